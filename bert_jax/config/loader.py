@@ -1,0 +1,270 @@
+"""YAML files and ``--section.key value`` flags to a frozen config, with one clear line for every mistake.
+
+A YAML file is read as a list of flags, so a typo in a file and a typo on the command line are found by the
+same code and give the same message: ``SOURCE: key: what; allowed; did you mean``, where SOURCE is
+``file:line`` or ``command line``. Later layers win: preset of ``training.mode``, ``--config`` files in order,
+flags. ``tyro`` renders ``--help`` from the same dataclasses.
+"""
+
+import dataclasses
+import difflib
+import math
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, TypeVar, get_args, get_origin, get_type_hints
+
+import tyro
+import yaml
+
+from bert_jax.config.schema import PRESETS
+
+C = TypeVar("C")
+
+
+class Setting(NamedTuple):
+    """One value on its way into the config: where it was written, its dotted key and its text."""
+
+    source: str
+    key: str
+    value: str | list[str]
+
+
+def load_config(config_type: type[C], argv: Sequence[str], prog: str | None = None) -> C:
+    """Build ``config_type`` from command-line arguments.
+
+    ``argv`` holds ``--config FILE`` (repeatable) and ``--section.key value ...`` in any order. ``--help``
+    prints every option and exits. Raises ``ValueError`` with one line on any mistake.
+    """
+    if "--help" in argv or "-h" in argv:
+        tyro.cli(
+            config_type, args=["--help"], prog=prog, use_underscores=True,
+            description=f"{_first_line(config_type)} `--config FILE` (repeatable) reads a YAML recipe first.",
+            config=(tyro.conf.FlagConversionOff,),
+        )  # fmt: skip
+    files, flags = split_arguments(argv)
+    settings = [setting for file in files for setting in read_yaml(Path(file))] + flags
+    return build_config(config_type, settings)
+
+
+def build_config(config_type: type[C], settings: Sequence[Setting]) -> C:
+    """Check and apply ``settings`` in order over the preset that ``training.mode`` names."""
+    types = field_types(config_type)
+    parsed: dict[str, tuple[Any, str]] = {}
+    for source, key, value in settings:
+        if key not in types:
+            raise ValueError(f"{source}: {key}: unknown {_unknown(key, types)}")
+        parsed[key] = (_convert(types[key], value, f"{source}: {key}"), source)
+    if "training.mode" in types:
+        mode = parsed.get("training.mode", ("standard", ""))[0]
+        for key, text in PRESETS[mode].items():
+            parsed.setdefault(key, (_convert(types[key], text, f"preset {mode}: {key}"), f"preset {mode}"))
+    values = {key: value for key, (value, _) in parsed.items()}
+    sources = {key: source for key, (_, source) in parsed.items()}
+    return _construct(config_type, values, sources)
+
+
+def split_arguments(argv: Sequence[str]) -> tuple[list[str], list[Setting]]:
+    """The ``--config`` files and the other flags of a command line. ``--key=value`` is taken too."""
+    files: list[str] = []
+    flags: list[Setting] = []
+    words = list(argv)
+    while words:
+        word = words.pop(0)
+        if not word.startswith("--") or len(word) == 2:
+            raise ValueError(f"command line: {word}: not an option; options look like --section.key value")
+        key, has_value, value = word[2:].partition("=")
+        values = [value] if has_value else []
+        while not has_value and words and not words[0].startswith("--"):
+            values.append(words.pop(0))
+        if key == "config":
+            if not values:
+                raise ValueError("command line: config: needs a file")
+            files.extend(values)
+        else:
+            flags.append(Setting("command line", key, values if len(values) != 1 else values[0]))
+    return files, flags
+
+
+def read_yaml(path: Path) -> list[Setting]:
+    """Settings of a YAML recipe, in file order, with the line of each. Scalars stay text, so that
+    PyYAML's own surprises (octal numbers, ``off``, ``1:30``) do not get through."""
+    try:
+        root = yaml.compose(path.read_text(encoding="utf-8"), Loader=yaml.SafeLoader)
+    except OSError as error:
+        raise ValueError(f"command line: config: cannot read {path}: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise ValueError(f"{path}: not UTF-8 text") from None
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        line = f":{mark.line + 1}" if mark else ""
+        raise ValueError(f"{path}{line}: not valid YAML: {getattr(error, 'problem', error)}") from None
+    return list(_yaml_settings(path, root, "")) if root is not None else []
+
+
+def _yaml_settings(path: Path, node: yaml.Node, prefix: str) -> Iterator[Setting]:
+    source = f"{path}:{node.start_mark.line + 1}"
+    key = prefix.rstrip(".")
+    if isinstance(node, yaml.MappingNode):
+        seen: set[str] = set()
+        for key_node, value_node in node.value:
+            where = f"{path}:{key_node.start_mark.line + 1}"
+            if not isinstance(key_node, yaml.ScalarNode):
+                raise ValueError(f"{where}: {key or 'top level'}: a key must be a word")
+            if key_node.value in seen:
+                raise ValueError(f"{where}: {prefix}{key_node.value}: given twice in this file")
+            seen.add(key_node.value)
+            if isinstance(value_node, yaml.MappingNode) and not value_node.value:
+                continue
+            yield from _yaml_settings(path, value_node, f"{prefix}{key_node.value}.")
+    elif not key:
+        raise ValueError(f"{source}: expected sections such as 'model:' with keys under them")
+    elif isinstance(node, yaml.SequenceNode):
+        if not all(isinstance(item, yaml.ScalarNode) for item in node.value):
+            raise ValueError(f"{source}: {key}: a list may only hold plain values")
+        yield Setting(source, key, [item.value for item in node.value])
+    else:
+        if node.tag == "tag:yaml.org,2002:null":
+            raise ValueError(f"{source}: {key}: has no value")
+        yield Setting(source, key, node.value)
+
+
+def field_types(config_type: type, prefix: str = "") -> dict[str, Any]:
+    """Type of every leaf option by dotted name."""
+    types: dict[str, Any] = {}
+    for name, hint in get_type_hints(config_type).items():
+        if dataclasses.is_dataclass(hint):
+            types |= field_types(hint, f"{prefix}{name}.")  # type: ignore[arg-type]
+        else:
+            types[f"{prefix}{name}"] = hint
+    return types
+
+
+def _unknown(key: str, types: dict[str, Any]) -> str:
+    section, _, name = key.rpartition(".")
+    sections = sorted({known.rpartition(".")[0] for known in types})
+    if section not in sections:
+        owners = [known for known in types if known.rpartition(".")[2] == key]
+        hint = _did_you_mean(section or key, sections) if not owners else f"; did you mean {owners[0]!r}?"
+        return f"section; allowed: {', '.join(s for s in sections if s)}{hint}"
+    names = [known.rpartition(".")[2] for known in types if known.rpartition(".")[0] == section]
+    hint = _did_you_mean(name, names, f"{section}." if section else "")
+    return f"option{hint}" if hint else f"option; allowed in {section}: {', '.join(names)}"
+
+
+def _did_you_mean(word: str, allowed: Sequence[str], prefix: str = "") -> str:
+    close = difflib.get_close_matches(word, allowed, n=1)
+    return f"; did you mean {prefix + close[0]!r}?" if close else ""
+
+
+def _convert(hint: Any, value: str | list[str], where: str) -> Any:
+    """``value`` as the type ``hint``: bool, int, float, str, Literal or tuple[X, ...]."""
+    if get_origin(hint) is tuple:
+        items = value if isinstance(value, list) else [value]
+        return tuple(_convert(get_args(hint)[0], item, where) for item in items)
+    if isinstance(value, list):
+        raise ValueError(f"{where}: needs exactly one value, got {len(value)}")
+    text = value.strip()
+    if get_origin(hint) is Literal:
+        allowed = get_args(hint)
+        if text in allowed:
+            return text
+        raise ValueError(
+            f"{where}: {text!r} is not allowed; allowed: {', '.join(allowed)}{_did_you_mean(text, allowed)}"
+        )
+    if hint is bool:
+        if text.lower() in ("true", "false"):
+            return text.lower() == "true"
+        raise ValueError(f"{where}: {text!r} is not a truth value; allowed: true, false")
+    if hint is int:
+        return _whole(text, where)
+    if hint is float:
+        return _number(text, where, "a number")
+    return value
+
+
+def _number(text: str, where: str, what: str) -> float:
+    try:
+        if not re.fullmatch(r"[-+0-9.eE_]+|[-+]?(nan|inf|infinity)", text, re.IGNORECASE):
+            raise ValueError
+        number = float(text)
+    except ValueError:
+        raise ValueError(f"{where}: {text!r} is not {what}") from None
+    if not math.isfinite(number):
+        raise ValueError(f"{where}: {text!r} is not allowed; allowed: a finite number")
+    return number
+
+
+def _whole(text: str, where: str) -> int:
+    if re.fullmatch(r"[-+]?\d[\d_]*", text):
+        return int(text)
+    number = _number(text, where, "a whole number")
+    if number != int(number):
+        raise ValueError(f"{where}: {text!r} is not a whole number")
+    return int(number)
+
+
+def _construct(config_type: type[C], values: dict[str, Any], sources: dict[str, str], prefix: str = "") -> C:
+    arguments: dict[str, Any] = {}
+    for name, hint in get_type_hints(config_type).items():
+        if dataclasses.is_dataclass(hint):
+            arguments[name] = _construct(hint, values, sources, f"{prefix}{name}.")  # type: ignore[arg-type]
+        elif f"{prefix}{name}" in values:
+            arguments[name] = values[f"{prefix}{name}"]
+    try:
+        return config_type(**arguments)
+    except ValueError as error:
+        # The message begins with the field's name; say where the field was given, if it was.
+        key = str(error).partition(":")[0]
+        source = sources.get(key)
+        raise ValueError(f"{source}: {error}" if source and str(error).startswith(key) else str(error)) from None
+
+
+def to_dict(config: Any) -> dict[str, Any]:
+    """The config as nested plain dicts, lists and scalars."""
+
+    def plain(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {key: plain(item) for key, item in value.items()}
+        return list(value) if isinstance(value, tuple) else value
+
+    return plain(dataclasses.asdict(config))
+
+
+def dump_yaml(config: Any) -> str:
+    """The resolved config as YAML that ``--config`` reads back to an equal config."""
+    return yaml.safe_dump(to_dict(config), sort_keys=False, allow_unicode=True, width=1000)
+
+
+def from_dict(config_type: type[C], values: dict[str, Any]) -> C:
+    """Inverse of :func:`to_dict`; raises ``ValueError`` on unknown keys or wrong types."""
+    settings: list[Setting] = []
+
+    def walk(node: dict[str, Any], prefix: str) -> None:
+        for name, value in node.items():
+            if isinstance(value, dict):
+                walk(value, f"{prefix}{name}.")
+            else:
+                text = [str(item) for item in value] if isinstance(value, list | tuple) else str(value)
+                settings.append(Setting("stored config", f"{prefix}{name}", text))
+
+    walk(values, "")
+    return build_config(config_type, settings)
+
+
+def differences(old: Any, new: Any) -> list[str]:
+    """``key: old -> new`` for every option in which two configs of one type differ."""
+
+    def flat(node: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+        for name, value in node.items():
+            if isinstance(value, dict):
+                yield from flat(value, f"{prefix}{name}.")
+            else:
+                yield f"{prefix}{name}", value
+
+    before, after = dict(flat(to_dict(old))), dict(flat(to_dict(new)))
+    return [f"{key}: {before[key]} -> {after[key]}" for key in after if before[key] != after[key]]
+
+
+def _first_line(config_type: type) -> str:
+    return (config_type.__doc__ or "").strip().partition("\n")[0]

@@ -1,0 +1,367 @@
+"""The configuration: names, types, defaults and help of every option, in one place.
+
+Frozen, keyword-only dataclasses with hashable fields, so a section can be a static argument of a jitted
+function. Values are validated when a section is built; a value that cannot work raises ``ValueError`` with
+what was given and what is allowed. Nothing is written back into a config after it was built; what follows
+from several fields is a property. No jax import here.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Any, Literal
+
+
+def _require(ok: bool, field: str, given: Any, allowed: str) -> None:
+    if not ok:
+        raise ValueError(f"{field}: {given!r} is not allowed; allowed: {allowed}")
+
+
+def _require_probability(section: str, config: Any, *names: str) -> None:
+    for name in names:
+        value = getattr(config, name)
+        _require(0.0 <= value < 1.0, f"{section}.{name}", value, "a number from 0 to below 1")
+
+
+def _require_positive(section: str, config: Any, *names: str) -> None:
+    for name in names:
+        value = getattr(config, name)
+        _require(value > 0, f"{section}.{name}", value, "a number above 0")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelConfig:
+    """What changes the function that the network computes. Defaults: BERT-base, uncased (Devlin et al. 2018)."""
+
+    # Size of the vocabulary, special tokens included.
+    vocab_size: int = 30522
+    # Width of the encoder.
+    hidden_size: int = 768
+    # Number of encoder layers.
+    num_layers: int = 12
+    # Attention heads per layer; must divide hidden_size.
+    num_attention_heads: int = 12
+    # Width of the feed-forward layer.
+    intermediate_size: int = 3072
+    # Longest sequence that the position embeddings cover.
+    max_position_embeddings: int = 512
+    # Number of segment (token type) embeddings.
+    type_vocab_size: int = 2
+    # Dropout after the embeddings, the attention output and the feed-forward output.
+    hidden_dropout: float = 0.1
+    # Dropout on the attention probabilities.
+    attention_dropout: float = 0.1
+    # Feed-forward and MLM-head activation: gelu (erf), gelu_tanh, gelu_sigmoid (x * sigmoid(1.702 x)) or relu.
+    activation: Literal["gelu", "gelu_tanh", "gelu_sigmoid", "relu"] = "gelu"
+    # LayerNorm after each residual sum (post, the paper) or before each sub-layer (pre).
+    norm_position: Literal["post", "pre"] = "post"
+    # Epsilon of every LayerNorm.
+    norm_epsilon: float = 1e-12
+    # learned (the paper) or sinusoidal (Vaswani et al. 2017) positions.
+    position_embeddings: Literal["learned", "sinusoidal"] = "learned"
+    # Standard deviation of the truncated normal from which weights start (cut at two sigma, not rescaled).
+    initializer_range: float = 0.02
+
+    def __post_init__(self) -> None:
+        _require_positive(
+            "model", self, "vocab_size", "hidden_size", "num_layers", "num_attention_heads",
+            "intermediate_size", "max_position_embeddings", "type_vocab_size", "norm_epsilon", "initializer_range",
+        )  # fmt: skip
+        _require_probability("model", self, "hidden_dropout", "attention_dropout")
+        _require(
+            self.hidden_size % self.num_attention_heads == 0, "model.num_attention_heads",
+            self.num_attention_heads, f"a divisor of model.hidden_size ({self.hidden_size})",
+        )  # fmt: skip
+        _require(
+            self.position_embeddings == "learned" or self.hidden_size % 2 == 0, "model.hidden_size",
+            self.hidden_size, "an even number with sinusoidal positions",
+        )  # fmt: skip
+
+    @property
+    def head_size(self) -> int:
+        """Width of one attention head."""
+        return self.hidden_size // self.num_attention_heads
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExecutionConfig:
+    """How the same function runs: may change on resume without changing what is learned."""
+
+    # Stack the layers' parameters and loop over them with lax.scan: compiles much faster; unrolled runs faster.
+    scan_layers: bool = False
+    # What to recompute in the backward pass: none, attention (scores and probabilities), full (whole layers).
+    remat: Literal["none", "attention", "full"] = "none"
+    # Compute dtype; parameters, LayerNorm statistics, softmax, losses and optimizer state stay float32.
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    # One matrix product for query, key and value (stacked in the forward pass; parameters stay apart).
+    fused_qkv: bool = False
+    # Attention implementation.
+    attention: Literal["xla"] = "xla"
+    # Random bits for dropout: threefry is equal on every mesh; rbg is much cheaper on TPU, equal per mesh.
+    prng: Literal["threefry", "rbg"] = "threefry"
+    # The embedding table is padded in memory to a multiple of this (padded rows take part in nothing).
+    vocab_multiple: int = 128
+
+    def __post_init__(self) -> None:
+        _require_positive("execution", self, "vocab_multiple")
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataConfig:
+    """Text, vocabulary, training instances and the order in which they are read."""
+
+    # Text files, folders (.txt, .jsonl, plain or .gz/.zst) or package:NAME for text that a package ships.
+    corpus: tuple[str, ...] = ()
+    # Vocabulary: vocab.txt (WordPiece) or a SentencePiece .model; empty: trained from the corpus into shards.
+    vocab: str = ""
+    # What to train when data.vocab is empty.
+    tokenizer: Literal["wordpiece", "unigram", "bpe"] = "wordpiece"
+    # Lower-case the text and strip accents (BERT's uncased models).
+    lower_case: bool = True
+    # Folder of shards: train/ and eval/ made by bert-data, or TFRecords of somebody else's after bert-data index.
+    shards: str = ""
+    # Folder of held-out shards; empty: shards/eval.
+    eval_shards: str = ""
+    # Tokenized corpus shared by shard folders of several lengths; empty: inside the shards folder.
+    token_store: str = ""
+    # What a line is: sentence, paragraph (split into sentences), or auto (sentences where blank lines
+    # separate documents and lines are short, else paragraphs).
+    line: Literal["auto", "sentence", "paragraph"] = "auto"
+    # Field that holds the text of a JSON line.
+    json_field: str = "text"
+    # Sequence length, special tokens included.
+    seq_length: int = 128
+    # Most masked positions per sequence.
+    max_predictions: int = 20
+    # static: masked when the shards are built; dynamic: masked when read, keyed on (seed, epoch, example).
+    masking: Literal["static", "dynamic"] = "static"
+    # What is chosen as one: token (WordPiece), whole_word, or span (geometric lengths of whole words).
+    mask_unit: Literal["token", "whole_word", "span"] = "token"
+    # Splits Chinese text into words for whole-word and span masking: none or jieba (extra: chinese).
+    word_segmenter: Literal["none", "jieba"] = "none"
+    # Share of the tokens that are predicted.
+    mask_fraction: float = 0.15
+    # Of the predicted tokens, the share replaced by [MASK].
+    mask_token_share: float = 0.8
+    # Of the predicted tokens, the share replaced by a random token; the rest is left unchanged.
+    random_token_share: float = 0.1
+    # Mean and longest length in words of a masked span (SpanBERT: geometric, p = 0.2, cut at 10).
+    span_mean: float = 3.8
+    # Longest span in words.
+    span_max: int = 10
+    # Sentence-pair objective: nsp (random next), sop (swapped order), none (one segment).
+    next_sentence: Literal["nsp", "sop", "none"] = "nsp"
+    # Share of documents' passes with a shorter target length.
+    short_sequence_fraction: float = 0.1
+    # Passes over the corpus, each with other masks and pairs.
+    dupe_factor: int = 10
+    # Files that the training shards are spread over.
+    num_shards: int = 16
+    # Share of the documents that is held out, before anything else.
+    eval_fraction: float = 0.02
+    # Seed of the held-out split, the instances and their masks.
+    seed: int = 12345
+    # Processes that build shards; 0: one per processor.
+    workers: int = 0
+    # Virtual lanes of the reading order; 0: gcd(training.global_batch_size, 64). Part of the data fingerprint.
+    lanes: int = 0
+    # Segments that a lane shuffles together.
+    window_segments: int = 4
+    # Most consecutive records of one segment.
+    segment_records: int = 1024
+    # Batches prepared ahead.
+    prefetch: int = 2
+    # Blank (damaged) records after which the run stops with code 43.
+    max_blank_records: int = 0
+
+    def __post_init__(self) -> None:
+        _require_positive(
+            "data", self, "seq_length", "max_predictions", "dupe_factor", "num_shards", "window_segments",
+            "segment_records", "prefetch", "span_max",
+        )  # fmt: skip
+        _require(self.seq_length >= 8, "data.seq_length", self.seq_length, "8 or more")
+        _require_probability("data", self, "short_sequence_fraction", "eval_fraction")
+        _require(0 < self.mask_fraction <= 1, "data.mask_fraction", self.mask_fraction, "above 0, at most 1")
+        _require(
+            self.mask_token_share >= 0 and self.random_token_share >= 0
+            and self.mask_token_share + self.random_token_share <= 1 + 1e-9,
+            "data.mask_token_share + data.random_token_share",
+            self.mask_token_share + self.random_token_share, "two shares of at most 1 in sum",
+        )  # fmt: skip
+        _require(self.span_mean >= 1, "data.span_mean", self.span_mean, "1 or more")
+        for name in ("workers", "lanes", "max_blank_records"):
+            _require(getattr(self, name) >= 0, f"data.{name}", getattr(self, name), "0 or more")
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptimizerConfig:
+    """Update rule and learning-rate schedule."""
+
+    # adamw (bias-corrected), bert_adam (google-research/bert: no bias correction), lamb (You et al. 2019).
+    name: Literal["adamw", "bert_adam", "lamb"] = "adamw"
+    # Peak learning rate.
+    learning_rate: float = 1e-4
+    # Steps of linear warmup from 0.
+    warmup_steps: int = 10_000
+    # After warmup: linear, cosine, constant, inverse_sqrt, wsd (warmup, stable, decay), or bert2018 (linear
+    # decay counted from step 0, overwritten during warmup, so it drops where warmup ends).
+    schedule: Literal["linear", "cosine", "constant", "inverse_sqrt", "wsd", "bert2018"] = "linear"
+    # Step at which the decay ends; 0: training.num_steps.
+    decay_steps: int = 0
+    # Share of the peak learning rate that remains at the end of the decay.
+    final_fraction: float = 0.0
+    # Share of the steps that the decay of wsd takes.
+    wsd_decay_fraction: float = 0.1
+    # Weight decay on everything but LayerNorm and bias.
+    weight_decay: float = 0.01
+    # decoupled (AdamW) or l2 (added to the gradient before the moments).
+    weight_decay_type: Literal["decoupled", "l2"] = "decoupled"
+    # Decay rate of the first moment.
+    beta1: float = 0.9
+    # Decay rate of the second moment.
+    beta2: float = 0.999
+    # Added to the root of the second moment.
+    epsilon: float = 1e-6
+    # Gradients are scaled down to this global norm; 0: off.
+    clip_norm: float = 1.0
+    # Decay of the moving average of the parameters; 0: off.
+    ema_decay: float = 0.0
+
+    def __post_init__(self) -> None:
+        _require(self.learning_rate >= 0, "optimizer.learning_rate", self.learning_rate, "0 or more")
+        for name in ("warmup_steps", "decay_steps", "weight_decay", "clip_norm", "epsilon"):
+            _require(getattr(self, name) >= 0, f"optimizer.{name}", getattr(self, name), "0 or more")
+        _require_probability("optimizer", self, "beta1", "beta2", "ema_decay")
+        for name in ("final_fraction", "wsd_decay_fraction"):
+            _require(0 <= getattr(self, name) <= 1, f"optimizer.{name}", getattr(self, name), "from 0 to 1")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingConfig:
+    """The run: length, batch, logging, evaluation, checkpoints."""
+
+    # Preset under all other options: standard (today's practice) or bert2018 (google-research/bert: Adam
+    # without bias correction, the schedule's drop after warmup, tanh GELU).
+    mode: Literal["standard", "bert2018"] = "standard"
+    # Optimizer steps in all, earlier phases included.
+    num_steps: int = 1_000_000
+    # Sequences per optimizer step, over all devices.
+    global_batch_size: int = 256
+    # The batch is computed in this many microbatches.
+    accumulation_steps: int = 1
+    # Smaller batches at the start: pairs of (steps, batch size), then global_batch_size.
+    batch_ramp: tuple[int, ...] = ()
+    # Seed of the initial parameters, dropout and the order of data.
+    seed: int = 0
+    # Steps between log lines.
+    log_interval: int = 100
+    # Steps between evaluations on held-out data; 0: only at the end.
+    eval_interval: int = 0
+    # Most batches per evaluation; 0: all held-out data. The last evaluation always takes all.
+    eval_batches: int = 0
+    # Sequences per evaluation batch; 0: global_batch_size.
+    eval_batch_size: int = 0
+    # Steps between checkpoints.
+    checkpoint_interval: int = 1000
+    # Newest checkpoints that are kept.
+    keep_checkpoints: int = 3
+    # Also keep every checkpoint whose step is a multiple of this; 0: none.
+    keep_every: int = 0
+    # Steps in a row with a non-finite loss or gradient after which the run stops with code 44.
+    max_bad_steps: int = 5
+    # First and last step that the profiler traces; empty: none.
+    profile_steps: tuple[int, ...] = ()
+    # Folder of compiled programs that later starts reuse; empty: WORKDIR/compilation_cache; none: off.
+    compilation_cache: str = ""
+
+    def __post_init__(self) -> None:
+        _require_positive(
+            "training", self, "num_steps", "global_batch_size", "accumulation_steps", "log_interval",
+            "checkpoint_interval", "keep_checkpoints", "max_bad_steps",
+        )  # fmt: skip
+        for name in ("eval_interval", "eval_batches", "eval_batch_size", "keep_every", "seed"):
+            _require(getattr(self, name) >= 0, f"training.{name}", getattr(self, name), "0 or more")
+        for size in (self.global_batch_size, *self.batch_ramp[1::2]):
+            _require(
+                size > 0 and size % self.accumulation_steps == 0, "training.accumulation_steps",
+                self.accumulation_steps, f"a divisor of every batch size (got {size})",
+            )  # fmt: skip
+        _require(
+            len(self.batch_ramp) % 2 == 0 and all(n > 0 for n in self.batch_ramp), "training.batch_ramp",
+            self.batch_ramp, "pairs of (steps, batch size), all above 0",
+        )  # fmt: skip
+        _require(
+            len(self.profile_steps) in (0, 2) and list(self.profile_steps) == sorted(self.profile_steps),
+            "training.profile_steps", self.profile_steps, "two steps, first and last",
+        )  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeshConfig:
+    """How the devices are arranged; -1 takes what is left."""
+
+    # Replicas that see different rows of the batch.
+    data: int = -1
+    # Parts that parameters, optimizer state and batch are cut into.
+    fsdp: int = 1
+    # Parts that heads, feed-forward width and vocabulary are cut into.
+    tensor: int = 1
+
+    def __post_init__(self) -> None:
+        sizes = (self.data, self.fsdp, self.tensor)
+        _require(
+            all(n > 0 or n == -1 for n in sizes) and sizes.count(-1) <= 1, "mesh", sizes,
+            "sizes above 0, at most one of them -1",
+        )  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class PretrainConfig:
+    """Pretraining: masked language model and sentence-pair objective."""
+
+    model: ModelConfig = ModelConfig()
+    execution: ExecutionConfig = ExecutionConfig()
+    data: DataConfig = DataConfig()
+    optimizer: OptimizerConfig = OptimizerConfig()
+    training: TrainingConfig = TrainingConfig()
+    mesh: MeshConfig = MeshConfig()
+
+    def __post_init__(self) -> None:
+        _require(
+            self.data.seq_length <= self.model.max_position_embeddings
+            or self.model.position_embeddings == "sinusoidal",
+            "data.seq_length", self.data.seq_length,
+            f"at most model.max_position_embeddings ({self.model.max_position_embeddings})",
+        )  # fmt: skip
+        _require(
+            self.data.next_sentence == "none" or self.model.type_vocab_size >= 2, "model.type_vocab_size",
+            self.model.type_vocab_size, f"2 or more with data.next_sentence {self.data.next_sentence}",
+        )  # fmt: skip
+        for size in (self.training.global_batch_size, *self.training.batch_ramp[1::2]):
+            _require(
+                size % self.lanes == 0,
+                "data.lanes",
+                self.lanes,
+                f"a divisor of every batch size (got {size})",
+            )
+
+    @property
+    def lanes(self) -> int:
+        """Virtual lanes of the reading order: data.lanes, or the largest divisor of 64 that every batch allows."""
+        sizes = (self.training.global_batch_size, *self.training.batch_ramp[1::2])
+        return self.data.lanes or math.gcd(*sizes, 64)
+
+    @property
+    def has_nsp(self) -> bool:
+        """Whether the model has a head for the sentence-pair objective."""
+        return self.data.next_sentence != "none"
+
+
+# Presets lie under the YAML files and the command line, so every value stays visible and can be overridden.
+PRESETS: dict[str, dict[str, str]] = {
+    "standard": {},
+    "bert2018": {
+        "optimizer.name": "bert_adam",
+        "optimizer.schedule": "bert2018",
+        "model.activation": "gelu_tanh",
+    },
+}

@@ -1,0 +1,13 @@
+"""The encoder and its heads: pure Linen modules, no input or output."""
+
+from bert_jax.model.bert import BertForPretraining, PretrainingOutput, padded_vocab_size
+from bert_jax.model.layout import canonical_leaves, from_canonical, to_canonical
+
+__all__ = [
+    "BertForPretraining",
+    "PretrainingOutput",
+    "canonical_leaves",
+    "from_canonical",
+    "padded_vocab_size",
+    "to_canonical",
+]

@@ -1,0 +1,246 @@
+"""Building blocks of the encoder: dense, LayerNorm, embeddings, attention, feed-forward, one encoder layer.
+
+Shapes: B rows, S tokens, H width, A heads, D head size, F feed-forward width, V vocabulary (padded).
+Parameters are float32 and carry their logical axes; ``dtype`` is that of the computation.
+"""
+
+import functools
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import linen as nn
+from jax.sharding import Mesh
+
+from bert_jax.config import ExecutionConfig, ModelConfig
+from bert_jax.model.attention import IMPLEMENTATIONS
+from bert_jax.model.dropout import Site, dropout, site_key
+from bert_jax.parallel.axes import Axes, constrain, declared
+
+ACT = ("act_batch", "act_length", "act_embed")
+
+
+def compute_dtype(execution: ExecutionConfig) -> jnp.dtype:
+    """dtype of matrix products and activations."""
+    return jnp.dtype(execution.dtype)
+
+
+def weight_init(config: ModelConfig) -> jax.nn.initializers.Initializer:
+    """Truncated normal cut at two sigma and not rescaled (google-research/bert ``create_initializer``)."""
+    return jax.nn.initializers.truncated_normal(config.initializer_range)
+
+
+def activation(config: ModelConfig, x: jax.Array) -> jax.Array:
+    """The feed-forward and MLM-head activation named by ``config.activation``."""
+    match config.activation:
+        case "gelu":
+            # One product with erf instead of jax.nn.gelu's erfc: the same function, cheaper on CPU.
+            return x * (0.5 * jax.lax.erf(x * np.asarray(math.sqrt(0.5), x.dtype)) + 0.5)
+        case "gelu_tanh":
+            return jax.nn.gelu(x, approximate=True)
+        case "gelu_sigmoid":
+            return x * jax.nn.sigmoid(1.702 * x)
+        case "relu":
+            return jax.nn.relu(x)
+    raise AssertionError(config.activation)
+
+
+class Dense(nn.Module):
+    """``x @ kernel + bias`` over the last axis; kernel [in, out]."""
+
+    features: int
+    axes: Axes
+    config: ModelConfig
+    dtype: jnp.dtype
+
+    def setup_parameters(self, inputs: int) -> tuple[jax.Array, jax.Array]:
+        """Kernel [in, out] and bias [out] in float32."""
+        kernel = self.param("kernel", declared(weight_init(self.config), self.axes), (inputs, self.features))
+        bias = self.param("bias", declared(nn.initializers.zeros_init(), self.axes[-1:]), (self.features,))
+        return kernel, bias
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        kernel, bias = self.setup_parameters(x.shape[-1])
+        return jnp.dot(x, kernel.astype(self.dtype)) + bias.astype(self.dtype)
+
+
+class DenseParameters(Dense):
+    """The parameters of a :class:`Dense` for a caller that fuses several products."""
+
+    @nn.compact
+    def __call__(self, inputs: int) -> tuple[jax.Array, jax.Array]:  # type: ignore[override]
+        return self.setup_parameters(inputs)
+
+
+class LayerNorm(nn.Module):
+    """LayerNorm over the last axis with float32 statistics (bf16 loses the variance of wide rows)."""
+
+    config: ModelConfig
+    dtype: jnp.dtype
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        shape = (x.shape[-1],)
+        scale = self.param("scale", declared(nn.initializers.ones_init(), ("norm",)), shape)
+        bias = self.param("bias", declared(nn.initializers.zeros_init(), ("norm",)), shape)
+        x32 = x.astype(jnp.float32)
+        mean = jnp.mean(x32, axis=-1, keepdims=True)
+        centered = x32 - mean
+        variance = jnp.mean(jnp.square(centered), axis=-1, keepdims=True)
+        normal = centered * jax.lax.rsqrt(variance + self.config.norm_epsilon)
+        return (normal * scale + bias).astype(self.dtype)
+
+
+class Embedding(nn.Module):
+    """A table [rows, H]; ``table()`` gives it to the tied output layer."""
+
+    rows: int
+    axes: Axes
+    config: ModelConfig
+
+    @nn.compact
+    def __call__(self) -> jax.Array:
+        shape = (self.rows, self.config.hidden_size)
+        return self.param("embedding", declared(weight_init(self.config), self.axes), shape)
+
+
+def sinusoidal_positions(length: int, width: int) -> np.ndarray:
+    """float32[length, width]: sines in the first half, cosines in the second (tensor2tensor's layout of
+    Vaswani et al. 2017, section 3.5)."""
+    rates = 10_000.0 ** (-np.arange(width // 2) / max(width // 2 - 1, 1))
+    angles = np.arange(length)[:, None] * rates[None]
+    return np.concatenate([np.sin(angles), np.cos(angles)], axis=1).astype(np.float32)
+
+
+class Embeddings(nn.Module):
+    """Token + segment + position, LayerNorm, dropout (paper section 3.2). Returns ([B, S, H], table [V, H])."""
+
+    config: ModelConfig
+    execution: ExecutionConfig
+    padded_vocab_size: int
+    mesh: Mesh | None = None
+
+    @nn.compact
+    def __call__(
+        self,
+        input_ids_BxS: jax.Array,
+        token_type_ids_BxS: jax.Array,
+        position_ids_BxS: jax.Array,
+        dropout_key: jax.Array | None,
+    ) -> tuple[jax.Array, jax.Array]:
+        config, dtype = self.config, compute_dtype(self.execution)
+        words_VxH = Embedding(self.padded_vocab_size, ("vocab", "embed"), config, name="word_embeddings")()
+        types_TxH = Embedding(config.type_vocab_size, ("segment", "embed"), config, name="token_type_embeddings")()
+        x_BxSxH = jnp.take(words_VxH, input_ids_BxS, axis=0)
+        # A product with a one-hot row: the gradient is a matrix product instead of a scatter into few rows.
+        x_BxSxH += jax.nn.one_hot(token_type_ids_BxS, config.type_vocab_size, dtype=jnp.float32) @ types_TxH
+        if config.position_embeddings == "learned":
+            rows = config.max_position_embeddings
+            table = Embedding(rows, ("position", "embed"), config, name="position_embeddings")()
+            x_BxSxH += jnp.take(table, position_ids_BxS, axis=0)
+        else:
+            length = max(config.max_position_embeddings, input_ids_BxS.shape[1])
+            x_BxSxH += jnp.take(sinusoidal_positions(length, config.hidden_size), position_ids_BxS, axis=0)
+        if config.norm_position == "post":
+            x_BxSxH = LayerNorm(config, dtype, name="layer_norm")(x_BxSxH)
+        x_BxSxH = dropout(x_BxSxH.astype(dtype), config.hidden_dropout, site_key(dropout_key, 0, Site.EMBEDDINGS))
+        return constrain(x_BxSxH, ACT, self.mesh), words_VxH
+
+
+class SelfAttention(nn.Module):
+    """Multi-head self-attention with output projection, dropout, residual and LayerNorm."""
+
+    config: ModelConfig
+    execution: ExecutionConfig
+    mesh: Mesh | None = None
+
+    @nn.compact
+    def __call__(
+        self,
+        x_BxSxH: jax.Array,
+        visible_Bx1xSxT: jax.Array,
+        probabilities_key: jax.Array | None,
+        output_key: jax.Array | None,
+    ) -> jax.Array:
+        config, dtype = self.config, compute_dtype(self.execution)
+        batch, length, width = x_BxSxH.shape
+        heads_shape = (batch, length, config.num_attention_heads, config.head_size)
+        axes = ("act_batch", "act_length", "act_heads", None)
+        norm = LayerNorm(config, dtype, name="layer_norm")
+        inner_BxSxH = norm(x_BxSxH) if config.norm_position == "pre" else x_BxSxH
+        projected = [y.reshape(heads_shape) for y in self._project(inner_BxSxH, dtype)]
+        query, key, value = (constrain(y, axes, self.mesh) for y in projected)
+        attend = functools.partial(IMPLEMENTATIONS[self.execution.attention], dropout_rate=config.attention_dropout)
+        if self.execution.remat == "attention":
+            attend = jax.checkpoint(attend)
+        context = attend(query, key, value, visible_Bx1xSxT, dropout_key=probabilities_key)
+        context_BxSxH = constrain(context, axes, self.mesh).reshape(batch, length, width)
+        output_BxSxH = Dense(width, ("heads", "embed"), config, dtype, name="output")(context_BxSxH)
+        sum_BxSxH = x_BxSxH + dropout(output_BxSxH, config.hidden_dropout, output_key)
+        return sum_BxSxH if config.norm_position == "pre" else norm(sum_BxSxH)
+
+    def _project(self, x_BxSxH: jax.Array, dtype: jnp.dtype) -> list[jax.Array]:
+        """Query, key and value, each [B, S, H]."""
+        width = self.config.hidden_size
+        pairs = [
+            DenseParameters(width, ("embed", "heads"), self.config, dtype, name=name)(width)
+            for name in ("query", "key", "value")
+        ]
+        if not self.execution.fused_qkv:
+            return [jnp.dot(x_BxSxH, kernel.astype(dtype)) + bias.astype(dtype) for kernel, bias in pairs]
+        # Stacked on a new axis, which no mesh axis cuts, so heads stay where they are.
+        kernel_Hx3xH = jnp.stack([kernel for kernel, _ in pairs], axis=1).astype(dtype)
+        bias_3xH = jnp.stack([bias for _, bias in pairs]).astype(dtype)
+        fused_BxSx3xH = jnp.einsum("BSH,HKE->BSKE", x_BxSxH, kernel_Hx3xH) + bias_3xH
+        return [fused_BxSx3xH[:, :, i] for i in range(3)]
+
+
+class FeedForward(nn.Module):
+    """Dense, activation, dense, dropout, residual and LayerNorm."""
+
+    config: ModelConfig
+    execution: ExecutionConfig
+    mesh: Mesh | None = None
+
+    @nn.compact
+    def __call__(self, x_BxSxH: jax.Array, output_key: jax.Array | None) -> jax.Array:
+        config, dtype = self.config, compute_dtype(self.execution)
+        norm = LayerNorm(config, dtype, name="layer_norm")
+        inner_BxSxH = norm(x_BxSxH) if config.norm_position == "pre" else x_BxSxH
+        hidden_BxSxF = Dense(config.intermediate_size, ("embed", "mlp"), config, dtype, name="intermediate")(
+            inner_BxSxH
+        )
+        hidden_BxSxF = constrain(hidden_BxSxF, ("act_batch", "act_length", "act_mlp"), self.mesh)
+        hidden_BxSxF = activation(config, hidden_BxSxF)
+        output_BxSxH = Dense(config.hidden_size, ("mlp", "embed"), config, dtype, name="output")(hidden_BxSxF)
+        sum_BxSxH = x_BxSxH + dropout(output_BxSxH, config.hidden_dropout, output_key)
+        return sum_BxSxH if config.norm_position == "pre" else norm(sum_BxSxH)
+
+
+class EncoderLayer(nn.Module):
+    """One layer. ``layer`` (1..L) picks its dropout keys; returns ``(x, None)``, as ``nn.scan`` wants."""
+
+    config: ModelConfig
+    execution: ExecutionConfig
+    mesh: Mesh | None = None
+
+    @nn.compact
+    def __call__(
+        self,
+        x_BxSxH: jax.Array,
+        layer: jax.Array | int,
+        visible_Bx1xSxT: jax.Array,
+        dropout_key: jax.Array | None,
+    ) -> tuple[jax.Array, None]:
+        x_BxSxH = SelfAttention(self.config, self.execution, self.mesh, name="attention")(
+            x_BxSxH,
+            visible_Bx1xSxT,
+            site_key(dropout_key, layer, Site.ATTENTION_PROBABILITIES),
+            site_key(dropout_key, layer, Site.ATTENTION_OUTPUT),
+        )
+        x_BxSxH = FeedForward(self.config, self.execution, self.mesh, name="feed_forward")(
+            x_BxSxH, site_key(dropout_key, layer, Site.FEED_FORWARD_OUTPUT)
+        )
+        return constrain(x_BxSxH, ACT, self.mesh), None

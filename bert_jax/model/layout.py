@@ -1,0 +1,84 @@
+"""Canonical parameters: per layer, unstacked, unpadded, by name; and the running tree made from them.
+
+The running tree follows ``ExecutionConfig`` (layers stacked under ``encoder/layers`` when scanned, vocabulary
+padded). These functions work on any tree whose paths end like a parameter's: parameters, gradients, moments,
+moving averages. Everything that leaves the process or compares two runs uses canonical names.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+STACKED = "encoder/layers/"
+VOCABULARY_ROWS = ("word_embeddings/embedding", "mlm_head/output_bias")
+
+
+def path_name(path: tuple[Any, ...]) -> str:
+    """``encoder/layer_0/attention/query/kernel`` from a jax key path."""
+    parts = []
+    for key in path:
+        for attribute in ("key", "name", "idx"):
+            if hasattr(key, attribute):
+                parts.append(str(getattr(key, attribute)))
+                break
+    return "/".join(parts)
+
+
+def canonical_leaves(tree: Any, vocab_size: int) -> Iterator[tuple[str, Any]]:
+    """``(canonical name, array)`` of every leaf, stacked layers taken apart and padding cut off.
+
+    Names keep what comes before the parameter path (``opt_state/1/mu/encoder/layer_0/...``).
+    """
+    for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
+        name = path_name(path)
+        if name.endswith(VOCABULARY_ROWS):
+            leaf = leaf[:vocab_size]
+        if STACKED in name:
+            before, after = name.split(STACKED)
+            for i in range(leaf.shape[0]):
+                yield f"{before}encoder/layer_{i}/{after}", leaf[i]
+        else:
+            yield name, leaf
+
+
+def to_canonical(tree: Any, vocab_size: int) -> dict[str, Any]:
+    """Flat dict of :func:`canonical_leaves`."""
+    return dict(canonical_leaves(tree, vocab_size))
+
+
+def from_canonical(flat: Mapping[str, Any], like: Any, vocab_size: int) -> Any:
+    """The tree ``like`` (arrays or shape structs) filled from canonical arrays: stacked and padded as it is.
+
+    Raises ``ValueError`` listing what is missing, what is left over, and shapes that differ.
+    """
+    used: set[str] = set()
+    problems: list[str] = []
+
+    def take(name: str, shape: tuple[int, ...], dtype: Any) -> Any:
+        used.add(name)
+        if name not in flat:
+            problems.append(f"missing {name}")
+            return jnp.zeros(shape, dtype)
+        value = jnp.asarray(flat[name], dtype)
+        if name.endswith(VOCABULARY_ROWS) and value.shape[0] == vocab_size:
+            value = jnp.pad(value, [(0, shape[0] - vocab_size)] + [(0, 0)] * (value.ndim - 1))
+        if value.shape != shape:
+            problems.append(f"{name} has shape {value.shape}, expected {shape}")
+            return jnp.zeros(shape, dtype)
+        return value
+
+    def fill(path: tuple[Any, ...], leaf: Any) -> Any:
+        name = path_name(path)
+        if STACKED not in name:
+            return take(name, tuple(leaf.shape), leaf.dtype)
+        before, after = name.split(STACKED)
+        names = [f"{before}encoder/layer_{i}/{after}" for i in range(leaf.shape[0])]
+        return jnp.stack([take(n, tuple(leaf.shape[1:]), leaf.dtype) for n in names])
+
+    filled = jax.tree_util.tree_map_with_path(fill, like)
+    problems += [f"left over {name}" for name in flat if name not in used]
+    if problems:
+        raise ValueError(f"parameters do not fit: {'; '.join(problems)}")
+    return filled

@@ -1,0 +1,29 @@
+"""Masked language model and sentence-pair objective (Devlin et al. 2018; google-research/bert ``run_pretraining.py``)."""
+
+from collections.abc import Mapping
+
+import jax
+import jax.numpy as jnp
+
+from bert_jax.objectives.sums import Sums, weighted_cross_entropy
+
+# The reference adds this to the MLM weight so that a batch without any masked position gives 0.
+MLM_EPSILON = 1e-5
+
+
+def pretraining_denominators(batch: Mapping[str, jax.Array], has_nsp: bool) -> dict[str, jax.Array]:
+    """Denominator of each loss over the whole global batch, known before the first backward pass."""
+    denominators = {"mlm_loss": jnp.sum(batch["mlm_weights"]) + MLM_EPSILON}
+    if has_nsp:
+        denominators["nsp_loss"] = jnp.maximum(jnp.sum(batch["nsp_weights"]), MLM_EPSILON)
+    return denominators
+
+
+def pretraining_loss(mlm_logits: jax.Array, nsp_logits: jax.Array | None, batch: Mapping[str, jax.Array]) -> Sums:
+    """(sum, weight) of losses, accuracies and padding. ``mlm_logits`` [B, M, V], ``nsp_logits`` [B, C, 2] or None."""
+    sums = weighted_cross_entropy("mlm", mlm_logits, batch["mlm_labels"], batch["mlm_weights"])
+    if nsp_logits is not None:
+        sums |= weighted_cross_entropy("nsp", nsp_logits, batch["nsp_labels"], batch["nsp_weights"])
+    padding = (batch["sequence_ids"] == 0).astype(jnp.float32)
+    sums["padding_fraction"] = (jnp.sum(padding), jnp.asarray(padding.size, jnp.float32))
+    return sums

@@ -1,0 +1,61 @@
+"""The device mesh, and host batches on it."""
+
+from collections.abc import Mapping, Sequence
+
+import jax
+import numpy as np
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+
+from bert_jax.config import MeshConfig
+from bert_jax.parallel.axes import MESH_AXES
+
+
+def make_mesh(config: MeshConfig, devices: Sequence[jax.Device] | None = None) -> Mesh:
+    """Mesh over ``devices`` (default: all). Raises ``ValueError`` when the sizes do not fit the devices."""
+    devices = jax.devices() if devices is None else devices
+    sizes = [config.data, config.fsdp, config.tensor]
+    if -1 in sizes:
+        fixed = -int(np.prod(sizes))
+        if len(devices) % fixed:
+            raise ValueError(
+                f"mesh: {_words(config)} does not fit {len(devices)} devices: {fixed} does not divide it"
+            )
+        sizes[sizes.index(-1)] = len(devices) // fixed
+    if int(np.prod(sizes)) != len(devices):
+        raise ValueError(
+            f"mesh: {_words(config)} makes {int(np.prod(sizes))} devices, there are {len(devices)}; "
+            "set one size to -1 to take what is left"
+        )
+    # Auto axes: jax 0.10 makes Explicit ones by default, and then ordinary gathers raise.
+    return jax.make_mesh(tuple(sizes), MESH_AXES, axis_types=(AxisType.Auto,) * 3, devices=devices)
+
+
+def _words(config: MeshConfig) -> str:
+    return f"data {config.data} x fsdp {config.fsdp} x tensor {config.tensor}"
+
+
+def batch_sharding(mesh: Mesh) -> NamedSharding:
+    """Sharding of batch features: rows over every replica and fsdp part."""
+    return NamedSharding(mesh, PartitionSpec(("data", "fsdp")))
+
+
+def check_batch_size(mesh: Mesh, batch_size: int, name: str) -> None:
+    """Raises ``ValueError`` when the rows of a (micro)batch cannot be cut evenly over the mesh."""
+    parts = mesh.shape["data"] * mesh.shape["fsdp"]
+    if batch_size % parts:
+        raise ValueError(f"{name}: {batch_size} is not divisible by the {parts} parts (data x fsdp) of the mesh")
+
+
+def host_rows(mesh: Mesh, batch_size: int) -> list[int]:
+    """Rows of the global batch that this process feeds, from the sharding (never from the process index)."""
+    indices = batch_sharding(mesh).addressable_devices_indices_map((batch_size,)).values()
+    return sorted({row for (rows,) in indices for row in range(*rows.indices(batch_size))})
+
+
+def to_global(batch: Mapping[str, np.ndarray], mesh: Mesh, batch_size: int) -> dict[str, jax.Array]:
+    """Put this host's rows on its devices as one global array per feature."""
+    sharding = batch_sharding(mesh)
+    return {
+        name: jax.make_array_from_process_local_data(sharding, rows, (batch_size, *rows.shape[1:]))
+        for name, rows in batch.items()
+    }
