@@ -1,4 +1,4 @@
-"""Masked language model and sentence-pair objective (Devlin et al. 2018; google-research/bert ``run_pretraining.py``)."""
+"""Masked language model and sentence-pair objective (google-research/bert ``run_pretraining.py``)."""
 
 from collections.abc import Mapping
 
@@ -20,7 +20,7 @@ def pretraining_denominators(batch: Mapping[str, jax.Array], has_nsp: bool) -> d
 
 
 def pretraining_loss(mlm_logits: jax.Array, nsp_logits: jax.Array | None, batch: Mapping[str, jax.Array]) -> Sums:
-    """(sum, weight) of losses, accuracies and padding. ``mlm_logits`` [B, M, V], ``nsp_logits`` [B, C, 2] or None."""
+    """(sum, weight) of losses, accuracies and padding; logits [B, M, V] and [B, C, 2] (or None)."""
     sums = weighted_cross_entropy("mlm", mlm_logits, batch["mlm_labels"], batch["mlm_weights"])
     if nsp_logits is not None:
         sums |= weighted_cross_entropy("nsp", nsp_logits, batch["nsp_labels"], batch["nsp_weights"])

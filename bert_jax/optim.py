@@ -1,0 +1,128 @@
+"""Schedules, decay mask by name, and the update rules AdamW, BERT's Adam and LAMB, from optax parts.
+
+The optimizer returns the direction of the step; the training step multiplies it by the learning rate, which is
+a function of ``TrainState.step`` alone (an optimizer's own counter stands still on a skipped step).
+"""
+
+import re
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from bert_jax.config import OptimizerConfig
+from bert_jax.model.layout import STACKED, path_name
+
+Schedule = Callable[[jax.Array | int], jax.Array]
+
+# google-research/bert excludes what matches LayerNorm, layer_norm or bias; embeddings are decayed.
+NO_DECAY = re.compile(r"layer_norm|bias")
+
+
+def make_schedule(config: OptimizerConfig, num_steps: int) -> Schedule:
+    """Learning rate of step ``step`` (0 for the first update): linear warmup, then the named decay.
+
+    ``bert2018`` is google-research/bert's ``optimization.py``: linear decay counted from step 0, overwritten by
+    ``lr * step / warmup`` while ``step < warmup``, so that it drops where warmup ends.
+    """
+    peak, warmup = config.learning_rate, config.warmup_steps
+    end = config.decay_steps or num_steps
+    floor = config.final_fraction
+
+    def after_warmup(step: jax.Array) -> jax.Array:
+        if config.schedule == "bert2018":
+            return floor + (1 - floor) * (1 - jnp.minimum(step, end) / end)
+        if config.schedule == "constant":
+            return jnp.ones_like(step)
+        if config.schedule == "inverse_sqrt":
+            return jnp.sqrt(max(warmup, 1) / jnp.maximum(step, max(warmup, 1)))
+        if config.schedule == "wsd":
+            length = max(round(config.wsd_decay_fraction * end), 1)
+            return floor + (1 - floor) * jnp.clip((end - step) / length, 0, 1)
+        done = jnp.clip((step - warmup) / max(end - warmup, 1), 0, 1)
+        if config.schedule == "cosine":
+            return floor + (1 - floor) * 0.5 * (1 + jnp.cos(jnp.pi * done))
+        assert config.schedule == "linear", config.schedule
+        return floor + (1 - floor) * (1 - done)
+
+    def schedule(step: jax.Array | int) -> jax.Array:
+        step = jnp.asarray(step, jnp.float32)
+        factor = after_warmup(step)
+        if warmup:
+            factor = jnp.where(step < warmup, step / warmup, factor)
+        return peak * factor
+
+    return schedule
+
+
+def decay_mask(params: Any) -> Any:
+    """Tree of bools: does weight decay apply? By name, never by rank (a stacked bias has two dimensions)."""
+    return jax.tree_util.tree_map_with_path(lambda path, _: not NO_DECAY.search(path_name(path)), params)
+
+
+class MomentsState(NamedTuple):
+    """First and second moment of BERT's Adam."""
+
+    mu: Any
+    nu: Any
+
+
+def scale_by_bert_adam(beta1: float, beta2: float, epsilon: float) -> optax.GradientTransformation:
+    """Adam without bias correction: m / (sqrt(v) + epsilon) (google-research/bert ``optimization.py``)."""
+
+    def init(params: Any) -> MomentsState:
+        return MomentsState(optax.tree.zeros_like(params), optax.tree.zeros_like(params))
+
+    def update(grads: Any, state: MomentsState, params: Any = None) -> tuple[Any, MomentsState]:
+        mu = optax.tree.update_moment(grads, state.mu, beta1, 1)
+        nu = optax.tree.update_moment_per_elem_norm(grads, state.nu, beta2, 2)
+        return jax.tree.map(lambda m, v: m / (jnp.sqrt(v) + epsilon), mu, nu), MomentsState(mu, nu)
+
+    return optax.GradientTransformation(init, update)
+
+
+def scale_by_layer_trust_ratio() -> optax.GradientTransformation:
+    """LAMB's trust ratio |w| / |update| per canonical parameter (You et al. 2019, algorithm 2).
+
+    Stacked layers get one ratio each, not one for the stack; what is not decayed keeps ratio 1, as in the
+    authors' implementation.
+    """
+
+    def one(path: tuple[Any, ...], update: jax.Array, param: jax.Array) -> jax.Array:
+        name = path_name(path)
+        if NO_DECAY.search(name):
+            return update
+        axes = tuple(range(1 if STACKED in f"{name}/" else 0, update.ndim))
+        weight_norm = jnp.sqrt(jnp.sum(jnp.square(param), axes, keepdims=True))
+        update_norm = jnp.sqrt(jnp.sum(jnp.square(update), axes, keepdims=True))
+        safe = (weight_norm > 0) & (update_norm > 0)
+        return update * jnp.where(safe, weight_norm / jnp.where(safe, update_norm, 1.0), 1.0)
+
+    def update(updates: Any, state: optax.EmptyState, params: Any = None) -> tuple[Any, optax.EmptyState]:
+        return jax.tree_util.tree_map_with_path(one, updates, params), state
+
+    return optax.GradientTransformation(lambda params: optax.EmptyState(), update)
+
+
+def make_optimizer(config: OptimizerConfig) -> optax.GradientTransformation:
+    """Gradients to step direction d, to be applied as ``params - learning_rate * d``.
+
+    Order: clip by global norm, coupled L2 (if chosen), moments, decoupled decay, trust ratio (LAMB).
+    """
+    parts: list[optax.GradientTransformation] = []
+    if config.clip_norm:
+        parts.append(optax.clip_by_global_norm(config.clip_norm))
+    decay = optax.add_decayed_weights(config.weight_decay, mask=decay_mask)
+    if config.weight_decay and config.weight_decay_type == "l2":
+        parts.append(decay)
+    if config.name == "bert_adam":
+        parts.append(scale_by_bert_adam(config.beta1, config.beta2, config.epsilon))
+    else:
+        parts.append(optax.scale_by_adam(config.beta1, config.beta2, config.epsilon))
+    if config.weight_decay and config.weight_decay_type == "decoupled":
+        parts.append(decay)
+    if config.name == "lamb":
+        parts.append(scale_by_layer_trust_ratio())
+    return optax.chain(*parts)

@@ -1,0 +1,1 @@
+"""State, checkpoints, step, loop, metric writers and report."""

@@ -1,0 +1,95 @@
+"""TrainState: everything that lives on devices, how it starts and how it is cut over the mesh."""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+from flax import linen as nn
+from flax import struct
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from bert_jax.batch import feature_shapes
+from bert_jax.config import ExecutionConfig, ModelConfig
+from bert_jax.model import BertForPretraining, from_canonical, to_canonical
+from bert_jax.model.layout import path_name
+from bert_jax.parallel import shardings
+
+
+@struct.dataclass
+class TrainState:
+    """Parameters, optimizer state and (with ``optimizer.ema_decay``) their moving average; float32."""
+
+    step: jax.Array  # int32[]: optimizer steps done, skipped ones included
+    params: Any
+    opt_state: Any
+    ema: Any = None
+
+
+def abstract_params(model: BertForPretraining) -> Any:
+    """Boxed shapes of the running tree (``nn.Partitioned`` around ``jax.ShapeDtypeStruct``)."""
+    length = min(8, model.config.max_position_embeddings)
+    batch = {n: jnp.zeros(s, d) for n, (s, d) in feature_shapes(1, length, 1).items()}
+    return jax.eval_shape(lambda: model.init(jax.random.key(0), batch)["params"])
+
+
+def make_prng_key(execution: ExecutionConfig, seed: int) -> jax.Array:
+    """Base key of dropout, of the implementation that ``execution.prng`` names."""
+    return jax.random.key(seed, impl={"threefry": "threefry2x32", "rbg": "rbg"}[execution.prng])
+
+
+def initial_params(model: BertForPretraining, seed: int) -> Any:
+    """Parameters in the running layout. The values depend on the seed and the canonical names alone: they are
+    drawn in the unrolled, unpadded layout, then stacked and padded."""
+    plain = dataclasses.replace(model.execution, scan_layers=False, vocab_multiple=1)
+    source = BertForPretraining(model.config, plain, model.has_nsp)
+    batch = {n: jnp.zeros(s, d) for n, (s, d) in feature_shapes(1, 8, 1).items()}
+    drawn = nn.unbox(source.init(jax.random.key(seed), batch)["params"])
+    vocab_size = model.config.vocab_size
+    return from_canonical(to_canonical(drawn, vocab_size), nn.unbox(abstract_params(model)), vocab_size)
+
+
+def abstract_state(
+    model: BertForPretraining, optimizer: optax.GradientTransformation, mesh: Mesh, *, with_ema: bool
+) -> TrainState:
+    """Shapes, dtypes and shardings of the whole state, without allocating it."""
+    boxed = abstract_params(model)
+    params = nn.unbox(boxed)
+    by_name = {
+        path_name(path): sharding for path, sharding in jax.tree_util.tree_leaves_with_path(shardings(boxed, mesh))
+    }
+    replicated = NamedSharding(mesh, PartitionSpec())
+
+    def place(path: tuple[Any, ...], leaf: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
+        # A moment or average lies like its parameter: the longest path suffix that names one.
+        parts = path_name(path).split("/")
+        names = ("/".join(parts[i:]) for i in range(len(parts)))
+        sharding = next((by_name[name] for name in names if name in by_name), replicated)
+        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
+
+    state = TrainState(
+        step=jax.ShapeDtypeStruct((), jnp.int32),
+        params=params,
+        opt_state=jax.eval_shape(optimizer.init, params),
+        ema=params if with_ema else None,
+    )
+    return jax.tree_util.tree_map_with_path(place, state)
+
+
+def initial_state(
+    model: BertForPretraining, optimizer: optax.GradientTransformation, abstract: TrainState, seed: int
+) -> TrainState:
+    """A fresh state, made directly in its shardings."""
+
+    def make() -> TrainState:
+        params = initial_params(model, seed)
+        ema = jax.tree.map(jnp.copy, params) if abstract.ema is not None else None
+        return TrainState(jnp.zeros((), jnp.int32), params, optimizer.init(params), ema)
+
+    return jax.jit(make, out_shardings=jax.tree.map(lambda leaf: leaf.sharding, abstract))()
+
+
+def parameter_count(params: Any, vocab_size: int) -> int:
+    """Number of canonical (unpadded) parameters."""
+    return sum(leaf.size for leaf in jax.eval_shape(lambda: to_canonical(params, vocab_size)).values())
