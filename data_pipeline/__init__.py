@@ -1,0 +1,1 @@
+"""Text to pre-masked shards, and shards to batches. May import bert_jax, never the reverse."""
