@@ -1,0 +1,194 @@
+"""Models, weights and batches that the recording scripts and the parity tests share. Needs numpy alone.
+
+Nothing here is stored: every array follows from its name through raw PCG64 output, which numpy keeps stable
+across versions (its distributions are not). Weights carry the project's canonical parameter names; kernels
+are [in, out].
+"""
+
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """One model and one batch. ``model`` holds fields of ``ModelConfig``; every dropout rate is 0."""
+
+    name: str
+    model: dict[str, int | str] = field(hash=False)
+    seq_length: int
+    lengths: tuple[int, ...]  # real tokens of each row, the rest is padding
+    masked: tuple[int, ...]  # masked positions of each row, of max_predictions slots
+    max_predictions: int
+    gradients: bool = True  # whether the fixture holds the gradient of every parameter
+
+
+def _model(layers: int, hidden: int, heads: int, inner: int, vocab: int, positions: int, **other) -> dict:
+    sizes = {
+        "num_layers": layers,
+        "hidden_size": hidden,
+        "num_attention_heads": heads,
+        "intermediate_size": inner,
+        "vocab_size": vocab,
+        "max_position_embeddings": positions,
+        "type_vocab_size": 2,
+        "activation": "gelu",
+    }
+    return sizes | other
+
+
+MODEL_CASES = (
+    Case(
+        name="padded", model=_model(2, 32, 4, 64, 97, 24),
+        seq_length=16, lengths=(16, 9, 5), masked=(3, 2, 1), max_predictions=3,
+    ),
+    Case(  # head size 7, odd length, odd vocabulary, three segments
+        name="odd_sizes", model=_model(3, 35, 5, 51, 101, 17, type_vocab_size=3),
+        seq_length=13, lengths=(13, 11), masked=(4, 1), max_predictions=5,
+    ),
+    Case(  # one layer, one head, one segment, a row without masked positions
+        name="one_layer", model=_model(1, 24, 1, 40, 64, 7, type_vocab_size=1),
+        seq_length=7, lengths=(7, 4, 7, 3), masked=(2, 0, 1, 1), max_predictions=2,
+    ),
+    Case(name="deep", model=_model(5, 32, 2, 48, 89, 32),
+         seq_length=24, lengths=(24, 17), masked=(4, 3), max_predictions=4),
+    Case(  # longer than 128, mostly padding
+        name="long", model=_model(2, 16, 2, 32, 300, 160),
+        seq_length=131, lengths=(131, 29), masked=(20, 4), max_predictions=20,
+    ),
+    Case(name="no_padding", model=_model(2, 48, 3, 96, 150, 20),
+         seq_length=20, lengths=(20,) * 4, masked=(3,) * 4, max_predictions=3),
+    Case(name="tanh_gelu", model=_model(2, 32, 2, 64, 97, 16, activation="gelu_tanh"),
+         seq_length=12, lengths=(12, 7), masked=(2, 1), max_predictions=2),
+    Case(  # width and depth of BERT-base
+        name="base_width", model=_model(12, 768, 12, 3072, 1009, 64),
+        seq_length=31, lengths=(31, 20), masked=(5, 3), max_predictions=5, gradients=False,
+    ),
+)  # fmt: skip
+
+CURVE_MODEL = _model(2, 32, 2, 64, 120, 24)
+CURVE_STEPS = 50
+CURVE_WARMUP = 10
+CURVE_PEAK = 3e-3
+# Different batches, each seen several times, so that the loss falls.
+CURVE_BATCHES = 7
+
+
+def curve_case(step: int) -> Case:
+    """The batch of one step of the recorded loss curves."""
+    k = step % CURVE_BATCHES
+    return Case(
+        name=f"curve_{k}", model=CURVE_MODEL, seq_length=16, max_predictions=3,
+        lengths=(16, 16, 12, 16, 7, 16, 9, 14 - k), masked=(3, 3, 2, 3, 1, 3, 1, 2),
+    )  # fmt: skip
+
+
+def uniform(name: str, shape: tuple[int, ...]) -> np.ndarray:
+    """float64 in [0, 1), from the name alone."""
+    raw = np.random.PCG64(zlib.crc32(name.encode())).random_raw(int(np.prod(shape)))
+    return ((raw >> np.uint64(11)) * 2.0**-53).reshape(shape)
+
+
+def integers(name: str, low: int, high: int, shape: tuple[int, ...]) -> np.ndarray:
+    """int32 in [low, high), from the name alone."""
+    return (low + uniform(name, shape) * (high - low)).astype(np.int32)
+
+
+def parameter_shapes(model: Mapping[str, int | str]) -> dict[str, tuple[int, ...]]:
+    """Canonical name -> shape of every parameter, both heads included."""
+    hidden, inner, vocab = model["hidden_size"], model["intermediate_size"], model["vocab_size"]
+    shapes: dict[str, tuple[int, ...]] = {
+        "embeddings/word_embeddings/embedding": (vocab, hidden),
+        "embeddings/token_type_embeddings/embedding": (model["type_vocab_size"], hidden),
+        "embeddings/position_embeddings/embedding": (model["max_position_embeddings"], hidden),
+        "embeddings/layer_norm/scale": (hidden,),
+        "embeddings/layer_norm/bias": (hidden,),
+    }
+
+    def dense(name: str, inputs: int, outputs: int) -> None:
+        shapes[f"{name}/kernel"] = (inputs, outputs)
+        shapes[f"{name}/bias"] = (outputs,)
+
+    def layer_norm(name: str) -> None:
+        shapes[f"{name}/layer_norm/scale"] = (hidden,)
+        shapes[f"{name}/layer_norm/bias"] = (hidden,)
+
+    for i in range(model["num_layers"]):
+        layer = f"encoder/layer_{i}"
+        for part in ("query", "key", "value", "output"):
+            dense(f"{layer}/attention/{part}", hidden, hidden)
+        layer_norm(f"{layer}/attention")
+        dense(f"{layer}/feed_forward/intermediate", hidden, inner)
+        dense(f"{layer}/feed_forward/output", inner, hidden)
+        layer_norm(f"{layer}/feed_forward")
+    dense("pooler", hidden, hidden)
+    dense("mlm_head/transform", hidden, hidden)
+    layer_norm("mlm_head")
+    shapes["mlm_head/output_bias"] = (vocab,)
+    dense("nsp_head", hidden, 2)
+    return shapes
+
+
+def weights(model: Mapping[str, int | str]) -> dict[str, np.ndarray]:
+    """float32 parameters under canonical names, scaled so that no activation is degenerate: attention is
+    uneven, LayerNorm scales lie around 1, no bias is 0, logits have a standard deviation of about 1.5."""
+    result = {}
+    for name, shape in parameter_shapes(model).items():
+        u = 2 * uniform(name, shape) - 1
+        if name.endswith("layer_norm/scale"):
+            value = 1 + 0.2 * u
+        elif name.endswith("bias"):
+            value = 0.2 * u
+        else:
+            fan_in = model["hidden_size"] if name.endswith("embedding") else shape[0]
+            gain = 1.5 if name.endswith("embedding") else 1.0
+            value = u * gain * (3 / fan_in) ** 0.5
+        result[name] = value.astype(np.float32)
+    return result
+
+
+def batch(case: Case) -> dict[str, np.ndarray]:
+    """The case's batch, with the names, shapes and dtypes of ``bert_jax.batch``.
+
+    Padding has id 0 and real tokens never have: transformers gives row 0 of its word embeddings no gradient
+    from the lookup.
+    """
+    rows, length, slots = len(case.lengths), case.seq_length, case.max_predictions
+    vocab, segments = int(case.model["vocab_size"]), int(case.model["type_vocab_size"])
+    steps = np.broadcast_to(np.arange(length), (rows, length))
+    lengths = np.asarray(case.lengths)[:, None]
+    real = steps < lengths
+    filled = np.arange(slots) < np.asarray(case.masked)[:, None]
+
+    positions = np.zeros((rows, slots), np.int32)
+    for row, count in enumerate(case.masked):
+        order = np.argsort(uniform(f"{case.name}/positions/{row}", (case.lengths[row] - 1,)))
+        positions[row, :count] = np.sort(order[:count] + 1)
+    return {
+        "input_ids": np.where(real, integers(f"{case.name}/ids", 1, vocab, (rows, length)), 0),
+        "token_type_ids": np.where(real, steps * segments // lengths, 0).astype(np.int32),
+        "sequence_ids": real.astype(np.int32),
+        "position_ids": steps.astype(np.int32),
+        "mlm_positions": positions,
+        "mlm_labels": np.where(filled, integers(f"{case.name}/labels", 1, vocab, (rows, slots)), 0),
+        "mlm_weights": filled.astype(np.float32),
+        "cls_positions": np.zeros((rows, 1), np.int32),
+        "nsp_labels": integers(f"{case.name}/nsp", 0, 2, (rows, 1)),
+        "nsp_weights": np.ones((rows, 1), np.float32),
+    }
+
+
+def learning_rate(step: int, *, bert2018: bool) -> float:
+    """Rate of the recorded curves at a step counted from 0: linear warmup from 0, then linear decay to 0 at
+    the last step; from the peak, or (``bert2018``) counted from step 0."""
+    if step < CURVE_WARMUP:
+        return CURVE_PEAK * step / CURVE_WARMUP
+    first = 0 if bert2018 else CURVE_WARMUP
+    return CURVE_PEAK * (CURVE_STEPS - step) / (CURVE_STEPS - first)
+
+
+def is_decayed(name: str) -> bool:
+    """Whether weight decay applies to the parameter with this canonical name."""
+    return not (name.endswith("bias") or "/layer_norm/" in name)
