@@ -1,0 +1,206 @@
+"""Progress that a person can follow: a live bar on a terminal, plain lines elsewhere and in WORKDIR/train.log."""
+
+import time
+from collections import deque
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, TextIO
+
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, TaskProgressColumn, TextColumn
+from rich.progress import Progress as Bar
+
+# Log lines over which the speed for the ETA is taken: short enough to follow a change, long enough to be steady.
+_ETA_WINDOW = 20
+
+
+def format_duration(seconds: float) -> str:
+    """``75.4`` is ``0:01:15``, ``100000`` is ``1d 3:46:40``; negative values count as 0."""
+    whole = max(0, int(seconds))
+    days, rest = divmod(whole, 86400)
+    clock = f"{rest // 3600}:{rest // 60 % 60:02d}:{rest % 60:02d}"
+    return f"{days}d {clock}" if days else clock
+
+
+def format_count(value: float) -> str:
+    """Three digits and a suffix: ``8300`` is ``8.30k``, ``950`` is ``950``, ``1.2e9`` is ``1.20B``."""
+    for limit, suffix in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")):
+        # 999,600 would read "1000k": round up to the next suffix instead.
+        if value >= limit * 0.9995:
+            scaled = value / limit
+            return f"{scaled:.{2 if scaled < 9.995 else 1 if scaled < 99.95 else 0}f}{suffix}"
+    return f"{value:.0f}"
+
+
+def format_line(step: int, total_steps: int, metrics: Mapping[str, Any], eta: float | None = None) -> str:
+    """One log line; what ``metrics`` lacks is left out, an unknown MFU reads n/a.
+
+    ``step 1,200/10,000  loss 5.123  mlm 4.812 (acc 0.214)  nsp 0.631 (acc 0.620)  lr 9.9e-05  grad 1.42
+    0.123 s/step  8.30k tok/s  mfu n/a  eta 0:12:03``
+    """
+    evaluation = metrics.get("split") == "eval"
+    parts = [f"{'eval ' if evaluation else ''}step {step:,}/{total_steps:,}"]
+    if "loss" in metrics:
+        parts.append(f"loss {_number(metrics['loss'], '.3f')}")
+    for name in ("mlm", "nsp"):
+        # A run without the sentence-pair objective reports null or nothing: no column for it.
+        if metrics.get(f"{name}_loss") is not None:
+            accuracy = _number(metrics.get(f"{name}_accuracy"), ".3f")
+            parts.append(f"{name} {_number(metrics[f'{name}_loss'], '.3f')} (acc {accuracy})")
+    columns = (
+        ("lr {}", "learning_rate", ".2g"),
+        ("grad {}", "grad_norm", ".3g"),
+        ("{} s/step", "seconds_per_step", ".3f"),
+    )
+    for template, key, style in columns:
+        if key in metrics:
+            parts.append(template.format(_number(metrics[key], style)))
+    if metrics.get("tokens_per_second") is not None:
+        parts.append(f"{format_count(metrics['tokens_per_second'])} tok/s")
+    if "mfu" in metrics:
+        parts.append(f"mfu {_number(metrics['mfu'], '.1%')}")
+    for label, key in (("skipped", "skipped_steps"), ("blank", "blank_records")):
+        if metrics.get(key):
+            parts.append(f"{label} {metrics[key]:,}")
+    if eta is not None and not evaluation:
+        parts.append(f"eta {format_duration(eta)}")
+    return "  ".join(parts)
+
+
+def _number(value: Any, style: str) -> str:
+    return "n/a" if value is None else format(float(value), style)
+
+
+class Progress:
+    """Shows where a run is.
+
+    On a terminal a bar stands at the bottom, messages scroll above it, and log lines go to the log file only;
+    elsewhere log lines and messages are plain text on standard output. The log file gets all lines either way.
+
+    Args:
+        total_steps: step at which the run ends.
+        start_step: step from which this start of the run continues.
+        log_path: log file, appended to; None: no file.
+        lead: False shows and writes nothing (all processes of a run but one).
+        console: where to show; default: standard output.
+    """
+
+    def __init__(
+        self,
+        total_steps: int,
+        start_step: int = 0,
+        log_path: Path | None = None,
+        *,
+        lead: bool = True,
+        console: Console | None = None,
+    ):
+        self._total = total_steps
+        self._lead = lead
+        self._log: TextIO | None = None
+        self._bar: Bar | None = None
+        # (time, step) of the last log lines; the first interval holds the compilation and is left out.
+        self._marks: deque[tuple[float, int]] = deque(maxlen=_ETA_WINDOW)
+        if not lead:
+            return
+        self._console = console or Console()
+        if log_path is not None:
+            log_path.parent.mkdir(parents=True, exist_ok=True)
+            self._log = log_path.open("a", encoding="utf-8")
+        if self._console.is_terminal:
+            self._bar = Bar(
+                TextColumn("{task.description}"),
+                BarColumn(bar_width=None),
+                TaskProgressColumn(),
+                TextColumn("{task.fields[status]}"),
+                console=self._console,
+                refresh_per_second=2,  # the host has better things to do
+                expand=True,
+            )
+            self._task = self._bar.add_task(
+                self._title(start_step), total=total_steps, completed=start_step, status="compiling"
+            )
+            self._bar.start()
+
+    def tick(self, step: int) -> None:
+        """Move the bar; cheap enough for every step."""
+        if self._bar is not None:
+            self._bar.update(self._task, completed=step, description=self._title(step))
+
+    def update(self, step: int, metrics: Mapping[str, Any]) -> None:
+        """Show the metrics of a logged step (or, with ``split: eval``, of an evaluation)."""
+        if not self._lead:
+            return
+        evaluation = metrics.get("split") == "eval"
+        if not evaluation:
+            self._marks.append((time.monotonic(), step))
+        eta = self._eta(step, metrics)
+        line = format_line(step, self._total, metrics, eta)
+        self._write_log(line)
+        if self._bar is None or evaluation:
+            self._print(line)
+        else:
+            self.tick(step)
+            self._bar.update(self._task, status=_status(metrics, eta))
+
+    def line(self, text: str) -> None:
+        """Show a message and log it."""
+        if self._lead:
+            self._write_log(text)
+            self._print(text)
+
+    def close(self) -> None:
+        """Take the bar down and close the log; may be called twice."""
+        if self._bar is not None:
+            self._bar.stop()
+            self._bar = None
+        if self._log is not None:
+            self._log.close()
+            self._log = None
+
+    def __enter__(self) -> "Progress":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _title(self, step: int) -> str:
+        return f"step {step:,}/{self._total:,}"
+
+    def _eta(self, step: int, metrics: Mapping[str, Any]) -> float | None:
+        """Seconds to the end at the speed of the last log lines, evaluations and saves included."""
+        if len(self._marks) >= 2:
+            (first_time, first_step), (last_time, last_step) = self._marks[0], self._marks[-1]
+            if last_step > first_step:
+                return (self._total - step) * (last_time - first_time) / (last_step - first_step)
+        seconds = metrics.get("seconds_per_step")
+        return None if seconds is None else (self._total - step) * float(seconds)
+
+    def _write_log(self, text: str) -> None:
+        if self._log is not None:
+            stamp = time.strftime("%Y-%m-%d %H:%M:%S")
+            self._log.write(f"{stamp}  {text}\n")
+            self._log.flush()
+
+    def _print(self, text: str) -> None:
+        if self._console.is_terminal:
+            self._console.print(escape(text), highlight=False)
+        else:
+            # Plain text, unwrapped: rich would break long lines at 80 columns.
+            self._console.file.write(text + "\n")
+            self._console.file.flush()
+
+
+def _status(metrics: Mapping[str, Any], eta: float | None) -> str:
+    """What stands right of the bar: short, it shares one line with it."""
+    parts = []
+    if metrics.get("mlm_loss") is not None:
+        parts.append(f"mlm {metrics['mlm_loss']:.3f}")
+    if metrics.get("tokens_per_second") is not None:
+        parts.append(f"{format_count(metrics['tokens_per_second'])} tok/s")
+    if eta is not None:
+        parts.append(f"eta {format_duration(eta)}")
+    return "  ".join(parts)
