@@ -1,0 +1,201 @@
+"""Readers of raw text: plain text, JSON lines, both also .gz and .zst, and text that an installed package ships."""
+
+import gzip
+import io
+import json
+import zlib
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from importlib import metadata
+from itertools import chain, islice, pairwise
+from pathlib import Path
+from typing import IO
+
+from data_pipeline.sentences import split_sentences
+
+TEXT_SUFFIXES = (".txt",)
+JSON_SUFFIXES = (".jsonl", ".ndjson")
+COMPRESSIONS = (".gz", ".zst")
+_SAMPLE_LINES = 200  # lines that decide what a line and a blank line are
+_MAX_SENTENCES = 1_000_000  # a longer document is cut, so that a file without blank lines stays readable
+
+Line = tuple[int, str]  # number in the file, from 1, and text
+
+
+@dataclass(frozen=True, kw_only=True)
+class Source:
+    """One file of a corpus. ``name`` orders the files and is the same on every machine."""
+
+    path: Path
+    name: str
+    # What a blank line separates. documents; paragraphs: the file is one document; auto: documents if any of its
+    # first blocks has several lines, else paragraphs.
+    blank_lines: str = "documents"
+
+    @property
+    def is_json(self) -> bool:
+        return _plain_suffix(self.path) in JSON_SUFFIXES
+
+
+def list_sources(corpus: Sequence[str]) -> list[Source]:
+    """Files of a corpus, ordered by name: files, folders (recursive), ``package:NAME``.
+
+    In folders and packages only .txt, .jsonl and .ndjson count, plain or .gz/.zst; a file named outright may have
+    any other suffix and is then plain text. ``ValueError`` for what is missing, empty or named twice.
+    """
+    if not corpus:
+        raise ValueError("the corpus is empty: name text files, folders or package:NAME (data.corpus)")
+    sources = list(chain.from_iterable(map(_sources_of, corpus)))
+    sources.sort(key=lambda source: (source.name, str(source.path)))
+    seen: dict[Path, Source] = {}
+    for source in sources:
+        path = source.path.resolve()
+        if path in seen:
+            raise ValueError(f"{source.path}: is in the corpus twice, so held-out text would be trained on")
+        seen[path] = source
+    return sources
+
+
+def _sources_of(entry: str) -> list[Source]:
+    if entry.startswith("package:"):
+        return _package_sources(entry)
+    path = Path(entry)
+    if path.is_dir():
+        files = [file for file in path.rglob("*") if _is_text_file(file.relative_to(path)) and file.is_file()]
+        files = [file for file in files if file.stat().st_size > 0]
+        if not files:
+            raise ValueError(f"{entry}: the folder holds no text (.txt or .jsonl, plain or .gz/.zst)")
+        name = path.resolve().name
+        return [
+            Source(path=file, name=f"{name}/{file.relative_to(path).as_posix()}", blank_lines="auto")
+            for file in files
+        ]
+    if not path.is_file():
+        raise ValueError(f"{entry}: no such file or folder")
+    if path.stat().st_size == 0:
+        raise ValueError(f"{entry}: the file is empty")
+    return [Source(path=path, name=path.name)]
+
+
+def _package_sources(entry: str) -> list[Source]:
+    """Text files of an installed distribution, without importing it; each file is one document."""
+    package = entry.removeprefix("package:")
+    try:
+        distribution = metadata.distribution(package)
+    except (metadata.PackageNotFoundError, ValueError):
+        raise ValueError(f"{entry}: the package is not installed (pip install {package})") from None
+    sources = []
+    for file in distribution.files or []:
+        is_metadata = file.parts[0].endswith((".dist-info", ".egg-info")) or file.parts[0] == ".."
+        path = Path(str(distribution.locate_file(file)))
+        if not is_metadata and _is_text_file(Path(*file.parts)) and path.is_file():
+            sources.append(Source(path=path, name=f"{entry}/{file.as_posix()}", blank_lines="paragraphs"))
+    if not sources:
+        raise ValueError(f"{entry}: the package ships no text files (.txt or .jsonl)")
+    return sources
+
+
+def _plain_suffix(path: Path) -> str:
+    return Path(path.stem).suffix if path.suffix in COMPRESSIONS else path.suffix
+
+
+def _is_text_file(relative: Path) -> bool:
+    is_hidden = any(part.startswith(".") for part in relative.parts)
+    return not is_hidden and _plain_suffix(relative) in TEXT_SUFFIXES + JSON_SUFFIXES
+
+
+def read_documents(source: Source, *, line: str, json_field: str) -> Iterator[list[str]]:
+    """Documents of a file, each a list of stripped sentences, never empty; read as a stream.
+
+    ``line`` says what a line is: sentence, paragraph (split into sentences) or auto (decided by the file's first
+    lines). In JSON lines each line is a document, and the lines of its field are treated likewise. ``ValueError``
+    names file and line where the text is not UTF-8, not JSON or has no such field.
+    """
+    if line not in ("auto", "sentence", "paragraph"):
+        raise ValueError(f"data.line {line!r}: one of auto, sentence, paragraph")
+    lines = _read_lines(source.path)
+    if source.is_json:
+        blocks: Iterator[list[str]] = _json_blocks(lines, source.path, json_field)
+        sample = list(islice(blocks, _SAMPLE_LINES))
+        first = list(chain.from_iterable(sample))[:_SAMPLE_LINES]
+        blocks = chain(sample, blocks)
+    else:
+        head = list(islice(lines, _SAMPLE_LINES))
+        texts = [text.strip() for _, text in head]
+        first = [text for text in texts if text]
+        stream = (text.strip() for _, text in chain(head, lines))
+        blocks = _blocks(stream, one_document=not _blank_lines_separate_documents(source, texts))
+    by_paragraph = line == "paragraph" or (line == "auto" and not _are_sentences(first))
+    for block in blocks:
+        document = list(chain.from_iterable(map(split_sentences, block))) if by_paragraph else block
+        if document:
+            yield document
+
+
+def _are_sentences(lines: Sequence[str]) -> bool:
+    """Whether at most one line in twenty holds more than one sentence."""
+    return 20 * sum(len(split_sentences(line)) > 1 for line in lines) <= len(lines)
+
+
+def _blank_lines_separate_documents(source: Source, sample: Sequence[str]) -> bool:
+    if source.blank_lines == "auto":
+        return any(a and b for a, b in pairwise(sample)) and "" in sample
+    return source.blank_lines == "documents"
+
+
+def _blocks(lines: Iterable[str], *, one_document: bool) -> Iterator[list[str]]:
+    """Non-blank lines between blank lines, or all of the file's at once."""
+    block: list[str] = []
+    for line in lines:
+        if line:
+            block.append(line)
+        if block and ((not line and not one_document) or len(block) >= _MAX_SENTENCES):
+            yield block
+            block = []
+    if block:
+        yield block
+
+
+def _json_blocks(lines: Iterator[Line], path: Path, field: str) -> Iterator[list[str]]:
+    for number, line in lines:
+        if not line.strip():
+            continue
+        try:
+            record = json.loads(line)
+        except ValueError as error:
+            raise ValueError(f"{path}:{number}: not valid JSON: {error}") from None
+        text = record.get(field) if isinstance(record, dict) else None
+        if not isinstance(text, str):
+            raise ValueError(f"{path}:{number}: no text in field {field!r} (data.json_field)")
+        # JSON can spell a lone surrogate, which is no character.
+        text = text.encode("utf-8", "replace").decode()
+        block = [part for part in map(str.strip, text.split("\n")) if part]
+        if block:
+            yield block
+
+
+def _read_lines(path: Path) -> Iterator[Line]:
+    """Numbered lines of a UTF-8 file; only a newline ends a line; a byte order mark is dropped."""
+    import zstandard
+
+    number = 0
+    try:
+        with _open(path) as file:
+            for number, raw in enumerate(file, start=1):
+                try:
+                    yield number, raw.decode("utf-8-sig" if number == 1 else "utf-8")
+                except UnicodeDecodeError:
+                    raise ValueError(f"{path}:{number}: not valid UTF-8; convert the file first") from None
+    except (EOFError, zlib.error, gzip.BadGzipFile, zstandard.ZstdError) as error:
+        raise ValueError(f"{path}: damaged after line {number}: {error}") from None
+
+
+def _open(path: Path) -> IO[bytes]:
+    if path.suffix == ".gz":
+        return io.BufferedReader(gzip.open(path))  # type: ignore[arg-type]
+    if path.suffix == ".zst":
+        import zstandard
+
+        reader = zstandard.ZstdDecompressor().stream_reader(path.open("rb"), read_across_frames=True, closefd=True)
+        return io.BufferedReader(reader)  # type: ignore[arg-type]
+    return path.open("rb")

@@ -1,0 +1,212 @@
+"""Vocabulary training: WordPiece, and SentencePiece unigram or BPE. The same texts give the same bytes."""
+
+import os
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from itertools import chain, repeat
+from pathlib import Path
+from typing import Literal
+
+from bert_jax.tokenization import (
+    MAX_CHARS_PER_WORD,
+    SPECIAL_PIECES,
+    chunks,
+    is_cjk,
+    is_punctuation,
+    split_words,
+)
+
+MIN_VOCAB_SIZE = 16
+# Bounds of memory: distinct chunks and words held at once, characters that SentencePiece trains on.
+_MAX_CHUNKS = 1 << 20
+_MAX_WORDS = 1 << 21
+_MAX_CHARACTERS = 50_000_000
+# A character rarer than this share of the text gets no piece.
+_RAREST_CHARACTER = 1e-7
+
+
+def train_vocabulary(
+    texts: Iterable[str],
+    *,
+    kind: Literal["wordpiece", "unigram", "bpe"],
+    vocab_size: int,
+    lower_case: bool,
+    output: Path,
+) -> Path:
+    """Train a vocabulary of at most ``vocab_size`` pieces, special ones included, and write it to ``output``.
+
+    ``texts`` is read once, as a stream. WordPiece writes a ``.txt``, the others a SentencePiece ``.model``. A small
+    corpus yields fewer pieces than asked for. The file appears whole or not at all. ``ValueError`` when the texts
+    are empty, the size is too small or the suffix does not fit.
+    """
+    suffix = {"wordpiece": ".txt", "unigram": ".model", "bpe": ".model"}.get(kind)
+    if suffix is None:
+        raise ValueError(f"tokenizer kind {kind!r}: one of wordpiece, unigram, bpe")
+    if output.suffix != suffix:
+        raise ValueError(f"{output}: a {kind} vocabulary is a {suffix} file")
+    if vocab_size < MIN_VOCAB_SIZE:
+        raise ValueError(f"vocabulary size {vocab_size}: at least {MIN_VOCAB_SIZE}")
+    if kind == "wordpiece":
+        pieces = _train_wordpiece(texts, vocab_size, lower_case)
+        content = "".join(piece + "\n" for piece in pieces).encode()
+    else:
+        content = _train_sentencepiece(texts, kind, vocab_size, lower_case)
+    _write_atomically(output, content)
+    return output
+
+
+def _write_atomically(path: Path, content: bytes) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with temporary.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def count_words(texts: Iterable[str], lower_case: bool) -> Counter[str]:
+    """How often each word occurs, words cut as the tokenizer cuts them; memory is bounded by dropping rare ones."""
+    words: Counter[str] = Counter()
+    seen: Counter[str] = Counter()
+    for text in texts:
+        seen.update(chunks(text))
+        if len(seen) > _MAX_CHUNKS:
+            _add_words(words, seen, lower_case)
+    _add_words(words, seen, lower_case)
+    return words
+
+
+def _add_words(words: Counter[str], seen: Counter[str], lower_case: bool) -> None:
+    for chunk, count in seen.items():
+        for word in split_words(chunk, lower_case):
+            words[word] += count
+    seen.clear()
+    rarest = 1
+    while len(words) > _MAX_WORDS:
+        for word in [word for word, count in words.items() if count <= rarest]:
+            del words[word]
+        rarest += 1
+
+
+def _alphabet(words: Counter[str], budget: int) -> tuple[list[str], list[str]]:
+    """Characters that begin a word and those that continue one, at most ``budget`` pieces: the most frequent."""
+    counts: Counter[str] = Counter()
+    for word, count in words.items():
+        for char in word:
+            counts[char] += count
+    threshold = counts.total() * _RAREST_CHARACTER
+    initial: list[str] = []
+    continuing: list[str] = []
+    for char, count in sorted(counts.items(), key=lambda item: (-item[1], item[0])):
+        stands_alone = is_punctuation(char) or is_cjk(char)
+        budget -= 1 if stands_alone else 2
+        if budget < 0 or count < threshold:
+            break
+        if "\ud800" <= char <= "\udfff":  # a lone surrogate cannot be written
+            continue
+        initial.append(char)
+        if not stands_alone:
+            continuing.append("##" + char)
+    return sorted(initial), sorted(continuing)
+
+
+def _train_wordpiece(texts: Iterable[str], vocab_size: int, lower_case: bool) -> list[str]:
+    """Pieces in id order: special ones, characters, their continuations, then pieces by merge."""
+    from tokenizers import Tokenizer, models, trainers
+
+    words = count_words(texts, lower_case)
+    if not words:
+        raise ValueError("the corpus holds no text to train a vocabulary on")
+    initial, continuing = _alphabet(words, (vocab_size - len(SPECIAL_PIECES)) // 2)
+    known = set(initial)
+    # A word with a character outside the alphabet is [UNK] whatever is learnt from it.
+    usable = [
+        (word, count)
+        for word, count in sorted(words.items())
+        if 1 < len(word) <= MAX_CHARS_PER_WORD and known.issuperset(word)
+    ]
+    tokenizer = Tokenizer(models.WordPiece(unk_token="[UNK]"))
+    # The trainer numbers the continuations in hash order unless they are numbered beforehand, as special tokens.
+    trainer = trainers.WordPieceTrainer(
+        vocab_size=vocab_size,
+        min_frequency=2,
+        show_progress=False,
+        special_tokens=[*SPECIAL_PIECES, *initial, *continuing],
+        continuing_subword_prefix="##",
+    )
+    occurrences = chain.from_iterable(repeat(word, count) for word, count in usable)
+    tokenizer.train_from_iterator(occurrences, trainer)
+    vocabulary = tokenizer.get_vocab()
+    return sorted(vocabulary, key=vocabulary.__getitem__)
+
+
+def _sample(texts: Iterable[str], max_characters: int) -> list[str]:
+    """Every k-th non-blank text, k the smallest power of two that keeps ``max_characters``; deterministic."""
+    kept: list[str] = []
+    size = 0
+    step = 1
+    for number, text in enumerate(line for line in texts if line.strip()):
+        if number % step:
+            continue
+        kept.append(text)
+        size += len(text)
+        while size > max_characters and len(kept) > 1:
+            kept = kept[::2]
+            size = sum(map(len, kept))
+            step *= 2
+    return kept
+
+
+def _train_sentencepiece(texts: Iterable[str], kind: str, vocab_size: int, lower_case: bool) -> bytes:
+    """Serialised model; ids 0 to 4 are [PAD] [UNK] [CLS] [SEP] [MASK]."""
+    from io import BytesIO
+
+    from sentencepiece import SentencePieceTrainer
+
+    lines = [line.encode("utf-8", "replace").decode() for line in _sample(texts, _MAX_CHARACTERS)]
+    if not lines:
+        raise ValueError("the corpus holds no text to train a vocabulary on")
+    model = BytesIO()
+    try:
+        SentencePieceTrainer.train(
+            sentence_iterator=_without_newlines(lines),
+            model_writer=model,
+            model_type=kind,
+            vocab_size=vocab_size,
+            hard_vocab_limit=False,
+            character_coverage=_coverage(lines, vocab_size // 2 - len(SPECIAL_PIECES), lower_case),
+            normalization_rule_name="nmt_nfkc_cf" if lower_case else "nmt_nfkc",
+            pad_id=0,
+            unk_id=1,
+            bos_id=2,
+            eos_id=3,
+            pad_piece="[PAD]",
+            unk_piece="[UNK]",
+            bos_piece="[CLS]",
+            eos_piece="[SEP]",
+            control_symbols=["[MASK]"],
+            max_sentence_length=1 << 24,
+            num_threads=2,  # fixed: the sums of expectation maximisation depend on it
+            minloglevel=2,
+        )
+    except RuntimeError as error:
+        reason = " ".join(str(error).split("] ")[-1].split())
+        raise ValueError(f"SentencePiece cannot train on this corpus: {reason}") from None
+    return model.getvalue()
+
+
+def _without_newlines(lines: list[str]) -> Iterator[str]:
+    return (line.replace("\n", " ") for line in lines)
+
+
+def _coverage(lines: list[str], characters: int, lower_case: bool) -> float:
+    """Share of the text that its most frequent ``characters`` cover: all others become [UNK]."""
+    counts: Counter[str] = Counter()
+    for line in lines:
+        counts.update(line.casefold() if lower_case else line)
+    covered = sum(count for _, count in counts.most_common(max(1, characters)))
+    return min(0.9999, covered / counts.total())
