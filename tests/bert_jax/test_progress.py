@@ -93,11 +93,11 @@ def test_terminal_shows_bar_and_messages(tmp_path):
     output = io.StringIO()
     console = Console(file=output, force_terminal=True, width=110, color_system=None)
     with Progress(100, 0, tmp_path / "train.log", console=console) as shown:
-        shown.line("filled: the [MASK] sat")
+        shown.line("filled: the [mask] sat")
         shown.update(40, METRICS)
         shown.update(40, {"split": "eval", "loss": 4.5})
     text = output.getvalue()
-    assert "filled: the [MASK] sat" in text  # not taken for markup
+    assert "filled: the [mask] sat" in text  # not taken for markup
     assert "step 40/100" in text and "40%" in text and "mlm 4.812" in text
     assert "eval step 40/100  loss 4.500" in text
     assert "loss 5.123" not in text  # the bar stands for log lines

@@ -90,6 +90,22 @@ def test_killed_before_the_first_checkpoint_starts_over(tmp_path):
     assert [step for step, tag, _ in scalars(tmp_path) if tag == "train/loss"] == [10, 20]
 
 
+def test_line_of_the_very_next_step_is_dropped(tmp_path):
+    run(tmp_path, 0, 50)
+    MetricsWriter(tmp_path, start_step=49).close()
+    assert [record["step"] for record in read_metrics(tmp_path)] == [0, 10, 20, 30, 30, 40]
+
+
+def test_what_is_there_is_not_written_again(tmp_path):
+    run(tmp_path, 0, 30)
+    before = read_metrics(tmp_path)
+    writer = MetricsWriter(tmp_path, start_step=30)
+    assert writer.has(30) and writer.has(30, "eval") and not writer.has(31)
+    assert not writer.write(30, {"loss": 7.0})
+    assert not writer.write(30, {"split": "eval", "mlm_loss": 7.0})
+    assert read_metrics(tmp_path) == before
+
+
 def test_file_cut_at_every_byte(tmp_path):
     run(tmp_path, 0, 30)
     whole = (tmp_path / "metrics.jsonl").read_bytes()
