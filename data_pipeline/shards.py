@@ -35,6 +35,7 @@ FRAME_BYTES = HEADER_BYTES + FOOTER_BYTES
 ID_FEATURES = ("input_ids", "input_word_ids", "masked_lm_ids")
 
 _MAGIC = b"BERTIDX1"
+_FIXED_BYTES = 20  # magic, uint32 crc32c of all that follows, uint64 bytes of the JSON header
 _MASK_DELTA = 0xA282EAD8
 _CHUNK = 1024  # records summarised together
 _LARGEST_RECORD = 1 << 30
@@ -322,6 +323,17 @@ def read_index(folder: Path | str) -> ShardIndex:
     if unlisted:
         raise ValueError(f"{folder}: {unlisted[0]} is not in the index ({len(unlisted)} such files); {remedy}")
     return ShardIndex(folder, tuple(entries))
+
+
+def _index_is_whole(path: Path) -> bool:
+    with path.open("rb") as file:
+        fixed = file.read(_FIXED_BYTES)
+        if len(fixed) < _FIXED_BYTES or fixed[:8] != _MAGIC:
+            return False
+        checksum = google_crc32c.value(fixed[12:])
+        while piece := file.read(1 << 24):
+            checksum = google_crc32c.extend(checksum, piece)
+    return checksum == struct.unpack_from("<I", fixed, 8)[0]
 
 
 def index_folder(folder: Path | str) -> ShardIndex:

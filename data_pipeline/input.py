@@ -1,0 +1,464 @@
+"""From shards to host batches: tf.data around the readers of ``data_pipeline.reader``.
+
+One map reads and verifies whole batches of serialised examples (numpy), the next parses a batch at once in
+TensorFlow and lays out the batch contract of ``bert_jax.batch``; both run ahead of the trainer by
+``data.prefetch`` batches. TensorFlow is imported inside functions, sees no accelerator and keeps to few threads.
+"""
+
+import contextlib
+import functools
+import hashlib
+import json
+import logging
+import os
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+
+from bert_jax.batch import PRETRAIN_FEATURES, BatchInfo, DataBudgetError
+from bert_jax.config.schema import DataConfig
+from data_pipeline.order import BatchSizes, HostRows, LaneOrder, hash_key, usable_lanes
+from data_pipeline.reader import BAD_IDS, REASONS, LaneReader, RawBatch, RecordReader, SequentialReader
+from data_pipeline.shards import ShardIndex, encode_examples, read_index
+
+if TYPE_CHECKING:
+    from bert_jax.tokenization import Tokenizer
+
+_log = logging.getLogger(__name__)
+
+# The Model Garden writes these names when asked for its second version of the features.
+_OTHER_NAMES = {"input_ids": "input_word_ids", "segment_ids": "input_type_ids"}
+_MASKED = ("masked_lm_positions", "masked_lm_ids", "masked_lm_weights")
+_THREADS = 2  # of TensorFlow: enough for two cores of parsing, no fight with the trainer
+_NAMED_BLANKS = 100  # damaged records named one by one; beyond, only when their number doubles
+_KEPT_SKIPS = 16  # skipped ranges that the state lists; it stays under 1 KB
+_EVAL_EPOCH = 1 << 62  # no training epoch gets here: held-out masks are keyed apart
+
+
+@functools.cache
+def _tensorflow() -> Any:
+    """TensorFlow, hidden from accelerators, quiet, and with few threads."""
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "0")  # unused here, and announces itself at every start
+    import tensorflow as tf
+
+    # Whoever started TensorFlow before us in this process keeps his thread pools.
+    with contextlib.suppress(RuntimeError):
+        tf.config.threading.set_intra_op_parallelism_threads(_THREADS)
+        tf.config.threading.set_inter_op_parallelism_threads(_THREADS)
+    for kind in ("GPU", "TPU"):
+        tf.config.set_visible_devices([], kind)
+    return tf
+
+
+# ------------------------------------------------------------------ what the shards hold
+
+
+@dataclass(frozen=True)
+class _Layout:
+    """Features to parse: name in google-research/bert -> (name in the files, kind, values per record)."""
+
+    features: dict[str, tuple[str, str, int]]
+    dynamic: bool
+    has_labels: bool
+    vocab_size: int | None
+
+
+def _layout(index: ShardIndex, data: DataConfig, tokenizer: "Tokenizer | None") -> _Layout:
+    """Check the shards against the config; ``ValueError`` names the first difference."""
+    folder, found = index.folder, index.features
+    if not index.records:
+        raise ValueError(f"{folder}: the shards hold no records; build them again with more text")
+    dynamic = data.masking == "dynamic"
+    lengths = dict.fromkeys(("input_ids", "input_mask", "segment_ids"), data.seq_length)
+    lengths |= {"word_starts": data.seq_length} if dynamic else dict.fromkeys(_MASKED, data.max_predictions)
+    has_labels = data.next_sentence != "none"
+    if has_labels:
+        lengths["next_sentence_labels"] = 1
+    if dynamic and "word_starts" not in found:
+        raise ValueError(f"data.masking: dynamic, but the shards in {folder} were masked when built; give static")
+    if not dynamic and "masked_lm_ids" not in found:
+        raise ValueError(f"data.masking: static, but the shards in {folder} hold no masks; give dynamic")
+    features = {}
+    for name, length in lengths.items():
+        stored = name if name in found else _OTHER_NAMES.get(name, name)
+        if stored not in found:
+            raise ValueError(f"{folder}: the shards lack the feature {name}; they hold {', '.join(sorted(found))}")
+        summary = found[stored]
+        if (summary.min_length, summary.max_length) != (length, length):
+            option = {data.seq_length: "data.seq_length"}.get(length, "data.max_predictions")
+            option = "one label" if name == "next_sentence_labels" else f"{option} {length}"
+            given = " to ".join(map(str, sorted({summary.min_length, summary.max_length})))
+            raise ValueError(f"{folder}: {name} has {given} values a record, the config wants {option}")
+        features[name] = (stored, summary.kind, length)
+    _check_ranges(index, features, tokenizer)
+    return _Layout(features, dynamic, has_labels, tokenizer.vocab_size if tokenizer else None)
+
+
+def _check_ranges(
+    index: ShardIndex, features: Mapping[str, tuple[str, str, int]], tokenizer: "Tokenizer | None"
+) -> None:
+    """``ValueError`` when the index shows values that a model must not be fed."""
+    limits = {"input_mask": 2, "next_sentence_labels": 2, "masked_lm_positions": features["input_ids"][2]}
+    limits["segment_ids"] = 1 << 15
+    if tokenizer is not None:
+        limits |= dict.fromkeys(("input_ids", "masked_lm_ids"), tokenizer.vocab_size)
+    for name, limit in limits.items():
+        if name not in features:
+            continue
+        for entry in index.entries:
+            summary = entry.features.get(features[name][0])
+            if summary is None or (summary.min_value >= 0 and summary.max_value < limit):
+                continue
+            what = f"{name} from {summary.min_value} to {summary.max_value}, allowed: 0 to {limit - 1}"
+            remedy = "these shards were made with another vocabulary" if "ids" in name else "make the shards again"
+            raise ValueError(f"{index.folder / entry.name}: {what}; {remedy}")
+
+
+def _warn_of_changed_files(index: ShardIndex) -> None:
+    for entry in index.entries:
+        path = index.folder / entry.name
+        size = path.stat().st_size if path.is_file() else None
+        if size != entry.bytes:
+            now = "is missing" if size is None else f"has {size} bytes"
+            _log.warning("%s %s, the index says %d bytes: what differs becomes blank rows", path, now, entry.bytes)
+
+
+# ------------------------------------------------------------------ tf.data
+
+
+class _RawReader(Protocol):
+    def batch(self, number: int) -> RawBatch: ...
+
+
+def _pipeline(
+    reader: _RawReader,
+    layout: _Layout,
+    data: DataConfig,
+    *,
+    steps: tuple[int, int],
+    keys: Callable[[RawBatch], np.ndarray],
+    mask: Callable[..., Sequence[np.ndarray]] | None,
+) -> Any:
+    """Dataset of batches ``steps[0]`` to before ``steps[1]``: contract features, ``status`` and ``numbers``."""
+    tf = _tensorflow()
+    blank = encode_examples(
+        {
+            stored: np.zeros((1, length), np.int64 if kind == "int64" else np.float32)
+            for stored, kind, length in layout.features.values()
+        }
+    )[0]
+
+    def fetch(step: np.ndarray) -> tuple[np.ndarray, ...]:
+        raw = reader.batch(int(step))
+        live = np.array([record is not None for record in raw.records])
+        records = [blank if record is None else record for record in raw.records]
+        return np.array(records, object), live, raw.status, raw.numbers, keys(raw).view(np.int64)
+
+    def read(step: Any) -> Any:
+        types = [tf.string, tf.bool, tf.int64, tf.int64, tf.int64]
+        tensors = tf.numpy_function(fetch, [step], types, stateful=True)
+        for tensor in tensors:
+            tensor.set_shape([None])
+        return tuple(tensors)
+
+    options = tf.data.Options()
+    options.autotune.enabled = False
+    options.deterministic = True
+    options.threading.private_threadpool_size = _THREADS
+    options.threading.max_intra_op_parallelism = _THREADS
+    dataset = tf.data.Dataset.range(*steps).map(read)
+    dataset = dataset.map(functools.partial(_parse, tf, layout, data, mask), num_parallel_calls=_THREADS)
+    return dataset.prefetch(data.prefetch).with_options(options)
+
+
+def _parse(
+    tf: Any, layout: _Layout, data: DataConfig, mask: Callable | None,
+    records: Any, live: Any, status: Any, numbers: Any, keys: Any,
+) -> dict[str, Any]:  # fmt: skip
+    """Serialised examples to the batch contract (graph code); rows that are not ``live`` come out all zero."""
+    kinds = {"int64": tf.int64, "float": tf.float32}
+    spec = {
+        stored: tf.io.FixedLenFeature([length], kinds[kind]) for stored, kind, length in layout.features.values()
+    }
+    parsed = tf.io.parse_example(records, spec)
+    found = {name: parsed[stored] for name, (stored, _, _) in layout.features.items()}
+    if layout.vocab_size is not None:
+        for name in {"input_ids", "masked_lm_ids"} & set(found):
+            good = tf.reduce_all((found[name] >= 0) & (found[name] < layout.vocab_size), axis=1)
+            status = tf.where(live & ~good, tf.constant(BAD_IDS, tf.int64), status)
+            live = live & good
+    factor = tf.cast(live, tf.int32)[:, None]
+    ints = {name: tf.cast(value, tf.int32) * factor for name, value in found.items() if name != "masked_lm_weights"}
+    weight = tf.cast(factor, tf.float32)
+    if mask is None:
+        masked = [
+            ints["masked_lm_positions"],
+            ints["masked_lm_ids"],
+            tf.cast(found["masked_lm_weights"], tf.float32),
+        ]
+    else:
+        arguments = [ints["input_ids"], ints["word_starts"], ints["input_mask"], keys]
+        ints["input_ids"], *masked = tf.numpy_function(mask, arguments, [tf.int32, tf.int32, tf.int32, tf.float32])
+        for tensor, width in zip(
+            (ints["input_ids"], *masked), (data.seq_length, *[data.max_predictions] * 3), strict=True
+        ):
+            tensor.set_shape([None, width])
+    rows = tf.shape(ints["input_ids"])[0]
+    labels = ints["next_sentence_labels"] if layout.has_labels else tf.zeros([rows, 1], tf.int32)
+    return {
+        "input_ids": ints["input_ids"] * factor,
+        "token_type_ids": ints["segment_ids"],
+        "sequence_ids": ints["input_mask"],
+        "position_ids": tf.broadcast_to(tf.range(data.seq_length), [rows, data.seq_length]) * factor,
+        "mlm_positions": masked[0] * factor,
+        "mlm_labels": masked[1] * factor,
+        "mlm_weights": masked[2] * weight,
+        "cls_positions": tf.zeros([rows, 1], tf.int32),
+        "nsp_labels": labels,
+        "nsp_weights": weight * float(layout.has_labels),
+        "status": status,
+        "numbers": numbers,
+    }
+
+
+def _features(batch: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    return {name: batch[name] for name in PRETRAIN_FEATURES}
+
+
+# ------------------------------------------------------------------ damage
+
+
+class _BlankCounter:
+    """Counts the blank rows of consumed batches, names them, and stops above the budget."""
+
+    def __init__(self, reader: RecordReader, budget: int) -> None:
+        self.reader, self.budget, self.count = reader, budget, 0
+        self._named: set[int] = set()
+
+    def add(self, batch: Mapping[str, np.ndarray]) -> None:
+        """Take in a batch that is about to be handed out; ``DataBudgetError`` leaves the count as it was."""
+        damaged = np.flatnonzero(batch["status"])
+        if not len(damaged):
+            return
+        texts = [self._name(int(batch["numbers"][row]), int(batch["status"][row])) for row in damaged]
+        count = self.count + len(damaged)
+        if count > self.budget:
+            raise DataBudgetError(
+                f"{count} damaged records, more than data.max_blank_records ({self.budget}); restore the shards or "
+                f"allow more; the last: {texts[-1]}"
+            )
+        self.count = count
+
+    def _name(self, number: int, reason: int) -> str:
+        file, record = self.reader.locate(number)
+        text = f"{self.reader.index.folder / file}: record {record} {REASONS[reason]}"
+        if number not in self._named:
+            self._named.add(number)
+            if len(self._named) <= _NAMED_BLANKS or len(self._named).bit_count() == 1:
+                _log.warning("blank row instead of a damaged record (%d so far): %s", len(self._named), text)
+        return text
+
+
+# ------------------------------------------------------------------ training
+
+
+class PretrainBatches:
+    """The endless stream of training batches (a ``bert_jax.batch.BatchIterator``)."""
+
+    def __init__(
+        self, index: ShardIndex, layout: _Layout, data: DataConfig, order: LaneOrder, sizes: BatchSizes,
+        rows: HostRows, mask: Callable | None,
+    ) -> None:  # fmt: skip
+        self._layout, self._data, self._order, self._sizes, self._mask = layout, data, order, sizes, mask
+        self._records, self._rows = RecordReader(index), rows
+        self._blanks = _BlankCounter(self._records, data.max_blank_records)
+        self._order_facts = _order_facts(index, data, order, sizes)
+        self._data_step = self._skipped_examples = 0
+        self._skipped: list[tuple[int, int]] = []
+        # The running tf.data iterator. Threads that still call Python while the interpreter goes down abort it, so
+        # the iterator must be gone by then.
+        self._stream: list[Iterator[dict[str, np.ndarray]]] = []
+        weakref.finalize(self, self._stream.clear)
+
+    def __iter__(self) -> "PretrainBatches":
+        return self
+
+    def __next__(self) -> tuple[dict[str, np.ndarray], BatchInfo]:
+        """Next features and their info; ``DataBudgetError`` above ``data.max_blank_records`` damaged records."""
+        if not self._stream:
+            # A reader of its own: threads of a stream that was just closed may still be in the old one.
+            reader = LaneReader(self._records, self._order, self._sizes, self._rows)
+            dataset = _pipeline(
+                reader, self._layout, self._data, steps=(self._data_step, 1 << 62), keys=self._keys, mask=self._mask
+            )
+            self._stream.append(dataset.as_numpy_iterator())
+        batch = next(self._stream[0])
+        self._blanks.add(batch)
+        end = self._sizes.start(self._data_step + 1)
+        info = BatchInfo(
+            data_step=self._data_step,
+            epoch=end / self._order.records,
+            examples_seen=end - self._skipped_examples,
+            blank_records=self._blanks.count,
+        )
+        self._data_step += 1
+        return _features(batch), info
+
+    def skip(self, batches: int) -> None:
+        """Leave out the next ``batches`` batches (after a loss spike); the state records it."""
+        if batches <= 0:
+            raise ValueError(f"batches to skip: {batches} is not allowed; allowed: 1 or more")
+        start, stop = self._data_step, self._data_step + batches
+        self._skipped_examples += self._sizes.start(stop) - self._sizes.start(start)
+        if self._skipped and self._skipped[-1][1] == start:
+            start = self._skipped.pop()[0]
+        self._skipped = [*self._skipped, (start, stop)][-_KEPT_SKIPS:]
+        self._data_step = stop
+        self.close()
+
+    def state(self) -> dict[str, Any]:
+        """Position after the batches returned so far (what was read ahead does not count): JSON under 1 KB."""
+        return {
+            "data_step": self._data_step,
+            "skipped": [list(pair) for pair in self._skipped],
+            "skipped_examples": self._skipped_examples,
+            "blank_records": self._blanks.count,
+            "fingerprint": self._order_facts["fingerprint"],
+            "order": {key: value for key, value in self._order_facts.items() if key != "fingerprint"},
+        }
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Continue after ``state``; ``ValueError`` names what differs when it belongs to another order of data."""
+        if state["fingerprint"] != self._order_facts["fingerprint"]:
+            differences = [
+                f"{key} was {was}, now {self._order_facts.get(key)}"
+                for key, was in state["order"].items()
+                if self._order_facts.get(key) != was
+            ]
+            raise ValueError(
+                "the saved data position belongs to another order of data: "
+                f"{'; '.join(differences) or 'masking options differ'}; set them back, or start a new phase"
+            )
+        self._data_step = int(state["data_step"])
+        self._skipped = [(int(a), int(b)) for a, b in state["skipped"]]
+        self._skipped_examples = int(state["skipped_examples"])
+        self._blanks.count = int(state["blank_records"])
+        self.close()
+
+    def close(self) -> None:
+        """Stop reading ahead; the next batch starts it again."""
+        self._stream.clear()
+
+    def _keys(self, raw: RawBatch) -> np.ndarray:
+        return hash_key(self._order.seed, 3, raw.epochs, raw.numbers)
+
+
+def _order_facts(index: ShardIndex, data: DataConfig, order: LaneOrder, sizes: BatchSizes) -> dict[str, Any]:
+    """What the order of data depends on, readable, and its fingerprint."""
+    shards = json.dumps([[e.records, e.bytes, e.crc32c] for e in index.entries]).encode()
+    facts: dict[str, Any] = {
+        "training.seed": order.seed,
+        "training.global_batch_size": sizes.final,
+        "training.batch_ramp": list(sizes.ramp),
+        "lanes": order.lanes,
+        "data.window_segments": order.window_segments,
+        "data.segment_records": order.segment_records,
+        "records": order.records,
+        "shards": hashlib.sha256(shards).hexdigest()[:16],
+    }
+    content = [data.masking]
+    if data.masking == "dynamic":
+        content += [data.mask_unit, data.mask_fraction, data.mask_token_share, data.random_token_share]
+        content += [data.max_predictions, data.span_mean, data.span_max]
+    text = json.dumps([1, facts, content], sort_keys=True)
+    return facts | {"fingerprint": hashlib.sha256(text.encode()).hexdigest()[:16]}
+
+
+def pretrain_batches(
+    data: DataConfig,
+    *,
+    folder: Path,
+    lanes: int,
+    batch_size: int,
+    batch_ramp: tuple[int, ...] = (),
+    seed: int,
+    rows: Sequence[int] | None = None,
+    tokenizer: "Tokenizer | None" = None,
+) -> PretrainBatches:
+    """The training stream over the indexed shards in ``folder``.
+
+    ``lanes`` divides every batch size; ``batch_ramp`` is pairs of (steps, batch size) that come before
+    ``batch_size``; ``rows`` are the rows of the global batch that this host feeds (None: all). The tokenizer is
+    needed for dynamic masking, and without it ids are not checked. ``ValueError`` (one line) when there is no
+    index or the shards and the config disagree.
+    """
+    index = read_index(folder)
+    layout = _layout(index, data, tokenizer)
+    sizes = BatchSizes(batch_size, tuple(batch_ramp))
+    for size in sizes.all:
+        if lanes < 1 or size % lanes:
+            raise ValueError(f"data.lanes: {lanes} is not allowed; allowed: a divisor of every batch size ({size})")
+    _warn_of_changed_files(index)
+    usable = usable_lanes(lanes, index.records)
+    if usable != lanes:
+        _log.warning("data.lanes: %d falls to %d: there are only %d records", lanes, usable, index.records)
+    order = LaneOrder(
+        records=index.records,
+        lanes=usable,
+        segment_records=data.segment_records,
+        window_segments=data.window_segments,
+        seed=seed,
+    )
+    host_rows = HostRows.of(usable, sizes, rows)
+    return PretrainBatches(index, layout, data, order, sizes, host_rows, _masker(data, tokenizer))
+
+
+# ------------------------------------------------------------------ evaluation
+
+
+def eval_batches(
+    data: DataConfig,
+    *,
+    folder: Path,
+    batch_size: int,
+    rows: Sequence[int] | None = None,
+    max_batches: int = 0,
+    tokenizer: "Tokenizer | None" = None,
+) -> Iterator[dict[str, np.ndarray]]:
+    """Each held-out record once, in file order; the last batch is filled with blank rows.
+
+    ``max_batches`` above 0 stops after so many. Masks are the same in every call, dynamic shards included.
+    Checks happen at the call, not at the first batch; ``DataBudgetError`` while iterating as in training.
+    """
+    index = read_index(folder)
+    layout = _layout(index, data, tokenizer)
+    mask = _masker(data, tokenizer)
+    _warn_of_changed_files(index)
+    records = RecordReader(index)
+    reader = SequentialReader(records, batch_size, HostRows.of(1, BatchSizes(batch_size), rows))
+    count = -(-index.records // batch_size)
+    count = min(count, max_batches) if max_batches else count
+
+    def keys(raw: RawBatch) -> np.ndarray:
+        return hash_key(data.seed, 3, _EVAL_EPOCH, np.maximum(raw.numbers, 0))
+
+    def stream() -> Iterator[dict[str, np.ndarray]]:
+        blanks = _BlankCounter(records, data.max_blank_records)
+        for batch in _pipeline(reader, layout, data, steps=(0, count), keys=keys, mask=mask).as_numpy_iterator():
+            blanks.add(batch)
+            yield _features(batch)
+
+    return stream()
+
+
+# ------------------------------------------------------------------ masking at read time
+
+
+def _masker(data: DataConfig, tokenizer: "Tokenizer | None") -> Callable[..., Sequence[np.ndarray]] | None:
+    """Function from (ids, word starts, input mask, keys) to (masked ids, positions, labels, weights), or None."""
+    return None
