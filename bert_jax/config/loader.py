@@ -12,7 +12,7 @@ import math
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, TypeVar, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar, get_args, get_origin, get_type_hints
 
 import tyro
 import yaml
@@ -30,18 +30,57 @@ class Setting(NamedTuple):
     value: str | list[str]
 
 
-def load_config(config_type: type[C], argv: Sequence[str], prog: str | None = None) -> C:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RunOptions:
+    """Options of a run that are not part of its config."""
+
+    # Recipe in YAML; several stack, later ones win.
+    config: tuple[str, ...] = ()
+    # Folder of everything that the run writes; empty: runs/NAME-OF-THE-LAST-RECIPE.
+    workdir: str = ""
+    # Workdir of an earlier phase: its parameters, moments, average and step carry over.
+    continue_from: str = ""
+    # Print the resolved config and exit.
+    print_config: bool = False
+    # Let a resumed run change execution.prng.
+    allow_numeric_change: bool = False
+
+    @property
+    def default_workdir(self) -> str:
+        """Where a run goes when no workdir was given."""
+        return f"runs/{Path(self.config[-1]).stem if self.config else 'pretrain'}"
+
+
+def take_options(options_type: type[C], argv: Sequence[str]) -> tuple[C, list[str]]:
+    """Split ``argv`` into the options of ``options_type`` (a bare flag means true) and the rest, in which
+    ``--config`` stays. Raises ``ValueError`` with one line on a wrong value."""
+    types = field_types(options_type)
+    settings: list[Setting] = []
+    rest: list[str] = []
+    files, flags = split_arguments([word for word in argv if word not in ("--help", "-h")])
+    for file in files:
+        rest += ["--config", file]
+    for setting in flags:
+        if setting.key not in types:
+            rest += [f"--{setting.key}", *([setting.value] if isinstance(setting.value, str) else setting.value)]
+        elif types[setting.key] is bool and setting.value == []:
+            settings.append(setting._replace(value="true"))
+        else:
+            settings.append(setting)
+    if files and "config" in types:
+        settings.append(Setting("command line", "config", files))
+    help_flags = [word for word in argv if word in ("--help", "-h")]
+    return build_config(options_type, settings), rest + help_flags
+
+
+def load_config(config_type: type[C], argv: Sequence[str], prog: str | None = None, extra: type | None = None) -> C:
     """Build ``config_type`` from command-line arguments.
 
     ``argv`` holds ``--config FILE`` (repeatable) and ``--section.key value ...`` in any order. ``--help``
-    prints every option and exits. Raises ``ValueError`` with one line on any mistake.
+    prints every option (those of ``extra`` too) and exits. Raises ``ValueError`` with one line on any mistake.
     """
     if "--help" in argv or "-h" in argv:
-        tyro.cli(
-            config_type, args=["--help"], prog=prog, use_underscores=True,
-            description=f"{_first_line(config_type)} `--config FILE` (repeatable) reads a YAML recipe first.",
-            config=(tyro.conf.FlagConversionOff,),
-        )  # fmt: skip
+        _print_help(config_type, extra, prog)
     files, flags = split_arguments(argv)
     settings = [setting for file in files for setting in read_yaml(Path(file))] + flags
     return build_config(config_type, settings)
@@ -264,6 +303,19 @@ def differences(old: Any, new: Any) -> list[str]:
 
     before, after = dict(flat(to_dict(old))), dict(flat(to_dict(new)))
     return [f"{key}: {before[key]} -> {after[key]}" for key in after if before[key] != after[key]]
+
+
+def _print_help(config_type: type, extra: type | None, prog: str | None) -> None:
+    """Every option with type, default and meaning; exits with 0."""
+    fields = [(name, hint, hint()) for name, hint in get_type_hints(config_type).items()]
+    if extra:
+        # Shown without a section, as it is written.
+        fields.insert(0, ("run", Annotated[extra, tyro.conf.arg(name="")], extra()))
+    shown = dataclasses.make_dataclass("Options", fields, frozen=True)
+    tyro.cli(
+        shown, args=["--help"], prog=prog, use_underscores=True, description=_first_line(config_type),
+        config=(tyro.conf.FlagConversionOff,),
+    )  # fmt: skip
 
 
 def _first_line(config_type: type) -> str:

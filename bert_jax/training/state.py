@@ -11,7 +11,7 @@ from flax import struct
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from bert_jax.batch import feature_shapes
-from bert_jax.config import ExecutionConfig, ModelConfig
+from bert_jax.config import ExecutionConfig
 from bert_jax.model import BertForPretraining, from_canonical, to_canonical
 from bert_jax.model.layout import path_name
 from bert_jax.parallel import shardings
@@ -92,4 +92,4 @@ def initial_state(
 
 def parameter_count(params: Any, vocab_size: int) -> int:
     """Number of canonical (unpadded) parameters."""
-    return sum(leaf.size for leaf in jax.eval_shape(lambda: to_canonical(params, vocab_size)).values())
+    return sum(leaf.size for leaf in jax.eval_shape(lambda tree: to_canonical(tree, vocab_size), params).values())

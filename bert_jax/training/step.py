@@ -93,10 +93,8 @@ def make_train_step(
             ema=None if ema is None else jax.tree.map(keep_if_finite, ema, state.ema),
         )
         tokens = sums["padding_fraction"][1] - sums["padding_fraction"][0]
-        scalars = {
-            "loss": loss, "grad_norm": grad_norm, "learning_rate": learning_rate, "finite": finite, "tokens": tokens,
-        }  # fmt: skip
-        return new_state, {"sums": sums, **scalars}
+        scalars = {"loss": loss, "grad_norm": grad_norm, "learning_rate": learning_rate, "tokens": tokens}
+        return new_state, {"sums": sums, "finite": finite, **scalars}
 
     return train_step
 

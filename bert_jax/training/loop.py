@@ -1,0 +1,141 @@
+"""The training loop: one for pretraining and fine-tuning. Its order is fixed; see :func:`run_steps`."""
+
+import collections
+import dataclasses
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+
+from bert_jax import exits
+from bert_jax.batch import BatchInfo
+from bert_jax.config import TrainingConfig
+from bert_jax.training.meter import IntervalMeter
+from bert_jax.training.prefetch import DevicePrefetcher
+from bert_jax.training.profiler import ProfilerWindow
+from bert_jax.training.signals import StopRequest
+from bert_jax.training.state import TrainState
+
+# Steps that may be under way while the host goes on: enough to hide the host, few enough to bound memory.
+MAX_IN_FLIGHT = 2
+
+StepFunction = Callable[[TrainState, Mapping[str, jax.Array]], tuple[TrainState, dict[str, Any]]]
+
+
+@dataclasses.dataclass
+class Clock:
+    """Wall time of an interval, without what is neither training nor input (evaluation, saves)."""
+
+    started: float = dataclasses.field(default_factory=time.perf_counter)
+    waited: float = 0.0
+    steps: int = 0
+    tokens: float = 0.0
+    sequences: int = 0
+
+    def exclude(self, seconds: float) -> None:
+        """Take ``seconds`` out of the interval."""
+        self.started += seconds
+
+    def line(self) -> dict[str, float]:
+        """Seconds per step, real tokens and sequences per second, share of the time spent waiting for data."""
+        seconds = max(time.perf_counter() - self.started, 1e-9)
+        return {
+            "seconds_per_step": seconds / max(self.steps, 1),
+            "tokens_per_second": self.tokens / seconds,
+            "sequences_per_second": self.sequences / seconds,
+            "data_wait_fraction": self.waited / seconds,
+        }
+
+
+class Recorder:
+    """Turns steps into log lines. ``write`` gets (step, metrics); values are read a few steps late."""
+
+    def __init__(
+        self, config: TrainingConfig, meter: IntervalMeter, write: Callable[[int, dict[str, Any]], None]
+    ) -> None:
+        self.config, self.meter, self._write = config, meter, write
+        self._in_flight: collections.deque[tuple[int, Any, BatchInfo, int]] = collections.deque()
+        self.clock = Clock()
+
+    def add(self, step: int, metrics: Any, info: BatchInfo, sequences: int) -> None:
+        """Take the metrics of ``step`` (device arrays) without waiting for them."""
+        self._in_flight.append((step, metrics, info, sequences))
+        self.drain(MAX_IN_FLIGHT)
+
+    def drain(self, leave: int = 0) -> None:
+        """Read metrics until ``leave`` steps are under way; raises ``Stop`` (44) after too many bad steps."""
+        while len(self._in_flight) > leave:
+            step, metrics, info, sequences = self._in_flight.popleft()
+            metrics = jax.device_get(metrics)
+            self.meter.add(metrics)
+            self.clock.steps += 1
+            self.clock.tokens += float(metrics["tokens"])
+            self.clock.sequences += sequences
+            if step % self.config.log_interval == 0 or step == self.config.num_steps:
+                position = {
+                    "epoch": info.epoch, "examples_seen": info.examples_seen, "blank_records": info.blank_records,
+                }  # fmt: skip
+                self._write(step, {**self.meter.line(), **self.clock.line(), **position})
+                self.clock = Clock()
+            if self.meter.bad_in_a_row >= self.config.max_bad_steps:
+                raise exits.Stop(
+                    exits.NON_FINITE,
+                    f"stopped: loss or gradient was not finite in {self.meter.bad_in_a_row} steps in a row, up to "
+                    f"step {step} (training.max_bad_steps); the parameters are those before. Lower "
+                    "optimizer.learning_rate or raise optimizer.warmup_steps, then run again",
+                )
+
+
+def run_steps(
+    state: TrainState,
+    first_step: int,
+    config: TrainingConfig,
+    *,
+    step_for: Callable[[int], StepFunction],
+    batches: DevicePrefetcher,
+    recorder: Recorder,
+    evaluate: Callable[[TrainState, int], None],
+    save: Callable[[TrainState, int], None],
+    poll: Callable[[int], None],
+    profiler: ProfilerWindow,
+    stop: StopRequest,
+) -> TrainState:
+    """Train from ``first_step`` to ``config.num_steps`` and return the final state.
+
+    The order is law: a batch is taken, the step is dispatched, its line is logged, then evaluation, then the
+    save; only then the next batch is taken. So a checkpoint holds the position after its own step, and every
+    line up to its step is in the log before it exists.
+    """
+
+    def timed(action: Callable[[TrainState, int], None], state: TrainState, step: int) -> None:
+        recorder.drain()
+        began = time.perf_counter()
+        action(state, step)
+        recorder.clock.exclude(time.perf_counter() - began)
+
+    step, saved = first_step, first_step
+    while step < config.num_steps:
+        if stop:
+            if step > saved:
+                timed(save, state, step)
+            raise exits.Stop(stop.exit_code, f"stopped at step {step:,} of {config.num_steps:,}")
+        began = time.perf_counter()
+        batch, info = next(batches)
+        recorder.clock.waited += time.perf_counter() - began
+        sequences = next(iter(batch.values())).shape[0]
+        run = step_for(sequences)
+        step += 1
+        with profiler.step(step):
+            state, metrics = run(state, batch)
+        profiler.finish(step, state.step)
+        recorder.add(step, metrics, info, sequences)
+        last = step == config.num_steps
+        if last or (config.eval_interval and step % config.eval_interval == 0):
+            timed(evaluate, state, step)
+        if last or step % config.checkpoint_interval == 0:
+            timed(save, state, step)
+            saved = step
+        poll(step)
+    recorder.drain()
+    return state

@@ -1,0 +1,43 @@
+"""Metrics of a log interval: sums and weights over its steps, divided once, when the line is written."""
+
+from collections.abc import Mapping
+from typing import Any
+
+
+class IntervalMeter:
+    """Adds up the metrics of steps. Its state goes into the checkpoint, so a resumed run logs the same lines."""
+
+    def __init__(self) -> None:
+        self.skipped_steps = 0  # since the phase began
+        self.bad_in_a_row = 0
+        self._sums: dict[str, list[float]] = {}
+        self._last: dict[str, float] = {}
+
+    def add(self, metrics: Mapping[str, Any]) -> None:
+        """Add one step's metrics (host values). A skipped step counts, but its values are left out."""
+        self._last = {"learning_rate": float(metrics["learning_rate"])}
+        if not metrics["finite"]:
+            self.skipped_steps += 1
+            self.bad_in_a_row += 1
+            return
+        self.bad_in_a_row = 0
+        pairs = dict(metrics["sums"]) | {"loss": (metrics["loss"], 1), "grad_norm": (metrics["grad_norm"], 1)}
+        for name, (total, weight) in pairs.items():
+            pair = self._sums.setdefault(name, [0.0, 0.0])
+            pair[0] += float(total)
+            pair[1] += float(weight)
+
+    def line(self) -> dict[str, float | int | None]:
+        """Means since the last line; starts the next interval."""
+        means = {name: total / weight if weight else None for name, (total, weight) in self._sums.items()}
+        self._sums = {}
+        return {**means, **self._last, "skipped_steps": self.skipped_steps}
+
+    def state(self) -> dict[str, Any]:
+        """JSON-able state (floats survive JSON exactly)."""
+        return {"skipped_steps": self.skipped_steps, "bad_in_a_row": self.bad_in_a_row, "sums": self._sums}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Continue where :meth:`state` was taken."""
+        self.skipped_steps, self.bad_in_a_row = state["skipped_steps"], state["bad_in_a_row"]
+        self._sums = {name: list(pair) for name, pair in state["sums"].items()}

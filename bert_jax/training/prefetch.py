@@ -1,0 +1,60 @@
+"""Batches put on the devices by a background thread, a few steps ahead."""
+
+import queue
+import threading
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+
+from bert_jax.batch import BatchInfo, BatchIterator
+from bert_jax.parallel import to_global
+
+
+class DevicePrefetcher:
+    """Yields ``(global batch, info)``; ``state`` is the position after the batches *returned*, not read ahead."""
+
+    def __init__(self, iterator: BatchIterator, mesh: Mesh, host_share: float, depth: int) -> None:
+        self._iterator, self._mesh, self._host_share = iterator, mesh, host_share
+        self._queue: queue.Queue[Any] = queue.Queue(maxsize=depth)
+        self._closed = threading.Event()
+        self.state: Mapping[str, Any] = iterator.state()
+        self._thread = threading.Thread(target=self._fill, name="prefetch", daemon=True)
+        self._thread.start()
+
+    def _fill(self) -> None:
+        try:
+            while not self._closed.is_set():
+                features, info = next(self._iterator)
+                rows = next(iter(features.values())).shape[0]
+                batch = to_global(features, self._mesh, round(rows / self._host_share))
+                self._put((batch, info, self._iterator.state()))
+        except BaseException as error:
+            self._put(error)
+
+    def _put(self, item: Any) -> None:
+        while not self._closed.is_set():
+            try:
+                self._queue.put(item, timeout=0.1)
+                return
+            except queue.Full:
+                continue
+
+    def __next__(self) -> tuple[dict[str, jax.Array], BatchInfo]:
+        item = self._queue.get()
+        if isinstance(item, BaseException):
+            raise item
+        batch, info, self.state = item
+        return batch, info
+
+    def close(self) -> None:
+        """Stop the thread; batches read ahead are dropped."""
+        self._closed.set()
+        self._thread.join(timeout=10)
+
+
+def host_share(rows: np.ndarray | list[int], batch_size: int) -> float:
+    """Share of the global batch that this process feeds."""
+    return len(rows) / batch_size

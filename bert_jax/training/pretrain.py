@@ -1,0 +1,311 @@
+"""Pretraining, top to bottom: workdir, mesh, model, state, data, compile, loop, report."""
+
+import fcntl
+import shutil
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from bert_jax import exits
+from bert_jax.batch import BatchIterator
+from bert_jax.config import PretrainConfig, differences, dump_yaml
+from bert_jax.model import BertForPretraining
+from bert_jax.optim import make_optimizer, make_schedule
+from bert_jax.parallel import check_batch_size, host_rows, make_mesh
+from bert_jax.planner.flops import training_flops_per_sequence
+from bert_jax.planner.hardware import mfu
+from bert_jax.tokenization import Tokenizer
+from bert_jax.training.checkpoint import CheckpointWriter, NoCheckpoint, Restored, restore_newest
+from bert_jax.training.compile import TrainPrograms, out_of_memory_error
+from bert_jax.training.evaluate import evaluate_held_out
+from bert_jax.training.fill import FilledText, fill_batch
+from bert_jax.training.finish import finish, write_atomically
+from bert_jax.training.loop import Recorder, run_steps
+from bert_jax.training.meter import IntervalMeter
+from bert_jax.training.prefetch import DevicePrefetcher
+from bert_jax.training.profiler import ProfilerWindow
+from bert_jax.training.progress import Progress
+from bert_jax.training.signals import StopRequest
+from bert_jax.training.state import (
+    TrainState,
+    abstract_state,
+    initial_state,
+    make_prng_key,
+    parameter_count,
+)
+from bert_jax.training.step import make_eval_step, make_train_step
+from bert_jax.training.writers import MetricsWriter
+
+# What a new phase may change of the model: it changes no parameter.
+PHASE_MAY_CHANGE = {"model.hidden_dropout", "model.attention_dropout"}
+
+
+class PretrainSource(Protocol):
+    """Where batches come from; ``data_pipeline.source`` implements it."""
+
+    def train(self, rows: list[int]) -> BatchIterator:
+        """Endless training batches of this host's ``rows``."""
+        ...
+
+    def held_out(
+        self, batch_size: int, rows: list[int], max_batches: int
+    ) -> Iterator[dict[str, np.ndarray]] | None:
+        """Held-out batches, each record once (0 ``max_batches``: all), or ``None`` without held-out data."""
+        ...
+
+    def unigram_cross_entropy(self) -> float | None:
+        """Nats per held-out target of the training targets' unigram distribution (add-one)."""
+        ...
+
+
+def pretrain(
+    config: PretrainConfig,
+    *,
+    workdir: Path,
+    source: PretrainSource,
+    tokenizer: Tokenizer,
+    vocabulary: Path,
+    stop: StopRequest,
+    continue_from: Path | None = None,
+    allow_numeric_change: bool = False,
+    started: float | None = None,
+) -> None:
+    """Train as ``config`` says in ``workdir``, continuing what is there; see ``run_pretrain.py --help``.
+
+    ``vocabulary``, the file of ``tokenizer``, is copied beside the checkpoints, so the workdir is whole.
+    Raises ``ValueError`` for what the user can mend and ``exits.Stop`` when the run ends early.
+    """
+    started = time.perf_counter() if started is None else started
+
+    # --- Workdir ---------------------------------------------------------------------------------------------
+    workdir.mkdir(parents=True, exist_ok=True)
+    lock = _lock(workdir)
+    training = config.training
+    if training.compilation_cache != "none":
+        cache = training.compilation_cache or str(workdir.absolute() / "compilation_cache")
+        jax.config.update("jax_compilation_cache_dir", cache)
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)
+
+    # --- Mesh, model, optimizer ------------------------------------------------------------------------------
+    mesh = make_mesh(config.mesh)
+    for size in (training.global_batch_size, *training.batch_ramp[1::2]):
+        check_batch_size(
+            mesh, size // training.accumulation_steps, "training.global_batch_size / accumulation_steps"
+        )
+    eval_batch_size = training.eval_batch_size or training.global_batch_size
+    check_batch_size(mesh, eval_batch_size, "training.eval_batch_size")
+    model = BertForPretraining(config.model, config.execution, config.has_nsp, mesh)
+    optimizer = make_optimizer(config.optimizer)
+    abstract = abstract_state(model, optimizer, mesh, with_ema=config.optimizer.ema_decay > 0)
+
+    # --- State: own checkpoint, else the phase before, else fresh ----------------------------------------------
+    messages: list[str] = []
+    restored = restore_newest(workdir, config, mesh, read_only=False, may_change=set(), report=messages.append)
+    meter = IntervalMeter()
+    phase_start = 0
+    if restored is not None:
+        state, first_step = restored.state, restored.step
+        phase_start = restored.meta["phase_start"]
+        messages += _resume_messages(restored, config, tokenizer, allow_numeric_change)
+        meter.restore(restored.meta["meter"])
+    elif continue_from is not None:
+        before = restore_newest(
+            continue_from, config, mesh, read_only=True, may_change=PHASE_MAY_CHANGE, report=messages.append
+        )
+        if before is None:
+            raise NoCheckpoint(f"--continue_from {continue_from}: there is no checkpoint")
+        _check_vocabulary(before, tokenizer)
+        state, first_step = before.state, before.step
+        phase_start = first_step
+        messages.append(f"new phase from {continue_from} at step {first_step:,}")
+    else:
+        state, first_step = initial_state(model, optimizer, abstract, training.seed), 0
+
+    write_atomically(workdir / "config.yaml", dump_yaml(config))
+    shutil.copyfile(vocabulary, workdir / vocabulary.name)
+    progress = Progress(training.num_steps, first_step, workdir / "train.log")
+    for message in messages:
+        progress.line(message)
+    writer = MetricsWriter(workdir, first_step)
+    count = parameter_count(state.params, config.model.vocab_size)
+    progress.line(
+        f"{count:,} parameters, {mesh.size} x {mesh.devices.flat[0].device_kind}, mesh "
+        f"{'x'.join(f'{name}={size}' for name, size in mesh.shape.items())}, {config.execution.dtype}"
+    )
+    eval_rows = host_rows(mesh, eval_batch_size)
+
+    def report() -> None:
+        batch = next(source.held_out(eval_batch_size, eval_rows, 1) or iter(()), None)
+        filled = [] if batch is None else _fill_some(config, state, tokenizer, batch)
+        for line in finish(workdir, filled):
+            progress.line(line)
+
+    if first_step >= training.num_steps:
+        if not (workdir / "report.html").exists():
+            report()
+        progress.line(f"{workdir} is complete: {training.num_steps:,} steps; see report.html there")
+        writer.close()
+        progress.close()
+        return
+
+    # --- Data ------------------------------------------------------------------------------------------------
+    began = time.perf_counter()
+    rows = host_rows(mesh, training.global_batch_size)
+    iterator = source.train(rows)
+    if restored is not None:
+        iterator.restore(restored.meta["data"])
+    batches = DevicePrefetcher(iterator, mesh, len(rows) / training.global_batch_size, config.data.prefetch)
+    data_seconds = time.perf_counter() - began
+
+    # --- Compile ---------------------------------------------------------------------------------------------
+    step_function = make_train_step(
+        model,
+        optimizer,
+        make_schedule(config.optimizer, training.num_steps),
+        config.optimizer,
+        training.accumulation_steps,
+        make_prng_key(config.execution, training.seed),
+    )
+    programs = TrainPrograms(step_function, abstract, config, mesh)
+    programs.step_for(_batch_size_at(config, first_step - phase_start))
+    progress.line(
+        f"start-up {began - started:.1f} s, data {data_seconds:.1f} s, "
+        f"compiling the training step {programs.compile_seconds:.1f} s"
+    )
+
+    # --- Evaluate, log, save -----------------------------------------------------------------------------------
+    eval_step = jax.jit(make_eval_step(model))
+    device_kind = mesh.devices.flat[0].device_kind
+    flops = training_flops_per_sequence(
+        config.model,
+        seq_length=config.data.seq_length,
+        max_predictions=config.data.max_predictions,
+        has_nsp=config.has_nsp,
+    )
+
+    def evaluate(state: TrainState, step: int) -> None:
+        last = step == training.num_steps
+        held_out = source.held_out(eval_batch_size, eval_rows, 0 if last else training.eval_batches)
+        if held_out is None:
+            return
+        params = state.params if state.ema is None else state.ema
+        values = evaluate_held_out(held_out, eval_step, params, mesh, eval_batch_size)
+        if last:
+            values["unigram_cross_entropy"] = source.unigram_cross_entropy()
+        writer.write(step, {"split": "eval", **values})
+        progress.update(step, {"split": "eval", **values})
+
+    def write(step: int, values: dict[str, Any]) -> None:
+        rate = values.pop("sequences_per_second")
+        values["mfu"] = mfu(rate * flops, device_kind, mesh.size)
+        writer.write(step, values)
+        progress.update(step, values)
+
+    checkpoints = CheckpointWriter(workdir, config)
+
+    def save(state: TrainState, step: int) -> None:
+        checkpoints.save(
+            state,
+            {
+                "data": batches.state,
+                "phase_start": phase_start,
+                "meter": meter.state(),
+                "prng": config.execution.prng,
+                "tokenizer": tokenizer.fingerprint,
+                "parameters": count,
+            },
+        )
+
+    def poll(step: int) -> None:
+        checkpoints.poll()
+        progress.tick(step)
+
+    # --- Loop ------------------------------------------------------------------------------------------------
+    try:
+        state = run_steps(
+            state,
+            first_step,
+            training,
+            step_for=programs.step_for,
+            batches=batches,
+            recorder=Recorder(training, meter, write),
+            evaluate=evaluate,
+            save=save,
+            poll=poll,
+            profiler=ProfilerWindow(workdir / "profile", training.profile_steps),
+            stop=stop,
+        )
+    except jax.errors.JaxRuntimeError as error:
+        raise out_of_memory_error(error, programs.memory, config) from None
+    except exits.Stop as early:
+        if early.code in (exits.INTERRUPTED, exits.PREEMPTED):
+            raise exits.Stop(early.code, f"{early}; saved in {workdir}: run the same command to continue") from None
+        raise
+    finally:
+        batches.close()
+        # The save under way is completed on every way out.
+        checkpoints.close()
+        writer.close()
+
+    # --- Report ----------------------------------------------------------------------------------------------
+    report()
+    progress.close()
+    lock.close()
+
+
+def _fill_some(
+    config: PretrainConfig, state: TrainState, tokenizer: Tokenizer, batch: Mapping[str, np.ndarray]
+) -> list[FilledText]:
+    """Masks of the first few rows of a held-out batch, filled on one device."""
+    model = BertForPretraining(config.model, config.execution, config.has_nsp)
+    params = jax.tree.map(jnp.asarray, jax.device_get(state.params if state.ema is None else state.ema))
+    return fill_batch(model, params, tokenizer, {name: values[:8] for name, values in batch.items()})
+
+
+def _batch_size_at(config: PretrainConfig, data_step: int) -> int:
+    training = config.training
+    for steps, size in zip(training.batch_ramp[::2], training.batch_ramp[1::2], strict=True):
+        if data_step < steps:
+            return size
+        data_step -= steps
+    return training.global_batch_size
+
+
+def _lock(workdir: Path) -> Any:
+    """Hold the workdir for this process; raises ``ValueError`` when another one does."""
+    file = (workdir / ".lock").open("w")
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise ValueError(
+            f"{workdir}: another run is using this workdir; wait for it or give another --workdir"
+        ) from None
+    return file
+
+
+def _resume_messages(
+    restored: Restored, config: PretrainConfig, tokenizer: Tokenizer, allow_numeric_change: bool
+) -> list[str]:
+    """What to say on resume. Raises ``ValueError`` for a change that would alter what is learned."""
+    _check_vocabulary(restored, tokenizer)
+    if restored.meta["prng"] != config.execution.prng and not allow_numeric_change:
+        raise ValueError(
+            f"execution.prng: the checkpoint was made with {restored.meta['prng']}, now {config.execution.prng}: "
+            "dropout would draw other numbers; add --allow_numeric_change if that is meant"
+        )
+    changed = differences(restored.config, config)
+    lines = [f"continuing at step {restored.step:,}"]
+    return lines + [f"changed since the checkpoint: {line}" for line in changed]
+
+
+def _check_vocabulary(restored: Restored, tokenizer: Tokenizer) -> None:
+    if restored.meta["tokenizer"] != tokenizer.fingerprint:
+        raise ValueError(
+            "data.vocab: the checkpoint was trained with another vocabulary (fingerprint "
+            f"{restored.meta['tokenizer'][:12]}, now {tokenizer.fingerprint[:12]}); give the same one"
+        )

@@ -1,0 +1,51 @@
+"""Pretrain BERT: text to vocabulary, shards, checkpoints and a report.
+
+python run_pretrain.py --config configs/quickstart.yaml [--workdir DIR] [--section.key value ...]
+"""
+
+import sys
+import time
+
+STARTED = time.perf_counter()
+
+from bert_jax.training.signals import StopRequest
+
+STOP = StopRequest.install()  # before the heavy imports: a signal that comes during them is not lost
+
+from pathlib import Path
+
+from bert_jax.config import PretrainConfig, dump_yaml, load_config
+from bert_jax.config.loader import RunOptions, take_options
+from bert_jax.exits import run_command
+
+
+def main() -> None:
+    options, arguments = take_options(RunOptions, sys.argv[1:])
+    config = load_config(PretrainConfig, arguments, prog="run_pretrain.py", extra=RunOptions)
+    if options.print_config:
+        print(dump_yaml(config), end="")
+        return
+
+    from data_pipeline.build import ensure_data
+
+    from bert_jax.tokenization import load_tokenizer
+    from bert_jax.training.pretrain import pretrain
+    from data_pipeline.source import ShardSource
+
+    vocabulary = ensure_data(config.data, vocab_size=config.model.vocab_size, report=print)
+    tokenizer = load_tokenizer(vocabulary, lower_case=config.data.lower_case)
+    pretrain(
+        config,
+        workdir=Path(options.workdir or options.default_workdir),
+        source=ShardSource(config, tokenizer),
+        tokenizer=tokenizer,
+        vocabulary=vocabulary,
+        stop=STOP,
+        continue_from=Path(options.continue_from) if options.continue_from else None,
+        allow_numeric_change=options.allow_numeric_change,
+        started=STARTED,
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(run_command(main))

@@ -1,0 +1,103 @@
+"""What several tests share: a tiny config, its batches, a source of batches without files."""
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import jax
+import numpy as np
+
+from bert_jax.batch import BatchInfo, feature_shapes
+from bert_jax.config import PretrainConfig, load_config
+
+TINY = ["--model.vocab_size", "211", "--model.hidden_size", "32", "--model.num_layers", "3", "--model.num_attention_heads", "4", "--model.intermediate_size", "64", "--model.max_position_embeddings", "64", "--data.seq_length", "16", "--data.max_predictions", "4", "--optimizer.learning_rate", "1e-3", "--optimizer.warmup_steps", "4", "--training.num_steps", "20", "--training.global_batch_size", "8", "--training.log_interval", "2", "--training.checkpoint_interval", "5", "--training.compilation_cache", "none"]
+
+
+def tiny_config(*arguments: str) -> PretrainConfig:
+    """A model of a few thousand parameters; ``arguments`` override it."""
+    return load_config(PretrainConfig, [*TINY, *" ".join(arguments).split()])
+
+
+def random_batch(config: PretrainConfig, seed: int = 0, rows: int | None = None) -> dict[str, np.ndarray]:
+    """A batch with padding of unequal length and unequal numbers of masked positions."""
+    rng = np.random.default_rng(seed)
+    count = rows or config.training.global_batch_size
+    length, masks, vocab = config.data.seq_length, config.data.max_predictions, config.model.vocab_size
+    batch = {name: np.zeros(s, d) for name, (s, d) in feature_shapes(count, length, masks).items()}
+    batch["position_ids"][:] = np.arange(length)
+    for row in range(count):
+        used = int(rng.integers(length // 2, length + 1))
+        # Neighbouring ids depend on each other, so there is something to learn.
+        start, stride = rng.integers(5, vocab), rng.integers(1, 4)
+        batch["input_ids"][row, :used] = 5 + (start + stride * np.arange(used)) % (vocab - 5)
+        batch["token_type_ids"][row, used // 2 : used] = 1
+        batch["sequence_ids"][row, :used] = 1
+        number = int(rng.integers(1, masks + 1))
+        places = np.sort(rng.permutation(np.arange(1, used))[:number])
+        batch["mlm_positions"][row, :number] = places
+        batch["mlm_labels"][row, :number] = batch["input_ids"][row, places]
+        batch["mlm_weights"][row, :number] = 1
+        batch["input_ids"][row, places] = 4
+    batch["nsp_labels"][:] = rng.integers(0, 2, (count, 1))
+    batch["nsp_weights"][:] = 1
+    return batch
+
+
+@dataclasses.dataclass
+class SyntheticIterator:
+    """Batch ``n`` is a function of ``n`` alone."""
+
+    config: PretrainConfig
+    rows: list[int]
+    poison: frozenset[int] = frozenset()
+    data_step: int = 0
+
+    def __next__(self) -> tuple[dict[str, np.ndarray], BatchInfo]:
+        batch = random_batch(self.config, seed=1000 + self.data_step)
+        if self.data_step in self.poison:
+            batch["mlm_weights"][0, 0] = np.nan
+        self.data_step += 1
+        size = self.config.training.global_batch_size
+        info = BatchInfo(
+            data_step=self.data_step - 1,
+            epoch=self.data_step * size / 100,
+            examples_seen=self.data_step * size,
+            blank_records=0,
+        )
+        return {name: values[self.rows] for name, values in batch.items()}, info
+
+    def state(self) -> dict[str, Any]:
+        return {"data_step": self.data_step}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        self.data_step = state["data_step"]
+
+
+@dataclasses.dataclass
+class SyntheticSource:
+    """A ``PretrainSource`` without files; ``poison`` names data steps whose loss is not finite."""
+
+    config: PretrainConfig
+    poison: frozenset[int] = frozenset()
+
+    def train(self, rows: list[int]) -> SyntheticIterator:
+        return SyntheticIterator(self.config, rows, self.poison)
+
+    def held_out(
+        self, batch_size: int, rows: list[int], max_batches: int
+    ) -> Iterator[dict[str, np.ndarray]] | None:
+        count = max_batches or 3
+        return ({n: v[rows] for n, v in random_batch(self.config, i, batch_size).items()} for i in range(count))
+
+    def unigram_cross_entropy(self) -> float | None:
+        return float(np.log(self.config.model.vocab_size))
+
+
+def relative_difference(tree: Any, reference: Any) -> float:
+    """Largest norm(g - g0) / max(norm(g0), 1e-4 global norm) over the leaves of two flat dicts."""
+    total = np.sqrt(sum(float(np.sum(np.square(np.asarray(x, np.float64)))) for x in jax.tree.leaves(reference)))
+    worst = 0.0
+    for name, expected in reference.items():
+        expected, got = np.asarray(expected, np.float64), np.asarray(tree[name], np.float64)
+        worst = max(worst, np.linalg.norm(got - expected) / max(np.linalg.norm(expected), 1e-4 * total))
+    return worst
