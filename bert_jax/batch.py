@@ -1,0 +1,86 @@
+"""The batch contract: names, shapes and dtypes of every feature, and the iterator that yields batches.
+
+B rows, S tokens per row, M masked positions per row, C sequences per row (1 unless rows are packed).
+Features on disk carry google-research/bert's names; see ``data_pipeline.shards``.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+# name -> (dimensions after the batch dimension, dtype)
+PRETRAIN_FEATURES: dict[str, tuple[str, type]] = {
+    "input_ids": ("S", np.int32),  # token ids, after masking
+    "token_type_ids": ("S", np.int32),  # segment: 0 = A, 1 = B
+    # 0 = padding, k = k-th packed sequence. A key is visible iff its id is not 0 and equals the query's; a query
+    # with id 0 sees every key whose id is 1, as in google-research/bert (its output is used by no loss).
+    "sequence_ids": ("S", np.int32),
+    "position_ids": ("S", np.int32),  # restart in each packed sequence
+    "mlm_positions": ("M", np.int32),  # positions to predict, 0 where mlm_weights is 0
+    "mlm_labels": ("M", np.int32),  # their original ids
+    "mlm_weights": ("M", np.float32),  # 1 = predict, 0 = filler
+    "cls_positions": ("C", np.int32),  # position of each sequence's [CLS]
+    "nsp_labels": ("C", np.int32),  # 0 = B follows A, 1 = random (nsp) or swapped (sop)
+    "nsp_weights": ("C", np.float32),
+}
+
+
+@dataclass(frozen=True)
+class BatchInfo:
+    """What the host knows about a batch beside its features."""
+
+    data_step: int  # number of the batch in the data order, from 0
+    epoch: float  # passes over the records after this batch
+    examples_seen: int  # records consumed since the phase began, this batch included
+    blank_records: int  # damaged records replaced by blank rows since the phase began, this batch included
+
+
+class DataBudgetError(Exception):
+    """More damaged records were met than the config allows; the run must stop (exit code 43)."""
+
+
+class BatchIterator(Protocol):
+    """A resumable stream of host batches."""
+
+    def __next__(self) -> tuple[dict[str, np.ndarray], BatchInfo]:
+        """Features of the rows that this host feeds (numpy, leading dimension = those rows) and their info."""
+        ...
+
+    def state(self) -> dict[str, Any]:
+        """JSON-able position (under 1 KB) after the batches returned so far."""
+        ...
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Continue after ``state``; raises ``ValueError`` when it belongs to other data."""
+        ...
+
+
+def feature_shapes(
+    batch_size: int, seq_length: int, max_predictions: int, sequences_per_row: int = 1
+) -> dict[str, tuple[tuple[int, ...], type]]:
+    """Shape and dtype of every pretraining feature, e.g. ``{"input_ids": ((B, S), np.int32), ...}``."""
+    sizes = {"S": seq_length, "M": max_predictions, "C": sequences_per_row}
+    return {name: ((batch_size, sizes[dim]), dtype) for name, (dim, dtype) in PRETRAIN_FEATURES.items()}
+
+
+def synthetic_batch(
+    batch_size: int, seq_length: int, max_predictions: int, vocab_size: int, seed: int = 0
+) -> dict[str, np.ndarray]:
+    """A full batch of random content (no padding), for benchmarks and compile checks."""
+    rng = np.random.default_rng(seed)
+    batch = {
+        n: np.zeros(s, d) for n, (s, d) in feature_shapes(batch_size, seq_length, max_predictions).items()
+    }
+    batch["input_ids"] = rng.integers(5, vocab_size, (batch_size, seq_length), dtype=np.int32)
+    batch["token_type_ids"][:, seq_length // 2 :] = 1
+    batch["sequence_ids"][:] = 1
+    batch["position_ids"][:] = np.arange(seq_length)
+    positions = [rng.permutation(np.arange(1, seq_length))[:max_predictions] for _ in range(batch_size)]
+    batch["mlm_positions"] = np.sort(np.stack(positions)).astype(np.int32)
+    batch["mlm_labels"] = rng.integers(5, vocab_size, (batch_size, max_predictions), dtype=np.int32)
+    batch["mlm_weights"][:] = 1
+    batch["nsp_labels"] = rng.integers(0, 2, (batch_size, 1), dtype=np.int32)
+    batch["nsp_weights"][:] = 1
+    return batch
