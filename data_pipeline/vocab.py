@@ -20,7 +20,7 @@ MIN_VOCAB_SIZE = 16
 # Bounds of memory: distinct chunks and words held at once, characters that SentencePiece trains on.
 _MAX_CHUNKS = 1 << 20
 _MAX_WORDS = 1 << 21
-_MAX_CHARACTERS = 50_000_000
+_MAX_CHARACTERS = 25_000_000
 # A character rarer than this share of the text gets no piece.
 _RAREST_CHARACTER = 1e-7
 
@@ -209,4 +209,4 @@ def _coverage(lines: list[str], characters: int, lower_case: bool) -> float:
     for line in lines:
         counts.update(line.casefold() if lower_case else line)
     covered = sum(count for _, count in counts.most_common(max(1, characters)))
-    return min(0.9999, covered / counts.total())
+    return min(0.99999, covered / counts.total())

@@ -1,0 +1,302 @@
+"""Tokenizers against a plain restatement of google-research/bert's published rules."""
+
+import io
+import os
+import random
+import sys
+import unicodedata
+from itertools import chain, pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from bert_jax.tokenization import SPECIAL_PIECES, Tokenizer, WordPieceTokenizer, load_tokenizer
+
+CJK_BLOCKS = [
+    (0x4E00, 0x9FFF), (0x3400, 0x4DBF), (0x20000, 0x2A6DF), (0x2A700, 0x2B73F),
+    (0x2B740, 0x2B81F), (0x2B820, 0x2CEAF), (0xF900, 0xFAFF), (0x2F800, 0x2FA1F),
+]  # fmt: skip
+
+
+def reference_words(text: str, lower_case: bool) -> list[str]:
+    """The published rules, step by step over the whole text."""
+    cleaned = []
+    for char in text:
+        code, category = ord(char), unicodedata.category(char)
+        if char in "\t\n\r" or category == "Zs":
+            cleaned.append(" ")
+        elif code in (0, 0xFFFD) or category in ("Cc", "Cf"):
+            continue
+        elif any(low <= code <= high for low, high in CJK_BLOCKS):
+            cleaned.append(f" {char} ")
+        else:
+            cleaned.append(char)
+    parts = []
+    for token in "".join(cleaned).split():
+        if lower_case:
+            token = "".join(
+                c for c in unicodedata.normalize("NFD", token.lower()) if unicodedata.category(c) != "Mn"
+            )
+        for char in token:
+            code = ord(char)
+            symbol = 33 <= code <= 47 or 58 <= code <= 64 or 91 <= code <= 96 or 123 <= code <= 126
+            if symbol or unicodedata.category(char)[0] == "P":
+                parts.append(f" {char} ")
+            else:
+                parts.append(char)
+        parts.append(" ")
+    return "".join(parts).split()
+
+
+def reference_ids(text: str, vocabulary: dict[str, int], lower_case: bool) -> list[int]:
+    ids = []
+    for word in reference_words(text, lower_case):
+        found: list[int] | None = []
+        rest, prefix = word, ""
+        while rest and found is not None:
+            for end in range(len(rest), 0, -1):
+                if prefix + rest[:end] in vocabulary:
+                    found.append(vocabulary[prefix + rest[:end]])
+                    rest, prefix = rest[end:], "##"
+                    break
+            else:
+                found = None
+        ids += [vocabulary["[UNK]"]] if found is None or len(word) > 200 else found
+    return ids
+
+
+def check_offsets(tokenizer: Tokenizer, text: str, *, expected: list[int]) -> None:
+    """Offsets lie inside the text, never decrease, and their text normalises to the piece."""
+    ids, offsets = tokenizer.encode_with_offsets(text)
+    assert ids == expected
+    assert all(0 <= start < end <= len(text) for start, end in offsets)
+    assert all(a[0] <= b[0] and a[1] <= b[1] for a, b in pairwise(offsets))
+    for piece, (start, end) in zip(tokenizer.pieces(ids), offsets, strict=True):
+        plain = piece.removeprefix("##") if len(piece) > 2 else piece
+        shown = "".join(reference_words(text[start:end], tokenizer.lower_case)).replace("ς", "σ")
+        # A Hangul syllable is several letters once decomposed, and a piece may hold only some of them.
+        assert piece == "[UNK]" or plain.replace("ς", "σ") in shown, (text, piece, text[start:end])
+
+
+def code_points(everything: bool) -> list[int]:
+    """Every code point, less the uniform planes 4 to 13, 15 and 16, of which every 101st unless asked for."""
+    far = (*range(0x40000, 0xE0000), *range(0xF0000, sys.maxunicode + 1))
+    assert {unicodedata.category(chr(c)) for c in far} == {"Cn", "Co"}
+    near = (*range(0x40000), *range(0xE0000, 0xF0000))
+    return [*near, *(far if everything else far[::101])]
+
+
+@pytest.fixture(scope="module")
+def wide_pieces() -> list[str]:
+    """A vocabulary with a piece for most letters, symbols and marks, so that ids show what became of each."""
+    ranges = (range(0x21, 0x3400), range(0xA000, 0xAC00), range(0xF900, 0x12000), range(0x1D000, 0x1F000))
+    letters = [chr(c) for c in chain.from_iterable(ranges)]
+    letters = [c for c in letters if unicodedata.category(c) not in ("Cc", "Cf", "Zs")]
+    letters += ["中", "文", "豈", "\ue000", "\U00020000"]
+    letters = [c for c in dict.fromkeys(letters) if c.strip() == c and c]
+    return [*SPECIAL_PIECES, *letters, *("##" + c for c in letters)]
+
+
+@pytest.mark.parametrize("lower_case", [True, False])
+def test_every_code_point_alone_after_and_before_a_letter(wide_pieces: list[str], lower_case: bool) -> None:
+    tokenizer = WordPieceTokenizer(wide_pieces, lower_case=lower_case)
+    vocabulary = {piece: i for i, piece in enumerate(wide_pieces)}
+    points = code_points(everything=bool(os.environ.get("BERT_JAX_ALL_CODE_POINTS")))
+    texts = [f"{chr(c)} a{chr(c)} {chr(c)}b" for c in points]
+    ids, lengths = tokenizer.encode_flat(texts)
+    ends = np.cumsum(lengths)
+    wrong = [
+        hex(point)
+        for point, text, end, length in zip(points, texts, ends, lengths, strict=True)
+        if ids[end - length : end].tolist() != reference_ids(text, vocabulary, lower_case)
+    ]
+    assert wrong == []
+    assert len(np.unique(ids)) > 20_000  # the vocabulary tells characters apart
+
+
+@pytest.mark.parametrize("lower_case", [True, False])
+def test_random_text_of_odd_characters(wide_pieces: list[str], lower_case: bool) -> None:
+    tokenizer = WordPieceTokenizer(wide_pieces, lower_case=lower_case)
+    vocabulary = {piece: i for i, piece in enumerate(wide_pieces)}
+    reordered = "\U0001d165\u302e"  # NFD puts these two into the other order
+    odd = "aB Σσς.İı\u0301\u0327\u0323é한中豈\u200b\u00ad\x0b\x0c\x1c\x85\u2028\u3000\t\n\0\ufffd\ud800\ue000ﬁß’ǅ-"
+    randomness = random.Random(1)
+    for _ in range(3000):
+        text = "".join(randomness.choices(odd + reordered, k=randomness.randrange(1, 12)))
+        expected = reference_ids(text, vocabulary, lower_case)
+        assert tokenizer.encode(text) == expected, repr(text)
+        if not set(reordered) <= set(text):
+            check_offsets(tokenizer, text, expected=expected)
+
+
+@pytest.mark.parametrize("letter", ["a", "é"])
+def test_words_over_200_characters_are_unknown(letter: str) -> None:
+    tokenizer = WordPieceTokenizer([*SPECIAL_PIECES, "a", "##a", "b", "é", "##é"], lower_case=False)
+    assert tokenizer.unk_id not in tokenizer.encode(letter * 200)
+    text = letter * 201 + " b"
+    assert tokenizer.encode(text) == [tokenizer.unk_id, tokenizer.piece_id("b")]
+    assert tokenizer.encode_with_offsets(text)[1] == [(0, 201), (202, 203)]
+
+
+def test_special_tokens_in_the_text_are_plain_text() -> None:
+    tokenizer = WordPieceTokenizer([*SPECIAL_PIECES, "[", "]", "mask", "MASK"], lower_case=True)
+    assert tokenizer.pieces(tokenizer.encode("[MASK]")) == ["[", "mask", "]"]
+    assert tokenizer.special.nonzero()[0].tolist() == [0, 2, 3, 4]
+
+
+def test_continuation_decode_and_fingerprint() -> None:
+    pieces = [*SPECIAL_PIECES, "un", "##able", "cat"]
+    tokenizer = WordPieceTokenizer(pieces, lower_case=True)
+    assert tokenizer.continuation.tolist() == [False] * 6 + [True, False]
+    assert tokenizer.decode(np.array([2, 5, 6, 4, 7, 3])) == "[CLS] unable [MASK] cat [SEP]"
+    assert tokenizer.fingerprint == WordPieceTokenizer(pieces, lower_case=True).fingerprint
+    assert tokenizer.fingerprint != WordPieceTokenizer(pieces, lower_case=False).fingerprint
+    assert tokenizer.fingerprint != WordPieceTokenizer([*pieces[:-2], "cat", "##able"], lower_case=True).fingerprint
+    with pytest.raises(ValueError, match="no piece 'dog'"):
+        tokenizer.piece_id("dog")
+
+
+def test_batches_equal_single_texts_when_the_cache_overflows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("bert_jax.tokenization._CACHE_ENTRIES", 3)
+    tokenizer = WordPieceTokenizer([*SPECIAL_PIECES, *"abcdefg", *("##" + c for c in "abcdefg")], lower_case=True)
+    texts = ["ab cd ef ga", "", "ab, cd", "gg ff ee dd cc bb aa"] * 3
+    expected = [reference_ids(text, tokenizer._ids, True) for text in texts]
+    assert tokenizer.encode_batch(texts) == expected
+    ids, lengths = tokenizer.encode_flat(texts)
+    assert ids.dtype == np.int32
+    assert lengths.tolist() == [len(e) for e in expected]
+    assert ids.tolist() == [i for e in expected for i in e]
+    assert max(len(tokenizer._chunk_ids), len(tokenizer._word_ids)) <= 3
+
+
+def test_vocabulary_lines_end_at_newlines_only(tmp_path: Path) -> None:
+    path = tmp_path / "vocab.txt"
+    path.write_bytes("\r\n".join(["\ufeff[PAD]", *SPECIAL_PIECES[1:], "\u2028", "中", " x "]).encode() + b"\r\n")
+    tokenizer = load_tokenizer(path)
+    assert tokenizer.vocab_size == 8
+    assert tokenizer.encode("x 中\u2028x") == [7, 6, 7]
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "empty"),
+        (b"\n", "empty"),
+        (b"[PAD]\n[UNK]\n[CLS]\n[SEP]\na\n", r"lacks \[MASK\]$"),
+        (b"a\nb\n", r"lacks \[PAD\], \[UNK\], \[CLS\], \[SEP\], \[MASK\]$"),
+        ("\n".join([*SPECIAL_PIECES, "a", "b", "a"]).encode(), r":8: piece 'a' stands on line 6"),
+        ("\n".join(SPECIAL_PIECES).encode() + b"\n\xff\n", r":6: not valid UTF-8"),
+    ],
+)
+def test_bad_vocabulary_is_one_clear_line(tmp_path: Path, content: bytes, message: str) -> None:
+    path = tmp_path / "vocab.txt"
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match=message) as caught:
+        load_tokenizer(path)
+    assert "\n" not in str(caught.value)
+    assert str(path) in str(caught.value)
+
+
+def test_missing_or_foreign_vocabulary_file(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="no such vocabulary file"):
+        load_tokenizer(tmp_path / "vocab.txt")
+    with pytest.raises(ValueError, match=r"\.txt \(WordPiece\) or \.model"):
+        load_tokenizer(tmp_path / "vocab.json")
+    (tmp_path / "bad.model").write_bytes(b"garbage")
+    with pytest.raises(ValueError, match="not a SentencePiece model"):
+        load_tokenizer(tmp_path / "bad.model")
+
+
+SENTENCES = [
+    "The Quick brown fox jumps over the lazy dog, again and again.",
+    "Übung macht den Meister; naïve café Straße.",
+    "Съешь же ещё этих мягких французских булок.",
+    "人工智能是计算机科学的一个分支。",
+    "ﬁne  ligature\tand   blanks [MASK] x",
+]
+
+
+def train_sentencepiece(path: Path, **options: object) -> Path:
+    from sentencepiece import SentencePieceTrainer
+
+    model = io.BytesIO()
+    SentencePieceTrainer.train(
+        sentence_iterator=iter(SENTENCES * 5), model_writer=model, vocab_size=150, hard_vocab_limit=False,
+        character_coverage=1.0, minloglevel=2, num_threads=1, **options,
+    )  # fmt: skip
+    path.write_bytes(model.getvalue())
+    return path
+
+
+BERT_IDS = {
+    "pad_id": 0, "unk_id": 1, "bos_id": 2, "eos_id": 3, "pad_piece": "[PAD]", "unk_piece": "[UNK]",
+    "bos_piece": "[CLS]", "eos_piece": "[SEP]",
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def sentencepiece_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("sentencepiece") / "tokenizer.model"
+    rule = "nmt_nfkc_cf"
+    return train_sentencepiece(path, control_symbols=["[MASK]"], normalization_rule_name=rule, **BERT_IDS)
+
+
+def test_sentencepiece_ids_offsets_and_marks(sentencepiece_model: Path) -> None:
+    tokenizer = load_tokenizer(sentencepiece_model, lower_case=False)
+    assert (tokenizer.kind, tokenizer.lower_case) == ("sentencepiece", True)
+    assert [tokenizer.pad_id, tokenizer.unk_id, tokenizer.cls_id, tokenizer.sep_id, tokenizer.mask_id] == list(
+        range(5)
+    )
+    batch = tokenizer.encode_batch(SENTENCES)
+    ids, lengths = tokenizer.encode_flat(SENTENCES)
+    assert ids.tolist() == [i for row in batch for i in row]
+    assert lengths.tolist() == [len(row) for row in batch]
+    for text, expected in zip(SENTENCES, batch, strict=True):
+        found, offsets = tokenizer.encode_with_offsets(text)
+        assert found == expected == tokenizer.encode(text)
+        assert not tokenizer.special[found].any()
+        assert all(a[0] <= b[0] and a[1] <= b[1] for a, b in pairwise(offsets))
+        for piece, (start, end) in zip(tokenizer.pieces(found), offsets, strict=True):
+            shown = unicodedata.normalize("NFKC", text[start:end]).lower()
+            assert piece == "[UNK]" or shown == piece.removeprefix("▁")
+    words = [piece for piece in tokenizer.pieces(batch[0]) if not tokenizer.continuation[tokenizer.piece_id(piece)]]
+    assert all(piece.startswith("▁") for piece in words)
+    assert tokenizer.decode([2, *tokenizer.encode("brown fox"), 4, 3]) == "[CLS] brown fox [MASK] [SEP]"
+    assert tokenizer.encode("a\ud800") == tokenizer.encode("a\ufffd")
+
+
+def test_sentencepiece_without_berts_pieces_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"lacks \[PAD\], \[UNK\], \[CLS\], \[SEP\], \[MASK\]"):
+        load_tokenizer(train_sentencepiece(tmp_path / "plain.model"))
+    path = train_sentencepiece(tmp_path / "text_mask.model", user_defined_symbols=["[MASK]"], **BERT_IDS)
+    with pytest.raises(ValueError, match=r"\[MASK\] must be control pieces"):
+        load_tokenizer(path)
+
+
+@pytest.mark.parametrize("vocabulary", ["bert-base-uncased", "bert-base-cased", "bert-base-chinese"])
+def test_real_lines_in_four_languages(real_data: Path, vocabulary: str) -> None:
+    lower_case = not vocabulary.endswith("-cased")
+    tokenizer = load_tokenizer(real_data / "vocabs" / f"{vocabulary}.txt", lower_case=lower_case)
+    assert tokenizer.vocab_size == {"uncased": 30522, "cased": 28996, "chinese": 21128}[vocabulary.split("-")[-1]]
+    pieces = tokenizer.pieces(range(tokenizer.vocab_size))
+    table = {piece: i for i, piece in enumerate(pieces)}
+    corpora = ["en_books/train_20mb.sent", "de_help/train", "ru_lit/train", "zh_wiki/train.sent"]
+    count = int(os.environ.get("BERT_JAX_REAL_LINES", "700"))
+    for corpus in corpora:
+        path = real_data / "corpus" / f"{corpus}.txt"
+        if not path.is_file():
+            pytest.skip(f"no {path}")
+        lines = [line for line in path.read_text(encoding="utf-8").split("\n") if line][:count]
+        for line, ids in zip(lines, tokenizer.encode_batch(lines), strict=True):
+            assert ids == reference_ids(line, table, lower_case), line
+            check_offsets(tokenizer, line, expected=ids)
+
+
+def test_real_sentencepiece_models_are_refused_with_what_they_lack(real_data: Path) -> None:
+    models = sorted((real_data / "vocabs" / "sentencepiece").glob("*.model"))
+    if not models:
+        pytest.skip("no SentencePiece models")
+    for path in models:
+        with pytest.raises(ValueError, match=r"lacks \[PAD\]"):
+            load_tokenizer(path)
