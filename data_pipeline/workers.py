@@ -1,0 +1,133 @@
+"""A pool of processes for offline jobs, and the lock and scratch folders that make killed builds harmless."""
+
+import fcntl
+import multiprocessing
+import os
+import shutil
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
+from multiprocessing import connection
+from pathlib import Path
+from typing import Any, TypeVar
+
+R = TypeVar("R")
+_SCRATCH = "scratch-"
+
+
+def processor_count() -> int:
+    """Processors that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+class Workers:
+    """``count`` processes (1: none, jobs run here); a context manager. Jobs are module-level functions."""
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+        self._executor: ProcessPoolExecutor | None = None
+
+    def __enter__(self) -> "Workers":
+        if self.count > 1:
+            os.environ["TOKENIZERS_PARALLELISM"] = "false"
+            self._executor = ProcessPoolExecutor(
+                self.count, mp_context=multiprocessing.get_context("spawn"), initializer=_start_worker
+            )
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        if self._executor:
+            self._executor.shutdown(wait=True, cancel_futures=True)
+
+    def run(self, job: Callable[..., R], arguments: Iterable[tuple[Any, ...]]) -> Iterator[R]:
+        """Results of ``job(*a)`` for every a, as they finish; arguments are drawn no faster than jobs finish.
+
+        What a job raises is raised here; ``ValueError`` when a process was killed.
+        """
+        if self._executor is None:
+            for values in arguments:
+                yield job(*values)
+            return
+        pending: set[Future[R]] = set()
+        try:
+            for values in arguments:
+                with _main_module_hidden():
+                    pending.add(self._executor.submit(job, *values))
+                while len(pending) > self.count + 1:
+                    done, pending = wait(pending, return_when=FIRST_COMPLETED)
+                    for future in done:
+                        yield future.result()
+            while pending:
+                done, pending = wait(pending, return_when=FIRST_COMPLETED)
+                for future in done:
+                    yield future.result()
+        except BrokenProcessPool:
+            raise ValueError(
+                f"one of {self.count} worker processes was killed (out of memory?); "
+                "what is finished is kept: run again, with fewer data.workers"
+            ) from None
+
+
+def _start_worker() -> None:
+    # Ctrl-C reaches the whole group; the parent alone decides.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=_exit_with_parent, daemon=True).start()
+
+
+def _exit_with_parent() -> None:
+    """A killed parent cannot stop its workers: they watch it, or they would wait for jobs for ever."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        connection.wait([parent.sentinel])
+        os._exit(1)
+
+
+@contextmanager
+def _main_module_hidden() -> Iterator[None]:
+    """Keeps spawned workers from importing the main script, which may import much more than they need."""
+    main = sys.modules["__main__"]
+    saved = {name: main.__dict__[name] for name in ("__file__", "__spec__") if name in main.__dict__}
+    main.__dict__.pop("__file__", None)
+    main.__spec__ = None
+    try:
+        yield
+    finally:
+        main.__dict__.update(saved)
+
+
+@contextmanager
+def exclusive(folder: Path) -> Iterator[None]:
+    """Hold ``folder`` (made if missing) for one build; ``ValueError`` when another process holds it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / ".lock").open("a") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ValueError(
+                f"{folder}: another process is building here; wait for it or choose another folder"
+            ) from None
+        yield
+
+
+@contextmanager
+def scratch_file(final: Path) -> Iterator[Path]:
+    """A path to write to that becomes ``final`` when the block ends; apart for every process."""
+    scratch = final.parent / f"{_SCRATCH}{os.getpid()}"
+    scratch.mkdir(exist_ok=True)
+    path = scratch / final.name
+    try:
+        yield path
+        path.replace(final)
+    except BaseException:
+        path.unlink(missing_ok=True)
+        raise
+
+
+def remove_scratch(folder: Path) -> None:
+    """Remove what killed processes left half written in ``folder``."""
+    for path in folder.glob(f"{_SCRATCH}*"):
+        shutil.rmtree(path)
