@@ -330,10 +330,13 @@ class SentencePieceTokenizer(Tokenizer):
     def encode_with_offsets(self, text: str) -> tuple[list[int], Offsets]:
         (mapping,) = self._encode([text], "offset_mapping")
         offsets: Offsets = []
-        for start, end in mapping["offsets"]:
+        for piece, (start, end) in zip(mapping["pieces"], mapping["offsets"], strict=True):
             # A piece's leading U+2581 stands for the white space before the word.
             while start < end and text[start].isspace():
                 start += 1
+            # Of the pieces that share one character (a ligature) only the last is given it.
+            if start == end < len(text) and piece != "\u2581":
+                end += 1
             offsets.append((start, end))
         return list(mapping["ids"]), offsets
 

@@ -1,7 +1,6 @@
 """Readers of raw text: plain text, JSON lines, both also .gz and .zst, and text that an installed package ships."""
 
 import gzip
-import io
 import json
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
@@ -9,7 +8,6 @@ from dataclasses import dataclass
 from importlib import metadata
 from itertools import chain, islice, pairwise
 from pathlib import Path
-from typing import IO
 
 from data_pipeline.sentences import split_sentences
 
@@ -180,22 +178,39 @@ def _read_lines(path: Path) -> Iterator[Line]:
 
     number = 0
     try:
-        with _open(path) as file:
-            for number, raw in enumerate(file, start=1):
-                try:
-                    yield number, raw.decode("utf-8-sig" if number == 1 else "utf-8")
-                except UnicodeDecodeError:
-                    raise ValueError(f"{path}:{number}: not valid UTF-8; convert the file first") from None
+        for number, raw in enumerate(_raw_lines(path), start=1):
+            try:
+                line = raw.decode("utf-8-sig" if number == 1 else "utf-8")
+            except UnicodeDecodeError:
+                raise ValueError(f"{path}:{number}: not valid UTF-8; convert the file first") from None
+            yield number, line
     except (EOFError, zlib.error, gzip.BadGzipFile, zstandard.ZstdError) as error:
         raise ValueError(f"{path}: damaged after line {number}: {error}") from None
 
 
-def _open(path: Path) -> IO[bytes]:
-    if path.suffix == ".gz":
-        return io.BufferedReader(gzip.open(path))  # type: ignore[arg-type]
+def _raw_lines(path: Path) -> Iterator[bytes]:
     if path.suffix == ".zst":
-        import zstandard
+        yield from _zstd_lines(path)
+        return
+    with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
+        yield from file
 
-        reader = zstandard.ZstdDecompressor().stream_reader(path.open("rb"), read_across_frames=True, closefd=True)
-        return io.BufferedReader(reader)  # type: ignore[arg-type]
-    return path.open("rb")
+
+def _zstd_lines(path: Path) -> Iterator[bytes]:
+    """Lines of all frames; ``EOFError`` when the last is cut off, which zstandard's own reader passes over."""
+    import zstandard
+
+    frame = zstandard.ZstdDecompressor().decompressobj()
+    tail = b""
+    with path.open("rb") as file:
+        while data := file.read(1 << 17):
+            while data:
+                if frame.eof:
+                    frame = zstandard.ZstdDecompressor().decompressobj()
+                *lines, tail = (tail + frame.decompress(data)).split(b"\n")
+                yield from lines
+                data = frame.unused_data
+    if not frame.eof:
+        raise EOFError("the compressed data ends early")
+    if tail:
+        yield tail

@@ -259,7 +259,9 @@ def test_sentencepiece_ids_offsets_and_marks(sentencepiece_model: Path) -> None:
         assert all(a[0] <= b[0] and a[1] <= b[1] for a, b in pairwise(offsets))
         for piece, (start, end) in zip(tokenizer.pieces(found), offsets, strict=True):
             shown = unicodedata.normalize("NFKC", text[start:end]).lower()
-            assert piece == "[UNK]" or shown == piece.removeprefix("▁")
+            plain = piece.removeprefix("▁")
+            assert piece == "[UNK]" or shown == plain or ("ﬁ" in text[start:end] and plain in shown)
+            assert start < end or piece == "▁"
     words = [piece for piece in tokenizer.pieces(batch[0]) if not tokenizer.continuation[tokenizer.piece_id(piece)]]
     assert all(piece.startswith("▁") for piece in words)
     assert tokenizer.decode([2, *tokenizer.encode("brown fox"), 4, 3]) == "[CLS] brown fox [MASK] [SEP]"

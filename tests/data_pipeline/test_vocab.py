@@ -1,0 +1,146 @@
+"""Vocabulary training: deterministic bytes, bounded memory, clear refusals."""
+
+import random
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+import data_pipeline.vocab as vocab
+from bert_jax.tokenization import SPECIAL_PIECES, load_tokenizer
+from data_pipeline.vocab import count_words, train_vocabulary
+
+KINDS = ["wordpiece", "unigram", "bpe"]
+SYLLABLES = ["ka", "to", "mi", "ré", "ßu", "Ло", "да", "st", "ing", "un"]
+
+
+def make_texts(count: int = 400) -> list[str]:
+    """Lines of made-up words in several scripts, with punctuation."""
+    randomness = random.Random(3)
+    words = ["".join(randomness.choices(SYLLABLES, k=randomness.randrange(1, 5))) for _ in range(200)]
+    weights = [1 / (rank + 1) for rank in range(len(words))]
+    lines = [" ".join(randomness.choices(words, weights, k=12)) + "." for _ in range(count)]
+    return [line + (" 中文字" if number % 7 == 0 else "") for number, line in enumerate(lines)]
+
+
+def output_for(folder: Path, kind: str) -> Path:
+    return folder / ("vocab.txt" if kind == "wordpiece" else "tokenizer.model")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_two_processes_write_the_same_bytes(tmp_path: Path, kind: str) -> None:
+    corpus = tmp_path / "corpus.txt"
+    corpus.write_text("\n".join(make_texts()), encoding="utf-8")
+    program = (
+        "import sys; from pathlib import Path; from data_pipeline.vocab import train_vocabulary\n"
+        "texts = Path(sys.argv[1]).read_text(encoding='utf-8').split('\\n')\n"
+        "train_vocabulary(iter(texts), kind=sys.argv[2], vocab_size=200, lower_case=True, output=Path(sys.argv[3]))"
+    )
+    contents = []
+    for number in "12":
+        output = output_for(tmp_path / number, kind)
+        subprocess.run(
+            [sys.executable, "-c", program, str(corpus), kind, str(output)],
+            check=True,
+            cwd=Path(__file__).resolve().parents[2],
+        )
+        contents.append(output.read_bytes())
+        assert list(output.parent.iterdir()) == [output]
+    assert contents[0] == contents[1]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("lower_case", [True, False])
+def test_vocabulary_loads_and_knows_the_corpus(tmp_path: Path, kind: str, lower_case: bool) -> None:
+    texts = make_texts()
+    path = train_vocabulary(
+        iter(texts), kind=kind, vocab_size=200, lower_case=lower_case, output=output_for(tmp_path, kind)
+    )
+    tokenizer = load_tokenizer(path, lower_case=lower_case)
+    assert tokenizer.lower_case == lower_case
+    assert 100 < tokenizer.vocab_size <= 200
+    assert tokenizer.pieces(range(5)) == list(SPECIAL_PIECES)
+    ids = tokenizer.encode_batch(texts)
+    assert not any(tokenizer.unk_id in row for row in ids)
+    characters = sum(len(text.replace(" ", "")) for text in texts)
+    assert sum(map(len, ids)) < 0.7 * characters  # pieces are longer than characters
+
+
+def test_wordpiece_layout_and_order(tmp_path: Path) -> None:
+    texts = ["hug hug hug pug pug pun hugs 中中 , ,"]
+    path = train_vocabulary(texts, kind="wordpiece", vocab_size=40, lower_case=True, output=tmp_path / "vocab.txt")
+    pieces = path.read_text(encoding="utf-8").split("\n")[:-1]
+    alphabet = [",", "g", "h", "n", "p", "s", "u", "中"]
+    # Characters that always stand alone have no continuation form.
+    assert pieces[:20] == [*SPECIAL_PIECES, *alphabet, *("##" + c for c in alphabet[1:-1]), pieces[19]]
+    assert pieces[19:21] == ["##ug", "hug"]
+    assert load_tokenizer(path).vocab_size < 40  # pairs seen once are not merged
+
+
+def test_the_alphabet_takes_at_most_half_the_vocabulary(tmp_path: Path) -> None:
+    han = [chr(0x4E00 + i) for i in range(500)]
+    texts = ["".join(han[: 500 - 5 * i]) for i in range(90)]
+    path = train_vocabulary(texts, kind="wordpiece", vocab_size=105, lower_case=True, output=tmp_path / "vocab.txt")
+    assert path.read_text(encoding="utf-8").split("\n")[5:-1] == han[:50]
+
+
+def test_rare_characters_and_words_that_hold_them_are_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(vocab, "_RAREST_CHARACTER", 0.01)
+    texts = ["abab abab"] * 100 + ["aþb aþb aþb"]
+    path = train_vocabulary(texts, kind="wordpiece", vocab_size=60, lower_case=True, output=tmp_path / "vocab.txt")
+    assert path.read_text(encoding="utf-8").split("\n")[5:-1] == ["a", "b", "##a", "##b", "ab", "##ab", "abab"]
+
+
+def test_counting_is_the_same_when_memory_is_folded_and_drops_the_rarest(monkeypatch: pytest.MonkeyPatch) -> None:
+    texts = make_texts(100)
+    whole = count_words(texts, lower_case=True)
+    assert whole["."] == 100
+    monkeypatch.setattr(vocab, "_MAX_CHUNKS", 10)
+    assert count_words(texts, lower_case=True) == whole
+    monkeypatch.setattr(vocab, "_MAX_WORDS", 20)
+    few = count_words(texts, lower_case=True)
+    assert len(few) <= 20
+    assert set(few) >= {word for word, _ in Counter(whole).most_common(3)}
+
+
+def test_sampling_keeps_every_kth_line_within_the_bound() -> None:
+    lines = [f"{number:010d}" for number in range(1000)]
+    assert vocab._sample(iter(lines), 10_000) == lines
+    kept = vocab._sample(iter(["", *lines]), 3000)
+    assert kept == lines[::4]
+    assert vocab._sample(iter(["x" * 50]), 10) == ["x" * 50]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_user_errors_are_one_clear_line(tmp_path: Path, kind: str) -> None:
+    good = output_for(tmp_path, kind)
+    cases = [
+        ({"texts": iter(["", "  "])}, "the corpus holds no text"),
+        ({"vocab_size": 15}, "vocabulary size 15: at least 16"),
+        ({"output": tmp_path / "vocab.bin"}, "vocabulary is a"),
+        ({"kind": "words"}, "one of wordpiece, unigram, bpe"),
+    ]
+    for change, message in cases:
+        given = {"texts": ["a b"], "kind": kind, "vocab_size": 50, "lower_case": True, "output": good} | change
+        with pytest.raises(ValueError, match=message) as caught:
+            train_vocabulary(given.pop("texts"), **given)
+        assert "\n" not in str(caught.value)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_interrupted_write_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    output = tmp_path / "vocab.txt"
+    output.write_text("old")
+
+    def fail(_: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.fsync", fail)
+    with pytest.raises(OSError, match="No space left"):
+        train_vocabulary(make_texts(5), kind="wordpiece", vocab_size=50, lower_case=True, output=output)
+    assert output.read_text() == "old"
+    assert list(tmp_path.iterdir()) == [output]
