@@ -13,26 +13,22 @@ import logging
 import os
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
 from bert_jax.batch import PRETRAIN_FEATURES, BatchInfo, DataBudgetError
 from bert_jax.config.schema import DataConfig
+from bert_jax.tokenization import Tokenizer
+from data_pipeline.layout import Layout, check_layout, warn_of_changed_files
+from data_pipeline.masking import MaskingSettings, mask_batch
 from data_pipeline.order import BatchSizes, HostRows, LaneOrder, hash_key, usable_lanes
 from data_pipeline.reader import BAD_IDS, REASONS, LaneReader, RawBatch, RecordReader, SequentialReader
 from data_pipeline.shards import ShardIndex, encode_examples, read_index
 
-if TYPE_CHECKING:
-    from bert_jax.tokenization import Tokenizer
-
 _log = logging.getLogger(__name__)
 
-# The Model Garden writes these names when asked for its second version of the features.
-_OTHER_NAMES = {"input_ids": "input_word_ids", "segment_ids": "input_type_ids"}
-_MASKED = ("masked_lm_positions", "masked_lm_ids", "masked_lm_weights")
 _THREADS = 2  # of TensorFlow: enough for two cores of parsing, no fight with the trainer
 _NAMED_BLANKS = 100  # damaged records named one by one; beyond, only when their number doubles
 _KEPT_SKIPS = 16  # skipped ranges that the state lists; it stays under 1 KB
@@ -55,79 +51,6 @@ def _tensorflow() -> Any:
     return tf
 
 
-# ------------------------------------------------------------------ what the shards hold
-
-
-@dataclass(frozen=True)
-class _Layout:
-    """Features to parse: name in google-research/bert -> (name in the files, kind, values per record)."""
-
-    features: dict[str, tuple[str, str, int]]
-    dynamic: bool
-    has_labels: bool
-    vocab_size: int | None
-
-
-def _layout(index: ShardIndex, data: DataConfig, tokenizer: "Tokenizer | None") -> _Layout:
-    """Check the shards against the config; ``ValueError`` names the first difference."""
-    folder, found = index.folder, index.features
-    if not index.records:
-        raise ValueError(f"{folder}: the shards hold no records; build them again with more text")
-    dynamic = data.masking == "dynamic"
-    lengths = dict.fromkeys(("input_ids", "input_mask", "segment_ids"), data.seq_length)
-    lengths |= {"word_starts": data.seq_length} if dynamic else dict.fromkeys(_MASKED, data.max_predictions)
-    has_labels = data.next_sentence != "none"
-    if has_labels:
-        lengths["next_sentence_labels"] = 1
-    if dynamic and "word_starts" not in found:
-        raise ValueError(f"data.masking: dynamic, but the shards in {folder} were masked when built; give static")
-    if not dynamic and "masked_lm_ids" not in found:
-        raise ValueError(f"data.masking: static, but the shards in {folder} hold no masks; give dynamic")
-    features = {}
-    for name, length in lengths.items():
-        stored = name if name in found else _OTHER_NAMES.get(name, name)
-        if stored not in found:
-            raise ValueError(f"{folder}: the shards lack the feature {name}; they hold {', '.join(sorted(found))}")
-        summary = found[stored]
-        if (summary.min_length, summary.max_length) != (length, length):
-            option = {data.seq_length: "data.seq_length"}.get(length, "data.max_predictions")
-            option = "one label" if name == "next_sentence_labels" else f"{option} {length}"
-            given = " to ".join(map(str, sorted({summary.min_length, summary.max_length})))
-            raise ValueError(f"{folder}: {name} has {given} values a record, the config wants {option}")
-        features[name] = (stored, summary.kind, length)
-    _check_ranges(index, features, tokenizer)
-    return _Layout(features, dynamic, has_labels, tokenizer.vocab_size if tokenizer else None)
-
-
-def _check_ranges(
-    index: ShardIndex, features: Mapping[str, tuple[str, str, int]], tokenizer: "Tokenizer | None"
-) -> None:
-    """``ValueError`` when the index shows values that a model must not be fed."""
-    limits = {"input_mask": 2, "next_sentence_labels": 2, "masked_lm_positions": features["input_ids"][2]}
-    limits["segment_ids"] = 1 << 15
-    if tokenizer is not None:
-        limits |= dict.fromkeys(("input_ids", "masked_lm_ids"), tokenizer.vocab_size)
-    for name, limit in limits.items():
-        if name not in features:
-            continue
-        for entry in index.entries:
-            summary = entry.features.get(features[name][0])
-            if summary is None or (summary.min_value >= 0 and summary.max_value < limit):
-                continue
-            what = f"{name} from {summary.min_value} to {summary.max_value}, allowed: 0 to {limit - 1}"
-            remedy = "these shards were made with another vocabulary" if "ids" in name else "make the shards again"
-            raise ValueError(f"{index.folder / entry.name}: {what}; {remedy}")
-
-
-def _warn_of_changed_files(index: ShardIndex) -> None:
-    for entry in index.entries:
-        path = index.folder / entry.name
-        size = path.stat().st_size if path.is_file() else None
-        if size != entry.bytes:
-            now = "is missing" if size is None else f"has {size} bytes"
-            _log.warning("%s %s, the index says %d bytes: what differs becomes blank rows", path, now, entry.bytes)
-
-
 # ------------------------------------------------------------------ tf.data
 
 
@@ -137,7 +60,7 @@ class _RawReader(Protocol):
 
 def _pipeline(
     reader: _RawReader,
-    layout: _Layout,
+    layout: Layout,
     data: DataConfig,
     *,
     steps: tuple[int, int],
@@ -157,7 +80,8 @@ def _pipeline(
         raw = reader.batch(int(step))
         live = np.array([record is not None for record in raw.records])
         records = [blank if record is None else record for record in raw.records]
-        return np.array(records, object), live, raw.status, raw.numbers, keys(raw).view(np.int64)
+        key = np.zeros(len(records), np.int64) if mask is None else keys(raw).view(np.int64)
+        return np.array(records, object), live, raw.status, raw.numbers, key
 
     def read(step: Any) -> Any:
         types = [tf.string, tf.bool, tf.int64, tf.int64, tf.int64]
@@ -171,13 +95,15 @@ def _pipeline(
     options.deterministic = True
     options.threading.private_threadpool_size = _THREADS
     options.threading.max_intra_op_parallelism = _THREADS
-    dataset = tf.data.Dataset.range(*steps).map(read)
-    dataset = dataset.map(functools.partial(_parse, tf, layout, data, mask), num_parallel_calls=_THREADS)
+    plain = tf.autograph.experimental.do_not_convert  # rewriting this code would take half a second, for nothing
+    dataset = tf.data.Dataset.range(*steps).map(plain(read))
+    parse = plain(functools.partial(_parse, tf, layout, data, mask))
+    dataset = dataset.map(parse, num_parallel_calls=_THREADS)
     return dataset.prefetch(data.prefetch).with_options(options)
 
 
 def _parse(
-    tf: Any, layout: _Layout, data: DataConfig, mask: Callable | None,
+    tf: Any, layout: Layout, data: DataConfig, mask: Callable | None,
     records: Any, live: Any, status: Any, numbers: Any, keys: Any,
 ) -> dict[str, Any]:  # fmt: skip
     """Serialised examples to the batch contract (graph code); rows that are not ``live`` come out all zero."""
@@ -271,7 +197,7 @@ class PretrainBatches:
     """The endless stream of training batches (a ``bert_jax.batch.BatchIterator``)."""
 
     def __init__(
-        self, index: ShardIndex, layout: _Layout, data: DataConfig, order: LaneOrder, sizes: BatchSizes,
+        self, index: ShardIndex, layout: Layout, data: DataConfig, order: LaneOrder, sizes: BatchSizes,
         rows: HostRows, mask: Callable | None,
     ) -> None:  # fmt: skip
         self._layout, self._data, self._order, self._sizes, self._mask = layout, data, order, sizes, mask
@@ -388,7 +314,7 @@ def pretrain_batches(
     batch_ramp: tuple[int, ...] = (),
     seed: int,
     rows: Sequence[int] | None = None,
-    tokenizer: "Tokenizer | None" = None,
+    tokenizer: Tokenizer | None = None,
 ) -> PretrainBatches:
     """The training stream over the indexed shards in ``folder``.
 
@@ -398,12 +324,12 @@ def pretrain_batches(
     index or the shards and the config disagree.
     """
     index = read_index(folder)
-    layout = _layout(index, data, tokenizer)
+    layout = check_layout(index, data, tokenizer)
     sizes = BatchSizes(batch_size, tuple(batch_ramp))
     for size in sizes.all:
         if lanes < 1 or size % lanes:
             raise ValueError(f"data.lanes: {lanes} is not allowed; allowed: a divisor of every batch size ({size})")
-    _warn_of_changed_files(index)
+    warn_of_changed_files(index)
     usable = usable_lanes(lanes, index.records)
     if usable != lanes:
         _log.warning("data.lanes: %d falls to %d: there are only %d records", lanes, usable, index.records)
@@ -428,7 +354,7 @@ def eval_batches(
     batch_size: int,
     rows: Sequence[int] | None = None,
     max_batches: int = 0,
-    tokenizer: "Tokenizer | None" = None,
+    tokenizer: Tokenizer | None = None,
 ) -> Iterator[dict[str, np.ndarray]]:
     """Each held-out record once, in file order; the last batch is filled with blank rows.
 
@@ -436,9 +362,9 @@ def eval_batches(
     Checks happen at the call, not at the first batch; ``DataBudgetError`` while iterating as in training.
     """
     index = read_index(folder)
-    layout = _layout(index, data, tokenizer)
+    layout = check_layout(index, data, tokenizer)
     mask = _masker(data, tokenizer)
-    _warn_of_changed_files(index)
+    warn_of_changed_files(index)
     records = RecordReader(index)
     reader = SequentialReader(records, batch_size, HostRows.of(1, BatchSizes(batch_size), rows))
     count = -(-index.records // batch_size)
@@ -459,6 +385,26 @@ def eval_batches(
 # ------------------------------------------------------------------ masking at read time
 
 
-def _masker(data: DataConfig, tokenizer: "Tokenizer | None") -> Callable[..., Sequence[np.ndarray]] | None:
+def _masker(data: DataConfig, tokenizer: Tokenizer | None) -> Callable[..., Sequence[np.ndarray]] | None:
     """Function from (ids, word starts, input mask, keys) to (masked ids, positions, labels, weights), or None."""
-    return None
+    if data.masking != "dynamic":
+        return None
+    if tokenizer is None:
+        raise ValueError("data.masking: dynamic needs the vocabulary; give data.vocab")
+    settings = MaskingSettings.from_config(data, mask_id=tokenizer.mask_id, vocab_size=tokenizer.vocab_size)
+    cls_id, sep_id = tokenizer.cls_id, tokenizer.sep_id
+
+    def mask(
+        ids: np.ndarray, word_starts: np.ndarray, input_mask: np.ndarray, keys: np.ndarray
+    ) -> Sequence[np.ndarray]:
+        maskable = (input_mask > 0) & (ids != cls_id) & (ids != sep_id)
+        return mask_batch(
+            ids,
+            word_starts > 0,
+            maskable,
+            keys.view(np.uint64),
+            max_predictions=data.max_predictions,
+            config=settings,
+        )
+
+    return mask

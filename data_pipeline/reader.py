@@ -4,6 +4,7 @@ A record counts as damaged when any byte of its frame (length, checksums, payloa
 says, or when it cannot be read at all. It is returned as None with the reason, so that no later record shifts.
 """
 
+import contextlib
 import os
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -28,7 +29,8 @@ REASONS = (
 UNREADABLE, BEYOND_END, BAD_LENGTH, BAD_FOOTER, BAD_PAYLOAD, BAD_IDS = range(1, len(REASONS))
 
 _BLOCK = 1024  # records between the byte offsets that are kept in memory
-_LOADERS = 4  # windows loaded at once when several lanes reach their ends together
+_LOADERS = 4  # threads that read for several lanes at once
+_WHOLE_WINDOWS = 8  # windows read whole in one batch, at most
 
 
 @dataclass
@@ -101,13 +103,17 @@ class RecordReader:
         data = np.empty(int(frame_ends[-1]), np.uint8)
         status = np.zeros(len(lengths), np.int64)
         done = 0
-        for shard, first, end in pieces:
-            here = slice(done, done + end - first)
-            begin, stop = int(frame_starts[done]), int(frame_ends[here.stop - 1])
-            got = self._read_into(shard, first, memoryview(data)[begin:stop])
-            data[begin + max(got, 0) : stop] = 0  # np.empty holds whatever was there before
-            status[here][frame_ends[here] > begin + got] = BEYOND_END if got >= 0 else UNREADABLE
-            done = here.stop
+        with contextlib.ExitStack() as files:
+            opened: dict[int, int | None] = {}
+            for shard, first, end in pieces:
+                if shard not in opened:
+                    opened[shard] = self._open(shard, files)
+                here = slice(done, done + end - first)
+                begin, stop = int(frame_starts[done]), int(frame_ends[here.stop - 1])
+                got = _read_into(opened[shard], self._offset(shard, first), memoryview(data)[begin:stop])
+                data[begin + max(got, 0) : stop] = 0  # np.empty holds whatever was there before
+                status[here][frame_ends[here] > begin + got] = BEYOND_END if got >= 0 else UNREADABLE
+                done = here.stop
         starts, ends = frame_starts + HEADER_BYTES, frame_ends - (FRAME_BYTES - HEADER_BYTES)
         footers = data[ends[:, None] + np.arange(4)] != mask_crcs(crcs)[:, None].view(np.uint8).reshape(-1, 4)
         status[(status == 0) & footers.any(1)] = BAD_FOOTER
@@ -119,21 +125,27 @@ class RecordReader:
         picked = (column[order].tolist() for column in (starts, ends, crcs, status))
         return _Loaded(memoryview(data), numbers[order], *picked)
 
-    def _read_into(self, shard: int, first: int, target: memoryview) -> int:
-        """Fill ``target`` from record ``first`` on; returns the bytes that the file had, -1 when unreadable."""
-        offset, got = self._offset(shard, first), 0
+    def _open(self, shard: int, files: contextlib.ExitStack) -> int | None:
         try:
             file = os.open(self.index.folder / self.index.entries[shard].name, os.O_RDONLY)
         except OSError:
-            return -1
-        try:
-            while got < len(target) and (count := os.preadv(file, [target[got:]], offset + got)):
-                got += count
-        except OSError:
-            return -1
-        finally:
-            os.close(file)
-        return got
+            return None
+        files.callback(os.close, file)
+        return file
+
+
+def _read_into(file: int | None, offset: int, target: memoryview) -> int:
+    """Fill ``target`` from ``offset`` on; returns the bytes that the file had, -1 when it cannot be read."""
+    got = 0
+    try:
+        while file is not None and got < len(target):
+            count = os.preadv(file, [target[got:]], offset + got)
+            if not count:
+                break
+            got += count
+    except OSError:
+        return -1
+    return got if file is not None else -1
 
 
 @dataclass(frozen=True)
@@ -158,7 +170,7 @@ class LaneReader:
         size = self.sizes.size(data_step)
         lanes, places = self.rows.at(size)
         positions = places + self.sizes.start(data_step) // self.order.lanes
-        self._load_together(np.unique(lanes), int(positions.min()))
+        self._load_together(np.unique(lanes).tolist(), int(positions.min()), size // self.order.lanes)
         records: list[bytes | None] = []
         status, numbers, epochs = [], [], []
         for lane, position in zip(lanes.tolist(), positions.tolist(), strict=True):
@@ -174,24 +186,38 @@ class LaneReader:
             records, np.array(status, np.int64), np.array(numbers, np.int64), np.array(epochs, np.int64)
         )
 
-    def _load_together(self, lanes: np.ndarray, position: int) -> None:
-        """Load the windows that the first rows of ``lanes`` need, several at once."""
+    def _load_together(self, lanes: list[int], position: int, share: int) -> None:
+        """Make ``position`` ready in all ``lanes``; ``share`` records of each are wanted in this batch.
+
+        Many windows at once would cost the first batch a second and the others a burst. So only some are read
+        whole now; the other lanes get single records for a few batches, so that their turns come one by one.
+        """
         held = self._windows
-        missing = [v for v in lanes.tolist() if v not in held or not held[v][0] <= position < held[v][1]]
+        missing = [v for v in lanes if v not in held or not held[v][0] <= position < held[v][1]]
         for lane in missing:
             held.pop(lane, None)  # free the old window before the new one is read
+
+        def load(rank: int) -> None:
+            self._load(missing[rank], position, share * (rank // _WHOLE_WINDOWS) or None)
+
         if len(missing) > 1:
             with ThreadPoolExecutor(_LOADERS) as pool:
-                list(pool.map(lambda lane: self._load(lane, position), missing))
+                list(pool.map(load, range(len(missing))))
         elif missing:
-            self._load(missing[0], position)
+            load(0)
 
-    def _load(self, lane: int, position: int) -> tuple[int, int, int, _Loaded]:
+    def _load(self, lane: int, position: int, count: int | None = None) -> tuple[int, int, int, _Loaded]:
+        """Read the window that holds ``position``: all of it, or ``count`` records from there on."""
         self._windows.pop(lane, None)
         epoch, window = self.order.window(lane, position)
-        loaded = self.reader.load(window.ranges, window.order)
         first = epoch * self.order.lane_records(lane) + window.start
-        self._windows[lane] = entry = (first, first + len(window.order), epoch, loaded)
+        if count is None:
+            loaded = self.reader.load(window.ranges, window.order)
+        else:
+            numbers = window.records[position - first :][:count].tolist()
+            loaded = self.reader.load(tuple((number, number + 1) for number in numbers))
+            first = position
+        self._windows[lane] = entry = (first, first + len(loaded.starts), epoch, loaded)
         return entry
 
 

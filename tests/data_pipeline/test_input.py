@@ -18,6 +18,7 @@ from data_pipeline import shards
 from data_pipeline.input import eval_batches, pretrain_batches
 from data_pipeline.order import BatchSizes, HostRows, LaneOrder, permutation, usable_lanes
 from data_pipeline.reader import LaneReader, RecordReader
+from data_pipeline.tfexample import decode_example
 
 S, M, VOCAB = 16, 3, 1000
 TOKENIZER = SimpleNamespace(vocab_size=VOCAB)
@@ -30,13 +31,13 @@ def config(**options) -> DataConfig:
 
 
 def example_features(numbers: np.ndarray) -> dict[str, np.ndarray]:
-    """Features that tell which record they are: ids 1 and 2 of each row are its number in base 900."""
+    """Features that tell which record they are: ids 1 and 2 of each row are its number in base 900, plus 5."""
     rng = np.random.default_rng(7)
     count = len(numbers)
     lengths = 6 + numbers[:, None] % (S - 6)
     mask = (np.arange(S) < lengths).astype(np.int64)
     ids = (rng.integers(5, VOCAB, (10_000, S))[numbers % 10_000]) * mask
-    ids[:, 1], ids[:, 2] = numbers // 900, numbers % 900
+    ids[:, 1], ids[:, 2] = 5 + numbers // 900, 5 + numbers % 900
     weights = np.ones((count, M), np.float32)
     weights[:, 2] = numbers % 2
     return {
@@ -67,8 +68,12 @@ def folder(tmp_path_factory) -> Path:
     return make_shards(tmp_path_factory.mktemp("shards"), 100, 0, 7, 250, 155)
 
 
+def numbers_of(ids: np.ndarray) -> np.ndarray:
+    return (ids[:, 1] - 5) * 900 + ids[:, 2] - 5
+
+
 def record_numbers(batch: dict[str, np.ndarray]) -> np.ndarray:
-    return batch["input_ids"][:, 1] * 900 + batch["input_ids"][:, 2]
+    return numbers_of(batch["input_ids"])
 
 
 def stream(folder: Path, data: DataConfig | None = None, **options):
@@ -180,6 +185,23 @@ def test_memory_is_bounded_by_windows(folder):
         held = [len(loaded.data) for _, _, _, loaded in reader._windows.values()]
         assert len(held) == 2, "the host reads lanes 1 and 2 only"
         assert sum(held) <= 2 * 2 * 8 * largest
+
+
+@pytest.mark.parametrize(("batch_size", "rows"), [(64, None), (128, range(32, 100))])
+def test_many_lanes_read_the_order_from_any_step(folder, batch_size, rows):
+    """More lanes than are loaded whole at once: the first batches of the others come record by record."""
+    order = LaneOrder(records=512, lanes=64, segment_records=2, window_segments=2, seed=3)
+    sizes = BatchSizes(batch_size)
+    expected = order_of(512, 64, batch_size, 24, segment=2)[:, slice(None) if rows is None else list(rows)]
+    records = RecordReader(shards.read_index(folder))
+    for start in (0, 1, 5, 19):
+        reader = LaneReader(records, order, sizes, HostRows.of(64, sizes, rows))
+        for step in range(start, 24):
+            raw = reader.batch(step)
+            np.testing.assert_array_equal(raw.numbers, expected[step])
+            assert not raw.status.any()
+            ids = [decode_example(record)["input_ids"] for record in raw.records]
+            np.testing.assert_array_equal(numbers_of(np.array(ids)), expected[step])
 
 
 # ------------------------------------------------------------------ batches
@@ -313,6 +335,86 @@ def test_few_records_make_few_lanes(tmp_path, caplog):
     assert set(seen) == set(range(5)) and max(seen.values()) <= 4
     with pytest.raises(ValueError, match=r"data\.lanes: 5 is not allowed"):
         stream(few, lanes=5)
+
+
+# ------------------------------------------------------------------ masking at read time
+
+MASKER = SimpleNamespace(vocab_size=VOCAB, mask_id=4, cls_id=2, sep_id=3)
+
+
+@pytest.fixture(scope="module")
+def unmasked(tmp_path_factory) -> Path:
+    """256 records without masks: [CLS], number, number, tokens, [SEP], padding; every other token begins a word."""
+    features = example_features(np.arange(256))
+    for name in ("masked_lm_positions", "masked_lm_ids", "masked_lm_weights"):
+        del features[name]
+    last = features["input_mask"].sum(1) - 1
+    features["input_ids"][:, 0], features["input_ids"][np.arange(256), last] = 2, 3
+    features["word_starts"] = features["input_mask"] * (np.arange(S) % 2)
+    folder = tmp_path_factory.mktemp("unmasked")
+    shards.write_index(folder, [shards.write_records(folder / "a.tfrecord", shards.encode_examples(features))])
+    return folder
+
+
+def unmask(batch: dict[str, np.ndarray]) -> np.ndarray:
+    ids = batch["input_ids"].copy()
+    row, column = np.nonzero(batch["mlm_weights"])
+    ids[row, batch["mlm_positions"][row, column]] = batch["mlm_labels"][row, column]
+    return ids
+
+
+@pytest.mark.parametrize("unit", ["token", "whole_word"])
+def test_dynamic_masks_follow_epoch_and_example_alone(unmasked, unit):
+    data = config(masking="dynamic", mask_unit=unit, mask_fraction=0.2)
+    batches = stream(unmasked, data, tokenizer=MASKER)
+    masked: dict[int, list[bytes]] = {}
+    seen = take(batches, 32)
+    for batch in seen:
+        ids = unmask(batch)
+        numbers = numbers_of(ids)
+        predictions = batch["mlm_weights"].sum(1)
+        lengths = batch["sequence_ids"].sum(1)
+        assert predictions.any()
+        if unit == "token":
+            np.testing.assert_array_equal(predictions, np.clip(np.rint(lengths * 0.2), 1, M))
+        assert not np.isin(batch["mlm_labels"][batch["mlm_weights"] > 0], [0, 2, 3]).any(), (
+            "specials are never masked"
+        )
+        for row, number in enumerate(numbers.tolist()):
+            masked.setdefault(number, []).append(
+                batch["mlm_positions"][row].tobytes() + batch["input_ids"][row].tobytes()
+            )
+    assert sorted(masked) == list(range(256)) and all(len(versions) == 2 for versions in masked.values())
+    assert np.mean([first != second for first, second in masked.values()]) > 0.7, "another epoch, other masks"
+
+    again = stream(unmasked, data, tokenizer=MASKER)
+    again.restore(batches.state() | {"data_step": 21})
+    assert_equal(take(again, 4), seen[21:25])
+    part = take(stream(unmasked, data, tokenizer=MASKER, rows=range(4, 8)), 3)
+    assert_equal(part, [{name: values[4:8] for name, values in batch.items()} for batch in seen[:3]])
+    with pytest.raises(ValueError, match="masking options differ"):
+        stream(unmasked, dataclasses.replace(data, mask_fraction=0.3), tokenizer=MASKER).restore(batches.state())
+
+
+def test_dynamic_evaluation_has_fixed_masks(unmasked):
+    data = config(masking="dynamic")
+    first, second = (
+        list(eval_batches(data, folder=unmasked, batch_size=size, tokenizer=MASKER)) for size in (100, 64)
+    )
+    joined = [{n: np.concatenate([b[n] for b in batches])[:256] for n in batches[0]} for batches in (first, second)]
+    assert_equal(*[[batch] for batch in joined])
+    ids = unmask(joined[0])
+    assert numbers_of(ids).tolist() == list(range(256))
+    assert not any(values[56:].any() for values in first[-1].values())
+
+
+def test_dynamic_masking_needs_unmasked_shards_and_a_vocabulary(unmasked, folder):
+    with pytest.raises(ValueError, match=r"data\.masking: dynamic, but the shards .* were masked when built"):
+        stream(folder, config(masking="dynamic"))
+    with pytest.raises(ValueError, match=r"data\.masking: static, but the shards .* hold no masks"):
+        stream(unmasked)
+    with pytest.raises(ValueError, match=r"needs the vocabulary; give data\.vocab"):
+        stream(unmasked, config(masking="dynamic"), tokenizer=None)
 
 
 # ------------------------------------------------------------------ evaluation
@@ -519,7 +621,6 @@ def test_records_of_other_writers_stream_in(folder, tmp_path, form):
     [
         ({"seq_length": 32}, r"input_ids has 16 values a record, the config wants data\.seq_length 32"),
         ({"max_predictions": 4}, r"masked_lm_positions has 3 values .*data\.max_predictions 4"),
-        ({"masking": "dynamic"}, r"data\.masking: dynamic, but .* were masked when built"),
     ],
 )
 def test_shards_unlike_the_config_are_refused(folder, options, message):
