@@ -76,7 +76,8 @@ def test_wordpiece_layout_and_order(tmp_path: Path) -> None:
     # Characters that always stand alone have no continuation form.
     assert pieces[:20] == [*SPECIAL_PIECES, *alphabet, *("##" + c for c in alphabet[1:-1]), pieces[19]]
     assert pieces[19:21] == ["##ug", "hug"]
-    assert load_tokenizer(path).vocab_size < 40  # pairs seen once are not merged
+    assert "hugs" not in pieces  # pairs seen once are not merged
+    assert load_tokenizer(path).vocab_size < 40
 
 
 def test_the_alphabet_takes_at_most_half_the_vocabulary(tmp_path: Path) -> None:
@@ -84,6 +85,11 @@ def test_the_alphabet_takes_at_most_half_the_vocabulary(tmp_path: Path) -> None:
     texts = ["".join(han[: 500 - 5 * i]) for i in range(90)]
     path = train_vocabulary(texts, kind="wordpiece", vocab_size=105, lower_case=True, output=tmp_path / "vocab.txt")
     assert path.read_text(encoding="utf-8").split("\n")[5:-1] == han[:50]
+    letters = [chr(0x561 + i) for i in range(38)]
+    texts = [" ".join(letters[: 38 - i // 2]) for i in range(60)]
+    path = train_vocabulary(texts, kind="wordpiece", vocab_size=45, lower_case=True, output=tmp_path / "vocab.txt")
+    pieces = path.read_text(encoding="utf-8").split("\n")[5:-1]
+    assert pieces == [*letters[:10], *("##" + letter for letter in letters[:10])]
 
 
 def test_rare_characters_and_words_that_hold_them_are_left_out(
