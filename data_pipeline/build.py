@@ -1,4 +1,4 @@
-"""From a DataConfig to a vocabulary and shards: what is there is checked, what is missing is built, kill or no kill.
+"""From a DataConfig to a vocabulary and shards: what is there is checked, what is missing is built.
 
 Stages, each finished by one rename: vocabulary, token store, and for each split parts, shards, folder. A build
 works in ``SHARDS/.build-*``; ``train/`` and ``eval/`` appear whole, with index and manifest. Run again after a
@@ -166,18 +166,41 @@ def training_texts(data: DataConfig, sources: Sequence[Source]) -> Iterator[str]
             yield from document
 
 
-def _train_vocabulary(data: DataConfig, sources: Sequence[Source], vocab_size: int, report: Report) -> Path:
-    from data_pipeline.vocab import train_vocabulary
+def ensure_vocabulary(data: DataConfig, *, vocab_size: int, report: Report) -> Path:
+    """Train the vocabulary that ``ensure_data`` would train, in its place, unless it is there; returns its path."""
+    if not data.shards and not data.vocab:
+        raise ValueError("give --output FILE, or the folder of the shards (data.shards) to put the vocabulary in")
+    path, tokenizer = _existing_vocabulary(data, vocab_size)
+    if tokenizer is None:
+        with exclusive(Path(data.shards)):
+            _train_vocabulary(data, list_sources(data.corpus), vocab_size, report)
+    return path
 
+
+def _train_vocabulary(data: DataConfig, sources: Sequence[Source], vocab_size: int, report: Report) -> Path:
     path = vocabulary_path(data)
-    report(f"training a {data.tokenizer} vocabulary of {vocab_size:,} pieces")
     with atomic_file(path.with_name(VOCAB_SETTINGS_NAME)) as file:
         file.write(json.dumps(_vocabulary_settings(data, vocab_size), sort_keys=True, indent=1).encode() + b"\n")
-    train_vocabulary(
+    return _write_vocabulary(data, sources, path, vocab_size, report)
+
+
+def write_vocabulary(data: DataConfig, output: Path, *, vocab_size: int, report: Report) -> Path:
+    """Train a vocabulary on the documents of ``data.corpus`` that are not held out, and write it to ``output``."""
+    sources = list_sources(data.corpus)
+    output.parent.mkdir(parents=True, exist_ok=True)
+    return _write_vocabulary(data, sources, output, vocab_size, report)
+
+
+def _write_vocabulary(
+    data: DataConfig, sources: Sequence[Source], output: Path, vocab_size: int, report: Report
+) -> Path:
+    from data_pipeline.vocab import train_vocabulary
+
+    report(f"training a {data.tokenizer} vocabulary of {vocab_size:,} pieces")
+    return train_vocabulary(
         training_texts(data, sources), kind=data.tokenizer, vocab_size=vocab_size, lower_case=data.lower_case,
-        output=path,
+        output=output,
     )  # fmt: skip
-    return path
 
 
 # ------------------------------------------------------------------ shards

@@ -138,7 +138,7 @@ def _next_sentence_pairs(
 
     With probability 0.5, and always when there is only one sentence, B is random and what followed A is put back.
     """
-    pairs = []
+    pairs: list[tuple[Segment, Segment, int]] = []
     sentences = len(ends) - 1
     first = 0
     while first < sentences:
@@ -158,7 +158,7 @@ def _next_sentence_pairs(
 
 def _swapped_pairs(ends: list[int], target: int, draws: list[list[float]]) -> list[tuple[int, int, int, int]]:
     """(start, border, end, swapped) of consecutive parts; a single sentence is cut between two of its tokens."""
-    pairs = []
+    pairs: list[tuple[int, int, int, int]] = []
     sentences = len(ends) - 1
     first = 0
     while first < sentences:

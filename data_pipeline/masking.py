@@ -87,7 +87,7 @@ def mask_batch(
     fewer. Whole words are tried in random order and one that would exceed the count is skipped, so a row may
     stay below it, as in the reference. Every chosen token draws its own replacement.
     """
-    rows, size = input_ids.shape
+    size = input_ids.shape[1]
     if size >= 1 << _POSITION_BITS:
         raise ValueError(f"sequences of {size} tokens; masking takes fewer than {1 << _POSITION_BITS}")
     lengths = np.where(maskable.any(1), size - np.argmax(maskable[:, ::-1], axis=1) + 1, 0)
@@ -119,7 +119,7 @@ def _replacements(
 
 
 def _in_random_order(candidates: np.ndarray, keys: np.ndarray, limit: int) -> np.ndarray:
-    """Positions of up to ``limit`` candidates of each row in random order, int64[B, limit]; S where there is none."""
+    """Up to ``limit`` candidates of each row in random order: positions int64[B, limit], S where none is left."""
     size = candidates.shape[1]
     # The position in the low bits makes all values distinct, so any sorting algorithm gives one order.
     bits = draw_bits(keys, _CHOICE, size)

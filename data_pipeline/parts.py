@@ -10,6 +10,7 @@ import resource
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -56,7 +57,7 @@ def cut_parts(tokens: np.ndarray, passes: int) -> list[tuple[int, int]]:
     size = max(PART_TOKENS, int(tokens.sum()) * passes // MOST_PARTS)
     number = (np.cumsum(tokens) - tokens) // size
     borders = [0, *(np.flatnonzero(np.diff(number)) + 1).tolist(), len(tokens)]
-    return list(zip(borders[:-1], borders[1:], strict=True))
+    return list(pairwise(borders))
 
 
 @lru_cache(maxsize=2)

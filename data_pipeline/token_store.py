@@ -41,7 +41,7 @@ _ARRAYS = ("ids", "word_starts", "sentences", "documents", "contents")
 
 
 class TokenStore:
-    """A finished store, opened for reading. Token ids are read, not mapped: memory stays that of what is asked for."""
+    """A finished store, opened for reading. Token ids are read, not mapped, so memory stays small."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = Path(folder)
@@ -206,7 +206,7 @@ def _starts(lengths: Sequence[int]) -> np.ndarray:
 
 def _encode_segmented(tokenizer: Tokenizer, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Ids, number per text, and word starts: jieba's words where the text is Chinese, the tokenizer's elsewhere."""
-    jieba = _jieba()
+    jieba = load_jieba()
     ids: list[int] = []
     lengths, starts = [], []
     for text in texts:
@@ -222,7 +222,8 @@ def _encode_segmented(tokenizer: Tokenizer, texts: Sequence[str]) -> tuple[np.nd
     return np.array(ids, np.int32), np.array(lengths, np.int64), np.array(starts, bool)
 
 
-def _jieba() -> Any:
+def load_jieba() -> Any:
+    """The segmenter; ``ValueError`` when it is not installed."""
     try:
         import jieba
     except ImportError:

@@ -1,0 +1,155 @@
+"""``bert-data``: text to vocabulary and shards, and a look at what is in a shard folder."""
+
+import dataclasses
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from bert_jax.config.loader import load_config
+from bert_jax.config.schema import DataConfig, PretrainConfig
+from bert_jax.exits import run_command
+
+USAGE = """usage: bert-data COMMAND [options]
+
+commands:
+  vocab    train a vocabulary
+             bert-data vocab --corpus TEXT... --vocab_size 30522 --kind wordpiece --output vocab.txt
+  shards   build what a recipe describes: vocabulary (if none is named), token store, shards
+             bert-data shards --config configs/quickstart.yaml --workers 4
+  index    index TFRecords that somebody else made
+             bert-data index DIR
+  inspect  what is in a folder of shards; --vocab FILE if it is not beside them, --records N to read (20000)
+             bert-data inspect DIR --examples 3
+
+vocab and shards take --config FILE (a recipe of run_pretrain.py) and every --data.OPTION, also without "data.";
+--vocab_size is model.vocab_size, --kind is data.tokenizer, and shards --output is data.shards.
+bert-data shards --help lists all options.
+"""
+_SHORT = {"vocab_size": "model.vocab_size", "kind": "data.tokenizer"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataOptions:
+    """Options of bert-data, as in a recipe's data section."""
+
+    data: DataConfig = dataclasses.field(default_factory=DataConfig)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line; returns the exit code (0 done, 2 the user's mistake, told in one line)."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    commands: dict[str, Callable[[list[str]], None]] = {
+        "vocab": _vocab, "shards": _shards, "index": _index, "inspect": _inspect,
+    }  # fmt: skip
+    if not words or words[0] in ("-h", "--help"):
+        print(USAGE, end="")
+        return 0 if words else 2
+    if words[0] not in commands:
+        return run_command(lambda: _refuse(f"{words[0]}: unknown command; allowed: {', '.join(commands)}"))
+    if {"-h", "--help"} & set(words[1:]):
+        print(USAGE)
+        if words[0] in ("vocab", "shards"):
+            load_config(DataOptions, ["--help"], prog=f"bert-data {words[0]}")
+        return 0
+    return run_command(lambda: commands[words[0]](words[1:]))
+
+
+def _refuse(message: str) -> None:
+    raise ValueError(message)
+
+
+def _config(words: Sequence[str]) -> PretrainConfig:
+    """The recipe and flags as a config; option names without a section belong to ``data``."""
+    fields = {field.name: f"data.{field.name}" for field in dataclasses.fields(DataConfig)} | _SHORT
+    full = []
+    for word in words:
+        name, equals, value = word[2:].partition("=")
+        full.append(f"--{fields[name]}{equals}{value}" if word.startswith("--") and name in fields else word)
+    return load_config(PretrainConfig, full, prog="bert-data")
+
+
+def _take(words: Sequence[str], flag: str) -> tuple[list[str], str | None]:
+    """``words`` without ``--flag VALUE`` or ``--flag=VALUE``, and the value."""
+    kept: list[str] = []
+    found: str | None = None
+    rest = iter(words)
+    for word in rest:
+        if word == f"--{flag}":
+            found = next(rest, None)
+            if found is None or found.startswith("--"):
+                raise ValueError(f"command line: {flag}: needs a value")
+        elif word.startswith(f"--{flag}="):
+            found = word.partition("=")[2]
+        else:
+            kept.append(word)
+    return kept, found
+
+
+def _report(line: str) -> None:
+    print(line, flush=True)
+
+
+def _vocab(words: list[str]) -> None:
+    from data_pipeline.build import ensure_vocabulary, write_vocabulary
+
+    words, output = _take(words, "output")
+    config = _config(words)
+    if output is None:
+        path = ensure_vocabulary(config.data, vocab_size=config.model.vocab_size, report=_report)
+    else:
+        path = write_vocabulary(config.data, Path(output), vocab_size=config.model.vocab_size, report=_report)
+    _report(f"vocabulary: {path}")
+
+
+def _shards(words: list[str]) -> None:
+    from data_pipeline.build import ensure_data
+
+    words, output = _take(words, "output")
+    config = _config([*words, *(["--data.shards", output] if output is not None else [])])
+    vocab = ensure_data(config.data, vocab_size=config.model.vocab_size, report=_report)
+    _report(f"shards in {config.data.shards}, vocabulary {vocab}")
+
+
+def _folder(words: Sequence[str], command: str) -> Path:
+    if len(words) != 1 or words[0].startswith("--"):
+        raise ValueError(f"bert-data {command}: needs one folder of shards, got: {' '.join(words) or 'none'}")
+    return Path(words[0])
+
+
+def _index(words: list[str]) -> None:
+    from data_pipeline.shards import index_folder
+
+    folder = _folder(words, "index")
+    index = index_folder(folder)
+    _report(f"{folder}: indexed {index.records:,} records in {len(index.entries)} shard(s)")
+
+
+def _inspect(words: list[str]) -> None:
+    from data_pipeline.inspection import inspect
+
+    words, examples = _take(words, "examples")
+    words, records = _take(words, "records")
+    words, vocab = _take(words, "vocab")
+    words, cased = _take(words, "lower_case")
+    if cased not in (None, "true", "false"):
+        raise ValueError(f"command line: lower_case: {cased!r} is not a truth value; allowed: true, false")
+    inspect(
+        _folder(words, "inspect"),
+        examples=_count(examples, "examples", 3),
+        most_records=_count(records, "records", 20_000),
+        vocab=Path(vocab) if vocab else None,
+        lower_case=cased != "false",
+    )
+
+
+def _count(text: str | None, name: str, default: int) -> int:
+    if text is None:
+        return default
+    if not text.isdecimal():
+        raise ValueError(f"command line: {name}: {text!r} is not a whole number of 0 or more")
+    return int(text)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
