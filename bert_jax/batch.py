@@ -70,9 +70,8 @@ def synthetic_batch(
 ) -> dict[str, np.ndarray]:
     """A full batch of random content (no padding), for benchmarks and compile checks."""
     rng = np.random.default_rng(seed)
-    batch = {
-        n: np.zeros(s, d) for n, (s, d) in feature_shapes(batch_size, seq_length, max_predictions).items()
-    }
+    shapes = feature_shapes(batch_size, seq_length, max_predictions)
+    batch: dict[str, np.ndarray] = {name: np.zeros(shape, dtype) for name, (shape, dtype) in shapes.items()}
     batch["input_ids"] = rng.integers(5, vocab_size, (batch_size, seq_length), dtype=np.int32)
     batch["token_type_ids"][:, seq_length // 2 :] = 1
     batch["sequence_ids"][:] = 1
