@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -10,12 +11,18 @@ import numpy as np
 from bert_jax.batch import BatchInfo, feature_shapes
 from bert_jax.config import PretrainConfig, load_config
 
-TINY = ["--model.vocab_size", "211", "--model.hidden_size", "32", "--model.num_layers", "3", "--model.num_attention_heads", "4", "--model.intermediate_size", "64", "--model.max_position_embeddings", "64", "--data.seq_length", "16", "--data.max_predictions", "4", "--optimizer.learning_rate", "1e-3", "--optimizer.warmup_steps", "4", "--training.num_steps", "20", "--training.global_batch_size", "8", "--training.log_interval", "2", "--training.checkpoint_interval", "5", "--training.compilation_cache", "none"]
+TINY = (
+    "--model.vocab_size 211 --model.hidden_size 32 --model.num_layers 3 --model.num_attention_heads 4 "
+    "--model.intermediate_size 64 --model.max_position_embeddings 64 --data.seq_length 16 "
+    "--data.max_predictions 4 --optimizer.learning_rate 1e-3 --optimizer.warmup_steps 4 "
+    "--training.num_steps 20 --training.global_batch_size 8 --training.log_interval 2 "
+    "--training.checkpoint_interval 5 --training.compilation_cache none"
+)
 
 
 def tiny_config(*arguments: str) -> PretrainConfig:
     """A model of a few thousand parameters; ``arguments`` override it."""
-    return load_config(PretrainConfig, [*TINY, *" ".join(arguments).split()])
+    return load_config(PretrainConfig, " ".join([TINY, *arguments]).split())
 
 
 def random_batch(config: PretrainConfig, seed: int = 0, rows: int | None = None) -> dict[str, np.ndarray]:
@@ -41,6 +48,40 @@ def random_batch(config: PretrainConfig, seed: int = 0, rows: int | None = None)
     batch["nsp_labels"][:] = rng.integers(0, 2, (count, 1))
     batch["nsp_weights"][:] = 1
     return batch
+
+
+def write_vocabulary(folder: Path, size: int = 211) -> Path:
+    """A WordPiece vocabulary of ``size`` pieces: the special tokens and w0, w1, ..."""
+    folder.mkdir(parents=True, exist_ok=True)
+    pieces = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *(f"w{i}" for i in range(size - 5))]
+    (folder / "vocab.txt").write_text("\n".join(pieces) + "\n")
+    return folder / "vocab.txt"
+
+
+def train_synthetic(config: PretrainConfig, workdir: Path, **options: Any) -> None:
+    """Pretrain on :class:`SyntheticSource` in ``workdir``."""
+    from bert_jax.tokenization import load_tokenizer
+    from bert_jax.training.pretrain import pretrain
+    from bert_jax.training.signals import StopRequest
+
+    vocabulary = write_vocabulary(workdir.parent)
+    pretrain(
+        config,
+        workdir=workdir,
+        source=options.pop("source", SyntheticSource(config)),
+        tokenizer=load_tokenizer(vocabulary),
+        vocabulary=vocabulary,
+        stop=options.pop("stop", StopRequest()),
+        **options,
+    )
+
+
+TIMINGS = {"seconds_per_step", "tokens_per_second", "data_wait_fraction", "mfu"}
+
+
+def untimed(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Metric lines without what depends on the clock."""
+    return [{key: value for key, value in record.items() if key not in TIMINGS} for record in records]
 
 
 @dataclasses.dataclass

@@ -1,5 +1,6 @@
 """Pretraining, top to bottom: workdir, mesh, model, state, data, compile, loop, report."""
 
+import contextlib
 import fcntl
 import shutil
 import time
@@ -63,7 +64,30 @@ class PretrainSource(Protocol):
         ...
 
 
-def pretrain(
+@contextlib.contextmanager
+def hold_workdir(workdir: Path) -> Iterator[None]:
+    """Make ``workdir`` and hold it for this process; raises ``ValueError`` when another one does."""
+    workdir.mkdir(parents=True, exist_ok=True)
+    with (workdir / ".lock").open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ValueError(
+                f"{workdir}: another run is using this workdir; wait for it or give another --workdir"
+            ) from None
+        yield
+
+
+def pretrain(config: PretrainConfig, *, workdir: Path, **inputs: Any) -> None:
+    """Train as ``config`` says in ``workdir``, continuing what is there; see :func:`run` for ``inputs``.
+
+    Raises ``ValueError`` for what the user can mend and ``exits.Stop`` when the run ends early.
+    """
+    with hold_workdir(workdir):
+        run(config, workdir=workdir, **inputs)
+
+
+def run(
     config: PretrainConfig,
     *,
     workdir: Path,
@@ -75,16 +99,13 @@ def pretrain(
     allow_numeric_change: bool = False,
     started: float | None = None,
 ) -> None:
-    """Train as ``config`` says in ``workdir``, continuing what is there; see ``run_pretrain.py --help``.
+    """The run itself, in a workdir that this process holds. ``stop`` is asked between steps.
 
     ``vocabulary``, the file of ``tokenizer``, is copied beside the checkpoints, so the workdir is whole.
-    Raises ``ValueError`` for what the user can mend and ``exits.Stop`` when the run ends early.
     """
     started = time.perf_counter() if started is None else started
 
     # --- Workdir ---------------------------------------------------------------------------------------------
-    workdir.mkdir(parents=True, exist_ok=True)
-    lock = _lock(workdir)
     training = config.training
     if training.compilation_cache != "none":
         cache = training.compilation_cache or str(workdir.absolute() / "compilation_cache")
@@ -255,7 +276,6 @@ def pretrain(
     # --- Report ----------------------------------------------------------------------------------------------
     report()
     progress.close()
-    lock.close()
 
 
 def _fill_some(
@@ -274,18 +294,6 @@ def _batch_size_at(config: PretrainConfig, data_step: int) -> int:
             return size
         data_step -= steps
     return training.global_batch_size
-
-
-def _lock(workdir: Path) -> Any:
-    """Hold the workdir for this process; raises ``ValueError`` when another one does."""
-    file = (workdir / ".lock").open("w")
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        raise ValueError(
-            f"{workdir}: another run is using this workdir; wait for it or give another --workdir"
-        ) from None
-    return file
 
 
 def _resume_messages(

@@ -74,7 +74,7 @@ def make_train_step(
     def train_step(state: TrainState, batch: Batch) -> tuple[TrainState, dict[str, Any]]:
         key = jax.random.fold_in(base_key, state.step)
         loss, grads, sums = loss_and_gradients(model, state.params, batch, key, accumulation_steps)
-        grad_norm = optax.global_norm(grads)
+        grad_norm = optax.tree.norm(grads)
         finite = jnp.isfinite(loss) & jnp.isfinite(grad_norm)
         learning_rate = schedule(state.step)
         direction, opt_state = optimizer.update(grads, state.opt_state, state.params)

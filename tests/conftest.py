@@ -1,0 +1,26 @@
+"""Every test runs on 8 virtual CPU devices; jax and TensorFlow must see this before they start."""
+
+import os
+import tempfile
+from pathlib import Path
+
+os.environ["JAX_PLATFORMS"] = "cpu"
+os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=8"
+# Programs compiled by one test serve the others (jax keys them by program and version).
+os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(Path(tempfile.gettempdir()) / f"bert-jax-tests-{os.getuid()}"))
+os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.2")
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+import pytest
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+
+
+@pytest.fixture(scope="session")
+def real_data() -> Path:
+    """Folder of real text sets that are not part of the project (BERT_JAX_DATA, else ../shared/data)."""
+    folder = Path(os.environ.get("BERT_JAX_DATA", REPOSITORY.parent / "shared" / "data"))
+    if not folder.is_dir():
+        pytest.skip(f"no real data at {folder}: set BERT_JAX_DATA")
+    return folder
