@@ -203,8 +203,11 @@ def _facts(
         yield "documents", f"{counts['documents']:,}, of them duplicates: {counts['duplicate_documents']:,}"
         yield "passes", f"{manifest['settings']['data.dupe_factor']}"
         yield "vocabulary", f"{manifest['vocab_size']:,} pieces, {manifest['tokenizer'][:12]}"
-    checksums = np.concatenate([entry.crcs for entry in index.entries]) if index.entries else np.zeros(0)
-    yield "repeated records", f"{len(checksums) - len(np.unique(checksums)):,} (equal checksums)"
+    marks = [entry.lengths.astype(np.uint64) << np.uint64(32) | entry.crcs for entry in index.entries]
+    yield (
+        "repeated records",
+        f"{index.records - len(np.unique(np.concatenate(marks))):,} (equal length and checksum)",
+    )
     yield "records read", f"{s.records:,} (--records changes it)"
     yield "ids out of range", f"{s.out_of_range:,} (vocabulary {s.vocab_size:,}; index: {index.id_range})"
     mean = s.tokens / s.records if s.records else 0

@@ -1,0 +1,370 @@
+"""Building: bytes that depend on nothing but text and settings, kills, checks of what is there.
+
+More kills: BERT_JAX_KILLS=10 python -m pytest -n 0 tests/data_pipeline/test_build.py -k kill
+"""
+
+import os
+import random
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from text_corpora import tree, write_corpus, write_vocab
+
+from bert_jax.config.schema import DataConfig
+from bert_jax.tokenization import load_tokenizer
+from data_pipeline import build as build_module
+from data_pipeline.build import ensure_data, training_texts
+from data_pipeline.corpus import list_sources, read_documents
+from data_pipeline.shards import read_index, read_manifest, read_records, write_records
+from data_pipeline.tfexample import decode_example
+from data_pipeline.token_store import content_hash, held_out
+from data_pipeline.vocab import train_vocabulary
+from data_pipeline.workers import Workers, exclusive
+
+
+def config(folder: Path, **changes: object) -> DataConfig:
+    """A small build in ``folder``, whose corpus and vocabulary lie beside it."""
+    parent = folder.parent
+    values: dict[str, object] = {
+        "corpus": (str(parent / "corpus.txt"),), "vocab": str(parent / "vocab.txt"), "shards": str(folder),
+        "seq_length": 32, "max_predictions": 5, "dupe_factor": 2, "num_shards": 3, "eval_fraction": 0.2,
+        "workers": 1,
+    }  # fmt: skip
+    return DataConfig(**(values | changes))  # type: ignore[arg-type]
+
+
+def build(folder: Path, vocab_size: int = 1000, **changes: object) -> Path:
+    ensure_data(config(folder, **changes), vocab_size=vocab_size, report=lambda _: None)
+    return folder
+
+
+def rows(folder: Path) -> list[dict[str, np.ndarray]]:
+    return [decode_example(r) for e in read_index(folder).entries for r in read_records(folder / e.name)]
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    write_corpus(tmp_path / "corpus.txt")
+    write_vocab(tmp_path / "vocab.txt")
+    return tmp_path / "shards"
+
+
+def documents_of(row: dict[str, np.ndarray], segment: int) -> set[int]:
+    """Documents that a segment's words name (made-up corpora), before masking."""
+    ids = row["input_ids"].copy()
+    used = row["masked_lm_weights"] > 0
+    ids[row["masked_lm_positions"][used]] = row["masked_lm_ids"][used]
+    inside = (row["input_mask"] > 0) & (row["segment_ids"] == segment)
+    return {int(i) - 6 for i in ids[inside] if 6 <= i < 406}
+
+
+def test_negatives_and_held_out_text(place: Path) -> None:
+    build(place, dupe_factor=3)
+    seen: dict[str, set[int]] = {"train": set(), "eval": set()}
+    randoms = 0
+    for split, documents in seen.items():
+        for row in rows(place / split):
+            a, b = documents_of(row, 0), documents_of(row, 1)
+            assert len(a) <= 1 and len(b) <= 1
+            documents |= a | b
+            if row["next_sentence_labels"][0]:
+                assert not a & b
+                randoms += 1
+            else:
+                assert len(a | b) <= 1
+    assert randoms > 50
+    assert seen["train"] and seen["eval"]
+    assert not seen["train"] & seen["eval"]
+    assert len(seen["train"] | seen["eval"]) == 40
+
+
+def test_manifest_and_index_agree_with_the_shards(place: Path) -> None:
+    build(place)
+    manifest = read_manifest(place / "train")
+    index = read_index(place / "train")
+    assert manifest is not None
+    assert manifest["tokenizer"] == load_tokenizer(place.parent / "vocab.txt").fingerprint
+    assert manifest["counts"]["instances"] == index.records == len(rows(place / "train"))
+    assert [s["crc32c"] for s in manifest["shards"]] == [e.crc32c for e in index.entries]
+    assert manifest["settings"]["data.seq_length"] == 32
+    assert str(place.parent) not in (place / "train" / "manifest.json").read_text()
+    # Held-out text: one pass.
+    counts = read_manifest(place / "eval")
+    assert counts is not None and counts["settings"]["data.dupe_factor"] == 1
+    assert not list(place.glob(".build-*"))
+
+
+@pytest.mark.parametrize("changes", [{}, {"masking": "dynamic", "next_sentence": "sop"}], ids=["static", "dynamic"])
+def test_workers_do_not_change_a_byte(
+    tmp_path: Path, changes: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("data_pipeline.token_store.CHUNK_CHARACTERS", 5000)
+    monkeypatch.setattr("data_pipeline.parts.PART_TOKENS", 1000)
+    write_corpus(tmp_path / "corpus.txt", documents=60)
+    trees = [
+        tree(build(tmp_path / f"workers{n}", vocab="", vocab_size=300, workers=n, **changes)) for n in (1, 2, 4)
+    ]
+    assert trees[0].keys() == trees[1].keys() == trees[2].keys()
+    assert {"vocab.txt", "train/manifest.json", "train/records.index", "eval/records.index"} <= trees[0].keys()
+    assert trees[0] == trees[1] == trees[2]
+
+
+def test_part_size_does_not_change_the_shards(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    build(place)
+    monkeypatch.setattr("data_pipeline.parts.PART_TOKENS", 200)
+    build(place.parent / "small_parts")
+    # Only documents that share a place would swap; places are 64 bits.
+    assert tree(place) == tree(place.parent / "small_parts")
+
+
+def test_passes_and_seeds_differ(place: Path) -> None:
+    build(place, dupe_factor=2, eval_fraction=0.0)
+    build(place.parent / "other", seed=1, eval_fraction=0.0)
+    ids = [row["input_ids"].tobytes() for row in rows(place / "train")]
+    assert len(set(ids)) > 0.95 * len(ids)
+    others = {row["input_ids"].tobytes() for row in rows(place.parent / "other" / "train")}
+    assert len(others & set(ids)) < 0.1 * len(ids)
+
+
+def test_dynamic_shards_hold_unmasked_ids(place: Path) -> None:
+    build(place, masking="dynamic", mask_unit="whole_word")
+    tokenizer = load_tokenizer(place.parent / "vocab.txt")
+    for row in rows(place / "train")[:50]:
+        assert set(row) == {"input_ids", "input_mask", "segment_ids", "next_sentence_labels", "word_starts"}
+        assert not (row["input_ids"] == tokenizer.mask_id).any()
+        begins = row["word_starts"][row["input_mask"] > 0] > 0
+        continues = tokenizer.continuation[row["input_ids"][row["input_mask"] > 0]]
+        assert (begins | continues).all() and begins[0]
+
+
+def test_store_is_shared_between_lengths(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = str(place.parent / "store")
+    build(place, token_store=store)
+    before = {path: path.stat().st_mtime_ns for path in Path(store).iterdir()}
+    monkeypatch.setattr(build_module, "build_store", lambda *_: pytest.fail("tokenized again"))
+    build(place.parent / "long", token_store=store, seq_length=64)
+    assert {path: path.stat().st_mtime_ns for path in Path(store).iterdir()} == before
+    with pytest.raises(ValueError, match=r"data\.json_field: store text, config body.*data\.token_store"):
+        build(place.parent / "third", token_store=store, json_field="body")
+
+
+def test_a_second_call_builds_nothing(place: Path) -> None:
+    build(place, vocab="")
+    before = {path: path.stat().st_mtime_ns for path in place.rglob("*") if path.is_file()}
+    lines: list[str] = []
+    ensure_data(config(place, vocab=""), vocab_size=1000, report=lines.append)
+    assert lines == []
+    assert {path: path.stat().st_mtime_ns for path in place.rglob("*") if path.is_file()} == before
+    # The text is not needed any more.
+    (place.parent / "corpus.txt").unlink()
+    ensure_data(config(place, vocab=""), vocab_size=1000, report=lines.append)
+
+
+def test_vocabulary_is_trained_on_training_documents_only(place: Path) -> None:
+    build(place, vocab="", vocab_size=300)
+    data = config(place, vocab="")
+    sources = list_sources(data.corpus)
+    documents = list(read_documents(sources[0], line="auto", json_field="text"))
+    held = held_out(np.array([content_hash(d) for d in documents], np.uint64), seed=data.seed, fraction=0.2)
+    assert 0 < held.sum() < len(documents)
+    texts = [sentence for d, is_held in zip(documents, held, strict=True) if not is_held for sentence in d]
+    assert list(training_texts(data, sources)) == texts
+    alone = train_vocabulary(
+        texts, kind="wordpiece", vocab_size=300, lower_case=True, output=place.parent / "alone.txt"
+    )
+    assert alone.read_bytes() == (place / "vocab.txt").read_bytes()
+    # The token store splits at the same place.
+    manifest = read_manifest(place / "eval")
+    assert manifest is not None and manifest["counts"]["documents"] == held.sum()
+
+
+# ------------------------------------------------------------------ checks
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"seq_length": 64}, "data.seq_length: shards 32, config 64"),
+        ({"masking": "dynamic"}, "data.masking: shards static, config dynamic"),
+        ({"mask_unit": "whole_word"}, "data.mask_unit: shards token, config whole_word"),
+        ({"max_predictions": 6}, "data.max_predictions: shards 5, config 6"),
+        ({"next_sentence": "sop"}, "data.next_sentence: shards nsp, config sop"),
+        ({"lower_case": False}, "vocabulary: shards"),
+        ({"dupe_factor": 3, "seed": 1}, "data.dupe_factor: shards 2, config 3, data.seed: shards 12345, config 1"),
+    ],
+)
+def test_other_settings_are_refused(place: Path, change: dict[str, object], message: str) -> None:
+    build(place)
+    before = tree(place)
+    with pytest.raises(ValueError) as raised:
+        build(place, **change)
+    assert message in str(raised.value)
+    assert "set them back, or name another folder" in str(raised.value)
+    assert "\n" not in str(raised.value)
+    assert tree(place) == before
+
+
+def test_another_corpus_is_refused(place: Path) -> None:
+    build(place)
+    write_corpus(place.parent / "corpus.txt", documents=50)
+    with pytest.raises(ValueError, match=r"data\.corpus: shards 1 file\(s\), .* config 1 file\(s\)"):
+        build(place)
+
+
+def test_trained_vocabulary_with_other_settings_is_refused(place: Path) -> None:
+    build(place, vocab="", vocab_size=300)
+    with pytest.raises(ValueError, match=r"model\.vocab_size: vocabulary 300, config 301"):
+        build(place, vocab="", vocab_size=301)
+
+
+def test_vocabulary_larger_than_the_model(place: Path) -> None:
+    with pytest.raises(ValueError, match=r"model\.vocab_size: 100 is less than the 416 pieces"):
+        build(place, vocab_size=100)
+
+
+def test_one_document(place: Path) -> None:
+    (place.parent / "corpus.txt").write_text("w1a .\nw1b .\nw1c .\n")
+    for fraction in (0.2, 0.0):
+        with pytest.raises(ValueError, match=r"nsp draws .* of 1 document.*blank lines.*sop or none"):
+            build(place, eval_fraction=fraction)
+    with pytest.raises(ValueError, match=r"leaves none to hold out; .*--data\.eval_fraction 0"):
+        build(place, next_sentence="sop")
+    build(place, next_sentence="sop", eval_fraction=0.0)
+    assert len(rows(place / "train")) == 2
+
+
+def test_duplicates_of_one_document_are_no_negatives(place: Path) -> None:
+    (place.parent / "corpus.txt").write_text("w1a .\nw1b .\n\n" * 6)
+    with pytest.raises(ValueError, match=r"of 6 document\(s\) only 1 is for train"):
+        build(place, eval_fraction=0.0)
+
+
+def test_foreign_shards(place: Path) -> None:
+    build(place)
+    foreign = place.parent / "foreign"
+    foreign.mkdir()
+    records = [r for e in read_index(place / "train").entries for r in read_records(place / "train" / e.name)]
+    write_records(foreign / "part.tfrecord", records)
+    with pytest.raises(ValueError, match=f"bert-data index {foreign}"):
+        build(foreign)
+    from data_pipeline.shards import index_folder
+
+    index_folder(foreign)
+    lines: list[str] = []
+    path = ensure_data(config(foreign, corpus=()), vocab_size=1000, report=lines.append)
+    assert path == place.parent / "vocab.txt" and lines == []
+    for change, message in [
+        ({"seq_length": 64}, "data.seq_length: shards 32, config 64"),
+        ({"max_predictions": 20}, "data.max_predictions: shards 5, config 20"),
+        ({"masking": "dynamic"}, "data.masking: shards static, config dynamic"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            build(foreign, **change)
+    write_vocab(place.parent / "vocab.txt", words=20)
+    with pytest.raises(ValueError, match=r"token ids from 0 to \d+, but the vocabulary has 36 pieces"):
+        build(foreign)
+
+
+def test_no_folder_and_no_corpus(place: Path) -> None:
+    with pytest.raises(ValueError, match=r"data\.shards"):
+        ensure_data(DataConfig(), vocab_size=100, report=lambda _: None)
+    with pytest.raises(ValueError, match="corpus"):
+        build(place, corpus=())
+
+
+def test_two_builds_in_one_folder(place: Path) -> None:
+    with exclusive(place), pytest.raises(ValueError, match="another process is building here"):
+        build(place)
+
+
+def _leave(code: int) -> None:
+    os._exit(code)
+
+
+def test_a_killed_worker_is_reported() -> None:
+    with Workers(2) as workers, pytest.raises(ValueError, match="worker processes was killed"):
+        list(workers.run(_leave, [(9,), (9,)]))
+
+
+def _sum(a: int, b: int) -> int:
+    if a < 0:
+        raise ValueError(f"{a} is below 0")
+    return a + b
+
+
+def test_worker_results_and_errors() -> None:
+    with Workers(2) as workers:
+        assert sorted(workers.run(_sum, ((i, i) for i in range(9)))) == [2 * i for i in range(9)]
+        with pytest.raises(ValueError, match="-3 is below 0"):
+            list(workers.run(_sum, [(1, 1), (-3, 1), (2, 2)]))
+
+
+# ------------------------------------------------------------------ kills
+
+
+def command(folder: Path) -> list[str]:
+    options = "--seq_length 32 --max_predictions 5 --dupe_factor 6 --num_shards 8 --eval_fraction 0.1 --workers 2"
+    return [
+        sys.executable, "-m", "data_pipeline.cli", "shards", "--corpus", str(folder.parent / "corpus.txt"),
+        "--output", str(folder), "--vocab_size", "500", *options.split(),
+    ]  # fmt: skip
+
+
+def finished(folder: Path) -> dict[str, tuple[int, int]]:
+    """Inode and time of every finished chunk, part, shard and vocabulary, by name."""
+    kept = [*folder.glob("**/*.npz"), *folder.glob("**/*.table"), *folder.glob("**/shard-*"), folder / "vocab.txt"]
+    found = {}
+    for path in kept:
+        if path.exists() and "scratch-" not in str(path):
+            split = "eval" if "eval" in str(path.relative_to(folder)) else "train"
+            found[f"{split} {path.name}"] = (path.stat().st_ino, path.stat().st_mtime_ns)
+    return found
+
+
+def children(pid: int) -> set[int]:
+    found = set()
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = stat.read_text().rpartition(")")[2].split()
+        except OSError:
+            continue
+        if int(fields[1]) == pid and fields[0] != "Z":
+            found.add(int(stat.parent.name))
+    return found
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs /proc")
+def test_kill_at_any_moment(tmp_path: Path) -> None:
+    write_corpus(tmp_path / "corpus.txt", documents=200, sentences=50)
+    start = time.monotonic()
+    subprocess.run(command(tmp_path / "whole"), check=True, stdout=subprocess.DEVNULL)
+    duration = time.monotonic() - start
+    expected = tree(tmp_path / "whole")
+    kills = int(os.environ.get("BERT_JAX_KILLS", "3"))
+    moments = random.Random(os.environ.get("BERT_JAX_KILLS", "seed"))
+    folder = tmp_path / "killed"
+    for kill in range(kills):
+        # Progress is kept, so a fixed share of the time would hit the same stage only once.
+        process = subprocess.Popen(command(folder), stdout=subprocess.DEVNULL)
+        time.sleep(moments.uniform(0.15, 0.9) * duration)
+        workers = children(process.pid)
+        was_running = process.poll() is None
+        process.kill()
+        process.wait()
+        deadline = time.monotonic() + 10
+        while any(Path(f"/proc/{pid}").exists() for pid in workers):
+            assert time.monotonic() < deadline, "workers outlive their killed parent"
+            time.sleep(0.01)
+        before = finished(folder) if folder.exists() else {}
+        assert (folder / "train").exists() or was_running
+        subprocess.run(command(folder), check=True, stdout=subprocess.DEVNULL)
+        after = finished(folder)
+        for name, mark in before.items():
+            assert after.get(name, mark) == mark, f"{name} was made again"
+        assert tree(folder) == expected, f"kill {kill}"
+        for path in sorted(folder.rglob("*"), reverse=True):
+            path.rmdir() if path.is_dir() else path.unlink()
