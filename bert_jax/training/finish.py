@@ -23,7 +23,7 @@ def finish(workdir: Path, filled: Sequence[FilledText]) -> list[str]:
     lines = result_lines(final, filled)
     final = final or {}
     data = {
-        "summary": lines,
+        "summary": result_lines(final, ()),  # the filled masks have their own place in the page
         "evaluation": {k: v for k, v in final.items() if k not in ("step", "split", "unigram_cross_entropy")},
         "unigram_loss": final.get("unigram_cross_entropy"),
         "filled_masks": [dataclasses.asdict(text) for text in filled],
