@@ -1,5 +1,6 @@
 """Progress that a person can follow: a live bar on a terminal, plain lines elsewhere and in WORKDIR/train.log."""
 
+import atexit
 import time
 from collections import deque
 from collections.abc import Mapping
@@ -122,6 +123,8 @@ class Progress:
                 self._title(start_step), total=total_steps, completed=start_step, status="compiling"
             )
             self._bar.start()
+            # A run that ends in an error still gives the terminal its cursor back.
+            atexit.register(self.close)
 
     def tick(self, step: int) -> None:
         """Move the bar; cheap enough for every step."""
@@ -155,6 +158,7 @@ class Progress:
         if self._bar is not None:
             self._bar.stop()
             self._bar = None
+            atexit.unregister(self.close)
         if self._log is not None:
             self._log.close()
             self._log = None

@@ -1,6 +1,8 @@
 """Log lines, durations and the bar."""
 
 import io
+import subprocess
+import sys
 
 import pytest
 from rich.console import Console
@@ -125,3 +127,13 @@ def test_other_processes_show_nothing(tmp_path, capsys):
     shown.close()
     assert capsys.readouterr().out == ""
     assert not (tmp_path / "train.log").exists()
+
+
+def test_an_error_leaves_the_terminal_usable():
+    program = (
+        "from rich.console import Console; from bert_jax.training.progress import Progress; "
+        "shown = Progress(10, 0, console=Console(force_terminal=True)); raise SystemExit(44)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.returncode == 44, done.stderr
+    assert done.stdout.rfind("\x1b[?25h") > done.stdout.rfind("\x1b[?25l") > -1  # cursor hidden, then shown
