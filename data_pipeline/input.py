@@ -371,7 +371,7 @@ def eval_batches(
     count = min(count, max_batches) if max_batches else count
 
     def keys(raw: RawBatch) -> np.ndarray:
-        return hash_key(data.seed, 3, _EVAL_EPOCH, np.maximum(raw.numbers, 0))
+        return hash_key(data.seed, 3, _EVAL_EPOCH, raw.numbers)
 
     def stream() -> Iterator[dict[str, np.ndarray]]:
         blanks = _BlankCounter(records, data.max_blank_records)

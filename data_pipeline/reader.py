@@ -222,7 +222,7 @@ class LaneReader:
 
 
 class SequentialReader:
-    """Raw batches by number, in file order, each record once; the rows after the last record are None."""
+    """Raw batches by number, in file order, each record once; rows after the last record have no payload."""
 
     def __init__(self, reader: RecordReader, batch_size: int, rows: HostRows) -> None:
         self.reader, self.batch_size = reader, batch_size
@@ -231,7 +231,7 @@ class SequentialReader:
         self._rows = lanes * share + places
 
     def batch(self, number: int) -> RawBatch:
-        """The host's rows of batch ``number``; filler rows have status 0, number -1 and no payload."""
+        """The host's rows of batch ``number``; filler rows have status 0 and a number after the last record's."""
         wanted = number * self.batch_size + self._rows
         there = wanted < self.reader.index.records
         records: list[bytes | None] = [None] * len(wanted)
@@ -241,4 +241,4 @@ class SequentialReader:
             loaded = self.reader.load(((first, int(wanted[there].max()) + 1),))
             for row in np.flatnonzero(there).tolist():
                 records[row], status[row] = loaded[int(wanted[row]) - first]
-        return RawBatch(records, status, np.where(there, wanted, -1), np.zeros(len(wanted), np.int64))
+        return RawBatch(records, status, wanted, np.zeros(len(wanted), np.int64))

@@ -142,6 +142,19 @@ def test_scan_understands_foreign_encodings(tmp_path: Path):
     assert mixed.id_range == plain.id_range == (0, plain.id_range[1])
 
 
+def test_features_of_equal_shape_in_another_order_are_told_apart(tmp_path: Path):
+    small, large = np.arange(30).reshape(10, 3), 60 + np.arange(30).reshape(10, 3)
+    records = []
+    for row in range(10):
+        one = {"ab": small[row : row + 1], "cd": large[row : row + 1]}
+        swapped = shards.encode_examples({"ab": one["cd"], "cd": one["ab"]})[0]
+        other_order = swapped.replace(b"ab", b"--").replace(b"cd", b"ab").replace(b"--", b"cd")
+        records.append(other_order if row % 2 else shards.encode_examples(one)[0])
+    found = shards.write_records(tmp_path / "a.tfrecord", records).features
+    assert (found["ab"].min_value, found["ab"].max_value) == (0, 29)
+    assert (found["cd"].min_value, found["cd"].max_value) == (60, 89)
+
+
 def test_value_ranges_find_single_odd_records(tmp_path: Path):
     features = bert_features(3000)
     features["input_ids"][1777, 3] = 99_999
