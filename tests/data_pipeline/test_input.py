@@ -515,6 +515,18 @@ DAMAGES = {
 }
 
 
+REASON_TEXTS = {
+    "flip in payload checksum": "has another checksum stored with it",
+    "flip in payload": "has other contents than the index says",
+    "flip in length": "has another length",
+    "truncated": "lies beyond the end of the file",
+    "empty": "lies beyond the end of the file",
+    "missing": "the file is missing or unreadable",
+    "a folder": "the file is missing or unreadable",
+    "ids": "token ids outside the vocabulary",
+}
+
+
 @pytest.fixture(scope="module")
 def intact(tmp_path_factory) -> list[dict[str, np.ndarray]]:
     """Two and a half epochs of four undamaged shards of 64 records."""
@@ -541,6 +553,8 @@ def test_damaged_records_become_blank_rows_and_nothing_else_moves(tmp_path, inta
     assert len(lines) == len(set(lines)) == len(damaged), "each damaged record is named once"
     for record in damaged:
         assert sum(f"{path}: record {record} " in line for line in lines) == 1
+    reason = next((text for start, text in REASON_TEXTS.items() if name.startswith(start)), None)
+    assert reason is None or all(reason in line for line in lines)
 
     held_out = eval_batches(config(max_blank_records=64), folder=broken, batch_size=100, tokenizer=TOKENIZER)
     evaluated = np.concatenate([batch["nsp_weights"] for batch in held_out]).sum()
