@@ -10,6 +10,7 @@ import json
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -31,14 +32,22 @@ from data_pipeline.parts import SplitJob, cut_parts, merge_shard, write_part
 from data_pipeline.shards import (
     INDEX_NAME,
     MANIFEST_NAME,
-    ShardEntry,
+    ShardIndex,
     atomic_file,
     read_index,
     read_manifest,
     write_index,
     write_manifest,
 )
-from data_pipeline.token_store import META_NAME, TokenStore, build_store, content_hash, held_out, store_settings
+from data_pipeline.token_store import (
+    META_NAME,
+    TokenStore,
+    build_store,
+    content_hash,
+    held_out,
+    remove_chunks,
+    store_settings,
+)
 from data_pipeline.workers import Workers, exclusive, processor_count, remove_scratch
 
 Report = Callable[[str], None]
@@ -71,6 +80,10 @@ def ensure_data(data: DataConfig, *, vocab_size: int, report: Report) -> Path:
                 workers = stack.enter_context(Workers(data.workers or processor_count()))
                 _build_splits(data, vocab, tokenizer, sources, workers, missing, report, stack)
     _check_splits(data, tokenizer)
+    if leftovers := list(shards.glob(".build-*")):
+        with exclusive(shards):
+            for path in leftovers:
+                shutil.rmtree(path)
     return vocab
 
 
@@ -196,6 +209,8 @@ def _write_vocabulary(
 ) -> Path:
     from data_pipeline.vocab import train_vocabulary
 
+    for leftover in output.parent.glob(f".{output.name}.*.tmp"):
+        leftover.unlink()  # of a killed training
     report(f"training a {data.tokenizer} vocabulary of {vocab_size:,} pieces")
     return train_vocabulary(
         training_texts(data, sources), kind=data.tokenizer, vocab_size=vocab_size, lower_case=data.lower_case,
@@ -244,6 +259,7 @@ def _open_store(
             f"tokenizing {sum(s.path.stat().st_size for s in sources) / 1e6:,.1f} MB in {workers.count} processes"
         )
         return build_store(folder, data, vocab, tokenizer, sources, workers, report)
+    remove_chunks(folder)
     store = TokenStore(folder)
     found = difference(store.meta["settings"], store_settings(data, tokenizer, sources))
     if found:
@@ -261,9 +277,10 @@ def _build_splits(
     store = _open_store(data, vocab, tokenizer, sources, workers, report, stack)
     contents = store.contents
     held = held_out(contents, seed=data.seed, fraction=data.eval_fraction)
-    documents = {"train": np.flatnonzero(~held), "eval": np.flatnonzero(held)}
+    splits = []
     for split in missing:
-        distinct = len(np.unique(contents[documents[split]]))
+        documents = np.flatnonzero(held if split == "eval" else ~held)
+        distinct = len(np.unique(contents[documents]))
         if data.next_sentence == "nsp" and distinct < 2:
             raise ValueError(pair_advice(store.meta["documents"], distinct, split))
         if distinct == 0:
@@ -271,12 +288,9 @@ def _build_splits(
                 f"data.eval_fraction: {data.eval_fraction} of {store.meta['documents']} document(s) leaves none to "
                 f"hold out; separate documents by blank lines, or give --data.eval_fraction 0"
             )
-    counts = store.documents[:, 1]
-    for split in missing:
-        tokens = (counts[documents[split] + 1] - counts[documents[split]]).astype(np.int64)
-        _build_split(data, split, store, vocab, tokenizer, documents[split], tokens, contents, workers, report)
-    for path in Path(data.shards).glob(".build-*"):
-        shutil.rmtree(path)
+        splits.append(_Split(data, split, tokenizer, store, documents, len(documents) - distinct))
+    for one in splits:
+        one.build(workers, report)
 
 
 def _instance_settings(data: DataConfig, tokenizer: Tokenizer) -> InstanceSettings:
@@ -289,68 +303,94 @@ def _instance_settings(data: DataConfig, tokenizer: Tokenizer) -> InstanceSettin
     )  # fmt: skip
 
 
-def _build_split(
-    data: DataConfig, split: str, store: TokenStore, vocab: Path, tokenizer: Tokenizer, documents: np.ndarray,
-    tokens: np.ndarray, contents: np.ndarray, workers: Workers, report: Report,
-) -> None:  # fmt: skip
-    settings = shard_settings(data, tokenizer, split)
-    build = Path(data.shards) / f".build-{split}-{_fingerprint([settings, store.meta])}"
-    for stale in Path(data.shards).glob(f".build-{split}-*"):
-        if stale != build:
-            shutil.rmtree(stale)
-    parts_folder, shards_folder = build / "parts", build / "shards"
-    for folder in (parts_folder, shards_folder):
-        folder.mkdir(parents=True, exist_ok=True)
+@dataclass(frozen=True, eq=False)
+class _Split:
+    """One split on its way from the token store to its folder of shards."""
+
+    data: DataConfig
+    name: str
+    tokenizer: Tokenizer
+    store: TokenStore
+    documents: np.ndarray
+    duplicates: int
+
+    def build(self, workers: Workers, report: Report) -> None:
+        """Make parts, shards, index and manifest, keeping what a killed build finished; then move them in place."""
+        job = self._prepare()
+        tokens = self._tokens()
+        passes = int(self._settings["data.dupe_factor"])
+        report(f"{self.name}: {len(tokens):,} documents, {int(tokens.sum()):,} tokens, {passes} pass(es)")
+        folder = job.folder.parent / "parts"
+        work = [
+            (folder / f"{number:03d}-{first:08d}", number, first, last)
+            for number in range(passes)
+            for first, last in cut_parts(tokens, passes)
+        ]
+        todo = [(job, *part) for part in work if not part[0].with_suffix(".table").exists()]
+        for done, _ in enumerate(workers.run(write_part, todo), start=len(work) - len(todo) + 1):
+            if done * 10 // len(work) > (done - 1) * 10 // len(work):
+                report(f"{self.name}: {done} of {len(work)} parts")
+        paths = [part[0] for part in work]
+        entries = workers.run(merge_shard, [(job, paths, shard) for shard in range(job.num_shards)])
+        index = write_index(job.folder, entries)
+        write_manifest(job.folder, self._manifest(index, int(tokens.sum())))
+        self._move(job.folder)
+        report(f"{self.name}: {index.records:,} instances in {job.num_shards} shard(s)")
+
+    @property
+    def _settings(self) -> dict[str, Any]:
+        return shard_settings(self.data, self.tokenizer, self.name)
+
+    def _tokens(self) -> np.ndarray:
+        """Tokens of every document of the split."""
+        first = self.store.documents[:, 1]
+        return (first[self.documents + 1] - first[self.documents]).astype(np.int64)
+
+    def _prepare(self) -> SplitJob:
+        """The folder of the build, cleared of other builds and half-written files, and what its jobs share."""
+        shards = Path(self.data.shards)
+        build = shards / f".build-{self.name}-{_fingerprint([self._settings, self.store.meta])}"
+        for stale in shards.glob(f".build-{self.name}-*"):
+            if stale != build:
+                shutil.rmtree(stale)
+        for folder in (build / "parts", build / "shards"):
+            folder.mkdir(parents=True, exist_ok=True)
+            remove_scratch(folder)
+        with atomic_file(build / "documents.bin") as file:
+            file.write(self.documents.astype("<u8").tobytes())
+        with atomic_file(build / "continuation.npy") as file:
+            np.save(file, self.tokenizer.continuation)
+        return SplitJob(
+            store=self.store.folder,
+            documents=build / "documents.bin",
+            continuation=build / "continuation.npy",
+            folder=build / "shards",
+            num_shards=int(self._settings["data.num_shards"]),
+            settings=_instance_settings(self.data, self.tokenizer),
+        )
+
+    def _manifest(self, index: ShardIndex, tokens: int) -> dict[str, Any]:
+        return {
+            "tokenizer": self.tokenizer.fingerprint,
+            "vocab_size": self.tokenizer.vocab_size,
+            "settings": self._settings | {"data.corpus": self.store.meta["settings"]["data.corpus"]},
+            "counts": {
+                "documents": len(self.documents),
+                "duplicate_documents": self.duplicates,
+                "tokens": tokens,
+                "instances": index.records,
+            },
+            "shards": [
+                {"name": e.name, "records": e.records, "bytes": e.bytes, "crc32c": e.crc32c} for e in index.entries
+            ],
+        }
+
+    def _move(self, folder: Path) -> None:
         remove_scratch(folder)
-    with atomic_file(build / "documents.bin") as file:
-        file.write(documents.astype("<u8").tobytes())
-    passes, num_shards = int(settings["data.dupe_factor"]), int(settings["data.num_shards"])
-    job = SplitJob(
-        store=store.folder, documents=build / "documents.bin", vocab=vocab, lower_case=data.lower_case,
-        folder=shards_folder, num_shards=num_shards, settings=_instance_settings(data, tokenizer),
-    )  # fmt: skip
-    ranges = cut_parts(tokens, passes)
-    work = [
-        (parts_folder / f"{number:03d}-{first:08d}", number, first, last)
-        for number in range(passes)
-        for first, last in ranges
-    ]
-    todo = [(job, *part) for part in work if not part[0].with_suffix(".table").exists()]
-    report(f"{split}: {len(documents):,} documents, {int(tokens.sum()):,} tokens, {passes} pass(es)")
-    for done, _ in enumerate(workers.run(write_part, todo), start=len(work) - len(todo) + 1):
-        if done * 10 // len(work) > (done - 1) * 10 // len(work):
-            report(f"{split}: {done} of {len(work)} parts")
-    paths = [part[0] for part in work]
-    entries = list(workers.run(merge_shard, [(job, paths, shard) for shard in range(num_shards)]))
-    index = write_index(shards_folder, entries)
-    counts = {
-        "documents": len(documents),
-        "duplicate_documents": len(documents) - len(np.unique(contents[documents])),
-        "tokens": int(tokens.sum()),
-        "instances": index.records,
-    }
-    write_manifest(shards_folder, _manifest(settings, store, tokenizer, counts, index.entries))
-    # Leftovers of killed processes would spoil equality.
-    remove_scratch(shards_folder)
-    target = split_folder(data, split)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    if target.is_dir() and not any(target.iterdir()):
-        target.rmdir()
-    shards_folder.rename(target)
-    report(f"{split}: {index.records:,} instances in {num_shards} shard(s)")
-
-
-def _manifest(
-    settings: dict[str, Any], store: TokenStore, tokenizer: Tokenizer, counts: dict[str, int],
-    entries: Sequence[ShardEntry],
-) -> dict[str, Any]:  # fmt: skip
-    return {
-        "tokenizer": tokenizer.fingerprint,
-        "vocab_size": tokenizer.vocab_size,
-        "settings": settings | {"data.corpus": store.meta["settings"]["data.corpus"]},
-        "counts": counts,
-        "shards": [{"name": e.name, "records": e.records, "bytes": e.bytes, "crc32c": e.crc32c} for e in entries],
-    }
+        target = split_folder(self.data, self.name)
+        if target.is_dir() and not any(target.iterdir()):
+            target.rmdir()
+        folder.rename(target)
 
 
 def _fingerprint(value: Any) -> str:

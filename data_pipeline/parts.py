@@ -32,6 +32,7 @@ from data_pipeline.workers import scratch_file
 PART_TOKENS = 1 << 18  # of one part, at least
 MOST_PARTS = 4096  # larger corpora get larger parts
 _BLOCK_CELLS = 1 << 18  # rows x tokens that are assembled together
+_MERGE_ROWS = 1024
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,8 +41,7 @@ class SplitJob:
 
     store: Path
     documents: Path
-    vocab: Path
-    lower_case: bool
+    continuation: Path  # a .npy file, bool[V]: pieces that continue a word
     folder: Path  # of parts and finished shards
     num_shards: int
     settings: InstanceSettings
@@ -127,6 +127,7 @@ def write_part(job: SplitJob, path: Path, pass_number: int, first: int, last: in
 
     Returns their number.
     """
+    cached_tokenizer.cache_clear()  # not needed any more, and its memory of words is large
     store, split = _open(job.store, job.documents)
     numbers = split[first:last]
     pool = _Pool(store, split, numbers)
@@ -137,7 +138,7 @@ def write_part(job: SplitJob, path: Path, pass_number: int, first: int, last: in
             settings=job.settings, random_next=pool.random_next(document),
         )  # fmt: skip
     instances = Instances.from_rows(rows)
-    ids, starts = pool.read(cached_tokenizer(str(job.vocab), job.lower_case).continuation)
+    ids, starts = pool.read(np.load(job.continuation))
     keys = instance_keys(job.settings, instances, pass_number)
     shard, place = shard_and_place(keys, job.num_shards)
     order = np.lexsort((place, shard))
@@ -186,17 +187,25 @@ def merge_shard(job: SplitJob, parts: Sequence[Path], shard: int) -> ShardEntry:
     final = job.folder / shard_name(shard, job.num_shards)
     if final.exists():
         return scan_shard(final)
-    tables = [_read_table(path, shard, job.num_shards) for path in parts]
+    with scratch_file(final) as path:
+        return write_records(path, _records_in_order(parts, shard, job.num_shards))
+
+
+def _records_in_order(parts: Sequence[Path], shard: int, num_shards: int) -> Iterator[bytes]:
+    """Records of one shard from all parts, ordered by place."""
+    tables = [_read_table(path, shard, num_shards) for path in parts]
     places, offsets, lengths = (np.concatenate(column) for column in zip(*tables, strict=True))
     part = np.repeat(np.arange(len(parts)), [len(table[0]) for table in tables])
     order = np.argsort(places, kind="stable")
-    rows = zip(part[order].tolist(), offsets[order].tolist(), lengths[order].tolist(), strict=True)
+    del tables, places
     _allow_open_files(len(parts) + 64)
     files = [os.open(path.with_suffix(".records"), os.O_RDONLY) for path in parts]
     try:
-        records: Iterator[bytes] = (os.pread(files[i], length, offset) for i, offset, length in rows)
-        with scratch_file(final) as path:
-            return write_records(path, records)
+        for start in range(0, len(order), _MERGE_ROWS):
+            rows = order[start : start + _MERGE_ROWS]
+            columns = (part[rows].tolist(), offsets[rows].tolist(), lengths[rows].tolist())
+            for i, offset, length in zip(*columns, strict=True):
+                yield os.pread(files[i], length, offset)
     finally:
         for file in files:
             os.close(file)

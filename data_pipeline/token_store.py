@@ -130,9 +130,7 @@ def build_store(
     # A file edited between two starts must not meet chunks of its older self.
     state = json.dumps([settings, [source.path.stat().st_mtime_ns for source in sources]])
     chunks = folder / f".chunks-{hashlib.sha256(state.encode()).hexdigest()[:16]}"
-    for stale in folder.glob(".chunks-*"):
-        if stale != chunks:
-            shutil.rmtree(stale)
+    remove_chunks(folder, but=chunks)
     chunks.mkdir(exist_ok=True)
     remove_scratch(chunks)
     total = 0
@@ -151,8 +149,15 @@ def build_store(
             report(f"tokenized {(characters + done) / 1e6:,.0f} million characters")
         characters += done
     _merge_chunks(folder, [chunks / f"{number:06d}.npz" for number in range(total)], settings, tokenizer)
-    shutil.rmtree(chunks)
+    remove_chunks(folder)
     return TokenStore(folder)
+
+
+def remove_chunks(folder: Path, but: Path | None = None) -> None:
+    """Remove the chunks that a finished store, or a store other than ``but``, has left."""
+    for chunks in folder.glob(".chunks-*"):
+        if chunks != but:
+            shutil.rmtree(chunks)
 
 
 def _chunked(sources: Sequence[Source], data: DataConfig) -> Iterator[list[list[str]]]:

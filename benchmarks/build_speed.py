@@ -1,0 +1,108 @@
+"""Speed and memory of ``bert-data shards``: wall time from start-up to exit, and memory of all its processes.
+
+    python benchmarks/build_speed.py --corpus TEXT --vocab VOCAB [--repeat 10] [--workers 2] [--seq_length 128]
+
+``--repeat N`` also builds from N copies of the text and compares the memory. ``cpu_seconds`` sums all processes, so
+it also tells on a busy machine. Memory is the largest sum, over the process tree, of the proportional set size
+(Pss in /proc/PID/smaps_rollup); Linux only.
+"""
+
+import argparse
+import json
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+_INTERVAL = 0.05  # seconds between samples
+
+
+def process_tree(root: int) -> list[int]:
+    """Ids of ``root`` and all processes below it."""
+    parents = {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            parents[int(stat.parent.name)] = int(stat.read_text().rpartition(")")[2].split()[1])
+        except OSError:
+            continue  # ended meanwhile
+    found = [root]
+    for pid in found:
+        found += [child for child, parent in parents.items() if parent == pid]
+    return found
+
+
+def proportional_bytes(pid: int) -> int:
+    """Proportional set size of a process; 0 when it has ended."""
+    try:
+        lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+    except OSError:
+        return 0
+    return next((1024 * int(line.split()[1]) for line in lines if line.startswith("Pss:")), 0)
+
+
+def cpu_of_children() -> float:
+    """Processor seconds of all processes below this one that have ended."""
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return usage.ru_utime + usage.ru_stime
+
+
+def measure(corpus: Path, arguments: argparse.Namespace) -> dict[str, Any]:
+    """Build ``corpus`` once; sizes in MB (10^6 bytes), time in seconds."""
+    with tempfile.TemporaryDirectory() as folder:
+        options = {
+            "corpus": corpus, "vocab": arguments.vocab, "output": f"{folder}/shards", "dupe_factor": 1,
+            "seq_length": arguments.seq_length, "workers": arguments.workers,
+        }  # fmt: skip
+        flags = [word for name, value in options.items() for word in (f"--{name}", str(value))]
+        command = [sys.executable, "-m", "data_pipeline.cli", "shards", *flags]
+        start, cpu = time.monotonic(), cpu_of_children()
+        process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+        peak = 0
+        while process.poll() is None:
+            peak = max(peak, sum(map(proportional_bytes, process_tree(process.pid))))
+            time.sleep(_INTERVAL)
+        seconds = time.monotonic() - start
+        if process.returncode:
+            raise SystemExit(process.returncode)
+        manifest = json.loads(Path(f"{folder}/shards/train/manifest.json").read_text())
+    size = corpus.stat().st_size / 1e6
+    return {
+        "text_mb": round(size, 1),
+        "seconds": round(seconds, 2),
+        "cpu_seconds": round(cpu_of_children() - cpu, 2),
+        "mb_per_second": round(size / seconds, 2),
+        "peak_memory_mb": round(peak / 1e6, 1),
+        "instances": manifest["counts"]["instances"],
+    }
+
+
+def main() -> None:
+    """Measure, print JSON lines."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--corpus", type=Path, required=True)
+    parser.add_argument("--vocab", required=True)
+    parser.add_argument("--repeat", type=int, default=1)
+    parser.add_argument("--runs", type=int, default=3)
+    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--seq_length", type=int, default=128)
+    arguments = parser.parse_args()
+    small = [measure(arguments.corpus, arguments) for _ in range(arguments.runs)]
+    for result in small:
+        print(json.dumps(result), flush=True)
+    if arguments.repeat > 1:
+        with tempfile.NamedTemporaryFile("wb", suffix=".txt") as file:
+            text = arguments.corpus.read_bytes().strip()
+            for _ in range(arguments.repeat):
+                file.write(text + b"\n\n")
+            file.flush()
+            large = measure(Path(file.name), arguments)
+        print(json.dumps(large))
+        ratio = large["peak_memory_mb"] / max(result["peak_memory_mb"] for result in small)
+        print(json.dumps({"memory_ratio": round(ratio, 3)}))
+
+
+if __name__ == "__main__":
+    main()
