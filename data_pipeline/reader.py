@@ -30,7 +30,7 @@ UNREADABLE, BEYOND_END, BAD_LENGTH, BAD_FOOTER, BAD_PAYLOAD, BAD_IDS = range(1, 
 
 _BLOCK = 1024  # records between the byte offsets that are kept in memory
 _LOADERS = 4  # threads that read for several lanes at once
-_WHOLE_WINDOWS = 8  # windows read whole in one batch, at most
+_WHOLE_WINDOWS = 4  # windows read whole in one batch, at most
 
 
 @dataclass
