@@ -171,9 +171,10 @@ def restore_newest(
         bad.append(f"step {step}: {problem}")
         where = "" if read_only else f"; moved to {_move_aside(workdir, step)}"
         report(f"WARNING: checkpoint {step} is damaged ({problem}){where}")
-    if bad:
+    aside = workdir.absolute() / "damaged_checkpoints"
+    if bad or (aside.is_dir() and any(aside.iterdir())):
         raise NoCheckpoint(
-            f"{workdir}: all {len(bad)} checkpoints are damaged ({'; '.join(bad)}); "
+            f"{workdir}: all checkpoints are damaged ({'; '.join(bad) or f'they lie in {aside}'}); "
             "restore one from a copy, or give another --workdir to start anew"
         )
     return None

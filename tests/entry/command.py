@@ -1,0 +1,67 @@
+"""The real command line on a made-up corpus, for the entry tests."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+
+
+def write_text(path: Path, documents: int = 40, seed: int = 0) -> Path:
+    """A corpus of a small grammar: sentence a line, blank line between documents."""
+    rng = np.random.default_rng(seed)
+    subjects, verbs = ["the cat", "a dog", "my friend", "the old man"], ["sees", "likes", "hears", "follows"]
+    objects = ["a bird", "the house", "some music", "a red car", "the river"]
+    blocks = []
+    for _ in range(documents):
+        count = rng.integers(4, 12)
+        blocks.append(
+            "\n".join(f"{rng.choice(subjects)} {rng.choice(verbs)} {rng.choice(objects)} ." for _ in range(count))
+        )
+    path.write_text("\n\n".join(blocks) + "\n")
+    return path
+
+
+def recipe(folder: Path, **sections: dict[str, object]) -> Path:
+    """A recipe of a tiny run on :func:`write_text` in ``folder``; ``sections`` override it."""
+    values: dict[str, dict[str, object]] = {
+        "data": {
+            "corpus": [str(write_text(folder / "corpus.txt"))], "shards": str(folder / "shards"), "seq_length": 16,
+            "max_predictions": 3, "dupe_factor": 2, "num_shards": 2, "eval_fraction": 0.1, "workers": 1,
+        },
+        "model": {
+            "vocab_size": 64, "hidden_size": 16, "num_layers": 2, "num_attention_heads": 2,
+            "intermediate_size": 32, "max_position_embeddings": 32,
+        },
+        "optimizer": {"learning_rate": 1e-3, "warmup_steps": 10},
+        "training": {
+            "num_steps": 60, "global_batch_size": 8, "log_interval": 5, "checkpoint_interval": 10,
+            "eval_interval": 20, "compilation_cache": os.environ["JAX_COMPILATION_CACHE_DIR"],
+        },
+        "mesh": {"data": 8},
+    }  # fmt: skip
+    for name, options in sections.items():
+        values[name] |= options
+    import yaml
+
+    path = folder / "recipe.yaml"
+    path.write_text(yaml.safe_dump(values))
+    return path
+
+
+def start(*arguments: object) -> subprocess.Popen:
+    """``run_pretrain.py`` with ``arguments``, its output captured."""
+    return subprocess.Popen(
+        [sys.executable, str(REPOSITORY / "run_pretrain.py"), *map(str, arguments)],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=REPOSITORY,
+    )  # fmt: skip
+
+
+def run(*arguments: object) -> tuple[int, str, str]:
+    """Exit code, standard output and standard error of a whole run."""
+    process = start(*arguments)
+    out, err = process.communicate(timeout=600)
+    return process.returncode, out, err
