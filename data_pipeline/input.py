@@ -152,6 +152,21 @@ def _parse(
     }
 
 
+class _Stream:
+    """The batches of a dataset. Its threads are gone after ``close``, and before the interpreter goes down:
+    threads that still call Python then hang or abort the process."""
+
+    def __init__(self, dataset: Any) -> None:
+        self._iterator = [dataset.as_numpy_iterator()]
+        self.close = weakref.finalize(self, self._iterator.clear)
+
+    def __iter__(self) -> "_Stream":
+        return self
+
+    def __next__(self) -> dict[str, np.ndarray]:
+        return next(self._iterator[0])
+
+
 def _features(batch: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     return {name: batch[name] for name in PRETRAIN_FEATURES}
 
@@ -206,24 +221,21 @@ class PretrainBatches:
         self._order_facts = _order_facts(index, data, order, sizes)
         self._data_step = self._skipped_examples = 0
         self._skipped: list[tuple[int, int]] = []
-        # The running tf.data iterator. Threads that still call Python while the interpreter goes down abort it, so
-        # the iterator must be gone by then.
-        self._stream: list[Iterator[dict[str, np.ndarray]]] = []
-        weakref.finalize(self, self._stream.clear)
+        self._stream: _Stream | None = None
 
     def __iter__(self) -> "PretrainBatches":
         return self
 
     def __next__(self) -> tuple[dict[str, np.ndarray], BatchInfo]:
         """Next features and their info; ``DataBudgetError`` above ``data.max_blank_records`` damaged records."""
-        if not self._stream:
+        if self._stream is None:
             # A reader of its own: threads of a stream that was just closed may still be in the old one.
             reader = LaneReader(self._records, self._order, self._sizes, self._rows)
             dataset = _pipeline(
                 reader, self._layout, self._data, steps=(self._data_step, 1 << 62), keys=self._keys, mask=self._mask
             )
-            self._stream.append(dataset.as_numpy_iterator())
-        batch = next(self._stream[0])
+            self._stream = _Stream(dataset)
+        batch = next(self._stream)
         self._blanks.add(batch)
         end = self._sizes.start(self._data_step + 1)
         info = BatchInfo(
@@ -278,7 +290,9 @@ class PretrainBatches:
 
     def close(self) -> None:
         """Stop reading ahead; the next batch starts it again."""
-        self._stream.clear()
+        if self._stream is not None:
+            self._stream.close()
+        self._stream = None
 
     def _keys(self, raw: RawBatch) -> np.ndarray:
         return hash_key(self._order.seed, 3, raw.epochs, raw.numbers)
@@ -375,7 +389,7 @@ def eval_batches(
 
     def stream() -> Iterator[dict[str, np.ndarray]]:
         blanks = _BlankCounter(records, data.max_blank_records)
-        for batch in _pipeline(reader, layout, data, steps=(0, count), keys=keys, mask=mask).as_numpy_iterator():
+        for batch in _Stream(_pipeline(reader, layout, data, steps=(0, count), keys=keys, mask=mask)):
             blanks.add(batch)
             yield _features(batch)
 

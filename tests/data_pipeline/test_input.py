@@ -682,19 +682,22 @@ def test_unusable_values_are_refused_before_training(tmp_path):
         stream(tmp_path / "f")
 
 
-def test_tensorflow_comes_late_sees_no_accelerator_and_leaves_quietly(folder):
+def test_tensorflow_comes_late_sees_no_accelerator_and_leaves_quietly(folder, tmp_path):
     """Also: the interpreter may end while batches are being read ahead."""
+    held_out = make_shards(tmp_path, 20_000)
     code = f"""
 import sys
 from pathlib import Path
 from bert_jax.config.schema import DataConfig
-from data_pipeline.input import pretrain_batches
+from data_pipeline.input import eval_batches, pretrain_batches
 data = DataConfig(seq_length={S}, max_predictions={M}, prefetch=200)
 batches = pretrain_batches(data, folder=Path({str(folder)!r}), lanes=8, batch_size=16, seed=0)
 assert "tensorflow" not in sys.modules and "jax" not in sys.modules
 next(batches)
 import tensorflow as tf
 assert tf.config.get_visible_devices("GPU") == tf.config.get_visible_devices("TPU") == []
+held_out = eval_batches(data, folder=Path({str(held_out)!r}), batch_size=4)
+next(held_out)
 """
     root = Path(__file__).resolve().parents[2]
     done = subprocess.run(
