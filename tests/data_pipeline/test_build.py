@@ -9,6 +9,8 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,6 +19,7 @@ from text_corpora import tree, write_corpus, write_vocab
 from bert_jax.config.schema import DataConfig
 from bert_jax.tokenization import load_tokenizer
 from data_pipeline import build as build_module
+from data_pipeline import parts as parts_module
 from data_pipeline.build import ensure_data, training_texts
 from data_pipeline.corpus import list_sources, read_documents
 from data_pipeline.shards import read_index, read_manifest, read_records, write_records
@@ -301,6 +304,48 @@ def test_worker_results_and_errors() -> None:
         assert sorted(workers.run(_sum, ((i, i) for i in range(9)))) == [2 * i for i in range(9)]
         with pytest.raises(ValueError, match="-3 is below 0"):
             list(workers.run(_sum, [(1, 1), (-3, 1), (2, 2)]))
+
+
+@pytest.mark.parametrize(("module", "name"), [(build_module, "write_part"), (parts_module, "write_records")])
+def test_finished_work_is_kept(place: Path, module: ModuleType, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(parts_module, "PART_TOKENS", 500)
+    build(place.parent / "whole", eval_fraction=0.0)
+    real = getattr(module, name)
+    made: list[str] = []
+
+    def working(*arguments: Any) -> Any:
+        target = next(a for a in arguments if isinstance(a, Path)).name
+        assert target not in made, f"{target} was made again"
+        if len(made) == 2:
+            made.append("broken")
+            raise OSError("the power is gone")
+        result = real(*arguments)
+        made.append(target)
+        return result
+
+    monkeypatch.setattr(module, name, working)
+    with pytest.raises(OSError, match="power"):
+        build(place, eval_fraction=0.0)
+    assert not (place / "train").exists()
+    build(place, eval_fraction=0.0)
+    assert len(made) > 3
+    assert tree(place) == tree(place.parent / "whole")
+
+
+def test_workers_do_not_import_the_main_script(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(
+        "print('main script')\n"
+        "from operator import add\n"
+        "from data_pipeline.workers import Workers\n"
+        "with Workers(2) as workers:\n"
+        "    print(sum(workers.run(add, [(1, 2), (3, 4)])))\n"
+        "import sys\n"
+        "assert sys.modules['__main__'].__file__ == __file__\n"
+    )
+    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
+    run = subprocess.run([sys.executable, script], env=environment, capture_output=True, text=True, check=True)
+    assert run.stdout.split("\n") == ["main script", "10", ""]
 
 
 # ------------------------------------------------------------------ kills

@@ -188,6 +188,21 @@ def test_spans() -> None:
     assert not (positions[weights > 0] == 200).any()
 
 
+def test_spans_end_with_their_segment() -> None:
+    rows = 8000
+    ids = np.full((rows, 20), 9, np.int32)
+    inside = np.zeros((rows, 20), bool)
+    inside[:, 1:19] = True
+    inside[:, 3] = False  # A is positions 1 and 2
+    _, positions, _, weights = mask_batch(
+        ids, inside, inside, hash_key(2, np.arange(rows)), max_predictions=3,
+        config=settings("span", span_mean=9.0),
+    )  # fmt: skip
+    assert (weights.sum(1) == 3).all()
+    # A span from 2 into B would make one row in 17 like this; two spans do so in about one of 250.
+    assert (positions == [2, 4, 5]).all(1).mean() < 0.02
+
+
 def test_span_lengths() -> None:
     shares = span_probabilities(3.8, 10)
     lengths = np.arange(1, 11)
