@@ -20,6 +20,7 @@ import yaml
 from bert_jax.config.schema import PRESETS
 
 C = TypeVar("C")
+NULL = "tag:yaml.org,2002:null"
 
 
 class Setting(NamedTuple):
@@ -83,16 +84,17 @@ def load_config(config_type: type[C], argv: Sequence[str], prog: str | None = No
         _print_help(config_type, extra, prog)
     files, flags = split_arguments(argv)
     settings = [setting for file in files for setting in read_yaml(Path(file))] + flags
-    return build_config(config_type, settings)
+    return build_config(config_type, settings, [*field_types(extra)] if extra else [])
 
 
-def build_config(config_type: type[C], settings: Sequence[Setting]) -> C:
-    """Check and apply ``settings`` in order over the preset that ``training.mode`` names."""
+def build_config(config_type: type[C], settings: Sequence[Setting], also: Sequence[str] = ()) -> C:
+    """Check and apply ``settings`` in order over the preset that ``training.mode`` names. ``also`` lists options
+    that are taken elsewhere, so that a misspelt one gets a hint."""
     types = field_types(config_type)
     parsed: dict[str, tuple[Any, str]] = {}
     for source, key, value in settings:
         if key not in types:
-            raise ValueError(f"{source}: {key}: unknown {_unknown(key, types)}")
+            raise ValueError(f"{source}: {key}: {_unknown(key, types, also)}")
         parsed[key] = (_convert(types[key], value, f"{source}: {key}"), source)
     if "training.mode" in types:
         mode = parsed.get("training.mode", ("standard", ""))[0]
@@ -137,7 +139,8 @@ def read_yaml(path: Path) -> list[Setting]:
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         line = f":{mark.line + 1}" if mark else ""
-        raise ValueError(f"{path}{line}: not valid YAML: {getattr(error, 'problem', error)}") from None
+        problem = " ".join(str(getattr(error, "problem", error)).split())
+        raise ValueError(f"{path}{line}: not valid YAML: {problem}") from None
     return list(_yaml_settings(path, root, "")) if root is not None else []
 
 
@@ -161,9 +164,11 @@ def _yaml_settings(path: Path, node: yaml.Node, prefix: str) -> Iterator[Setting
     elif isinstance(node, yaml.SequenceNode):
         if not all(isinstance(item, yaml.ScalarNode) for item in node.value):
             raise ValueError(f"{source}: {key}: a list may only hold plain values")
+        if any(item.tag == NULL for item in node.value):
+            raise ValueError(f"{source}: {key}: has an item without a value")
         yield Setting(source, key, [item.value for item in node.value])
     else:
-        if node.tag == "tag:yaml.org,2002:null":
+        if node.tag == NULL:
             raise ValueError(f"{source}: {key}: has no value")
         yield Setting(source, key, node.value)
 
@@ -179,16 +184,23 @@ def field_types(config_type: type, prefix: str = "") -> dict[str, Any]:
     return types
 
 
-def _unknown(key: str, types: dict[str, Any]) -> str:
+def _unknown(key: str, types: dict[str, Any], also: Sequence[str] = ()) -> str:
+    """What is wrong with a key that is no option, and what was perhaps meant."""
     section, _, name = key.rpartition(".")
     sections = sorted({known.rpartition(".")[0] for known in types})
+    if key in sections:
+        return f"is a section; give one of its options, such as {next(k for k in types if k.startswith(key))}"
+    if section in types:
+        return f"unknown option; {section} takes a value, no keys"
     if section not in sections:
         owners = [known for known in types if known.rpartition(".")[2] == key]
-        hint = _did_you_mean(section or key, sections) if not owners else f"; did you mean {owners[0]!r}?"
-        return f"section; allowed: {', '.join(s for s in sections if s)}{hint}"
+        near = _did_you_mean(key, also) if not section else ""
+        hint = near or _did_you_mean(section or key, sections)
+        hint = f"; did you mean {owners[0]!r}?" if owners else hint
+        return f"unknown section; allowed: {', '.join(s for s in sections if s)}{hint}"
     names = [known.rpartition(".")[2] for known in types if known.rpartition(".")[0] == section]
     hint = _did_you_mean(name, names, f"{section}." if section else "")
-    return f"option{hint}" if hint else f"option; allowed in {section}: {', '.join(names)}"
+    return f"unknown option{hint}" if hint else f"unknown option; allowed in {section}: {', '.join(names)}"
 
 
 def _did_you_mean(word: str, allowed: Sequence[str], prefix: str = "") -> str:

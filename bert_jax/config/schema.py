@@ -280,15 +280,15 @@ class TrainingConfig:
         )  # fmt: skip
         for name in ("eval_interval", "eval_batches", "eval_batch_size", "keep_every", "seed"):
             _require(getattr(self, name) >= 0, f"training.{name}", getattr(self, name), "0 or more")
-        for size in (self.global_batch_size, *self.batch_ramp[1::2]):
-            _require(
-                size > 0 and size % self.accumulation_steps == 0, "training.accumulation_steps",
-                self.accumulation_steps, f"a divisor of every batch size (got {size})",
-            )  # fmt: skip
         _require(
             len(self.batch_ramp) % 2 == 0 and all(n > 0 for n in self.batch_ramp), "training.batch_ramp",
             self.batch_ramp, "pairs of (steps, batch size), all above 0",
         )  # fmt: skip
+        for size in (self.global_batch_size, *self.batch_ramp[1::2]):
+            _require(
+                size % self.accumulation_steps == 0, "training.accumulation_steps",
+                self.accumulation_steps, f"a divisor of every batch size (got {size})",
+            )  # fmt: skip
         _require(
             len(self.profile_steps) in (0, 2) and list(self.profile_steps) == sorted(self.profile_steps),
             "training.profile_steps", self.profile_steps, "two steps, first and last",

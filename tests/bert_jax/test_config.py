@@ -1,0 +1,432 @@
+"""Configs from files and flags: the right value or one line that says where, what and what is allowed."""
+
+import ast
+import contextlib
+import dataclasses
+import inspect
+import io
+import re
+from typing import get_args, get_origin, get_type_hints
+
+import pytest
+
+from bert_jax import config as sections
+from bert_jax.config import PretrainConfig, differences, dump_yaml, from_dict, load_config, to_dict
+from bert_jax.config.loader import RunOptions, field_types, take_options
+from bert_jax.config.schema import PRESETS
+
+FILE = "recipe.yaml"
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path, monkeypatch):
+    """Relative file names keep the messages short."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def load(*arguments, text=None, name=FILE):
+    """A config from the YAML ``text``, if any, and the words of ``arguments``."""
+    words = [word for argument in arguments for word in argument.split()]
+    if text is not None:
+        with open(name, "w", encoding="utf-8") as file:  # noqa: PTH123
+            file.write(text)
+        words = ["--config", name, *words]
+    return load_config(PretrainConfig, words, extra=RunOptions)
+
+
+def refusal(*arguments, text=None):
+    """The message of the one ``ValueError`` that loading raises."""
+    with pytest.raises(ValueError) as raised:
+        load(*arguments, text=text)
+    message = str(raised.value)
+    assert message and "\n" not in message
+    return message
+
+
+def given(key, value, where):
+    """One option, written in YAML or on the command line."""
+    if where == "flag":
+        return load(f"--{key} {value}")
+    if where == "flag=":
+        return load(f"--{key}={value}")
+    section, name = key.split(".")
+    return load(text=f"{section}:\n  {name}: {value}\n")
+
+
+def value_of(config, key):
+    section, name = key.split(".")
+    return getattr(getattr(config, section), name)
+
+
+# ------------------------------------------------------------------ values
+
+GOOD = [
+    ("training.num_steps", "1e6", 1_000_000),
+    ("training.num_steps", "1_000", 1000),
+    ("training.num_steps", "010", 10),  # octal in YAML 1.1
+    ("training.num_steps", "+7", 7),
+    ("training.seed", "0", 0),
+    ("optimizer.learning_rate", "1e-4", 1e-4),  # text in YAML 1.1
+    ("optimizer.learning_rate", "3", 3.0),
+    ("optimizer.epsilon", ".5", 0.5),
+    ("execution.scan_layers", "true", True),
+    ("execution.scan_layers", "True", True),
+    ("data.lower_case", "false", False),
+    ("data.line", "sentence", "sentence"),
+    ("data.json_field", "yes", "yes"),
+    ("data.json_field", "010", "010"),
+    ("data.json_field", "1e3", "1e3"),
+    ("data.corpus", "one.txt", ("one.txt",)),
+    ("mesh.data", "-1", -1),
+    ("mesh.fsdp", "-1", -1),
+]
+
+
+@pytest.mark.parametrize("where", ["yaml", "flag", "flag="])
+@pytest.mark.parametrize(("key", "written", "value"), GOOD)
+def test_right_values(key, written, value, where):
+    extra = " --mesh.data 1" if key == "mesh.fsdp" else ""
+    config = given(key, written + (extra if where == "flag" else ""), where) if not extra else None
+    if extra:
+        config = load(f"--{key}={written}", extra)
+    found = value_of(config, key)
+    assert found == value and type(found) is type(value)
+
+
+BAD = [
+    ("training.num_steps", "many", "'many' is not a whole number"),
+    ("training.num_steps", "1.5", "'1.5' is not a whole number"),
+    ("training.num_steps", "1:30", "'1:30' is not a whole number"),  # 90 in YAML 1.1
+    ("training.num_steps", "0x10", "'0x10' is not a whole number"),
+    ("training.num_steps", "true", "'true' is not a whole number"),
+    ("training.num_steps", "nan", "'nan' is not allowed; allowed: a finite number"),
+    ("training.num_steps", "1e400", "'1e400' is not allowed; allowed: a finite number"),
+    ("training.num_steps", "-5", "-5 is not allowed; allowed: a number above 0"),
+    ("optimizer.learning_rate", "nan", "'nan' is not allowed; allowed: a finite number"),
+    ("optimizer.learning_rate", "inf", "'inf' is not allowed; allowed: a finite number"),
+    ("optimizer.learning_rate", "-inf", "'-inf' is not allowed; allowed: a finite number"),
+    ("optimizer.learning_rate", "fast", "'fast' is not a number"),
+    ("optimizer.learning_rate", "false", "'false' is not a number"),
+    ("optimizer.learning_rate", "-1", "-1.0 is not allowed; allowed: 0 or more"),
+    ("execution.scan_layers", "off", "'off' is not a truth value; allowed: true, false"),  # False in YAML 1.1
+    ("execution.scan_layers", "yes", "'yes' is not a truth value; allowed: true, false"),
+    ("execution.scan_layers", "1", "'1' is not a truth value; allowed: true, false"),
+    ("data.masking", "dynamc", "'dynamc' is not allowed; allowed: static, dynamic; did you mean 'dynamic'?"),
+    ("data.masking", "no", "'no' is not allowed; allowed: static, dynamic"),
+    ("training.mode", "old", "'old' is not allowed; allowed: standard, bert2018"),
+    ("training.batch_ramp", "ten", "'ten' is not a whole number"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("where", ["yaml", "flag", "flag="])
+@pytest.mark.parametrize(("key", "written", "message"), BAD)
+def test_wrong_values(key, written, message, where):
+    with pytest.raises(ValueError) as raised:
+        given(key, written, where)
+    source = f"{FILE}:2" if where == "yaml" else "command line"
+    assert str(raised.value) == f"{source}: {key}: {message}"
+
+
+KEYS = [
+    ("model.hiden_size", "unknown option; did you mean 'model.hidden_size'?"),
+    ("model.corpus", "unknown option; allowed in model: vocab_size, hidden_size, "),
+    ("modle.hidden_size", "unknown section; allowed: data, execution, mesh, model, optimizer, training; "
+     "did you mean 'model'?"),
+    ("zebra.hidden_size", "unknown section; allowed: data, execution, mesh, model, optimizer, training"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("where", ["yaml", "flag", "flag="])
+@pytest.mark.parametrize(("key", "message"), KEYS)
+def test_unknown_keys(key, message, where):
+    with pytest.raises(ValueError) as raised:
+        given(key, "3", where)
+    source = f"{FILE}:2" if where == "yaml" else "command line"
+    assert str(raised.value).startswith(f"{source}: {key}: {message}")
+    assert "\n" not in str(raised.value)
+
+
+def test_keys_without_a_section():
+    assert refusal("--hidden_size 64").endswith("did you mean 'model.hidden_size'?")
+    assert refusal(text="hidden_size: 64\n").endswith("did you mean 'model.hidden_size'?")
+    assert refusal("--wokdir x").endswith("did you mean 'workdir'?")
+    assert (
+        refusal(text="data: 5\n") == f"{FILE}:1: data: is a section; give one of its options, such as data.corpus"
+    )
+    assert "is a section" in refusal("--model 5")
+    assert refusal(text="model:\n  hidden_size:\n    wide: 64\n") == (
+        f"{FILE}:3: model.hidden_size.wide: unknown option; model.hidden_size takes a value, no keys"
+    )
+
+
+def test_lists():
+    assert load(text="training:\n  batch_ramp: [10, 64, 1e1, 128]\n").training.batch_ramp == (10, 64, 10, 128)
+    assert load("--training.batch_ramp 10 64 --training.num_steps 5").training.batch_ramp == (10, 64)
+    assert load(text="data:\n  corpus:\n  - b.txt\n  - a.txt\n").data.corpus == ("b.txt", "a.txt")
+    # An empty list is an empty list, and takes the place of one given before.
+    ramp = "training:\n  batch_ramp: [10, 64]\n"
+    assert load("--training.batch_ramp", text=ramp).training.batch_ramp == ()
+    assert load(text="data:\n  corpus: []\n").data.corpus == ()
+    # A list or nothing where one value is wanted.
+    for written, count in (("[]", 0), ("[1, 2]", 2)):
+        assert refusal(text=f"model:\n  num_layers: {written}\n") == (
+            f"{FILE}:2: model.num_layers: needs exactly one value, got {count}"
+        )
+    assert refusal("--model.num_layers") == "command line: model.num_layers: needs exactly one value, got 0"
+    assert refusal("--model.num_layers 1 2") == "command line: model.num_layers: needs exactly one value, got 2"
+    assert "needs exactly one value, got 0" in refusal("--execution.scan_layers")
+    assert refusal(text="data:\n  corpus: [a, ~]\n") == f"{FILE}:2: data.corpus: has an item without a value"
+    assert (
+        refusal(text="data:\n  corpus: [a, [b]]\n") == f"{FILE}:2: data.corpus: a list may only hold plain values"
+    )
+
+
+# ------------------------------------------------------------------ files
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("model:\n  num_layers: 2\n  hidden_size: 64\n  num_layers: 4\n", "4: model.num_layers: given twice"),
+        ("model:\n  num_layers: 2\ndata:\n  seed: 1\nmodel:\n  hidden_size: 64\n", "5: model: given twice"),
+        ("model:\n  num_layers:\n", "2: model.num_layers: has no value"),
+        ("model:\n  num_layers: null\n", "2: model.num_layers: has no value"),
+        ("model:\n  num_layers: ~\n", "2: model.num_layers: has no value"),
+        ("model:\n", "1: model: has no value"),
+        ("- model\n", "1: expected sections such as 'model:'"),
+        ("model\n", "1: expected sections such as 'model:'"),
+        ("model:\n\tnum_layers: 2\n", "2: not valid YAML: "),
+        ("model: {\n", "2: not valid YAML: "),
+        ("a: 1\n---\nb: 2\n", "2: not valid YAML: "),
+        ("? [a]\n: 3\n", "1: top level: a key must be a word"),
+    ],
+)
+def test_wrong_files(text, message):
+    assert refusal(text=text).startswith(f"{FILE}:{message}")
+
+
+def test_files_that_cannot_be_read(here):
+    assert refusal("--config no.yaml") == "command line: config: cannot read no.yaml: No such file or directory"
+    assert refusal(f"--config {here}") == f"command line: config: cannot read {here}: Is a directory"
+    assert refusal("--config") == "command line: config: needs a file"
+    (here / FILE).write_bytes(b"model:\n  activation: \xff\n")
+    assert refusal(f"--config {FILE}") == f"{FILE}: not UTF-8 text"
+    (here / FILE).write_bytes(b"model: \x00\n")
+    assert refusal(f"--config {FILE}").startswith(f"{FILE}: not valid YAML: ")
+
+
+@pytest.mark.parametrize("text", ["", "# nothing\n", "model: {}\n"])
+def test_an_empty_file_changes_nothing(text):
+    assert load(text=text) == PretrainConfig()
+
+
+def test_later_files_win_and_flags_win_over_files(here):
+    (here / "one.yaml").write_text("model:\n  num_layers: 2\n  hidden_size: 64\n  num_attention_heads: 2\n")
+    (here / "two.yaml").write_text("model:\n  num_layers: 3\ntraining:\n  num_steps: 7\n")
+    for arguments in (
+        "--config one.yaml --config two.yaml", "--config one.yaml two.yaml", "--config=one.yaml --config=two.yaml",
+    ):  # fmt: skip
+        model = load(arguments).model
+        assert (model.num_layers, model.hidden_size) == (3, 64)
+    assert load("--config two.yaml one.yaml").model.num_layers == 2
+    assert load("--model.num_layers 5 --config one.yaml").model.num_layers == 5
+    assert load("--model.num_layers 5 --model.num_layers 6").model.num_layers == 6
+    # A combination that fails names the layer that gave the value it complains of.
+    (here / "one.yaml").write_text("model:\n  hidden_size: 100\n  num_attention_heads: 7\n")
+    expected = "model.num_attention_heads: 7 is not allowed; allowed: a divisor of model.hidden_size (100)"
+    assert refusal("--config one.yaml") == f"one.yaml:3: {expected}"
+    assert refusal("--config one.yaml --model.num_attention_heads 7") == f"command line: {expected}"
+
+
+def test_words_that_are_no_options():
+    for word in ("model.num_layers", "--", "-x"):
+        assert refusal(word) == f"command line: {word}: not an option; options look like --section.key value"
+
+
+# ------------------------------------------------------------------ presets
+
+
+def test_bert2018_lies_under_what_is_given():
+    standard, preset = load(), load("--training.mode bert2018")
+    assert (standard.optimizer.name, standard.optimizer.schedule, standard.model.activation) == (
+        "adamw", "linear", "gelu",
+    )  # fmt: skip
+    assert (preset.optimizer.name, preset.optimizer.schedule, preset.model.activation) == (
+        "bert_adam", "bert2018", "gelu_tanh",
+    )  # fmt: skip
+    changed = {line.partition(":")[0] for line in differences(standard, preset)}
+    assert changed == {"training.mode", *PRESETS["bert2018"]}
+    # In any order, from file or flag, a value given stays.
+    recipe = "optimizer:\n  name: lamb\ntraining:\n  mode: bert2018\n"
+    mixed = load("--model.activation relu", text=recipe)
+    assert (mixed.optimizer.name, mixed.optimizer.schedule, mixed.model.activation) == ("lamb", "bert2018", "relu")
+    # The default, given, is a value given.
+    assert load("--training.mode bert2018 --model.activation gelu").model.activation == "gelu"
+    assert load("--training.mode standard", text=recipe).optimizer.schedule == "linear"
+
+
+def test_presets_name_options_that_are_there():
+    types = field_types(PretrainConfig)
+    assert {key for preset in PRESETS.values() for key in preset} <= set(types)
+    assert set(PRESETS) == set(get_args(types["training.mode"]))
+
+
+# ------------------------------------------------------------------ validation
+
+INVALID = [
+    *((f"model.{name}", "0", "a number above 0") for name in (
+        "vocab_size", "hidden_size", "num_layers", "num_attention_heads", "intermediate_size",
+        "max_position_embeddings", "type_vocab_size", "norm_epsilon", "initializer_range")),
+    *((f"model.{name}", value, "a number from 0 to below 1")
+      for name in ("hidden_dropout", "attention_dropout") for value in ("1", "-0.1")),
+    ("model.num_attention_heads", "7", "a divisor of model.hidden_size (768)"),
+    ("model.hidden_size", "27 --model.num_attention_heads 3 --model.position_embeddings sinusoidal",
+     "an even number with sinusoidal positions"),
+    ("model.type_vocab_size", "1", "2 or more with data.next_sentence nsp"),
+    ("execution.vocab_multiple", "0", "a number above 0"),
+    *((f"data.{name}", "0", "a number above 0") for name in (
+        "seq_length", "max_predictions", "dupe_factor", "num_shards", "window_segments", "segment_records",
+        "prefetch", "span_max")),
+    ("data.seq_length", "7", "8 or more"),
+    ("data.seq_length", "513", "at most model.max_position_embeddings (512)"),
+    *((f"data.{name}", value, "a number from 0 to below 1")
+      for name in ("short_sequence_fraction", "eval_fraction") for value in ("1", "-0.1")),
+    *(("data.mask_fraction", value, "above 0, at most 1") for value in ("0", "1.1")),
+    ("data.span_mean", "0.9", "1 or more"),
+    *((f"data.{name}", "-1", "0 or more") for name in ("workers", "lanes", "max_blank_records")),
+    ("data.lanes", "3", "a divisor of every batch size (got 256)"),
+    *((f"optimizer.{name}", "-1", "0 or more")
+      for name in ("learning_rate", "warmup_steps", "decay_steps", "weight_decay", "clip_norm", "epsilon")),
+    *((f"optimizer.{name}", value, "a number from 0 to below 1")
+      for name in ("beta1", "beta2", "ema_decay") for value in ("1", "-0.1")),
+    *((f"optimizer.{name}", value, "from 0 to 1")
+      for name in ("final_fraction", "wsd_decay_fraction") for value in ("1.1", "-0.1")),
+    *((f"training.{name}", "0", "a number above 0") for name in (
+        "num_steps", "global_batch_size", "accumulation_steps", "log_interval", "checkpoint_interval",
+        "keep_checkpoints", "max_bad_steps")),
+    *((f"training.{name}", "-1", "0 or more")
+      for name in ("eval_interval", "eval_batches", "eval_batch_size", "keep_every", "seed")),
+    ("training.accumulation_steps", "3", "a divisor of every batch size (got 256)"),
+    ("training.batch_ramp", "10", "pairs of (steps, batch size), all above 0"),
+    ("training.batch_ramp", "10 -64", "pairs of (steps, batch size), all above 0"),
+    ("training.batch_ramp", "0 64", "pairs of (steps, batch size), all above 0"),
+    *(("training.profile_steps", value, "two steps, first and last") for value in ("3", "5 3", "1 2 3")),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("key", "value", "allowed"), INVALID)
+def test_values_that_cannot_work(key, value, allowed):
+    message = refusal(f"--{key} {value}")
+    assert message.startswith(f"command line: {key}: ") and message.endswith(f" is not allowed; allowed: {allowed}")
+
+
+def test_values_that_cannot_work_together():
+    assert refusal("--data.mask_token_share 0.9 --data.random_token_share 0.2").endswith(
+        "two shares of at most 1 in sum"
+    )
+    assert "two shares" in refusal("--data.mask_token_share 1.1 --data.random_token_share -0.1")
+    for sizes in ("--mesh.data -1 --mesh.tensor -1", "--mesh.data 0", "--mesh.fsdp -2"):
+        assert refusal(sizes).endswith("sizes above 0, at most one of them -1")
+    # What would fail above is right in other company.
+    assert load("--model.position_embeddings sinusoidal --data.seq_length 1024").data.seq_length == 1024
+    assert load("--data.next_sentence none --model.type_vocab_size 1").has_nsp is False
+    assert load("--training.accumulation_steps 3 --training.global_batch_size 6").lanes == 2
+    assert "got 32" in refusal("--training.batch_ramp 10 32 --training.accumulation_steps 64")
+    assert "got 32" in refusal("--training.batch_ramp 10 32 --data.lanes 64")
+
+
+@pytest.mark.parametrize(
+    "key", sorted({key for key, _, _ in INVALID if not key.endswith(("lanes", "type_vocab_size"))})
+)
+def test_sections_check_themselves_without_the_loader(key):
+    """Also nan, which compares as false, must not pass a section's own check."""
+    name, field = key.split(".")
+    section = {"model": sections.ModelConfig, "execution": sections.ExecutionConfig, "data": sections.DataConfig,
+               "optimizer": sections.OptimizerConfig, "training": sections.TrainingConfig}[name]  # fmt: skip
+    wrong = (1.5, 2, 3) if get_origin(get_type_hints(section)[field]) is tuple else float("nan")
+    with pytest.raises(ValueError, match=re.escape(key)):
+        section(**{field: wrong})
+
+
+# ------------------------------------------------------------------ round trip, frozen, help
+
+CHANGED = (
+    "--training.mode bert2018 --data.corpus a.txt dir/b.txt --optimizer.learning_rate 1.5e-5 --mesh.data -1 "
+    "--training.batch_ramp 10 64 20 128 --model.norm_epsilon 1e-7 --execution.scan_layers true "
+    "--data.json_field null --data.vocab 010"
+)
+
+
+def test_dumped_configs_read_back_equal():
+    for config in (PretrainConfig(), load(CHANGED)):
+        assert from_dict(PretrainConfig, to_dict(config)) == config
+        assert load(text=dump_yaml(config)) == config
+    assert load(CHANGED).data.json_field == "null"
+    stored = to_dict(PretrainConfig())
+    stored["model"]["width"] = 3
+    with pytest.raises(ValueError, match=r"stored config: model\.width: unknown option"):
+        from_dict(PretrainConfig, stored)
+
+
+def test_configs_are_frozen_and_hashable():
+    config = load(CHANGED)
+    assert hash(config) == hash(load(CHANGED)) and hash(config) != hash(PretrainConfig())
+    for section in (config, *(getattr(config, field.name) for field in dataclasses.fields(config))):
+        with pytest.raises(dataclasses.FrozenInstanceError):
+            setattr(section, dataclasses.fields(section)[0].name, 3)
+
+
+def test_options_of_a_run_are_taken_out():
+    words = [
+        "--workdir",
+        "w",
+        "--config",
+        "a.yaml",
+        "--model.num_layers",
+        "2",
+        "--print_config",
+        "--mesh.data",
+        "-1",
+    ]
+    options, rest = take_options(RunOptions, [*words, "--mesh.data", "-1"])
+    assert (options.workdir, options.print_config, options.config) == ("w", True, ("a.yaml",))
+    assert options.default_workdir == "runs/a" and RunOptions().default_workdir == "runs/pretrain"
+    assert rest == ["--config", "a.yaml", "--model.num_layers", "2", "--mesh.data", "-1"]
+    assert take_options(RunOptions, ["--print_config", "false"])[0].print_config is False
+    with pytest.raises(ValueError, match="command line: print_config: 'maybe' is not a truth value"):
+        take_options(RunOptions, ["--print_config", "maybe"])
+
+
+def comments(section):
+    """Field -> the comment above it, as one text."""
+    lines = inspect.getsource(section).splitlines()
+    found = {}
+    for node in ast.parse("\n".join(lines)).body[0].body:
+        if isinstance(node, ast.AnnAssign):
+            above = []
+            for line in reversed(lines[: node.lineno - 1]):
+                if not line.strip().startswith("#"):
+                    break
+                above.insert(0, line.strip().lstrip("# "))
+            found[node.target.id] = " ".join(above)
+    return found
+
+
+def test_help_shows_every_option_with_its_comment(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "79")  # one column of frames
+    out = io.StringIO()
+    with contextlib.redirect_stdout(out), pytest.raises(SystemExit) as ended:
+        load("--model.num_layers 3 --help")
+    assert ended.value.code == 0
+    # The frames around the sections and the places of line breaks are tyro's choice.
+    shown = "".join(re.sub(r"\x1b\[[\d;]*m|[│╭╮╰╯─]", "", out.getvalue()).split())
+    types = {**get_type_hints(PretrainConfig), "": RunOptions}
+    for name, section in types.items():
+        described = comments(section)
+        assert set(described) == {field.name for field in dataclasses.fields(section)}
+        for field, comment in described.items():
+            key = f"{name}.{field}" if name else field
+            assert comment, f"{key} has no comment"
+            assert f"--{key}" in shown, key
+            assert "".join(comment.split()) in shown, key
