@@ -378,17 +378,7 @@ def test_configs_are_frozen_and_hashable():
 
 
 def test_options_of_a_run_are_taken_out():
-    words = [
-        "--workdir",
-        "w",
-        "--config",
-        "a.yaml",
-        "--model.num_layers",
-        "2",
-        "--print_config",
-        "--mesh.data",
-        "-1",
-    ]
+    words = ["--workdir", "w", "--config", "a.yaml", "--model.num_layers", "2", "--print_config"]
     options, rest = take_options(RunOptions, [*words, "--mesh.data", "-1"])
     assert (options.workdir, options.print_config, options.config) == ("w", True, ("a.yaml",))
     assert options.default_workdir == "runs/a" and RunOptions().default_workdir == "runs/pretrain"
