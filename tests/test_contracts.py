@@ -1,0 +1,121 @@
+"""What may import what: the layers, TensorFlow and jax kept out of where they do not belong."""
+
+import ast
+import json
+import subprocess
+import sys
+import types
+from pathlib import Path
+
+import pytest
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+# The jax-free layers: text is prepared on machines and in worker processes that need no jax.
+WITHOUT_JAX = ["bert_jax.config", "bert_jax.batch", "bert_jax.tokenization", "bert_jax.exits"]
+
+
+def modules(package):
+    """Dotted names of every module of ``package``, from the files."""
+    files = sorted((REPOSITORY / package).rglob("*.py"))
+    names = [".".join(path.relative_to(REPOSITORY).with_suffix("").parts) for path in files]
+    return [name.removesuffix(".__init__") for name in names]
+
+
+def loaded_after(names):
+    """Top-level modules in ``sys.modules`` of a fresh process that imported ``names``."""
+    code = f"import importlib, json, sys\nfor name in {names!r}: importlib.import_module(name)\n"
+    code += "print(json.dumps(sorted({name.partition('.')[0] for name in sys.modules})))"
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=REPOSITORY, capture_output=True, text=True, timeout=300, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    loaded = set(json.loads(done.stdout.splitlines()[-1]))
+    assert {name.partition(".")[0] for name in names} <= loaded
+    return loaded
+
+
+def test_import_linter_contracts_hold(monkeypatch, capsys):
+    pytest.importorskip("importlinter", reason="the test extra brings import-linter")
+    from importlinter.cli import lint_imports
+
+    monkeypatch.chdir(REPOSITORY)
+    code = lint_imports(config_filename="setup.cfg", no_cache=True)
+    out = capsys.readouterr().out
+    assert code == 0, out
+    assert "Contracts: 2 kept, 0 broken." in out
+
+
+def test_the_library_brings_neither_tensorflow_nor_the_data_pipeline():
+    names = modules("bert_jax")
+    assert len(names) > 30 and "bert_jax.training.pretrain" in names
+    loaded = loaded_after(names)
+    assert "jax" in loaded
+    assert not loaded & {"tensorflow", "tensorflow_datasets", "data_pipeline", "torch"}
+
+
+def test_config_batches_and_tokenizers_need_no_jax():
+    assert not loaded_after(WITHOUT_JAX) & {"jax", "jaxlib", "flax", "optax", "tensorflow", "data_pipeline"}
+
+
+def test_the_data_pipeline_brings_tensorflow_late_and_jax_never():
+    names = modules("data_pipeline")
+    assert {"data_pipeline.input", "data_pipeline.source", "data_pipeline.cli"} <= set(names)
+    assert not loaded_after(names) & {"jax", "jaxlib", "flax", "tensorflow", "tensorflow_datasets", "jieba"}
+
+
+def tensorflow_imports(path):
+    """(line, name of the function it stands in or None) of every import of TensorFlow."""
+    found = []
+
+    def walk(node, function):
+        for child in ast.iter_child_nodes(node):
+            inner = child.name if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef) else function
+            names = [alias.name for alias in child.names] if isinstance(child, ast.Import) else []
+            names += [child.module or ""] if isinstance(child, ast.ImportFrom) else []
+            found.extend(
+                (child.lineno, function) for name in names if name.partition(".")[0].startswith("tensorflow")
+            )
+            walk(child, inner)
+
+    walk(ast.parse(path.read_text(encoding="utf-8")), None)
+    return found
+
+
+def test_one_function_imports_tensorflow():
+    files = [*(REPOSITORY / "bert_jax").rglob("*.py"), *(REPOSITORY / "data_pipeline").rglob("*.py")]
+    files += REPOSITORY.glob("*.py")
+    found = {
+        (path.relative_to(REPOSITORY).as_posix(), function)
+        for path in files
+        for _, function in tensorflow_imports(path)
+    }
+    assert found == {("data_pipeline/input.py", "_tensorflow")}
+
+
+class Recorder(types.ModuleType):
+    """Stands for TensorFlow and writes down every call by its dotted name."""
+
+    def __init__(self, name, calls):
+        super().__init__(name)
+        self.calls = calls
+
+    def __getattr__(self, name):
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return Recorder(f"{self.__name__}.{name}", self.calls)
+
+    def __call__(self, *arguments):
+        self.calls.append((self.__name__, *arguments))
+
+
+def test_tensorflow_is_kept_from_accelerators_before_anything_runs(monkeypatch):
+    """On a machine without accelerators a forgotten call would go unnoticed, so the calls are looked at."""
+    from data_pipeline import input as reading
+
+    calls = []
+    monkeypatch.setitem(sys.modules, "tensorflow", Recorder("tf", calls))
+    module = reading._tensorflow.__wrapped__()
+    assert module.__name__ == "tf"
+    hidden = [call[1:] for call in calls if call[0] == "tf.config.set_visible_devices"]
+    assert hidden == [([], "GPU"), ([], "TPU")]
+    assert all(call[0].startswith("tf.config.") for call in calls), calls
