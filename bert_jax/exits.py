@@ -10,6 +10,9 @@ from bert_jax.batch import DataBudgetError
 OK, USER_ERROR, VERIFICATION_FAILED, PREEMPTED, DATA_BUDGET, NON_FINITE = 0, 2, 3, 42, 43, 44
 INTERRUPTED = 130
 
+DISK_FULL = (os.strerror(errno.ENOSPC), os.strerror(errno.EDQUOT))
+FREE_SPACE = "what was complete before is kept: free some space and run again"
+
 
 class Stop(Exception):
     """A run that ends early for a reason that has its own exit code."""
@@ -23,7 +26,7 @@ def run_command(command: Callable[[], int | None]) -> int:
     """Run ``command`` and return its exit code; a user's mistake becomes one line on stderr and code 2.
 
     A ``ValueError`` or ``OSError`` is the user's to mend. Anything else is ours and keeps its traceback, but
-    for a full disk, which the checkpoint library reports in several types.
+    for a full disk, which the checkpoint library reports in several types (``ValueError`` among them).
     """
     try:
         return command() or OK
@@ -43,20 +46,20 @@ def run_command(command: Callable[[], int | None]) -> int:
     except OSError as error:
         _say(_os_error_line(error))
         return USER_ERROR
-    except ValueError as error:
-        _say(f"error: {' '.join(str(error).split())}")
-        return USER_ERROR
     except Exception as error:
-        if "No space left on device" not in str(error):
+        text = " ".join(str(error).split())
+        full = next((reason for reason in DISK_FULL if reason in text), None)
+        if full is None and not isinstance(error, ValueError):
             raise
-        _say("error: No space left on device; what was complete before is kept: free some space and run again")
+        _say(f"error: {text}" if full is None else f"error: {full}; {FREE_SPACE}")
         return USER_ERROR
 
 
 def _os_error_line(error: OSError) -> str:
     where = f"{error.filename}: " if error.filename else ""
     advice = {
-        errno.ENOSPC: "; what was complete before is kept: free some space and run again",
+        errno.ENOSPC: f"; {FREE_SPACE}",
+        errno.EDQUOT: f"; {FREE_SPACE}",
         errno.EACCES: "; choose a folder that you may write to",
         errno.EROFS: "; choose a folder that you may write to",
     }.get(error.errno or 0, "")

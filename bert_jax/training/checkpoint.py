@@ -6,7 +6,9 @@ moved to ``WORKDIR/damaged_checkpoints`` (renamed, never deleted) and the one be
 """
 
 import dataclasses
+import functools
 import logging
+import sys
 import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -66,11 +68,29 @@ def _nested(tree: Any) -> dict[str, Any]:
     return nested
 
 
+@functools.cache
+def _quiet_failed_saves() -> None:
+    """Keep a failed save to the one exception that :class:`CheckpointWriter` raises.
+
+    Orbax also logs it with its traceback from each thread, asyncio logs the tasks that are left over, and
+    tensorstore prints a traceback for each write that comes back to the event loop closed meanwhile.
+    """
+    for name in ("absl", "asyncio"):
+        logging.getLogger(name).setLevel(logging.CRITICAL)
+    hook = sys.unraisablehook
+
+    def without_late_writes(unraisable: Any) -> None:
+        if unraisable.exc_type is not RuntimeError or str(unraisable.exc_value) != "Event loop is closed":
+            hook(unraisable)
+
+    sys.unraisablehook = without_late_writes
+
+
 class CheckpointWriter:
     """Saves checkpoints of one run. ``close()`` waits for the last one to be complete."""
 
     def __init__(self, workdir: Path, config: PretrainConfig) -> None:
-        logging.getLogger("absl").setLevel(logging.ERROR)
+        _quiet_failed_saves()
         self.config = config
         self.folder = checkpoint_folder(workdir)
         training = config.training
@@ -111,8 +131,8 @@ class CheckpointWriter:
     def poll(self) -> None:
         """List the files of a save that has been committed meanwhile. Cheap; call it at every step."""
         if self._unlisted is not None and not self._manager.is_saving_in_progress():
-            self._manager.check_for_errors()
             step, self._unlisted = self._unlisted, None
+            self._manager.check_for_errors()
             self._lister = threading.Thread(target=self._list, args=(step,), name="checkpoint-checksums")
             self._lister.start()
 
@@ -125,7 +145,11 @@ class CheckpointWriter:
 
     def wait(self) -> None:
         """Block until the save under way is committed and listed; raises what it failed with."""
-        self._manager.wait_until_finished()
+        try:
+            self._manager.wait_until_finished()
+        except BaseException:
+            self._unlisted = None  # not committed, so there is nothing to list
+            raise
         self.poll()
         if self._lister is not None:
             self._lister.join()

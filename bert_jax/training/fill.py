@@ -30,13 +30,15 @@ class FilledText:
 
 
 def top_pieces(
-    model: BertForPretraining, params: Any, features: Mapping[str, Any], count: int
+    model: BertForPretraining, params: Any, features: Mapping[str, Any], count: int, pieces: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """(probabilities float32[B, M, count], ids int32[B, M, count]) of the masked positions, best first."""
+    """(probabilities float32[B, M, count], ids int32[B, M, count]) of the masked positions, best first; among
+    the first ``pieces`` ids, because a model may have more rows than its vocabulary has pieces."""
+    count = min(count, pieces)
 
     @jax.jit
     def run(params: Any, features: Mapping[str, Any]) -> tuple[jax.Array, jax.Array]:
-        logits = model.apply({"params": params}, features, None).mlm_logits
+        logits = model.apply({"params": params}, features, None).mlm_logits[..., :pieces]
         return jax.lax.top_k(jax.nn.softmax(logits, axis=-1), count)
 
     probabilities, ids = run(params, dict(features))
@@ -47,7 +49,7 @@ def fill_batch(
     model: BertForPretraining, params: Any, tokenizer: Tokenizer, features: Mapping[str, np.ndarray], count: int = 5
 ) -> list[FilledText]:
     """Each row of a masked batch that holds a [MASK], filled, with the answers from the labels."""
-    probabilities, ids = top_pieces(model, params, features, count)
+    probabilities, ids = top_pieces(model, params, features, count, tokenizer.vocab_size)
     texts = []
     for row in range(len(ids)):
         tokens = features["input_ids"][row]
@@ -88,7 +90,7 @@ def fill_texts(
         positions = [i for i, token in enumerate(ids) if token == tokenizer.mask_id]
         features["mlm_positions"][row, : len(positions)] = positions
         features["mlm_weights"][row, : len(positions)] = 1
-    probabilities, ids = top_pieces(model, params, features, min(count, model.config.vocab_size))
+    probabilities, ids = top_pieces(model, params, features, count, tokenizer.vocab_size)
     return [
         FilledText(
             text,
