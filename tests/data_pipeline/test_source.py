@@ -1,0 +1,98 @@
+"""The source of a pretraining run: folders by name, and the unigram baseline of the final evaluation."""
+
+import dataclasses
+import math
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+from text_corpora import write_corpus, write_vocab
+
+from bert_jax.config import DataConfig, ModelConfig, PretrainConfig, TrainingConfig
+from bert_jax.tokenization import load_tokenizer
+from data_pipeline.build import ensure_data
+from data_pipeline.source import ShardSource
+
+VOCABULARY = 416
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory):
+    """A config whose shards are there: 16 tokens, 3 masks, 40 documents."""
+    place = tmp_path_factory.mktemp("source")
+    data = DataConfig(
+        corpus=(str(write_corpus(place / "corpus.txt")),), vocab=str(write_vocab(place / "vocab.txt")),
+        shards=str(place / "shards"), seq_length=16, max_predictions=3, dupe_factor=2, num_shards=2,
+        eval_fraction=0.1, workers=1,
+    )  # fmt: skip
+    model = ModelConfig(vocab_size=VOCABULARY, hidden_size=16, num_attention_heads=2)
+    ensure_data(data, vocab_size=VOCABULARY, report=lambda line: None)
+    return PretrainConfig(model=model, data=data, training=TrainingConfig(global_batch_size=8))
+
+
+def source(config):
+    return ShardSource(config, load_tokenizer(config.data.vocab))
+
+
+def targets(folder):
+    """Every masked id of the shards of a folder, in TensorFlow's reading of them."""
+    import tensorflow as tf
+
+    found = []
+    for path in sorted(folder.glob("*.tfrecord")):
+        for record in tf.data.TFRecordDataset(str(path)).as_numpy_iterator():
+            features = tf.train.Example.FromString(record).features.feature
+            weights = features["masked_lm_weights"].float_list.value
+            ids = features["masked_lm_ids"].int64_list.value
+            found.extend(label for label, weight in zip(ids, weights, strict=True) if weight > 0)
+    return found
+
+
+def shards_of(config, split):
+    return Path(config.data.shards) / split
+
+
+def test_unigram_cross_entropy(built):
+    """Add-one over the whole vocabulary, on the training targets; mean over all held-out targets."""
+    train, held_out = targets(shards_of(built, "train")), targets(shards_of(built, "eval"))
+    assert len(train) > 500 and len(held_out) > 20
+    counts, total = Counter(train), len(train) + VOCABULARY
+    expected = -sum(math.log((counts[label] + 1) / total) for label in held_out) / len(held_out)
+    assert source(built).unigram_cross_entropy() == pytest.approx(expected, rel=1e-12)
+    # Words of held-out documents are new to it: only add-one makes this finite.
+    assert any(counts[label] == 0 for label in held_out)
+
+
+def test_held_out_batches_hold_the_same_targets(built):
+    """What the baseline is taken on is what the evaluation is taken on."""
+    found = []
+    for batch in source(built).held_out(4, list(range(4)), 0):
+        found.extend(batch["mlm_labels"][batch["mlm_weights"] > 0].tolist())
+    assert sorted(found) == sorted(targets(shards_of(built, "eval")))
+    assert len(list(source(built).held_out(4, list(range(4)), 2))) == 2
+
+
+def test_rows_of_one_host(built):
+    whole, part = source(built).train(list(range(8))), source(built).train([1, 5])
+    for _ in range(3):
+        np.testing.assert_array_equal(next(whole)[0]["input_ids"][[1, 5]], next(part)[0]["input_ids"])
+
+
+def test_without_held_out_shards(built, tmp_path):
+    """Also: a folder that holds the training shards itself."""
+    data = dataclasses.replace(built.data, shards=str(shards_of(built, "train")))
+    bare = source(dataclasses.replace(built, data=data))
+    assert bare.held_out(4, list(range(4)), 0) is None
+    assert bare.unigram_cross_entropy() is None
+    np.testing.assert_array_equal(
+        next(bare.train(list(range(8))))[0]["input_ids"], next(source(built).train(list(range(8))))[0]["input_ids"]
+    )
+    # Held-out shards that lie elsewhere.
+    elsewhere = dataclasses.replace(data, eval_shards=str(shards_of(built, "eval")))
+    named = source(dataclasses.replace(built, data=elsewhere))
+    assert named.unigram_cross_entropy() == source(built).unigram_cross_entropy()
+    # Named, but missing: never silently without evaluation.
+    missing = dataclasses.replace(data, eval_shards=str(tmp_path / "none"))
+    with pytest.raises(ValueError, match="none"):
+        source(dataclasses.replace(built, data=missing)).held_out(4, list(range(4)), 0)
