@@ -77,6 +77,9 @@ def test_rows_of_one_host(built):
     whole, part = source(built).train(list(range(8))), source(built).train([1, 5])
     for _ in range(3):
         np.testing.assert_array_equal(next(whole)[0]["input_ids"][[1, 5]], next(part)[0]["input_ids"])
+    whole, part = source(built).held_out(4, [0, 1, 2, 3], 0), source(built).held_out(4, [1, 3], 0)
+    for batch, rows in zip(whole, part, strict=True):
+        np.testing.assert_array_equal(batch["input_ids"][[1, 3]], rows["input_ids"])
 
 
 def test_without_held_out_shards(built, tmp_path):
