@@ -26,10 +26,9 @@ def main() -> None:
         print(dump_yaml(config), end="")
         return
 
-    from data_pipeline.build import ensure_data
-
     from bert_jax.tokenization import load_tokenizer
     from bert_jax.training.pretrain import pretrain
+    from data_pipeline.build import ensure_data
     from data_pipeline.source import ShardSource
 
     vocabulary = ensure_data(config.data, vocab_size=config.model.vocab_size, report=print)
