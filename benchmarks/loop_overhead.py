@@ -1,0 +1,110 @@
+"""What logging and input cost: the training loop against the same compiled step on one batch, in one process.
+
+    python benchmarks/loop_overhead.py --config configs/quickstart.yaml [--rounds 5] [--steps 200]
+
+The two take turns, so that a slow minute of the machine hits both; evaluation and saves are left out. The
+shards of the recipe must be there. Prints steps per second of each, their ratio and the share of time spent
+waiting for data. Exit code 3 below 97% or above 1%.
+"""
+
+import argparse
+import dataclasses
+import statistics
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import jax
+
+from bert_jax.config import PretrainConfig, load_config
+from bert_jax.model import BertForPretraining
+from bert_jax.optim import make_optimizer, make_schedule
+from bert_jax.parallel import host_rows, make_mesh
+from bert_jax.tokenization import load_tokenizer
+from bert_jax.training.compile import TrainPrograms
+from bert_jax.training.loop import Recorder, run_steps
+from bert_jax.training.meter import IntervalMeter
+from bert_jax.training.prefetch import DevicePrefetcher
+from bert_jax.training.profiler import ProfilerWindow
+from bert_jax.training.progress import Progress
+from bert_jax.training.signals import StopRequest
+from bert_jax.training.state import abstract_state, initial_state, make_prng_key
+from bert_jax.training.step import make_train_step
+from bert_jax.training.writers import MetricsWriter
+from data_pipeline.build import ensure_data
+from data_pipeline.source import ShardSource
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--steps", type=int, default=200)
+    options, rest = parser.parse_known_args()
+    config = load_config(PretrainConfig, rest)
+    training = config.training
+    tokenizer = load_tokenizer(
+        ensure_data(config.data, vocab_size=config.model.vocab_size, report=print),
+        lower_case=config.data.lower_case,
+    )
+    mesh = make_mesh(config.mesh)
+    model = BertForPretraining(config.model, config.execution, config.has_nsp, mesh)
+    optimizer = make_optimizer(config.optimizer)
+    abstract = abstract_state(model, optimizer, mesh, with_ema=False)
+    state = initial_state(model, optimizer, abstract, training.seed)
+    schedule = make_schedule(config.optimizer, training.num_steps)
+    key = make_prng_key(config.execution, training.seed)
+    step = make_train_step(model, optimizer, schedule, config.optimizer, training.accumulation_steps, key)
+    programs = TrainPrograms(step, abstract, config, mesh)
+    run = programs.step_for(training.global_batch_size)
+    source = ShardSource(config, tokenizer)
+    batches = DevicePrefetcher(
+        source.train(host_rows(mesh, training.global_batch_size)), mesh, 1.0, config.data.prefetch
+    )
+    one, _ = next(batches)
+    waits: list[float] = []
+    seconds: dict[str, list[float]] = {"step": [], "loop": []}
+    with tempfile.TemporaryDirectory() as folder:
+        writer, progress = MetricsWriter(Path(folder)), Progress(training.num_steps, 0, Path(folder) / "train.log")
+
+        def write(step: int, values: dict) -> None:
+            waits.append(values["data_wait_fraction"])
+            writer.write(step, values)
+            progress.update(step, values)
+
+        first = 0
+        for number in range(options.rounds + 1):  # the first round warms both up
+            began = time.perf_counter()
+            for _ in range(options.steps):
+                state, metrics = run(state, one)
+            jax.block_until_ready((state, metrics))
+            alone = time.perf_counter() - began
+            window = dataclasses.replace(training, num_steps=first + options.steps)
+            recorder = Recorder(window, IntervalMeter(), write)
+            began = time.perf_counter()
+            state = run_steps(
+                state, first, window, step_for=programs.step_for, batches=batches, recorder=recorder,
+                evaluate=lambda state, step: None, save=lambda state, step: None, poll=progress.tick,
+                profiler=ProfilerWindow(Path(folder), ()), stop=StopRequest(),
+            )  # fmt: skip
+            jax.block_until_ready(state)
+            whole = time.perf_counter() - began
+            first += options.steps
+            if number:
+                seconds["step"].append(alone / options.steps)
+                seconds["loop"].append(whole / options.steps)
+            else:
+                waits.clear()
+        writer.close()
+        progress.close()
+    batches.close()
+    ratio = statistics.median(a / b for a, b in zip(seconds["step"], seconds["loop"], strict=True))
+    wait = statistics.mean(waits)
+    for name, values in seconds.items():
+        print(f"{name}: {1 / statistics.median(values):.2f} steps/s, median of {len(values)} rounds")
+    print(f"loop / step: {ratio:.4f} (bar 0.97); data_wait_fraction {wait:.5f} (bar 0.01)")
+    return 0 if ratio >= 0.97 and wait <= 0.01 else 3
+
+
+if __name__ == "__main__":
+    sys.exit(main())
