@@ -1,5 +1,7 @@
 """What a pretraining run reads: training stream, held-out batches, unigram baseline."""
 
+import dataclasses
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -24,6 +26,10 @@ class ShardSource:
         self._eval: Path | None = Path(config.data.eval_shards) if config.data.eval_shards else shards / "eval"
         if not config.data.eval_shards and not self._eval.is_dir():
             self._eval = None
+        if self._eval is not None and not self._eval.is_dir():
+            raise ValueError(
+                f"data.eval_shards: {self._eval} is not a folder; give one of held-out shards, or none"
+            )
 
     def train(self, rows: list[int]) -> BatchIterator:
         """Endless training batches of this host's ``rows``."""
@@ -55,7 +61,10 @@ class ShardSource:
         )
 
     def unigram_cross_entropy(self) -> float | None:
-        """Nats per held-out target of the training targets' unigram distribution (add-one)."""
+        """Nats per held-out target of the training targets' unigram distribution (add-one).
+
+        Large training sets are counted on their first million records.
+        """
         if self._eval is None:
             return None
         train = self._target_counts(self._train, BASELINE_BATCHES).astype(np.float64) + 1
@@ -65,8 +74,10 @@ class ShardSource:
     def _target_counts(self, folder: Path, max_batches: int) -> np.ndarray:
         """int64[vocabulary]: how often each id is predicted."""
         counts = np.zeros(self._config.model.vocab_size, np.int64)
+        # A damaged record is left out of a count; it must not end the run at its last evaluation.
+        data = dataclasses.replace(self._config.data, max_blank_records=sys.maxsize)
         batches = eval_batches(
-            self._config.data, folder=folder, batch_size=512, max_batches=max_batches, tokenizer=self._tokenizer
+            data, folder=folder, batch_size=512, max_batches=max_batches, tokenizer=self._tokenizer
         )
         for batch in batches:
             labels = batch["mlm_labels"][batch["mlm_weights"] > 0]

@@ -6,6 +6,7 @@ moved to ``WORKDIR/damaged_checkpoints`` (renamed, never deleted) and the one be
 """
 
 import dataclasses
+import errno
 import functools
 import logging
 import sys
@@ -119,6 +120,8 @@ class CheckpointWriter:
             "digest": tree_digest(state, self.config.model.vocab_size),
             **meta,
         }
+        # A copy: it is written in the background, while the run goes on and changes what it was made from.
+        unit = json.loads(json.dumps(unit))
         unit["json_digest"] = json_digest(unit)
         saved = self._manager.save(
             step,
@@ -177,8 +180,8 @@ def restore_newest(
 
     Returns ``None`` when there is no checkpoint at all. Raises ``ValueError`` when it was saved with another
     ``model`` section (options in ``may_change`` aside) or another optimizer. A bad one is moved aside
-    (with ``read_only``: left
-    where it is), reported, and the one before it tried; when all are bad, raises :class:`NoCheckpoint`.
+    (with ``read_only``: left where it is), reported, and the one before it tried; when all are bad, raises
+    :class:`NoCheckpoint`.
     """
     steps = saved_steps(workdir)
     bad: list[str] = []
@@ -188,9 +191,11 @@ def restore_newest(
             problem = check_files(folder)
             if problem is None:
                 return _restore(folder, step, config, mesh, may_change)
-        except _Unfit:
+        except (_Unfit, PermissionError):
             raise
         except Exception as error:  # Orbax and tensorstore raise six types, bare Exception among them.
+            if _is_shortage(error):
+                raise  # the machine's fault, not the checkpoint's: nothing is moved
             problem = str(error).strip().partition("\n")[0][:200] or type(error).__name__
         bad.append(f"step {step}: {problem}")
         where = "" if read_only else f"; moved to {_move_aside(workdir, step)}"
@@ -202,6 +207,12 @@ def restore_newest(
             "restore one from a copy, or give another --workdir to start anew"
         )
     return None
+
+
+def _is_shortage(error: Exception) -> bool:
+    """Did the machine run out of something (device memory, file handles) rather than find damage?"""
+    shortage = isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EIO)
+    return shortage or isinstance(error, MemoryError) or "RESOURCE_EXHAUSTED" in str(error)
 
 
 def _move_aside(workdir: Path, step: int) -> Path:
@@ -234,7 +245,13 @@ def _restore(folder: Path, step: int, config: PretrainConfig, mesh: Mesh, may_ch
     meta = read_meta(folder)
     if meta["step"] != step:
         raise ValueError(f"its JSON part belongs to step {meta['step']}")
-    stored_config = from_dict(PretrainConfig, meta["config"])
+    # From here on the JSON part is proven sound: what it says is not damage.
+    try:
+        stored_config = from_dict(PretrainConfig, meta["config"])
+    except ValueError as error:
+        raise _Unfit(f"{folder}: saved by a version with other options: {error}") from None
+    if meta["format"] != FORMAT:
+        raise _Unfit(f"{folder}: checkpoint format {meta['format']}, this version reads {FORMAT}")
     changed = [line for line in differences(stored_config, config) if line.startswith("model.")]
     changed = [line for line in changed if line.partition(":")[0] not in may_change]
     if changed or stored_config.has_nsp != config.has_nsp:

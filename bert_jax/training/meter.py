@@ -3,6 +3,9 @@
 from collections.abc import Mapping
 from typing import Any
 
+# Present in every line, null where there is nothing to say (no such head, every step skipped).
+ALWAYS = ("loss", "mlm_loss", "nsp_loss", "mlm_accuracy", "nsp_accuracy", "grad_norm", "padding_fraction")
+
 
 class IntervalMeter:
     """Adds up the metrics of steps. Its state goes into the checkpoint, so a resumed run logs the same lines."""
@@ -29,13 +32,15 @@ class IntervalMeter:
 
     def line(self) -> dict[str, float | int | None]:
         """Means since the last line; starts the next interval."""
-        means = {name: total / weight if weight else None for name, (total, weight) in self._sums.items()}
+        means: dict[str, float | None] = dict.fromkeys(ALWAYS)
+        means |= {name: total / weight if weight else None for name, (total, weight) in self._sums.items()}
         self._sums = {}
         return {**means, **self._last, "skipped_steps": self.skipped_steps}
 
     def state(self) -> dict[str, Any]:
         """JSON-able state (floats survive JSON exactly)."""
-        return {"skipped_steps": self.skipped_steps, "bad_in_a_row": self.bad_in_a_row, "sums": self._sums}
+        sums = {name: list(pair) for name, pair in self._sums.items()}
+        return {"skipped_steps": self.skipped_steps, "bad_in_a_row": self.bad_in_a_row, "sums": sums}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Continue where :meth:`state` was taken."""

@@ -21,7 +21,7 @@ from bert_jax.parallel import check_batch_size, host_rows, make_mesh
 from bert_jax.planner.flops import training_flops_per_sequence
 from bert_jax.planner.hardware import mfu
 from bert_jax.tokenization import Tokenizer
-from bert_jax.training.checkpoint import CheckpointWriter, NoCheckpoint, Restored, restore_newest
+from bert_jax.training.checkpoint import CheckpointWriter, NoCheckpoint, Restored, restore_newest, saved_steps
 from bert_jax.training.compile import TrainPrograms, out_of_memory_error
 from bert_jax.training.evaluate import evaluate_held_out
 from bert_jax.training.fill import FilledText, fill_batch
@@ -141,14 +141,34 @@ def run(
         if before is None:
             raise NoCheckpoint(f"--continue_from {continue_from}: there is no checkpoint")
         _check_vocabulary(before, tokenizer)
+        if before.step >= training.num_steps:
+            raise ValueError(
+                f"training.num_steps: {training.num_steps} is not above step {before.step}, where {continue_from} "
+                "ended; it counts the steps of earlier phases too"
+            )
         state, first_step = before.state, before.step
         phase_start = first_step
         messages.append(f"new phase from {continue_from} at step {first_step:,}")
     else:
         state, first_step = initial_state(model, optimizer, abstract, training.seed), 0
 
-    write_atomically(workdir / "config.yaml", dump_yaml(config))
-    shutil.copyfile(vocabulary, workdir / vocabulary.name)
+    # --- Data: before anything in the workdir changes, because data that differ are refused here ----------------
+    complete = first_step >= training.num_steps
+    began = time.perf_counter()
+    rows = host_rows(mesh, training.global_batch_size)
+    eval_rows = host_rows(mesh, eval_batch_size)
+    source.held_out(eval_batch_size, eval_rows, 1)
+    iterator = None if complete else source.train(rows)
+    if iterator is not None and restored is not None:
+        iterator.restore(restored.meta["data"])
+    data_seconds = time.perf_counter() - began
+
+    # --- Log -------------------------------------------------------------------------------------------------
+    if not complete:
+        write_atomically(workdir / "config.yaml", dump_yaml(config))
+        (workdir / "report.html").unlink(missing_ok=True)  # an older one would pass for this run's
+        if vocabulary.resolve() != (workdir / vocabulary.name).resolve():
+            shutil.copyfile(vocabulary, workdir / vocabulary.name)
     progress = Progress(training.num_steps, first_step, workdir / "train.log")
     for message in messages:
         progress.line(message)
@@ -158,7 +178,6 @@ def run(
         f"{count:,} parameters, {mesh.size} x {mesh.devices.flat[0].device_kind}, mesh "
         f"{'x'.join(f'{name}={size}' for name, size in mesh.shape.items())}, {config.execution.dtype}"
     )
-    eval_rows = host_rows(mesh, eval_batch_size)
 
     def report() -> None:
         batch = next(source.held_out(eval_batch_size, eval_rows, 1) or iter(()), None)
@@ -166,22 +185,13 @@ def run(
         for line in finish(workdir, filled):
             progress.line(line)
 
-    if first_step >= training.num_steps:
+    if iterator is None:
         if not (workdir / "report.html").exists():
             report()
-        progress.line(f"{workdir} is complete: {training.num_steps:,} steps; see report.html there")
+        progress.line(f"{workdir} is complete: {first_step:,} steps; see report.html there")
         writer.close()
         progress.close()
         return
-
-    # --- Data ------------------------------------------------------------------------------------------------
-    began = time.perf_counter()
-    rows = host_rows(mesh, training.global_batch_size)
-    iterator = source.train(rows)
-    if restored is not None:
-        iterator.restore(restored.meta["data"])
-    batches = DevicePrefetcher(iterator, mesh, len(rows) / training.global_batch_size, config.data.prefetch)
-    data_seconds = time.perf_counter() - began
 
     # --- Compile ---------------------------------------------------------------------------------------------
     step_function = make_train_step(
@@ -192,6 +202,7 @@ def run(
         training.accumulation_steps,
         make_prng_key(config.execution, training.seed),
     )
+    batches = DevicePrefetcher(iterator, mesh, len(rows) / training.global_batch_size, config.data.prefetch)
     programs = TrainPrograms(step_function, abstract, config, mesh)
     programs.step_for(_batch_size_at(config, first_step - phase_start))
     progress.line(
@@ -246,6 +257,8 @@ def run(
         checkpoints.poll()
         progress.tick(step)
 
+    profiler = ProfilerWindow(workdir / "profile", training.profile_steps)
+
     # --- Loop ------------------------------------------------------------------------------------------------
     try:
         state = run_steps(
@@ -258,16 +271,18 @@ def run(
             evaluate=evaluate,
             save=save,
             poll=poll,
-            profiler=ProfilerWindow(workdir / "profile", training.profile_steps),
+            profiler=profiler,
             stop=stop,
         )
     except jax.errors.JaxRuntimeError as error:
         raise out_of_memory_error(error, programs.memory, config) from None
     except exits.Stop as early:
         if early.code in (exits.INTERRUPTED, exits.PREEMPTED):
-            raise exits.Stop(early.code, f"{early}; saved in {workdir}: run the same command to continue") from None
+            saved = f"saved in {workdir}" if saved_steps(workdir) else "nothing to save yet"
+            raise exits.Stop(early.code, f"{early}; {saved}: run the same command to continue") from None
         raise
     finally:
+        profiler.close()
         batches.close()
         # The save under way is completed on every way out.
         checkpoints.close()

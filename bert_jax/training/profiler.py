@@ -21,7 +21,7 @@ class ProfilerWindow:
         if not self._steps:
             yield
             return
-        if number == self._steps[0]:
+        if not self._running and self._steps[0] <= number <= self._steps[1]:
             jax.profiler.start_trace(str(self._folder), create_perfetto_trace=True)
             self._running = True
         with jax.profiler.StepTraceAnnotation("train_step", step_num=number):
@@ -31,5 +31,10 @@ class ProfilerWindow:
         """End the trace once ``result`` of its last step is there."""
         if self._running and number >= self._steps[1]:
             jax.block_until_ready(result)
+            self.close()
+
+    def close(self) -> None:
+        """End a trace that is still running, as when the run ends inside the window."""
+        if self._running:
             jax.profiler.stop_trace()
             self._running = False

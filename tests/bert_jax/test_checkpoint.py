@@ -209,3 +209,43 @@ def test_checksums_list_every_file(tmp_path):
     assert check_files(tmp_path) is None
     (tmp_path / "sub" / "a").write_bytes(b"124")
     assert check_files(tmp_path) == "sub/a differs from its checksum"
+
+
+@pytest.mark.parametrize(
+    "error", [RuntimeError("RESOURCE_EXHAUSTED: out of memory"), OSError(24, "too many files")]
+)
+def test_a_shortage_of_the_machine_is_not_taken_for_damage(run, tmp_path, monkeypatch, error):
+    workdir = copy(run, tmp_path)
+
+    def fail(*arguments):
+        raise error
+
+    monkeypatch.setattr("bert_jax.training.checkpoint.tree_digest", fail)
+    with pytest.raises(type(error)):
+        restore(workdir)
+    assert saved_steps(workdir) == [2, 4, 6]
+
+
+def test_a_checkpoint_of_other_options_is_not_taken_for_damage(run, tmp_path, monkeypatch):
+    workdir = copy(run, tmp_path)
+
+    def refuse(*arguments):
+        raise ValueError("stored config: model.old_name: unknown option")
+
+    monkeypatch.setattr("bert_jax.training.checkpoint.from_dict", refuse)
+    with pytest.raises(ValueError, match="saved by a version with other options"):
+        restore(workdir)
+    assert saved_steps(workdir) == [2, 4, 6]
+
+
+def test_what_is_saved_is_what_was_given(run, tmp_path):
+    """The JSON part is written in the background, after the run has gone on."""
+    from bert_jax.training.checkpoint import CheckpointWriter, read_meta
+
+    (tmp_path / "w").mkdir()
+    writer = CheckpointWriter(tmp_path / "w", CONFIG)
+    meter = {"sums": {}}
+    writer.save(restore(run, read_only=True)[0].state, {"meter": meter})
+    meter["sums"]["loss"] = [1.0, 1.0]
+    writer.close()
+    assert read_meta(checkpoint_folder(tmp_path / "w") / "6")["meter"] == {"sums": {}}

@@ -241,3 +241,33 @@ def test_out_of_memory_ends_in_one_line():
     assert "training.accumulation_steps (now 1)" in str(error) and "\n" not in str(error)
     other = RuntimeError("INTERNAL: something else")
     assert out_of_memory_error(other, None, tiny_config()) is other
+
+
+def test_a_phase_must_go_beyond_the_one_before(tmp_path):
+    train_synthetic(tiny_config("--training.num_steps 6"), tmp_path / "one")
+    with pytest.raises(ValueError, match=r"training\.num_steps: 6 is not above step 6"):
+        train_synthetic(tiny_config("--training.num_steps 6"), tmp_path / "two", continue_from=tmp_path / "one")
+    assert not (tmp_path / "two" / "config.yaml").exists()
+
+
+def test_refused_data_change_nothing_in_the_workdir(tmp_path):
+    config = tiny_config("--training.num_steps 4")
+    train_synthetic(config, tmp_path / "w")
+    before = {p: p.read_bytes() for p in (tmp_path / "w").rglob("*") if p.is_file()}
+
+    class Refusing(SyntheticSource):
+        def train(self, rows):
+            raise ValueError("other data")
+
+    longer = tiny_config("--training.num_steps 8")
+    with pytest.raises(ValueError, match="other data"):
+        train_synthetic(longer, tmp_path / "w", source=Refusing(longer))
+    assert before == {p: p.read_bytes() for p in (tmp_path / "w").rglob("*") if p.is_file()}
+
+
+def test_every_line_has_every_key(tmp_path):
+    config = tiny_config("--training.num_steps 4 --data.next_sentence none")
+    train_synthetic(config, tmp_path / "w", source=SyntheticSource(config, poison=frozenset({2, 3})))
+    first, second = (line for line in read_metrics(tmp_path / "w") if "split" not in line)
+    assert first.keys() == second.keys() >= {"loss", "nsp_loss", "nsp_accuracy", "grad_norm", "mfu", "epoch"}
+    assert first["nsp_loss"] is None and first["loss"] > 0 and second["loss"] is None
