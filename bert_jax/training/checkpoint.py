@@ -8,6 +8,7 @@ moved to ``WORKDIR/damaged_checkpoints`` (renamed, never deleted) and the one be
 import dataclasses
 import errno
 import functools
+import json
 import logging
 import sys
 import threading
