@@ -84,8 +84,8 @@ def main() -> int:
             began = time.perf_counter()
             state = run_steps(
                 state, first, window, step_for=programs.step_for, batches=batches, recorder=recorder,
-                evaluate=lambda state, step: None, save=lambda state, step: None, poll=progress.tick,
-                profiler=ProfilerWindow(Path(folder), ()), stop=StopRequest(),
+                evaluate=lambda state, step: None, save=lambda state, step: None, settle=lambda: None,
+                poll=progress.tick, profiler=ProfilerWindow(Path(folder), ()), stop=StopRequest(),
             )  # fmt: skip
             jax.block_until_ready(state)
             whole = time.perf_counter() - began

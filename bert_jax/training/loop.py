@@ -97,6 +97,7 @@ def run_steps(
     recorder: Recorder,
     evaluate: Callable[[TrainState, int], None],
     save: Callable[[TrainState, int], None],
+    settle: Callable[[], None],
     poll: Callable[[int], None],
     profiler: ProfilerWindow,
     stop: StopRequest,
@@ -120,6 +121,9 @@ def run_steps(
             if step > saved:
                 timed(save, state, step)
             raise exits.Stop(stop.exit_code, f"stopped at step {step:,} of {config.num_steps:,}")
+        if (step + 1) % config.checkpoint_interval == 0 and step > first_step:
+            # The save before is complete before the next one is due: a kill costs less than two intervals.
+            timed(lambda state, step: settle(), state, step)
         began = time.perf_counter()
         batch, info = next(batches)
         recorder.clock.waited += time.perf_counter() - began

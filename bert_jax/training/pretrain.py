@@ -270,6 +270,7 @@ def run(
             recorder=Recorder(training, meter, write),
             evaluate=evaluate,
             save=save,
+            settle=checkpoints.wait,
             poll=poll,
             profiler=profiler,
             stop=stop,
