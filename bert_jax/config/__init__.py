@@ -1,4 +1,4 @@
-"""Configuration: dataclasses (``schema``) and their loading from YAML and flags (``loader``)."""
+"""Configuration: options (``schema``), their loading from YAML and flags (``loader``), saved models (``spec``)."""
 
 from bert_jax.config.loader import differences, dump_yaml, from_dict, load_config, to_dict
 from bert_jax.config.schema import (
@@ -10,18 +10,36 @@ from bert_jax.config.schema import (
     PretrainConfig,
     TrainingConfig,
 )
+from bert_jax.config.spec import (
+    HeadsConfig,
+    ModelSpec,
+    SentenceConfig,
+    SentenceModule,
+    TokenizerConfig,
+    pretraining_heads,
+    spec_from_json,
+    spec_to_json,
+)
 
 __all__ = [
     "DataConfig",
     "ExecutionConfig",
+    "HeadsConfig",
     "MeshConfig",
     "ModelConfig",
+    "ModelSpec",
     "OptimizerConfig",
     "PretrainConfig",
+    "SentenceConfig",
+    "SentenceModule",
+    "TokenizerConfig",
     "TrainingConfig",
     "differences",
     "dump_yaml",
     "from_dict",
     "load_config",
+    "pretraining_heads",
+    "spec_from_json",
+    "spec_to_json",
     "to_dict",
 ]

@@ -42,8 +42,10 @@ class ModelConfig:
     num_attention_heads: int = 12
     # Width of the feed-forward layer.
     intermediate_size: int = 3072
-    # Longest sequence that the position embeddings cover.
+    # Rows of the position table.
     max_position_embeddings: int = 512
+    # Rows of the position table before that of the first token (RoBERTa: 2).
+    position_offset: int = 0
     # Number of segment (token type) embeddings.
     type_vocab_size: int = 2
     # Dropout after the embeddings, the attention output and the feed-forward output.
@@ -68,6 +70,10 @@ class ModelConfig:
         )  # fmt: skip
         _require_probability("model", self, "hidden_dropout", "attention_dropout")
         _require(
+            0 <= self.position_offset < self.max_position_embeddings, "model.position_offset",
+            self.position_offset, f"0 to below model.max_position_embeddings ({self.max_position_embeddings})",
+        )  # fmt: skip
+        _require(
             self.hidden_size % self.num_attention_heads == 0, "model.num_attention_heads",
             self.num_attention_heads, f"a divisor of model.hidden_size ({self.hidden_size})",
         )  # fmt: skip
@@ -75,6 +81,11 @@ class ModelConfig:
             self.position_embeddings == "learned" or self.hidden_size % 2 == 0, "model.hidden_size",
             self.hidden_size, "an even number with sinusoidal positions",
         )  # fmt: skip
+
+    @property
+    def max_length(self) -> int:
+        """Longest sequence, special tokens included (sinusoidal positions have no such limit)."""
+        return self.max_position_embeddings - self.position_offset
 
     @property
     def head_size(self) -> int:
@@ -327,10 +338,10 @@ class PretrainConfig:
 
     def __post_init__(self) -> None:
         _require(
-            self.data.seq_length <= self.model.max_position_embeddings
+            self.data.seq_length <= self.model.max_length
             or self.model.position_embeddings == "sinusoidal",
             "data.seq_length", self.data.seq_length,
-            f"at most model.max_position_embeddings ({self.model.max_position_embeddings})",
+            f"at most model.max_position_embeddings ({self.model.max_length})",
         )  # fmt: skip
         _require(
             self.data.next_sentence == "none" or self.model.type_vocab_size >= 2, "model.type_vocab_size",

@@ -22,6 +22,17 @@ def visible_keys(sequence_ids_BxS: jax.Array) -> jax.Array:
     return (query_BxS[:, :, None] == sequence_ids_BxS[:, None, :])[:, None]
 
 
+def attention_probabilities(
+    query_BxSxAxD: jax.Array, key_BxTxAxD: jax.Array, visible_Bx1xSxT: jax.Array
+) -> jax.Array:
+    """Softmax of the scaled products: float32[B, A, S, T] (a bf16 softmax loses small probabilities)."""
+    head_size = query_BxSxAxD.shape[-1]
+    scores_BxAxSxT = jnp.einsum(
+        "BSAD,BTAD->BAST", query_BxSxAxD * head_size**-0.5, key_BxTxAxD, preferred_element_type=jnp.float32
+    )
+    return jax.nn.softmax(jnp.where(visible_Bx1xSxT, scores_BxAxSxT, MASKED_SCORE), axis=-1)
+
+
 def dot_product_attention(
     query_BxSxAxD: jax.Array,
     key_BxTxAxD: jax.Array,
@@ -33,16 +44,10 @@ def dot_product_attention(
 ) -> jax.Array:
     """Scaled dot-product attention with dropout on the probabilities (Vaswani et al. 2017; Devlin et al. 2018).
 
-    Scores and softmax are float32 (a bf16 softmax loses small probabilities); the products run in the
-    inputs' dtype. Returns [B, S, A, D] in that dtype.
+    Scores and softmax are float32; the products run in the inputs' dtype. Returns [B, S, A, D] in that dtype.
     """
-    head_size = query_BxSxAxD.shape[-1]
-    scores_BxAxSxT = jnp.einsum(
-        "BSAD,BTAD->BAST", query_BxSxAxD * head_size**-0.5, key_BxTxAxD, preferred_element_type=jnp.float32
-    )
-    scores_BxAxSxT = jnp.where(visible_Bx1xSxT, scores_BxAxSxT, MASKED_SCORE)
-    probabilities_BxAxSxT = jax.nn.softmax(scores_BxAxSxT, axis=-1).astype(value_BxTxAxD.dtype)
-    probabilities_BxAxSxT = dropout(probabilities_BxAxSxT, dropout_rate, dropout_key)
+    probabilities_BxAxSxT = attention_probabilities(query_BxSxAxD, key_BxTxAxD, visible_Bx1xSxT)
+    probabilities_BxAxSxT = dropout(probabilities_BxAxSxT.astype(value_BxTxAxD.dtype), dropout_rate, dropout_key)
     return jnp.einsum("BAST,BTAD->BSAD", probabilities_BxAxSxT, value_BxTxAxD)
 
 

@@ -1,4 +1,4 @@
-"""The encoder and its pretraining heads (Devlin et al. 2018; google-research/bert ``modeling.py``).
+"""The encoder and its output layers (Devlin et al. 2018; google-research/bert ``modeling.py``).
 
 Shapes: B rows, S tokens, H width, M masked positions, C sequences per row, V vocabulary (padded in memory).
 """
@@ -11,9 +11,19 @@ from flax import linen as nn
 from flax import struct
 from jax.sharding import Mesh
 
-from bert_jax.config import ExecutionConfig, ModelConfig
+from bert_jax.config import ExecutionConfig, HeadsConfig, ModelConfig, SentenceConfig, pretraining_heads
 from bert_jax.model.attention import visible_keys
-from bert_jax.model.layers import Dense, Embeddings, EncoderLayer, LayerNorm, activation, compute_dtype
+from bert_jax.model.dropout import Site, dropout, site_key
+from bert_jax.model.layers import (
+    INTERMEDIATES,
+    Dense,
+    Embeddings,
+    EncoderLayer,
+    LayerNorm,
+    activation,
+    compute_dtype,
+)
+from bert_jax.model.sentence import SentenceHead
 from bert_jax.parallel.axes import constrain, declared
 
 
@@ -39,7 +49,7 @@ class Encoder(nn.Module):
         if execution.scan_layers:
             scanned = nn.scan(
                 layer_type,
-                variable_axes={"params": 0},
+                variable_axes={"params": 0, INTERMEDIATES: 0},
                 split_rngs={"params": True},
                 in_axes=(0, nn.broadcast, nn.broadcast),
                 length=config.num_layers,
@@ -81,13 +91,19 @@ class MlmHead(nn.Module):
 
 
 @struct.dataclass
-class PretrainingOutput:
-    """Outputs of :class:`BertForPretraining`."""
+class BertOutput:
+    """Outputs of :class:`BertModel`; ``None`` where the model has no such head. Logits are float32."""
 
     sequence_output: jax.Array  # [B, S, H], compute dtype
-    pooled_output: jax.Array | None  # [B, C, H], compute dtype; None without a sentence-pair head
-    mlm_logits: jax.Array  # float32[B, M, V]
-    nsp_logits: jax.Array | None  # float32[B, C, 2]
+    pooled_output: jax.Array | None = None  # [B, C, H], compute dtype
+    mlm_logits: jax.Array | None = None  # [B, M, V]
+    nsp_logits: jax.Array | None = None  # [B, C, 2]
+    sequence_logits: jax.Array | None = None  # [B, C, labels]
+    token_logits: jax.Array | None = None  # [B, S, labels]
+    start_logits: jax.Array | None = None  # [B, S]
+    end_logits: jax.Array | None = None  # [B, S]
+    choice_logits: jax.Array | None = None  # [B, C]
+    sentence_embedding: jax.Array | None = None  # float32[B, E]; of unpacked rows
 
 
 def gather_positions(x_BxSxH: jax.Array, positions_BxM: jax.Array) -> jax.Array:
@@ -95,38 +111,80 @@ def gather_positions(x_BxSxH: jax.Array, positions_BxM: jax.Array) -> jax.Array:
     return jnp.take_along_axis(x_BxSxH, positions_BxM[:, :, None], axis=1)
 
 
-class BertForPretraining(nn.Module):
-    """BERT with its tied masked-LM head and, with ``has_nsp``, pooler and sentence-pair head.
+class BertModel(nn.Module):
+    """The encoder with the output layers that ``heads`` names and, with ``sentence``, one vector per row.
 
-    ``features`` follows ``bert_jax.batch.PRETRAIN_FEATURES``. ``dropout_key`` None turns dropout off.
+    ``features`` follows ``bert_jax.batch.PRETRAIN_FEATURES``; labels and weights are not read. Without
+    ``mlm_positions`` the MLM head runs on every position, without ``cls_positions`` each row is one sequence.
+    ``dropout_key`` None turns dropout off.
     """
 
     config: ModelConfig
     execution: ExecutionConfig
-    has_nsp: bool = True
+    heads: HeadsConfig
+    sentence: SentenceConfig | None = None
     mesh: Mesh | None = None
 
     def setup(self) -> None:
-        config, dtype = self.config, compute_dtype(self.execution)
+        config, heads, dtype = self.config, self.heads, compute_dtype(self.execution)
         rows = padded_vocab_size(config, self.execution)
         self.embeddings = Embeddings(config, self.execution, rows, self.mesh)
         self.encoder = Encoder(config, self.execution, self.mesh)
-        self.mlm_head = MlmHead(config, self.execution, self.mesh)
-        if self.has_nsp:
+        if heads.mlm:
+            self.mlm_head = MlmHead(config, self.execution, self.mesh)
+        if heads.pooler:
             self.pooler = Dense(config.hidden_size, ("embed", "pooled"), config, dtype)
-            # The two logits feed a float32 loss; the product is tiny.
-            self.nsp_head = Dense(2, ("embed", "classes"), config, jnp.dtype("float32"))
+        # Few outputs that feed a float32 loss: the product is tiny, so it is float32 as well.
+        sizes = {
+            "nsp": 2 * heads.nsp, "sequence": len(heads.sequence_labels), "token": len(heads.token_labels),
+            "span": 2 * heads.span, "choice": 1 * heads.choice,
+        }  # fmt: skip
+        for name, size in sizes.items():
+            if size:
+                setattr(self, f"{name}_head", Dense(size, ("embed", "classes"), config, jnp.dtype("float32")))
+        if self.sentence is not None:
+            self.sentence_head = SentenceHead(config, self.sentence)
 
-    def __call__(
-        self, features: Mapping[str, jax.Array], dropout_key: jax.Array | None = None
-    ) -> PretrainingOutput:
+    def __call__(self, features: Mapping[str, jax.Array], dropout_key: jax.Array | None = None) -> BertOutput:
+        heads = self.heads
         x_BxSxH, table_VxH = self.embeddings(
             features["input_ids"], features["token_type_ids"], features["position_ids"], dropout_key
         )
+        if self.is_mutable_collection(INTERMEDIATES):
+            self.sow(INTERMEDIATES, "hidden_states", x_BxSxH)
         x_BxSxH = self.encoder(x_BxSxH, visible_keys(features["sequence_ids"]), dropout_key)
-        mlm_logits = self.mlm_head(gather_positions(x_BxSxH, features["mlm_positions"]), table_VxH)
-        pooled = nsp_logits = None
-        if self.has_nsp:
-            pooled = jnp.tanh(self.pooler(gather_positions(x_BxSxH, features["cls_positions"])))
-            nsp_logits = self.nsp_head(pooled.astype(jnp.float32))
-        return PretrainingOutput(x_BxSxH, pooled, mlm_logits, nsp_logits)
+        outputs: dict[str, jax.Array] = {"sequence_output": x_BxSxH}
+        if heads.mlm:
+            positions = features.get("mlm_positions")
+            inputs = x_BxSxH if positions is None else gather_positions(x_BxSxH, positions)
+            outputs["mlm_logits"] = self.mlm_head(inputs, table_VxH)
+        if heads.pooler:
+            positions = features.get("cls_positions")
+            first_BxCxH = x_BxSxH[:, :1] if positions is None else gather_positions(x_BxSxH, positions)
+            pooled_BxCxH = outputs["pooled_output"] = jnp.tanh(self.pooler(first_BxCxH))
+            if heads.nsp:
+                outputs["nsp_logits"] = self.nsp_head(pooled_BxCxH.astype(jnp.float32))
+            dropped_BxCxH = self._head_dropout(pooled_BxCxH, dropout_key)
+            if heads.sequence_labels:
+                outputs["sequence_logits"] = self.sequence_head(dropped_BxCxH)
+            if heads.choice:
+                outputs["choice_logits"] = self.choice_head(dropped_BxCxH)[..., 0]
+        if heads.token_labels:
+            outputs["token_logits"] = self.token_head(self._head_dropout(x_BxSxH, dropout_key))
+        if heads.span:  # no dropout before it, as in google-research/bert run_squad.py
+            both_BxSx2 = self.span_head(x_BxSxH.astype(jnp.float32))
+            outputs["start_logits"], outputs["end_logits"] = both_BxSx2[..., 0], both_BxSx2[..., 1]
+        if self.sentence is not None:
+            outputs["sentence_embedding"] = self.sentence_head(x_BxSxH, features["sequence_ids"] > 0)
+        return BertOutput(**outputs)
+
+    def _head_dropout(self, x: jax.Array, dropout_key: jax.Array | None) -> jax.Array:
+        rate = self.config.hidden_dropout if self.heads.dropout is None else self.heads.dropout
+        return dropout(x.astype(jnp.float32), rate, site_key(dropout_key, 0, Site.TASK_HEAD))
+
+
+def BertForPretraining(
+    config: ModelConfig, execution: ExecutionConfig, has_nsp: bool = True, mesh: Mesh | None = None
+) -> BertModel:
+    """The model of pretraining: masked-LM head and, with ``has_nsp``, pooler and sentence-pair head."""
+    return BertModel(config, execution, pretraining_heads(has_nsp), mesh=mesh)

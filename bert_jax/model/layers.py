@@ -14,11 +14,13 @@ from flax import linen as nn
 from jax.sharding import Mesh
 
 from bert_jax.config import ExecutionConfig, ModelConfig
-from bert_jax.model.attention import IMPLEMENTATIONS
+from bert_jax.model.attention import IMPLEMENTATIONS, attention_probabilities
 from bert_jax.model.dropout import Site, dropout, site_key
 from bert_jax.parallel.axes import Axes, constrain, declared
 
 ACT = ("act_batch", "act_length", "act_embed")
+# Collection of what only a look inside the network asks for: hidden states and attention probabilities.
+INTERMEDIATES = "intermediates"
 
 
 def compute_dtype(execution: ExecutionConfig) -> jnp.dtype:
@@ -62,10 +64,13 @@ class Dense(nn.Module):
     axes: Axes
     config: ModelConfig
     dtype: jnp.dtype
+    use_bias: bool = True
 
     def setup_parameters(self, inputs: int) -> tuple[jax.Array, jax.Array]:
         """Kernel [in, out] and bias [out] in float32."""
         kernel = self.param("kernel", declared(weight_init(self.config), self.axes), (inputs, self.features))
+        if not self.use_bias:
+            return kernel, jnp.zeros((self.features,))
         bias = self.param("bias", declared(nn.initializers.zeros_init(), self.axes[-1:]), (self.features,))
         return kernel, bias
 
@@ -148,7 +153,7 @@ class Embeddings(nn.Module):
         if config.position_embeddings == "learned":
             rows = config.max_position_embeddings
             table = Embedding(rows, ("position", "embed"), config, name="position_embeddings")()
-            x_BxSxH += jnp.take(table, position_ids_BxS, axis=0)
+            x_BxSxH += jnp.take(table, position_ids_BxS + config.position_offset, axis=0)
         else:
             length = max(config.max_position_embeddings, input_ids_BxS.shape[1])
             x_BxSxH += jnp.take(sinusoidal_positions(length, config.hidden_size), position_ids_BxS, axis=0)
@@ -184,6 +189,8 @@ class SelfAttention(nn.Module):
         attend = functools.partial(IMPLEMENTATIONS[self.execution.attention], dropout_rate=config.attention_dropout)
         if self.execution.remat == "attention":
             attend = jax.checkpoint(attend)
+        if self.is_mutable_collection(INTERMEDIATES):
+            self.sow(INTERMEDIATES, "attentions", attention_probabilities(query, key, visible_Bx1xSxT))
         context = attend(query, key, value, visible_Bx1xSxT, dropout_key=probabilities_key)
         context_BxSxH = constrain(context, axes, self.mesh).reshape(batch, length, width)
         output_BxSxH = Dense(width, ("heads", "embed"), config, dtype, name="output")(context_BxSxH)
@@ -252,4 +259,6 @@ class EncoderLayer(nn.Module):
         x_BxSxH = FeedForward(self.config, self.execution, self.mesh, name="feed_forward")(
             x_BxSxH, site_key(dropout_key, layer, Site.FEED_FORWARD_OUTPUT)
         )
+        if self.is_mutable_collection(INTERMEDIATES):
+            self.sow(INTERMEDIATES, "hidden_states", x_BxSxH)
         return constrain(x_BxSxH, ACT, self.mesh), None

@@ -9,7 +9,7 @@ import jax
 import numpy as np
 
 from bert_jax.batch import feature_shapes
-from bert_jax.model import BertForPretraining
+from bert_jax.model import BertModel
 from bert_jax.tokenization import Tokenizer
 
 
@@ -30,7 +30,7 @@ class FilledText:
 
 
 def top_pieces(
-    model: BertForPretraining, params: Any, features: Mapping[str, Any], count: int, pieces: int
+    model: BertModel, params: Any, features: Mapping[str, Any], count: int, pieces: int
 ) -> tuple[np.ndarray, np.ndarray]:
     """(probabilities float32[B, M, count], ids int32[B, M, count]) of the masked positions, best first; among
     the first ``pieces`` ids, because a model may have more rows than its vocabulary has pieces."""
@@ -46,7 +46,7 @@ def top_pieces(
 
 
 def fill_batch(
-    model: BertForPretraining, params: Any, tokenizer: Tokenizer, features: Mapping[str, np.ndarray], count: int = 5
+    model: BertModel, params: Any, tokenizer: Tokenizer, features: Mapping[str, np.ndarray], count: int = 5
 ) -> list[FilledText]:
     """Each row of a masked batch that holds a [MASK], filled, with the answers from the labels."""
     probabilities, ids = top_pieces(model, params, features, count, tokenizer.vocab_size)
@@ -67,7 +67,7 @@ def fill_batch(
 
 
 def fill_texts(
-    model: BertForPretraining, params: Any, tokenizer: Tokenizer, texts: Sequence[str], count: int = 5
+    model: BertModel, params: Any, tokenizer: Tokenizer, texts: Sequence[str], count: int = 5
 ) -> list[FilledText]:
     """Fill every ``[MASK]`` of each text. Raises ``ValueError`` for a text without one or longer than the model."""
     encoded = [encode_masked(tokenizer, text) for text in texts]

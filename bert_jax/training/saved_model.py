@@ -7,13 +7,13 @@ from typing import Any
 import jax
 
 from bert_jax.config import MeshConfig, PretrainConfig, load_config
-from bert_jax.model import BertForPretraining
+from bert_jax.model import BertForPretraining, BertModel
 from bert_jax.parallel import make_mesh
 from bert_jax.tokenization import Tokenizer, load_tokenizer
 from bert_jax.training.checkpoint import NoCheckpoint, restore_newest
 
 
-def load_saved_model(workdir: Path) -> tuple[BertForPretraining, Any, Tokenizer]:
+def load_saved_model(workdir: Path) -> tuple[BertModel, Any, Tokenizer]:
     """Model, parameters (the moving average where there is one) and tokenizer of a pretraining workdir.
 
     Uses the newest checkpoint that passes its checks, on one device. Raises ``ValueError`` when ``workdir``

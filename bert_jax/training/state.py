@@ -12,7 +12,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from bert_jax.batch import feature_shapes
 from bert_jax.config import ExecutionConfig
-from bert_jax.model import BertForPretraining, from_canonical, to_canonical
+from bert_jax.model import BertModel, from_canonical, to_canonical
 from bert_jax.model.layout import path_name
 from bert_jax.parallel import shardings
 
@@ -27,7 +27,7 @@ class TrainState:
     ema: Any = None
 
 
-def abstract_params(model: BertForPretraining) -> Any:
+def abstract_params(model: BertModel) -> Any:
     """Boxed shapes of the running tree (``nn.Partitioned`` around ``jax.ShapeDtypeStruct``)."""
     length = min(8, model.config.max_position_embeddings)
     batch = {n: jnp.zeros(s, d) for n, (s, d) in feature_shapes(1, length, 1).items()}
@@ -39,11 +39,11 @@ def make_prng_key(execution: ExecutionConfig, seed: int) -> jax.Array:
     return jax.random.key(seed, impl={"threefry": "threefry2x32", "rbg": "rbg"}[execution.prng])
 
 
-def initial_params(model: BertForPretraining, seed: int) -> Any:
+def initial_params(model: BertModel, seed: int) -> Any:
     """Parameters in the running layout. The values depend on the seed and the canonical names alone: they are
     drawn in the unrolled, unpadded layout, then stacked and padded."""
     plain = dataclasses.replace(model.execution, scan_layers=False, vocab_multiple=1)
-    source = BertForPretraining(model.config, plain, model.has_nsp)
+    source = model.clone(execution=plain, mesh=None)
     batch = {n: jnp.zeros(s, d) for n, (s, d) in feature_shapes(1, 8, 1).items()}
     drawn = nn.unbox(source.init(jax.random.key(seed), batch)["params"])
     vocab_size = model.config.vocab_size
@@ -51,7 +51,7 @@ def initial_params(model: BertForPretraining, seed: int) -> Any:
 
 
 def abstract_state(
-    model: BertForPretraining, optimizer: optax.GradientTransformation, mesh: Mesh, *, with_ema: bool
+    model: BertModel, optimizer: optax.GradientTransformation, mesh: Mesh, *, with_ema: bool
 ) -> TrainState:
     """Shapes, dtypes and shardings of the whole state, without allocating it."""
     boxed = abstract_params(model)
@@ -78,7 +78,7 @@ def abstract_state(
 
 
 def initial_state(
-    model: BertForPretraining, optimizer: optax.GradientTransformation, abstract: TrainState, seed: int
+    model: BertModel, optimizer: optax.GradientTransformation, abstract: TrainState, seed: int
 ) -> TrainState:
     """A fresh state, made directly in its shardings."""
 

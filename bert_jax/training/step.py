@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import optax
 
 from bert_jax.config import OptimizerConfig
-from bert_jax.model import BertForPretraining
+from bert_jax.model import BertModel
 from bert_jax.objectives.pretraining import pretraining_denominators, pretraining_loss
 from bert_jax.objectives.sums import Sums
 from bert_jax.optim import Schedule
@@ -26,14 +26,14 @@ def split_microbatches(batch: Batch, count: int) -> dict[str, jax.Array]:
 
 
 def loss_and_gradients(
-    model: BertForPretraining, params: Any, batch: Batch, key: jax.Array | None, accumulation_steps: int
+    model: BertModel, params: Any, batch: Batch, key: jax.Array | None, accumulation_steps: int
 ) -> tuple[jax.Array, Any, Sums]:
     """Loss of the global batch, its gradients, and the summed metrics.
 
     Denominators are taken over the whole batch before the first backward pass, so accumulation gives the same
     gradient as one pass however unequal the microbatches' mask counts are.
     """
-    denominators = pretraining_denominators(batch, model.has_nsp)
+    denominators = pretraining_denominators(batch, model.heads.nsp)
 
     def microbatch(params: Any, rows: Batch, key: jax.Array | None) -> tuple[jax.Array, Sums]:
         output = model.apply({"params": params}, rows, key)
@@ -58,7 +58,7 @@ def loss_and_gradients(
 
 
 def make_train_step(
-    model: BertForPretraining,
+    model: BertModel,
     optimizer: optax.GradientTransformation,
     schedule: Schedule,
     config: OptimizerConfig,
@@ -99,7 +99,7 @@ def make_train_step(
     return train_step
 
 
-def make_eval_step(model: BertForPretraining) -> Callable[[Any, Batch], Sums]:
+def make_eval_step(model: BertModel) -> Callable[[Any, Batch], Sums]:
     """``(params, batch) -> sums`` without dropout."""
 
     def eval_step(params: Any, batch: Batch) -> Sums:

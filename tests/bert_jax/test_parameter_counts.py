@@ -7,7 +7,7 @@ import pytest
 from flax import linen as nn
 
 from bert_jax.config import ExecutionConfig, ModelConfig
-from bert_jax.model import BertForPretraining
+from bert_jax.model import BertForPretraining, BertModel
 from bert_jax.training.state import abstract_params, parameter_count
 
 # layers, width, feed-forward width, exact count of transformers' BertForPreTraining, published count. The
@@ -23,7 +23,7 @@ SIZES = {
 }
 
 
-def network(size: str, execution: ExecutionConfig, *, has_nsp: bool = True) -> BertForPretraining:
+def network(size: str, execution: ExecutionConfig, *, has_nsp: bool = True) -> BertModel:
     layers, width, inner, _, _ = SIZES[size]
     config = ModelConfig(
         num_layers=layers, hidden_size=width, num_attention_heads=width // 64, intermediate_size=inner

@@ -20,7 +20,7 @@ from golden.cases import (
 )
 
 from bert_jax.config import ExecutionConfig, ModelConfig, OptimizerConfig
-from bert_jax.model import BertForPretraining, from_canonical, to_canonical
+from bert_jax.model import BertForPretraining, BertModel, from_canonical, to_canonical
 from bert_jax.optim import make_optimizer, make_schedule
 from bert_jax.training.state import TrainState, abstract_params
 from bert_jax.training.step import loss_and_gradients, make_train_step
@@ -41,7 +41,7 @@ def load(name: str) -> dict[str, np.ndarray]:
         return dict(stored)
 
 
-def build(model: dict, execution: ExecutionConfig) -> tuple[BertForPretraining, dict]:
+def build(model: dict, execution: ExecutionConfig) -> tuple[BertModel, dict]:
     """The network without dropout and the shared weights in its running layout."""
     config = ModelConfig(hidden_dropout=0.0, attention_dropout=0.0, **model)
     network = BertForPretraining(config, execution)

@@ -1,0 +1,184 @@
+"""What a saved model is apart from its weights: sizes, output layers, pooling, tokenizer; written by machines.
+
+A recipe (``schema``) says how a model is made; a spec says what came out, so any reader of weights can build the
+same function. No jax import here.
+"""
+
+import dataclasses
+import json
+import types
+import typing
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from bert_jax.config.schema import ModelConfig
+
+FORMAT = 1
+
+Problem = Literal["single_label", "multi_label", "regression"]
+Pooling = Literal["cls", "mean", "max"]
+Activation = Literal["identity", "tanh", "relu", "gelu", "sigmoid"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeadsConfig:
+    """Which output layers a model has. A head that is not here has no parameters and gives no output."""
+
+    # tanh(dense(first token)); nsp, sequence and choice heads stand on it.
+    pooler: bool = False
+    # Masked language model, its output layer tied to the word embeddings.
+    mlm: bool = False
+    # Sentence pair: label 0 = B follows A, 1 = it does not.
+    nsp: bool = False
+    # Names of the classes of the sequence head, in id order; empty: no such head. Regression has one.
+    sequence_labels: tuple[str, ...] = ()
+    # What the sequence head's logits mean: softmax, independent sigmoids, or values.
+    problem: Problem = "single_label"
+    # Names of the tags of the token head, in id order; empty: no such head.
+    token_labels: tuple[str, ...] = ()
+    # Start and end of an answer.
+    span: bool = False
+    # One score per choice.
+    choice: bool = False
+    # Dropout before the task heads; None: model.hidden_dropout.
+    dropout: float | None = None
+
+    def __post_init__(self) -> None:
+        needs = [name for name in ("nsp", "choice") if getattr(self, name)]
+        needs += ["sequence"] if self.sequence_labels else []
+        if needs and not self.pooler:
+            raise ValueError(f"heads: {', '.join(needs)} needs the pooler")
+        for name in ("sequence_labels", "token_labels"):
+            labels = getattr(self, name)
+            if len(set(labels)) != len(labels):
+                raise ValueError(f"heads.{name}: a label stands there twice: {', '.join(labels)}")
+        if self.problem == "regression" and len(self.sequence_labels) > 1:
+            raise ValueError(f"heads.problem: regression has one output, got {len(self.sequence_labels)}")
+
+    def present(self) -> tuple[str, ...]:
+        """Names of the heads that are there: of pooler, mlm, nsp, sequence, token, span, choice."""
+        flags = {
+            "pooler": self.pooler, "mlm": self.mlm, "nsp": self.nsp, "sequence": bool(self.sequence_labels),
+            "token": bool(self.token_labels), "span": self.span, "choice": self.choice,
+        }  # fmt: skip
+        return tuple(name for name, there in flags.items() if there)
+
+
+def pretraining_heads(has_nsp: bool) -> HeadsConfig:
+    """The heads of pretraining: MLM and, with ``has_nsp``, pooler and sentence pair."""
+    return HeadsConfig(mlm=True, nsp=has_nsp, pooler=has_nsp)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SentenceModule:
+    """One step after pooling: division by the Euclidean norm, or a dense layer with activation."""
+
+    kind: Literal["normalize", "dense"]
+    features: int = 0
+    bias: bool = True
+    activation: Activation = "identity"
+
+
+@dataclass(frozen=True, kw_only=True)
+class SentenceConfig:
+    """How token outputs become one vector per text (Sentence-BERT; Reimers and Gurevych 2019)."""
+
+    # Poolings whose results stand side by side, in this order.
+    pooling: tuple[Pooling, ...] = ("mean",)
+    modules: tuple[SentenceModule, ...] = ()
+    # (name, text put before the input).
+    prompts: tuple[tuple[str, str], ...] = ()
+    # Name of the prompt that is used unless another is asked for; empty: none.
+    default_prompt: str = ""
+    # cosine, dot, euclidean or manhattan; empty: not said.
+    similarity: str = ""
+    # Whether the prompt's tokens take part in pooling.
+    include_prompt: bool = True
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenizerConfig:
+    """The tokenizer's file beside the weights and how it is applied."""
+
+    # vocab.txt (WordPiece), tokenizer.model (SentencePiece) or tokenizer.json (byte-level BPE).
+    file: str = "vocab.txt"
+    # WordPiece only: lower-case; strip accents (None: as lower_case); words apart around CJK characters.
+    lower_case: bool = True
+    strip_accents: bool | None = None
+    split_cjk: bool = True
+    # Longest input in tokens, special tokens included; 0: as many as the model has positions.
+    max_length: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelSpec:
+    """A saved model apart from its weights."""
+
+    model: ModelConfig
+    heads: HeadsConfig
+    sentence: SentenceConfig | None = None
+    tokenizer: TokenizerConfig | None = None
+    # bert or roberta: how Hugging Face names this architecture's parts.
+    family: Literal["bert", "roberta"] = "bert"
+
+    @property
+    def max_length(self) -> int:
+        """Longest input in tokens, special tokens included."""
+        positions = self.model.max_length
+        return min(positions, self.tokenizer.max_length or positions) if self.tokenizer else positions
+
+
+def spec_to_json(spec: ModelSpec) -> str:
+    """JSON text that :func:`spec_from_json` reads back to an equal spec."""
+    return json.dumps({"format": FORMAT, **dataclasses.asdict(spec)}, indent=2, ensure_ascii=False) + "\n"
+
+
+def spec_from_json(text: str, name: str) -> ModelSpec:
+    """Parse ``model.json``; ``name`` is for messages. Raises ``ValueError``: broken JSON, another format, an
+    unknown or missing key, a value of another type or outside what its field allows."""
+    try:
+        values = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{name}: not JSON ({error})") from None
+    if not isinstance(values, dict) or values.pop("format", None) != FORMAT:
+        raise ValueError(f"{name}: not a model description of format {FORMAT}")
+    return _build(ModelSpec, values, name)
+
+
+def _build(hint: Any, value: Any, where: str) -> Any:
+    origin = typing.get_origin(hint)
+    if dataclasses.is_dataclass(hint):
+        if not isinstance(value, dict):
+            raise ValueError(f"{where}: {value!r} is not an object")
+        hints = typing.get_type_hints(hint)
+        unknown = sorted(set(value) - set(hints))
+        if unknown:
+            raise ValueError(f"{where}: unknown key {', '.join(unknown)}; allowed: {', '.join(hints)}")
+        built = {key: _build(hints[key], item, f"{where}: {key}") for key, item in value.items()}
+        try:
+            return typing.cast(type, hint)(**built)
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"{where}: {error}") from None
+    if origin in (types.UnionType, typing.Union):
+        if value is None:
+            return None
+        (inner,) = (option for option in typing.get_args(hint) if option is not type(None))
+        return _build(inner, value, where)
+    if origin is Literal:
+        if value not in typing.get_args(hint):
+            raise ValueError(f"{where}: {value!r} is not allowed; allowed: {', '.join(typing.get_args(hint))}")
+        return value
+    if origin is tuple:
+        if not isinstance(value, list):
+            raise ValueError(f"{where}: {value!r} is not a list")
+        inner_types = typing.get_args(hint)
+        if inner_types[-1] is Ellipsis:
+            return tuple(_build(inner_types[0], item, where) for item in value)
+        if len(value) != len(inner_types):
+            raise ValueError(f"{where}: {len(value)} items instead of {len(inner_types)}")
+        return tuple(_build(inner, item, where) for inner, item in zip(inner_types, value, strict=True))
+    if hint is float and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    if not isinstance(value, hint) or (hint is int and isinstance(value, bool)):
+        raise ValueError(f"{where}: {value!r} is not of type {hint.__name__}")
+    return value

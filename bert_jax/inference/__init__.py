@@ -1,0 +1,1 @@
+"""A loaded model at work: forward passes, embeddings, predictions, filled masks."""

@@ -1,0 +1,167 @@
+"""Models in this project's own form: a saved model (``model.json``) or the workdir of a pretraining run.
+
+A saved model is ``DIR/{model.json, vocabulary file, checkpoints/STEP}``; its checkpoint holds the canonical
+parameters and carries the same proofs as a run's (``training.integrity``).
+"""
+
+import hashlib
+import json
+import shutil
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import orbax.checkpoint as ocp
+
+from bert_jax.config import (
+    MeshConfig,
+    ModelSpec,
+    PretrainConfig,
+    TokenizerConfig,
+    load_config,
+    pretraining_heads,
+    spec_from_json,
+    spec_to_json,
+    to_dict,
+)
+from bert_jax.interop.exchange import ReadOptions, Weights, check_shapes
+from bert_jax.model import to_canonical
+from bert_jax.parallel import make_mesh
+from bert_jax.tokenization import load_tokenizer
+from bert_jax.training.checkpoint import NoCheckpoint, checkpoint_folder, restore_newest, saved_steps
+from bert_jax.training.integrity import check_files, json_digest, tree_digest, write_checksums
+
+SPEC_FILE = "model.json"
+
+
+def is_native(path: Path) -> bool:
+    """Whether ``path`` is a saved model or the workdir of a run."""
+    return (path / SPEC_FILE).is_file() or (
+        (path / "config.yaml").is_file() and not (path / "config.json").is_file()
+    )
+
+
+def read_native(path: Path, options: ReadOptions) -> Weights:
+    """A saved model, or the newest sound checkpoint of a pretraining run (its moving average where it has one).
+
+    Raises ``ValueError`` when there is none, it is damaged, or its vocabulary is not the one it was saved with.
+    """
+    return _read_saved(path) if (path / SPEC_FILE).is_file() else _read_run(path)
+
+
+def write_saved(folder: Path, weights: Weights, step: int = 0) -> None:
+    """Write ``weights`` as a saved model into ``folder``, which must not exist or be empty; all or nothing.
+
+    Raises ``ValueError`` for a folder with content or parameters that do not fit the spec.
+    """
+    check_shapes(weights.spec, weights.params, folder)
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise ValueError(f"{folder}: not empty; give a new folder")
+    partial = folder.absolute().with_name(f".{folder.name}.partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    target = partial / "checkpoints" / str(step)
+    target.mkdir(parents=True)
+    try:
+        nested = _nested({name: jnp.asarray(values) for name, values in weights.params.items()})
+        meta = {
+            "format": 1,
+            "step": step,
+            "spec": json.loads(spec_to_json(weights.spec)),
+            "tokenizer_sha256": _sha256(weights.tokenizer_content),
+            "origin": dict(weights.origin),
+            "digest": tree_digest(nested, weights.spec.model.vocab_size),
+        }
+        meta["json_digest"] = json_digest(meta)
+        with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
+            checkpointer.save(target / "state", args=ocp.args.PyTreeSave(nested))
+        (target / "meta.json").write_text(json.dumps(meta, indent=1, ensure_ascii=False), encoding="utf-8")
+        write_checksums(target)
+        if weights.spec.tokenizer is not None and weights.tokenizer_content is not None:
+            (partial / weights.spec.tokenizer.file).write_bytes(weights.tokenizer_content)
+        (partial / SPEC_FILE).write_text(spec_to_json(weights.spec), encoding="utf-8")
+        if folder.exists():
+            folder.rmdir()
+        partial.rename(folder)
+    except BaseException:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise
+
+
+def _sha256(content: bytes | None) -> str | None:
+    return None if content is None else hashlib.sha256(content).hexdigest()
+
+
+def _nested(flat: Mapping[str, Any]) -> dict[str, Any]:
+    tree: dict[str, Any] = {}
+    for name, leaf in flat.items():
+        *parents, last = name.split("/")
+        node = tree
+        for part in parents:
+            node = node.setdefault(part, {})
+        node[last] = leaf
+    return tree
+
+
+def _read_saved(path: Path) -> Weights:
+    spec = spec_from_json((path / SPEC_FILE).read_text(encoding="utf-8"), str(path / SPEC_FILE))
+    steps = saved_steps(path)
+    if not steps:
+        raise NoCheckpoint(f"{path}: no checkpoint there")
+    folder = checkpoint_folder(path) / str(steps[-1])
+    problem = check_files(folder)
+    if problem is not None:
+        raise ValueError(f"{folder}: damaged ({problem}); import or export it again")
+    meta = json.loads((folder / "meta.json").read_text(encoding="utf-8"))
+    digest = meta.pop("json_digest", None)
+    if digest != json_digest(meta):
+        raise ValueError(f"{folder}: damaged (its JSON part differs from its digest)")
+    if meta["spec"] != json.loads(spec_to_json(spec)):
+        raise ValueError(f"{path / SPEC_FILE}: differs from what the weights were saved with")
+    content = None
+    if spec.tokenizer is not None:
+        file = path / spec.tokenizer.file
+        if not file.is_file():
+            raise ValueError(f"{file}: the vocabulary is missing")
+        content = file.read_bytes()
+        if _sha256(content) != meta["tokenizer_sha256"]:
+            raise ValueError(f"{file}: not the vocabulary that the model was saved with")
+    with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
+        tree = checkpointer.restore(folder / "state")
+    if tree_digest(jax.tree.map(jnp.asarray, tree), spec.model.vocab_size) != meta["digest"]:
+        raise ValueError(f"{folder}: damaged (its values differ from their digest)")
+    params = {name: np.asarray(leaf) for name, leaf in to_canonical(tree, spec.model.vocab_size).items()}
+    check_shapes(spec, params, folder)
+    return Weights(spec=spec, params=params, tokenizer_content=content, origin=meta["origin"])
+
+
+def _read_run(workdir: Path) -> Weights:
+    config = load_config(PretrainConfig, ["--config", str(workdir / "config.yaml")])
+    vocabularies = [path for path in sorted(workdir.iterdir()) if path.suffix in (".txt", ".model")]
+    if len(vocabularies) != 1:
+        raise ValueError(f"{workdir}: expected one vocabulary file (.txt or .model), found {len(vocabularies)}")
+    content = vocabularies[0].read_bytes()
+    tokenizer = load_tokenizer(vocabularies[0], lower_case=config.data.lower_case)
+    mesh = make_mesh(MeshConfig(), jax.local_devices()[:1])
+    restored = restore_newest(
+        workdir, config, mesh, read_only=True, may_change=set(), report=lambda line: print(line, file=sys.stderr)
+    )
+    if restored is None:
+        raise NoCheckpoint(f"{workdir}: no checkpoint there yet")
+    if restored.meta["tokenizer"] != tokenizer.fingerprint:
+        raise ValueError(f"{vocabularies[0]}: not the vocabulary that the model was trained with")
+    state = restored.state
+    params = to_canonical(state.params if state.ema is None else state.ema, config.model.vocab_size)
+    name = "tokenizer.model" if vocabularies[0].suffix == ".model" else "vocab.txt"
+    spec = ModelSpec(
+        model=config.model,
+        heads=pretraining_heads(config.has_nsp),
+        tokenizer=TokenizerConfig(file=name, lower_case=tokenizer.lower_case),
+    )
+    origin = {"format": "pretraining run", "name": workdir.name, "step": restored.step, "recipe": to_dict(config)}
+    # numpy copies: the device buffers may go
+    arrays = {name: np.asarray(values) for name, values in params.items()}
+    return Weights(spec=spec, params=arrays, tokenizer_content=content, origin=origin)

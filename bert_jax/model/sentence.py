@@ -1,0 +1,59 @@
+"""From token outputs to one vector per text: pooling, then dense layers and division by the norm.
+
+Sentence-BERT (Reimers and Gurevych 2019); the modules are those of a sentence-transformers folder.
+"""
+
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+
+from bert_jax.config import ModelConfig, SentenceConfig
+from bert_jax.model.layers import Dense
+
+ACTIVATIONS = {
+    "identity": lambda x: x,
+    "tanh": jnp.tanh,
+    "relu": jax.nn.relu,
+    "gelu": lambda x: jax.nn.gelu(x, approximate=False),
+    "sigmoid": jax.nn.sigmoid,
+}
+
+
+def pool(x_BxSxH: jax.Array, mask_BxS: jax.Array, kind: str) -> jax.Array:
+    """float32[B, H]: the first visible token (cls), or the mean or maximum over the visible ones."""
+    x_BxSxH = x_BxSxH.astype(jnp.float32)
+    if kind == "cls":
+        return jnp.take_along_axis(x_BxSxH, jnp.argmax(mask_BxS, axis=1)[:, None, None], axis=1)[:, 0]
+    if kind == "max":
+        return jnp.max(jnp.where(mask_BxS[..., None], x_BxSxH, -1e9), axis=1)
+    weights_BxS = mask_BxS.astype(jnp.float32)
+    return jnp.einsum("BSH,BS->BH", x_BxSxH, weights_BxS) / jnp.maximum(weights_BxS.sum(1, keepdims=True), 1e-9)
+
+
+def normalize(x: jax.Array) -> jax.Array:
+    """Rows divided by their Euclidean norm (at least 1e-12)."""
+    return x / jnp.maximum(jnp.linalg.norm(x, axis=-1, keepdims=True), 1e-12)
+
+
+class SentenceHead(nn.Module):
+    """Pooling and the modules after it, in float32. Dense layer i (from 0) has the parameters ``dense_i``."""
+
+    config: ModelConfig
+    sentence: SentenceConfig
+
+    @nn.compact
+    def __call__(self, x_BxSxH: jax.Array, mask_BxS: jax.Array) -> jax.Array:
+        """float32[B, E]."""
+        x = jnp.concatenate([pool(x_BxSxH, mask_BxS, kind) for kind in self.sentence.pooling], axis=-1)
+        dense = 0
+        for module in self.sentence.modules:
+            if module.kind == "normalize":
+                x = normalize(x)
+                continue
+            layer = Dense(
+                module.features, ("embed", "pooled"), self.config, jnp.dtype("float32"), module.bias,
+                name=f"dense_{dense}",
+            )  # fmt: skip
+            x = ACTIVATIONS[module.activation](layer(x))
+            dense += 1
+        return x
