@@ -16,7 +16,7 @@ from pathlib import Path
 
 from bert_jax.config import PretrainConfig, dump_yaml, load_config
 from bert_jax.config.loader import RunOptions, take_options
-from bert_jax.exits import Stop, run_command
+from bert_jax.exits import run_command
 
 
 def main() -> None:
@@ -28,17 +28,14 @@ def main() -> None:
 
     from bert_jax.tokenization import load_tokenizer
     from bert_jax.training.pretrain import pretrain
-    from data_pipeline.build import ensure_data
+    from data_pipeline.build import STOPPED, ensure_data
     from data_pipeline.source import ShardSource
 
     def report(line: str) -> None:
         print(line, flush=True)
-        if STOP:
-            raise Stop(
-                STOP.exit_code, "stopped while preparing data; finished parts are kept: run the same command again"
-            )
 
-    vocabulary = ensure_data(config.data, vocab_size=config.model.vocab_size, report=report)
+    with STOP.at_once(STOPPED):
+        vocabulary = ensure_data(config.data, vocab_size=config.model.vocab_size, report=report)
     tokenizer = load_tokenizer(vocabulary, lower_case=config.data.lower_case)
     pretrain(
         config,

@@ -48,9 +48,11 @@ from data_pipeline.token_store import (
     remove_chunks,
     store_settings,
 )
-from data_pipeline.workers import Workers, exclusive, processor_count, remove_scratch
+from data_pipeline.workers import OneApart, Workers, exclusive, processor_count, remove_scratch
 
 Report = Callable[[str], None]
+# What to say of a build that a signal ends.
+STOPPED = "stopped while preparing data; what is finished is kept: run the same command to continue"
 VOCAB_SETTINGS_NAME = "vocabulary.json"
 
 
@@ -207,11 +209,17 @@ def write_vocabulary(data: DataConfig, output: Path, *, vocab_size: int, report:
 def _write_vocabulary(
     data: DataConfig, sources: Sequence[Source], output: Path, vocab_size: int, report: Report
 ) -> Path:
-    from data_pipeline.vocab import train_vocabulary
-
     for leftover in output.parent.glob(f".{output.name}.*.tmp"):
         leftover.unlink()  # of a killed training
     report(f"training a {data.tokenizer} vocabulary of {vocab_size:,} pieces")
+    with OneApart() as process:
+        return next(process.run(_train_on_corpus, [(data, sources, output, vocab_size)]))
+
+
+def _train_on_corpus(data: DataConfig, sources: Sequence[Source], output: Path, vocab_size: int) -> Path:
+    """Job: the vocabulary in the file ``output``."""
+    from data_pipeline.vocab import train_vocabulary
+
     return train_vocabulary(
         training_texts(data, sources), kind=data.tokenizer, vocab_size=vocab_size, lower_case=data.lower_case,
         output=output,

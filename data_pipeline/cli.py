@@ -9,6 +9,7 @@ from pathlib import Path
 from bert_jax.config.loader import load_config
 from bert_jax.config.schema import DataConfig, PretrainConfig
 from bert_jax.exits import run_command
+from bert_jax.training.signals import StopRequest
 
 USAGE = """usage: bert-data COMMAND [options]
 
@@ -91,23 +92,26 @@ def _report(line: str) -> None:
 
 
 def _vocab(words: list[str]) -> None:
-    from data_pipeline.build import ensure_vocabulary, write_vocabulary
+    from data_pipeline.build import STOPPED, ensure_vocabulary, write_vocabulary
 
     words, output = _take(words, "output")
     config = _config(words)
-    if output is None:
-        path = ensure_vocabulary(config.data, vocab_size=config.model.vocab_size, report=_report)
-    else:
-        path = write_vocabulary(config.data, Path(output), vocab_size=config.model.vocab_size, report=_report)
+    size = config.model.vocab_size
+    with StopRequest().at_once(STOPPED):
+        if output is None:
+            path = ensure_vocabulary(config.data, vocab_size=size, report=_report)
+        else:
+            path = write_vocabulary(config.data, Path(output), vocab_size=size, report=_report)
     _report(f"vocabulary: {path}")
 
 
 def _shards(words: list[str]) -> None:
-    from data_pipeline.build import ensure_data
+    from data_pipeline.build import STOPPED, ensure_data
 
     words, output = _take(words, "output")
     config = _config([*words, *(["--data.shards", output] if output is not None else [])])
-    vocab = ensure_data(config.data, vocab_size=config.model.vocab_size, report=_report)
+    with StopRequest().at_once(STOPPED):
+        vocab = ensure_data(config.data, vocab_size=config.model.vocab_size, report=_report)
     _report(f"shards in {config.data.shards}, vocabulary {vocab}")
 
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
-from multiprocessing import connection
+from multiprocessing import connection, resource_tracker
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -25,7 +25,10 @@ def processor_count() -> int:
 
 
 class Workers:
-    """``count`` processes (1: none, jobs run here); a context manager. Jobs are module-level functions."""
+    """``count`` processes (1: none, jobs run here); a context manager. Jobs are module-level functions.
+
+    A block that ends with an exception, an interrupt among them, kills the processes and what they work on.
+    """
 
     def __init__(self, count: int) -> None:
         self.count = count
@@ -34,13 +37,19 @@ class Workers:
     def __enter__(self) -> "Workers":
         if self.count > 1:
             os.environ["TOKENIZERS_PARALLELISM"] = "false"
-            self._executor = ProcessPoolExecutor(
-                self.count, mp_context=multiprocessing.get_context("spawn"), initializer=_start_worker
-            )
+            self._start()
         return self
 
-    def __exit__(self, *_: Any) -> None:
+    def _start(self) -> None:
+        self._executor = ProcessPoolExecutor(
+            self.count, mp_context=multiprocessing.get_context("spawn"), initializer=_start_worker
+        )
+
+    def __exit__(self, kind: type[BaseException] | None, *_: Any) -> None:
         if self._executor:
+            if kind is not None:
+                for process in list((self._executor._processes or {}).values()):
+                    process.kill()
             self._executor.shutdown(wait=True, cancel_futures=True)
 
     def run(self, job: Callable[..., R], arguments: Iterable[tuple[Any, ...]]) -> Iterator[R]:
@@ -55,7 +64,7 @@ class Workers:
         pending: set[Future[R]] = set()
         try:
             for values in arguments:
-                with _main_module_hidden():
+                with _main_module_hidden(), _signals_held():
                     pending.add(self._executor.submit(job, *values))
                 while len(pending) > self.count + 1:
                     done, pending = wait(pending, return_when=FIRST_COMPLETED)
@@ -66,15 +75,28 @@ class Workers:
                 for future in done:
                     yield future.result()
         except BrokenProcessPool:
+            fewer = ", with fewer data.workers" if self.count > 1 else ""
             raise ValueError(
                 f"one of {self.count} worker processes was killed (out of memory?); "
-                "what is finished is kept: run again, with fewer data.workers"
+                f"what is finished is kept: run again{fewer}"
             ) from None
 
 
+class OneApart(Workers):
+    """One process of its own, for a job that stays in a library for long: a signal cannot break it off there,
+    but it can break off the wait for it, and then the process is killed. The library may use all processors."""
+
+    def __init__(self) -> None:
+        super().__init__(1)
+
+    def __enter__(self) -> "OneApart":
+        self._start()
+        return self
+
+
 def _start_worker() -> None:
-    # Ctrl-C reaches the whole group; the parent alone decides.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # How the pool itself ends its processes when one was killed. SIGINT stays held.
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
     threading.Thread(target=_exit_with_parent, daemon=True).start()
 
 
@@ -84,6 +106,18 @@ def _exit_with_parent() -> None:
     if parent is not None:
         connection.wait([parent.sentinel])
         os._exit(1)
+
+
+@contextmanager
+def _signals_held() -> Iterator[None]:
+    """Starts of processes are never broken off halfway, and the processes never get Ctrl-C, which reaches the
+    whole group: the parent alone decides. To the parent the signals come when the block ends."""
+    resource_tracker.ensure_running()  # starting with the first process, it would let the signals through
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 @contextmanager
