@@ -45,6 +45,7 @@ from data_pipeline.token_store import (
     build_store,
     content_hash,
     held_out,
+    names_and_sizes,
     remove_chunks,
     store_settings,
 )
@@ -141,14 +142,26 @@ def _load(data: DataConfig, path: Path, vocab_size: int) -> Tokenizer:
     return tokenizer
 
 
-def _vocabulary_settings(data: DataConfig, vocab_size: int) -> dict[str, Any]:
-    return {
+def _vocabulary_settings(data: DataConfig, vocab_size: int, sources: Sequence[Source] | None) -> dict[str, Any]:
+    """What a trained vocabulary follows from; without ``sources``, but for the text."""
+    settings = {
         "data.tokenizer": data.tokenizer,
         "data.lower_case": data.lower_case,
+        "data.line": data.line,
+        "data.json_field": data.json_field,
         "data.seed": data.seed,
         "data.eval_fraction": data.eval_fraction,
         "model.vocab_size": vocab_size,
     }
+    return settings if sources is None else settings | {"data.corpus": names_and_sizes(sources)}
+
+
+def _sources_if_there(data: DataConfig) -> list[Source] | None:
+    """The corpus, or None: the text may be gone once vocabulary and shards are made."""
+    try:
+        return list_sources(data.corpus)
+    except ValueError:
+        return None
 
 
 def _existing_vocabulary(data: DataConfig, vocab_size: int) -> tuple[Path, Tokenizer | None]:
@@ -158,11 +171,16 @@ def _existing_vocabulary(data: DataConfig, vocab_size: int) -> tuple[Path, Token
         if not path.is_file():
             return path, None
         if settings.is_file():
-            found = difference(json.loads(settings.read_text()), _vocabulary_settings(data, vocab_size))
+            recorded = json.loads(settings.read_text())
+            wanted = _vocabulary_settings(data, vocab_size, _sources_if_there(data))
+            # Older records say nothing of the text.
+            wanted = {name: value for name, value in wanted.items() if name in recorded}
+            found = difference(recorded, wanted)
             if found:
                 raise ValueError(
                     f"{path}: trained with other settings: {describe(found, 'vocabulary')}; "
-                    "set them back, or name another folder in data.shards"
+                    "set them back, name the file in data.vocab to use it all the same, or name another folder in "
+                    "data.shards"
                 )
     return path, _load(data, path, vocab_size)
 
@@ -195,7 +213,8 @@ def ensure_vocabulary(data: DataConfig, *, vocab_size: int, report: Report) -> P
 def _train_vocabulary(data: DataConfig, sources: Sequence[Source], vocab_size: int, report: Report) -> Path:
     path = vocabulary_path(data)
     with atomic_file(path.with_name(VOCAB_SETTINGS_NAME)) as file:
-        file.write(json.dumps(_vocabulary_settings(data, vocab_size), sort_keys=True, indent=1).encode() + b"\n")
+        settings = _vocabulary_settings(data, vocab_size, sources)
+        file.write(json.dumps(settings, sort_keys=True, indent=1).encode() + b"\n")
     return _write_vocabulary(data, sources, path, vocab_size, report)
 
 
@@ -231,12 +250,7 @@ def _train_on_corpus(data: DataConfig, sources: Sequence[Source], output: Path, 
 
 def _check_splits(data: DataConfig, tokenizer: Tokenizer) -> None:
     """``ValueError`` when shards that are there were made with other settings; lists every difference."""
-    sources = None
-    if data.corpus and not missing_splits(data):
-        try:
-            sources = store_settings(data, tokenizer, list_sources(data.corpus))["data.corpus"]
-        except ValueError:
-            sources = None  # the text may be gone once the shards are made
+    sources = None if missing_splits(data) else _sources_if_there(data)
     for split in ("train", "eval"):
         folder = split_folder(data, split)
         manifest = read_manifest(folder)
@@ -246,7 +260,7 @@ def _check_splits(data: DataConfig, tokenizer: Tokenizer) -> None:
             continue
         wanted = shard_settings(data, tokenizer, split)
         if sources is not None and "data.corpus" in manifest["settings"]:
-            wanted["data.corpus"] = sources
+            wanted["data.corpus"] = names_and_sizes(sources)
         found = difference(manifest["settings"], wanted)
         if found:
             raise ValueError(

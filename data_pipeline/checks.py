@@ -42,8 +42,8 @@ def describe(differences: dict[str, tuple[Any, Any]], owner: str) -> str:
     """One line of ``name: OWNER has X, the config Y``."""
 
     def short(value: Any) -> str:
-        if isinstance(value, list):
-            return f"{len(value)} file(s), {sum(size for _, size in value):,} bytes"
+        if isinstance(value, list) and value:
+            return f"{len(value)} file(s) from {value[0][0]} on, {sum(size for _, size in value):,} bytes"
         text = str(value)
         return text[:12] + "..." if len(text) == 64 else text
 

@@ -61,15 +61,18 @@ def cut_parts(tokens: np.ndarray, passes: int) -> list[tuple[int, int]]:
 
 
 @lru_cache(maxsize=2)
-def _open(store: Path, documents: Path) -> tuple[TokenStore, np.ndarray]:
-    return TokenStore(store), np.memmap(documents, "<u8", "r")
+def _open(store: Path, documents: Path) -> tuple[TokenStore, np.ndarray, np.ndarray]:
+    """The store, the split's documents and the hashes of all contents; ``documents`` names the build."""
+    return TokenStore(store), np.memmap(documents, "<u8", "r"), np.memmap(store / "contents.bin", "<u8", "r")
 
 
 class _Pool:
     """The tokens that a part's segments point into: its documents', then the random ones as they are drawn."""
 
-    def __init__(self, store: TokenStore, split: np.ndarray, document_numbers: np.ndarray) -> None:
-        self._store, self._split = store, split
+    def __init__(
+        self, store: TokenStore, split: np.ndarray, contents: np.ndarray, document_numbers: np.ndarray
+    ) -> None:
+        self._store, self._split, self._contents = store, split, contents
         self._ranges: list[tuple[int, int]] = []
         self.size = 0
         self.starts: list[int] = []
@@ -78,7 +81,6 @@ class _Pool:
             (first, token), (last, end) = store.documents[document : document + 2].tolist()
             self.starts.append(self._add(token, end).start)
             self.sentences.append(np.diff(store.sentence_ends(first, last)))
-        self._contents = _contents(store)
 
     def _add(self, start: int, stop: int) -> Segment:
         segment = Segment(self.size, stop - start)
@@ -113,24 +115,15 @@ class _Pool:
         return ids, ~continuation[ids]
 
 
-@lru_cache(maxsize=2)
-def _contents_of(folder: Path) -> np.ndarray:
-    return np.memmap(folder / "contents.bin", "<u8", "r")
-
-
-def _contents(store: TokenStore) -> np.ndarray:
-    return _contents_of(store.folder)
-
-
 def write_part(job: SplitJob, path: Path, pass_number: int, first: int, last: int) -> int:
     """Job: instances of the split's documents [first, last) in one pass, as ``path`` (.records and .table).
 
     Returns their number.
     """
     cached_tokenizer.cache_clear()  # not needed any more, and its memory of words is large
-    store, split = _open(job.store, job.documents)
+    store, split, contents = _open(job.store, job.documents)
     numbers = split[first:last]
-    pool = _Pool(store, split, numbers)
+    pool = _Pool(store, split, contents, numbers)
     rows: list[tuple[int, ...]] = []
     for i, document in enumerate(numbers.tolist()):
         rows += plan_document(

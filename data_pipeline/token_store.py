@@ -102,14 +102,19 @@ def held_out(contents: np.ndarray, *, seed: int, fraction: float) -> np.ndarray:
 # ------------------------------------------------------------------ building
 
 
+def names_and_sizes(sources: Sequence[Source]) -> list[list[Any]]:
+    """What identifies a corpus on every machine: name and size in bytes of each file."""
+    return [[source.name, source.path.stat().st_size] for source in sources]
+
+
 def store_settings(data: DataConfig, tokenizer: Tokenizer, sources: Sequence[Source]) -> dict[str, Any]:
-    """What a store's contents follow from; sources by name and size."""
+    """What a store's contents follow from."""
     return {
         "vocabulary": tokenizer.fingerprint,
         "data.line": data.line,
         "data.json_field": data.json_field,
         "data.word_segmenter": data.word_segmenter,
-        "data.corpus": [[source.name, source.path.stat().st_size] for source in sources],
+        "data.corpus": names_and_sizes(sources),
     }
 
 

@@ -3,8 +3,10 @@
 More kills: BERT_JAX_KILLS=10 python -m pytest -n 0 tests/data_pipeline/test_build.py -k kill
 """
 
+import json
 import os
 import random
+import shutil
 import subprocess
 import sys
 import time
@@ -214,7 +216,7 @@ def test_other_settings_are_refused(place: Path, change: dict[str, object], mess
 def test_another_corpus_is_refused(place: Path) -> None:
     build(place)
     write_corpus(place.parent / "corpus.txt", documents=50)
-    with pytest.raises(ValueError, match=r"data\.corpus: shards 1 file\(s\), .* config 1 file\(s\)"):
+    with pytest.raises(ValueError, match=r"data\.corpus: shards 1 file\(s\) from .* config 1 file\(s\)"):
         build(place)
 
 
@@ -222,6 +224,30 @@ def test_trained_vocabulary_with_other_settings_is_refused(place: Path) -> None:
     build(place, vocab="", vocab_size=300)
     with pytest.raises(ValueError, match=r"model\.vocab_size: vocabulary 300, config 301"):
         build(place, vocab="", vocab_size=301)
+
+
+def test_a_vocabulary_trained_on_another_text_is_refused(place: Path) -> None:
+    """Also when nothing else is there that was made from the text."""
+    build(place, vocab="", vocab_size=300)
+    vocabulary = (place / "vocab.txt").read_bytes()
+    for name in ("store", "train", "eval"):
+        shutil.rmtree(place / name)
+    other = str(write_corpus(place.parent / "other.txt", documents=50))
+    with pytest.raises(
+        ValueError, match=r"data\.corpus: vocabulary 1 file\(s\) from corpus\.txt.* from other\.txt"
+    ) as raised:
+        build(place, vocab="", vocab_size=300, corpus=(other,))
+    assert "\n" not in str(raised.value) and "data.vocab" in str(raised.value)
+    with pytest.raises(ValueError, match=r"data\.line: vocabulary auto, config sentence"):
+        build(place, vocab="", vocab_size=300, line="sentence")
+    assert str(place.parent) not in (place / "vocabulary.json").read_text()
+    # Records of before say nothing of the text; a named vocabulary may be of any.
+    record = json.loads((place / "vocabulary.json").read_text())
+    for name in ("data.corpus", "data.line", "data.json_field"):
+        del record[name]
+    (place / "vocabulary.json").write_text(json.dumps(record))
+    build(place, vocab="", vocab_size=300, corpus=(other,))
+    assert (place / "vocab.txt").read_bytes() == vocabulary
 
 
 def test_vocabulary_larger_than_the_model(place: Path) -> None:
