@@ -41,17 +41,35 @@ _ARRAYS = ("ids", "word_starts", "sentences", "documents", "contents")
 
 
 class TokenStore:
-    """A finished store, opened for reading. Token ids are read, not mapped, so memory stays small."""
+    """A finished store, opened for reading. Token ids are read, not mapped, so memory stays small.
+
+    ``ValueError`` (one line) when a file is missing or has another size than ``store.json`` says.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.folder = Path(folder)
-        self.meta: dict[str, Any] = json.loads((self.folder / META_NAME).read_text())
+        try:
+            self.meta: dict[str, Any] = json.loads((self.folder / META_NAME).read_text())
+            sizes = _file_sizes(self.meta)
+        except (ValueError, KeyError, TypeError):
+            raise self._damaged(f"{META_NAME} is not readable") from None
+        for name, size in sizes.items():
+            path = self.folder / f"{name}.bin"
+            found = path.stat().st_size if path.is_file() else None
+            if found != size:
+                is_there = "is missing" if found is None else f"has {found:,} bytes instead of {size:,}"
+                raise self._damaged(f"{path.name} {is_there}")
         self.dtype = np.dtype(self.meta["dtype"])
         self.documents = np.memmap(self.folder / "documents.bin", "<u8", "r").reshape(-1, 2)
         self._ids = os.open(self.folder / "ids.bin", os.O_RDONLY)
         self._sentences = os.open(self.folder / "sentences.bin", os.O_RDONLY)
-        has_words = (self.folder / "word_starts.bin").is_file()
+        has_words = "word_starts" in sizes
         self._word_starts = os.open(self.folder / "word_starts.bin", os.O_RDONLY) if has_words else None
+
+    def _damaged(self, what: str) -> ValueError:
+        return ValueError(
+            f"{self.folder}: the token store is damaged: {what}; delete this folder and run again to tokenize anew"
+        )
 
     @property
     def contents(self) -> np.ndarray:
@@ -76,6 +94,18 @@ class TokenStore:
         """Whether tokens [start, stop) begin a word, bool; only with ``has_word_starts``."""
         assert self._word_starts is not None
         return np.frombuffer(os.pread(self._word_starts, stop - start, start), bool)
+
+
+def _file_sizes(meta: dict[str, Any]) -> dict[str, int]:
+    """Bytes of every array of a store by its name, from what ``store.json`` says."""
+    documents, sentences, tokens = (int(meta[name]) for name in ("documents", "sentences", "tokens"))
+    sizes = {
+        "ids": tokens * np.dtype(meta["dtype"]).itemsize,
+        "sentences": 8 * (sentences + 1),
+        "documents": 16 * (documents + 1),
+        "contents": 8 * documents,
+    }
+    return sizes if meta["settings"]["data.word_segmenter"] == "none" else sizes | {"word_starts": tokens}
 
 
 def content_hash(document: Sequence[str]) -> int:

@@ -114,6 +114,33 @@ def test_chinese_words(tmp_path: Path) -> None:
     assert words == ["南京市", "长江大桥", "很长", "test##ed", "了"]
 
 
+@pytest.mark.parametrize("name", ["word_starts", "ids", "sentences", "documents", "contents"])
+def test_a_store_that_is_not_whole_is_refused(tmp_path: Path, name: str) -> None:
+    """store.json says which files there are: without its word starts a store would pass for one without words."""
+    pytest.importorskip("jieba")
+    write_vocab(tmp_path / "vocab.txt")
+    corpus = write_corpus(tmp_path / "a.txt", 5)
+    store = build(tmp_path / "store", [corpus], tmp_path / "vocab.txt", word_segmenter="jieba")
+    assert store.has_word_starts
+    path = tmp_path / "store" / f"{name}.bin"
+    path.write_bytes(path.read_bytes()[:-1])
+    with pytest.raises(ValueError, match=rf"damaged: {name}\.bin has [\d,]+ bytes instead of .*delete this folder"):
+        TokenStore(tmp_path / "store")
+    path.unlink()
+    with pytest.raises(ValueError, match=rf"damaged: {name}\.bin is missing"):
+        TokenStore(tmp_path / "store")
+
+
+def test_a_store_without_words_ignores_a_stray_file(tmp_path: Path) -> None:
+    corpus = write_corpus(tmp_path / "a.txt", 5)
+    store = build(tmp_path / "store", [corpus], write_vocab(tmp_path / "vocab.txt"))
+    (tmp_path / "store" / "word_starts.bin").write_bytes(bytes(store.meta["tokens"]))
+    assert not TokenStore(tmp_path / "store").has_word_starts
+    (tmp_path / "store" / META_NAME).write_text("{")
+    with pytest.raises(ValueError, match=r"store\.json is not readable"):
+        TokenStore(tmp_path / "store")
+
+
 def test_a_corpus_without_tokens_is_refused(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("\u200b\n")
     with pytest.raises(ValueError, match="yields no token"):
