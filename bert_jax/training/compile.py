@@ -1,7 +1,10 @@
-"""The training step compiled ahead of time, and what to say when it does not fit the device."""
+"""The training step compiled ahead of time, and what to say when something does not fit the device."""
 
+import contextlib
+import math
+import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -37,32 +40,89 @@ class TrainPrograms:
                 ).items()
             }
             began = time.perf_counter()
-            try:
+            # Before it is compiled, what it needs is known at the least.
+            least = state_bytes(self._abstract)
+            what = f"the training step (its state alone takes {_gib(least)})"
+            with explain_memory(what, step_advice(self._config)):
                 compiled = self._step.lower(self._abstract, batch).compile()
-            except jax.errors.JaxRuntimeError as error:
-                raise out_of_memory_error(error, None, self._config) from None
             self.compile_seconds = time.perf_counter() - began
             self.memory = compiled.memory_analysis()
             self._compiled[batch_size] = compiled
         return self._compiled[batch_size]
 
 
-def out_of_memory_error(error: Exception, memory: Any, config: PretrainConfig) -> Exception:
-    """One line for a device out of memory: needed against available bytes, and what to change. Any other error
-    is returned as it is."""
-    if "RESOURCE_EXHAUSTED" not in str(error):
+class OutOfMemory(ValueError):
+    """A device has too little memory; the message is one line with what needed how much and what to change."""
+
+
+@contextlib.contextmanager
+def explain_memory(what: str, advice: str, needed: Callable[[], int | None] = lambda: None) -> Iterator[None]:
+    """Raise :class:`OutOfMemory` when a device runs out of memory inside the block. ``what`` was done,
+    ``needed`` tells its bytes per device where they are known, ``advice`` what to change."""
+    try:
+        yield
+    except jax.errors.JaxRuntimeError as error:
+        raise out_of_memory_error(error, what, advice, needed()) from None
+
+
+def out_of_memory_error(error: Exception, what: str, advice: str, needed: int | None) -> Exception:
+    """:class:`OutOfMemory` for a device out of memory; any other error is returned as it is."""
+    text = str(error)
+    if "RESOURCE_EXHAUSTED" not in text:
         return error
-    needed = "more than it has"
-    if memory is not None:
-        peak = memory.argument_size_in_bytes + memory.output_size_in_bytes + memory.temp_size_in_bytes
-        needed = f"{(peak - memory.alias_size_in_bytes) / 2**30:.1f} GiB"
     statistics = jax.local_devices()[0].memory_stats() or {}
-    limit = statistics.get("bytes_limit")
-    available = f"{limit / 2**30:.1f} GiB" if limit else "unknown"
+    available = statistics.get("bytes_limit")
+    # What compilers and allocators say: "Used 17.89G of 15.48G hbm", "allocate 2.00GiB", "allocating 123 bytes".
+    total = re.search(rf"Used {_AMOUNT} of {_AMOUNT}", text)
+    asked = re.search(rf"(?:allocat\w*|reserve) {_AMOUNT}", text)
+    if total:
+        needed, available = _bytes(total[1], total[2]), _bytes(total[3], total[4])
+    amounts = [f"{_gib(needed)} per device" if needed else "more per device than there is"]
+    if asked and not total:
+        amounts.append(f"the last {_gib(_bytes(asked[1], asked[2]))} of it were refused")
+    amounts.append(f"available {_gib(available)}" if available else "available unknown")
+    return OutOfMemory(f"out of device memory: {what} needs {', '.join(amounts)}; {advice}")
+
+
+_AMOUNT = r"([\d.]+\d|\d+) ?([KMGT]?)"
+
+
+def _bytes(number: str, unit: str) -> int:
+    return round(float(number) * 1024 ** " KMGT".index(unit or " "))
+
+
+def _gib(amount: int) -> str:
+    return f"{amount / 2**30:,.1f} GiB" if amount >= 2**26 else f"{amount:,} bytes"
+
+
+def step_bytes(memory: Any) -> int | None:
+    """Peak bytes per device of a compiled program, None before it is compiled."""
+    if memory is None:
+        return None
+    peak = memory.argument_size_in_bytes + memory.output_size_in_bytes + memory.temp_size_in_bytes
+    return peak - memory.alias_size_in_bytes
+
+
+def state_bytes(abstract: TrainState) -> int:
+    """Bytes of the state on one device."""
+    leaves = jax.tree.leaves(abstract)
+    return sum(math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize for leaf in leaves)
+
+
+def step_advice(config: PretrainConfig) -> str:
+    """What to change when the training step does not fit."""
     training = config.training
-    return ValueError(
-        f"out of device memory: the training step needs {needed} per device, available {available}; raise "
-        f"training.accumulation_steps (now {training.accumulation_steps}), lower training.global_batch_size (now "
-        f"{training.global_batch_size}) or data.seq_length, set execution.remat (now {config.execution.remat}) to "
-        "attention or full, set execution.dtype bfloat16, or use more devices"
+    return (
+        f"raise training.accumulation_steps (now {training.accumulation_steps}), lower training.global_batch_size "
+        f"(now {training.global_batch_size}) or data.seq_length, set execution.remat (now "
+        f"{config.execution.remat}) to attention or full, set execution.dtype bfloat16, or use more devices"
+    )
+
+
+def state_advice(config: PretrainConfig) -> str:
+    """What to change when parameters and optimizer state do not fit."""
+    average = ", set optimizer.ema_decay 0" if config.optimizer.ema_decay else ""
+    return (
+        f"cut it over more devices with mesh.fsdp (now {config.mesh.fsdp}){average}, or train a smaller model "
+        "(model.num_layers, model.hidden_size)"
     )

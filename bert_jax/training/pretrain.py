@@ -22,7 +22,15 @@ from bert_jax.planner.flops import training_flops_per_sequence
 from bert_jax.planner.hardware import mfu
 from bert_jax.tokenization import Tokenizer
 from bert_jax.training.checkpoint import CheckpointWriter, NoCheckpoint, Restored, restore_newest, saved_steps
-from bert_jax.training.compile import TrainPrograms, out_of_memory_error
+from bert_jax.training.compile import (
+    OutOfMemory,
+    TrainPrograms,
+    explain_memory,
+    state_advice,
+    state_bytes,
+    step_advice,
+    step_bytes,
+)
 from bert_jax.training.evaluate import evaluate_held_out
 from bert_jax.training.fill import FilledText, fill_batch
 from bert_jax.training.finish import finish, write_atomically
@@ -126,7 +134,9 @@ def run(
 
     # --- State: own checkpoint, else the phase before, else fresh ----------------------------------------------
     messages: list[str] = []
-    restored = restore_newest(workdir, config, mesh, read_only=False, may_change=set(), report=messages.append)
+    state_memory = "the model's state", state_advice(config), lambda: state_bytes(abstract)
+    with explain_memory(*state_memory):
+        restored = restore_newest(workdir, config, mesh, read_only=False, may_change=set(), report=messages.append)
     meter = IntervalMeter()
     phase_start = 0
     if restored is not None:
@@ -135,9 +145,10 @@ def run(
         messages += _resume_messages(restored, config, tokenizer, allow_numeric_change)
         meter.restore(restored.meta["meter"])
     elif continue_from is not None:
-        before = restore_newest(
-            continue_from, config, mesh, read_only=True, may_change=PHASE_MAY_CHANGE, report=messages.append
-        )
+        with explain_memory(*state_memory):
+            before = restore_newest(
+                continue_from, config, mesh, read_only=True, may_change=PHASE_MAY_CHANGE, report=messages.append
+            )
         if before is None:
             raise NoCheckpoint(f"--continue_from {continue_from}: there is no checkpoint")
         _check_vocabulary(before, tokenizer)
@@ -150,7 +161,8 @@ def run(
         phase_start = first_step
         messages.append(f"new phase from {continue_from} at step {first_step:,}")
     else:
-        state, first_step = initial_state(model, optimizer, abstract, training.seed), 0
+        with explain_memory(*state_memory):
+            state, first_step = jax.block_until_ready(initial_state(model, optimizer, abstract, training.seed)), 0
 
     # --- Data: before anything in the workdir changes, because data that differ are refused here ----------------
     complete = first_step >= training.num_steps
@@ -181,9 +193,31 @@ def run(
 
     def report() -> None:
         batch = next(source.held_out(eval_batch_size, eval_rows, 1) or iter(()), None)
-        filled = [] if batch is None else _fill_some(config, state, tokenizer, batch)
+        try:
+            with explain_memory("filling masks", "the report goes without them"):
+                filled = [] if batch is None else _fill_some(config, state, tokenizer, batch)
+        except OutOfMemory as shortage:
+            progress.line(str(shortage))
+            filled = []
         for line in finish(workdir, filled):
             progress.line(line)
+
+    # --- Evaluate --------------------------------------------------------------------------------------------
+    eval_step = jax.jit(make_eval_step(model))
+
+    def evaluate(state: TrainState, step: int) -> None:
+        last = step == training.num_steps
+        held_out = source.held_out(eval_batch_size, eval_rows, 0 if last else training.eval_batches)
+        if held_out is None:
+            return
+        params = state.params if state.ema is None else state.ema
+        advice = f"lower training.eval_batch_size (now {eval_batch_size})"
+        with explain_memory("an evaluation step", advice):
+            values = evaluate_held_out(held_out, eval_step, params, mesh, eval_batch_size)
+        if last:
+            values["unigram_cross_entropy"] = source.unigram_cross_entropy()
+        writer.write(step, {"split": "eval", **values})
+        progress.update(step, {"split": "eval", **values})
 
     if iterator is None:
         if not (workdir / "report.html").exists():
@@ -210,8 +244,7 @@ def run(
         f"compiling the training step {programs.compile_seconds:.1f} s"
     )
 
-    # --- Evaluate, log, save -----------------------------------------------------------------------------------
-    eval_step = jax.jit(make_eval_step(model))
+    # --- Log, save ---------------------------------------------------------------------------------------------
     device_kind = mesh.devices.flat[0].device_kind
     flops = training_flops_per_sequence(
         config.model,
@@ -219,18 +252,6 @@ def run(
         max_predictions=config.data.max_predictions,
         has_nsp=config.has_nsp,
     )
-
-    def evaluate(state: TrainState, step: int) -> None:
-        last = step == training.num_steps
-        held_out = source.held_out(eval_batch_size, eval_rows, 0 if last else training.eval_batches)
-        if held_out is None:
-            return
-        params = state.params if state.ema is None else state.ema
-        values = evaluate_held_out(held_out, eval_step, params, mesh, eval_batch_size)
-        if last:
-            values["unigram_cross_entropy"] = source.unigram_cross_entropy()
-        writer.write(step, {"split": "eval", **values})
-        progress.update(step, {"split": "eval", **values})
 
     def write(step: int, values: dict[str, Any]) -> None:
         rate = values.pop("sequences_per_second")
@@ -241,17 +262,16 @@ def run(
     checkpoints = CheckpointWriter(workdir, config)
 
     def save(state: TrainState, step: int) -> None:
-        checkpoints.save(
-            state,
-            {
-                "data": batches.state,
-                "phase_start": phase_start,
-                "meter": meter.state(),
-                "prng": config.execution.prng,
-                "tokenizer": tokenizer.fingerprint,
-                "parameters": count,
-            },
-        )
+        meta = {
+            "data": batches.state,
+            "phase_start": phase_start,
+            "meter": meter.state(),
+            "prng": config.execution.prng,
+            "tokenizer": tokenizer.fingerprint,
+            "parameters": count,
+        }
+        with explain_memory("saving the state", state_advice(config)):
+            checkpoints.save(state, meta)
 
     def poll(step: int) -> None:
         checkpoints.poll()
@@ -261,22 +281,21 @@ def run(
 
     # --- Loop ------------------------------------------------------------------------------------------------
     try:
-        state = run_steps(
-            state,
-            first_step,
-            training,
-            step_for=programs.step_for,
-            batches=batches,
-            recorder=Recorder(training, meter, write),
-            evaluate=evaluate,
-            save=save,
-            settle=checkpoints.wait,
-            poll=poll,
-            profiler=profiler,
-            stop=stop,
-        )
-    except jax.errors.JaxRuntimeError as error:
-        raise out_of_memory_error(error, programs.memory, config) from None
+        with explain_memory("the training step", step_advice(config), lambda: step_bytes(programs.memory)):
+            state = run_steps(
+                state,
+                first_step,
+                training,
+                step_for=programs.step_for,
+                batches=batches,
+                recorder=Recorder(training, meter, write),
+                evaluate=evaluate,
+                save=save,
+                settle=checkpoints.wait,
+                poll=poll,
+                profiler=profiler,
+                stop=stop,
+            )
     except exits.Stop as early:
         if early.code in (exits.INTERRUPTED, exits.PREEMPTED):
             saved = f"saved in {workdir}" if saved_steps(workdir) else "nothing to save yet"

@@ -227,22 +227,6 @@ def test_a_batch_that_the_mesh_does_not_divide_is_refused(tmp_path, monkeypatch,
         train_synthetic(tiny_config("--mesh.data 3"), tmp_path / "w")
 
 
-def test_out_of_memory_ends_in_one_line():
-    from bert_jax.training.compile import out_of_memory_error
-
-    class Memory:
-        argument_size_in_bytes = 3 * 2**30
-        output_size_in_bytes = 2 * 2**30
-        temp_size_in_bytes = 5 * 2**30
-        alias_size_in_bytes = 2 * 2**30
-
-    error = out_of_memory_error(RuntimeError("RESOURCE_EXHAUSTED: Out of memory"), Memory(), tiny_config())
-    assert isinstance(error, ValueError) and "needs 8.0 GiB per device" in str(error)
-    assert "training.accumulation_steps (now 1)" in str(error) and "\n" not in str(error)
-    other = RuntimeError("INTERNAL: something else")
-    assert out_of_memory_error(other, None, tiny_config()) is other
-
-
 def test_a_phase_must_go_beyond_the_one_before(tmp_path):
     train_synthetic(tiny_config("--training.num_steps 6"), tmp_path / "one")
     with pytest.raises(ValueError, match=r"training\.num_steps: 6 is not above step 6"):
