@@ -9,7 +9,7 @@ from typing import Any
 import jax
 
 from bert_jax import exits
-from bert_jax.batch import BatchInfo
+from bert_jax.batch import BatchInfo, DataBudgetError
 from bert_jax.config import TrainingConfig
 from bert_jax.training.meter import IntervalMeter
 from bert_jax.training.prefetch import DevicePrefetcher
@@ -106,7 +106,8 @@ def run_steps(
 
     The order is law: a batch is taken, the step is dispatched, its line is logged, then evaluation, then the
     save; only then the next batch is taken. So a checkpoint holds the position after its own step, and every
-    line up to its step is in the log before it exists.
+    line up to its step is in the log before it exists. One exception: an evaluation that damaged records stop
+    (``DataBudgetError``) has no line, but what was trained is saved; resumed, the run begins with that evaluation.
     """
 
     def timed(action: Callable[[TrainState, int], None], state: TrainState, step: int) -> None:
@@ -137,7 +138,14 @@ def run_steps(
         recorder.add(step, metrics, info, sequences)
         last = step == config.num_steps
         if last or (config.eval_interval and step % config.eval_interval == 0):
-            timed(evaluate, state, step)
+            try:
+                timed(evaluate, state, step)
+            except DataBudgetError as error:
+                timed(save, state, step)
+                raise DataBudgetError(
+                    f"evaluation at step {step:,}: {error}; the step is saved, and the same command continues with "
+                    "this evaluation"
+                ) from None
         if last or step % config.checkpoint_interval == 0:
             timed(save, state, step)
             saved = step

@@ -219,6 +219,13 @@ def run(
         writer.write(step, {"split": "eval", **values})
         progress.update(step, {"split": "eval", **values})
 
+    # A checkpoint whose evaluation could not be made gets it now, before anything is added to it.
+    is_due = first_step == training.num_steps or (
+        not complete and training.eval_interval > 0 and first_step % training.eval_interval == 0
+    )
+    if restored is not None and is_due and not writer.has(first_step, "eval"):
+        evaluate(state, first_step)
+
     if iterator is None:
         if not (workdir / "report.html").exists():
             report()

@@ -1,9 +1,12 @@
-"""Device memory that does not suffice: one clear line for each part of a run."""
+"""Device memory and held-out data that do not suffice: one clear line, and what was trained is kept."""
+
+import dataclasses
 
 import jax
 import pytest
-from support import tiny_config, train_synthetic
+from support import SyntheticSource, tiny_config, train_synthetic, untimed
 
+from bert_jax.batch import DataBudgetError
 from bert_jax.config import MeshConfig
 from bert_jax.model import BertForPretraining
 from bert_jax.optim import make_optimizer
@@ -12,6 +15,7 @@ from bert_jax.training import pretrain
 from bert_jax.training.checkpoint import saved_steps
 from bert_jax.training.compile import OutOfMemory, TrainPrograms, explain_memory, state_bytes
 from bert_jax.training.state import abstract_state
+from bert_jax.training.writers import read_metrics
 
 
 @pytest.fixture(autouse=True)
@@ -112,3 +116,44 @@ def test_a_report_goes_without_filled_masks(tmp_path, monkeypatch, capsys):
     train_synthetic(tiny_config("--training.num_steps 2"), tmp_path / "w")
     assert "filling masks needs" in capsys.readouterr().out
     assert (tmp_path / "w" / "report.html").exists() and saved_steps(tmp_path / "w") == [2]
+
+
+# ------------------------------------------------------------------ held-out data
+
+
+@dataclasses.dataclass
+class DamagedSource(SyntheticSource):
+    """Its evaluations from number ``good`` on meet a damaged record."""
+
+    good: int = 0
+
+    def held_out(self, batch_size, rows, max_batches):
+        batches = super().held_out(batch_size, rows, max_batches)
+        if max_batches == 1:  # not an evaluation
+            return batches
+        self.good -= 1
+        return batches if self.good >= 0 else self.damaged(next(batches))
+
+    def damaged(self, batch):
+        yield batch
+        raise DataBudgetError("1 damaged records, more than data.max_blank_records (0)")
+
+
+@pytest.mark.parametrize(("good", "step"), [(0, 8), (2, 20)])
+def test_a_damaged_held_out_record_costs_nothing_that_was_trained(tmp_path, good, step):
+    """In any evaluation, the last among them: the step is saved, and mended data give the line that is missing."""
+    config = tiny_config("--training.eval_interval 8 --training.eval_batches 2")
+    train_synthetic(config, tmp_path / "whole")
+    messages = []
+    for source in (DamagedSource(config, good=good), DamagedSource(config)):  # the second: nothing was mended
+        with pytest.raises(DataBudgetError, match="1 damaged records") as raised:
+            train_synthetic(config, tmp_path / "cut", source=source)
+        messages.append(str(raised.value))
+        assert saved_steps(tmp_path / "cut")[-1] == step
+        lines = read_metrics(tmp_path / "cut")
+        assert [line["step"] for line in lines if "split" in line] == [8, 16][:good]
+    assert messages[0].startswith(f"evaluation at step {step}: ") and "the step is saved" in messages[0]
+    assert not (tmp_path / "cut" / "report.html").exists()
+    train_synthetic(config, tmp_path / "cut")
+    assert untimed(read_metrics(tmp_path / "cut")) == untimed(read_metrics(tmp_path / "whole"))
+    assert (tmp_path / "cut" / "report.html").exists()
