@@ -158,7 +158,7 @@ def test_continuation_decode_and_fingerprint() -> None:
 
 
 def test_batches_equal_single_texts_when_the_cache_overflows(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("bert_jax.tokenization._CACHE_ENTRIES", 3)
+    monkeypatch.setattr("bert_jax.tokenization.wordpiece._CACHE_ENTRIES", 3)
     tokenizer = WordPieceTokenizer([*SPECIAL_PIECES, *"abcdefg", *("##" + c for c in "abcdefg")], lower_case=True)
     texts = ["ab cd ef ga", "", "ab, cd", "gg ff ee dd cc bb aa"] * 3
     expected = [reference_ids(text, tokenizer._ids, True) for text in texts]

@@ -1,0 +1,78 @@
+"""SentencePiece models (``.model``): unigram or BPE, with BERT's special pieces."""
+
+import hashlib
+from collections.abc import Iterable, Sequence
+from itertools import chain
+from typing import Any
+
+import numpy as np
+
+from bert_jax.tokenization.base import SPECIAL_PIECES, Offsets, Tokenizer, without_surrogates
+
+
+class SentencePieceTokenizer(Tokenizer):
+    """A serialised SentencePiece model with [UNK] as its unknown piece and the other specials as control pieces."""
+
+    kind = "sentencepiece"
+
+    def __init__(self, model: bytes, *, name: str = "SentencePiece model") -> None:
+        import sentencepiece
+
+        self._processor: Any = sentencepiece.SentencePieceProcessor()
+        try:
+            self._processor.LoadFromSerializedProto(model)
+        except RuntimeError:
+            raise ValueError(f"{name}: not a SentencePiece model") from None
+        size = self._processor.get_piece_size()
+        pieces = [self._processor.id_to_piece(i) for i in range(size)]
+        missing = [piece for piece in SPECIAL_PIECES if piece not in pieces]
+        if missing:
+            raise ValueError(f"{name}: the model lacks {', '.join(missing)}; bert-data vocab trains one that fits")
+        super().__init__(pieces)
+        wrong = [pieces[i] for i in np.flatnonzero(self.special).tolist() if not self._processor.is_control(i)]
+        wrong += [] if self._processor.is_unknown(self.unk_id) else ["[UNK]"]
+        if wrong:
+            raise ValueError(f"{name}: {', '.join(wrong)} must be control pieces ([UNK]: the unknown piece)")
+        normalizer = sentencepiece.SentencePieceNormalizer(model_proto=model)
+        self.lower_case = "a" in normalizer.normalize("A")
+        self.special |= np.array([self._processor.is_control(i) for i in range(size)])
+        self.continuation[:] = [not piece.startswith("\u2581") for piece in pieces]
+        self.continuation[self.special] = False
+        self.continuation[self.unk_id] = False
+        self.fingerprint = hashlib.sha256(b"sentencepiece\n" + model).hexdigest()
+
+    def _encode(self, texts: Sequence[str], return_type: Any) -> list[Any]:
+        safe = list(map(without_surrogates, texts))
+        encoded: list[Any] = self._processor.encode(safe, return_type=return_type, num_threads=1)
+        return encoded
+
+    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+        return self._encode(texts, int)
+
+    def encode_flat(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
+        encoded = self._encode(texts, int)
+        return np.array(list(chain.from_iterable(encoded)), np.int32), np.array(list(map(len, encoded)), np.int64)
+
+    def encode_with_offsets(self, text: str) -> tuple[list[int], Offsets]:
+        (mapping,) = self._encode([text], "offset_mapping")
+        offsets: Offsets = []
+        for piece, (start, end) in zip(mapping["pieces"], mapping["offsets"], strict=True):
+            # A piece's leading U+2581 stands for the white space before the word.
+            while start < end and text[start].isspace():
+                start += 1
+            # Of the pieces that share one character (a ligature) only the last is given it.
+            if start == end < len(text) and piece != "\u2581":
+                end += 1
+            offsets.append((start, end))
+        return list(mapping["ids"]), offsets
+
+    def decode(self, ids: Iterable[int]) -> str:
+        parts: list[str] = []
+        run: list[int] = []
+        for i in ids:
+            if not self.special[i]:
+                run.append(int(i))
+                continue
+            parts += [self._processor.decode(run), self._pieces[i]]
+            run = []
+        return " ".join(part for part in [*parts, self._processor.decode(run)] if part)

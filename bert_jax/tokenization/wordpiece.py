@@ -1,0 +1,235 @@
+"""WordPiece (``vocab.txt``) by google-research/bert's rules.
+
+It follows ``tokenization.py`` of google-research/bert on every input. A text is first cut at white space and around
+CJK characters; everything the rules say about such a chunk depends on the chunk alone, so its ids are computed once
+and remembered. Normalisation is Python's ``unicodedata``, as in the reference; the greedy longest match is the
+WordPiece model of the ``tokenizers`` library.
+"""
+
+import hashlib
+import re
+import unicodedata
+from collections.abc import Callable, Iterable, Sequence
+from functools import lru_cache
+from typing import TypeVar
+
+import numpy as np
+from tokenizers import models
+
+from bert_jax.tokenization.base import SPECIAL_PIECES, Offsets, Tokenizer
+
+MAX_CHARS_PER_WORD = 200  # a longer word is [UNK], as in the reference
+
+# Characters that stand alone: the eight CJK blocks of the reference (neither kana nor Hangul).
+CJK = "\u4e00-\u9fff\u3400-\u4dbf\U00020000-\U0002a6df\U0002a700-\U0002b73f\U0002b740-\U0002b81f"
+CJK += "\U0002b820-\U0002ceaf\uf900-\ufaff\U0002f800-\U0002fa1f"
+# White space, less the control characters that str.split takes for white space: the rules drop those instead.
+SPACE = "\t\n\r \xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000"
+_CHUNK = re.compile(f"[{CJK}]|[^{SPACE}{CJK}]+")
+_SPACED = re.compile(f"[^{SPACE}]+")
+_CJK_CHAR = re.compile(f"[{CJK}]")
+_ASCII_WORD = re.compile(r"[A-Za-z0-9]+|[!-/:-@\[-`{-~]")
+_CACHE_ENTRIES = 1 << 17  # bounds the memory of one cache to some 30 MB
+
+_Value = TypeVar("_Value")
+
+
+def read_pieces(content: bytes, name: str) -> list[str]:
+    """Pieces of a vocab.txt, stripped as in the reference; the id is the line number, from 0.
+
+    ``ValueError`` names the line: invalid UTF-8, a piece that stands there twice, no special pieces, an empty file.
+    """
+    try:
+        text = content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = content.count(b"\n", 0, error.start) + 1
+        raise ValueError(f"{name}:{line}: not valid UTF-8") from None
+    # Only "\n" ends a line: U+2028 is a piece of the published Chinese vocabulary.
+    lines = text.split("\n")
+    pieces = [line.strip() for line in (lines[:-1] if lines[-1] == "" else lines)]
+    if not any(pieces):
+        raise ValueError(f"{name}: the vocabulary is empty")
+    seen: dict[str, int] = {}
+    for number, piece in enumerate(pieces, start=1):
+        if piece in seen:
+            raise ValueError(f"{name}:{number}: piece {piece!r} stands on line {seen[piece]} already")
+        seen[piece] = number
+    missing = [piece for piece in SPECIAL_PIECES if piece not in seen]
+    if missing:
+        raise ValueError(f"{name}: the vocabulary lacks {', '.join(missing)}")
+    return pieces
+
+
+class _Cache(dict[str, _Value]):
+    """Values computed on first use; emptied when full, so memory is bounded on any corpus."""
+
+    def __init__(self, compute: Callable[[str], _Value]) -> None:
+        super().__init__()
+        self._compute = compute
+
+    def __missing__(self, key: str) -> _Value:
+        if len(self) >= _CACHE_ENTRIES:
+            self.clear()
+        value = self[key] = self._compute(key)
+        return value
+
+
+@lru_cache(maxsize=1 << 16)
+def is_dropped(char: str) -> bool:
+    """Whether the reference takes ``char`` out of a text: control and format characters, U+0000, U+FFFD."""
+    return char in "\0\ufffd" or (char not in "\t\n\r" and unicodedata.category(char) in ("Cc", "Cf"))
+
+
+@lru_cache(maxsize=1 << 16)
+def is_punctuation(char: str) -> bool:
+    """Whether the reference splits at ``char``: every ASCII character but letters, digits, space; Unicode P*."""
+    if char.isascii():
+        return char > " " and char != "\x7f" and not char.isalnum()
+    return unicodedata.category(char).startswith("P")
+
+
+@lru_cache(maxsize=1 << 16)
+def _strip_accents(text: str) -> str:
+    return "".join(c for c in unicodedata.normalize("NFD", text) if unicodedata.category(c) != "Mn")
+
+
+def is_cjk(char: str) -> bool:
+    """Whether ``char`` is always a word of its own, as punctuation is."""
+    return _CJK_CHAR.match(char) is not None
+
+
+def chunks(text: str, split_cjk: bool = True) -> list[str]:
+    """The parts of ``text`` between white space and around CJK characters; words never cross their borders."""
+    if text.isascii() and text.isprintable():
+        return text.split()
+    return (_CHUNK if split_cjk else _SPACED).findall(text)
+
+
+def chunk_words(chunk: str, lower_case: bool, strip_accents: bool | None = None) -> list[tuple[str, list[int]]]:
+    """Words of a chunk by the reference's rules, each with the index in ``chunk`` of every character.
+
+    ``strip_accents``: None is ``lower_case``, as in the reference.
+    """
+    kept = [i for i, char in enumerate(chunk) if not is_dropped(char)]
+    text = "".join([chunk[i] for i in kept])
+    if lower_case:
+        # Only the whole chunk tells a final sigma; alone it is as long, so character by character gives positions.
+        lowered = text.lower()
+        kept = [i for char, i in zip(text, kept, strict=True) for _ in char.lower()]
+        text = lowered
+    if lower_case if strip_accents is None else strip_accents:
+        kept = [i for char, i in zip(text, kept, strict=True) for _ in _strip_accents(char)]
+        text = _strip_accents(text)
+    words: list[tuple[str, list[int]]] = []
+    start = 0
+    for end, char in enumerate(text):
+        is_space = char.isspace()
+        if not is_space and not is_punctuation(char):
+            continue
+        if end > start:
+            words.append((text[start:end], kept[start:end]))
+        if not is_space:
+            words.append((char, kept[end : end + 1]))
+        start = end + 1
+    if start < len(text):
+        words.append((text[start:], kept[start:]))
+    return words
+
+
+def split_words(chunk: str, lower_case: bool, strip_accents: bool | None = None) -> list[str]:
+    """Words of a chunk, as ``chunk_words``; faster on ASCII."""
+    if chunk.isascii() and chunk.isprintable():
+        return _ASCII_WORD.findall(chunk.lower() if lower_case else chunk)
+    return [word for word, _ in chunk_words(chunk, lower_case, strip_accents)]
+
+
+class WordPieceTokenizer(Tokenizer):
+    """google-research/bert's BasicTokenizer and WordpieceTokenizer; ``pieces`` in id order, specials included.
+
+    ``strip_accents`` (None: as ``lower_case``) and ``split_cjk`` (CJK characters stand alone) are the reference's
+    unless a published model says otherwise.
+    """
+
+    kind = "wordpiece"
+
+    def __init__(
+        self,
+        pieces: Sequence[str],
+        *,
+        lower_case: bool,
+        strip_accents: bool | None = None,
+        split_cjk: bool = True,
+    ) -> None:
+        super().__init__(pieces)
+        self.lower_case = lower_case
+        self.strip_accents = lower_case if strip_accents is None else strip_accents
+        self.split_cjk = split_cjk
+        header = f"wordpiece\nlower_case={lower_case}\n"
+        # Only what departs from the reference is written, so its fingerprints stay what they were.
+        header += f"strip_accents={self.strip_accents}\n" if self.strip_accents != lower_case else ""
+        header += "" if split_cjk else "split_cjk=False\n"
+        self.fingerprint = hashlib.sha256((header + "\n".join(pieces)).encode()).hexdigest()
+        self.continuation[:] = [piece.startswith("##") for piece in pieces]
+        self._lengths = [len(piece.removeprefix("##")) for piece in pieces]
+        self._model = models.WordPiece(
+            vocab=self._ids,
+            unk_token="[UNK]",
+            max_input_chars_per_word=MAX_CHARS_PER_WORD,
+            continuing_subword_prefix="##",
+        )
+        self._word_ids = _Cache(self._match)
+        self._chunk_ids = _Cache(self._compute_chunk_ids)
+        self._chunk_offsets = _Cache(self._compute_chunk_offsets)
+
+    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+        return [np.frombuffer(row, np.int32).tolist() for row in self._encode(texts)]
+
+    def encode_flat(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
+        encoded = self._encode(texts)
+        lengths = np.fromiter(map(len, encoded), np.int64, len(encoded)) // np.int32().nbytes
+        return np.frombuffer(b"".join(encoded), np.int32), lengths
+
+    def _encode(self, texts: Sequence[str]) -> list[bytes]:
+        lookup, split_cjk = self._chunk_ids.__getitem__, self.split_cjk
+        return [b"".join(map(lookup, chunks(text, split_cjk))) for text in texts]
+
+    def encode_with_offsets(self, text: str) -> tuple[list[int], Offsets]:
+        ids: list[int] = []
+        offsets: Offsets = []
+        for match in (_CHUNK if self.split_cjk else _SPACED).finditer(text):
+            base = match.start()
+            chunk_ids, spans = self._chunk_offsets[match.group()]
+            ids += chunk_ids
+            offsets += [(base + start, base + end) for start, end in spans]
+        return ids, offsets
+
+    def decode(self, ids: Iterable[int]) -> str:
+        return " ".join(self.pieces(ids)).replace(" ##", "")
+
+    def _match(self, word: str) -> bytes:
+        """Greedy longest match first, as int32 bytes."""
+        try:
+            found = [token.id for token in self._model.tokenize(word)]
+        except UnicodeEncodeError:  # a lone surrogate, which no vocabulary can hold
+            found = [self.unk_id]
+        return np.array(found, np.int32).tobytes()
+
+    def _compute_chunk_ids(self, chunk: str) -> bytes:
+        return b"".join(map(self._word_ids.__getitem__, split_words(chunk, self.lower_case, self.strip_accents)))
+
+    def _compute_chunk_offsets(self, chunk: str) -> tuple[list[int], Offsets]:
+        ids: list[int] = []
+        spans: Offsets = []
+        for word, positions in chunk_words(chunk, self.lower_case, self.strip_accents):
+            found = np.frombuffer(self._word_ids[word], np.int32).tolist()
+            lengths = [len(word)] if found == [self.unk_id] else [self._lengths[i] for i in found]
+            first = 0
+            for length in lengths:
+                end = positions[first + length - 1] + 1
+                # An accent that was stripped belongs to the letter before it.
+                while self.strip_accents and end < len(chunk) and unicodedata.category(chunk[end]) == "Mn":
+                    end += 1
+                spans.append((positions[first], end))
+                first += length
+            ids += found
+        return ids, spans
