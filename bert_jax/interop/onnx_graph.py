@@ -1,0 +1,131 @@
+"""Weights out as an ONNX file: ``model.onnx``, with its weights beside it when they are too large for one file."""
+
+import json
+from pathlib import Path
+from typing import Any, Literal
+
+import ml_dtypes
+import numpy as np
+
+from bert_jax.config import ModelSpec
+from bert_jax.interop.exchange import Weights, check_shapes
+from bert_jax.interop.onnx_layers import FLOAT, INT64, Graph, add_network
+from bert_jax.interop.serving import INPUTS, largest_differences, output_shapes
+
+FILE, DATA_FILE = "model.onnx", "model.onnx.data"
+OPSET, IR_VERSION = 17, 8
+# A protocol buffer ends at 2 GiB; weights of more bytes go to a file beside it.
+EXTERNAL_DATA_BYTES = 2_000_000_000
+# So a reader can map each weight by page.
+ALIGNMENT = 4096
+
+
+def write_onnx(folder: Path, weights: Weights, *, dtype: Literal["float32", "bfloat16"] = "float32") -> list[str]:
+    """Write ``model.onnx`` into ``folder``; returns what has to be said about it.
+
+    Inputs int64[batch, sequence]: input_ids, attention_mask, token_type_ids; outputs ``serving.output_names``,
+    float32. With bfloat16 the weights are stored so and raised to float32 when the file is loaded.
+    Raises ``ValueError`` without the onnx package, or when the result is not a valid model.
+    """
+    try:
+        import onnx
+    except ImportError:
+        raise ValueError("ONNX export needs the onnx package: pip install 'bert_jax[onnx]'") from None
+    check_shapes(weights.spec, weights.params, folder)
+    graph = Graph(weights.spec, cast_weights=dtype == "bfloat16")
+    outputs = add_network(graph)
+    # In the order of the exchange form, whatever the order of use.
+    stored = {name: _stored(weights.params[name], dtype) for name in weights.params if name in graph.weights}
+    external = sum(array.nbytes for array in stored.values()) > EXTERNAL_DATA_BYTES
+    tensors = _external_tensors(folder / DATA_FILE, stored) if external else _inline_tensors(stored)
+    tensors += [onnx.numpy_helper.from_array(value, name) for name, value in graph.constants.items()]
+    model = _model(weights.spec, graph, outputs, tensors, dtype)
+    onnx.save_model(model, folder / FILE)
+    del model, tensors
+    try:
+        # By path: the checker then also looks at the file of external data.
+        onnx.checker.check_model(str(folder / FILE), full_check=True)
+    except onnx.checker.ValidationError as error:
+        raise ValueError(f"{folder / FILE}: not a valid ONNX model: {' '.join(str(error).split())}") from None
+    return _notes(weights, graph, external, dtype)
+
+
+def check_onnx(folder: Path, weights: Weights, shapes: tuple[tuple[int, int], ...] = ()) -> dict[str, float] | None:
+    """Run the file that :func:`write_onnx` wrote in onnxruntime: the largest difference of every output from
+    the model itself (with the weights as stored). ``None`` where onnxruntime is not installed."""
+    try:
+        import onnxruntime
+    except ImportError:
+        return None
+    session = onnxruntime.InferenceSession(folder / FILE, providers=["CPUExecutionProvider"])
+    names = [output.name for output in session.get_outputs()]
+    dtype = json.loads(session.get_modelmeta().custom_metadata_map["bert_jax"])["weights_dtype"]
+    params = {name: _stored(values, dtype).astype(np.float32) for name, values in weights.params.items()}
+    return largest_differences(
+        weights.spec, params, lambda inputs: dict(zip(names, session.run(names, inputs), strict=True)), shapes
+    )
+
+
+def _stored(values: np.ndarray, dtype: str) -> np.ndarray:
+    return np.asarray(values, ml_dtypes.bfloat16 if dtype == "bfloat16" else np.float32)
+
+
+def _tensor(name: str, array: np.ndarray) -> Any:
+    from onnx import TensorProto
+
+    kind = FLOAT if array.dtype == np.float32 else TensorProto.BFLOAT16
+    return TensorProto(name=name, data_type=kind, dims=array.shape)
+
+
+def _inline_tensors(stored: dict[str, np.ndarray]) -> list[Any]:
+    tensors = [_tensor(name, array) for name, array in stored.items()]
+    for tensor, array in zip(tensors, stored.values(), strict=True):
+        tensor.raw_data = array.tobytes()
+    return tensors
+
+
+def _external_tensors(file: Path, stored: dict[str, np.ndarray]) -> list[Any]:
+    """Write the arrays to ``file``; tensors that point there."""
+    from onnx import TensorProto
+
+    tensors = []
+    with file.open("xb") as data:
+        for name, array in stored.items():
+            data.write(bytes(-data.tell() % ALIGNMENT))
+            tensor = _tensor(name, array)
+            tensor.data_location = TensorProto.EXTERNAL
+            place = {"location": file.name, "offset": data.tell(), "length": array.nbytes}
+            for key, value in place.items():
+                tensor.external_data.add(key=key, value=str(value))
+            data.write(np.ascontiguousarray(array).tobytes())
+            tensors.append(tensor)
+    return tensors
+
+
+def _model(spec: ModelSpec, graph: Graph, outputs: list[str], tensors: list[Any], dtype: str) -> Any:
+    from onnx import helper
+
+    inputs = [helper.make_tensor_value_info(name, INT64, ["batch", "sequence"]) for name in INPUTS]
+    shapes = output_shapes(spec)
+    results = [helper.make_tensor_value_info(name, FLOAT, shapes[name]) for name in outputs]
+    made = helper.make_graph(graph.nodes, "bert_jax", inputs, results, initializer=tensors)
+    model = helper.make_model(
+        made, opset_imports=[helper.make_opsetid("", OPSET)], ir_version=IR_VERSION, producer_name="bert_jax"
+    )
+    helper.set_model_props(model, {"bert_jax": json.dumps({"weights_dtype": dtype})})
+    return model
+
+
+def _notes(weights: Weights, graph: Graph, external: bool, dtype: str) -> list[str]:
+    spec = weights.spec
+    unused = sorted({name.split("/")[0] for name in weights.params if name not in graph.weights})
+    notes = [f"{part}: left out, no output of the ONNX file uses it" for part in unused]
+    if external:
+        notes.append(f"{FILE} needs {DATA_FILE} beside it: the weights are too large for one file")
+    if dtype == "bfloat16":
+        notes.append("weights stored as bfloat16, raised to float32 when the file is loaded; arithmetic is float32")
+    if spec.heads.choice:
+        notes.append("choice: each choice is a row; reshape its scores [batch, 1] to [questions, choices]")
+    if spec.model.type_vocab_size == 1:
+        notes.append("token_type_ids: this model has one segment, give zeros")
+    return notes

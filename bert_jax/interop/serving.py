@@ -1,0 +1,151 @@
+"""What a model offers once exported as a program: input and output names, and the function to compare with."""
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import jax
+import jax.export
+import jax.numpy as jnp
+import numpy as np
+from flax import traverse_util
+
+from bert_jax.config import ExecutionConfig, ModelSpec
+from bert_jax.interop.exchange import parameter_shapes
+from bert_jax.model import BertModel, BertOutput
+
+INPUTS = ("input_ids", "attention_mask", "token_type_ids")
+# Output name where several heads stand side by side, and what it is: [B, ...] from the model's output.
+FIELDS: dict[str, Callable[[BertOutput], jax.Array | None]] = {
+    "last_hidden_state": lambda output: output.sequence_output,
+    "pooler_output": lambda output: output.pooled_output[:, 0],
+    "prediction_logits": lambda output: output.mlm_logits,
+    "seq_relationship_logits": lambda output: output.nsp_logits[:, 0],
+    "sequence_logits": lambda output: output.sequence_logits[:, 0],
+    "token_logits": lambda output: output.token_logits,
+    "start_logits": lambda output: output.start_logits,
+    "end_logits": lambda output: output.end_logits,
+    "choice_logits": lambda output: output.choice_logits,
+    "sentence_embedding": lambda output: output.sentence_embedding,
+}
+HEAD_OUTPUTS = {
+    "mlm": ("prediction_logits",), "nsp": ("seq_relationship_logits",), "sequence": ("sequence_logits",),
+    "token": ("token_logits",), "span": ("start_logits", "end_logits"), "choice": ("choice_logits",),
+}  # fmt: skip
+
+
+def output_names(spec: ModelSpec) -> dict[str, str]:
+    """Name of each output of the exported program, in order -> its key in :data:`FIELDS`.
+
+    transformers' names: a model without task heads gives last_hidden_state and, with a pooler, pooler_output;
+    one head gives logits (a span head start_logits and end_logits); both pretraining heads give
+    prediction_logits and seq_relationship_logits. Where several heads meet, each keeps its own name. A sentence
+    model gives sentence_embedding after last_hidden_state.
+    """
+    heads = [head for head in spec.heads.present() if head in HEAD_OUTPUTS]
+    fields = [field for head in heads for field in HEAD_OUTPUTS[head]]
+    if spec.sentence is not None or not heads:
+        pooler = ["pooler_output"] if spec.heads.pooler and not heads else []
+        sentence = ["sentence_embedding"] if spec.sentence is not None else []
+        fields = ["last_hidden_state", *pooler, *fields, *sentence]
+    if len(heads) == 1 and heads != ["span"]:
+        return {"logits" if field == HEAD_OUTPUTS[heads[0]][0] else field: field for field in fields}
+    return {field: field for field in fields}
+
+
+def position_ids(spec: ModelSpec, input_ids: jax.Array) -> jax.Array:
+    """int32[B, S]: positions before ``position_offset`` is added.
+
+    BERT counts every token; RoBERTa counts those that are not padding and gives padding the row before the first.
+    """
+    if spec.family == "roberta":
+        real = (input_ids != spec.model.position_offset - 1).astype(jnp.int32)
+        return jnp.cumsum(real, axis=1) * real - 1
+    return jnp.cumsum(jnp.ones_like(input_ids, jnp.int32), axis=1) - 1
+
+
+def forward(
+    spec: ModelSpec,
+    params: Mapping[str, jax.Array],
+    input_ids: jax.Array,
+    attention_mask: jax.Array,
+    token_type_ids: jax.Array,
+) -> dict[str, jax.Array]:
+    """The model's outputs by exported name, float32 arithmetic; ``params`` canonical, inputs int[B, S].
+
+    Any non-zero ``attention_mask`` means a token that is seen. Traceable by jax.
+    """
+    network = BertModel(spec.model, ExecutionConfig(vocab_multiple=1), spec.heads, spec.sentence)
+    features = {
+        "input_ids": input_ids,
+        "token_type_ids": token_type_ids,
+        "position_ids": position_ids(spec, input_ids),
+        "sequence_ids": (attention_mask != 0).astype(jnp.int32),
+    }
+    output = network.apply({"params": traverse_util.unflatten_dict(dict(params), sep="/")}, features)
+    return {name: FIELDS[field](output) for name, field in output_names(spec).items()}
+
+
+def output_shapes(spec: ModelSpec) -> dict[str, list[str | int]]:
+    """Shape of every output; its free sizes are called batch and sequence."""
+    batch, sequence = symbolic_sizes(spec)
+    params = {name: jax.ShapeDtypeStruct(shape, jnp.float32) for name, shape in parameter_shapes(spec).items()}
+    ids = jax.ShapeDtypeStruct((batch, sequence), jnp.int32)
+    shapes = jax.eval_shape(lambda params, *inputs: forward(spec, params, *inputs), params, ids, ids, ids)
+    return {
+        name: [size if isinstance(size, int) else str(size) for size in shapes[name].shape]
+        for name in output_names(spec)
+    }
+
+
+def symbolic_sizes(spec: ModelSpec) -> tuple[Any, ...]:
+    """The sizes batch and sequence of an exported program; no sequence is longer than the model's positions."""
+    limit = f"sequence <= {spec.model.max_length}"
+    return jax.export.symbolic_shape("batch, sequence", constraints=[limit])
+
+
+def sample_inputs(spec: ModelSpec, shapes: tuple[tuple[int, int], ...] = ()) -> Iterator[dict[str, np.ndarray]]:
+    """int64 inputs that try a program: one token, ragged rows padded right and left, the full length."""
+    rng = np.random.default_rng(0)
+    longest = spec.model.max_length
+    for batch, length in shapes or ((1, 1), (3, min(17, longest)), (2, longest)):
+        ids = rng.integers(0, spec.model.vocab_size, (batch, length))
+        types = rng.integers(0, spec.model.type_vocab_size, (batch, length))
+        mask = np.ones((batch, length), np.int64)
+        for row in range(1, batch):
+            used = int(rng.integers(1, length + 1))
+            hidden = slice(used, None) if row % 2 else slice(None, length - used)
+            mask[row, hidden] = types[row, hidden] = 0
+            if spec.family == "roberta":
+                ids[row, hidden] = spec.model.position_offset - 1
+        yield {"input_ids": ids, "attention_mask": mask, "token_type_ids": types}
+
+
+def largest_differences(
+    spec: ModelSpec,
+    params: Mapping[str, np.ndarray],
+    program: Callable[[dict[str, np.ndarray]], Mapping[str, np.ndarray]],
+    shapes: tuple[tuple[int, int], ...] = (),
+) -> dict[str, float]:
+    """Largest absolute difference of every output of ``program`` from :func:`forward` over sample inputs.
+
+    Infinite where shapes differ or a value is not finite. Raises ``ValueError`` when output names differ.
+    """
+    reference = jax.jit(lambda params, *inputs: forward(spec, params, *inputs))
+    worst = dict.fromkeys(output_names(spec), 0.0)
+    on_device = {name: jnp.asarray(values, jnp.float32) for name, values in params.items()}
+    for inputs in sample_inputs(spec, shapes):
+        expected = reference(on_device, *(jnp.asarray(inputs[name], jnp.int32) for name in INPUTS))
+        given = program(inputs)
+        if list(given) != list(worst):
+            raise ValueError(f"outputs are {', '.join(given)}; expected {', '.join(worst)}")
+        for name in worst:
+            worst[name] = max(worst[name], _difference(given[name], np.asarray(expected[name])))
+    return worst
+
+
+def _difference(given: np.ndarray, expected: np.ndarray) -> float:
+    if given.shape != expected.shape:
+        return float("inf")
+    largest = float(np.max(np.abs(np.asarray(given, np.float32) - expected)))
+    # A NaN would pass every later comparison with a bar.
+    return largest if np.isfinite(largest) else float("inf")
