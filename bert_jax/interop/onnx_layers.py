@@ -90,13 +90,13 @@ class Graph:
 
 
 def add_network(graph: Graph) -> list[str]:
-    """Append the whole network; returns the names of its outputs, which end in ``Identity`` nodes of these names."""
+    """Append the whole network; returns the names of its outputs."""
     from onnx import helper
 
     # Any non-zero value means a token that is seen.
     seen_BxS = graph.op("Cast", graph.op("Cast", "attention_mask", to=9), to=FLOAT)
     x_BxSxH = _embeddings(graph)
-    bias_Bx1x1xS = _attention_bias(graph, seen_BxS)
+    bias_Bx1x1xS = _attention_bias(graph)
     for i in range(graph.spec.model.num_layers):
         x_BxSxH = _layer(graph, x_BxSxH, bias_Bx1x1xS, f"encoder/layer_{i}")
     if graph.spec.model.norm_position == "pre":
@@ -137,10 +137,14 @@ def _embeddings(graph: Graph) -> str:
     return graph.layer_norm(x_BxSxH, "embeddings/layer_norm") if model.norm_position == "post" else x_BxSxH
 
 
-def _attention_bias(graph: Graph, seen_BxS: str) -> str:
-    """float32[B, 1, 1, S]: 0 where a key is seen, so large a negative number elsewhere that nothing else counts."""
-    hidden_BxS = graph.op("Mul", graph.op("Sub", graph.scalar(1), seen_BxS), graph.scalar(MASKED_SCORE))
-    return graph.op("Unsqueeze", hidden_BxS, graph.axes(1, 2))
+def _attention_bias(graph: Graph) -> str:
+    """float32[B, 1, 1, S]: 0 where a key is seen, so large a negative number elsewhere that nothing else counts.
+
+    These very nodes, two Unsqueeze among them, are what onnxruntime looks for to fuse attention.
+    """
+    mask_Bx1x1xS = graph.op("Unsqueeze", graph.op("Unsqueeze", "attention_mask", graph.axes(1)), graph.axes(2))
+    hidden_Bx1x1xS = graph.op("Sub", graph.scalar(1), graph.op("Cast", mask_Bx1x1xS, to=FLOAT))
+    return graph.op("Mul", hidden_Bx1x1xS, graph.scalar(MASKED_SCORE))
 
 
 def _layer(graph: Graph, x_BxSxH: str, bias_Bx1x1xS: str, name: str) -> str:
