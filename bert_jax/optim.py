@@ -25,7 +25,8 @@ def make_schedule(config: OptimizerConfig, num_steps: int) -> Schedule:
     """Learning rate of step ``step`` (0 for the first update): linear warmup, then the named decay.
 
     ``bert2018`` is google-research/bert's ``optimization.py``: linear decay counted from step 0, overwritten by
-    ``lr * step / warmup`` while ``step < warmup``, so that it drops where warmup ends.
+    ``lr * step / warmup`` while ``step < warmup``, so that it drops where warmup ends. ``inverse_sqrt``, which has
+    no end, never falls below ``final_fraction`` of the peak; ``constant`` does not decay.
     """
     peak, warmup = config.learning_rate, config.warmup_steps
     end = config.decay_steps or num_steps
@@ -37,7 +38,7 @@ def make_schedule(config: OptimizerConfig, num_steps: int) -> Schedule:
         if config.schedule == "constant":
             return jnp.ones_like(step)
         if config.schedule == "inverse_sqrt":
-            return jnp.sqrt(max(warmup, 1) / jnp.maximum(step, max(warmup, 1)))
+            return jnp.maximum(floor, jnp.sqrt(max(warmup, 1) / jnp.maximum(step, max(warmup, 1))))
         if config.schedule == "wsd":
             length = max(round(config.wsd_decay_fraction * end), 1)
             return floor + (1 - floor) * jnp.clip((end - step) / length, 0, 1)

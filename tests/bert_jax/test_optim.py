@@ -40,11 +40,11 @@ def rate(kind, step, *, warmup, end, final, wsd=0.25):
             angle = np.pi * (min(step, end) - warmup) / (end - warmup)
             return low + (PEAK - low) * np.cos(angle / 2) ** 2
         case "inverse_sqrt":
-            return PEAK / np.sqrt(max(step, warmup, 1) / max(warmup, 1))
+            return max(low, PEAK / np.sqrt(max(step, warmup, 1) / max(warmup, 1)))
     raise AssertionError(kind)
 
 
-@pytest.mark.parametrize("final", [0.0, 0.1])
+@pytest.mark.parametrize("final", [0.0, 0.1, 0.5])
 @pytest.mark.parametrize("decay_steps", [0, 60])
 @pytest.mark.parametrize("warmup", [0, 12])
 @pytest.mark.parametrize("kind", ["linear", "cosine", "constant", "inverse_sqrt", "wsd"])
