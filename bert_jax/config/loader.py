@@ -144,7 +144,9 @@ def read_yaml(path: Path) -> list[Setting]:
     return list(_yaml_settings(path, root, "")) if root is not None else []
 
 
-def _yaml_settings(path: Path, node: yaml.Node, prefix: str) -> Iterator[Setting]:
+def _yaml_settings(
+    path: Path, node: yaml.Node, prefix: str, above: tuple[yaml.Node, ...] = ()
+) -> Iterator[Setting]:
     source = f"{path}:{node.start_mark.line + 1}"
     key = prefix.rstrip(".")
     if isinstance(node, yaml.MappingNode):
@@ -158,7 +160,11 @@ def _yaml_settings(path: Path, node: yaml.Node, prefix: str) -> Iterator[Setting
             seen.add(key_node.value)
             if isinstance(value_node, yaml.MappingNode) and not value_node.value:
                 continue
-            yield from _yaml_settings(path, value_node, f"{prefix}{key_node.value}.")
+            if value_node in (*above, node):
+                raise ValueError(
+                    f"{where}: {prefix}{key_node.value}: an alias of what it stands in, without an end"
+                )
+            yield from _yaml_settings(path, value_node, f"{prefix}{key_node.value}.", (*above, node))
     elif not key:
         raise ValueError(f"{source}: expected sections such as 'model:' with keys under them")
     elif isinstance(node, yaml.SequenceNode):
