@@ -109,6 +109,11 @@ class TokenizerConfig:
     # Longest input in tokens, special tokens included; 0: as many as the model has positions.
     max_length: int = 0
 
+    def __post_init__(self) -> None:
+        # A description may be somebody else's: its file must lie beside it.
+        if "/" in self.file or "\\" in self.file or not self.file.endswith((".txt", ".model", ".json")):
+            raise ValueError(f"tokenizer.file: {self.file!r} is not the name of a .txt, .model or .json file")
+
 
 @dataclass(frozen=True, kw_only=True)
 class ModelSpec:

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -20,6 +20,11 @@ class ReadOptions:
     labels: tuple[str, ...] | None = None
     # Go on where config and tensors contradict each other, and say so.
     allow_mismatch: bool = False
+    # The moving average of the parameters (True), the parameters themselves (False), or what the format gives by
+    # itself (None: of a pretraining run the average where it has one, else the parameters).
+    ema: bool | None = None
+    # Feed-forward activation where the source leaves it open (a TF1 checkpoint's "gelu"); None: as the reader says.
+    activation: Literal["gelu", "gelu_tanh"] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

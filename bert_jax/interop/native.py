@@ -34,6 +34,7 @@ from bert_jax.parallel import make_mesh
 from bert_jax.tokenization import load_tokenizer
 from bert_jax.training.checkpoint import NoCheckpoint, checkpoint_folder, restore_newest, saved_steps
 from bert_jax.training.integrity import check_files, json_digest, tree_digest, write_checksums
+from bert_jax.training.writers import read_metrics
 
 SPEC_FILE = "model.json"
 
@@ -46,11 +47,17 @@ def is_native(path: Path) -> bool:
 
 
 def read_native(path: Path, options: ReadOptions) -> Weights:
-    """A saved model, or the newest sound checkpoint of a pretraining run (its moving average where it has one).
+    """A saved model, or the newest sound checkpoint of a pretraining run (its moving average where it has one and
+    ``options.ema`` does not say otherwise).
 
-    Raises ``ValueError`` when there is none, it is damaged, or its vocabulary is not the one it was saved with.
+    Raises ``ValueError`` when there is none, it is damaged, its vocabulary is not the one it was saved with, or a
+    moving average is asked for and there is none.
     """
-    return _read_saved(path) if (path / SPEC_FILE).is_file() else _read_run(path)
+    if not (path / SPEC_FILE).is_file():
+        return _read_run(path, options)
+    if options.ema:
+        raise ValueError(f"{path}: a saved model holds one set of parameters and no moving average")
+    return _read_saved(path)
 
 
 def write_saved(folder: Path, weights: Weights, step: int = 0) -> None:
@@ -138,7 +145,7 @@ def _read_saved(path: Path) -> Weights:
     return Weights(spec=spec, params=params, tokenizer_content=content, origin=meta["origin"])
 
 
-def _read_run(workdir: Path) -> Weights:
+def _read_run(workdir: Path, options: ReadOptions) -> Weights:
     config = load_config(PretrainConfig, ["--config", str(workdir / "config.yaml")])
     vocabularies = [path for path in sorted(workdir.iterdir()) if path.suffix in (".txt", ".model")]
     if len(vocabularies) != 1:
@@ -154,14 +161,28 @@ def _read_run(workdir: Path) -> Weights:
     if restored.meta["tokenizer"] != tokenizer.fingerprint:
         raise ValueError(f"{vocabularies[0]}: not the vocabulary that the model was trained with")
     state = restored.state
-    params = to_canonical(state.params if state.ema is None else state.ema, config.model.vocab_size)
+    if options.ema and state.ema is None:
+        raise ValueError(f"{workdir}: no moving average there; optimizer.ema_decay was 0")
+    averaged = state.ema is not None and options.ema is not False
+    params = to_canonical(state.ema if averaged else state.params, config.model.vocab_size)
     name = "tokenizer.model" if vocabularies[0].suffix == ".model" else "vocab.txt"
     spec = ModelSpec(
         model=config.model,
         heads=pretraining_heads(config.has_nsp),
         tokenizer=TokenizerConfig(file=name, lower_case=tokenizer.lower_case),
     )
-    origin = {"format": "pretraining run", "name": workdir.name, "step": restored.step, "recipe": to_dict(config)}
+    evaluations = [
+        line for line in read_metrics(workdir) if line.get("split") == "eval" and line["step"] <= restored.step
+    ]
+    origin = {
+        "format": "pretraining run",
+        "name": workdir.absolute().name,
+        "step": restored.step,
+        "moving_average": averaged,
+        "recipe": to_dict(config),
+        # The newest evaluation up to this step; measured on the moving average where the run has one.
+        "metrics": dict(evaluations[-1]) if evaluations else {},
+    }
     # numpy copies: the device buffers may go
     arrays = {name: np.asarray(values) for name, values in params.items()}
     return Weights(spec=spec, params=arrays, tokenizer_content=content, origin=origin)
