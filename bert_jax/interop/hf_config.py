@@ -15,6 +15,7 @@ from bert_jax.config import HeadsConfig, ModelConfig, ModelSpec
 CONFIG_FILE = "config.json"
 # A larger one is no description of a model.
 _LARGEST = 16 << 20
+_MOST_LABELS = 1 << 20
 
 # What a class holds beside the encoder. The heads of a model are those whose tensors are there; its class says what
 # "classifier" means.
@@ -81,6 +82,8 @@ class HfConfig:
     dropout: float | None
     # Whether the MLM output layer is the word embeddings.
     tied: bool
+    # Stored dtype (``dtype``, before transformers 5 ``torch_dtype``); None: not said.
+    dtype: str | None
     notes: tuple[str, ...] = ()
 
 
@@ -152,6 +155,7 @@ def model_parts(config: Mapping[str, Any], name: str) -> HfConfig:
         problem=None if problem is None else _PROBLEMS[problem],
         dropout=None if dropout is None else _number(config, "classifier_dropout", name),
         tied=tied is not False,
+        dtype=_dtype(config),
         notes=tuple(notes),
     )
 
@@ -202,12 +206,21 @@ def _number(config: Mapping[str, Any], key: str, name: str, default: float | Non
     return float(value)
 
 
+def _dtype(config: Mapping[str, Any]) -> str | None:
+    said = config.get("dtype", config.get("torch_dtype"))
+    return None if said is None else _short(said).strip('"').removeprefix("torch.")
+
+
 def _labels(config: Mapping[str, Any], name: str) -> tuple[str, ...] | None:
     """Class names by id; JSON has the ids as strings, so "10" would sort before "2"."""
     table = config.get("id2label")
     if table is None:
-        count = config.get("num_labels")
-        return None if count is None else default_labels(_integer(config, "num_labels", name))
+        if config.get("num_labels") is None:
+            return None
+        count = _integer(config, "num_labels", name)
+        if not 0 < count <= _MOST_LABELS:
+            raise ValueError(f"{name}: num_labels is {count}; allowed: 1 to {_MOST_LABELS}")
+        return default_labels(count)
     try:
         by_id = {int(key): str(label) for key, label in table.items()}
     except (AttributeError, TypeError, ValueError):

@@ -1,0 +1,164 @@
+"""The tensors of a Hugging Face folder, wherever they lie: safetensors or torch files, whole or in shards."""
+
+import json
+import math
+import pickle
+import zipfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bert_jax.interop.folder import inside, needed
+from bert_jax.interop.safetensors_file import StoredTensor, aligned_empty, read_header, read_values
+
+WEIGHT_FILES = (
+    "model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json",
+)  # fmt: skip
+_FOREIGN = ("tf_model.h5", "flax_model.msgpack", "model.ckpt.index", "rust_model.ot")
+_LARGEST_INDEX = 16 << 20
+_NAMES = {
+    "F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16", "I64": "int64", "I32": "int32",
+    "I16": "int16", "I8": "int8", "U64": "uint64", "U32": "uint32", "U16": "uint16", "U8": "uint8", "BOOL": "bool",
+    "F8_E4M3": "float8", "F8_E5M2": "float8",
+}  # fmt: skip
+FLOATS = ("float32", "float16", "bfloat16", "float64")
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """A tensor that has not been read yet."""
+
+    shape: tuple[int, ...]
+    dtype: str
+    # The values as stored; bfloat16 in ml_dtypes' type. May raise ValueError or OSError.
+    read: Callable[[], np.ndarray]
+
+
+def read_float32(tensor: Tensor, transpose: bool = False) -> np.ndarray:
+    """float32 in memory of its own, page-aligned and contiguous; transposed on request. ``dtype`` is in FLOATS."""
+    values = tensor.read()
+    if values.dtype == np.float32 and not transpose and values.flags.c_contiguous:
+        return values
+    target = aligned_empty(tensor.shape[::-1] if transpose else tensor.shape)
+    with np.errstate(over="ignore"):  # a float64 beyond float32 becomes infinite, and is reported as that
+        np.copyto(target, values.T if transpose else values, casting="unsafe")
+    return target
+
+
+def open_tensors(folder: Path) -> tuple[str, dict[str, Tensor]]:
+    """Name of the file that says where the weights are, and every tensor by its name there.
+
+    Raises ``ValueError``: no weights, a damaged or foreign file, a name that leads out of the folder, torch files
+    without torch.
+    """
+    name = next((name for name in WEIGHT_FILES if inside(folder, name) is not None), None)
+    if name is None:
+        foreign = [name for name in _FOREIGN if (folder / name).exists()]
+        hint = f"; {', '.join(foreign)} is not read: save it from transformers as safetensors" if foreign else ""
+        raise ValueError(f"{folder}: no weights there; looked for {', '.join(WEIGHT_FILES)}{hint}")
+    load = _safetensors if name.startswith("model") else _torch
+    file = needed(folder, name)
+    if not name.endswith(".json"):
+        return name, load(file)
+    return name, _sharded(folder, file, load)
+
+
+def _sharded(folder: Path, index: Path, load: Callable[[Path], dict[str, Tensor]]) -> dict[str, Tensor]:
+    if index.stat().st_size > _LARGEST_INDEX:
+        raise ValueError(f"{index}: {index.stat().st_size} bytes; an index is at most {_LARGEST_INDEX}")
+    try:
+        places = json.loads(index.read_bytes())["weight_map"]
+        files = sorted(set(places.values()))
+        named = all(isinstance(file, str) for file in files)
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise ValueError(f"{index}: no index of shards ({type(error).__name__}: {error})") from None
+    if not named:
+        raise ValueError(f"{index}: weight_map names a shard that is no text")
+    tensors: dict[str, Tensor] = {}
+    for file in files:
+        shard = load(needed(folder, file))
+        twice = sorted(set(shard) & set(tensors))
+        if twice:
+            raise ValueError(f"{folder / file}: holds {twice[0][:80]!r}, which another shard holds too")
+        lacking = [name for name, place in places.items() if place == file and name not in shard]
+        if lacking:
+            raise ValueError(f"{folder / file}: lacks {listed(lacking)}, which {index.name} puts there")
+        tensors |= shard
+    return tensors
+
+
+def listed(names: list[str], most: int = 20) -> str:
+    """Names for a message: all, or the first ``most`` and how many more."""
+    shown = ", ".join(name[:80] for name in names[:most])
+    return shown if len(names) <= most else f"{shown} and {len(names) - most} more"
+
+
+def _safetensors(file: Path) -> dict[str, Tensor]:
+    def reader(stored: StoredTensor) -> Callable[[], np.ndarray]:
+        return lambda: read_values(stored)
+
+    return {
+        name: Tensor(stored.shape, _NAMES[stored.dtype], reader(stored))
+        for name, stored in read_header(file).items()
+    }
+
+
+def _torch(file: Path) -> dict[str, Tensor]:
+    """Tensors of a ``torch.save`` file, read without running what its pickle asks for."""
+    try:
+        import torch
+    except ImportError:
+        raise ValueError(
+            f"{file}: a torch file, and torch is not installed; install it (pip install torch) or save the model "
+            "as safetensors"
+        ) from None
+    size = file.stat().st_size
+    whole_zip = zipfile.is_zipfile(file)
+    if whole_zip:
+        with zipfile.ZipFile(file) as archive:
+            entries = archive.infolist()
+            if any(entry.compress_type != zipfile.ZIP_STORED for entry in entries):
+                raise ValueError(f"{file}: compressed, as torch never writes it")
+            if sum(entry.file_size for entry in entries) > size:
+                raise ValueError(f"{file}: its parts are larger than itself; the file is damaged")
+    try:
+        # Files from before torch 1.6 are no zip and cannot be mapped.
+        state = torch.load(file, map_location="cpu", weights_only=True, mmap=whole_zip)
+    except (
+        RuntimeError,
+        pickle.UnpicklingError,
+        EOFError,
+        KeyError,
+        ValueError,
+        TypeError,
+        AttributeError,
+    ) as error:
+        reason = " ".join(str(error).split())[:160]
+        raise ValueError(f"{file}: not a torch file of plain tensors ({type(error).__name__}: {reason})") from None
+    if not isinstance(state, dict) or not all(isinstance(name, str) for name in state):
+        raise ValueError(f"{file}: holds a {type(state).__name__}, not a map from names to tensors")
+    return {name: _torch_tensor(torch, file, name, value, size) for name, value in state.items()}
+
+
+def _torch_tensor(torch: Any, file: Path, name: str, value: Any, file_size: int) -> Tensor:
+    where = f"{file}: {name[:80]!r}"
+    if not isinstance(value, torch.Tensor):
+        raise ValueError(f"{where} is a {type(value).__name__}, not a tensor; save the model's state_dict alone")
+    if value.layout != torch.strided or value.is_quantized or value.is_meta:
+        raise ValueError(f"{where} is a sparse, quantized or empty tensor; save plain ones")
+    shape = tuple(value.shape)
+    if math.prod(shape) * value.element_size() > file_size:
+        raise ValueError(f"{where} has the shape {shape}, more than the whole file; the file is damaged")
+
+    def read() -> np.ndarray:
+        plain = value.detach()
+        if plain.dtype == torch.bfloat16:  # numpy has no such type; exact
+            plain = plain.to(torch.float32)
+        target = aligned_empty(shape, plain.numpy().dtype)
+        np.copyto(target, plain.numpy())
+        return target
+
+    return Tensor(shape, str(value.dtype).removeprefix("torch."), read)

@@ -1,0 +1,135 @@
+"""A reader of safetensors files that trusts nothing in them and holds one tensor at a time.
+
+Format (huggingface/safetensors): 8 bytes with the length of a JSON header, the header (name -> dtype, shape,
+data_offsets), then the values, little-endian. Values are read with ``pread``, not mapped: mapped pages of a file
+count as memory of the process beside the copy that is made of them.
+"""
+
+import json
+import math
+import os
+import struct
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+# BERT-large's header has some 50 KB; the format allows 100 MB, which as JSON is a gigabyte of objects.
+LARGEST_HEADER = 4 << 20
+DTYPES: dict[str, np.dtype] = {
+    "F64": np.dtype("<f8"), "F32": np.dtype("<f4"), "F16": np.dtype("<f2"), "BF16": np.dtype(ml_dtypes.bfloat16),
+    "I64": np.dtype("<i8"), "I32": np.dtype("<i4"), "I16": np.dtype("<i2"), "I8": np.dtype("i1"),
+    "U64": np.dtype("<u8"), "U32": np.dtype("<u4"), "U16": np.dtype("<u2"), "U8": np.dtype("u1"),
+    "BOOL": np.dtype("?"), "F8_E4M3": np.dtype("u1"), "F8_E5M2": np.dtype("u1"),
+}  # fmt: skip
+_PAGE = 4096
+
+
+@dataclass(frozen=True)
+class StoredTensor:
+    """Where a tensor lies."""
+
+    file: Path
+    # Of the file: F32, BF16, ...
+    dtype: str
+    shape: tuple[int, ...]
+    # Bytes from the beginning of the file.
+    begin: int
+    end: int
+
+
+def aligned_empty(shape: tuple[int, ...], dtype: np.dtype | str = "float32") -> np.ndarray:
+    """An uninitialised array whose data begins at a page, so that jax on CPU can use it without a copy."""
+    dtype = np.dtype(dtype)
+    size = math.prod(shape) * dtype.itemsize
+    buffer = np.empty(size + _PAGE, np.uint8)
+    start = -buffer.ctypes.data % _PAGE
+    return buffer[start : start + size].view(dtype).reshape(shape)
+
+
+def read_header(file: Path) -> dict[str, StoredTensor]:
+    """Every tensor of ``file``, checked against its size.
+
+    Raises ``ValueError`` in one line: cut off, a header that is no header, sizes that contradict each other,
+    tensors that overlap or leave holes.
+    """
+    size = file.stat().st_size
+    with file.open("rb") as stream:
+        first = stream.read(8)
+        if len(first) < 8:
+            raise ValueError(f"{file}: {size} bytes are no safetensors file; get it again")
+        (length,) = struct.unpack("<Q", first)
+        if length > LARGEST_HEADER or length > size - 8:
+            raise ValueError(f"{file}: not a whole safetensors file (a header of {length} bytes in {size})")
+        text = stream.read(length)
+    try:
+        header = json.loads(text, object_pairs_hook=_no_duplicates)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{file}: the header is not JSON ({error})") from None
+    if not isinstance(header, dict):
+        raise ValueError(f"{file}: the header is not a JSON object")
+    header.pop("__metadata__", None)
+    start = 8 + length
+    tensors = {name: _tensor(file, name, entry, start, size) for name, entry in header.items()}
+    _check_layout(file, tensors, start, size)
+    return tensors
+
+
+def _no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    result = dict(pairs)
+    if len(result) != len(pairs):
+        raise ValueError("a name stands there twice")
+    return result
+
+
+def _tensor(file: Path, name: str, entry: Any, start: int, size: int) -> StoredTensor:
+    where = f"{file}: tensor {name[:80]!r}"
+    if not isinstance(entry, dict):
+        raise ValueError(f"{where}: its entry is not an object")
+    dtype, shape, offsets = entry.get("dtype"), entry.get("shape"), entry.get("data_offsets")
+    if not isinstance(dtype, str) or dtype not in DTYPES:
+        raise ValueError(f"{where}: dtype {str(dtype)[:20]!r} is not known; known: {', '.join(DTYPES)}")
+    if not _naturals(shape) or len(shape) > 8:
+        raise ValueError(f"{where}: its shape is not a list of up to 8 sizes")
+    if not _naturals(offsets) or len(offsets) != 2:
+        raise ValueError(f"{where}: its data_offsets are not two positions")
+    begin, end = start + offsets[0], start + offsets[1]
+    if not begin <= end <= size:
+        raise ValueError(f"{where}: lies outside the file ({size} bytes); the file is cut off or damaged")
+    if math.prod(shape) * DTYPES[dtype].itemsize != end - begin:
+        raise ValueError(f"{where}: {end - begin} bytes do not make the shape {tuple(shape)} of {dtype}")
+    return StoredTensor(file, dtype, tuple(shape), begin, end)
+
+
+def _naturals(value: Any) -> bool:
+    return isinstance(value, list) and all(type(item) is int and 0 <= item < 1 << 63 for item in value)
+
+
+def _check_layout(file: Path, tensors: dict[str, StoredTensor], start: int, size: int) -> None:
+    position = start
+    for name, tensor in sorted(tensors.items(), key=lambda item: (item[1].begin, item[1].end)):
+        if tensor.begin != position:
+            what = "overlaps the one before it" if tensor.begin < position else "leaves a hole before it"
+            raise ValueError(f"{file}: tensor {name[:80]!r} {what}; the file is damaged")
+        position = tensor.end
+    if position != size:
+        raise ValueError(f"{file}: {size - position} bytes after the last tensor; the file is damaged")
+
+
+def read_values(tensor: StoredTensor) -> np.ndarray:
+    """The tensor as it is stored, in memory of its own. Raises ``ValueError`` when the file ends before it."""
+    values = aligned_empty(tensor.shape, DTYPES[tensor.dtype])
+    view = memoryview(values.reshape(-1).view(np.uint8))
+    descriptor = os.open(tensor.file, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        done = 0
+        while done < len(view):
+            count = os.preadv(descriptor, [view[done : done + (1 << 26)]], tensor.begin + done)
+            if not count:
+                raise ValueError(f"{tensor.file}: ended while it was read")
+            done += count
+    finally:
+        os.close(descriptor)
+    return values
