@@ -48,6 +48,7 @@ from bert_jax.training.state import (
     parameter_count,
 )
 from bert_jax.training.step import make_eval_step, make_train_step
+from bert_jax.training.warm_start import RECORD, WarmStart
 from bert_jax.training.writers import MetricsWriter
 
 # What a new phase may change of the model: it changes no parameter.
@@ -104,14 +105,17 @@ def run(
     vocabulary: Path,
     stop: StopRequest,
     continue_from: Path | None = None,
+    warm_start: WarmStart | None = None,
     allow_numeric_change: bool = False,
     started: float | None = None,
 ) -> None:
     """The run itself, in a workdir that this process holds. ``stop`` is asked between steps.
 
-    ``vocabulary``, the file of ``tokenizer``, is copied beside the checkpoints, so the workdir is whole.
+    ``vocabulary``, the file of ``tokenizer``, is copied beside the checkpoints, so the workdir is whole. The
+    parameters of ``warm_start`` are those of step 0; a run that has a checkpoint only repeats what it says.
     """
     started = time.perf_counter() if started is None else started
+    warm_start = warm_start or WarmStart()
 
     # --- Workdir ---------------------------------------------------------------------------------------------
     training = config.training
@@ -132,8 +136,8 @@ def run(
     optimizer = make_optimizer(config.optimizer)
     abstract = abstract_state(model, optimizer, mesh, with_ema=config.optimizer.ema_decay > 0)
 
-    # --- State: own checkpoint, else the phase before, else fresh ----------------------------------------------
-    messages: list[str] = []
+    # --- State: own checkpoint, else the phase before, else step 0 (read or drawn) ------------------------------
+    messages: list[str] = [*warm_start.messages]
     state_memory = "the model's state", state_advice(config), lambda: state_bytes(abstract)
     with explain_memory(*state_memory):
         restored = restore_newest(workdir, config, mesh, read_only=False, may_change=set(), report=messages.append)
@@ -162,7 +166,10 @@ def run(
         messages.append(f"new phase from {continue_from} at step {first_step:,}")
     else:
         with explain_memory(*state_memory):
-            state, first_step = jax.block_until_ready(initial_state(model, optimizer, abstract, training.seed)), 0
+            start = initial_state(model, optimizer, abstract, training.seed, warm_start.params)
+            state, first_step = jax.block_until_ready(start), 0
+            del start
+            warm_start.params.clear()
 
     # --- Data: before anything in the workdir changes, because data that differ are refused here ----------------
     complete = first_step >= training.num_steps
@@ -178,6 +185,8 @@ def run(
     # --- Log -------------------------------------------------------------------------------------------------
     if not complete:
         write_atomically(workdir / "config.yaml", dump_yaml(config))
+        if warm_start.record:
+            write_atomically(workdir / RECORD, warm_start.record)
         (workdir / "report.html").unlink(missing_ok=True)  # an older one would pass for this run's
         if vocabulary.resolve() != (workdir / vocabulary.name).resolve():
             shutil.copyfile(vocabulary, workdir / vocabulary.name)

@@ -1,6 +1,7 @@
 """TrainState: everything that lives on devices, how it starts and how it is cut over the mesh."""
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -39,15 +40,17 @@ def make_prng_key(execution: ExecutionConfig, seed: int) -> jax.Array:
     return jax.random.key(seed, impl={"threefry": "threefry2x32", "rbg": "rbg"}[execution.prng])
 
 
-def initial_params(model: BertModel, seed: int) -> Any:
+def initial_params(model: BertModel, seed: int, loaded: Mapping[str, Any] | None = None) -> Any:
     """Parameters in the running layout. The values depend on the seed and the canonical names alone: they are
-    drawn in the unrolled, unpadded layout, then stacked and padded."""
+    drawn in the unrolled, unpadded layout, then stacked and padded. Canonical arrays in ``loaded`` take the place
+    of drawn ones; raises ``ValueError`` for one that the model has not or in another shape."""
     plain = dataclasses.replace(model.execution, scan_layers=False, vocab_multiple=1)
     source = model.clone(execution=plain, mesh=None)
     batch = {n: jnp.zeros(s, d) for n, (s, d) in feature_shapes(1, 8, 1).items()}
     drawn = nn.unbox(source.init(jax.random.key(seed), batch)["params"])
     vocab_size = model.config.vocab_size
-    return from_canonical(to_canonical(drawn, vocab_size), nn.unbox(abstract_params(model)), vocab_size)
+    flat = to_canonical(drawn, vocab_size) | dict(loaded or {})
+    return from_canonical(flat, nn.unbox(abstract_params(model)), vocab_size)
 
 
 def abstract_state(
@@ -78,16 +81,21 @@ def abstract_state(
 
 
 def initial_state(
-    model: BertModel, optimizer: optax.GradientTransformation, abstract: TrainState, seed: int
+    model: BertModel,
+    optimizer: optax.GradientTransformation,
+    abstract: TrainState,
+    seed: int,
+    loaded: Mapping[str, Any] | None = None,
 ) -> TrainState:
-    """A fresh state, made directly in its shardings."""
+    """A fresh state, made directly in its shardings: parameters (and average) from the canonical arrays in
+    ``loaded`` where it has them, else drawn."""
 
-    def make() -> TrainState:
-        params = initial_params(model, seed)
+    def make(loaded: dict[str, jax.Array]) -> TrainState:
+        params = initial_params(model, seed, loaded)
         ema = jax.tree.map(jnp.copy, params) if abstract.ema is not None else None
         return TrainState(jnp.zeros((), jnp.int32), params, optimizer.init(params), ema)
 
-    return jax.jit(make, out_shardings=jax.tree.map(lambda leaf: leaf.sharding, abstract))()
+    return jax.jit(make, out_shardings=jax.tree.map(lambda leaf: leaf.sharding, abstract))(dict(loaded or {}))
 
 
 def parameter_count(params: Any, vocab_size: int) -> int:
