@@ -1,0 +1,107 @@
+"""Masking when records are read: decided by epoch and example alone."""
+
+import dataclasses
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from input_shards import (
+    VOCAB,
+    M,
+    S,
+    assert_equal,
+    config,
+    example_features,
+    make_shards,
+    numbers_of,
+    stream,
+    take,
+)
+
+from data_pipeline import shards
+from data_pipeline.input import eval_batches
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    """512 records in files of uneven sizes, one of them empty."""
+    return make_shards(tmp_path_factory.mktemp("shards"), 100, 0, 7, 250, 155)
+
+
+MASKER = SimpleNamespace(vocab_size=VOCAB, mask_id=4, cls_id=2, sep_id=3)
+
+
+@pytest.fixture(scope="module")
+def unmasked(tmp_path_factory) -> Path:
+    """256 records without masks: [CLS], number, number, tokens, [SEP], padding; every other token begins a word."""
+    features = example_features(np.arange(256))
+    for name in ("masked_lm_positions", "masked_lm_ids", "masked_lm_weights"):
+        del features[name]
+    last = features["input_mask"].sum(1) - 1
+    features["input_ids"][:, 0], features["input_ids"][np.arange(256), last] = 2, 3
+    features["word_starts"] = features["input_mask"] * (np.arange(S) % 2)
+    folder = tmp_path_factory.mktemp("unmasked")
+    shards.write_index(folder, [shards.write_records(folder / "a.tfrecord", shards.encode_examples(features))])
+    return folder
+
+
+def unmask(batch: dict[str, np.ndarray]) -> np.ndarray:
+    ids = batch["input_ids"].copy()
+    row, column = np.nonzero(batch["mlm_weights"])
+    ids[row, batch["mlm_positions"][row, column]] = batch["mlm_labels"][row, column]
+    return ids
+
+
+@pytest.mark.parametrize("unit", ["token", "whole_word"])
+def test_dynamic_masks_follow_epoch_and_example_alone(unmasked, unit):
+    data = config(masking="dynamic", mask_unit=unit, mask_fraction=0.2)
+    batches = stream(unmasked, data, tokenizer=MASKER)
+    masked: dict[int, list[bytes]] = {}
+    seen = take(batches, 32)
+    for batch in seen:
+        ids = unmask(batch)
+        numbers = numbers_of(ids)
+        predictions = batch["mlm_weights"].sum(1)
+        lengths = batch["sequence_ids"].sum(1)
+        assert predictions.any()
+        if unit == "token":
+            np.testing.assert_array_equal(predictions, np.clip(np.rint(lengths * 0.2), 1, M))
+        assert not np.isin(batch["mlm_labels"][batch["mlm_weights"] > 0], [0, 2, 3]).any(), (
+            "specials are never masked"
+        )
+        for row, number in enumerate(numbers.tolist()):
+            masked.setdefault(number, []).append(
+                batch["mlm_positions"][row].tobytes() + batch["input_ids"][row].tobytes()
+            )
+    assert sorted(masked) == list(range(256)) and all(len(versions) == 2 for versions in masked.values())
+    assert np.mean([first != second for first, second in masked.values()]) > 0.7, "another epoch, other masks"
+
+    again = stream(unmasked, data, tokenizer=MASKER)
+    again.restore(batches.state() | {"data_step": 21})
+    assert_equal(take(again, 4), seen[21:25])
+    part = take(stream(unmasked, data, tokenizer=MASKER, rows=range(4, 8)), 3)
+    assert_equal(part, [{name: values[4:8] for name, values in batch.items()} for batch in seen[:3]])
+    with pytest.raises(ValueError, match="masking options differ"):
+        stream(unmasked, dataclasses.replace(data, mask_fraction=0.3), tokenizer=MASKER).restore(batches.state())
+
+
+def test_dynamic_evaluation_has_fixed_masks(unmasked):
+    data = config(masking="dynamic")
+    first, second = (
+        list(eval_batches(data, folder=unmasked, batch_size=size, tokenizer=MASKER)) for size in (100, 64)
+    )
+    joined = [{n: np.concatenate([b[n] for b in batches])[:256] for n in batches[0]} for batches in (first, second)]
+    assert_equal(*[[batch] for batch in joined])
+    ids = unmask(joined[0])
+    assert numbers_of(ids).tolist() == list(range(256))
+    assert not any(values[56:].any() for values in first[-1].values())
+
+
+def test_dynamic_masking_needs_unmasked_shards_and_a_vocabulary(unmasked, folder):
+    with pytest.raises(ValueError, match=r"data\.masking: dynamic, but the shards .* were masked when built"):
+        stream(folder, config(masking="dynamic"))
+    with pytest.raises(ValueError, match=r"data\.masking: static, but the shards .* hold no masks"):
+        stream(unmasked)
+    with pytest.raises(ValueError, match=r"needs the vocabulary; give data\.vocab"):
+        stream(unmasked, config(masking="dynamic"), tokenizer=None)
