@@ -6,6 +6,7 @@ position), so what happens to a row depends on its key alone, not on the batch, 
 Legend: B rows, S tokens per row, M most predictions per row, W words.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -160,6 +161,7 @@ class _Words:
         after_gap = maskable.copy()
         after_gap[:, 1:] &= ~maskable[:, :-1]  # a segment's first piece begins a word even if it continues one
         self.starts = maskable & (word_starts.astype(bool) | after_gap)
+        self.most = int(self.starts.sum(1).max(initial=1))  # words of a row, at least 1
         self.maskable = maskable
         self.number = np.cumsum(self.starts, axis=1) - 1  # of the word that each token belongs to
         flat = (np.arange(rows)[:, None] * size + self.number)[maskable]
@@ -174,18 +176,24 @@ class _Words:
         return np.take_along_axis(chosen, np.maximum(self.number, 0), 1) & self.maskable
 
 
+def _turns(words: _Words, keys: np.ndarray, left: np.ndarray) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
+    """Every row goes through its words in random order while it has tokens ``left`` to choose: turn by turn
+    (number of the turn, the rows that still choose, the word of each). The caller counts ``left`` down."""
+    rows, size = words.starts.shape
+    order = _in_random_order(words.starts, keys, words.most)
+    active = np.arange(rows)
+    for turn in range(order.shape[1]):
+        active = active[(left[active] > 0) & (order[active, turn] < size)]
+        if not len(active):
+            return
+        yield turn, active, words.number[active, order[active, turn]]
+
+
 def _choose_words(words: _Words, keys: np.ndarray, counts: np.ndarray, config: MaskingSettings) -> np.ndarray:
     """Tokens bool[B, S] of random whole words within each row's count."""
-    rows, size = words.starts.shape
-    order = _in_random_order(words.starts, keys, int(words.starts.sum(1).max(initial=1)) or 1)
-    chosen = np.zeros((rows, size), bool)
+    chosen = np.zeros(words.starts.shape, bool)
     left = counts.copy()
-    active = np.arange(rows)
-    for rank in range(order.shape[1]):
-        active = active[(left[active] > 0) & (order[active, rank] < size)]
-        if not len(active):
-            break
-        word = words.number[active, order[active, rank]]
+    for _, active, word in _turns(words, keys, left):
         fits = words.sizes[active, word] <= left[active]
         chosen[active, word] = fits
         left[active] -= np.where(fits, words.sizes[active, word], 0)
@@ -198,25 +206,19 @@ def _choose_spans(words: _Words, keys: np.ndarray, counts: np.ndarray, config: M
     A span begins at a random word and has a geometric length in words; it ends early at the end of its segment,
     at a word that is chosen already and at one that would exceed the count.
     """
-    rows, size = words.starts.shape
-    order = _in_random_order(words.starts, keys, int(words.starts.sum(1).max(initial=1)) or 1)
+    size = words.starts.shape[1]
     cumulative = np.cumsum(span_probabilities(config.span_mean, config.span_max))
-    draws = uniform(draw_bits(keys, _SPAN_LENGTH, order.shape[1]))
+    draws = uniform(draw_bits(keys, _SPAN_LENGTH, words.most))
     lengths = 1 + np.searchsorted(cumulative[:-1], draws, side="right")
-    chosen = np.zeros((rows, size), bool)
+    chosen = np.zeros(words.starts.shape, bool)
     left = counts.copy()
-    active = np.arange(rows)
-    for rank in range(order.shape[1]):
-        active = active[(left[active] > 0) & (order[active, rank] < size)]
-        if not len(active):
-            break
-        first = words.number[active, order[active, rank]]
+    for turn, active, first in _turns(words, keys, left):
         growing = np.arange(len(active))
-        for step in range(int(lengths[active, rank].max())):
+        for step in range(int(lengths[active, turn].max())):
             row = active[growing]
             word = np.minimum(first[growing] + step, size - 1)
             grows = (
-                (step < lengths[row, rank])
+                (step < lengths[row, turn])
                 & (first[growing] + step < size)
                 & (words.segments[row, word] == words.segments[row, first[growing]])
                 & ~chosen[row, word]
