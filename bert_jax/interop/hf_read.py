@@ -41,7 +41,7 @@ def read_hf(path: Path, options: ReadOptions) -> Weights:
     params = found.read(spec)
     tokenizer, content, tokenizer_notes = read_tokenizer_files(path, options)
     if tokenizer is not None and content is not None:
-        found.notes += _check_vocabulary(path, tokenizer, content, spec.model.vocab_size)
+        found.notes += check_vocabulary(path, tokenizer, content, spec.model.vocab_size)
         spec = dataclasses.replace(spec, tokenizer=tokenizer)
     origin: dict[str, Any] = {"format": "Hugging Face folder", "name": path.absolute().name}
     if said.architecture:
@@ -55,7 +55,7 @@ def read_hf(path: Path, options: ReadOptions) -> Weights:
     )
 
 
-def _check_vocabulary(path: Path, config: TokenizerConfig, content: bytes, rows: int) -> list[str]:
+def check_vocabulary(path: Path, config: TokenizerConfig, content: bytes, rows: int) -> list[str]:
     """A vocabulary with more pieces than the model has rows would index past its end."""
     pieces = build_tokenizer(config, content, str(path / config.file)).vocab_size
     if pieces > rows:

@@ -1,0 +1,169 @@
+"""What every format can hold of a model: one table, read by the exporter and shown in docs/weights.md."""
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+from typing import Literal
+
+from bert_jax.config import HeadsConfig, ModelSpec
+from bert_jax.interop.exchange import Weights, parameter_shapes
+from bert_jax.interop.hf_config import heads_of_class, hf_class
+
+FORMATS = ("hf", "sentence-transformers", "tf1", "onnx", "stablehlo", "npz")
+DTYPES = ("float32", "bfloat16")
+Verdict = Literal["yes", "encoder only", "refused"]
+
+# Row -> what it means. A model is in every row that applies to it.
+HEAD_ROWS = {
+    "no head": "the encoder alone",
+    "pooler": "pooled output",
+    "mlm": "masked language model",
+    "nsp": "sentence pair",
+    "sequence": "classes or a value per text",
+    "token": "a tag per token",
+    "span": "start and end of an answer",
+    "choice": "one score per choice",
+    "sentence": "pooling and what follows it (Sentence-BERT)",
+    "several heads": "heads that no single transformers class holds",
+}
+PROPERTY_ROWS = {
+    "roberta": "family roberta",
+    "pre-norm": "LayerNorm before each sub-layer",
+    "sinusoidal": "sinusoidal positions",
+    "offset": "family bert with model.position_offset above 0",
+    "gelu": "activation gelu (erf)",
+    "gelu_tanh": "activation gelu_tanh",
+    "gelu_sigmoid": "activation gelu_sigmoid",
+    "relu": "activation relu",
+    "epsilon": "LayerNorm epsilon other than 1e-12",
+    "bfloat16": "stored as bfloat16",
+}
+ROWS = {**HEAD_ROWS, **PROPERTY_ROWS}
+
+_Y: Verdict = "yes"
+_E: Verdict = "encoder only"
+_R: Verdict = "refused"
+# Columns in the order of FORMATS.
+_CELLS: dict[str, tuple[Verdict, ...]] = {
+    "no head":       (_Y, _Y, _Y, _Y, _Y, _Y),
+    "pooler":        (_Y, _Y, _Y, _Y, _Y, _Y),
+    "mlm":           (_Y, _E, _Y, _Y, _Y, _Y),
+    "nsp":           (_Y, _E, _Y, _Y, _Y, _Y),
+    "sequence":      (_Y, _E, _Y, _Y, _Y, _Y),
+    "token":         (_Y, _E, _E, _Y, _Y, _Y),
+    "span":          (_Y, _E, _Y, _Y, _Y, _Y),
+    "choice":        (_Y, _E, _E, _Y, _Y, _Y),
+    "sentence":      (_E, _Y, _E, _Y, _Y, _Y),
+    "several heads": (_R, _E, _Y, _Y, _Y, _Y),
+    "roberta":       (_Y, _Y, _R, _Y, _Y, _Y),
+    "pre-norm":      (_R, _R, _R, _Y, _Y, _Y),
+    "sinusoidal":    (_R, _R, _R, _Y, _Y, _Y),
+    "offset":        (_R, _R, _R, _Y, _Y, _Y),
+    "gelu":          (_Y, _Y, _Y, _Y, _Y, _Y),
+    "gelu_tanh":     (_Y, _Y, _Y, _Y, _Y, _Y),
+    "gelu_sigmoid":  (_Y, _Y, _R, _Y, _Y, _Y),
+    "relu":          (_Y, _Y, _Y, _Y, _Y, _Y),
+    "epsilon":       (_Y, _Y, _R, _Y, _Y, _Y),
+    "bfloat16":      (_Y, _Y, _R, _Y, _Y, _Y),
+}  # fmt: skip
+TABLE: dict[str, dict[str, Verdict]] = {
+    row: dict(zip(FORMATS, cells, strict=True)) for row, cells in _CELLS.items()
+}
+
+
+def rows_of(spec: ModelSpec, dtype: str = "float32") -> Iterator[str]:
+    """The rows of the table that apply to a model."""
+    heads, model = spec.heads.present(), spec.model
+    if not heads and spec.sentence is None:
+        yield "no head"
+    yield from heads
+    if spec.sentence is not None:
+        yield "sentence"
+    try:
+        hf_class(spec)
+    except ValueError:
+        yield "several heads"
+    if spec.family == "roberta":
+        yield "roberta"
+    elif model.position_offset:
+        yield "offset"
+    if model.norm_position == "pre":
+        yield "pre-norm"
+    if model.position_embeddings == "sinusoidal":
+        yield "sinusoidal"
+    yield model.activation
+    if model.norm_epsilon != 1e-12:
+        yield "epsilon"
+    if dtype == "bfloat16":
+        yield "bfloat16"
+
+
+def fit(weights: Weights, format: str, dtype: str = "float32") -> tuple[Weights, list[str]]:
+    """``weights`` without what ``format`` cannot hold, and a line for each thing left out.
+
+    Raises ``ValueError`` where the table says refused.
+    """
+    rows = list(rows_of(weights.spec, dtype))
+    refused = [row for row in rows if TABLE[row][format] == "refused"]
+    if "several heads" in refused:
+        raise ValueError(
+            f"{format}: no transformers class ({weights.spec.family}) holds the heads "
+            f"{', '.join(weights.spec.heads.present())} together; choose some with --heads, or use another format"
+        )
+    if refused:
+        others = [other for other in FORMATS if all(TABLE[row][other] != "refused" for row in rows)]
+        raise ValueError(
+            f"{format} cannot hold this model ({'; '.join(ROWS[row] for row in refused)}); "
+            f"formats that can: {', '.join(others)}"
+        )
+    notes = []
+    dropped = [row for row in rows if TABLE[row][format] == "encoder only" and row != "several heads"]
+    if dropped:
+        kept = [name for name in _parts(weights.spec) if name not in dropped]
+        named = ", ".join(f"{row} ({ROWS[row]})" for row in dropped)
+        rest = " and ".join(["the encoder", *kept])
+        notes.append(f"WARNING: {format} has no place for {named}: left out; {rest} alone is exported")
+        weights = keep_heads(weights, kept)
+    if format == "hf" and heads_of_class(weights.spec) != weights.spec.heads:
+        notes.append(f"{hf_class(weights.spec)} has no pooler: its weights are left out")
+        weights = keep_heads(weights, [name for name in weights.spec.heads.present() if name != "pooler"])
+    return weights, notes
+
+
+def _parts(spec: ModelSpec) -> list[str]:
+    return [*spec.heads.present(), *(["sentence"] if spec.sentence is not None else [])]
+
+
+def keep_heads(weights: Weights, names: Sequence[str]) -> Weights:
+    """``weights`` with the heads in ``names`` alone, and the pooler where one of them stands on it.
+
+    Raises ``ValueError`` for a name that the model does not have.
+    """
+    spec, parts = weights.spec, _parts(weights.spec)
+    unknown = [name for name in names if name not in parts]
+    if unknown:
+        raise ValueError(f"heads: the model has no {', '.join(unknown)}; it has {', '.join(parts) or 'none'}")
+    old, kept = spec.heads, set(names)
+    heads = HeadsConfig(
+        pooler=old.pooler and bool(kept & {"pooler", "nsp", "sequence", "choice"}),
+        mlm="mlm" in kept,
+        nsp="nsp" in kept,
+        sequence_labels=old.sequence_labels if "sequence" in kept else (),
+        problem=old.problem if "sequence" in kept else "single_label",
+        token_labels=old.token_labels if "token" in kept else (),
+        span="span" in kept,
+        choice="choice" in kept,
+        dropout=old.dropout,
+    )
+    spec = dataclasses.replace(spec, heads=heads, sentence=spec.sentence if "sentence" in kept else None)
+    params = {name: weights.params[name] for name in parameter_shapes(spec)}
+    return dataclasses.replace(weights, spec=spec, params=params)
+
+
+def markdown_table() -> str:
+    """The table as docs/weights.md shows it."""
+    lines = [f"| | {' | '.join(FORMATS)} |", f"|{'---|' * (len(FORMATS) + 1)}"]
+    lines += [
+        f"| `{row}`: {meaning} | {' | '.join(TABLE[row][format] for format in FORMATS)} |"
+        for row, meaning in ROWS.items()
+    ]
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,110 @@
+"""Outputs of a Hugging Face folder in transformers itself, in a process of its own, against this library's.
+
+The other process runs the text of this file: it needs torch, transformers and numpy, and none of this library.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+# Largest allowed difference, relative to the largest value of an output (at least 1).
+BAR = 2e-5
+_MISSING = 7  # exit code: torch or transformers is not installed
+_TIMEOUT = 1800
+
+
+@dataclass(frozen=True)
+class PeerOutputs:
+    """What transformers makes of a folder."""
+
+    version: str
+    # Of every batch of inputs: output name -> values.
+    outputs: tuple[Mapping[str, np.ndarray], ...]
+    # What its load report lists: missing, unexpected and mismatched names.
+    problems: tuple[str, ...]
+
+
+def peer_outputs(
+    folder: Path, inputs: list[dict[str, np.ndarray]], peer_python: str | None = None
+) -> PeerOutputs | None:
+    """Load ``folder`` with the class that its config.json names and run every batch, in float32 on the CPU.
+
+    ``peer_python`` is a Python that has transformers and torch (default: this one). ``None`` where it has not.
+    Raises ``ValueError`` when transformers cannot load the folder.
+    """
+    with tempfile.TemporaryDirectory() as scratch:
+        for i, batch in enumerate(inputs):
+            np.savez(Path(scratch) / f"in_{i}.npz", **batch)
+        environment = {**os.environ, "HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error"}
+        if peer_python is not None:
+            environment.pop("PYTHONPATH", None)  # it belongs to this Python
+        # As -c and not as a script: a script's folder would come first on the other's path.
+        source = Path(__file__).read_text(encoding="utf-8")
+        command = [peer_python or sys.executable, "-c", source, str(folder.absolute()), scratch]
+        try:
+            done = subprocess.run(
+                command, env=environment, cwd=scratch, capture_output=True, text=True, timeout=_TIMEOUT, check=False
+            )
+        except OSError as error:
+            raise ValueError(f"{command[0]}: not a Python that can be run ({error.strerror})") from None
+        except subprocess.TimeoutExpired:
+            raise ValueError(f"{folder}: transformers took more than {_TIMEOUT} s") from None
+        if done.returncode == _MISSING:
+            return None
+        if done.returncode:
+            last = (done.stderr.strip().splitlines() or ["no message"])[-1]
+            raise ValueError(f"{folder}: transformers cannot load it: {last[:300]}")
+        said = json.loads((Path(scratch) / "report.json").read_text(encoding="utf-8"))
+        outputs = []
+        for i in range(len(inputs)):
+            with np.load(Path(scratch) / f"out_{i}.npz", allow_pickle=False) as arrays:
+                outputs.append(dict(arrays))
+    return PeerOutputs(said["version"], tuple(outputs), tuple(said["problems"]))
+
+
+def _batches(folder: Path) -> list[dict[str, np.ndarray]]:
+    count = len(list(folder.glob("in_*.npz")))
+    return [dict(np.load(folder / f"in_{i}.npz", allow_pickle=False)) for i in range(count)]
+
+
+def main(folder: str, scratch: Path) -> int:
+    """Answer :func:`peer_outputs` from the other side."""
+    try:
+        import torch
+        import transformers
+    except ImportError:
+        return _MISSING
+    config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True)
+    name = (config.architectures or ["AutoModel"])[0]
+    kind = getattr(transformers, name)
+    options: dict[str, Any] = {"local_files_only": True, "dtype": torch.float32, "output_loading_info": True}
+    model, info = kind.from_pretrained(folder, **options)
+    if name.endswith("Model") and any("pooler" in key for key in info["missing_keys"]):
+        model, info = kind.from_pretrained(folder, add_pooling_layer=False, **options)
+    model.eval()
+    problems = [f"{what}: {key}" for what, keys in info.items() for key in sorted(map(str, keys or []))]
+    # A folder's buffers are no weights.
+    problems = [text for text in problems if not text.endswith(("position_ids", "token_type_ids"))]
+    for i, batch in enumerate(_batches(scratch)):
+        tensors = {key: torch.from_numpy(values) for key, values in batch.items()}
+        if "MultipleChoice" in name:  # [B, choices, S]: each row is one choice
+            tensors = {key: values[:, None] for key, values in tensors.items()}
+        with torch.no_grad():
+            output = model(**tensors)
+        arrays = {key: values.numpy() for key, values in output.items() if isinstance(values, torch.Tensor)}
+        np.savez(scratch / f"out_{i}.npz", **arrays)
+    report = {"version": transformers.__version__, "problems": problems}
+    (scratch / "report.json").write_text(json.dumps(report), encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1], Path(sys.argv[2])))

@@ -1,0 +1,234 @@
+"""``README.md`` of an export: what the model is, where it comes from, what its outputs mean, how to load it."""
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from bert_jax.config import ModelSpec
+from bert_jax.interop.exchange import Weights, parameter_shapes
+
+_ACTIVATIONS = {
+    "gelu": "x * Phi(x) with the error function (exact GELU)",
+    "gelu_tanh": "the tanh approximation of GELU (google-research/bert's published code)",
+    "gelu_sigmoid": "x * sigmoid(1.702 x), an approximation of GELU",
+    "relu": "max(x, 0)",
+}
+_PROBLEMS = {
+    "single_label": "softmax over the classes",
+    "multi_label": "an independent sigmoid for each class",
+    "regression": "the value itself",
+}
+_LIBRARIES = {"hf": "transformers", "sentence-transformers": "sentence-transformers", "onnx": "onnx"}
+
+
+def model_card(weights: Weights, format: str, dtype: str, architecture: str | None, notes: Sequence[str]) -> str:
+    """Markdown. ``architecture`` is the transformers class of a Hugging Face folder; ``notes`` are the writer's."""
+    spec, origin = weights.spec, weights.origin
+    parts = [
+        _front_matter(spec, format),
+        f"# {_title(origin)}",
+        _summary(spec, dtype),
+        "## How to load it",
+        _loading(spec, format, architecture),
+        "## Model",
+        _table(_facts(spec, dtype)),
+        "## Outputs",
+        _bullets(_outputs(spec)),
+        "## Data and training",
+        _bullets(_training(origin)),
+        "## Metrics",
+        _metrics(origin.get("metrics") or {}),
+    ]
+    if notes:
+        parts += ["## Notes", _bullets(notes)]
+    if origin.get("recipe"):
+        text = json.dumps(origin["recipe"], indent=1, ensure_ascii=False)
+        parts += ["## Configuration of the run", f"```json\n{text}\n```"]
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def _front_matter(spec: ModelSpec, format: str) -> str:
+    heads = spec.heads.present()
+    pipelines = {
+        "sequence": "text-classification", "token": "token-classification", "span": "question-answering",
+        "choice": "multiple-choice", "mlm": "fill-mask",
+    }  # fmt: skip
+    tag = "sentence-similarity" if spec.sentence is not None else "feature-extraction"
+    tag = next((pipelines[head] for head in pipelines if head in heads), tag)
+    lines = [f"library_name: {_LIBRARIES[format]}"] if format in _LIBRARIES else []
+    return "\n".join(["---", *lines, f"pipeline_tag: {tag}", "tags:", f"- {spec.family}", "---"])
+
+
+def _title(origin: Mapping[str, Any]) -> str:
+    return _one_line(origin.get("name") or "BERT encoder")
+
+
+def _one_line(value: Any) -> str:
+    return " ".join(str(value).split())[:200]
+
+
+def _summary(spec: ModelSpec, dtype: str) -> str:
+    model = spec.model
+    count = sum(_size(shape) for shape in parameter_shapes(spec).values())
+    heads = ", ".join([*spec.heads.present(), *(["sentence"] if spec.sentence is not None else [])])
+    return (
+        f"A {spec.family.upper() if spec.family == 'bert' else 'RoBERTa'} encoder of {model.num_layers} layers, "
+        f"width {model.hidden_size}, {count:,} parameters ({dtype}); heads: {heads or 'none'}."
+    )
+
+
+def _size(shape: tuple[int, ...]) -> int:
+    size = 1
+    for length in shape:
+        size *= length
+    return size
+
+
+def _facts(spec: ModelSpec, dtype: str) -> list[tuple[str, str]]:
+    model, tokenizer = spec.model, spec.tokenizer
+    facts = [
+        ("layers", f"{model.num_layers}"),
+        ("width, feed-forward width", f"{model.hidden_size}, {model.intermediate_size}"),
+        ("attention heads", f"{model.num_attention_heads}"),
+        ("vocabulary", f"{model.vocab_size}"),
+        ("longest input", f"{spec.max_length} tokens, special tokens included"),
+        ("activation", f"`{model.activation}`: {_ACTIVATIONS[model.activation]}"),
+        ("LayerNorm", f"{model.norm_position}-norm, epsilon {model.norm_epsilon:g}"),
+        ("positions", model.position_embeddings),
+        ("stored as", dtype),
+    ]
+    if tokenizer is not None and tokenizer.file.endswith(".txt"):
+        facts.append(
+            ("tokenizer", f"WordPiece, {'uncased' if tokenizer.lower_case else 'cased'} (`{tokenizer.file}`)")
+        )
+    elif tokenizer is not None:
+        facts.append(("tokenizer", f"`{tokenizer.file}`"))
+    return facts
+
+
+def _outputs(spec: ModelSpec) -> list[str]:
+    heads = spec.heads
+    lines = ["`last_hidden_state`: one vector per token"]
+    if heads.pooler:
+        lines.append("pooled output: tanh(dense(first token))")
+    if heads.mlm:
+        lines.append("masked language model: logits over the vocabulary at every position")
+    if heads.nsp:
+        lines.append("sentence pair: two logits, 0 = the second text follows the first, 1 = it does not")
+    if heads.sequence_labels:
+        lines.append(f"classes ({_PROBLEMS[heads.problem]}): {_labels(heads.sequence_labels)}")
+    if heads.token_labels:
+        lines.append(f"tags per token (softmax): {_labels(heads.token_labels)}")
+    if heads.span:
+        lines.append("span: logits of the start and the end of an answer, per token")
+    if heads.choice:
+        lines.append("choice: one score per choice, softmax over the choices of a question")
+    if spec.sentence is not None:
+        steps = [" and ".join(spec.sentence.pooling) + " pooling"]
+        steps += [
+            module.kind if module.kind == "normalize" else f"dense to {module.features}, {module.activation}"
+            for module in spec.sentence.modules
+        ]
+        lines.append(
+            f"sentence vector: {', then '.join(steps)}; compared by {spec.sentence.similarity or 'cosine'}"
+        )
+    return lines
+
+
+def _labels(labels: Sequence[str]) -> str:
+    shown = ", ".join(f"{i} = {_one_line(label)}" for i, label in enumerate(labels[:50]))
+    return shown if len(labels) <= 50 else f"{shown} and {len(labels) - 50} more"
+
+
+def _training(origin: Mapping[str, Any]) -> list[str]:
+    lines = [f"source: {_one_line(origin.get('format', 'not said'))}"]
+    if "class" in origin:
+        lines.append(f"class: {_one_line(origin['class'])}")
+    if "step" in origin:
+        average = ", moving average of the parameters" if origin.get("moving_average") else ""
+        lines.append(f"optimizer steps: {origin['step']}{average}")
+    recipe = origin.get("recipe") or {}
+    data, optimizer, training = (recipe.get(name) or {} for name in ("data", "optimizer", "training"))
+    if data:
+        corpus = ", ".join(map(_one_line, data.get("corpus") or ())) or "shards"
+        lines.append(
+            f"data: {corpus}; length {data.get('seq_length')}, {data.get('mask_fraction')} of the tokens masked by "
+            f"{data.get('mask_unit')}, sentence pairs: {data.get('next_sentence')}"
+        )
+    if optimizer and training:
+        lines.append(
+            f"optimizer: {optimizer.get('name')}, learning rate {optimizer.get('learning_rate')}, "
+            f"{training.get('global_batch_size')} sequences per step"
+        )
+    if not recipe:
+        lines.append("data and training: not said by the source")
+    return lines
+
+
+def _metrics(metrics: Mapping[str, Any]) -> str:
+    numbers = {key: value for key, value in metrics.items() if isinstance(value, int | float) and key != "step"}
+    if not numbers:
+        return "None were recorded."
+    when = f"On held-out data at step {metrics['step']}:\n\n" if "step" in metrics else ""
+    return when + _table([(key, f"{value:.6g}") for key, value in sorted(numbers.items())])
+
+
+def _loading(spec: ModelSpec, format: str, architecture: str | None) -> str:
+    if format == "hf":
+        extra = "" if spec.heads.present() else ", add_pooling_layer=False"
+        code = (
+            f"from transformers import AutoTokenizer, {architecture}\n\n"
+            'tokenizer = AutoTokenizer.from_pretrained("DIR")\n'
+            f'model = {architecture}.from_pretrained("DIR"{extra})'
+        )
+    else:
+        code = _SNIPPETS[format]
+    return (
+        f'```python\n{code}\n```\n\nHere: `bert_jax.load("DIR")`.'
+        if format in _READ_HERE
+        else f"```python\n{code}\n```"
+    )
+
+
+_READ_HERE = ("hf", "sentence-transformers", "tf1", "npz")
+_SNIPPETS = {
+    "sentence-transformers": (
+        "from sentence_transformers import SentenceTransformer\n\n"
+        'embeddings = SentenceTransformer("DIR").encode(["a text", "another"])'
+    ),
+    "tf1": (
+        "import tensorflow as tf\n\n"
+        'reader = tf.train.load_checkpoint("DIR/bert_model.ckpt")\n'
+        'reader.get_tensor("bert/embeddings/word_embeddings")\n\n'
+        "# google-research/bert's programs: --init_checkpoint=DIR/bert_model.ckpt\n"
+        "#   --bert_config_file=DIR/bert_config.json --vocab_file=DIR/vocab.txt"
+    ),
+    "onnx": (
+        "import onnxruntime\n\n"
+        'session = onnxruntime.InferenceSession("DIR/model.onnx")\n'
+        "# int64 [batch, sequence]\n"
+        'session.run(None, {"input_ids": ids, "attention_mask": mask, "token_type_ids": types})'
+    ),
+    "stablehlo": (
+        "import jax\nfrom pathlib import Path\n\n"
+        'program = jax.export.deserialize(bytearray(Path("DIR/model.jax_export").read_bytes()))'
+    ),
+    "npz": (
+        "import json\nimport numpy as np\n\n"
+        'arrays = np.load("DIR/weights.npz", allow_pickle=False)\n'
+        'dtypes = json.load(open("DIR/dtypes.json"))\n\n'
+        "def values(name):  # kernels are [in, out]\n"
+        "    stored = arrays[name]\n"
+        '    if dtypes[name] == "bfloat16":  # the upper half of a float32\n'
+        "        stored = (stored.astype(np.uint32) << 16).view(np.float32)\n"
+        "    return stored"
+    ),
+}
+
+
+def _bullets(lines: Sequence[str]) -> str:
+    return "\n".join(f"- {' '.join(line.split())}" for line in lines)
+
+
+def _table(rows: Sequence[tuple[str, str]]) -> str:
+    return "\n".join(["| | |", "|---|---|", *(f"| {name} | {value} |" for name, value in rows)])
