@@ -161,7 +161,6 @@ class _Words:
         after_gap = maskable.copy()
         after_gap[:, 1:] &= ~maskable[:, :-1]  # a segment's first piece begins a word even if it continues one
         self.starts = maskable & (word_starts.astype(bool) | after_gap)
-        self.most = int(self.starts.sum(1).max(initial=1))  # words of a row, at least 1
         self.maskable = maskable
         self.number = np.cumsum(self.starts, axis=1) - 1  # of the word that each token belongs to
         flat = (np.arange(rows)[:, None] * size + self.number)[maskable]
@@ -171,16 +170,19 @@ class _Words:
         row, column = np.nonzero(self.starts)
         self.segments[row, self.number[row, column]] = segment[row, column]
 
+    def in_random_order(self, keys: np.ndarray) -> np.ndarray:
+        """The words of each row in random order, by their first positions [B, most words]; S where none is left."""
+        return _in_random_order(self.starts, keys, int(self.starts.sum(1).max(initial=1)) or 1)
+
     def tokens(self, chosen: np.ndarray) -> np.ndarray:
         """Tokens bool[B, S] of the chosen words bool[B, W]."""
         return np.take_along_axis(chosen, np.maximum(self.number, 0), 1) & self.maskable
 
 
-def _turns(words: _Words, keys: np.ndarray, left: np.ndarray) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
-    """Every row goes through its words in random order while it has tokens ``left`` to choose: turn by turn
-    (number of the turn, the rows that still choose, the word of each). The caller counts ``left`` down."""
+def _turns(words: _Words, order: np.ndarray, left: np.ndarray) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
+    """Every row goes through its words in ``order`` while it has tokens ``left`` to choose: turn by turn (number
+    of the turn, the rows that still choose, the word of each). The caller counts ``left`` down."""
     rows, size = words.starts.shape
-    order = _in_random_order(words.starts, keys, words.most)
     active = np.arange(rows)
     for turn in range(order.shape[1]):
         active = active[(left[active] > 0) & (order[active, turn] < size)]
@@ -193,7 +195,7 @@ def _choose_words(words: _Words, keys: np.ndarray, counts: np.ndarray, config: M
     """Tokens bool[B, S] of random whole words within each row's count."""
     chosen = np.zeros(words.starts.shape, bool)
     left = counts.copy()
-    for _, active, word in _turns(words, keys, left):
+    for _, active, word in _turns(words, words.in_random_order(keys), left):
         fits = words.sizes[active, word] <= left[active]
         chosen[active, word] = fits
         left[active] -= np.where(fits, words.sizes[active, word], 0)
@@ -207,12 +209,13 @@ def _choose_spans(words: _Words, keys: np.ndarray, counts: np.ndarray, config: M
     at a word that is chosen already and at one that would exceed the count.
     """
     size = words.starts.shape[1]
+    order = words.in_random_order(keys)
     cumulative = np.cumsum(span_probabilities(config.span_mean, config.span_max))
-    draws = uniform(draw_bits(keys, _SPAN_LENGTH, words.most))
+    draws = uniform(draw_bits(keys, _SPAN_LENGTH, order.shape[1]))
     lengths = 1 + np.searchsorted(cumulative[:-1], draws, side="right")
     chosen = np.zeros(words.starts.shape, bool)
     left = counts.copy()
-    for turn, active, first in _turns(words, keys, left):
+    for turn, active, first in _turns(words, order, left):
         growing = np.arange(len(active))
         for step in range(int(lengths[active, turn].max())):
             row = active[growing]
