@@ -1,6 +1,5 @@
 """A pool of processes for offline jobs, and the lock and scratch folders that make killed builds harmless."""
 
-import fcntl
 import multiprocessing
 import os
 import shutil
@@ -10,10 +9,12 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from multiprocessing import connection, resource_tracker
 from pathlib import Path
 from typing import Any, TypeVar
+
+from bert_jax.folder_lock import hold_folder
 
 R = TypeVar("R")
 _SCRATCH = "scratch-"
@@ -133,18 +134,9 @@ def _main_module_hidden() -> Iterator[None]:
         main.__dict__.update(saved)
 
 
-@contextmanager
-def exclusive(folder: Path) -> Iterator[None]:
+def exclusive(folder: Path) -> AbstractContextManager[None]:
     """Hold ``folder`` (made if missing) for one build; ``ValueError`` when another process holds it."""
-    folder.mkdir(parents=True, exist_ok=True)
-    with (folder / ".lock").open("a") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise ValueError(
-                f"{folder}: another process is building here; wait for it or choose another folder"
-            ) from None
-        yield
+    return hold_folder(folder, "another process is building here; wait for it or choose another folder")
 
 
 @contextmanager

@@ -11,7 +11,13 @@ import pytest
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 # The jax-free layers: text is prepared on machines and in worker processes that need no jax.
-WITHOUT_JAX = ["bert_jax.config", "bert_jax.batch", "bert_jax.tokenization", "bert_jax.exits"]
+WITHOUT_JAX = [
+    "bert_jax.config",
+    "bert_jax.batch",
+    "bert_jax.tokenization",
+    "bert_jax.exits",
+    "bert_jax.folder_lock",
+]
 
 
 def modules(package):

@@ -1,7 +1,5 @@
 """Pretraining, top to bottom: workdir, mesh, model, state, data, compile, loop, report."""
 
-import contextlib
-import fcntl
 import shutil
 import time
 from collections.abc import Iterator, Mapping
@@ -15,6 +13,7 @@ import numpy as np
 from bert_jax import exits
 from bert_jax.batch import BatchIterator
 from bert_jax.config import PretrainConfig, differences, dump_yaml
+from bert_jax.folder_lock import hold_folder
 from bert_jax.model import BertForPretraining
 from bert_jax.optim import make_optimizer, make_schedule
 from bert_jax.parallel import check_batch_size, host_rows, make_mesh
@@ -73,26 +72,12 @@ class PretrainSource(Protocol):
         ...
 
 
-@contextlib.contextmanager
-def hold_workdir(workdir: Path) -> Iterator[None]:
-    """Make ``workdir`` and hold it for this process; raises ``ValueError`` when another one does."""
-    workdir.mkdir(parents=True, exist_ok=True)
-    with (workdir / ".lock").open("w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise ValueError(
-                f"{workdir}: another run is using this workdir; wait for it or give another --workdir"
-            ) from None
-        yield
-
-
 def pretrain(config: PretrainConfig, *, workdir: Path, **inputs: Any) -> None:
     """Train as ``config`` says in ``workdir``, continuing what is there; see :func:`run` for ``inputs``.
 
     Raises ``ValueError`` for what the user can mend and ``exits.Stop`` when the run ends early.
     """
-    with hold_workdir(workdir):
+    with hold_folder(workdir, "another run is using this workdir; wait for it or give another --workdir"):
         run(config, workdir=workdir, **inputs)
 
 

@@ -10,6 +10,7 @@ from support import SyntheticSource, tiny_config, train_synthetic, untimed
 
 from bert_jax.config import MeshConfig
 from bert_jax.exits import Stop
+from bert_jax.folder_lock import hold_folder
 from bert_jax.parallel import make_mesh
 from bert_jax.training.checkpoint import restore_newest, saved_steps
 from bert_jax.training.signals import StopRequest
@@ -185,9 +186,7 @@ def test_continue_from_an_empty_folder_is_refused(tmp_path):
 
 
 def test_a_workdir_in_use_is_refused(tmp_path):
-    from bert_jax.training.pretrain import hold_workdir
-
-    with hold_workdir(tmp_path / "w"), pytest.raises(ValueError, match="another run is using this workdir"):
+    with hold_folder(tmp_path / "w", "taken"), pytest.raises(ValueError, match="another run is using this workdir"):
         train_synthetic(tiny_config(), tmp_path / "w")
 
 
