@@ -140,7 +140,7 @@ def _embeddings(graph: Graph) -> str:
 def _attention_bias(graph: Graph) -> str:
     """float32[B, 1, 1, S]: 0 where a key is seen, so large a negative number elsewhere that nothing else counts.
 
-    These very nodes, two Unsqueeze among them, are what onnxruntime looks for to fuse attention.
+    These very nodes, two Unsqueeze among them, are what onnxruntime's optimizer tool knows how to fuse.
     """
     mask_Bx1x1xS = graph.op("Unsqueeze", graph.op("Unsqueeze", "attention_mask", graph.axes(1)), graph.axes(2))
     hidden_Bx1x1xS = graph.op("Sub", graph.scalar(1), graph.op("Cast", mask_Bx1x1xS, to=FLOAT))

@@ -1,0 +1,204 @@
+"""ONNX files in onnxruntime against the model itself: heads, variants, file layout, quantization."""
+
+import dataclasses
+import sys
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from exported import MODEL, PLAIN, SPECS, random_weights
+from onnxruntime.quantization import quantize_dynamic
+
+from bert_jax.config import HeadsConfig
+from bert_jax.interop import onnx_graph, serving
+from bert_jax.interop.exchange import Weights, parameter_shapes
+from bert_jax.interop.onnx_graph import check_onnx, write_onnx
+
+# One token, ragged rows, the full length of the models of these tests.
+SHAPES = ((1, 1), (3, 17), (8, 40))
+BAR = 1e-5
+
+
+def session(folder: Path) -> onnxruntime.InferenceSession:
+    return onnxruntime.InferenceSession(folder / "model.onnx", providers=["CPUExecutionProvider"])
+
+
+def inputs(ids: np.ndarray) -> dict[str, np.ndarray]:
+    return {"input_ids": ids, "attention_mask": np.ones_like(ids), "token_type_ids": np.zeros_like(ids)}
+
+
+def weight_bytes(weights: Weights) -> int:
+    return sum(values.nbytes for values in weights.params.values())
+
+
+@pytest.mark.parametrize("name", SPECS)
+def test_outputs_equal_those_of_the_model(tmp_path, name):
+    weights = random_weights(SPECS[name])
+    write_onnx(tmp_path, weights)
+    assert weights.spec.model.max_length == SHAPES[-1][1]
+    found = check_onnx(tmp_path, weights, SHAPES)
+    assert found
+    assert max(found.values()) <= BAR, found
+
+
+@pytest.mark.parametrize(
+    ("name", "outputs"),
+    [
+        ("plain", {"last_hidden_state": ["batch", "sequence", 32]}),
+        ("pooler", {"last_hidden_state": ["batch", "sequence", 32], "pooler_output": ["batch", 32]}),
+        ("mlm", {"logits": ["batch", "sequence", 101]}),
+        ("pretraining", {
+            "prediction_logits": ["batch", "sequence", 101], "seq_relationship_logits": ["batch", 2],
+        }),
+        ("nsp", {"logits": ["batch", 2]}),
+        ("sequence", {"logits": ["batch", 3]}),
+        ("token", {"logits": ["batch", "sequence", 3]}),
+        ("span", {"start_logits": ["batch", "sequence"], "end_logits": ["batch", "sequence"]}),
+        ("choice", {"logits": ["batch", 1]}),
+        ("several", {
+            "prediction_logits": ["batch", "sequence", 101], "sequence_logits": ["batch", 2],
+            "token_logits": ["batch", "sequence", 2], "start_logits": ["batch", "sequence"],
+            "end_logits": ["batch", "sequence"],
+        }),
+        ("sentence", {"last_hidden_state": ["batch", "sequence", 32], "sentence_embedding": ["batch", 32]}),
+    ],
+)  # fmt: skip
+def test_signature_is_that_of_transformers(tmp_path, name, outputs):
+    write_onnx(tmp_path, random_weights(SPECS[name]))
+    opened = session(tmp_path)
+    assert {value.name: (value.type, value.shape) for value in opened.get_inputs()} == {
+        value: ("tensor(int64)", ["batch", "sequence"])
+        for value in ("input_ids", "attention_mask", "token_type_ids")
+    }
+    assert {value.name: value.shape for value in opened.get_outputs()} == outputs
+
+
+def test_a_row_without_a_visible_token_is_like_the_model_s(tmp_path):
+    weights = random_weights(SPECS["sentence_dense"])
+    write_onnx(tmp_path, weights)
+    opened = session(tmp_path)
+    names = [value.name for value in opened.get_outputs()]
+
+    def hidden(sample):
+        return sample | {"attention_mask": np.zeros_like(sample["attention_mask"])}
+
+    samples = [hidden(sample) for sample in serving.sample_inputs(weights.spec, SHAPES)]
+    for sample in samples:
+        expected = serving.forward(weights.spec, weights.params, *(sample[name] for name in serving.INPUTS))
+        for name, given in zip(names, opened.run(names, sample), strict=True):
+            np.testing.assert_allclose(given, expected[name], atol=BAR, rtol=0)
+
+
+def test_tied_table_is_stored_once(tmp_path):
+    spec = dataclasses.replace(SPECS["pretraining"], model=dataclasses.replace(MODEL, vocab_size=8000))
+    weights = random_weights(spec)
+    assert write_onnx(tmp_path, weights) == []
+    assert weight_bytes(weights) < (tmp_path / "model.onnx").stat().st_size < 1.1 * weight_bytes(weights)
+    stored = {tensor.name: tuple(tensor.dims) for tensor in onnx.load(tmp_path / "model.onnx").graph.initializer}
+    assert stored.items() >= parameter_shapes(spec).items()
+
+
+def test_large_weights_lie_beside_the_graph(tmp_path, monkeypatch):
+    weights = random_weights(SPECS["pretraining"])
+    monkeypatch.setattr(onnx_graph, "EXTERNAL_DATA_BYTES", weight_bytes(weights) - 1)
+    (note,) = write_onnx(tmp_path, weights)
+    assert "model.onnx.data" in note
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["model.onnx", "model.onnx.data"]
+    assert (tmp_path / "model.onnx").stat().st_size < 0.6 * weight_bytes(weights)
+    found = check_onnx(tmp_path, weights, SHAPES)
+    assert found and max(found.values()) <= BAR
+    onnx.checker.check_model(str(tmp_path / "model.onnx"))
+    moved = tmp_path / "elsewhere"
+    moved.mkdir()
+    for file in list(tmp_path.glob("model*")):
+        file.rename(moved / file.name)
+    assert check_onnx(moved, weights, SHAPES) == found
+
+
+def test_weights_at_the_threshold_stay_inside(tmp_path, monkeypatch):
+    weights = random_weights(PLAIN)
+    monkeypatch.setattr(onnx_graph, "EXTERNAL_DATA_BYTES", weight_bytes(weights))
+    write_onnx(tmp_path, weights)
+    assert [file.name for file in tmp_path.iterdir()] == ["model.onnx"]
+
+
+@pytest.mark.parametrize("external", [False, True])
+def test_bfloat16_halves_the_file_and_computes_in_float32(tmp_path, monkeypatch, external):
+    if external:
+        monkeypatch.setattr(onnx_graph, "EXTERNAL_DATA_BYTES", 0)
+    weights = random_weights(SPECS["pretraining"])
+    notes = write_onnx(tmp_path, weights, dtype="bfloat16")
+    assert any("bfloat16" in note for note in notes)
+    found = check_onnx(tmp_path, weights, SHAPES)
+    assert found and max(found.values()) <= BAR
+    tensors = {tensor.name: tensor for tensor in onnx.load(tmp_path / "model.onnx").graph.initializer}
+    assert {tensors[name].data_type for name in weights.params} == {onnx.TensorProto.BFLOAT16}
+    assert sum(len(tensors[name].raw_data) for name in weights.params) == weight_bytes(weights) / 2
+    # The reference of the check is rounded as well; against unrounded weights the rounding shows.
+    exact = serving.largest_differences(
+        weights.spec,
+        weights.params,
+        lambda sample: dict(zip(found, session(tmp_path).run(list(found), sample), strict=True)),
+        SHAPES,
+    )
+    assert min(exact.values()) > 1e-4
+
+
+def test_what_no_output_uses_is_left_out_and_said(tmp_path):
+    spec = dataclasses.replace(SPECS["mlm"], heads=HeadsConfig(mlm=True, pooler=True))
+    weights = random_weights(spec)
+    assert write_onnx(tmp_path, weights) == ["pooler: left out, no output of the ONNX file uses it"]
+    assert max(check_onnx(tmp_path, weights, SHAPES).values()) <= BAR
+
+
+def test_a_wrong_weight_shows_in_the_check(tmp_path):
+    weights = random_weights(SPECS["span"])
+    write_onnx(tmp_path, weights)
+    changed = dict(weights.params)
+    changed["span_head/bias"] = changed["span_head/bias"] + np.float32([0.0, 0.01])
+    found = check_onnx(tmp_path, dataclasses.replace(weights, params=changed), SHAPES)
+    assert found["start_logits"] <= BAR < 0.009 < found["end_logits"] < 0.011
+
+
+def test_not_a_number_is_an_infinite_difference(tmp_path):
+    weights = random_weights(PLAIN)
+    params = dict(weights.params)
+    params["embeddings/layer_norm/bias"] = np.full(32, np.nan, np.float32)
+    broken = dataclasses.replace(weights, params=params)
+    write_onnx(tmp_path, broken)
+    assert check_onnx(tmp_path, broken, SHAPES) == {"last_hidden_state": np.inf}
+
+
+def test_parameters_that_do_not_fit_are_refused(tmp_path):
+    weights = random_weights(PLAIN)
+    params = {name: values for name, values in weights.params.items() if "layer_1" not in name}
+    with pytest.raises(ValueError, match="missing encoder/layer_1/attention/query/kernel"):
+        write_onnx(tmp_path, dataclasses.replace(weights, params=params))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_missing_packages(tmp_path, monkeypatch):
+    weights = random_weights(PLAIN)
+    write_onnx(tmp_path, weights)
+    monkeypatch.setitem(sys.modules, "onnxruntime", None)
+    assert check_onnx(tmp_path, weights, SHAPES) is None
+    monkeypatch.setitem(sys.modules, "onnx", None)
+    with pytest.raises(ValueError, match=r"bert_jax\[onnx\]"):
+        write_onnx(tmp_path / "new", weights)
+
+
+def test_dynamic_quantization_keeps_the_embedding(tmp_path):
+    weights = random_weights(SPECS["sentence"])
+    write_onnx(tmp_path, weights)
+    quantized = tmp_path / "quantized"
+    quantized.mkdir()
+    quantize_dynamic(tmp_path / "model.onnx", quantized / "model.onnx")
+    kinds = [node.op_type for node in onnx.load(quantized / "model.onnx").graph.node]
+    assert kinds.count("MatMulInteger") == 6 * weights.spec.model.num_layers
+    ids = np.random.default_rng(1).integers(0, 101, (6, 30))
+    exact, rounded = (
+        opened.run(["sentence_embedding"], inputs(ids))[0] for opened in (session(tmp_path), session(quantized))
+    )
+    assert np.min(np.sum(exact * rounded, axis=1)) > 0.995
