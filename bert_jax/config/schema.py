@@ -122,7 +122,8 @@ class DataConfig:
 
     # Text files, folders (.txt, .jsonl, plain or .gz/.zst) or package:NAME for text that a package ships.
     corpus: tuple[str, ...] = ()
-    # Vocabulary: vocab.txt (WordPiece) or a SentencePiece .model; empty: trained from the corpus into shards.
+    # Vocabulary: vocab.txt (WordPiece), a SentencePiece .model or RoBERTa's tokenizer.json; empty: trained from the
+    # corpus into shards.
     vocab: str = ""
     # What to train when data.vocab is empty.
     tokenizer: Literal["wordpiece", "unigram", "bpe"] = "wordpiece"
@@ -134,8 +135,8 @@ class DataConfig:
     eval_shards: str = ""
     # Tokenized corpus shared by shard folders of several lengths; empty: inside the shards folder.
     token_store: str = ""
-    # What a line is: sentence, paragraph (split into sentences), or auto (sentences where blank lines
-    # separate documents and lines are short, else paragraphs).
+    # What a line is: sentence, paragraph (split into sentences), or auto (for each file: sentence when at most 1 in
+    # 20 of its first 200 lines splits into more than one sentence, else paragraph).
     line: Literal["auto", "sentence", "paragraph"] = "auto"
     # Field that holds the text of a JSON line.
     json_field: str = "text"
