@@ -185,6 +185,19 @@ def _existing_vocabulary(data: DataConfig, vocab_size: int) -> tuple[Path, Token
     return path, _load(data, path, vocab_size)
 
 
+def place_vocabulary(path: Path, content: bytes) -> None:
+    """Put a vocabulary that the run was given where ``data.vocab`` expects it. ``ValueError`` when another one is
+    there: shards may have been made with it."""
+    with exclusive(path.parent):
+        if not path.is_file():
+            with atomic_file(path) as file:
+                file.write(content)
+        elif path.read_bytes() != content:
+            raise ValueError(
+                f"{path}: another vocabulary than the run's lies there; name another folder in data.shards"
+            )
+
+
 def training_texts(data: DataConfig, sources: Sequence[Source]) -> Iterator[str]:
     """Sentences of the documents that are not held out."""
 

@@ -10,7 +10,7 @@ import dataclasses
 import difflib
 import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, TypeVar, get_args, get_origin, get_type_hints
 
@@ -41,6 +41,19 @@ class RunOptions:
     workdir: str = ""
     # Workdir of an earlier phase: its parameters, moments, average and step carry over.
     continue_from: str = ""
+    # Start from this model's parameters, at step 0 with a fresh optimizer: a saved model, a workdir, or a folder
+    # or checkpoint of any format that bert-jax reads. Its sizes and vocabulary are those of the run. A run that
+    # has a checkpoint of its own continues from that.
+    init_from: str = ""
+    # File of words, one a line, to add to the WordPiece vocabulary of --init_from. Each starts as the mean of its
+    # pieces. They are found at the start of a word and the longest match wins, so longer words that begin with
+    # an added one are cut differently from then on.
+    add_words: str = ""
+    # Put the added words into [unusedN] pieces instead of after the last piece.
+    vocab_slots: bool = False
+    # How the position table grows where data.seq_length or model.max_position_embeddings asks for more than
+    # --init_from has: tile (repeated, old positions keep their rows) or interpolate (stretched).
+    extend_positions: Literal["", "tile", "interpolate"] = ""
     # Print the resolved config and exit.
     print_config: bool = False
     # Let a resumed run change execution.prng.
@@ -74,28 +87,51 @@ def take_options(options_type: type[C], argv: Sequence[str]) -> tuple[C, list[st
     return build_config(options_type, settings), rest + help_flags
 
 
-def load_config(config_type: type[C], argv: Sequence[str], prog: str | None = None, extra: type | None = None) -> C:
+def load_config(
+    config_type: type[C],
+    argv: Sequence[str],
+    prog: str | None = None,
+    extra: type | None = None,
+    resolve: Callable[[list[Setting]], list[Setting]] | None = None,
+) -> C:
     """Build ``config_type`` from command-line arguments.
 
     ``argv`` holds ``--config FILE`` (repeatable) and ``--section.key value ...`` in any order. ``--help``
-    prints every option (those of ``extra`` too) and exits. Raises ``ValueError`` with one line on any mistake.
+    prints every option (those of ``extra`` too) and exits. ``resolve`` may put other settings in the place of the
+    given ones, before they are applied. Raises ``ValueError`` with one line on any mistake.
     """
     if "--help" in argv or "-h" in argv:
         _print_help(config_type, extra, prog)
     files, flags = split_arguments(argv)
     settings = [setting for file in files for setting in read_yaml(Path(file))] + flags
-    return build_config(config_type, settings, [*field_types(extra)] if extra else [])
+    also = [*field_types(extra)] if extra else []
+    if resolve is not None:
+        parse_settings(config_type, settings, also)
+        settings = resolve(settings)
+    return build_config(config_type, settings, also)
 
 
-def build_config(config_type: type[C], settings: Sequence[Setting], also: Sequence[str] = ()) -> C:
-    """Check and apply ``settings`` in order over the preset that ``training.mode`` names. ``also`` lists options
-    that are taken elsewhere, so that a misspelt one gets a hint."""
+def parse_settings(
+    config_type: type, settings: Sequence[Setting], also: Sequence[str] = ()
+) -> dict[str, tuple[Any, str]]:
+    """Key -> (typed value, source) of the last of each of ``settings``; for ``also`` see :func:`build_config`.
+
+    Raises ``ValueError`` for an unknown key or a value of the wrong type.
+    """
     types = field_types(config_type)
     parsed: dict[str, tuple[Any, str]] = {}
     for source, key, value in settings:
         if key not in types:
             raise ValueError(f"{source}: {key}: {_unknown(key, types, also)}")
         parsed[key] = (_convert(types[key], value, f"{source}: {key}"), source)
+    return parsed
+
+
+def build_config(config_type: type[C], settings: Sequence[Setting], also: Sequence[str] = ()) -> C:
+    """Check and apply ``settings`` in order over the preset that ``training.mode`` names. ``also`` lists options
+    that are taken elsewhere, so that a misspelt one gets a hint."""
+    types = field_types(config_type)
+    parsed = parse_settings(config_type, settings, also)
     if "training.mode" in types:
         mode = parsed.get("training.mode", ("standard", ""))[0]
         for key, text in PRESETS[mode].items():

@@ -84,17 +84,22 @@ def build_tokenizer(settings: TokenizerSettings, content: bytes, name: str) -> T
 
 
 def load_tokenizer(path: str | Path, *, lower_case: bool = True) -> Tokenizer:
-    """Tokenizer of a ``.txt`` (WordPiece, one piece a line) or ``.model`` (SentencePiece) file.
+    """Tokenizer of a ``.txt`` (WordPiece, a piece a line), ``.model`` (SentencePiece) or ``.json`` (byte-level
+    BPE) file.
 
-    ``lower_case`` (lower-case and strip accents) applies to WordPiece; a SentencePiece model carries its own
-    normalisation. ``ValueError`` says what is wrong with the file.
+    ``lower_case`` (lower-case and strip accents) applies to WordPiece; the others carry their own normalisation.
+    ``ValueError`` says what is wrong with the file.
     """
     path = Path(path)
-    if path.suffix not in (".txt", ".model"):
-        raise ValueError(f"{path}: a vocabulary is a .txt (WordPiece) or .model (SentencePiece) file")
+    if path.suffix not in (".txt", ".model", ".json"):
+        raise ValueError(
+            f"{path}: a vocabulary is a .txt (WordPiece), .model (SentencePiece) or .json (byte-level BPE) file"
+        )
     if not path.is_file():
         raise ValueError(f"{path}: no such vocabulary file")
     content = path.read_bytes()
     if path.suffix == ".model":
         return SentencePieceTokenizer(content, name=str(path))
+    if path.suffix == ".json":
+        return ByteBPETokenizer(content, name=str(path))
     return WordPieceTokenizer(read_pieces(content, str(path)), lower_case=lower_case)

@@ -1,11 +1,14 @@
 """What a run that does not start from drawn parameters is given; ``bert_jax.interop.warm_start`` makes it."""
 
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import numpy as np
 
+from bert_jax.config.loader import RunOptions
+
 # Beside the checkpoints: what the start fixed of the config, so that a resumed run needs no flags for it.
-RECORD = "warm_start.json"
+RECORD = "warm_start.yaml"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -16,5 +19,12 @@ class WarmStart:
     params: dict[str, np.ndarray] = field(default_factory=dict)
     # A line each, for the log.
     messages: tuple[str, ...] = ()
-    # Text of WORKDIR/warm_start.json; empty: left as it is.
+    # Text of WORKDIR/warm_start.yaml; empty: left as it is.
     record: str = ""
+
+
+def asks_for_warm_start(options: RunOptions, workdir: Path) -> bool:
+    """Whether the options or the run in ``workdir`` (or in the phase before) are about a model to start from."""
+    folders = [workdir, *([Path(options.continue_from)] if options.continue_from else [])]
+    flags = (options.init_from, options.add_words, options.vocab_slots, options.extend_positions)
+    return any(flags) or any((folder / RECORD).is_file() for folder in folders)

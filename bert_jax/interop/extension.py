@@ -1,0 +1,171 @@
+"""Growing a model that is there: words added to its WordPiece vocabulary, rows added to its position table.
+
+A new word's rows (word embedding, MLM output bias) start as the mean of the rows of the pieces that the old
+tokenizer made of it. Everything else stays as it is.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+
+from bert_jax.tokenization import MAX_CHARS_PER_WORD, Tokenizer, WordPieceTokenizer, chunks, split_words
+
+WORD_ROWS = ("embeddings/word_embeddings/embedding", "mlm_head/output_bias")
+POSITIONS = "embeddings/position_embeddings/embedding"
+_SLOT = re.compile(r"\[unused\d+\]")
+_SHOWN = 3
+
+
+@dataclass(frozen=True)
+class Extension:
+    """A vocabulary with words added: its ``pieces`` in id order, and for each new id the old ids of its word."""
+
+    pieces: tuple[str, ...]
+    made_of: Mapping[int, tuple[int, ...]]
+    notes: tuple[str, ...] = ()
+
+
+def require_wordpiece(tokenizer: Tokenizer, what: str) -> WordPieceTokenizer:
+    """``tokenizer`` if words can be added to it; ``what`` asked for it. Raises ``ValueError`` with the reason."""
+    if isinstance(tokenizer, WordPieceTokenizer):
+        return tokenizer
+    reasons = {
+        "sentencepiece": "a SentencePiece model cuts text by the scores of all its pieces, and a word has none",
+        "byte_bpe": "byte-level BPE makes pieces by merging in a learned order, and no merge leads to a new word",
+    }
+    raise ValueError(f"{what}: {reasons[tokenizer.kind]}; words can be added to WordPiece vocabularies only")
+
+
+def read_words(path: Path, tokenizer: WordPieceTokenizer) -> tuple[list[str], list[str]]:
+    """Words of ``path`` (one a line) as the tokenizer's rules write them, without those that are pieces already;
+    and what there is to say. Raises ``ValueError`` for a file without words and a line that is not one word."""
+    try:
+        lines = path.read_text(encoding="utf-8-sig").split("\n")
+    except OSError as error:
+        raise ValueError(f"--add_words: cannot read {path}: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise ValueError(f"--add_words: {path}: not UTF-8 text") from None
+    pieces = set(tokenizer.pieces(range(tokenizer.vocab_size)))
+    words: dict[str, None] = {}
+    known: dict[str, None] = {}
+    changed: list[str] = []
+    for number, line in enumerate(lines, start=1):
+        given = line.strip()
+        if not given:
+            continue
+        word = _one_word(given, tokenizer, f"{path}:{number}")
+        if word != given:
+            changed.append(f"{given} -> {word}")
+        (known if word in pieces else words)[word] = None
+    if not words and not known:
+        raise ValueError(f"--add_words: {path} holds no word; give one a line")
+    notes = [f"{len(changed)} word(s) as the tokenizer writes them: {_some(changed)}"] if changed else []
+    notes += [f"{len(known)} word(s) are pieces already: {_some(list(known))}"] if known else []
+    return list(words), notes
+
+
+def _one_word(given: str, tokenizer: WordPieceTokenizer, where: str) -> str:
+    found = [
+        word
+        for chunk in chunks(given, tokenizer.split_cjk)
+        for word in split_words(chunk, tokenizer.lower_case, tokenizer.strip_accents)
+    ]
+    if len(found) != 1:
+        parts = f"cut into {' | '.join(found)} before pieces are looked up" if found else "no text to the tokenizer"
+        raise ValueError(f"{where}: {given!r} is {parts}, so it would never be found; give single words")
+    if len(found[0]) > MAX_CHARS_PER_WORD:
+        raise ValueError(f"{where}: a word of {len(found[0])} characters; more than {MAX_CHARS_PER_WORD} are [UNK]")
+    return found[0]
+
+
+def _some(items: Sequence[str]) -> str:
+    return ", ".join(items[:_SHOWN]) + (", ..." if len(items) > _SHOWN else "")
+
+
+def with_words(tokenizer: WordPieceTokenizer, words: Sequence[str], *, in_slots: bool) -> Extension:
+    """The vocabulary with ``words`` (none of them a piece) at its end or, ``in_slots``, in place of its
+    ``[unusedN]`` pieces, first slot first. Raises ``ValueError`` when there are fewer slots than words."""
+    pieces = tokenizer.pieces(range(tokenizer.vocab_size))
+    slots = [i for i, piece in enumerate(pieces) if _SLOT.fullmatch(piece)]
+    if in_slots and len(slots) < len(words):
+        raise ValueError(
+            f"--vocab_slots: {len(words)} words to add, but the vocabulary has {len(slots)} [unusedN] pieces; "
+            "leave it out to put the words at the end"
+        )
+    ids = slots if in_slots else range(len(pieces), len(pieces) + len(words))
+    pieces += [""] * (0 if in_slots else len(words))
+    for i, word in zip(ids, words, strict=False):
+        pieces[i] = word
+    return compare(tokenizer, pieces, "--add_words")
+
+
+def compare(tokenizer: WordPieceTokenizer, pieces: Sequence[str], name: str) -> Extension:
+    """``pieces`` as an extension of ``tokenizer``'s: the same but for words in ``[unusedN]`` places and at the end.
+
+    Raises ``ValueError`` (``name`` is the vocabulary of ``pieces``) for another difference.
+    """
+    old = tokenizer.pieces(range(tokenizer.vocab_size))
+    if len(pieces) < len(old):
+        raise ValueError(f"{name}: {len(pieces)} pieces, but the model's own vocabulary has {len(old)}")
+    made_of: dict[int, tuple[int, ...]] = {}
+    for i, piece in enumerate(pieces):
+        if i < len(old) and piece == old[i]:
+            continue
+        if i < len(old) and not _SLOT.fullmatch(old[i]):
+            raise ValueError(
+                f"{name}: piece {i} is {piece!r}, the model's own vocabulary has {old[i]!r} there; words may stand "
+                "after its last piece and in place of [unusedN]"
+            )
+        if _SLOT.fullmatch(piece):
+            continue  # room for later words, no word itself
+        if _one_word(piece, tokenizer, f"{name}: piece {i}") != piece:
+            raise ValueError(
+                f"{name}: piece {i} is {piece!r}, which the tokenizer's case or accent rules never give"
+            )
+        made_of[i] = tuple(tokenizer.encode(piece))
+    unknown = [pieces[i] for i, made in made_of.items() if tokenizer.unk_id in made]
+    notes = [f"{len(made_of)} word(s) added, each the mean of its pieces"] if made_of else []
+    notes += [f"{len(unknown)} of them start from [UNK]: {_some(unknown)}"] if unknown else []
+    return Extension(tuple(pieces), made_of, tuple(notes))
+
+
+def extend_rows(
+    params: Mapping[str, np.ndarray], made_of: Mapping[int, tuple[int, ...]], vocab_size: int
+) -> dict[str, np.ndarray]:
+    """``params`` with ``vocab_size`` rows for words: those in ``made_of`` are means of old rows, rows that are
+    new without being a word's are zero, all others are what they were (bitwise)."""
+    grown = dict(params)
+    for name in WORD_ROWS:
+        if name not in params:
+            continue
+        old = params[name]
+        rows = np.zeros((vocab_size, *old.shape[1:]), np.float32)
+        rows[: len(old)] = old
+        for i, pieces in made_of.items():
+            rows[i] = old[list(pieces)].mean(axis=0, dtype=np.float64)
+        grown[name] = rows
+    return grown
+
+
+def extend_positions(table: np.ndarray, rows: int, offset: int, how: Literal["tile", "interpolate"]) -> np.ndarray:
+    """float32[rows, H] from a position table of fewer rows, whose first ``offset`` rows belong to no position and
+    stay in front.
+
+    ``tile`` repeats the table (Beltagy et al. 2020): old positions keep their rows. ``interpolate`` stretches it,
+    first and last row fixed, so every position but the first changes.
+    """
+    before, positions = table[:offset], table[offset:]
+    count = rows - offset
+    assert count >= len(positions), "fewer rows than there are"
+    if how == "tile":
+        return np.concatenate([before, positions[np.arange(count) % len(positions)]])
+    place = np.linspace(0, len(positions) - 1, count)
+    low = np.minimum(place.astype(np.int64), len(positions) - 1)
+    high = np.minimum(low + 1, len(positions) - 1)
+    weight = (place - low)[:, None]
+    stretched = positions[low] * (1 - weight) + positions[high] * weight
+    return np.concatenate([before, stretched.astype(np.float32)])
