@@ -23,6 +23,7 @@ from bert_jax.interop.hf_config import default_labels, read_config
 from bert_jax.interop.hf_read import check_vocabulary
 from bert_jax.interop.hf_tensors import listed
 from bert_jax.interop.npz import largest_difference
+from bert_jax.interop.safetensors_file import aligned_empty
 from bert_jax.interop.tf1_names import CONFIG_FILE, HEADS, tf1_config, tf1_model, tf1_names
 from bert_jax.interop.tokenizer_files import read_tokenizer_files
 
@@ -294,8 +295,10 @@ class _Found:
         for canonical, entry in names.items():
             values = self.bundle.read(source[entry.name])
             raised += [] if values.dtype == np.float32 else [entry.name]
+            # Memory of its own that jax uses without a copy; TensorFlow's goes with the next turn.
+            params[canonical] = aligned_empty(values.shape[::-1] if entry.transpose else values.shape)
             with np.errstate(over="ignore"):  # a float64 beyond float32 becomes infinite, and is reported as that
-                params[canonical] = np.ascontiguousarray(values.T if entry.transpose else values, np.float32)
+                np.copyto(params[canonical], values.T if entry.transpose else values, casting="unsafe")
             bad += [] if np.isfinite(params[canonical]).all() else [entry.name]
         if raised:
             self.notes.append(f"not stored as float32, converted: {listed(raised)}")
