@@ -6,14 +6,14 @@ parameters and carries the same proofs as a run's (``training.integrity``).
 
 import hashlib
 import json
+import math
 import shutil
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
 
@@ -28,15 +28,17 @@ from bert_jax.config import (
     spec_to_json,
     to_dict,
 )
-from bert_jax.interop.exchange import ReadOptions, Weights, check_shapes
+from bert_jax.interop.exchange import ReadOptions, Weights, check_shapes, parameter_shapes
 from bert_jax.model import to_canonical
+from bert_jax.model.layout import path_name
 from bert_jax.parallel import make_mesh
 from bert_jax.tokenization import load_tokenizer
 from bert_jax.training.checkpoint import NoCheckpoint, checkpoint_folder, restore_newest, saved_steps
-from bert_jax.training.integrity import check_files, json_digest, tree_digest, write_checksums
+from bert_jax.training.integrity import check_files, digest_lines, json_digest, lines_digest, write_checksums
 from bert_jax.training.writers import read_metrics
 
 SPEC_FILE = "model.json"
+_GROUP_BYTES = 64 << 20
 
 
 def is_native(path: Path) -> bool:
@@ -73,18 +75,16 @@ def write_saved(folder: Path, weights: Weights, step: int = 0) -> None:
     target = partial / "checkpoints" / str(step)
     target.mkdir(parents=True)
     try:
-        nested = _nested({name: jnp.asarray(values) for name, values in weights.params.items()})
         meta = {
             "format": 1,
             "step": step,
             "spec": json.loads(spec_to_json(weights.spec)),
             "tokenizer_sha256": _sha256(weights.tokenizer_content),
             "origin": dict(weights.origin),
-            "digest": tree_digest(nested, weights.spec.model.vocab_size),
+            "digest": _digest(weights.params.items(), weights.spec.model.vocab_size),
         }
         meta["json_digest"] = json_digest(meta)
-        with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
-            checkpointer.save(target / "state", args=ocp.args.PyTreeSave(nested))
+        _save_arrays(target / "state", weights.params)
         (target / "meta.json").write_text(json.dumps(meta, indent=1, ensure_ascii=False), encoding="utf-8")
         write_checksums(target)
         if weights.spec.tokenizer is not None and weights.tokenizer_content is not None:
@@ -113,6 +113,63 @@ def _nested(flat: Mapping[str, Any]) -> dict[str, Any]:
     return tree
 
 
+def _flat(tree: Any) -> dict[str, Any]:
+    return {path_name(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
+
+
+def _digest(params: Iterable[tuple[str, np.ndarray]], vocab_size: int) -> str:
+    """The digest of a checkpoint of ``params``, one tensor on the device at a time."""
+    lines: list[str] = []
+    for name, values in params:
+        lines += digest_lines(_nested({name: jax.device_put(values, may_alias=True)}), vocab_size)
+    return lines_digest(lines)
+
+
+def _save_arrays(folder: Path, params: Mapping[str, np.ndarray]) -> None:
+    """An Orbax checkpoint of ``params``, written from where they lie.
+
+    Orbax by itself copies host arrays first and holds all compressed chunks until the end: together once more the
+    size of the model, for 8% less on disk.
+    """
+    registry = ocp.type_handlers.create_type_handler_registry(
+        (np.ndarray, ocp.type_handlers.NumpyHandler(deepcopy_host_arrays=False)),
+        (jax.Array, ocp.type_handlers.ArrayHandler()),
+    )
+    handler = ocp.PyTreeCheckpointHandler(use_compression=False, type_handler_registry=registry)
+    nested = _nested({name: np.asarray(values) for name, values in params.items()})
+    with ocp.Checkpointer(handler) as checkpointer:
+        checkpointer.save(folder, args=ocp.args.PyTreeSave(nested))
+
+
+def _restore_arrays(folder: Path, spec: ModelSpec) -> dict[str, np.ndarray]:
+    """The arrays of an Orbax checkpoint, some at a time: a whole restore holds much of them twice."""
+    params: dict[str, np.ndarray] = {}
+    with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
+        stored = _flat(checkpointer.metadata(folder).item_metadata.tree)
+        check_shapes(spec, stored, folder)
+        for names in _groups({name: 4 * math.prod(array.shape) for name, array in stored.items()}):
+            args = ocp.args.PyTreeRestore(
+                item=_nested({n: jax.ShapeDtypeStruct(stored[n].shape, stored[n].dtype) for n in names}),
+                restore_args=_nested({n: ocp.RestoreArgs(restore_type=np.ndarray) for n in names}),
+                partial_restore=True,
+            )
+            params |= _flat(checkpointer.restore(folder, args=args))
+    return {name: params[name] for name in parameter_shapes(spec)}
+
+
+def _groups(sizes: Mapping[str, int]) -> Iterator[list[str]]:
+    """Names in groups of at most ``_GROUP_BYTES`` together, or of one that is larger."""
+    group: list[str] = []
+    total = 0
+    for name, size in sizes.items():
+        if group and total + size > _GROUP_BYTES:
+            yield group
+            group, total = [], 0
+        group.append(name)
+        total += size
+    yield group
+
+
 def _read_saved(path: Path) -> Weights:
     spec = spec_from_json((path / SPEC_FILE).read_text(encoding="utf-8"), str(path / SPEC_FILE))
     steps = saved_steps(path)
@@ -136,12 +193,9 @@ def _read_saved(path: Path) -> Weights:
         content = file.read_bytes()
         if _sha256(content) != meta["tokenizer_sha256"]:
             raise ValueError(f"{file}: not the vocabulary that the model was saved with")
-    with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
-        tree = checkpointer.restore(folder / "state")
-    if tree_digest(jax.tree.map(jnp.asarray, tree), spec.model.vocab_size) != meta["digest"]:
+    params = _restore_arrays(folder / "state", spec)
+    if _digest(params.items(), spec.model.vocab_size) != meta["digest"]:
         raise ValueError(f"{folder}: damaged (its values differ from their digest)")
-    params = {name: np.asarray(leaf) for name, leaf in to_canonical(tree, spec.model.vocab_size).items()}
-    check_shapes(spec, params, folder)
     return Weights(spec=spec, params=params, tokenizer_content=content, origin=meta["origin"])
 
 

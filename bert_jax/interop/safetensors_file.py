@@ -7,6 +7,7 @@ count as memory of the process beside the copy that is made of them.
 
 import json
 import math
+import mmap
 import os
 import struct
 from dataclasses import dataclass
@@ -24,7 +25,6 @@ DTYPES: dict[str, np.dtype] = {
     "U64": np.dtype("<u8"), "U32": np.dtype("<u4"), "U16": np.dtype("<u2"), "U8": np.dtype("u1"),
     "BOOL": np.dtype("?"), "F8_E4M3": np.dtype("u1"), "F8_E5M2": np.dtype("u1"),
 }  # fmt: skip
-_PAGE = 4096
 
 
 @dataclass(frozen=True)
@@ -41,12 +41,15 @@ class StoredTensor:
 
 
 def aligned_empty(shape: tuple[int, ...], dtype: np.dtype | str = "float32") -> np.ndarray:
-    """An uninitialised array whose data begins at a page, so that jax on CPU can use it without a copy."""
+    """An array without values whose data begins at a page, so that jax on CPU can use it without a copy.
+
+    Its memory is mapped for it alone and goes back to the system with it: freed parts of malloc's heap stay with
+    the process, here nearly the size of the model.
+    """
     dtype = np.dtype(dtype)
     size = math.prod(shape) * dtype.itemsize
-    buffer = np.empty(size + _PAGE, np.uint8)
-    start = -buffer.ctypes.data % _PAGE
-    return buffer[start : start + size].view(dtype).reshape(shape)
+    memory = mmap.mmap(-1, max(size, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    return np.frombuffer(memory, dtype, math.prod(shape)).reshape(shape)
 
 
 def read_header(file: Path) -> dict[str, StoredTensor]:

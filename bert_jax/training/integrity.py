@@ -49,6 +49,16 @@ def _digest_leaf(x: jax.Array, stacked: bool, rows: int | None) -> jax.Array:
 
 def tree_digest(tree: Any, vocab_size: int) -> str:
     """sha256 over the sorted ``name shape dtype digest`` lines of every canonical leaf of ``tree``."""
+    return lines_digest(digest_lines(tree, vocab_size))
+
+
+def lines_digest(lines: list[str]) -> str:
+    """sha256 over sorted :func:`digest_lines`, which may come from several trees that make one."""
+    return hashlib.sha256("\n".join(sorted(lines)).encode()).hexdigest()
+
+
+def digest_lines(tree: Any, vocab_size: int) -> list[str]:
+    """``name shape dtype digest`` of every canonical leaf of ``tree``."""
     pending = []
     for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
         name = path_name(path)
@@ -68,7 +78,7 @@ def tree_digest(tree: Any, vocab_size: int) -> str:
                 lines.append(f"{before}encoder/layer_{i}/{after} {shape[1:]} {leaf.dtype} {pair[0]} {pair[1]}")
         else:
             lines.append(f"{name} {shape} {leaf.dtype} {values[0]} {values[1]}")
-    return hashlib.sha256("\n".join(sorted(lines)).encode()).hexdigest()
+    return lines
 
 
 def json_digest(value: Any) -> str:

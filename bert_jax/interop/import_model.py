@@ -1,0 +1,152 @@
+"""The work of ``bert-jax import``: read any model, save it, prove that what was saved is what was read.
+
+Two proofs: every tensor of the saved model has the bits of the source's, which is read once more for it; and the
+outputs equal those of transformers on the source itself, in a process of its own, where transformers is installed.
+"""
+
+import dataclasses
+import hashlib
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+
+from bert_jax import exits
+from bert_jax.config import HeadsConfig, ModelSpec
+from bert_jax.interop.exchange import ReadOptions, Weights
+from bert_jax.interop.folder import needed
+from bert_jax.interop.hf_check import check_hf
+from bert_jax.interop.hf_config import CLASSES, CONFIG_FILE, model_parts, read_config
+from bert_jax.interop.hf_read import is_hf
+from bert_jax.interop.native import read_native, write_saved
+from bert_jax.interop.readers import read_weights
+
+
+def import_model(
+    source: Path,
+    target: Path,
+    options: ReadOptions,
+    *,
+    verify: bool,
+    report: Callable[[str], None],
+    peer_python: str | None = None,
+) -> None:
+    """Read ``source`` in any readable format and save it at ``target``, which must not exist or be empty.
+
+    The saved tensors are always compared with the source's. ``verify`` also compares outputs with transformers,
+    for which ``peer_python`` may name another Python. A model that fails a check is not left at ``target``.
+    Raises ``ValueError`` for what cannot be read or written, ``exits.Stop`` with VERIFICATION_FAILED for a check.
+    """
+    if target.exists() and (not target.is_dir() or any(target.iterdir())):
+        raise ValueError(f"{target}: not empty; give a new folder")
+    weights = read_weights(source, options)
+    for note in weights.notes:
+        report(note)
+    report(_summary(weights))
+    unverified = target.absolute().with_name(f".{target.absolute().name}.unverified")
+    shutil.rmtree(unverified, ignore_errors=True)
+    try:
+        write_saved(unverified, weights)
+        del weights  # so that one model at a time is in memory
+        report(_compare_tensors(source, unverified, options))
+        if verify:
+            _compare_outputs(source, unverified, peer_python, report)
+        else:
+            report("outputs not compared: not wanted")
+        unverified.rename(target)
+    except BaseException:
+        shutil.rmtree(unverified, ignore_errors=True)
+        raise
+
+
+def _summary(weights: Weights) -> str:
+    model = weights.spec.model
+    tokenizer = weights.spec.tokenizer
+    return (
+        f"{weights.spec.family}: {model.num_layers} layers, width {model.hidden_size}, {model.vocab_size} pieces; "
+        f"heads: {', '.join(weights.spec.heads.present()) or 'none'}; "
+        f"tokenizer: {tokenizer.file if tokenizer is not None else 'none'}"
+    )
+
+
+def _fingerprints(weights: Weights) -> dict[str, tuple[tuple[int, ...], bytes]]:
+    """Shape and sha256 of every tensor: what stays when the tensors go to make room for the other side's."""
+    return {
+        name: (values.shape, hashlib.sha256(memoryview(np.ascontiguousarray(values)).cast("B")).digest())
+        for name, values in weights.params.items()
+    }
+
+
+def _compare_tensors(source: Path, saved: Path, options: ReadOptions) -> str:
+    """Read both once more; raise ``exits.Stop`` unless spec, tokenizer and every bit agree."""
+    again = read_weights(source, options)
+    spec, content, expected = again.spec, again.tokenizer_content, _fingerprints(again)
+    del again
+    written = read_native(saved, ReadOptions())
+    found = _fingerprints(written)
+    differing = sorted(name for name in {*expected, *found} if expected.get(name) != found.get(name))
+    if spec != written.spec:
+        differing.insert(0, "its description")
+    if content != written.tokenizer_content:
+        differing.insert(0, "its tokenizer file")
+    if differing:
+        raise exits.Stop(
+            exits.VERIFICATION_FAILED,
+            f"error: {source}: what was saved differs from the source, read again, in {', '.join(differing[:10])}; "
+            "nothing was imported",
+        )
+    return f"saved and read again: {len(found)} tensors bitwise equal to the source's"
+
+
+def _compare_outputs(source: Path, saved: Path, peer_python: str | None, report: Callable[[str], None]) -> None:
+    """Run transformers on ``source`` and this library on ``saved``; raise ``exits.Stop`` above the bar."""
+    if not is_hf(source):
+        report("outputs not compared: transformers does not read this format")
+        return
+    said = model_parts(read_config(needed(source, CONFIG_FILE)), str(source / CONFIG_FILE))
+    weights = read_native(saved, ReadOptions())
+    reason = _no_comparison(weights, said.architecture)
+    if reason is not None:
+        report(f"outputs not compared: {reason}")
+        return
+    try:
+        result = check_hf(
+            source, dataclasses.replace(weights, spec=_as_class(weights.spec, said.architecture)), peer_python
+        )
+    except ValueError as error:
+        raise ValueError(f"{error}; without this comparison: --no_verify") from None
+    if isinstance(result, str):
+        report(f"outputs not compared: {result}")
+        return
+    for problem in result.problems:
+        report(f"{result.consumer} says: {problem}")
+    for name, (difference, bar) in result.values.items():
+        report(f"{name}: largest difference from {result.consumer} {difference:.1e} (allowed {bar:.1e})")
+    above = [name for name, (difference, bar) in result.values.items() if not difference <= bar]
+    if above:
+        raise exits.Stop(
+            exits.VERIFICATION_FAILED,
+            f"error: {source}: {', '.join(above)}: not what {result.consumer} computes; nothing was imported",
+        )
+
+
+def _no_comparison(weights: Weights, architecture: str | None) -> str | None:
+    """Why outputs would differ, or mean nothing, though the import is right; None where they can be compared."""
+    if not all(np.isfinite(values).all() for values in weights.params.values()):
+        return "some weights are NaN or infinite"
+    held = CLASSES[architecture] if architecture is not None else ()
+    absent = [name for name in held if name != "pooler" and name not in weights.spec.heads.present()]
+    return f"{architecture} would take random values for its {', '.join(absent)} layer" if absent else None
+
+
+def _as_class(spec: ModelSpec, architecture: str | None) -> ModelSpec:
+    """``spec`` with the heads that the transformers class has, so that outputs have that class's names."""
+    held = CLASSES[architecture] if architecture is not None else ("pooler",)
+    none = HeadsConfig()
+    heads = dataclasses.replace(
+        spec.heads,
+        **{name: getattr(none, name) for name in ("mlm", "nsp", "span", "choice", "pooler") if name not in held},
+        **{f"{name}_labels": () for name in ("sequence", "token") if name not in held},
+    )
+    return dataclasses.replace(spec, heads=heads, sentence=None)
