@@ -16,17 +16,21 @@ ROBERTA_PIECES = ("<pad>", "<unk>", "<s>", "</s>", "<mask>")
 
 
 def byte_bpe_content(
-    pieces: Sequence[str], merges: Iterable[Sequence[str]], *, add_prefix_space: bool = False
+    pieces: Sequence[str],
+    merges: Iterable[Sequence[str]],
+    *,
+    add_prefix_space: bool = False,
+    name: str = "tokenizer.json",
 ) -> bytes:
     """The ``tokenizer.json`` of a byte-level BPE; equal arguments give equal bytes.
 
     ``pieces`` in id order, special ones included; ``merges`` by rank. ``add_prefix_space``: a text's first word is
-    encoded as one after a blank.
+    encoded as one after a blank. ``ValueError``, with ``name``, where a special piece is missing.
     """
     ids = {piece: i for i, piece in enumerate(pieces)}
     missing = [piece for piece in ROBERTA_PIECES if piece not in ids]
     if missing:
-        raise ValueError(f"the vocabulary lacks {', '.join(missing)}")
+        raise ValueError(f"{name}: the vocabulary lacks {', '.join(missing)}")
     added = [
         {
             "id": ids[piece], "content": piece, "single_word": False, "lstrip": piece == "<mask>", "rstrip": False,
