@@ -38,7 +38,8 @@ from bert_jax.training.integrity import check_files, digest_lines, json_digest, 
 from bert_jax.training.writers import read_metrics
 
 SPEC_FILE = "model.json"
-_GROUP_BYTES = 64 << 20
+_TOKENIZER_FILES = {".txt": "vocab.txt", ".model": "tokenizer.model", ".json": "tokenizer.json"}
+_GROUP_BYTES = 16 << 20
 
 
 def is_native(path: Path) -> bool:
@@ -201,9 +202,11 @@ def _read_saved(path: Path) -> Weights:
 
 def _read_run(workdir: Path, options: ReadOptions) -> Weights:
     config = load_config(PretrainConfig, ["--config", str(workdir / "config.yaml")])
-    vocabularies = [path for path in sorted(workdir.iterdir()) if path.suffix in (".txt", ".model")]
+    vocabularies = [path for path in sorted(workdir.iterdir()) if path.suffix in _TOKENIZER_FILES]
     if len(vocabularies) != 1:
-        raise ValueError(f"{workdir}: expected one vocabulary file (.txt or .model), found {len(vocabularies)}")
+        raise ValueError(
+            f"{workdir}: expected one vocabulary file (.txt, .model or .json), found {len(vocabularies)}"
+        )
     content = vocabularies[0].read_bytes()
     tokenizer = load_tokenizer(vocabularies[0], lower_case=config.data.lower_case)
     mesh = make_mesh(MeshConfig(), jax.local_devices()[:1])
@@ -219,10 +222,12 @@ def _read_run(workdir: Path, options: ReadOptions) -> Weights:
         raise ValueError(f"{workdir}: no moving average there; optimizer.ema_decay was 0")
     averaged = state.ema is not None and options.ema is not False
     params = to_canonical(state.ema if averaged else state.params, config.model.vocab_size)
-    name = "tokenizer.model" if vocabularies[0].suffix == ".model" else "vocab.txt"
+    name = _TOKENIZER_FILES[vocabularies[0].suffix]
     spec = ModelSpec(
         model=config.model,
         heads=pretraining_heads(config.has_nsp),
+        # A run that was started from a RoBERTa keeps the rows before its first position.
+        family="roberta" if config.model.position_offset else "bert",
         tokenizer=TokenizerConfig(file=name, lower_case=tokenizer.lower_case),
     )
     evaluations = [
