@@ -13,13 +13,13 @@ import numpy as np
 from bert_jax.exits import VERIFICATION_FAILED, Stop
 from bert_jax.interop.exchange import ReadOptions, Weights
 from bert_jax.interop.export_table import DTYPES, FORMATS, fit, keep_heads
-from bert_jax.interop.hf_check import Differences, check_hf
+from bert_jax.interop.hf_check import Differences, check_hf, check_sentence_transformers
 from bert_jax.interop.hf_config import CONFIG_FILE
 from bert_jax.interop.model_card import model_card
 from bert_jax.interop.readers import read_weights
 
 # Formats that this library reads back: their arrays must come back bit by bit.
-READ_BACK = ("hf", "tf1", "npz")
+READ_BACK = ("hf", "sentence-transformers", "tf1", "npz")
 CARD = "README.md"
 
 
@@ -197,8 +197,6 @@ def _compare_arrays(folder: Path, weights: Weights) -> int:
     if again.spec.model != weights.spec.model or again.spec.heads != weights.spec.heads:
         raise Stop(VERIFICATION_FAILED, f"read back: {again.spec} instead of {weights.spec}: not exported")
     for name, values in weights.params.items():
-        if name.startswith("sentence_head/"):
-            continue
         if name not in again.params or not same_bits(values, again.params[name]):
             raise Stop(VERIFICATION_FAILED, f"read back: {name} differs from the model: not exported")
     return len(again.params)
@@ -218,6 +216,8 @@ def _consumer_differences(
     match format:
         case "hf":
             return check_hf(folder, weights, peer_python)
+        case "sentence-transformers":
+            return check_sentence_transformers(folder, weights, peer_python)
         case "npz":
             from bert_jax.interop.npz import check_npz
 
@@ -231,6 +231,11 @@ def _consumer_differences(
 
             values = check_onnx(folder, weights)
             return "onnxruntime: it is not installed" if values is None else _bar("onnxruntime", values, 1e-4)
+        case "stablehlo":
+            from bert_jax.interop.stablehlo import check_stablehlo
+
+            values = check_stablehlo(folder, weights)
+            return "jax.export: no device for it" if values is None else _bar("jax.export", values, 1e-5)
     raise AssertionError(format)
 
 

@@ -1,10 +1,11 @@
-"""Outputs of a Hugging Face folder in transformers itself, in a process of its own, against this library's.
+"""Outputs of a folder in transformers or sentence-transformers itself, in a process of its own.
 
 The other process runs the text of this file: it needs torch, transformers and numpy, and none of this library.
 """
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -17,7 +18,7 @@ import numpy as np
 
 # Largest allowed difference, relative to the largest value of an output (at least 1).
 BAR = 2e-5
-_MISSING = 7  # exit code: torch or transformers is not installed
+_MISSING = 7  # exit code: torch or the library is not installed
 _TIMEOUT = 1800
 
 
@@ -35,11 +36,15 @@ class PeerOutputs:
 def peer_outputs(
     folder: Path, inputs: list[dict[str, np.ndarray]], peer_python: str | None = None
 ) -> PeerOutputs | None:
-    """Load ``folder`` with the class that its config.json names and run every batch, in float32 on the CPU.
+    """Load ``folder`` with the class that its config.json names, or as a SentenceTransformer where it has a
+    modules.json, and run every batch, in float32 on the CPU.
 
     ``peer_python`` is a Python that has transformers and torch (default: this one). ``None`` where it has not.
     Raises ``ValueError`` when transformers cannot load the folder.
     """
+    python = shutil.which(peer_python) if peer_python is not None else sys.executable
+    if python is None:
+        raise ValueError(f"{peer_python}: not a Python that can be run")
     with tempfile.TemporaryDirectory() as scratch:
         for i, batch in enumerate(inputs):
             np.savez(Path(scratch) / f"in_{i}.npz", **batch)
@@ -48,7 +53,7 @@ def peer_outputs(
             environment.pop("PYTHONPATH", None)  # it belongs to this Python
         # As -c and not as a script: a script's folder would come first on the other's path.
         source = Path(__file__).read_text(encoding="utf-8")
-        command = [peer_python or sys.executable, "-c", source, str(folder.absolute()), scratch]
+        command = [str(Path(python).absolute()), "-c", source, str(folder.absolute()), scratch]
         try:
             done = subprocess.run(
                 command, env=environment, cwd=scratch, capture_output=True, text=True, timeout=_TIMEOUT, check=False
@@ -61,7 +66,7 @@ def peer_outputs(
             return None
         if done.returncode:
             last = (done.stderr.strip().splitlines() or ["no message"])[-1]
-            raise ValueError(f"{folder}: transformers cannot load it: {last[:300]}")
+            raise ValueError(f"{folder}: it cannot be loaded there: {last[:300]}")
         said = json.loads((Path(scratch) / "report.json").read_text(encoding="utf-8"))
         outputs = []
         for i in range(len(inputs)):
@@ -77,11 +82,19 @@ def _batches(folder: Path) -> list[dict[str, np.ndarray]]:
 
 def main(folder: str, scratch: Path) -> int:
     """Answer :func:`peer_outputs` from the other side."""
+    sentences = (Path(folder) / "modules.json").is_file()
     try:
-        import torch
-        import transformers
+        answer = _sentences(folder, scratch) if sentences else _transformers(folder, scratch)
     except ImportError:
         return _MISSING
+    (scratch / "report.json").write_text(json.dumps(answer), encoding="utf-8")
+    return 0
+
+
+def _transformers(folder: str, scratch: Path) -> dict[str, Any]:
+    import torch
+    import transformers
+
     config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True)
     name = (config.architectures or ["AutoModel"])[0]
     kind = getattr(transformers, name)
@@ -101,9 +114,19 @@ def main(folder: str, scratch: Path) -> int:
             output = model(**tensors)
         arrays = {key: values.numpy() for key, values in output.items() if isinstance(values, torch.Tensor)}
         np.savez(scratch / f"out_{i}.npz", **arrays)
-    report = {"version": transformers.__version__, "problems": problems}
-    (scratch / "report.json").write_text(json.dumps(report), encoding="utf-8")
-    return 0
+    return {"version": transformers.__version__, "problems": problems}
+
+
+def _sentences(folder: str, scratch: Path) -> dict[str, Any]:
+    import sentence_transformers
+    import torch
+
+    model = sentence_transformers.SentenceTransformer(folder, device="cpu", local_files_only=True).float().eval()
+    for i, batch in enumerate(_batches(scratch)):
+        with torch.no_grad():
+            output = model.forward({key: torch.from_numpy(values) for key, values in batch.items()})
+        np.savez(scratch / f"out_{i}.npz", sentence_embedding=output["sentence_embedding"].numpy())
+    return {"version": sentence_transformers.__version__, "problems": []}
 
 
 if __name__ == "__main__":
