@@ -1,0 +1,130 @@
+"""Weights out as a StableHLO program: one file that XLA runs on cpu, cuda and tpu, its weights beside it.
+
+``program.bin`` is what ``jax.export.deserialize`` reads, ``program.mlir`` the same program as text,
+``weights.safetensors`` its weights by canonical name, ``signature.json`` the order and types of everything.
+"""
+
+import contextlib
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Literal
+
+import jax
+import jax.export
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+from safetensors.numpy import load_file, save_file
+
+from bert_jax.config import ModelSpec
+from bert_jax.interop.exchange import Weights, check_shapes
+from bert_jax.interop.serving import INPUTS, forward, largest_differences, output_names, symbolic_sizes
+
+PROGRAM, TEXT, WEIGHTS, SIGNATURE = "program.bin", "program.mlir", "weights.safetensors", "signature.json"
+PLATFORMS = ("cpu", "cuda", "tpu")
+
+
+def write_stablehlo(
+    folder: Path, weights: Weights, *, dtype: Literal["float32", "bfloat16"] = "float32"
+) -> list[str]:
+    """Write program, text, weights and signature into ``folder``; returns what has to be said about them.
+
+    The program is called with (weights by name, input_ids, attention_mask, token_type_ids), the inputs
+    int32[batch, sequence] of any batch and any length up to the model's; it gives float32 outputs by the names
+    of ``serving.output_names``. With bfloat16 the weights are stored and passed so; arithmetic is float32.
+    """
+    check_shapes(weights.spec, weights.params, folder)
+    stored_type = ml_dtypes.bfloat16 if dtype == "bfloat16" else np.float32
+    stored = {name: np.ascontiguousarray(values, stored_type) for name, values in weights.params.items()}
+    exported = _export(weights.spec, stored)
+    (folder / PROGRAM).write_bytes(exported.serialize())
+    (folder / TEXT).write_text(exported.mlir_module(), encoding="utf-8")
+    signature = _signature(weights.spec, exported)
+    (folder / SIGNATURE).write_text(json.dumps(signature, indent=1) + "\n", encoding="utf-8")
+    save_file(stored, folder / WEIGHTS, metadata={"format": "canonical"})
+    return _notes(weights.spec, dtype)
+
+
+def check_stablehlo(
+    folder: Path, weights: Weights, shapes: tuple[tuple[int, int], ...] = ()
+) -> dict[str, float] | None:
+    """Run the program that :func:`write_stablehlo` wrote, on this machine, with the weights beside it: the
+    largest difference of every output from the model itself (with the weights as stored)."""
+    program = jax.export.deserialize(bytearray((folder / PROGRAM).read_bytes()))
+    names = [output["name"] for output in json.loads((folder / SIGNATURE).read_text("utf-8"))["outputs"]]
+    stored = load_file(folder / WEIGHTS)
+    on_device = {name: jnp.asarray(values) for name, values in stored.items()}
+    rounded = {name: values.astype(stored[name].dtype) for name, values in weights.params.items()}
+
+    def run(inputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        outputs = program.call(on_device, *(jnp.asarray(inputs[name], jnp.int32) for name in INPUTS))
+        return {name: np.asarray(outputs[name]) for name in sorted(outputs, key=names.index)}
+
+    return largest_differences(weights.spec, rounded, run, shapes)
+
+
+def _export(spec: ModelSpec, stored: dict[str, np.ndarray]) -> Any:
+    def program(params: dict[str, jax.Array], *inputs: jax.Array) -> dict[str, jax.Array]:
+        raised = {name: values.astype(jnp.float32) for name, values in params.items()}
+        return forward(spec, raised, *inputs)
+
+    (params_dtype,) = {values.dtype for values in stored.values()}
+    batch, sequence = symbolic_sizes(spec)
+    ids = jax.ShapeDtypeStruct((batch, sequence), jnp.int32)
+    shapes = {name: jax.ShapeDtypeStruct(values.shape, values.dtype) for name, values in stored.items()}
+    # Weights that no output uses stay arguments, so the signature is that of the weights file.
+    jitted = jax.jit(program, keep_unused=True)
+    # Accelerators multiply float32 matrices in fewer bits unless told not to; bfloat16 weights have no more bits.
+    precision = "default" if params_dtype == jnp.bfloat16 else "highest"
+    with jax.default_matmul_precision(precision), _without_source_paths():
+        return jax.export.export(jitted, platforms=PLATFORMS)(shapes, *(ids for _ in INPUTS))
+
+
+@contextlib.contextmanager
+def _without_source_paths() -> Iterator[None]:
+    """Programs made inside do not name the files of the code that made them."""
+    option = "jax_traceback_in_locations_limit"
+    before = getattr(jax.config, option)
+    jax.config.update(option, 0)
+    try:
+        yield
+    finally:
+        jax.config.update(option, before)
+
+
+def _notes(spec: ModelSpec, dtype: str) -> list[str]:
+    notes = [f"the program takes lengths up to {spec.model.max_length}"]
+    if dtype == "bfloat16":
+        notes.append("weights stored as bfloat16, raised to float32 inside the program; arithmetic is float32")
+    if spec.heads.choice:
+        notes.append("choice: each choice is a row; reshape its scores [batch, 1] to [questions, choices]")
+    if spec.model.type_vocab_size == 1:
+        notes.append("token_type_ids: this model has one segment, give zeros")
+    return notes
+
+
+def _signature(spec: ModelSpec, exported: Any) -> dict[str, Any]:
+    """What a consumer has to know, JSON-able: versions, free sizes, arguments and outputs in program order."""
+    (arguments, _), outputs = (
+        jax.tree.unflatten(tree, values)
+        for tree, values in ((exported.in_tree, exported.in_avals), (exported.out_tree, exported.out_avals))
+    )
+    params, *inputs = arguments
+    return {
+        "jax_version": jax.__version__,
+        "calling_convention_version": exported.calling_convention_version,
+        "platforms": list(exported.platforms),
+        # The first argument of the MLIR function says which of them runs; then come weights and inputs.
+        "platform_index_argument": len(exported.platforms) > 1,
+        "free_sizes": {"batch": "at least 1", "sequence": f"1 to {spec.model.max_length}"},
+        "weights": [_value(name, values) for name, values in params.items()],
+        "inputs": [_value(name, values) for name, values in zip(INPUTS, inputs, strict=True)],
+        "outputs": [_value(name, outputs[name]) for name in output_names(spec)],
+        "mlir_outputs": list(outputs),
+    }
+
+
+def _value(name: str, values: Any) -> dict[str, Any]:
+    shape = [size if isinstance(size, int) else str(size) for size in values.shape]
+    return {"name": name, "dtype": str(values.dtype), "shape": shape}
