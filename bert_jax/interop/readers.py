@@ -29,10 +29,20 @@ def read_weights(path: Path, options: ReadOptions | None = None) -> Weights:
     """Read ``path``, whatever its format. Raises ``ValueError`` in one line when it is none that is known, or when
     an option is given that its format has no use for."""
     options = options or ReadOptions()
+    read = _reader(path)
+    _check_options(path, options, read)
+    return read(path, options)
+
+
+def leaves_activation_open(path: Path) -> bool:
+    """Whether the model at ``path`` may not say which activation it was trained with (a TF1 checkpoint)."""
+    return _reader(path) is read_tf1
+
+
+def _reader(path: Path) -> Reader:
     for knows, read in _READERS:
         if knows(path):
-            _check_options(path, options, read)
-            return read(path, options)
+            return read
     raise ValueError(f"{path}: no model there; readable: {SUPPORTED}")
 
 

@@ -26,7 +26,7 @@ from bert_jax.interop.extension import (
     require_wordpiece,
     with_words,
 )
-from bert_jax.interop.readers import read_weights
+from bert_jax.interop.readers import leaves_activation_open, read_weights
 from bert_jax.tokenization import Tokenizer, WordPieceTokenizer, build_tokenizer, load_tokenizer
 from bert_jax.training.checkpoint import saved_steps
 from bert_jax.training.warm_start import RECORD, WarmStart
@@ -120,7 +120,7 @@ def _fresh(options: RunOptions, settings: Sequence[Setting]) -> tuple[Start, lis
     values = parse_settings(PretrainConfig, settings)
     given = {key: value for key, (value, _) in values.items()}
     name = options.init_from
-    weights = read_weights(Path(name), _read_options(given))
+    weights = read_weights(Path(name), _read_options(Path(name), given))
     source = weights.spec.model
     vocabulary = _Vocabulary.of(options, weights, given)
     positions, position_notes = _positions(options, source, values)
@@ -148,14 +148,12 @@ def _fresh(options: RunOptions, settings: Sequence[Setting]) -> tuple[Start, lis
     return Start(start, place), settings
 
 
-def _read_options(given: Mapping[str, Any]) -> ReadOptions:
+def _read_options(path: Path, given: Mapping[str, Any]) -> ReadOptions:
     """What the settings say where a source leaves it open."""
     preset = PRESETS[given.get("training.mode", "standard")]
     activation = given.get("model.activation", preset.get("model.activation"))
-    return ReadOptions(
-        lower_case=given.get("data.lower_case"),
-        activation=activation if activation in ("gelu", "gelu_tanh") else None,
-    )
+    is_open = leaves_activation_open(path) and activation in ("gelu", "gelu_tanh")
+    return ReadOptions(lower_case=given.get("data.lower_case"), activation=activation if is_open else None)
 
 
 def _section(model: ModelConfig) -> dict[str, Any]:
