@@ -1,1 +1,22 @@
-"""bert_jax: BERT-class encoders in JAX. Import the subpackages; this module stays free of jax."""
+"""bert_jax: BERT-class encoders in JAX.
+
+    model = bert_jax.load(path)
+    vectors = model.embed(["a sentence", "another one"])
+
+Importing it stays free of jax; ``load`` brings it.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from bert_jax.inference.loaded import LoadedModel, load
+
+__all__ = ["LoadedModel", "load"]
+
+
+def __getattr__(name: str) -> Any:
+    if name in __all__:
+        from bert_jax.inference import loaded
+
+        return getattr(loaded, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,182 @@
+"""Texts to vectors: one per text (Sentence-BERT; Reimers and Gurevych 2019), or those of every token and layer.
+
+Shapes: B rows, S tokens, C sequences per row, H width, E width of an embedding.
+"""
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from bert_jax.config import ModelSpec, SentenceConfig, SentenceModule
+from bert_jax.inference.batching import SEQUENCES_PER_ROW, Encoded, Place, Progress
+from bert_jax.inference.loaded import LoadedModel, Text
+from bert_jax.model.layers import INTERMEDIATES
+from bert_jax.model.sentence import SentenceHead
+
+POOLINGS = ("cls", "mean", "max")
+LAST_FOUR = (-1, -2, -3, -4)
+# Every token of every layer takes much memory: few texts at a time.
+_TOKEN_WINDOW = 32
+# google-research/bert extract_features.py: two texts on one line.
+_PAIR = re.compile(r"^(.*) \|\|\| (.*)$", re.DOTALL)
+
+
+def embed(
+    loaded: LoadedModel,
+    texts: Iterable[str],
+    *,
+    pooling: str | None = None,
+    normalize: bool | None = None,
+    prompt: str | None = None,
+    prompt_name: str | None = None,
+    batch_tokens: int | None = None,
+    progress: Progress | None = None,
+) -> Iterator[np.ndarray]:
+    """float32[E] of every text, in order; ``texts`` may be endless.
+
+    Args:
+        pooling: cls, mean or max over the last layer instead of the model's own pooling and dense layers. None: the
+            model's own; the mean where it has none.
+        normalize: divide by the Euclidean norm or do not; None: as the model's own.
+        prompt: put before every text. prompt_name: the model's prompt of that name; neither: its default prompt.
+
+    Raises ``ValueError`` for a pooling or prompt that there is not, and a model without a vocabulary.
+    """
+    sentence = sentence_config(loaded.spec, pooling, normalize)
+    text = prompt_text(loaded.spec, prompt, prompt_name)
+    skipped = 0 if sentence.include_prompt else prompt_length(loaded, text)
+
+    def encode(part: list[str]) -> list[list[Encoded]]:
+        return [[encoded] for encoded in loaded.encode([text + one for one in part])]
+
+    def take(vectors: np.ndarray, place: Place, _: Encoded) -> np.ndarray:
+        return vectors[place.row, place.slot]
+
+    run = loaded.program(("embed", sentence), _pooled(loaded, sentence))
+    results = loaded.stream(
+        texts, encode, run, take, np.int32(skipped), batch_tokens=batch_tokens, progress=progress
+    )
+    return (result[0] for result in results)
+
+
+def sentence_config(spec: ModelSpec, pooling: str | None, normalize: bool | None) -> SentenceConfig:
+    """How token outputs become one vector: the model's own way, changed as asked for."""
+    if pooling is not None and pooling not in POOLINGS:
+        raise ValueError(f"pooling: {pooling!r} is not allowed; allowed: {', '.join(POOLINGS)}")
+    own = spec.sentence or SentenceConfig()
+    modules = own.modules if pooling is None else tuple(m for m in own.modules if m.kind == "normalize")
+    if normalize is False:
+        while modules and modules[-1].kind == "normalize":
+            modules = modules[:-1]
+    elif normalize and not (modules and modules[-1].kind == "normalize"):
+        modules = (*modules, SentenceModule(kind="normalize"))
+    poolings: Any = own.pooling if pooling is None else (pooling,)
+    return SentenceConfig(pooling=poolings, modules=modules, include_prompt=own.include_prompt)
+
+
+def prompt_text(spec: ModelSpec, prompt: str | None, prompt_name: str | None) -> str:
+    """The text put before every input; empty for none."""
+    if prompt is not None:
+        if prompt_name is not None:
+            raise ValueError("a prompt and the name of one were given; give one of them")
+        return prompt
+    prompts = dict(spec.sentence.prompts) if spec.sentence is not None else {}
+    name = prompt_name or (spec.sentence.default_prompt if spec.sentence is not None else "")
+    if name and name not in prompts:
+        raise ValueError(f"the model has no prompt {name!r}; it has: {', '.join(prompts) or 'none'}")
+    return prompts.get(name, "")
+
+
+def prompt_length(loaded: LoadedModel, prompt: str) -> int:
+    """Tokens that a prompt takes at the head of an input, with the first special one. ``ValueError`` when they
+    leave no room for a text."""
+    if not prompt:
+        return 0
+    length = len(loaded.need_tokenizer().encode(prompt)) + 1
+    if length + 1 >= loaded.spec.max_length:
+        raise ValueError(f"the prompt has {length} tokens; the model takes {loaded.spec.max_length} in all")
+    return length
+
+
+def _pooled(loaded: LoadedModel, sentence: SentenceConfig) -> Callable[..., jax.Array]:
+    encoder = loaded.model.clone(sentence=None)
+    head = SentenceHead(loaded.spec.model, sentence)
+
+    def run(params: Any, batch: dict[str, jax.Array], skipped: jax.Array) -> jax.Array:
+        x_BxSxH = encoder.apply({"params": params}, batch).sequence_output
+        slots_C = 1 + jnp.arange(SEQUENCES_PER_ROW)
+        seen_CxBxS = batch["sequence_ids"] == slots_C[:, None, None]
+        seen_CxBxS &= batch["position_ids"] >= skipped
+        own = {"params": params.get("sentence_head", {})}
+        vectors_CxBxE = jax.vmap(lambda seen_BxS: head.apply(own, x_BxSxH, seen_BxS))(seen_CxBxS)
+        return jnp.swapaxes(vectors_CxBxE, 0, 1)
+
+    return run
+
+
+# ------------------------------------------------------------------ every token
+
+
+def embed_tokens(
+    loaded: LoadedModel,
+    texts: Iterable[Text],
+    *,
+    layers: Sequence[int] = LAST_FOUR,
+    batch_tokens: int | None = None,
+    progress: Progress | None = None,
+) -> Iterator[tuple[list[str], np.ndarray]]:
+    """(pieces, float32[layers, tokens, H]) of every text, special tokens included.
+
+    ``layers`` counts encoder layers from 0, or from the last one with -1, as google-research/bert's
+    ``extract_features.py`` does. Raises ``ValueError`` for one that there is not.
+    """
+    count = loaded.spec.model.num_layers
+    wrong = [str(layer) for layer in layers if not -count <= layer < count]
+    if wrong or not layers:
+        raise ValueError(f"layers: {', '.join(wrong) or 'none'} is not allowed; allowed: {-count} to {count - 1}")
+    chosen = tuple(layer % count for layer in layers)
+    tokenizer = loaded.need_tokenizer()
+
+    def run(params: Any, batch: dict[str, jax.Array]) -> jax.Array:
+        encoder = loaded.model.clone(sentence=None)
+        _, state = encoder.apply({"params": params}, batch, mutable=[INTERMEDIATES])
+        seen = state[INTERMEDIATES]["encoder"]
+        return jnp.stack([seen[f"layer_{i}"]["hidden_states"][0] for i in chosen], axis=1).astype(jnp.float32)
+
+    def encode(part: list[Text]) -> list[list[Encoded]]:
+        return [[encoded] for encoded in loaded.encode(part)]
+
+    def take(hidden: np.ndarray, place: Place, encoded: Encoded) -> tuple[list[str], np.ndarray]:
+        return tokenizer.pieces(encoded.ids), hidden[place.row, :, place.tokens]
+
+    results = loaded.stream(
+        texts, encode, loaded.program(("tokens", chosen), run), take,
+        window=_TOKEN_WINDOW, batch_tokens=batch_tokens, progress=progress,
+    )  # fmt: skip
+    return (result[0] for result in results)
+
+
+def extract_features(
+    loaded: LoadedModel, lines: Iterable[str], *, layers: Sequence[int] = LAST_FOUR, **options: Any
+) -> Iterator[dict[str, Any]]:
+    """One object per line with the fields of google-research/bert's ``extract_features.py``: linex_index, features,
+    each with token and layers (index, values rounded to 6 places). `` ||| `` stands between the texts of a pair."""
+    pairs = (match.groups() if (match := _PAIR.match(line)) else line for line in lines)
+    for number, (pieces, hidden) in enumerate(embed_tokens(loaded, pairs, layers=layers, **options)):
+        rounded = np.round(hidden.astype(np.float64), 6)
+        yield {
+            "linex_index": number,
+            "features": [
+                {
+                    "token": piece,
+                    "layers": [
+                        {"index": layer, "values": rounded[i, token].tolist()} for i, layer in enumerate(layers)
+                    ],
+                }
+                for token, piece in enumerate(pieces)
+            ],
+        }

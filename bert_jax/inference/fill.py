@@ -1,0 +1,85 @@
+"""Fill masks with any model that has a masked-LM head."""
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from bert_jax.inference.batching import Encoded, Place, Progress
+from bert_jax.inference.loaded import LoadedModel
+from bert_jax.training.fill import FilledMask, FilledText
+
+# Masks of a row that the program looks up; with more of them it looks at every position.
+_MASKS = 16
+# Logits over the vocabulary are large: fewer texts wait for theirs.
+_WINDOW = 1024
+
+
+def fill_mask(
+    loaded: LoadedModel,
+    texts: Iterable[str],
+    *,
+    top: int = 5,
+    batch_tokens: int | None = None,
+    progress: Progress | None = None,
+) -> Iterator[FilledText]:
+    """The ``top`` pieces and their probabilities for every mask of each text, in order; ``texts`` may be endless.
+
+    The mask is written as the vocabulary writes it ([MASK], RoBERTa: <mask>). Raises ``ValueError`` for a model
+    without the head, a text without a mask, and one longer than the model takes.
+    """
+    if not loaded.spec.heads.mlm:
+        raise ValueError(f"{loaded.name}: no masked-LM head there, so masks cannot be filled in")
+    if top < 1:
+        raise ValueError(f"top: {top} is not allowed; allowed: 1 or more")
+    tokenizer = loaded.need_tokenizer()
+    pieces = min(tokenizer.vocab_size, loaded.spec.model.vocab_size)
+    count = min(top, pieces)
+    limit = loaded.spec.max_length
+    mask = tokenizer.pieces([tokenizer.mask_id])[0]
+
+    def encode(part: list[str]) -> list[list[Encoded]]:
+        encoded = []
+        for text in part:
+            ids = tokenizer.encode_with_masks(text)
+            if tokenizer.mask_id not in ids:
+                raise ValueError(f"{text!r} holds no {mask}; write {mask} where a word is to be filled in")
+            if len(ids) + 2 > limit:
+                raise ValueError(f"a text has {len(ids) + 2} tokens with the special ones; the model takes {limit}")
+            encoded.append([loaded.build(ids, extra=text)])
+        return encoded
+
+    def take(best: tuple[np.ndarray, ...], place: Place, encoded: Encoded) -> FilledText:
+        probabilities, ids, positions = best
+        masks = []
+        for token in np.flatnonzero(np.asarray(encoded.ids) == tokenizer.mask_id).tolist():
+            slot = int(np.flatnonzero(positions[place.row] == place.start + token)[0])
+            names = tokenizer.pieces(ids[place.row, slot].tolist())
+            chances = probabilities[place.row, slot].tolist()
+            masks.append(FilledMask(tuple(zip(names, chances, strict=True))))
+        return FilledText(encoded.extra, tuple(masks))
+
+    def run(params: Any, batch: dict[str, np.ndarray]) -> Any:
+        most = int((batch["input_ids"] == tokenizer.mask_id).sum(axis=1).max())
+        slots = _MASKS if most <= _MASKS else batch["input_ids"].shape[1]
+        best = _best(loaded, tokenizer.mask_id, slots, count, pieces)
+        return loaded.program(("fill", slots, count), best)(params, batch)
+
+    results = loaded.stream(texts, encode, run, take, window=_WINDOW, batch_tokens=batch_tokens, progress=progress)
+    return (result[0] for result in results)
+
+
+def _best(loaded: LoadedModel, mask_id: int, slots: int, count: int, pieces: int) -> Any:
+    """(probabilities [B, slots, count], ids [B, slots, count], positions [B, slots]) of the masks of a batch, which
+    come first in each row."""
+    model = loaded.model.clone(sentence=None)
+
+    def run(params: Any, batch: dict[str, jax.Array]) -> tuple[jax.Array, ...]:
+        is_mask_BxS = (batch["input_ids"] == mask_id).astype(jnp.int32)
+        _, positions = jax.lax.top_k(is_mask_BxS, slots)
+        logits = model.apply({"params": params}, {**batch, "mlm_positions": positions}).mlm_logits[..., :pieces]
+        return (*jax.lax.top_k(jax.nn.softmax(logits, axis=-1), count), positions)
+
+    return run
