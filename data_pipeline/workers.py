@@ -114,11 +114,21 @@ def _signals_held() -> Iterator[None]:
     """Starts of processes are never broken off halfway, and the processes never get Ctrl-C, which reaches the
     whole group: the parent alone decides. To the parent the signals come when the block ends."""
     resource_tracker.ensure_running()  # starting with the first process, it would let the signals through
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
+    numbers = {signal.SIGINT, signal.SIGTERM}
+    came: list[int] = []
+    handlers = {}
+    if threading.current_thread() is threading.main_thread():
+        # Blocked here, a signal comes to another thread (numpy has some), and its handler would still run here.
+        handlers = {number: signal.signal(number, lambda number, _: came.append(number)) for number in numbers}
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
     try:
         yield
     finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+        for number in came:
+            signal.raise_signal(number)
 
 
 @contextmanager

@@ -5,6 +5,7 @@ import random
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +15,7 @@ from text_corpora import tree, write_corpus
 
 from bert_jax.exits import Stop
 from bert_jax.training.signals import StopRequest
+from data_pipeline import workers as workers_module
 from data_pipeline.workers import Workers
 
 REPOSITORY = Path(__file__).parents[2]
@@ -54,6 +56,7 @@ WAITING = """
 import sys, time
 from bert_jax.exits import run_command
 from bert_jax.training.signals import StopRequest
+from data_pipeline import workers as workers_module
 from data_pipeline.workers import Workers
 from data_pipeline.workers import OneApart, Workers
 
@@ -137,3 +140,23 @@ def test_ctrl_c_never_reaches_the_processes() -> None:
         held = list(workers.run(_held_signals, [(), ()]))
     assert all(signal.SIGINT in one and signal.SIGTERM not in one for one in held)
     assert not _held_signals() & {signal.SIGINT, signal.SIGTERM}
+
+
+def test_a_start_of_processes_is_never_broken_off() -> None:
+    """Whichever thread the signal comes to: numpy has threads that block none."""
+    request = StopRequest()
+    idle = threading.Event()
+    thread = threading.Thread(target=idle.wait)
+    thread.start()
+    done = False
+    try:
+        with pytest.raises(Stop), request.at_once("stopped"):
+            with workers_module._signals_held():
+                os.kill(os.getpid(), signal.SIGTERM)
+                time.sleep(0.2)
+                done = True
+            pytest.fail("the signal was lost")
+    finally:
+        idle.set()
+        thread.join()
+    assert done
