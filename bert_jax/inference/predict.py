@@ -1,6 +1,5 @@
 """What a model's task head says of texts: classes, values, tags, answers, choices."""
 
-import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -64,24 +63,6 @@ def predict(
         window=_WINDOW, batch_tokens=batch_tokens, progress=progress,
     )  # fmt: skip
     return (_FINISHERS[task](loaded, pieces) for pieces in results)
-
-
-def read_inputs(lines: Iterable[str], *, json_lines: bool = False) -> Iterator[Any]:
-    """Inputs of :func:`predict` from lines: a text each, or with ``json_lines`` an object each. Empty lines are
-    skipped. ``ValueError`` names the line that is none."""
-    for number, line in enumerate(lines, 1):
-        line = line.rstrip("\r\n")
-        if not line.strip():
-            continue
-        if not json_lines:
-            yield line
-            continue
-        try:
-            value = json.loads(line)
-            _parsed(value)
-        except (ValueError, RecursionError) as error:
-            raise ValueError(f"line {number}: {error}") from None
-        yield value
 
 
 def _task(loaded: LoadedModel, task: str | None) -> str:

@@ -7,6 +7,7 @@ from bert_jax.interop.exchange import ReadOptions, Weights
 from bert_jax.interop.hf_read import is_hf, read_hf
 from bert_jax.interop.native import is_native, read_native
 from bert_jax.interop.npz import is_npz, read_npz
+from bert_jax.interop.sentence_transformers import is_sentence_transformers, read_sentence_transformers
 from bert_jax.interop.tf1 import is_tf1, read_tf1
 
 SUPPORTED = (
@@ -16,10 +17,11 @@ SUPPORTED = (
 )
 Reader = Callable[[Path, ReadOptions], Weights]
 # The first that knows the path reads it: an npz export has a model.json like a saved model, and a folder of
-# Hugging Face may hold the TF1 checkpoint that it was made from.
+# Hugging Face may hold the TF1 checkpoint that it was made from. One of sentence-transformers is also one of those.
 _READERS: tuple[tuple[Callable[[Path], bool], Reader], ...] = (
     (is_npz, read_npz),
     (is_native, read_native),
+    (is_sentence_transformers, read_sentence_transformers),
     (is_hf, read_hf),
     (is_tf1, read_tf1),
 )
