@@ -1,5 +1,10 @@
-"""Tokenizer files of Hugging Face folders, in: which vocabulary, which rules, and who decides when files differ."""
+"""Tokenizer files of Hugging Face folders, in and out.
 
+In: which vocabulary, which rules, who decides where files differ. Out: files of which ``AutoTokenizer`` makes the
+tokenizer that the model was trained with, and where it does not.
+"""
+
+import dataclasses
 import json
 import unicodedata
 from collections.abc import Mapping, Sequence
@@ -7,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bert_jax.config import TokenizerConfig
+from bert_jax.config import ModelSpec, TokenizerConfig
 from bert_jax.interop.exchange import ReadOptions
 from bert_jax.interop.folder import inside
 from bert_jax.interop.tokenizer_json import (
@@ -18,6 +23,7 @@ from bert_jax.interop.tokenizer_json import (
     steps_of,
     wordpiece_rules,
 )
+from bert_jax.interop.tokenizer_state import check_state, state_of
 from bert_jax.tokenization import (
     MAX_CHARS_PER_WORD,
     ROBERTA_PIECES,
@@ -60,15 +66,52 @@ def read_tokenizer_files(
             names = "vocab.txt, tokenizer.json, tokenizer.model or vocab.json with merges.txt"
             raise ValueError(f"{folder}: the tokenizer's vocabulary is missing ({names})")
         return None, None, ("no tokenizer there: the model takes ids only",)
-    config = TokenizerConfig(
-        file=config.file,
-        lower_case=config.lower_case,
-        strip_accents=config.strip_accents,
-        split_cjk=config.split_cjk,
-        max_length=max_length,
-    )
-    build_tokenizer(config, content, str(folder / config.file))  # raises where the file is of no use
+    tokenizer = build_tokenizer(config, content, str(folder / config.file))  # raises where the file is of no use
+    lower_case = config.lower_case if tokenizer.kind == "wordpiece" else tokenizer.lower_case
+    config = dataclasses.replace(config, lower_case=lower_case, max_length=max_length)
     return config, content, tuple(files.notes)
+
+
+def write_tokenizer_files(folder: Path, spec: ModelSpec, content: bytes | None) -> list[str]:
+    """Write what ``AutoTokenizer`` needs to give the ids, types, masks and offsets of the model's tokenizer.
+
+    ``tokenizer.json``, ``tokenizer_config.json``, ``special_tokens_map.json`` and the vocabulary itself, byte for
+    byte. Returns where the two tokenizers differ, a line each. Raises ``ValueError`` for a tokenizer that
+    ``tokenizer.json`` cannot express, and ``exits.Stop`` when the file written cuts sample texts otherwise.
+    """
+    config = spec.tokenizer
+    if config is None or content is None:
+        return ["the model has no tokenizer: only ids can be given to it"]
+    tokenizer = build_tokenizer(config, content, config.file)
+    state, notes = state_of(tokenizer, config, content)
+    written = json.dumps(state, ensure_ascii=False).encode()
+    notes += check_state(tokenizer, written)
+    specials = dict(zip(("pad", "unk", "cls", "sep", "mask"), tokenizer.special_pieces, strict=True))
+    tokens = {f"{name}_token": piece for name, piece in specials.items()}
+    settings: dict[str, Any] = {
+        "model_max_length": spec.max_length,
+        **tokens,
+        "clean_up_tokenization_spaces": False,
+    }
+    inputs = ["input_ids", "token_type_ids", "attention_mask"]
+    if tokenizer.kind == "byte_bpe":
+        tokens |= {"bos_token": "<s>", "eos_token": "</s>"}
+        prefix = state["pre_tokenizer"]["add_prefix_space"]
+        settings |= {"tokenizer_class": "RobertaTokenizer", "add_prefix_space": prefix, **tokens}
+        inputs.remove("token_type_ids")
+    else:
+        # BertTokenizer would build rules of its own, with words over 100 characters unknown.
+        settings["tokenizer_class"] = "PreTrainedTokenizerFast"
+    if tokenizer.kind == "wordpiece":
+        settings |= {theirs: getattr(config, ours) for ours, theirs, _ in _RULES}
+    settings["model_input_names"] = inputs
+    if config.file != "tokenizer.json":
+        (folder / config.file).write_bytes(content)
+    (folder / "tokenizer.json").write_bytes(content if tokenizer.kind == "byte_bpe" else written)
+    for name, value in (("tokenizer_config.json", settings), ("special_tokens_map.json", tokens)):
+        text = json.dumps(value, indent=2, ensure_ascii=False) + "\n"
+        (folder / name).write_text(text, encoding="utf-8")
+    return notes
 
 
 def _max_length(value: Any) -> int:
@@ -127,7 +170,7 @@ class _Files:
         if kind not in (None, "WordPiece"):
             raise ValueError(
                 f"{self.folder / 'tokenizer.json'}: a {str(kind)[:40]} tokenizer; applied here are WordPiece, "
-                "byte-level BPE with RoBERTa's special pieces and SentencePiece models (tokenizer.model) with BERT's"
+                "byte-level BPE with RoBERTa's special pieces, SentencePiece models (tokenizer.model) with BERT's"
             )
         if state is not None or vocabulary is not None:
             return self.wordpiece(settings, state, vocabulary)
@@ -263,7 +306,7 @@ class _Files:
         if normalizer.get("type") != "BertNormalizer" or splits.get("type") != "BertPreTokenizer":
             if not _is_ours({"normalizer": normalizer, "pre_tokenizer": splits}, said):
                 self.differ(
-                    "tokenizer.json holds other rules than BERT's (BertNormalizer, BertPreTokenizer), which are not "
+                    "tokenizer.json holds other rules than BERT's (BertNormalizer, BertPreTokenizer); they are not "
                     "applied here"
                 )
             return {}

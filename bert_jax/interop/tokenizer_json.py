@@ -5,6 +5,7 @@ which it drops, an older Unicode), so the rules are written out as regular expre
 of the Python that writes them, which are those that this library's tokenizer goes by.
 """
 
+import base64
 import re
 import sys
 import unicodedata
@@ -132,6 +133,67 @@ def wordpiece_json(pieces: Sequence[str], rules: Json) -> Json:
             "vocab": ids,
         },
     }
+
+
+def sentencepiece_json(model: bytes) -> Json:
+    """The state of a tokenizer that cuts as a SentencePiece model with BERT's special pieces does.
+
+    Raises ``ValueError`` for a model with settings that the format cannot express.
+    """
+    from sentencepiece import sentencepiece_model_pb2
+
+    formats: Any = sentencepiece_model_pb2
+    proto = formats.ModelProto.FromString(model)
+    kinds = {proto.trainer_spec.UNIGRAM: "Unigram", proto.trainer_spec.BPE: "BPE"}
+    kind = kinds.get(proto.trainer_spec.model_type)
+    rules = proto.normalizer_spec
+    odd = [] if kind else ["a type other than unigram and BPE"]
+    odd += ["byte fallback"] if proto.trainer_spec.byte_fallback else []
+    odd += ["blanks as suffixes"] if proto.trainer_spec.treat_whitespace_as_suffix else []
+    odd += [] if rules.add_dummy_prefix and rules.escape_whitespaces else ["no mark before the first word"]
+    odd += [] if rules.remove_extra_whitespaces else ["blanks that count"]
+    if odd:
+        raise ValueError(f"tokenizer.model: {', '.join(odd)}; tokenizer.json is not written for such a model")
+    pieces = [(piece.piece, piece.score) for piece in proto.pieces]
+    ids = {piece: i for i, (piece, _) in enumerate(pieces)}
+    steps: list[Json] = []
+    if rules.precompiled_charsmap:
+        charsmap = base64.b64encode(rules.precompiled_charsmap).decode()
+        steps.append({"type": "Precompiled", "precompiled_charsmap": charsmap})
+    marks = {"type": "Metaspace", "replacement": "\u2581", "prepend_scheme": "always", "split": False}
+    # Cut at blanks first, so that a word's place in the text is without the blank before it.
+    splits = [_split(" +", "Removed"), marks]
+    if kind == "Unigram":
+        cut: Json = {"type": "Unigram", "unk_id": ids["[UNK]"], "vocab": pieces, "byte_fallback": False}
+    else:
+        cut = {
+            "type": "BPE", "dropout": None, "unk_token": "[UNK]", "continuing_subword_prefix": None,
+            "end_of_word_suffix": None, "fuse_unk": True, "byte_fallback": False, "ignore_merges": False,
+            "vocab": ids, "merges": _ranked_merges(proto.pieces, ids),
+        }  # fmt: skip
+    return {
+        **_frame(ids),
+        "normalizer": {"type": "Sequence", "normalizers": steps},
+        "pre_tokenizer": {"type": "Sequence", "pretokenizers": splits},
+        "decoder": marks,
+        "model": cut,
+    }
+
+
+def _ranked_merges(pieces: Sequence[Any], ids: Mapping[str, int]) -> list[tuple[str, str]]:
+    """Merges that join two pieces to a third, in the order in which a SentencePiece BPE prefers the results."""
+    normal = 1  # neither control nor unknown
+    joined = sorted(
+        (number for number, piece in enumerate(pieces) if piece.type == normal and len(piece.piece) > 1),
+        key=lambda number: (-pieces[number].score, number),
+    )
+    merges = []
+    for number in joined:
+        piece = pieces[number].piece
+        halves = ((piece[:i], piece[i:]) for i in range(1, len(piece)))
+        found = [(a, b) for a, b in halves if a in ids and b in ids]
+        merges += sorted(found, key=lambda pair: (ids[pair[0]], ids[pair[1]]))
+    return merges
 
 
 def part_of(state: Mapping[str, Any], name: str) -> Mapping[str, Any]:

@@ -84,16 +84,17 @@ def build_tokenizer(settings: TokenizerSettings, content: bytes, name: str) -> T
 
 
 def load_tokenizer(path: str | Path, *, lower_case: bool = True) -> Tokenizer:
-    """Tokenizer of a ``.txt`` (WordPiece, a piece a line), ``.model`` (SentencePiece) or ``.json`` (byte-level
-    BPE) file.
+    """Tokenizer of a ``.txt`` (WordPiece, a piece a line), ``.model`` (SentencePiece) file or a
+    ``tokenizer.json`` (byte-level BPE).
 
     ``lower_case`` (lower-case and strip accents) applies to WordPiece; the others carry their own normalisation.
     ``ValueError`` says what is wrong with the file.
     """
     path = Path(path)
-    if path.suffix not in (".txt", ".model", ".json"):
+    if path.suffix not in (".txt", ".model") and path.name != "tokenizer.json":
         raise ValueError(
-            f"{path}: a vocabulary is a .txt (WordPiece), .model (SentencePiece) or .json (byte-level BPE) file"
+            f"{path}: a vocabulary is a .txt (WordPiece) or .model (SentencePiece) file or a tokenizer.json "
+            "(byte-level BPE)"
         )
     if not path.is_file():
         raise ValueError(f"{path}: no such vocabulary file")

@@ -56,13 +56,13 @@ class SentencePieceTokenizer(Tokenizer):
     def encode_with_offsets(self, text: str) -> tuple[list[int], Offsets]:
         (mapping,) = self._encode([text], "offset_mapping")
         offsets: Offsets = []
-        for piece, (start, end) in zip(mapping["pieces"], mapping["offsets"], strict=True):
-            # A piece's leading U+2581 stands for the white space before the word.
-            while start < end and text[start].isspace():
+        for start, end in mapping["offsets"]:
+            # A piece's leading U+2581 stands for the white space before the word, alone for the word's beginning.
+            while start < len(text) and text[start].isspace():
                 start += 1
             # Of the pieces that share one character (a ligature) only the last is given it.
-            if start == end < len(text) and piece != "\u2581":
-                end += 1
+            if start >= end:
+                end = min(start + 1, len(text))
             offsets.append((start, end))
         return list(mapping["ids"]), offsets
 
