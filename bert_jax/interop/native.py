@@ -202,10 +202,15 @@ def _read_saved(path: Path) -> Weights:
 
 def _read_run(workdir: Path, options: ReadOptions) -> Weights:
     config = load_config(PretrainConfig, ["--config", str(workdir / "config.yaml")])
-    vocabularies = [path for path in sorted(workdir.iterdir()) if path.suffix in _TOKENIZER_FILES]
+    vocabularies = [
+        path
+        for path in sorted(workdir.iterdir())
+        # Other JSON is about the run.
+        if path.suffix in (".txt", ".model") or path.name == "tokenizer.json"
+    ]
     if len(vocabularies) != 1:
         raise ValueError(
-            f"{workdir}: expected one vocabulary file (.txt, .model or .json), found {len(vocabularies)}"
+            f"{workdir}: expected one vocabulary file (.txt, .model or tokenizer.json), found {len(vocabularies)}"
         )
     content = vocabularies[0].read_bytes()
     tokenizer = load_tokenizer(vocabularies[0], lower_case=config.data.lower_case)
