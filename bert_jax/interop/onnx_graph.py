@@ -1,5 +1,6 @@
 """Weights out as an ONNX file: ``model.onnx``, with its weights beside it when they are too large for one file."""
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any, Literal
@@ -10,9 +11,11 @@ import numpy as np
 from bert_jax.config import ModelSpec
 from bert_jax.interop.exchange import Weights, check_shapes
 from bert_jax.interop.onnx_layers import FLOAT, INT64, Graph, add_network
-from bert_jax.interop.serving import INPUTS, largest_differences, output_shapes
+from bert_jax.interop.serving import INPUTS, largest_differences, output_shapes, write_companions
 
 FILE, DATA_FILE = "model.onnx", "model.onnx.data"
+# Key of the JSON in the file's metadata: dtype of the weights, sizes, labels, pooling, tokenizer.
+METADATA = "bert_jax"
 OPSET, IR_VERSION = 17, 8
 # A protocol buffer ends at 2 GiB; weights of more bytes go to a file beside it.
 EXTERNAL_DATA_BYTES = 2_000_000_000
@@ -21,7 +24,7 @@ ALIGNMENT = 4096
 
 
 def write_onnx(folder: Path, weights: Weights, *, dtype: Literal["float32", "bfloat16"] = "float32") -> list[str]:
-    """Write ``model.onnx`` into ``folder``; returns what has to be said about it.
+    """Write ``model.onnx``, config.json and the tokenizer's files into ``folder``; returns what has to be said.
 
     Inputs int64[batch, sequence]: input_ids, attention_mask, token_type_ids; outputs ``serving.output_names``,
     float32. With bfloat16 the weights are stored so and raised to float32 when the file is loaded.
@@ -47,7 +50,7 @@ def write_onnx(folder: Path, weights: Weights, *, dtype: Literal["float32", "bfl
         onnx.checker.check_model(str(folder / FILE), full_check=True)
     except onnx.checker.ValidationError as error:
         raise ValueError(f"{folder / FILE}: not a valid ONNX model: {' '.join(str(error).split())}") from None
-    return _notes(weights, graph, external, dtype)
+    return [*_notes(weights, graph, external, dtype), *write_companions(folder, weights, dtype)]
 
 
 def check_onnx(folder: Path, weights: Weights, shapes: tuple[tuple[int, int], ...] = ()) -> dict[str, float] | None:
@@ -59,7 +62,7 @@ def check_onnx(folder: Path, weights: Weights, shapes: tuple[tuple[int, int], ..
         return None
     session = onnxruntime.InferenceSession(folder / FILE, providers=["CPUExecutionProvider"])
     names = [output.name for output in session.get_outputs()]
-    dtype = json.loads(session.get_modelmeta().custom_metadata_map["bert_jax"])["weights_dtype"]
+    dtype = json.loads(session.get_modelmeta().custom_metadata_map[METADATA])["weights_dtype"]
     params = {name: _stored(values, dtype).astype(np.float32) for name, values in weights.params.items()}
     return largest_differences(
         weights.spec, params, lambda inputs: dict(zip(names, session.run(names, inputs), strict=True)), shapes
@@ -112,20 +115,16 @@ def _model(spec: ModelSpec, graph: Graph, outputs: list[str], tensors: list[Any]
     model = helper.make_model(
         made, opset_imports=[helper.make_opsetid("", OPSET)], ir_version=IR_VERSION, producer_name="bert_jax"
     )
-    helper.set_model_props(model, {"bert_jax": json.dumps({"weights_dtype": dtype})})
+    described = {"weights_dtype": dtype, "model": dataclasses.asdict(spec)}
+    helper.set_model_props(model, {METADATA: json.dumps(described, ensure_ascii=False)})
     return model
 
 
 def _notes(weights: Weights, graph: Graph, external: bool, dtype: str) -> list[str]:
-    spec = weights.spec
     unused = sorted({name.split("/")[0] for name in weights.params if name not in graph.weights})
     notes = [f"{part}: left out, no output of the ONNX file uses it" for part in unused]
     if external:
         notes.append(f"{FILE} needs {DATA_FILE} beside it: the weights are too large for one file")
     if dtype == "bfloat16":
         notes.append("weights stored as bfloat16, raised to float32 when the file is loaded; arithmetic is float32")
-    if spec.heads.choice:
-        notes.append("choice: each choice is a row; reshape its scores [batch, 1] to [questions, choices]")
-    if spec.model.type_vocab_size == 1:
-        notes.append("token_type_ids: this model has one segment, give zeros")
     return notes

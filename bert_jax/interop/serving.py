@@ -1,6 +1,8 @@
 """What a model offers once exported as a program: input and output names, and the function to compare with."""
 
+import json
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -10,7 +12,8 @@ import numpy as np
 from flax import traverse_util
 
 from bert_jax.config import ExecutionConfig, ModelSpec
-from bert_jax.interop.exchange import parameter_shapes
+from bert_jax.interop.exchange import Weights, parameter_shapes
+from bert_jax.interop.hf_config import CONFIG_FILE, hf_config
 from bert_jax.model import BertModel, BertOutput
 
 INPUTS = ("input_ids", "attention_mask", "token_type_ids")
@@ -50,6 +53,27 @@ def output_names(spec: ModelSpec) -> dict[str, str]:
     if len(heads) == 1 and heads != ["span"]:
         return {"logits" if field == HEAD_OUTPUTS[heads[0]][0] else field: field for field in fields}
     return {field: field for field in fields}
+
+
+def write_companions(folder: Path, weights: Weights, dtype: str) -> list[str]:
+    """Write what a program's user needs beside it: the tokenizer's files and, where a transformers class has this
+    model's heads, its config.json. Returns what has to be said."""
+    notes = []
+    try:
+        config = hf_config(weights.spec, dtype)
+    except ValueError as error:
+        notes.append(f"no {CONFIG_FILE}: {error}")
+    else:
+        (folder / CONFIG_FILE).write_text(json.dumps(config, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    if weights.spec.heads.choice:
+        notes.append("choice: each choice is a row; reshape its scores [batch, 1] to [questions, choices]")
+    if weights.spec.model.type_vocab_size == 1:
+        notes.append("token_type_ids: this model has one segment, give zeros")
+    if weights.spec.tokenizer is None or weights.tokenizer_content is None:
+        return [*notes, "the model has no vocabulary: no tokenizer is written"]
+    from bert_jax.interop.tokenizer_files import write_tokenizer_files
+
+    return [*notes, *write_tokenizer_files(folder, weights.spec, weights.tokenizer_content)]
 
 
 def position_ids(spec: ModelSpec, input_ids: jax.Array) -> jax.Array:

@@ -5,6 +5,7 @@
 """
 
 import contextlib
+import dataclasses
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,7 +20,14 @@ from safetensors.numpy import load_file, save_file
 
 from bert_jax.config import ModelSpec
 from bert_jax.interop.exchange import Weights, check_shapes
-from bert_jax.interop.serving import INPUTS, forward, largest_differences, output_names, symbolic_sizes
+from bert_jax.interop.serving import (
+    INPUTS,
+    forward,
+    largest_differences,
+    output_names,
+    symbolic_sizes,
+    write_companions,
+)
 
 PROGRAM, TEXT, WEIGHTS, SIGNATURE = "program.bin", "program.mlir", "weights.safetensors", "signature.json"
 PLATFORMS = ("cpu", "cuda", "tpu")
@@ -28,7 +36,7 @@ PLATFORMS = ("cpu", "cuda", "tpu")
 def write_stablehlo(
     folder: Path, weights: Weights, *, dtype: Literal["float32", "bfloat16"] = "float32"
 ) -> list[str]:
-    """Write program, text, weights and signature into ``folder``; returns what has to be said about them.
+    """Write program, text, weights, signature, config.json and tokenizer files into ``folder``; returns notes.
 
     The program is called with (weights by name, input_ids, attention_mask, token_type_ids), the inputs
     int32[batch, sequence] of any batch and any length up to the model's; it gives float32 outputs by the names
@@ -41,9 +49,9 @@ def write_stablehlo(
     (folder / PROGRAM).write_bytes(exported.serialize())
     (folder / TEXT).write_text(exported.mlir_module(), encoding="utf-8")
     signature = _signature(weights.spec, exported)
-    (folder / SIGNATURE).write_text(json.dumps(signature, indent=1) + "\n", encoding="utf-8")
+    (folder / SIGNATURE).write_text(json.dumps(signature, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     save_file(stored, folder / WEIGHTS, metadata={"format": "canonical"})
-    return _notes(weights.spec, dtype)
+    return [*_notes(weights.spec, dtype), *write_companions(folder, weights, dtype)]
 
 
 def check_stablehlo(
@@ -97,10 +105,6 @@ def _notes(spec: ModelSpec, dtype: str) -> list[str]:
     notes = [f"the program takes lengths up to {spec.model.max_length}"]
     if dtype == "bfloat16":
         notes.append("weights stored as bfloat16, raised to float32 inside the program; arithmetic is float32")
-    if spec.heads.choice:
-        notes.append("choice: each choice is a row; reshape its scores [batch, 1] to [questions, choices]")
-    if spec.model.type_vocab_size == 1:
-        notes.append("token_type_ids: this model has one segment, give zeros")
     return notes
 
 
@@ -122,6 +126,7 @@ def _signature(spec: ModelSpec, exported: Any) -> dict[str, Any]:
         "inputs": [_value(name, values) for name, values in zip(INPUTS, inputs, strict=True)],
         "outputs": [_value(name, outputs[name]) for name in output_names(spec)],
         "mlir_outputs": list(outputs),
+        "model": dataclasses.asdict(spec),
     }
 
 

@@ -56,15 +56,16 @@ def test_outputs_equal_those_of_the_model(tmp_path, name):
 
 def test_signature_names_everything_in_order(tmp_path):
     weights = random_weights(SPECS["pretraining"])
-    assert write_stablehlo(tmp_path, weights) == ["the program takes lengths up to 40"]
+    assert "the program takes lengths up to 40" in write_stablehlo(tmp_path, weights)
     assert sorted(file.name for file in tmp_path.iterdir()) == [
-        "program.bin", "program.mlir", "signature.json", "weights.safetensors",
+        "config.json", "program.bin", "program.mlir", "signature.json", "weights.safetensors",
     ]  # fmt: skip
     signature = json.loads((tmp_path / "signature.json").read_text())
     assert signature["jax_version"] == jax.__version__
     assert signature["platforms"] == ["cpu", "cuda", "tpu"]
     ids = [{"name": name, "dtype": "int32", "shape": ["batch", "sequence"]} for name in serving.INPUTS]
     assert signature["inputs"] == ids
+    assert signature["model"]["heads"]["nsp"] is True
     assert signature["outputs"] == [
         {"name": "prediction_logits", "dtype": "float32", "shape": ["batch", "sequence", 101]},
         {"name": "seq_relationship_logits", "dtype": "float32", "shape": ["batch", 2]},
