@@ -110,9 +110,7 @@ def model_parts(config: Mapping[str, Any], name: str) -> HfConfig:
     family, architecture = _family(config, name)
     for key, allowed in _REFUSED.items():
         if key in config and config[key] not in allowed:
-            raise ValueError(
-                f"{name}: {key} is {_short(config[key])}; readable are models without it: {_supported()}"
-            )
+            raise ValueError(f"{name}: {key} is {_short(config[key])}; readable: {_supported()}")
     missing = [key for key in _NEEDED if key not in config]
     if missing:
         raise ValueError(f"{name}: missing {', '.join(missing)}")
@@ -201,7 +199,7 @@ def _integer(config: Mapping[str, Any], key: str, name: str, default: int | None
 
 def _number(config: Mapping[str, Any], key: str, name: str, default: float | None = None) -> float:
     value = config.get(key, default)
-    if not isinstance(value, int | float) or isinstance(value, bool):
+    if not isinstance(value, int | float) or isinstance(value, bool) or not abs(value) < 1e30:
         raise ValueError(f"{name}: {key} is {_short(value)}, not a number")
     return float(value)
 
