@@ -29,7 +29,8 @@ PROPERTY_ROWS = {
     "roberta": "family roberta",
     "pre-norm": "LayerNorm before each sub-layer",
     "sinusoidal": "sinusoidal positions",
-    "offset": "family bert with model.position_offset above 0",
+    "roberta mlm": "family roberta, an MLM head and another activation than gelu",
+    "offset": "family bert with model.position_offset above 0, or roberta with 0",
     "gelu": "activation gelu (erf)",
     "gelu_tanh": "activation gelu_tanh",
     "gelu_sigmoid": "activation gelu_sigmoid",
@@ -57,6 +58,7 @@ _CELLS: dict[str, tuple[Verdict, ...]] = {
     "roberta":       (_Y, _Y, _R, _Y, _Y, _Y),
     "pre-norm":      (_R, _R, _R, _Y, _Y, _Y),
     "sinusoidal":    (_R, _R, _R, _Y, _Y, _Y),
+    "roberta mlm":   (_R, _Y, _R, _Y, _Y, _Y),
     "offset":        (_R, _R, _R, _Y, _Y, _Y),
     "gelu":          (_Y, _Y, _Y, _Y, _Y, _Y),
     "gelu_tanh":     (_Y, _Y, _Y, _Y, _Y, _Y),
@@ -84,7 +86,9 @@ def rows_of(spec: ModelSpec, dtype: str = "float32") -> Iterator[str]:
         yield "several heads"
     if spec.family == "roberta":
         yield "roberta"
-    elif model.position_offset:
+        if spec.heads.mlm and model.activation != "gelu":
+            yield "roberta mlm"
+    if (model.position_offset > 0) != (spec.family == "roberta"):
         yield "offset"
     if model.norm_position == "pre":
         yield "pre-norm"
@@ -120,8 +124,8 @@ def fit(weights: Weights, format: str, dtype: str = "float32") -> tuple[Weights,
     if dropped:
         kept = [name for name in _parts(weights.spec) if name not in dropped]
         named = ", ".join(f"{row} ({ROWS[row]})" for row in dropped)
-        rest = " and ".join(["the encoder", *kept])
-        notes.append(f"WARNING: {format} has no place for {named}: left out; {rest} alone is exported")
+        rest = ", ".join(["the encoder", *kept])
+        notes.append(f"WARNING: {format} has no place for {named}: left out; exported: {rest}")
         weights = keep_heads(weights, kept)
     if format == "hf" and heads_of_class(weights.spec) != weights.spec.heads:
         notes.append(f"{hf_class(weights.spec)} has no pooler: its weights are left out")

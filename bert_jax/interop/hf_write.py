@@ -13,6 +13,7 @@ import numpy as np
 from bert_jax.interop.exchange import Weights, check_shapes
 from bert_jax.interop.hf_config import CONFIG_FILE, heads_of_class, hf_class, hf_config
 from bert_jax.interop.hf_names import HfTensor, hf_names
+from bert_jax.interop.tokenizer_files import write_tokenizer_files
 
 WEIGHTS_FILE = "model.safetensors"
 _STORED = {"float32": ("F32", np.dtype("<f4")), "bfloat16": ("BF16", np.dtype(ml_dtypes.bfloat16))}
@@ -40,8 +41,6 @@ def write_hf(folder: Path, weights: Weights, *, dtype: Literal["float32", "bfloa
     write_safetensors(folder / WEIGHTS_FILE, weights.params, hf_names(spec), dtype)
     if spec.tokenizer is None or weights.tokenizer_content is None:
         return [*notes, "the model has no vocabulary: no tokenizer is written"]
-    from bert_jax.interop.tokenizer_files import write_tokenizer_files
-
     return [*notes, *write_tokenizer_files(folder, spec, weights.tokenizer_content)]
 
 

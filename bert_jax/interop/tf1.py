@@ -155,7 +155,8 @@ class _Bundle:
         def guarded(work: Callable[[], Any]) -> Any:
             try:
                 return work()
-            except (tf.errors.OpError, RuntimeError, ValueError) as error:
+            # TensorFlow translates what its reader says into several types.
+            except (tf.errors.OpError, RuntimeError, ValueError, LookupError, TypeError) as error:
                 text = " ".join(str(getattr(error, "message", error)).split())
                 raise ValueError(f"{prefix}: damaged or no TF1 checkpoint ({text[:200]})") from None
 
