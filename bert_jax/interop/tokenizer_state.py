@@ -42,12 +42,14 @@ def state_of(tokenizer: Tokenizer, config: TokenizerConfig, content: bytes) -> t
     notes.append(
         f"for AutoTokenizer; the class BertTokenizer makes words of 101 to {MAX_CHARS_PER_WORD} characters [UNK]"
     )
+    if config.lower_case if config.strip_accents is None else config.strip_accents:
+        notes.append("an accent written as a character of its own at a piece's end is in its place here, not there")
     young = newer_letters(config)
     if young:
         points = ", ".join(f"U+{ord(char):04X}" for char in young[:4])
         notes.append(
-            f"{len(young)} letters newer than the Unicode of this Python ({points}{', ...' if young[4:] else ''}) keep "
-            "case and accents here, not there"
+            f"{len(young)} letters newer than the Unicode of this Python ({points}{', ...' if young[4:] else ''}) "
+            "keep case and accents here, not there"
         )
     return wordpiece_json(_listed(content, tokenizer), rules), notes
 
