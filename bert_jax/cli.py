@@ -1,50 +1,314 @@
 """The ``bert-jax`` console command: what one does with a model."""
 
 import argparse
-import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from bert_jax.exits import run_command
 
+READABLE = "workdir, saved model, Hugging Face or sentence-transformers folder, TF1 checkpoint prefix, npz export"
+
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run ``bert-jax``; returns the exit code (2: the user's mistake, said in one line)."""
+    """Run ``bert-jax``; returns the exit code (2: the user's mistake, said in one line; 3: a check failed)."""
     parser = argparse.ArgumentParser(prog="bert-jax", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-
-    fill = commands.add_parser("fill-mask", help="the model's best pieces for each [MASK] of a text")
-    fill.add_argument("texts", nargs="*", metavar="TEXT", help="text with [MASK]; none: one text a line from stdin")
-    fill.add_argument("--model", required=True, type=Path, help="workdir of a pretraining run")
-    fill.add_argument("--top", type=int, default=5, help="pieces per mask (default: 5)")
-    fill.add_argument("--json", action="store_true", help="one JSON object per text")
-
+    for add in (_add_import, _add_export, _add_embed, _add_predict, _add_fill_mask, _add_forward):
+        add(commands)
     arguments = parser.parse_args(argv)
-    return run_command(lambda: fill_mask(arguments))
+    return run_command(lambda: arguments.run(arguments))
 
 
-def fill_mask(arguments: argparse.Namespace) -> None:
-    """``bert-jax fill-mask``. Raises ``ValueError`` for a folder without a model or a text without [MASK]."""
-    texts = arguments.texts or [line.rstrip("\n") for line in sys.stdin if line.strip()]
-    if not texts:
-        raise ValueError("no text given: pass texts with [MASK], or one a line on standard input")
-    if arguments.top < 1:
-        raise ValueError(f"--top: {arguments.top} is not allowed; allowed: 1 or more")
+def _truth(text: str) -> bool:
+    if text not in ("true", "false"):
+        raise argparse.ArgumentTypeError(f"{text!r} is not allowed; allowed: true, false")
+    return text == "true"
 
-    from bert_jax.training.fill import fill_texts
-    from bert_jax.training.saved_model import load_saved_model
 
-    model, params, tokenizer = load_saved_model(arguments.model)
-    for text in fill_texts(model, params, tokenizer, texts, arguments.top):
-        if arguments.json:
-            masks = [dict(predictions=mask.predictions) for mask in text.masks]
-            print(json.dumps({"text": text.text, "masks": masks}, ensure_ascii=False))
-            continue
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(name.strip() for name in text.split(","))
+
+
+def _command(commands: Any, name: str, run: Any, help: str) -> argparse.ArgumentParser:
+    command: argparse.ArgumentParser = commands.add_parser(name, help=help, description=run.__doc__)
+    command.set_defaults(run=run)
+    return command
+
+
+def _add_reading(command: argparse.ArgumentParser) -> None:
+    """Options of every command that reads a model."""
+    group = command.add_argument_group("reading the model")
+    group.add_argument(
+        "--do_lower_case", type=_truth, metavar="{true,false}",
+        help="case of a vocabulary whose folder does not say it (default: guessed from the pieces, and said)",
+    )  # fmt: skip
+    group.add_argument(
+        "--labels", type=_names, metavar="A,B,...",
+        help="class names of the task head, in id order (default: as the model names them)",
+    )  # fmt: skip
+    group.add_argument(
+        "--activation", choices=("gelu", "gelu_tanh"),
+        help="what a TF1 checkpoint's gelu is: the erf form (default) or the tanh approximation",
+    )  # fmt: skip
+    group.add_argument(
+        "--ema", type=_truth, metavar="{true,false}",
+        help="the parameters' moving average or the parameters (default: the average where there is one)",
+    )  # fmt: skip
+    group.add_argument(
+        "--allow_mismatch", action="store_true",
+        help="go on where config and tensors contradict each other (the tensors decide)",
+    )  # fmt: skip
+
+
+def _read_options(arguments: argparse.Namespace) -> Any:
+    from bert_jax.interop.exchange import ReadOptions
+
+    return ReadOptions(
+        lower_case=arguments.do_lower_case,
+        labels=arguments.labels,
+        allow_mismatch=arguments.allow_mismatch,
+        ema=arguments.ema,
+        activation=arguments.activation,
+    )
+
+
+def _add_checking(command: argparse.ArgumentParser) -> None:
+    command.add_argument("--no_verify", action="store_true", help="do not compare outputs with the other library's")
+    command.add_argument(
+        "--peer_python", metavar="PYTHON",
+        help="Python that has the other library (transformers, ...), where this one has not",
+    )  # fmt: skip
+
+
+def _add_import(commands: Any) -> None:
+    command = _command(commands, "import", import_command, "make a saved model of weights in another format")
+    command.add_argument("--from", dest="source", required=True, metavar="DIR_OR_PREFIX", help=READABLE)
+    command.add_argument("--to", dest="target", required=True, type=Path, metavar="WORKDIR", help="a new folder")
+    _add_reading(command)
+    _add_checking(command)
+
+
+def import_command(arguments: argparse.Namespace) -> None:
+    """Read weights in any format, save them in this library's own, and prove that both are the same."""
+    from bert_jax.interop.import_model import import_model
+
+    import_model(
+        Path(arguments.source),
+        arguments.target,
+        _read_options(arguments),
+        verify=not arguments.no_verify,
+        peer_python=arguments.peer_python,
+        report=print,
+    )
+
+
+def _add_export(commands: Any) -> None:
+    command = _command(commands, "export", export_command, "write a model in a format that others load")
+    command.add_argument("--from", dest="source", required=True, metavar="WORKDIR", help=READABLE)
+    command.add_argument("--to", dest="target", required=True, type=Path, metavar="DIR", help="the new folder")
+    formats = ("hf", "sentence-transformers", "tf1", "onnx", "stablehlo", "npz")
+    command.add_argument("--format", required=True, choices=formats, help="see docs/weights.md")
+    command.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32", help="default: float32")
+    command.add_argument(
+        "--heads", type=_names, metavar="HEAD,...",
+        help="export these output layers alone: mlm, nsp, sequence, token, span, choice, pooler (default: all)",
+    )  # fmt: skip
+    command.add_argument("--force", action="store_true", help="replace DIR where it is not empty")
+    _add_reading(command)
+    _add_checking(command)
+
+
+def export_command(arguments: argparse.Namespace) -> None:
+    """Write a model in another format, load it back by the other library's own route, and say the difference."""
+    from bert_jax.interop.export import export_model
+
+    export_model(
+        Path(arguments.source),
+        arguments.target,
+        arguments.format,
+        dtype=arguments.dtype,
+        force=arguments.force,
+        heads=arguments.heads,
+        options=_read_options(arguments),
+        verify=not arguments.no_verify,
+        peer_python=arguments.peer_python,
+        report=print,
+    )
+
+
+# ------------------------------------------------------------------ a model at work
+
+
+def _add_model(command: argparse.ArgumentParser, texts: str = "") -> None:
+    command.add_argument("--model", required=True, metavar="DIR_OR_PREFIX", help=READABLE)
+    command.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32", help="of the computation")
+    if texts:
+        command.add_argument("texts", nargs="*", metavar="TEXT", help=texts)
+        command.add_argument("--input", metavar="FILE", help="texts, one a line, or .jsonl (default: stdin)")
+        command.add_argument("--json_lines", action="store_true", help="the input holds JSON objects, one a line")
+        command.add_argument("--batch_tokens", type=int, metavar="N", help="tokens that run at a time")
+    _add_reading(command)
+
+
+def _load(arguments: argparse.Namespace) -> Any:
+    from bert_jax.inference.loaded import load
+
+    model = load(arguments.model, dtype=arguments.dtype, options=_read_options(arguments))
+    for note in model.notes:
+        _say(note)
+    return model
+
+
+def _streaming(arguments: argparse.Namespace) -> tuple[Any, dict[str, Any]]:
+    """The inputs and the options that every command over texts hands on."""
+    from bert_jax.inference.files import read_texts
+
+    if arguments.batch_tokens is not None and arguments.batch_tokens < 1:
+        raise ValueError(f"--batch_tokens: {arguments.batch_tokens} is not allowed; allowed: 1 or more")
+    inputs = read_texts(arguments.texts, arguments.input, arguments.json_lines)
+    return inputs, {"batch_tokens": arguments.batch_tokens, "progress": _progress()}
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+def _progress() -> Any:
+    """A counter on standard error where a person looks at it and the results go elsewhere."""
+    if not sys.stderr.isatty() or sys.stdout.isatty():
+        return None
+
+    def show(done: int) -> None:
+        print(f"\r{done:,} texts", end="", file=sys.stderr, flush=True)
+
+    return show
+
+
+def _add_embed(commands: Any) -> None:
+    command = _command(commands, "embed", embed_command, "texts to vectors")
+    _add_model(command, "texts to embed")
+    command.add_argument("--output", type=Path, metavar="FILE", help=".npy: float32[texts, E]; else JSON lines")
+    command.add_argument("--pooling", choices=("cls", "mean", "max"), help="default: the model's own, else mean")
+    command.add_argument("--normalize", type=_truth, metavar="{true,false}", help="default: as the model's own")
+    prompt = command.add_mutually_exclusive_group()
+    prompt.add_argument("--prompt", metavar="TEXT", help="put before every text")
+    prompt.add_argument("--prompt_name", metavar="NAME", help="the model's prompt of that name")
+    command.add_argument(
+        "--layers", metavar="-1,-2,...",
+        help="with --per_token: encoder layers, from 0, or from the last with -1 (default: -1,-2,-3,-4)",
+    )  # fmt: skip
+    command.add_argument(
+        "--per_token", action="store_true",
+        help="every token's vectors, as google-research/bert's extract_features.py writes them",
+    )  # fmt: skip
+
+
+def embed_command(arguments: argparse.Namespace) -> None:
+    """One vector per text, or with --per_token those of every token and chosen layer."""
+    from bert_jax.inference.embed import LAST_FOUR, embed, extract_features
+    from bert_jax.inference.files import write_json_lines, write_npy
+
+    pooled = ("pooling", "normalize", "prompt", "prompt_name")
+    clash = [name for name in pooled if getattr(arguments, name) is not None] if arguments.per_token else []
+    if clash or (arguments.layers and not arguments.per_token):
+        what = f"--{clash[0]} has no meaning with --per_token" if clash else "--layers needs --per_token"
+        raise ValueError(f"{what}: choose one vector per text, or every token of some layers")
+    inputs, options = _streaming(arguments)
+    texts = (_text_of(value) for value in inputs)
+    to_array = arguments.output is not None and arguments.output.suffix == ".npy"
+    if arguments.per_token:
+        if to_array:
+            raise ValueError(f"--output {arguments.output}: tokens of texts differ in number; give a .jsonl file")
+        layers = _whole_numbers("--layers", arguments.layers) if arguments.layers else LAST_FOUR
+        write_json_lines(extract_features(_load(arguments), texts, layers=layers, **options), arguments.output)
+        return
+    chosen = {name: getattr(arguments, name) for name in pooled}
+    vectors = embed(_load(arguments), texts, **chosen, **options)
+    if to_array:
+        count, width = write_npy(vectors, arguments.output)
+        _say(f"{arguments.output}: float32[{count}, {width}]")
+        return
+    write_json_lines(({"embedding": [round(float(x), 7) for x in vector]} for vector in vectors), arguments.output)
+
+
+def _text_of(value: Any) -> str:
+    text = value if isinstance(value, str) else value.get("text")
+    if not isinstance(text, str):
+        raise ValueError(f'{str(value)[:80]}: no text there; write {{"text": "..."}}')
+    return text
+
+
+def _whole_numbers(name: str, text: str) -> tuple[int, ...]:
+    try:
+        return tuple(int(part) for part in text.split(","))
+    except ValueError:
+        raise ValueError(f"{name}: {text!r} is not allowed; allowed: whole numbers with commas, -1,-2") from None
+
+
+def _add_predict(commands: Any) -> None:
+    command = _command(commands, "predict", predict_command, "labels, tags, answers or choices")
+    _add_model(command, "texts; pairs, questions and choices come as JSON lines")
+    command.add_argument("--task", choices=("sequence", "token", "span", "choice"), help="which head, if several")
+    command.add_argument("--output", type=Path, metavar="FILE", help="JSON lines (default: standard output)")
+
+
+def predict_command(arguments: argparse.Namespace) -> None:
+    """What the task head says, as JSON lines: class names with probabilities (values for regression), tags, an
+    answer, a choice. JSON input: text and text_pair (span heads: question and passage), or text and choices."""
+    from bert_jax.inference.files import write_json_lines
+    from bert_jax.inference.predict import predict
+
+    inputs, options = _streaming(arguments)
+    write_json_lines(predict(_load(arguments), inputs, task=arguments.task, **options), arguments.output)
+
+
+def _add_fill_mask(commands: Any) -> None:
+    command = _command(commands, "fill-mask", fill_mask_command, "the best pieces for each [MASK] of a text")
+    _add_model(command, "texts with [MASK]")
+    command.add_argument("--top", type=int, default=5, help="pieces per mask (default: 5)")
+    command.add_argument("--json", action="store_true", help="one JSON object per text")
+
+
+def fill_mask_command(arguments: argparse.Namespace) -> None:
+    """The model's best pieces for each [MASK] of a text, with their probabilities."""
+    from bert_jax.inference.files import write_json_lines
+    from bert_jax.inference.fill import fill_mask
+
+    inputs, options = _streaming(arguments)
+    filled = fill_mask(_load(arguments), (_text_of(value) for value in inputs), top=arguments.top, **options)
+    if arguments.json:
+        masks = ((text.text, [{"predictions": mask.predictions} for mask in text.masks]) for text in filled)
+        write_json_lines(({"text": text, "masks": found} for text, found in masks), None)
+        return
+    for text in filled:
         print(text.text)
         for number, mask in enumerate(text.masks, 1):
             label = f"  [MASK] {number}" if len(text.masks) > 1 else "  [MASK]"
-            print(f"{label}: " + "  ".join(f"{piece} {probability:.3f}" for piece, probability in mask.predictions))
+            best = "  ".join(f"{piece} {probability:.3f}" for piece, probability in mask.predictions)
+            print(f"{label}: {best}", flush=True)
+
+
+def _add_forward(commands: Any) -> None:
+    command = _command(commands, "forward", forward_command, "every output on arrays of ids")
+    _add_model(command)
+    command.add_argument("--input", required=True, type=Path, metavar="IN.npz", help="input_ids int[B, S], ...")
+    command.add_argument("--output", required=True, type=Path, metavar="OUT.npz")
+    command.add_argument("--hidden_states", action="store_true", help="add hidden_states [L+1, B, S, H]")
+    command.add_argument("--attentions", action="store_true", help="add attentions [L, B, A, S, S]")
+
+
+def forward_command(arguments: argparse.Namespace) -> None:
+    """Run the model on input_ids, attention_mask (default: 1) and token_type_ids (default: 0) of an npz file."""
+    from bert_jax.inference.forward import forward_npz
+
+    shapes = forward_npz(
+        _load(arguments), arguments.input, arguments.output,
+        hidden_states=arguments.hidden_states, attentions=arguments.attentions,
+    )  # fmt: skip
+    for name, shape in shapes.items():
+        print(f"{name} {list(shape)}")
 
 
 if __name__ == "__main__":

@@ -30,7 +30,10 @@ def forward_npz(
     Raises ``ValueError`` for a file that is no npz, holds Python objects, or other arrays than :data:`INPUTS`.
     """
     try:
-        with np.load(source, allow_pickle=False) as arrays:
+        content = np.load(source, allow_pickle=False)
+        if isinstance(content, np.ndarray):
+            raise ValueError(f"{source}: one array (npy); give an npz file with input_ids")
+        with content as arrays:
             unknown = [name for name in arrays.files if name not in INPUTS]
             if unknown:
                 raise ValueError(f"{source}: holds {', '.join(unknown[:10])}; allowed: {', '.join(INPUTS)}")

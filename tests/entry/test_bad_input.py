@@ -11,6 +11,7 @@ disk) and ``bert-jax fill-mask``. Elsewhere, because it needs no run:
 """
 
 import importlib
+import io
 import json
 import shlex
 import shutil
@@ -261,6 +262,10 @@ def fill(capsys, *words):
     return code, captured.out, captured.err
 
 
+def standard_input(text):
+    return io.TextIOWrapper(io.BytesIO(text.encode()))
+
+
 def fill_refused(capsys, *words):
     code, out, err = fill(capsys, *words)
     assert code == 2 and out == "", (code, out, err)
@@ -283,7 +288,7 @@ def test_fill_mask(capsys, trained, monkeypatch):
     found = lines[1].partition(": ")[2].split()
     assert len(found) == 6 and set(found[::2]) <= pieces
     # The same as JSON, one object a line, from standard input.
-    monkeypatch.setattr(sys, "stdin", [f"{text}\n", "\n", f"{two}\n"])
+    monkeypatch.setattr(sys, "stdin", standard_input(f"{text}\n\n{two}\n"))
     code, out, err = fill(capsys, "--model", run, "--top", 64, "--json")
     assert (code, err) == (0, "")
     objects = [json.loads(line) for line in out.splitlines()]
@@ -300,11 +305,11 @@ def test_fill_mask_refusals(capsys, trained, monkeypatch, tmp_path):
     run = ("--model", trained / "run")
     assert "holds no [MASK]" in fill_refused(capsys, *run, "the cat sees a bird .")
     assert "holds no [MASK]" in fill_refused(capsys, *run, "the [MASK] .", "the [mask] .")
-    assert "the model takes at most 32" in fill_refused(capsys, *run, "the cat " * 30 + "[MASK]")
-    assert "--top: 0 is not allowed; allowed: 1 or more" in fill_refused(capsys, *run, "--top", 0, "the [MASK]")
-    assert "no config.yaml there" in fill_refused(capsys, "--model", tmp_path, "the [MASK]")
-    assert "no config.yaml there" in fill_refused(capsys, "--model", tmp_path / "none", "the [MASK]")
-    monkeypatch.setattr(sys, "stdin", [])
+    assert "the model takes 32" in fill_refused(capsys, *run, "the cat " * 30 + "[MASK]")
+    assert "top: 0 is not allowed; allowed: 1 or more" in fill_refused(capsys, *run, "--top", 0, "the [MASK]")
+    assert "no model there" in fill_refused(capsys, "--model", tmp_path, "the [MASK]")
+    assert "no model there" in fill_refused(capsys, "--model", tmp_path / "none", "the [MASK]")
+    monkeypatch.setattr(sys, "stdin", standard_input(""))
     assert "no text given" in fill_refused(capsys, *run)
     # A workdir before its first checkpoint, and one without its vocabulary.
     for name in ("config.yaml", "vocab.txt"):
