@@ -69,7 +69,7 @@ def check_stablehlo(
         outputs = program.call(on_device, *(jnp.asarray(inputs[name], jnp.int32) for name in INPUTS))
         return {name: np.asarray(outputs[name]) for name in sorted(outputs, key=names.index)}
 
-    return largest_differences(weights.spec, rounded, run, shapes)
+    return largest_differences(weights.spec, rounded, run, shapes, compiled=True)
 
 
 def _export(spec: ModelSpec, stored: dict[str, np.ndarray]) -> Any:
