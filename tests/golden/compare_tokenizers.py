@@ -12,7 +12,7 @@ import argparse
 import json
 import tempfile
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,8 @@ from bert_jax.tokenization import Offsets, Tokenizer, build_tokenizer, longest_f
 from data_pipeline.vocab import train_vocabulary
 
 Encoded = tuple[list[int], Offsets]
-LENGTHS = (5, 16, 33, 64)
+LENGTHS = (16, 64)
+CHUNK = 500  # texts at a time: an encoding takes memory by the token
 FIELDS = ("ids", "types", "mask", "offsets")
 SMALL = {"hidden_size": 32, "num_layers": 1, "num_attention_heads": 2, "intermediate_size": 64}
 
@@ -56,12 +57,16 @@ def ours(tokenizer: Tokenizer, a: Encoded, b: Encoded | None, length: int | None
     return ids, types, [1] * len(ids), places
 
 
-def theirs(tokenizer: Any, texts: Sequence[str], others: Sequence[str] | None, length: int | None) -> list[tuple]:
+def theirs(
+    tokenizer: Any, texts: Sequence[str], others: Sequence[str] | None, length: int | None
+) -> Iterator[tuple[list, ...]]:
+    """The same of all texts, or all pairs, by transformers."""
     options = {} if length is None else {"truncation": True, "max_length": length}
     batch: Any = list(texts) if others is None else list(zip(texts, others, strict=True))
-    found = tokenizer(batch, return_offsets_mapping=True, **options)
     names = ("input_ids", "token_type_ids", "attention_mask", "offset_mapping")
-    return list(zip(*(found[name] for name in names), strict=True))
+    for start in range(0, len(batch), CHUNK):
+        found = tokenizer(batch[start : start + CHUNK], return_offsets_mapping=True, **options)
+        yield from zip(*(found[name] for name in names), strict=True)
 
 
 def export(name: str, vocabulary: Path, lower_case: bool, folder: Path) -> tuple[Tokenizer, Any]:
