@@ -1,6 +1,7 @@
 """ONNX files in onnxruntime against the model itself: heads, variants, file layout, quantization."""
 
 import dataclasses
+import json
 import sys
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import pytest
 from exported import MODEL, PLAIN, SPECS, random_weights
 from onnxruntime.quantization import quantize_dynamic
 
-from bert_jax.config import HeadsConfig
+from bert_jax.config import HeadsConfig, TokenizerConfig
 from bert_jax.interop import onnx_graph, serving
 from bert_jax.interop.exchange import Weights, parameter_shapes
 from bert_jax.interop.onnx_graph import check_onnx, write_onnx
@@ -99,6 +100,19 @@ def test_tied_table_is_stored_once(tmp_path):
     assert weight_bytes(weights) < (tmp_path / "model.onnx").stat().st_size < 1.1 * weight_bytes(weights)
     stored = {tensor.name: tuple(tensor.dims) for tensor in onnx.load(tmp_path / "model.onnx").graph.initializer}
     assert stored.items() >= parameter_shapes(spec).items()
+
+
+def test_folder_holds_what_a_user_of_the_program_needs(tmp_path):
+    pieces = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *(f"w{i}" for i in range(96))]
+    content = ("\n".join(pieces) + "\n").encode()
+    spec = dataclasses.replace(SPECS["sequence"], tokenizer=TokenizerConfig(max_length=30))
+    weights = dataclasses.replace(random_weights(spec), tokenizer_content=content)
+    assert NO_TOKENIZER not in write_onnx(tmp_path, weights)
+    assert (tmp_path / "vocab.txt").read_bytes() == content
+    assert json.loads((tmp_path / "config.json").read_text())["id2label"] == {"0": "no", "1": "yes", "2": "maybe"}
+    described = json.loads(session(tmp_path).get_modelmeta().custom_metadata_map["bert_jax"])
+    assert described["weights_dtype"] == "float32"
+    assert described["model"] == json.loads(json.dumps(dataclasses.asdict(spec)))
 
 
 def test_large_weights_lie_beside_the_graph(tmp_path, monkeypatch):
