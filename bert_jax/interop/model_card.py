@@ -210,10 +210,11 @@ _SNIPPETS = {
         'session.run(None, {"input_ids": ids, "attention_mask": mask, "token_type_ids": types})'
     ),
     "stablehlo": (
-        "from pathlib import Path\n\nimport jax.export\nfrom safetensors.numpy import load_file\n\n"
+        "import jax\nimport jax.export\nfrom pathlib import Path\nfrom safetensors.numpy import load_file\n\n"
         'program = jax.export.deserialize(bytearray(Path("DIR/program.bin").read_bytes()))\n'
-        "# int32 [batch, sequence]\n"
-        'outputs = program.call(load_file("DIR/weights.safetensors"), ids, mask, types)'
+        'weights = load_file("DIR/weights.safetensors")\n'
+        "# int32 [batch, sequence]; gives arrays by name, see signature.json\n"
+        "outputs = jax.jit(program.call)(weights, input_ids, attention_mask, token_type_ids)"
     ),
     "npz": (
         "import json\nimport numpy as np\n\n"
