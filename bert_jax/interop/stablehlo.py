@@ -14,12 +14,13 @@ from typing import Any, Literal
 import jax
 import jax.export
 import jax.numpy as jnp
-import ml_dtypes
 import numpy as np
-from safetensors.numpy import load_file, save_file
+from safetensors.numpy import load_file
 
 from bert_jax.config import ModelSpec
-from bert_jax.interop.exchange import Weights, check_shapes
+from bert_jax.interop.exchange import Weights, check_shapes, parameter_shapes
+from bert_jax.interop.hf_names import HfTensor
+from bert_jax.interop.hf_write import write_safetensors
 from bert_jax.interop.serving import (
     INPUTS,
     forward,
@@ -43,14 +44,13 @@ def write_stablehlo(
     of ``serving.output_names``. With bfloat16 the weights are stored and passed so; arithmetic is float32.
     """
     check_shapes(weights.spec, weights.params, folder)
-    stored_type = ml_dtypes.bfloat16 if dtype == "bfloat16" else np.float32
-    stored = {name: np.ascontiguousarray(values, stored_type) for name, values in weights.params.items()}
-    exported = _export(weights.spec, stored)
+    exported = _export(weights.spec, jnp.dtype(dtype))
     (folder / PROGRAM).write_bytes(exported.serialize())
     (folder / TEXT).write_text(exported.mlir_module(), encoding="utf-8")
     signature = _signature(weights.spec, exported)
     (folder / SIGNATURE).write_text(json.dumps(signature, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-    save_file(stored, folder / WEIGHTS, metadata={"format": "canonical"})
+    names = {name: HfTensor(name, transpose=False) for name in weights.params}
+    write_safetensors(folder / WEIGHTS, weights.params, names, dtype)
     return [*_notes(weights.spec, dtype), *write_companions(folder, weights, dtype)]
 
 
@@ -72,19 +72,18 @@ def check_stablehlo(
     return largest_differences(weights.spec, rounded, run, shapes, compiled=True)
 
 
-def _export(spec: ModelSpec, stored: dict[str, np.ndarray]) -> Any:
+def _export(spec: ModelSpec, dtype: Any) -> Any:
     def program(params: dict[str, jax.Array], *inputs: jax.Array) -> dict[str, jax.Array]:
         raised = {name: values.astype(jnp.float32) for name, values in params.items()}
         return forward(spec, raised, *inputs)
 
-    (params_dtype,) = {values.dtype for values in stored.values()}
     batch, sequence = symbolic_sizes(spec)
     ids = jax.ShapeDtypeStruct((batch, sequence), jnp.int32)
-    shapes = {name: jax.ShapeDtypeStruct(values.shape, values.dtype) for name, values in stored.items()}
+    shapes = {name: jax.ShapeDtypeStruct(shape, dtype) for name, shape in parameter_shapes(spec).items()}
     # Weights that no output uses stay arguments, so the signature is that of the weights file.
     jitted = jax.jit(program, keep_unused=True)
     # Accelerators multiply float32 matrices in fewer bits unless told not to; bfloat16 weights have no more bits.
-    precision = "default" if params_dtype == jnp.bfloat16 else "highest"
+    precision = "default" if dtype == jnp.bfloat16 else "highest"
     with jax.default_matmul_precision(precision), _without_source_paths():
         return jax.export.export(jitted, platforms=PLATFORMS)(shapes, *(ids for _ in INPUTS))
 
