@@ -25,7 +25,7 @@ from data_pipeline.vocab import train_vocabulary
 
 Encoded = tuple[list[int], Offsets]
 LENGTHS = (16, 64)
-CHUNK = 500  # texts at a time: an encoding takes memory by the token
+CHUNK = 20  # texts at a time: of a pair that is cut, the library keeps every combination of what was cut off
 FIELDS = ("ids", "types", "mask", "offsets")
 SMALL = {"hidden_size": 32, "num_layers": 1, "num_attention_heads": 2, "intermediate_size": 64}
 
@@ -121,6 +121,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--lines", type=int, default=10_000)
+    parser.add_argument("--only", nargs="*", default=["uncased", "cased", "chinese", "unigram", "bpe"])
     arguments = parser.parse_args()
     corpora = sorted((arguments.data / "corpus").glob("*/train*.txt"))
     real: list[str] = []
@@ -132,8 +133,12 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         for name, lower_case in (("uncased", True), ("cased", False), ("chinese", True)):
+            if name not in arguments.only:
+                continue
             compare(*export(name, vocabularies / f"bert-base-{name}.txt", lower_case, folder / name), lines)
         for kind in ("unigram", "bpe"):
+            if kind not in arguments.only:
+                continue
             model = folder / f"{kind}.model"
             train_vocabulary(real, kind=kind, vocab_size=8000, lower_case=False, output=model)
             compare(*export(f"sentencepiece {kind}", model, False, folder / kind), lines)
