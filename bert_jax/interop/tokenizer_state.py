@@ -33,7 +33,10 @@ def state_of(tokenizer: Tokenizer, config: TokenizerConfig, content: bytes) -> t
         ]
     notes = ['"[MASK]" and the other special tokens in a text are plain text here (but in fill-mask), there tokens']
     if tokenizer.kind == "sentencepiece":
-        notes.append("where two ways to cut a word are equally likely, the two libraries may choose differently")
+        notes.append(
+            "where two ways to cut a word are equally likely, or a letter carries several accents as characters of "
+            "their own, the two libraries may cut differently"
+        )
         notes.append("the place in the text may differ at characters that normalisation drops or makes several of")
         return sentencepiece_json(content), notes
     rules = wordpiece_rules(
