@@ -67,7 +67,7 @@ def main() -> None:
     options = RunOptions(init_from=arguments.source, add_words=arguments.words)
     start, _ = resolve(options, arguments.run / "no run", settings)
     vocabulary = load_tokenizer(arguments.run / Path(data.vocab).name, lower_case=data.lower_case)
-    known = load_weights_size(arguments.source)
+    known = source_pieces(arguments.source)
     added = np.arange(config.model.vocab_size) >= known
     data = dataclasses.replace(data, prefetch=1)
     folder = Path(data.shards) / arguments.split
@@ -78,12 +78,11 @@ def main() -> None:
     after = losses(config, dict(read_weights(arguments.run).params), batches, added)
     for name in GROUPS:
         (first, count), (last, _) = before[name], after[name]
-        print(
-            f"{name}: {first:.4f} -> {last:.4f} nats ({last - first:+.4f}) on {count:,} masked {arguments.split} targets"
-        )
+        change = f"{first:.4f} -> {last:.4f} nats ({last - first:+.4f})"
+        print(f"{name}: {change} on {count:,} masked {arguments.split} targets")
 
 
-def load_weights_size(source: str) -> int:
+def source_pieces(source: str) -> int:
     """Pieces of the source's own vocabulary."""
     weights = read_weights(Path(source))
     assert weights.tokenizer_content is not None
