@@ -343,6 +343,30 @@ def test_torch_file_is_loaded_without_code(tmp_path, monkeypatch, compression, w
     refused(tmp_path / "model", words)
 
 
+@pytest.mark.filterwarnings("ignore:Detected pickle protocol")
+def test_torch_files_where_torch_is_installed(tmp_path):
+    torch = pytest.importorskip("torch", reason="torch is optional")
+    expected = read_weights(make_folder(tmp_path / "a"), ReadOptions()).params
+    folder = make_folder(tmp_path / "b")
+    state = {name: torch.from_numpy(values) for name, values in load(folder).items()}
+    (folder / "model.safetensors").unlink()
+    file = folder / "pytorch_model.bin"
+    state["cls.predictions.decoder.weight"] = state["bert.embeddings.word_embeddings.weight"]
+    for new_format in (True, False):
+        torch.save(state, file, _use_new_zipfile_serialization=new_format)
+        params = read_weights(folder, ReadOptions()).params
+        assert all(np.array_equal(params[name], values) for name, values in expected.items())
+    huge = torch.zeros(1).expand(10**9)
+    for content, words in (({"a": huge}, "more than the whole file"), ({"a": 3}, "not a tensor"), ([1], "a list")):
+        torch.save(content, file)
+        refused(folder, words)
+    torch.save(state, file)
+    for size in (0, 100, file.stat().st_size // 2, file.stat().st_size - 10):
+        file.write_bytes(file.read_bytes()[:size] if size else b"")
+        refused(folder, "not a torch file of plain tensors")
+        torch.save(state, file)
+
+
 def test_unpickling_is_restricted_in_the_only_place_that_loads(tmp_path):
     source = Path(hf_tensors.__file__).read_text()
     assert source.count("torch.load(") == 1 and "weights_only=True" in source
