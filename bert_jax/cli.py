@@ -50,7 +50,7 @@ def _add_reading(command: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     group.add_argument(
         "--activation", choices=("gelu", "gelu_tanh"),
-        help="what a TF1 checkpoint's gelu is: the erf form (default) or the tanh approximation",
+        help="what a TF1 checkpoint's gelu is: erf (gelu) or, as in the published code and by default, tanh",
     )  # fmt: skip
     group.add_argument(
         "--ema", type=_truth, metavar="{true,false}",

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
+import numpy as np
 
 from bert_jax import exits
 from bert_jax.batch import BatchInfo, DataBudgetError
@@ -20,7 +21,7 @@ from bert_jax.training.state import TrainState
 # Steps that may be under way while the host goes on: enough to hide the host, few enough to bound memory.
 MAX_IN_FLIGHT = 2
 
-StepFunction = Callable[[TrainState, Mapping[str, jax.Array]], tuple[TrainState, dict[str, Any]]]
+StepFunction = Callable[[TrainState, Mapping[str, jax.Array]], tuple[TrainState, jax.Array]]
 
 
 @dataclasses.dataclass
@@ -49,17 +50,22 @@ class Clock:
 
 
 class Recorder:
-    """Turns steps into log lines. ``write`` gets (step, metrics); values are read a few steps late."""
+    """Turns steps into log lines. ``unpack`` makes a step's metrics of its array, ``write`` gets (step, line);
+    values are read a few steps late."""
 
     def __init__(
-        self, config: TrainingConfig, meter: IntervalMeter, write: Callable[[int, dict[str, Any]], None]
+        self,
+        config: TrainingConfig,
+        meter: IntervalMeter,
+        unpack: Callable[[np.ndarray], Mapping[str, Any]],
+        write: Callable[[int, dict[str, Any]], None],
     ) -> None:
-        self.config, self.meter, self._write = config, meter, write
+        self.config, self.meter, self._unpack, self._write = config, meter, unpack, write
         self._in_flight: collections.deque[tuple[int, Any, BatchInfo, int]] = collections.deque()
         self.clock = Clock()
 
     def add(self, step: int, metrics: Any, info: BatchInfo, sequences: int) -> None:
-        """Take the metrics of ``step`` (device arrays) without waiting for them."""
+        """Take the metrics of ``step`` (a device array) without waiting for them."""
         self._in_flight.append((step, metrics, info, sequences))
         self.drain(MAX_IN_FLIGHT)
 
@@ -67,7 +73,7 @@ class Recorder:
         """Read metrics until ``leave`` steps are under way; raises ``Stop`` (44) after too many bad steps."""
         while len(self._in_flight) > leave:
             step, metrics, info, sequences = self._in_flight.popleft()
-            metrics = jax.device_get(metrics)
+            metrics = self._unpack(np.asarray(metrics))
             self.meter.add(metrics)
             self.clock.steps += 1
             self.clock.tokens += float(metrics["tokens"])

@@ -289,7 +289,7 @@ def run(
                 training,
                 step_for=programs.step_for,
                 batches=batches,
-                recorder=Recorder(training, meter, write),
+                recorder=Recorder(training, meter, programs.unpack, write),
                 evaluate=evaluate,
                 save=save,
                 settle=checkpoints.wait,
