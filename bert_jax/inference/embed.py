@@ -13,7 +13,7 @@ import numpy as np
 
 from bert_jax.config import ModelSpec, SentenceConfig, SentenceModule
 from bert_jax.inference.batching import SEQUENCES_PER_ROW, Encoded, Place, Progress
-from bert_jax.inference.loaded import LoadedModel, Text
+from bert_jax.inference.engine import Engine, Text
 from bert_jax.model.layers import INTERMEDIATES
 from bert_jax.model.sentence import SentenceHead
 
@@ -26,7 +26,7 @@ _PAIR = re.compile(r"^(.*) \|\|\| (.*)$", re.DOTALL)
 
 
 def embed(
-    loaded: LoadedModel,
+    loaded: Engine,
     texts: Iterable[str],
     *,
     pooling: str | None = None,
@@ -91,7 +91,7 @@ def prompt_text(spec: ModelSpec, prompt: str | None, prompt_name: str | None) ->
     return prompts.get(name, "")
 
 
-def prompt_length(loaded: LoadedModel, prompt: str) -> int:
+def prompt_length(loaded: Engine, prompt: str) -> int:
     """Tokens that a prompt takes at the head of an input, with the first special one. ``ValueError`` when they
     leave no room for a text."""
     if not prompt:
@@ -102,7 +102,7 @@ def prompt_length(loaded: LoadedModel, prompt: str) -> int:
     return length
 
 
-def _pooled(loaded: LoadedModel, sentence: SentenceConfig) -> Callable[..., jax.Array]:
+def _pooled(loaded: Engine, sentence: SentenceConfig) -> Callable[..., jax.Array]:
     encoder = loaded.model.clone(sentence=None)
     head = SentenceHead(loaded.spec.model, sentence)
 
@@ -122,7 +122,7 @@ def _pooled(loaded: LoadedModel, sentence: SentenceConfig) -> Callable[..., jax.
 
 
 def embed_tokens(
-    loaded: LoadedModel,
+    loaded: Engine,
     texts: Iterable[Text],
     *,
     layers: Sequence[int] = LAST_FOUR,
@@ -161,7 +161,7 @@ def embed_tokens(
 
 
 def extract_features(
-    loaded: LoadedModel, lines: Iterable[str], *, layers: Sequence[int] = LAST_FOUR, **options: Any
+    loaded: Engine, lines: Iterable[str], *, layers: Sequence[int] = LAST_FOUR, **options: Any
 ) -> Iterator[dict[str, Any]]:
     """One object per line with the fields of google-research/bert's ``extract_features.py``: linex_index, features,
     each with token and layers (index, values rounded to 6 places). `` ||| `` stands between the texts of a pair."""

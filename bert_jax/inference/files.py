@@ -41,9 +41,7 @@ def read_texts(texts: Sequence[str], source: str | None, json_lines: bool) -> It
                 yield _json_object(line, f"{name}:{number}") if is_json else line
 
         if not there:
-            raise ValueError(
-                f"{name}: no text given; pass texts, --input FILE, or one a line on standard input"
-            )
+            raise ValueError(f"{name}: no text given; pass texts, --input FILE, or one a line on standard input")
 
 
 def _json_object(line: str, where: str) -> dict[str, Any]:

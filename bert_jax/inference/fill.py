@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from bert_jax.inference.batching import Encoded, Place, Progress
-from bert_jax.inference.loaded import LoadedModel
+from bert_jax.inference.engine import Engine
 from bert_jax.training.fill import FilledMask, FilledText
 
 # Masks of a row that the program looks up; with more of them it looks at every position.
@@ -18,7 +18,7 @@ _WINDOW = 1024
 
 
 def fill_mask(
-    loaded: LoadedModel,
+    loaded: Engine,
     texts: Iterable[str],
     *,
     top: int = 5,
@@ -71,7 +71,7 @@ def fill_mask(
     return (result[0] for result in results)
 
 
-def _best(loaded: LoadedModel, mask_id: int, slots: int, count: int, pieces: int) -> Any:
+def _best(loaded: Engine, mask_id: int, slots: int, count: int, pieces: int) -> Any:
     """(probabilities [B, slots, count], ids [B, slots, count], positions [B, slots]) of the masks of a batch, which
     come first in each row."""
     model = loaded.model.clone(sentence=None)

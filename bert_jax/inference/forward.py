@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from bert_jax.inference.loaded import LoadedModel
+from bert_jax.inference.engine import Engine
 from bert_jax.interop.serving import position_ids
 from bert_jax.model import BertOutput
 from bert_jax.model.layers import INTERMEDIATES
@@ -23,7 +23,7 @@ _TOKENS = 4096
 
 
 def forward_npz(
-    loaded: LoadedModel, source: Path, target: Path, *, hidden_states: bool = False, attentions: bool = False
+    loaded: Engine, source: Path, target: Path, *, hidden_states: bool = False, attentions: bool = False
 ) -> dict[str, tuple[int, ...]]:
     """:func:`forward` from the arrays of one npz file to another; shapes of what was written, by name.
 
@@ -55,7 +55,7 @@ def forward_npz(
 
 
 def forward(
-    loaded: LoadedModel,
+    loaded: Engine,
     inputs: Mapping[str, np.ndarray],
     *,
     hidden_states: bool = False,
@@ -99,7 +99,7 @@ def _axis(name: str) -> int:
     return 1 if name in ("hidden_states", "attentions") else 0
 
 
-def _checked(loaded: LoadedModel, inputs: Mapping[str, np.ndarray]) -> tuple[dict[str, np.ndarray], int]:
+def _checked(loaded: Engine, inputs: Mapping[str, np.ndarray]) -> tuple[dict[str, np.ndarray], int]:
     """int32[B, S] of every input, and the number of choices per example (0: rows are examples)."""
     spec = loaded.spec
     if "input_ids" not in inputs:
@@ -128,7 +128,7 @@ def _checked(loaded: LoadedModel, inputs: Mapping[str, np.ndarray]) -> tuple[dic
     return flat, shape[1] if len(shape) == 3 else 0
 
 
-def _outputs(loaded: LoadedModel) -> dict[str, str]:
+def _outputs(loaded: Engine) -> dict[str, str]:
     """Field -> name of every output that the model has."""
     heads = loaded.spec.heads
     tasks = {
@@ -158,7 +158,7 @@ def _field(output: BertOutput, field: str) -> jax.Array:
     return values.astype(jnp.float32)
 
 
-def _run(loaded: LoadedModel, names: Mapping[str, str], hidden_states: bool, attentions: bool) -> Any:
+def _run(loaded: Engine, names: Mapping[str, str], hidden_states: bool, attentions: bool) -> Any:
     spec, model = loaded.spec, loaded.model
 
     def run(params: Any, part: dict[str, jax.Array]) -> dict[str, jax.Array]:

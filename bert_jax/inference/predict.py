@@ -7,7 +7,7 @@ import jax
 import numpy as np
 
 from bert_jax.inference.batching import Encoded, Place, Progress
-from bert_jax.inference.loaded import LoadedModel
+from bert_jax.inference.engine import Engine
 from bert_jax.inference.spans import SpanPiece, best_answer, encode_spans
 
 TASKS = ("sequence", "token", "span", "choice")
@@ -22,7 +22,7 @@ _FIELDS = {
 
 
 def predict(
-    loaded: LoadedModel,
+    loaded: Engine,
     texts: Iterable[Any],
     *,
     task: str | None = None,
@@ -65,7 +65,7 @@ def predict(
     return (_FINISHERS[task](loaded, pieces) for pieces in results)
 
 
-def _task(loaded: LoadedModel, task: str | None) -> str:
+def _task(loaded: Engine, task: str | None) -> str:
     there = [head for head in loaded.spec.heads.present() if head in TASKS]
     if not there:
         heads = ", ".join(loaded.spec.heads.present()) or "none"
@@ -111,7 +111,7 @@ def _cut(result: dict[str, Any], truncated: bool) -> dict[str, Any]:
 # ------------------------------------------------------------------ the heads
 
 
-def _encode_sequence(loaded: LoadedModel, value: tuple[str, str | None, tuple[str, ...]]) -> list[Encoded]:
+def _encode_sequence(loaded: Engine, value: tuple[str, str | None, tuple[str, ...]]) -> list[Encoded]:
     text, pair, choices = value
     if choices:
         raise ValueError(f"{text[:40]!r}: choices need a multiple-choice head, and the model has none")
@@ -122,7 +122,7 @@ def _encode_sequence(loaded: LoadedModel, value: tuple[str, str | None, tuple[st
     return [Encoded(encoded.ids, encoded.types, len(encoded.ids) - special < len(a) + len(b or ()))]
 
 
-def _finish_sequence(loaded: LoadedModel, pieces: list[tuple[Any, ...]]) -> dict[str, Any]:
+def _finish_sequence(loaded: Engine, pieces: list[tuple[Any, ...]]) -> dict[str, Any]:
     ((logits, encoded),) = pieces
     heads, truncated = loaded.spec.heads, encoded.extra
     labels = heads.sequence_labels
@@ -139,7 +139,7 @@ def _finish_sequence(loaded: LoadedModel, pieces: list[tuple[Any, ...]]) -> dict
     return _cut({"label": labels[best], "score": _rounded(chances[best]), "probabilities": named}, truncated)
 
 
-def _encode_tokens(loaded: LoadedModel, value: tuple[str, str | None, tuple[str, ...]]) -> list[Encoded]:
+def _encode_tokens(loaded: Engine, value: tuple[str, str | None, tuple[str, ...]]) -> list[Encoded]:
     text, pair, choices = value
     if pair is not None or choices:
         raise ValueError(f"{text[:40]!r}: a tagging model takes one text, without text_pair or choices")
@@ -147,7 +147,7 @@ def _encode_tokens(loaded: LoadedModel, value: tuple[str, str | None, tuple[str,
     return [loaded.build(ids, extra=(text, ids, offsets))]
 
 
-def _finish_tokens(loaded: LoadedModel, pieces: list[tuple[Any, ...]]) -> dict[str, Any]:
+def _finish_tokens(loaded: Engine, pieces: list[tuple[Any, ...]]) -> dict[str, Any]:
     ((logits, encoded),) = pieces
     text, ids, offsets = encoded.extra
     continues = loaded.need_tokenizer().continuation
@@ -168,25 +168,25 @@ def _finish_tokens(loaded: LoadedModel, pieces: list[tuple[Any, ...]]) -> dict[s
     return _cut({"tokens": words}, kept < len(ids))
 
 
-def _encode_span(loaded: LoadedModel, value: tuple[str, str | None, tuple[str, ...]]) -> list[Encoded]:
+def _encode_span(loaded: Engine, value: tuple[str, str | None, tuple[str, ...]]) -> list[Encoded]:
     question, passage, _ = value
     if passage is None:
         raise ValueError(f"{question[:40]!r}: a span model takes the question as text and the passage as text_pair")
     return encode_spans(loaded, question, passage)
 
 
-def _finish_span(loaded: LoadedModel, pieces: list[tuple[Any, ...]]) -> dict[str, Any]:
+def _finish_span(loaded: Engine, pieces: list[tuple[Any, ...]]) -> dict[str, Any]:
     return best_answer([SpanPiece(starts, ends, encoded.extra) for starts, ends, encoded in pieces])
 
 
-def _encode_choices(loaded: LoadedModel, value: tuple[str, str | None, tuple[str, ...]]) -> list[Encoded]:
+def _encode_choices(loaded: Engine, value: tuple[str, str | None, tuple[str, ...]]) -> list[Encoded]:
     text, _, choices = value
     if not choices:
         raise ValueError(f"{text[:40]!r}: a multiple-choice model takes an object with text and choices")
     return loaded.encode([(text, choice) for choice in choices])
 
 
-def _finish_choices(loaded: LoadedModel, pieces: list[tuple[Any, ...]]) -> dict[str, Any]:
+def _finish_choices(loaded: Engine, pieces: list[tuple[Any, ...]]) -> dict[str, Any]:
     chances = _softmax(np.stack([logit for logit, _ in pieces]))
     return {"choice": int(chances.argmax()), "probabilities": [_rounded(p) for p in chances]}
 

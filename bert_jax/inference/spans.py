@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from bert_jax.inference.batching import Encoded
-from bert_jax.inference.loaded import LoadedModel
+from bert_jax.inference.engine import Engine
 
 # google-research/bert run_squad.py: tokens between two windows, longest question, longest answer.
 STRIDE, MAX_QUESTION, MAX_ANSWER = 128, 64, 30
@@ -31,7 +31,7 @@ class SpanPiece:
     window: Window
 
 
-def encode_spans(loaded: LoadedModel, question: str, passage: str) -> list[Encoded]:
+def encode_spans(loaded: Engine, question: str, passage: str) -> list[Encoded]:
     """Inputs of question and passage; of a long passage several windows."""
     tokenizer = loaded.need_tokenizer()
     asked = tokenizer.encode(question)[:MAX_QUESTION]
