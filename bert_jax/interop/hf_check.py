@@ -55,7 +55,7 @@ def check_sentence_transformers(
         # It takes column 0 for the first token, so padding may not come first.
         order = np.argsort(1 - batch["attention_mask"], axis=1, kind="stable")
         batches.append({name: np.take_along_axis(values, order, axis=1) for name, values in batch.items()})
-    peer = peer_outputs(folder, batches, peer_python)
+    peer = peer_outputs(folder, batches, peer_python, sentences=True)
     if peer is None:
         return _absent("sentence-transformers", peer_python)
     values = _differences(folder, spec, weights, batches, peer, ["sentence_embedding"])

@@ -34,10 +34,10 @@ class PeerOutputs:
 
 
 def peer_outputs(
-    folder: Path, inputs: list[dict[str, np.ndarray]], peer_python: str | None = None
+    folder: Path, inputs: list[dict[str, np.ndarray]], peer_python: str | None = None, *, sentences: bool = False
 ) -> PeerOutputs | None:
-    """Load ``folder`` with the class that its config.json names, or as a SentenceTransformer where it has a
-    modules.json, and run every batch, in float32 on the CPU.
+    """Load ``folder`` with the class that its config.json names, or with ``sentences`` as a SentenceTransformer,
+    and run every batch, in float32 on the CPU.
 
     ``peer_python`` is a Python that has transformers and torch (default: this one). ``None`` where it has not.
     Raises ``ValueError`` when transformers cannot load the folder.
@@ -54,6 +54,7 @@ def peer_outputs(
         # As -c and not as a script: a script's folder would come first on the other's path.
         source = Path(__file__).read_text(encoding="utf-8")
         command = [str(Path(python).absolute()), "-c", source, str(folder.absolute()), scratch]
+        command += ["sentences"] * sentences
         try:
             done = subprocess.run(
                 command, env=environment, cwd=scratch, capture_output=True, text=True, timeout=_TIMEOUT, check=False
@@ -62,10 +63,11 @@ def peer_outputs(
             raise ValueError(f"{command[0]}: not a Python that can be run ({error.strerror})") from None
         except subprocess.TimeoutExpired:
             raise ValueError(f"{folder}: transformers took more than {_TIMEOUT} s") from None
-        if done.returncode == _MISSING:
+        last = (done.stderr.strip().splitlines() or ["no message"])[-1]
+        # Without numpy the other side ends before it can say so.
+        if done.returncode == _MISSING or (done.returncode and last.startswith("ModuleNotFoundError:")):
             return None
         if done.returncode:
-            last = (done.stderr.strip().splitlines() or ["no message"])[-1]
             raise ValueError(f"{folder}: it cannot be loaded there: {last[:300]}")
         said = json.loads((Path(scratch) / "report.json").read_text(encoding="utf-8"))
         outputs = []
@@ -80,9 +82,8 @@ def _batches(folder: Path) -> list[dict[str, np.ndarray]]:
     return [dict(np.load(folder / f"in_{i}.npz", allow_pickle=False)) for i in range(count)]
 
 
-def main(folder: str, scratch: Path) -> int:
+def main(folder: str, scratch: Path, sentences: bool) -> int:
     """Answer :func:`peer_outputs` from the other side."""
-    sentences = (Path(folder) / "modules.json").is_file()
     try:
         answer = _sentences(folder, scratch) if sentences else _transformers(folder, scratch)
     except ImportError:
@@ -130,4 +131,4 @@ def _sentences(folder: str, scratch: Path) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1], Path(sys.argv[2])))
+    sys.exit(main(sys.argv[1], Path(sys.argv[2]), "sentences" in sys.argv[3:]))

@@ -1,7 +1,8 @@
 """The work of ``bert-jax import``: read any model, save it, prove that what was saved is what was read.
 
 Two proofs: every tensor of the saved model has the bits of the source's, which is read once more for it; and the
-outputs equal those of transformers on the source itself, in a process of its own, where transformers is installed.
+outputs equal those of transformers, and of sentence-transformers for a folder of its kind, on the source itself, in
+a process of its own, where those are installed.
 """
 
 import dataclasses
@@ -16,11 +17,12 @@ from bert_jax import exits
 from bert_jax.config import HeadsConfig, ModelSpec
 from bert_jax.interop.exchange import ReadOptions, Weights
 from bert_jax.interop.folder import needed
-from bert_jax.interop.hf_check import check_hf
+from bert_jax.interop.hf_check import Differences, check_hf, check_sentence_transformers
 from bert_jax.interop.hf_config import CLASSES, CONFIG_FILE, model_parts, read_config
 from bert_jax.interop.hf_read import is_hf
 from bert_jax.interop.native import read_native, write_saved
 from bert_jax.interop.readers import read_weights
+from bert_jax.interop.sentence_transformers import encoder_folder, is_sentence_transformers
 
 
 def import_model(
@@ -100,22 +102,35 @@ def _compare_tensors(source: Path, saved: Path, options: ReadOptions) -> str:
 
 
 def _compare_outputs(source: Path, saved: Path, peer_python: str | None, report: Callable[[str], None]) -> None:
-    """Run transformers on ``source`` and this library on ``saved``; raise ``exits.Stop`` above the bar."""
-    if not is_hf(source):
+    """Run transformers (and sentence-transformers, for a folder of its kind) on ``source`` and this library on
+    ``saved``; raise ``exits.Stop`` above the bar."""
+    sentences = is_sentence_transformers(source)
+    encoder = encoder_folder(source) if sentences else source
+    if not is_hf(encoder):
         report("outputs not compared: transformers does not read this format")
         return
-    said = model_parts(read_config(needed(source, CONFIG_FILE)), str(source / CONFIG_FILE))
+    said = model_parts(read_config(needed(encoder, CONFIG_FILE)), str(encoder / CONFIG_FILE))
     weights = read_native(saved, ReadOptions())
-    reason = _no_comparison(weights, said.architecture)
-    if reason is not None:
-        report(f"outputs not compared: {reason}")
+    if not all(np.isfinite(values).all() for values in weights.params.values()):
+        report("outputs not compared: some weights are NaN or infinite")
         return
     try:
-        result = check_hf(
-            source, dataclasses.replace(weights, spec=_as_class(weights.spec, said.architecture)), peer_python
-        )
+        random = _random_heads(weights, said.architecture)
+        if random:
+            what = f"{said.architecture} would take random values for its {', '.join(random)} layer"
+            report(f"outputs not compared: {what}")
+        else:
+            spec = _as_class(weights.spec, said.architecture)
+            result = check_hf(encoder, dataclasses.replace(weights, spec=spec), peer_python)
+            _judge(result, source, report)
+        if sentences:
+            _judge(check_sentence_transformers(source, weights, peer_python), source, report)
     except ValueError as error:
         raise ValueError(f"{error}; without this comparison: --no_verify") from None
+
+
+def _judge(result: Differences | str, source: Path, report: Callable[[str], None]) -> None:
+    """Report what a comparison gave; raise ``exits.Stop`` above the bar."""
     if isinstance(result, str):
         report(f"outputs not compared: {result}")
         return
@@ -131,13 +146,10 @@ def _compare_outputs(source: Path, saved: Path, peer_python: str | None, report:
         )
 
 
-def _no_comparison(weights: Weights, architecture: str | None) -> str | None:
-    """Why outputs would differ, or mean nothing, though the import is right; None where they can be compared."""
-    if not all(np.isfinite(values).all() for values in weights.params.values()):
-        return "some weights are NaN or infinite"
+def _random_heads(weights: Weights, architecture: str | None) -> list[str]:
+    """The heads that the transformers class has and the source lacks: they would be random there."""
     held = CLASSES[architecture] if architecture is not None else ()
-    absent = [name for name in held if name != "pooler" and name not in weights.spec.heads.present()]
-    return f"{architecture} would take random values for its {', '.join(absent)} layer" if absent else None
+    return [name for name in held if name != "pooler" and name not in weights.spec.heads.present()]
 
 
 def _as_class(spec: ModelSpec, architecture: str | None) -> ModelSpec:

@@ -65,6 +65,11 @@ def is_sentence_transformers(path: Path) -> bool:
     return (path / MODULES_FILE).is_file() or (path / MODULES_FILE).is_symlink()
 
 
+def encoder_folder(path: Path) -> Path:
+    """The folder of the Transformer module, which is a Hugging Face folder: often ``path`` itself."""
+    return _modules(path)[0][1]
+
+
 def read_sentence_transformers(path: Path, options: ReadOptions) -> Weights:
     """The encoder, pooling, dense layers, prompts and length of a sentence-transformers folder.
 

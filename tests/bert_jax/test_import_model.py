@@ -15,7 +15,7 @@ from hf_folders import drop, make_folder
 from bert_jax import exits
 from bert_jax.interop import import_model as module
 from bert_jax.interop.exchange import ReadOptions, Weights, parameter_shapes
-from bert_jax.interop.hf_check import Differences
+from bert_jax.interop.hf_check import Differences, check_hf
 from bert_jax.interop.hf_names import hf_names
 from bert_jax.interop.import_model import import_model
 from bert_jax.interop.native import write_saved
@@ -143,6 +143,49 @@ class TestOutputs:
             tmp_path, monkeypatch, None, change=lambda t: t["cls.predictions.bias"].fill(np.nan)
         )
         assert any("not compared: some weights are NaN" in line for line in lines) and not asked
+
+    @pytest.mark.parametrize("place", ["", "0_Transformer"])
+    def test_sentence_transformers_folder(self, tmp_path, monkeypatch, place):
+        """The encoder is compared with transformers, the vectors with sentence-transformers."""
+        lines, asked = self.run_sentences(tmp_path, monkeypatch, place, 3e-7)
+        assert "last_hidden_state: largest difference from transformers 9 1.0e-06 (allowed 2.0e-05)" in lines
+        assert "sentence_embedding: largest difference from sentence-transformers 9 3.0e-07" in " ".join(lines)
+        encoder, vectors = asked
+        assert encoder[0] == tmp_path / "st" / place and encoder[1].spec.sentence is None
+        assert vectors[0] == tmp_path / "st" and vectors[1].spec.sentence.pooling == ("mean",)
+
+    def test_sentence_vectors_differ(self, tmp_path, monkeypatch):
+        with pytest.raises(exits.Stop, match="sentence_embedding: not what sentence-transformers 9 computes"):
+            self.run_sentences(tmp_path, monkeypatch, "", 2e-5)
+        assert not (tmp_path / "out").exists()
+
+    def run_sentences(self, tmp_path, monkeypatch, place, difference):
+        source = tmp_path / "st"
+        make_folder(source / place, "BertModel")
+        (source / "1_Pooling").mkdir()
+        (source / "1_Pooling" / "config.json").write_text("{}")
+        kinds = {"Transformer": place, "Pooling": "1_Pooling"}
+        (source / "modules.json").write_text(
+            json.dumps([{"type": f"sentence_transformers.models.{kind}", "path": at} for kind, at in kinds.items()])
+        )
+        asked: list[tuple] = []
+
+        def check(result):
+            return lambda *arguments: asked.append(arguments) or result
+
+        encoder = Differences("transformers 9", {"last_hidden_state": (1e-6, 2e-5)})
+        vectors = Differences("sentence-transformers 9", {"sentence_embedding": (difference, 1e-5)})
+        monkeypatch.setattr(module, "check_hf", check(encoder))
+        monkeypatch.setattr(module, "check_sentence_transformers", check(vectors))
+        return run(source, tmp_path / "out", verify=True), asked
+
+
+def test_another_python_without_numpy(tmp_path):
+    python = tmp_path / "python"
+    python.write_text(f'#!/bin/sh\nexec {sys.executable} -I -S "$@"\n')
+    python.chmod(0o755)
+    source = make_folder(tmp_path / "hf")
+    assert "does not have both" in check_hf(source, read_weights(source), str(python))
 
 
 SCRIPT = """
