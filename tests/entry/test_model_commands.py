@@ -1,0 +1,150 @@
+"""``bert-jax import | export | embed | predict | forward`` as a person calls them."""
+
+import io
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent.parent / "bert_jax"))
+from inference_models import make_weights
+
+import bert_jax
+from bert_jax import cli
+from bert_jax.config import HeadsConfig, SentenceConfig, SentenceModule
+from bert_jax.interop.native import write_saved
+
+TEXTS = ["w1 w2 w3", "w4", "w5 w6 w7 w8 w9 , w1"]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A classifier and a sentence model, saved."""
+    folder = tmp_path_factory.mktemp("models")
+    labels = HeadsConfig(pooler=True, sequence_labels=("no", "yes"))
+    write_saved(folder / "classifier", make_weights(labels))
+    sentence = SentenceConfig(modules=(SentenceModule(kind="normalize"),), prompts=(("query", "w7 : "),))
+    write_saved(folder / "sentence", make_weights(sentence=sentence))
+    return folder
+
+
+@pytest.fixture
+def call(capsys, monkeypatch):
+    """Run a command: (exit code, stdout, stderr)."""
+
+    def run(*words, stdin=""):
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin.encode())))
+        capsys.readouterr()
+        code = cli.main([str(word) for word in words])
+        captured = capsys.readouterr()
+        return code, captured.out, captured.err
+
+    return run
+
+
+@pytest.fixture
+def refused(call):
+    """Run a command that must end with one line and code 2; returns the line."""
+
+    def run(*words, stdin=""):
+        code, out, err = call(*words, stdin=stdin)
+        assert code == 2 and out == "", (code, out, err)
+        assert len(err.splitlines()) == 1 and err.startswith("error: "), err
+        return err
+
+    return run
+
+
+def test_embed_writes_what_the_library_gives(folder, call, tmp_path):
+    vectors = bert_jax.load(folder / "sentence").embed(TEXTS)
+    assert np.allclose(np.linalg.norm(vectors, axis=1), 1)
+    source, target = tmp_path / "texts.txt", tmp_path / "vectors.npy"
+    source.write_text("\n\n".join(TEXTS) + "\n")
+    code, out, err = call("embed", "--model", folder / "sentence", "--input", source, "--output", target)
+    assert (code, out) == (0, "") and "float32[3, 16]" in err
+    assert np.array_equal(np.load(target), vectors)
+    assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
+    code, out, err = call("embed", "--model", folder / "sentence", stdin="\n".join(TEXTS))
+    lines = [json.loads(line)["embedding"] for line in out.splitlines()]
+    assert (code, err) == (0, "") and np.allclose(lines, vectors, atol=1e-6)
+
+
+def test_embed_by_pooling_prompt_and_token(folder, call):
+    model = bert_jax.load(folder / "sentence")
+    for words, options in (
+        (("--pooling", "max", "--normalize", "false"), {"pooling": "max", "normalize": False}),
+        (("--prompt_name", "query"), {"prompt_name": "query"}),
+        (("--prompt", "w9 "), {"prompt": "w9 "}),
+    ):
+        code, out, _ = call("embed", "--model", folder / "sentence", *words, TEXTS[0])
+        assert code == 0
+        assert np.allclose(json.loads(out)["embedding"], model.embed([TEXTS[0]], **options)[0], atol=1e-6), words
+    code, out, _ = call("embed", "--model", folder / "sentence", "--per_token", "--layers=-1,0", "w1 ||| w2")
+    features = json.loads(out)["features"]
+    assert code == 0 and [token["token"] for token in features] == ["[CLS]", "w1", "[SEP]", "w2", "[SEP]"]
+    assert [layer["index"] for layer in features[0]["layers"]] == [-1, 0]
+
+
+def test_predict_pairs_from_json_lines(folder, call, tmp_path):
+    pairs = [{"text": "w1 w2", "text_pair": "w3"}, {"text": "w4"}]
+    source = tmp_path / "pairs.jsonl"
+    source.write_text("".join(json.dumps(pair) + "\n" for pair in pairs))
+    code, out, _ = call("predict", "--model", folder / "classifier", "--input", source)
+    given = [json.loads(line) for line in out.splitlines()]
+    assert code == 0 and given == bert_jax.load(folder / "classifier").predict(pairs)
+    assert given[0]["label"] in ("no", "yes") and abs(sum(given[0]["probabilities"].values()) - 1) < 1e-5
+    code, out, _ = call("predict", "--model", folder / "classifier", "--json_lines", stdin=source.read_text())
+    assert code == 0 and [json.loads(line) for line in out.splitlines()] == given
+
+
+def test_weights_go_out_and_in_again(folder, call, tmp_path):
+    npz, saved, ids = tmp_path / "npz", tmp_path / "saved", tmp_path / "ids.npz"
+    np.savez(
+        ids, input_ids=np.array([[2, 6, 7, 3], [2, 8, 3, 0]]), attention_mask=np.array([[1] * 4, [1, 1, 1, 0]])
+    )
+    code, out, _ = call("export", "--from", folder / "classifier", "--to", npz, "--format", "npz")
+    assert code == 0, out
+    assert call("import", "--from", npz, "--to", saved)[0] == 0
+    outputs = []
+    for model in (folder / "classifier", npz, saved):
+        target = tmp_path / f"{model.name}.out.npz"
+        code, out, _ = call("forward", "--model", model, "--input", ids, "--output", target, "--attentions")
+        assert code == 0 and "attentions [2, 2, 4, 4, 4]" in out and "logits [2, 2]" in out
+        outputs.append(dict(np.load(target)))
+    for name, values in outputs[0].items():
+        assert np.array_equal(values, outputs[1][name]) and np.array_equal(values, outputs[2][name]), name
+
+
+def test_refusals(folder, call, refused, tmp_path):
+    model = ("--model", folder / "sentence")
+    assert "--layers needs --per_token" in refused("embed", *model, "--layers=-1", "w1")
+    assert "--pooling has no meaning with --per_token" in refused(
+        "embed", *model, "--per_token", "--pooling", "cls", "w1"
+    )
+    assert "--layers: 'a' is not allowed" in refused("embed", *model, "--per_token", "--layers", "a", "w1")
+    assert "give a .jsonl file" in refused("embed", *model, "--per_token", "--output", tmp_path / "x.npy", "w1")
+    assert "--batch_tokens: 0 is not allowed" in refused("embed", *model, "--batch_tokens", "0", "w1")
+    assert "no text given" in refused("embed", *model)
+    assert "give one of them" in refused("embed", *model, "--input", tmp_path / "x", "w1")
+    assert "no prompt 'other'" in refused("embed", *model, "--prompt_name", "other", "w1")
+    assert "no task head there" in refused("predict", *model, "w1")
+    assert "not JSON" in refused("predict", "--model", folder / "classifier", "--json_lines", stdin="w1\n")
+    assert "not a JSON object" in refused(
+        "predict", "--model", folder / "classifier", "--json_lines", stdin="[1]\n"
+    )
+    (tmp_path / "latin.txt").write_bytes(b"w1\n\xff\n")
+    assert "latin.txt:2: not valid UTF-8" in refused(
+        "embed", *model, "--input", tmp_path / "latin.txt", "--output", tmp_path / "v.npy"
+    )
+    assert not (tmp_path / "v.npy").exists()
+    assert "no model there" in refused("embed", "--model", tmp_path, "w1")
+    assert "not empty" in refused("import", "--from", folder / "sentence", "--to", folder / "classifier")
+    assert "not empty" in refused(
+        "export", "--from", folder / "sentence", "--to", folder / "classifier", "--format", "hf"
+    )
+    for words in (["embed"], ["export", "--from", "x", "--to", "y", "--format", "other"], ["unknown"]):
+        with pytest.raises(SystemExit) as ended:
+            cli.main(words)
+        assert ended.value.code == 2
