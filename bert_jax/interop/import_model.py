@@ -41,7 +41,7 @@ def import_model(
     Raises ``ValueError`` for what cannot be read or written, ``exits.Stop`` with VERIFICATION_FAILED for a check.
     """
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
-        raise ValueError(f"{target}: not empty; give a new folder")
+        raise ValueError(f"{target}: {'a file' if target.is_file() else 'not empty'}; give a new folder")
     weights = read_weights(source, options)
     for note in weights.notes:
         report(note)

@@ -58,6 +58,33 @@ def test_target_with_content_is_kept(tmp_path):
     run(source, tmp_path / "out")
 
 
+class TestOptionsOnASavedModel:
+    """What is asked for is done or refused, never passed over."""
+
+    @pytest.fixture
+    def saved(self, tmp_path):
+        source = make_folder(tmp_path / "hf", "BertForSequenceClassification")
+        run(source, tmp_path / "saved", lower_case=True)
+        return tmp_path / "saved"
+
+    def test_labels(self, saved):
+        count = len(read_weights(saved).spec.heads.sequence_labels)
+        names = tuple(f"name {i}" for i in range(count))
+        assert read_weights(saved, ReadOptions(labels=names)).spec.heads.sequence_labels == names
+        with pytest.raises(ValueError, match=f"1 labels were given, the head has {count} outputs"):
+            read_weights(saved, ReadOptions(labels=("a",)))
+
+    def test_labels_without_a_head(self, tmp_path):
+        run(make_folder(tmp_path / "hf", "BertModel"), tmp_path / "saved")
+        with pytest.raises(ValueError, match="no sequence or token head"):
+            read_weights(tmp_path / "saved", ReadOptions(labels=("a", "b")))
+
+    def test_case(self, saved):
+        assert read_weights(saved, ReadOptions(lower_case=True)).spec == read_weights(saved).spec
+        with pytest.raises(ValueError, match="its vocabulary is lower-cased"):
+            read_weights(saved, ReadOptions(lower_case=False))
+
+
 def _one_bit(weights: Weights) -> Weights:
     params = dict(weights.params)
     values = params["encoder/layer_1/attention/value/kernel"].copy()
