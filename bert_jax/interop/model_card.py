@@ -6,6 +6,7 @@ from typing import Any
 
 from bert_jax.config import ModelSpec
 from bert_jax.interop.exchange import Weights, parameter_shapes
+from bert_jax.interop.serving import output_names
 
 _ACTIVATIONS = {
     "gelu": "x * Phi(x) with the error function (exact GELU)",
@@ -19,6 +20,8 @@ _PROBLEMS = {
     "regression": "the value itself",
 }
 _LIBRARIES = {"hf": "transformers", "sentence-transformers": "sentence-transformers", "onnx": "onnx"}
+# Formats that hold a program, which gives some outputs, each under its name.
+_PROGRAMS = ("onnx", "stablehlo")
 
 
 def model_card(weights: Weights, format: str, dtype: str, architecture: str | None, notes: Sequence[str]) -> str:
@@ -33,7 +36,7 @@ def model_card(weights: Weights, format: str, dtype: str, architecture: str | No
         "## Model",
         _table(_facts(spec, dtype)),
         "## Outputs",
-        _bullets(_outputs(spec)),
+        _bullets(_outputs(spec, format)),
         "## Data and training",
         _bullets(_training(origin)),
         "## Metrics",
@@ -106,33 +109,44 @@ def _facts(spec: ModelSpec, dtype: str) -> list[tuple[str, str]]:
     return facts
 
 
-def _outputs(spec: ModelSpec) -> list[str]:
+def _outputs(spec: ModelSpec, format: str) -> list[str]:
+    meanings = _meanings(spec)
+    if format in _PROGRAMS:
+        return [f"`{name}`: {meanings[field]}" for name, field in output_names(spec).items()]
+    return [f"`{name}`: {text}" if name == "last_hidden_state" else text for name, text in meanings.items()]
+
+
+def _meanings(spec: ModelSpec) -> dict[str, str]:
+    """What each output is that the model can give, by its name in :data:`serving.FIELDS`."""
     heads = spec.heads
-    lines = ["`last_hidden_state`: one vector per token"]
+    meanings = {"last_hidden_state": "one vector per token"}
     if heads.pooler:
-        lines.append("pooled output: tanh(dense(first token))")
+        meanings["pooler_output"] = "pooled output: tanh(dense(first token))"
     if heads.mlm:
-        lines.append("masked language model: logits over the vocabulary at every position")
+        meanings["prediction_logits"] = "masked language model: logits over the vocabulary at every position"
     if heads.nsp:
-        lines.append("sentence pair: two logits, 0 = the second text follows the first, 1 = it does not")
+        meanings["seq_relationship_logits"] = (
+            "sentence pair: two logits, 0 = the second text follows the first, 1 = it does not"
+        )
     if heads.sequence_labels:
-        lines.append(f"classes ({_PROBLEMS[heads.problem]}): {_labels(heads.sequence_labels)}")
+        meanings["sequence_logits"] = f"classes ({_PROBLEMS[heads.problem]}): {_labels(heads.sequence_labels)}"
     if heads.token_labels:
-        lines.append(f"tags per token (softmax): {_labels(heads.token_labels)}")
+        meanings["token_logits"] = f"tags per token (softmax): {_labels(heads.token_labels)}"
     if heads.span:
-        lines.append("span: logits of the start and the end of an answer, per token")
+        meanings["start_logits"] = "span: logits of the start of an answer, per token"
+        meanings["end_logits"] = "span: logits of the end of an answer, per token"
     if heads.choice:
-        lines.append("choice: one score per choice, softmax over the choices of a question")
+        meanings["choice_logits"] = "choice: one score per choice, softmax over the choices of a question"
     if spec.sentence is not None:
         steps = [" and ".join(spec.sentence.pooling) + " pooling"]
         steps += [
             module.kind if module.kind == "normalize" else f"dense to {module.features}, {module.activation}"
             for module in spec.sentence.modules
         ]
-        lines.append(
+        meanings["sentence_embedding"] = (
             f"sentence vector: {', then '.join(steps)}; compared by {spec.sentence.similarity or 'cosine'}"
         )
-    return lines
+    return meanings
 
 
 def _labels(labels: Sequence[str]) -> str:

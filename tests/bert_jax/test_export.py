@@ -17,10 +17,11 @@ from support import tiny_config, train_synthetic
 from bert_jax import exits
 from bert_jax.config import HeadsConfig, ModelSpec, TokenizerConfig
 from bert_jax.interop import export, hf_write, native, npz
-from bert_jax.interop.exchange import ReadOptions
+from bert_jax.interop.exchange import ReadOptions, Weights
 from bert_jax.interop.export import export_model
 from bert_jax.interop.export_table import FORMATS, TABLE, fit, markdown_table, rows_of
 from bert_jax.interop.hf_config import hf_class
+from bert_jax.interop.model_card import model_card
 from bert_jax.interop.npz import write_npz
 from bert_jax.interop.readers import read_weights
 from bert_jax.training.checkpoint import restore_newest
@@ -370,3 +371,12 @@ def test_labels_and_their_meaning_stand_in_the_card(tmp_path):
     card = (tmp_path / "target/README.md").read_text(encoding="utf-8")
     assert "classes (softmax over the classes): 0 = no, 1 = yes, 2 = maybe" in card
     assert "pipeline_tag: text-classification" in card and "BertForSequenceClassification.from_pretrained" in card
+
+
+@pytest.mark.parametrize("format", ["onnx", "stablehlo"])
+def test_the_card_of_a_program_lists_the_outputs_that_it_gives(format):
+    weights = Weights(spec=SPECS["sequence"], params={})
+    card = model_card(weights, format, "float32", None, [])
+    outputs = card.split("## Outputs")[1].split("##")[0].strip()
+    assert outputs == "- `logits`: classes (softmax over the classes): 0 = no, 1 = yes, 2 = maybe"
+    assert "- `last_hidden_state`: one vector per token" in model_card(weights, "npz", "float32", None, [])
