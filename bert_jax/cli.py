@@ -13,7 +13,7 @@ READABLE = "workdir, saved model, Hugging Face or sentence-transformers folder, 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run ``bert-jax``; returns the exit code (2: the user's mistake, said in one line; 3: a check failed)."""
-    parser = argparse.ArgumentParser(prog="bert-jax", description=__doc__)
+    parser = argparse.ArgumentParser(prog="bert-jax", description="What one does with a model.")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for add in (_add_import, _add_export, _add_embed, _add_predict, _add_fill_mask, _add_forward):
         add(commands)
@@ -146,7 +146,11 @@ def _add_model(command: argparse.ArgumentParser, texts: str = "") -> None:
     command.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32", help="of the computation")
     if texts:
         command.add_argument("texts", nargs="*", metavar="TEXT", help=texts)
-        command.add_argument("--input", metavar="FILE", help="texts, one a line, or .jsonl (default: stdin)")
+        command.add_argument(
+            "--input",
+            metavar="FILE",
+            help="texts, one a line (blank ones are left out), or .jsonl (default: stdin)",
+        )
         command.add_argument("--json_lines", action="store_true", help="the input holds JSON objects, one a line")
         command.add_argument("--batch_tokens", type=int, metavar="N", help="tokens that run at a time")
     _add_reading(command)
