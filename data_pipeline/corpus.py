@@ -14,7 +14,8 @@ from data_pipeline.sentences import split_sentences
 TEXT_SUFFIXES = (".txt",)
 JSON_SUFFIXES = (".jsonl", ".ndjson")
 COMPRESSIONS = (".gz", ".zst")
-_SAMPLE_LINES = 200  # lines that decide what a line and a blank line are
+_SAMPLE_LINES = 200  # lines that decide what a line is
+_BLANK_SAMPLE = 10_000  # lines that decide what a blank line is: the first document may be long
 _MAX_SENTENCES = 1_000_000  # a longer document is cut, so that a file without blank lines stays readable
 
 Line = tuple[int, str]  # number in the file, from 1, and text
@@ -118,9 +119,9 @@ def read_documents(source: Source, *, line: str, json_field: str) -> Iterator[li
         first = list(chain.from_iterable(sample))[:_SAMPLE_LINES]
         blocks = chain(sample, blocks)
     else:
-        head = list(islice(lines, _SAMPLE_LINES))
+        head = list(islice(lines, _BLANK_SAMPLE))
         texts = [text.strip() for _, text in head]
-        first = [text for text in texts if text]
+        first = [text for text in texts[:_SAMPLE_LINES] if text]
         stream = (text.strip() for _, text in chain(head, lines))
         blocks = _blocks(stream, one_document=not _blank_lines_separate_documents(source, texts))
     by_paragraph = line == "paragraph" or (line == "auto" and not _are_sentences(first))

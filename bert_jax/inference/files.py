@@ -27,8 +27,10 @@ def read_texts(texts: Sequence[str], source: str | None, json_lines: bool) -> It
         return
     is_json = json_lines or (source or "").endswith(".jsonl")
     name = "standard input" if source in (None, "-") else source
+    from_stdin = source in (None, "-")
+    if from_stdin and sys.stdin is None:
+        raise ValueError("standard input: closed; pass texts on the command line or --input FILE")
     with contextlib.ExitStack() as opened:
-        from_stdin = source in (None, "-")
         stream = sys.stdin.buffer if from_stdin else opened.enter_context(Path(str(source)).open("rb"))
         there = False
         for number, raw in enumerate(stream, start=1):
@@ -54,6 +56,24 @@ def _json_object(line: str, where: str) -> dict[str, Any]:
     return value
 
 
+@contextlib.contextmanager
+def complete_or_none(target: Path) -> Iterator[Path]:
+    """A path beside ``target`` to write to, which gets that name when the block ends well and is removed otherwise.
+
+    Folders above it are made. Raises ``ValueError`` for a target that is there and no plain file.
+    """
+    target = target.resolve()
+    if target.exists() and not target.is_file():
+        raise ValueError(f"{target}: not a file; name a file for the output")
+    target.parent.mkdir(parents=True, exist_ok=True)
+    partial = target.with_name(f".{target.name}.partial")
+    try:
+        yield partial
+        partial.rename(target)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
 def write_json_lines(rows: Iterable[Mapping[str, Any]], target: Path | None) -> None:
     """Write each row as a JSON line to ``target`` (None: standard output, flushed row by row).
 
@@ -63,14 +83,9 @@ def write_json_lines(rows: Iterable[Mapping[str, Any]], target: Path | None) -> 
         for row in rows:
             print(json.dumps(row, ensure_ascii=False), flush=True)
         return
-    partial = target.with_name(f".{target.name}.partial")
-    try:
-        with partial.open("w", encoding="utf-8") as file:
-            for row in rows:
-                file.write(json.dumps(row, ensure_ascii=False) + "\n")
-        partial.rename(target)
-    finally:
-        partial.unlink(missing_ok=True)
+    with complete_or_none(target) as partial, partial.open("w", encoding="utf-8") as file:
+        for row in rows:
+            file.write(json.dumps(row, ensure_ascii=False) + "\n")
 
 
 def write_npy(rows: Iterable[np.ndarray], target: Path) -> tuple[int, int]:
@@ -78,19 +93,14 @@ def write_npy(rows: Iterable[np.ndarray], target: Path) -> tuple[int, int]:
 
     The file gets its name when it is complete.
     """
-    partial = target.with_name(f".{target.name}.partial")
     count = width = 0
-    try:
-        with partial.open("wb") as file:
-            file.write(bytes(_HEADER))
-            for row in rows:
-                count, width = count + 1, row.size
-                file.write(np.ascontiguousarray(row, "<f4").tobytes())
-            file.seek(0)
-            header = {"descr": "<f4", "fortran_order": False, "shape": (count, width)}
-            np.lib.format.write_array_header_1_0(file, header)
-            assert file.tell() == _HEADER, "the header of an npy file has another length"
-        partial.rename(target)
-    finally:
-        partial.unlink(missing_ok=True)
+    with complete_or_none(target) as partial, partial.open("wb") as file:
+        file.write(bytes(_HEADER))
+        for row in rows:
+            count, width = count + 1, row.size
+            file.write(np.ascontiguousarray(row, "<f4").tobytes())
+        file.seek(0)
+        header = {"descr": "<f4", "fortran_order": False, "shape": (count, width)}
+        np.lib.format.write_array_header_1_0(file, header)
+        assert file.tell() == _HEADER, "the header of an npy file has another length"
     return count, width

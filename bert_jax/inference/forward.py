@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from bert_jax.inference.engine import Engine
+from bert_jax.inference.files import complete_or_none
 from bert_jax.interop.serving import position_ids
 from bert_jax.model import BertOutput
 from bert_jax.model.layers import INTERMEDIATES
@@ -41,16 +42,12 @@ def forward_npz(
     except (zipfile.BadZipFile, EOFError, AttributeError, MemoryError, NotImplementedError) as error:
         raise ValueError(f"{source}: no npz file of numbers ({type(error).__name__})") from None
     except ValueError as error:
-        raise ValueError(str(error) if str(source) in str(error) else f"{source}: {error}") from None
+        if str(source) in str(error):
+            raise
+        raise ValueError(f"{source}: no npz file of numbers (Python objects, or no arrays at all)") from None
     outputs = forward(loaded, inputs, hidden_states=hidden_states, attentions=attentions)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    partial = target.with_name(f".{target.name}.partial")
-    try:
-        with partial.open("wb") as stream:
-            np.savez(stream, **outputs)
-        partial.rename(target)
-    finally:
-        partial.unlink(missing_ok=True)
+    with complete_or_none(target) as partial, partial.open("wb") as stream:
+        np.savez(stream, **outputs)
     return {name: values.shape for name, values in outputs.items()}
 
 

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import traverse_util
 
-from bert_jax.config import ExecutionConfig
+from bert_jax.config import ExecutionConfig, ModelConfig
 from bert_jax.inference.embed import embed
 from bert_jax.inference.engine import Engine
 from bert_jax.inference.fill import fill_mask
@@ -18,11 +18,15 @@ from bert_jax.interop.exchange import ReadOptions, Weights
 from bert_jax.interop.readers import read_weights
 from bert_jax.model import BertModel
 from bert_jax.tokenization import build_tokenizer
-from bert_jax.training.fill import FilledText
 
 
 class LoadedModel(Engine):
     """A model with its uses as methods. ``model.apply({"params": params}, features)`` gives a ``BertOutput``."""
+
+    @property
+    def config(self) -> ModelConfig:
+        """Sizes of the network."""
+        return self.spec.model
 
     def embed(self, texts: str | Iterable[str], **options: Any) -> np.ndarray:
         """float32[texts, E]: one vector per text, of one text float32[E]; see ``embed.embed``."""
@@ -31,12 +35,17 @@ class LoadedModel(Engine):
         vectors = list(embed(self, texts, **options))
         return np.stack(vectors) if vectors else np.zeros((0, 0), np.float32)
 
-    def predict(self, texts: Iterable[Any], **options: Any) -> list[dict[str, Any]]:
-        """What the task head says of each text; see ``predict.predict``."""
+    def predict(self, texts: str | Iterable[Any], **options: Any) -> Any:
+        """What the task head says: a list of one dict per text, of one text its dict; see ``predict.predict``."""
+        if isinstance(texts, str):
+            return next(predict(self, [texts], **options))
         return list(predict(self, texts, **options))
 
-    def fill_mask(self, texts: Iterable[str], **options: Any) -> list[FilledText]:
-        """The best pieces for the masks of each text; see ``fill.fill_mask``."""
+    def fill_mask(self, texts: str | Iterable[str], **options: Any) -> Any:
+        """The best pieces for the masks: a list of one ``FilledText`` per text, of one text it alone; see
+        ``fill.fill_mask``."""
+        if isinstance(texts, str):
+            return next(fill_mask(self, [texts], **options))
         return list(fill_mask(self, texts, **options))
 
     def forward(self, inputs: Mapping[str, np.ndarray], **options: Any) -> dict[str, np.ndarray]:
@@ -53,8 +62,10 @@ def load(
     """Read a model from any readable path: a workdir or saved model, a folder of Hugging Face or
     sentence-transformers, a TF1 checkpoint prefix, an npz export. ``dtype`` is that of the computation.
 
-    Raises ``ValueError`` in one line when there is none or it is damaged.
+    Raises ``ValueError`` in one line when there is none or it is damaged, and for another ``dtype``.
     """
+    if dtype not in ("float32", "bfloat16"):
+        raise ValueError(f"dtype: {dtype!r} is not allowed; allowed: float32, bfloat16")
     return prepare(read_weights(Path(path), options), dtype=dtype, name=str(path))
 
 

@@ -89,6 +89,10 @@ def test_folders_are_read_recursively_in_sorted_order(tmp_path: Path) -> None:
     assert read(folder) == [["J one."], ["Z one.", "Z two.", "Z three."], ["B one.", "B two."], ["B three."]]
     # A file named outright: blank lines separate documents.
     assert read(folder / "a" / "z.txt") == [["Z one."], ["Z two."], ["Z three."]]
+    # The first document may be long.
+    long = [f"Sentence {i}." for i in range(500)]
+    write(tmp_path / "long" / "c.txt", "\n".join([*long, "", "C one.", "C two.", ""]))
+    assert read(tmp_path / "long") == [long, ["C one.", "C two."]]
     # The order is that of the names, not of the arguments.
     assert read(tmp_path / "text" / "b.txt", tmp_path / "text" / "a.jsonl")[0] == ["J one."]
 

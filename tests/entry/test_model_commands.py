@@ -139,6 +139,9 @@ def test_refusals(folder, call, refused, tmp_path):
         "embed", *model, "--input", tmp_path / "latin.txt", "--output", tmp_path / "v.npy"
     )
     assert not (tmp_path / "v.npy").exists()
+    assert "not a file" in refused("embed", *model, "--output", tmp_path, "w1")
+    assert "not a file" in refused("embed", *model, "--output", "/dev/null", "w1")
+    assert Path("/dev/null").is_char_device()
     assert "no model there" in refused("embed", "--model", tmp_path, "w1")
     assert "not empty" in refused("import", "--from", folder / "sentence", "--to", folder / "classifier")
     assert "not empty" in refused(
@@ -148,3 +151,15 @@ def test_refusals(folder, call, refused, tmp_path):
         with pytest.raises(SystemExit) as ended:
             cli.main(words)
         assert ended.value.code == 2
+
+
+def test_one_text_gives_one_answer(folder, capsys, monkeypatch):
+    model = bert_jax.load(folder / "classifier")
+    assert model.config.hidden_size == 16
+    assert model.predict("w1 w2") == model.predict(["w1 w2"])[0]
+    assert np.array_equal(model.embed("w1 w2"), model.embed(["w1 w2"])[0])
+    with pytest.raises(ValueError, match="dtype: 'float16' is not allowed"):
+        bert_jax.load(folder / "classifier", dtype="float16")
+    monkeypatch.setattr(sys, "stdin", None)
+    assert cli.main(["predict", "--model", str(folder / "classifier")]) == 2
+    assert capsys.readouterr().err.startswith("error: standard input: closed")
