@@ -1,8 +1,14 @@
-"""Peak speed and memory of the accelerators that this software is used on.
+"""Speed, memory and links of the accelerators that this software is used on.
 
-Figures are dense bf16 peaks and memory sizes from the vendors' public data sheets, per chip (TPU) or per board
-(GPU). ``jax.devices()[0].device_kind`` names the hardware; on TPU v2, v3 and TPU7x one chip shows up as two
-jax devices, so a device has half of the chip's figures there.
+Figures are per chip (TPU) or per board (GPU). Sources: the vendors' public data sheets (Cloud TPU's pages of each
+generation; NVIDIA's data sheets of each board) for peak, memory, memory bandwidth and hosts. ``clock_ghz`` of a TPU
+is its bf16 peak divided by the operations that its matrix units do per cycle (v5e: 4 units of 128 x 128), which
+gives the published clock where there is one. ``program_memory_gib`` is the memory that libtpu 0.0.42 leaves to a
+program, as its out-of-memory message states it. TPU links: 90% of the data sheet's figure per link and direction,
+which is what "How to Scale Your Model" (jax-ml.github.io/scaling-book) reports as reached, and v2 and v3 as in
+"A Domain Specific Supercomputer for Training Deep Neural Networks" (2020). ``jax.devices()[0].device_kind`` names
+the hardware; on TPU v2, v3 and TPU7x one chip shows up as two jax devices, so a device has half of the chip's
+figures there.
 """
 
 from dataclasses import dataclass
@@ -17,8 +23,22 @@ class Chip:
     peak_tflops: float
     # Memory of the whole chip, decimal GB.
     memory_gb: float
+    # Memory bandwidth of the whole chip, GB/s.
+    memory_gb_per_s: float
+    # One link between neighbours, one direction, GB/s. GPU: what the board can send to the others of its host.
+    link_gb_per_s: float
+    # Axes of the grid of links: 2 or 3 on a TPU (two links per axis), 0 where a switch joins the boards of a host.
+    link_axes: int = 0
+    # What the board can send to other hosts, GB/s (GPU).
+    network_gb_per_s: float = 0.0
+    # Clock of the matrix units, GHz (TPU).
+    clock_ghz: float = 0.0
+    # GiB that a program may use on one jax device; 0: not known.
+    program_memory_gib: float = 0.0
     # jax devices that one chip shows up as.
     devices_per_chip: int = 1
+    # Chips per host, in slices of more than one host.
+    chips_per_host: int = 4
 
     @property
     def device_peak_flops(self) -> float:
@@ -30,34 +50,65 @@ class Chip:
         """Memory of one jax device."""
         return int(self.memory_gb * 1e9) // self.devices_per_chip
 
+    @property
+    def device_program_bytes(self) -> int:
+        """Memory that a program may use on one jax device."""
+        return int(self.program_memory_gib * 2**30) or self.device_memory_bytes
 
-_V5E = Chip("TPU v5e", 197, 16)
-_V5P = Chip("TPU v5p", 459, 95)
-_V6E = Chip("TPU v6e", 918, 32)
+    @property
+    def device_memory_bandwidth(self) -> float:
+        """Bytes per second between one jax device and its memory."""
+        return self.memory_gb_per_s * 1e9 / self.devices_per_chip
+
+    @property
+    def link_bandwidth(self) -> float:
+        """Bytes per second over one link of the chip, one direction."""
+        return self.link_gb_per_s * 1e9
+
+
+def _tpu(
+    name: str, tflops: float, memory: float, bandwidth: float, link: float, axes: int, clock: float, program: float,
+    devices_per_chip: int = 1,
+) -> Chip:  # fmt: skip
+    return Chip(
+        name, tflops, memory, bandwidth, link, axes, clock_ghz=clock, program_memory_gib=program,
+        devices_per_chip=devices_per_chip,
+    )  # fmt: skip
+
+
+_V5E = _tpu("TPU v5e", 197, 16, 819, 45, 2, 1.5, 15.75)
+_V5P = _tpu("TPU v5p", 459, 95, 2765, 90, 3, 1.75, 95.74)
+_V6E = _tpu("TPU v6e", 918, 32, 1640, 90, 2, 1.75, 31.25)
 
 # jax's device_kind of each TPU, exactly.
 TPUS: dict[str, Chip] = {
-    "TPU v2": Chip("TPU v2", 46, 16, devices_per_chip=2),
-    "TPU v3": Chip("TPU v3", 123, 32, devices_per_chip=2),
-    "TPU v4": Chip("TPU v4", 275, 32),
+    "TPU v2": _tpu("TPU v2", 46, 16, 700, 62, 2, 0.7, 7.48, devices_per_chip=2),
+    "TPU v3": _tpu("TPU v3", 123, 32, 900, 82, 2, 0.94, 15.48, devices_per_chip=2),
+    "TPU v4": _tpu("TPU v4", 275, 32, 1228, 45, 3, 1.05, 30.75),
     "TPU v5 lite": _V5E,
     "TPU v5e": _V5E,
     "TPU v5": _V5P,
     "TPU v5p": _V5P,
     "TPU v6 lite": _V6E,
     "TPU v6e": _V6E,
-    "TPU7x": Chip("TPU7x", 2307, 192, devices_per_chip=2),
+    "TPU7x": _tpu("TPU7x", 2307, 192, 7380, 90, 3, 2.2, 94.75, devices_per_chip=2),
 }
 
+
+def _gpu(name: str, tflops: float, memory: float, bandwidth: float, link: float, network: float) -> Chip:
+    return Chip(name, tflops, memory, bandwidth, link, network_gb_per_s=network, chips_per_host=8)
+
+
 # Words that must all be in a GPU's name; the first match wins, so special boards come before the plain name.
+# Network: one adapter per board, 200 Gbit/s (A100) or 400 Gbit/s. PCIe boards: PCIe 5.0 x16; NVL: bridged pairs.
 GPUS: tuple[tuple[tuple[str, ...], Chip], ...] = (
-    (("B200",), Chip("B200", 2250, 180)),
-    (("H200",), Chip("H200", 989, 141)),
-    (("H100", "PCIE"), Chip("H100 PCIe", 756, 80)),
-    (("H100", "NVL"), Chip("H100 NVL", 835, 94)),
-    (("H100",), Chip("H100 SXM", 989, 80)),
-    (("A100", "40GB"), Chip("A100 40 GB", 312, 40)),
-    (("A100",), Chip("A100 80 GB", 312, 80)),
+    (("B200",), _gpu("B200", 2250, 180, 8000, 900, 50)),
+    (("H200",), _gpu("H200", 989, 141, 4800, 450, 50)),
+    (("H100", "PCIE"), _gpu("H100 PCIe", 756, 80, 2000, 64, 50)),
+    (("H100", "NVL"), _gpu("H100 NVL", 835, 94, 3900, 300, 50)),
+    (("H100",), _gpu("H100 SXM", 989, 80, 3350, 450, 50)),
+    (("A100", "40GB"), _gpu("A100 40 GB", 312, 40, 1555, 300, 25)),
+    (("A100",), _gpu("A100 80 GB", 312, 80, 2039, 300, 25)),
 )
 
 
