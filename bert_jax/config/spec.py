@@ -63,6 +63,14 @@ class HeadsConfig:
         }  # fmt: skip
         return tuple(name for name, there in flags.items() if there)
 
+    def output_sizes(self) -> dict[str, int]:
+        """Outputs of every head that is one dense layer and is there: of nsp, sequence, token, span, choice."""
+        sizes = {
+            "nsp": 2 * self.nsp, "sequence": len(self.sequence_labels), "token": len(self.token_labels),
+            "span": 2 * self.span, "choice": 1 * self.choice,
+        }  # fmt: skip
+        return {name: size for name, size in sizes.items() if size}
+
 
 def pretraining_heads(has_nsp: bool) -> HeadsConfig:
     """The heads of pretraining: MLM and, with ``has_nsp``, pooler and sentence pair."""

@@ -93,13 +93,8 @@ def _head_shapes(model: ModelConfig, heads: HeadsConfig) -> dict[str, tuple[int,
     if heads.mlm:
         shapes |= _dense("mlm_head/transform", width, width) | _norm("mlm_head/layer_norm", width)
         shapes["mlm_head/output_bias"] = (model.vocab_size,)
-    sizes = {
-        "nsp": 2 * heads.nsp, "sequence": len(heads.sequence_labels), "token": len(heads.token_labels),
-        "span": 2 * heads.span, "choice": 1 * heads.choice,
-    }  # fmt: skip
-    for name, size in sizes.items():
-        if size:
-            shapes |= _dense(f"{name}_head", width, size)
+    for name, size in heads.output_sizes().items():
+        shapes |= _dense(f"{name}_head", width, size)
     return shapes
 
 

@@ -135,13 +135,8 @@ class BertModel(nn.Module):
         if heads.pooler:
             self.pooler = Dense(config.hidden_size, ("embed", "pooled"), config, dtype)
         # Few outputs that feed a float32 loss: the product is tiny, so it is float32 as well.
-        sizes = {
-            "nsp": 2 * heads.nsp, "sequence": len(heads.sequence_labels), "token": len(heads.token_labels),
-            "span": 2 * heads.span, "choice": 1 * heads.choice,
-        }  # fmt: skip
-        for name, size in sizes.items():
-            if size:
-                setattr(self, f"{name}_head", Dense(size, ("embed", "classes"), config, jnp.dtype("float32")))
+        for name, size in heads.output_sizes().items():
+            setattr(self, f"{name}_head", Dense(size, ("embed", "classes"), config, jnp.dtype("float32")))
         if self.sentence is not None:
             self.sentence_head = SentenceHead(config, self.sentence)
 

@@ -332,16 +332,13 @@ def test_an_absolute_path_to_a_module_that_exists(folder):
     refused(folder, "leads out of the folder")
 
 
-@pytest.mark.parametrize("name", ["1_Pooling", "2_Dense", "4_Normalize"])
-def test_a_linked_module_out_of_the_folder(folder, name):
-    outside = folder.parent / "outside"
-    (folder / name).rename(outside)
-    (folder / name).symlink_to(outside)
-    refused(folder, "link out of the folder")
+MODULES_AND_FILES = [
+    "1_Pooling", "2_Dense", "4_Normalize", "modules.json", "1_Pooling/config.json", "2_Dense/model.safetensors",
+]  # fmt: skip
 
 
-@pytest.mark.parametrize("name", ["modules.json", "1_Pooling/config.json", "2_Dense/model.safetensors"])
-def test_a_linked_file_out_of_the_folder(folder, name):
+@pytest.mark.parametrize("name", MODULES_AND_FILES)
+def test_a_module_or_file_linked_out_of_the_folder(folder, name):
     outside = folder.parent / "outside"
     (folder / name).rename(outside)
     (folder / name).symlink_to(outside)

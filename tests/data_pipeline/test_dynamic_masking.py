@@ -22,13 +22,6 @@ from input_shards import (
 from data_pipeline import shards
 from data_pipeline.input import eval_batches
 
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory) -> Path:
-    """512 records in files of uneven sizes, one of them empty."""
-    return make_shards(tmp_path_factory.mktemp("shards"), 100, 0, 7, 250, 155)
-
-
 MASKER = SimpleNamespace(vocab_size=VOCAB, mask_id=4, cls_id=2, sep_id=3)
 
 
@@ -98,9 +91,9 @@ def test_dynamic_evaluation_has_fixed_masks(unmasked):
     assert not any(values[56:].any() for values in first[-1].values())
 
 
-def test_dynamic_masking_needs_unmasked_shards_and_a_vocabulary(unmasked, folder):
+def test_dynamic_masking_needs_unmasked_shards_and_a_vocabulary(unmasked, tmp_path):
     with pytest.raises(ValueError, match=r"data\.masking: dynamic, but the shards .* were masked when built"):
-        stream(folder, config(masking="dynamic"))
+        stream(make_shards(tmp_path, 20), config(masking="dynamic"))
     with pytest.raises(ValueError, match=r"data\.masking: static, but the shards .* hold no masks"):
         stream(unmasked)
     with pytest.raises(ValueError, match=r"needs the vocabulary; give data\.vocab"):

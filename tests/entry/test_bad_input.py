@@ -10,12 +10,10 @@ disk) and ``bert-jax fill-mask``. Elsewhere, because it needs no run:
 - shards of somebody else's, damaged records: data_pipeline/test_input.py, test_damage.py, test_shards.py
 """
 
-import importlib
 import io
 import json
 import shlex
 import shutil
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -33,16 +31,6 @@ from bert_jax.training.checkpoint import saved_steps
 from bert_jax.training.writers import read_metrics
 
 pytestmark = pytest.mark.entry
-
-
-@pytest.fixture(scope="module")
-def program():
-    """``run_pretrain`` as a module; its signal handlers are taken back."""
-    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-    module = importlib.import_module("run_pretrain")
-    for number, handler in handlers.items():
-        signal.signal(number, handler)
-    return module
 
 
 @pytest.fixture(scope="module")

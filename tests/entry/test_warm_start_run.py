@@ -1,7 +1,5 @@
 """``run_pretrain.py --init_from`` through the real command line: added words, a resumed run, shards in the way."""
 
-import importlib
-import signal
 import sys
 from pathlib import Path
 
@@ -18,16 +16,6 @@ from bert_jax.training.checkpoint import saved_steps
 
 pytestmark = pytest.mark.entry
 WORDS = "embeddings/word_embeddings/embedding"
-
-
-@pytest.fixture(scope="module")
-def program():
-    """``run_pretrain`` as a module; its signal handlers are taken back."""
-    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-    module = importlib.import_module("run_pretrain")
-    for number, handler in handlers.items():
-        signal.signal(number, handler)
-    return module
 
 
 @pytest.fixture
