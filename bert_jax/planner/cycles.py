@@ -1,0 +1,352 @@
+"""Time of a compiled TPU step, from the compiler's own cycle estimates.
+
+The compiler writes an estimate to nearly every instruction of the program that it schedules. This adds them up in
+the order of the schedule, with loops multiplied out, and models what has none:
+
+* collectives: bytes over the links that their group of devices spans, at the bandwidth of the torus;
+* asynchronous copies and collectives run beside the instructions between their start and their end, one copy and
+  one collective at a time; what is not done when it is asked for is waited for;
+* custom calls (Pallas kernels): the larger of operations / (half of the peak) and bytes / memory bandwidth;
+* the rest (random bits, for instance): bytes / memory bandwidth.
+
+It is an estimate: the chip's clock and memory are shared by nobody, no host is waited for.
+"""
+
+import math
+import re
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from bert_jax.planner import hlo
+from bert_jax.planner.hardware import Chip
+
+PARTS = ("attention", "mlm_head", "dropout", "optimizer", "communication", "rest")
+# First match in the scopes of an instruction wins.
+_PART_PATTERNS = (
+    ("dropout", re.compile(r"rng_bit_generator|random_bits|threefry|/dropout")),
+    ("optimizer", re.compile(r"/optimizer\b")),
+    ("mlm_head", re.compile(r"\bmlm_head\b|mlm_loss")),
+    ("attention", re.compile(r"dot_product_attention")),
+)
+_COLLECTIVES = re.compile(
+    r"all-reduce|reduce-scatter|all-gather|all-to-all|ragged-all-to-all|collective-permute|collective-broadcast"
+)
+_FREE = {
+    "parameter", "constant", "tuple", "get-tuple-element", "bitcast", "after-all", "partition-id", "replica-id",
+    "opt-barrier", "iota", "domain", "add-dependency",
+}  # fmt: skip
+# Bookkeeping that no unit of the chip executes.
+_FREE_TARGETS = {
+    "ConcatBitcast", "AllocateBuffer", "X64Combine", "X64SplitLow", "X64SplitHigh", "AssumeGatherIndicesInBound",
+    "GatherScatterIndicesBitpacked", "Sharding", "SPMDFullToShardShape", "SPMDShardToFullShape", "LayoutConstraint",
+}  # fmt: skip
+# A message over one link takes about this long however short it is.
+_HOP_SECONDS = 1e-6
+_CUSTOM_CALL_SHARE_OF_PEAK = 0.5
+
+
+@dataclass(frozen=True)
+class StepCost:
+    """Predicted time of one run of a program on one device.
+
+    ``seconds`` is ``compute_seconds`` (waiting for copies included) plus ``communication_seconds``, the part of
+    collectives that nothing hides. ``shares`` splits ``seconds`` by :data:`PARTS`. ``operations`` are the matrix
+    products' multiplications and additions. ``unestimated`` lists what the compiler gives no estimate for, as
+    (what and how many, share of ``operations``), and ``unestimated_seconds`` what was charged for it;
+    ``unknown_loops`` names the loops whose rounds the program does not tell and which were taken once.
+    """
+
+    seconds: float
+    compute_seconds: float
+    communication_seconds: float
+    hidden_communication_seconds: float
+    copy_wait_seconds: float
+    shares: dict[str, float]
+    operations: float
+    unestimated: list[tuple[str, float]]
+    unestimated_seconds: float
+    unknown_loops: list[str]
+
+
+def step_cost(hlo_text: str, chip: Chip, mesh_shape: Mapping[str, int], grid: Sequence[int] = ()) -> StepCost:
+    """Cost of the program in ``hlo_text`` (``Compiled.as_text()``) on one device of ``chip``.
+
+    Args:
+        hlo_text: the scheduled program of one device.
+        chip: must have a clock (a TPU).
+        mesh_shape: sizes of the mesh axes; their product is the number of devices.
+        grid: chips along each axis of the slice, as in the topology's name (``(4, 4)`` for v5e:4x4); empty: the
+            most even grid.
+
+    Raises ``ValueError`` for a chip without a clock and for text that is not understood.
+    """
+    if not chip.clock_ghz:
+        raise ValueError(f"{chip.name}: no cycle estimates for this chip; give a TPU")
+    devices = math.prod(mesh_shape.values())
+    grid = tuple(grid) or even_grid(max(devices // chip.devices_per_chip, 1), chip.link_axes)
+    return _Model(hlo.parse(hlo_text), chip, devices, tuple(grid)).cost()
+
+
+def even_grid(chips: int, axes: int) -> tuple[int, ...]:
+    """``chips`` as a product of ``axes`` factors that are as even as possible, small ones first."""
+    if axes <= 1:
+        return (chips,)
+    first = max(n for n in range(1, round(chips ** (1 / axes)) + 1) if chips % n == 0)
+    return (first, *even_grid(chips // first, axes - 1))
+
+
+@dataclass
+class _Timeline:
+    """Where the schedule of one computation stands, in seconds since it began."""
+
+    now: float = 0.0
+    free: dict[str, float] = field(default_factory=lambda: {"memory": 0.0, "links": 0.0})
+    pending: dict[str, tuple[str, float]] = field(default_factory=dict)
+
+    def start(self, name: str, resource: str, seconds: float) -> None:
+        """Queue asynchronous work."""
+        self.free[resource] = max(self.now, self.free[resource]) + seconds
+        self.pending[name] = resource, self.free[resource]
+
+    def wait(self, name: str) -> tuple[str, float]:
+        """Resource and time waited for the end of what ``start`` queued."""
+        resource, end = self.pending.pop(name)
+        waited = max(end - self.now, 0.0)
+        self.now += waited
+        return resource, waited
+
+
+class _Model:
+    """Adds up one program."""
+
+    def __init__(self, module: hlo.Module, chip: Chip, devices: int, grid: tuple[int, ...]) -> None:
+        self.module, self.chip, self.devices, self.grid = module, chip, devices, grid
+        self.seconds: dict[str, float] = defaultdict(float)
+        self.links_seconds = self.copy_wait = self.unestimated_seconds = 0.0
+        self.unestimated: Counter[str] = Counter()
+        self.unestimated_operations: dict[str, float] = defaultdict(float)
+        self.unknown_loops: list[str] = []
+
+    def cost(self) -> StepCost:
+        """Run the schedule once."""
+        self._run(self.module.entry, 1.0)
+        operations = self.module.operations(self.module.entry)
+        total, exposed = sum(self.seconds.values()), self.seconds["communication"]
+        without = [
+            (f"{what} ({count})", self.unestimated_operations[what] / operations if operations else 0.0)
+            for what, count in self.unestimated.most_common()
+        ]
+        return StepCost(
+            seconds=total,
+            compute_seconds=total - exposed,
+            communication_seconds=exposed,
+            hidden_communication_seconds=max(self.links_seconds - exposed, 0.0),
+            copy_wait_seconds=self.copy_wait,
+            shares={part: self.seconds[part] / total if total else 0.0 for part in PARTS},
+            operations=operations,
+            unestimated=sorted(without, key=lambda item: -item[1]),
+            unestimated_seconds=self.unestimated_seconds,
+            unknown_loops=self.unknown_loops,
+        )
+
+    def _run(self, computation: str, times: float) -> float:
+        """Seconds of one run of ``computation``, which happens ``times`` times in the step."""
+        timeline = _Timeline()
+        for line in self.module.computations[computation].instructions.values():
+            self._step(line, computation, times, timeline)
+        return timeline.now
+
+    def _step(self, line: hlo.Instruction, computation: str, times: float, timeline: _Timeline) -> None:
+        lines = self.module.computations[computation].instructions
+        if line.opcode.endswith(("-done", "-update")):
+            if line.operands and line.operands[0] in timeline.pending:
+                if line.opcode.endswith("-update"):
+                    timeline.pending[line.name] = timeline.pending.pop(line.operands[0])
+                    return
+                resource, waited = timeline.wait(line.operands[0])
+                self._charge("communication" if resource == "links" else self._part(line), waited * times)
+                self.copy_wait += waited * times if resource == "memory" else 0.0
+            return
+        collective = self._collective(line, lines)
+        if line.opcode.endswith("-start"):
+            if collective is not None:
+                timeline.start(line.name, "links", collective)
+                self.links_seconds += collective * times
+            else:
+                timeline.start(line.name, "memory", self._copy_seconds(line, lines))
+            return
+        if collective is not None:
+            self.links_seconds += collective * times
+            self._charge("communication", collective * times)
+            timeline.now += collective
+        elif line.opcode == "while":
+            timeline.now += self._loop(line, computation, times)
+        elif line.opcode in ("call", "conditional"):
+            timeline.now += self._branches(line, times)
+        else:
+            seconds = self._instruction(line, computation, times)
+            self._charge(self._part(line), seconds * times)
+            timeline.now += seconds
+
+    def _loop(self, line: hlo.Instruction, computation: str, times: float) -> float:
+        trips = self.module.trip_count(line, computation)
+        if trips is None:
+            self.unknown_loops.append(line.name)
+            trips = 1
+        names = (line.attribute("condition"), line.attribute("body"))
+        return trips * sum(self._run(name, times * trips) for name in names if name)
+
+    def _branches(self, line: hlo.Instruction, times: float) -> float:
+        """All of a call, the dearest branch of a conditional."""
+        costs = []
+        for name in line.called:
+            before = dict(self.seconds)
+            costs.append((self._run(name, times), {k: v - before.get(k, 0.0) for k, v in self.seconds.items()}))
+            self.seconds = defaultdict(float, before)
+        if not costs:
+            return 0.0
+        seconds, charged = max(costs, key=lambda cost: cost[0])
+        for part, more in charged.items():
+            self.seconds[part] += more
+        return seconds
+
+    def _instruction(self, line: hlo.Instruction, computation: str, times: float) -> float:
+        if line.estimated_cycles is not None:
+            return line.estimated_cycles / (self.chip.clock_ghz * 1e9)
+        if line.opcode in _FREE or line.target in _FREE_TARGETS:
+            return 0.0
+        what = f"{line.opcode} {line.target}".strip()
+        lines = self.module.computations[computation].instructions
+        operations = self.module.instruction_operations(line, computation)
+        moved = float(_touched_bytes(line, lines))
+        if estimate := _own_estimate(line):
+            operations, moved = estimate
+        self.unestimated[what] += round(times)
+        self.unestimated_operations[what] += operations * times
+        seconds = max(
+            operations / (_CUSTOM_CALL_SHARE_OF_PEAK * self.chip.device_peak_flops),
+            moved / self.chip.device_memory_bandwidth,
+        )
+        self.unestimated_seconds += seconds * times
+        return seconds
+
+    def _copy_seconds(self, line: hlo.Instruction, lines: Mapping[str, hlo.Instruction]) -> float:
+        """Time of an asynchronous copy: its bytes, once for each end in the device's main memory."""
+        source = lines[line.operands[0]].arrays
+        # The result of a start is (source, destination, flag), in either order: what moves is the smaller.
+        big = [a for a in line.arrays if a.shape and a.num_bytes > 4] or list(line.arrays)
+        moved = min(big, key=lambda array: array.num_bytes)
+        ends = sum(array.memory == 0 for array in (source[0], moved)) if source else 1
+        return max(ends, 1) * moved.num_bytes / self.chip.device_memory_bandwidth
+
+    def _collective(self, line: hlo.Instruction, lines: Mapping[str, hlo.Instruction]) -> float | None:
+        """Seconds of a collective, None for any other instruction."""
+        found = _COLLECTIVES.match(line.opcode)
+        if found:
+            return self._collective_seconds(found[0], line, lines)
+        if line.opcode not in ("fusion", "async-start"):
+            return None
+        # A fused collective: the one of the computation that it calls.
+        for name in line.called:
+            inner = self.module.computations[name].instructions
+            for each in inner.values():
+                if found := _COLLECTIVES.match(each.opcode):
+                    kind = "reduce-scatter" if "all-reduce-scatter" in name else found[0]
+                    return self._collective_seconds(kind, each, inner)
+        return None
+
+    def _collective_seconds(self, kind: str, line: hlo.Instruction, lines: Mapping[str, hlo.Instruction]) -> float:
+        given = sum(lines[name].num_bytes for name in line.operands)
+        size = _group_size(line.attributes, self.devices)
+        return collective_seconds(kind, given, size, self.chip, self.grid)
+
+    def _part(self, line: hlo.Instruction) -> str:
+        name = line.op_name
+        for called in line.called:
+            if not name:
+                inner = self.module.computations[called]
+                products = [i for i in inner.instructions.values() if i.opcode in ("convolution", "dot")]
+                name = next(
+                    (i.op_name for i in [*products, inner.root, *inner.instructions.values()] if i.op_name), ""
+                )
+        return next((part for part, pattern in _PART_PATTERNS if pattern.search(name)), "rest")
+
+    def _charge(self, part: str, seconds: float) -> None:
+        self.seconds[part] += seconds
+
+
+def collective_seconds(kind: str, num_bytes: int, size: int, chip: Chip, grid: Sequence[int]) -> float:
+    """Time of one collective in which each of ``size`` devices gives ``num_bytes``.
+
+    The group takes whole axes of ``grid`` where they fit. Along an axis that closes to a ring a chip sends over
+    two links, else (a line) over one, counted at its ends. Rings over several axes run side by side.
+    """
+    chips = -(-size // chip.devices_per_chip)
+    axes = spanned_axes(chips, grid)
+    if size <= 1 or not axes:
+        return 0.0
+    bandwidth = sum(2 if is_ring(axis, grid, chip) else 1 for axis in axes) * chip.link_bandwidth
+    latency = _HOP_SECONDS * sum(axis / 2 if is_ring(axis, grid, chip) else axis - 1 for axis in axes)
+    whole = num_bytes * chip.devices_per_chip if kind == "all-gather" else num_bytes
+    share = (chips - 1) / chips
+    match kind:
+        case "all-reduce":
+            return 2 * (whole * share / bandwidth + latency)
+        case "all-gather":
+            return whole * chips * share / bandwidth + latency
+        case "all-to-all" | "ragged-all-to-all":
+            return whole * chips * share / bandwidth / 4 + latency
+        case "collective-permute":
+            return whole / chip.link_bandwidth + latency
+    return whole * share / bandwidth + latency
+
+
+def spanned_axes(chips: int, grid: Sequence[int]) -> list[int]:
+    """Lengths of the grid's axes that a group of ``chips`` runs along; a part of an axis where none fit."""
+    axes, left = [], chips
+    for axis in sorted((n for n in grid if n > 1), reverse=True):
+        if left % axis == 0:
+            axes.append(axis)
+            left //= axis
+    return [*axes, left] if left > 1 else axes
+
+
+def is_ring(axis: int, grid: Sequence[int], chip: Chip) -> bool:
+    """Does an axis of ``axis`` chips close to a ring? On chips with three axes whole cubes of 4 do, on chips with
+    two only the 16 of a full pod (v5e, v6e) do."""
+    if axis not in grid:
+        return False
+    return axis % 4 == 0 and all(n % 4 == 0 for n in grid) if chip.link_axes == 3 else axis == 16
+
+
+def _group_size(attributes: str, devices: int) -> int:
+    """Devices that exchange values: the first replica group."""
+    mesh = re.search(r"replica_groups=mesh\[([^\]]*)\] \{([^}]*)\}", attributes)
+    if mesh:
+        sizes = {name: int(size) for name, size in re.findall(r"'(\w+)'=(\d+)", mesh[1])}
+        parts = re.findall(r"'(\w+)'(?::\(\d+\)(\d+))?", mesh[2])
+        return math.prod(int(part) if part else sizes[name] for name, part in parts)
+    iota = re.search(r"replica_groups=\[(\d+),(\d+)\]<=", attributes)
+    if iota:
+        return int(iota[2])
+    groups = re.search(r"replica_groups=\{\{([\d,]*)\}", attributes)
+    return len(groups[1].split(",")) if groups else devices
+
+
+def _touched_bytes(line: hlo.Instruction, lines: Mapping[str, hlo.Instruction]) -> int:
+    """Bytes that an instruction reads and writes."""
+    if line.opcode == "dynamic-update-slice":
+        return 2 * lines[line.operands[1]].num_bytes
+    if line.opcode in ("dynamic-slice", "slice", "gather"):
+        return 2 * line.num_bytes
+    return line.num_bytes + sum(lines[name].num_bytes for name in line.operands if name in lines)
+
+
+def _own_estimate(line: hlo.Instruction) -> tuple[float, float] | None:
+    """(operations, bytes) that a custom call states about itself."""
+    stated = re.search(r'\\?"cost_estimate\\?":\s*\{([^}]*)\}', line.attributes)
+    if stated is None:
+        return None
+    numbers = {name: float(value) for name, value in re.findall(r'\\?"(\w+)\\?":\s*\\?"?([\d.e+]+)', stated[1])}
+    return numbers.get("flops", 0.0), numbers.get("bytes_accessed", 0.0)
