@@ -18,19 +18,16 @@ from pathlib import Path
 import jax
 
 from bert_jax.config import PretrainConfig, load_config
-from bert_jax.model import BertForPretraining
-from bert_jax.optim import make_optimizer, make_schedule
 from bert_jax.parallel import host_rows, make_mesh
 from bert_jax.tokenization import load_tokenizer
-from bert_jax.training.compile import TrainPrograms
+from bert_jax.training.compile import train_programs
 from bert_jax.training.loop import Recorder, run_steps
 from bert_jax.training.meter import IntervalMeter
 from bert_jax.training.prefetch import DevicePrefetcher
 from bert_jax.training.profiler import ProfilerWindow
 from bert_jax.training.progress import Progress
 from bert_jax.training.signals import StopRequest
-from bert_jax.training.state import abstract_state, initial_state, make_prng_key
-from bert_jax.training.step import make_train_step
+from bert_jax.training.state import initial_state
 from bert_jax.training.writers import MetricsWriter
 from data_pipeline.build import ensure_data
 from data_pipeline.source import ShardSource
@@ -48,14 +45,8 @@ def main() -> int:
         lower_case=config.data.lower_case,
     )
     mesh = make_mesh(config.mesh)
-    model = BertForPretraining(config.model, config.execution, config.has_nsp, mesh)
-    optimizer = make_optimizer(config.optimizer)
-    abstract = abstract_state(model, optimizer, mesh, with_ema=False)
-    state = initial_state(model, optimizer, abstract, training.seed)
-    schedule = make_schedule(config.optimizer, training.num_steps)
-    key = make_prng_key(config.execution, training.seed)
-    step = make_train_step(model, optimizer, schedule, config.optimizer, training.accumulation_steps, key)
-    programs = TrainPrograms(step, abstract, config, mesh)
+    programs = train_programs(config, mesh)
+    state = initial_state(programs.model, programs.optimizer, programs.abstract, training.seed)
     run = programs.step_for(training.global_batch_size)
     source = ShardSource(config, tokenizer)
     batches = DevicePrefetcher(

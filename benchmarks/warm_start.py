@@ -27,23 +27,16 @@ def first_step(cache: str) -> dict[str, float]:
 
     from bert_jax.batch import synthetic_batch
     from bert_jax.config import PretrainConfig, load_config
-    from bert_jax.model import BertForPretraining
-    from bert_jax.optim import make_optimizer, make_schedule
     from bert_jax.parallel import make_mesh, to_global
-    from bert_jax.training.compile import TrainPrograms
-    from bert_jax.training.state import abstract_state, initial_state, make_prng_key
-    from bert_jax.training.step import make_train_step
+    from bert_jax.training.compile import train_programs
+    from bert_jax.training.state import initial_state
 
     jax.config.update("jax_compilation_cache_dir", cache)
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)
     config = load_config(PretrainConfig, ARGUMENTS)
     mesh = make_mesh(config.mesh)
-    model = BertForPretraining(config.model, config.execution, config.has_nsp, mesh)
-    optimizer = make_optimizer(config.optimizer)
-    abstract = abstract_state(model, optimizer, mesh, with_ema=False)
-    state = jax.block_until_ready(initial_state(model, optimizer, abstract, 0))
-    schedule = make_schedule(config.optimizer, 1000)
-    key = make_prng_key(config.execution, 0)
+    programs = train_programs(config, mesh)
+    state = jax.block_until_ready(initial_state(programs.model, programs.optimizer, programs.abstract, 0))
     rows = config.training.global_batch_size
     batch = synthetic_batch(rows, config.data.seq_length, config.data.max_predictions, config.model.vocab_size)
     batch = to_global(batch, mesh, rows)
@@ -52,8 +45,7 @@ def first_step(cache: str) -> dict[str, float]:
         lambda event, seconds, **_: compiling.append(seconds) if event == COMPILE_EVENT else None
     )
     began = time.perf_counter()
-    step = make_train_step(model, optimizer, schedule, config.optimizer, 1, key)
-    program = TrainPrograms(step, abstract, config, mesh).step_for(rows)
+    program = programs.step_for(rows)
     compiled, compile_seconds = time.perf_counter(), sum(compiling)
     jax.block_until_ready(program(state, batch))
     return {

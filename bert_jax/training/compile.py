@@ -10,21 +10,59 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 from jax.sharding import Mesh
 
 from bert_jax.batch import feature_shapes
 from bert_jax.config import PretrainConfig
-from bert_jax.parallel import batch_sharding
+from bert_jax.model import BertForPretraining, BertModel
+from bert_jax.optim import make_optimizer, make_schedule
+from bert_jax.parallel import batch_sharding, check_batch_size
 from bert_jax.training.loop import StepFunction
-from bert_jax.training.state import TrainState
+from bert_jax.training.state import TrainState, abstract_state, make_prng_key
+from bert_jax.training.step import make_train_step
+
+
+def train_programs(config: PretrainConfig, mesh: Mesh) -> "TrainPrograms":
+    """Model, optimizer, state and step of ``config`` on ``mesh``, nothing allocated or compiled yet.
+
+    The devices of ``mesh`` need not be there: those of ``jax.experimental.topologies`` compile as well. Raises
+    ``ValueError`` when a batch of the run cannot be cut evenly over the mesh.
+    """
+    training = config.training
+    for size in (training.global_batch_size, *training.batch_ramp[1::2]):
+        check_batch_size(
+            mesh, size // training.accumulation_steps, "training.global_batch_size / accumulation_steps"
+        )
+    model = BertForPretraining(config.model, config.execution, config.has_nsp, mesh)
+    optimizer = make_optimizer(config.optimizer)
+    step = make_train_step(
+        model,
+        optimizer,
+        make_schedule(config.optimizer, training.num_steps),
+        config.optimizer,
+        training.accumulation_steps,
+        make_prng_key(config.execution, training.seed),
+    )
+    abstract = abstract_state(model, optimizer, mesh, with_ema=config.optimizer.ema_decay > 0)
+    return TrainPrograms(step, abstract, config, mesh, model, optimizer)
 
 
 class TrainPrograms:
-    """Training steps compiled ahead of time, one per batch size. Their metrics come as one array, which is one
-    transfer to the host instead of twenty; :meth:`unpack` takes it apart."""
+    """What a run computes, and its training steps compiled ahead of time, one per batch size. A step's metrics come
+    as one array, which is one transfer to the host instead of twenty; :meth:`unpack` takes it apart."""
 
-    def __init__(self, step: Callable[..., Any], abstract: TrainState, config: PretrainConfig, mesh: Mesh) -> None:
-        self._abstract, self._config, self._mesh = abstract, config, mesh
+    def __init__(
+        self,
+        step: Callable[..., Any],
+        abstract: TrainState,
+        config: PretrainConfig,
+        mesh: Mesh,
+        model: BertModel,
+        optimizer: optax.GradientTransformation,
+    ) -> None:
+        self.abstract, self.config, self.mesh = abstract, config, mesh
+        self.model, self.optimizer = model, optimizer
         shardings = jax.tree.map(lambda leaf: leaf.sharding, abstract)
         self._metrics: Any = None  # their tree, known once a step is traced
 
@@ -39,23 +77,27 @@ class TrainPrograms:
         self.compile_seconds = 0.0
         self.memory: Any = None
 
+    def batch(self, batch_size: int) -> dict[str, jax.ShapeDtypeStruct]:
+        """Shapes, dtypes and shardings of a global batch of ``batch_size`` rows."""
+        data, sharding = self.config.data, batch_sharding(self.mesh)
+        shapes = feature_shapes(batch_size, data.seq_length, data.max_predictions)
+        return {
+            name: jax.ShapeDtypeStruct(shape, dtype, sharding=sharding) for name, (shape, dtype) in shapes.items()
+        }
+
+    def lower(self, batch_size: int) -> jax.stages.Lowered:
+        """The step for batches of ``batch_size`` rows, ready for ``.compile()``."""
+        return self._step.lower(self.abstract, self.batch(batch_size))
+
     def step_for(self, batch_size: int) -> StepFunction:
         """The compiled step for batches of ``batch_size`` rows."""
         if batch_size not in self._compiled:
-            data = self._config.data
-            sharding = batch_sharding(self._mesh)
-            batch = {
-                name: jax.ShapeDtypeStruct(shape, dtype, sharding=sharding)
-                for name, (shape, dtype) in feature_shapes(
-                    batch_size, data.seq_length, data.max_predictions
-                ).items()
-            }
             began = time.perf_counter()
             # Before it is compiled, what it needs is known at the least.
-            least = state_bytes(self._abstract)
+            least = state_bytes(self.abstract)
             what = f"the training step (its state alone takes {_gib(least)})"
-            with explain_memory(what, step_advice(self._config)):
-                compiled = self._step.lower(self._abstract, batch).compile()
+            with explain_memory(what, step_advice(self.config)):
+                compiled = self.lower(batch_size).compile()
             self.compile_seconds = time.perf_counter() - began
             self.memory = compiled.memory_analysis()
             self._compiled[batch_size] = compiled

@@ -15,7 +15,6 @@ from bert_jax.batch import BatchIterator
 from bert_jax.config import PretrainConfig, differences, dump_yaml
 from bert_jax.folder_lock import hold_folder
 from bert_jax.model import BertForPretraining
-from bert_jax.optim import make_optimizer, make_schedule
 from bert_jax.parallel import check_batch_size, host_rows, make_mesh
 from bert_jax.planner.flops import training_flops_per_sequence
 from bert_jax.planner.hardware import mfu
@@ -23,12 +22,12 @@ from bert_jax.tokenization import Tokenizer
 from bert_jax.training.checkpoint import CheckpointWriter, NoCheckpoint, Restored, restore_newest, saved_steps
 from bert_jax.training.compile import (
     OutOfMemory,
-    TrainPrograms,
     explain_memory,
     state_advice,
     state_bytes,
     step_advice,
     step_bytes,
+    train_programs,
 )
 from bert_jax.training.evaluate import evaluate_held_out
 from bert_jax.training.fill import FilledText, fill_batch
@@ -39,14 +38,8 @@ from bert_jax.training.prefetch import DevicePrefetcher
 from bert_jax.training.profiler import ProfilerWindow
 from bert_jax.training.progress import Progress
 from bert_jax.training.signals import StopRequest
-from bert_jax.training.state import (
-    TrainState,
-    abstract_state,
-    initial_state,
-    make_prng_key,
-    parameter_count,
-)
-from bert_jax.training.step import make_eval_step, make_train_step
+from bert_jax.training.state import TrainState, initial_state, parameter_count
+from bert_jax.training.step import make_eval_step
 from bert_jax.training.warm_start import RECORD, WarmStart
 from bert_jax.training.writers import MetricsWriter
 
@@ -111,15 +104,10 @@ def run(
 
     # --- Mesh, model, optimizer ------------------------------------------------------------------------------
     mesh = make_mesh(config.mesh)
-    for size in (training.global_batch_size, *training.batch_ramp[1::2]):
-        check_batch_size(
-            mesh, size // training.accumulation_steps, "training.global_batch_size / accumulation_steps"
-        )
+    programs = train_programs(config, mesh)
+    model, optimizer, abstract = programs.model, programs.optimizer, programs.abstract
     eval_batch_size = training.eval_batch_size or training.global_batch_size
     check_batch_size(mesh, eval_batch_size, "training.eval_batch_size")
-    model = BertForPretraining(config.model, config.execution, config.has_nsp, mesh)
-    optimizer = make_optimizer(config.optimizer)
-    abstract = abstract_state(model, optimizer, mesh, with_ema=config.optimizer.ema_decay > 0)
 
     # --- State: own checkpoint, else the phase before, else step 0 (read or drawn) ------------------------------
     messages: list[str] = [*warm_start.messages]
@@ -229,16 +217,7 @@ def run(
         return
 
     # --- Compile ---------------------------------------------------------------------------------------------
-    step_function = make_train_step(
-        model,
-        optimizer,
-        make_schedule(config.optimizer, training.num_steps),
-        config.optimizer,
-        training.accumulation_steps,
-        make_prng_key(config.execution, training.seed),
-    )
     batches = DevicePrefetcher(iterator, mesh, len(rows) / training.global_batch_size, config.data.prefetch)
-    programs = TrainPrograms(step_function, abstract, config, mesh)
     programs.step_for(_batch_size_at(config, first_step - phase_start))
     progress.line(
         f"start-up {began - started:.1f} s, data {data_seconds:.1f} s, "

@@ -106,7 +106,7 @@ def test_a_step_that_does_not_compile_names_its_state():
     mesh = make_mesh(MeshConfig(), jax.devices()[:1])
     model = BertForPretraining(config.model, config.execution, config.has_nsp)
     abstract = abstract_state(model, make_optimizer(config.optimizer), mesh, with_ema=False)
-    programs = TrainPrograms(no_memory(), abstract, config, mesh)
+    programs = TrainPrograms(no_memory(), abstract, config, mesh, model, make_optimizer(config.optimizer))
     with pytest.raises(OutOfMemory, match=rf"\(its state alone takes {state_bytes(abstract):,} bytes\) needs more"):
         programs.step_for(8)
 
