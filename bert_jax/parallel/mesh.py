@@ -10,24 +10,28 @@ from bert_jax.config import MeshConfig
 from bert_jax.parallel.axes import MESH_AXES
 
 
-def make_mesh(config: MeshConfig, devices: Sequence[jax.Device] | None = None) -> Mesh:
-    """Mesh over ``devices`` (default: all). Raises ``ValueError`` when the sizes do not fit the devices."""
-    devices = jax.devices() if devices is None else devices
+def mesh_sizes(config: MeshConfig, num_devices: int) -> dict[str, int]:
+    """Sizes of the mesh axes over ``num_devices``. Raises ``ValueError`` when they do not fit."""
     sizes = [config.data, config.fsdp, config.tensor]
     if -1 in sizes:
         fixed = -int(np.prod(sizes))
-        if len(devices) % fixed:
-            raise ValueError(
-                f"mesh: {_words(config)} does not fit {len(devices)} devices: {fixed} does not divide it"
-            )
-        sizes[sizes.index(-1)] = len(devices) // fixed
-    if int(np.prod(sizes)) != len(devices):
+        if num_devices % fixed:
+            raise ValueError(f"mesh: {_words(config)} does not fit {num_devices} devices: {fixed} does not divide it")
+        sizes[sizes.index(-1)] = num_devices // fixed
+    if int(np.prod(sizes)) != num_devices:
         raise ValueError(
-            f"mesh: {_words(config)} makes {int(np.prod(sizes))} devices, there are {len(devices)}; "
+            f"mesh: {_words(config)} makes {int(np.prod(sizes))} devices, there are {num_devices}; "
             "set one size to -1 to take what is left"
         )
+    return dict(zip(MESH_AXES, sizes, strict=True))
+
+
+def make_mesh(config: MeshConfig, devices: Sequence[jax.Device] | None = None) -> Mesh:
+    """Mesh over ``devices`` (default: all). Raises ``ValueError`` when the sizes do not fit the devices."""
+    devices = jax.devices() if devices is None else devices
+    sizes = mesh_sizes(config, len(devices))
     # Auto axes: jax 0.10 makes Explicit ones by default, and then ordinary gathers raise.
-    return jax.make_mesh(tuple(sizes), MESH_AXES, axis_types=(AxisType.Auto,) * 3, devices=devices)
+    return jax.make_mesh(tuple(sizes.values()), MESH_AXES, axis_types=(AxisType.Auto,) * 3, devices=devices)
 
 
 def _words(config: MeshConfig) -> str:
