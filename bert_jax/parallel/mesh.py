@@ -16,7 +16,9 @@ def mesh_sizes(config: MeshConfig, num_devices: int) -> dict[str, int]:
     if -1 in sizes:
         fixed = -int(np.prod(sizes))
         if num_devices % fixed:
-            raise ValueError(f"mesh: {_words(config)} does not fit {num_devices} devices: {fixed} does not divide it")
+            raise ValueError(
+                f"mesh: {_words(config)} does not fit {num_devices} devices: {fixed} does not divide it"
+            )
         sizes[sizes.index(-1)] = num_devices // fixed
     if int(np.prod(sizes)) != num_devices:
         raise ValueError(
