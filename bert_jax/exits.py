@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from bert_jax.batch import DataBudgetError
 
-OK, USER_ERROR, VERIFICATION_FAILED, PREEMPTED, DATA_BUDGET, NON_FINITE = 0, 2, 3, 42, 43, 44
+OK, USER_ERROR, VERIFICATION_FAILED, PREEMPTED, DATA_BUDGET, NON_FINITE, WATCHDOG = 0, 2, 3, 42, 43, 44, 45
 INTERRUPTED = 130
 
 DISK_FULL = (os.strerror(errno.ENOSPC), os.strerror(errno.EDQUOT))
@@ -17,6 +17,8 @@ FREE_SPACE = "what was complete before is kept: free some space and run again"
 class Stop(Exception):
     """A run that ends early for a reason that has its own exit code."""
 
+    agreed = False  # true once every process of the run is known to stop at the same step
+
     def __init__(self, code: int, message: str) -> None:
         super().__init__(message)
         self.code = code
@@ -25,34 +27,42 @@ class Stop(Exception):
 def run_command(command: Callable[[], int | None]) -> int:
     """Run ``command`` and return its exit code; a user's mistake becomes one line on stderr and code 2.
 
-    A ``ValueError`` or ``OSError`` is the user's to mend. Anything else is ours and keeps its traceback, but
-    for a full disk, which the checkpoint library reports in several types (``ValueError`` among them).
+    What :func:`outcome` does not know is ours and keeps its traceback.
     """
     try:
         return command() or OK
-    except Stop as stop:
-        _say(str(stop))
-        return stop.code
-    except DataBudgetError as error:
-        _say(f"error: {error}")
-        return DATA_BUDGET
-    except KeyboardInterrupt:
-        _say("interrupted")
-        return INTERRUPTED
     except BrokenPipeError:
         # The reader of our output is gone (for example `| head`): nothing is left to say.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return OK
-    except OSError as error:
-        _say(_os_error_line(error))
-        return USER_ERROR
-    except Exception as error:
-        text = " ".join(str(error).split())
-        full = next((reason for reason in DISK_FULL if reason in text), None)
-        if full is None and not isinstance(error, ValueError):
+    except (Exception, KeyboardInterrupt) as error:
+        known = outcome(error)
+        if known is None:
             raise
-        _say(f"error: {text}" if full is None else f"error: {full}; {FREE_SPACE}")
-        return USER_ERROR
+        code, line = known
+        print(line, file=sys.stderr, flush=True)
+        return code
+
+
+def outcome(error: BaseException) -> tuple[int, str] | None:
+    """Exit code and line of an error that ends a command; ``None`` for a fault of the program.
+
+    A ``ValueError`` or ``OSError`` is the user's to mend; a full disk is too, which the checkpoint library reports
+    in several types.
+    """
+    if isinstance(error, Stop):
+        return error.code, str(error)
+    if isinstance(error, DataBudgetError):
+        return DATA_BUDGET, f"error: {error}"
+    if isinstance(error, KeyboardInterrupt):
+        return INTERRUPTED, "interrupted"
+    if isinstance(error, OSError):
+        return USER_ERROR, _os_error_line(error)
+    text = " ".join(str(error).split())
+    full = next((reason for reason in DISK_FULL if reason in text), None)
+    if full is None and not isinstance(error, ValueError):
+        return None
+    return USER_ERROR, f"error: {text}" if full is None else f"error: {full}; {FREE_SPACE}"
 
 
 def _os_error_line(error: OSError) -> str:
@@ -64,7 +74,3 @@ def _os_error_line(error: OSError) -> str:
         errno.EROFS: "; choose a folder that you may write to",
     }.get(error.errno or 0, "")
     return f"error: {where}{error.strerror or error}{advice}"
-
-
-def _say(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)

@@ -58,6 +58,17 @@ class RunOptions:
     print_config: bool = False
     # Let a resumed run change execution.prng.
     allow_numeric_change: bool = False
+    # HOST:PORT of process 0, where several processes make one run and nothing tells them so (Cloud TPU and SLURM
+    # do): the same on all of them, with any free port. Also as JAX_COORDINATOR_ADDRESS.
+    coordinator: str = ""
+    # How many processes make the run; also as JAX_NUM_PROCESSES.
+    num_processes: int = 0
+    # Which of them this one is, from 0; also as JAX_PROCESS_ID.
+    process_id: int = -1
+    # Seconds that the processes wait for each other, at the start and later.
+    host_timeout: int = 300
+    # Seconds without a sign of life after which a process counts as dead and the others end.
+    heartbeat_timeout: int = 100
 
     @property
     def default_workdir(self) -> str:
