@@ -3,12 +3,39 @@
 Linen derives a module's key from its place in the tree, which differs between scanned and unrolled layers
 (logits 8e-3 apart). Here every site folds its layer and its own number into one key per microbatch, so
 scanned, unrolled and rematerialised layers draw the same bits.
+
+A replica that holds some rows of a microbatch draws, with threefry, the bits that those rows have in the whole
+microbatch: dropout is equal on every mesh. With rbg each replica draws from a key of its own.
 """
 
+import math
+from collections.abc import Sequence
 from enum import IntEnum
 
 import jax
 import jax.numpy as jnp
+from flax import struct
+from jax.extend.random import threefry2x32_p
+
+
+@struct.dataclass
+class ShardKey:
+    """Threefry key of a microbatch of ``rows`` rows, of which the arrays here hold those from ``first_row`` on."""
+
+    key: jax.Array
+    first_row: jax.Array  # uint32[]
+    rows: int = struct.field(pytree_node=False)
+
+
+# Key of what is drawn for whole arrays, or for some rows of them.
+DropoutKey = jax.Array | ShardKey
+
+
+def replica_key(key: jax.Array, replica: jax.Array, replicas: int, rows: int) -> DropoutKey:
+    """Key for ``rows`` rows: those of replica number ``replica`` of ``replicas`` that share a microbatch evenly."""
+    if jax.random.key_impl(key) == "threefry2x32":
+        return ShardKey(key, replica.astype(jnp.uint32) * jnp.uint32(rows), rows * replicas)
+    return jax.random.fold_in(key, replica)
 
 
 class Site(IntEnum):
@@ -21,22 +48,54 @@ class Site(IntEnum):
     TASK_HEAD = 4
 
 
-def site_key(key: jax.Array | None, layer: int | jax.Array, site: Site) -> jax.Array | None:
+def site_key(key: DropoutKey | None, layer: int | jax.Array, site: Site) -> DropoutKey | None:
     """Key of one dropout site; ``None`` (no dropout) stays ``None``. Layer 0 is the embeddings, then 1..L."""
     if key is None:
         return None
-    return jax.random.fold_in(jax.random.fold_in(key, layer), int(site))
+    folded = jax.random.fold_in(jax.random.fold_in(_whole(key), layer), int(site))
+    return ShardKey(folded, key.first_row, key.rows) if isinstance(key, ShardKey) else folded
 
 
-def random_uint16(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+def _whole(key: DropoutKey) -> jax.Array:
+    return key.key if isinstance(key, ShardKey) else key
+
+
+def random_words(key: DropoutKey, shape: tuple[int, ...]) -> jax.Array:
+    """Uniform uint32 of ``shape``, rows first; of a :class:`ShardKey` the rows' own part of the whole array's."""
+    if not isinstance(key, ShardKey):
+        return jax.random.bits(key, shape, jnp.uint32)
+    # jax draws a word from its place in the flat array, counted in 64 bits (partitionable threefry).
+    high, low = _places(shape, key.first_row, key.rows)
+    first, second = threefry2x32_p.bind(*jax.random.key_data(key.key), high, low)
+    return first ^ second
+
+
+def _places(shape: Sequence[int], first_row: jax.Array, rows: int) -> tuple[jax.Array, jax.Array]:
+    """(high, low) uint32 halves of each element's place in the flat array of ``rows`` rows."""
+    row_size = math.prod(shape[1:])
+    # From one iota per dimension: the compiler can cut it over devices.
+    within = jnp.zeros(shape, jnp.uint32)
+    for dim in range(1, len(shape)):
+        stride = jnp.uint32(math.prod(shape[dim + 1 :]))
+        within += jax.lax.broadcasted_iota(jnp.uint32, shape, dim) * stride
+    row = first_row + jax.lax.broadcasted_iota(jnp.uint32, (shape[0], *(1 for _ in shape[1:])), 0)
+    start = row * jnp.uint32(row_size)
+    low = start + within
+    if rows * row_size <= 2**32:
+        return jnp.zeros(shape, jnp.uint32), low
+    high = jax.lax.mulhi(row, jnp.full_like(row, row_size))
+    return high + (low < start).astype(jnp.uint32), low
+
+
+def random_uint16(key: DropoutKey, shape: tuple[int, ...]) -> jax.Array:
     """Uniform uint16 of ``shape``. Two draws share each 32-bit word, halving the cost of the generator."""
     *leading, last = shape
-    words = jax.random.bits(key, (*leading, -(-last // 2)), jnp.uint32)
+    words = random_words(key, (*leading, -(-last // 2)))
     low, high = words.astype(jnp.uint16), (words >> 16).astype(jnp.uint16)
     return jnp.concatenate([low, high], axis=-1)[..., :last]
 
 
-def dropout(x: jax.Array, rate: float, key: jax.Array | None) -> jax.Array:
+def dropout(x: jax.Array, rate: float, key: DropoutKey | None) -> jax.Array:
     """Zero each element with probability ``rate`` (exact to 2**-17) and scale the rest by 1 / (1 - rate).
 
     ``key`` None or ``rate`` 0 returns ``x`` unchanged.
