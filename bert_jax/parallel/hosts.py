@@ -333,11 +333,18 @@ def _watch() -> None:
                 return  # the run is over, or the lead is gone
         except AttributeError:
             return  # shut down between two questions
-    if not _leaving.is_set():
-        # From this thread, because the main one may be blocked for ever.
-        show_cursor = "\x1b[?25h" if sys.stderr.isatty() else ""  # a live bar hides it
-        print(f"{show_cursor}{_words(record)}", file=sys.stderr, flush=True)
-        _quit(record["code"])
+    leave(record["code"], _words(record))
+
+
+def leave(code: int, line: str) -> None:
+    """End this process with a line, from any thread: its main thread may be blocked for ever. Does nothing when the
+    process is on its way out already."""
+    if _leaving.is_set():
+        return
+    _leaving.set()
+    show_cursor = "\x1b[?25h" if sys.stderr.isatty() else ""  # a live bar hides it
+    print(f"{show_cursor}{line}", file=sys.stderr, flush=True)
+    _quit(code)
 
 
 def _quit(code: int) -> NoReturn:
