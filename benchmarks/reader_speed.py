@@ -23,7 +23,8 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from bert_jax.config.schema import DataConfig
-from data_pipeline.input import _tensorflow, pretrain_batches
+from data_pipeline.host_tensorflow import load_tensorflow
+from data_pipeline.input import pretrain_batches
 from data_pipeline.shards import encode_examples, write_index, write_records
 
 # name: sequence length, predictions, files, records in all, lanes
@@ -78,7 +79,7 @@ def peak_bytes() -> int:
 
 def run_case(folder: Path, seq_length: int, predictions: int, lanes: int, seconds: float, repeat: int) -> dict:
     """Measure one case in this process."""
-    _tensorflow()
+    load_tensorflow()
     imported = peak_bytes()
     data = DataConfig(seq_length=seq_length, max_predictions=predictions)
     started = time.perf_counter()

@@ -1,5 +1,6 @@
 """``bert-data``: text to vocabulary and shards, and a look at what is in a shard folder."""
 
+import contextlib
 import dataclasses
 import sys
 from collections.abc import Callable, Sequence
@@ -10,6 +11,7 @@ from bert_jax.config.loader import load_config
 from bert_jax.config.schema import DataConfig, PretrainConfig
 from bert_jax.exits import run_command
 from bert_jax.training.signals import StopRequest
+from data_pipeline.storage import Location, location
 
 USAGE = """usage: bert-data COMMAND [options]
 
@@ -49,11 +51,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     if words[0] not in commands:
         return run_command(lambda: _refuse(f"{words[0]}: unknown command; allowed: {', '.join(commands)}"))
     if {"-h", "--help"} & set(words[1:]):
-        print(USAGE)
-        if words[0] in ("vocab", "shards"):
-            load_config(DataOptions, ["--help"], prog=f"bert-data {words[0]}")
-        return 0
+        return run_command(lambda: _help(words[0]))
     return run_command(lambda: commands[words[0]](words[1:]))
+
+
+def _help(command: str) -> None:
+    print(USAGE)
+    if command in ("vocab", "shards"):
+        with contextlib.suppress(SystemExit):
+            load_config(DataOptions, ["--help"], prog=f"bert-data {command}")
+    sys.stdout.flush()  # here, a reader that is gone (`| head`) is no error
 
 
 def _refuse(message: str) -> None:
@@ -115,10 +122,10 @@ def _shards(words: list[str]) -> None:
     _report(f"shards in {config.data.shards}, vocabulary {vocab}")
 
 
-def _folder(words: Sequence[str], command: str) -> Path:
+def _folder(words: Sequence[str], command: str) -> Location:
     if len(words) != 1 or words[0].startswith("--"):
         raise ValueError(f"bert-data {command}: needs one folder of shards, got: {' '.join(words) or 'none'}")
-    return Path(words[0])
+    return location(words[0])
 
 
 def _index(words: list[str]) -> None:
@@ -142,7 +149,7 @@ def _inspect(words: list[str]) -> None:
         _folder(words, "inspect"),
         examples=_count(examples, "examples", 3),
         most_records=_count(records, "records", 20_000),
-        vocab=Path(vocab) if vocab else None,
+        vocab=location(vocab) if vocab else None,
         lower_case=cased != "false",
     )
 

@@ -1,20 +1,13 @@
-"""From shards to host batches: tf.data around the readers of ``data_pipeline.reader``.
+"""From shards to host batches, in the order of ``data_pipeline.order``: the training stream and held-out batches.
 
-One map reads and verifies whole batches of serialised examples (numpy), the next parses a batch at once in
-TensorFlow and lays out the batch contract of ``bert_jax.batch``; both run ahead of the trainer by
-``data.prefetch`` batches. TensorFlow is imported inside functions, sees no accelerator and keeps to few threads.
+Shards lie in a local folder or in an object store. Damaged records become blank rows, which are counted here.
 """
 
-import contextlib
-import functools
 import hashlib
 import json
 import logging
-import os
-import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -24,147 +17,16 @@ from bert_jax.tokenization import Tokenizer
 from data_pipeline.layout import Layout, check_layout, warn_of_changed_files
 from data_pipeline.masking import MaskingSettings, mask_batch
 from data_pipeline.order import BatchSizes, HostRows, LaneOrder, hash_key, usable_lanes
-from data_pipeline.reader import BAD_IDS, REASONS, LaneReader, RawBatch, RecordReader, SequentialReader
-from data_pipeline.shards import ShardIndex, encode_examples, read_index
+from data_pipeline.reader import REASONS, LaneReader, RawBatch, RecordReader, SequentialReader
+from data_pipeline.shards import ShardIndex, read_index
+from data_pipeline.storage import Location
+from data_pipeline.tf_stream import Stream, read_batches
 
 _log = logging.getLogger(__name__)
 
-_THREADS = 2  # of TensorFlow: enough for two cores of parsing, no fight with the trainer
 _NAMED_BLANKS = 100  # damaged records named one by one; beyond, only when their number doubles
 _KEPT_SKIPS = 16  # skipped ranges that the state lists; it stays under 1 KB
 _EVAL_EPOCH = 1 << 62  # no training epoch gets here: held-out masks are keyed apart
-
-
-@functools.cache
-def _tensorflow() -> Any:
-    """TensorFlow, hidden from accelerators, quiet, and with few threads."""
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-    os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "0")  # unused here, and announces itself at every start
-    import tensorflow as tf
-
-    # Whoever started TensorFlow before us in this process keeps his thread pools.
-    with contextlib.suppress(RuntimeError):
-        tf.config.threading.set_intra_op_parallelism_threads(_THREADS)
-        tf.config.threading.set_inter_op_parallelism_threads(_THREADS)
-    for kind in ("GPU", "TPU"):
-        tf.config.set_visible_devices([], kind)
-    return tf
-
-
-# ------------------------------------------------------------------ tf.data
-
-
-class _RawReader(Protocol):
-    def batch(self, number: int) -> RawBatch: ...
-
-
-def _pipeline(
-    reader: _RawReader,
-    layout: Layout,
-    data: DataConfig,
-    *,
-    steps: tuple[int, int],
-    keys: Callable[[RawBatch], np.ndarray],
-    mask: Callable[..., Sequence[np.ndarray]] | None,
-) -> Any:
-    """Dataset of batches ``steps[0]`` to before ``steps[1]``: contract features, ``status`` and ``numbers``."""
-    tf = _tensorflow()
-    blank = encode_examples(
-        {
-            stored: np.zeros((1, length), np.int64 if kind == "int64" else np.float32)
-            for stored, kind, length in layout.features.values()
-        }
-    )[0]
-
-    def fetch(step: np.ndarray) -> tuple[np.ndarray, ...]:
-        raw = reader.batch(int(step))
-        live = np.array([record is not None for record in raw.records])
-        records = [blank if record is None else record for record in raw.records]
-        key = np.zeros(len(records), np.int64) if mask is None else keys(raw).view(np.int64)
-        return np.array(records, object), live, raw.status, raw.numbers, key
-
-    def read(step: Any) -> Any:
-        types = [tf.string, tf.bool, tf.int64, tf.int64, tf.int64]
-        tensors = tf.numpy_function(fetch, [step], types, stateful=True)
-        for tensor in tensors:
-            tensor.set_shape([None])
-        return tuple(tensors)
-
-    options = tf.data.Options()
-    options.autotune.enabled = False
-    options.deterministic = True
-    options.threading.private_threadpool_size = _THREADS
-    options.threading.max_intra_op_parallelism = _THREADS
-    plain = tf.autograph.experimental.do_not_convert  # rewriting this code would take half a second, for nothing
-    dataset = tf.data.Dataset.range(*steps).map(plain(read))
-    parse = plain(functools.partial(_parse, tf, layout, data, mask))
-    dataset = dataset.map(parse, num_parallel_calls=_THREADS)
-    return dataset.prefetch(data.prefetch).with_options(options)
-
-
-def _parse(
-    tf: Any, layout: Layout, data: DataConfig, mask: Callable | None,
-    records: Any, live: Any, status: Any, numbers: Any, keys: Any,
-) -> dict[str, Any]:  # fmt: skip
-    """Serialised examples to the batch contract (graph code); rows that are not ``live`` come out all zero."""
-    kinds = {"int64": tf.int64, "float": tf.float32}
-    spec = {
-        stored: tf.io.FixedLenFeature([length], kinds[kind]) for stored, kind, length in layout.features.values()
-    }
-    parsed = tf.io.parse_example(records, spec)
-    found = {name: parsed[stored] for name, (stored, _, _) in layout.features.items()}
-    if layout.vocab_size is not None:
-        for name in {"input_ids", "masked_lm_ids"} & set(found):
-            good = tf.reduce_all((found[name] >= 0) & (found[name] < layout.vocab_size), axis=1)
-            status = tf.where(live & ~good, tf.constant(BAD_IDS, tf.int64), status)
-            live = live & good
-    factor = tf.cast(live, tf.int32)[:, None]
-    ints = {name: tf.cast(value, tf.int32) * factor for name, value in found.items() if name != "masked_lm_weights"}
-    weight = tf.cast(factor, tf.float32)
-    if mask is None:
-        masked = [
-            ints["masked_lm_positions"],
-            ints["masked_lm_ids"],
-            tf.cast(found["masked_lm_weights"], tf.float32),
-        ]
-    else:
-        arguments = [ints["input_ids"], ints["word_starts"], ints["input_mask"], keys]
-        ints["input_ids"], *masked = tf.numpy_function(mask, arguments, [tf.int32, tf.int32, tf.int32, tf.float32])
-        for tensor, width in zip(
-            (ints["input_ids"], *masked), (data.seq_length, *[data.max_predictions] * 3), strict=True
-        ):
-            tensor.set_shape([None, width])
-    rows = tf.shape(ints["input_ids"])[0]
-    labels = ints["next_sentence_labels"] if layout.has_labels else tf.zeros([rows, 1], tf.int32)
-    return {
-        "input_ids": ints["input_ids"] * factor,
-        "token_type_ids": ints["segment_ids"],
-        "sequence_ids": ints["input_mask"],
-        "position_ids": tf.broadcast_to(tf.range(data.seq_length), [rows, data.seq_length]) * factor,
-        "mlm_positions": masked[0] * factor,
-        "mlm_labels": masked[1] * factor,
-        "mlm_weights": masked[2] * weight,
-        "cls_positions": tf.zeros([rows, 1], tf.int32),
-        "nsp_labels": labels,
-        "nsp_weights": weight * float(layout.has_labels),
-        "status": status,
-        "numbers": numbers,
-    }
-
-
-class _Stream:
-    """The batches of a dataset. Its threads are gone after ``close``, and before the interpreter goes down:
-    threads that still call Python then hang or abort the process."""
-
-    def __init__(self, dataset: Any) -> None:
-        self._iterator = [dataset.as_numpy_iterator()]
-        self.close = weakref.finalize(self, self._iterator.clear)
-
-    def __iter__(self) -> "_Stream":
-        return self
-
-    def __next__(self) -> dict[str, np.ndarray]:
-        return next(self._iterator[0])
 
 
 def _features(batch: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -221,7 +83,7 @@ class PretrainBatches:
         self._order_facts = _order_facts(index, data, order, sizes)
         self._data_step = self._skipped_examples = 0
         self._skipped: list[tuple[int, int]] = []
-        self._stream: _Stream | None = None
+        self._stream: Stream | None = None
 
     def __iter__(self) -> "PretrainBatches":
         return self
@@ -231,10 +93,9 @@ class PretrainBatches:
         if self._stream is None:
             # A reader of its own: threads of a stream that was just closed may still be in the old one.
             reader = LaneReader(self._records, self._order, self._sizes, self._rows)
-            dataset = _pipeline(
+            self._stream = read_batches(
                 reader, self._layout, self._data, steps=(self._data_step, 1 << 62), keys=self._keys, mask=self._mask
             )
-            self._stream = _Stream(dataset)
         batch = next(self._stream)
         self._blanks.add(batch)
         end = self._sizes.start(self._data_step + 1)
@@ -322,7 +183,7 @@ def _order_facts(index: ShardIndex, data: DataConfig, order: LaneOrder, sizes: B
 def pretrain_batches(
     data: DataConfig,
     *,
-    folder: Path,
+    folder: Location,
     lanes: int,
     batch_size: int,
     batch_ramp: tuple[int, ...] = (),
@@ -364,7 +225,7 @@ def pretrain_batches(
 def eval_batches(
     data: DataConfig,
     *,
-    folder: Path,
+    folder: Location,
     batch_size: int,
     rows: Sequence[int] | None = None,
     max_batches: int = 0,
@@ -389,7 +250,7 @@ def eval_batches(
 
     def stream() -> Iterator[dict[str, np.ndarray]]:
         blanks = _BlankCounter(records, data.max_blank_records)
-        for batch in _Stream(_pipeline(reader, layout, data, steps=(0, count), keys=keys, mask=mask)):
+        for batch in read_batches(reader, layout, data, steps=(0, count), keys=keys, mask=mask):
             blanks.add(batch)
             yield _features(batch)
 

@@ -2,13 +2,13 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from bert_jax.tokenization import Tokenizer, is_cjk, load_tokenizer
 from data_pipeline.shards import ShardIndex, read_index, read_manifest, read_records
+from data_pipeline.storage import Location, local_copy
 from data_pipeline.tfexample import decode_example
 
 if TYPE_CHECKING:
@@ -112,7 +112,9 @@ def _chinese_runs(pieces: Sequence[str]) -> Iterator[tuple[int, int]]:
         first = at + 1
 
 
-def inspect(folder: Path, *, examples: int, most_records: int, vocab: Path | None, lower_case: bool) -> None:
+def inspect(
+    folder: Location, *, examples: int, most_records: int, vocab: Location | None, lower_case: bool
+) -> None:
     """Print what ``folder`` (or its train/ and eval/) holds; colours on a terminal.
 
     ``ValueError`` for a folder without index, damaged records or a missing vocabulary file.
@@ -126,15 +128,15 @@ def inspect(folder: Path, *, examples: int, most_records: int, vocab: Path | Non
         _inspect_split(console, split, tokenizer, examples, most_records)
 
 
-def _tokenizer(folder: Path, vocab: Path | None, lower_case: bool) -> Tokenizer | None:
+def _tokenizer(folder: Location, vocab: Location | None, lower_case: bool) -> Tokenizer | None:
     names = ("vocab.txt", "tokenizer.model")
     beside = [place / name for place in (folder, folder.parent) for name in names if (place / name).is_file()]
     path = vocab or (beside[0] if beside else None)
-    return load_tokenizer(path, lower_case=lower_case) if path else None
+    return load_tokenizer(local_copy(path), lower_case=lower_case) if path else None
 
 
 def _inspect_split(
-    console: "Console", folder: Path, tokenizer: Tokenizer | None, examples: int, most_records: int
+    console: "Console", folder: Location, tokenizer: Tokenizer | None, examples: int, most_records: int
 ) -> None:
     index = read_index(folder)
     manifest = read_manifest(folder)

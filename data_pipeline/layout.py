@@ -2,16 +2,19 @@
 
 import logging
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from bert_jax.config.schema import DataConfig
 from bert_jax.tokenization import Tokenizer
 from data_pipeline.shards import ShardIndex
+from data_pipeline.storage import Location, StorageError, is_remote
 
 _log = logging.getLogger(__name__)
 
 # The Model Garden writes these names when asked for its second version of the features.
 _OTHER_NAMES = {"input_ids": "input_word_ids", "segment_ids": "input_type_ids"}
+_STAT_THREADS = 16  # an object store answers slowly, but many at once
 _MASKED = ("masked_lm_positions", "masked_lm_ids", "masked_lm_weights")
 
 
@@ -78,9 +81,22 @@ def _check_ranges(
 
 def warn_of_changed_files(index: ShardIndex) -> None:
     """One warning for each file that is missing or has another size than the index says."""
-    for entry in index.entries:
-        path = index.folder / entry.name
-        size = path.stat().st_size if path.is_file() else None
+
+    def size_of(path: Location) -> int | None:
+        try:
+            return path.stat().st_size
+        except StorageError:
+            raise
+        except OSError:
+            return None
+
+    paths = [index.folder / entry.name for entry in index.entries]
+    if is_remote(index.folder):
+        with ThreadPoolExecutor(_STAT_THREADS) as pool:
+            sizes = list(pool.map(size_of, paths))
+    else:
+        sizes = list(map(size_of, paths))
+    for entry, path, size in zip(index.entries, paths, sizes, strict=True):
         if size != entry.bytes:
             now = "is missing" if size is None else f"has {size} bytes"
             _log.warning("%s %s, the index says %d bytes: what differs becomes blank rows", path, now, entry.bytes)

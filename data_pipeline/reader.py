@@ -6,15 +6,19 @@ says, or when it cannot be read at all. It is returned as None with the reason, 
 
 import contextlib
 import os
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import lru_cache
+from pathlib import Path
+from typing import NamedTuple
 
 import google_crc32c
 import numpy as np
 
 from data_pipeline.order import BatchSizes, HostRows, LaneOrder
-from data_pipeline.shards import FRAME_BYTES, HEADER_BYTES, ShardIndex, frame_headers, mask_crcs
+from data_pipeline.shards import FRAME_BYTES, HEADER_BYTES, INDEX_NAME, ShardIndex, frame_headers, mask_crcs
+from data_pipeline.storage import ObjectPath, StorageError
 
 # Status of a row; 0 is good. The texts end the log line "FILE: record N ...".
 REASONS = (
@@ -31,6 +35,7 @@ UNREADABLE, BEYOND_END, BAD_LENGTH, BAD_FOOTER, BAD_PAYLOAD, BAD_IDS = range(1, 
 _BLOCK = 1024  # records between the byte offsets that are kept in memory
 _LOADERS = 4  # threads that read for several lanes at once
 _WHOLE_WINDOWS = 4  # windows read whole in one batch, at most
+_REQUESTS = 16  # to an object store at once
 
 
 @dataclass
@@ -61,6 +66,8 @@ class RecordReader:
         self.index = index
         self._first = np.concatenate([[0], np.cumsum([entry.records for entry in index.entries])])
         self._block_offsets = lru_cache(maxsize=None)(self._compute_block_offsets)
+        remote = isinstance(index.folder, ObjectPath)
+        self.files: LocalFiles | ObjectFiles = (ObjectFiles if remote else LocalFiles)(index.folder)
 
     def locate(self, number: int) -> tuple[str, int]:
         """File name and number in that file of record ``number``."""
@@ -102,18 +109,17 @@ class RecordReader:
         frame_starts = frame_ends - lengths - FRAME_BYTES
         data = np.empty(int(frame_ends[-1]), np.uint8)
         status = np.zeros(len(lengths), np.int64)
-        done = 0
-        with contextlib.ExitStack() as files:
-            opened: dict[int, int | None] = {}
-            for shard, first, end in pieces:
-                if shard not in opened:
-                    opened[shard] = self._open(shard, files)
-                here = slice(done, done + end - first)
-                begin, stop = int(frame_starts[done]), int(frame_ends[here.stop - 1])
-                got = _read_into(opened[shard], self._offset(shard, first), memoryview(data)[begin:stop])
-                data[begin + max(got, 0) : stop] = 0  # np.empty holds whatever was there before
-                status[here][frame_ends[here] > begin + got] = BEYOND_END if got >= 0 else UNREADABLE
-                done = here.stop
+        done, places, requests = 0, [], []
+        for shard, first, end in pieces:
+            here = slice(done, done + end - first)
+            begin, stop = int(frame_starts[done]), int(frame_ends[here.stop - 1])
+            places.append((here, begin, stop))
+            name = self.index.entries[shard].name
+            requests.append(_Request(name, self._offset(shard, first), memoryview(data)[begin:stop]))
+            done = here.stop
+        for (here, begin, stop), got in zip(places, self.files.read(requests), strict=True):
+            data[begin + max(got, 0) : stop] = 0  # np.empty holds whatever was there before
+            status[here][frame_ends[here] > begin + got] = BEYOND_END if got >= 0 else UNREADABLE
         starts, ends = frame_starts + HEADER_BYTES, frame_ends - (FRAME_BYTES - HEADER_BYTES)
         footers = data[ends[:, None] + np.arange(4)] != mask_crcs(crcs)[:, None].view(np.uint8).reshape(-1, 4)
         status[(status == 0) & footers.any(1)] = BAD_FOOTER
@@ -125,13 +131,69 @@ class RecordReader:
         picked = (column[order].tolist() for column in (starts, ends, crcs, status))
         return _Loaded(memoryview(data), numbers[order], *picked)
 
-    def _open(self, shard: int, files: contextlib.ExitStack) -> int | None:
+
+class _Request(NamedTuple):
+    """Bytes to read: from ``offset`` of the file ``name`` on, as many as ``target`` holds."""
+
+    name: str
+    offset: int
+    target: memoryview
+
+
+class LocalFiles:
+    """Shards in a local folder. ``loaders`` threads may read at once; few windows are read whole in one batch."""
+
+    loaders, whole_windows = _LOADERS, _WHOLE_WINDOWS
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def read(self, requests: Sequence[_Request]) -> list[int]:
+        """Fill the targets; per request the bytes that the file had, -1 when it cannot be read."""
+        found = []
+        with contextlib.ExitStack() as files:
+            opened: dict[str, int | None] = {}
+            for name, offset, target in requests:
+                if name not in opened:
+                    opened[name] = self._open(name, files)
+                found.append(_read_into(opened[name], offset, target))
+        return found
+
+    def _open(self, name: str, files: contextlib.ExitStack) -> int | None:
         try:
-            file = os.open(self.index.folder / self.index.entries[shard].name, os.O_RDONLY)
+            file = os.open(self._folder / name, os.O_RDONLY)
         except OSError:
             return None
         files.callback(os.close, file)
         return file
+
+
+class ObjectFiles:
+    """The same for an object store: many requests at once, and windows always whole, since each request waits."""
+
+    loaders, whole_windows = _REQUESTS, 1 << 30
+
+    def __init__(self, folder: ObjectPath) -> None:
+        self._folder = folder
+        self._pool = ThreadPoolExecutor(_REQUESTS, thread_name_prefix="object-store")
+
+    def read(self, requests: Sequence[_Request]) -> list[int]:
+        """As :meth:`LocalFiles.read`; ``StorageError`` when the store or the whole folder is gone."""
+        return list(self._pool.map(self._read, requests))
+
+    def _read(self, request: _Request) -> int:
+        name, offset, target = request
+        try:
+            content = (self._folder / name).read_range(offset, len(target))
+        except FileNotFoundError:
+            # One lost file is damage, as it is locally. With the index gone too, nothing more can be read.
+            if not (self._folder / INDEX_NAME).is_file():
+                raise StorageError(
+                    f"{self._folder}: the shards are gone; restore the bucket and run again"
+                ) from None
+            return -1
+        target[: len(content)] = content
+        return len(content)
 
 
 def _read_into(file: int | None, offset: int, target: memoryview) -> int:
@@ -192,16 +254,16 @@ class LaneReader:
         Many windows at once would cost the first batch a second and the others a burst. So only some are read
         whole now; the other lanes get single records for a few batches, so that their turns come one by one.
         """
-        held = self._windows
+        held, files = self._windows, self.reader.files
         missing = [v for v in lanes if v not in held or not held[v][0] <= position < held[v][1]]
         for lane in missing:
             held.pop(lane, None)  # free the old window before the new one is read
 
         def load(rank: int) -> None:
-            self._load(missing[rank], position, share * (rank // _WHOLE_WINDOWS) or None)
+            self._load(missing[rank], position, share * (rank // files.whole_windows) or None)
 
         if len(missing) > 1:
-            with ThreadPoolExecutor(_LOADERS) as pool:
+            with ThreadPoolExecutor(files.loaders) as pool:
                 list(pool.map(load, range(len(missing))))
         elif missing:
             load(0)

@@ -20,6 +20,7 @@ from typing import Any, BinaryIO
 import google_crc32c
 import numpy as np
 
+from data_pipeline.storage import Location, ObjectPath, local_copy, location, new_file
 from data_pipeline.tfexample import FeatureSummary, encode_examples, merge_summaries, summarise_examples
 
 __all__ = [
@@ -99,7 +100,7 @@ def _id_range(features: Mapping[str, FeatureSummary]) -> tuple[int, int] | None:
 class ShardIndex:
     """The index of a folder: its shards in file-name order."""
 
-    folder: Path
+    folder: Location
     entries: tuple[ShardEntry, ...]
 
     @property
@@ -126,8 +127,12 @@ class ShardIndex:
 
 
 @contextmanager
-def atomic_file(path: Path) -> Iterator[BinaryIO]:
+def atomic_file(path: Location) -> Iterator[BinaryIO]:
     """A file that appears at ``path`` whole, durable, and only when the block ends without an exception."""
+    if isinstance(path, ObjectPath):
+        with new_file(path) as local, local.open("wb") as file:
+            yield file
+        return
     part = path.with_name(f".{path.name}.tmp")
     try:
         with part.open("wb") as file:
@@ -148,7 +153,7 @@ def atomic_file(path: Path) -> Iterator[BinaryIO]:
 class _Scanner:
     """Collects what a ShardEntry holds while records pass by."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Location) -> None:
         self.path = path
         self.lengths, self.crcs = array("I"), array("I")  # 4 bytes each, where a list takes 36
         self.bytes = self.crc32c = 0
@@ -209,7 +214,7 @@ def write_records(path: Path, records: Iterable[bytes]) -> ShardEntry:
 # ------------------------------------------------------------------ reading a file from end to end
 
 
-def _read_frames(path: Path) -> Iterator[tuple[bytes, int, bytes]]:
+def _read_frames(path: Location) -> Iterator[tuple[bytes, int, bytes]]:
     """Every record of a file as (payload, its crc32c, its frame); ``ValueError`` at the first damage."""
     number = 0
 
@@ -234,12 +239,12 @@ def _read_frames(path: Path) -> Iterator[tuple[bytes, int, bytes]]:
             number += 1
 
 
-def read_records(path: Path) -> Iterator[bytes]:
+def read_records(path: Location) -> Iterator[bytes]:
     """Payloads of a shard in file order, checksums verified; ``ValueError`` at the first damage."""
     return (payload for payload, _, _ in _read_frames(path))
 
 
-def scan_shard(path: Path) -> ShardEntry:
+def scan_shard(path: Location) -> ShardEntry:
     """Index entry of an existing shard; ``ValueError`` (file, record, what) when it is damaged."""
     scanner = _Scanner(path)
     chunk: list[tuple[bytes, int, bytes]] = []
@@ -259,7 +264,7 @@ def _columns(frames: Sequence[tuple[bytes, int, bytes]]) -> tuple[list[bytes], l
 # ------------------------------------------------------------------ index
 
 
-def write_index(folder: Path, entries: Iterable[ShardEntry]) -> ShardIndex:
+def write_index(folder: Location, entries: Iterable[ShardEntry]) -> ShardIndex:
     """Write ``records.index`` for ``entries`` (any order); equal shards give equal bytes."""
     ordered = tuple(sorted(entries, key=lambda entry: entry.name))
     shards = [
@@ -278,28 +283,29 @@ def write_index(folder: Path, entries: Iterable[ShardEntry]) -> ShardIndex:
     for column in ("lengths", "crcs"):
         body += [getattr(entry, column).astype("<u4").tobytes() for entry in ordered]
     data = b"".join(body)
-    with atomic_file(Path(folder) / INDEX_NAME) as file:
+    with atomic_file(folder / INDEX_NAME) as file:
         file.write(_MAGIC + struct.pack("<I", google_crc32c.value(data)) + data)
-    return ShardIndex(Path(folder), ordered)
+    return ShardIndex(folder, ordered)
 
 
-def read_index(folder: Path | str) -> ShardIndex:
+def read_index(folder: Location | str) -> ShardIndex:
     """The index of ``folder``.
 
     ``ValueError`` (one line, with the command that makes an index) when there is none, when it is damaged, or
     when the folder holds TFRecords that it does not list.
     """
-    folder = Path(folder)
+    folder = location(folder)
     path = folder / INDEX_NAME
     remedy = f"run: bert-data index {folder}"
     if not folder.is_dir():
         raise ValueError(f"{folder}: no such folder of shards")
     if not path.is_file():
         raise ValueError(f"{folder}: the shards have no index ({INDEX_NAME}); {remedy}")
-    if not _index_is_whole(path):
+    local = local_copy(path)
+    if not _index_is_whole(local):
         raise ValueError(f"{path}: the index is damaged; check the shards, then {remedy}")
     # Mapped, not read: eight bytes a record would be gigabytes on every host for a corpus of C4's size.
-    data = np.memmap(path, np.uint8, "r")
+    data = np.memmap(local, np.uint8, "r")
     (header_bytes,) = struct.unpack_from("<Q", data, _FIXED_BYTES - 8)
     shards = json.loads(data[_FIXED_BYTES : _FIXED_BYTES + header_bytes].tobytes())["shards"]
     arrays = np.asarray(data)[_FIXED_BYTES + header_bytes :].view("<u4")
@@ -335,13 +341,13 @@ def _index_is_whole(path: Path) -> bool:
     return checksum == struct.unpack_from("<I", fixed, 8)[0]
 
 
-def index_folder(folder: Path | str) -> ShardIndex:
+def index_folder(folder: Location | str) -> ShardIndex:
     """Scan every TFRecord in ``folder`` and write the index (the ``bert-data index DIR`` command).
 
     Shards are the files with ``.tfrecord`` in their names and all others that begin like a TFRecord. A damaged
     one raises ``ValueError``: an index must not bless damage.
     """
-    folder = Path(folder)
+    folder = location(folder)
     if not folder.is_dir():
         raise ValueError(f"{folder}: no such folder")
     paths = [p for p in sorted(folder.iterdir()) if p.is_file() and _looks_like_shard(p)]
@@ -350,7 +356,7 @@ def index_folder(folder: Path | str) -> ShardIndex:
     return write_index(folder, [scan_shard(path) for path in paths])
 
 
-def _looks_like_shard(path: Path) -> bool:
+def _looks_like_shard(path: Location) -> bool:
     if path.name.startswith(".") or path.name in (INDEX_NAME, MANIFEST_NAME):
         return False
     if ".tfrecord" in path.name:
@@ -363,17 +369,17 @@ def _looks_like_shard(path: Path) -> bool:
 # ------------------------------------------------------------------ manifest
 
 
-def write_manifest(folder: Path, manifest: Mapping[str, Any]) -> None:
+def write_manifest(folder: Location, manifest: Mapping[str, Any]) -> None:
     """Write ``manifest.json``, keys sorted, with a checksum of its own contents under ``crc32c``."""
     contents = {key: value for key, value in manifest.items() if key != "crc32c"}
     checksum = google_crc32c.value(json.dumps(contents, sort_keys=True).encode())
-    with atomic_file(Path(folder) / MANIFEST_NAME) as file:
+    with atomic_file(folder / MANIFEST_NAME) as file:
         file.write(json.dumps(contents | {"crc32c": checksum}, sort_keys=True, indent=1).encode() + b"\n")
 
 
-def read_manifest(folder: Path | str) -> dict[str, Any] | None:
+def read_manifest(folder: Location | str) -> dict[str, Any] | None:
     """The manifest of ``folder`` without its checksum, or None without one; ``ValueError`` when damaged."""
-    path = Path(folder) / MANIFEST_NAME
+    path = location(folder) / MANIFEST_NAME
     if not path.is_file():
         return None
     try:

@@ -3,7 +3,6 @@
 import dataclasses
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 import numpy as np
 
@@ -11,6 +10,7 @@ from bert_jax.batch import BatchIterator
 from bert_jax.config import PretrainConfig
 from bert_jax.tokenization import Tokenizer
 from data_pipeline.input import eval_batches, pretrain_batches
+from data_pipeline.storage import Location, location
 
 # Batches of training records that the unigram distribution is counted on: enough for a sharp estimate.
 BASELINE_BATCHES = 2000
@@ -21,10 +21,11 @@ class ShardSource:
 
     def __init__(self, config: PretrainConfig, tokenizer: Tokenizer) -> None:
         self._config, self._tokenizer = config, tokenizer
-        shards = Path(config.data.shards)
+        shards = location(config.data.shards)
         self._train = shards / "train" if (shards / "train").is_dir() else shards
-        self._eval: Path | None = Path(config.data.eval_shards) if config.data.eval_shards else shards / "eval"
-        if not config.data.eval_shards and not self._eval.is_dir():
+        given = config.data.eval_shards
+        self._eval: Location | None = location(given) if given else shards / "eval"
+        if not given and not self._eval.is_dir():
             self._eval = None
         if self._eval is not None and not self._eval.is_dir():
             raise ValueError(
@@ -71,7 +72,7 @@ class ShardSource:
         held_out = self._target_counts(self._eval, 0)
         return float(-(held_out @ np.log(train / train.sum())) / held_out.sum())
 
-    def _target_counts(self, folder: Path, max_batches: int) -> np.ndarray:
+    def _target_counts(self, folder: Location, max_batches: int) -> np.ndarray:
         """int64[vocabulary]: how often each id is predicted."""
         counts = np.zeros(self._config.model.vocab_size, np.int64)
         # A damaged record is left out of a count; it must not end the run at its last evaluation.

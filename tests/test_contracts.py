@@ -95,7 +95,10 @@ def test_two_functions_import_tensorflow():
         for path in files
         for _, function in tensorflow_imports(path)
     }
-    assert found == {("data_pipeline/input.py", "_tensorflow"), ("bert_jax/interop/tf1.py", "_tensorflow")}
+    assert found == {
+        ("data_pipeline/host_tensorflow.py", "load_tensorflow"),
+        ("bert_jax/interop/tf1.py", "_tensorflow"),
+    }
 
 
 class Recorder(types.ModuleType):
@@ -116,11 +119,11 @@ class Recorder(types.ModuleType):
 
 def test_tensorflow_is_kept_from_accelerators_before_anything_runs(monkeypatch):
     """On a machine without accelerators a forgotten call would go unnoticed, so the calls are looked at."""
-    from data_pipeline import input as reading
+    from data_pipeline.host_tensorflow import load_tensorflow
 
     calls = []
     monkeypatch.setitem(sys.modules, "tensorflow", Recorder("tf", calls))
-    module = reading._tensorflow.__wrapped__()
+    module = load_tensorflow.__wrapped__()
     assert module.__name__ == "tf"
     hidden = [call[1:] for call in calls if call[0] == "tf.config.set_visible_devices"]
     assert hidden == [([], "GPU"), ([], "TPU")]

@@ -206,10 +206,18 @@ def test_chinese_whole_words(place: Path, capsys: pytest.CaptureFixture[str]) ->
 def test_help(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--help"]) == 0
     assert "bert-data inspect DIR" in capsys.readouterr().out
-    with pytest.raises(SystemExit) as ended:
-        main(["shards", "--help"])
-    assert ended.value.code == 0
+    assert main(["shards", "--help"]) == 0
     assert "--data.mask-unit" in capsys.readouterr().out.replace("_", "-")
+
+
+def test_help_to_a_reader_that_leaves() -> None:
+    """As in ``bert-data shards --help | head``: nothing is said about it."""
+    command = f"{sys.executable} -m data_pipeline.cli shards --help | head -n 1"
+    run = subprocess.run(
+        ["bash", "-o", "pipefail", "-c", command], cwd=Path(__file__).parents[2], capture_output=True, text=True,
+        check=False,
+    )  # fmt: skip
+    assert (run.returncode, run.stdout, run.stderr) == (0, "usage: bert-data COMMAND [options]\n", "")
 
 
 @pytest.mark.parametrize(

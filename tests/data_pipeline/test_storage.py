@@ -1,0 +1,185 @@
+"""Shards in an object store: the same batches as from local files, retries, and one line for a lost bucket.
+
+TensorFlow's ``ram://`` file system stands in for ``gs://``: the code above it is the same.
+"""
+
+import logging
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from input_shards import assert_equal, config, make_shards, record_numbers, stream, take
+
+from bert_jax.exits import run_command
+from data_pipeline import input as reading
+from data_pipeline import storage
+from data_pipeline.cli import main
+from data_pipeline.host_tensorflow import load_tensorflow
+from data_pipeline.shards import INDEX_NAME, index_folder, read_index
+from data_pipeline.storage import ObjectPath, StorageError, local_copy, location
+
+
+@pytest.fixture
+def local(tmp_path: Path) -> Path:
+    return make_shards(tmp_path / "shards", 150, 70, 260)
+
+
+@pytest.fixture
+def bucket(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[ObjectPath]:
+    """An empty folder of a store; waits between tries take no time."""
+    load_tensorflow()
+    monkeypatch.setattr(storage, "WAITS", (0.0, 0.0, 0.0))
+    monkeypatch.setattr(storage.tempfile, "tempdir", str(tmp_path))
+    folder = ObjectPath(f"ram://{uuid.uuid4().hex}")
+    folder.mkdir()
+    yield folder
+    if folder.exists():
+        storage.remove_tree(folder)
+
+
+def upload(folder: Path, bucket: ObjectPath) -> ObjectPath:
+    target = bucket / folder.name
+    target.mkdir()
+    for file in folder.iterdir():
+        (target / file.name).upload(file)
+    return target
+
+
+def break_reads(monkeypatch: pytest.MonkeyPatch, error: str, times: int, name: str = "") -> list[str]:
+    """The next ``times`` reads of files whose names hold ``name`` raise TensorFlow's error; returns the URLs."""
+    tf = load_tensorflow()
+    real, broken = tf.io.gfile.GFile, []
+
+    def opening(url: str, mode: str):
+        if name in url and len(broken) < times:
+            broken.append(url)
+            raise getattr(tf.errors, error)(None, None, "HTTP response code 503 of the test\nmore")
+        return real(url, mode)
+
+    monkeypatch.setattr(tf.io.gfile, "GFile", opening)
+    return broken
+
+
+# ------------------------------------------------------------------ the reader
+
+
+@pytest.mark.parametrize("rows", [None, range(4, 12)])
+def test_the_same_batches_as_from_local_files(local: Path, bucket: ObjectPath, rows) -> None:
+    remote = upload(local, bucket)
+    assert_equal(take(stream(local, rows=rows), 60), take(stream(remote, rows=rows), 60))
+    resumed = stream(remote, rows=rows)
+    resumed.restore(resumed.state() | {"data_step": 37})
+    assert_equal(take(stream(local, rows=rows), 45)[37:], take(resumed, 8))
+    options = {"batch_size": 16, "rows": rows}
+    both = [list(reading.eval_batches(config(), folder=folder, **options)) for folder in (local, remote)]
+    assert_equal(*both)
+
+
+def test_a_503_is_tried_again(local: Path, bucket: ObjectPath, monkeypatch, caplog) -> None:
+    remote = upload(local, bucket)
+    expected = take(stream(local), 20)
+    for error in ("UnavailableError", "ResourceExhaustedError", "AbortedError"):
+        batches = stream(remote)
+        broken = break_reads(monkeypatch, error, 3, "tfrecord")
+        with caplog.at_level(logging.WARNING):
+            assert_equal(expected, take(batches, 20))
+        batches.close()
+        assert len(broken) == 3
+        assert "503 of the test; trying again" in caplog.text and "more" not in caplog.text
+        monkeypatch.undo()
+        monkeypatch.setattr(storage, "WAITS", (0.0, 0.0, 0.0))
+
+
+def test_damage_becomes_the_same_blank_rows(local: Path, bucket: ObjectPath, caplog) -> None:
+    first, second, third = sorted(local.glob("*.tfrecord"))
+    second.unlink()
+    third.write_bytes(third.read_bytes()[:-3000])
+    content = bytearray(first.read_bytes())
+    content[1000] ^= 1
+    first.write_bytes(content)
+    remote = upload(local, bucket)
+    data = config(max_blank_records=10_000)
+    with caplog.at_level(logging.WARNING):
+        batches = {folder: stream(folder, data) for folder in (local, remote)}
+        taken = [take(one, 40) for one in batches.values()]
+    assert_equal(*taken)
+    blanks = [one.state()["blank_records"] for one in batches.values()]
+    assert blanks[0] == blanks[1] > 70
+    for text in ("is missing, the index says", "cannot be read", "beyond the end", "contents"):
+        lines = [record.message for record in caplog.records if text in record.message]
+        assert sum(str(remote) in line for line in lines) == sum(str(local) in line for line in lines) > 0
+
+
+@pytest.mark.parametrize("lost", ["folder", "connection"])
+def test_a_lost_bucket_ends_with_one_line(local: Path, bucket: ObjectPath, lost: str, monkeypatch, capsys) -> None:
+    remote = upload(local, bucket)
+    batches = stream(remote)
+    next(batches)
+    if lost == "folder":
+        storage.remove_tree(remote)
+    else:
+        break_reads(monkeypatch, "UnavailableError", 10**9)
+    assert run_command(lambda: take(batches, 1000) and None) == 2
+    lines = capsys.readouterr().err.splitlines()
+    said = [line for line in lines if line.startswith("error: ")]
+    assert len(said) == 1 and not any("Traceback" in line for line in lines)
+    assert ("the shards are gone" if lost == "folder" else "not reachable, tried 4 times") in said[0]
+
+
+def test_refused_access_and_other_schemes(local: Path, bucket: ObjectPath, monkeypatch) -> None:
+    remote = upload(local, bucket)
+    broken = break_reads(monkeypatch, "PermissionDeniedError", 10**9)
+    with pytest.raises(StorageError, match=r"access refused .*gcloud auth application-default login.*permissions$"):
+        stream(remote)
+    assert len(broken) == 1  # asking again would not help
+    with pytest.raises(StorageError, match=r"^nosuch://b/shards: .*allowed: local paths and gs://"):
+        read_index("nosuch://b/shards")
+    with pytest.raises(ValueError, match="no such folder of shards"):
+        read_index(f"{bucket}/other")
+
+
+def test_index_and_inspect(local: Path, bucket: ObjectPath, capsys) -> None:
+    (local / INDEX_NAME).unlink()
+    remote = upload(local, bucket)
+    assert main(["inspect", str(remote)]) == 2
+    assert f"run: bert-data index {remote}" in capsys.readouterr().err
+    assert main(["index", str(remote)]) == 0
+    assert "indexed 480 records in 3 shard(s)" in capsys.readouterr().out
+    index_folder(local)
+    assert (remote / INDEX_NAME).read_bytes() == (local / INDEX_NAME).read_bytes()
+    assert main(["inspect", str(remote), "--examples", "0"]) == 0
+    assert f"folder                 {remote}" in capsys.readouterr().out
+
+
+# ------------------------------------------------------------------ paths
+
+
+def test_locations(bucket: ObjectPath, tmp_path: Path) -> None:
+    assert location("gs://b/folder/") == ObjectPath("gs://b/folder")
+    assert location(str(tmp_path)) == tmp_path
+    (tmp_path / "x").write_bytes(bytes(range(200)))
+    path = bucket / "a/b.txt.gz"
+    (bucket / "a").mkdir()
+    path.upload(tmp_path / "x")
+    assert (path.name, path.stem, path.suffix, str(path.parent)) == ("b.txt.gz", "b.txt", ".gz", f"{bucket}/a")
+    assert path.is_file() and not path.is_dir() and (bucket / "a").is_dir() and not (bucket / "b").exists()
+    assert path.stat().st_size == 200
+    assert path.read_range(190, 100) == bytes(range(190, 200)) and path.read_range(300, 5) == b""
+    assert list(bucket.rglob("*.gz")) == [path] and list((bucket / "none").glob("*")) == []
+    with path.open() as file:
+        assert file.read(3) + file.read() == bytes(range(200))
+    copy = local_copy(path)
+    assert copy.read_bytes() == path.read_bytes() and local_copy(path) == copy and local_copy(copy) == copy
+    (tmp_path / "x").write_bytes(b"other")
+    path.unlink()  # ram:// would append
+    path.upload(tmp_path / "x")
+    assert local_copy(path).read_bytes() == b"other"
+    path.replace(bucket / "moved")
+    assert [p.name for p in bucket.glob("mov*")] == ["moved"] and not path.exists()
+
+
+def test_numbers_of_a_remote_stream_are_an_epoch(local: Path, bucket: ObjectPath) -> None:
+    seen = np.concatenate([record_numbers(batch) for batch in take(stream(upload(local, bucket)), 30)])
+    assert sorted(seen.tolist()) == list(range(480))
