@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
+from bert_jax.interop.sentencepiece_file import BPE, NORMAL, UNIGRAM, Piece, parse_model
 from bert_jax.tokenization import (
     CJK,
     MAX_CHARS_PER_WORD,
@@ -140,25 +141,20 @@ def sentencepiece_json(model: bytes) -> Json:
 
     Raises ``ValueError`` for a model with settings that the format cannot express.
     """
-    from sentencepiece import sentencepiece_model_pb2
-
-    formats: Any = sentencepiece_model_pb2
-    proto = formats.ModelProto.FromString(model)
-    kinds = {proto.trainer_spec.UNIGRAM: "Unigram", proto.trainer_spec.BPE: "BPE"}
-    kind = kinds.get(proto.trainer_spec.model_type)
-    rules = proto.normalizer_spec
+    said = parse_model(model)
+    kind = {UNIGRAM: "Unigram", BPE: "BPE"}.get(said.kind)
     odd = [] if kind else ["a type other than unigram and BPE"]
-    odd += ["byte fallback"] if proto.trainer_spec.byte_fallback else []
-    odd += ["blanks as suffixes"] if proto.trainer_spec.treat_whitespace_as_suffix else []
-    odd += [] if rules.add_dummy_prefix and rules.escape_whitespaces else ["no mark before the first word"]
-    odd += [] if rules.remove_extra_whitespaces else ["blanks that count"]
+    odd += ["byte fallback"] if said.byte_fallback else []
+    odd += ["blanks as suffixes"] if said.blanks_as_suffixes else []
+    odd += [] if said.dummy_prefix and said.escapes_blanks else ["no mark before the first word"]
+    odd += [] if said.squeezes_blanks else ["blanks that count"]
     if odd:
         raise ValueError(f"tokenizer.model: {', '.join(odd)}; tokenizer.json is not written for such a model")
-    pieces = [(piece.piece, piece.score) for piece in proto.pieces]
+    pieces = [(piece.text, piece.score) for piece in said.pieces]
     ids = {piece: i for i, (piece, _) in enumerate(pieces)}
     steps: list[Json] = []
-    if rules.precompiled_charsmap:
-        charsmap = base64.b64encode(rules.precompiled_charsmap).decode()
+    if said.charsmap:
+        charsmap = base64.b64encode(said.charsmap).decode()
         steps.append({"type": "Precompiled", "precompiled_charsmap": charsmap})
     marks = {"type": "Metaspace", "replacement": "\u2581", "prepend_scheme": "always", "split": False}
     # Cut at blanks first, so that a word's place in the text is without the blank before it.
@@ -169,7 +165,7 @@ def sentencepiece_json(model: bytes) -> Json:
         cut = {
             "type": "BPE", "dropout": None, "unk_token": "[UNK]", "continuing_subword_prefix": None,
             "end_of_word_suffix": None, "fuse_unk": True, "byte_fallback": False, "ignore_merges": False,
-            "vocab": ids, "merges": _ranked_merges(proto.pieces, ids),
+            "vocab": ids, "merges": _ranked_merges(said.pieces, ids),
         }  # fmt: skip
     return {
         **_frame(ids),
@@ -180,16 +176,15 @@ def sentencepiece_json(model: bytes) -> Json:
     }
 
 
-def _ranked_merges(pieces: Sequence[Any], ids: Mapping[str, int]) -> list[tuple[str, str]]:
+def _ranked_merges(pieces: Sequence[Piece], ids: Mapping[str, int]) -> list[tuple[str, str]]:
     """Merges that join two pieces to a third, in the order in which a SentencePiece BPE prefers the results."""
-    normal = 1  # neither control nor unknown
     joined = sorted(
-        (number for number, piece in enumerate(pieces) if piece.type == normal and len(piece.piece) > 1),
+        (number for number, piece in enumerate(pieces) if piece.type == NORMAL and len(piece.text) > 1),
         key=lambda number: (-pieces[number].score, number),
     )
     merges = []
     for number in joined:
-        piece = pieces[number].piece
+        piece = pieces[number].text
         halves = ((piece[:i], piece[i:]) for i in range(1, len(piece)))
         found = [(a, b) for a, b in halves if a in ids and b in ids]
         merges += sorted(found, key=lambda pair: (ids[pair[0]], ids[pair[1]]))
