@@ -146,7 +146,7 @@ def spec_to_json(spec: ModelSpec) -> str:
     return json.dumps({"format": FORMAT, **dataclasses.asdict(spec)}, indent=2, ensure_ascii=False) + "\n"
 
 
-def spec_from_json(text: str, name: str) -> ModelSpec:
+def spec_from_json(text: str | bytes, name: str) -> ModelSpec:
     """Parse ``model.json``; ``name`` is for messages. Raises ``ValueError``: broken JSON, another format, an
     unknown or missing key, a value of another type or outside what its field allows."""
     try:

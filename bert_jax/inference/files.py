@@ -9,8 +9,11 @@ from typing import Any
 
 import numpy as np
 
+from bert_jax.interop.folder import json_object
+
 # Room for the header of an npy file, which holds the number of rows, known only at the end.
 _HEADER = 128
+_PAIR = '; write {"text": "..."}, with "text_pair" for a pair'
 
 
 def read_texts(texts: Sequence[str], source: str | None, json_lines: bool) -> Iterator[Any]:
@@ -40,20 +43,9 @@ def read_texts(texts: Sequence[str], source: str | None, json_lines: bool) -> It
                 raise ValueError(f"{name}:{number}: not valid UTF-8") from None
             if line.strip():
                 there = True
-                yield _json_object(line, f"{name}:{number}") if is_json else line
-
+                yield json_object(line, f"{name}:{number}", _PAIR) if is_json else line
         if not there:
             raise ValueError(f"{name}: no text given; pass texts, --input FILE, or one a line on standard input")
-
-
-def _json_object(line: str, where: str) -> dict[str, Any]:
-    try:
-        value = json.loads(line)
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"{where}: not JSON ({error})") from None
-    if not isinstance(value, dict):
-        raise ValueError(f'{where}: not a JSON object; write {{"text": "..."}} with "text_pair" for a pair')
-    return value
 
 
 @contextlib.contextmanager

@@ -3,7 +3,6 @@
 Shapes: B rows, S tokens, H width, L layers, A heads, V vocabulary.
 """
 
-import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,8 @@ import numpy as np
 
 from bert_jax.inference.engine import Engine
 from bert_jax.inference.files import complete_or_none
+from bert_jax.interop.hf_tensors import listed
+from bert_jax.interop.npz_file import NpzFile
 from bert_jax.interop.serving import position_ids
 from bert_jax.model import BertOutput
 from bert_jax.model.layers import INTERMEDIATES
@@ -30,21 +31,11 @@ def forward_npz(
 
     Raises ``ValueError`` for a file that is no npz, holds Python objects, or other arrays than :data:`INPUTS`.
     """
-    try:
-        content = np.load(source, allow_pickle=False)
-        if isinstance(content, np.ndarray):
-            raise ValueError(f"{source}: one array (npy); give an npz file with input_ids")
-        with content as arrays:
-            unknown = [name for name in arrays.files if name not in INPUTS]
-            if unknown:
-                raise ValueError(f"{source}: holds {', '.join(unknown[:10])}; allowed: {', '.join(INPUTS)}")
-            inputs = {name: arrays[name] for name in arrays.files}
-    except (zipfile.BadZipFile, EOFError, AttributeError, MemoryError, NotImplementedError) as error:
-        raise ValueError(f"{source}: no npz file of numbers ({type(error).__name__})") from None
-    except ValueError as error:
-        if str(source) in str(error):
-            raise
-        raise ValueError(f"{source}: no npz file of numbers (Python objects, or no arrays at all)") from None
+    with NpzFile(source) as arrays:
+        unknown = [name for name in arrays.names if name not in INPUTS]
+        if unknown:
+            raise ValueError(f"{source}: holds {listed(unknown, 10)}; allowed: {', '.join(INPUTS)}")
+        inputs = {name: arrays.read(name) for name in arrays.names}
     outputs = forward(loaded, inputs, hidden_states=hidden_states, attentions=attentions)
     with complete_or_none(target) as partial, partial.open("wb") as stream:
         np.savez(stream, **outputs)

@@ -1,6 +1,11 @@
-"""Files of a folder that somebody else made: named by its own files, so a name may lead anywhere."""
+"""Files of a folder that somebody else made: a name in it may lead anywhere, and a file may hold anything."""
 
+import json
 from pathlib import Path, PurePosixPath
+from typing import Any
+
+# Published descriptions and vocabularies are below 10 MB; parsed JSON takes up to 40 times its size.
+LARGEST = 16 << 20
 
 
 def inside(folder: Path, name: str) -> Path | None:
@@ -41,3 +46,27 @@ def needed(folder: Path, name: str) -> Path:
     if path is None:
         raise ValueError(f"{folder / name}: not there")
     return path
+
+
+def read_small(file: Path, what: str, most: int = LARGEST) -> bytes:
+    """The content of ``file``, which is to be ``what``. Raises ``ValueError`` above ``most`` bytes."""
+    size = file.stat().st_size
+    if size > most:
+        raise ValueError(f"{file}: {size} bytes; {what} is at most {most}")
+    return file.read_bytes()
+
+
+def parse_json(content: str | bytes, where: Path | str) -> Any:
+    """Any JSON value. Raises ``ValueError`` in one line for what is not JSON."""
+    try:
+        return json.loads(content)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{where}: not JSON ({' '.join(str(error).split())[:200]})") from None
+
+
+def json_object(content: str | bytes, where: Path | str, hint: str = "") -> dict[str, Any]:
+    """A JSON object. Raises ``ValueError`` in one line, ended by ``hint``, for anything else."""
+    value = parse_json(content, where)
+    if not isinstance(value, dict):
+        raise ValueError(f"{where}: not a JSON object{hint}")
+    return value

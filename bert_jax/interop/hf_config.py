@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 from bert_jax.config import HeadsConfig, ModelConfig, ModelSpec
+from bert_jax.interop.folder import json_object, read_small
 
 CONFIG_FILE = "config.json"
 # A larger one is no description of a model.
-_LARGEST = 16 << 20
 _MOST_LABELS = 1 << 20
 
 # What a class holds beside the encoder. The heads of a model are those whose tensors are there; its class says what
@@ -89,15 +89,7 @@ class HfConfig:
 
 def read_config(file: Path) -> dict[str, Any]:
     """The JSON object in ``file``. Raises ``ValueError`` when it is not one or larger than 16 MB."""
-    if file.stat().st_size > _LARGEST:
-        raise ValueError(f"{file}: {file.stat().st_size} bytes; a model's description is at most {_LARGEST}")
-    try:
-        config = json.loads(file.read_bytes())
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"{file}: not JSON ({error})") from None
-    if not isinstance(config, dict):
-        raise ValueError(f"{file}: not a JSON object")
-    return config
+    return json_object(read_small(file, "a model's description"), file)
 
 
 def model_parts(config: Mapping[str, Any], name: str) -> HfConfig:

@@ -1,6 +1,5 @@
 """The tensors of a Hugging Face folder, wherever they lie: safetensors or torch files, whole or in shards."""
 
-import json
 import math
 import zipfile
 from collections.abc import Callable
@@ -10,14 +9,13 @@ from typing import Any
 
 import numpy as np
 
-from bert_jax.interop.folder import inside, needed
+from bert_jax.interop.folder import inside, json_object, needed, read_small
 from bert_jax.interop.safetensors_file import StoredTensor, aligned_empty, read_header, read_values
 
 WEIGHT_FILES = (
     "model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json",
 )  # fmt: skip
 _FOREIGN = ("tf_model.h5", "flax_model.msgpack", "model.ckpt.index", "rust_model.ot")
-_LARGEST_INDEX = 16 << 20
 _NAMES = {
     "F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16", "I64": "int64", "I32": "int32",
     "I16": "int16", "I8": "int8", "U64": "uint64", "U32": "uint32", "U16": "uint16", "U8": "uint8", "BOOL": "bool",
@@ -66,16 +64,10 @@ def open_tensors(folder: Path) -> tuple[str, dict[str, Tensor]]:
 
 
 def _sharded(folder: Path, index: Path, load: Callable[[Path], dict[str, Tensor]]) -> dict[str, Tensor]:
-    if index.stat().st_size > _LARGEST_INDEX:
-        raise ValueError(f"{index}: {index.stat().st_size} bytes; an index is at most {_LARGEST_INDEX}")
-    try:
-        places = json.loads(index.read_bytes())["weight_map"]
-        files = sorted(set(places.values()))
-        named = all(isinstance(file, str) for file in files)
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise ValueError(f"{index}: no index of shards ({type(error).__name__}: {error})") from None
-    if not named:
-        raise ValueError(f"{index}: weight_map names a shard that is no text")
+    places = json_object(read_small(index, "an index"), index).get("weight_map")
+    if not isinstance(places, dict) or not all(isinstance(file, str) for file in places.values()):
+        raise ValueError(f"{index}: no index of shards (weight_map is to name a file for every tensor)")
+    files = sorted(set(places.values()))
     tensors: dict[str, Tensor] = {}
     for file in files:
         shard = load(needed(folder, file))

@@ -16,7 +16,7 @@ import numpy as np
 from bert_jax.config import HeadsConfig, ModelSpec, SentenceConfig, SentenceModule, TokenizerConfig
 from bert_jax.config.spec import Activation, Pooling
 from bert_jax.interop.exchange import ReadOptions, Weights, check_shapes
-from bert_jax.interop.folder import inside, needed
+from bert_jax.interop.folder import inside, needed, parse_json, read_small
 from bert_jax.interop.hf_config import read_config
 from bert_jax.interop.hf_names import HfTensor
 from bert_jax.interop.hf_read import read_hf
@@ -117,12 +117,7 @@ def read_sentence_transformers(path: Path, options: ReadOptions) -> Weights:
 def _modules(path: Path) -> list[tuple[str, Path]]:
     """(class, folder) of every module, in order."""
     file = needed(path, MODULES_FILE)
-    if file.stat().st_size > _LARGEST_LIST:
-        raise ValueError(f"{file}: {file.stat().st_size} bytes; a list of modules is at most {_LARGEST_LIST}")
-    try:
-        listing = json.loads(file.read_bytes())
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"{file}: not JSON ({error})") from None
+    listing = parse_json(read_small(file, "a list of modules", _LARGEST_LIST), file)
     if not isinstance(listing, list) or not listing or len(listing) > _MOST_MODULES:
         raise ValueError(f"{file}: not a list of 1 to {_MOST_MODULES} modules")
     modules = []

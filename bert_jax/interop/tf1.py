@@ -18,7 +18,7 @@ import numpy as np
 
 from bert_jax.config import HeadsConfig, ModelConfig, ModelSpec, spec_from_json, spec_to_json
 from bert_jax.interop.exchange import ReadOptions, Weights, check_shapes, parameter_shapes
-from bert_jax.interop.folder import inside, needed
+from bert_jax.interop.folder import inside, needed, read_small
 from bert_jax.interop.hf_config import default_labels, read_config
 from bert_jax.interop.hf_read import check_vocabulary
 from bert_jax.interop.hf_tensors import listed
@@ -122,12 +122,7 @@ def _details(folder: Path, model: ModelConfig) -> ModelSpec | None:
     file = inside(folder, DETAILS_FILE)
     if file is None:
         return None
-    if file.stat().st_size > 16 << 20:
-        raise ValueError(f"{file}: {file.stat().st_size} bytes are no model description; remove it")
-    try:
-        details = spec_from_json(file.read_text(encoding="utf-8"), str(file))
-    except UnicodeDecodeError:
-        raise ValueError(f"{file}: not UTF-8 text; remove it or export again") from None
+    details = spec_from_json(read_small(file, "a model description"), str(file))
     if dataclasses.replace(details.model, activation=model.activation) != model or details.family != "bert":
         raise ValueError(f"{file}: describes another model than {CONFIG_FILE} and the checkpoint; remove it")
     return details

@@ -14,7 +14,7 @@ from typing import Any
 
 from bert_jax.config import ModelSpec, TokenizerConfig
 from bert_jax.interop.exchange import ReadOptions
-from bert_jax.interop.folder import inside
+from bert_jax.interop.folder import inside, json_object, read_small
 from bert_jax.interop.tokenizer_json import (
     added_tokens,
     merge_pairs,
@@ -33,8 +33,6 @@ from bert_jax.tokenization import (
     read_pieces,
 )
 
-# Published vocabularies are below 10 MB; a parsed JSON file takes up to 40 times its size.
-MAX_BYTES = 16 << 20
 # Share of pieces with a capital above which a vocabulary is cased, with an accent above which accents are kept.
 _SIGNIFICANT = 0.01
 _OTHER_SENTENCEPIECE = ("spiece.model", "sentencepiece.bpe.model", "spm.model")
@@ -131,24 +129,16 @@ class _Files:
         path = inside(self.folder, name)
         if path is None:
             return None
-        size = path.stat().st_size
-        if size > MAX_BYTES:
-            raise ValueError(f"{self.folder / name}: {size} bytes; tokenizer files up to {MAX_BYTES} are read")
-        if size == 0:
+        content = read_small(path, "a tokenizer file")
+        if not content:
             raise ValueError(f"{self.folder / name}: the file is empty")
-        return path.read_bytes()
+        return content
 
     def json(self, name: str) -> dict[str, Any] | None:
         content = self.content(name)
         if content is None:
             return None
-        try:
-            value = json.loads(content)
-        except (ValueError, RecursionError) as error:
-            raise ValueError(f"{self.folder / name}: not JSON ({' '.join(str(error).split())[:200]})") from None
-        if not isinstance(value, dict):
-            raise ValueError(f"{self.folder / name}: not a JSON object")
-        return value
+        return json_object(content, self.folder / name)
 
     def differ(self, message: str) -> None:
         """A contradiction: stops, or is noted where the user allows it."""

@@ -1,5 +1,7 @@
 """Arrays of ids through a model: names and shapes of every output, masks, and what is refused."""
 
+import zipfile
+
 import jax
 import numpy as np
 import pytest
@@ -130,6 +132,18 @@ def test_what_the_model_cannot_take(model, inputs, message):
     assert "\n" not in str(caught.value)
 
 
+def test_npz_files_as_numpy_writes_them(model, tmp_path):
+    expected = model.forward({"input_ids": IDS, "attention_mask": MASK})["pooler_output"]
+    for ids, mask, save in [
+        (np.asfortranarray(IDS), MASK.astype(bool), np.savez),
+        (IDS.astype(np.uint16), MASK.astype(np.int8), np.savez_compressed),
+    ]:
+        save(tmp_path / "in.npz", input_ids=ids, attention_mask=mask)
+        forward_npz(model, tmp_path / "in.npz", tmp_path / "out.npz")
+        with np.load(tmp_path / "out.npz") as outputs:
+            np.testing.assert_array_equal(outputs["pooler_output"], expected)
+
+
 def test_npz_in_and_out(model, tmp_path):
     np.savez(tmp_path / "in.npz", input_ids=IDS, attention_mask=MASK)
     shapes = forward_npz(model, tmp_path / "in.npz", tmp_path / "new" / "out.npz", hidden_states=True)
@@ -147,7 +161,7 @@ class Boom:
         return (print, ("unpickled",))
 
 
-@pytest.mark.parametrize("kind", ["objects", "other", "empty", "text", "array", "cut"])
+@pytest.mark.parametrize("kind", ["objects", "other", "empty", "text", "array", "cut", "huge", "locked"])
 def test_files_that_are_no_inputs(model, tmp_path, kind, capsys):
     source = tmp_path / "in.npz"
     if kind == "objects":
@@ -160,6 +174,15 @@ def test_files_that_are_no_inputs(model, tmp_path, kind, capsys):
     elif kind == "cut":
         np.savez(source, input_ids=np.ones((50, 60), int))
         source.write_bytes(source.read_bytes()[:5000])
+    elif kind == "huge":
+        with zipfile.ZipFile(source, "w") as archive, archive.open("input_ids.npy", "w") as member:
+            header = {"descr": "<i8", "fortran_order": False, "shape": (1 << 30, 1 << 30)}
+            np.lib.format.write_array_header_1_0(member, header)
+    elif kind == "locked":
+        np.savez(source, input_ids=IDS)
+        content = source.read_bytes()
+        flags = content.index(b"PK\1\2") + 8  # of the directory's entry: bit 0 says encrypted
+        source.write_bytes(content[:flags] + b"\1" + content[flags + 1 :])
     else:
         source.write_bytes(b"" if kind == "empty" else b"no zip at all")
     with pytest.raises(ValueError) as caught:

@@ -123,13 +123,13 @@ ARRAYS = {
     "shape": (array_bytes(np.zeros((16, 64), np.float32)), r"stored are '<f4' \(16, 64\), expected <f4 \(32, 32\)"),
     "dtype": (array_bytes(np.zeros((32, 32), np.int32)), "stored are '<i4'"),
     "order": (array_bytes(np.asfortranarray(np.zeros((32, 32), np.float32))), "in C order"),
-    "huge": (declared((1 << 40, 1 << 20)), "has 128 bytes"),
-    "long": (RIGHT + b"x", "longer than its header says"),
-    "short": (RIGHT[:-1], "cut off after 4095 of 4096 bytes"),
-    "bomb": (RIGHT + bytes(1 << 24), "bytes; .* has 4096 and a header"),
+    "huge": (declared((1 << 40, 1 << 20)), r"stored are '<f4' \(1099511627776, 1048576\), expected"),
+    "long": (RIGHT + b"x", "4225 bytes are not the shape"),
+    "short": (RIGHT[:-1], r"4223 bytes are not the shape \(32, 32\) of <f4, which has 4224"),
+    "bomb": (RIGHT + bytes(1 << 24), "16781440 bytes are not the shape"),
     "header": (RIGHT[:9] + b"\xff" + RIGHT[10:], "a header of 65"),
     "literal": (RIGHT.replace(b"'descr'", b"1//0000"), "a damaged header"),
-    "empty": (b"", "has 0 bytes"),
+    "empty": (b"", "no array in numpy's format"),
 }
 
 

@@ -266,7 +266,7 @@ DAMAGE = {
     "long vocabulary": (
         lambda f: (f / "vocab.txt").write_bytes(VOCABULARY + b"one\ntwo\n"), "103 pieces, .*the model has 101"
     ),
-    "broken details": (lambda f: (f / "bert_jax.json").write_bytes(b"\xff{"), "not UTF-8"),
+    "broken details": (lambda f: (f / "bert_jax.json").write_bytes(b"\xff{"), "bert_jax.json: not JSON"),
 }  # fmt: skip
 
 

@@ -9,7 +9,8 @@ from golden.tokenizer_cases import byte_pieces
 
 from bert_jax.config import TokenizerConfig
 from bert_jax.interop.exchange import ReadOptions
-from bert_jax.interop.tokenizer_files import MAX_BYTES, read_tokenizer_files
+from bert_jax.interop.folder import LARGEST
+from bert_jax.interop.tokenizer_files import read_tokenizer_files
 from bert_jax.interop.tokenizer_json import wordpiece_json
 from bert_jax.tokenization import SPECIAL_PIECES, WordPieceTokenizer, build_tokenizer, byte_bpe_content
 
@@ -214,11 +215,11 @@ def test_a_giant_file_is_refused_before_it_is_read(
     if name == "added_tokens.json":
         fill(tmp_path, vocab_txt=LOWER)
     with (tmp_path / name).open("wb") as file:
-        file.truncate(MAX_BYTES + 1)
+        file.truncate(LARGEST + 1)
     read_bytes = Path.read_bytes
     opened: list[str] = []
     monkeypatch.setattr(Path, "read_bytes", lambda path: opened.append(path.name) or read_bytes(path))
-    with pytest.raises(ValueError, match=f"{MAX_BYTES + 1} bytes; tokenizer files up to"):
+    with pytest.raises(ValueError, match=f"{LARGEST + 1} bytes; a tokenizer file is at most"):
         read_tokenizer_files(tmp_path, DEFAULT)
     assert name not in opened
 
