@@ -37,10 +37,12 @@ def _features(batch: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
 
 
 class _BlankCounter:
-    """Counts the blank rows of consumed batches, names them, and stops above the budget."""
+    """Counts the blank rows of consumed batches, names them, and stops above the budget: at once, or (where only a
+    part of the rows is read here, and the other processes would wait for theirs) when :meth:`check` is called."""
 
-    def __init__(self, reader: RecordReader, budget: int) -> None:
-        self.reader, self.budget, self.count = reader, budget, 0
+    def __init__(self, reader: RecordReader, budget: int, *, at_once: bool) -> None:
+        self.reader, self.budget, self.at_once, self.count = reader, budget, at_once, 0
+        self._last = ""
         self._named: set[int] = set()
 
     def add(self, batch: Mapping[str, np.ndarray]) -> None:
@@ -48,14 +50,19 @@ class _BlankCounter:
         damaged = np.flatnonzero(batch["status"])
         if not len(damaged):
             return
-        texts = [self._name(int(batch["numbers"][row]), int(batch["status"][row])) for row in damaged]
-        count = self.count + len(damaged)
-        if count > self.budget:
+        for row in damaged:
+            self._last = self._name(int(batch["numbers"][row]), int(batch["status"][row]))
+        if self.at_once:
+            self.check(len(damaged))
+        self.count += len(damaged)
+
+    def check(self, more: int = 0) -> None:
+        """``DataBudgetError`` if the count and ``more`` are above the budget."""
+        if self.count + more > self.budget:
             raise DataBudgetError(
-                f"{count} damaged records, more than data.max_blank_records ({self.budget}); restore the shards or "
-                f"allow more; the last: {texts[-1]}"
+                f"{self.count + more} damaged records, more than data.max_blank_records ({self.budget}); restore "
+                f"the shards or allow more; the last: {self._last}"
             )
-        self.count = count
 
     def _name(self, number: int, reason: int) -> str:
         file, record = self.reader.locate(number)
@@ -79,7 +86,9 @@ class PretrainBatches:
     ) -> None:  # fmt: skip
         self._layout, self._data, self._order, self._sizes, self._mask = layout, data, order, sizes, mask
         self._records, self._rows = RecordReader(index), rows
-        self._blanks = _BlankCounter(self._records, data.max_blank_records)
+        # Otherwise the training step counts the blank rows of all processes, and stops them together.
+        whole = rows.rows is None or len(rows.rows) == sizes.final
+        self._blanks = _BlankCounter(self._records, data.max_blank_records, at_once=whole)
         self._order_facts = _order_facts(index, data, order, sizes)
         self._data_step = self._skipped_examples = 0
         self._skipped: list[tuple[int, int]] = []
@@ -89,7 +98,8 @@ class PretrainBatches:
         return self
 
     def __next__(self) -> tuple[dict[str, np.ndarray], BatchInfo]:
-        """Next features and their info; ``DataBudgetError`` above ``data.max_blank_records`` damaged records."""
+        """Next features and their info; ``DataBudgetError`` above ``data.max_blank_records`` damaged records, if
+        these are all rows of the batch."""
         if self._stream is None:
             # A reader of its own: threads of a stream that was just closed may still be in the old one.
             reader = LaneReader(self._records, self._order, self._sizes, self._rows)
@@ -216,6 +226,11 @@ def pretrain_batches(
         seed=seed,
     )
     host_rows = HostRows.of(usable, sizes, rows)
+    if host_rows.cuts_lanes():
+        _log.warning(
+            "data.lanes: of %d lanes several processes read the same one, which takes more time and memory; with a "
+            "multiple of their number they do not", usable,
+        )  # fmt: skip
     return PretrainBatches(index, layout, data, order, sizes, host_rows, _masker(data, tokenizer))
 
 
@@ -234,7 +249,8 @@ def eval_batches(
     """Each held-out record once, in file order; the last batch is filled with blank rows.
 
     ``max_batches`` above 0 stops after so many. Masks are the same in every call, dynamic shards included.
-    Checks happen at the call, not at the first batch; ``DataBudgetError`` while iterating as in training.
+    Checks happen at the call, not at the first batch. ``DataBudgetError`` while iterating, or, when these ``rows``
+    are not all, after the last batch, which the other hosts need too.
     """
     index = read_index(folder)
     layout = check_layout(index, data, tokenizer)
@@ -249,10 +265,12 @@ def eval_batches(
         return hash_key(data.seed, 3, _EVAL_EPOCH, raw.numbers)
 
     def stream() -> Iterator[dict[str, np.ndarray]]:
-        blanks = _BlankCounter(records, data.max_blank_records)
+        whole = rows is None or len(rows) == batch_size
+        blanks = _BlankCounter(records, data.max_blank_records, at_once=whole)
         for batch in read_batches(reader, layout, data, steps=(0, count), keys=keys, mask=mask):
             blanks.add(batch)
             yield _features(batch)
+        blanks.check()
 
     return stream()
 

@@ -165,14 +165,21 @@ class HostRows:
         rows = tuple(int(row) for row in rows)
         if not rows or min(rows) < 0 or max(rows) >= sizes.final:
             raise ValueError(f"rows: must be numbers from 0 to below the batch size ({sizes.final})")
-        share = sizes.final // lanes
-        whole = [lane * share + i for lane in dict.fromkeys(r // share for r in rows) for i in range(share)]
-        if sizes.ramp and list(rows) != whole:
+        own = cls(lanes, sizes, rows)
+        if sizes.ramp and own.cuts_lanes():
             raise ValueError(
                 f"data.lanes: {lanes} lanes cannot be dealt to these hosts while training.batch_ramp changes the "
                 "batch; give a multiple of the number of hosts that feed different rows"
             )
-        return cls(lanes, sizes, rows)
+        return own
+
+    def cuts_lanes(self) -> bool:
+        """Whether some lane is fed by this host only in part (or its rows are not in the order of lanes)."""
+        if self.rows is None:
+            return False
+        share = self.sizes.final // self.lanes
+        lanes = dict.fromkeys(row // share for row in self.rows)
+        return list(self.rows) != [lane * share + i for lane in lanes for i in range(share)]
 
     def at(self, size: int) -> tuple[np.ndarray, np.ndarray]:
         """Lane and place of each row in a batch of ``size`` rows, int64 each."""
