@@ -70,6 +70,11 @@ class RunOptions:
     # Seconds without a sign of life after which a process counts as dead and the others end.
     heartbeat_timeout: int = 100
 
+    def __post_init__(self) -> None:
+        for name in ("host_timeout", "heartbeat_timeout"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name}: {getattr(self, name)} is not allowed; allowed: 1 or more seconds")
+
     @property
     def default_workdir(self) -> str:
         """Where a run goes when no workdir was given."""

@@ -9,7 +9,6 @@ one process every function is trivial.
 import atexit
 import collections
 import contextlib
-import importlib.util
 import json
 import os
 import re
@@ -17,8 +16,6 @@ import socket
 import sys
 import threading
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NoReturn
@@ -27,13 +24,14 @@ import jax
 
 from bert_jax import exits
 from bert_jax.config.loader import RunOptions
+from bert_jax.parallel import cluster
 
-# Device files of accelerators: TPU (accel, vfio), NVIDIA (also in Windows' Linux), AMD.
-ACCELERATORS = ("dev/accel*", "dev/vfio/[0-9]*", "dev/nvidia[0-9]*", "dev/nvidiactl", "dev/dxg", "dev/kfd")
 FAILURE = "bert_jax/failure"
 WATCH = "failure-watch"
 # Seconds that the lead, which holds the service, stays for the others to read why the run ends.
 LAST_WORDS = 10.0
+# Seconds after which a file written by one host is seen by the others, if they share the folder at all.
+SHARED_WITHIN = 10.0
 
 _calls: collections.Counter[str] = collections.Counter()  # of each name, the same on every process
 _leaving = threading.Event()
@@ -50,9 +48,9 @@ def start(options: RunOptions) -> None:
     the addresses by itself. ``ValueError`` for settings that do not fit together. Processes that do not all come
     within ``options.host_timeout`` seconds end with one line and code 2.
     """
-    prefer_cpu_without_accelerator()
-    given = _given(options)
-    if given is None and not _is_tpu_pod() and not _is_slurm_step():
+    cluster.prefer_cpu_without_accelerator()
+    given = cluster.given(options)
+    if given is None and not cluster.is_tpu_pod() and not cluster.is_slurm_step():
         return
     found = "by the cluster's own variables" if given is None else f"{given[0]}, process {given[2]} of {given[1]}"
 
@@ -75,7 +73,7 @@ def start(options: RunOptions) -> None:
     }
     try:
         if given is None:
-            jax.distributed.initialize(local_device_ids=_slurm_devices(), **limits)
+            jax.distributed.initialize(local_device_ids=cluster.slurm_devices(), **limits)
         else:
             address, processes, process = given
             jax.distributed.initialize(address, processes, process, cluster_detection_method="deactivate", **limits)
@@ -84,100 +82,6 @@ def start(options: RunOptions) -> None:
     finally:
         timer.cancel()
     threading.Thread(target=_watch, name=WATCH, daemon=True).start()
-
-
-def prefer_cpu_without_accelerator() -> None:
-    """On a machine with libtpu (for planning) but no accelerator at all, keep jax from starting libtpu, which
-    fails with a page of errors before jax falls back to the CPU. JAX_PLATFORMS, and what jax found, are kept."""
-    untouched = _platforms() is None and importlib.util.find_spec("libtpu") is not None
-    if untouched and not any(any(Path("/").glob(pattern)) for pattern in ACCELERATORS):
-        jax.config.update("jax_platforms", "cpu")
-
-
-def _platforms() -> str | None:
-    """What jax is to run on: from JAX_PLATFORMS, else jax says tpu,cpu where it finds TPU chips."""
-    platforms: str | None = jax.config.jax_platforms  # type: ignore[attr-defined]
-    return platforms
-
-
-def _given(options: RunOptions) -> tuple[str, int, int] | None:
-    """(coordinator, processes, index) from the flags, else from the environment; None when nothing is given."""
-    coordinator = options.coordinator or os.environ.get("JAX_COORDINATOR_ADDRESS", "")
-    processes = options.num_processes or _variable("JAX_NUM_PROCESSES", 0)
-    process = options.process_id if options.process_id >= 0 else _variable("JAX_PROCESS_ID", -1)
-    if not coordinator and not processes and process < 0:
-        return None
-    if process < 0:
-        process = _variable("JOB_COMPLETION_INDEX", -1)  # of a Kubernetes job
-    given = {"coordinator": coordinator, "num_processes": processes, "process_id": process >= 0}
-    missing = [name for name, value in given.items() if not value]
-    if missing:
-        raise ValueError(
-            f"{missing[0]}: not given; --coordinator HOST:PORT, --num_processes and --process_id belong together "
-            "(or JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID); give all three, or none"
-        )
-    if not re.fullmatch(r".+:\d{1,5}", coordinator):
-        raise ValueError(f"coordinator: {coordinator!r} is not allowed; allowed: HOST:PORT of process 0")
-    if process >= processes:
-        raise ValueError(
-            f"process_id: {process} is not allowed with --num_processes {processes}; allowed: 0 to {processes - 1}"
-        )
-    return coordinator, processes, process
-
-
-def _variable(name: str, default: int) -> int:
-    text = os.environ.get(name, "")
-    if text and not text.isdecimal():
-        raise ValueError(f"{name}: {text!r} is not a whole number")
-    return int(text or default)
-
-
-def _is_tpu_pod() -> bool:
-    """Whether this is one of several hosts of a TPU slice or of several slices, on GKE or on TPU VMs."""
-    if not (_platforms() or "").startswith("tpu"):
-        return False
-    if int(os.environ.get("MEGASCALE_NUM_SLICES") or 1) > 1:
-        return True
-    workers = os.environ.get("TPU_PROCESS_ADDRESSES") or os.environ.get("TPU_WORKER_HOSTNAMES")
-    if workers is None and "TPU_SKIP_MDS_QUERY" not in os.environ:
-        workers = _metadata("worker-network-endpoints")
-        if workers and "MEGASCALE_NUM_SLICES" in (_metadata("tpu-env") or ""):
-            return True
-    return len((workers or "").split(",")) > 1
-
-
-def _metadata(key: str) -> str | None:
-    """An attribute of this TPU VM from Google's metadata server; None where there is no such server or key."""
-    server = os.environ.get("GCE_METADATA_IP", "metadata.google.internal")
-    url = f"http://{server}/computeMetadata/v1/instance/attributes/{key}"
-    request = urllib.request.Request(url, headers={"Metadata-Flavor": "Google"})
-    for attempt in range(3):
-        try:
-            with urllib.request.urlopen(request, timeout=5) as answer:
-                return str(answer.read().decode())
-        except urllib.error.HTTPError:
-            return None
-        except OSError:
-            time.sleep(attempt)
-    return None
-
-
-def _is_slurm_step() -> bool:
-    """Whether ``srun`` started this as one of several tasks. A batch script's own shell is not one of them."""
-    wanted = ("SLURM_JOB_ID", "SLURM_STEP_NODELIST", "SLURM_NTASKS", "SLURM_PROCID", "SLURM_LOCALID")
-    tasks = os.environ.get("SLURM_STEP_NUM_TASKS") or os.environ.get("SLURM_NTASKS", "1")
-    return all(name in os.environ for name in wanted) and int(tasks) > 1
-
-
-def _slurm_devices() -> list[int] | None:
-    """GPUs of this task where jax's rule (GPU number = task number on its node) does not hold: a task that is
-    alone on its node has all of them, and one that SLURM shows a single GPU has that."""
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
-    gpus = len(visible.split(",")) if visible else int(os.environ.get("SLURM_GPUS_ON_NODE") or 0)
-    alone = re.fullmatch(r"1(\(x\d+\))?", os.environ.get("SLURM_STEP_TASKS_PER_NODE", ""))
-    if not _is_slurm_step() or not gpus or "JAX_LOCAL_DEVICE_IDS" in os.environ:
-        return None
-    return list(range(gpus)) if alone or gpus == 1 else None
 
 
 # ------------------------------------------------------------------ agreement
@@ -236,12 +140,48 @@ def gather(name: str, value: str, timeout_seconds: float) -> list[str]:
     return values
 
 
-def require_equal(name: str, value: str, explain: str, timeout_seconds: float) -> None:
-    """``ValueError`` on every process unless all have the same ``value``; ``explain`` says what to do."""
+def lead_says(name: str, value: bool, timeout_seconds: float) -> bool:
+    """The lead's ``value``, on every process: for what is decided by files that only the lead writes."""
+    return gather(name, str(value), timeout_seconds)[0] == "True"
+
+
+def require_equal(name: str, value: str, advice: str, timeout_seconds: float) -> None:
+    """``ValueError`` on every process unless all have the same ``value``; ``advice`` says what to do."""
     values = gather(name, value, timeout_seconds)
     odd = [i for i, other in enumerate(values) if other != values[0]]
     if odd:
-        raise ValueError(f"{name}: process {', '.join(map(str, odd))} differs from process 0; {explain}")
+        raise ValueError(f"{name}: not the same on process {', '.join(map(str, odd))} as on process 0; {advice}")
+
+
+def require_shared(folder: Path, timeout_seconds: float) -> None:
+    """``ValueError`` on every process unless all see what the lead writes in ``folder``, as checkpoints need it."""
+    if count() == 1:
+        return
+    name = gather("mark", f".shared-{os.urandom(8).hex()}", timeout_seconds)[0]
+    if is_lead():
+        (folder / name).touch()
+    try:
+        barrier("marked", timeout_seconds)
+        seen = [answer == "True" for answer in gather("seen", str(_appears(folder / name)), timeout_seconds)]
+    finally:
+        if is_lead():
+            (folder / name).unlink()
+    blind = [str(i) for i, answer in enumerate(seen) if not answer]
+    if blind:
+        raise ValueError(
+            f"{folder.absolute()}: process {', '.join(blind)} does not see what process 0 writes there; give a "
+            "--workdir that all hosts share (a network file system or gs://)"
+        )
+
+
+def _appears(path: Path) -> bool:
+    """Whether ``path`` is there, or comes within the seconds for which a network file system may hide it."""
+    limit = time.monotonic() + SHARED_WITHIN
+    while not path.exists():
+        if time.monotonic() > limit:
+            return False
+        time.sleep(0.2)
+    return True
 
 
 def _unique(name: str) -> str:

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from typing import Any
 
 import jax
-import numpy as np
 from jax.sharding import Mesh
 
 from bert_jax.batch import BatchInfo, BatchIterator
@@ -53,8 +52,3 @@ class DevicePrefetcher:
         """Stop the thread; batches read ahead are dropped."""
         self._closed.set()
         self._thread.join(timeout=10)
-
-
-def host_share(rows: np.ndarray | list[int], batch_size: int) -> float:
-    """Share of the global batch that this process feeds."""
-    return len(rows) / batch_size

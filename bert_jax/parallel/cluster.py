@@ -1,0 +1,114 @@
+"""Whether this process is one of several that make a run, by flags, environment or what it runs on.
+
+Only whether, and what jax would get wrong: how the processes find each other is jax's own doing
+(``jax.distributed.initialize``).
+"""
+
+import importlib.util
+import os
+import re
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+import jax
+
+from bert_jax.config.loader import RunOptions
+
+# Device files of accelerators: TPU (accel, vfio), NVIDIA (also in Windows' Linux), AMD.
+ACCELERATORS = ("dev/accel*", "dev/vfio/[0-9]*", "dev/nvidia[0-9]*", "dev/nvidiactl", "dev/dxg", "dev/kfd")
+
+
+def prefer_cpu_without_accelerator() -> None:
+    """On a machine with libtpu (for planning) but no accelerator at all, keep jax from starting libtpu, which
+    fails with a page of errors before jax falls back to the CPU. JAX_PLATFORMS, and what jax found, are kept."""
+    untouched = _platforms() is None and importlib.util.find_spec("libtpu") is not None
+    if untouched and not any(any(Path("/").glob(pattern)) for pattern in ACCELERATORS):
+        jax.config.update("jax_platforms", "cpu")
+
+
+def _platforms() -> str | None:
+    """What jax is to run on: from JAX_PLATFORMS, else jax says tpu,cpu where it finds TPU chips."""
+    platforms: str | None = jax.config.jax_platforms  # type: ignore[attr-defined]
+    return platforms
+
+
+def given(options: RunOptions) -> tuple[str, int, int] | None:
+    """(coordinator, processes, index) from the flags, else from the environment; None when nothing is given."""
+    coordinator = options.coordinator or os.environ.get("JAX_COORDINATOR_ADDRESS", "")
+    processes = options.num_processes or _variable("JAX_NUM_PROCESSES", 0)
+    process = options.process_id if options.process_id >= 0 else _variable("JAX_PROCESS_ID", -1)
+    if not coordinator and not processes and process < 0:
+        return None
+    if process < 0:
+        process = _variable("JOB_COMPLETION_INDEX", -1)  # of a Kubernetes job
+    parts = {"coordinator": coordinator, "num_processes": processes, "process_id": process >= 0}
+    missing = [name for name, value in parts.items() if not value]
+    if missing:
+        raise ValueError(
+            f"{missing[0]}: not given; --coordinator HOST:PORT, --num_processes and --process_id belong together "
+            "(or JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID); give all three, or none"
+        )
+    if not re.fullmatch(r".+:\d{1,5}", coordinator):
+        raise ValueError(f"coordinator: {coordinator!r} is not allowed; allowed: HOST:PORT of process 0")
+    if process >= processes:
+        raise ValueError(
+            f"process_id: {process} is not allowed with --num_processes {processes}; allowed: 0 to {processes - 1}"
+        )
+    return coordinator, processes, process
+
+
+def _variable(name: str, default: int) -> int:
+    text = os.environ.get(name, "")
+    if text and not text.isdecimal():
+        raise ValueError(f"{name}: {text!r} is not a whole number")
+    return int(text or default)
+
+
+def is_tpu_pod() -> bool:
+    """Whether this is one of several hosts of a TPU slice or of several slices, on GKE or on TPU VMs."""
+    if not (_platforms() or "").startswith("tpu"):
+        return False
+    if int(os.environ.get("MEGASCALE_NUM_SLICES") or 1) > 1:
+        return True
+    workers = os.environ.get("TPU_PROCESS_ADDRESSES") or os.environ.get("TPU_WORKER_HOSTNAMES")
+    if workers is None and "TPU_SKIP_MDS_QUERY" not in os.environ:
+        workers = _metadata("worker-network-endpoints")
+        if workers and "MEGASCALE_NUM_SLICES" in (_metadata("tpu-env") or ""):
+            return True
+    return len((workers or "").split(",")) > 1
+
+
+def _metadata(key: str) -> str | None:
+    """An attribute of this TPU VM from Google's metadata server; None where there is no such server or key."""
+    server = os.environ.get("GCE_METADATA_IP", "metadata.google.internal")
+    url = f"http://{server}/computeMetadata/v1/instance/attributes/{key}"
+    request = urllib.request.Request(url, headers={"Metadata-Flavor": "Google"})
+    for attempt in range(3):
+        try:
+            with urllib.request.urlopen(request, timeout=5) as answer:
+                return str(answer.read().decode())
+        except urllib.error.HTTPError:
+            return None
+        except OSError:
+            time.sleep(attempt)
+    return None
+
+
+def is_slurm_step() -> bool:
+    """Whether ``srun`` started this as one of several tasks. A batch script's own shell is not one of them."""
+    wanted = ("SLURM_JOB_ID", "SLURM_STEP_NODELIST", "SLURM_NTASKS", "SLURM_PROCID", "SLURM_LOCALID")
+    tasks = os.environ.get("SLURM_STEP_NUM_TASKS") or os.environ.get("SLURM_NTASKS", "1")
+    return all(name in os.environ for name in wanted) and int(tasks) > 1
+
+
+def slurm_devices() -> list[int] | None:
+    """GPUs of this task where jax's rule (GPU number = task number on its node) does not hold: a task that is
+    alone on its node has all of them, and one that SLURM shows a single GPU has that."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+    gpus = len(visible.split(",")) if visible else int(os.environ.get("SLURM_GPUS_ON_NODE") or 0)
+    alone = re.fullmatch(r"1(\(x\d+\))?", os.environ.get("SLURM_STEP_TASKS_PER_NODE", ""))
+    if not is_slurm_step() or not gpus or "JAX_LOCAL_DEVICE_IDS" in os.environ:
+        return None
+    return list(range(gpus)) if alone or gpus == 1 else None
