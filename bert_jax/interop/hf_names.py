@@ -3,10 +3,9 @@
 torch stores a linear layer's weight as [out, in], so every kernel is the transpose of the canonical one.
 """
 
-from dataclasses import dataclass
-
 from bert_jax.config import HeadsConfig, ModelSpec
 from bert_jax.interop.exchange import parameter_shapes
+from bert_jax.interop.stored import StoredName
 
 # Tied copies: name of the copy -> canonical parameter that it repeats.
 TIED = {
@@ -49,21 +48,12 @@ _LEAF = {"kernel": "weight", "bias": "bias", "scale": "weight", "embedding": "we
 CLASSIFIERS = ("sequence", "token", "choice")
 
 
-@dataclass(frozen=True)
-class HfTensor:
-    """A tensor in a Hugging Face folder."""
-
-    name: str
-    # Whether it is the transpose of the canonical array.
-    transpose: bool
-
-
 def has_prefix(heads: HeadsConfig) -> bool:
     """Whether the encoder's names begin with the family (``bert.``): in classes with a head they do."""
     return any(name != "pooler" for name in heads.present())
 
 
-def hf_names(spec: ModelSpec, prefix: str | None = None) -> dict[str, HfTensor]:
+def hf_names(spec: ModelSpec, prefix: str | None = None) -> dict[str, StoredName]:
     """Canonical name -> tensor of every parameter but the sentence head's, in the order of parameter_shapes.
 
     ``prefix`` (with its dot) is that of the encoder; None: as the transformers class for these heads has it.
@@ -113,6 +103,6 @@ def _modules(spec: ModelSpec, prefix: str) -> dict[str, str]:
     return modules
 
 
-def _tensor(name: str, modules: dict[str, str]) -> HfTensor:
+def _tensor(name: str, modules: dict[str, str]) -> StoredName:
     module, _, leaf = name.rpartition("/")
-    return HfTensor(f"{modules[module]}.{_LEAF[leaf]}", transpose=leaf == "kernel")
+    return StoredName(f"{modules[module]}.{_LEAF[leaf]}", transpose=leaf == "kernel")

@@ -9,11 +9,12 @@ from typing import Any
 import numpy as np
 
 from bert_jax.config import HeadsConfig, ModelConfig, ModelSpec, TokenizerConfig
-from bert_jax.interop.exchange import ReadOptions, Weights, parameter_shapes
+from bert_jax.interop.exchange import ReadOptions, Weights
 from bert_jax.interop.folder import needed
 from bert_jax.interop.hf_config import CLASSES, CONFIG_FILE, HfConfig, default_labels, model_parts, read_config
 from bert_jax.interop.hf_names import BUFFERS, TIED, hf_names
-from bert_jax.interop.hf_tensors import FLOATS, Tensor, listed, open_tensors, read_float32
+from bert_jax.interop.hf_tensors import Tensor, open_tensors, read_float32
+from bert_jax.interop.stored import FLOATS, check_stored, listed
 from bert_jax.interop.tokenizer_files import read_tokenizer_files
 from bert_jax.tokenization import build_tokenizer
 
@@ -247,26 +248,18 @@ class _Found:
         names = hf_names(spec, self.prefix)
         tied = TIED[self.said.family]
         expected = {entry.name for entry in names.values()}
-        missing = [name for name in (entry.name for entry in names.values()) if name not in self.tensors]
         left_over = [
             name for name in self.tensors if name not in expected and not (spec.heads.mlm and name in tied)
         ]
-        problems = [f"missing {listed(missing)}"] if missing else []
-        if left_over and not self.options.allow_mismatch:
-            problems.append(f"left over {listed(left_over)}")
-        shapes = parameter_shapes(spec)
-        for canonical, entry in names.items():
-            tensor = self.tensors.get(entry.name)
-            shape = shapes[canonical][::-1] if entry.transpose else shapes[canonical]
-            if tensor is not None and tensor.shape != shape:
-                problems.append(f"{entry.name} has the shape {tensor.shape}, expected {shape}")
-            elif tensor is not None and tensor.dtype not in FLOATS:
-                problems.append(f"{entry.name} is {tensor.dtype}, readable are {', '.join(FLOATS)}")
-        if problems:
-            hint = "; left-over tensors alone can be dropped with --allow_mismatch" if left_over else ""
-            raise ValueError(f"{self.path}: the tensors are not those of the model: {listed(problems)}{hint}")
-        if left_over:
-            self.notes.append(f"left over and dropped: {listed(left_over)}")
+        self.notes += check_stored(
+            spec,
+            names,
+            {name: (tensor.shape, tensor.dtype) for name, tensor in self.tensors.items()},
+            left_over,
+            allow_left_over=self.options.allow_mismatch,
+            where=self.path,
+            what="tensors",
+        )
         return self._read_values(names)
 
     def _read_values(self, names: dict[str, Any]) -> dict[str, np.ndarray]:

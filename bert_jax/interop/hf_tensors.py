@@ -11,6 +11,7 @@ import numpy as np
 
 from bert_jax.interop.folder import inside, json_object, needed, read_small
 from bert_jax.interop.safetensors_file import StoredTensor, aligned_empty, read_header, read_values
+from bert_jax.interop.stored import listed
 
 WEIGHT_FILES = (
     "model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json",
@@ -21,7 +22,6 @@ _NAMES = {
     "I16": "int16", "I8": "int8", "U64": "uint64", "U32": "uint32", "U16": "uint16", "U8": "uint8", "BOOL": "bool",
     "F8_E4M3": "float8", "F8_E5M2": "float8",
 }  # fmt: skip
-FLOATS = ("float32", "float16", "bfloat16", "float64")
 
 
 @dataclass(frozen=True)
@@ -79,12 +79,6 @@ def _sharded(folder: Path, index: Path, load: Callable[[Path], dict[str, Tensor]
             raise ValueError(f"{folder / file}: lacks {listed(lacking)}, which {index.name} puts there")
         tensors |= shard
     return tensors
-
-
-def listed(names: list[str], most: int = 20) -> str:
-    """Names for a message: all, or the first ``most`` and how many more."""
-    shown = ", ".join(name[:80] for name in names[:most])
-    return shown if len(names) <= most else f"{shown} and {len(names) - most} more"
 
 
 def _safetensors(file: Path) -> dict[str, Tensor]:

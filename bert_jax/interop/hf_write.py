@@ -12,7 +12,8 @@ import numpy as np
 
 from bert_jax.interop.exchange import Weights, check_shapes
 from bert_jax.interop.hf_config import CONFIG_FILE, heads_of_class, hf_class, hf_config
-from bert_jax.interop.hf_names import HfTensor, hf_names
+from bert_jax.interop.hf_names import hf_names
+from bert_jax.interop.stored import StoredName
 from bert_jax.interop.tokenizer_files import write_tokenizer_files
 
 WEIGHTS_FILE = "model.safetensors"
@@ -45,7 +46,7 @@ def write_hf(folder: Path, weights: Weights, *, dtype: Literal["float32", "bfloa
 
 
 def write_safetensors(
-    file: Path, params: Mapping[str, np.ndarray], names: Mapping[str, HfTensor], dtype: str
+    file: Path, params: Mapping[str, np.ndarray], names: Mapping[str, StoredName], dtype: str
 ) -> None:
     """The parameters that ``names`` lists, under those names; one tensor is in memory beside ``params``.
 

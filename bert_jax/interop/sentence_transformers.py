@@ -18,10 +18,10 @@ from bert_jax.config.spec import Activation, Pooling
 from bert_jax.interop.exchange import ReadOptions, Weights, check_shapes
 from bert_jax.interop.folder import inside, needed, parse_json, read_small
 from bert_jax.interop.hf_config import read_config
-from bert_jax.interop.hf_names import HfTensor
 from bert_jax.interop.hf_read import read_hf
-from bert_jax.interop.hf_tensors import FLOATS, listed, open_tensors, read_float32
+from bert_jax.interop.hf_tensors import open_tensors, read_float32
 from bert_jax.interop.hf_write import WEIGHTS_FILE, write_hf, write_safetensors
+from bert_jax.interop.stored import FLOATS, StoredName, listed
 
 MODULES_FILE = "modules.json"
 MODEL_FILE = "config_sentence_transformers.json"
@@ -343,9 +343,9 @@ def _pooling_settings(spec: ModelSpec, sentence: SentenceConfig) -> dict[str, An
 
 
 def _write_dense(folder: Path, module: SentenceModule, name: str, weights: Weights, dtype: str) -> None:
-    names = {f"{name}/kernel": HfTensor("linear.weight", True)}
+    names = {f"{name}/kernel": StoredName("linear.weight", True)}
     if module.bias:
-        names[f"{name}/bias"] = HfTensor("linear.bias", False)
+        names[f"{name}/bias"] = StoredName("linear.bias", False)
     settings = {
         "in_features": weights.params[f"{name}/kernel"].shape[0],
         "out_features": module.features,

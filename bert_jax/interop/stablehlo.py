@@ -19,7 +19,6 @@ from safetensors.numpy import load_file
 
 from bert_jax.config import ModelSpec
 from bert_jax.interop.exchange import Weights, check_shapes, parameter_shapes
-from bert_jax.interop.hf_names import HfTensor
 from bert_jax.interop.hf_write import write_safetensors
 from bert_jax.interop.serving import (
     INPUTS,
@@ -29,6 +28,7 @@ from bert_jax.interop.serving import (
     symbolic_sizes,
     write_companions,
 )
+from bert_jax.interop.stored import StoredName
 
 PROGRAM, TEXT, WEIGHTS, SIGNATURE = "program.bin", "program.mlir", "weights.safetensors", "signature.json"
 PLATFORMS = ("cpu", "cuda", "tpu")
@@ -49,7 +49,7 @@ def write_stablehlo(
     (folder / TEXT).write_text(exported.mlir_module(), encoding="utf-8")
     signature = _signature(weights.spec, exported)
     (folder / SIGNATURE).write_text(json.dumps(signature, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-    names = {name: HfTensor(name, transpose=False) for name in weights.params}
+    names = {name: StoredName(name, transpose=False) for name in weights.params}
     write_safetensors(folder / WEIGHTS, weights.params, names, dtype)
     return [*_notes(weights.spec, dtype), *write_companions(folder, weights, dtype)]
 

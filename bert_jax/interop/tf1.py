@@ -17,13 +17,13 @@ from typing import Any, Literal
 import numpy as np
 
 from bert_jax.config import HeadsConfig, ModelConfig, ModelSpec, spec_from_json, spec_to_json
-from bert_jax.interop.exchange import ReadOptions, Weights, check_shapes, parameter_shapes
+from bert_jax.interop.exchange import ReadOptions, Weights, check_shapes
 from bert_jax.interop.folder import inside, needed, read_small
 from bert_jax.interop.hf_config import default_labels, read_config
 from bert_jax.interop.hf_read import check_vocabulary
-from bert_jax.interop.hf_tensors import listed
 from bert_jax.interop.npz import largest_difference
 from bert_jax.interop.safetensors_file import aligned_empty
+from bert_jax.interop.stored import FLOATS, check_stored, listed
 from bert_jax.interop.tf1_names import CONFIG_FILE, HEADS, tf1_config, tf1_model, tf1_names
 from bert_jax.interop.tokenizer_files import read_tokenizer_files
 
@@ -37,7 +37,6 @@ _SLOT = re.compile(
     r"|(^|/)(global_step|beta[12]_power))$"
 )
 _LAYER = re.compile(r"bert/encoder/layer_(\d{1,6})/")
-_FLOATS = ("float32", "float16", "bfloat16", "float64")
 
 
 def _tensorflow() -> Any:
@@ -159,7 +158,7 @@ class _Bundle:
         dtypes = {key: dtype.name for key, dtype in reader.get_variable_to_dtype_map().items()}
         shapes = {key: tuple(shape) for key, shape in reader.get_variable_to_shape_map().items()}
         for key, shape in shapes.items():
-            if dtypes[key] in _FLOATS and math.prod(shape) * np.dtype(dtypes[key].replace("b", "")).itemsize > size:
+            if dtypes[key] in FLOATS and math.prod(shape) * np.dtype(dtypes[key].replace("b", "")).itemsize > size:
                 raise ValueError(f"{prefix}: {key[:80]!r} is declared with shape {shape}, larger than its files")
         return cls(shapes, dtypes, lambda key: guarded(lambda: reader.get_tensor(key)))
 
@@ -264,32 +263,26 @@ class _Found:
 
     def read(self, spec: ModelSpec) -> dict[str, np.ndarray]:
         """Every canonical parameter of ``spec``; what lies there beside them is an error."""
-        names = tf1_names(spec)
-        expected = {entry.name for entry in names.values()}
-        source = {name: f"{name}{EMA}" if self.options.ema else name for name in expected}
-        missing = [name for name in source.values() if name not in self.bundle.shapes]
+        suffix = EMA if self.options.ema else ""
+        names = {
+            canonical: dataclasses.replace(entry, name=f"{entry.name}{suffix}")
+            for canonical, entry in tf1_names(spec).items()
+        }
+        expected = {entry.name.removesuffix(suffix) for entry in names.values()}
         left_over = [name for name in self.names if name not in expected]
-        problems = [f"missing {listed(sorted(missing))}"] if missing else []
-        if left_over and not self.options.allow_mismatch:
-            problems.append(f"left over {listed(left_over)}")
-        shapes = parameter_shapes(spec)
-        for canonical, entry in names.items():
-            shape = shapes[canonical][::-1] if entry.transpose else shapes[canonical]
-            given = self.bundle.shapes.get(source[entry.name], shape)
-            dtype = self.bundle.dtypes.get(source[entry.name], "float32")
-            if given != shape:
-                problems.append(f"{entry.name} has the shape {given}, expected {shape}")
-            elif dtype not in _FLOATS:
-                problems.append(f"{entry.name} is {dtype}, readable are {', '.join(_FLOATS)}")
-        if problems:
-            hint = "; left-over variables alone can be dropped with --allow_mismatch" if left_over else ""
-            raise ValueError(f"{self.prefix}: the variables are not those of the model: {listed(problems)}{hint}")
-        if left_over:
-            self.notes.append(f"left over and dropped: {listed(left_over)}")
+        self.notes += check_stored(
+            spec,
+            names,
+            {name: (shape, self.bundle.dtypes[name]) for name, shape in self.bundle.shapes.items()},
+            left_over,
+            allow_left_over=self.options.allow_mismatch,
+            where=self.prefix,
+            what="variables",
+        )
         params: dict[str, np.ndarray] = {}
         bad, raised = [], []
         for canonical, entry in names.items():
-            values = self.bundle.read(source[entry.name])
+            values = self.bundle.read(entry.name)
             raised += [] if values.dtype == np.float32 else [entry.name]
             # Memory of its own that jax uses without a copy; TensorFlow's goes with the next turn.
             params[canonical] = aligned_empty(values.shape[::-1] if entry.transpose else values.shape)

@@ -4,12 +4,12 @@ Kernels are [in, out] there as here; output layers applied by ``tf.matmul(..., t
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from bert_jax.config import ModelConfig, ModelSpec
 from bert_jax.interop.exchange import parameter_shapes
+from bert_jax.interop.stored import StoredName
 
 CONFIG_FILE = "bert_config.json"
 # What google-research/bert computes with, whatever bert_config.json says.
@@ -56,16 +56,7 @@ _DEFAULTS: dict[str, Any] = {
 _ACTIVATIONS_OUT = {"gelu": "gelu", "gelu_tanh": "gelu", "relu": "relu"}
 
 
-@dataclass(frozen=True)
-class Tf1Variable:
-    """A variable in a TF1 checkpoint."""
-
-    name: str
-    # Whether it is the transpose of the canonical array.
-    transpose: bool
-
-
-def tf1_names(spec: ModelSpec) -> dict[str, Tf1Variable]:
+def tf1_names(spec: ModelSpec) -> dict[str, StoredName]:
     """Canonical name -> variable of every parameter, in the order of parameter_shapes.
 
     ``spec`` has none but :data:`HEADS`, post-norm and learned positions.
@@ -73,21 +64,19 @@ def tf1_names(spec: ModelSpec) -> dict[str, Tf1Variable]:
     return {name: _variable(name) for name in parameter_shapes(spec)}
 
 
-def _variable(name: str) -> Tf1Variable:
+def _variable(name: str) -> StoredName:
     module, _, leaf = name.rpartition("/")
     if leaf == "embedding":
-        return Tf1Variable(f"bert/{module}", False)
+        return StoredName(f"bert/{module}", False)
     if module in _OUTPUTS:
-        return Tf1Variable(
-            f"{_OUTPUTS[module]}output_{'weights' if leaf == 'kernel' else 'bias'}", leaf == "kernel"
-        )
+        return StoredName(f"{_OUTPUTS[module]}output_{'weights' if leaf == 'kernel' else 'bias'}", leaf == "kernel")
     if module.startswith("encoder/layer_"):
         _, layer, inner = module.split("/", 2)
         target = f"bert/encoder/{layer}/{_LAYER[inner]}"
     else:
         target = _MODULES[module]
     leaf = _NORM_LEAF[leaf] if module.endswith("layer_norm") else leaf
-    return Tf1Variable(f"{target}/{leaf}", False)
+    return StoredName(f"{target}/{leaf}", False)
 
 
 def tf1_config(model: ModelConfig) -> dict[str, Any]:
