@@ -27,7 +27,9 @@ from bert_jax.training.prefetch import DevicePrefetcher
 from bert_jax.training.profiler import ProfilerWindow
 from bert_jax.training.progress import Progress
 from bert_jax.training.signals import StopRequest
+from bert_jax.training.spikes import LossGuard
 from bert_jax.training.state import initial_state
+from bert_jax.training.watchdog import Watchdog
 from bert_jax.training.writers import MetricsWriter
 from data_pipeline.build import ensure_data
 from data_pipeline.source import ShardSource
@@ -71,12 +73,13 @@ def main() -> int:
             jax.block_until_ready((state, metrics))
             alone = time.perf_counter() - began
             window = dataclasses.replace(training, num_steps=first + options.steps)
-            recorder = Recorder(window, IntervalMeter(), programs.unpack, write)
+            recorder = Recorder(window, IntervalMeter(), LossGuard(window), programs.unpack, write)
             began = time.perf_counter()
             state = run_steps(
                 state, first, window, step_for=programs.step_for, batches=batches, recorder=recorder,
                 evaluate=lambda state, step: None, save=lambda state, step: None, settle=lambda: None,
                 poll=progress.tick, profiler=ProfilerWindow(Path(folder), ()), stop=StopRequest(),
+                watchdog=Watchdog(training.watchdog_seconds),
             )  # fmt: skip
             jax.block_until_ready(state)
             whole = time.perf_counter() - began

@@ -52,6 +52,10 @@ class BatchIterator(Protocol):
         """JSON-able position (under 1 KB) after the batches returned so far."""
         ...
 
+    def skip(self, batches: int) -> None:
+        """Leave out the next ``batches`` batches (1 or more); the state records it."""
+        ...
+
     def restore(self, state: Mapping[str, Any]) -> None:
         """Continue after ``state``; raises ``ValueError`` when it belongs to other data."""
         ...

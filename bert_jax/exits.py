@@ -17,11 +17,10 @@ FREE_SPACE = "what was complete before is kept: free some space and run again"
 class Stop(Exception):
     """A run that ends early for a reason that has its own exit code."""
 
-    agreed = False  # true once every process of the run is known to stop at the same step
-
-    def __init__(self, code: int, message: str) -> None:
+    def __init__(self, code: int, message: str, *, agreed: bool = False) -> None:
         super().__init__(message)
         self.code = code
+        self.agreed = agreed  # every process of the run stops at the same step, so nobody has to be told
 
 
 def run_command(command: Callable[[], int | None]) -> int:

@@ -110,6 +110,9 @@ class SyntheticIterator:
     def state(self) -> dict[str, Any]:
         return {"data_step": self.data_step}
 
+    def skip(self, batches: int) -> None:
+        self.data_step += batches
+
     def restore(self, state: Mapping[str, Any]) -> None:
         self.data_step = state["data_step"]
 

@@ -105,8 +105,8 @@ class ExecutionConfig:
     dtype: Literal["float32", "bfloat16"] = "float32"
     # One matrix product for query, key and value (stacked in the forward pass; parameters stay apart).
     fused_qkv: bool = False
-    # Attention implementation.
-    attention: Literal["xla"] = "xla"
+    # Attention implementation: xla, pallas (a TPU kernel; interpreted elsewhere) or auto (pallas on TPU, else xla).
+    attention: Literal["auto", "xla", "pallas"] = "auto"
     # Random bits for dropout: threefry is equal on every mesh; rbg is much cheaper on TPU, equal per mesh.
     prng: Literal["threefry", "rbg"] = "threefry"
     # The embedding table is padded in memory to a multiple of this (padded rows take part in nothing).
@@ -260,6 +260,8 @@ class TrainingConfig:
     global_batch_size: int = 256
     # The batch is computed in this many microbatches.
     accumulation_steps: int = 1
+    # dtype in which gradients are summed over the replicas, once per optimizer step; bfloat16 halves the traffic.
+    gradient_reduction_dtype: Literal["float32", "bfloat16"] = "float32"
     # Smaller batches at the start: pairs of (steps, batch size), then global_batch_size.
     batch_ramp: tuple[int, ...] = ()
     # Seed of the initial parameters, dropout and the order of data.
@@ -278,8 +280,22 @@ class TrainingConfig:
     keep_checkpoints: int = 3
     # Also keep every checkpoint whose step is a multiple of this; 0: none.
     keep_every: int = 0
-    # Steps in a row with a non-finite loss or gradient after which the run stops with code 44.
+    # Steps in a row with a non-finite loss or gradient after which the run goes back (spike_rollbacks) or stops
+    # with code 44.
     max_bad_steps: int = 5
+    # A loss this many standard deviations above its running mean is a spike: the run goes back or stops with
+    # code 44; 0: losses are not watched.
+    spike_deviations: float = 0.0
+    # Steps over which that mean and deviation run; none is a spike before so many were seen.
+    spike_window: int = 200
+    # How often in all the run may go back to the newest checkpoint before a spike, or before max_bad_steps
+    # non-finite steps, and leave out the batches since then.
+    spike_rollbacks: int = 0
+    # Batches after the spike's that are left out too.
+    spike_skip_batches: int = 100
+    # Seconds without any progress after which the run exits with code 45 and the stacks of all threads; ten times
+    # as long for compiling, restoring and saving; 0: never.
+    watchdog_seconds: float = 600.0
     # First and last step that the profiler traces; empty: none.
     profile_steps: tuple[int, ...] = ()
     # Folder of compiled programs that later starts reuse; empty: WORKDIR/compilation_cache; none: off.
@@ -288,9 +304,12 @@ class TrainingConfig:
     def __post_init__(self) -> None:
         _require_positive(
             "training", self, "num_steps", "global_batch_size", "accumulation_steps", "log_interval",
-            "checkpoint_interval", "keep_checkpoints", "max_bad_steps",
+            "checkpoint_interval", "keep_checkpoints", "max_bad_steps", "spike_window",
         )  # fmt: skip
-        for name in ("eval_interval", "eval_batches", "eval_batch_size", "keep_every", "seed"):
+        for name in (
+            "eval_interval", "eval_batches", "eval_batch_size", "keep_every", "seed", "spike_deviations",
+            "spike_rollbacks", "spike_skip_batches", "watchdog_seconds",
+        ):  # fmt: skip
             _require(getattr(self, name) >= 0, f"training.{name}", getattr(self, name), "0 or more")
         _require(
             len(self.batch_ramp) % 2 == 0 and all(n > 0 for n in self.batch_ramp), "training.batch_ramp",
@@ -317,6 +336,8 @@ class MeshConfig:
     fsdp: int = 1
     # Parts that heads, feed-forward width and vocabulary are cut into.
     tensor: int = 1
+    # Cut optimizer state and moving average over the replicas too (ZeRO-1): each updates its part, then shares it.
+    shard_optimizer: bool = True
 
     def __post_init__(self) -> None:
         sizes = (self.data, self.fsdp, self.tensor)

@@ -25,6 +25,7 @@ from bert_jax.config import PretrainConfig, differences, from_dict, to_dict
 from bert_jax.model import BertForPretraining, from_canonical, to_canonical
 from bert_jax.model.layout import path_name
 from bert_jax.optim import make_optimizer
+from bert_jax.parallel import hosts
 from bert_jax.training.integrity import check_files, json_digest, tree_digest, write_checksums
 from bert_jax.training.state import TrainState, abstract_state
 
@@ -147,6 +148,10 @@ class CheckpointWriter:
         except BaseException as error:
             self._failure = error
 
+    def is_saving(self) -> bool:
+        """Whether a save is still being written or listed."""
+        return self._unlisted is not None or (self._lister is not None and self._lister.is_alive())
+
     def wait(self) -> None:
         """Block until the save under way is committed and listed; raises what it failed with."""
         try:
@@ -216,8 +221,18 @@ def _is_shortage(error: Exception) -> bool:
     return shortage or isinstance(error, MemoryError) or "RESOURCE_EXHAUSTED" in str(error)
 
 
-def _move_aside(workdir: Path, step: int) -> Path:
-    target_folder = workdir.absolute() / "damaged_checkpoints"
+def set_aside(workdir: Path, first_step: int) -> None:
+    """Move the checkpoints of ``first_step`` and later to ``WORKDIR/rolled_back_checkpoints``: the run goes back to
+    before them."""
+    if hosts.is_lead():
+        for step in saved_steps(workdir):
+            if step >= first_step:
+                _move_aside(workdir, step, "rolled_back_checkpoints")
+    hosts.barrier("set_aside", 300)
+
+
+def _move_aside(workdir: Path, step: int, where: str = "damaged_checkpoints") -> Path:
+    target_folder = workdir.absolute() / where
     target_folder.mkdir(exist_ok=True)
     target = target_folder / str(step)
     count = 1

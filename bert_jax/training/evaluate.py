@@ -16,8 +16,10 @@ def evaluate_held_out(
     params: Any,
     mesh: Mesh,
     batch_size: int,
+    before_batch: Callable[[], None] = lambda: None,
 ) -> dict[str, Any]:
-    """Means over held-out ``batches`` (dropout off): the (sum, weight) pairs of all rows, divided once."""
+    """Means over held-out ``batches`` (dropout off): the (sum, weight) pairs of all rows, divided once.
+    ``before_batch`` may raise to break it off."""
     totals: dict[str, np.ndarray] = {}
     in_flight: list[Any] = []
 
@@ -27,6 +29,7 @@ def evaluate_held_out(
                 totals[name] = totals.get(name, np.zeros(2)) + np.asarray(pair, np.float64)
 
     for batch in batches:
+        before_batch()
         in_flight.append(eval_step(params, to_global(batch, mesh, batch_size)))
         drain(2)
     drain(0)

@@ -1,6 +1,7 @@
 """The training loop: one for pretraining and fine-tuning. Its order is fixed; see :func:`run_steps`."""
 
 import collections
+import contextlib
 import dataclasses
 import time
 from collections.abc import Callable, Mapping
@@ -15,8 +16,10 @@ from bert_jax.config import TrainingConfig
 from bert_jax.training.meter import IntervalMeter
 from bert_jax.training.prefetch import DevicePrefetcher
 from bert_jax.training.profiler import ProfilerWindow
-from bert_jax.training.signals import StopRequest
+from bert_jax.training.signals import Interrupted, StopRequest
+from bert_jax.training.spikes import LossGuard
 from bert_jax.training.state import TrainState
+from bert_jax.training.watchdog import Watchdog
 
 # Steps that may be under way while the host goes on: enough to hide the host, few enough to bound memory.
 MAX_IN_FLIGHT = 2
@@ -57,10 +60,11 @@ class Recorder:
         self,
         config: TrainingConfig,
         meter: IntervalMeter,
+        guard: LossGuard,
         unpack: Callable[[np.ndarray], Mapping[str, Any]],
         write: Callable[[int, dict[str, Any]], None],
     ) -> None:
-        self.config, self.meter, self._unpack, self._write = config, meter, unpack, write
+        self.config, self.meter, self.guard, self._unpack, self._write = config, meter, guard, unpack, write
         self._in_flight: collections.deque[tuple[int, Any, BatchInfo, int]] = collections.deque()
         self.clock = Clock()
 
@@ -70,7 +74,7 @@ class Recorder:
         self.drain(MAX_IN_FLIGHT)
 
     def drain(self, leave: int = 0) -> None:
-        """Read metrics until ``leave`` steps are under way; raises ``Stop`` (44) after too many bad steps."""
+        """Read metrics until ``leave`` steps are under way; raises what :class:`LossGuard` does."""
         while len(self._in_flight) > leave:
             step, metrics, info, sequences = self._in_flight.popleft()
             metrics = self._unpack(np.asarray(metrics))
@@ -84,13 +88,7 @@ class Recorder:
                 }  # fmt: skip
                 self._write(step, {**self.meter.line(), **self.clock.line(), **position})
                 self.clock = Clock()
-            if self.meter.bad_in_a_row >= self.config.max_bad_steps:
-                raise exits.Stop(
-                    exits.NON_FINITE,
-                    f"stopped: loss or gradient was not finite in {self.meter.bad_in_a_row} steps in a row, up to "
-                    f"step {step} (training.max_bad_steps); the parameters are those before. Lower "
-                    "optimizer.learning_rate or raise optimizer.warmup_steps, then run again",
-                )
+            self.guard.add(step, float(metrics["loss"]), self.meter.bad_in_a_row)
 
 
 def run_steps(
@@ -107,35 +105,43 @@ def run_steps(
     poll: Callable[[int], None],
     profiler: ProfilerWindow,
     stop: StopRequest,
+    watchdog: Watchdog,
 ) -> TrainState:
     """Train from ``first_step`` to ``config.num_steps`` and return the final state.
 
     The order is law: a batch is taken, the step is dispatched, its line is logged, then evaluation, then the
     save; only then the next batch is taken. So a checkpoint holds the position after its own step, and every
-    line up to its step is in the log before it exists. One exception: an evaluation that damaged records stop
-    (``DataBudgetError``) has no line, but what was trained is saved; resumed, the run begins with that evaluation.
+    line up to its step is in the log before it exists. One exception: an evaluation that is broken off, by
+    damaged records (``DataBudgetError``) or a signal (``Interrupted``), has no line, but what was trained is saved;
+    resumed, the run begins with that evaluation.
     """
 
-    def timed(action: Callable[[TrainState, int], None], state: TrainState, step: int) -> None:
+    def timed(action: Callable[[TrainState, int], None], state: TrainState, step: int, phase: str = "") -> None:
         recorder.drain()
         began = time.perf_counter()
-        action(state, step)
+        with watchdog.phase(phase) if phase else contextlib.nullcontext():
+            action(state, step)
         recorder.clock.exclude(time.perf_counter() - began)
+
+    def stopped(step: int) -> exits.Stop:
+        return exits.Stop(stop.exit_code, f"stopped at step {step:,} of {config.num_steps:,}", agreed=True)
 
     step, saved = first_step, first_step
     while step < config.num_steps:
-        if stop:
+        watchdog.beat(f"step {step + 1:,}")
+        if stop.reached():
             if step > saved:
-                timed(save, state, step)
-            raise exits.Stop(stop.exit_code, f"stopped at step {step:,} of {config.num_steps:,}")
+                timed(save, state, step, "saving")
+            raise stopped(step)
         if (step + 1) % config.checkpoint_interval == 0 and step > first_step:
             # The save before is complete before the next one is due: a kill costs less than two intervals.
-            timed(lambda state, step: settle(), state, step)
+            timed(lambda state, step: settle(), state, step, "completing a save")
         began = time.perf_counter()
         batch, info = next(batches)
         recorder.clock.waited += time.perf_counter() - began
         sequences = next(iter(batch.values())).shape[0]
-        run = step_for(sequences)
+        with watchdog.phase("compiling the training step"):
+            run = step_for(sequences)
         step += 1
         with profiler.step(step):
             state, metrics = run(state, batch)
@@ -146,14 +152,17 @@ def run_steps(
         if last or (config.eval_interval and step % config.eval_interval == 0):
             try:
                 timed(evaluate, state, step)
+            except Interrupted:
+                timed(save, state, step, "saving")
+                raise stopped(step) from None
             except DataBudgetError as error:
-                timed(save, state, step)
+                timed(save, state, step, "saving")
                 raise DataBudgetError(
                     f"evaluation at step {step:,}: {error}; the step is saved, and the same command continues with "
                     "this evaluation"
                 ) from None
         if last or step % config.checkpoint_interval == 0:
-            timed(save, state, step)
+            timed(save, state, step, "saving")
             saved = step
         poll(step)
     recorder.drain()

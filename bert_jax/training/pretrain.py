@@ -19,7 +19,14 @@ from bert_jax.parallel import check_batch_size, host_rows, make_mesh
 from bert_jax.planner.flops import training_flops_per_sequence
 from bert_jax.planner.hardware import mfu
 from bert_jax.tokenization import Tokenizer
-from bert_jax.training.checkpoint import CheckpointWriter, NoCheckpoint, Restored, restore_newest, saved_steps
+from bert_jax.training.checkpoint import (
+    CheckpointWriter,
+    NoCheckpoint,
+    Restored,
+    restore_newest,
+    saved_steps,
+    set_aside,
+)
 from bert_jax.training.compile import (
     OutOfMemory,
     explain_memory,
@@ -37,10 +44,12 @@ from bert_jax.training.meter import IntervalMeter
 from bert_jax.training.prefetch import DevicePrefetcher
 from bert_jax.training.profiler import ProfilerWindow
 from bert_jax.training.progress import Progress
-from bert_jax.training.signals import StopRequest
+from bert_jax.training.signals import Interrupted, StopRequest
+from bert_jax.training.spikes import LossGuard, RollBack
 from bert_jax.training.state import TrainState, initial_state, parameter_count
 from bert_jax.training.step import make_eval_step
 from bert_jax.training.warm_start import RECORD, WarmStart
+from bert_jax.training.watchdog import Watchdog
 from bert_jax.training.writers import MetricsWriter
 
 # What a new phase may change of the model: it changes no parameter.
@@ -70,8 +79,18 @@ def pretrain(config: PretrainConfig, *, workdir: Path, **inputs: Any) -> None:
 
     Raises ``ValueError`` for what the user can mend and ``exits.Stop`` when the run ends early.
     """
-    with hold_folder(workdir, "another run is using this workdir; wait for it or give another --workdir"):
-        run(config, workdir=workdir, **inputs)
+    rollback = None
+    with (
+        hold_folder(workdir, "another run is using this workdir; wait for it or give another --workdir"),
+        Watchdog(config.training.watchdog_seconds) as watchdog,
+    ):
+        while True:
+            try:
+                return run(config, workdir=workdir, watchdog=watchdog, rollback=rollback, **inputs)
+            except RollBack as back:
+                # Going back is a resume that leaves batches out. Without its traceback, which holds the state.
+                rollback = back.with_traceback(None)
+                inputs |= {"warm_start": None, "started": None}
 
 
 def run(
@@ -82,12 +101,15 @@ def run(
     tokenizer: Tokenizer,
     vocabulary: Path,
     stop: StopRequest,
+    watchdog: Watchdog,
+    rollback: RollBack | None = None,
     continue_from: Path | None = None,
     warm_start: WarmStart | None = None,
     allow_numeric_change: bool = False,
     started: float | None = None,
 ) -> None:
-    """The run itself, in a workdir that this process holds. ``stop`` is asked between steps.
+    """The run itself, in a workdir that this process holds. ``stop`` is asked between steps; ``rollback`` is why
+    the run before this one in the same process ended, and what batches are left out now.
 
     ``vocabulary``, the file of ``tokenizer``, is copied beside the checkpoints, so the workdir is whole. The
     parameters of ``warm_start`` are those of step 0; a run that has a checkpoint only repeats what it says.
@@ -111,16 +133,21 @@ def run(
 
     # --- State: own checkpoint, else the phase before, else step 0 (read or drawn) ------------------------------
     messages: list[str] = [*warm_start.messages]
+    if rollback is not None:
+        set_aside(workdir, rollback.first_step)
     state_memory = "the model's state", state_advice(config), lambda: state_bytes(abstract)
     with explain_memory(*state_memory):
         restored = restore_newest(workdir, config, mesh, read_only=False, may_change=set(), report=messages.append)
-    meter = IntervalMeter()
+    meter, guard = IntervalMeter(), LossGuard(training)
     phase_start = 0
     if restored is not None:
         state, first_step = restored.state, restored.step
         phase_start = restored.meta["phase_start"]
         messages += _resume_messages(restored, config, tokenizer, allow_numeric_change)
         meter.restore(restored.meta["meter"])
+        guard.restore(restored.meta["guard"])
+    elif rollback is not None:
+        raise exits.Stop(exits.NON_FINITE, f"stopped: {rollback}; there is no checkpoint before it", agreed=True)
     elif continue_from is not None:
         with explain_memory(*state_memory):
             before = restore_newest(
@@ -145,6 +172,8 @@ def run(
             warm_start.params.clear()
 
     # --- Data: before anything in the workdir changes, because data that differ are refused here ----------------
+    if stop.reached():
+        raise _stopped(stop, f"stopped at step {first_step:,}", workdir)
     complete = first_step >= training.num_steps
     began = time.perf_counter()
     rows = host_rows(mesh, training.global_batch_size)
@@ -153,6 +182,8 @@ def run(
     iterator = None if complete else source.train(rows)
     if iterator is not None and restored is not None:
         iterator.restore(restored.meta["data"])
+        if rollback is not None:
+            messages.append(guard.go_back(rollback, restored.step, iterator))
     data_seconds = time.perf_counter() - began
 
     # --- Log -------------------------------------------------------------------------------------------------
@@ -185,7 +216,7 @@ def run(
             progress.line(line)
 
     # --- Evaluate --------------------------------------------------------------------------------------------
-    eval_step = jax.jit(make_eval_step(model))
+    eval_step = watchdog.first_call(jax.jit(make_eval_step(model)), "compiling the evaluation step")
 
     def evaluate(state: TrainState, step: int) -> None:
         last = step == training.num_steps
@@ -194,10 +225,17 @@ def run(
             return
         params = state.params if state.ema is None else state.ema
         advice = f"lower training.eval_batch_size (now {eval_batch_size})"
+
+        def before_batch() -> None:
+            watchdog.beat(f"evaluating at step {step:,}")
+            if stop.reached():
+                raise Interrupted
+
         with explain_memory("an evaluation step", advice):
-            values = evaluate_held_out(held_out, eval_step, params, mesh, eval_batch_size)
+            values = evaluate_held_out(held_out, eval_step, params, mesh, eval_batch_size, before_batch)
         if last:
-            values["unigram_cross_entropy"] = source.unigram_cross_entropy()
+            with watchdog.phase("counting the unigram distribution"):
+                values["unigram_cross_entropy"] = source.unigram_cross_entropy()
         writer.write(step, {"split": "eval", **values})
         progress.update(step, {"split": "eval", **values})
 
@@ -206,7 +244,10 @@ def run(
         not complete and training.eval_interval > 0 and first_step % training.eval_interval == 0
     )
     if restored is not None and is_due and not writer.has(first_step, "eval"):
-        evaluate(state, first_step)
+        try:
+            evaluate(state, first_step)
+        except Interrupted:
+            raise _stopped(stop, f"stopped at step {first_step:,}", workdir) from None
 
     if iterator is None:
         if not (workdir / "report.html").exists():
@@ -218,7 +259,8 @@ def run(
 
     # --- Compile ---------------------------------------------------------------------------------------------
     batches = DevicePrefetcher(iterator, mesh, len(rows) / training.global_batch_size, config.data.prefetch)
-    programs.step_for(_batch_size_at(config, first_step - phase_start))
+    with watchdog.phase("compiling the training step"):
+        programs.step_for(_batch_size_at(config, first_step - phase_start))
     progress.line(
         f"start-up {began - started:.1f} s, data {data_seconds:.1f} s, "
         f"compiling the training step {programs.compile_seconds:.1f} s"
@@ -246,6 +288,7 @@ def run(
             "data": batches.state,
             "phase_start": phase_start,
             "meter": meter.state(),
+            "guard": guard.state(),
             "prng": config.execution.prng,
             "tokenizer": tokenizer.fingerprint,
             "parameters": count,
@@ -268,28 +311,35 @@ def run(
                 training,
                 step_for=programs.step_for,
                 batches=batches,
-                recorder=Recorder(training, meter, programs.unpack, write),
+                recorder=Recorder(training, meter, guard, programs.unpack, write),
                 evaluate=evaluate,
                 save=save,
                 settle=checkpoints.wait,
                 poll=poll,
                 profiler=profiler,
                 stop=stop,
+                watchdog=watchdog,
             )
     except exits.Stop as early:
         if early.code in (exits.INTERRUPTED, exits.PREEMPTED):
-            saved = f"saved in {workdir}" if saved_steps(workdir) else "nothing to save yet"
-            raise exits.Stop(early.code, f"{early}; {saved}: run the same command to continue") from None
+            with watchdog.phase("completing the last save"):
+                checkpoints.wait()
+            raise _stopped(stop, str(early), workdir) from None
+        raise
+    except RollBack:
+        progress.close()
         raise
     finally:
         profiler.close()
         batches.close()
         # The save under way is completed on every way out.
-        checkpoints.close()
+        with watchdog.phase("completing the last save"):
+            checkpoints.close()
         writer.close()
 
     # --- Report ----------------------------------------------------------------------------------------------
-    report()
+    with watchdog.phase("writing the report"):
+        report()
     progress.close()
 
 
@@ -300,6 +350,12 @@ def _fill_some(
     model = BertForPretraining(config.model, config.execution, config.has_nsp)
     params = jax.tree.map(jnp.asarray, jax.device_get(state.params if state.ema is None else state.ema))
     return fill_batch(model, params, tokenizer, {name: values[:8] for name, values in batch.items()})
+
+
+def _stopped(stop: StopRequest, what: str, workdir: Path) -> exits.Stop:
+    saved = f"saved in {workdir}" if saved_steps(workdir) else "nothing to save yet"
+    line = f"{what}, {stop.told()}; {saved}: run the same command to continue"
+    return exits.Stop(stop.exit_code, line, agreed=True)
 
 
 def _batch_size_at(config: PretrainConfig, data_step: int) -> int:

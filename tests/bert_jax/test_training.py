@@ -34,17 +34,17 @@ def assert_states_equal(first, second):
 
 
 class StopAt(StopRequest):
-    """Asks to stop once a number of steps have been started."""
+    """Asks to stop once it was asked a number of times: after restoring, before each step and evaluation batch."""
 
-    def __init__(self, steps, number=signal.SIGTERM):
+    def __init__(self, times, number=signal.SIGTERM):
         super().__init__()
-        self.left, self.number = steps, number
+        self.left, self.number = times, number
 
-    def __bool__(self):
+    def reached(self):
         self.left -= 1
         if self.left < 0:
             self.signal = self.number
-        return super().__bool__()
+        return super().reached()
 
 
 def test_same_run_twice_is_bitwise_equal(tmp_path):
@@ -64,7 +64,7 @@ def test_a_signal_saves_and_the_rest_is_bitwise_the_same(tmp_path, number, code)
     train_synthetic(config, tmp_path / "whole")
     with pytest.raises(Stop) as stop:
         # Step 7 lies between log lines (2) and checkpoints (5): partial sums must survive.
-        train_synthetic(config, tmp_path / "cut", stop=StopAt(7, number))
+        train_synthetic(config, tmp_path / "cut", stop=StopAt(1 + 7 + 3, number))
     assert stop.value.code == code
     assert "run the same command to continue" in str(stop.value)
     assert saved_steps(tmp_path / "cut")[-1] == 7
@@ -122,7 +122,7 @@ def test_a_new_phase_carries_step_moments_and_average_and_leaves_the_first_alone
         train_synthetic(second, tmp_path / "two", continue_from=tmp_path / "one", stop=StopAt(0))
     assert saved_steps(tmp_path / "two") == []
     with pytest.raises(Stop):
-        train_synthetic(second, tmp_path / "two", continue_from=tmp_path / "one", stop=StopAt(5))
+        train_synthetic(second, tmp_path / "two", continue_from=tmp_path / "one", stop=StopAt(6))
     assert saved_steps(tmp_path / "two")[-1] == 15
     train_synthetic(second, tmp_path / "two", continue_from=tmp_path / "one")
     train_synthetic(second, tmp_path / "straight", continue_from=tmp_path / "one")

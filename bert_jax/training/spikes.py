@@ -1,0 +1,99 @@
+"""When the loss goes wrong: what counts as a spike, and going back to before it."""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from bert_jax import exits
+from bert_jax.batch import BatchIterator
+from bert_jax.config import TrainingConfig
+
+
+class RollBack(Exception):
+    """The run is to go back to the newest checkpoint before ``first_step`` and to leave out the batches up to that
+    of ``last_step`` and ``training.spike_skip_batches`` more."""
+
+    def __init__(self, first_step: int, last_step: int, reason: str) -> None:
+        super().__init__(reason)
+        self.first_step, self.last_step, self.reason = first_step, last_step, reason
+
+
+class LossGuard:
+    """Judges every step's loss. Its state goes into the checkpoint, so a resumed run judges alike.
+
+    The loss's mean and deviation are exponential, over ``training.spike_window`` steps. A spike enters neither:
+    the run goes back to before it.
+    """
+
+    def __init__(self, config: TrainingConfig) -> None:
+        self._config = config
+        self.rollbacks = 0  # since the phase began
+        self._seen, self._mean, self._variance = 0, 0.0, 0.0
+
+    def add(self, step: int, loss: float, bad_in_a_row: int) -> None:
+        """Take the loss of ``step`` (nats), of which the last ``bad_in_a_row`` were not finite.
+
+        Raises :class:`RollBack` after a spike or ``training.max_bad_steps`` non-finite steps, or ``exits.Stop``
+        (44) when the run may not go back again.
+        """
+        config = self._config
+        if bad_in_a_row >= config.max_bad_steps:
+            self._trouble(
+                step - bad_in_a_row + 1,
+                step,
+                f"loss or gradient was not finite in {bad_in_a_row} steps in a row, up to step {step:,} "
+                "(training.max_bad_steps)",
+                "the parameters are those before",
+            )
+        if bad_in_a_row or not config.spike_deviations:
+            return
+        excess = loss - self._mean
+        deviation = math.sqrt(self._variance)
+        if self._seen >= config.spike_window and excess > config.spike_deviations * deviation:
+            self._trouble(
+                step,
+                step,
+                f"loss {loss:.3f} at step {step:,} is {excess / max(deviation, 1e-12):.1f} deviations above its "
+                f"mean {self._mean:.3f} (training.spike_deviations)",
+                "the newest checkpoint is from before",
+            )
+        self._seen += 1
+        # A plain mean until the window is full, so that the first losses do not weigh more than others.
+        weight = max(1 / self._seen, 2 / (config.spike_window + 1))
+        self._mean += weight * excess
+        self._variance = (1 - weight) * (self._variance + weight * excess * excess)
+
+    def _trouble(self, first_step: int, last_step: int, what: str, kept: str) -> None:
+        allowed = self._config.spike_rollbacks
+        if self.rollbacks < allowed:
+            raise RollBack(first_step, last_step, what)
+        advice = "Lower optimizer.learning_rate or raise optimizer.warmup_steps"
+        if not allowed:
+            advice += " (or let the run go back and leave batches out: training.spike_rollbacks)"
+        times = f", after {self.rollbacks} rollbacks (training.spike_rollbacks)" if allowed else ""
+        raise exits.Stop(
+            exits.NON_FINITE,
+            f"stopped: {what}{times}; {kept}. {advice}, then run again",
+            agreed=True,
+        )
+
+    def go_back(self, rollback: RollBack, step: int, iterator: BatchIterator) -> str:
+        """After the state of ``step`` was restored: leave the batches out, count it, and say so."""
+        count = rollback.last_step - step + self._config.spike_skip_batches
+        iterator.skip(count)
+        self.rollbacks += 1
+        return (
+            f"WARNING: {rollback}; back to step {step:,}, leaving out {count:,} batches (rollback {self.rollbacks} "
+            f"of {self._config.spike_rollbacks})"
+        )
+
+    def state(self) -> dict[str, Any]:
+        """JSON-able state (floats survive JSON exactly)."""
+        return {
+            "rollbacks": self.rollbacks, "seen": self._seen, "mean": self._mean, "variance": self._variance,
+        }  # fmt: skip
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Continue where :meth:`state` was taken."""
+        self.rollbacks, self._seen = state["rollbacks"], state["seen"]
+        self._mean, self._variance = state["mean"], state["variance"]

@@ -1,0 +1,110 @@
+"""Ends a run in which nothing happens any more: one stuck host would hold all others for ever."""
+
+import contextlib
+import faulthandler
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from bert_jax import exits
+
+# What has no beats of its own (start-up, compiling, restoring, a save) may take this many times the limit.
+PHASE_FACTOR = 10
+# Seconds that writing the dump may take; a full pipe that nobody reads must not keep a stuck run alive.
+DUMP_SECONDS = 10.0
+
+STDERR = 2
+
+
+class Watchdog:
+    """A thread that exits with code 45, after the stacks of all threads, when there was no :meth:`beat` for
+    ``limit`` seconds (0: never). Until the first beat, and in a :meth:`phase`, it waits ``PHASE_FACTOR`` times as
+    long. It needs no other host and no lock of theirs, so it works while every collective is stuck.
+
+    Time in which this process itself stood still (Ctrl-Z, a suspended machine) does not count. What cannot be
+    seen: a main thread that never gives up the interpreter's lock.
+
+    Args:
+        limit: seconds.
+        others: what is known of the other hosts, to be said in the last line.
+    """
+
+    def __init__(self, limit: float, others: Callable[[], str] = lambda: "") -> None:
+        self._limit, self._others = limit, others
+        self._beats = 0
+        self._doing, self._factor = "starting", PHASE_FACTOR
+        self._closed = threading.Event()
+        self._thread: threading.Thread | None = None
+        if limit > 0:
+            self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
+            self._thread.start()
+
+    def beat(self, doing: str) -> None:
+        """Something has been done; ``doing`` says what comes now. Costs nothing; call it at every step."""
+        self._doing, self._factor = doing, 1
+        self._beats += 1
+
+    @contextlib.contextmanager
+    def phase(self, doing: str) -> Iterator[None]:
+        """Surround work that is one long call, like compiling."""
+        before = self._doing, self._factor
+        self._doing, self._factor = doing, PHASE_FACTOR
+        self._beats += 1
+        try:
+            yield
+        finally:
+            self._doing, self._factor = before
+            self._beats += 1
+
+    def first_call(self, function: Callable[..., Any], doing: str) -> Callable[..., Any]:
+        """``function``, its first call being a :meth:`phase` (that is when jit compiles it)."""
+        called = False
+
+        def call(*arguments: Any) -> Any:
+            nonlocal called
+            with contextlib.nullcontext() if called else self.phase(doing):
+                called = True
+                return function(*arguments)
+
+        return call
+
+    def close(self) -> None:
+        """Stop watching; may be called twice."""
+        self._closed.set()
+        if self._thread is not None:
+            self._thread.join()
+
+    def __enter__(self) -> "Watchdog":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _watch(self) -> None:
+        interval = min(1.0, self._limit / 20)
+        beats, idle, before = self._beats, 0.0, time.monotonic()
+        while not self._closed.wait(interval):
+            now = time.monotonic()
+            # A process that was stopped wakes up here: its pause is not the main thread's.
+            idle += min(now - before, self._limit / 4)
+            before = now
+            if self._beats != beats:
+                beats, idle = self._beats, 0.0
+            elif idle >= self._limit * self._factor:
+                self._bark(idle)
+
+    def _bark(self, idle: float) -> None:
+        exit_anyway = threading.Timer(DUMP_SECONDS, os._exit, [exits.WATCHDOG])
+        exit_anyway.daemon = True
+        exit_anyway.start()
+        others = self._others()
+        line = (
+            f"\nwatchdog: nothing has happened for {idle:.0f} s (training.watchdog_seconds) in: {self._doing}"
+            f"{f'; {others}' if others else ''}; the stacks of all threads follow. The checkpoints are sound: run "
+            "the same command on all hosts to continue\n"
+        )
+        os.write(STDERR, line.encode())
+        faulthandler.dump_traceback(STDERR, all_threads=True)
+        os._exit(exits.WATCHDOG)
