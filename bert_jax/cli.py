@@ -15,9 +15,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run ``bert-jax``; returns the exit code (2: the user's mistake, said in one line; 3: a check failed)."""
     parser = argparse.ArgumentParser(prog="bert-jax", description="What one does with a model.")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for add in (_add_import, _add_export, _add_embed, _add_predict, _add_fill_mask, _add_forward):
+    for add in (_add_import, _add_export, _add_embed, _add_predict, _add_fill_mask, _add_forward, _add_plan):
         add(commands)
-    arguments = parser.parse_args(argv)
+    arguments, rest = parser.parse_known_args(argv)
+    if arguments.run is plan_command:
+        arguments.recipe = rest
+    elif rest:
+        parser.error(f"unrecognized arguments: {' '.join(rest)}")
     return run_command(lambda: arguments.run(arguments))
 
 
@@ -31,8 +35,8 @@ def _names(text: str) -> tuple[str, ...]:
     return tuple(name.strip() for name in text.split(","))
 
 
-def _command(commands: Any, name: str, run: Any, help: str) -> argparse.ArgumentParser:
-    command: argparse.ArgumentParser = commands.add_parser(name, help=help, description=run.__doc__)
+def _command(commands: Any, name: str, run: Any, help: str, **options: Any) -> argparse.ArgumentParser:
+    command: argparse.ArgumentParser = commands.add_parser(name, help=help, description=run.__doc__, **options)
     command.set_defaults(run=run)
     return command
 
@@ -313,6 +317,47 @@ def forward_command(arguments: argparse.Namespace) -> None:
     )  # fmt: skip
     for name, shape in shapes.items():
         print(f"{name} {list(shape)}")
+
+
+# ------------------------------------------------------------------ a run before it is rented
+
+
+def _add_plan(commands: Any) -> None:
+    command = _command(
+        commands, "plan", plan_command, "memory, speed, time and cost of a recipe on hardware that is not here",
+        allow_abbrev=False, usage="bert-jax plan --config FILE --topology NAME [options] [--section.key VALUE ...]",
+        epilog="--section.key VALUE: any option of a recipe, as for run_pretrain.py. See docs/planning.md.",
+    )  # fmt: skip
+    command.add_argument("--config", action="append", default=[], metavar="FILE", help="recipe; several stack")
+    command.add_argument("--topology", metavar="NAME", help="v5e:16x16, v5e-256, v5p:4x4x8, h100:8, ...")
+    command.add_argument("--devices", type=int, metavar="N", help="for --show_sharding, in the place of --topology")
+    command.add_argument("--json", action="store_true", help="one JSON object")
+    command.add_argument("--price_per_chip_hour", type=float, metavar="X", help="gives the cost of the run")
+    command.add_argument(
+        "--first_step", type=int, default=0, metavar="N", help="steps done by earlier phases (default: 0)"
+    )
+    command.add_argument("--as_is", action="store_true", help="compile the recipe's own layout, not scanned layers")
+    command.add_argument("--show_sharding", action="store_true", help="how every parameter is cut, and its bytes")
+    command.add_argument("--search", action="store_true", help="try microbatches, recomputation and meshes")
+    command.add_argument("--tries", type=int, default=8, metavar="N", help="most compilations (default: 8)")
+    command.add_argument(
+        "--batches", type=_names, default=(), metavar="16,64,...",
+        help="with --search: sequences per device to try, with other global batches than the recipe's",
+    )  # fmt: skip
+    command.add_argument("--output", type=Path, metavar="FILE", help="with --search: the best, as a recipe")
+
+
+def plan_command(arguments: argparse.Namespace) -> None:
+    """Predict memory, step time, MFU, duration and cost of a pretraining recipe on a TPU slice, by compiling its
+    training step ahead of time (extra: tpu), or on GPUs, by arithmetic. No accelerator is needed."""
+    from bert_jax.planner.topology import prepare_environment
+
+    prepare_environment()  # before jax is imported
+    from bert_jax.planner.command import PlanOptions, plan
+
+    options = {name: value for name, value in vars(arguments).items() if name not in ("command", "run", "config")}
+    files = [word for file in arguments.config for word in ("--config", file)]
+    plan(PlanOptions(**options | {"recipe": [*files, *arguments.recipe]}))
 
 
 if __name__ == "__main__":

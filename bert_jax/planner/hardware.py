@@ -31,6 +31,8 @@ class Chip:
     link_axes: int = 0
     # What the board can send to other hosts, GB/s (GPU).
     network_gb_per_s: float = 0.0
+    # 32-bit integer operations, 10^12 per second (GPU; random bits are made of them).
+    integer_tops: float = 0.0
     # Clock of the matrix units, GHz (TPU).
     clock_ghz: float = 0.0
     # GiB that a program may use on one jax device; 0: not known.
@@ -95,20 +97,25 @@ TPUS: dict[str, Chip] = {
 }
 
 
-def _gpu(name: str, tflops: float, memory: float, bandwidth: float, link: float, network: float) -> Chip:
-    return Chip(name, tflops, memory, bandwidth, link, network_gb_per_s=network, chips_per_host=8)
+def _gpu(
+    name: str, tflops: float, memory: float, bandwidth: float, link: float, network: float, integer: float
+) -> Chip:
+    return Chip(
+        name, tflops, memory, bandwidth, link, network_gb_per_s=network, integer_tops=integer, chips_per_host=8
+    )
 
 
 # Words that must all be in a GPU's name; the first match wins, so special boards come before the plain name.
 # Network: one adapter per board, 200 Gbit/s (A100) or 400 Gbit/s. PCIe boards: PCIe 5.0 x16; NVL: bridged pairs.
+# Integers: 64 lanes per multiprocessor (B200: 128) at the boost clock.
 GPUS: tuple[tuple[tuple[str, ...], Chip], ...] = (
-    (("B200",), _gpu("B200", 2250, 180, 8000, 900, 50)),
-    (("H200",), _gpu("H200", 989, 141, 4800, 450, 50)),
-    (("H100", "PCIE"), _gpu("H100 PCIe", 756, 80, 2000, 64, 50)),
-    (("H100", "NVL"), _gpu("H100 NVL", 835, 94, 3900, 300, 50)),
-    (("H100",), _gpu("H100 SXM", 989, 80, 3350, 450, 50)),
-    (("A100", "40GB"), _gpu("A100 40 GB", 312, 40, 1555, 300, 25)),
-    (("A100",), _gpu("A100 80 GB", 312, 80, 2039, 300, 25)),
+    (("B200",), _gpu("B200", 2250, 180, 8000, 900, 50, 37)),
+    (("H200",), _gpu("H200", 989, 141, 4800, 450, 50, 17)),
+    (("H100", "PCIE"), _gpu("H100 PCIe", 756, 80, 2000, 64, 50, 13)),
+    (("H100", "NVL"), _gpu("H100 NVL", 835, 94, 3900, 300, 50, 15)),
+    (("H100",), _gpu("H100 SXM", 989, 80, 3350, 450, 50, 17)),
+    (("A100", "40GB"), _gpu("A100 40 GB", 312, 40, 1555, 300, 25, 10)),
+    (("A100",), _gpu("A100 80 GB", 312, 80, 2039, 300, 25, 10)),
 )
 
 

@@ -1,0 +1,189 @@
+"""Memory and time of a training step by arithmetic, without a compiler.
+
+It answers for GPUs, and it orders and prunes what a search has compiled for TPUs. Every figure is a count of bytes
+or operations over a published rate:
+
+* state: exact, from the shardings of parameters and optimizer state;
+* activations kept for the backward pass: Korthikanti et al. 2022 (arXiv 2205.05198, section 4), per layer
+  ``b s h (34 + 5 a s / h)`` bytes in 16 bits, and what recomputation leaves of them;
+* matrix products at 80% of the peak (what large ones reach on an H200), elementwise work and attention
+  probabilities by the bytes that they move, random bits by integer operations, the optimizer by 28 bytes per
+  parameter and device, one reduction of the gradients per step that nothing hides.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from bert_jax.config import PretrainConfig
+from bert_jax.planner.cycles import PARTS, collective_seconds
+from bert_jax.planner.flops import training_flops_per_sequence
+from bert_jax.planner.topology import Topology
+
+# Share of the peak that large matrix products reach.
+_PRODUCTS = 0.8
+# A float32 product runs at half of the bf16 peak (TF32), or in several bf16 passes on a TPU.
+_FLOAT32_PRODUCTS = 0.5
+# Bytes per token, layer and unit of width that a layer's elementwise work moves in 16 bits, fused.
+_ELEMENTWISE = 117
+# Bytes per attention probability: scores, softmax, dropout and both products, forward and backward, not fused.
+_PROBABILITY = 30
+# Integer operations per 32 random bits.
+_BIT_OPERATIONS = {"threefry": 60, "rbg": 20}
+# jax takes this share of a GPU's memory unless XLA_PYTHON_CLIENT_MEM_FRACTION says otherwise.
+GPU_MEMORY_SHARE = 0.75
+
+
+@dataclass(frozen=True)
+class StepEstimate:
+    """Memory per jax device and time of a step, by arithmetic."""
+
+    argument_bytes: int
+    temporary_bytes: int
+    hbm_bytes: int
+    seconds: float
+    communication_seconds: float
+    # Of ``seconds``, by ``cycles.PARTS``.
+    shares: dict[str, float]
+
+    @property
+    def peak_bytes(self) -> int:
+        """Arguments and temporaries."""
+        return self.argument_bytes + self.temporary_bytes
+
+    @property
+    def fits(self) -> bool:
+        """Whether the memory holds both."""
+        return self.peak_bytes <= self.hbm_bytes
+
+
+def estimate_step(
+    config: PretrainConfig, topology: Topology, mesh_shape: Mapping[str, int], argument_bytes: int
+) -> StepEstimate:
+    """Estimate of one optimizer step; ``argument_bytes`` is what state and batch take on a device."""
+    chip = topology.chip
+    hbm = chip.device_program_bytes if topology.is_tpu else int(GPU_MEMORY_SHARE * chip.device_memory_bytes)
+    seconds = _seconds(config, topology, mesh_shape)
+    total = sum(seconds.values())
+    return StepEstimate(
+        argument_bytes=argument_bytes,
+        temporary_bytes=temporary_bytes(config, mesh_shape),
+        hbm_bytes=hbm,
+        seconds=total,
+        communication_seconds=seconds["communication"],
+        shares={part: seconds[part] / total for part in PARTS},
+    )
+
+
+def temporary_bytes(config: PretrainConfig, mesh_shape: Mapping[str, int]) -> int:
+    """Bytes of gradients, kept activations and logits on one device."""
+    model, execution = config.model, config.execution
+    rows = rows_per_device(config, mesh_shape)
+    length, hidden, tensor = config.data.seq_length, model.hidden_size, mesh_shape["tensor"]
+    item = 2 if execution.dtype == "bfloat16" else 4
+    linear = {"none": 34, "attention": 34, "full": 2}[execution.remat] * item / 2
+    square = (5 if execution.remat == "none" else 0) * item / 2
+    per_layer = rows * length * (hidden * linear + model.num_attention_heads * length * square / tensor)
+    # One layer is whole while its backward pass runs, whatever is recomputed.
+    working = rows * length * (hidden * 34 + model.num_attention_heads * length * 5 / tensor) * item / 2
+    logits = rows * config.data.max_predictions * model.vocab_size / tensor * (item + 2 * 4)
+    gradients = 4 * parameter_count(config) / (mesh_shape["fsdp"] * tensor)
+    if config.training.accumulation_steps > 1:
+        gradients *= 2  # the sum and the microbatch's own
+    return round(per_layer * model.num_layers + working + logits + gradients)
+
+
+def rows_per_device(config: PretrainConfig, mesh_shape: Mapping[str, int]) -> float:
+    """Sequences that one device computes at a time."""
+    training = config.training
+    parts = mesh_shape["data"] * mesh_shape["fsdp"]
+    return training.global_batch_size / training.accumulation_steps / parts
+
+
+def parameter_count(config: PretrainConfig) -> int:
+    """Parameters of the encoder, the embeddings and both heads (padding of the vocabulary left out)."""
+    model, hidden = config.model, config.model.hidden_size
+    layer = 4 * hidden * (hidden + 1) + 2 * hidden * model.intermediate_size + model.intermediate_size + 5 * hidden
+    rows = model.vocab_size + model.type_vocab_size
+    rows += model.max_position_embeddings if model.position_embeddings == "learned" else 0
+    heads = hidden * (hidden + 1) + 2 * hidden + model.vocab_size
+    if config.has_nsp:
+        heads += hidden * (hidden + 1) + 2 * (hidden + 1)
+    return model.num_layers * layer + rows * hidden + 2 * hidden + heads
+
+
+def _seconds(config: PretrainConfig, topology: Topology, mesh_shape: Mapping[str, int]) -> dict[str, float]:
+    """Seconds of one optimizer step on one device, by part."""
+    chip, model, execution, data = topology.chip, config.model, config.execution, config.data
+    length, hidden, tensor = data.seq_length, model.hidden_size, mesh_shape["tensor"]
+    sequences = rows_per_device(config, mesh_shape) * config.training.accumulation_steps
+    item = 2 if execution.dtype == "bfloat16" else 4
+    rate = chip.device_peak_flops * _PRODUCTS * (1 if item == 2 else _FLOAT32_PRODUCTS)
+    memory = chip.device_memory_bandwidth
+
+    products = training_flops_per_sequence(
+        model, seq_length=length, max_predictions=data.max_predictions, has_nsp=config.has_nsp
+    )
+    attention = 3 * 4 * model.num_layers * hidden * length**2
+    head = 3 * data.max_predictions * (2 * hidden**2 + 2 * hidden * model.vocab_size)
+    encoder = products - attention - head
+    again = {"none": (1, 1), "attention": (1, 4 / 3), "full": (4 / 3, 4 / 3)}[execution.remat]
+    probabilities = model.num_layers * model.num_attention_heads * length**2
+    elementwise = _ELEMENTWISE * item / 2 * model.num_layers * hidden * length / memory
+    logits = data.max_predictions * model.vocab_size * (item + 4 * 4) / memory
+    scores = _PROBABILITY * item / 2 * probabilities / memory / tensor
+    bits = length * hidden * (2 * model.num_layers + 1) * (model.hidden_dropout > 0)
+    bits += probabilities / tensor * (model.attention_dropout > 0)
+    # Integer units of a TPU are its vector units: no published figure, so a sixtieth of the peak as on an H100.
+    integers = chip.integer_tops * 1e12 or chip.device_peak_flops / 60
+    parts = dict.fromkeys(PARTS, 0.0)
+    parts["rest"] = sequences * again[0] * (encoder / tensor / rate + elementwise)
+    parts["attention"] = sequences * again[1] * (attention / tensor / rate + scores)
+    parts["mlm_head"] = sequences * (head / rate + logits) / tensor
+    parts["dropout"] = sequences * again[0] * bits * _BIT_OPERATIONS[execution.prng] / integers
+    local = parameter_count(config) / (mesh_shape["fsdp"] * tensor)
+    shards = mesh_shape["data"] if config.mesh.shard_optimizer else 1
+    # Each microbatch reads the parameters twice, writes gradients and adds them to the sum.
+    parts["rest"] += config.training.accumulation_steps * 20 * local / memory
+    parts["optimizer"] = (36 if config.optimizer.name == "lamb" else 28) * local / shards / memory
+    parts["communication"] = _communication(config, topology, mesh_shape)
+    return parts
+
+
+def _communication(config: PretrainConfig, topology: Topology, mesh_shape: Mapping[str, int]) -> float:
+    """Seconds of a step's collectives: gradients once, parameters where they are cut, activations with tensor."""
+    count = parameter_count(config)
+    data, fsdp, tensor = (mesh_shape[axis] for axis in ("data", "fsdp", "tensor"))
+    local = count / (fsdp * tensor)
+    item = 2 if config.execution.dtype == "bfloat16" else 4
+    gradient = 2 if config.training.gradient_reduction_dtype == "bfloat16" else 4
+    seconds = _exchange("reduce-scatter", local * gradient, data, topology)
+    seconds += _exchange("all-gather", local * 4 / data, data, topology)
+    # Parts of parameters are gathered for each forward and each backward pass, gradients cut in each.
+    passes = config.training.accumulation_steps
+    whole = count / tensor
+    seconds += passes * 2 * _exchange("all-gather", whole * item / fsdp, fsdp, topology)
+    seconds += passes * _exchange("reduce-scatter", whole * item, fsdp, topology)
+    # Two sums of activations per layer, forward and backward.
+    rows = rows_per_device(config, mesh_shape)
+    activations = rows * config.data.seq_length * config.model.hidden_size * item
+    seconds += passes * 4 * config.model.num_layers * _exchange("all-reduce", activations, tensor, topology)
+    return seconds
+
+
+def _exchange(kind: str, num_bytes: float, size: int, topology: Topology) -> float:
+    """Seconds of a collective among ``size`` devices, each giving ``num_bytes``."""
+    if size == 1:
+        return 0.0
+    chip = topology.chip
+    if topology.is_tpu:
+        return collective_seconds(kind, round(num_bytes), size, chip, topology.shape)
+    # GPUs: first over the host's links, then each board sends its share of the sum to the other hosts.
+    whole = num_bytes * size if kind == "all-gather" else num_bytes
+    rounds = 2 if kind == "all-reduce" else 1
+    inside = min(size, chip.chips_per_host)
+    hosts = math.ceil(size / chip.chips_per_host)
+    seconds = whole * (inside - 1) / inside / chip.link_bandwidth
+    if hosts > 1:
+        seconds += whole / inside * (hosts - 1) / hosts / (chip.network_gb_per_s * 1e9)
+    return rounds * seconds

@@ -1,0 +1,140 @@
+"""``bert-jax plan``: what a recipe would do on a slice, before it is rented."""
+
+import dataclasses
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from bert_jax.config import PretrainConfig, dump_yaml, load_config
+from bert_jax.parallel.mesh import mesh_sizes
+from bert_jax.planner.plan import Asked, make_plan
+from bert_jax.planner.report import plan_lines, search_lines, sharding_lines, totals
+from bert_jax.planner.search import Found, search
+from bert_jax.planner.sharding_table import sharding_table
+from bert_jax.planner.topology import EXAMPLES, Topology, parse_topology
+from bert_jax.training.compile import step_advice
+
+
+@dataclass(frozen=True)
+class PlanOptions:
+    """Options of the command that are not part of a recipe."""
+
+    # Recipe files and --section.key flags.
+    recipe: Sequence[str]
+    topology: str | None = None
+    # For the sharding table alone, where no slice is named.
+    devices: int | None = None
+    json: bool = False
+    show_sharding: bool = False
+    search: bool = False
+    tries: int = 8
+    batches: tuple[str, ...] = ()
+    output: Path | None = None
+    price_per_chip_hour: float | None = None
+    first_step: int = 0
+    as_is: bool = False
+
+    @property
+    def asked(self) -> Asked:
+        """What every plan is asked for."""
+        return Asked(self.price_per_chip_hour, self.first_step, self.as_is)
+
+
+def plan(options: PlanOptions) -> None:
+    """Print what was asked for; raises ``ValueError`` with one line for what cannot be planned."""
+    config = load_config(PretrainConfig, options.recipe, prog="bert-jax plan", extra=PlanOptions)
+    _check(options)
+    topology = parse_topology(options.topology) if options.topology else None
+    if options.show_sharding:
+        _show_sharding(config, topology, options)
+        return
+    assert topology is not None
+    if options.search:
+        _search(config, topology, options)
+        return
+    found = make_plan(config, topology, options.asked)
+    if options.json:
+        print(json.dumps(found.as_dict()))
+        return
+    print("\n".join(plan_lines(found, step_advice(config))))
+
+
+def _check(options: PlanOptions) -> None:
+    if options.topology is None and not (options.show_sharding and options.devices):
+        raise ValueError(
+            f"--topology: not given; allowed: {EXAMPLES}; --show_sharding takes a number of --devices as well"
+        )
+    if options.topology is not None and options.devices is not None:
+        raise ValueError("--devices: --topology says how many there are; leave one out")
+    for name in ("devices", "tries"):
+        value = getattr(options, name)
+        if value is not None and value < 1:
+            raise ValueError(f"--{name}: {value} is not allowed; allowed: 1 or more")
+    for batch in options.batches:
+        if not batch.isdecimal() or int(batch) < 1:
+            raise ValueError(f"--batches: {batch!r} is not allowed; allowed: whole numbers above 0, as in 16,64")
+    price = options.price_per_chip_hour
+    if price is not None and not 0 <= price < float("inf"):
+        raise ValueError(f"--price_per_chip_hour: {price} is not allowed; allowed: 0 or more")
+    if options.output is not None and not options.search:
+        raise ValueError("--output: --search writes it; add --search")
+    if options.batches and not options.search:
+        raise ValueError("--batches: --search tries them; add --search")
+    if options.search and options.show_sharding:
+        raise ValueError("--show_sharding: shows the recipe as it is; leave --search out")
+
+
+def _show_sharding(config: PretrainConfig, topology: Topology | None, options: PlanOptions) -> None:
+    devices = topology.num_devices if topology else options.devices
+    assert devices is not None
+    mesh = mesh_sizes(config.mesh, devices)
+    rows = sharding_table(config, mesh)
+    if not options.json:
+        print("\n".join(sharding_lines(rows, topology, mesh)))
+        return
+    params, optimizer = totals(rows)
+    table = [dataclasses.asdict(row) for row in rows]
+    print(json.dumps({"mesh": mesh, "parameter_bytes": params, "optimizer_bytes": optimizer, "parameters": table}))
+
+
+def _search(config: PretrainConfig, topology: Topology, options: PlanOptions) -> None:
+    if options.output is not None and not options.output.parent.is_dir():
+        raise ValueError(f"--output {options.output}: there is no folder {options.output.parent}")
+    found = search(
+        config, topology, options.asked, tries=options.tries, batches=[int(batch) for batch in options.batches],
+        progress=lambda line: print(line, file=sys.stderr, flush=True),
+    )  # fmt: skip
+    recipe = _recipe(found, topology, config)
+    if options.output is not None and recipe is not None:
+        options.output.write_text(recipe, encoding="utf-8")
+    if options.json:
+        best = found.best.as_dict() if found.best else None
+        print(json.dumps({"candidates": [each.as_dict() for each in found.plans], "best": best, "recipe": recipe}))
+        return
+    print("\n".join(search_lines(found.plans, found.best)))
+    if recipe is None:
+        print(f"nothing tried fits {topology.name}; {step_advice(config)}")
+    elif options.output is not None:
+        print(f"best: {options.output}")
+    else:
+        print(f"\n{recipe}", end="")
+
+
+def _recipe(found: Found, topology: Topology, original: PretrainConfig) -> str | None:
+    """The best plan's config as a file for run_pretrain.py."""
+    if found.best is None or found.config is None:
+        return None
+    best = found.best
+    head = [
+        f"The fastest of {len(found.plans)} layouts that bert-jax plan --search tried for {topology.name}.",
+        f"Predicted ({best.method}): {1000 * (best.predicted_step_seconds or 0):,.1f} ms a step, "
+        f"{best.predicted_mfu or 0:.1%} MFU, {best.peak_bytes / 2**30:,.1f} of {best.hbm_bytes / 2**30:,.1f} GiB.",
+    ]
+    if best.global_batch_size != original.training.global_batch_size:
+        head.append(
+            f"The global batch is not the recipe's {original.training.global_batch_size:,}: choose learning rate "
+            "and number of steps anew."
+        )
+    return "".join(f"# {line}\n" for line in head) + dump_yaml(found.config)

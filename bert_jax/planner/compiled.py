@@ -1,0 +1,91 @@
+"""The real training step, compiled ahead of time for a TPU slice that need not be there."""
+
+import dataclasses
+import re
+import time
+from dataclasses import dataclass
+
+from bert_jax.config import PretrainConfig
+from bert_jax.planner.topology import Topology, prepare_environment, tpu_devices
+
+
+@dataclass(frozen=True)
+class CompiledStep:
+    """What the compiler says of a step. Bytes are per jax device."""
+
+    # State and batch, held during the whole step.
+    argument_bytes: int
+    # New state (in the place of the old one, so not added to the peak) and metrics.
+    output_bytes: int
+    # Gradients, activations and what else lives inside the step.
+    temporary_bytes: int
+    # Arguments, outputs not in an argument's place, temporaries, and the program itself.
+    peak_bytes: int
+    # What a program may use.
+    hbm_bytes: int
+    compile_seconds: float
+    # Text of the optimized program; empty when it did not fit.
+    hlo: str
+    mesh_shape: dict[str, int]
+
+    @property
+    def fits(self) -> bool:
+        """Whether a device's memory holds the step."""
+        return bool(self.hlo) and self.peak_bytes <= self.hbm_bytes
+
+
+def planning_layout(config: PretrainConfig) -> PretrainConfig:
+    """The same recipe with scanned layers, which compile many times faster."""
+    return dataclasses.replace(config, execution=dataclasses.replace(config.execution, scan_layers=True))
+
+
+def compile_step(config: PretrainConfig, topology: Topology) -> CompiledStep:
+    """Lower and compile the training step of ``config`` for ``topology``; too little memory is an answer.
+
+    Raises ``ValueError`` when mesh or batch do not fit the slice, or without libtpu.
+    """
+    prepare_environment()
+    import jax
+
+    from bert_jax.parallel import make_mesh
+    from bert_jax.planner.sharding_table import device_bytes
+    from bert_jax.training.compile import train_programs
+
+    mesh = make_mesh(config.mesh, tpu_devices(topology))
+    programs = train_programs(config, mesh)
+    batch_size = config.training.global_batch_size
+    arguments = device_bytes((programs.abstract, programs.batch(batch_size)))
+    hbm = topology.chip.device_program_bytes
+    began = time.perf_counter()
+    lowered = programs.lower(batch_size)
+    try:
+        compiled = lowered.compile()
+    except jax.errors.JaxRuntimeError as error:
+        needed = needed_bytes(str(error))
+        if needed is None:
+            raise
+        seconds = time.perf_counter() - began
+        # The compiler's figure is that of the temporaries alone in one of its messages, of everything in another.
+        temporary, peak = (needed[0], arguments + needed[0]) if needed[1] else (needed[0] - arguments, needed[0])
+        return CompiledStep(arguments, 0, temporary, peak, hbm, seconds, "", dict(mesh.shape))
+    memory = compiled.memory_analysis()
+    peak = (
+        memory.argument_size_in_bytes + memory.output_size_in_bytes - memory.alias_size_in_bytes
+        + memory.temp_size_in_bytes + memory.generated_code_size_in_bytes
+    )  # fmt: skip
+    return CompiledStep(
+        memory.argument_size_in_bytes, memory.output_size_in_bytes, memory.temp_size_in_bytes, peak, hbm,
+        time.perf_counter() - began, compiled.as_text(), dict(mesh.shape),
+    )  # fmt: skip
+
+
+def needed_bytes(message: str) -> tuple[int, bool] | None:
+    """Bytes that a program lacked, from the compiler's message, and whether they are the temporaries' alone; None
+    for any other error."""
+    if "RESOURCE_EXHAUSTED" not in message:
+        return None
+    temporaries = re.search(r"HLO temporaries \(([\d.]+)([KMGT]?)\)", message)
+    found = temporaries or re.search(r"Used ([\d.]+)([KMGT]?) of", message)
+    if found is None:
+        return None
+    return round(float(found[1]) * 1024 ** " KMGT".index(found[2] or " ")), temporaries is not None

@@ -1,0 +1,227 @@
+"""A plan: what a recipe would take and give on a slice, predicted."""
+
+import dataclasses
+import functools
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from bert_jax.config import PretrainConfig
+from bert_jax.config.schema import DataConfig, ExecutionConfig, MeshConfig, ModelConfig, OptimizerConfig
+from bert_jax.parallel.mesh import mesh_sizes
+from bert_jax.planner.arithmetic import StepEstimate, estimate_step, rows_per_device
+from bert_jax.planner.compiled import CompiledStep, compile_step, planning_layout
+from bert_jax.planner.cycles import PARTS, StepCost, step_cost
+from bert_jax.planner.flops import training_flops_per_sequence
+from bert_jax.planner.sharding_table import abstract_mesh, abstract_train_state, batch_bytes, device_bytes
+from bert_jax.planner.topology import Topology
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One recipe on one slice. docs/planning.md says what every field is; bytes are per jax device."""
+
+    topology: str
+    chips: int
+    devices: int
+    hosts: int
+    mesh: dict[str, int]
+    # compiled (the compiler's own figures) or arithmetic.
+    method: str
+    # The layout that was compiled, where it is not the recipe's.
+    scan_layers: bool
+    remat: str
+    global_batch_size: int
+    accumulation_steps: int
+    batch_per_device: float
+    fits: bool
+    peak_bytes: int
+    hbm_bytes: int
+    argument_bytes: int
+    output_bytes: int
+    temporary_bytes: int
+    # None for a step that does not fit and was therefore not compiled.
+    predicted_step_seconds: float | None
+    predicted_mfu: float | None
+    tokens_per_second: float | None
+    sequences_per_second: float | None
+    num_steps: int
+    hours: float | None
+    chip_hours: float | None
+    cost: float | None
+    # Of predicted_step_seconds: attention, mlm_head, dropout, optimizer, communication, rest.
+    shares: dict[str, float] | None
+    communication_seconds: float | None
+    # What the compiler gives no cycle estimate for: its share of the operations and of the time.
+    unestimated_share: float
+    unestimated_time_share: float
+    unestimated: dict[str, float]
+    compile_seconds: float
+    warnings: tuple[str, ...] = ()
+
+    def as_dict(self) -> dict[str, Any]:
+        """The plan as plain values for JSON."""
+        return dataclasses.asdict(self)
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What a plan is asked for beside the recipe."""
+
+    price_per_chip_hour: float | None = None
+    # Steps that earlier phases have done.
+    first_step: int = 0
+    # Compile exactly the recipe's layout.
+    as_is: bool = False
+
+
+def make_plan(config: PretrainConfig, topology: Topology, asked: Asked) -> Plan:
+    """Predict ``config`` on ``topology``; raises ``ValueError`` for a batch or mesh that does not fit the slice."""
+    check_batches(config, mesh_sizes(config.mesh, topology.num_devices))
+    if not topology.is_tpu:
+        return without_time(arithmetic_plan(config, topology, asked))
+    compiled_as = config if asked.as_is else planning_layout(config)
+    return plan_compiled(compiled_as, topology, asked, compile_step(compiled_as, topology))
+
+
+def without_time(plan: Plan) -> Plan:
+    """``plan``, without the time of a step that would not run."""
+    if plan.fits:
+        return plan
+    names = (
+        "predicted_step_seconds", "predicted_mfu", "tokens_per_second", "sequences_per_second", "hours",
+        "chip_hours", "cost", "shares", "communication_seconds",
+    )  # fmt: skip
+    return dataclasses.replace(plan, **dict.fromkeys(names))
+
+
+def plan_compiled(config: PretrainConfig, topology: Topology, asked: Asked, step: CompiledStep) -> Plan:
+    """The plan of a compiled step; ``config`` is what was compiled."""
+    cost = step_cost(step.hlo, topology.chip, step.mesh_shape, topology.shape) if step.fits else None
+    warnings = list(_warnings(config, topology))
+    if cost and cost.unknown_loops:
+        warnings.append(f"loops of unknown length counted once: {', '.join(cost.unknown_loops)}")
+    return _plan(
+        config, topology, asked, step.mesh_shape, cost,
+        method="compiled", fits=step.fits, peak_bytes=step.peak_bytes, hbm_bytes=step.hbm_bytes,
+        argument_bytes=step.argument_bytes, output_bytes=step.output_bytes, temporary_bytes=step.temporary_bytes,
+        unestimated_share=sum(share for _, share in cost.unestimated) if cost else 0.0,
+        unestimated_time_share=cost.unestimated_seconds / cost.seconds if cost else 0.0,
+        unestimated=dict(cost.unestimated) if cost else {},
+        compile_seconds=step.compile_seconds, warnings=tuple(warnings),
+    )  # fmt: skip
+
+
+def arithmetic_plan(config: PretrainConfig, topology: Topology, asked: Asked) -> Plan:
+    """The plan by arithmetic alone, on any slice; no device or compiler is needed."""
+    mesh = mesh_sizes(config.mesh, topology.num_devices)
+    batch = batch_bytes(config, abstract_mesh(mesh))
+    layout = dataclasses.replace(config.execution, remat="none")  # recomputation changes no state
+    held = _state_bytes(config.model, layout, config.optimizer, config.mesh, config.has_nsp, topology.num_devices)
+    step = estimate_step(config, topology, mesh, held + batch)
+    return _plan(
+        config, topology, asked, mesh, step,
+        method="arithmetic", fits=step.fits, peak_bytes=step.peak_bytes, hbm_bytes=step.hbm_bytes,
+        argument_bytes=step.argument_bytes, output_bytes=held, temporary_bytes=step.temporary_bytes,
+        unestimated_share=0.0, unestimated_time_share=0.0, unestimated={}, compile_seconds=0.0,
+        warnings=tuple(_warnings(config, topology)),
+    )  # fmt: skip
+
+
+@functools.cache
+def _state_bytes(
+    model: ModelConfig, execution: ExecutionConfig, optimizer: OptimizerConfig, mesh: MeshConfig, has_nsp: bool,
+    devices: int,
+) -> int:  # fmt: skip
+    """Bytes of the state on one device; a search asks for the same ones many times."""
+    data = DataConfig(seq_length=8, next_sentence="nsp" if has_nsp else "none")
+    config = PretrainConfig(model=model, execution=execution, optimizer=optimizer, mesh=mesh, data=data)
+    return device_bytes(abstract_train_state(config, abstract_mesh(mesh_sizes(mesh, devices))))
+
+
+def _plan(
+    config: PretrainConfig,
+    topology: Topology,
+    asked: Asked,
+    mesh: Mapping[str, int],
+    cost: StepCost | StepEstimate | None,
+    **measured: Any,
+) -> Plan:
+    training, length = config.training, config.data.seq_length
+    batch = training.global_batch_size
+    flops = batch * training_flops_per_sequence(
+        config.model, seq_length=length, max_predictions=config.data.max_predictions, has_nsp=config.has_nsp
+    )
+    seconds = cost.seconds if cost else None
+    steps = full_steps(config, asked.first_step)
+    hours = seconds * steps / 3600 if seconds else None
+    chip_hours = hours * topology.num_chips if hours is not None else None
+    price = asked.price_per_chip_hour
+    peak = topology.chip.device_peak_flops * topology.num_devices
+    return Plan(
+        topology=topology.name,
+        chips=topology.num_chips,
+        devices=topology.num_devices,
+        hosts=topology.num_hosts,
+        mesh=dict(mesh),
+        scan_layers=config.execution.scan_layers,
+        remat=config.execution.remat,
+        global_batch_size=batch,
+        accumulation_steps=training.accumulation_steps,
+        batch_per_device=rows_per_device(config, mesh),
+        predicted_step_seconds=seconds,
+        predicted_mfu=flops / seconds / peak if seconds else None,
+        tokens_per_second=batch * length / seconds if seconds else None,
+        sequences_per_second=batch / seconds if seconds else None,
+        num_steps=training.num_steps - asked.first_step,
+        hours=hours,
+        chip_hours=chip_hours,
+        cost=chip_hours * price if price is not None and chip_hours is not None else None,
+        shares={part: cost.shares[part] for part in PARTS} if cost else None,
+        communication_seconds=cost.communication_seconds if cost else None,
+        **measured,
+    )
+
+
+def full_steps(config: PretrainConfig, first_step: int) -> float:
+    """Steps from ``first_step`` to the end, those of a batch ramp counted by their share of the full batch."""
+    training = config.training
+    if not 0 <= first_step < training.num_steps:
+        raise ValueError(f"--first_step: {first_step} is not allowed; allowed: 0 to {training.num_steps - 1}")
+    left = training.num_steps - first_step
+    steps = 0.0
+    for count, size in zip(training.batch_ramp[::2], training.batch_ramp[1::2], strict=True):
+        taken = min(count, left)
+        steps += taken * size / training.global_batch_size
+        left -= taken
+    return steps + left
+
+
+def check_batches(config: PretrainConfig, mesh: Mapping[str, int]) -> None:
+    """Raises ``ValueError`` naming the batch sizes that would do when the rows cannot be cut over the mesh."""
+    training = config.training
+    parts = mesh["data"] * mesh["fsdp"]
+    for size in (training.global_batch_size, *training.batch_ramp[1::2]):
+        unit = parts * training.accumulation_steps
+        if size % unit == 0:
+            continue
+        below, above = size // unit * unit, -(-size // unit) * unit
+        sizes = " or ".join(f"{n:,}" for n in dict.fromkeys((below, above)) if n)
+        counts = [a for a in range(1, training.accumulation_steps + 1) if size % (parts * a) == 0]
+        other = f", or training.accumulation_steps {counts[-1]}" if counts else ""
+        micro = f" in {training.accumulation_steps} microbatches" if training.accumulation_steps > 1 else ""
+        raise ValueError(
+            f"training.global_batch_size: {size:,}{micro} does not cut into the {parts} parts (data x fsdp) of the "
+            f"mesh; {sizes} would do{other}, or fewer parts (mesh.tensor)"
+        )
+
+
+def _warnings(config: PretrainConfig, topology: Topology) -> list[str]:
+    """What makes a recipe slow on its hardware, with the option that changes it."""
+    execution, lines = config.execution, []
+    dropout = config.model.hidden_dropout or config.model.attention_dropout
+    if topology.is_tpu and execution.prng == "threefry" and dropout:
+        lines.append("execution.prng rbg makes the random bits of dropout several times cheaper on a TPU")
+    if execution.dtype == "float32":
+        lines.append("execution.dtype bfloat16 runs the matrix products at least twice as fast")
+    return lines

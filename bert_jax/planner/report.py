@@ -1,0 +1,163 @@
+"""Plans in words."""
+
+from collections.abc import Sequence
+
+from bert_jax.planner.plan import Plan
+from bert_jax.planner.sharding_table import Row
+from bert_jax.planner.topology import Topology
+
+_PART_NAMES = {
+    "attention": "attention", "mlm_head": "MLM head", "dropout": "dropout", "optimizer": "optimizer",
+    "communication": "communication", "rest": "the rest of the model",
+}  # fmt: skip
+# Most candidates of a search that are printed, beside the undominated ones.
+_SHOWN = 12
+_METHODS = {
+    "compiled": "An estimate, nothing was run: the training step as compiled for this slice, its instructions' "
+    "cycle estimates by the compiler, loops multiplied out, collectives from link bandwidth; no input, evaluation, "
+    "checkpoint or start-up time.",
+    "arithmetic": "An estimate by arithmetic alone, nothing was compiled or run: operations over 80% of the peak, "
+    "bytes over memory bandwidth, gradients over the links; no input, evaluation, checkpoint or start-up time. "
+    "Expect it to be off by a third.",
+}
+
+
+def plan_lines(plan: Plan, advice: str) -> list[str]:
+    """The plan as lines of text; ``advice`` says what to change when the step does not fit."""
+    mesh = " ".join(f"{axis}={size}" for axis, size in plan.mesh.items())
+    micro = f" in {plan.accumulation_steps} microbatches" if plan.accumulation_steps > 1 else ""
+    lines = [
+        f"{plan.topology}: {_count(plan.chips, 'chip')}, {_count(plan.hosts, 'host')}, mesh {mesh}",
+        f"batch     {plan.global_batch_size:,} sequences{micro}, {plan.batch_per_device:g} at a time per device",
+    ]
+    memory = (
+        f"{gib(plan.peak_bytes)} of {gib(plan.hbm_bytes)} GiB per device (held {gib(plan.argument_bytes)}, inside "
+        f"the step {gib(plan.temporary_bytes)})"
+    )
+    lines.append(f"fits      yes: {memory}" if plan.fits else f"fits      no: it needs {memory}; {advice}")
+    if plan.predicted_step_seconds is not None:
+        lines += _time_lines(plan)
+    if plan.unestimated:
+        lines.append(
+            f"no cycle estimate for {plan.unestimated_share:.1%} of the operations, charged by bytes and peak: "
+            f"{plan.unestimated_time_share:.1%} of the time"
+        )
+    if plan.method == "compiled":
+        layout = "scanned layers" if plan.scan_layers else "unrolled layers"
+        lines.append(f"compiled  with {layout} in {plan.compile_seconds:.0f} s")
+    lines += [f"note      {line}" for line in plan.warnings]
+    return [*lines, _METHODS[plan.method]]
+
+
+def _time_lines(plan: Plan) -> list[str]:
+    assert plan.predicted_step_seconds is not None and plan.shares is not None
+    parts = sorted(plan.shares.items(), key=lambda item: -item[1])
+    shares = ", ".join(f"{_PART_NAMES[part]} {share:.0%}" for part, share in parts)
+    money = f", {plan.cost:,.0f} at the given price" if plan.cost is not None else ""
+    return [
+        f"step      {1000 * plan.predicted_step_seconds:,.1f} ms, {plan.predicted_mfu:.1%} MFU, "
+        f"{plan.sequences_per_second:,.0f} sequences/s, {plan.tokens_per_second:,.0f} tokens/s",
+        f"recipe    {plan.num_steps:,} steps: {_duration(plan.hours)}, {plan.chip_hours:,.1f} chip-hours{money}",
+        f"time in   {shares}",
+    ]
+
+
+def sharding_lines(rows: Sequence[Row], topology: Topology | None, mesh: dict[str, int]) -> list[str]:
+    """The sharding table with totals."""
+    table = [("parameter", "shape", "cut over", "bytes", "optimizer state cut over", "bytes")]
+    for row in rows:
+        name = f"{row.name} x{row.count}" if row.count > 1 else row.name
+        shape = "x".join(str(n) for n in row.shape)
+        table.append(
+            (name, shape, row.sharding, f"{row.device_bytes:,}", row.optimizer_sharding,
+             f"{row.optimizer_device_bytes:,}")
+        )  # fmt: skip
+    params, optimizer = totals(rows)
+    table.append(("total", "", "", f"{params:,}", "", f"{optimizer:,}"))
+    widths = [max(len(line[i]) for line in table) for i in range(len(table[0]))]
+    right = (3, 5)
+    lines = [
+        "  ".join(
+            cell.rjust(width) if i in right else cell.ljust(width)
+            for i, (cell, width) in enumerate(zip(line, widths, strict=True))
+        ).rstrip()
+        for line in table
+    ]
+    where = f"{topology.name}, " if topology else ""
+    axes = " ".join(f"{axis}={size}" for axis, size in mesh.items())
+    lines.insert(0, f"{where}mesh {axes}; bytes on one device, all layers of a row together")
+    notes = [f"{row.name}: {note}" for row in rows for note in row.notes]
+    lines += [f"note  {note}" for note in notes]
+    lines.append(
+        f"parameters {params / 1e6:,.1f} MB, optimizer state {optimizer / 1e6:,.1f} MB on each of "
+        f"{_devices(mesh)} devices"
+    )
+    return lines
+
+
+def totals(rows: Sequence[Row]) -> tuple[int, int]:
+    """Bytes of parameters and of optimizer state on one device."""
+    return sum(row.device_bytes for row in rows), sum(row.optimizer_device_bytes for row in rows)
+
+
+def search_lines(plans: Sequence[Plan], best: Plan | None) -> list[str]:
+    """The candidates as a table: ``*`` marks those that no other beats in both memory and speed. Of many, those and
+    the fastest."""
+    table = [
+        ("", "batch/device", "microbatches", "global batch", "remat", "layers", "mesh", "GiB", "tokens/s", "MFU")
+    ]
+    front = pareto(plans)
+    shown = [plan for place, plan in enumerate(plans) if place < _SHOWN or plan in front or plan is best]
+    for plan in shown:
+        mark = ("*" if plan in front else "") + ("best" if plan is best else "")
+        fits = plan.predicted_step_seconds is not None
+        table.append(
+            (
+                mark, f"{plan.batch_per_device:g}", str(plan.accumulation_steps), f"{plan.global_batch_size:,}",
+                plan.remat, "scanned" if plan.scan_layers else "unrolled",
+                "x".join(str(size) for size in plan.mesh.values()), gib(plan.peak_bytes),
+                f"{plan.tokens_per_second:,.0f}" if fits else "does not fit",
+                f"{plan.predicted_mfu:.1%}" if fits else "",
+            )
+        )  # fmt: skip
+    widths = [max(len(line[i]) for line in table) for i in range(len(table[0]))]
+    lines = [
+        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in table
+    ]
+    hidden = len(plans) - len(shown)
+    return [*lines, f"and {hidden} slower ones (all of them: --json)"] if hidden else lines
+
+
+def pareto(plans: Sequence[Plan]) -> list[Plan]:
+    """Plans that fit and that no other equals in speed with less memory or beats in speed with no more."""
+
+    def beats(other: Plan, plan: Plan) -> bool:
+        speeds = other.tokens_per_second or 0.0, plan.tokens_per_second or 0.0
+        no_worse = speeds[0] >= speeds[1] and other.peak_bytes <= plan.peak_bytes
+        return no_worse and (speeds[0] > speeds[1] or other.peak_bytes < plan.peak_bytes)
+
+    fitting = [plan for plan in plans if plan.fits and plan.tokens_per_second]
+    return [plan for plan in fitting if not any(beats(other, plan) for other in fitting)]
+
+
+def gib(amount: float) -> str:
+    """Bytes in GiB with one digit."""
+    return f"{amount / 2**30:,.1f}"
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number:,} {what}{'' if number == 1 else 's'}"
+
+
+def _devices(mesh: dict[str, int]) -> int:
+    product = 1
+    for size in mesh.values():
+        product *= size
+    return product
+
+
+def _duration(hours: float | None) -> str:
+    assert hours is not None
+    if hours < 1:
+        return f"{60 * hours:.1f} min"
+    return f"{hours:,.1f} h" if hours < 72 else f"{hours / 24:,.1f} days"

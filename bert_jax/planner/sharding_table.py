@@ -1,0 +1,169 @@
+"""How a recipe's parameters and optimizer state are cut over a mesh, without any device."""
+
+import dataclasses
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+from flax import linen as nn
+from jax.sharding import AbstractMesh, AxisType, PartitionSpec
+
+from bert_jax.batch import feature_shapes
+from bert_jax.config import PretrainConfig
+from bert_jax.model import BertForPretraining, BertModel
+from bert_jax.model.layout import STACKED, VOCABULARY_ROWS, path_name
+from bert_jax.optim import make_optimizer
+from bert_jax.parallel import MESH_AXES, batch_sharding
+from bert_jax.parallel.axes import RULES
+from bert_jax.training.state import TrainState, abstract_params, abstract_state
+
+
+@dataclass(frozen=True)
+class Row:
+    """One canonical parameter, or one per layer of the same shape and cut."""
+
+    name: str
+    # Canonical shape: of one layer, without padding.
+    shape: tuple[int, ...]
+    # Canonical parameters that the row stands for: the number of layers or 1.
+    count: int
+    # Mesh axes of each dimension, "-" where it is whole; "layers:" before them where the stack of layers is cut.
+    sharding: str
+    # On one device, all ``count`` of them, padding included.
+    device_bytes: int
+    optimizer_sharding: str
+    optimizer_device_bytes: int
+    # What could not be cut as declared.
+    notes: tuple[str, ...]
+
+
+def abstract_mesh(sizes: Mapping[str, int]) -> AbstractMesh:
+    """A mesh of the given sizes without devices."""
+    return AbstractMesh(tuple(sizes[axis] for axis in MESH_AXES), MESH_AXES, axis_types=(AxisType.Auto,) * 3)
+
+
+def abstract_train_state(config: PretrainConfig, mesh: Any) -> TrainState:
+    """Shapes and shardings of the whole state on ``mesh``."""
+    model = _model(config)
+    return abstract_state(model, make_optimizer(config.optimizer), mesh, with_ema=config.optimizer.ema_decay > 0)
+
+
+def _model(config: PretrainConfig) -> BertModel:
+    """The model for its parameters alone: without devices there is no kernel to choose."""
+    execution = dataclasses.replace(config.execution, attention="xla")
+    return BertForPretraining(config.model, execution, config.has_nsp, None)
+
+
+def device_bytes(tree: Any) -> int:
+    """Bytes of a tree of shape structs on one device."""
+    return sum(_leaf_bytes(leaf) for leaf in jax.tree.leaves(tree))
+
+
+def batch_bytes(config: PretrainConfig, mesh: Any) -> int:
+    """Bytes of a global batch on one device."""
+    size, data = config.training.global_batch_size, config.data
+    sharding = batch_sharding(mesh)
+    shapes = feature_shapes(size, data.seq_length, data.max_predictions).values()
+    return sum(math.prod(sharding.shard_shape(shape)) * 4 for shape, _ in shapes)
+
+
+def sharding_table(config: PretrainConfig, sizes: Mapping[str, int]) -> list[Row]:
+    """One row per canonical parameter, layers of one shape and cut together, in the model's order."""
+    mesh = abstract_mesh(sizes)
+    state = abstract_train_state(config, mesh)
+    boxed = jax.tree_util.tree_leaves_with_path(
+        abstract_params(_model(config)), is_leaf=lambda leaf: isinstance(leaf, nn.Partitioned)
+    )
+    declared = {path_name(path): getattr(leaf, "names", None) for path, leaf in boxed}
+    moments: dict[str, list[Any]] = {}
+    params = jax.tree_util.tree_leaves_with_path(state.params)
+    names = {path_name(path) for path, _ in params}
+    for path, leaf in jax.tree_util.tree_leaves_with_path((state.opt_state, state.ema)):
+        parts = path_name(path).split("/")
+        found = ("/".join(parts[i:]) for i in range(len(parts)))
+        moments.setdefault(next((name for name in found if name in names), ""), []).append(leaf)
+    rows: dict[tuple[Any, ...], Row] = {}
+    for path, leaf in params:
+        name = path_name(path)
+        for row in _rows(config, name, leaf, moments.get(name, []), declared.get(name), sizes):
+            key = row.name, row.shape, row.sharding, row.optimizer_sharding
+            same = rows.get(key)
+            rows[key] = row if same is None else _merge(same, row)
+    return list(rows.values())
+
+
+def _merge(first: Row, second: Row) -> Row:
+    return Row(
+        first.name, first.shape, first.count + second.count, first.sharding,
+        first.device_bytes + second.device_bytes, first.optimizer_sharding,
+        first.optimizer_device_bytes + second.optimizer_device_bytes, first.notes,
+    )  # fmt: skip
+
+
+def _rows(
+    config: PretrainConfig,
+    name: str,
+    leaf: Any,
+    moments: list[Any],
+    declared: tuple[str | None, ...] | None,
+    sizes: Mapping[str, int],
+) -> list[Row]:
+    stacked = STACKED in name
+    per_layer = name.replace(STACKED, "encoder/layer_*/") if stacked else re.sub(r"/layer_\d+/", "/layer_*/", name)
+    shape = tuple(leaf.shape[1:]) if stacked else tuple(leaf.shape)
+    if name.endswith(VOCABULARY_ROWS):
+        shape = (config.model.vocab_size, *shape[1:])
+    optimizer = sorted({_words(moment, stacked) for moment in moments})
+    return [
+        Row(
+            name=per_layer,
+            shape=shape,
+            count=leaf.shape[0] if stacked else 1,
+            sharding=_words(leaf, stacked),
+            device_bytes=_leaf_bytes(leaf),
+            optimizer_sharding=" and ".join(optimizer),
+            optimizer_device_bytes=device_bytes(moments),
+            notes=_notes(declared, leaf, sizes),
+        )
+    ]
+
+
+def _spec(leaf: Any) -> list[tuple[str, ...]]:
+    """Mesh axes of each dimension."""
+    spec: PartitionSpec = leaf.sharding.spec
+    entries = [*spec, *[None] * (len(leaf.shape) - len(spec))]
+    return [(entry,) if isinstance(entry, str) else tuple(entry or ()) for entry in entries]
+
+
+def _words(leaf: Any, stacked: bool) -> str:
+    words = ["+".join(axes) or "-" for axes in _spec(leaf)]
+    before = ""
+    if stacked:
+        before = f"layers:{words[0]} " if words[0] != "-" else ""
+        words = words[1:]
+    if not before and all(word == "-" for word in words):
+        return "whole"
+    return f"{before}({', '.join(words)})"
+
+
+def _leaf_bytes(leaf: Any) -> int:
+    return int(math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize)
+
+
+def _notes(declared: tuple[str | None, ...] | None, leaf: Any, sizes: Mapping[str, int]) -> tuple[str, ...]:
+    """Mesh axes that a parameter is declared to be cut over and that lie elsewhere or nowhere."""
+    lines = []
+    spec = _spec(leaf)
+    for dim, axis in enumerate(declared or ()):
+        for mesh_axis in RULES[axis] if axis else ():
+            size = sizes[mesh_axis]
+            if size == 1 or mesh_axis in spec[dim]:
+                continue
+            places = [d for d, axes in enumerate(spec) if mesh_axis in axes]
+            what = f"{mesh_axis} {size} does not divide {axis} {leaf.shape[dim]}"
+            where = f"{declared[places[0]]} is cut instead" if declared and places else "whole on each"
+            lines.append(f"{what}: {where}")
+    return tuple(lines)

@@ -1,0 +1,207 @@
+"""Names of accelerator slices: ``v5e:16x16``, Cloud's ``v5e-256``, ``h100:8``; and a TPU slice's devices.
+
+The devices of a TPU slice can be had without owning one: libtpu describes them, and programs compile for them.
+"""
+
+import contextlib
+import importlib.util
+import math
+import os
+import re
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from bert_jax.planner.hardware import GPUS, TPUS, Chip
+
+
+@dataclass(frozen=True)
+class _Generation:
+    chip: Chip
+    # The number in Cloud's names counts TensorCores, of which a chip has two, or chips.
+    cloud_counts_cores: bool
+    # Chips along each axis of the largest slice.
+    pod: tuple[int, ...]
+
+
+_GENERATIONS: dict[str, _Generation] = {
+    "v2": _Generation(TPUS["TPU v2"], True, (16, 16)),
+    "v3": _Generation(TPUS["TPU v3"], True, (32, 32)),
+    "v4": _Generation(TPUS["TPU v4"], True, (16, 16, 16)),
+    "v5e": _Generation(TPUS["TPU v5e"], False, (16, 16)),
+    "v5p": _Generation(TPUS["TPU v5p"], True, (16, 16, 24)),
+    "v6e": _Generation(TPUS["TPU v6e"], False, (16, 16)),
+    "tpu7x": _Generation(TPUS["TPU7x"], True, (16, 24, 24)),
+}
+_ALIASES = {"v5litepod": "v5e", "v5lite": "v5e", "v5": "v5p", "v6": "v6e", "v7x": "tpu7x", "ironwood": "tpu7x"}
+
+_BOARDS: dict[str, Chip] = {
+    "-".join(words).lower(): chip for words, chip in GPUS
+} | {"a100-80gb": next(chip for words, chip in GPUS if words == ("A100",))}  # fmt: skip
+
+EXAMPLES = (
+    "TPU: v2, v3, v4, v5e, v5p, v6e, tpu7x with chips per axis (v5e:16x16, v5p:4x4x8) or Cloud's name (v5e-256, "
+    f"v5p-512); GPU: {', '.join(sorted(_BOARDS))} with the number of boards (h100:8)"
+)
+
+
+@dataclass(frozen=True)
+class Topology:
+    """A slice of TPU chips or a number of GPUs."""
+
+    # As this software writes it: v5e:16x16 or h100:8.
+    name: str
+    chip: Chip
+    # Chips along each axis; GPUs: their number.
+    shape: tuple[int, ...]
+    # Whether an axis closes to a ring; False for GPUs.
+    wraps: tuple[bool, ...]
+
+    @property
+    def is_tpu(self) -> bool:
+        """Whether programs can be compiled for it without owning it."""
+        return bool(self.chip.link_axes)
+
+    @property
+    def num_chips(self) -> int:
+        """Chips or boards."""
+        return math.prod(self.shape)
+
+    @property
+    def num_devices(self) -> int:
+        """jax devices."""
+        return self.num_chips * self.chip.devices_per_chip
+
+    @property
+    def num_hosts(self) -> int:
+        """Hosts, each with the usual number of chips."""
+        return -(-self.num_chips // self.chip.chips_per_host)
+
+
+def parse_topology(text: str) -> Topology:
+    """The slice that ``text`` names; raises ``ValueError`` with the names that there are."""
+    match = re.fullmatch(r"([a-z0-9]+(?:-(?:pcie|nvl|\d+gb))?)[:-](\d+(?:x\d+)*)", text.strip().lower())
+    if match:
+        name, numbers = match.groups()
+        name = _ALIASES.get(name, name)
+        sizes = tuple(int(part) for part in numbers.split("x"))
+        if name in _GENERATIONS and 0 not in sizes:
+            is_count = len(sizes) == 1
+            return _slice(text, name, _cloud_shape(text, name, sizes[0]) if is_count else sizes)
+        if name in _BOARDS and len(sizes) == 1 and sizes[0]:
+            return _boards(text, name, sizes[0])
+    raise ValueError(f"--topology: {text!r} is not known; allowed: {EXAMPLES}")
+
+
+def _slice(text: str, name: str, shape: tuple[int, ...]) -> Topology:
+    generation = _GENERATIONS[name]
+    pod = generation.pod
+    if len(shape) != len(pod):
+        raise ValueError(
+            f"--topology: {text!r}: {name} has {len(pod)} axes, for instance {name}:{'x'.join('4' for _ in pod)}"
+        )
+    if any(size > most for size, most in zip(sorted(shape), pod, strict=True)):
+        raise ValueError(f"--topology: {text!r}: the largest slice of {name} is {'x'.join(map(str, pod))} chips")
+    # Cloud's rules: on 2-D generations an axis as long as the pod's closes to a ring; on 3-D ones whole cubes of
+    # 4x4x4 are joined by switches that close every axis.
+    if len(pod) == 2:
+        wraps = tuple(size == pod[0] for size in shape)
+    else:
+        wraps = (all(size % 4 == 0 for size in shape),) * 3
+    return Topology(f"{name}:{'x'.join(map(str, shape))}", generation.chip, shape, wraps)
+
+
+def _cloud_shape(text: str, name: str, number: int) -> tuple[int, ...]:
+    """The shape that Cloud gives a slice named by a number of chips or cores."""
+    generation = _GENERATIONS[name]
+    axes = len(generation.pod)
+    chips = number // 2 if generation.cloud_counts_cores else number
+    counted = "cores, two per chip" if generation.cloud_counts_cores else "chips"
+    problem = ValueError(
+        f"--topology: {text!r}: the number counts {counted}; write the shape instead, for instance "
+        f"{name}:{'x'.join('4' for _ in range(axes))}"
+    )
+    if chips < 1 or (generation.cloud_counts_cores and number % 2):
+        raise problem
+    if axes == 2:
+        exponent = chips.bit_length() - 1
+        if chips != 1 << exponent:
+            raise problem
+        return 1 << exponent // 2, 1 << (exponent + 1) // 2
+    small = {1: (1, 1, 1), 4: (2, 2, 1), 8: (2, 2, 2), 16: (2, 2, 4), 32: (2, 4, 4)}
+    if chips in small:
+        return small[chips]
+    if chips % 64:
+        raise problem
+    cubes = chips // 64
+    best = min(
+        ((a, b, cubes // a // b) for a in range(1, cubes + 1) if cubes % a == 0
+         for b in range(a, cubes // a + 1) if cubes // a % b == 0 and cubes // a // b >= b),
+        key=lambda sides: (sides[2], sides[1]),
+    )  # fmt: skip
+    return best[0] * 4, best[1] * 4, best[2] * 4
+
+
+def _boards(text: str, name: str, number: int) -> Topology:
+    chip = _BOARDS[name]
+    if number > chip.chips_per_host and number % chip.chips_per_host:
+        raise ValueError(
+            f"--topology: {text!r}: more boards than a host has ({chip.chips_per_host}) must fill whole hosts"
+        )
+    return Topology(f"{name}:{number}", chip, (number,), (False,))
+
+
+def prepare_environment() -> None:
+    """Let libtpu describe slices that are not here; before jax makes its first device.
+
+    jax itself stays on the CPU, so a machine's own accelerators are left alone.
+    """
+    os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")  # there is no Cloud metadata server to ask
+    os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")  # no device is held: others may plan at the same time
+    os.environ.setdefault("TPU_WORKER_HOSTNAMES", "localhost")
+    if "jax" not in sys.modules:
+        os.environ["JAX_PLATFORMS"] = "cpu"
+
+
+def tpu_devices(topology: Topology) -> list[Any]:
+    """jax devices of a TPU slice to compile for; raises ``ValueError`` without libtpu or for a shape that it has
+    not."""
+    if importlib.util.find_spec("libtpu") is None:
+        raise ValueError(
+            f"--topology {topology.name}: compiling for a TPU needs libtpu (Linux, x86-64): pip install "
+            "'bert_jax[tpu]'"
+        )
+    prepare_environment()
+    import jax
+    from jax.experimental import topologies
+
+    shape = (*topology.shape, 1)[:3]
+    host = tuple(min(size, most) for size, most in zip(shape, (2, 2, 1), strict=True))
+    options: dict[str, Any] = {"chips_per_host_bounds": host, "wrap": (*topology.wraps, False)[:3]}
+    if topology.name.startswith("v4"):
+        options["chip_config_name"] = "megacore"  # both cores of a chip as one device, as Cloud has it
+    try:
+        with _quiet():
+            described = topologies.get_topology_desc(platform="tpu", topology_name=topology.name, **options)
+    except jax.errors.JaxRuntimeError as error:
+        reason = " ".join(str(error).split())
+        raise ValueError(f"--topology {topology.name}: libtpu has no such slice: {reason}") from None
+    devices = list(described.devices)
+    assert len(devices) == topology.num_devices, (topology, len(devices))
+    return devices
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Nothing on standard error, below Python too: libtpu warns there of every Cloud service that it lacks."""
+    sys.stderr.flush()
+    kept = os.dup(2)
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 2)
+    try:
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(nowhere)
+        os.close(kept)
