@@ -1,4 +1,4 @@
-"""Endurance of pretraining: does a long run grow, and does one that is killed again and again end as one that is not?
+"""Endurance of pretraining: does a long run grow; does one that is killed again and again end as one that is not?
 
     python benchmarks/soak.py FOLDER [--steps 5000] [--seed 0]
 

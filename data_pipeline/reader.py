@@ -9,7 +9,6 @@ import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -65,7 +64,7 @@ class RecordReader:
     def __init__(self, index: ShardIndex) -> None:
         self.index = index
         self._first = np.concatenate([[0], np.cumsum([entry.records for entry in index.entries])])
-        self._block_offsets = lru_cache(maxsize=None)(self._compute_block_offsets)
+        self._blocks: dict[int, np.ndarray] = {}
         remote = isinstance(index.folder, ObjectPath)
         self.files: LocalFiles | ObjectFiles = (ObjectFiles if remote else LocalFiles)(index.folder)
 
@@ -74,11 +73,15 @@ class RecordReader:
         shard = int(np.searchsorted(self._first, number, side="right")) - 1
         return self.index.entries[shard].name, number - int(self._first[shard])
 
-    def _compute_block_offsets(self, shard: int) -> np.ndarray:
+    def _block_offsets(self, shard: int) -> np.ndarray:
+        """Where every ``_BLOCK``-th record begins, counted once per file."""
+        if shard in self._blocks:
+            return self._blocks[shard]
         lengths = self.index.entries[shard].lengths
         sums = np.add.reduceat(lengths, np.arange(0, len(lengths), _BLOCK), dtype=np.int64)
         blocks = np.arange(1, len(sums) + 1) * _BLOCK
-        return np.concatenate([[0], np.cumsum(sums) + blocks * FRAME_BYTES])
+        self._blocks[shard] = np.concatenate([[0], np.cumsum(sums) + blocks * FRAME_BYTES])
+        return self._blocks[shard]
 
     def _offset(self, shard: int, record: int) -> int:
         """Where the frame of ``record`` begins in its file."""

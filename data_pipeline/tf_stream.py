@@ -42,10 +42,11 @@ def read_batches(
     )[0]
 
     failures: list[StorageError] = []
+    readers = [reader]  # TensorFlow keeps `fetch` for ever; the reader, with its open files, goes with the stream
 
     def fetch(step: np.ndarray) -> tuple[np.ndarray, ...]:
         try:
-            raw = reader.batch(int(step))
+            raw = readers[0].batch(int(step))
         except StorageError as error:
             failures.append(error)  # TensorFlow passes on no exception, only its text with a traceback
             raise
@@ -70,7 +71,7 @@ def read_batches(
     dataset = tf.data.Dataset.range(*steps).map(plain(read))
     parse = plain(functools.partial(_parse, tf, layout, data, mask))
     dataset = dataset.map(parse, num_parallel_calls=THREADS)
-    return Stream(dataset.prefetch(data.prefetch).with_options(options), failures)
+    return Stream(dataset.prefetch(data.prefetch).with_options(options), failures, readers.clear)
 
 
 def _parse(
@@ -123,13 +124,20 @@ def _parse(
     }
 
 
+def _end(iterator: list[Any], release: Callable[[], None]) -> None:
+    iterator.clear()
+    release()
+
+
 class Stream:
     """The batches of a dataset. Its threads are gone after ``close``, and before the interpreter goes down:
-    threads that still call Python then hang or abort the process."""
+    threads that still call Python then hang or abort the process. ``release`` is called after that."""
 
-    def __init__(self, dataset: Any, failures: Sequence[Exception] = ()) -> None:
+    def __init__(
+        self, dataset: Any, failures: Sequence[Exception] = (), release: Callable[[], None] = lambda: None
+    ) -> None:
         self._iterator, self._failures = [dataset.as_numpy_iterator()], failures
-        self.close = weakref.finalize(self, self._iterator.clear)
+        self.close = weakref.finalize(self, _end, self._iterator, release)
 
     def __iter__(self) -> "Stream":
         return self

@@ -1,6 +1,7 @@
 """The source of a pretraining run: folders by name, and the unigram baseline of the final evaluation."""
 
 import dataclasses
+import gc
 import math
 from collections import Counter
 from pathlib import Path
@@ -99,3 +100,24 @@ def test_without_held_out_shards(built, tmp_path):
     missing = dataclasses.replace(data, eval_shards=str(tmp_path / "none"))
     with pytest.raises(ValueError, match="none"):
         source(dataclasses.replace(built, data=missing)).held_out(4, list(range(4)), 0)
+
+
+def test_evaluations_leave_no_file_open(built):
+    """A run evaluates thousands of times: what an evaluation opened is closed with it, not at some collection."""
+
+    def open_files():
+        return len(list(Path("/proc/self/fd").iterdir()))
+
+    def evaluate():
+        assert len(list(source(built).held_out(8, list(range(8)), 2))) == 2
+
+    evaluate()
+    gc.collect()
+    gc.disable()
+    try:
+        before = open_files()
+        for _ in range(5):
+            evaluate()
+        assert open_files() == before
+    finally:
+        gc.enable()
