@@ -16,7 +16,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -25,6 +25,7 @@ import jax
 from bert_jax import exits
 from bert_jax.config.loader import RunOptions
 from bert_jax.parallel import cluster
+from bert_jax.parallel.peers import JAX_LATER, Peers
 
 FAILURE = "bert_jax/failure"
 WATCH = "failure-watch"
@@ -35,6 +36,7 @@ SHARED_WITHIN = 10.0
 
 _calls: collections.Counter[str] = collections.Counter()  # of each name, the same on every process
 _leaving = threading.Event()
+_peers: Peers | None = None  # with several processes
 
 
 # ------------------------------------------------------------------ start
@@ -68,7 +70,7 @@ def start(options: RunOptions) -> None:
     timer.start()
     limits: dict[str, Any] = {
         "initialization_timeout": options.host_timeout + 60,
-        "heartbeat_timeout_seconds": options.heartbeat_timeout,
+        "heartbeat_timeout_seconds": options.heartbeat_timeout + JAX_LATER,
         "shutdown_timeout_seconds": options.host_timeout,
     }
     try:
@@ -82,6 +84,11 @@ def start(options: RunOptions) -> None:
     finally:
         timer.cancel()
     threading.Thread(target=_watch, name=WATCH, daemon=True).start()
+    global _peers
+    service = _service()
+    _peers = Peers(
+        service.client, service.process_id, service.num_processes, options.heartbeat_timeout, _leave_without
+    )
 
 
 # ------------------------------------------------------------------ agreement
@@ -221,7 +228,10 @@ def ends_together(timeout_seconds: float) -> Iterator[None]:
     except BaseException as error:
         if not jax.distributed.is_initialized():
             raise
-        code, line = exits.outcome(error) or (1, f"{type(error).__name__}: {_first_line(error)}")
+        known = exits.outcome(error)
+        if known is None and _peers is not None:
+            _peers.wait_for_verdict()  # perhaps a collective failed because a process is gone
+        code, line = known or (1, f"{type(error).__name__}: {_first_line(error)}")
         _leaving.set()
         other = _tell(code, line)
         # jax's own shutdown would wait for processes that do not come any more.
@@ -243,6 +253,8 @@ def _part(timeout_seconds: float) -> None:
     for thread in threading.enumerate():
         if thread.name == WATCH:
             thread.join()
+    assert _peers is not None
+    _peers.close()
     jax.distributed.shutdown()
 
 
@@ -287,15 +299,38 @@ def leave(code: int, line: str) -> None:
     _quit(code)
 
 
-def _quit(code: int) -> NoReturn:
-    """End this process; the lead after the others, because they abort when its service goes away."""
+def _leave_without(lost: list[int], line: str) -> None:
+    """Like :func:`leave`, when processes are ``lost``; the living ones are told where that is possible."""
+    if _leaving.is_set():
+        return
+    _leaving.set()
+    print(line, file=sys.stderr, flush=True)
+    if 0 not in lost:  # else there is no service to tell it to
+        _tell(exits.WATCHDOG, line)
+        _quit(exits.WATCHDOG, lost)
+    os._exit(exits.WATCHDOG)
+
+
+def peers_doing(doing: Callable[[], str]) -> Callable[[], str]:
+    """Let the other processes know what this one is ``doing``; returns what tells it of them."""
+    if _peers is None:
+        return lambda: ""
+    _peers.doing = doing
+    return _peers.describe
+
+
+def _quit(code: int, lost: Sequence[int] = ()) -> NoReturn:
+    """End this process; the lead after the others (but those that are ``lost``), because they abort when its
+    service goes away."""
     sys.stdout.flush()
     sys.stderr.flush()
     with contextlib.suppress(Exception):  # whatever it is, this process is at its end
         client = _client()
         if is_lead():
             limit = time.monotonic() + LAST_WORDS
-            while time.monotonic() < limit and len(client.key_value_dir_get(f"{FAILURE}_seen/")) < count() - 1:
+            while time.monotonic() < limit and (
+                len(client.key_value_dir_get(f"{FAILURE}_seen/")) < count() - 1 - len(lost)
+            ):
                 time.sleep(0.05)
         else:
             client.key_value_set(f"{FAILURE}_seen/{index()}", "")

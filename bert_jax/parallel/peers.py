@@ -26,10 +26,12 @@ class Peers:
         client: of the coordination service.
         index, count: of this process, and of all.
         limit: seconds.
-        leave: ends the process with a code and a line, from any thread.
+        leave: ends this process, given those that are lost and a line.
     """
 
-    def __init__(self, client: Any, index: int, count: int, limit: float, leave: Callable[[int, str], Any]) -> None:
+    def __init__(
+        self, client: Any, index: int, count: int, limit: float, leave: Callable[[list[int], str], Any]
+    ) -> None:
         self._client, self._index, self._limit, self._leave = client, index, limit, leave
         self.doing: Callable[[], str] = lambda: "starting"  # shown by the others when this process is lost
         self._interval = min(2.0, limit / 10)
@@ -83,7 +85,9 @@ class Peers:
                 self._silent[process] += gap
             lost = [process for process, silent in self._silent.items() if silent > self._limit + self._interval]
             if lost and not self._closed.is_set():
-                self._leave(exits.WATCHDOG, self._verdict(lost))
+                if self._index in lost:  # its own word did not come back either: it is the lead's service
+                    lost = [0]
+                self._leave(lost, self._verdict(lost))
 
     def _listen(self, values: list[tuple[str, str]]) -> None:
         for key, value in values:
@@ -94,8 +98,6 @@ class Peers:
                 self._heard[process] += 1
 
     def _verdict(self, lost: list[int]) -> str:
-        if self._index in lost:  # its own word did not come back either
-            lost = [0]
         return f"stopped: {'; '.join(map(self._line, lost))} (--heartbeat_timeout {self._limit:g}); {RESUME}"
 
     def _catch_abort(self) -> None:

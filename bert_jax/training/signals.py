@@ -71,11 +71,12 @@ class StopRequest:
         signal.signal(signal.SIGTERM, self._handle)
         if self:
             self._notify(signal.SIGTERM)
+        self.reached()
 
     def reached(self) -> bool:
         """Whether to stop here and now: true on all hosts at the same call.
 
-        Every host calls it equally often and at the same places: after the start, after restoring, before each
+        Every host calls it equally often and at the same places: on joining, after restoring, before each
         step and each evaluation batch. The service agrees on the number of a call that no host has made yet.
         """
         if self._notify is None or self._reached:

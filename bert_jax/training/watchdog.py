@@ -25,16 +25,13 @@ class Watchdog:
 
     Time in which this process itself stood still (Ctrl-Z, a suspended machine) does not count. What cannot be
     seen: a main thread that never gives up the interpreter's lock.
-
-    Args:
-        limit: seconds.
-        others: what is known of the other hosts, to be said in the last line.
     """
 
-    def __init__(self, limit: float, others: Callable[[], str] = lambda: "") -> None:
-        self._limit, self._others = limit, others
+    def __init__(self, limit: float) -> None:
+        self._limit = limit
+        self.others: Callable[[], str] = lambda: ""  # what is known of the other processes, for the last line
         self._beats = 0
-        self._doing, self._factor = "starting", PHASE_FACTOR
+        self.doing, self._factor = "starting", PHASE_FACTOR
         self._closed = threading.Event()
         self._thread: threading.Thread | None = None
         if limit > 0:
@@ -43,19 +40,19 @@ class Watchdog:
 
     def beat(self, doing: str) -> None:
         """Something has been done; ``doing`` says what comes now. Costs nothing; call it at every step."""
-        self._doing, self._factor = doing, 1
+        self.doing, self._factor = doing, 1
         self._beats += 1
 
     @contextlib.contextmanager
     def phase(self, doing: str) -> Iterator[None]:
         """Surround work that is one long call, like compiling."""
-        before = self._doing, self._factor
-        self._doing, self._factor = doing, PHASE_FACTOR
+        before = self.doing, self._factor
+        self.doing, self._factor = doing, PHASE_FACTOR
         self._beats += 1
         try:
             yield
         finally:
-            self._doing, self._factor = before
+            self.doing, self._factor = before
             self._beats += 1
 
     def first_call(self, function: Callable[..., Any], doing: str) -> Callable[..., Any]:
@@ -99,9 +96,9 @@ class Watchdog:
         exit_anyway = threading.Timer(DUMP_SECONDS, os._exit, [exits.WATCHDOG])
         exit_anyway.daemon = True
         exit_anyway.start()
-        others = self._others()
+        others = self.others()
         line = (
-            f"\nwatchdog: nothing has happened for {idle:.0f} s (training.watchdog_seconds) in: {self._doing}"
+            f"\nwatchdog: nothing has happened for {idle:.0f} s (training.watchdog_seconds) in: {self.doing}"
             f"{f'; {others}' if others else ''}; the stacks of all threads follow. The checkpoints are sound: run "
             "the same command on all hosts to continue\n"
         )
