@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from bert_jax.exits import run_command
+from bert_jax.training.signals import StopRequest
 
 READABLE = "workdir, saved model, Hugging Face or sentence-transformers folder, TF1 checkpoint prefix, npz export"
 
@@ -22,7 +23,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         arguments.recipe = rest
     elif rest:
         parser.error(f"unrecognized arguments: {' '.join(rest)}")
-    return run_command(lambda: arguments.run(arguments))
+
+    def run() -> None:
+        with StopRequest().at_once("stopped; what was not complete is not there: run the same command again"):
+            arguments.run(arguments)
+
+    return run_command(run)
 
 
 def _truth(text: str) -> bool:
@@ -32,7 +38,10 @@ def _truth(text: str) -> bool:
 
 
 def _names(text: str) -> tuple[str, ...]:
-    return tuple(name.strip() for name in text.split(","))
+    names = tuple(name.strip() for name in text.split(","))
+    if not all(names):
+        raise argparse.ArgumentTypeError(f"{text!r} is not allowed; allowed: names with commas between them")
+    return names
 
 
 def _command(commands: Any, name: str, run: Any, help: str, **options: Any) -> argparse.ArgumentParser:

@@ -13,7 +13,7 @@ import numpy as np
 
 from bert_jax.config import ModelSpec, SentenceConfig, SentenceModule
 from bert_jax.inference.batching import SEQUENCES_PER_ROW, Encoded, Place, Progress
-from bert_jax.inference.engine import Engine, Text
+from bert_jax.inference.engine import Engine, Text, checked_texts
 from bert_jax.model.layers import INTERMEDIATES
 from bert_jax.model.sentence import SentenceHead
 
@@ -58,7 +58,7 @@ def embed(
 
     run = loaded.program(("embed", sentence), _pooled(loaded, sentence))
     results = loaded.stream(
-        texts, encode, run, take, np.int32(skipped), batch_tokens=batch_tokens, progress=progress
+        checked_texts(texts), encode, run, take, np.int32(skipped), batch_tokens=batch_tokens, progress=progress
     )
     return (result[0] for result in results)
 
@@ -76,6 +76,13 @@ def sentence_config(spec: ModelSpec, pooling: str | None, normalize: bool | None
         modules = (*modules, SentenceModule(kind="normalize"))
     poolings: Any = own.pooling if pooling is None else (pooling,)
     return SentenceConfig(pooling=poolings, modules=modules, include_prompt=own.include_prompt)
+
+
+def vector_width(spec: ModelSpec, pooling: str | None) -> int:
+    """E, the width of the vectors that :func:`embed` gives."""
+    sentence = sentence_config(spec, pooling, None)
+    dense = [module.features for module in sentence.modules if module.kind == "dense"]
+    return dense[-1] if dense else spec.model.hidden_size * len(sentence.pooling)
 
 
 def prompt_text(spec: ModelSpec, prompt: str | None, prompt_name: str | None) -> str:
@@ -154,7 +161,7 @@ def embed_tokens(
         return tokenizer.pieces(encoded.ids), hidden[place.row, :, place.tokens]
 
     results = loaded.stream(
-        texts, encode, loaded.program(("tokens", chosen), run), take,
+        checked_texts(texts, pairs=True), encode, loaded.program(("tokens", chosen), run), take,
         window=_TOKEN_WINDOW, batch_tokens=batch_tokens, progress=progress,
     )  # fmt: skip
     return (result[0] for result in results)

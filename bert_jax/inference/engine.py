@@ -15,6 +15,16 @@ from bert_jax.tokenization import Tokenizer
 Text = str | tuple[str, str]
 
 
+def checked_texts(texts: Iterable[Any], *, pairs: bool = False) -> Iterator[Any]:
+    """``texts`` as they are. Raises ``ValueError`` at the first that is no text (nor, with ``pairs``, a pair)."""
+    for number, value in enumerate(texts):
+        parts = value if pairs and isinstance(value, tuple | list) and len(value) == 2 else (value,)
+        if not all(isinstance(part, str) for part in parts):
+            allowed = "texts and pairs of texts" if pairs else "texts"
+            raise ValueError(f"input {number}: {type(value).__name__} {str(value)[:40]!r}; allowed: {allowed}")
+        yield value
+
+
 @dataclass
 class Engine:
     """Spec, network, parameters (on the device, in the network's layout) and tokenizer of a model, with the way

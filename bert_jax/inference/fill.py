@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from bert_jax.inference.batching import Encoded, Place, Progress
-from bert_jax.inference.engine import Engine
+from bert_jax.inference.engine import Engine, checked_texts
 from bert_jax.training.fill import FilledMask, FilledText
 
 # Masks of a row that the program looks up; with more of them it looks at every position.
@@ -67,7 +67,9 @@ def fill_mask(
         best = _best(loaded, tokenizer.mask_id, slots, count, pieces)
         return loaded.program(("fill", slots, count), best)(params, batch)
 
-    results = loaded.stream(texts, encode, run, take, window=_WINDOW, batch_tokens=batch_tokens, progress=progress)
+    results = loaded.stream(
+        checked_texts(texts), encode, run, take, window=_WINDOW, batch_tokens=batch_tokens, progress=progress
+    )
     return (result[0] for result in results)
 
 

@@ -54,8 +54,9 @@ def forward(
 
     ``attention_mask`` (absent: all 1) hides tokens, ``token_type_ids`` (absent: 0) are the segments. A mask may be
     zero on the left: what stands at the seen tokens is what transformers gives for the same arrays (BERT counts
-    positions from the first column, RoBERTa from the first id that is no padding). Where sequence, token or choice
-    heads meet, each keeps its name (sequence_logits, ...). A model with a choice head also takes [B, choices, S].
+    positions from the first column, RoBERTa from the first id that is no padding). A row whose mask is zero all
+    over is a filler: what comes out for it is finite and means nothing. Where sequence, token or choice heads meet,
+    each keeps its name (sequence_logits, ...). A model with a choice head also takes [B, choices, S].
 
     Args:
         hidden_states: add hidden_states [L + 1, B, S, H], the embeddings first.

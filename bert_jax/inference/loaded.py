@@ -9,7 +9,7 @@ import numpy as np
 from flax import traverse_util
 
 from bert_jax.config import ExecutionConfig, ModelConfig
-from bert_jax.inference.embed import embed
+from bert_jax.inference.embed import embed, vector_width
 from bert_jax.inference.engine import Engine
 from bert_jax.inference.fill import fill_mask
 from bert_jax.inference.forward import forward
@@ -33,7 +33,9 @@ class LoadedModel(Engine):
         if isinstance(texts, str):
             return next(embed(self, [texts], **options))
         vectors = list(embed(self, texts, **options))
-        return np.stack(vectors) if vectors else np.zeros((0, 0), np.float32)
+        return (
+            np.stack(vectors) if vectors else np.zeros((0, vector_width(self.spec, options.get("pooling"))), "f4")
+        )
 
     def predict(self, texts: str | Iterable[Any], **options: Any) -> Any:
         """What the task head says: a list of one dict per text, of one text its dict; see ``predict.predict``."""

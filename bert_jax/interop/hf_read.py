@@ -211,18 +211,10 @@ class _Found:
 
     def _labels(self, kind: str | None) -> tuple[str, ...]:
         if kind not in ("sequence", "token"):
-            if self.options.labels is not None:
-                raise ValueError(f"{self.path}: labels were given, but there is no sequence or token head")
             return ()
         inner = ".out_proj" if self.has("classifier.out_proj") else ""
         shape = self.shape(f"classifier{inner}.weight", 2)
         said = self.said.labels
-        if self.options.labels is not None:
-            if shape is not None and len(self.options.labels) != shape[0]:
-                raise ValueError(
-                    f"{self.path}: {len(self.options.labels)} labels were given, the head has {shape[0]} outputs"
-                )
-            return self.options.labels
         if said is None:
             count = shape[0] if shape is not None else 2
             self.notes.append(f"{CONFIG_FILE} names no labels: {count}, called LABEL_0 and so on")

@@ -40,13 +40,14 @@ def import_model(
     for which ``peer_python`` may name another Python. A model that fails a check is not left at ``target``.
     Raises ``ValueError`` for what cannot be read or written, ``exits.Stop`` with VERIFICATION_FAILED for a check.
     """
+    target = target.resolve()  # a link is followed, also to where there is nothing yet
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise ValueError(f"{target}: {'a file' if target.is_file() else 'not empty'}; give a new folder")
     weights = read_weights(source, options)
     for note in weights.notes:
         report(note)
     report(_summary(weights))
-    unverified = target.absolute().with_name(f".{target.absolute().name}.unverified")
+    unverified = target.with_name(f".{target.name}.unverified")
     shutil.rmtree(unverified, ignore_errors=True)
     try:
         write_saved(unverified, weights)

@@ -4,7 +4,6 @@ A saved model is ``DIR/{model.json, vocabulary file, checkpoints/STEP}``; its ch
 parameters and carries the same proofs as a run's (``training.integrity``).
 """
 
-import dataclasses
 import hashlib
 import json
 import math
@@ -19,7 +18,6 @@ import numpy as np
 import orbax.checkpoint as ocp
 
 from bert_jax.config import (
-    HeadsConfig,
     MeshConfig,
     ModelSpec,
     PretrainConfig,
@@ -55,36 +53,14 @@ def read_native(path: Path, options: ReadOptions) -> Weights:
     """A saved model, or the newest sound checkpoint of a pretraining run (its moving average where it has one and
     ``options.ema`` does not say otherwise).
 
-    Raises ``ValueError`` when there is none, it is damaged, its vocabulary is not the one it was saved with, or
-    the options do not fit: a moving average where there is none, other labels than outputs, another case.
+    Raises ``ValueError`` when there is none, it is damaged, its vocabulary is not the one it was saved with, or a
+    moving average is asked for where there is none.
     """
     if not (path / SPEC_FILE).is_file():
-        weights = _read_run(path, options)
-    elif options.ema:
+        return _read_run(path, options)
+    if options.ema:
         raise ValueError(f"{path}: a saved model holds one set of parameters and no moving average")
-    else:
-        weights = _read_saved(path)
-    spec, tokenizer = weights.spec, weights.spec.tokenizer
-    if options.lower_case is not None and tokenizer is not None and options.lower_case != tokenizer.lower_case:
-        said = "lower-cased" if tokenizer.lower_case else "cased"
-        raise ValueError(f"{path}: its vocabulary is {said}, as it was saved; leave out --do_lower_case")
-    if options.labels is None:
-        return weights
-    return dataclasses.replace(
-        weights, spec=dataclasses.replace(spec, heads=_labelled(path, spec.heads, options.labels))
-    )
-
-
-def _labelled(path: Path, heads: HeadsConfig, labels: tuple[str, ...]) -> HeadsConfig:
-    """``heads`` with other names of the classes."""
-    fields = [name for name in ("sequence_labels", "token_labels") if getattr(heads, name)]
-    if len(fields) != 1:
-        found = "no sequence or token head" if not fields else "a sequence and a token head"
-        raise ValueError(f"{path}: labels were given, but there is {found}")
-    outputs = len(getattr(heads, fields[0]))
-    if len(labels) != outputs:
-        raise ValueError(f"{path}: {len(labels)} labels were given, the head has {outputs} outputs")
-    return dataclasses.replace(heads, **{fields[0]: labels})
+    return _read_saved(path)
 
 
 def write_saved(folder: Path, weights: Weights, step: int = 0) -> None:

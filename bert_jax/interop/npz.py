@@ -59,8 +59,6 @@ def read_npz(path: Path, options: ReadOptions) -> Weights:
     """
     folder = path.parent if path.name == WEIGHTS_FILE and not path.is_dir() else path
     spec = spec_from_json(read_small(needed(folder, SPEC_FILE), "a model description"), str(folder / SPEC_FILE))
-    if options.labels is not None or options.lower_case is not None:
-        raise ValueError(f"{folder}: {SPEC_FILE} says labels and case; change them there")
     dtypes = _dtypes(folder)
     params = _read_params(needed(folder, WEIGHTS_FILE), spec, dtypes)
     notes = ["bfloat16 raised to float32"] if "bfloat16" in dtypes.values() else []

@@ -1,10 +1,13 @@
 """One way to read a model from any format that is known, by what lies in its folder."""
 
+import dataclasses
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from bert_jax.interop.exchange import ReadOptions, Weights
 from bert_jax.interop.hf_read import is_hf, read_hf
+from bert_jax.interop.hf_tensors import WEIGHT_FILES
 from bert_jax.interop.native import is_native, read_native
 from bert_jax.interop.npz import is_npz, read_npz
 from bert_jax.interop.sentence_transformers import is_sentence_transformers, read_sentence_transformers
@@ -15,6 +18,11 @@ SUPPORTED = (
     "folder (modules.json), a TF1 checkpoint prefix (.../bert_model.ckpt beside bert_config.json) or an npz export "
     "(weights.npz)"
 )
+# Exports that hold a program: file -> what they are and what runs them.
+_PROGRAMS = {
+    "model.onnx": "an ONNX export, for onnxruntime (model.onnx)",
+    "program.bin": "a StableHLO export, for jax.export (program.bin with weights.safetensors)",
+}
 Reader = Callable[[Path, ReadOptions], Weights]
 # The first that knows the path reads it: an npz export has a model.json like a saved model, and a folder of
 # Hugging Face may hold the TF1 checkpoint that it was made from. One of sentence-transformers is also one of those.
@@ -29,11 +37,31 @@ _READERS: tuple[tuple[Callable[[Path], bool], Reader], ...] = (
 
 def read_weights(path: Path, options: ReadOptions | None = None) -> Weights:
     """Read ``path``, whatever its format. Raises ``ValueError`` in one line when it is none that is known, or when
-    an option is given that its format has no use for."""
+    an option is given that it has no use for."""
     options = options or ReadOptions()
     read = _reader(path)
     _check_options(path, options, read)
-    return read(path, options)
+    weights = read(path, options)
+    tokenizer = weights.spec.tokenizer
+    if options.lower_case is not None and tokenizer is not None and options.lower_case != tokenizer.lower_case:
+        case = "lower-cased" if tokenizer.lower_case else "cased"
+        raise ValueError(f"{path}: its vocabulary is {case}, by its own files; leave out --do_lower_case")
+    return weights if options.labels is None else _labelled(path, weights, options.labels)
+
+
+def _labelled(path: Path, weights: Weights, labels: tuple[str, ...]) -> Weights:
+    """``weights`` with other names of the classes."""
+    heads = weights.spec.heads
+    fields = [name for name in ("sequence_labels", "token_labels") if getattr(heads, name)]
+    if len(fields) != 1:
+        found = "no sequence or token head" if not fields else "a sequence and a token head"
+        raise ValueError(f"{path}: labels were given, but there is {found}")
+    outputs = len(getattr(heads, fields[0]))
+    if len(labels) != outputs:
+        raise ValueError(f"{path}: {len(labels)} labels were given, the head has {outputs} outputs")
+    named: dict[str, Any] = {fields[0]: labels}
+    spec = dataclasses.replace(weights.spec, heads=dataclasses.replace(heads, **named))
+    return dataclasses.replace(weights, spec=spec)
 
 
 def leaves_activation_open(path: Path) -> bool:
@@ -41,10 +69,21 @@ def leaves_activation_open(path: Path) -> bool:
     return _reader(path) is read_tf1
 
 
+def leaves_case_open(path: Path) -> bool:
+    """Whether the model at ``path`` may not say the case of its vocabulary (anybody's but this library's)."""
+    return _reader(path) not in (read_native, read_npz)
+
+
 def _reader(path: Path) -> Reader:
+    for file, what in _PROGRAMS.items():
+        has_weights = any((path / name).exists() for name in WEIGHT_FILES)
+        if path.name == file or ((path / file).is_file() and not has_weights):
+            raise ValueError(f"{path}: {what}; a program is not read back: give the model that it was made from")
     for knows, read in _READERS:
         if knows(path):
             return read
+    if not path.exists():
+        raise ValueError(f"{path}: does not exist")
     raise ValueError(f"{path}: no model there; readable: {SUPPORTED}")
 
 

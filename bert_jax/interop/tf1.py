@@ -236,8 +236,6 @@ class _Found:
         if there["sequence"] is not None:
             labels = self._labels(there["sequence"][0], details)
             problem = "regression" if len(labels) == 1 else "single_label"
-        elif self.options.labels is not None:
-            raise ValueError(f"{self.prefix}: labels were given, but there is no output_weights at the root")
         if details is not None:
             dropout = details.heads.dropout
             if len(details.heads.sequence_labels) == len(labels):
@@ -251,11 +249,6 @@ class _Found:
             raise ValueError(f"{self.prefix}: {error}") from None
 
     def _labels(self, count: int, details: ModelSpec | None) -> tuple[str, ...]:
-        given = self.options.labels
-        if given is not None and len(given) != count:
-            raise ValueError(f"{self.prefix}: {len(given)} labels were given, output_weights has {count} rows")
-        if given is not None:
-            return given
         if details is not None and len(details.heads.sequence_labels) == count:
             return details.heads.sequence_labels
         self.notes.append(f"the checkpoint names no labels: {count}, called LABEL_0 and so on; --labels names them")

@@ -26,8 +26,7 @@ from bert_jax.interop.extension import (
     require_wordpiece,
     with_words,
 )
-from bert_jax.interop.native import SPEC_FILE, is_native
-from bert_jax.interop.readers import leaves_activation_open, read_weights
+from bert_jax.interop.readers import leaves_activation_open, leaves_case_open, read_weights
 from bert_jax.tokenization import Tokenizer, WordPieceTokenizer, build_tokenizer, load_tokenizer
 from bert_jax.training.checkpoint import saved_steps
 from bert_jax.training.warm_start import RECORD, WarmStart
@@ -155,7 +154,7 @@ def _read_options(path: Path, given: Mapping[str, Any]) -> ReadOptions:
     activation = given.get("model.activation", preset.get("model.activation"))
     is_open = leaves_activation_open(path) and activation in ("gelu", "gelu_tanh")
     # A model of ours says its case; where the recipe says another, that is a contradiction to name below.
-    lower_case = None if (path / SPEC_FILE).is_file() or is_native(path) else given.get("data.lower_case")
+    lower_case = given.get("data.lower_case") if leaves_case_open(path) else None
     return ReadOptions(lower_case=lower_case, activation=activation if is_open else None)
 
 

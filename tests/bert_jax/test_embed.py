@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from inference_models import make_model, plain, random_texts
 
-from bert_jax.config import SentenceConfig, SentenceModule
+from bert_jax.config import HeadsConfig, SentenceConfig, SentenceModule
 from bert_jax.inference.embed import embed, embed_tokens, extract_features
 
 NORMALIZE = SentenceModule(kind="normalize")
@@ -49,8 +49,24 @@ def test_the_models_own_modules_come_by_themselves():
 def test_shapes_of_one_text_none_and_many():
     loaded = make_model()
     assert loaded.embed("w1").shape == (16,)
-    assert loaded.embed([]).shape[0] == 0
+    assert loaded.embed([]).shape == (0, 16)
     assert loaded.embed(iter(["w1", ""])).shape == (2, 16)
+    dense = make_model(sentence=SentenceConfig(pooling=("cls", "max"), modules=(DENSE, NORMALIZE)))
+    for options in ({}, {"pooling": "mean"}):
+        assert dense.embed([], **options).shape == (0, dense.embed("w1", **options).size)
+
+
+def test_what_is_no_text_is_refused_in_one_line():
+    loaded = make_model(HeadsConfig(mlm=True))
+    refused = pytest.raises(ValueError, match=r"^input 1: \w+ .*; allowed: texts[^\n]*$")
+    for value in (None, 3, b"w1", ("w1", "w2")):
+        with refused:
+            loaded.embed(["w1", value])
+        with refused:
+            loaded.fill_mask(["[MASK]", value])
+    with refused:
+        list(embed_tokens(loaded, ["w1", ("w1", 2)], layers=[-1]))
+    assert len(list(embed_tokens(loaded, ["w1", ("w1", "w2")], layers=[-1]))) == 2
 
 
 def test_prompts():

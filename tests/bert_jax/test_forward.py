@@ -74,6 +74,14 @@ def test_padding_on_the_right_changes_nothing(model):
     assert np.abs(unmasked[1, :4] - alone[0]).max() > 1e-3
 
 
+def test_a_row_that_is_padding_all_over_changes_no_other(model):
+    outputs = model.forward({"input_ids": IDS, "attention_mask": MASK * [[1], [0]]})
+    alone = model.forward({"input_ids": IDS[:1]})
+    for name, values in outputs.items():
+        assert np.isfinite(values).all()
+        np.testing.assert_allclose(values[0], alone[name][0], atol=BAR)
+
+
 def test_padding_on_the_left_counts_positions_from_the_first_column(model):
     """As transformers does with absolute positions: the padded tokens use up positions."""
     left = np.roll(IDS[1:], 1, axis=1)

@@ -62,8 +62,9 @@ def test_the_vocabulary_comes_along(folder):
     assert (folder / "vocab.txt").read_bytes() == b"[PAD]\n[UNK]\n"
     for path in (folder, folder / "weights.npz"):
         assert read_weights(path).tokenizer_content == b"[PAD]\n[UNK]\n"
-    with pytest.raises(ValueError, match=r"model\.json says labels and case"):
-        read_weights(folder, ReadOptions(labels=("a",)))
+    assert read_weights(folder, ReadOptions(lower_case=True)).spec == read_weights(folder).spec
+    with pytest.raises(ValueError, match="its vocabulary is lower-cased"):
+        read_weights(folder, ReadOptions(lower_case=False))
     with pytest.raises(ValueError, match="no moving average there"):
         read_weights(folder, ReadOptions(ema=True))
     (folder / "vocab.txt").unlink()

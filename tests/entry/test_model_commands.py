@@ -1,7 +1,10 @@
 """``bert-jax import | export | embed | predict | forward`` as a person calls them."""
 
+import importlib
 import io
 import json
+import os
+import signal
 import sys
 from pathlib import Path
 
@@ -147,10 +150,43 @@ def test_refusals(folder, call, refused, tmp_path):
     assert "not empty" in refused(
         "export", "--from", folder / "sentence", "--to", folder / "classifier", "--format", "hf"
     )
-    for words in (["embed"], ["export", "--from", "x", "--to", "y", "--format", "other"], ["unknown"]):
+    export = ["export", "--from", "x", "--to", "y", "--format"]
+    for words in (["embed"], [*export, "other"], [*export, "hf", "--heads", ""], ["unknown"]):
         with pytest.raises(SystemExit) as ended:
             cli.main(words)
         assert ended.value.code == 2
+
+
+@pytest.mark.parametrize(("format", "what"), [("onnx", "an ONNX export"), ("stablehlo", "a StableHLO export")])
+def test_an_exported_program_is_no_model(folder, call, refused, tmp_path, format, what):
+    words = ("export", "--from", folder / "classifier", "--to", tmp_path / format, "--format", format)
+    assert call(*words, "--no_verify")[0] == 0
+    for path in (tmp_path / format, *(tmp_path / format).glob("model.onnx")):
+        line = refused("embed", "--model", path, "w1")
+        assert what in line and "give the model that it was made from" in line
+
+
+@pytest.mark.parametrize(("number", "expected"), [(signal.SIGTERM, 42), (signal.SIGINT, 130)])
+@pytest.mark.parametrize("words", [("export", "--format", "npz"), ("import",)])
+def test_a_stopped_command_leaves_nothing(folder, call, tmp_path, monkeypatch, words, number, expected):
+    module = "bert_jax.interop.npz" if "export" in words else "bert_jax.interop.import_model"
+    name = "write_npz" if "export" in words else "write_saved"
+    write = getattr(importlib.import_module(module), name)
+
+    def interrupted(*arguments, **options):
+        write(*arguments, **options)
+        os.kill(os.getpid(), number)
+
+    monkeypatch.setattr(f"{module}.{name}", interrupted)
+    code, _, err = call(*words, "--from", folder / "classifier", "--to", tmp_path / "out")
+    assert (code, err) == (expected, "stopped; what was not complete is not there: run the same command again\n")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_import_follows_a_link(folder, call, tmp_path):
+    (tmp_path / "link").symlink_to(tmp_path / "new")
+    assert call("import", "--from", folder / "classifier", "--to", tmp_path / "link")[0] == 0
+    assert (tmp_path / "link").is_symlink() and (tmp_path / "new" / "model.json").is_file()
 
 
 def test_one_text_gives_one_answer(folder, capsys, monkeypatch):
