@@ -1,0 +1,130 @@
+"""Every TPU generation's plan of BERT-base and BERT-large, as a table: does it fit, step time, MFU.
+
+    nice python benchmarks/plan_table.py --file plans.jsonl
+
+Compiles 24 training steps ahead of time, one after the other, each in a process of its own; takes some hours on two
+cores. Each result is added to the file at once, and what the file has is not compiled again, so it can be stopped
+and continued at any time. ``--print`` only makes the table of what is there. A step that does not fit is compiled
+once more with twice the microbatches. Needs the extra ``tpu``; no TPU is used.
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+TOPOLOGIES = ("v5e:4x4", "v5e:16x16", "v4:2x2x4", "v5p:2x2x4", "v6e:4x4", "tpu7x:2x2x2")
+LARGE = (
+    "--model.hidden_size 1024 --model.num_layers 24 --model.num_attention_heads 16 --model.intermediate_size 4096"
+)
+MODELS = {"base": "", "large": LARGE}
+# Length -> options, sequences per device.
+LENGTHS = {
+    128: ("--data.seq_length 128 --data.max_predictions 20", 64),
+    512: ("--data.seq_length 512 --data.max_predictions 76", 16),
+}
+COMMON = "--execution.dtype bfloat16 --execution.prng rbg"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--file", type=Path, default=Path("plans.jsonl"), help="results, one JSON object a line")
+    parser.add_argument("--print", action="store_true", dest="only_print", help="the table of what is there")
+    parser.add_argument("--as_is", action="store_true", help="unrolled layers, as a run has them by default")
+    arguments = parser.parse_args()
+    rows = read(arguments.file)
+    if not arguments.only_print:
+        for length, topology, model in ((n, t, m) for m in MODELS for n in LENGTHS for t in TOPOLOGIES):
+            key = f"{model} {length} {topology}{' unrolled' if arguments.as_is else ''}"
+            if key not in rows:
+                row = {
+                    "key": key,
+                    "model": model,
+                    "length": length,
+                    **plan(model, length, topology, arguments.as_is),
+                }
+                rows[key] = row
+                with arguments.file.open("a", encoding="utf-8") as file:
+                    file.write(json.dumps(row) + "\n")
+                print(f"{key}: {words(row)}", file=sys.stderr, flush=True)
+    print(table(list(rows.values())))
+
+
+def read(path: Path) -> dict[str, dict[str, Any]]:
+    """Results by their key; a last line that was cut off is left out."""
+    rows = {}
+    for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else []:
+        if line.endswith("}"):
+            row = json.loads(line)
+            rows[row["key"]] = row
+    return rows
+
+
+def plan(model: str, length: int, topology: str, as_is: bool) -> dict[str, Any]:
+    """The plan's JSON, with more microbatches where the step does not fit; an error's last line otherwise."""
+    options, per_device = LENGTHS[length]
+    found: dict[str, Any] = {}
+    for microbatches in (1, 2):
+        batch = per_device * devices(topology)
+        words = f"{COMMON} {MODELS[model]} {options} --training.global_batch_size {batch} --topology {topology}"
+        words += f" --training.accumulation_steps {microbatches} --json{' --as_is' if as_is else ''}"
+        done = subprocess.run(
+            [sys.executable, "-m", "bert_jax.cli", "plan", *words.split()],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        if done.returncode:
+            return {"topology": topology, "error": (done.stderr.strip().splitlines() or ["?"])[-1]}
+        found = json.loads(done.stdout)
+        if found["fits"]:
+            break
+    return found
+
+
+def devices(topology: str) -> int:
+    """jax devices of a slice."""
+    from bert_jax.planner.topology import parse_topology
+
+    return parse_topology(topology).num_devices
+
+
+def words(row: dict[str, Any]) -> str:
+    """One result in a few words."""
+    if "error" in row:
+        return str(row["error"])
+    speed = (
+        f"{1000 * row['predicted_step_seconds']:.1f} ms, {row['predicted_mfu']:.1%} MFU" if row["fits"] else "no"
+    )
+    return f"{speed}, {row['peak_bytes'] / 2**30:.1f} GiB, compiled in {row['compile_seconds']:.0f} s"
+
+
+def table(rows: list[dict[str, Any]]) -> str:
+    """Markdown."""
+    head = (
+        "| model | length | slice | per device | fits: GiB of GiB | step | MFU | sequences/s | communication |\n"
+        "|---|---|---|---|---|---|---|---|---|\n"
+    )
+    lines = []
+    for row in rows:
+        begin = f"| {row['model']} | {row['length']} | {row['topology']}"
+        if "error" in row:
+            lines.append(f"{begin} | | {row['error']} | | | | |")
+            continue
+        micro = f", {row['accumulation_steps']} microbatches" if row["accumulation_steps"] > 1 else ""
+        memory = f"{row['peak_bytes'] / 2**30:.1f} of {row['hbm_bytes'] / 2**30:.1f}"
+        begin += f" | {row['batch_per_device']:g}{micro} | "
+        if not row["fits"]:
+            lines.append(f"{begin}no: {memory} | | | | |")
+            continue
+        lines.append(
+            f"{begin}{memory} | {1000 * row['predicted_step_seconds']:.1f} ms | {row['predicted_mfu']:.1%} | "
+            f"{row['sequences_per_second']:,.0f} | {row['shares']['communication']:.0%} |"
+        )
+    return head + "\n".join(lines)
+
+
+if __name__ == "__main__":
+    main()
