@@ -12,8 +12,7 @@ from flax import struct
 from jax.sharding import Mesh
 
 from bert_jax.config import ExecutionConfig, HeadsConfig, ModelConfig, SentenceConfig, pretraining_heads
-from bert_jax.model.attention import visible_keys
-from bert_jax.model.dropout import Site, dropout, site_key
+from bert_jax.model.dropout import DropoutKey, Site, dropout, site_key
 from bert_jax.model.layers import (
     INTERMEDIATES,
     Dense,
@@ -41,7 +40,9 @@ class Encoder(nn.Module):
     mesh: Mesh | None = None
 
     @nn.compact
-    def __call__(self, x_BxSxH: jax.Array, visible_Bx1xSxT: jax.Array, dropout_key: jax.Array | None) -> jax.Array:
+    def __call__(
+        self, x_BxSxH: jax.Array, sequence_ids_BxS: jax.Array, dropout_key: DropoutKey | None
+    ) -> jax.Array:
         config, execution = self.config, self.execution
         layer_type = EncoderLayer
         if execution.remat == "full":
@@ -56,11 +57,11 @@ class Encoder(nn.Module):
                 metadata_params={nn.PARTITION_NAME: "layers"},
             )
             layers = scanned(config, execution, self.mesh, name="layers")
-            x_BxSxH, _ = layers(x_BxSxH, 1 + jnp.arange(config.num_layers), visible_Bx1xSxT, dropout_key)
+            x_BxSxH, _ = layers(x_BxSxH, 1 + jnp.arange(config.num_layers), sequence_ids_BxS, dropout_key)
         else:
             for i in range(config.num_layers):
                 layer = layer_type(config, execution, self.mesh, name=f"layer_{i}")
-                x_BxSxH, _ = layer(x_BxSxH, 1 + i, visible_Bx1xSxT, dropout_key)
+                x_BxSxH, _ = layer(x_BxSxH, 1 + i, sequence_ids_BxS, dropout_key)
         if config.norm_position == "pre":
             x_BxSxH = LayerNorm(config, compute_dtype(execution), name="final_layer_norm")(x_BxSxH)
         return x_BxSxH
@@ -140,14 +141,14 @@ class BertModel(nn.Module):
         if self.sentence is not None:
             self.sentence_head = SentenceHead(config, self.sentence)
 
-    def __call__(self, features: Mapping[str, jax.Array], dropout_key: jax.Array | None = None) -> BertOutput:
+    def __call__(self, features: Mapping[str, jax.Array], dropout_key: DropoutKey | None = None) -> BertOutput:
         heads = self.heads
         x_BxSxH, table_VxH = self.embeddings(
             features["input_ids"], features["token_type_ids"], features["position_ids"], dropout_key
         )
         if self.is_mutable_collection(INTERMEDIATES):
             self.sow(INTERMEDIATES, "hidden_states", x_BxSxH)
-        x_BxSxH = self.encoder(x_BxSxH, visible_keys(features["sequence_ids"]), dropout_key)
+        x_BxSxH = self.encoder(x_BxSxH, features["sequence_ids"], dropout_key)
         outputs: dict[str, jax.Array] = {"sequence_output": x_BxSxH}
         if heads.mlm:
             positions = features.get("mlm_positions")
@@ -173,7 +174,7 @@ class BertModel(nn.Module):
             outputs["sentence_embedding"] = self.sentence_head(x_BxSxH, features["sequence_ids"] > 0)
         return BertOutput(**outputs)
 
-    def _head_dropout(self, x: jax.Array, dropout_key: jax.Array | None) -> jax.Array:
+    def _head_dropout(self, x: jax.Array, dropout_key: DropoutKey | None) -> jax.Array:
         rate = self.config.hidden_dropout if self.heads.dropout is None else self.heads.dropout
         return dropout(x.astype(jnp.float32), rate, site_key(dropout_key, 0, Site.TASK_HEAD))
 

@@ -14,8 +14,8 @@ from flax import linen as nn
 from jax.sharding import Mesh
 
 from bert_jax.config import ExecutionConfig, ModelConfig
-from bert_jax.model.attention import IMPLEMENTATIONS, attention_probabilities
-from bert_jax.model.dropout import Site, dropout, site_key
+from bert_jax.model.attention import attention_probabilities, choose, visible_keys
+from bert_jax.model.dropout import DropoutKey, Site, dropout, site_key
 from bert_jax.parallel.axes import Axes, constrain, declared
 
 ACT = ("act_batch", "act_length", "act_embed")
@@ -94,11 +94,14 @@ class LayerNorm(nn.Module):
     config: ModelConfig
     dtype: jnp.dtype
 
+    def setup_parameters(self, width: int) -> tuple[jax.Array, jax.Array]:
+        """Scale and bias [width] in float32."""
+        scale = self.param("scale", declared(nn.initializers.ones_init(), ("norm",)), (width,))
+        return scale, self.param("bias", declared(nn.initializers.zeros_init(), ("norm",)), (width,))
+
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
-        shape = (x.shape[-1],)
-        scale = self.param("scale", declared(nn.initializers.ones_init(), ("norm",)), shape)
-        bias = self.param("bias", declared(nn.initializers.zeros_init(), ("norm",)), shape)
+        scale, bias = self.setup_parameters(x.shape[-1])
         x32 = x.astype(jnp.float32)
         mean = jnp.mean(x32, axis=-1, keepdims=True)
         centered = x32 - mean
@@ -142,7 +145,7 @@ class Embeddings(nn.Module):
         input_ids_BxS: jax.Array,
         token_type_ids_BxS: jax.Array,
         position_ids_BxS: jax.Array,
-        dropout_key: jax.Array | None,
+        dropout_key: DropoutKey | None,
     ) -> tuple[jax.Array, jax.Array]:
         config, dtype = self.config, compute_dtype(self.execution)
         words_VxH = Embedding(self.padded_vocab_size, ("vocab", "embed"), config, name="word_embeddings")()
@@ -174,9 +177,9 @@ class SelfAttention(nn.Module):
     def __call__(
         self,
         x_BxSxH: jax.Array,
-        visible_Bx1xSxT: jax.Array,
-        probabilities_key: jax.Array | None,
-        output_key: jax.Array | None,
+        sequence_ids_BxS: jax.Array,
+        probabilities_key: DropoutKey | None,
+        output_key: DropoutKey | None,
     ) -> jax.Array:
         config, dtype = self.config, compute_dtype(self.execution)
         batch, length, width = x_BxSxH.shape
@@ -186,12 +189,15 @@ class SelfAttention(nn.Module):
         inner_BxSxH = norm(x_BxSxH) if config.norm_position == "pre" else x_BxSxH
         projected = [y.reshape(heads_shape) for y in self._project(inner_BxSxH, dtype)]
         query, key, value = (constrain(y, axes, self.mesh) for y in projected)
-        attend = functools.partial(IMPLEMENTATIONS[self.execution.attention], dropout_rate=config.attention_dropout)
+        attend = choose(self.execution.attention, self.mesh, length, width, config.head_size)
+        attend = functools.partial(attend, dropout_rate=config.attention_dropout)
         if self.execution.remat == "attention":
             attend = jax.checkpoint(attend)
         if self.is_mutable_collection(INTERMEDIATES):
+            visible_Bx1xSxT = visible_keys(sequence_ids_BxS)
             self.sow(INTERMEDIATES, "attentions", attention_probabilities(query, key, visible_Bx1xSxT))
-        context = attend(query, key, value, visible_Bx1xSxT, dropout_key=probabilities_key)
+        with jax.named_scope("dot_product_attention"):
+            context = attend(query, key, value, sequence_ids_BxS, dropout_key=probabilities_key)
         context_BxSxH = constrain(context, axes, self.mesh).reshape(batch, length, width)
         output_BxSxH = Dense(width, ("heads", "embed"), config, dtype, name="output")(context_BxSxH)
         sum_BxSxH = x_BxSxH + dropout(output_BxSxH, config.hidden_dropout, output_key)
@@ -221,7 +227,7 @@ class FeedForward(nn.Module):
     mesh: Mesh | None = None
 
     @nn.compact
-    def __call__(self, x_BxSxH: jax.Array, output_key: jax.Array | None) -> jax.Array:
+    def __call__(self, x_BxSxH: jax.Array, output_key: DropoutKey | None) -> jax.Array:
         config, dtype = self.config, compute_dtype(self.execution)
         norm = LayerNorm(config, dtype, name="layer_norm")
         inner_BxSxH = norm(x_BxSxH) if config.norm_position == "pre" else x_BxSxH
@@ -247,12 +253,12 @@ class EncoderLayer(nn.Module):
         self,
         x_BxSxH: jax.Array,
         layer: jax.Array | int,
-        visible_Bx1xSxT: jax.Array,
-        dropout_key: jax.Array | None,
+        sequence_ids_BxS: jax.Array,
+        dropout_key: DropoutKey | None,
     ) -> tuple[jax.Array, None]:
         x_BxSxH = SelfAttention(self.config, self.execution, self.mesh, name="attention")(
             x_BxSxH,
-            visible_Bx1xSxT,
+            sequence_ids_BxS,
             site_key(dropout_key, layer, Site.ATTENTION_PROBABILITIES),
             site_key(dropout_key, layer, Site.ATTENTION_OUTPUT),
         )

@@ -1,0 +1,231 @@
+"""Attention as one TPU kernel (Pallas), forward and backward, with dropout of the probabilities inside.
+
+Scores and probabilities never reach the device's main memory: the kernel reads query, key and value as the
+projections leave them, [B, S, H], and writes the context in the same layout, so heads are never transposed. The
+backward pass computes the probabilities, and draws the dropout bits, again.
+
+A block is R rows x all S tokens x 128 lanes, which hold G = 128 / head size heads. A head is picked by zeros in the
+other heads' lanes, not by slicing: the matrix unit is 128 wide anyway and lanes need not move.
+"""
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
+
+from bert_jax.model.kernels import LANES, iota, keep, mix
+
+# Longest rows whose keys, scores of one query block and gradients fit the fast memory beside each other.
+MAX_LENGTH = 2048
+# Tokens of one block and queries of one tile of scores, from what fits the fast memory.
+_BLOCK_TOKENS = 1024
+_TILE_QUERIES = 256
+_MASKED_SCORE = -1e9
+
+
+def unsupported(length: int, width: int, head_size: int) -> str:
+    """Why the kernel cannot do ``length`` tokens of ``width`` in heads of ``head_size``; empty if it can."""
+    if length % LANES or length > MAX_LENGTH:
+        return f"length {length} is not a multiple of {LANES} up to {MAX_LENGTH}"
+    if LANES % head_size or width % LANES:
+        return f"width {width} in heads of {head_size} does not fill blocks of {LANES}"
+    return ""
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(5, 6, 7))
+def attend(
+    query_BxSxH: jax.Array,
+    key_BxSxH: jax.Array,
+    value_BxSxH: jax.Array,
+    sequence_ids_BxS: jax.Array,
+    seeds_4: jax.Array,
+    head_size: int,
+    dropout_rate: float,
+    interpret: bool,
+) -> jax.Array:
+    """Scaled dot-product attention of ``H / head_size`` heads: [B, S, H] in the query's dtype.
+
+    A query sees the keys that ``bert_jax.model.attention.visible_keys`` says. ``seeds_4`` (int32) are two words of
+    the dropout key, the place of row 0 in the global batch and that of the first head: bits depend on these and on
+    nothing else, so no mesh or block size changes them. ``dropout_rate`` 0 draws none. ``interpret`` runs on any
+    device, slowly.
+    """
+    return _forward(
+        query_BxSxH, key_BxSxH, value_BxSxH, sequence_ids_BxS, seeds_4, head_size, dropout_rate, interpret
+    )[0]
+
+
+def _forward(
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
+    ids: jax.Array,
+    seeds: jax.Array,
+    head_size: int,
+    dropout_rate: float,
+    interpret: bool,
+) -> tuple[jax.Array, tuple[jax.Array, ...]]:
+    kernel = functools.partial(_forward_kernel, head_size=head_size, dropout_rate=dropout_rate)
+    out = _call(kernel, (query, key, value), ids, seeds, 1, 2, interpret)
+    return out[0], (query, key, value, ids, seeds)
+
+
+def _backward(
+    head_size: int, dropout_rate: float, interpret: bool, saved: tuple[jax.Array, ...], gradient: jax.Array
+) -> tuple[Any, ...]:
+    query, key, value, ids, seeds = saved
+    kernel = functools.partial(_backward_kernel, head_size=head_size, dropout_rate=dropout_rate)
+    gradients = _call(kernel, (query, key, value, gradient), ids, seeds, 3, 5, interpret)
+    # Whole numbers have gradients of dtype float0.
+    zeros = [np.zeros(x.shape, jax.dtypes.float0) for x in (ids, seeds)]
+    return (*gradients, *zeros)
+
+
+attend.defvjp(_forward, _backward)
+
+
+def _call(
+    kernel: Any,
+    arrays: tuple[jax.Array, ...],
+    ids_BxS: jax.Array,
+    seeds: jax.Array,
+    num_outputs: int,
+    num_products: int,
+    interpret: bool,
+) -> Any:
+    """Run ``kernel`` over blocks of rows and of heads; outputs are like the first array."""
+    batch, length, width = arrays[0].shape
+    rows = next(r for r in range(max(_BLOCK_TOKENS // length, 1), 0, -1) if batch % r == 0)
+    block = pl.BlockSpec((rows, length, LANES), lambda i, j, *_: (i, 0, j))
+    keys = pl.BlockSpec((rows, 1, length), lambda i, j, *_: (i, 0, 0))
+    queries = pl.BlockSpec((rows, length, 1), lambda i, j, *_: (i, 0, 0))
+    kind = jax.typeof(arrays[0]).manual_axis_type
+    like = jax.ShapeDtypeStruct(arrays[0].shape, arrays[0].dtype, manual_axis_type=kind)
+    moved = (len(arrays) + num_outputs) * arrays[0].size * arrays[0].dtype.itemsize
+    return pl.pallas_call(
+        kernel,
+        out_shape=[like] * num_outputs,
+        grid_spec=pltpu.PrefetchScalarGridSpec(
+            num_scalar_prefetch=1,
+            grid=(batch // rows, width // LANES),
+            in_specs=[keys, queries, *[block] * len(arrays)],
+            out_specs=[block] * num_outputs,
+        ),
+        compiler_params=pltpu.CompilerParams(dimension_semantics=("parallel", "parallel")),
+        cost_estimate=pl.CostEstimate(
+            flops=2 * num_products * batch * length * length * width,
+            transcendentals=batch * length * length * width // LANES,
+            bytes_accessed=moved,
+        ),
+        interpret=interpret,
+        name=kernel.func.__name__.strip("_"),
+    )(seeds, ids_BxS[:, None, :], ids_BxS[:, :, None], *arrays)
+
+
+def _forward_kernel(
+    seeds: Any, key_ids: Any, query_ids: Any, query: Any, key: Any, value: Any, out: Any,
+    *, head_size: int, dropout_rate: float,
+) -> None:  # fmt: skip
+    rows, length, _ = query.shape
+    first_row, first_head = _first_place(seeds, rows, head_size)
+    tile = min(length, _TILE_QUERIES)
+
+    def row(r: Any, _: Any) -> None:
+        for begin in range(0, length, tile):
+            part = pl.ds(begin, tile)
+            visible = jnp.maximum(query_ids[r, part], 1) == key_ids[r]
+            context = jnp.zeros((tile, LANES), jnp.float32)
+            for head in range(LANES // head_size):
+                probabilities = _probabilities(_head(query[r, part], head, head_size), key[r], visible, head_size)
+                if dropout_rate:
+                    place = (first_row + r, first_head + head, begin)
+                    stay, scale = _dropped(seeds, *place, probabilities.shape, dropout_rate)
+                    probabilities = jnp.where(stay, probabilities * scale, 0.0)
+                context += _dot(probabilities.astype(value.dtype), _head(value[r], head, head_size), 1, 0)
+            out[r, part] = context.astype(out.dtype)
+
+    jax.lax.fori_loop(0, rows, row, None)
+
+
+def _backward_kernel(
+    seeds: Any, key_ids: Any, query_ids: Any, query: Any, key: Any, value: Any, gradient: Any,
+    query_gradient: Any, key_gradient: Any, value_gradient: Any,
+    *, head_size: int, dropout_rate: float,
+) -> None:  # fmt: skip
+    rows, length, _ = query.shape
+    first_row, first_head = _first_place(seeds, rows, head_size)
+    tile, dtype = min(length, _TILE_QUERIES), query.dtype
+
+    def row(r: Any, _: Any) -> None:
+        for_keys = jnp.zeros((length, LANES), jnp.float32)
+        for_values = jnp.zeros((length, LANES), jnp.float32)
+        for begin in range(0, length, tile):
+            part = pl.ds(begin, tile)
+            visible = jnp.maximum(query_ids[r, part], 1) == key_ids[r]
+            for_queries = jnp.zeros((tile, LANES), jnp.float32)
+            for head in range(LANES // head_size):
+                one_query = _head(query[r, part], head, head_size)
+                one_gradient = _head(gradient[r, part], head, head_size)
+                probabilities = _probabilities(one_query, key[r], visible, head_size)
+                for_probabilities = _dot(one_gradient, value[r], 1, 1)
+                dropped = probabilities
+                if dropout_rate:
+                    place = (first_row + r, first_head + head, begin)
+                    stay, scale = _dropped(seeds, *place, probabilities.shape, dropout_rate)
+                    dropped = jnp.where(stay, probabilities * scale, 0.0)
+                    for_probabilities = jnp.where(stay, for_probabilities * scale, 0.0)
+                for_values += _dot(dropped.astype(dtype), one_gradient, 0, 0)
+                mean = jnp.sum(for_probabilities * probabilities, axis=-1, keepdims=True)
+                for_scores = jnp.where(visible, probabilities * (for_probabilities - mean), 0.0).astype(dtype)
+                for_queries += _dot(for_scores, _head(key[r], head, head_size), 1, 0)
+                for_keys += _dot(for_scores, one_query * _scale(head_size, dtype), 0, 0)
+            query_gradient[r, part] = (for_queries * head_size**-0.5).astype(dtype)
+        key_gradient[r] = for_keys.astype(dtype)
+        value_gradient[r] = for_values.astype(dtype)
+
+    jax.lax.fori_loop(0, rows, row, None)
+
+
+def _scale(head_size: int, dtype: Any) -> jax.Array:
+    return jnp.asarray(head_size**-0.5, dtype)
+
+
+def _head(block: jax.Array, head: int, head_size: int) -> jax.Array:
+    """``block`` [.., 128] with zeros in the lanes of all heads but ``head``."""
+    lane = iota(block.shape, 1)
+    mine = (lane >= head * head_size) & (lane < (head + 1) * head_size)
+    return jnp.where(mine, block, jnp.zeros((), block.dtype))
+
+
+def _dot(left: jax.Array, right: jax.Array, left_dim: int, right_dim: int) -> jax.Array:
+    """float32 product of two matrices, summed over one dimension of each."""
+    dims = (((left_dim,), (right_dim,)), ((), ()))
+    return jax.lax.dot_general(left, right, dims, preferred_element_type=jnp.float32)
+
+
+def _probabilities(query: jax.Array, key: jax.Array, visible: jax.Array, head_size: int) -> jax.Array:
+    """float32 softmax of one tile's scores: [queries, keys]."""
+    scores = _dot(query * _scale(head_size, query.dtype), key, 1, 1)
+    scores = jnp.where(visible, scores, _MASKED_SCORE)
+    exponentials = jnp.exp(scores - jnp.max(scores, axis=-1, keepdims=True))
+    return exponentials / jnp.sum(exponentials, axis=-1, keepdims=True)
+
+
+def _first_place(seeds: Any, rows: int, head_size: int) -> tuple[Any, Any]:
+    """Numbers of the block's first row and head in the global batch."""
+    return seeds[2] + pl.program_id(0) * rows, seeds[3] + pl.program_id(1) * (LANES // head_size)
+
+
+def _dropped(
+    seeds: Any, row: Any, head: Any, begin: int, shape: tuple[int, ...], rate: float
+) -> tuple[jax.Array, float]:
+    """Which probabilities of a row and head stay, in the tile whose queries start at ``begin``, and the factor."""
+    first = mix(mix(seeds[0] + row, seeds[1]) + head, begin)
+    queries, keys = shape
+    half = (queries // 2, keys)
+    counter = iota(half, 0) * keys + iota(half, 1)
+    return keep(mix(counter + first, mix(first, seeds[1])), rate, axis=0)

@@ -1,0 +1,95 @@
+"""What the TPU kernels share: where they can run, how they are cut over devices, and dropout bits inside them.
+
+The bits are a hash of each value's place in the global batch, not the chip's generator: they are the same on every
+device, mesh and block size, and the backward pass computes them again instead of storing them.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, PartitionSpec
+
+from bert_jax.model.dropout import DropoutKey, ShardKey
+from bert_jax.parallel.axes import RULES, Axes
+
+LANES = 128
+
+
+def on_tpu(mesh: Mesh | None) -> bool:
+    """Does the program run on TPUs? (A program may be compiled for a mesh of TPUs that this host has not.)"""
+    return (jax.default_backend() if mesh is None else mesh.devices.flat[0].platform) == "tpu"
+
+
+def use_kernel(choice: str, option: str, mesh: Mesh | None, reason: str) -> bool:
+    """What ``execution.<option>``, set to ``choice``, says about a kernel that cannot do something for ``reason``
+    (empty: it can). ``auto`` takes kernels on TPU meshes. Raises ``ValueError`` where ``pallas`` is impossible."""
+    if choice == "pallas" and reason:
+        raise ValueError(f"execution.{option} pallas: {reason}; set execution.{option} xla or auto")
+    return choice == "pallas" or (choice == "auto" and mesh is not None and on_tpu(mesh) and not reason)
+
+
+def on_each_device(
+    function: Callable[..., Any], mesh: Mesh | None, in_axes: tuple[Axes, ...], out_axes: Axes
+) -> Callable[..., Any]:
+    """``function(part, *operands)`` on what each device holds of operands cut by logical axes: the compiler cannot
+    cut a kernel. ``part(axis)`` is the number of the device's piece along a logical axis."""
+    manual = jax.sharding.get_abstract_mesh().manual_axes
+    cut = () if mesh is None else tuple(a for a in mesh.axis_names if mesh.shape[a] > 1 and a not in manual)
+
+    def axes_of(axis: str | None) -> tuple[str, ...]:
+        return tuple(name for name in RULES[axis] if name in cut) if axis else ()
+
+    def part(axis: str) -> jax.Array | int:
+        return jax.lax.axis_index(axes_of(axis)) if axes_of(axis) else 0
+
+    def local(*operands: Any) -> Any:
+        return function(part, *operands)
+
+    def spec(axes: Axes) -> PartitionSpec:
+        return PartitionSpec(*(axes_of(axis) or None for axis in axes))
+
+    if not cut:
+        return local
+    # Inside a region that is manual over other axes the mesh is that of the region.
+    return jax.shard_map(
+        local,
+        mesh=None if manual else mesh,
+        in_specs=tuple(spec(axes) for axes in in_axes),
+        out_specs=spec(out_axes),
+        axis_names=set(cut),
+        check_vma=False,  # the interpreter of kernels does not follow which values vary
+    )
+
+
+def seed_words(key: DropoutKey | None) -> jax.Array:
+    """int32[3] for :func:`keep`: two words of the key and the place of row 0 in the whole batch."""
+    if key is None:
+        return jnp.zeros(3, jnp.int32)
+    whole, first_row = (key.key, key.first_row) if isinstance(key, ShardKey) else (key, jnp.uint32(0))
+    words = jnp.stack([*jax.random.key_data(whole)[-2:], first_row])
+    return jax.lax.bitcast_convert_type(words, jnp.int32)
+
+
+def keep(words: jax.Array, rate: float, axis: int) -> tuple[jax.Array, float]:
+    """Which values stay, and the factor for them; ``rate`` is exact to 2**-17. Each of ``words`` (random int32)
+    decides about two: one in the first half of ``axis``, one in the second."""
+    threshold = min(max(round(rate * 65536), 1), 65535)
+    bits = jnp.concatenate([words & 0xFFFF, jax.lax.shift_right_logical(words, 16)], axis=axis)
+    return bits >= threshold, 65536 / (65536 - threshold)
+
+
+def mix(x: Any, salt: Any) -> Any:
+    """A hash of 32 bits (int32): multiplications and shifts of Wellons' "lowbias32", ``salt`` after the first."""
+    x ^= jax.lax.shift_right_logical(x, 16)
+    x = x * np.int32(0x7FEB352D) ^ salt
+    x ^= jax.lax.shift_right_logical(x, 15)
+    x = x * np.uint32(0x846CA68B).astype(np.int32)
+    return x ^ jax.lax.shift_right_logical(x, 16)
+
+
+def iota(shape: tuple[int, ...], dim: int) -> jax.Array:
+    """int32 place along ``dim``."""
+    return jax.lax.broadcasted_iota(jnp.int32, shape, dim)
