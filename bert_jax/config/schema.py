@@ -107,6 +107,8 @@ class ExecutionConfig:
     fused_qkv: bool = False
     # Attention implementation: xla, pallas (a TPU kernel; interpreted elsewhere) or auto (pallas on TPU, else xla).
     attention: Literal["auto", "xla", "pallas"] = "auto"
+    # Dropout, residual and LayerNorm at the end of a block: the same choice.
+    residual_norm: Literal["auto", "xla", "pallas"] = "auto"
     # Random bits for dropout: threefry is equal on every mesh; rbg is much cheaper on TPU, equal per mesh.
     prng: Literal["threefry", "rbg"] = "threefry"
     # The embedding table is padded in memory to a multiple of this (padded rows take part in nothing).
@@ -120,7 +122,9 @@ class ExecutionConfig:
 class DataConfig:
     """Text, vocabulary, training instances and the order in which they are read."""
 
-    # Text files, folders (.txt, .jsonl, plain or .gz/.zst) or package:NAME for text that a package ships.
+    # Text files, folders (.txt, .jsonl, plain or .gz/.zst; also gs://), package:NAME for text that a package ships,
+    # tfds:NAME[/CONFIG][:VERSION] for a dataset prepared by TensorFlow Datasets, hf:OWNER/NAME[/CONFIG] or hf:FOLDER
+    # (saved by save_to_disk) for one of Hugging Face datasets.
     corpus: tuple[str, ...] = ()
     # Vocabulary: vocab.txt (WordPiece), a SentencePiece .model or RoBERTa's tokenizer.json; empty: trained from the
     # corpus into shards.
@@ -129,7 +133,8 @@ class DataConfig:
     tokenizer: Literal["wordpiece", "unigram", "bpe"] = "wordpiece"
     # Lower-case the text and strip accents (BERT's uncased models).
     lower_case: bool = True
-    # Folder of shards: train/ and eval/ made by bert-data, or TFRecords of somebody else's after bert-data index.
+    # Folder of shards, local or gs://: train/ and eval/ made by bert-data, or TFRecords of somebody else's after
+    # bert-data index.
     shards: str = ""
     # Folder of held-out shards; empty: shards/eval.
     eval_shards: str = ""
@@ -138,8 +143,12 @@ class DataConfig:
     # What a line is: sentence, paragraph (split into sentences), or auto (for each file: sentence when at most 1 in
     # 20 of its first 200 lines splits into more than one sentence, else paragraph).
     line: Literal["auto", "sentence", "paragraph"] = "auto"
-    # Field that holds the text of a JSON line.
+    # Field that holds the text of a JSON line, or of a record of a tfds: or hf: dataset.
     json_field: str = "text"
+    # Split of tfds: and hf: datasets that is the corpus.
+    dataset_split: str = "train"
+    # Folder of prepared TensorFlow Datasets, local or gs://; empty: ~/tensorflow_datasets.
+    tfds_data_dir: str = ""
     # Sequence length, special tokens included.
     seq_length: int = 128
     # Most masked positions per sequence.
