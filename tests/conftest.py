@@ -16,13 +16,10 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 import pytest
 
-REPOSITORY = Path(__file__).resolve().parents[1]
-
 
 @pytest.fixture(scope="session")
 def real_data() -> Path:
-    """Folder of real text sets that are not part of the project (BERT_JAX_DATA, else ../shared/data)."""
-    folder = Path(os.environ.get("BERT_JAX_DATA", REPOSITORY.parent / "shared" / "data"))
-    if not folder.is_dir():
-        pytest.skip(f"no real data at {folder}: set BERT_JAX_DATA")
-    return folder
+    """Folder of larger text sets and published vocabularies, which are not part of the project."""
+    if not os.environ.get("BERT_JAX_DATA"):
+        pytest.skip("BERT_JAX_DATA names no folder of larger text sets (CONTRIBUTING.md)")
+    return Path(os.environ["BERT_JAX_DATA"])

@@ -278,6 +278,35 @@ def test_sentencepiece_without_berts_pieces_is_refused(tmp_path: Path) -> None:
         load_tokenizer(path)
 
 
+LINES = """\
+The mayor's aide -- who'd flown in from São Paulo (at 6:45 a.m.!) -- paid $1,299.50 for "nothing".
+It cost them 3½ weeks, 20% of the budget & one e-mail: j.o'neil@example.org / http://example.org/~a_b?c=d#e.
+Über die Straßen, größtenteils überfüllt, führt der Weg zur »Ärztekammer«; geöffnet: Mo.–Fr., 8–17 Uhr.
+Donaudampfschifffahrtsgesellschaftskapitäne müssen ihn kennen, naïve Besucher eher nicht …
+Ёжик сказал: «Ну что ж, пойдём?» — и в 1897 году, чуть погодя, ушёл в лес № 7 за грибами.
+Й и й, И\u0306 и и\u0306: одна и та же буква, записанная двумя способами; цена — 1 000 ₽.
+1986年，他在北京大学（PKU）学习ＡＩ；后来去了“罗店镇”，住了３个月。
+𠀀字是罕见的，龍與龙并用；价格：￥50～￥100……《论语》里说：「学而时习之」。
+"""
+
+
+@pytest.mark.parametrize("lower_case", [True, False])
+def test_lines_in_four_languages(lower_case: bool) -> None:
+    randomness = random.Random(2)
+    words = [word for line in LINES.splitlines() for word in reference_words(line, lower_case)]
+    parts = {word[:end] for word in words for end in range(1, len(word) + 1) if randomness.random() < 0.4}
+    parts |= {f"##{word[i:j]}" for word in words for i in range(1, len(word)) for j in (i + 1, i + 3)}
+    table = {piece: i for i, piece in enumerate([*SPECIAL_PIECES, *sorted(parts)])}
+    tokenizer = WordPieceTokenizer(list(table), lower_case=lower_case)
+    lines = LINES.splitlines()
+    encoded = tokenizer.encode_batch(lines)
+    for line, ids in zip(lines, encoded, strict=True):
+        assert ids == reference_ids(line, table, lower_case), line
+        check_offsets(tokenizer, line, expected=ids)
+    flat = list(chain.from_iterable(encoded))
+    assert len(flat) / 50 < flat.count(tokenizer.unk_id) < len(flat) / 3  # known and unknown words both occur
+
+
 @pytest.mark.parametrize("vocabulary", ["bert-base-uncased", "bert-base-cased", "bert-base-chinese"])
 def test_real_lines_in_four_languages(real_data: Path, vocabulary: str) -> None:
     lower_case = not vocabulary.endswith("-cased")
@@ -288,10 +317,8 @@ def test_real_lines_in_four_languages(real_data: Path, vocabulary: str) -> None:
     corpora = ["en_books/train_20mb.sent", "de_help/train", "ru_lit/train", "zh_wiki/train.sent"]
     count = int(os.environ.get("BERT_JAX_REAL_LINES", "700"))
     for corpus in corpora:
-        path = real_data / "corpus" / f"{corpus}.txt"
-        if not path.is_file():
-            pytest.skip(f"no {path}")
-        lines = [line for line in path.read_text(encoding="utf-8").split("\n") if line][:count]
+        text = (real_data / "corpus" / f"{corpus}.txt").read_text(encoding="utf-8")
+        lines = [line for line in text.split("\n") if line][:count]
         for line, ids in zip(lines, tokenizer.encode_batch(lines), strict=True):
             assert ids == reference_ids(line, table, lower_case), line
             check_offsets(tokenizer, line, expected=ids)
@@ -299,8 +326,7 @@ def test_real_lines_in_four_languages(real_data: Path, vocabulary: str) -> None:
 
 def test_real_sentencepiece_models_are_refused_with_what_they_lack(real_data: Path) -> None:
     models = sorted((real_data / "vocabs" / "sentencepiece").glob("*.model"))
-    if not models:
-        pytest.skip("no SentencePiece models")
+    assert models
     for path in models:
         with pytest.raises(ValueError, match=r"lacks \[PAD\]"):
             load_tokenizer(path)

