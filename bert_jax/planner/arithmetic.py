@@ -16,6 +16,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from bert_jax.config import PretrainConfig
+from bert_jax.model import attention_kernel
 from bert_jax.planner.cycles import PARTS, collective_seconds
 from bert_jax.planner.flops import training_flops_per_sequence
 from bert_jax.planner.topology import Topology
@@ -67,7 +68,9 @@ def estimate_step(
     total = sum(seconds.values())
     return StepEstimate(
         argument_bytes=argument_bytes,
-        temporary_bytes=temporary_bytes(config, mesh_shape),
+        temporary_bytes=temporary_bytes(
+            config, mesh_shape, keeps_scores=_keeps_scores(config, topology, mesh_shape)
+        ),
         hbm_bytes=hbm,
         seconds=total,
         communication_seconds=seconds["communication"],
@@ -75,17 +78,25 @@ def estimate_step(
     )
 
 
-def temporary_bytes(config: PretrainConfig, mesh_shape: Mapping[str, int]) -> int:
+def _keeps_scores(config: PretrainConfig, topology: Topology, mesh_shape: Mapping[str, int]) -> bool:
+    """Whether attention probabilities reach memory: not where the kernel for TPUs makes them."""
+    width = config.model.hidden_size // mesh_shape["tensor"]
+    can = not attention_kernel.unsupported(config.data.seq_length, width, config.model.head_size)
+    return not (topology.is_tpu and config.execution.attention != "xla" and can)
+
+
+def temporary_bytes(config: PretrainConfig, mesh_shape: Mapping[str, int], *, keeps_scores: bool = True) -> int:
     """Bytes of gradients, kept activations and logits on one device."""
     model, execution = config.model, config.execution
     rows = rows_per_device(config, mesh_shape)
     length, hidden, tensor = config.data.seq_length, model.hidden_size, mesh_shape["tensor"]
     item = 2 if execution.dtype == "bfloat16" else 4
     linear = {"none": 34, "attention": 34, "full": 2}[execution.remat] * item / 2
-    square = (5 if execution.remat == "none" else 0) * item / 2
+    square = (5 if execution.remat == "none" and keeps_scores else 0) * item / 2
     per_layer = rows * length * (hidden * linear + model.num_attention_heads * length * square / tensor)
     # One layer is whole while its backward pass runs, whatever is recomputed.
-    working = rows * length * (hidden * 34 + model.num_attention_heads * length * 5 / tensor) * item / 2
+    scores = model.num_attention_heads * length * 5 / tensor * keeps_scores
+    working = rows * length * (hidden * 34 + scores) * item / 2
     logits = rows * config.data.max_predictions * model.vocab_size / tensor * (item + 2 * 4)
     gradients = 4 * parameter_count(config) / (mesh_shape["fsdp"] * tensor)
     if config.training.accumulation_steps > 1:
@@ -131,7 +142,7 @@ def _seconds(config: PretrainConfig, topology: Topology, mesh_shape: Mapping[str
     probabilities = model.num_layers * model.num_attention_heads * length**2
     elementwise = _ELEMENTWISE * item / 2 * model.num_layers * hidden * length / memory
     logits = data.max_predictions * model.vocab_size * (item + 4 * 4) / memory
-    scores = _PROBABILITY * item / 2 * probabilities / memory / tensor
+    scores = _PROBABILITY * item / 2 * probabilities / memory / tensor * _keeps_scores(config, topology, mesh_shape)
     bits = length * hidden * (2 * model.num_layers + 1) * (model.hidden_dropout > 0)
     bits += probabilities / tensor * (model.attention_dropout > 0)
     # Integer units of a TPU are its vector units: no published figure, so a sixtieth of the peak as on an H100.

@@ -1,8 +1,10 @@
 """The real training step, compiled ahead of time for a TPU slice that need not be there."""
 
+import contextlib
 import dataclasses
 import re
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from bert_jax.config import PretrainConfig
@@ -59,7 +61,8 @@ def compile_step(config: PretrainConfig, topology: Topology) -> CompiledStep:
     began = time.perf_counter()
     lowered = programs.lower(batch_size)
     try:
-        compiled = lowered.compile()
+        with _no_cache():
+            compiled = lowered.compile()
     except jax.errors.JaxRuntimeError as error:
         needed = needed_bytes(str(error))
         if needed is None:
@@ -77,6 +80,19 @@ def compile_step(config: PretrainConfig, topology: Topology) -> CompiledStep:
         memory.argument_size_in_bytes, memory.output_size_in_bytes, memory.temp_size_in_bytes, peak, hbm,
         time.perf_counter() - began, compiled.as_text(), dict(mesh.shape),
     )  # fmt: skip
+
+
+@contextlib.contextmanager
+def _no_cache() -> Iterator[None]:
+    """Without jax's cache of compiled programs, which cannot read back one for devices that are not here."""
+    import jax
+
+    before = jax.config.jax_enable_compilation_cache
+    jax.config.update("jax_enable_compilation_cache", False)
+    try:
+        yield
+    finally:
+        jax.config.update("jax_enable_compilation_cache", before)
 
 
 def needed_bytes(message: str) -> tuple[int, bool] | None:
