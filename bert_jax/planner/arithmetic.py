@@ -143,7 +143,7 @@ def _seconds(config: PretrainConfig, topology: Topology, mesh_shape: Mapping[str
     elementwise = _ELEMENTWISE * item / 2 * model.num_layers * hidden * length / memory
     logits = data.max_predictions * model.vocab_size * (item + 4 * 4) / memory
     scores = _PROBABILITY * item / 2 * probabilities / memory / tensor * _keeps_scores(config, topology, mesh_shape)
-    bits = length * hidden * (2 * model.num_layers + 1) * (model.hidden_dropout > 0)
+    bits: float = length * hidden * (2 * model.num_layers + 1) * (model.hidden_dropout > 0)
     bits += probabilities / tensor * (model.attention_dropout > 0)
     # Integer units of a TPU are its vector units: no published figure, so a sixtieth of the peak as on an H100.
     integers = chip.integer_tops * 1e12 or chip.device_peak_flops / 60

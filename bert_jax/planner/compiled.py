@@ -71,14 +71,15 @@ def compile_step(config: PretrainConfig, topology: Topology) -> CompiledStep:
         # The compiler's figure is that of the temporaries alone in one of its messages, of everything in another.
         temporary, peak = (needed[0], arguments + needed[0]) if needed[1] else (needed[0] - arguments, needed[0])
         return CompiledStep(arguments, 0, temporary, peak, hbm, seconds, "", dict(mesh.shape))
-    memory = compiled.memory_analysis()
+    memory, text = compiled.memory_analysis(), compiled.as_text()
+    assert memory is not None and text is not None
     peak = (
         memory.argument_size_in_bytes + memory.output_size_in_bytes - memory.alias_size_in_bytes
         + memory.temp_size_in_bytes + memory.generated_code_size_in_bytes
     )  # fmt: skip
     return CompiledStep(
         memory.argument_size_in_bytes, memory.output_size_in_bytes, memory.temp_size_in_bytes, peak, hbm,
-        time.perf_counter() - began, compiled.as_text(), dict(mesh.shape),
+        time.perf_counter() - began, text, dict(mesh.shape),
     )  # fmt: skip
 
 
@@ -87,7 +88,7 @@ def _no_cache() -> Iterator[None]:
     """Without jax's cache of compiled programs, which cannot read back one for devices that are not here."""
     import jax
 
-    before = jax.config.jax_enable_compilation_cache
+    before = jax.config.jax_enable_compilation_cache  # type: ignore[attr-defined]
     jax.config.update("jax_enable_compilation_cache", False)
     try:
         yield

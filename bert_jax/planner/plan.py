@@ -92,7 +92,8 @@ def without_time(plan: Plan) -> Plan:
         "predicted_step_seconds", "predicted_mfu", "tokens_per_second", "sequences_per_second", "hours",
         "chip_hours", "cost", "shares", "communication_seconds",
     )  # fmt: skip
-    return dataclasses.replace(plan, **dict.fromkeys(names))
+    nothing: dict[str, Any] = dict.fromkeys(names)
+    return dataclasses.replace(plan, **nothing)
 
 
 def plan_compiled(config: PretrainConfig, topology: Topology, asked: Asked, step: CompiledStep) -> Plan:
