@@ -150,12 +150,15 @@ class Embeddings(nn.Module):
         config, dtype = self.config, compute_dtype(self.execution)
         words_VxH = Embedding(self.padded_vocab_size, ("vocab", "embed"), config, name="word_embeddings")()
         types_TxH = Embedding(config.type_vocab_size, ("segment", "embed"), config, name="token_type_embeddings")()
-        x_BxSxH = jnp.take(words_VxH, input_ids_BxS, axis=0)
+        # Lookups in whole rows: those in tables that two mesh axes cut crash the compiler (docs/design/sharding.md).
+        whole_rows_VxH = constrain(words_VxH, ("vocab", None), self.mesh)
+        x_BxSxH = jnp.take(whole_rows_VxH, input_ids_BxS, axis=0)
         # A product with a one-hot row: the gradient is a matrix product instead of a scatter into few rows.
         x_BxSxH += jax.nn.one_hot(token_type_ids_BxS, config.type_vocab_size, dtype=jnp.float32) @ types_TxH
         if config.position_embeddings == "learned":
             rows = config.max_position_embeddings
             table = Embedding(rows, ("position", "embed"), config, name="position_embeddings")()
+            table = constrain(table, ("position", None), self.mesh)
             x_BxSxH += jnp.take(table, position_ids_BxS + config.position_offset, axis=0)
         else:
             length = max(config.max_position_embeddings, input_ids_BxS.shape[1])

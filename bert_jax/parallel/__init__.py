@@ -1,17 +1,20 @@
 """Mesh, logical axes and their rules."""
 
-from bert_jax.parallel.axes import MESH_AXES, constrain, declared, shardings, to_spec
-from bert_jax.parallel.mesh import batch_sharding, check_batch_size, host_rows, make_mesh, to_global
+from bert_jax.parallel.axes import MESH_AXES, automatic_axes, constrain, declared, place, shardings, to_spec
+from bert_jax.parallel.mesh import batch_sharding, check_batch_size, host_rows, make_mesh, to_global, to_host
 
 __all__ = [
     "MESH_AXES",
+    "automatic_axes",
     "batch_sharding",
     "check_batch_size",
     "constrain",
     "declared",
     "host_rows",
     "make_mesh",
+    "place",
     "shardings",
     "to_global",
+    "to_host",
     "to_spec",
 ]

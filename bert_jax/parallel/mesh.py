@@ -1,9 +1,11 @@
 """The device mesh, and host batches on it."""
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import jax
 import numpy as np
+from jax.experimental import multihost_utils
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from bert_jax.config import MeshConfig
@@ -65,3 +67,15 @@ def to_global(batch: Mapping[str, np.ndarray], mesh: Mesh, batch_size: int) -> d
         name: jax.make_array_from_process_local_data(sharding, rows, (batch_size, *rows.shape[1:]))
         for name, rows in batch.items()
     }
+
+
+def to_host(tree: Any) -> Any:
+    """Numpy values of a tree of global arrays, on every process: all must call it. Arrays that are cut over
+    processes are put together one at a time, so devices need room for one of them."""
+
+    def fetch(array: jax.Array) -> np.ndarray:
+        if array.is_fully_addressable or array.is_fully_replicated:
+            return np.asarray(array)
+        return np.asarray(multihost_utils.process_allgather(array, tiled=True))
+
+    return jax.tree.map(fetch, tree)

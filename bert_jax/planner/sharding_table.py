@@ -48,7 +48,13 @@ def abstract_mesh(sizes: Mapping[str, int]) -> AbstractMesh:
 def abstract_train_state(config: PretrainConfig, mesh: Any) -> TrainState:
     """Shapes and shardings of the whole state on ``mesh``."""
     model = _model(config)
-    return abstract_state(model, make_optimizer(config.optimizer), mesh, with_ema=config.optimizer.ema_decay > 0)
+    return abstract_state(
+        model,
+        make_optimizer(config.optimizer),
+        mesh,
+        with_ema=config.optimizer.ema_decay > 0,
+        shard_optimizer=config.mesh.shard_optimizer,
+    )
 
 
 def _model(config: PretrainConfig) -> BertModel:
@@ -126,7 +132,7 @@ def _rows(
             device_bytes=_leaf_bytes(leaf),
             optimizer_sharding=" and ".join(optimizer),
             optimizer_device_bytes=device_bytes(moments),
-            notes=_notes(declared, leaf, sizes),
+            notes=(*_notes(declared, leaf, sizes), *_optimizer_notes(config, moments, sizes)),
         )
     ]
 
@@ -167,3 +173,13 @@ def _notes(declared: tuple[str | None, ...] | None, leaf: Any, sizes: Mapping[st
             where = f"{declared[places[0]]} is cut instead" if declared and places else "whole on each"
             lines.append(f"{what}: {where}")
     return tuple(lines)
+
+
+def _optimizer_notes(config: PretrainConfig, moments: list[Any], sizes: Mapping[str, int]) -> list[str]:
+    """Optimizer state that the replicas were to share and each holds whole."""
+    replicas = sizes["data"]
+    if replicas == 1 or not config.mesh.shard_optimizer or not moments:
+        return []
+    if all(any("data" in axes for axes in _spec(moment)) for moment in moments):
+        return []
+    return [f"data {replicas} divides no dimension left: each replica holds its optimizer state"]

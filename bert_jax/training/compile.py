@@ -19,7 +19,7 @@ from bert_jax.model import BertForPretraining, BertModel
 from bert_jax.optim import make_optimizer, make_schedule
 from bert_jax.parallel import batch_sharding, check_batch_size
 from bert_jax.training.loop import StepFunction
-from bert_jax.training.state import TrainState, abstract_state, make_prng_key
+from bert_jax.training.state import TrainState, abstract_state, make_prng_key, update_shardings
 from bert_jax.training.step import make_train_step
 
 
@@ -29,7 +29,7 @@ def train_programs(config: PretrainConfig, mesh: Mesh) -> "TrainPrograms":
     The devices of ``mesh`` need not be there: those of ``jax.experimental.topologies`` compile as well. Raises
     ``ValueError`` when a batch of the run cannot be cut evenly over the mesh.
     """
-    training = config.training
+    training, shard_optimizer = config.training, config.mesh.shard_optimizer
     for size in (training.global_batch_size, *training.batch_ramp[1::2]):
         check_batch_size(
             mesh, size // training.accumulation_steps, "training.global_batch_size / accumulation_steps"
@@ -43,8 +43,12 @@ def train_programs(config: PretrainConfig, mesh: Mesh) -> "TrainPrograms":
         config.optimizer,
         training.accumulation_steps,
         make_prng_key(config.execution, training.seed),
+        reduction_dtype=training.gradient_reduction_dtype,
+        shardings=update_shardings(model, mesh, shard_optimizer=shard_optimizer),
     )
-    abstract = abstract_state(model, optimizer, mesh, with_ema=config.optimizer.ema_decay > 0)
+    abstract = abstract_state(
+        model, optimizer, mesh, with_ema=config.optimizer.ema_decay > 0, shard_optimizer=shard_optimizer
+    )
     return TrainPrograms(step, abstract, config, mesh, model, optimizer)
 
 

@@ -1,6 +1,7 @@
 """TrainState: everything that lives on devices, how it starts and how it is cut over the mesh."""
 
 import dataclasses
+import functools
 from collections.abc import Mapping
 from typing import Any
 
@@ -28,6 +29,7 @@ class TrainState:
     ema: Any = None
 
 
+@functools.cache  # traced once per model: planning asks for many meshes
 def abstract_params(model: BertModel) -> Any:
     """Boxed shapes of the running tree (``nn.Partitioned`` around ``jax.ShapeDtypeStruct``)."""
     length = min(8, model.config.max_position_embeddings)
@@ -53,20 +55,31 @@ def initial_params(model: BertModel, seed: int, loaded: Mapping[str, Any] | None
     return from_canonical(flat, nn.unbox(abstract_params(model)), vocab_size)
 
 
+def update_shardings(model: BertModel, mesh: Mesh, *, shard_optimizer: bool) -> Any:
+    """Sharding of summed gradients, moments and moving average, a tree like the parameters'. With
+    ``shard_optimizer`` each replica holds and updates a part of them, else all."""
+    return shardings(abstract_params(model), mesh, replicas=shard_optimizer)
+
+
 def abstract_state(
-    model: BertModel, optimizer: optax.GradientTransformation, mesh: Mesh, *, with_ema: bool
+    model: BertModel,
+    optimizer: optax.GradientTransformation,
+    mesh: Mesh,
+    *,
+    with_ema: bool,
+    shard_optimizer: bool = True,
 ) -> TrainState:
     """Shapes, dtypes and shardings of the whole state, without allocating it."""
     boxed = abstract_params(model)
     params = nn.unbox(boxed)
-    by_name = {
-        path_name(path): sharding for path, sharding in jax.tree_util.tree_leaves_with_path(shardings(boxed, mesh))
-    }
+    own = _by_name(shardings(boxed, mesh))
+    update = _by_name(update_shardings(model, mesh, shard_optimizer=shard_optimizer))
     replicated = NamedSharding(mesh, PartitionSpec())
 
     def place(path: tuple[Any, ...], leaf: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
-        # A moment or average lies like its parameter: the longest path suffix that names one.
-        parts = path_name(path).split("/")
+        # A moment or average belongs to its parameter: the longest path suffix that names one.
+        kind, *parts = path_name(path).split("/")
+        by_name = own if kind == "params" else update
         names = ("/".join(parts[i:]) for i in range(len(parts)))
         sharding = next((by_name[name] for name in names if name in by_name), replicated)
         return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
@@ -78,6 +91,10 @@ def abstract_state(
         ema=params if with_ema else None,
     )
     return jax.tree_util.tree_map_with_path(place, state)
+
+
+def _by_name(tree: Any) -> dict[str, Any]:
+    return {path_name(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
 
 
 def initial_state(

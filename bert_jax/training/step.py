@@ -1,17 +1,22 @@
 """One optimizer step and one evaluation step: pure functions of state and batch."""
 
+import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
+from jax.sharding import PartitionSpec
 
 from bert_jax.config import OptimizerConfig
 from bert_jax.model import BertModel
+from bert_jax.model.dropout import DropoutKey, replica_key
 from bert_jax.objectives.pretraining import pretraining_denominators, pretraining_loss
 from bert_jax.objectives.sums import Sums
 from bert_jax.optim import Schedule
+from bert_jax.parallel import place
 from bert_jax.training.state import TrainState
 
 Batch = Mapping[str, jax.Array]
@@ -26,35 +31,77 @@ def split_microbatches(batch: Batch, count: int) -> dict[str, jax.Array]:
 
 
 def loss_and_gradients(
-    model: BertModel, params: Any, batch: Batch, key: jax.Array | None, accumulation_steps: int
+    model: BertModel,
+    params: Any,
+    batch: Batch,
+    key: jax.Array | None,
+    accumulation_steps: int,
+    *,
+    reduction_dtype: str = "float32",
+    shardings: Any = None,
 ) -> tuple[jax.Array, Any, Sums]:
-    """Loss of the global batch, its gradients, and the summed metrics.
+    """Loss of the global batch, its gradients (float32), and the summed metrics.
 
     Denominators are taken over the whole batch before the first backward pass, so accumulation gives the same
-    gradient as one pass however unequal the microbatches' mask counts are.
+    gradient as one pass however unequal the microbatches' mask counts are. Each replica (part of the mesh axis
+    ``data``) adds up the gradients of its own rows without a word to the others; then they are summed once, in
+    ``reduction_dtype``, and laid out as ``shardings`` say (a tree like ``params``).
     """
     denominators = pretraining_denominators(batch, model.heads.nsp)
+    mesh = model.mesh
+    replicas = 1 if mesh is None else mesh.shape["data"]
+    lay_out = functools.partial(place, shardings=shardings, mesh=mesh) if shardings is not None else lambda x: x
 
-    def microbatch(params: Any, rows: Batch, key: jax.Array | None) -> tuple[jax.Array, Sums]:
-        output = model.apply({"params": params}, rows, key)
-        sums = pretraining_loss(output.mlm_logits, output.nsp_logits, rows)
-        return sum(sums[name][0] / denominator for name, denominator in denominators.items()), sums
+    def accumulate(
+        params: Any, rows: Batch, key: jax.Array | None, denominators: dict[str, jax.Array], replica: jax.Array
+    ) -> tuple[jax.Array, Any, Sums]:
+        """What the rows of one replica add to loss, gradients and metrics."""
 
-    def gradients(rows: Batch, index: jax.Array | int) -> tuple[jax.Array, Any, Sums]:
-        rows_key = None if key is None else jax.random.fold_in(key, index)
-        (loss, sums), grads = jax.value_and_grad(microbatch, has_aux=True)(params, rows, rows_key)
-        return loss, grads, sums
+        def microbatch_loss(params: Any, rows: Batch, key: DropoutKey | None) -> tuple[jax.Array, Sums]:
+            output = model.apply({"params": params}, rows, key)
+            sums = pretraining_loss(output.mlm_logits, output.nsp_logits, rows)
+            return sum(sums[name][0] / denominator for name, denominator in denominators.items()), sums
 
-    if accumulation_steps == 1:
-        return gradients(batch, 0)
-    rows = split_microbatches(batch, accumulation_steps)
-    first = gradients({name: x[0] for name, x in rows.items()}, 0)
+        def gradients(rows: Batch, index: jax.Array | int) -> tuple[jax.Array, Any, Sums]:
+            rows_key: DropoutKey | None = None if key is None else jax.random.fold_in(key, index)
+            if key is not None and replicas > 1:
+                rows_key = replica_key(rows_key, replica[0], replicas, rows["input_ids"].shape[0])
+            (loss, sums), grads = jax.value_and_grad(microbatch_loss, has_aux=True)(params, rows, rows_key)
+            return loss, lay_out(grads), sums
 
-    def add(total: Any, inputs: tuple[Batch, jax.Array]) -> tuple[Any, None]:
-        return jax.tree.map(jnp.add, total, gradients(*inputs)), None
+        if accumulation_steps == 1:
+            return gradients(rows, 0)
+        split = split_microbatches(rows, accumulation_steps)
+        shapes = jax.eval_shape(gradients, {name: x[0] for name, x in split.items()}, 0)
 
-    rest = ({name: x[1:] for name, x in rows.items()}, jnp.arange(1, accumulation_steps))
-    return jax.lax.scan(add, first, rest)[0]
+        def add(total: Any, inputs: tuple[Batch, jax.Array]) -> tuple[Any, None]:
+            return jax.tree.map(jnp.add, total, gradients(*inputs)), None
+
+        zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
+        return jax.lax.scan(add, zeros, (split, jnp.arange(accumulation_steps)))[0]
+
+    numbers = jnp.arange(replicas)
+    if mesh is None or replicas == 1:
+        return accumulate(params, batch, key, denominators, numbers)
+    # The compiler cuts what a replica computes over fsdp and tensor; over data nothing is left to it.
+    apart = jax.shard_map(
+        lambda *inputs: jax.tree.map(lambda x: x[None], accumulate(*inputs)),
+        mesh=mesh,
+        in_specs=(PartitionSpec(), PartitionSpec("data"), PartitionSpec(), PartitionSpec(), PartitionSpec("data")),
+        out_specs=PartitionSpec("data"),
+        axis_names={axis for axis, size in mesh.shape.items() if axis == "data" or size == 1},
+        check_vma=False,
+    )
+    loss, grads, sums = apart(params, batch, key, denominators, numbers)
+    with jax.named_scope("gradient_reduction"):
+        total = lay_out(jax.tree.map(functools.partial(_sum_replicas, dtype=jnp.dtype(reduction_dtype)), grads))
+        grads = jax.tree.map(lambda x: x.astype(jnp.float32), total)
+    return jnp.sum(loss), grads, jax.tree.map(jnp.sum, sums)
+
+
+def _sum_replicas(x: jax.Array, dtype: jnp.dtype) -> jax.Array:
+    """Sum over the first axis in ``dtype`` (``jnp.sum`` would widen bfloat16)."""
+    return jax.lax.reduce(x.astype(dtype), np.zeros((), dtype), jax.lax.add, (0,))
 
 
 def make_train_step(
@@ -64,37 +111,53 @@ def make_train_step(
     config: OptimizerConfig,
     accumulation_steps: int,
     base_key: jax.Array,
+    *,
+    reduction_dtype: str = "float32",
+    shardings: Any = None,
 ) -> Callable[[TrainState, Batch], tuple[TrainState, dict[str, Any]]]:
     """``(state, batch) -> (state, metrics)``; metrics hold (sum, weight) pairs and scalars of this step.
 
     On a non-finite loss or gradient norm parameters, moments and average stay bitwise unchanged and only
-    ``step`` advances, so the data and the dropout key move on.
+    ``step`` advances, so the data and the dropout key move on. ``shardings`` (a tree like the parameters') are
+    those of summed gradients, moments and average; the update runs on such parts of the parameters too.
     """
 
     def train_step(state: TrainState, batch: Batch) -> tuple[TrainState, dict[str, Any]]:
         key = jax.random.fold_in(base_key, state.step)
-        loss, grads, sums = loss_and_gradients(model, state.params, batch, key, accumulation_steps)
-        grad_norm = optax.tree.norm(grads)
-        finite = jnp.isfinite(loss) & jnp.isfinite(grad_norm)
-        learning_rate = schedule(state.step)
-        direction, opt_state = optimizer.update(grads, state.opt_state, state.params)
-        params = jax.tree.map(lambda p, d: p - learning_rate * d, state.params, direction)
-        ema = state.ema
-        if ema is not None:
-            ema = jax.tree.map(lambda e, p: e + (1 - config.ema_decay) * (p - e), ema, params)
-
-        def keep_if_finite(new: jax.Array, old: jax.Array) -> jax.Array:
-            return jnp.where(finite, new, old)
-
-        new_state = TrainState(
-            step=state.step + 1,
-            params=jax.tree.map(keep_if_finite, params, state.params),
-            opt_state=jax.tree.map(keep_if_finite, opt_state, state.opt_state),
-            ema=None if ema is None else jax.tree.map(keep_if_finite, ema, state.ema),
+        loss, grads, sums = loss_and_gradients(
+            model,
+            state.params,
+            batch,
+            key,
+            accumulation_steps,
+            reduction_dtype=reduction_dtype,
+            shardings=shardings,
         )
+        learning_rate = schedule(state.step)
+        with jax.named_scope("optimizer"):
+            grad_norm = optax.tree.norm(grads)
+            finite = jnp.isfinite(loss) & jnp.isfinite(grad_norm)
+            old = state.params if shardings is None else place(state.params, shardings, model.mesh)
+            direction, opt_state = optimizer.update(grads, state.opt_state, old)
+            params = jax.tree.map(lambda p, d: p - learning_rate * d, old, direction)
+            ema = state.ema
+            if ema is not None:
+                ema = jax.tree.map(lambda e, p: e + (1 - config.ema_decay) * (p - e), ema, params)
+
+            def keep_if_finite(new: jax.Array, old: jax.Array) -> jax.Array:
+                return jnp.where(finite, new, old)
+
+            params = jax.tree.map(keep_if_finite, params, old)
+            new_state = TrainState(
+                step=state.step + 1,
+                params=params if shardings is None else place(params, shardings, model.mesh),
+                opt_state=jax.tree.map(keep_if_finite, opt_state, state.opt_state),
+                ema=None if ema is None else jax.tree.map(keep_if_finite, ema, state.ema),
+            )
         tokens = sums["padding_fraction"][1] - sums["padding_fraction"][0]
+        blank_rows = jnp.sum(jnp.all(batch["sequence_ids"] == 0, axis=-1))
         scalars = {"loss": loss, "grad_norm": grad_norm, "learning_rate": learning_rate, "tokens": tokens}
-        return new_state, {"sums": sums, "finite": finite, **scalars}
+        return new_state, {"sums": sums, "finite": finite, "blank_rows": blank_rows, **scalars}
 
     return train_step
 
