@@ -20,11 +20,14 @@ commands:
              bert-data vocab --corpus TEXT... --vocab_size 30522 --kind wordpiece --output vocab.txt
   shards   build what a recipe describes: vocabulary (if none is named), token store, shards
              bert-data shards --config configs/quickstart.yaml --workers 4
+           under Apache Beam, on this machine or on a cluster by Beam's own options
+             bert-data shards --config RECIPE --runner beam [-- --runner=DataflowRunner --project=P ...]
   index    index TFRecords that somebody else made
              bert-data index DIR
   inspect  what is in a folder of shards; --vocab FILE if it is not beside them, --records N to read (20000)
              bert-data inspect DIR --examples 3
 
+--tfds NAME of shards is --corpus tfds:NAME, text prepared by TensorFlow Datasets (--tfds_data_dir FOLDER).
 vocab and shards take --config FILE (a recipe of run_pretrain.py) and every --data.OPTION, also without "data.";
 --vocab_size is model.vocab_size, --kind is data.tokenizer, and shards --output is data.shards.
 bert-data shards --help lists all options.
@@ -115,11 +118,28 @@ def _vocab(words: list[str]) -> None:
 def _shards(words: list[str]) -> None:
     from data_pipeline.build import STOPPED, ensure_data
 
+    words, beam_options = _beam_options(words)
+    words, dataset = _take(words, "tfds")
+    if dataset is not None:
+        words += ["--data.corpus", f"tfds:{dataset}"]
     words, output = _take(words, "output")
     config = _config([*words, *(["--data.shards", output] if output is not None else [])])
+    size = config.model.vocab_size
     with StopRequest().at_once(STOPPED):
-        vocab = ensure_data(config.data, vocab_size=config.model.vocab_size, report=_report)
+        vocab = ensure_data(config.data, vocab_size=size, report=_report, beam_options=beam_options)
     _report(f"shards in {config.data.shards}, vocabulary {vocab}")
+
+
+def _beam_options(words: Sequence[str]) -> tuple[list[str], list[str] | None]:
+    """``words`` without ``--runner NAME`` and what follows ``--``; the latter, or None for the process pool."""
+    at = words.index("--") if "--" in words else len(words)
+    own, options = words[:at], list(words[at + 1 :])
+    own, runner = _take(own, "runner")
+    if runner not in (None, "processes", "beam"):
+        raise ValueError(f"command line: runner: {runner!r} is not allowed; allowed: processes, beam")
+    if at < len(words) and runner != "beam":
+        raise ValueError("command line: --: options of Apache Beam follow it; give --runner beam too")
+    return own, options if runner == "beam" else None
 
 
 def _folder(words: Sequence[str], command: str) -> Location:

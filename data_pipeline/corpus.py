@@ -1,15 +1,17 @@
-"""Readers of raw text: plain text, JSON lines, both also .gz and .zst, and text that an installed package ships."""
+"""Readers of raw text: plain text, JSON lines, both also .gz and .zst, text of an installed package, datasets."""
 
 import gzip
 import json
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib import metadata
 from itertools import chain, islice, pairwise
-from pathlib import Path
+from pathlib import Path, PurePath
 
+from bert_jax.config.schema import DataConfig
 from data_pipeline.sentences import split_sentences
+from data_pipeline.storage import Location, location
 
 TEXT_SUFFIXES = (".txt",)
 JSON_SUFFIXES = (".jsonl", ".ndjson")
@@ -25,40 +27,56 @@ Line = tuple[int, str]  # number in the file, from 1, and text
 class Source:
     """One file of a corpus. ``name`` orders the files and is the same on every machine."""
 
-    path: Path
+    path: Location
     name: str
     # What a blank line separates. documents; paragraphs: the file is one document; auto: documents if any of its
     # first blocks has several lines, else paragraphs.
     blank_lines: str = "documents"
+    # Of a dataset's file: the texts of its records, a document each, from the name of their field.
+    records: Callable[[str], Iterator[str]] | None = None
 
     @property
     def is_json(self) -> bool:
         return _plain_suffix(self.path) in JSON_SUFFIXES
 
 
-def list_sources(corpus: Sequence[str]) -> list[Source]:
-    """Files of a corpus, ordered by name: files, folders (recursive), ``package:NAME``.
+def corpus_of(data: DataConfig) -> list[Source]:
+    """Sources of the corpus that a config names; see :func:`list_sources`."""
+    return list_sources(data.corpus, split=data.dataset_split, tfds_data_dir=data.tfds_data_dir)
+
+
+def list_sources(corpus: Sequence[str], *, split: str = "train", tfds_data_dir: str = "") -> list[Source]:
+    """Files of a corpus, ordered by name: files, folders (recursive), both also in an object store,
+    ``package:NAME``, and ``tfds:`` and ``hf:`` datasets, of which ``split`` is the corpus.
 
     In folders and packages only .txt, .jsonl and .ndjson count, plain or .gz/.zst; a file named outright may have
     any other suffix and is then plain text. ``ValueError`` for what is missing, empty or named twice.
     """
     if not corpus:
         raise ValueError("the corpus is empty: name text files, folders or package:NAME (data.corpus)")
-    sources = list(chain.from_iterable(map(_sources_of, corpus)))
+    sources = [source for entry in corpus for source in _sources_of(entry, split, tfds_data_dir)]
     sources.sort(key=lambda source: (source.name, str(source.path)))
-    seen: dict[Path, Source] = {}
+    seen: set[Location] = set()
     for source in sources:
         path = source.path.resolve()
         if path in seen:
             raise ValueError(f"{source.path}: is in the corpus twice, so held-out text would be trained on")
-        seen[path] = source
+        seen.add(path)
     return sources
 
 
-def _sources_of(entry: str) -> list[Source]:
+def _sources_of(entry: str, split: str, tfds_data_dir: str) -> list[Source]:
     if entry.startswith("package:"):
         return _package_sources(entry)
-    path = Path(entry)
+    if entry.startswith("tfds:"):
+        from data_pipeline.prepared import tfds_sources
+
+        return tfds_sources(entry, data_dir=tfds_data_dir, split=split)
+    if entry.startswith("hf:"):
+        from data_pipeline.prepared import hf_sources
+
+        return hf_sources(entry, split=split)
+    path = location(entry)
     if path.is_dir():
         files = [file for file in path.rglob("*") if _is_text_file(file.relative_to(path)) and file.is_file()]
         files = [file for file in files if file.stat().st_size > 0]
@@ -94,11 +112,11 @@ def _package_sources(entry: str) -> list[Source]:
     return sources
 
 
-def _plain_suffix(path: Path) -> str:
-    return Path(path.stem).suffix if path.suffix in COMPRESSIONS else path.suffix
+def _plain_suffix(path: Location | PurePath) -> str:
+    return PurePath(path.stem).suffix if path.suffix in COMPRESSIONS else path.suffix
 
 
-def _is_text_file(relative: Path) -> bool:
+def _is_text_file(relative: PurePath) -> bool:
     is_hidden = any(part.startswith(".") for part in relative.parts)
     return not is_hidden and _plain_suffix(relative) in TEXT_SUFFIXES + JSON_SUFFIXES
 
@@ -107,23 +125,24 @@ def read_documents(source: Source, *, line: str, json_field: str) -> Iterator[li
     """Documents of a file, each a list of stripped sentences, never empty; read as a stream.
 
     ``line`` says what a line is: sentence, paragraph (split into sentences) or auto (decided by the file's first
-    lines). In JSON lines each line is a document, and the lines of its field are treated likewise. ``ValueError``
-    names file and line where the text is not UTF-8, not JSON or has no such field.
+    lines). In JSON lines each line is a document, in a dataset each record; the lines of its field are treated
+    likewise. ``ValueError`` names file and line where the text is not UTF-8, not JSON or has no such field.
     """
     if line not in ("auto", "sentence", "paragraph"):
         raise ValueError(f"data.line {line!r}: one of auto, sentence, paragraph")
     lines = _read_lines(source.path)
-    if source.is_json:
-        blocks: Iterator[list[str]] = _json_blocks(lines, source.path, json_field)
+    if source.is_json or source.records:
+        texts = source.records(json_field) if source.records else _json_texts(lines, source.path, json_field)
+        blocks: Iterator[list[str]] = filter(None, map(_lines_of, texts))
         sample = list(islice(blocks, _SAMPLE_LINES))
         first = list(chain.from_iterable(sample))[:_SAMPLE_LINES]
         blocks = chain(sample, blocks)
     else:
         head = list(islice(lines, _BLANK_SAMPLE))
-        texts = [text.strip() for _, text in head]
-        first = [text for text in texts[:_SAMPLE_LINES] if text]
+        stripped = [text.strip() for _, text in head]
+        first = [text for text in stripped[:_SAMPLE_LINES] if text]
         stream = (text.strip() for _, text in chain(head, lines))
-        blocks = _blocks(stream, one_document=not _blank_lines_separate_documents(source, texts))
+        blocks = _blocks(stream, one_document=not _blank_lines_separate_documents(source, stripped))
     by_paragraph = line == "paragraph" or (line == "auto" and not _are_sentences(first))
     for block in blocks:
         document = list(chain.from_iterable(map(split_sentences, block))) if by_paragraph else block
@@ -155,7 +174,12 @@ def _blocks(lines: Iterable[str], *, one_document: bool) -> Iterator[list[str]]:
         yield block
 
 
-def _json_blocks(lines: Iterator[Line], path: Path, field: str) -> Iterator[list[str]]:
+def _lines_of(text: str) -> list[str]:
+    """Non-blank lines of a record's text."""
+    return [part for part in map(str.strip, text.split("\n")) if part]
+
+
+def _json_texts(lines: Iterator[Line], path: Location, field: str) -> Iterator[str]:
     for number, line in lines:
         if not line.strip():
             continue
@@ -167,13 +191,10 @@ def _json_blocks(lines: Iterator[Line], path: Path, field: str) -> Iterator[list
         if not isinstance(text, str):
             raise ValueError(f"{path}:{number}: no text in field {field!r} (data.json_field)")
         # JSON can spell a lone surrogate, which is no character.
-        text = text.encode("utf-8", "replace").decode()
-        block = [part for part in map(str.strip, text.split("\n")) if part]
-        if block:
-            yield block
+        yield text.encode("utf-8", "replace").decode()
 
 
-def _read_lines(path: Path) -> Iterator[Line]:
+def _read_lines(path: Location) -> Iterator[Line]:
     """Numbered lines of a UTF-8 file; only a newline ends a line; a byte order mark is dropped."""
     import zstandard
 
@@ -189,15 +210,15 @@ def _read_lines(path: Path) -> Iterator[Line]:
         raise ValueError(f"{path}: damaged after line {number}: {error}") from None
 
 
-def _raw_lines(path: Path) -> Iterator[bytes]:
+def _raw_lines(path: Location) -> Iterator[bytes]:
     if path.suffix == ".zst":
         yield from _zstd_lines(path)
         return
-    with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
+    with path.open("rb") as raw, gzip.open(raw) if path.suffix == ".gz" else raw as file:
         yield from file
 
 
-def _zstd_lines(path: Path) -> Iterator[bytes]:
+def _zstd_lines(path: Location) -> Iterator[bytes]:
     """Lines of all frames; ``EOFError`` when the last is cut off, which zstandard's own reader passes over."""
     import zstandard
 

@@ -7,11 +7,13 @@ depends on who does which job.
 
 import os
 import resource
+import tempfile
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
-from pathlib import Path
 
 import numpy as np
 
@@ -26,6 +28,7 @@ from data_pipeline.instances import (
     shard_and_place,
 )
 from data_pipeline.shards import ShardEntry, encode_examples, scan_shard, write_records
+from data_pipeline.storage import Location, ObjectPath, local_copy
 from data_pipeline.token_store import TokenStore, cached_tokenizer
 from data_pipeline.workers import scratch_file
 
@@ -33,18 +36,23 @@ PART_TOKENS = 1 << 18  # of one part, at least
 MOST_PARTS = 4096  # larger corpora get larger parts
 _BLOCK_CELLS = 1 << 18  # rows x tokens that are assembled together
 _MERGE_ROWS = 1024
+_REQUESTS = 16  # to an object store at once
 
 
 @dataclass(frozen=True, kw_only=True)
 class SplitJob:
     """What all jobs of one split share. ``documents`` is a file with the split's document numbers, uint64."""
 
-    store: Path
-    documents: Path
-    continuation: Path  # a .npy file, bool[V]: pieces that continue a word
-    folder: Path  # of parts and finished shards
+    store: Location
+    documents: Location
+    continuation: Location  # a .npy file, bool[V]: pieces that continue a word
+    folder: Location  # of finished shards; parts lie beside it
     num_shards: int
     settings: InstanceSettings
+
+
+# What makes a part: its path without suffix, pass, first document of the split and end.
+Part = tuple[Location, int, int, int]
 
 
 def shard_name(shard: int, num_shards: int) -> str:
@@ -61,9 +69,10 @@ def cut_parts(tokens: np.ndarray, passes: int) -> list[tuple[int, int]]:
 
 
 @lru_cache(maxsize=2)
-def _open(store: Path, documents: Path) -> tuple[TokenStore, np.ndarray, np.ndarray]:
+def _open(store: Location, documents: Location) -> tuple[TokenStore, np.ndarray, np.ndarray]:
     """The store, the split's documents and the hashes of all contents; ``documents`` names the build."""
-    return TokenStore(store), np.memmap(documents, "<u8", "r"), np.memmap(store / "contents.bin", "<u8", "r")
+    split, contents = (np.memmap(local_copy(path), "<u8", "r") for path in (documents, store / "contents.bin"))
+    return TokenStore(store), split, contents
 
 
 class _Pool:
@@ -115,7 +124,7 @@ class _Pool:
         return ids, ~continuation[ids]
 
 
-def write_part(job: SplitJob, path: Path, pass_number: int, first: int, last: int) -> int:
+def write_part(job: SplitJob, path: Location, pass_number: int, first: int, last: int) -> int:
     """Job: instances of the split's documents [first, last) in one pass, as ``path`` (.records and .table).
 
     Returns their number.
@@ -131,7 +140,7 @@ def write_part(job: SplitJob, path: Path, pass_number: int, first: int, last: in
             settings=job.settings, random_next=pool.random_next(document),
         )  # fmt: skip
     instances = Instances.from_rows(rows)
-    ids, starts = pool.read(np.load(job.continuation))
+    ids, starts = pool.read(np.load(local_copy(job.continuation)))
     keys = instance_keys(job.settings, instances, pass_number)
     shard, place = shard_and_place(keys, job.num_shards)
     order = np.lexsort((place, shard))
@@ -152,7 +161,7 @@ def write_part(job: SplitJob, path: Path, pass_number: int, first: int, last: in
 # ------------------------------------------------------------------ tables of parts
 
 
-def _write_table(path: Path, borders: np.ndarray, places: np.ndarray, lengths: Sequence[int]) -> None:
+def _write_table(path: Location, borders: np.ndarray, places: np.ndarray, lengths: Sequence[int]) -> None:
     """The part is finished when its table is there: borders and byte offsets of the shards, places, lengths."""
     sizes = np.array(lengths, "<u4")
     offsets = np.concatenate([[0], np.cumsum(sizes, dtype=np.int64)])[borders]
@@ -162,20 +171,25 @@ def _write_table(path: Path, borders: np.ndarray, places: np.ndarray, lengths: S
         file.write(sizes.tobytes())
 
 
-def _read_table(path: Path, shard: int, num_shards: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _read_table(path: Location, shard: int, num_shards: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Places, offsets and lengths of one shard's records in a part."""
-    width = num_shards + 1
-    with path.with_suffix(".table").open("rb") as file:
-        header = np.fromfile(file, "<u8", 2 * width).reshape(2, width).astype(np.int64)
-        first, last = header[0, shard : shard + 2].tolist()
-        file.seek(8 * (2 * width + first))
-        places = np.fromfile(file, "<u8", last - first)
-        file.seek(8 * (2 * width + int(header[0, -1])) + 4 * first)
-        lengths = np.fromfile(file, "<u4", last - first).astype(np.int64)
+    table, width = path.with_suffix(".table"), num_shards + 1
+    header = _numbers(table, "<u8", 0, 2 * width).reshape(2, width).astype(np.int64)
+    first, last = header[0, shard : shard + 2].tolist()
+    places = _numbers(table, "<u8", 8 * (2 * width + first), last - first)
+    lengths = _numbers(table, "<u4", 8 * (2 * width + int(header[0, -1])) + 4 * first, last - first)
+    lengths = lengths.astype(np.int64)
     return places, header[1, shard] + np.cumsum(lengths) - lengths, lengths
 
 
-def merge_shard(job: SplitJob, parts: Sequence[Path], shard: int) -> ShardEntry:
+def _numbers(path: Location, dtype: str, offset: int, count: int) -> np.ndarray:
+    """``count`` numbers of a file from byte ``offset`` on."""
+    if isinstance(path, ObjectPath):
+        return np.frombuffer(path.read_range(offset, count * np.dtype(dtype).itemsize), dtype)
+    return np.fromfile(path, dtype, count, offset=offset)
+
+
+def merge_shard(job: SplitJob, parts: Sequence[Location], shard: int) -> ShardEntry:
     """Job: write one shard from all parts, or scan it when it is finished already."""
     final = job.folder / shard_name(shard, job.num_shards)
     if final.exists():
@@ -184,24 +198,51 @@ def merge_shard(job: SplitJob, parts: Sequence[Path], shard: int) -> ShardEntry:
         return write_records(path, _records_in_order(parts, shard, job.num_shards))
 
 
-def _records_in_order(parts: Sequence[Path], shard: int, num_shards: int) -> Iterator[bytes]:
+def _records_in_order(parts: Sequence[Location], shard: int, num_shards: int) -> Iterator[bytes]:
     """Records of one shard from all parts, ordered by place."""
-    tables = [_read_table(path, shard, num_shards) for path in parts]
+    with ThreadPoolExecutor(_REQUESTS if isinstance(parts[0], ObjectPath) else 1) as pool:
+        tables = list(pool.map(lambda path: _read_table(path, shard, num_shards), parts))
     places, offsets, lengths = (np.concatenate(column) for column in zip(*tables, strict=True))
-    part = np.repeat(np.arange(len(parts)), [len(table[0]) for table in tables])
+    counts = [len(table[0]) for table in tables]
+    part = np.repeat(np.arange(len(parts)), counts)
     order = np.argsort(places, kind="stable")
-    del tables, places
-    _allow_open_files(len(parts) + 64)
-    files = [os.open(path.with_suffix(".records"), os.O_RDONLY) for path in parts]
-    try:
+    del places
+    with _open_records(parts, tables) as (files, shifts):
+        del tables
+        offsets += np.repeat(shifts, counts)
         for start in range(0, len(order), _MERGE_ROWS):
             rows = order[start : start + _MERGE_ROWS]
             columns = (part[rows].tolist(), offsets[rows].tolist(), lengths[rows].tolist())
             for i, offset, length in zip(*columns, strict=True):
                 yield os.pread(files[i], length, offset)
+
+
+@contextmanager
+def _open_records(
+    parts: Sequence[Location], tables: Sequence[tuple[np.ndarray, ...]]
+) -> Iterator[tuple[list[int], list[int]]]:
+    """For every part an open file, and what to add to the offsets of its records."""
+    if isinstance(parts[0], ObjectPath):
+        # Record by record would be a request each. A shard's records lie together in every part: one request.
+        first = [int(offsets[0]) if len(offsets) else 0 for _, offsets, _ in tables]
+        sizes = [int(lengths.sum()) for _, _, lengths in tables]
+        starts = np.cumsum([0, *sizes[:-1]]).tolist()
+        with tempfile.TemporaryFile() as file, ThreadPoolExecutor(_REQUESTS) as pool:
+
+            def fetch(i: int) -> None:
+                content = parts[i].with_suffix(".records").read_range(first[i], sizes[i])  # type: ignore[union-attr]
+                os.pwrite(file.fileno(), content, starts[i])
+
+            list(pool.map(fetch, range(len(parts))))
+            yield [file.fileno()] * len(parts), [start - begin for start, begin in zip(starts, first, strict=True)]
+        return
+    _allow_open_files(len(parts) + 64)
+    files = [os.open(path.with_suffix(".records"), os.O_RDONLY) for path in parts]
+    try:
+        yield files, [0] * len(parts)
     finally:
-        for file in files:
-            os.close(file)
+        for opened in files:
+            os.close(opened)
 
 
 def _allow_open_files(count: int) -> None:

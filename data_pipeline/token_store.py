@@ -13,9 +13,11 @@ Documents that yield no token are left out; the others are numbered in the order
 """
 
 import hashlib
+import io
 import json
 import os
 import shutil
+import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
 from pathlib import Path
@@ -29,6 +31,7 @@ from data_pipeline.corpus import Source, read_documents
 from data_pipeline.masking import uniform
 from data_pipeline.order import hash_key
 from data_pipeline.shards import atomic_file
+from data_pipeline.storage import Location, ObjectPath, local_copy, location, remove_tree
 from data_pipeline.workers import Workers, remove_scratch, scratch_file
 
 META_NAME = "store.json"
@@ -46,8 +49,8 @@ class TokenStore:
     ``ValueError`` (one line) when a file is missing or has another size than ``store.json`` says.
     """
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = Path(folder)
+    def __init__(self, folder: Location) -> None:
+        self.folder = folder
         try:
             self.meta: dict[str, Any] = json.loads((self.folder / META_NAME).read_text())
             sizes = _file_sizes(self.meta)
@@ -60,11 +63,14 @@ class TokenStore:
                 is_there = "is missing" if found is None else f"has {found:,} bytes instead of {size:,}"
                 raise self._damaged(f"{path.name} {is_there}")
         self.dtype = np.dtype(self.meta["dtype"])
-        self.documents = np.memmap(self.folder / "documents.bin", "<u8", "r").reshape(-1, 2)
-        self._ids = os.open(self.folder / "ids.bin", os.O_RDONLY)
-        self._sentences = os.open(self.folder / "sentences.bin", os.O_RDONLY)
+        # Random places are read, a million times: an object store would charge and delay each.
+        local = {name: local_copy(folder / f"{name}.bin") for name in sizes}
+        self.documents = np.memmap(local["documents"], "<u8", "r").reshape(-1, 2)
+        self._contents = local["contents"]
+        self._ids = os.open(local["ids"], os.O_RDONLY)
+        self._sentences = os.open(local["sentences"], os.O_RDONLY)
         has_words = "word_starts" in sizes
-        self._word_starts = os.open(self.folder / "word_starts.bin", os.O_RDONLY) if has_words else None
+        self._word_starts = os.open(local["word_starts"], os.O_RDONLY) if has_words else None
 
     def _damaged(self, what: str) -> ValueError:
         return ValueError(
@@ -74,7 +80,7 @@ class TokenStore:
     @property
     def contents(self) -> np.ndarray:
         """Hash of every document's text, uint64[D]; equal for exact duplicates."""
-        return np.fromfile(self.folder / "contents.bin", "<u8")
+        return np.fromfile(self._contents, "<u8")
 
     @property
     def has_word_starts(self) -> bool:
@@ -148,10 +154,29 @@ def store_settings(data: DataConfig, tokenizer: Tokenizer, sources: Sequence[Sou
     }
 
 
+def store_folder(data: DataConfig) -> Location:
+    """Where the token store of ``data`` lies."""
+    return location(data.token_store) if data.token_store else location(data.shards) / "store"
+
+
+def chunk_folder(folder: Location, settings: dict[str, Any], sources: Sequence[Source], cut: str) -> Location:
+    """The folder of the chunks of an unfinished store, made if missing; those of other settings are removed.
+
+    ``cut`` says how the text is cut: chunks that were cut in another way do not fit together.
+    """
+    # A file edited between two starts must not meet chunks of its older self.
+    state = json.dumps([settings, [source.path.stat().st_mtime_ns for source in sources], cut])
+    chunks = folder / f".chunks-{hashlib.sha256(state.encode()).hexdigest()[:16]}"
+    remove_chunks(folder, but=chunks)
+    chunks.mkdir(parents=True, exist_ok=True)
+    remove_scratch(chunks)
+    return chunks
+
+
 def build_store(
-    folder: Path,
+    folder: Location,
     data: DataConfig,
-    vocab: Path,
+    vocab: Location,
     tokenizer: Tokenizer,
     sources: Sequence[Source],
     workers: Workers,
@@ -162,40 +187,36 @@ def build_store(
     The caller holds ``folder`` (``workers.exclusive``). ``ValueError`` when the corpus yields no token.
     """
     settings = store_settings(data, tokenizer, sources)
-    # A file edited between two starts must not meet chunks of its older self.
-    state = json.dumps([settings, [source.path.stat().st_mtime_ns for source in sources]])
-    chunks = folder / f".chunks-{hashlib.sha256(state.encode()).hexdigest()[:16]}"
-    remove_chunks(folder, but=chunks)
-    chunks.mkdir(exist_ok=True)
-    remove_scratch(chunks)
+    chunks = chunk_folder(folder, settings, sources, "all in one")
+    there = {path.name for path in chunks.glob("*.npz")}
     total = 0
 
     def jobs() -> Iterator[tuple[Any, ...]]:
         nonlocal total
-        for number, documents in enumerate(_chunked(sources, data)):
+        for number, documents in enumerate(cut_documents(sources, data)):
             total = number + 1
             path = chunks / f"{number:06d}.npz"
-            if not path.exists():
+            if path.name not in there:
                 yield path, documents, str(vocab), data.lower_case, data.word_segmenter
 
     characters = 0
-    for done in workers.run(_tokenize_chunk, jobs()):
+    for done in workers.run(tokenize_chunk, jobs()):
         if (characters + done) >> 24 > characters >> 24:
             report(f"tokenized {(characters + done) / 1e6:,.0f} million characters")
         characters += done
-    _merge_chunks(folder, [chunks / f"{number:06d}.npz" for number in range(total)], settings, tokenizer)
+    merge_chunks(folder, [chunks / f"{number:06d}.npz" for number in range(total)], settings, tokenizer)
     remove_chunks(folder)
     return TokenStore(folder)
 
 
-def remove_chunks(folder: Path, but: Path | None = None) -> None:
+def remove_chunks(folder: Location, but: Location | None = None) -> None:
     """Remove the chunks that a finished store, or a store other than ``but``, has left."""
     for chunks in folder.glob(".chunks-*"):
         if chunks != but:
-            shutil.rmtree(chunks)
+            remove_tree(chunks)
 
 
-def _chunked(sources: Sequence[Source], data: DataConfig) -> Iterator[list[list[str]]]:
+def cut_documents(sources: Sequence[Source], data: DataConfig) -> Iterator[list[list[str]]]:
     """Documents of all sources in lists of some ``CHUNK_CHARACTERS``."""
     chunk: list[list[str]] = []
     size = 0
@@ -213,10 +234,10 @@ def _chunked(sources: Sequence[Source], data: DataConfig) -> Iterator[list[list[
 @lru_cache(maxsize=1)
 def cached_tokenizer(vocab: str, lower_case: bool) -> Tokenizer:
     """The tokenizer of a worker process."""
-    return load_tokenizer(vocab, lower_case=lower_case)
+    return load_tokenizer(local_copy(location(vocab)), lower_case=lower_case)
 
 
-def _tokenize_chunk(path: Path, documents: list[list[str]], vocab: str, lower_case: bool, segmenter: str) -> int:
+def tokenize_chunk(path: Location, documents: list[list[str]], vocab: str, lower_case: bool, segmenter: str) -> int:
     """Job: tokenize documents into the chunk file ``path``; returns the number of characters."""
     tokenizer = cached_tokenizer(vocab, lower_case)
     texts = [sentence for document in documents for sentence in document]
@@ -274,16 +295,22 @@ def load_jieba() -> Any:
     return jieba
 
 
-def _merge_chunks(folder: Path, chunks: Sequence[Path], settings: dict[str, Any], tokenizer: Tokenizer) -> None:
-    """Join the chunks into the store's arrays, a chunk at a time; ``store.json`` makes it a store."""
+def merge_chunks(
+    folder: Location, chunks: Sequence[Location], settings: dict[str, Any], tokenizer: Tokenizer
+) -> None:
+    """Join the chunks into the store's arrays, a chunk at a time; ``store.json`` makes it a store.
+
+    ``ValueError`` when they hold no token.
+    """
     remove_scratch(folder)
-    scratch = folder / f"scratch-{os.getpid()}"
-    scratch.mkdir()
+    in_store = isinstance(folder, ObjectPath)
+    scratch = Path(tempfile.mkdtemp()) if in_store else folder / f"scratch-{os.getpid()}"
+    scratch.mkdir(exist_ok=True)
     files = {name: (scratch / f"{name}.bin").open("wb") for name in _ARRAYS}
     documents = sentences = tokens = 0
     try:
         for path in chunks:
-            with np.load(path) as chunk:
+            with np.load(io.BytesIO(path.read_bytes()) if in_store else path) as chunk:
                 first = sentences + _starts_uint64(chunk["sentences"])
                 offsets = tokens + _starts_uint64(chunk["lengths"])
                 files["ids"].write(chunk["ids"].tobytes())
@@ -302,7 +329,8 @@ def _merge_chunks(folder: Path, chunks: Sequence[Path], settings: dict[str, Any]
         raise ValueError("the corpus yields no token: it holds no text that the vocabulary covers (data.corpus)")
     for name in _ARRAYS:
         if name != "word_starts" or settings["data.word_segmenter"] != "none":
-            (scratch / f"{name}.bin").replace(folder / f"{name}.bin")
+            made, final = scratch / f"{name}.bin", folder / f"{name}.bin"
+            final.upload(made) if isinstance(final, ObjectPath) else made.replace(final)
     shutil.rmtree(scratch)
     meta = {
         "settings": settings,

@@ -2,22 +2,24 @@
 
 import multiprocessing
 import os
-import shutil
 import signal
 import sys
 import threading
+import uuid
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from multiprocessing import connection, resource_tracker
 from pathlib import Path
 from typing import Any, TypeVar
 
 from bert_jax.folder_lock import hold_folder
+from data_pipeline.storage import Location, ObjectPath, new_file, remove_tree
 
 R = TypeVar("R")
 _SCRATCH = "scratch-"
+_PROCESS = uuid.uuid4().hex[:8]  # workers on several machines may share a folder, and have equal process numbers
 
 
 def processor_count() -> int:
@@ -144,15 +146,25 @@ def _main_module_hidden() -> Iterator[None]:
         main.__dict__.update(saved)
 
 
-def exclusive(folder: Path) -> AbstractContextManager[None]:
-    """Hold ``folder`` (made if missing) for one build; ``ValueError`` when another process holds it."""
+def exclusive(folder: Location) -> AbstractContextManager[None]:
+    """Hold ``folder`` (made if missing) for one build; ``ValueError`` when another process holds it.
+
+    Nothing is held in an object store: two builds there do the same work twice and write the same bytes.
+    """
+    if isinstance(folder, ObjectPath):
+        folder.mkdir()
+        return nullcontext()
     return hold_folder(folder, "another process is building here; wait for it or choose another folder")
 
 
 @contextmanager
-def scratch_file(final: Path) -> Iterator[Path]:
-    """A path to write to that becomes ``final`` when the block ends; apart for every process."""
-    scratch = final.parent / f"{_SCRATCH}{os.getpid()}"
+def scratch_file(final: Location) -> Iterator[Path]:
+    """A path to write to that becomes ``final`` when the block ends; apart for every process on any machine."""
+    if isinstance(final, ObjectPath):
+        with new_file(final) as path:
+            yield path
+        return
+    scratch = final.parent / f"{_SCRATCH}{os.getpid()}-{_PROCESS}"
     scratch.mkdir(exist_ok=True)
     path = scratch / final.name
     try:
@@ -163,7 +175,7 @@ def scratch_file(final: Path) -> Iterator[Path]:
         raise
 
 
-def remove_scratch(folder: Path) -> None:
+def remove_scratch(folder: Location) -> None:
     """Remove what killed processes left half written in ``folder``."""
     for path in folder.glob(f"{_SCRATCH}*"):
-        shutil.rmtree(path)
+        remove_tree(path)

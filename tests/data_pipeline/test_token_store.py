@@ -64,7 +64,7 @@ def test_finished_chunks_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     vocab = write_vocab(tmp_path / "vocab.txt")
     corpus = write_corpus(tmp_path / "a.txt", 30)
     build(tmp_path / "whole", [corpus], vocab)
-    real = token_store._tokenize_chunk
+    real = token_store.tokenize_chunk
     made: list[str] = []
 
     def failing(path: Path, *rest: object) -> int:
@@ -73,7 +73,7 @@ def test_finished_chunks_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         made.append(path.name)
         return real(path, *rest)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(token_store, "_tokenize_chunk", failing)
+    monkeypatch.setattr(token_store, "tokenize_chunk", failing)
     with pytest.raises(OSError, match="power"):
         build(tmp_path / "killed", [corpus], vocab)
     assert not (tmp_path / "killed" / META_NAME).exists()
@@ -82,7 +82,7 @@ def test_finished_chunks_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         assert path.name not in made
         return real(path, *rest)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(token_store, "_tokenize_chunk", counting)
+    monkeypatch.setattr(token_store, "tokenize_chunk", counting)
     build(tmp_path / "killed", [corpus], vocab)
     for path in (tmp_path / "whole").iterdir():
         assert path.read_bytes() == (tmp_path / "killed" / path.name).read_bytes(), path.name
