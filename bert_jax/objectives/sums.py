@@ -8,7 +8,7 @@ Sums = dict[str, tuple[jax.Array, jax.Array]]
 
 def weighted_cross_entropy(name: str, logits: jax.Array, labels: jax.Array, weights: jax.Array) -> Sums:
     """``{name}_loss`` and ``{name}_accuracy`` of float32 ``logits`` [..., V] against int ``labels`` [...]."""
-    # One value and zeros: a gather from logits that two mesh axes cut crashes the compiler (docs/design/sharding.md).
+    # One value and zeros: a gather from logits that two mesh axes cut crashes the compiler (design/sharding.md).
     is_label = jnp.arange(logits.shape[-1]) == labels[..., None]
     label_logits = jnp.sum(jnp.where(is_label, logits, 0), axis=-1)
     nll = jax.nn.logsumexp(logits, axis=-1) - label_logits
