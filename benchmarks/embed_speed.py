@@ -78,7 +78,7 @@ def sentences(file: Path, count: int) -> list[str]:
 
 def export_onnx(model: str, folder: Path) -> str:
     """The graph of a model; its path."""
-    from bert_jax.interop.onnx_graph import write_onnx
+    from bert_jax.interop.programs.onnx_graph import write_onnx
     from bert_jax.interop.readers import read_weights
 
     write_onnx(folder, read_weights(Path(model)))

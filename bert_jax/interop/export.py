@@ -13,8 +13,8 @@ import numpy as np
 from bert_jax.exits import VERIFICATION_FAILED, Stop
 from bert_jax.interop.exchange import ReadOptions, Weights
 from bert_jax.interop.export_table import DTYPES, FORMATS, fit, keep_heads
-from bert_jax.interop.hf_check import Differences, check_hf, check_sentence_transformers
-from bert_jax.interop.hf_config import CONFIG_FILE
+from bert_jax.interop.hf.check import Differences, check_hf, check_sentence_transformers
+from bert_jax.interop.hf.config import CONFIG_FILE
 from bert_jax.interop.model_card import model_card
 from bert_jax.interop.readers import read_weights
 
@@ -126,7 +126,7 @@ def _architecture(folder: Path) -> str | None:
 def _writer(format: str) -> Writer:
     match format:
         case "hf":
-            from bert_jax.interop.hf_write import write_hf
+            from bert_jax.interop.hf.write import write_hf
 
             return write_hf
         case "sentence-transformers":
@@ -138,11 +138,11 @@ def _writer(format: str) -> Writer:
 
             return write_tf1
         case "onnx":
-            from bert_jax.interop.onnx_graph import write_onnx
+            from bert_jax.interop.programs.onnx_graph import write_onnx
 
             return write_onnx
         case "stablehlo":
-            from bert_jax.interop.stablehlo import write_stablehlo
+            from bert_jax.interop.programs.stablehlo import write_stablehlo
 
             return write_stablehlo
         case "npz":
@@ -227,12 +227,12 @@ def _consumer_differences(
 
             return _arrays("tf.train.load_checkpoint", check_tf1(folder, weights))
         case "onnx":
-            from bert_jax.interop.onnx_graph import check_onnx
+            from bert_jax.interop.programs.onnx_graph import check_onnx
 
             values = check_onnx(folder, weights)
             return "onnxruntime: it is not installed" if values is None else _bar("onnxruntime", values, 1e-4)
         case "stablehlo":
-            from bert_jax.interop.stablehlo import check_stablehlo
+            from bert_jax.interop.programs.stablehlo import check_stablehlo
 
             values = check_stablehlo(folder, weights)
             return "jax.export: no device for it" if values is None else _bar("jax.export", values, 1e-5)

@@ -6,7 +6,7 @@ from typing import Any
 
 from bert_jax.config import ModelSpec
 from bert_jax.interop.exchange import Weights, parameter_shapes
-from bert_jax.interop.serving import output_names
+from bert_jax.interop.programs.serving import output_names
 
 _ACTIVATIONS = {
     "gelu": "x * Phi(x) with the error function (exact GELU)",

@@ -17,10 +17,10 @@ from bert_jax.config import HeadsConfig, ModelSpec, SentenceConfig, SentenceModu
 from bert_jax.config.spec import Activation, Pooling
 from bert_jax.interop.exchange import ReadOptions, Weights, check_shapes
 from bert_jax.interop.folder import inside, needed, parse_json, read_small
-from bert_jax.interop.hf_config import read_config
-from bert_jax.interop.hf_read import read_hf
-from bert_jax.interop.hf_tensors import open_tensors, read_float32
-from bert_jax.interop.hf_write import WEIGHTS_FILE, write_hf, write_safetensors
+from bert_jax.interop.hf.config import read_config
+from bert_jax.interop.hf.read import read_hf
+from bert_jax.interop.hf.tensors import open_tensors, read_float32
+from bert_jax.interop.hf.write import WEIGHTS_FILE, write_hf, write_safetensors
 from bert_jax.interop.stored import FLOATS, StoredName, listed
 
 MODULES_FILE = "modules.json"

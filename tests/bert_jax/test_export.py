@@ -16,11 +16,12 @@ from support import tiny_config, train_synthetic
 
 from bert_jax import exits
 from bert_jax.config import HeadsConfig, ModelSpec, TokenizerConfig
-from bert_jax.interop import export, hf_write, native, npz
+from bert_jax.interop import export, native, npz
 from bert_jax.interop.exchange import ReadOptions, Weights
 from bert_jax.interop.export import export_model
 from bert_jax.interop.export_table import FORMATS, TABLE, fit, markdown_table, rows_of
-from bert_jax.interop.hf_config import hf_class
+from bert_jax.interop.hf import write as hf_write
+from bert_jax.interop.hf.config import hf_class
 from bert_jax.interop.model_card import model_card
 from bert_jax.interop.npz import write_npz
 from bert_jax.interop.readers import read_weights
@@ -276,7 +277,7 @@ problems = ["missing_keys: bert.pooler.dense.bias"] if mode == "missing" else []
 @pytest.fixture(scope="module")
 def answers(tmp_path_factory):
     """What this library computes, as another program's outputs."""
-    from bert_jax.interop.serving import INPUTS, forward, sample_inputs
+    from bert_jax.interop.programs.serving import INPUTS, forward, sample_inputs
 
     folder, weights = tmp_path_factory.mktemp("answers"), random_weights(SPECS["span"])
     ours = jax.jit(lambda params, *inputs: forward(weights.spec, params, *inputs))

@@ -15,8 +15,8 @@ import pytest
 from hf_folders import load, make_folder, save
 
 from bert_jax import exits
-from bert_jax.interop import hf_tensors
 from bert_jax.interop.exchange import ReadOptions
+from bert_jax.interop.hf import tensors as hf_tensors
 from bert_jax.interop.import_model import import_model
 from bert_jax.interop.readers import read_weights
 from bert_jax.interop.safetensors_file import LARGEST_HEADER, read_header, read_values

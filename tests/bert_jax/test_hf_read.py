@@ -12,11 +12,11 @@ from golden.hf_cases import CLASSES, inputs
 from hf_folders import FIXTURES, drop, load, make_folder, rename, save
 
 from bert_jax.interop.exchange import ReadOptions, Weights
-from bert_jax.interop.hf_config import CLASSES as READABLE
-from bert_jax.interop.hf_config import hf_class, hf_config, model_parts
-from bert_jax.interop.hf_names import hf_names
+from bert_jax.interop.hf.config import CLASSES as READABLE
+from bert_jax.interop.hf.config import hf_class, hf_config, model_parts
+from bert_jax.interop.hf.names import hf_names
+from bert_jax.interop.programs.serving import INPUTS, forward
 from bert_jax.interop.readers import read_weights
-from bert_jax.interop.serving import INPUTS, forward
 
 WORDS = "bert.embeddings.word_embeddings.weight"
 

@@ -15,8 +15,8 @@ from hf_folders import drop, make_folder
 from bert_jax import exits
 from bert_jax.interop import import_model as module
 from bert_jax.interop.exchange import ReadOptions, Weights, parameter_shapes
-from bert_jax.interop.hf_check import Differences, check_hf
-from bert_jax.interop.hf_names import hf_names
+from bert_jax.interop.hf.check import Differences, check_hf
+from bert_jax.interop.hf.names import hf_names
 from bert_jax.interop.import_model import import_model
 from bert_jax.interop.native import write_saved
 from bert_jax.interop.readers import read_weights

@@ -13,9 +13,9 @@ from exported import MODEL, PLAIN, SPECS, random_weights
 from onnxruntime.quantization import quantize_dynamic
 
 from bert_jax.config import HeadsConfig, TokenizerConfig
-from bert_jax.interop import onnx_graph, serving
 from bert_jax.interop.exchange import Weights, parameter_shapes
-from bert_jax.interop.onnx_graph import check_onnx, write_onnx
+from bert_jax.interop.programs import onnx_graph, serving
+from bert_jax.interop.programs.onnx_graph import check_onnx, write_onnx
 
 # One token, ragged rows, the full length of the models of these tests.
 SHAPES = ((1, 1), (3, 17), (8, 40))

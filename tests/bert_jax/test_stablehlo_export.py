@@ -13,9 +13,9 @@ from exported import MODEL, PLAIN, SPECS, random_weights
 from safetensors.numpy import load_file
 
 from bert_jax.config import HeadsConfig
-from bert_jax.interop import serving
 from bert_jax.interop.exchange import Weights
-from bert_jax.interop.stablehlo import check_stablehlo, write_stablehlo
+from bert_jax.interop.programs import serving
+from bert_jax.interop.programs.stablehlo import check_stablehlo, write_stablehlo
 
 BAR = 1e-5
 # Each length is compiled anew, so most models are tried at one.

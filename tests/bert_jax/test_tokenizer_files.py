@@ -14,11 +14,11 @@ from golden.tokenizer_cases import FIXTURE, LENGTHS, PAIRS, TEXTS, byte_pieces, 
 
 from bert_jax import exits
 from bert_jax.config import HeadsConfig, ModelConfig, ModelSpec, TokenizerConfig
-from bert_jax.interop import tokenizer_state
 from bert_jax.interop.exchange import ReadOptions
-from bert_jax.interop.tokenizer_files import read_tokenizer_files, write_tokenizer_files
-from bert_jax.interop.tokenizer_json import wordpiece_json, wordpiece_rules
-from bert_jax.interop.tokenizer_state import newer_letters
+from bert_jax.interop.tokenizers import state as tokenizer_state
+from bert_jax.interop.tokenizers.files import read_tokenizer_files, write_tokenizer_files
+from bert_jax.interop.tokenizers.json_format import wordpiece_json, wordpiece_rules
+from bert_jax.interop.tokenizers.state import newer_letters
 from bert_jax.tokenization import (
     SPECIAL_PIECES,
     ByteBPETokenizer,

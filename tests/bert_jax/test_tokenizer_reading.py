@@ -10,8 +10,8 @@ from golden.tokenizer_cases import byte_pieces
 from bert_jax.config import TokenizerConfig
 from bert_jax.interop.exchange import ReadOptions
 from bert_jax.interop.folder import LARGEST
-from bert_jax.interop.tokenizer_files import read_tokenizer_files
-from bert_jax.interop.tokenizer_json import wordpiece_json
+from bert_jax.interop.tokenizers.files import read_tokenizer_files
+from bert_jax.interop.tokenizers.json_format import wordpiece_json
 from bert_jax.tokenization import SPECIAL_PIECES, WordPieceTokenizer, build_tokenizer, byte_bpe_content
 
 LOWER = [*SPECIAL_PIECES, *"abcdefgh", "##b", "##c"]

@@ -9,7 +9,7 @@ from tokenizers import normalizers
 
 from bert_jax import exits
 from bert_jax.config import TokenizerConfig
-from bert_jax.interop.tokenizer_json import sentencepiece_json, wordpiece_json, wordpiece_rules
+from bert_jax.interop.tokenizers.json_format import sentencepiece_json, wordpiece_json, wordpiece_rules
 from bert_jax.tokenization import MAX_CHARS_PER_WORD, Tokenizer
 
 _SAMPLES = (

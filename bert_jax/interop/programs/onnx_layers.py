@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from bert_jax.config import ModelSpec
-from bert_jax.interop.serving import FIELDS, output_names
+from bert_jax.interop.programs.serving import FIELDS, output_names
 from bert_jax.model.attention import MASKED_SCORE
 from bert_jax.model.layers import sinusoidal_positions
 

@@ -11,8 +11,8 @@ import numpy as np
 
 from bert_jax.config import ModelSpec, SentenceConfig
 from bert_jax.interop.exchange import Weights
-from bert_jax.interop.hf_peer import BAR, PeerOutputs, peer_outputs
-from bert_jax.interop.serving import INPUTS, forward, output_names, sample_inputs
+from bert_jax.interop.hf.peer import BAR, PeerOutputs, peer_outputs
+from bert_jax.interop.programs.serving import INPUTS, forward, output_names, sample_inputs
 
 # Largest allowed difference of a sentence vector from sentence-transformers'.
 SENTENCE_BAR = 1e-5

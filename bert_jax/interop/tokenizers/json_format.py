@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
-from bert_jax.interop.sentencepiece_file import BPE, NORMAL, UNIGRAM, Piece, parse_model
+from bert_jax.interop.tokenizers.sentencepiece_file import BPE, NORMAL, UNIGRAM, Piece, parse_model
 from bert_jax.tokenization import (
     CJK,
     MAX_CHARS_PER_WORD,

@@ -10,8 +10,8 @@ import numpy as np
 
 from bert_jax.config import ModelSpec
 from bert_jax.interop.exchange import Weights, check_shapes
-from bert_jax.interop.onnx_layers import FLOAT, INT64, Graph, add_network
-from bert_jax.interop.serving import INPUTS, largest_differences, output_shapes, write_companions
+from bert_jax.interop.programs.onnx_layers import FLOAT, INT64, Graph, add_network
+from bert_jax.interop.programs.serving import INPUTS, largest_differences, output_shapes, write_companions
 
 FILE, DATA_FILE = "model.onnx", "model.onnx.data"
 # Key of the JSON in the file's metadata: dtype of the weights, sizes, labels, pooling, tokenizer.

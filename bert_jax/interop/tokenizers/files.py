@@ -15,7 +15,7 @@ from typing import Any
 from bert_jax.config import ModelSpec, TokenizerConfig
 from bert_jax.interop.exchange import ReadOptions
 from bert_jax.interop.folder import inside, json_object, read_small
-from bert_jax.interop.tokenizer_json import (
+from bert_jax.interop.tokenizers.json_format import (
     added_tokens,
     merge_pairs,
     part_of,
@@ -23,7 +23,7 @@ from bert_jax.interop.tokenizer_json import (
     steps_of,
     wordpiece_rules,
 )
-from bert_jax.interop.tokenizer_state import check_state, state_of
+from bert_jax.interop.tokenizers.state import check_state, state_of
 from bert_jax.tokenization import (
     MAX_CHARS_PER_WORD,
     ROBERTA_PIECES,

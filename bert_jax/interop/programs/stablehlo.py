@@ -19,8 +19,8 @@ from safetensors.numpy import load_file
 
 from bert_jax.config import ModelSpec
 from bert_jax.interop.exchange import Weights, check_shapes, parameter_shapes
-from bert_jax.interop.hf_write import write_safetensors
-from bert_jax.interop.serving import (
+from bert_jax.interop.hf.write import write_safetensors
+from bert_jax.interop.programs.serving import (
     INPUTS,
     forward,
     largest_differences,
