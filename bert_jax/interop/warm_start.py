@@ -27,6 +27,7 @@ from bert_jax.interop.extension import (
     with_words,
 )
 from bert_jax.interop.readers import leaves_activation_open, leaves_case_open, read_weights
+from bert_jax.storage import Location, location
 from bert_jax.tokenization import Tokenizer, WordPieceTokenizer, build_tokenizer, load_tokenizer
 from bert_jax.training.checkpoint import saved_steps
 from bert_jax.training.warm_start import RECORD, WarmStart
@@ -50,7 +51,7 @@ class Start:
     vocabulary: tuple[Path, bytes] | None = None
 
 
-def resolve(options: RunOptions, workdir: Path, settings: Sequence[Setting]) -> tuple[Start, list[Setting]]:
+def resolve(options: RunOptions, workdir: Location, settings: Sequence[Setting]) -> tuple[Start, list[Setting]]:
     """The start that ``options`` and ``workdir`` ask for, and ``settings`` with what it fixes. Writes nothing.
 
     A workdir with a checkpoint continues from that, whatever the options. Raises ``ValueError`` in one line: a
@@ -67,7 +68,7 @@ def resolve(options: RunOptions, workdir: Path, settings: Sequence[Setting]) -> 
         start = Start(WarmStart(messages=(said,) if unused else ()))
         return start, _with_record(workdir, settings)
     if options.continue_from:
-        return Start(WarmStart()), _with_record(Path(options.continue_from), settings)
+        return Start(WarmStart()), _with_record(location(options.continue_from), settings)
     if options.init_from:
         return _fresh(options, settings)
     record = _read_record(workdir)
@@ -80,14 +81,14 @@ def resolve(options: RunOptions, workdir: Path, settings: Sequence[Setting]) -> 
     raise ValueError(f"--{flag}: needs --init_from, the model that it is about")
 
 
-def _with_record(workdir: Path, settings: Sequence[Setting]) -> list[Setting]:
+def _with_record(workdir: Location, settings: Sequence[Setting]) -> list[Setting]:
     record = _read_record(workdir)
     if record is None:
         return list(settings)
     return _merge(settings, record["source"], record["resolved"], f"{workdir / RECORD}")
 
 
-def _read_record(workdir: Path) -> dict[str, Any] | None:
+def _read_record(workdir: Location) -> dict[str, Any] | None:
     path = workdir / RECORD
     if not path.is_file():
         return None

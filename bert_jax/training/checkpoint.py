@@ -7,29 +7,31 @@ moved to ``WORKDIR/damaged_checkpoints`` (renamed, never deleted) and the one be
 
 import dataclasses
 import errno
-import functools
 import json
-import logging
-import sys
-import threading
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any
 
 import jax
 import orbax.checkpoint as ocp
 from jax.sharding import Mesh
-from orbax.checkpoint import checkpoint_managers
 
-from bert_jax.config import PretrainConfig, differences, from_dict, to_dict
+from bert_jax.config import PretrainConfig, differences, from_dict
 from bert_jax.model import BertForPretraining, from_canonical, to_canonical
 from bert_jax.model.layout import path_name
 from bert_jax.optim import make_optimizer
 from bert_jax.parallel import hosts
-from bert_jax.training.integrity import check_files, json_digest, tree_digest, write_checksums
+from bert_jax.storage import Location, ObjectPath, StorageError, is_transient, lacks_permission
+from bert_jax.training.integrity import check_files, json_digest, tree_digest
 from bert_jax.training.state import TrainState, abstract_state
 
 FORMAT = 1
+META_FILE = "metadata"
+# Written last by Orbax where a folder cannot be renamed.
+COMMIT_FILE = "commit_success.txt"
+# Folders of a workdir for checkpoints that are not used any more, but not deleted either.
+DAMAGED, ROLLED_BACK = ASIDE = ("damaged_checkpoints", "rolled_back_checkpoints")
+# Seconds for which processes wait for each other's look at a checkpoint.
+AGREEMENT_SECONDS = 900.0
 
 
 class NoCheckpoint(ValueError):
@@ -46,135 +48,42 @@ class Restored:
     config: PretrainConfig  # the config it was saved with
 
 
-def checkpoint_folder(workdir: Path) -> Path:
+def checkpoint_folder(workdir: Location) -> Location:
     """Where the checkpoints of a run lie."""
     return workdir.absolute() / "checkpoints"
 
 
-def saved_steps(workdir: Path) -> list[int]:
+def saved_steps(workdir: Location) -> list[int]:
     """Committed steps, oldest first, from the directory itself."""
     folder = checkpoint_folder(workdir)
     if not folder.is_dir():
         return []
-    return sorted(int(path.name) for path in folder.iterdir() if path.is_dir() and path.name.isdigit())
+    steps = sorted(int(path.name) for path in folder.iterdir() if path.name.isdigit() and path.is_dir())
+    if isinstance(folder, ObjectPath):
+        # A store cannot rename a folder: what is complete, and what is set aside, is told by an object.
+        aside = {mark.name for where in ASIDE for mark in _marks(workdir / where)}
+        steps = [s for s in steps if str(s) not in aside and (folder / str(s) / COMMIT_FILE).is_file()]
+    return steps
 
 
-def _nested(tree: Any) -> dict[str, Any]:
+def _marks(folder: ObjectPath) -> list[ObjectPath]:
+    return [path for path in folder.iterdir() if path.name.isdigit()] if folder.is_dir() else []
+
+
+def nested(tree: Any) -> dict[str, Any]:
     """A tree of any node types as nested dicts keyed by path, the form that is stored."""
-    nested: dict[str, Any] = {}
+    tree_of_dicts: dict[str, Any] = {}
     for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
         *parents, last = path_name(path).split("/")
-        node = nested
+        node = tree_of_dicts
         for part in parents:
             node = node.setdefault(part, {})
         node[last] = leaf
-    return nested
-
-
-@functools.cache
-def _quiet_failed_saves() -> None:
-    """Keep a failed save to the one exception that :class:`CheckpointWriter` raises.
-
-    Orbax also logs it with its traceback from each thread, asyncio logs the tasks that are left over, and
-    tensorstore prints a traceback for each write that comes back to the event loop closed meanwhile.
-    """
-    for name in ("absl", "asyncio"):
-        logging.getLogger(name).setLevel(logging.CRITICAL)
-    hook = sys.unraisablehook
-
-    def without_late_writes(unraisable: Any) -> None:
-        if unraisable.exc_type is not RuntimeError or str(unraisable.exc_value) != "Event loop is closed":
-            hook(unraisable)
-
-    sys.unraisablehook = without_late_writes
-
-
-class CheckpointWriter:
-    """Saves checkpoints of one run. ``close()`` waits for the last one to be complete."""
-
-    def __init__(self, workdir: Path, config: PretrainConfig) -> None:
-        _quiet_failed_saves()
-        self.config = config
-        self.folder = checkpoint_folder(workdir)
-        training = config.training
-        policies = [checkpoint_managers.LatestN(training.keep_checkpoints)]
-        if training.keep_every:
-            policies.append(checkpoint_managers.EveryNSteps(training.keep_every))
-        options = ocp.CheckpointManagerOptions(
-            preservation_policy=checkpoint_managers.AnyPreservationPolicy(policies),
-            cleanup_tmp_directories=True,
-            enable_async_checkpointing=True,
-        )
-        self._manager = ocp.CheckpointManager(self.folder, options=options)
-        self._unlisted: int | None = None
-        self._lister: threading.Thread | None = None
-        self._failure: BaseException | None = None
-
-    def save(self, state: TrainState, meta: Mapping[str, Any]) -> None:
-        """Start to save ``state`` and ``meta`` (JSON) under ``state.step``; returns once the values are copied,
-        so the state may be donated. Raises what an earlier save failed with."""
-        self.wait()
-        step = int(state.step)
-        unit = {
-            "format": FORMAT,
-            "step": step,
-            "config": to_dict(self.config),
-            "digest": tree_digest(state, self.config.model.vocab_size),
-            **meta,
-        }
-        # A copy: it is written in the background, while the run goes on and changes what it was made from.
-        unit = json.loads(json.dumps(unit))
-        unit["json_digest"] = json_digest(unit)
-        saved = self._manager.save(
-            step,
-            args=ocp.args.Composite(state=ocp.args.PyTreeSave(_nested(state)), meta=ocp.args.JsonSave(unit)),
-            force=True,
-        )
-        assert saved, f"checkpoint {step} was not taken"
-        self._unlisted = step
-
-    def poll(self) -> None:
-        """List the files of a save that has been committed meanwhile. Cheap; call it at every step."""
-        if self._unlisted is not None and not self._manager.is_saving_in_progress():
-            step, self._unlisted = self._unlisted, None
-            self._manager.check_for_errors()
-            self._lister = threading.Thread(target=self._list, args=(step,), name="checkpoint-checksums")
-            self._lister.start()
-
-    def _list(self, step: int) -> None:
-        try:
-            if jax.process_index() == 0:
-                write_checksums(self.folder / str(step))
-        except BaseException as error:
-            self._failure = error
-
-    def is_saving(self) -> bool:
-        """Whether a save is still being written or listed."""
-        return self._unlisted is not None or (self._lister is not None and self._lister.is_alive())
-
-    def wait(self) -> None:
-        """Block until the save under way is committed and listed; raises what it failed with."""
-        try:
-            self._manager.wait_until_finished()
-        except BaseException:
-            self._unlisted = None  # not committed, so there is nothing to list
-            raise
-        self.poll()
-        if self._lister is not None:
-            self._lister.join()
-            self._lister = None
-        if self._failure is not None:
-            failure, self._failure = self._failure, None
-            raise failure
-
-    def close(self) -> None:
-        """Finish the save under way and release the manager."""
-        self.wait()
-        self._manager.close()
+    return tree_of_dicts
 
 
 def restore_newest(
-    workdir: Path,
+    workdir: Location,
     config: PretrainConfig,
     mesh: Mesh,
     *,
@@ -187,26 +96,25 @@ def restore_newest(
     Returns ``None`` when there is no checkpoint at all. Raises ``ValueError`` when it was saved with another
     ``model`` section (options in ``may_change`` aside) or another optimizer. A bad one is moved aside
     (with ``read_only``: left where it is), reported, and the one before it tried; when all are bad, raises
-    :class:`NoCheckpoint`.
+    :class:`NoCheckpoint`. With several processes all call it and use the same one: what is bad in the eyes of one
+    is bad for all, before anything is restored together.
     """
-    steps = saved_steps(workdir)
+    if not read_only and hosts.is_lead() and isinstance(workdir, ObjectPath):
+        _finish_moves(workdir)
+    steps = json.loads(hosts.gather("checkpoints", json.dumps(saved_steps(workdir)), AGREEMENT_SECONDS)[0])
     bad: list[str] = []
     for step in reversed(steps):
-        folder = checkpoint_folder(workdir) / str(step)
-        try:
-            problem = check_files(folder)
-            if problem is None:
-                return _restore(folder, step, config, mesh, may_change)
-        except (_Unfit, PermissionError):
-            raise
-        except Exception as error:  # Orbax and tensorstore raise six types, bare Exception among them.
-            if _is_shortage(error):
-                raise  # the machine's fault, not the checkpoint's: nothing is moved
-            problem = str(error).strip().partition("\n")[0][:200] or type(error).__name__
-        bad.append(f"step {step}: {problem}")
-        where = "" if read_only else f"; moved to {_move_aside(workdir, step)}"
-        report(f"WARNING: checkpoint {step} is damaged ({problem}){where}")
-    aside = workdir.absolute() / "damaged_checkpoints"
+        found = _verified(workdir, step, config, mesh, may_change)
+        if isinstance(found, Restored):
+            return found
+        bad.append(f"step {step}: {found}")
+        where = ""
+        if not read_only:
+            where = f"; moved to {workdir.absolute() / DAMAGED}"
+            if hosts.is_lead():
+                where = f"; moved to {_move_aside(workdir, step, DAMAGED)}"
+        report(f"WARNING: checkpoint {step} is damaged ({found}){where}")
+    aside = workdir.absolute() / DAMAGED
     if bad or (aside.is_dir() and any(aside.iterdir())):
         raise NoCheckpoint(
             f"{workdir}: all checkpoints are damaged ({'; '.join(bad) or f'they lie in {aside}'}); "
@@ -215,31 +123,108 @@ def restore_newest(
     return None
 
 
+def _verified(
+    workdir: Location, step: int, config: PretrainConfig, mesh: Mesh, may_change: set[str]
+) -> Restored | str:
+    """The checkpoint of ``step``, or what is wrong with it: what the first process that finds something says."""
+    folder = checkpoint_folder(workdir) / str(step)
+    share = hosts.index(), hosts.count()
+    problem = _agreed(f"files of {step}", _problem_of(lambda: check_files(folder, share)))
+    if problem is not None:
+        return problem
+    parts: dict[str, Any] = {}
+
+    def read() -> None:
+        parts["meta"] = read_meta(folder)
+        parts["config"] = _fitting_config(folder, step, parts["meta"], config, may_change)
+        parts["state"] = _read_state(folder, parts["config"], mesh)
+
+    problem = _agreed(f"contents of {step}", _problem_of(read))
+    if problem is not None:
+        return problem
+    meta, stored, state = parts["meta"], parts["config"], parts["state"]
+
+    def check_digest() -> str | None:
+        same = tree_digest(state, stored.model.vocab_size) == meta["digest"]
+        return None if same else "its values differ from their digest"
+
+    problem = _agreed(f"values of {step}", _problem_of(check_digest))
+    return Restored(step, _adapt(state, stored, config, mesh), meta, stored) if problem is None else problem
+
+
+def _problem_of(look: Callable[[], str | None]) -> str | None:
+    """What ``look`` finds wrong, or fails with when that is the checkpoint's fault."""
+    try:
+        return look()
+    except (_Unfit, PermissionError, StorageError):
+        raise
+    except Exception as error:  # Orbax and tensorstore raise six types, bare Exception among them.
+        if _is_shortage(error):
+            raise  # the machine's fault, not the checkpoint's: nothing is moved
+        problem = str(error).strip().partition("\n")[0][:200] or type(error).__name__
+        if is_transient(error) or lacks_permission(error):
+            raise StorageError(f"a checkpoint cannot be read: {problem}; run again") from None
+        return problem
+
+
+def _agreed(what: str, problem: str | None) -> str | None:
+    """The first problem that any process has."""
+    found = hosts.gather(what, problem or "", AGREEMENT_SECONDS)
+    worst = next(((i, text) for i, text in enumerate(found) if text), None)
+    if worst is None or len(found) == 1:
+        return problem
+    return f"process {worst[0]}: {worst[1]}"
+
+
 def _is_shortage(error: Exception) -> bool:
     """Did the machine run out of something (device memory, file handles) rather than find damage?"""
     shortage = isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EIO)
     return shortage or isinstance(error, MemoryError) or "RESOURCE_EXHAUSTED" in str(error)
 
 
-def set_aside(workdir: Path, first_step: int) -> None:
+def set_aside(workdir: Location, first_step: int) -> None:
     """Move the checkpoints of ``first_step`` and later to ``WORKDIR/rolled_back_checkpoints``: the run goes back to
     before them."""
     if hosts.is_lead():
         for step in saved_steps(workdir):
             if step >= first_step:
-                _move_aside(workdir, step, "rolled_back_checkpoints")
+                _move_aside(workdir, step, ROLLED_BACK)
     hosts.barrier("set_aside", 300)
 
 
-def _move_aside(workdir: Path, step: int, where: str = "damaged_checkpoints") -> Path:
-    target_folder = workdir.absolute() / where
-    target_folder.mkdir(exist_ok=True)
-    target = target_folder / str(step)
-    count = 1
+def _move_aside(workdir: Location, step: int, where: str) -> Location:
+    if isinstance(workdir, ObjectPath):
+        # An object that marks it comes first: killed between two files, nobody takes what is left for whole.
+        (workdir / where / str(step)).touch()
+        return _finish_move(workdir, step, where)
+    folder = workdir.absolute() / where
+    folder.mkdir(exist_ok=True)
+    target = _unused(folder, str(step))
+    (checkpoint_folder(workdir) / str(step)).rename(target)
+    return target
+
+
+def _finish_moves(workdir: ObjectPath) -> None:
+    """Finish what an earlier start began to move."""
+    for where in ASIDE:
+        for mark in _marks(workdir / where):
+            _finish_move(workdir, int(mark.name), where)
+
+
+def _finish_move(workdir: ObjectPath, step: int, where: str) -> ObjectPath:
+    source, target = checkpoint_folder(workdir) / str(step), _unused(workdir / where, f"step_{step}")
+    for path in source.rglob("*"):
+        path.move(target / path.relative_to(source))
+    (workdir / where / str(step)).unlink()
+    return target
+
+
+def _unused(folder: Location, name: str) -> Location:
+    """``folder / name``, numbered when that is there already."""
+    count, target = 1, folder / name
     while target.exists():
         count += 1
-        target = target_folder / f"{step}.{count}"
-    (checkpoint_folder(workdir) / str(step)).rename(target)
+        target = folder / f"{name}.{count}"
     return target
 
 
@@ -247,18 +232,19 @@ class _Unfit(ValueError):
     """The checkpoint is sound but does not fit this config."""
 
 
-def read_meta(folder: Path) -> dict[str, Any]:
+def read_meta(folder: Location) -> dict[str, Any]:
     """The JSON part of a checkpoint, checked against its own digest (``ValueError``)."""
-    with ocp.Checkpointer(ocp.JsonCheckpointHandler()) as checkpointer:
-        unit = checkpointer.restore(folder / "meta")
+    unit = json.loads((folder / "meta" / META_FILE).read_text())
     digest = unit.pop("json_digest", None)
     if digest != json_digest(unit):
         raise ValueError("its JSON part differs from its digest")
     return unit
 
 
-def _restore(folder: Path, step: int, config: PretrainConfig, mesh: Mesh, may_change: set[str]) -> Restored:
-    meta = read_meta(folder)
+def _fitting_config(
+    folder: Location, step: int, meta: Mapping[str, Any], config: PretrainConfig, may_change: set[str]
+) -> PretrainConfig:
+    """The stored config; :class:`_Unfit` when ``config`` cannot go on from it."""
     if meta["step"] != step:
         raise ValueError(f"its JSON part belongs to step {meta['step']}")
     # From here on the JSON part is proven sound: what it says is not damage.
@@ -276,24 +262,32 @@ def _restore(folder: Path, step: int, config: PretrainConfig, mesh: Mesh, may_ch
             f"{folder}: the checkpoint was saved with another model (saved -> now): {'; '.join(changed)}; "
             "use the saved values or another --workdir"
         )
-    stored_like = _abstract(stored_config, mesh)
-    nested = _nested(stored_like)
-    restore_args = ocp.checkpoint_utils.construct_restore_args(nested)
+    return stored_config
+
+
+def _read_state(folder: Location, stored: PretrainConfig, mesh: Mesh) -> TrainState:
+    """The stored state, not verified; each process reads what its devices hold."""
+    stored_like = _abstract(stored, mesh)
+    item = nested(stored_like)
+    restore_args = ocp.checkpoint_utils.construct_restore_args(item)
     with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
         values = checkpointer.restore(
-            folder / "state", args=ocp.args.PyTreeRestore(item=nested, restore_args=restore_args)
+            str(folder / "state"), args=ocp.args.PyTreeRestore(item=item, restore_args=restore_args)
         )
     by_name = {path_name(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(values)}
-    state = jax.tree_util.tree_map_with_path(lambda path, _: by_name[path_name(path)], stored_like)
-    if tree_digest(state, stored_config.model.vocab_size) != meta["digest"]:
-        raise ValueError("its values differ from their digest")
-    return Restored(step, _adapt(state, stored_config, config, mesh), meta, stored_config)
+    return jax.tree_util.tree_map_with_path(lambda path, _: by_name[path_name(path)], stored_like)
 
 
 def _abstract(config: PretrainConfig, mesh: Mesh) -> TrainState:
     model = BertForPretraining(config.model, config.execution, config.has_nsp, mesh)
     optimizer = make_optimizer(config.optimizer)
-    return abstract_state(model, optimizer, mesh, with_ema=config.optimizer.ema_decay > 0)
+    return abstract_state(
+        model,
+        optimizer,
+        mesh,
+        with_ema=config.optimizer.ema_decay > 0,
+        shard_optimizer=config.mesh.shard_optimizer,
+    )
 
 
 def _adapt(state: TrainState, stored: PretrainConfig, config: PretrainConfig, mesh: Mesh) -> TrainState:
@@ -307,10 +301,10 @@ def _adapt(state: TrainState, stored: PretrainConfig, config: PretrainConfig, me
         state = state.replace(ema=jax.tree.map(lambda x: x.copy(), state.params))
     elif config.optimizer.ema_decay == 0:
         state = state.replace(ema=None)
-    if same_layout and jax.tree.structure(state) == jax.tree.structure(like):
-        return state
-    vocab_size = stored.model.vocab_size
     shardings = jax.tree.map(lambda leaf: leaf.sharding, like)
+    if same_layout and jax.tree.structure(state) == jax.tree.structure(like):
+        return jax.device_put(state, shardings)
+    vocab_size = stored.model.vocab_size
     try:
         convert = jax.jit(
             lambda tree: from_canonical(to_canonical(tree, vocab_size), like, vocab_size), out_shardings=shardings

@@ -17,8 +17,9 @@ def write_atomically(path: Path, text: str) -> None:
     temporary.rename(path)
 
 
-def finish(workdir: Path, filled: Sequence[FilledText]) -> list[str]:
-    """Write ``report_data.json``, ``report.html`` and ``report.png``; returns the result in words."""
+def finish(workdir: Path, filled: Sequence[FilledText], name: object = None) -> list[str]:
+    """Write ``report_data.json``, ``report.html`` and ``report.png``; returns the result in words, which call the
+    folder ``name`` (default: by its path)."""
     final = next((line for line in reversed(read_metrics(workdir)) if line.get("split") == "eval"), None)
     lines = result_lines(final, filled)
     final = final or {}
@@ -29,7 +30,7 @@ def finish(workdir: Path, filled: Sequence[FilledText]) -> list[str]:
         "filled_masks": [dataclasses.asdict(text) for text in filled],
     }
     write_report(workdir, data)
-    return [*lines, f"report: {workdir / 'report.html'}"]
+    return [*lines, f"report: {name or workdir}/report.html"]
 
 
 def result_lines(final: Mapping[str, Any] | None, filled: Sequence[FilledText]) -> list[str]:

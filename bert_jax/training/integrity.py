@@ -8,15 +8,17 @@ canonical leaf, which does not depend on mesh or layout.
 import functools
 import hashlib
 import json
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import google_crc32c
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
 
 from bert_jax.model.layout import STACKED, VOCABULARY_ROWS, path_name
+from bert_jax.storage import Location, write_whole
 
 CHECKSUM_FILE = "checksums.json"
 
@@ -28,9 +30,10 @@ def _mix(x: jax.Array) -> jax.Array:
     return x ^ (x >> 16)
 
 
-@functools.partial(jax.jit, static_argnames=("stacked", "rows"))
 def _digest_leaf(x: jax.Array, stacked: bool, rows: int | None) -> jax.Array:
-    """uint32[2], or uint32[layers, 2] of a stacked leaf: two position-dependent sums, so equal on every mesh."""
+    """uint32[2], or uint32[layers, 2] of a stacked leaf: two position-dependent sums, so equal on every mesh.
+    Rows from ``rows`` on are padding, which is 0: without effect, unless it is damaged."""
+    damaged = jnp.any(x[rows:] != 0) if rows is not None else False
     x = x[:rows] if rows is not None else x
     x = x if stacked else x[None]
     size = x.dtype.itemsize
@@ -41,7 +44,7 @@ def _digest_leaf(x: jax.Array, stacked: bool, rows: int | None) -> jax.Array:
         stride = int(np.prod(x.shape[dim + 1 :], dtype=np.int64)) & 0xFFFFFFFF
         position += jax.lax.broadcasted_iota(jnp.uint32, x.shape, dim) * jnp.uint32(stride)
     axes = tuple(range(1, x.ndim))
-    first = jnp.sum(_mix(bits) * (2 * position + 1), axes, dtype=jnp.uint32)
+    first = jnp.sum(_mix(bits) * (2 * position + 1), axes, dtype=jnp.uint32) + jnp.uint32(damaged)
     second = jnp.sum(_mix(bits ^ _mix(position + jnp.uint32(0x9E3779B9))), axes, dtype=jnp.uint32)
     result = jnp.stack([first, second], axis=-1)
     return result if stacked else result[0]
@@ -59,26 +62,60 @@ def lines_digest(lines: list[str]) -> str:
 
 def digest_lines(tree: Any, vocab_size: int) -> list[str]:
     """``name shape dtype digest`` of every canonical leaf of ``tree``."""
+    return start_digest(tree, vocab_size)()
+
+
+def start_digest(tree: Any, vocab_size: int) -> Callable[[], list[str]]:
+    """Start to compute the digests of ``tree``, whose buffers may be donated afterwards; what is returned waits for
+    them, in any thread, and gives :func:`digest_lines`."""
     pending = []
     for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
-        name = path_name(path)
-        rows = vocab_size if name.endswith(VOCABULARY_ROWS) else None
-        digest = _digest_leaf(leaf, STACKED in name, rows)
+        name, rows = _name_and_rows(path, vocab_size)
+        digest = _digest_program(leaf.shape, leaf.dtype, leaf.sharding, STACKED in name, rows)(leaf)
         if len(leaf.sharding.device_set) > 1 and jax.default_backend() == "cpu":
             # Independent programs with collectives deadlock on virtual CPU devices when many are in flight.
             digest.block_until_ready()
-        pending.append((name, leaf, rows, digest))
-    lines = []
-    for name, leaf, rows, digest in pending:
-        values = np.asarray(digest)
         shape = tuple(leaf.shape) if rows is None else (rows, *leaf.shape[1:])
-        if STACKED in name:
-            before, after = name.split(STACKED)
-            for i, pair in enumerate(values):
-                lines.append(f"{before}encoder/layer_{i}/{after} {shape[1:]} {leaf.dtype} {pair[0]} {pair[1]}")
-        else:
-            lines.append(f"{name} {shape} {leaf.dtype} {values[0]} {values[1]}")
-    return lines
+        pending.append((name, shape, leaf.dtype, digest))
+
+    def finish() -> list[str]:
+        lines = []
+        for name, shape, dtype, digest in pending:
+            values = np.asarray(digest)
+            if STACKED in name:
+                before, after = name.split(STACKED)
+                for i, pair in enumerate(values):
+                    lines.append(f"{before}encoder/layer_{i}/{after} {shape[1:]} {dtype} {pair[0]} {pair[1]}")
+            else:
+                lines.append(f"{name} {shape} {dtype} {values[0]} {values[1]}")
+        return lines
+
+    return finish
+
+
+def compile_digest(tree: Any, vocab_size: int) -> None:
+    """Compile what :func:`start_digest` runs for arrays like those of ``tree`` (shapes, dtypes, shardings)."""
+    for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
+        name, rows = _name_and_rows(path, vocab_size)
+        _digest_program(leaf.shape, leaf.dtype, leaf.sharding, STACKED in name, rows)
+
+
+def _name_and_rows(path: tuple[Any, ...], vocab_size: int) -> tuple[str, int | None]:
+    """Name of a leaf and, where rows of padding follow, how many are real."""
+    name = path_name(path)
+    return name, vocab_size if name.endswith(VOCABULARY_ROWS) else None
+
+
+@functools.lru_cache(maxsize=1024)
+def _digest_program(
+    shape: tuple[int, ...], dtype: np.dtype, sharding: jax.sharding.Sharding, stacked: bool, rows: int | None
+) -> Callable[[jax.Array], jax.Array]:
+    """The compiled digest of a leaf, whole on every process."""
+    everywhere = None
+    if isinstance(sharding, NamedSharding):
+        everywhere = NamedSharding(sharding.mesh, PartitionSpec())
+    function = jax.jit(lambda x: _digest_leaf(x, stacked, rows), out_shardings=everywhere)
+    return function.lower(jax.ShapeDtypeStruct(shape, dtype, sharding=sharding)).compile()
 
 
 def json_digest(value: Any) -> str:
@@ -86,7 +123,7 @@ def json_digest(value: Any) -> str:
     return hashlib.sha256(json.dumps(value, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 
-def file_checksum(path: Path) -> str:
+def file_checksum(path: Location) -> str:
     """crc32c of a file, in hex."""
     checksum = google_crc32c.Checksum()
     with path.open("rb") as file:
@@ -95,21 +132,20 @@ def file_checksum(path: Path) -> str:
     return checksum.hexdigest().decode()
 
 
-def write_checksums(folder: Path) -> None:
-    """List size and crc32c of every file under ``folder`` in its checksum file (written beside, then renamed)."""
+def write_checksums(folder: Location) -> None:
+    """List size and crc32c of every file under ``folder`` in its checksum file (which appears whole)."""
     files = {
         path.relative_to(folder).as_posix(): [path.stat().st_size, file_checksum(path)]
         for path in sorted(folder.rglob("*"))
         if path.is_file() and not path.name.startswith(CHECKSUM_FILE)
     }
-    temporary = folder / f"{CHECKSUM_FILE}.tmp"
-    temporary.write_text(json.dumps({"files": files, "digest": json_digest(files)}))
-    temporary.rename(folder / CHECKSUM_FILE)
+    write_whole(folder / CHECKSUM_FILE, json.dumps({"files": files, "digest": json_digest(files)}))
 
 
-def check_files(folder: Path) -> str | None:
+def check_files(folder: Location, share: tuple[int, int] = (0, 1)) -> str | None:
     """What is wrong with the files of a checkpoint, or ``None``. Without a checksum file (a kill between the
-    commit and its writing) nothing is said: the digest decides."""
+    commit and its writing) nothing is said: the digest decides. ``share`` (i, n) looks at every n-th file from the
+    i-th on, for n processes that look together."""
     path = folder / CHECKSUM_FILE
     if not path.exists():
         return None
@@ -120,7 +156,7 @@ def check_files(folder: Path) -> str | None:
         return f"{CHECKSUM_FILE} is not readable"
     if json_digest(files) != digest:
         return f"{CHECKSUM_FILE} is damaged"
-    for name, (size, checksum) in files.items():
+    for name, (size, checksum) in sorted(files.items())[share[0] :: share[1]]:
         file = folder / name
         if not file.is_file():
             return f"{name} is missing"

@@ -20,13 +20,13 @@ from bert_jax.planner.flops import training_flops_per_sequence
 from bert_jax.planner.hardware import mfu
 from bert_jax.tokenization import Tokenizer
 from bert_jax.training.checkpoint import (
-    CheckpointWriter,
     NoCheckpoint,
     Restored,
     restore_newest,
     saved_steps,
     set_aside,
 )
+from bert_jax.training.checkpoint_writer import CheckpointWriter
 from bert_jax.training.compile import (
     OutOfMemory,
     explain_memory,

@@ -1,11 +1,11 @@
 """What a run that does not start from drawn parameters is given; ``bert_jax.interop.warm_start`` makes it."""
 
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import numpy as np
 
 from bert_jax.config.loader import RunOptions
+from bert_jax.storage import Location, location
 
 # Beside the checkpoints: what the start fixed of the config, so that a resumed run needs no flags for it.
 RECORD = "warm_start.yaml"
@@ -23,8 +23,8 @@ class WarmStart:
     record: str = ""
 
 
-def asks_for_warm_start(options: RunOptions, workdir: Path) -> bool:
+def asks_for_warm_start(options: RunOptions, workdir: Location) -> bool:
     """Whether the options or the run in ``workdir`` (or in the phase before) are about a model to start from."""
-    folders = [workdir, *([Path(options.continue_from)] if options.continue_from else [])]
+    folders = [workdir, *([location(options.continue_from)] if options.continue_from else [])]
     flags = (options.init_from, options.add_words, options.vocab_slots, options.extend_positions)
     return any(flags) or any((folder / RECORD).is_file() for folder in folders)

@@ -147,7 +147,7 @@ LAYOUTS = {
 def test_each_layout_restores_into_each(saved, tmp_path, run):
     import dataclasses
 
-    from bert_jax.training.checkpoint import CheckpointWriter
+    from bert_jax.training.checkpoint_writer import CheckpointWriter
 
     def with_layout(name):
         return dataclasses.replace(CONFIG, execution=ExecutionConfig(**LAYOUTS[name]))
@@ -240,7 +240,8 @@ def test_a_checkpoint_of_other_options_is_not_taken_for_damage(run, tmp_path, mo
 
 def test_what_is_saved_is_what_was_given(run, tmp_path):
     """The JSON part is written in the background, after the run has gone on."""
-    from bert_jax.training.checkpoint import CheckpointWriter, read_meta
+    from bert_jax.training.checkpoint import read_meta
+    from bert_jax.training.checkpoint_writer import CheckpointWriter
 
     (tmp_path / "w").mkdir()
     writer = CheckpointWriter(tmp_path / "w", CONFIG)

@@ -1,0 +1,182 @@
+"""The workdir of a run: its logs in a local folder, and the copy of them in an object store when it is a URL."""
+
+import contextlib
+import logging
+import os
+import shutil
+import socket
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path, PurePosixPath
+from typing import NamedTuple
+
+from bert_jax.folder_lock import hold_folder
+from bert_jax.storage import Location, ObjectPath, StorageError
+
+_log = logging.getLogger(__name__)
+
+# A run writes its lease anew every RENEWAL seconds; one that has not changed for LEASE seconds belongs to nobody.
+RENEWAL, LEASE = 15.0, 60.0
+LEASE_NAME = ".lease"
+# Parts of a workdir that are not its logs: they are written straight to the store.
+NOT_LOGS = ("checkpoints", "damaged_checkpoints", "rolled_back_checkpoints", "compilation_cache", LEASE_NAME)
+
+
+class Logs(NamedTuple):
+    """Where a run writes what is not a checkpoint: a local folder, and what brings it to the workdir."""
+
+    folder: Path
+    upload: Callable[[], None]
+
+
+@contextlib.contextmanager
+def hold_workdir(workdir: Location, taken: str, *, lead: bool = True) -> Iterator[Logs]:
+    """Hold ``workdir`` for the ``lead`` process of a run until the block ends; ``ValueError`` "WORKDIR: TAKEN" when
+    another run holds it.
+
+    A local workdir is its own folder of logs. Of a URL the logs are copied to a temporary folder, and whole files
+    go back whenever ``upload`` is called and at the end, however the block ends. When that fails, the folder stays
+    and is named. The lease of a URL tells a run that ended without giving it back (nothing has renewed it for LEASE
+    seconds) from one that goes on. It cannot keep apart two runs that start in the same second: one of them
+    finds out within RENEWAL seconds, and ends at its next upload.
+    """
+    if not isinstance(workdir, ObjectPath):
+        with hold_folder(workdir, taken) if lead else contextlib.nullcontext():
+            yield Logs(workdir, lambda: None)
+        return
+    folder = Path(tempfile.mkdtemp(prefix="bert_jax-"))
+    if not lead:
+        yield Logs(folder, lambda: None)
+        shutil.rmtree(folder, ignore_errors=True)
+        return
+    with _Lease(workdir, taken) as lease:
+        mirror = _Mirror(workdir, folder, lease)
+        mirror.download()
+        kept = f"what was logged since the last checkpoint is kept in {folder}"
+        try:
+            yield Logs(folder, mirror.upload)
+        except StorageError as error:
+            raise StorageError(f"{error}; {kept}") from None
+        except BaseException:
+            try:
+                mirror.upload()
+            except StorageError as error:
+                _log.warning("%s; %s", error, kept)
+                raise
+            shutil.rmtree(folder)
+            raise
+        try:
+            mirror.upload()
+        except StorageError as error:
+            raise StorageError(f"{error}; {kept}") from None
+    shutil.rmtree(folder)
+
+
+class _Mirror:
+    """Copies files between a local folder and a workdir in an object store."""
+
+    def __init__(self, workdir: ObjectPath, folder: Path, lease: "_Lease") -> None:
+        self._workdir, self._folder, self._lease = workdir, folder, lease
+        self._known: dict[PurePosixPath, tuple[int, int]] = {}  # size and time of change of what both sides have
+        self._lock = threading.Lock()
+
+    def download(self) -> None:
+        """Fetch the logs of the run so far; profiles of its steps stay where they are."""
+        try:
+            entries = [path for path in self._workdir.iterdir() if path.name not in (*NOT_LOGS, "profile")]
+        except FileNotFoundError:
+            return
+        for entry in entries:
+            for path in entry.rglob("*"):
+                name = path.relative_to(self._workdir)
+                local = self._folder / name
+                local.parent.mkdir(parents=True, exist_ok=True)
+                local.write_bytes(path.read_bytes())
+                self._known[name] = _signature(local)
+
+    def upload(self) -> None:
+        """Bring every file that has changed to the store, and remove what is gone here."""
+        with self._lock:
+            self._lease.check()
+            found = set()
+            for local in sorted(self._folder.rglob("*")):
+                with contextlib.suppress(FileNotFoundError):  # it was renamed meanwhile
+                    name = PurePosixPath(local.relative_to(self._folder).as_posix())
+                    if not local.is_file() or local.suffix == ".tmp":
+                        continue
+                    signature, content = _signature(local), local.read_bytes()
+                    found.add(name)
+                    if self._known.get(name) != signature:
+                        (self._workdir / name).write_bytes(content)
+                        self._known[name] = signature
+            for name in self._known.keys() - found:
+                (self._workdir / name).unlink(missing_ok=True)
+                del self._known[name]
+
+
+def _signature(path: Path) -> tuple[int, int]:
+    status = path.stat()
+    return status.st_size, status.st_mtime_ns
+
+
+class _Lease:
+    """An object that the run which uses a workdir keeps renewing."""
+
+    def __init__(self, workdir: ObjectPath, taken: str) -> None:
+        self._path, self._taken = workdir / LEASE_NAME, f"{workdir}: {taken}"
+        self._name = f"{socket.gethostname()} {os.getpid()} {os.urandom(8).hex()}"
+        self._renewals = 0
+        self._lost, self._closing = threading.Event(), threading.Event()
+        self._thread = threading.Thread(target=self._renew, name="workdir-lease", daemon=True)
+
+    def __enter__(self) -> "_Lease":
+        before = self._read()
+        waited = 0.0
+        while before and waited < LEASE:
+            if not waited:
+                _log.warning(
+                    "%s: another run held this workdir; seeing for %.0f s whether it lives", self._path, LEASE
+                )
+            time.sleep(min(RENEWAL / 3, LEASE))
+            waited += min(RENEWAL / 3, LEASE)
+            now = self._read()
+            if now and now != before:
+                raise ValueError(f"{self._taken} (held by {now.rpartition(' ')[0].rpartition(' ')[0]})")
+            before = now
+        self._write()
+        self._thread.start()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._closing.set()
+        self._thread.join()
+        if not self._lost.is_set():
+            with contextlib.suppress(StorageError):  # it runs out by itself
+                self._path.unlink(missing_ok=True)
+
+    def check(self) -> None:
+        """``StorageError`` when another run has taken the workdir meanwhile."""
+        if self._lost.is_set():
+            raise StorageError(self._taken)
+
+    def _read(self) -> str:
+        try:
+            return self._path.read_text()
+        except FileNotFoundError:
+            return ""
+
+    def _write(self) -> None:
+        self._renewals += 1
+        self._path.write_text(f"{self._name} {self._renewals}")
+
+    def _renew(self) -> None:
+        while not self._closing.wait(RENEWAL):
+            try:
+                if not self._read().startswith(self._name):
+                    self._lost.set()
+                    return
+                self._write()
+            except StorageError as error:  # a save would fail too, and ends the run with this line
+                _log.warning("%s", error)
