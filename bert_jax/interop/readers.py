@@ -61,7 +61,8 @@ def _labelled(path: Path, weights: Weights, labels: tuple[str, ...]) -> Weights:
         raise ValueError(f"{path}: {len(labels)} labels were given, the head has {outputs} outputs")
     named: dict[str, Any] = {fields[0]: labels}
     spec = dataclasses.replace(weights.spec, heads=dataclasses.replace(heads, **named))
-    return dataclasses.replace(weights, spec=spec)
+    notes = (*weights.notes, f"the classes are called {', '.join(labels)}, as asked for")
+    return dataclasses.replace(weights, spec=spec, notes=notes)
 
 
 def leaves_activation_open(path: Path) -> bool:

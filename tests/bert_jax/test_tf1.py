@@ -180,7 +180,7 @@ def test_heads_are_those_whose_variables_are_there(published, tmp_path):
     assert any("names no labels" in note for note in plain.notes)
     np.testing.assert_array_equal(plain.params["sequence_head/kernel"], head["output_weights"].T)
     named = read_weights(classes, ReadOptions(labels=("a", "b", "c")))
-    assert named.spec.heads.sequence_labels == ("a", "b", "c")
+    assert named.spec.heads.sequence_labels == ("a", "b", "c") and "called a, b, c" in named.notes[-1]
     with pytest.raises(ValueError, match="2 labels were given, the head has 3 outputs"):
         read_weights(classes, ReadOptions(labels=("a", "b")))
     one = {"output_weights": np.eye(1, 32, dtype=np.float32), "output_bias": np.zeros(1, np.float32)}
