@@ -173,11 +173,12 @@ def state_bytes(abstract: TrainState) -> int:
 
 def step_advice(config: PretrainConfig) -> str:
     """What to change when the training step does not fit."""
-    training = config.training
+    training, execution = config.training, config.execution
+    remat = "" if execution.remat == "full" else f"set execution.remat (now {execution.remat}) to full, "
+    dtype = "" if execution.dtype == "bfloat16" else "set execution.dtype bfloat16, "
     return (
         f"raise training.accumulation_steps (now {training.accumulation_steps}), lower training.global_batch_size "
-        f"(now {training.global_batch_size}) or data.seq_length, set execution.remat (now "
-        f"{config.execution.remat}) to attention or full, set execution.dtype bfloat16, or use more devices"
+        f"(now {training.global_batch_size}) or data.seq_length, {remat}{dtype}or use more devices"
     )
 
 
