@@ -6,9 +6,9 @@ or operations over a published rate:
 * state: exact, from the shardings of parameters and optimizer state;
 * activations kept for the backward pass: Korthikanti et al. 2022 (arXiv 2205.05198, section 4), per layer
   ``b s h (34 + 5 a s / h)`` bytes in 16 bits, and what recomputation leaves of them;
-* matrix products at 80% of the peak (what large ones reach on an H200), elementwise work and attention
-  probabilities by the bytes that they move, random bits by integer operations, the optimizer by 28 bytes per
-  parameter and device, one reduction of the gradients per step that nothing hides.
+* matrix products at 65% of the peak, elementwise work and attention probabilities by the bytes that they move,
+  random bits by integer operations, the optimizer by 28 bytes per parameter and device, one reduction of the
+  gradients per step that nothing hides.
 """
 
 import math
@@ -21,8 +21,8 @@ from bert_jax.planner.cycles import PARTS, collective_seconds
 from bert_jax.planner.flops import training_flops_per_sequence
 from bert_jax.planner.topology import Topology
 
-# Share of the peak that large matrix products reach.
-_PRODUCTS = 0.8
+# Share of the peak that a model's matrix products reach (the largest alone reach 80% on an H200).
+_PRODUCTS = 0.65
 # A float32 product runs at half of the bf16 peak (TF32), or in several bf16 passes on a TPU.
 _FLOAT32_PRODUCTS = 0.5
 # Bytes per token, layer and unit of width that a layer's elementwise work moves in 16 bits, fused.

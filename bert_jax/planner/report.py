@@ -16,7 +16,7 @@ _METHODS = {
     "compiled": "An estimate, nothing was run: the training step as compiled for this slice, its instructions' "
     "cycle estimates by the compiler, loops multiplied out, collectives from link bandwidth; no input, evaluation, "
     "checkpoint or start-up time.",
-    "arithmetic": "An estimate by arithmetic alone, nothing was compiled or run: operations over 80% of the peak, "
+    "arithmetic": "An estimate by arithmetic alone, nothing was compiled or run: operations over 65% of the peak, "
     "bytes over memory bandwidth, gradients over the links; no input, evaluation, checkpoint or start-up time. "
     "Expect it to be off by a third.",
 }
