@@ -3,7 +3,6 @@
 Shapes: B rows, S query tokens, T key tokens (= S), A heads, D head size, H = A * D.
 """
 
-import functools
 from collections.abc import Callable
 
 import jax
@@ -60,40 +59,34 @@ def dot_product_attention(
 
 
 def kernel_attention(
-    query_BxSxAxD: jax.Array,
-    key_BxTxAxD: jax.Array,
-    value_BxTxAxD: jax.Array,
+    query_BxSxH: jax.Array,
+    key_BxTxH: jax.Array,
+    value_BxTxH: jax.Array,
+    biases_3xH: jax.Array,
     sequence_ids_BxS: jax.Array,
     *,
+    head_size: int,
     dropout_rate: float,
     dropout_key: DropoutKey | None,
     mesh: Mesh | None,
 ) -> jax.Array:
-    """The same by ``bert_jax.model.attention_kernel``, whose dropout draws other bits; interpreted off a TPU."""
-    batch, length, heads, head_size = query_BxSxAxD.shape
+    """The same of query, key and value before their biases are added, by ``bert_jax.model.attention_kernel``, whose
+    dropout draws other bits; interpreted off a TPU. Returns [B, S, H]."""
     rate = 0.0 if dropout_key is None else dropout_rate
 
     def attend(part: Callable[[str], jax.Array], *operands: jax.Array) -> jax.Array:
-        query, key, value, ids, words = operands
+        query, key, value, biases, ids, words = operands
         rows, width = query.shape[0], query.shape[2]
         first_row, first_head = words[2] + part("act_batch") * rows, part("act_heads") * (width // head_size)
         seeds = jnp.stack([words[0], words[1], first_row, jnp.int32(first_head)])
-        return attention_kernel.attend(query, key, value, ids, seeds, head_size, rate, not on_tpu(mesh))
+        return attention_kernel.attend(query, key, value, biases, ids, seeds, head_size, rate, not on_tpu(mesh))
 
     cut: Axes = ("act_batch", "act_length", "act_heads")
-    context_BxSxH = on_each_device(attend, mesh, (cut, cut, cut, cut[:2], (None,)), cut)(
-        *(x.reshape(batch, length, heads * head_size) for x in (query_BxSxAxD, key_BxTxAxD, value_BxTxAxD)),
-        sequence_ids_BxS,
-        seed_words(dropout_key),
-    )
-    return context_BxSxH.reshape(batch, length, heads, head_size)
+    run = on_each_device(attend, mesh, (cut, cut, cut, (None, "act_heads"), cut[:2], (None,)), cut)
+    return run(query_BxSxH, key_BxTxH, value_BxTxH, biases_3xH, sequence_ids_BxS, seed_words(dropout_key))
 
 
-def choose(name: str, mesh: Mesh | None, length: int, width: int, head_size: int) -> Callable[..., jax.Array]:
-    """The implementation that ``execution.attention`` names; ``auto`` takes the kernel on TPU meshes, for shapes
-    that it can do. Raises ``ValueError`` where ``pallas`` cannot do them."""
+def use_kernel_attention(name: str, mesh: Mesh | None, length: int, width: int, head_size: int) -> bool:
+    """Does ``execution.attention`` say :func:`kernel_attention`? Raises ``ValueError`` where ``pallas`` cannot."""
     cut = mesh.shape["tensor"] if mesh is not None else 1
-    reason = attention_kernel.unsupported(length, width // cut, head_size)
-    if use_kernel(name, "attention", mesh, reason):
-        return functools.partial(kernel_attention, mesh=mesh)
-    return dot_product_attention
+    return use_kernel(name, "attention", mesh, attention_kernel.unsupported(length, width // cut, head_size))

@@ -36,11 +36,12 @@ def unsupported(length: int, width: int, head_size: int) -> str:
     return ""
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(5, 6, 7))
+@functools.partial(jax.custom_vjp, nondiff_argnums=(6, 7, 8))
 def attend(
     query_BxSxH: jax.Array,
     key_BxSxH: jax.Array,
     value_BxSxH: jax.Array,
+    biases_3xH: jax.Array,
     sequence_ids_BxS: jax.Array,
     seeds_4: jax.Array,
     head_size: int,
@@ -49,85 +50,84 @@ def attend(
 ) -> jax.Array:
     """Scaled dot-product attention of ``H / head_size`` heads: [B, S, H] in the query's dtype.
 
-    A query sees the keys that ``bert_jax.model.attention.visible_keys`` says. ``seeds_4`` (int32) are two words of
-    the dropout key, the place of row 0 in the global batch and that of the first head: bits depend on these and on
-    nothing else, so no mesh or block size changes them. ``dropout_rate`` 0 draws none. ``interpret`` runs on any
-    device, slowly.
+    The float32 ``biases`` are added to query, key and value here, because their gradients, sums over all tokens,
+    would be passes through memory of their own. A query sees the keys that ``visible_keys`` in
+    ``bert_jax.model.attention`` says. ``seeds_4`` (int32) are two words of the dropout key, the place of row 0 in
+    the global batch and that of the first head: bits depend on these and on nothing else, so no mesh or block size
+    changes them. ``dropout_rate`` 0 draws none. ``interpret`` runs on any device, slowly.
     """
-    return _forward(
-        query_BxSxH, key_BxSxH, value_BxSxH, sequence_ids_BxS, seeds_4, head_size, dropout_rate, interpret
-    )[0]
+    operands = (query_BxSxH, key_BxSxH, value_BxSxH, biases_3xH, sequence_ids_BxS, seeds_4)
+    return _forward(*operands, head_size, dropout_rate, interpret)[0]
 
 
 def _forward(
-    query: jax.Array,
-    key: jax.Array,
-    value: jax.Array,
-    ids: jax.Array,
-    seeds: jax.Array,
-    head_size: int,
-    dropout_rate: float,
-    interpret: bool,
-) -> tuple[jax.Array, tuple[jax.Array, ...]]:
+    query: jax.Array, key: jax.Array, value: jax.Array, biases: jax.Array, ids: jax.Array, seeds: jax.Array,
+    head_size: int, dropout_rate: float, interpret: bool,
+) -> tuple[jax.Array, tuple[jax.Array, ...]]:  # fmt: skip
     kernel = functools.partial(_forward_kernel, head_size=head_size, dropout_rate=dropout_rate)
-    out = _call(kernel, (query, key, value), ids, seeds, 1, 2, interpret)
-    return out[0], (query, key, value, ids, seeds)
+    out = _call(kernel, (query, key, value), biases, ids, seeds, False, interpret)
+    return out[0], (query, key, value, biases, ids, seeds)
 
 
 def _backward(
     head_size: int, dropout_rate: float, interpret: bool, saved: tuple[jax.Array, ...], gradient: jax.Array
 ) -> tuple[Any, ...]:
-    query, key, value, ids, seeds = saved
+    query, key, value, biases, ids, seeds = saved
     kernel = functools.partial(_backward_kernel, head_size=head_size, dropout_rate=dropout_rate)
-    gradients = _call(kernel, (query, key, value, gradient), ids, seeds, 3, 5, interpret)
+    *gradients, sums = _call(kernel, (query, key, value, gradient), biases, ids, seeds, True, interpret)
+    for_biases = jnp.sum(sums.reshape(-1, 3, 8, sums.shape[-1]), axis=(0, 2))
     # Whole numbers have gradients of dtype float0.
     zeros = [np.zeros(x.shape, jax.dtypes.float0) for x in (ids, seeds)]
-    return (*gradients, *zeros)
+    return (*gradients, for_biases, *zeros)
 
 
 attend.defvjp(_forward, _backward)
 
 
 def _call(
-    kernel: Any,
-    arrays: tuple[jax.Array, ...],
-    ids_BxS: jax.Array,
-    seeds: jax.Array,
-    num_outputs: int,
-    num_products: int,
-    interpret: bool,
-) -> Any:
-    """Run ``kernel`` over blocks of rows and of heads; outputs are like the first array."""
+    kernel: Any, arrays: tuple[jax.Array, ...], biases: jax.Array, ids_BxS: jax.Array, seeds: jax.Array,
+    is_backward: bool, interpret: bool,
+) -> Any:  # fmt: skip
+    """Run ``kernel`` over blocks of rows and of heads; outputs are like the first array. The backward pass also
+    gives the gradients of the biases as float32 sums [blocks of rows, 3 x 8, H]."""
     batch, length, width = arrays[0].shape
     rows = next(r for r in range(max(_BLOCK_TOKENS // length, 1), 0, -1) if batch % r == 0)
     block = pl.BlockSpec((rows, length, LANES), lambda i, j, *_: (i, 0, j))
-    keys = pl.BlockSpec((rows, 1, length), lambda i, j, *_: (i, 0, 0))
-    queries = pl.BlockSpec((rows, length, 1), lambda i, j, *_: (i, 0, 0))
+    in_specs = [
+        pl.BlockSpec((3, LANES), lambda i, j, *_: (0, j)),
+        pl.BlockSpec((rows, 1, length), lambda i, j, *_: (i, 0, 0)),
+        pl.BlockSpec((rows, length, 1), lambda i, j, *_: (i, 0, 0)),
+        *[block] * len(arrays),
+    ]
     kind = jax.typeof(arrays[0]).manual_axis_type
-    like = jax.ShapeDtypeStruct(arrays[0].shape, arrays[0].dtype, manual_axis_type=kind)
-    moved = (len(arrays) + num_outputs) * arrays[0].size * arrays[0].dtype.itemsize
+    outputs, products = (3, 5) if is_backward else (1, 2)
+    out_shape = [jax.ShapeDtypeStruct(arrays[0].shape, arrays[0].dtype, manual_axis_type=kind)] * outputs
+    out_specs = [block] * outputs
+    if is_backward:
+        out_shape.append(jax.ShapeDtypeStruct((batch // rows, 24, width), jnp.float32, manual_axis_type=kind))
+        out_specs.append(pl.BlockSpec((1, 24, LANES), lambda i, j, *_: (i, 0, j)))
     return pl.pallas_call(
         kernel,
-        out_shape=[like] * num_outputs,
+        out_shape=out_shape,
         grid_spec=pltpu.PrefetchScalarGridSpec(
             num_scalar_prefetch=1,
             grid=(batch // rows, width // LANES),
-            in_specs=[keys, queries, *[block] * len(arrays)],
-            out_specs=[block] * num_outputs,
+            in_specs=in_specs,
+            out_specs=out_specs,
         ),
         compiler_params=pltpu.CompilerParams(dimension_semantics=("parallel", "parallel")),
         cost_estimate=pl.CostEstimate(
-            flops=2 * num_products * batch * length * length * width,
+            flops=2 * products * batch * length * length * width,
             transcendentals=batch * length * length * width // LANES,
-            bytes_accessed=moved,
+            bytes_accessed=(len(arrays) + outputs) * arrays[0].size * arrays[0].dtype.itemsize,
         ),
         interpret=interpret,
-        name=kernel.func.__name__.strip("_"),
-    )(seeds, ids_BxS[:, None, :], ids_BxS[:, :, None], *arrays)
+        name="attention" + kernel.func.__name__.removesuffix("_kernel"),
+    )(seeds, biases, ids_BxS[:, None, :], ids_BxS[:, :, None], *arrays)
 
 
 def _forward_kernel(
-    seeds: Any, key_ids: Any, query_ids: Any, query: Any, key: Any, value: Any, out: Any,
+    seeds: Any, biases: Any, key_ids: Any, query_ids: Any, query: Any, key: Any, value: Any, out: Any,
     *, head_size: int, dropout_rate: float,
 ) -> None:  # fmt: skip
     rows, length, _ = query.shape
@@ -135,43 +135,52 @@ def _forward_kernel(
     tile = min(length, _TILE_QUERIES)
 
     def row(r: Any, _: Any) -> None:
+        keys, values = _biased(key[r], biases[1:2]), _biased(value[r], biases[2:3])
         for begin in range(0, length, tile):
             part = pl.ds(begin, tile)
             visible = jnp.maximum(query_ids[r, part], 1) == key_ids[r]
+            queries = _biased(query[r, part], biases[0:1])
             context = jnp.zeros((tile, LANES), jnp.float32)
             for head in range(LANES // head_size):
-                probabilities = _probabilities(_head(query[r, part], head, head_size), key[r], visible, head_size)
+                probabilities = _probabilities(_head(queries, head, head_size), keys, visible, head_size)
                 if dropout_rate:
                     place = (first_row + r, first_head + head, begin)
                     stay, scale = _dropped(seeds, *place, probabilities.shape, dropout_rate)
                     probabilities = jnp.where(stay, probabilities * scale, 0.0)
-                context += _dot(probabilities.astype(value.dtype), _head(value[r], head, head_size), 1, 0)
+                context += _dot(probabilities.astype(value.dtype), _head(values, head, head_size), 1, 0)
             out[r, part] = context.astype(out.dtype)
 
     jax.lax.fori_loop(0, rows, row, None)
 
 
 def _backward_kernel(
-    seeds: Any, key_ids: Any, query_ids: Any, query: Any, key: Any, value: Any, gradient: Any,
-    query_gradient: Any, key_gradient: Any, value_gradient: Any,
+    seeds: Any, biases: Any, key_ids: Any, query_ids: Any, query: Any, key: Any, value: Any, gradient: Any,
+    query_gradient: Any, key_gradient: Any, value_gradient: Any, sums: Any,
     *, head_size: int, dropout_rate: float,
 ) -> None:  # fmt: skip
     rows, length, _ = query.shape
     first_row, first_head = _first_place(seeds, rows, head_size)
     tile, dtype = min(length, _TILE_QUERIES), query.dtype
+    sums[...] = jnp.zeros(sums.shape, jnp.float32)
+
+    def add(index: int, values: jax.Array) -> None:
+        # Eight partial sums each: adding whole registers, none of their rows to another.
+        sums[0, 8 * index : 8 * index + 8] += jnp.sum(values.reshape(-1, 8, LANES), axis=0)
 
     def row(r: Any, _: Any) -> None:
+        keys, values = _biased(key[r], biases[1:2]), _biased(value[r], biases[2:3])
         for_keys = jnp.zeros((length, LANES), jnp.float32)
         for_values = jnp.zeros((length, LANES), jnp.float32)
         for begin in range(0, length, tile):
             part = pl.ds(begin, tile)
             visible = jnp.maximum(query_ids[r, part], 1) == key_ids[r]
+            queries = _biased(query[r, part], biases[0:1])
             for_queries = jnp.zeros((tile, LANES), jnp.float32)
             for head in range(LANES // head_size):
-                one_query = _head(query[r, part], head, head_size)
+                one_query = _head(queries, head, head_size)
                 one_gradient = _head(gradient[r, part], head, head_size)
-                probabilities = _probabilities(one_query, key[r], visible, head_size)
-                for_probabilities = _dot(one_gradient, value[r], 1, 1)
+                probabilities = _probabilities(one_query, keys, visible, head_size)
+                for_probabilities = _dot(one_gradient, values, 1, 1)
                 dropped = probabilities
                 if dropout_rate:
                     place = (first_row + r, first_head + head, begin)
@@ -181,13 +190,21 @@ def _backward_kernel(
                 for_values += _dot(dropped.astype(dtype), one_gradient, 0, 0)
                 mean = jnp.sum(for_probabilities * probabilities, axis=-1, keepdims=True)
                 for_scores = jnp.where(visible, probabilities * (for_probabilities - mean), 0.0).astype(dtype)
-                for_queries += _dot(for_scores, _head(key[r], head, head_size), 1, 0)
+                for_queries += _dot(for_scores, _head(keys, head, head_size), 1, 0)
                 for_keys += _dot(for_scores, one_query * _scale(head_size, dtype), 0, 0)
-            query_gradient[r, part] = (for_queries * head_size**-0.5).astype(dtype)
+            for_queries *= head_size**-0.5
+            add(0, for_queries)
+            query_gradient[r, part] = for_queries.astype(dtype)
+        add(1, for_keys)
+        add(2, for_values)
         key_gradient[r] = for_keys.astype(dtype)
         value_gradient[r] = for_values.astype(dtype)
 
     jax.lax.fori_loop(0, rows, row, None)
+
+
+def _biased(product: jax.Array, bias: jax.Array) -> jax.Array:
+    return (product.astype(jnp.float32) + bias).astype(product.dtype)
 
 
 def _scale(head_size: int, dtype: Any) -> jax.Array:

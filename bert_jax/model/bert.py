@@ -22,6 +22,7 @@ from bert_jax.model.layers import (
     activation,
     compute_dtype,
 )
+from bert_jax.model.product import product
 from bert_jax.model.sentence import SentenceHead
 from bert_jax.parallel.axes import constrain, declared
 
@@ -82,9 +83,7 @@ class MlmHead(nn.Module):
         x_BxMxH = LayerNorm(config, dtype, name="layer_norm")(activation(config, x_BxMxH))
         rows = table_VxH.shape[0]
         bias_V = self.param("output_bias", declared(nn.initializers.zeros_init(), ("vocab",)), (rows,))
-        logits_BxMxV = jnp.einsum(
-            "BMH,VH->BMV", x_BxMxH, table_VxH.astype(dtype), preferred_element_type=jnp.float32
-        )
+        logits_BxMxV = product(x_BxMxH, table_VxH, 1, jnp.dtype("float32"))
         logits_BxMxV = constrain(logits_BxMxV + bias_V, ("act_batch", "act_predictions", "act_vocab"), self.mesh)
         if rows == config.vocab_size:
             return logits_BxMxV

@@ -6,6 +6,8 @@ Parameters are float32 and carry their logical axes; ``dtype`` is that of the co
 
 import functools
 import math
+from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -14,8 +16,17 @@ from flax import linen as nn
 from jax.sharding import Mesh
 
 from bert_jax.config import ExecutionConfig, ModelConfig
-from bert_jax.model.attention import attention_probabilities, choose, visible_keys
+from bert_jax.model import norm_kernel
+from bert_jax.model.attention import (
+    attention_probabilities,
+    dot_product_attention,
+    kernel_attention,
+    use_kernel_attention,
+    visible_keys,
+)
 from bert_jax.model.dropout import DropoutKey, Site, dropout, site_key
+from bert_jax.model.kernels import on_each_device, on_tpu, seed_words, use_kernel
+from bert_jax.model.product import add_bias, product
 from bert_jax.parallel.axes import Axes, constrain, declared
 
 ACT = ("act_batch", "act_length", "act_embed")
@@ -48,15 +59,6 @@ def activation(config: ModelConfig, x: jax.Array) -> jax.Array:
     raise AssertionError(config.activation)
 
 
-def affine(x: jax.Array, kernel: jax.Array, bias: jax.Array) -> jax.Array:
-    """``x @ kernel + bias`` over the last axis of ``x``, as one product of two matrices.
-
-    With more axes the CPU compiler writes a transposed copy of the incoming gradient for every kernel gradient.
-    """
-    rows = x.reshape(-1, x.shape[-1])
-    return (jnp.dot(rows, kernel) + bias).reshape(*x.shape[:-1], kernel.shape[-1])
-
-
 class Dense(nn.Module):
     """``x @ kernel + bias`` over the last axis; kernel [in, out]."""
 
@@ -77,7 +79,7 @@ class Dense(nn.Module):
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
         kernel, bias = self.setup_parameters(x.shape[-1])
-        return affine(x, kernel.astype(self.dtype), bias.astype(self.dtype))
+        return add_bias(product(x, kernel), bias)
 
 
 class DenseParameters(Dense):
@@ -108,6 +110,14 @@ class LayerNorm(nn.Module):
         variance = jnp.mean(jnp.square(centered), axis=-1, keepdims=True)
         normal = centered * jax.lax.rsqrt(variance + self.config.norm_epsilon)
         return (normal * scale + bias).astype(self.dtype)
+
+
+class LayerNormParameters(LayerNorm):
+    """The parameters of a :class:`LayerNorm` for a caller that fuses it with what comes before."""
+
+    @nn.compact
+    def __call__(self, width: int) -> tuple[jax.Array, jax.Array]:  # type: ignore[override]
+        return self.setup_parameters(width)
 
 
 class Embedding(nn.Module):
@@ -150,7 +160,7 @@ class Embeddings(nn.Module):
         config, dtype = self.config, compute_dtype(self.execution)
         words_VxH = Embedding(self.padded_vocab_size, ("vocab", "embed"), config, name="word_embeddings")()
         types_TxH = Embedding(config.type_vocab_size, ("segment", "embed"), config, name="token_type_embeddings")()
-        # Lookups in whole rows: those in tables that two mesh axes cut crash the compiler (docs/design/sharding.md).
+        # Lookups in whole rows: those in tables that two mesh axes cut crash the compiler (design/sharding.md).
         whole_rows_VxH = constrain(words_VxH, ("vocab", None), self.mesh)
         x_BxSxH = jnp.take(whole_rows_VxH, input_ids_BxS, axis=0)
         # A product with a one-hot row: the gradient is a matrix product instead of a scatter into few rows.
@@ -167,6 +177,43 @@ class Embeddings(nn.Module):
             x_BxSxH = LayerNorm(config, dtype, name="layer_norm")(x_BxSxH)
         x_BxSxH = dropout(x_BxSxH.astype(dtype), config.hidden_dropout, site_key(dropout_key, 0, Site.EMBEDDINGS))
         return constrain(x_BxSxH, ACT, self.mesh), words_VxH
+
+
+def finish_block(
+    block: "SelfAttention | FeedForward",
+    inner: jax.Array,
+    x_BxSxH: jax.Array,
+    axes: Axes,
+    dropout_key: DropoutKey | None,
+) -> jax.Array:
+    """What ends both blocks of a layer: output projection of ``inner`` [B, S, ..], dropout, residual ``x`` and,
+    with ``norm_position`` post, LayerNorm. ``axes`` are those of the projection's weights."""
+    config, dtype, mesh = block.config, compute_dtype(block.execution), block.mesh
+    length, width = x_BxSxH.shape[1:]
+    pre = config.norm_position == "pre"
+    reason = "model.norm_position is pre" if pre else norm_kernel.unsupported(length, width)
+    if block.is_initializing() or not use_kernel(block.execution.residual_norm, "residual_norm", mesh, reason):
+        output_BxSxH = Dense(width, axes, config, dtype, name="output")(inner)
+        sum_BxSxH = x_BxSxH + dropout(output_BxSxH, config.hidden_dropout, dropout_key)
+        return sum_BxSxH if pre else LayerNorm(config, dtype, name="layer_norm")(sum_BxSxH)
+    kernel, bias = DenseParameters(width, axes, config, dtype, name="output")(inner.shape[-1])
+    vectors = (bias, *LayerNormParameters(config, dtype, name="layer_norm")(width))
+    product_BxSxH = product(inner, kernel)
+    rate = 0.0 if dropout_key is None else config.hidden_dropout
+
+    def add_norm(part: Callable[[str], Any], dense: jax.Array, residual: jax.Array, *others: jax.Array) -> Any:
+        *vectors, words = others
+        first_token = (words[2] + part("act_batch") * dense.shape[0]) * length
+        flat = [y.reshape(-1, width) for y in (dense, residual)]
+        out = norm_kernel.add_norm(
+            flat[0], vectors[0], flat[1], vectors[1], vectors[2], words, first_token, config.norm_epsilon, rate,
+            not on_tpu(mesh),
+        )  # fmt: skip
+        return out.reshape(dense.shape)
+
+    run = on_each_device(add_norm, mesh, (ACT, ACT, (None,), (None,), (None,), (None,)), ACT)
+    with jax.named_scope("add_norm"):
+        return run(constrain(product_BxSxH, ACT, mesh), x_BxSxH, *vectors, seed_words(dropout_key))
 
 
 class SelfAttention(nn.Module):
@@ -188,38 +235,47 @@ class SelfAttention(nn.Module):
         batch, length, width = x_BxSxH.shape
         heads_shape = (batch, length, config.num_attention_heads, config.head_size)
         axes = ("act_batch", "act_length", "act_heads", None)
-        norm = LayerNorm(config, dtype, name="layer_norm")
-        inner_BxSxH = norm(x_BxSxH) if config.norm_position == "pre" else x_BxSxH
-        projected = [y.reshape(heads_shape) for y in self._project(inner_BxSxH, dtype)]
-        query, key, value = (constrain(y, axes, self.mesh) for y in projected)
-        attend = choose(self.execution.attention, self.mesh, length, width, config.head_size)
-        attend = functools.partial(attend, dropout_rate=config.attention_dropout)
+        inner_BxSxH = x_BxSxH
+        if config.norm_position == "pre":
+            inner_BxSxH = LayerNorm(config, dtype, name="layer_norm")(x_BxSxH)
+        products, biases = self._project(inner_BxSxH, dtype)
+        rate, mesh, head_size = config.attention_dropout, self.mesh, config.head_size
+        look_inside = self.is_mutable_collection(INTERMEDIATES)
+        attend: Callable[..., jax.Array]
+        # Parameters are made with short dummy rows, which kernels need not be able to do.
+        plain = look_inside or self.is_initializing()
+        if not plain and use_kernel_attention(self.execution.attention, mesh, length, width, head_size):
+            products = [constrain(y, ("act_batch", "act_length", "act_heads"), mesh) for y in products]
+            attend = functools.partial(kernel_attention, head_size=head_size, dropout_rate=rate, mesh=mesh)
+            operands = [*products, jnp.stack(biases), sequence_ids_BxS]
+        else:
+            heads = [add_bias(y, bias).reshape(heads_shape) for y, bias in zip(products, biases, strict=True)]
+            attend = functools.partial(dot_product_attention, dropout_rate=rate)
+            operands = [*(constrain(y, axes, mesh) for y in heads), sequence_ids_BxS]
         if self.execution.remat == "attention":
             attend = jax.checkpoint(attend)
-        if self.is_mutable_collection(INTERMEDIATES):
-            visible_Bx1xSxT = visible_keys(sequence_ids_BxS)
-            self.sow(INTERMEDIATES, "attentions", attention_probabilities(query, key, visible_Bx1xSxT))
+        if look_inside:
+            query, key, *_ = operands
+            probabilities = attention_probabilities(query, key, visible_keys(sequence_ids_BxS))
+            self.sow(INTERMEDIATES, "attentions", probabilities)
         with jax.named_scope("dot_product_attention"):
-            context = attend(query, key, value, sequence_ids_BxS, dropout_key=probabilities_key)
-        context_BxSxH = constrain(context, axes, self.mesh).reshape(batch, length, width)
-        output_BxSxH = Dense(width, ("heads", "embed"), config, dtype, name="output")(context_BxSxH)
-        sum_BxSxH = x_BxSxH + dropout(output_BxSxH, config.hidden_dropout, output_key)
-        return sum_BxSxH if config.norm_position == "pre" else norm(sum_BxSxH)
+            context = attend(*operands, dropout_key=probabilities_key)
+        context_BxSxH = constrain(context.reshape(heads_shape), axes, mesh).reshape(batch, length, width)
+        return finish_block(self, context_BxSxH, x_BxSxH, ("heads", "embed"), output_key)
 
-    def _project(self, x_BxSxH: jax.Array, dtype: jnp.dtype) -> list[jax.Array]:
-        """Query, key and value, each [B, S, H]."""
+    def _project(self, x_BxSxH: jax.Array, dtype: jnp.dtype) -> tuple[list[jax.Array], list[jax.Array]]:
+        """Query, key and value without their biases, each [B, S, H], and the biases, each [H]."""
         width = self.config.hidden_size
         pairs = [
             DenseParameters(width, ("embed", "heads"), self.config, dtype, name=name)(width)
             for name in ("query", "key", "value")
         ]
+        biases = [bias for _, bias in pairs]
         if not self.execution.fused_qkv:
-            return [affine(x_BxSxH, kernel.astype(dtype), bias.astype(dtype)) for kernel, bias in pairs]
+            return [product(x_BxSxH, kernel) for kernel, _ in pairs], biases
         # Stacked on a new axis, which no mesh axis cuts, so heads stay where they are.
-        kernel_Hx3xH = jnp.stack([kernel for kernel, _ in pairs], axis=1).astype(dtype)
-        bias_3xH = jnp.stack([bias for _, bias in pairs]).astype(dtype)
-        fused_BxSx3xH = jnp.einsum("BSH,HKE->BSKE", x_BxSxH, kernel_Hx3xH) + bias_3xH
-        return [fused_BxSx3xH[:, :, i] for i in range(3)]
+        fused_BxSx3xH = product(x_BxSxH, jnp.stack([kernel for kernel, _ in pairs], axis=1))
+        return [fused_BxSx3xH[:, :, i] for i in range(3)], biases
 
 
 class FeedForward(nn.Module):
@@ -232,16 +288,15 @@ class FeedForward(nn.Module):
     @nn.compact
     def __call__(self, x_BxSxH: jax.Array, output_key: DropoutKey | None) -> jax.Array:
         config, dtype = self.config, compute_dtype(self.execution)
-        norm = LayerNorm(config, dtype, name="layer_norm")
-        inner_BxSxH = norm(x_BxSxH) if config.norm_position == "pre" else x_BxSxH
+        inner_BxSxH = x_BxSxH
+        if config.norm_position == "pre":
+            inner_BxSxH = LayerNorm(config, dtype, name="layer_norm")(x_BxSxH)
         hidden_BxSxF = Dense(config.intermediate_size, ("embed", "mlp"), config, dtype, name="intermediate")(
             inner_BxSxH
         )
         hidden_BxSxF = constrain(hidden_BxSxF, ("act_batch", "act_length", "act_mlp"), self.mesh)
         hidden_BxSxF = activation(config, hidden_BxSxF)
-        output_BxSxH = Dense(config.hidden_size, ("mlp", "embed"), config, dtype, name="output")(hidden_BxSxF)
-        sum_BxSxH = x_BxSxH + dropout(output_BxSxH, config.hidden_dropout, output_key)
-        return sum_BxSxH if config.norm_position == "pre" else norm(sum_BxSxH)
+        return finish_block(self, hidden_BxSxF, x_BxSxH, ("mlp", "embed"), output_key)
 
 
 class EncoderLayer(nn.Module):

@@ -1,15 +1,21 @@
 """TPU kernels, interpreted: equal to the plain implementation, dropout of the right rate, no mesh changes a bit."""
 
+import dataclasses
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from support import random_batch, relative_difference, tiny_config
 
-from bert_jax.config import MeshConfig
-from bert_jax.model.attention import choose, dot_product_attention, kernel_attention
+from bert_jax.config import ExecutionConfig, MeshConfig
+from bert_jax.model import BertForPretraining, norm_kernel, to_canonical
+from bert_jax.model.attention import dot_product_attention, kernel_attention, use_kernel_attention
 from bert_jax.model.dropout import ShardKey
-from bert_jax.parallel import make_mesh
+from bert_jax.model.kernels import seed_words
+from bert_jax.parallel import make_mesh, to_global
+from bert_jax.training.state import initial_params, make_prng_key
+from bert_jax.training.step import loss_and_gradients
 
 ROWS, LENGTH, HEADS, SIZE = 4, 256, 4, 64
 
@@ -31,17 +37,29 @@ def with_gradients(attend, query, key, value, gradient, **options):
     return out, *back(gradient)
 
 
-def kernel(*x, ids=None, mesh=None, **options):
+def kernel(*x, biases=None, ids=None, mesh=None, **options):
     options = {"dropout_rate": 0.0, "dropout_key": None, **options}
-    return kernel_attention(*x, sequence_ids() if ids is None else ids, mesh=mesh, **options)
+    flat = [y.reshape(*y.shape[:2], -1) for y in x]
+    biases = jnp.zeros((3, flat[0].shape[-1])) if biases is None else biases
+    ids = sequence_ids() if ids is None else ids
+    return kernel_attention(*flat, biases, ids, head_size=SIZE, mesh=mesh, **options).reshape(x[0].shape)
+
+
+def plain(query, key, value, biases):
+    heads = [x + bias.reshape(HEADS, SIZE) for x, bias in zip((query, key, value), biases, strict=True)]
+    return dot_product_attention(*heads, sequence_ids(), dropout_rate=0.0, dropout_key=None)
 
 
 def test_attention_and_its_gradients_equal_the_plain_ones():
-    plain = with_gradients(
-        lambda *x: dot_product_attention(*x, sequence_ids(), dropout_rate=0.0, dropout_key=None), *operands()
-    )
-    for ours, theirs in zip(with_gradients(kernel, *operands()), plain, strict=True):
-        np.testing.assert_allclose(ours, theirs, atol=1e-6)
+    *x, gradient = operands()
+    biases = jax.random.normal(jax.random.key(1), (3, HEADS * SIZE))
+    ours, our_back = jax.vjp(lambda *x: kernel(*x[:3], biases=x[3]), *x, biases)
+    theirs, their_back = jax.vjp(plain, *x, biases)
+    np.testing.assert_allclose(ours, theirs, atol=2e-6)
+    for one, other in zip(our_back(gradient)[:3], their_back(gradient)[:3], strict=True):
+        np.testing.assert_allclose(one, other, atol=5e-6)
+    sums = [back(gradient)[3] for back in (our_back, their_back)]
+    assert jnp.abs(sums[0] - sums[1]).max() < 1e-6 * jnp.abs(sums[1]).max() * ROWS * LENGTH
 
 
 def test_dropout_of_probabilities_has_its_rate_and_scale():
@@ -117,6 +135,107 @@ def test_rows_of_a_replica_draw_the_bits_of_the_whole_batch():
 def test_what_the_kernel_cannot_do():
     for length, width, size in ((100, 768, 64), (4096, 768, 64), (128, 320, 64), (128, 480, 96)):
         with pytest.raises(ValueError, match="attention pallas"):
-            choose("pallas", None, length, width, size)
-        assert choose("auto", None, length, width, size) is dot_product_attention
-    assert choose("auto", None, 128, 768, 64) is dot_product_attention  # no TPU here
+            use_kernel_attention("pallas", None, length, width, size)
+        assert not use_kernel_attention("auto", None, length, width, size)
+    assert use_kernel_attention("pallas", None, 128, 768, 64)
+    assert not use_kernel_attention("auto", None, 128, 768, 64)  # no TPU here
+    assert not use_kernel_attention("xla", None, 128, 768, 64)
+
+
+def norm_operands(width=512):
+    keys = jax.random.split(jax.random.key(2), 6)
+    big = [jax.random.normal(key, (48, width)) for key in keys[:3]]
+    return *big, *(jax.random.normal(key, (width,)) for key in keys[3:])
+
+
+def add_norm(product, residual, bias, scale, shift, *, rate=0.0, seed=3, first_token=0):
+    words = seed_words(jax.random.key(seed))
+    place = jnp.int32(first_token)
+    return norm_kernel.add_norm(product, bias, residual, scale, shift, words, place, 1e-12, rate, True)
+
+
+def test_add_norm_and_its_gradients_equal_the_plain_ones():
+    product, residual, gradient, *vectors = norm_operands()
+
+    def plain(product, residual, bias, scale, shift):
+        total = residual + product + bias
+        centered = total - total.mean(-1, keepdims=True)
+        return centered / jnp.sqrt(jnp.square(centered).mean(-1, keepdims=True) + 1e-12) * scale + shift
+
+    ours, our_back = jax.vjp(add_norm, product, residual, *vectors)
+    theirs, their_back = jax.vjp(plain, product, residual, *vectors)
+    np.testing.assert_allclose(ours, theirs, atol=5e-6)
+    for one, other in zip(our_back(gradient), their_back(gradient), strict=True):
+        np.testing.assert_allclose(one, other, atol=2e-5)
+
+
+def test_add_norm_drops_at_its_rate_and_sends_gradients_through_what_stayed():
+    product, residual, gradient, bias, scale, shift = norm_operands()
+    rate, threshold = 0.1, round(0.1 * 65536)
+    back = jax.vjp(lambda *x: add_norm(*x, bias, scale, shift, rate=rate), product, residual)[1]
+    for_product, for_residual = back(gradient)
+    stayed = for_product != 0
+    np.testing.assert_allclose(
+        np.asarray(for_product)[stayed], np.asarray(for_residual)[stayed] * 65536 / (65536 - threshold), rtol=1e-6
+    )
+    for axes in ((0, 1), (0,), (1,)):
+        count = np.prod([stayed.shape[axis] for axis in axes])
+        assert np.abs(1 - stayed.mean(axis=axes) - rate).max() < 5 * np.sqrt(rate * (1 - rate) / count), axes
+    # What the gradients say was dropped is what the forward pass dropped.
+    factor = jnp.where(stayed, 65536 / (65536 - threshold), 0.0)
+    expected = add_norm((product + bias) * factor, residual, jnp.zeros_like(bias), scale, shift)
+    np.testing.assert_allclose(add_norm(product, residual, bias, scale, shift, rate=rate), expected, atol=5e-6)
+
+
+def test_add_norm_bits_depend_on_the_place_of_a_token_alone():
+    product, residual, _, *vectors = norm_operands()
+    whole = add_norm(product, residual, *vectors, rate=0.1)
+    np.testing.assert_array_equal(
+        add_norm(product[16:32], residual[16:32], *vectors, rate=0.1, first_token=16), whole[16:32]
+    )
+    assert (add_norm(product, residual, *vectors, rate=0.1, seed=4) != whole).any()
+
+
+def model_config(dropout):
+    config = tiny_config()
+    sizes = {"hidden_size": 256, "num_attention_heads": 4, "intermediate_size": 256, "max_position_embeddings": 128}
+    rates = {"hidden_dropout": dropout, "attention_dropout": dropout}
+    return dataclasses.replace(
+        config,
+        model=dataclasses.replace(config.model, **sizes, **rates),
+        data=dataclasses.replace(config.data, seq_length=128),
+    )
+
+
+def loss_of_model(config, mesh=None, **execution):
+    """Loss and canonical gradients of one step."""
+    execution = ExecutionConfig(**execution)
+    model = BertForPretraining(config.model, execution, True, mesh)
+    params, batch = initial_params(model, 3), random_batch(config)
+    if mesh is not None:
+        batch = to_global(batch, mesh, len(batch["input_ids"]))
+    key = make_prng_key(execution, 1)
+    loss, grads, _ = jax.jit(lambda p, b: loss_and_gradients(model, p, b, key, 1))(params, batch)
+    return loss, to_canonical(grads, config.model.vocab_size)
+
+
+KERNELS = {"attention": "pallas", "residual_norm": "pallas"}
+
+
+def test_a_model_of_kernels_equals_the_plain_model():
+    config = model_config(dropout=0.0)
+    plain = loss_of_model(config)
+    for options in ({}, {"scan_layers": True, "remat": "attention", "fused_qkv": True}):
+        loss, grads = loss_of_model(config, **KERNELS, **options)
+        assert abs(loss - plain[0]) <= 1e-6 * abs(plain[0])
+        assert relative_difference(grads, plain[1]) <= 5e-6
+
+
+def test_a_model_of_kernels_drops_the_same_values_on_every_mesh():
+    config = model_config(dropout=0.1)
+    one = loss_of_model(config, **KERNELS)
+    assert abs(one[0] - loss_of_model(model_config(dropout=0.0), **KERNELS)[0]) > 1e-4
+    mesh = make_mesh(MeshConfig(data=2, fsdp=1, tensor=2), jax.devices()[:4])
+    loss, grads = loss_of_model(config, mesh, **KERNELS)
+    assert abs(loss - one[0]) <= 1e-6 * abs(one[0])
+    assert relative_difference(grads, one[1]) <= 5e-6

@@ -1,0 +1,54 @@
+"""Products with weights, whose gradients leave the product in float32.
+
+Left to itself, the gradient of a weight that is used in bfloat16 is rounded to bfloat16 before microbatches and
+devices are summed. Here the weight's own dtype decides: float32 parameters have float32 gradients throughout.
+"""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3))
+def product(x: jax.Array, kernel: jax.Array, axis: int = 0, dtype: jnp.dtype | None = None) -> jax.Array:
+    """Sum over the last axis of ``x`` and ``axis`` of ``kernel`` (used in the dtype of ``x``): [*rows, *out].
+
+    The result has ``dtype``, or that of ``x``.
+    """
+    # Rows in one dimension: with more, the CPU compiler writes a transposed copy of every incoming gradient.
+    rows = x.reshape(-1, x.shape[-1])
+    dimensions = (((1,), (axis,)), ((), ()))
+    result = jax.lax.dot_general(rows, kernel.astype(x.dtype), dimensions, preferred_element_type=dtype or x.dtype)
+    return result.reshape(*x.shape[:-1], *result.shape[1:])
+
+
+def _forward(
+    x: jax.Array, kernel: jax.Array, axis: int, dtype: jnp.dtype | None
+) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
+    return product(x, kernel, axis, dtype), (x, kernel)
+
+
+def _backward(
+    axis: int, dtype: jnp.dtype | None, saved: tuple[jax.Array, jax.Array], gradient: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    x, kernel = saved
+    rows = x.reshape(-1, x.shape[-1])
+    out = [dim for dim in range(kernel.ndim) if dim != axis]
+    incoming = gradient.reshape(len(rows), *(kernel.shape[dim] for dim in out))
+    places = tuple(range(1, incoming.ndim))
+    x_gradient = jax.lax.dot_general(
+        incoming, kernel.astype(x.dtype), ((places, tuple(out)), ((), ())), preferred_element_type=gradient.dtype
+    )
+    kernel_gradient = jax.lax.dot_general(
+        incoming, rows, (((0,), (0,)), ((), ())), preferred_element_type=kernel.dtype
+    )
+    return x_gradient.astype(x.dtype).reshape(x.shape), jnp.moveaxis(kernel_gradient, -1, axis)
+
+
+product.defvjp(_forward, _backward)
+
+
+def add_bias(x: jax.Array, bias: jax.Array) -> jax.Array:
+    """``x + bias`` in the dtype of ``x``; the bias's gradient is summed in its own."""
+    return (x.astype(bias.dtype) + bias).astype(x.dtype)
