@@ -285,7 +285,8 @@ def _watch() -> None:
                 return  # the run is over, or the lead is gone
         except AttributeError:
             return  # shut down between two questions
-    leave(record["code"], _words(record))
+    if record["code"] != exits.OK:  # else the lead has come to the end of the run, and so will this process
+        leave(record["code"], _words(record))
 
 
 def leave(code: int, line: str) -> None:
