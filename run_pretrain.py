@@ -1,6 +1,8 @@
 """Pretrain BERT: text to vocabulary, shards, checkpoints and a report.
 
 python run_pretrain.py --config configs/quickstart.yaml [--workdir DIR] [--section.key value ...]
+
+The same command on every host of a TPU pod or a SLURM job makes one run.
 """
 
 import sys
@@ -12,18 +14,34 @@ from bert_jax.training.signals import StopRequest
 
 STOP = StopRequest.install()  # before the heavy imports: a signal that comes during them is not lost
 
-from pathlib import Path
+from typing import Any
 
 from bert_jax.config import PretrainConfig, dump_yaml, load_config
 from bert_jax.config.loader import RunOptions, Setting, take_options
 from bert_jax.exits import run_command
+from bert_jax.storage import location
 from bert_jax.training.warm_start import asks_for_warm_start
 
 
 def main() -> None:
     options, arguments = take_options(RunOptions, sys.argv[1:])
-    workdir = Path(options.workdir or options.default_workdir)
-    start = None
+    if options.print_config or {"--help", "-h"} & set(arguments):
+        config, _ = configure(options, arguments)
+        print(dump_yaml(config), end="")
+        return
+
+    from bert_jax.parallel import hosts
+
+    hosts.start(options)
+    if hosts.count() > 1:
+        STOP.share()
+    with hosts.ends_together(options.host_timeout):
+        train(options, arguments)
+
+
+def configure(options: RunOptions, arguments: list[str]) -> tuple[PretrainConfig, Any]:
+    """The resolved config, and how the run starts (``warm_start.Start``) if not from drawn parameters."""
+    workdir, start = location(options.workdir or options.default_workdir), None
 
     def resolve(settings: list[Setting]) -> list[Setting]:
         nonlocal start
@@ -36,33 +54,42 @@ def main() -> None:
         PretrainConfig, arguments, prog="run_pretrain.py", extra=RunOptions,
         resolve=resolve if asks_for_warm_start(options, workdir) else None,
     )  # fmt: skip
-    if options.print_config:
-        print(dump_yaml(config), end="")
-        return
+    return config, start
 
+
+def train(options: RunOptions, arguments: list[str]) -> None:
+    """Prepare the data, then pretrain."""
+    config, start = configure(options, arguments)
+
+    from bert_jax.parallel import hosts
     from bert_jax.tokenization import load_tokenizer
     from bert_jax.training.pretrain import pretrain
-    from data_pipeline.build import STOPPED, ensure_data, place_vocabulary
+    from data_pipeline.build import STOPPED, ensure_data, place_vocabulary, require_shards
     from data_pipeline.source import ShardSource
 
     def report(line: str) -> None:
         print(line, flush=True)
 
     with STOP.at_once(STOPPED):
-        if start is not None and start.vocabulary is not None:
+        if start is not None and start.vocabulary is not None and hosts.is_lead():
             place_vocabulary(*start.vocabulary)
-        vocabulary = ensure_data(config.data, vocab_size=config.model.vocab_size, report=report)
+        hosts.barrier("vocabulary", options.host_timeout)
+        if hosts.count() == 1:
+            vocabulary = ensure_data(config.data, vocab_size=config.model.vocab_size, report=report)
+        else:
+            vocabulary = require_shards(config, arguments)
     tokenizer = load_tokenizer(vocabulary, lower_case=config.data.lower_case)
     pretrain(
         config,
-        workdir=workdir,
+        workdir=location(options.workdir or options.default_workdir),
         source=ShardSource(config, tokenizer),
         tokenizer=tokenizer,
         vocabulary=vocabulary,
         stop=STOP,
-        continue_from=Path(options.continue_from) if options.continue_from else None,
+        continue_from=location(options.continue_from) if options.continue_from else None,
         warm_start=start.warm_start if start is not None else None,
         allow_numeric_change=options.allow_numeric_change,
+        host_timeout=options.host_timeout,
         started=STARTED,
     )
 

@@ -73,7 +73,7 @@ def main() -> int:
             jax.block_until_ready((state, metrics))
             alone = time.perf_counter() - began
             window = dataclasses.replace(training, num_steps=first + options.steps)
-            recorder = Recorder(window, IntervalMeter(), LossGuard(window), programs.unpack, write)
+            recorder = Recorder(window, IntervalMeter(0), LossGuard(window), programs.unpack, write)
             began = time.perf_counter()
             state = run_steps(
                 state, first, window, step_for=programs.step_for, batches=batches, recorder=recorder,

@@ -4,7 +4,7 @@ B rows, S tokens per row, M masked positions per row, C sequences per row (1 unl
 Features on disk carry google-research/bert's names; see ``data_pipeline.shards``.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -34,11 +34,13 @@ class BatchInfo:
     data_step: int  # number of the batch in the data order, from 0
     epoch: float  # passes over the records after this batch
     examples_seen: int  # records consumed since the phase began, this batch included
-    blank_records: int  # damaged records replaced by blank rows since the phase began, this batch included
 
 
 class DataBudgetError(Exception):
-    """More damaged records were met than the config allows; the run must stop (exit code 43)."""
+    """More damaged records were met than the config allows; the run must stop (exit code 43). Where several
+    processes train, all of them raise it at the same step."""
+
+    agreed = True
 
 
 class BatchIterator(Protocol):
@@ -58,6 +60,24 @@ class BatchIterator(Protocol):
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Continue after ``state``; raises ``ValueError`` when it belongs to other data."""
+        ...
+
+
+class PretrainSource(Protocol):
+    """Where batches come from; ``data_pipeline.source`` implements it."""
+
+    def train(self, rows: list[int]) -> BatchIterator:
+        """Endless training batches of this host's ``rows``."""
+        ...
+
+    def held_out(
+        self, batch_size: int, rows: list[int], max_batches: int
+    ) -> Iterator[dict[str, np.ndarray]] | None:
+        """Held-out batches, each record once (0 ``max_batches``: all), or ``None`` without held-out data."""
+        ...
+
+    def unigram_cross_entropy(self) -> float | None:
+        """Nats per held-out target of the training targets' unigram distribution (add-one)."""
         ...
 
 

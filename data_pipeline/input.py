@@ -113,7 +113,6 @@ class PretrainBatches:
             data_step=self._data_step,
             epoch=end / self._order.records,
             examples_seen=end - self._skipped_examples,
-            blank_records=self._blanks.count,
         )
         self._data_step += 1
         return _features(batch), info

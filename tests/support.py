@@ -60,19 +60,22 @@ def write_vocabulary(folder: Path, size: int = 211) -> Path:
 
 def train_synthetic(config: PretrainConfig, workdir: Path, **options: Any) -> None:
     """Pretrain on :class:`SyntheticSource` in ``workdir``."""
+    vocabulary = write_vocabulary(workdir.parent)
+    pretrain_on(config, workdir, vocabulary, **{"source": SyntheticSource(config)} | options)
+
+
+def pretrain_on(config: PretrainConfig, workdir: Path, vocabulary: Path, **options: Any) -> None:
+    """Pretrain in ``workdir`` with the tokenizer of ``vocabulary``."""
     from bert_jax.tokenization import load_tokenizer
     from bert_jax.training.pretrain import pretrain
     from bert_jax.training.signals import StopRequest
 
-    vocabulary = write_vocabulary(workdir.parent)
     pretrain(
         config,
         workdir=workdir,
-        source=options.pop("source", SyntheticSource(config)),
         tokenizer=load_tokenizer(vocabulary),
         vocabulary=vocabulary,
-        stop=options.pop("stop", StopRequest()),
-        **options,
+        **{"stop": StopRequest()} | options,
     )
 
 
@@ -92,6 +95,7 @@ class SyntheticIterator:
     rows: list[int]
     poison: frozenset[int] = frozenset()
     data_step: int = 0
+    skipped: list[list[int]] = dataclasses.field(default_factory=list)
 
     def __next__(self) -> tuple[dict[str, np.ndarray], BatchInfo]:
         batch = random_batch(self.config, seed=1000 + self.data_step)
@@ -102,19 +106,19 @@ class SyntheticIterator:
         info = BatchInfo(
             data_step=self.data_step - 1,
             epoch=self.data_step * size / 100,
-            examples_seen=self.data_step * size,
-            blank_records=0,
+            examples_seen=(self.data_step - sum(stop - start for start, stop in self.skipped)) * size,
         )
         return {name: values[self.rows] for name, values in batch.items()}, info
 
     def state(self) -> dict[str, Any]:
-        return {"data_step": self.data_step}
+        return {"data_step": self.data_step, "skipped": list(self.skipped)}
 
     def skip(self, batches: int) -> None:
+        self.skipped.append([self.data_step, self.data_step + batches])
         self.data_step += batches
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        self.data_step = state["data_step"]
+        self.data_step, self.skipped = state["data_step"], list(state["skipped"])
 
 
 @dataclasses.dataclass

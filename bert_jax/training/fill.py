@@ -5,9 +5,11 @@ from collections.abc import Mapping
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
-from bert_jax.model import BertModel
+from bert_jax.config import PretrainConfig
+from bert_jax.model import BertForPretraining, BertModel
 from bert_jax.tokenization import Tokenizer
 
 
@@ -62,6 +64,15 @@ def fill_batch(
         if filled:
             texts.append(FilledText(text, tuple(filled)))
     return texts
+
+
+def fill_some(
+    config: PretrainConfig, params: Any, tokenizer: Tokenizer, batch: Mapping[str, np.ndarray], rows: int = 8
+) -> list[FilledText]:
+    """Masks of the first ``rows`` of a held-out batch, filled on one device by ``params`` (host arrays)."""
+    model = BertForPretraining(config.model, config.execution, config.has_nsp)
+    features = {name: values[:rows] for name, values in batch.items()}
+    return fill_batch(model, jax.tree.map(jnp.asarray, params), tokenizer, features)
 
 
 def _predictions(tokenizer: Tokenizer, ids: np.ndarray, probabilities: np.ndarray) -> tuple[tuple[str, float], ...]:

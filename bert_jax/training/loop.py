@@ -83,9 +83,7 @@ class Recorder:
             self.clock.tokens += float(metrics["tokens"])
             self.clock.sequences += sequences
             if step % self.config.log_interval == 0 or step == self.config.num_steps:
-                position = {
-                    "epoch": info.epoch, "examples_seen": info.examples_seen, "blank_records": info.blank_records,
-                }  # fmt: skip
+                position = {"epoch": info.epoch, "examples_seen": info.examples_seen}
                 self._write(step, {**self.meter.line(), **self.clock.line(), **position})
                 self.clock = Clock()
             self.guard.add(step, float(metrics["loss"]), self.meter.bad_in_a_row)

@@ -2,22 +2,18 @@
 
 import shutil
 import time
-from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import jax
-import jax.numpy as jnp
-import numpy as np
 
 from bert_jax import exits
-from bert_jax.batch import BatchIterator
-from bert_jax.config import PretrainConfig, differences, dump_yaml
-from bert_jax.folder_lock import hold_folder
-from bert_jax.model import BertForPretraining
-from bert_jax.parallel import check_batch_size, host_rows, make_mesh
+from bert_jax.batch import PretrainSource
+from bert_jax.config import PretrainConfig, differences, dump_yaml, to_dict
+from bert_jax.parallel import check_batch_size, host_rows, hosts, make_mesh, to_host
 from bert_jax.planner.flops import training_flops_per_sequence
 from bert_jax.planner.hardware import mfu
+from bert_jax.storage import Location
 from bert_jax.tokenization import Tokenizer
 from bert_jax.training.checkpoint import (
     NoCheckpoint,
@@ -37,8 +33,9 @@ from bert_jax.training.compile import (
     train_programs,
 )
 from bert_jax.training.evaluate import evaluate_held_out
-from bert_jax.training.fill import FilledText, fill_batch
+from bert_jax.training.fill import FilledText, fill_some
 from bert_jax.training.finish import finish, write_atomically
+from bert_jax.training.integrity import json_digest
 from bert_jax.training.loop import Recorder, run_steps
 from bert_jax.training.meter import IntervalMeter
 from bert_jax.training.prefetch import DevicePrefetcher
@@ -49,44 +46,29 @@ from bert_jax.training.spikes import LossGuard, RollBack
 from bert_jax.training.state import TrainState, initial_state, parameter_count
 from bert_jax.training.step import make_eval_step
 from bert_jax.training.warm_start import RECORD, WarmStart
-from bert_jax.training.watchdog import Watchdog
+from bert_jax.training.watchdog import PHASE_FACTOR, Watchdog
+from bert_jax.training.workdir import Logs, hold_workdir
 from bert_jax.training.writers import MetricsWriter
 
 # What a new phase may change of the model: it changes no parameter.
 PHASE_MAY_CHANGE = {"model.hidden_dropout", "model.attention_dropout"}
 
 
-class PretrainSource(Protocol):
-    """Where batches come from; ``data_pipeline.source`` implements it."""
-
-    def train(self, rows: list[int]) -> BatchIterator:
-        """Endless training batches of this host's ``rows``."""
-        ...
-
-    def held_out(
-        self, batch_size: int, rows: list[int], max_batches: int
-    ) -> Iterator[dict[str, np.ndarray]] | None:
-        """Held-out batches, each record once (0 ``max_batches``: all), or ``None`` without held-out data."""
-        ...
-
-    def unigram_cross_entropy(self) -> float | None:
-        """Nats per held-out target of the training targets' unigram distribution (add-one)."""
-        ...
-
-
-def pretrain(config: PretrainConfig, *, workdir: Path, **inputs: Any) -> None:
+def pretrain(config: PretrainConfig, *, workdir: Location, **inputs: Any) -> None:
     """Train as ``config`` says in ``workdir``, continuing what is there; see :func:`run` for ``inputs``.
 
     Raises ``ValueError`` for what the user can mend and ``exits.Stop`` when the run ends early.
     """
     rollback = None
+    taken = "another run is using this workdir; wait for it or give another --workdir"
     with (
-        hold_folder(workdir, "another run is using this workdir; wait for it or give another --workdir"),
+        hold_workdir(workdir, taken, lead=hosts.is_lead()) as logs,
         Watchdog(config.training.watchdog_seconds) as watchdog,
     ):
+        watchdog.others = hosts.peers_doing(lambda: watchdog.doing)
         while True:
             try:
-                return run(config, workdir=workdir, watchdog=watchdog, rollback=rollback, **inputs)
+                return run(config, workdir=workdir, logs=logs, watchdog=watchdog, rollback=rollback, **inputs)
             except RollBack as back:
                 # Going back is a resume that leaves batches out. Without its traceback, which holds the state.
                 rollback = back.with_traceback(None)
@@ -96,29 +78,36 @@ def pretrain(config: PretrainConfig, *, workdir: Path, **inputs: Any) -> None:
 def run(
     config: PretrainConfig,
     *,
-    workdir: Path,
+    workdir: Location,
+    logs: Logs,
     source: PretrainSource,
     tokenizer: Tokenizer,
     vocabulary: Path,
     stop: StopRequest,
     watchdog: Watchdog,
     rollback: RollBack | None = None,
-    continue_from: Path | None = None,
+    continue_from: Location | None = None,
     warm_start: WarmStart | None = None,
     allow_numeric_change: bool = False,
+    host_timeout: float = 300.0,
     started: float | None = None,
 ) -> None:
-    """The run itself, in a workdir that this process holds. ``stop`` is asked between steps; ``rollback`` is why
-    the run before this one in the same process ended, and what batches are left out now.
+    """The run itself, in a workdir that the lead process holds. ``stop`` is asked between steps; ``rollback`` is
+    why the run before this one in the same process ended, and what batches are left out now.
 
     ``vocabulary``, the file of ``tokenizer``, is copied beside the checkpoints, so the workdir is whole. The
     parameters of ``warm_start`` are those of step 0; a run that has a checkpoint only repeats what it says.
+    Every process of the run comes here with the same config; they wait ``host_timeout`` seconds for each other.
     """
     started = time.perf_counter() if started is None else started
     warm_start = warm_start or WarmStart()
 
     # --- Workdir ---------------------------------------------------------------------------------------------
-    training = config.training
+    training, lead, folder = config.training, hosts.is_lead(), logs.folder
+    hosts.require_shared(workdir, host_timeout)
+    hosts.require_equal(
+        "config", json_digest(to_dict(config)), "give every host the same command and recipe", host_timeout
+    )
     if training.compilation_cache != "none":
         cache = training.compilation_cache or str(workdir.absolute() / "compilation_cache")
         jax.config.update("jax_compilation_cache_dir", cache)
@@ -138,7 +127,7 @@ def run(
     state_memory = "the model's state", state_advice(config), lambda: state_bytes(abstract)
     with explain_memory(*state_memory):
         restored = restore_newest(workdir, config, mesh, read_only=False, may_change=set(), report=messages.append)
-    meter, guard = IntervalMeter(), LossGuard(training)
+    meter, guard = IntervalMeter(config.data.max_blank_records), LossGuard(training)
     phase_start = 0
     if restored is not None:
         state, first_step = restored.state, restored.step
@@ -180,6 +169,9 @@ def run(
     eval_rows = host_rows(mesh, eval_batch_size)
     source.held_out(eval_batch_size, eval_rows, 1)
     iterator = None if complete else source.train(rows)
+    if iterator is not None:
+        order = json_digest([iterator.state(), tokenizer.fingerprint])
+        hosts.require_equal("data", order, "let every host read the same shards and vocabulary", host_timeout)
     if iterator is not None and restored is not None:
         iterator.restore(restored.meta["data"])
         if rollback is not None:
@@ -187,32 +179,36 @@ def run(
     data_seconds = time.perf_counter() - began
 
     # --- Log -------------------------------------------------------------------------------------------------
-    if not complete:
-        write_atomically(workdir / "config.yaml", dump_yaml(config))
+    if lead and not complete:
+        write_atomically(folder / "config.yaml", dump_yaml(config))
         if warm_start.record:
-            write_atomically(workdir / RECORD, warm_start.record)
-        (workdir / "report.html").unlink(missing_ok=True)  # an older one would pass for this run's
-        if vocabulary.resolve() != (workdir / vocabulary.name).resolve():
-            shutil.copyfile(vocabulary, workdir / vocabulary.name)
-    progress = Progress(training.num_steps, first_step, workdir / "train.log")
+            write_atomically(folder / RECORD, warm_start.record)
+        (folder / "report.html").unlink(missing_ok=True)  # an older one would pass for this run's
+        if vocabulary.resolve() != (folder / vocabulary.name).resolve():
+            shutil.copyfile(vocabulary, folder / vocabulary.name)
+    progress = Progress(training.num_steps, first_step, folder / "train.log", lead=lead)
     for message in messages:
         progress.line(message)
-    writer = MetricsWriter(workdir, first_step)
+    writer = MetricsWriter(folder, first_step, lead=lead)
     count = parameter_count(state.params, config.model.vocab_size)
+    processes = f" in {hosts.count()} processes" if hosts.count() > 1 else ""
     progress.line(
-        f"{count:,} parameters, {mesh.size} x {mesh.devices.flat[0].device_kind}, mesh "
+        f"{count:,} parameters, {mesh.size} x {mesh.devices.flat[0].device_kind}{processes}, mesh "
         f"{'x'.join(f'{name}={size}' for name, size in mesh.shape.items())}, {config.execution.dtype}"
     )
 
     def report() -> None:
+        """Every process calls it, because the lead may hold only a part of the parameters."""
         batch = next(source.held_out(eval_batch_size, eval_rows, 1) or iter(()), None)
+        filled: list[FilledText] = []
         try:
-            with explain_memory("filling masks", "the report goes without them"):
-                filled = [] if batch is None else _fill_some(config, state, tokenizer, batch)
+            if batch is not None:
+                with explain_memory("filling masks", "the report goes without them"):
+                    params = to_host(state.params if state.ema is None else state.ema)
+                    filled = fill_some(config, params, tokenizer, batch) if lead else []
         except OutOfMemory as shortage:
             progress.line(str(shortage))
-            filled = []
-        for line in finish(workdir, filled):
+        for line in finish(folder, filled, workdir) if lead else []:
             progress.line(line)
 
     # --- Evaluate --------------------------------------------------------------------------------------------
@@ -232,8 +228,10 @@ def run(
                 raise Interrupted
 
         with explain_memory("an evaluation step", advice):
-            values = evaluate_held_out(held_out, eval_step, params, mesh, eval_batch_size, before_batch)
-        if last:
+            values = evaluate_held_out(
+                held_out, eval_step, params, mesh, eval_batch_size, before_batch, host_timeout
+            )
+        if last and lead:
             with watchdog.phase("counting the unigram distribution"):
                 values["unigram_cross_entropy"] = source.unigram_cross_entropy()
         writer.write(step, {"split": "eval", **values})
@@ -243,14 +241,15 @@ def run(
     is_due = first_step == training.num_steps or (
         not complete and training.eval_interval > 0 and first_step % training.eval_interval == 0
     )
-    if restored is not None and is_due and not writer.has(first_step, "eval"):
+    is_due = is_due and restored is not None and not writer.has(first_step, "eval")
+    if hosts.lead_says("evaluation_is_due", is_due, host_timeout):
         try:
             evaluate(state, first_step)
         except Interrupted:
             raise _stopped(stop, f"stopped at step {first_step:,}", workdir) from None
 
     if iterator is None:
-        if not (workdir / "report.html").exists():
+        if hosts.lead_says("report_is_due", not (folder / "report.html").exists(), host_timeout):
             report()
         progress.line(f"{workdir} is complete: {first_step:,} steps; see report.html there")
         writer.close()
@@ -261,6 +260,8 @@ def run(
     batches = DevicePrefetcher(iterator, mesh, len(rows) / training.global_batch_size, config.data.prefetch)
     with watchdog.phase("compiling the training step"):
         programs.step_for(_batch_size_at(config, first_step - phase_start))
+        # Processes compile at their own pace; a collective would not wait as long as this does.
+        hosts.barrier("compiled", PHASE_FACTOR * host_timeout)
     progress.line(
         f"start-up {began - started:.1f} s, data {data_seconds:.1f} s, "
         f"compiling the training step {programs.compile_seconds:.1f} s"
@@ -281,7 +282,7 @@ def run(
         writer.write(step, values)
         progress.update(step, values)
 
-    checkpoints = CheckpointWriter(workdir, config)
+    checkpoints = CheckpointWriter(workdir, config, abstract, logs.upload)
 
     def save(state: TrainState, step: int) -> None:
         meta = {
@@ -300,7 +301,7 @@ def run(
         checkpoints.poll()
         progress.tick(step)
 
-    profiler = ProfilerWindow(workdir / "profile", training.profile_steps)
+    profiler = ProfilerWindow(folder / "profile", training.profile_steps)
 
     # --- Loop ------------------------------------------------------------------------------------------------
     try:
@@ -343,16 +344,7 @@ def run(
     progress.close()
 
 
-def _fill_some(
-    config: PretrainConfig, state: TrainState, tokenizer: Tokenizer, batch: Mapping[str, np.ndarray]
-) -> list[FilledText]:
-    """Masks of the first few rows of a held-out batch, filled on one device."""
-    model = BertForPretraining(config.model, config.execution, config.has_nsp)
-    params = jax.tree.map(jnp.asarray, jax.device_get(state.params if state.ema is None else state.ema))
-    return fill_batch(model, params, tokenizer, {name: values[:8] for name, values in batch.items()})
-
-
-def _stopped(stop: StopRequest, what: str, workdir: Path) -> exits.Stop:
+def _stopped(stop: StopRequest, what: str, workdir: Location) -> exits.Stop:
     saved = f"saved in {workdir}" if saved_steps(workdir) else "nothing to save yet"
     line = f"{what}, {stop.told()}; {saved}: run the same command to continue"
     return exits.Stop(stop.exit_code, line, agreed=True)

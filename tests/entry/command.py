@@ -1,6 +1,9 @@
 """The real command line on a made-up corpus, for the entry tests."""
 
+import concurrent.futures
 import os
+import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -65,3 +68,38 @@ def run(*arguments: object) -> tuple[int, str, str]:
     process = start(*arguments)
     out, err = process.communicate(timeout=600)
     return process.returncode, out, err
+
+
+def run_hosts(
+    count: int, devices: int, *arguments: object, program: Path | None = None, timeout: float = 600
+) -> list[tuple[int, str, str]]:
+    """The same for ``count`` processes of one run on this machine, with ``devices`` virtual devices each;
+    ``program`` takes the place of ``run_pretrain.py``. One process gets no flags about others."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    environment = os.environ | {"XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}"}
+    processes = []
+    for index in range(count):
+        others = ["--coordinator", f"127.0.0.1:{port}", "--num_processes", count, "--process_id", index]
+        words = [
+            sys.executable,
+            program or REPOSITORY / "run_pretrain.py",
+            *arguments,
+            *(others if count > 1 else []),
+        ]
+        processes.append(
+            subprocess.Popen(
+                [str(word) for word in words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                cwd=REPOSITORY, env=environment, start_new_session=True,
+            )
+        )  # fmt: skip
+    try:
+        # Read at the same time: one that waits for its full pipe would hold the others.
+        with concurrent.futures.ThreadPoolExecutor(count) as readers:
+            outputs = list(readers.map(lambda process: process.communicate(timeout=timeout), processes))
+    finally:
+        for process in processes:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+    return [(process.returncode, *output) for process, output in zip(processes, outputs, strict=True)]

@@ -1,0 +1,103 @@
+"""One process of several that agree, fail or train; see ``test_hosts_together.py``.
+
+python one_of_several.py CASE FOLDER --coordinator HOST:PORT --num_processes N --process_id I
+"""
+
+import sys
+import time
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from bert_jax.config.loader import RunOptions, take_options
+from bert_jax.exits import Stop, run_command
+from bert_jax.parallel import hosts
+
+
+def agree(folder):
+    for turn in range(3):
+        print("gathered", *hosts.gather("numbers", f"{turn}.{hosts.index()}", 20))
+    print("lead says", hosts.lead_says("first", hosts.is_lead(), 20))
+    hosts.require_shared(folder, 20)
+    hosts.require_equal("recipe", "the same", "never said", 20)
+
+
+def stop_at_one_step(folder):
+    raise Stop(42, "stopped at step 3", agreed=True)
+
+
+def fail(folder):
+    if hosts.index() == 1:
+        raise ValueError("my own disk is gone")
+    hosts.barrier("which the other never comes to", 60)
+
+
+def come_late(folder):
+    if hosts.index() == 1:
+        time.sleep(8)
+    hosts.barrier("the meeting", 2)
+
+
+def differ(folder):
+    hosts.require_equal("recipe", "odd" if hosts.index() == 1 else "plain", "give every host the same", 20)
+
+
+def share_nothing(folder):
+    folder = folder / str(hosts.index())
+    folder.mkdir()
+    hosts.SHARED_WITHIN = 1.0
+    hosts.require_shared(folder, 20)
+
+
+def train(folder, step_of_trouble, trouble, **config):
+    """Train on made-up batches; ``trouble(batch, rows)`` happens from ``step_of_trouble`` on."""
+    import support
+
+    settings = support.tiny_config(
+        "--mesh.data -1", *(f"--{key.replace('__', '.')} {v}" for key, v in config.items())
+    )
+
+    class Source(support.SyntheticSource):
+        def train(self, rows):
+            return Batches(settings, rows)
+
+    class Batches(support.SyntheticIterator):
+        def __next__(self):
+            batch, info = super().__next__()
+            if info.data_step >= step_of_trouble:
+                trouble(batch, self.rows)
+            return batch, info
+
+    # The file of the vocabulary lies in a folder of its own: every process writes it.
+    own = folder / str(hosts.index())
+    vocabulary = support.write_vocabulary(own)
+    support.pretrain_on(settings, folder / "run", vocabulary, source=Source(settings), host_timeout=60)
+
+
+def lose_data(folder):
+    def unreadable(batch, rows):
+        if 0 not in rows:
+            raise OSError("the shard is gone")
+
+    train(folder, 4, unreadable)
+
+
+def read_damage(folder):
+    def blank(batch, rows):
+        for name in batch:  # row 0 and the last: of the first and of the last process
+            batch[name][[place for place, row in enumerate(rows) if row in (0, 7)]] = 0
+
+    # Two a step from the fourth step on: the third step of damage is one too much.
+    train(folder, 3, blank, data__max_blank_records=5, training__num_steps=30, training__checkpoint_interval=100)
+
+
+def main():
+    case, folder = sys.argv[1], Path(sys.argv[2])
+    options, _ = take_options(RunOptions, sys.argv[3:])
+    hosts.start(options)
+    with hosts.ends_together(30):
+        globals()[case](folder)
+
+
+if __name__ == "__main__":
+    sys.exit(run_command(main))

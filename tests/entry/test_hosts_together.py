@@ -1,0 +1,196 @@
+"""Processes of one run find each other, agree, and end together, whatever happens to one of them."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+import command
+
+from bert_jax.config.loader import RunOptions, take_options
+from bert_jax.parallel import cluster, hosts
+
+PROGRAM = Path(__file__).with_name("one_of_several.py")
+
+
+def run(case, folder, count=2, devices=1, *arguments):
+    return command.run_hosts(count, devices, case, folder, *arguments, program=PROGRAM, timeout=400)
+
+
+def test_processes_agree_and_end_well(tmp_path):
+    results = run("agree", tmp_path, 3)
+    for code, out, err in results:
+        assert (code, err) == (0, "")
+        turns = [line.split()[1:] for line in out.splitlines() if line.startswith("gathered")]
+        assert turns == [[f"{turn}.{process}" for process in range(3)] for turn in range(3)]
+        assert "lead says True" in out
+    assert not list(tmp_path.iterdir())
+
+
+def test_all_stop_at_one_step_each_with_its_own_line(tmp_path):
+    for code, _, err in run("stop_at_one_step", tmp_path):
+        assert (code, err) == (42, "stopped at step 3\n")
+
+
+@pytest.mark.parametrize(
+    "case, code, own, told",
+    [
+        ("fail", 2, r"error: my own disk is gone", r"process 1 \(.+\) ended the run: error: my own disk is gone"),
+        ("differ", 2, *[r".*recipe: not the same on process 1 as on process 0; give every host the same"] * 2),
+        ("share_nothing", 2, *[r".*process 1 does not see what process 0 writes there; give a --workdir .*"] * 2),
+        ("come_late", 45, *[r".*process 1 did not come to 'the meeting' within 2 s; .*"] * 2),
+    ],
+)  # fmt: skip
+def test_a_failing_process_ends_all_with_its_line(tmp_path, case, code, own, told):
+    began = time.monotonic()
+    results = run(case, tmp_path)
+    lines = [told, own]  # of process 0 and of process 1, which fails
+    for (got, _, err), line in zip(results, lines, strict=True):
+        assert got == code
+        assert re.fullmatch(line, err.strip()), err
+    assert time.monotonic() - began < 60, "nobody waits for the barrier's limit"
+
+
+@pytest.mark.entry
+def test_a_process_that_loses_its_data_ends_all(tmp_path):
+    for code, _, err in run("lose_data", tmp_path):
+        assert code == 2
+        assert "the shard is gone" in err
+        assert "Traceback" not in err
+
+
+@pytest.mark.entry
+def test_damaged_records_of_all_processes_count(tmp_path):
+    results = run("read_damage", tmp_path)
+    for code, _, err in results:
+        assert code == 43
+        assert "6 damaged records, more than data.max_blank_records (5)" in err
+
+
+def refused(*arguments):
+    options, _ = take_options(RunOptions, [str(word) for word in arguments])
+    with pytest.raises(ValueError) as error:
+        cluster.given(options)
+    return str(error.value)
+
+
+@pytest.fixture
+def bare(monkeypatch):
+    """An environment that says nothing of other processes."""
+    for name in list(os.environ):
+        if name.startswith(
+            ("SLURM_", "TPU_", "MEGASCALE_", "CUDA_VISIBLE", "JAX_COORD", "JAX_NUM", "JAX_PROC", "JOB_")
+        ):
+            monkeypatch.delenv(name)
+    return monkeypatch
+
+
+def test_flags_that_do_not_fit_together_are_refused(bare):
+    both = ("--coordinator", "host:1234", "--num_processes", 2)
+    assert refused(*both).startswith("process_id: not given; --coordinator HOST:PORT, --num_processes and")
+    assert refused("--process_id", 0).startswith("coordinator: not given")
+    assert refused("--coordinator", "host:1234", "--process_id", 0).startswith("num_processes: not given")
+    assert "allowed: 0 to 1" in refused(*both, "--process_id", 2)
+    assert "allowed: HOST:PORT" in refused("--coordinator", "host", "--num_processes", 2, "--process_id", 0)
+    bare.setenv("JAX_NUM_PROCESSES", "two")
+    assert "JAX_NUM_PROCESSES: 'two' is not a whole number" in refused("--process_id", 0)
+    with pytest.raises(ValueError, match="host_timeout: 0 is not allowed"):
+        take_options(RunOptions, ["--host_timeout", "0"])
+
+
+def test_the_environment_tells_of_other_processes(bare):
+    assert cluster.given(RunOptions()) is None
+    bare.setenv("JOB_COMPLETION_INDEX", "3")  # of any Kubernetes job: says nothing alone
+    assert cluster.given(RunOptions()) is None
+    bare.setenv("JAX_COORDINATOR_ADDRESS", "job-0.jobs:1234")
+    bare.setenv("JAX_NUM_PROCESSES", "4")
+    assert cluster.given(RunOptions()) == ("job-0.jobs:1234", 4, 3)
+    bare.setenv("JAX_PROCESS_ID", "1")
+    assert cluster.given(RunOptions()) == ("job-0.jobs:1234", 4, 1)
+    assert cluster.given(RunOptions(num_processes=2, process_id=0)) == ("job-0.jobs:1234", 2, 0)
+
+
+def test_a_slurm_step_of_several_tasks_is_found(bare):
+    assert not cluster.is_slurm_step()
+    step = {"JOB_ID": "7", "STEP_NODELIST": "n[1-2]", "NTASKS": "2", "PROCID": "1", "LOCALID": "0"}
+    for name, value in step.items():
+        bare.setenv(f"SLURM_{name}", value)
+    assert cluster.is_slurm_step()
+    assert cluster.slurm_devices() is None  # no GPU
+    bare.setenv("SLURM_GPUS_ON_NODE", "8")
+    assert cluster.slurm_devices() is None  # eight tasks a node: jax's rule, one GPU each
+    bare.setenv("SLURM_STEP_TASKS_PER_NODE", "1(x2)")
+    assert cluster.slurm_devices() == list(range(8))
+    bare.setenv("SLURM_STEP_TASKS_PER_NODE", "8(x2)")
+    bare.setenv("CUDA_VISIBLE_DEVICES", "5")  # --gpus-per-task=1
+    assert cluster.slurm_devices() == [0]
+    bare.setenv("SLURM_STEP_NUM_TASKS", "1")  # a shell inside an allocation of two tasks
+    assert not cluster.is_slurm_step()
+    bare.delenv("SLURM_STEP_NUM_TASKS")
+    bare.delenv("SLURM_STEP_NODELIST")  # a batch script
+    assert not cluster.is_slurm_step()
+
+
+def test_a_tpu_pod_is_found_and_nothing_else_is_one(bare):
+    answers = {}
+    bare.setattr(cluster, "_metadata", answers.get)
+    bare.setattr(cluster, "_platforms", lambda: "cpu")
+    bare.setenv("TPU_WORKER_HOSTNAMES", "a,b")
+    assert not cluster.is_tpu_pod()  # no TPU in this machine
+    bare.setattr(cluster, "_platforms", lambda: "tpu,cpu")
+    assert cluster.is_tpu_pod()  # GKE
+    bare.setenv("TPU_WORKER_HOSTNAMES", "localhost")
+    assert not cluster.is_tpu_pod()
+    bare.setenv("MEGASCALE_NUM_SLICES", "2")
+    assert cluster.is_tpu_pod()  # two slices of one host
+    bare.delenv("MEGASCALE_NUM_SLICES")
+    bare.delenv("TPU_WORKER_HOSTNAMES")
+    assert not cluster.is_tpu_pod()  # no metadata server
+    answers["worker-network-endpoints"] = "unknown:unknown:10.0.0.1"
+    assert not cluster.is_tpu_pod()  # one TPU VM
+    answers["worker-network-endpoints"] = "a:b:10.0.0.1,a:b:10.0.0.2"
+    assert cluster.is_tpu_pod()
+    answers |= {"worker-network-endpoints": "10.0.0.1", "tpu-env": "MEGASCALE_NUM_SLICES: '2'"}
+    assert cluster.is_tpu_pod()
+
+
+def test_processes_that_do_not_all_come_end_with_one_line():
+    words = ["--coordinator", "127.0.0.1:9", "--num_processes", "2", "--process_id", "1", "--host_timeout", "2"]
+    began = time.monotonic()
+    result = subprocess.run(
+        [sys.executable, PROGRAM, "agree", ".", *words], capture_output=True, text=True, timeout=100
+    )  # fmt: skip
+    assert result.returncode == 2
+    assert re.fullmatch(
+        r"error: hosts: not all processes came together within 2 s \(127.0.0.1:9, .*\n", result.stderr
+    )
+    assert time.monotonic() - began < 60
+
+
+def test_one_process_needs_nobody(tmp_path):
+    assert (hosts.count(), hosts.index(), hosts.is_lead()) == (1, 0, True)
+    assert hosts.gather("name", "value", 1) == ["value"]
+    hosts.barrier("name", 1)
+    hosts.require_shared(tmp_path, 1)
+    with hosts.ends_together(1):
+        pass
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_machine_without_accelerator_starts_quietly(bare):
+    """libtpu may be there for planning; jax must not try to start it."""
+    program = (
+        "from bert_jax.config.loader import RunOptions\nfrom bert_jax.parallel import hosts\nimport jax, json\n"
+        "hosts.start(RunOptions())\nprint(json.dumps([jax.default_backend(), jax.process_count()]))"
+    )
+    bare.delenv("JAX_PLATFORMS")
+    if any(any(Path("/").glob(pattern)) for pattern in cluster.ACCELERATORS):
+        pytest.skip("this machine has an accelerator")
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=100)
+    assert (json.loads(result.stdout), result.stderr) == (["cpu", 1], "")
