@@ -190,6 +190,15 @@ def test_gpu_plan_knows_what_costs():
     assert all(0.05 < plan.predicted_mfu < 0.8 for plan in plans)
 
 
+@pytest.mark.parametrize(("boards", "microbatches", "published"), [(1, 512, 580), (8, 64, 4591), (256, 2, 138_294)])
+def test_gpu_plan_against_published_rates(boards, microbatches, published):
+    """Sequences/s of BERT-large at length 128 on A100 80 GB that NVIDIA publishes for its own code."""
+    words = ["--config", str(CONFIGS / "bert_large_lamb.yaml"), "--execution.prng", "rbg"]
+    config = load_config(PretrainConfig, [*words, "--training.accumulation_steps", str(microbatches)])
+    plan = make_plan(config, parse_topology(f"a100:{boards}"), Asked())
+    assert plan.sequences_per_second == pytest.approx(published, rel=1 / 3)
+
+
 def test_step_that_does_not_fit_has_no_time():
     plan = plan_for("a100-40gb:1", training=TrainingConfig(global_batch_size=4096))
     assert not plan.fits
