@@ -96,6 +96,11 @@ def constrain(x: jax.Array, axes: Axes, mesh: Mesh | None) -> jax.Array:
     return jax.lax.with_sharding_constraint(x, sharding_here(mesh, to_spec(axes, x.shape, sizes_here(mesh))))
 
 
+def axis_names(part: Any) -> tuple[str, ...]:
+    """Mesh axes of one entry of a ``PartitionSpec``."""
+    return () if part is None else (part,) if isinstance(part, str) else tuple(part)
+
+
 def sizes_here(mesh: Mesh) -> dict[str, int]:
     """Size of every mesh axis, 1 for those that are not :func:`automatic_axes`."""
     free = automatic_axes(mesh)
@@ -113,7 +118,7 @@ def place(tree: Any, shardings: Any, mesh: Mesh | None) -> Any:
     free = automatic_axes(mesh)
 
     def one(x: jax.Array, sharding: NamedSharding) -> jax.Array:
-        parts = [() if part is None else (part,) if isinstance(part, str) else part for part in sharding.spec]
+        parts = map(axis_names, sharding.spec)
         spec = PartitionSpec(*(tuple(axis for axis in part if axis in free) or None for part in parts))
         return jax.lax.with_sharding_constraint(x, sharding_here(sharding.mesh, spec))
 
@@ -129,7 +134,7 @@ def declared(initializer: Callable[..., Any], axes: Axes) -> Callable[..., Any]:
 def over_replicas(spec: PartitionSpec, axes: Axes, shape: Sequence[int], sizes: Mapping[str, int]) -> PartitionSpec:
     """``spec`` cut further over the replicas (mesh axis ``data``): in the first dimension that they divide, stacked
     layers last; where there is none, unchanged."""
-    parts = [() if part is None else (part,) if isinstance(part, str) else tuple(part) for part in spec]
+    parts = [axis_names(part) for part in spec]
     parts += [()] * (len(shape) - len(parts))
     order = sorted(range(len(shape)), key=lambda dim: axes[dim] == "layers")
     for dim in order:

@@ -1,12 +1,10 @@
 """One optimizer step and one evaluation step: pure functions of state and batch."""
 
-import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 from jax.sharding import PartitionSpec
 
@@ -16,8 +14,8 @@ from bert_jax.model.dropout import DropoutKey, replica_key
 from bert_jax.objectives.pretraining import pretraining_denominators, pretraining_loss
 from bert_jax.objectives.sums import Sums
 from bert_jax.optim import Schedule
-from bert_jax.parallel import place
-from bert_jax.training.state import TrainState
+from bert_jax.parallel import axis_names, place
+from bert_jax.training.state import TrainState, update_shardings
 
 Batch = Mapping[str, jax.Array]
 
@@ -50,7 +48,8 @@ def loss_and_gradients(
     denominators = pretraining_denominators(batch, model.heads.nsp)
     mesh = model.mesh
     replicas = 1 if mesh is None else mesh.shape["data"]
-    lay_out = functools.partial(place, shardings=shardings, mesh=mesh) if shardings is not None else lambda x: x
+    if mesh is not None and shardings is None:
+        shardings = update_shardings(model, mesh, shard_optimizer=False)
 
     def accumulate(
         params: Any, rows: Batch, key: jax.Array | None, denominators: dict[str, jax.Array], replica: jax.Array
@@ -67,7 +66,7 @@ def loss_and_gradients(
             if key is not None and replicas > 1:
                 rows_key = replica_key(rows_key, replica[0], replicas, rows["input_ids"].shape[0])
             (loss, sums), grads = jax.value_and_grad(microbatch_loss, has_aux=True)(params, rows, rows_key)
-            return loss, lay_out(grads), sums
+            return loss, place(grads, shardings, mesh), sums
 
         if accumulation_steps == 1:
             return gradients(rows, 0)
@@ -94,14 +93,41 @@ def loss_and_gradients(
     )
     loss, grads, sums = apart(params, batch, key, denominators, numbers)
     with jax.named_scope("gradient_reduction"):
-        total = lay_out(jax.tree.map(functools.partial(_sum_replicas, dtype=jnp.dtype(reduction_dtype)), grads))
-        grads = jax.tree.map(lambda x: x.astype(jnp.float32), total)
+        grads = sum_replicas(grads, shardings, jnp.dtype(reduction_dtype))
     return jnp.sum(loss), grads, jax.tree.map(jnp.sum, sums)
 
 
-def _sum_replicas(x: jax.Array, dtype: jnp.dtype) -> jax.Array:
-    """Sum over the first axis in ``dtype`` (``jnp.sum`` would widen bfloat16)."""
-    return jax.lax.reduce(x.astype(dtype), np.zeros((), dtype), jax.lax.add, (0,))
+def sum_replicas(stacked: Any, shardings: Any, dtype: jnp.dtype) -> Any:
+    """Sum over the first axis, of which each replica holds one entry, laid out as ``shardings`` say.
+
+    Summed in ``dtype``, returned in float32. Each device sends once what others need: an all-reduce where every
+    replica needs the whole, a reduce-scatter where each needs a part.
+    """
+    leaves, tree = jax.tree.flatten(stacked)
+    targets = jax.tree.leaves(shardings)
+    parts = [[axis_names(part) for part in sharding.spec] for sharding in targets]
+    own = [PartitionSpec("data", *(tuple(a for a in part if a != "data") or None for part in p)) for p in parts]
+
+    def add(*leaves: jax.Array) -> list[jax.Array]:
+        sums = []
+        for leaf, part in zip(leaves, parts, strict=True):
+            x = leaf[0].astype(dtype)
+            cut = [dim for dim, axes in enumerate(part) if "data" in axes]
+            if cut:
+                x = jax.lax.psum_scatter(x, "data", scatter_dimension=cut[0], tiled=True)
+            else:
+                x = jax.lax.psum(x, "data")
+            sums.append(x.astype(jnp.float32))
+        return sums
+
+    mapped = jax.shard_map(
+        add,
+        mesh=targets[0].mesh,
+        in_specs=tuple(own),
+        out_specs=[sharding.spec for sharding in targets],
+        check_vma=False,
+    )
+    return jax.tree.unflatten(tree, mapped(*leaves))
 
 
 def make_train_step(
