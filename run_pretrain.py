@@ -16,6 +16,7 @@ STOP = StopRequest.install()  # before the heavy imports: a signal that comes du
 
 from typing import Any
 
+from bert_jax.accelerators import keep_to_cpu_without_accelerator
 from bert_jax.config import PretrainConfig, dump_yaml, load_config
 from bert_jax.config.loader import RunOptions, Setting, take_options
 from bert_jax.exits import run_command
@@ -30,6 +31,7 @@ def main() -> None:
         print(dump_yaml(config), end="")
         return
 
+    keep_to_cpu_without_accelerator()
     from bert_jax.parallel import hosts
 
     hosts.start(options)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from bert_jax.accelerators import keep_to_cpu_without_accelerator
 from bert_jax.exits import run_command
 from bert_jax.training.signals import StopRequest
 
@@ -25,6 +26,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.error(f"unrecognized arguments: {' '.join(rest)}")
 
     def run() -> None:
+        keep_to_cpu_without_accelerator()
         with StopRequest().at_once("stopped; what was not complete is not there: run the same command again"):
             arguments.run(arguments)
 

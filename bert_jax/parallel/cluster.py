@@ -4,28 +4,15 @@ Only whether, and what jax would get wrong: how the processes find each other is
 (``jax.distributed.initialize``).
 """
 
-import importlib.util
 import os
 import re
 import time
 import urllib.error
 import urllib.request
-from pathlib import Path
 
 import jax
 
 from bert_jax.config.loader import RunOptions
-
-# Device files of accelerators: TPU (accel, vfio), NVIDIA (also in Windows' Linux), AMD.
-ACCELERATORS = ("dev/accel*", "dev/vfio/[0-9]*", "dev/nvidia[0-9]*", "dev/nvidiactl", "dev/dxg", "dev/kfd")
-
-
-def prefer_cpu_without_accelerator() -> None:
-    """On a machine with libtpu (for planning) but no accelerator at all, keep jax from starting libtpu, which
-    fails with a page of errors before jax falls back to the CPU. JAX_PLATFORMS, and what jax found, are kept."""
-    untouched = _platforms() is None and importlib.util.find_spec("libtpu") is not None
-    if untouched and not any(any(Path("/").glob(pattern)) for pattern in ACCELERATORS):
-        jax.config.update("jax_platforms", "cpu")
 
 
 def _platforms() -> str | None:

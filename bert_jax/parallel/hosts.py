@@ -50,7 +50,6 @@ def start(options: RunOptions) -> None:
     the addresses by itself. ``ValueError`` for settings that do not fit together. Processes that do not all come
     within ``options.host_timeout`` seconds end with one line and code 2.
     """
-    cluster.prefer_cpu_without_accelerator()
     given = cluster.given(options)
     if given is None and not cluster.is_tpu_pod() and not cluster.is_slurm_step():
         return

@@ -71,7 +71,7 @@ def train(folder, step_of_trouble, trouble, **config):
     # The file of the vocabulary lies in a folder of its own: every process writes it.
     own = folder / str(hosts.index())
     vocabulary = support.write_vocabulary(own)
-    support.pretrain_on(settings, folder / "run", vocabulary, source=Source(settings), host_timeout=60)
+    support.pretrain_on(settings, folder / "run", vocabulary, source=Source(settings), host_timeout=600)
 
 
 def lose_data(folder):

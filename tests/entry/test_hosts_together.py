@@ -13,6 +13,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 import command
 
+from bert_jax.accelerators import DEVICE_FILES
 from bert_jax.config.loader import RunOptions, take_options
 from bert_jax.parallel import cluster, hosts
 
@@ -26,7 +27,8 @@ def run(case, folder, count=2, devices=1, *arguments):
 def test_processes_agree_and_end_well(tmp_path):
     results = run("agree", tmp_path, 3)
     for code, out, err in results:
-        assert (code, err) == (0, "")
+        assert not code, err
+        assert not err
         turns = [line.split()[1:] for line in out.splitlines() if line.startswith("gathered")]
         assert turns == [[f"{turn}.{process}" for process in range(3)] for turn in range(3)]
         assert "lead says True" in out
@@ -52,7 +54,7 @@ def test_a_failing_process_ends_all_with_its_line(tmp_path, case, code, own, tol
     results = run(case, tmp_path)
     lines = [told, own]  # of process 0 and of process 1, which fails
     for (got, _, err), line in zip(results, lines, strict=True):
-        assert got == code
+        assert got == code, err
         assert re.fullmatch(line, err.strip()), err
     assert time.monotonic() - began < 60, "nobody waits for the barrier's limit"
 
@@ -60,7 +62,7 @@ def test_a_failing_process_ends_all_with_its_line(tmp_path, case, code, own, tol
 @pytest.mark.entry
 def test_a_process_that_loses_its_data_ends_all(tmp_path):
     for code, _, err in run("lose_data", tmp_path):
-        assert code == 2
+        assert code == 2, err
         assert "the shard is gone" in err
         assert "Traceback" not in err
 
@@ -69,7 +71,7 @@ def test_a_process_that_loses_its_data_ends_all(tmp_path):
 def test_damaged_records_of_all_processes_count(tmp_path):
     results = run("read_damage", tmp_path)
     for code, _, err in results:
-        assert code == 43
+        assert code == 43, err
         assert "6 damaged records, more than data.max_blank_records (5)" in err
 
 
@@ -186,11 +188,14 @@ def test_one_process_needs_nobody(tmp_path):
 def test_a_machine_without_accelerator_starts_quietly(bare):
     """libtpu may be there for planning; jax must not try to start it."""
     program = (
-        "from bert_jax.config.loader import RunOptions\nfrom bert_jax.parallel import hosts\nimport jax, json\n"
-        "hosts.start(RunOptions())\nprint(json.dumps([jax.default_backend(), jax.process_count()]))"
+        "import json, sys, run_pretrain, bert_jax.cli\nassert 'jax' not in sys.modules\n"
+        "run_pretrain.keep_to_cpu_without_accelerator()\n"
+        "import jax\nprint(json.dumps([jax.default_backend(), jax.process_count()]))"
     )
     bare.delenv("JAX_PLATFORMS")
-    if any(any(Path("/").glob(pattern)) for pattern in cluster.ACCELERATORS):
+    if any(any(Path("/").glob(pattern)) for pattern in DEVICE_FILES):
         pytest.skip("this machine has an accelerator")
-    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=100)
+    result = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=100, cwd=command.REPOSITORY
+    )
     assert (json.loads(result.stdout), result.stderr) == (["cpu", 1], "")
