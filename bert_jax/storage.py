@@ -107,6 +107,8 @@ def _filesystem(scheme: str) -> Any:
     try:
         import fsspec
 
+        # gcsfs logs a page of traceback for what attempt() says in a line.
+        logging.getLogger("gcsfs").setLevel(logging.CRITICAL)
         # Listings are asked for anew each time: other processes write too.
         return fsspec.filesystem(scheme, use_listings_cache=False)
     except ImportError as error:
