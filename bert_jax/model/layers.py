@@ -295,7 +295,11 @@ class FeedForward(nn.Module):
             inner_BxSxH
         )
         hidden_BxSxF = constrain(hidden_BxSxF, ("act_batch", "act_length", "act_mlp"), self.mesh)
-        hidden_BxSxF = activation(config, hidden_BxSxF)
+        activate = functools.partial(activation, config)
+        if self.execution.scan_layers:
+            # A loop keeps every intermediate for its backward pass, five of this width; recomputed, one.
+            activate = jax.checkpoint(activate)
+        hidden_BxSxF = activate(hidden_BxSxF)
         return finish_block(self, hidden_BxSxF, x_BxSxH, ("mlp", "embed"), output_key)
 
 

@@ -21,7 +21,8 @@ def pretraining_denominators(batch: Mapping[str, jax.Array], has_nsp: bool) -> d
 
 def pretraining_loss(mlm_logits: jax.Array, nsp_logits: jax.Array | None, batch: Mapping[str, jax.Array]) -> Sums:
     """(sum, weight) of losses, accuracies and padding; logits [B, M, V] and [B, C, 2] (or None)."""
-    sums = weighted_cross_entropy("mlm", mlm_logits, batch["mlm_labels"], batch["mlm_weights"])
+    with jax.named_scope("mlm_loss"):  # a plan counts its time to the head
+        sums = weighted_cross_entropy("mlm", mlm_logits, batch["mlm_labels"], batch["mlm_weights"])
     if nsp_logits is not None:
         sums |= weighted_cross_entropy("nsp", nsp_logits, batch["nsp_labels"], batch["nsp_weights"])
     padding = (batch["sequence_ids"] == 0).astype(jnp.float32)
