@@ -1,0 +1,79 @@
+"""The watchdog ends a process that stands still, and no other."""
+
+import subprocess
+import sys
+import time
+
+import pytest
+
+from bert_jax.training.watchdog import PHASE_FACTOR, Watchdog
+
+SCRIPT = """
+import os, signal, sys, threading, time
+from bert_jax.training.watchdog import Watchdog
+
+def stuck_here():
+    {stuck}
+
+watchdog = Watchdog(0.4)
+watchdog.others = lambda: "process 1 was last compiling, 0 s ago"
+{before}
+print("began", time.monotonic(), flush=True)
+stuck_here()
+print("alive", flush=True)
+"""
+
+
+def run(stuck: str, before: str = "watchdog.beat('step 12')") -> tuple[int, float, str, str]:
+    """Exit code, seconds from where it stands still to its end, output, errors."""
+    script = SCRIPT.format(stuck=stuck, before=before)
+    process = subprocess.Popen(
+        [sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )  # fmt: skip
+    out, err = process.communicate(timeout=60)
+    return process.returncode, time.monotonic() - float(out.split()[1]), out, err
+
+
+@pytest.mark.parametrize(
+    "stuck",
+    ["time.sleep(60)", "threading.Lock().acquire() and threading.Event().wait()", "[0 for _ in iter(int, 1)]"],
+)
+def test_a_blocked_main_thread_ends_with_every_stack(stuck):
+    code, seconds, _, err = run(stuck)
+    assert code == 45
+    assert 0.4 <= seconds < 4
+    assert "in: step 12; process 1 was last compiling, 0 s ago; the stacks" in err
+    assert "run the same command on all hosts" in err
+    assert "in stuck_here" in err and "in _watch" in err  # its own thread and the main one
+
+
+def test_beats_phases_and_the_end_keep_it_quiet():
+    code, _, out, err = run(
+        "[(time.sleep(0.1), watchdog.beat('step')) for _ in range(12)]\n"
+        "    with watchdog.phase('compiling'): time.sleep(1.5)\n"
+        "    time.sleep(0.2)\n"
+        "    watchdog.close()\n"
+        "    time.sleep(1.5)"
+    )
+    assert (code, err) == (0, "") and "alive" in out
+
+
+def test_a_phase_has_its_own_limit_and_none_is_for_ever():
+    code, seconds, _, err = run("time.sleep(60)", before="")
+    assert code == 45 and "in: starting" in err
+    assert 0.4 * PHASE_FACTOR <= seconds < 0.4 * PHASE_FACTOR + 4
+
+
+def test_a_process_that_was_stopped_is_not_blamed_for_it():
+    code, _, out, err = run(
+        "threading.Thread(target=os.system, args=(f'sleep 2; kill -CONT {os.getpid()}',)).start()\n"
+        "    time.sleep(0.05); os.kill(os.getpid(), signal.SIGSTOP); watchdog.beat('step 13')"
+    )
+    assert (code, err) == (0, "") and "alive" in out
+
+
+def test_nothing_runs_when_it_is_off():
+    with Watchdog(0) as watchdog:
+        assert watchdog._thread is None
+        watchdog.beat("step 1")
+        assert watchdog.first_call(lambda x: x + 1, "compiling")(1) == 2

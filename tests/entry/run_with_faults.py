@@ -1,0 +1,61 @@
+"""``run_pretrain.py`` on made-up batches instead of files, so that a start takes a few seconds.
+
+BERT_JAX_FAULT=block:STEP:PROCESS makes that process wait for ever for the batch of a step; evaluation takes about
+a second.
+"""
+
+import os
+import sys
+import time
+
+from bert_jax.training.signals import StopRequest
+
+STOP = StopRequest.install()
+
+from pathlib import Path
+
+from support import SyntheticIterator, SyntheticSource, pretrain_on
+
+from bert_jax.config import PretrainConfig, load_config
+from bert_jax.config.loader import RunOptions, take_options
+from bert_jax.exits import run_command
+from bert_jax.parallel import hosts
+from bert_jax.training import pretrain
+
+KIND, STEP, PROCESS = (*os.environ.get("BERT_JAX_FAULT", "").split(":"), "-1", "-1")[:3]
+
+
+class Iterator(SyntheticIterator):
+    def __next__(self):
+        while KIND == "block" and self.data_step == int(STEP) and hosts.index() == int(PROCESS):
+            time.sleep(1)
+        return super().__next__()
+
+
+class Source(SyntheticSource):
+    def train(self, rows):
+        return Iterator(self.config, rows)
+
+    def held_out(self, batch_size, rows, max_batches):
+        for batch in super().held_out(batch_size, rows, max_batches):
+            time.sleep(0.3)
+            yield batch
+
+
+def main() -> None:
+    options, arguments = take_options(RunOptions, sys.argv[1:])
+    config = load_config(PretrainConfig, arguments)
+    pretrain.finish = lambda *_: []  # drawing takes longer than the run
+    hosts.start(options)
+    if hosts.count() > 1:
+        STOP.share()
+    with hosts.ends_together(options.host_timeout):
+        workdir = Path(options.workdir)
+        pretrain_on(
+            config, workdir, workdir.parent / "vocab.txt", source=Source(config), stop=STOP,
+            host_timeout=options.host_timeout,
+        )  # fmt: skip
+
+
+if __name__ == "__main__":
+    sys.exit(run_command(main))
