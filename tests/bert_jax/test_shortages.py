@@ -112,7 +112,7 @@ def test_a_step_that_does_not_compile_names_its_state():
 
 
 def test_a_report_goes_without_filled_masks(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(pretrain, "_fill_some", no_memory())
+    monkeypatch.setattr(pretrain, "fill_some", no_memory())
     train_synthetic(tiny_config("--training.num_steps 2"), tmp_path / "w")
     assert "filling masks needs" in capsys.readouterr().out
     assert (tmp_path / "w" / "report.html").exists() and saved_steps(tmp_path / "w") == [2]
