@@ -1,13 +1,16 @@
 """Speed and memory of ``bert-data shards``: wall time from start-up to exit, and memory of all its processes.
 
-    python benchmarks/build_speed.py --corpus TEXT --vocab VOCAB [--repeat 10] [--workers 2] [--seq_length 128]
+    python benchmarks/build_speed.py --corpus TEXT --vocab VOCAB [--repeat 10] [--beam] [--workers 2]
+        [--seq_length 128] [--dupe_factor 1]
 
-``--repeat N`` also builds from N copies of the text and compares the memory. ``cpu_seconds`` sums all processes, so
+``--repeat N`` also builds from N copies of the text and compares the memory. ``--beam`` also builds under Apache
+Beam's embedded runner, in turn, and compares processor time and bytes. ``cpu_seconds`` sums all processes, so
 it also tells on a busy machine. Memory is the largest sum, over the process tree, of the proportional set size
 (Pss in /proc/PID/smaps_rollup); Linux only.
 """
 
 import argparse
+import hashlib
 import json
 import resource
 import subprocess
@@ -49,12 +52,21 @@ def cpu_of_children() -> float:
     return usage.ru_utime + usage.ru_stime
 
 
-def measure(corpus: Path, arguments: argparse.Namespace) -> dict[str, Any]:
+def digest(folder: Path) -> str:
+    """Of all files below ``folder`` but locks: names and contents."""
+    total = hashlib.sha256()
+    for path in sorted(path for path in folder.rglob("*") if path.is_file() and path.name != ".lock"):
+        total.update(f"{path.relative_to(folder)}\n".encode() + hashlib.sha256(path.read_bytes()).digest())
+    return total.hexdigest()
+
+
+def measure(corpus: Path, arguments: argparse.Namespace, runner: str = "processes") -> dict[str, Any]:
     """Build ``corpus`` once; sizes in MB (10^6 bytes), time in seconds."""
     with tempfile.TemporaryDirectory() as folder:
         options = {
-            "corpus": corpus, "vocab": arguments.vocab, "output": f"{folder}/shards", "dupe_factor": 1,
-            "seq_length": arguments.seq_length, "workers": arguments.workers,
+            "corpus": corpus, "vocab": arguments.vocab, "output": f"{folder}/shards",
+            "dupe_factor": arguments.dupe_factor, "seq_length": arguments.seq_length, "workers": arguments.workers,
+            "runner": runner,
         }  # fmt: skip
         flags = [word for name, value in options.items() for word in (f"--{name}", str(value))]
         command = [sys.executable, "-m", "data_pipeline.cli", "shards", *flags]
@@ -67,15 +79,18 @@ def measure(corpus: Path, arguments: argparse.Namespace) -> dict[str, Any]:
         seconds = time.monotonic() - start
         if process.returncode:
             raise SystemExit(process.returncode)
+        made = digest(Path(folder))
         manifest = json.loads(Path(f"{folder}/shards/train/manifest.json").read_text())
     size = corpus.stat().st_size / 1e6
     return {
+        "runner": runner,
         "text_mb": round(size, 1),
         "seconds": round(seconds, 2),
         "cpu_seconds": round(cpu_of_children() - cpu, 2),
         "mb_per_second": round(size / seconds, 2),
         "peak_memory_mb": round(peak / 1e6, 1),
         "instances": manifest["counts"]["instances"],
+        "digest": made[:16],
     }
 
 
@@ -86,12 +101,22 @@ def main() -> None:
     parser.add_argument("--vocab", required=True)
     parser.add_argument("--repeat", type=int, default=1)
     parser.add_argument("--runs", type=int, default=3)
+    parser.add_argument("--beam", action="store_true")
+    parser.add_argument("--dupe_factor", type=int, default=1)
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--seq_length", type=int, default=128)
     arguments = parser.parse_args()
-    small = [measure(arguments.corpus, arguments) for _ in range(arguments.runs)]
-    for result in small:
-        print(json.dumps(result), flush=True)
+    small, beam = [], []
+    for _ in range(arguments.runs):
+        small.append(measure(arguments.corpus, arguments))
+        print(json.dumps(small[-1]), flush=True)
+        if arguments.beam:
+            beam.append(measure(arguments.corpus, arguments, "beam"))
+            print(json.dumps(beam[-1]), flush=True)
+    if beam:
+        processes, threads = (min(result["cpu_seconds"] for result in results) for results in (small, beam))
+        same = len({result["digest"] for result in (*small, *beam)}) == 1
+        print(json.dumps({"beam_cpu_ratio": round(threads / processes, 3), "same_bytes": same}))
     if arguments.repeat > 1:
         with tempfile.NamedTemporaryFile("wb", suffix=".txt") as file:
             text = arguments.corpus.read_bytes().strip()

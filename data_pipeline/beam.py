@@ -1,10 +1,10 @@
 """Shards built under Apache Beam: the jobs of the process pool as one pipeline, for corpora beyond one machine.
 
-    sources -> chunks of text -> tokenized chunks -> token store -> parts -> shards -> index and manifest
+    files of text -> tokenized chunks -> token store -> parts -> shards -> index and manifest
 
-All that passes between the steps but the text is names of files: workers and the machine that starts the pipeline
-see the same files under the same names, on a shared file system or in an object store. Chunks, parts and shards
-that are finished are kept when a pipeline is run again.
+Only numbers pass between the steps; all else is in files, which the workers and the machine that starts the
+pipeline see under the same names, on a shared file system or in an object store. So no runner moves data, and a
+result that one loses is noticed. Chunks, parts and shards that are finished are kept when a pipeline is run again.
 """
 
 import contextlib
@@ -16,7 +16,7 @@ import pickle
 import shutil
 import sys
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ from bert_jax.config.schema import DataConfig
 from bert_jax.tokenization import Tokenizer
 from data_pipeline.corpus import Source
 from data_pipeline.parts import merge_shard, write_part
-from data_pipeline.shards import MANIFEST_NAME, ShardEntry, atomic_file
+from data_pipeline.shards import MANIFEST_NAME, atomic_file
 from data_pipeline.splits import PreparedSplit, plan_splits
 from data_pipeline.storage import Location, ObjectPath, local_copy, location
 from data_pipeline.token_store import (
@@ -41,6 +41,9 @@ from data_pipeline.token_store import (
     tokenize_chunk,
 )
 from data_pipeline.workers import processor_count
+
+_SHARE_BYTES = 4 << 20  # of a source that are one job's, at least
+_MOST_SHARES = 8  # of one source
 
 
 def build_with_beam(
@@ -148,13 +151,11 @@ class _WithoutTracebacks:
 def _add_steps(beam: Any, pipeline: Any, jobs: "_Jobs", *, has_store: bool) -> None:
     """The pipeline. ``Reshuffle`` lets all workers share in what follows it; lists and sums wait for all before."""
     if has_store:
-        store = pipeline | "start" >> beam.Create([[]])
+        store = pipeline | "start" >> beam.Create([0])
     else:
         store = (
             pipeline
-            | "sources" >> beam.Create(range(len(jobs.plan.sources)))
-            | "spread sources" >> beam.Reshuffle()
-            | "read" >> beam.FlatMap(jobs.read)
+            | "text" >> beam.Create(range(len(jobs.plan.shares)))
             | "spread text" >> beam.Reshuffle()
             | "tokenize" >> beam.Map(jobs.tokenize)
             | "all chunks" >> beam.combiners.ToList()
@@ -169,7 +170,7 @@ def _add_steps(beam: Any, pipeline: Any, jobs: "_Jobs", *, has_store: bool) -> N
         | "shards" >> beam.FlatMap(jobs.list_shards)
         | "spread shards" >> beam.Reshuffle()
         | "shard" >> beam.Map(jobs.merge_shard)
-        | "all shards" >> beam.GroupByKey()
+        | "all shards" >> beam.CombinePerKey(sum)
         | "finish" >> beam.Map(jobs.finish)
     )
 
@@ -187,6 +188,14 @@ class _Plan:
     missing: tuple[str, ...]
     settings: dict[str, Any]  # of the token store
     chunks: Location | None  # folder of tokenized text; None: the store is there
+
+    @property
+    def shares(self) -> list[tuple[int, int, int]]:
+        """What one job tokenizes: (source, k, n) are the pieces k, k + n, ... of a source. Each of the n reads the
+        whole source, so they are few: many files make better use of many workers than one large file."""
+        sizes = (size for _, size in self.settings["data.corpus"])
+        counts = [min(max(1, size // _SHARE_BYTES), _MOST_SHARES) for size in sizes]
+        return [(source, k, n) for source, n in enumerate(counts) for k in range(n)]
 
 
 def _absolute(place: Location) -> Location:
@@ -214,6 +223,15 @@ def _load(path: Location) -> Any:
     return pickle.loads(path.read_bytes())
 
 
+def _chunk_name(source: int, piece: int) -> str:
+    return f"{source:06d}-{piece:06d}.npz"
+
+
+def _expect(wanted: int, found: int) -> None:
+    if found != wanted:
+        raise ValueError(f"Apache Beam passed on {found} of {wanted} results; what is finished is kept: run again")
+
+
 class _Jobs:
     """The steps of a pipeline as functions that may run on any machine, and twice."""
 
@@ -236,40 +254,39 @@ class _Jobs:
             _save(error, self.folder / f"failure-{uuid.uuid4().hex[:8]}")
             raise
 
-    def read(self, number: int) -> Iterator[tuple[str, list[list[str]]]]:
-        """Pieces of a source: name of the chunk to make, documents."""
-        with self._failure_kept():
-            source = self.plan.sources[number]
-            for piece, documents in enumerate(cut_documents([source], self.plan.data)):
-                yield f"{number:06d}-{piece:06d}.npz", documents
-
-    def tokenize(self, chunk: tuple[str, list[list[str]]]) -> str:
-        """Tokenize a piece; returns its name."""
-        name, documents = chunk
-        data = self.plan.data
-        assert self.plan.chunks is not None
-        with self._failure_kept():
-            path = self.plan.chunks / name
-            if not path.exists():
-                tokenize_chunk(path, documents, str(self.plan.vocab), data.lower_case, data.word_segmenter)
-        return name
-
-    def merge_chunks(self, names: list[str]) -> list[str]:
-        """Make the token store of all chunks; returns its input, which the next step does not need."""
+    def tokenize(self, number: int) -> tuple[int, int]:
+        """Tokenize a share of a source; returns its number and how many pieces the source has."""
         plan = self.plan
+        data, (source, first, step) = plan.data, plan.shares[number]
         assert plan.chunks is not None
-        folder, tokenizer = store_folder(plan.data), self._tokenizer
+        pieces = 0
+        with self._failure_kept():
+            for piece, documents in enumerate(cut_documents([plan.sources[source]], data)):
+                pieces += 1
+                path = plan.chunks / _chunk_name(source, piece)
+                if piece % step == first and not path.exists():
+                    tokenize_chunk(path, documents, str(plan.vocab), data.lower_case, data.word_segmenter)
+        return number, pieces
+
+    def merge_chunks(self, done: list[tuple[int, int]]) -> int:
+        """Make the token store of all chunks."""
+        plan, pieces = self.plan, dict(done)
+        assert plan.chunks is not None
+        folder = store_folder(plan.data)
         with self._failure_kept():
             if not (folder / META_NAME).is_file():
-                merge_chunks(folder, [plan.chunks / name for name in sorted(names)], plan.settings, tokenizer)
+                _expect(len(plan.shares), len(pieces))
+                counts = {source: pieces[i] for i, (source, _, _) in enumerate(plan.shares)}
+                names = [_chunk_name(source, piece) for source, n in counts.items() for piece in range(n)]
+                merge_chunks(folder, [plan.chunks / name for name in names], plan.settings, self._tokenizer)
             remove_chunks(folder)
-        return names
+        return 0
 
     @property
     def _tokenizer(self) -> Tokenizer:
         return cached_tokenizer(str(self.plan.vocab), self.plan.data.lower_case)
 
-    def prepare(self, _: list[str]) -> Iterator[tuple[str, int]]:
+    def prepare(self, _: int) -> Iterator[tuple[str, int]]:
         """Decide which documents make which split; gives (split, number of a part) for every part."""
         plan = self.plan
         with self._failure_kept():
@@ -291,20 +308,29 @@ class _Jobs:
 
     def list_shards(self, split: tuple[str, int]) -> Iterator[tuple[str, int]]:
         """(split, number of a shard) for every shard of a split whose parts are made."""
-        name, _ = split
+        name, count = split
+        with self._failure_kept():
+            _expect(len(self._split(name).parts), count)
         return ((name, shard) for shard in range(self._split(name).job.num_shards))
 
-    def merge_shard(self, shard: tuple[str, int]) -> tuple[str, ShardEntry]:
-        """Write a shard; returns (split, its index entry)."""
+    def merge_shard(self, shard: tuple[str, int]) -> tuple[str, int]:
+        """Write a shard, and its index entry beside the plan; returns (split, 1)."""
         name, number = shard
         with self._failure_kept():
             split = self._split(name)
-            return name, merge_shard(split.job, [part[0] for part in split.parts], number)
+            entry = merge_shard(split.job, [part[0] for part in split.parts], number)
+            _save(entry, self._entry(name, number))
+        return name, 1
 
-    def finish(self, shards: tuple[str, Iterable[ShardEntry]]) -> None:
+    def _entry(self, name: str, number: int) -> Location:
+        return self.folder / f"{name}-{number:05d}"
+
+    def finish(self, shards: tuple[str, int]) -> None:
         """Write a split's index and manifest and move its folder in place."""
-        name, entries = shards
+        name, count = shards
         with self._failure_kept():
             split = self._split(name)
             if not (split.target / MANIFEST_NAME).is_file():
+                _expect(split.job.num_shards, count)
+                entries = [pickle.loads(self._entry(name, number).read_bytes()) for number in range(count)]
                 _save(split.finish(entries), self.folder / f"{name}-done")

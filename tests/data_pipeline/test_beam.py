@@ -195,3 +195,13 @@ def test_a_signal_ends_it_and_the_next_build_goes_on(place: Path, number: signal
     assert process.returncode == code
     assert err == "stopped while preparing data; what is finished is kept: run the same command to continue\n"
     assert not (place / "beam" / "train").exists()
+
+
+def test_a_lost_result_is_noticed(place: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
+    monkeypatch.setattr(beam_module._Jobs, "tokenize", lambda jobs, number: (0, 1))
+    assert main(shards(place, place / "beam", "--runner", "beam")) == 2
+    assert "Apache Beam passed on 1 of 3 results" in capsys.readouterr().err
+    monkeypatch.undo()
+    monkeypatch.setattr(beam_module._Jobs, "write_part", lambda jobs, part: (part[0], 0))
+    assert main(shards(place, place / "beam", "--runner", "beam")) == 2
+    assert "Apache Beam passed on 0 of" in capsys.readouterr().err
