@@ -17,7 +17,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 from typing import Any, NoReturn
 
 import jax
@@ -26,6 +25,7 @@ from bert_jax import exits
 from bert_jax.config.loader import RunOptions
 from bert_jax.parallel import cluster
 from bert_jax.parallel.peers import JAX_LATER, Peers
+from bert_jax.storage import Location
 
 FAILURE = "bert_jax/failure"
 WATCH = "failure-watch"
@@ -86,7 +86,12 @@ def start(options: RunOptions) -> None:
     global _peers
     service = _service()
     _peers = Peers(
-        service.client, service.process_id, service.num_processes, options.heartbeat_timeout, _leave_without
+        service.client,
+        service.coordinator_address,
+        service.process_id,
+        service.num_processes,
+        options.heartbeat_timeout,
+        _leave_without,
     )
 
 
@@ -159,7 +164,7 @@ def require_equal(name: str, value: str, advice: str, timeout_seconds: float) ->
         raise ValueError(f"{name}: not the same on process {', '.join(map(str, odd))} as on process 0; {advice}")
 
 
-def require_shared(folder: Path, timeout_seconds: float) -> None:
+def require_shared(folder: Location, timeout_seconds: float) -> None:
     """``ValueError`` on every process unless all see what the lead writes in ``folder``, as checkpoints need it."""
     if count() == 1:
         return
@@ -180,7 +185,7 @@ def require_shared(folder: Path, timeout_seconds: float) -> None:
         )
 
 
-def _appears(path: Path) -> bool:
+def _appears(path: Location) -> bool:
     """Whether ``path`` is there, or comes within the seconds for which a network file system may hide it."""
     limit = time.monotonic() + SHARED_WITHIN
     while not path.exists():

@@ -231,9 +231,11 @@ def run(
             values = evaluate_held_out(
                 held_out, eval_step, params, mesh, eval_batch_size, before_batch, host_timeout
             )
-        if last and lead:
+        if last:
             with watchdog.phase("counting the unigram distribution"):
-                values["unigram_cross_entropy"] = source.unigram_cross_entropy()
+                if lead:
+                    values["unigram_cross_entropy"] = source.unigram_cross_entropy()
+                hosts.barrier("counted", PHASE_FACTOR * host_timeout)
         writer.write(step, {"split": "eval", **values})
         progress.update(step, {"split": "eval", **values})
 
