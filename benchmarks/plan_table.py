@@ -32,18 +32,20 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--file", type=Path, default=Path("plans.jsonl"), help="results, one JSON object a line")
     parser.add_argument("--print", action="store_true", dest="only_print", help="the table of what is there")
-    parser.add_argument("--as_is", action="store_true", help="unrolled layers, as a run has them by default")
+    parser.add_argument(
+        "--scan", action="store_true", help="scanned layers: compiles faster, predicts slower steps"
+    )
     arguments = parser.parse_args()
     rows = read(arguments.file)
     if not arguments.only_print:
         for length, topology, model in ((n, t, m) for m in MODELS for n in LENGTHS for t in TOPOLOGIES):
-            key = f"{model} {length} {topology}{' unrolled' if arguments.as_is else ''}"
+            key = f"{model} {length} {topology}{' scanned' if arguments.scan else ''}"
             if key not in rows:
                 row = {
                     "key": key,
                     "model": model,
                     "length": length,
-                    **plan(model, length, topology, arguments.as_is),
+                    **plan(model, length, topology, arguments.scan),
                 }
                 rows[key] = row
                 with arguments.file.open("a", encoding="utf-8") as file:
@@ -62,14 +64,14 @@ def read(path: Path) -> dict[str, dict[str, Any]]:
     return rows
 
 
-def plan(model: str, length: int, topology: str, as_is: bool) -> dict[str, Any]:
+def plan(model: str, length: int, topology: str, scan: bool) -> dict[str, Any]:
     """The plan's JSON, with more microbatches where the step does not fit; an error's last line otherwise."""
     options, per_device = LENGTHS[length]
     found: dict[str, Any] = {}
     for microbatches in (1, 2):
         batch = per_device * devices(topology)
         words = f"{COMMON} {MODELS[model]} {options} --training.global_batch_size {batch} --topology {topology}"
-        words += f" --training.accumulation_steps {microbatches} --json{' --as_is' if as_is else ''}"
+        words += f" --training.accumulation_steps {microbatches} --json --execution.scan_layers {str(scan).lower()}"
         done = subprocess.run(
             [sys.executable, "-m", "bert_jax.cli", "plan", *words.split()],
             capture_output=True,

@@ -347,7 +347,6 @@ def _add_plan(commands: Any) -> None:
     command.add_argument(
         "--first_step", type=int, default=0, metavar="N", help="steps done by earlier phases (default: 0)"
     )
-    command.add_argument("--as_is", action="store_true", help="compile the recipe's own layout, not scanned layers")
     command.add_argument("--show_sharding", action="store_true", help="how every parameter is cut, and its bytes")
     command.add_argument("--search", action="store_true", help="try microbatches, recomputation and meshes")
     command.add_argument("--tries", type=int, default=8, metavar="N", help="most compilations (default: 8)")

@@ -34,12 +34,11 @@ class PlanOptions:
     output: Path | None = None
     price_per_chip_hour: float | None = None
     first_step: int = 0
-    as_is: bool = False
 
     @property
     def asked(self) -> Asked:
         """What every plan is asked for."""
-        return Asked(self.price_per_chip_hour, self.first_step, self.as_is)
+        return Asked(self.price_per_chip_hour, self.first_step)
 
 
 def plan(options: PlanOptions) -> None:

@@ -1,7 +1,6 @@
 """The real training step, compiled ahead of time for a TPU slice that need not be there."""
 
 import contextlib
-import dataclasses
 import re
 import time
 from collections.abc import Iterator
@@ -34,11 +33,6 @@ class CompiledStep:
     def fits(self) -> bool:
         """Whether a device's memory holds the step."""
         return bool(self.hlo) and self.peak_bytes <= self.hbm_bytes
-
-
-def planning_layout(config: PretrainConfig) -> PretrainConfig:
-    """The same recipe with scanned layers, which compile many times faster."""
-    return dataclasses.replace(config, execution=dataclasses.replace(config.execution, scan_layers=True))
 
 
 def compile_step(config: PretrainConfig, topology: Topology) -> CompiledStep:

@@ -10,7 +10,7 @@ from bert_jax.config import PretrainConfig
 from bert_jax.config.schema import DataConfig, ExecutionConfig, MeshConfig, ModelConfig, OptimizerConfig
 from bert_jax.parallel.mesh import mesh_sizes
 from bert_jax.planner.arithmetic import StepEstimate, estimate_step, rows_per_device
-from bert_jax.planner.compiled import CompiledStep, compile_step, planning_layout
+from bert_jax.planner.compiled import CompiledStep, compile_step
 from bert_jax.planner.cycles import PARTS, StepCost, step_cost
 from bert_jax.planner.flops import training_flops_per_sequence
 from bert_jax.planner.sharding_table import abstract_mesh, abstract_train_state, batch_bytes, device_bytes
@@ -28,7 +28,6 @@ class Plan:
     mesh: dict[str, int]
     # compiled (the compiler's own figures) or arithmetic.
     method: str
-    # The layout that was compiled, where it is not the recipe's.
     scan_layers: bool
     remat: str
     global_batch_size: int
@@ -71,8 +70,6 @@ class Asked:
     price_per_chip_hour: float | None = None
     # Steps that earlier phases have done.
     first_step: int = 0
-    # Compile exactly the recipe's layout.
-    as_is: bool = False
 
 
 def make_plan(config: PretrainConfig, topology: Topology, asked: Asked) -> Plan:
@@ -80,8 +77,7 @@ def make_plan(config: PretrainConfig, topology: Topology, asked: Asked) -> Plan:
     check_batches(config, mesh_sizes(config.mesh, topology.num_devices))
     if not topology.is_tpu:
         return without_time(arithmetic_plan(config, topology, asked))
-    compiled_as = config if asked.as_is else planning_layout(config)
-    return plan_compiled(compiled_as, topology, asked, compile_step(compiled_as, topology))
+    return plan_compiled(config, topology, asked, compile_step(config, topology))
 
 
 def without_time(plan: Plan) -> Plan:
@@ -97,7 +93,7 @@ def without_time(plan: Plan) -> Plan:
 
 
 def plan_compiled(config: PretrainConfig, topology: Topology, asked: Asked, step: CompiledStep) -> Plan:
-    """The plan of a compiled step; ``config`` is what was compiled."""
+    """The plan of a compiled step of ``config``."""
     cost = step_cost(step.hlo, topology.chip, step.mesh_shape, topology.shape) if step.fits else None
     warnings = list(_warnings(config, topology))
     if cost and cost.unknown_loops:

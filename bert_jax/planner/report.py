@@ -44,7 +44,7 @@ def plan_lines(plan: Plan, advice: str) -> list[str]:
         )
     if plan.method == "compiled":
         layout = "scanned layers" if plan.scan_layers else "unrolled layers"
-        lines.append(f"compiled  with {layout} in {plan.compile_seconds:.0f} s")
+        lines.append(f"compiled  with {layout}, in {plan.compile_seconds:.0f} s")
     lines += [f"note      {line}" for line in plan.warnings]
     return [*lines, _METHODS[plan.method]]
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from bert_jax.config import MeshConfig, PretrainConfig
-from bert_jax.planner.compiled import compile_step, planning_layout
+from bert_jax.planner.compiled import compile_step
 from bert_jax.planner.plan import Asked, Plan, arithmetic_plan, plan_compiled, without_time
 from bert_jax.planner.topology import Topology
 
@@ -56,14 +56,14 @@ def search(
     tried: list[tuple[PretrainConfig, Plan]] = []
     chosen = _spread(ordered, tries - 1 if tries > 1 else 1)
     for number, (candidate, _) in enumerate(chosen, 1):
-        tried.append(_try(planning_layout(candidate), topology, asked, f"{number} of {len(chosen)}", progress))
+        tried.append(_try(candidate, topology, asked, f"{number} of {len(chosen)}", progress))
     found = _best(tried, _FULL)
-    # Unrolled layers compile many times slower, so they are tried for the best alone.
+    # Scanned or unrolled hardly changes which candidate is best, so the other layout is tried for the best alone.
     if found.config is not None and tries > 1:
-        unrolled = dataclasses.replace(
-            found.config, execution=dataclasses.replace(found.config.execution, scan_layers=False)
-        )
-        tried.append(_try(unrolled, topology, asked, "the best, unrolled", progress))
+        execution = found.config.execution
+        other = dataclasses.replace(execution, scan_layers=not execution.scan_layers)
+        which = f"the best, {'unrolled' if execution.scan_layers else 'scanned'}"
+        tried.append(_try(dataclasses.replace(found.config, execution=other), topology, asked, which, progress))
         found = _best(tried, _FULL)
     return found
 

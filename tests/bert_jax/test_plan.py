@@ -15,7 +15,7 @@ from bert_jax.config.schema import ExecutionConfig, MeshConfig, ModelConfig, Tra
 from bert_jax.parallel.mesh import mesh_sizes
 from bert_jax.planner import search as search_module
 from bert_jax.planner.arithmetic import parameter_count, temporary_bytes
-from bert_jax.planner.compiled import CompiledStep, needed_bytes, planning_layout
+from bert_jax.planner.compiled import CompiledStep, needed_bytes
 from bert_jax.planner.hardware import TPUS
 from bert_jax.planner.plan import Asked, arithmetic_plan, full_steps, make_plan, plan_compiled
 from bert_jax.planner.report import pareto
@@ -250,12 +250,6 @@ def test_what_a_program_lacks(message, needed):
     assert needed_bytes(message) == needed
 
 
-def test_layout_for_planning_changes_nothing_else():
-    config = PretrainConfig(execution=ExecutionConfig(dtype="bfloat16"))
-    scanned = dataclasses.replace(config.execution, scan_layers=True)
-    assert planning_layout(config) == dataclasses.replace(config, execution=scanned)
-
-
 def compiled(seconds, peak=2**30, hbm=2**34):
     """A step whose program is one instruction of the given length on a v5e."""
     cycles = round(seconds * 1.5e9)
@@ -359,7 +353,8 @@ def test_search_on_a_tpu_compiles_few_and_takes_the_fastest_that_fits(monkeypatc
 
     monkeypatch.setattr(search_module, "compile_step", compile_step)
     config = PretrainConfig(
-        execution=ExecutionConfig(dtype="bfloat16"), training=TrainingConfig(global_batch_size=1024)
+        execution=ExecutionConfig(dtype="bfloat16", scan_layers=True),
+        training=TrainingConfig(global_batch_size=1024),
     )
     lines = []
     found = search_module.search(
@@ -481,7 +476,7 @@ def test_real_compilation_for_a_tpu(capsys):
     plan = json.loads(out)
     assert plan["method"] == "compiled"
     assert plan["fits"]
-    assert plan["scan_layers"]
+    assert not plan["scan_layers"]
     assert plan["mesh"] == {"data": 4, "fsdp": 1, "tensor": 1}
     assert plan["peak_bytes"] < plan["hbm_bytes"] == round(15.75 * 2**30)
     assert plan["argument_bytes"] <= plan["peak_bytes"]
