@@ -24,15 +24,23 @@ class Peers:
 
     Args:
         client: of the coordination service.
+        address: HOST:PORT of that service, which the lead (process 0) holds.
         index, count: of this process, and of all.
         limit: seconds.
         leave: ends this process, given those that are lost and a line.
     """
 
     def __init__(
-        self, client: Any, index: int, count: int, limit: float, leave: Callable[[list[int], str], Any]
+        self,
+        client: Any,
+        address: str,
+        index: int,
+        count: int,
+        limit: float,
+        leave: Callable[[list[int], str], Any],
     ) -> None:
-        self._client, self._index, self._limit, self._leave = client, index, limit, leave
+        self._client, self._address, self._index = client, address, index
+        self._limit, self._leave = limit, leave
         self.doing: Callable[[], str] = lambda: "starting"  # shown by the others when this process is lost
         self._interval = min(2.0, limit / 10)
         self._values = dict.fromkeys(range(count), "")  # the last one that was heard of each process
@@ -101,17 +109,19 @@ class Peers:
         return f"stopped: {'; '.join(map(self._line, lost))} (--heartbeat_timeout {self._limit:g}); {RESUME}"
 
     def _catch_abort(self) -> None:
-        """When the lead is gone, its service is, and jax aborts this process at once: then too code 45 and a line.
+        """When the lead is gone its service is, and jax aborts this process at once: then too code 45 and a line.
+        What aborts for another reason goes on doing so (code 134).
 
         A handler of Python's own would never run, because abort() does not return to it; this one runs inside
         abort(), in the thread of jax that called it.
         """
 
         def handle(number: int) -> None:
+            if self._index == 0 or self._lead_answers():
+                return
             host = [*self._values[0].split("|"), ""][1]
-            who = f"process 0{f' ({host})' if host else ''}, which holds the run together,"
-            reason = "this process aborted" if self._index == 0 else f"{who} is gone"
-            os.write(2, f"stopped: {reason} (see the lines above); {RESUME}\n".encode())
+            name = f"process 0{f' ({host})' if host else ''}"
+            os.write(2, f"stopped: {name}, which holds the run together, is gone; {RESUME}\n".encode())
             os._exit(exits.WATCHDOG)
 
         self._handler = ctypes.CFUNCTYPE(None, ctypes.c_int)(handle)
@@ -119,3 +129,11 @@ class Peers:
         set_handler = ctypes.CDLL(None).signal
         set_handler.restype = ctypes.c_void_p
         set_handler(int(signal.SIGABRT), self._handler)
+
+    def _lead_answers(self) -> bool:
+        host, _, port = self._address.rpartition(":")
+        try:
+            socket.create_connection((host.strip("[]"), int(port)), timeout=3).close()
+        except OSError:
+            return False
+        return True
