@@ -167,11 +167,12 @@ def run(
     began = time.perf_counter()
     rows = host_rows(mesh, training.global_batch_size)
     eval_rows = host_rows(mesh, eval_batch_size)
-    source.held_out(eval_batch_size, eval_rows, 1)
+    evaluates = source.held_out(eval_batch_size, eval_rows, 1) is not None
     iterator = None if complete else source.train(rows)
-    if iterator is not None:
-        order = json_digest([iterator.state(), tokenizer.fingerprint])
-        hosts.require_equal("data", order, "let every host read the same shards and vocabulary", host_timeout)
+    order = [tokenizer.fingerprint, evaluates, {} if iterator is None else iterator.state()]
+    hosts.require_equal(
+        "data", json_digest(order), "let every host read the same shards and vocabulary", host_timeout
+    )
     if iterator is not None and restored is not None:
         iterator.restore(restored.meta["data"])
         if rollback is not None:
