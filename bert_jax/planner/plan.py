@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +15,9 @@ from bert_jax.planner.cycles import PARTS, StepCost, step_cost
 from bert_jax.planner.flops import training_flops_per_sequence
 from bert_jax.planner.sharding_table import abstract_mesh, abstract_train_state, batch_bytes, device_bytes
 from bert_jax.planner.topology import Topology
+
+# Share of the step from which on communication is named.
+_MUCH_COMMUNICATION = 0.3
 
 
 @dataclass(frozen=True)
@@ -95,9 +98,7 @@ def without_time(plan: Plan) -> Plan:
 def plan_compiled(config: PretrainConfig, topology: Topology, asked: Asked, step: CompiledStep) -> Plan:
     """The plan of a compiled step of ``config``."""
     cost = step_cost(step.hlo, topology.chip, step.mesh_shape, topology.shape) if step.fits else None
-    warnings = list(_warnings(config, topology))
-    if cost and cost.unknown_loops:
-        warnings.append(f"loops of unknown length counted once: {', '.join(cost.unknown_loops)}")
+    loops = cost.unknown_loops if cost else []
     return _plan(
         config, topology, asked, step.mesh_shape, cost,
         method="compiled", fits=step.fits, peak_bytes=step.peak_bytes, hbm_bytes=step.hbm_bytes,
@@ -105,7 +106,8 @@ def plan_compiled(config: PretrainConfig, topology: Topology, asked: Asked, step
         unestimated_share=sum(share for _, share in cost.unestimated) if cost else 0.0,
         unestimated_time_share=cost.unestimated_seconds / cost.seconds if cost else 0.0,
         unestimated=dict(cost.unestimated) if cost else {},
-        compile_seconds=step.compile_seconds, warnings=tuple(warnings),
+        compile_seconds=step.compile_seconds,
+        warnings=[f"loops of unknown length counted once: {', '.join(loops)}"] if loops else (),
     )  # fmt: skip
 
 
@@ -121,7 +123,6 @@ def arithmetic_plan(config: PretrainConfig, topology: Topology, asked: Asked) ->
         method="arithmetic", fits=step.fits, peak_bytes=step.peak_bytes, hbm_bytes=step.hbm_bytes,
         argument_bytes=step.argument_bytes, output_bytes=held, temporary_bytes=step.temporary_bytes,
         unestimated_share=0.0, unestimated_time_share=0.0, unestimated={}, compile_seconds=0.0,
-        warnings=tuple(_warnings(config, topology)),
     )  # fmt: skip
 
 
@@ -142,6 +143,8 @@ def _plan(
     asked: Asked,
     mesh: Mapping[str, int],
     cost: StepCost | StepEstimate | None,
+    *,
+    warnings: Sequence[str] = (),
     **measured: Any,
 ) -> Plan:
     training, length = config.training, config.data.seq_length
@@ -150,6 +153,12 @@ def _plan(
         config.model, seq_length=length, max_predictions=config.data.max_predictions, has_nsp=config.has_nsp
     )
     seconds = cost.seconds if cost else None
+    warnings = [*_warnings(config, topology), *warnings]
+    if cost and cost.shares["communication"] > _MUCH_COMMUNICATION:
+        warnings.append(
+            f"{cost.shares['communication']:.0%} of the step is communication: fewer chips or a larger "
+            "training.global_batch_size would use them better"
+        )
     steps = full_steps(config, asked.first_step)
     hours = seconds * steps / 3600 if seconds else None
     chip_hours = hours * topology.num_chips if hours is not None else None
@@ -176,6 +185,7 @@ def _plan(
         cost=chip_hours * price if price is not None and chip_hours is not None else None,
         shares={part: cost.shares[part] for part in PARTS} if cost else None,
         communication_seconds=cost.communication_seconds if cost else None,
+        warnings=tuple(warnings),
         **measured,
     )
 
