@@ -295,7 +295,7 @@ class FeedForward(nn.Module):
             inner_BxSxH
         )
         hidden_BxSxF = constrain(hidden_BxSxF, ("act_batch", "act_length", "act_mlp"), self.mesh)
-        activate = functools.partial(activation, config)
+        activate: Callable[[jax.Array], jax.Array] = functools.partial(activation, config)
         if self.execution.scan_layers:
             # A loop keeps every intermediate for its backward pass, five of this width; recomputed, one.
             activate = jax.checkpoint(activate)
