@@ -49,7 +49,7 @@ def main() -> None:
                 }
                 rows[key] = row
                 with arguments.file.open("a", encoding="utf-8") as file:
-                    file.write(json.dumps(row) + "\n")
+                    file.write(f"\n{json.dumps(row)}")  # after a line that was cut off, if one was
                 print(f"{key}: {words(row)}", file=sys.stderr, flush=True)
     print(table(list(rows.values())))
 
