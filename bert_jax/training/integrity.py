@@ -8,8 +8,8 @@ canonical leaf, which does not depend on mesh or layout.
 import functools
 import hashlib
 import json
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
 
 import google_crc32c
 import jax
@@ -21,6 +21,7 @@ from bert_jax.model.layout import STACKED, VOCABULARY_ROWS, path_name
 from bert_jax.storage import Location, write_whole
 
 CHECKSUM_FILE = "checksums.json"
+_LEAVES_AT_ONCE = 48
 
 
 def _mix(x: jax.Array) -> jax.Array:
@@ -69,53 +70,76 @@ def start_digest(tree: Any, vocab_size: int) -> Callable[[], list[str]]:
     """Start to compute the digests of ``tree``, whose buffers may be donated afterwards; what is returned waits for
     them, in any thread, and gives :func:`digest_lines`."""
     pending = []
-    for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
-        name, rows = _name_and_rows(path, vocab_size)
-        digest = _digest_program(leaf.shape, leaf.dtype, leaf.sharding, STACKED in name, rows)(leaf)
-        if len(leaf.sharding.device_set) > 1 and jax.default_backend() == "cpu":
+    for kind, leaves in _alike(tree, vocab_size):
+        digests = _digest_program(kind, len(leaves))([leaf for _, leaf in leaves])
+        if len(kind.sharding.device_set) > 1 and jax.default_backend() == "cpu":
             # Independent programs with collectives deadlock on virtual CPU devices when many are in flight.
-            digest.block_until_ready()
-        shape = tuple(leaf.shape) if rows is None else (rows, *leaf.shape[1:])
-        pending.append((name, shape, leaf.dtype, digest))
+            digests.block_until_ready()
+        pending.append((kind, [name for name, _ in leaves], digests))
 
     def finish() -> list[str]:
-        lines = []
-        for name, shape, dtype, digest in pending:
-            values = np.asarray(digest)
-            if STACKED in name:
-                before, after = name.split(STACKED)
-                for i, pair in enumerate(values):
-                    lines.append(f"{before}encoder/layer_{i}/{after} {shape[1:]} {dtype} {pair[0]} {pair[1]}")
-            else:
-                lines.append(f"{name} {shape} {dtype} {values[0]} {values[1]}")
-        return lines
+        return [
+            line
+            for kind, names, digests in pending
+            for name, values in zip(names, np.asarray(digests), strict=True)
+            for line in _lines(kind, name, values)
+        ]
 
     return finish
 
 
 def compile_digest(tree: Any, vocab_size: int) -> None:
     """Compile what :func:`start_digest` runs for arrays like those of ``tree`` (shapes, dtypes, shardings)."""
+    for kind, leaves in _alike(tree, vocab_size):
+        _digest_program(kind, len(leaves))
+
+
+class _Kind(NamedTuple):
+    """What a program that digests a leaf depends on. ``rows``: where padding follows, how many rows are real."""
+
+    shape: tuple[int, ...]
+    dtype: np.dtype
+    sharding: jax.sharding.Sharding
+    stacked: bool
+    rows: int | None
+
+
+def _alike(tree: Any, vocab_size: int) -> Iterator[tuple[_Kind, list[tuple[str, Any]]]]:
+    """Leaves of one kind, with their names, a few dozen at a time: a device queues few programs, and whoever
+    dispatches more of them waits."""
+    kinds: dict[_Kind, list[tuple[str, Any]]] = {}
     for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
-        name, rows = _name_and_rows(path, vocab_size)
-        _digest_program(leaf.shape, leaf.dtype, leaf.sharding, STACKED in name, rows)
+        name = path_name(path)
+        rows = vocab_size if name.endswith(VOCABULARY_ROWS) else None
+        kind = _Kind(tuple(leaf.shape), leaf.dtype, leaf.sharding, STACKED in name, rows)
+        kinds.setdefault(kind, []).append((name, leaf))
+    for kind, leaves in kinds.items():
+        for first in range(0, len(leaves), _LEAVES_AT_ONCE):
+            yield kind, leaves[first : first + _LEAVES_AT_ONCE]
 
 
-def _name_and_rows(path: tuple[Any, ...], vocab_size: int) -> tuple[str, int | None]:
-    """Name of a leaf and, where rows of padding follow, how many are real."""
-    name = path_name(path)
-    return name, vocab_size if name.endswith(VOCABULARY_ROWS) else None
+def _lines(kind: _Kind, name: str, values: np.ndarray) -> Iterator[str]:
+    shape = kind.shape if kind.rows is None else (kind.rows, *kind.shape[1:])
+    if kind.stacked:
+        before, after = name.split(STACKED)
+        for i, pair in enumerate(values):
+            yield f"{before}encoder/layer_{i}/{after} {shape[1:]} {kind.dtype} {pair[0]} {pair[1]}"
+    else:
+        yield f"{name} {shape} {kind.dtype} {values[0]} {values[1]}"
 
 
 @functools.lru_cache(maxsize=1024)
-def _digest_program(
-    shape: tuple[int, ...], dtype: np.dtype, sharding: jax.sharding.Sharding, stacked: bool, rows: int | None
-) -> Callable[[jax.Array], jax.Array]:
-    """The compiled digest of a leaf, whole on every process."""
+def _digest_program(kind: _Kind, count: int) -> Callable[[list[jax.Array]], jax.Array]:
+    """The compiled digests of ``count`` leaves, whole on every process."""
     everywhere = None
-    if isinstance(sharding, NamedSharding):
-        everywhere = NamedSharding(sharding.mesh, PartitionSpec())
-    function = jax.jit(lambda x: _digest_leaf(x, stacked, rows), out_shardings=everywhere)
-    return function.lower(jax.ShapeDtypeStruct(shape, dtype, sharding=sharding)).compile()
+    if isinstance(kind.sharding, NamedSharding):
+        everywhere = NamedSharding(kind.sharding.mesh, PartitionSpec())
+
+    def digest(leaves: list[jax.Array]) -> jax.Array:
+        return jnp.stack([_digest_leaf(leaf, kind.stacked, kind.rows) for leaf in leaves])
+
+    like = jax.ShapeDtypeStruct(kind.shape, kind.dtype, sharding=kind.sharding)
+    return jax.jit(digest, out_shardings=everywhere).lower([like] * count).compile()
 
 
 def json_digest(value: Any) -> str:
