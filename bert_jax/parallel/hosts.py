@@ -6,7 +6,6 @@ a time limit, and a process that fails tells the others, which then end with its
 one process every function is trivial.
 """
 
-import atexit
 import collections
 import contextlib
 import json
@@ -16,6 +15,7 @@ import socket
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NoReturn
 
@@ -30,7 +30,7 @@ from bert_jax.storage import Location
 FAILURE = "bert_jax/failure"
 WATCH = "failure-watch"
 # Seconds that the lead, which holds the service, stays for the others to read why the run ends.
-LAST_WORDS = 10.0
+LAST_WORDS = 20.0
 # Seconds after which a file written by one host is seen by the others, if they share the folder at all.
 SHARED_WITHIN = 10.0
 
@@ -69,7 +69,8 @@ def start(options: RunOptions) -> None:
     timer.start()
     limits: dict[str, Any] = {
         "initialization_timeout": options.host_timeout + 60,
-        "heartbeat_timeout_seconds": options.heartbeat_timeout + JAX_LATER,
+        # Twice, because jax sends a heartbeat every half of it, so it may find a loss after half of it.
+        "heartbeat_timeout_seconds": 2 * (options.heartbeat_timeout + JAX_LATER),
         "shutdown_timeout_seconds": options.host_timeout,
     }
     try:
@@ -218,7 +219,8 @@ def ends_together(timeout_seconds: float) -> Iterator[None]:
     """Around the whole run, after :func:`start`: an error here ends every process with a line that names this one.
 
     An error whose ``agreed`` is true was raised on every process at the same step, so nobody has to be told. The
-    process that comes to its end waits for the others, at most ``timeout_seconds``.
+    process that comes to its end waits for the others, at most ``timeout_seconds``. One that fails among several
+    does not return from here.
     """
     try:
         try:
@@ -238,11 +240,14 @@ def ends_together(timeout_seconds: float) -> Iterator[None]:
         code, line = known or (1, f"{type(error).__name__}: {_first_line(error)}")
         _leaving.set()
         other = _tell(code, line)
-        # jax's own shutdown would wait for processes that do not come any more.
-        atexit.register(_quit, code if other is None else other["code"])
         if other is not None:
-            raise exits.Stop(other["code"], _words(other)) from None
-        raise
+            code, line = other["code"], _words(other)
+        elif known is None:
+            line = "".join(traceback.format_exception(error)).rstrip()
+        print(line, file=sys.stderr, flush=True)
+        # Here, not by way of the interpreter's end: that waits for threads, and jax's own shutdown for processes
+        # that do not come any more.
+        _quit(code)
 
 
 def _part(timeout_seconds: float) -> None:
