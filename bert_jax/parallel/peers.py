@@ -13,7 +13,7 @@ from typing import Any
 from bert_jax import exits
 
 FOLDER = "bert_jax/alive/"
-# jax's own heartbeats end a process without a line about who is gone; they come this many seconds later.
+# Seconds for which this comes before jax's own heartbeats, which abort without a line about who is gone.
 JAX_LATER = 10
 RESUME = "run the same command on all hosts to continue from the newest checkpoint"
 
@@ -106,23 +106,23 @@ class Peers:
                 self._heard[process] += 1
 
     def _verdict(self, lost: list[int]) -> str:
-        return f"stopped: {'; '.join(map(self._line, lost))} (--heartbeat_timeout {self._limit:g}); {RESUME}"
+        return f"stopped: {'; '.join(map(self._line, lost))}, and is gone; {RESUME}"
 
     def _catch_abort(self) -> None:
         """When the lead is gone its service is, and jax aborts this process at once: then too code 45 and a line.
-        What aborts for another reason goes on doing so (code 134).
+        What aborts while nobody seems to be gone goes on doing so (code 134).
 
         A handler of Python's own would never run, because abort() does not return to it; this one runs inside
         abort(), in the thread of jax that called it.
         """
 
         def handle(number: int) -> None:
-            if self._index == 0 or self._lead_answers():
-                return
-            host = [*self._values[0].split("|"), ""][1]
-            name = f"process 0{f' ({host})' if host else ''}"
-            os.write(2, f"stopped: {name}, which holds the run together, is gone; {RESUME}\n".encode())
-            os._exit(exits.WATCHDOG)
+            lost = [process for process, silent in self._silent.items() if silent > self._limit / 2]
+            if self._index > 0 and not self._lead_answers():
+                lost = [0]
+            if lost:
+                os.write(2, f"{self._verdict(lost)}\n".encode())
+                os._exit(exits.WATCHDOG)
 
         self._handler = ctypes.CFUNCTYPE(None, ctypes.c_int)(handle)
         # Typed, because a pointer does not fit the int that ctypes takes a result for.
