@@ -18,6 +18,8 @@ from bert_jax.planner.topology import Topology
 
 # Share of the step from which on communication is named.
 _MUCH_COMMUNICATION = 0.3
+# Share of the step from which on the random bits of dropout are.
+_MUCH_DROPOUT = 0.05
 
 
 @dataclass(frozen=True)
@@ -153,7 +155,7 @@ def _plan(
         config.model, seq_length=length, max_predictions=config.data.max_predictions, has_nsp=config.has_nsp
     )
     seconds = cost.seconds if cost else None
-    warnings = [*_warnings(config, topology), *warnings]
+    warnings = [*_warnings(config, topology, cost), *warnings]
     if cost and cost.shares["communication"] > _MUCH_COMMUNICATION:
         warnings.append(
             f"{cost.shares['communication']:.0%} of the step is communication: fewer chips or a larger "
@@ -223,12 +225,12 @@ def check_batches(config: PretrainConfig, mesh: Mapping[str, int]) -> None:
         )
 
 
-def _warnings(config: PretrainConfig, topology: Topology) -> list[str]:
+def _warnings(config: PretrainConfig, topology: Topology, cost: StepCost | StepEstimate | None) -> list[str]:
     """What makes a recipe slow on its hardware, with the option that changes it."""
     execution, lines = config.execution, []
-    dropout = config.model.hidden_dropout or config.model.attention_dropout
-    if topology.is_tpu and execution.prng == "threefry" and dropout:
-        lines.append("execution.prng rbg makes the random bits of dropout several times cheaper on a TPU")
+    dropout = cost.shares["dropout"] if cost else 0.0
+    if topology.is_tpu and execution.prng == "threefry" and dropout > _MUCH_DROPOUT:
+        lines.append(f"dropout takes {dropout:.0%} of the step; execution.prng rbg draws cheaper bits on a TPU")
     if execution.dtype == "float32":
         lines.append("execution.dtype bfloat16 runs the matrix products at least twice as fast")
     return lines
