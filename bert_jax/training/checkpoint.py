@@ -13,6 +13,7 @@ from typing import Any
 
 import jax
 import orbax.checkpoint as ocp
+from etils import epath
 from jax.sharding import Mesh
 
 from bert_jax.config import PretrainConfig, differences, from_dict
@@ -270,10 +271,10 @@ def _read_state(folder: Location, stored: PretrainConfig, mesh: Mesh) -> TrainSt
     stored_like = _abstract(stored, mesh)
     item = nested(stored_like)
     restore_args = ocp.checkpoint_utils.construct_restore_args(item)
-    with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
-        values = checkpointer.restore(
-            str(folder / "state"), args=ocp.args.PyTreeRestore(item=item, restore_args=restore_args)
-        )
+    handler = ocp.PyTreeCheckpointHandler()  # without a Checkpointer, which waits for the other processes
+    arguments = ocp.args.PyTreeRestore(item=item, restore_args=restore_args)
+    values = handler.restore(epath.Path(str(folder / "state")), args=arguments)
+    handler.close()
     by_name = {path_name(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(values)}
     return jax.tree_util.tree_map_with_path(lambda path, _: by_name[path_name(path)], stored_like)
 

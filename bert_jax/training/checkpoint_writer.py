@@ -7,6 +7,7 @@ import json
 import logging
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -63,6 +64,24 @@ class _MetaSave(ocp.args.CheckpointArgs):
     complete: Callable[[], dict[str, Any]]
 
 
+@dataclasses.dataclass(frozen=True)
+class _Noted:
+    """A future of a save that says what it fails with at once."""
+
+    future: ocp.future.Future
+    note: Callable[[BaseException], None]
+
+    def result(self, timeout: float | None = None) -> Any:
+        try:
+            return self.future.result(timeout)
+        except BaseException as error:
+            self.note(error)
+            raise
+
+    def cancel(self) -> bool | None:
+        return self.future.cancel()
+
+
 class CheckpointWriter:
     """Saves checkpoints of one run; made and called by every process of it. ``close()`` waits for the last save.
 
@@ -89,9 +108,13 @@ class CheckpointWriter:
             preservation_policy=checkpoint_managers.AnyPreservationPolicy(policies),
             cleanup_tmp_directories=True,
             enable_async_checkpointing=True,
+            async_options=ocp.options.AsyncOptions(barrier_sync_fn=self._barrier if hosts.count() > 1 else None),
         )
         # Uncompressed: floats shrink by a tenth, at several times the CPU time and a second copy of the state.
         handlers = {"state": ocp.PyTreeCheckpointHandler(use_compression=False), "meta": _MetaHandler()}
+        self._lost: BaseException | None = None  # several processes: why this one's part of a save failed
+        for handler in handlers.values() if hosts.count() > 1 else ():
+            handler.async_save = self._noting(handler.async_save)
         self._manager = ocp.CheckpointManager(str(self.folder), options=options, item_handlers=handlers)
         self._compiler: threading.Thread | None = None
         if like is not None:
@@ -101,6 +124,26 @@ class CheckpointWriter:
         self._unlisted: int | None = None
         self._lister: threading.Thread | None = None
         self._failure: BaseException | None = None
+
+    def _noting(self, async_save: Callable[..., Any]) -> Callable[..., Any]:
+        def note(error: BaseException) -> None:
+            self._lost = error
+
+        async def noted(*arguments: Any, **options: Any) -> list[_Noted]:
+            return [_Noted(future, note) for future in await async_save(*arguments, **options) or ()]
+
+        return noted
+
+    def _barrier(self, *, key: str, timeout_ms: int) -> None:
+        """Orbax's wait for the other processes; one whose part failed does not wait, but ends the run."""
+        if self._lost is not None:
+            raise self._lost
+        ocp.multihost.get_barrier_sync_fn()(key=key, timeout_ms=timeout_ms)
+
+    def _raise_lost(self) -> None:
+        if self._lost is not None:
+            with self._one_line():
+                raise self._lost
 
     def save(self, state: TrainState, meta: Mapping[str, Any]) -> None:
         """Start to save ``state`` and ``meta`` (JSON) under ``state.step``; returns once the values are safe from
@@ -130,6 +173,7 @@ class CheckpointWriter:
 
     def poll(self) -> None:
         """List the files of a save that has been committed meanwhile. Cheap; call it at every step."""
+        self._raise_lost()
         if self._unlisted is not None and not self._manager.is_saving_in_progress():
             step, self._unlisted = self._unlisted, None
             with self._one_line():
@@ -150,6 +194,9 @@ class CheckpointWriter:
 
     def wait(self) -> None:
         """Block until the save under way is committed and listed; raises what it failed with."""
+        while hosts.count() > 1 and self._manager.is_saving_in_progress():
+            self._raise_lost()  # Orbax would wait for processes that wait for this one
+            time.sleep(0.01)
         try:
             with self._one_line():
                 self._manager.wait_until_finished()
