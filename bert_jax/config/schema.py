@@ -123,8 +123,8 @@ class DataConfig:
     """Text, vocabulary, training instances and the order in which they are read."""
 
     # Text files, folders (.txt, .jsonl, plain or .gz/.zst; also gs://), package:NAME for text that a package ships,
-    # tfds:NAME[/CONFIG][:VERSION] for a dataset prepared by TensorFlow Datasets, hf:OWNER/NAME[/CONFIG] or hf:FOLDER
-    # (saved by save_to_disk) for one of Hugging Face datasets.
+    # tfds:NAME[/CONFIG][:VERSION] for a dataset prepared by TensorFlow Datasets, hf:OWNER/NAME[/CONFIG] or
+    # hf:FOLDER (saved by save_to_disk) for one of Hugging Face datasets.
     corpus: tuple[str, ...] = ()
     # Vocabulary: vocab.txt (WordPiece), a SentencePiece .model or RoBERTa's tokenizer.json; empty: trained from the
     # corpus into shards.
