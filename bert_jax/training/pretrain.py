@@ -134,7 +134,8 @@ def run(
         phase_start = restored.meta["phase_start"]
         messages += _resume_messages(restored, config, tokenizer, allow_numeric_change)
         meter.restore(restored.meta["meter"])
-        guard.restore(restored.meta["guard"])
+        if "guard" in restored.meta:  # older checkpoints have none
+            guard.restore(restored.meta["guard"])
     elif rollback is not None:
         raise exits.Stop(exits.NON_FINITE, f"stopped: {rollback}; there is no checkpoint before it", agreed=True)
     elif continue_from is not None:
