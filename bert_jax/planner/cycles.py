@@ -6,6 +6,8 @@ the order of the schedule, with loops multiplied out, and models what has none:
 * collectives: bytes over the links that their group of devices spans, at the bandwidth of the torus;
 * asynchronous copies and collectives run beside the instructions between their start and their end, one copy and
   one collective at a time; what is not done when it is asked for is waited for;
+* a collective that the compiler runs inside other instructions (a chain of fusions) advances only while those run,
+  so both together cost the larger at best;
 * custom calls (Pallas kernels): the larger of operations / (half of the peak) and bytes / memory bandwidth;
 * the rest (random bits, for instance): bytes / memory bandwidth.
 
@@ -103,6 +105,8 @@ class _Timeline:
     now: float = 0.0
     free: dict[str, float] = field(default_factory=lambda: {"memory": 0.0, "links": 0.0})
     pending: dict[str, tuple[str, float]] = field(default_factory=dict)
+    # Seconds that are left of each collective that runs inside other instructions.
+    chains: dict[str, float] = field(default_factory=dict)
 
     def start(self, name: str, resource: str, seconds: float) -> None:
         """Queue asynchronous work."""
@@ -169,6 +173,9 @@ class _Model:
                 self.copy_wait += waited * times if resource == "memory" else 0.0
             return
         collective = self._collective(line, lines)
+        if collective is not None and (chains := self._chains(line)):
+            self._chain_step(line, computation, times, timeline, chains, collective)
+            return
         if line.opcode.endswith("-start"):
             if collective is not None:
                 timeline.start(line.name, "links", collective)
@@ -188,6 +195,39 @@ class _Model:
             seconds = self._instruction(line, computation, times)
             self._charge(self._part(line), seconds * times)
             timeline.now += seconds
+
+    def _chain_step(
+        self,
+        line: hlo.Instruction,
+        computation: str,
+        times: float,
+        timeline: _Timeline,
+        chains: list[str],
+        collective: float,
+    ) -> None:
+        """Begin or end of a chain of fusions that carry a collective, or one that computes meanwhile."""
+        targets = {i.target for name in line.called for i in self.module.computations[name].instructions.values()}
+        if "AsyncCollectiveStart" in targets:
+            timeline.chains[chains[0]] = collective
+            self.links_seconds += collective * times
+        elif "AsyncCollectiveDone" in targets:
+            left = timeline.chains.pop(chains[0], collective)
+            self._charge("communication", left * times)
+            timeline.now += left
+        else:
+            seconds = self._instruction(line, computation, times)
+            self._charge(self._part(line), seconds * times)
+            timeline.now += seconds
+            for chain in chains:
+                timeline.chains[chain] = max(timeline.chains.get(chain, collective) - seconds / len(chains), 0.0)
+
+    def _chains(self, line: hlo.Instruction) -> list[str]:
+        """Numbers of the collectives that a fusion carries a step of; none for a collective by itself."""
+        if line.opcode != "fusion":
+            return []
+        inner = [i for name in line.called for i in self.module.computations[name].instructions.values()]
+        found = [re.search(r'chain_id="(\d+)"', i.attributes) for i in inner if _COLLECTIVES.match(i.opcode)]
+        return sorted({chain[1] for chain in found if chain})
 
     def _loop(self, line: hlo.Instruction, computation: str, times: float) -> float:
         trips = self.module.trip_count(line, computation)

@@ -161,6 +161,42 @@ def test_compute_between_start_and_end_hides_a_collective():
     assert found.hidden_communication_seconds == pytest.approx(60_000 / CLOCK)
 
 
+def fused(name, root):
+    """A fused computation that holds a step of collective 0."""
+    return f"""%{name} (x: bf16[4096,4096]) -> bf16[4096,4096] {{
+  %x = bf16[4096,4096]{{1,0}} parameter(0)
+  %r = bf16[4096,4096]{{1,0}} all-reduce(%x), {REDUCE}, frontend_attributes={{chain_id="0"}}
+  ROOT %o = {root}
+}}
+
+"""
+
+
+@pytest.mark.parametrize("work", [20_000, 60_000, 6_000_000])
+def test_a_collective_inside_other_instructions_advances_only_while_they_run(work):
+    shape = "bf16[4096,4096]{1,0}"
+    text = entry(
+        ARGUMENT,
+        f"%s = {shape} fusion(%a), kind=kCustom, calls=%begin",
+        # Runs beside the collective without carrying it: hides nothing.
+        WORK,
+        f"%f = {shape} fusion(%s), kind=kOutput, calls=%step, {cycles(work, 'jit(f)/mlm_head/dot')}",
+        f"%g = {shape} fusion(%f), kind=kOutput, calls=%step, {cycles(work)}",
+        f"ROOT %d = {shape} fusion(%g), kind=kCustom, calls=%end",
+    )
+    inner = (
+        fused("begin", f'{shape} custom-call(%r), custom_call_target="AsyncCollectiveStart"')
+        + fused("step", f"({shape}, {shape}) tuple(%r, %x)")
+        + fused("end", f'{shape} custom-call(%x, %r), custom_call_target="AsyncCollectiveDone"')
+    )
+    found = cost(text.replace("ENTRY", inner + "ENTRY"), 16, (4, 4))
+    alone = collective_seconds("all-reduce", BYTES, 16, V5E, (4, 4))
+    assert found.compute_seconds == pytest.approx((60_000 + 2 * work) / CLOCK)
+    assert found.communication_seconds == pytest.approx(max(alone - 2 * work / CLOCK, 0.0))
+    assert found.hidden_communication_seconds == pytest.approx(min(alone, 2 * work / CLOCK))
+    assert found.shares["mlm_head"] == pytest.approx(work / CLOCK / found.seconds)
+
+
 def test_a_kernel_is_charged_by_what_it_states_and_listed():
     def kernel(flops, moved):
         stated = f'"cost_estimate":{{"flops":"{flops}","transcendentals":"0","bytes_accessed":"{moved}"}}'
