@@ -13,6 +13,7 @@ from jax.sharding import Mesh
 
 from bert_jax.config import ExecutionConfig, HeadsConfig, ModelConfig, SentenceConfig, pretraining_heads
 from bert_jax.model.dropout import DropoutKey, Site, dropout, site_key
+from bert_jax.model.kernels import on_tpu
 from bert_jax.model.layers import (
     INTERMEDIATES,
     Dense,
@@ -83,7 +84,11 @@ class MlmHead(nn.Module):
         x_BxMxH = LayerNorm(config, dtype, name="layer_norm")(activation(config, x_BxMxH))
         rows = table_VxH.shape[0]
         bias_V = self.param("output_bias", declared(nn.initializers.zeros_init(), ("vocab",)), (rows,))
-        logits_BxMxV = product(x_BxMxH, table_VxH, 1, jnp.dtype("float32"))
+        if on_tpu(self.mesh):
+            # Positions first: [M, B] becomes one dimension without a copy, because tiles of 8 rows divide B, not M.
+            logits_BxMxV = product(x_BxMxH.swapaxes(0, 1), table_VxH, 1, jnp.dtype("float32")).swapaxes(0, 1)
+        else:
+            logits_BxMxV = product(x_BxMxH, table_VxH, 1, jnp.dtype("float32"))
         logits_BxMxV = constrain(logits_BxMxV + bias_V, ("act_batch", "act_predictions", "act_vocab"), self.mesh)
         if rows == config.vocab_size:
             return logits_BxMxV

@@ -2,6 +2,7 @@
 
 import contextlib
 import math
+import os
 import re
 import time
 from collections.abc import Callable, Iterator
@@ -21,6 +22,28 @@ from bert_jax.parallel import batch_sharding, check_batch_size
 from bert_jax.training.loop import StepFunction
 from bert_jax.training.state import TrainState, abstract_state, make_prng_key, update_shardings
 from bert_jax.training.step import make_train_step
+
+# Gradients are summed in several collectives as the backward pass yields them, beside its products, instead of in
+# one after it. The compiler does so only when sums are not joined to ones of more than this many bytes. On v5e
+# alone: v4 has too little fast memory for it (docs/design/tpu-performance.md).
+_V5E_OPTIONS = {
+    "xla_enable_async_all_gather": "true",
+    "xla_enable_async_all_reduce": "true",
+    "xla_tpu_enable_async_collective_fusion": "true",
+    "xla_tpu_enable_async_collective_fusion_fuse_all_gather": "true",
+    "xla_tpu_enable_async_collective_fusion_fuse_all_reduce": "true",
+    "xla_tpu_enable_async_collective_fusion_multiple_steps": "true",
+    "xla_tpu_overlap_compute_collective_tc": "true",
+    "xla_jf_crs_combiner_threshold_in_bytes": "1000000",
+}
+
+
+def compiler_options(mesh: Mesh) -> dict[str, str]:
+    """Options for compiling a training step on ``mesh``; what ``LIBTPU_INIT_ARGS`` sets is left as it says."""
+    if mesh.devices.flat[0].device_kind not in ("TPU v5 lite", "TPU v5e"):
+        return {}
+    given = set(re.findall(r"--(\w+)", os.environ.get("LIBTPU_INIT_ARGS", "")))
+    return {name: value for name, value in _V5E_OPTIONS.items() if name not in given}
 
 
 def train_programs(config: PretrainConfig, mesh: Mesh) -> "TrainPrograms":
@@ -76,7 +99,9 @@ class TrainPrograms:
             return state, jnp.stack([leaf.astype(jnp.float32) for leaf in leaves])
 
         packed.__name__ = "train_step"  # the name in a profiler's trace
-        self._step = jax.jit(packed, donate_argnums=0, out_shardings=(shardings, None))
+        self._step = jax.jit(
+            packed, donate_argnums=0, out_shardings=(shardings, None), compiler_options=compiler_options(mesh)
+        )
         self._compiled: dict[int, StepFunction] = {}
         self.compile_seconds = 0.0
         self.memory: Any = None

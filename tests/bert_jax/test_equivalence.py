@@ -59,6 +59,13 @@ def test_execution_does_not_change_the_function(name):
     assert relative_difference(grads, REFERENCE[1]) <= 2e-6
 
 
+def test_the_masked_positions_order_on_tpu_does_not_change_the_function(monkeypatch):
+    monkeypatch.setattr("bert_jax.model.bert.on_tpu", lambda mesh: True)
+    loss, grads = run(CONFIG, ExecutionConfig())
+    assert abs(loss - REFERENCE[0]) <= 1e-6 * abs(REFERENCE[0])
+    assert relative_difference(grads, REFERENCE[1]) <= 2e-6
+
+
 def test_dropout_is_on_in_the_comparison():
     assert abs(run(CONFIG, ExecutionConfig(), dropout=False)[0] - REFERENCE[0]) > 1e-4
 

@@ -9,7 +9,7 @@ from support import tiny_config
 
 from bert_jax.parallel import make_mesh
 from bert_jax.planner.topology import parse_topology, tpu_devices
-from bert_jax.training.compile import train_programs
+from bert_jax.training.compile import compiler_options, train_programs
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="needs libtpu (extra tpu)")
 
@@ -43,7 +43,7 @@ class Collective:
 
 def collectives(text: str) -> list[Collective]:
     """Every array that a collective of the program gives, asynchronous and fused ones too."""
-    found: list[tuple[str, str, str, tuple[int, ...]]] = []
+    found: list[tuple[str, str, str, str, tuple[int, ...]]] = []
     calls: dict[str, set[str]] = {}
     computation = ""
     for line in text.splitlines():
@@ -52,8 +52,10 @@ def collectives(text: str) -> list[Collective]:
         names = {name for group in CALLED.findall(line) for name in re.findall(r"%([\w.-]+)", group)}
         calls.setdefault(computation, set()).update(names)
         if match := COLLECTIVE.match(line):
-            for dtype, dims in ARRAY.findall(match[1]):
-                found.append((computation, match[2], dtype, tuple(int(n) for n in dims.split(",") if n)))
+            chain = re.search(r'chain_id="\d+"', line)
+            for index, (dtype, dims) in enumerate(ARRAY.findall(match[1])):
+                shape = tuple(int(n) for n in dims.split(",") if n)
+                found.append((f"{chain[0]}, {index}" if chain else "", computation, match[2], dtype, shape))
     inside: set[str] = set()
     left = re.findall(r"\bbody=%?([\w.-]+)", text)
     while left:
@@ -61,7 +63,12 @@ def collectives(text: str) -> list[Collective]:
         if name not in inside:
             inside.add(name)
             left += calls.get(name, ())
-    return [Collective(operation, dtype, shape, place in inside) for place, operation, dtype, shape in found]
+    # One that the compiler runs inside other instructions (a chain) is written to each of them: counted once.
+    once: dict[object, Collective] = {}
+    for index, (name, place, operation, dtype, shape) in enumerate(found):
+        key = (name, place in inside) if name else index
+        once.setdefault(key, Collective(operation, dtype, shape, place in inside))
+    return list(once.values())
 
 
 def compiled(*arguments: str) -> str:
@@ -77,6 +84,12 @@ def test_the_reader_sees_what_it_should():
 %fused.2 (p: bf16[8,4]) -> bf16[2,4] {
   %all-reduce.3 = bf16[8,4]{1,0} all-reduce(%p), to_apply=%sum.1
 }
+%begin.8 (p: f32[6,4]) -> f32[6,4] {
+  %all-reduce.9 = f32[6,4]{1,0} all-reduce(%p), to_apply=%sum.1, frontend_attributes={chain_id="0"}
+}
+%end.10 (p: f32[6,4]) -> f32[6,4] {
+  %all-reduce.11 = f32[6,4]{1,0} all-reduce(%p), to_apply=%sum.1, frontend_attributes={chain_id="0"}
+}
 %body.4 (p: (s32[])) -> (s32[]) {
   %all-reduce-scatter.5 = bf16[2,4]{1,0} fusion(%x), kind=kCustom, calls=%fused.2
 }
@@ -87,6 +100,7 @@ ENTRY %main (a: f32[4]) -> f32[4] {
 """
     assert collectives(text) == [
         Collective("all-reduce", "bf16", (8, 4), True),
+        Collective("all-reduce", "f32", (6, 4), False),
         Collective("all-reduce", "f32", (4,), False),
         Collective("all-reduce", "f32", (16, 4), False),
     ]
@@ -115,3 +129,14 @@ def test_parts_of_a_replica_sum_gradients_of_weights_in_float32():
     parts = {(rows // r, columns // c) for rows, columns in weights for r in (1, 2, 4) for c in (1, 2, 4)}
     sums = [c for c in found if c.is_sum and c.shape[-2:] in parts]
     assert sums and {c.dtype for c in sums} == {"f32"}
+
+
+def test_sums_run_beside_the_backward_pass_and_the_users_options_win(monkeypatch):
+    text = compiled("--training.accumulation_steps 1 --model.hidden_size 512 --model.intermediate_size 2048")
+    assert "AsyncCollectiveStart" in text
+    mesh = make_mesh(tiny_config(MODEL).mesh, tpu_devices(parse_topology("v5e:4x4")))
+    options = compiler_options(mesh)
+    monkeypatch.setenv("LIBTPU_INIT_ARGS", "--xla_enable_async_all_reduce=false")
+    assert compiler_options(mesh) == {k: v for k, v in options.items() if k != "xla_enable_async_all_reduce"}
+    assert len(compiler_options(mesh)) == len(options) - 1
+    assert compiler_options(make_mesh(tiny_config(MODEL).mesh, tpu_devices(parse_topology("v4:2x2x4")))) == {}
