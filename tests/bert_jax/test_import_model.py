@@ -233,11 +233,11 @@ print(status("VmHWM") - before)
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_memory(tmp_path):
     """Peak above that of the imports: 1.5 x the weights, and 120 MB for the start of jax."""
-    config = {"hidden_size": 1024, "num_attention_heads": 16, "intermediate_size": 4096, "num_hidden_layers": 4}
+    config = {"hidden_size": 1024, "num_attention_heads": 16, "intermediate_size": 4096, "num_hidden_layers": 10}
     source = make_folder(tmp_path / "small", "BertModel", vocabulary=None)
     spec = read_weights(source).spec
     model = dataclasses.replace(
-        spec.model, hidden_size=1024, num_attention_heads=16, intermediate_size=4096, num_layers=4
+        spec.model, hidden_size=1024, num_attention_heads=16, intermediate_size=4096, num_layers=10
     )
     spec = dataclasses.replace(spec, model=model)
     header, end = {}, 0
