@@ -345,7 +345,8 @@ class MeshConfig:
     fsdp: int = 1
     # Parts that heads, feed-forward width and vocabulary are cut into.
     tensor: int = 1
-    # Cut optimizer state and moving average over the replicas too (ZeRO-1): each updates its part, then shares it.
+    # Cut optimizer state and moving average over the replicas too (ZeRO-1): each updates its part. Parameters lie
+    # in the same parts between steps and are whole on every replica during one.
     shard_optimizer: bool = True
 
     def __post_init__(self) -> None:

@@ -86,7 +86,7 @@ def _keeps_scores(config: PretrainConfig, topology: Topology, mesh_shape: Mappin
 
 
 def temporary_bytes(config: PretrainConfig, mesh_shape: Mapping[str, int], *, keeps_scores: bool = True) -> int:
-    """Bytes of gradients, kept activations and logits on one device."""
+    """Bytes of gathered parameters, gradients, kept activations and logits on one device."""
     model, execution = config.model, config.execution
     rows = rows_per_device(config, mesh_shape)
     length, hidden, tensor = config.data.seq_length, model.hidden_size, mesh_shape["tensor"]
@@ -99,9 +99,10 @@ def temporary_bytes(config: PretrainConfig, mesh_shape: Mapping[str, int], *, ke
     working = rows * length * (hidden * 34 + scores) * item / 2
     logits = rows * config.data.max_predictions * model.vocab_size / tensor * (item + 2 * 4)
     gradients = 4 * parameter_count(config) / (mesh_shape["fsdp"] * tensor)
+    gathered = gradients if config.mesh.shard_optimizer and mesh_shape["data"] > 1 else 0
     if config.training.accumulation_steps > 1:
         gradients *= 2  # the sum and the microbatch's own
-    return round(per_layer * model.num_layers + working + logits + gradients)
+    return round(per_layer * model.num_layers + working + logits + gradients + gathered)
 
 
 def rows_per_device(config: PretrainConfig, mesh_shape: Mapping[str, int]) -> float:

@@ -64,18 +64,18 @@ def _time_lines(plan: Plan) -> list[str]:
 
 def sharding_lines(rows: Sequence[Row], topology: Topology | None, mesh: dict[str, int]) -> list[str]:
     """The sharding table with totals."""
-    table = [("parameter", "shape", "cut over", "bytes", "optimizer state cut over", "bytes")]
+    table = [("parameter", "shape", "computed", "held between steps", "bytes", "optimizer bytes")]
     for row in rows:
         name = f"{row.name} x{row.count}" if row.count > 1 else row.name
         shape = "x".join(str(n) for n in row.shape)
         table.append(
-            (name, shape, row.sharding, f"{row.device_bytes:,}", row.optimizer_sharding,
+            (name, shape, row.sharding, row.state_sharding, f"{row.device_bytes:,}",
              f"{row.optimizer_device_bytes:,}")
         )  # fmt: skip
     params, optimizer = totals(rows)
-    table.append(("total", "", "", f"{params:,}", "", f"{optimizer:,}"))
+    table.append(("total", "", "", "", f"{params:,}", f"{optimizer:,}"))
     widths = [max(len(line[i]) for line in table) for i in range(len(table[0]))]
-    right = (3, 5)
+    right = (4, 5)
     lines = [
         "  ".join(
             cell.rjust(width) if i in right else cell.ljust(width)

@@ -17,7 +17,7 @@ from bert_jax.model import BertForPretraining, BertModel
 from bert_jax.model.layout import STACKED, VOCABULARY_ROWS, path_name
 from bert_jax.optim import make_optimizer
 from bert_jax.parallel import MESH_AXES, batch_sharding
-from bert_jax.parallel.axes import RULES
+from bert_jax.parallel.axes import RULES, axis_names, to_spec
 from bert_jax.training.state import TrainState, abstract_params, abstract_state
 
 
@@ -30,11 +30,14 @@ class Row:
     shape: tuple[int, ...]
     # Canonical parameters that the row stands for: the number of layers or 1.
     count: int
-    # Mesh axes of each dimension, "-" where it is whole; "layers:" before them where the stack of layers is cut.
+    # Mesh axes of each dimension while layers compute with it, "-" where it is whole; "layers:" before them where
+    # the stack of layers is cut.
     sharding: str
-    # On one device, all ``count`` of them, padding included.
+    # The same of the parameter and its optimizer state between steps.
+    state_sharding: str
+    # Of the parameter between steps on one device, all ``count`` of them, padding included.
     device_bytes: int
-    optimizer_sharding: str
+    # Of its optimizer state and average.
     optimizer_device_bytes: int
     # What could not be cut as declared.
     notes: tuple[str, ...]
@@ -83,7 +86,7 @@ def sharding_table(config: PretrainConfig, sizes: Mapping[str, int]) -> list[Row
     boxed = jax.tree_util.tree_leaves_with_path(
         abstract_params(_model(config)), is_leaf=lambda leaf: isinstance(leaf, nn.Partitioned)
     )
-    declared = {path_name(path): getattr(leaf, "names", None) for path, leaf in boxed}
+    boxes = {path_name(path): leaf for path, leaf in boxed}
     moments: dict[str, list[Any]] = {}
     params = jax.tree_util.tree_leaves_with_path(state.params)
     names = {path_name(path) for path, _ in params}
@@ -94,58 +97,59 @@ def sharding_table(config: PretrainConfig, sizes: Mapping[str, int]) -> list[Row
     rows: dict[tuple[Any, ...], Row] = {}
     for path, leaf in params:
         name = path_name(path)
-        for row in _rows(config, name, leaf, moments.get(name, []), declared.get(name), sizes):
-            key = row.name, row.shape, row.sharding, row.optimizer_sharding
-            same = rows.get(key)
-            rows[key] = row if same is None else _merge(same, row)
+        axes = getattr(boxes[name], "names", (None,) * len(leaf.shape))
+        row = _row(config, name, leaf, moments.get(name, []), axes, sizes)
+        key = row.name, row.shape, row.sharding, row.state_sharding
+        rows[key] = _merge(rows[key], row) if key in rows else row
     return list(rows.values())
 
 
 def _merge(first: Row, second: Row) -> Row:
-    return Row(
-        first.name, first.shape, first.count + second.count, first.sharding,
-        first.device_bytes + second.device_bytes, first.optimizer_sharding,
-        first.optimizer_device_bytes + second.optimizer_device_bytes, first.notes,
-    )  # fmt: skip
+    return dataclasses.replace(
+        first,
+        count=first.count + second.count,
+        device_bytes=first.device_bytes + second.device_bytes,
+        optimizer_device_bytes=first.optimizer_device_bytes + second.optimizer_device_bytes,
+    )
 
 
-def _rows(
+def _row(
     config: PretrainConfig,
     name: str,
     leaf: Any,
     moments: list[Any],
-    declared: tuple[str | None, ...] | None,
+    declared: tuple[str | None, ...],
     sizes: Mapping[str, int],
-) -> list[Row]:
+) -> Row:
     stacked = STACKED in name
     per_layer = name.replace(STACKED, "encoder/layer_*/") if stacked else re.sub(r"/layer_\d+/", "/layer_*/", name)
     shape = tuple(leaf.shape[1:]) if stacked else tuple(leaf.shape)
     if name.endswith(VOCABULARY_ROWS):
         shape = (config.model.vocab_size, *shape[1:])
-    optimizer = sorted({_words(moment, stacked) for moment in moments})
-    return [
-        Row(
-            name=per_layer,
-            shape=shape,
-            count=leaf.shape[0] if stacked else 1,
-            sharding=_words(leaf, stacked),
-            device_bytes=_leaf_bytes(leaf),
-            optimizer_sharding=" and ".join(optimizer),
-            optimizer_device_bytes=device_bytes(moments),
-            notes=(*_notes(declared, leaf, sizes), *_optimizer_notes(config, moments, sizes)),
-        )
-    ]
+    computed = _dimensions(to_spec(declared, leaf.shape, sizes), leaf)
+    held = _dimensions(leaf.sharding.spec, leaf)
+    notes = _notes(declared, computed, leaf, sizes)
+    if sizes["data"] > 1 and config.mesh.shard_optimizer and not any("data" in axes for axes in held):
+        notes.append(f"data {sizes['data']} divides no dimension left: each replica holds and updates all of it")
+    return Row(
+        name=per_layer,
+        shape=shape,
+        count=leaf.shape[0] if stacked else 1,
+        sharding=_words(computed, stacked),
+        state_sharding=_words(held, stacked),
+        device_bytes=_leaf_bytes(leaf),
+        optimizer_device_bytes=device_bytes(moments),
+        notes=tuple(notes),
+    )
 
 
-def _spec(leaf: Any) -> list[tuple[str, ...]]:
+def _dimensions(spec: PartitionSpec, leaf: Any) -> list[tuple[str, ...]]:
     """Mesh axes of each dimension."""
-    spec: PartitionSpec = leaf.sharding.spec
-    entries = [*spec, *[None] * (len(leaf.shape) - len(spec))]
-    return [(entry,) if isinstance(entry, str) else tuple(entry or ()) for entry in entries]
+    return [*map(axis_names, spec), *[()] * (len(leaf.shape) - len(spec))]
 
 
-def _words(leaf: Any, stacked: bool) -> str:
-    words = ["+".join(axes) or "-" for axes in _spec(leaf)]
+def _words(dimensions: list[tuple[str, ...]], stacked: bool) -> str:
+    words = ["+".join(axes) or "-" for axes in dimensions]
     before = ""
     if stacked:
         before = f"layers:{words[0]} " if words[0] != "-" else ""
@@ -159,27 +163,17 @@ def _leaf_bytes(leaf: Any) -> int:
     return int(math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize)
 
 
-def _notes(declared: tuple[str | None, ...] | None, leaf: Any, sizes: Mapping[str, int]) -> tuple[str, ...]:
+def _notes(
+    declared: tuple[str | None, ...], dimensions: list[tuple[str, ...]], leaf: Any, sizes: Mapping[str, int]
+) -> list[str]:
     """Mesh axes that a parameter is declared to be cut over and that lie elsewhere or nowhere."""
     lines = []
-    spec = _spec(leaf)
-    for dim, axis in enumerate(declared or ()):
+    for dim, axis in enumerate(declared):
         for mesh_axis in RULES[axis] if axis else ():
             size = sizes[mesh_axis]
-            if size == 1 or mesh_axis in spec[dim]:
+            if size == 1 or mesh_axis in dimensions[dim]:
                 continue
-            places = [d for d, axes in enumerate(spec) if mesh_axis in axes]
+            places = [d for d, axes in enumerate(dimensions) if mesh_axis in axes]
             what = f"{mesh_axis} {size} does not divide {axis} {leaf.shape[dim]}"
-            where = f"{declared[places[0]]} is cut instead" if declared and places else "whole on each"
-            lines.append(f"{what}: {where}")
-    return tuple(lines)
-
-
-def _optimizer_notes(config: PretrainConfig, moments: list[Any], sizes: Mapping[str, int]) -> list[str]:
-    """Optimizer state that the replicas were to share and each holds whole."""
-    replicas = sizes["data"]
-    if replicas == 1 or not config.mesh.shard_optimizer or not moments:
-        return []
-    if all(any("data" in axes for axes in _spec(moment)) for moment in moments):
-        return []
-    return [f"data {replicas} divides no dimension left: each replica holds its optimizer state"]
+            lines.append(f"{what}: {f'{declared[places[0]]} is cut instead' if places else 'whole on each'}")
+    return lines

@@ -20,7 +20,7 @@ from bert_jax.model import BertForPretraining, BertModel
 from bert_jax.optim import make_optimizer, make_schedule
 from bert_jax.parallel import batch_sharding, check_batch_size
 from bert_jax.training.loop import StepFunction
-from bert_jax.training.state import TrainState, abstract_state, make_prng_key, update_shardings
+from bert_jax.training.state import TrainState, abstract_state, compute_shardings, make_prng_key, state_shardings
 from bert_jax.training.step import make_train_step
 
 # Gradients are summed in several collectives as the backward pass yields them, beside its products, instead of in
@@ -67,7 +67,7 @@ def train_programs(config: PretrainConfig, mesh: Mesh) -> "TrainPrograms":
         training.accumulation_steps,
         make_prng_key(config.execution, training.seed),
         reduction_dtype=training.gradient_reduction_dtype,
-        shardings=update_shardings(model, mesh, shard_optimizer=shard_optimizer),
+        shardings=state_shardings(model, mesh, shard_optimizer=shard_optimizer),
     )
     abstract = abstract_state(
         model, optimizer, mesh, with_ema=config.optimizer.ema_decay > 0, shard_optimizer=shard_optimizer
@@ -102,6 +102,7 @@ class TrainPrograms:
         self._step = jax.jit(
             packed, donate_argnums=0, out_shardings=(shardings, None), compiler_options=compiler_options(mesh)
         )
+        self._gather = jax.jit(lambda params: params, out_shardings=compute_shardings(model, mesh))
         self._compiled: dict[int, StepFunction] = {}
         self.compile_seconds = 0.0
         self.memory: Any = None
@@ -131,6 +132,10 @@ class TrainPrograms:
             self.memory = compiled.memory_analysis()
             self._compiled[batch_size] = compiled
         return self._compiled[batch_size]
+
+    def gather(self, params: Any) -> Any:
+        """Parameters, or their average, of a state as layers compute with them: whole on each replica."""
+        return self._gather(params)
 
     def unpack(self, values: np.ndarray) -> dict[str, Any]:
         """The metrics of a step, as :func:`training.step.make_train_step` names them, from their array."""

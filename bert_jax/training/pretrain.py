@@ -221,7 +221,6 @@ def run(
         held_out = source.held_out(eval_batch_size, eval_rows, 0 if last else training.eval_batches)
         if held_out is None:
             return
-        params = state.params if state.ema is None else state.ema
         advice = f"lower training.eval_batch_size (now {eval_batch_size})"
 
         def before_batch() -> None:
@@ -230,6 +229,7 @@ def run(
                 raise Interrupted
 
         with explain_memory("an evaluation step", advice):
+            params = programs.gather(state.params if state.ema is None else state.ema)
             values = evaluate_held_out(
                 held_out, eval_step, params, mesh, eval_batch_size, before_batch, host_timeout
             )

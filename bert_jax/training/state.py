@@ -55,9 +55,14 @@ def initial_params(model: BertModel, seed: int, loaded: Mapping[str, Any] | None
     return from_canonical(flat, nn.unbox(abstract_params(model)), vocab_size)
 
 
-def update_shardings(model: BertModel, mesh: Mesh, *, shard_optimizer: bool) -> Any:
-    """Sharding of summed gradients, moments and moving average, a tree like the parameters'. With
-    ``shard_optimizer`` each replica holds and updates a part of them, else all."""
+def compute_shardings(model: BertModel, mesh: Mesh) -> Any:
+    """Sharding that layers compute with, a tree like the parameters': whole on each replica."""
+    return shardings(abstract_params(model), mesh)
+
+
+def state_shardings(model: BertModel, mesh: Mesh, *, shard_optimizer: bool) -> Any:
+    """Sharding of parameters between steps, summed gradients, moments and moving average, a tree like the
+    parameters'. With ``shard_optimizer`` each replica holds and updates a part of them, else all."""
     return shardings(abstract_params(model), mesh, replicas=shard_optimizer)
 
 
@@ -70,16 +75,14 @@ def abstract_state(
     shard_optimizer: bool = True,
 ) -> TrainState:
     """Shapes, dtypes and shardings of the whole state, without allocating it."""
-    boxed = abstract_params(model)
-    params = nn.unbox(boxed)
-    own = _by_name(shardings(boxed, mesh))
-    update = _by_name(update_shardings(model, mesh, shard_optimizer=shard_optimizer))
+    params = nn.unbox(abstract_params(model))
+    held = state_shardings(model, mesh, shard_optimizer=shard_optimizer)
+    by_name = {path_name(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(held)}
     replicated = NamedSharding(mesh, PartitionSpec())
 
     def place(path: tuple[Any, ...], leaf: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
         # A moment or average belongs to its parameter: the longest path suffix that names one.
-        kind, *parts = path_name(path).split("/")
-        by_name = own if kind == "params" else update
+        parts = path_name(path).split("/")[1:]
         names = ("/".join(parts[i:]) for i in range(len(parts)))
         sharding = next((by_name[name] for name in names if name in by_name), replicated)
         return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
@@ -91,10 +94,6 @@ def abstract_state(
         ema=params if with_ema else None,
     )
     return jax.tree_util.tree_map_with_path(place, state)
-
-
-def _by_name(tree: Any) -> dict[str, Any]:
-    return {path_name(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
 
 
 def initial_state(

@@ -15,7 +15,7 @@ from bert_jax.objectives.pretraining import pretraining_denominators, pretrainin
 from bert_jax.objectives.sums import Sums
 from bert_jax.optim import Schedule
 from bert_jax.parallel import axis_names, place
-from bert_jax.training.state import TrainState, update_shardings
+from bert_jax.training.state import TrainState, compute_shardings
 
 Batch = Mapping[str, jax.Array]
 
@@ -49,7 +49,7 @@ def loss_and_gradients(
     mesh = model.mesh
     replicas = 1 if mesh is None else mesh.shape["data"]
     if mesh is not None and shardings is None:
-        shardings = update_shardings(model, mesh, shard_optimizer=False)
+        shardings = compute_shardings(model, mesh)
 
     def accumulate(
         params: Any, rows: Batch, key: jax.Array | None, denominators: dict[str, jax.Array], replica: jax.Array
@@ -145,14 +145,19 @@ def make_train_step(
 
     On a non-finite loss or gradient norm parameters, moments and average stay bitwise unchanged and only
     ``step`` advances, so the data and the dropout key move on. ``shardings`` (a tree like the parameters') are
-    those of summed gradients, moments and average; the update runs on such parts of the parameters too.
+    those of parameters between steps, summed gradients, moments and average: the update runs on such parts, and
+    what the replicas share of the parameters is gathered in float32 at the start of a step.
     """
+
+    layouts = None if model.mesh is None else compute_shardings(model, model.mesh)
 
     def train_step(state: TrainState, batch: Batch) -> tuple[TrainState, dict[str, Any]]:
         key = jax.random.fold_in(base_key, state.step)
+        # Gathered where a layer first needs them, beside the products of those before.
+        whole = state.params if model.mesh is None else place(state.params, layouts, model.mesh)
         loss, grads, sums = loss_and_gradients(
             model,
-            state.params,
+            whole,
             batch,
             key,
             accumulation_steps,
@@ -163,9 +168,8 @@ def make_train_step(
         with jax.named_scope("optimizer"):
             grad_norm = optax.tree.norm(grads)
             finite = jnp.isfinite(loss) & jnp.isfinite(grad_norm)
-            old = state.params if shardings is None else place(state.params, shardings, model.mesh)
-            direction, opt_state = optimizer.update(grads, state.opt_state, old)
-            params = jax.tree.map(lambda p, d: p - learning_rate * d, old, direction)
+            direction, opt_state = optimizer.update(grads, state.opt_state, state.params)
+            params = jax.tree.map(lambda p, d: p - learning_rate * d, state.params, direction)
             ema = state.ema
             if ema is not None:
                 ema = jax.tree.map(lambda e, p: e + (1 - config.ema_decay) * (p - e), ema, params)
@@ -173,10 +177,9 @@ def make_train_step(
             def keep_if_finite(new: jax.Array, old: jax.Array) -> jax.Array:
                 return jnp.where(finite, new, old)
 
-            params = jax.tree.map(keep_if_finite, params, old)
             new_state = TrainState(
                 step=state.step + 1,
-                params=params if shardings is None else place(params, shardings, model.mesh),
+                params=jax.tree.map(keep_if_finite, params, state.params),
                 opt_state=jax.tree.map(keep_if_finite, opt_state, state.opt_state),
                 ema=None if ema is None else jax.tree.map(keep_if_finite, ema, state.ema),
             )

@@ -114,7 +114,9 @@ def test_replicas_sum_gradients_once_in_the_dtype_asked_for(dtype):
     matrices = [c for c in sums if len(c.shape) == 2]
     assert {c.dtype for c in matrices} == {{"float32": "f32", "bfloat16": "bf16"}[dtype]}
     if dtype == "float32":
-        assert {c.dtype for c in found} == {"f32"}
+        assert {c.dtype for c in sums} == {"f32"}
+    # A parameter that only products read may be gathered as they round it; word embeddings are added in float32.
+    assert {c.dtype for c in found if not c.is_sum and c.shape == (VOCABULARY, HIDDEN)} == {"f32"}
     rows = {VOCABULARY, VOCABULARY // 16}
     assert len([c for c in matrices if c.shape[0] in rows and c.shape[1] == HIDDEN]) == 1
     # Two layers: query, key, value, output, two of the feed-forward each; three embeddings, transform, pooler.

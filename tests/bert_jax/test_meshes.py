@@ -108,10 +108,10 @@ def test_accumulation_on_a_mesh_equals_one_pass_on_one_device(sizes, optimizer, 
     ("mesh", "shares"),
     [
         ("--mesh.data 1 --mesh.fsdp 8", (8, 8)),
-        ("--mesh.data 8", (1, 8)),
+        ("--mesh.data 8", (8, 8)),
         ("--mesh.data 8 --mesh.shard_optimizer false", (1, 1)),
-        ("--mesh.data 4 --mesh.fsdp 2", (2, 8)),
-        ("--mesh.data 2 --mesh.fsdp 2 --mesh.tensor 2 --optimizer.ema_decay 0.9", (4, 8)),
+        ("--mesh.data 4 --mesh.fsdp 2", (8, 8)),
+        ("--mesh.data 2 --mesh.fsdp 2 --mesh.tensor 2 --optimizer.ema_decay 0.9", (8, 8)),
     ],
 )
 def test_bytes_of_a_large_models_state_on_one_device(mesh, shares):
