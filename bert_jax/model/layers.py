@@ -185,20 +185,27 @@ def finish_block(
     x_BxSxH: jax.Array,
     axes: Axes,
     dropout_key: DropoutKey | None,
+    activate: Callable[[jax.Array], jax.Array] = lambda x: x,
 ) -> jax.Array:
-    """What ends both blocks of a layer: output projection of ``inner`` [B, S, ..], dropout, residual ``x`` and,
-    with ``norm_position`` post, LayerNorm. ``axes`` are those of the projection's weights."""
+    """What ends both blocks of a layer: ``activate`` and output projection of ``inner`` [B, S, ..], dropout,
+    residual ``x`` and, with ``norm_position`` post, LayerNorm. ``axes`` are those of the projection's weights."""
     config, dtype, mesh = block.config, compute_dtype(block.execution), block.mesh
     length, width = x_BxSxH.shape[1:]
+    kernel, bias = DenseParameters(width, axes, config, dtype, name="output")(inner.shape[-1])
+
+    def project(inner: jax.Array, kernel: jax.Array) -> jax.Array:
+        return product(activate(inner), kernel)
+
+    if block.execution.scan_layers:
+        # A loop copies what its backward pass needs into stacked arrays: to activate again is cheaper.
+        project = jax.checkpoint(project, prevent_cse=False)
+    product_BxSxH = project(inner, kernel)
     pre = config.norm_position == "pre"
     reason = "model.norm_position is pre" if pre else norm_kernel.unsupported(length, width)
     if block.is_initializing() or not use_kernel(block.execution.residual_norm, "residual_norm", mesh, reason):
-        output_BxSxH = Dense(width, axes, config, dtype, name="output")(inner)
-        sum_BxSxH = x_BxSxH + dropout(output_BxSxH, config.hidden_dropout, dropout_key)
+        sum_BxSxH = x_BxSxH + dropout(add_bias(product_BxSxH, bias), config.hidden_dropout, dropout_key)
         return sum_BxSxH if pre else LayerNorm(config, dtype, name="layer_norm")(sum_BxSxH)
-    kernel, bias = DenseParameters(width, axes, config, dtype, name="output")(inner.shape[-1])
     vectors = (bias, *LayerNormParameters(config, dtype, name="layer_norm")(width))
-    product_BxSxH = product(inner, kernel)
     rate = 0.0 if dropout_key is None else config.hidden_dropout
 
     def add_norm(part: Callable[[str], Any], dense: jax.Array, residual: jax.Array, *others: jax.Array) -> Any:
@@ -295,12 +302,8 @@ class FeedForward(nn.Module):
             inner_BxSxH
         )
         hidden_BxSxF = constrain(hidden_BxSxF, ("act_batch", "act_length", "act_mlp"), self.mesh)
-        activate: Callable[[jax.Array], jax.Array] = functools.partial(activation, config)
-        if self.execution.scan_layers:
-            # A loop keeps every intermediate for its backward pass, five of this width; recomputed, one.
-            activate = jax.checkpoint(activate)
-        hidden_BxSxF = activate(hidden_BxSxF)
-        return finish_block(self, hidden_BxSxF, x_BxSxH, ("mlp", "embed"), output_key)
+        activate = functools.partial(activation, config)
+        return finish_block(self, hidden_BxSxF, x_BxSxH, ("mlp", "embed"), output_key, activate)
 
 
 class EncoderLayer(nn.Module):
