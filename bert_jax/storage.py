@@ -2,70 +2,18 @@
 
 ``location`` gives a ``pathlib.Path`` for a local name and an :class:`ObjectPath` for a URL; both answer to the
 methods that checkpoints and logs need. fsspec does the work (for gs:// with the package gcsfs) and is imported by
-the first URL. A request that is refused for the moment (429, 5xx, no connection) is tried again with growing waits;
-what no waiting mends is one ``StorageError``. Objects appear whole, and a folder exists while something is in it.
+the first URL.
 """
 
 import contextlib
 import functools
-import io
 import logging
-import random
 import re
-import time
-from collections.abc import Callable, Iterator
-from pathlib import Path, PurePosixPath
-from typing import Any, BinaryIO, NamedTuple, TypeVar
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
-R = TypeVar("R")
-_log = logging.getLogger(__name__)
-
-WAITS = (1.0, 2.0, 4.0, 8.0, 16.0)  # seconds before the tries after the first, lengthened by up to half at random
-_BLOCK = 1 << 22
-
-
-class StorageError(OSError):
-    """An object store cannot be used: one line with what to do. Ends a run with code 2."""
-
-
-class Status(NamedTuple):
-    """What ``stat`` tells, under the name of ``os.stat``."""
-
-    st_size: int
-
-
-def is_remote(name: object) -> bool:
-    """Whether ``name`` is a URL or an :class:`ObjectPath`."""
-    return isinstance(name, ObjectPath) or bool(re.match(r"[a-z][a-z0-9+.-]*://", str(name)))
-
-
-def attempt(url: str, action: Callable[[], R]) -> R:
-    """Result of ``action``, a request for ``url``, tried again when the store refuses it for the moment.
-
-    ``FileNotFoundError`` when there is no such object; ``StorageError`` when credentials are missing or refused,
-    or after the last try.
-    """
-    for wait in (*WAITS, None):
-        try:
-            return action()
-        except FileNotFoundError:
-            raise
-        except Exception as error:  # each store has its own types, without a common base
-            if lacks_permission(error):
-                raise StorageError(
-                    f"{url}: access refused ({_first_line(error)}); run: gcloud auth application-default login, or "
-                    "name a key file in GOOGLE_APPLICATION_CREDENTIALS, and check the bucket's permissions"
-                ) from None
-            if not is_transient(error):
-                raise StorageError(f"{url}: {_first_line(error)}") from None
-            if wait is None:
-                raise StorageError(
-                    f"{url}: not reachable, tried {len(WAITS) + 1} times: {_first_line(error)}; check network and "
-                    "bucket, then run again"
-                ) from None
-            _log.warning("%s: %s; trying again in %.0f s", url, _first_line(error), wait)
-            time.sleep(wait * random.uniform(1, 1.5))
-    raise AssertionError("the last try returns or raises")
+from bert_jax.object_paths import Fault, ObjectUrl, Status, StorageError, first_line, is_url
 
 
 def _http_status(error: BaseException) -> int | None:
@@ -97,11 +45,6 @@ def is_transient(error: BaseException) -> bool:
     return bool(re.search("UNAVAILABLE|DEADLINE_EXCEEDED|ABORTED", str(error)))
 
 
-def _first_line(error: BaseException) -> str:
-    lines = str(error).strip().splitlines()
-    return lines[0][:200] if lines else type(error).__name__
-
-
 @functools.lru_cache
 def _filesystem(scheme: str) -> Any:
     try:
@@ -113,116 +56,53 @@ def _filesystem(scheme: str) -> Any:
         return fsspec.filesystem(scheme, use_listings_cache=False)
     except ImportError as error:
         raise StorageError(
-            f"{scheme}://: {_first_line(error)}; for gs:// run: pip install 'bert_jax[gcs]'"
+            f"{scheme}://: {first_line(error)}; for gs:// run: pip install 'bert_jax[gcs]'"
         ) from None
     except ValueError as error:
-        raise StorageError(f"{scheme}://: {_first_line(error)}; allowed: local paths and gs://") from None
+        raise StorageError(f"{scheme}://: {first_line(error)}; allowed: local paths and gs://") from None
 
 
-@functools.total_ordering
-class ObjectPath:
+class ObjectPath(ObjectUrl):
     """An object or folder of an object store, by its URL, with the methods of ``pathlib.Path`` that runs use."""
 
-    def __init__(self, url: str) -> None:
-        self._scheme, _, key = url.partition("://")
-        self._key = key.strip("/")
-
-    def __str__(self) -> str:
-        return f"{self._scheme}://{self._key}"
-
-    def __repr__(self) -> str:
-        return f"ObjectPath({str(self)!r})"
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, ObjectPath) and str(self) == str(other)
-
-    def __lt__(self, other: object) -> bool:
-        return str(self) < str(other)
-
-    def __hash__(self) -> int:
-        return hash(str(self))
-
-    def __truediv__(self, name: str | PurePosixPath) -> "ObjectPath":
-        return ObjectPath(f"{self}/{name}")
+    @staticmethod
+    def _fault(error: Exception) -> Fault:
+        if isinstance(error, FileNotFoundError):
+            return "missing"
+        return "refused" if lacks_permission(error) else "transient" if is_transient(error) else "other"
 
     @property
-    def name(self) -> str:
-        return self._key.rpartition("/")[2]
-
-    @property
-    def suffix(self) -> str:
-        return PurePosixPath(self.name).suffix
-
-    def absolute(self) -> "ObjectPath":
-        return self
-
-    resolve = absolute
-
-    def relative_to(self, folder: "ObjectPath") -> PurePosixPath:
-        return PurePosixPath(str(self).removeprefix(f"{folder}/"))
-
-    # -------------------------------------------------------------- questions
-
-    def _ask(self, action: Callable[[Any], R]) -> R:
-        return attempt(str(self), lambda: action(_filesystem(self._scheme)))
-
-    def _info(self) -> dict[str, Any] | None:
-        try:
-            return dict(self._ask(lambda store: store.info(self._key)))
-        except FileNotFoundError:
-            return None
-
-    def exists(self) -> bool:
-        return self._info() is not None
-
-    def is_file(self) -> bool:
-        info = self._info()
-        return info is not None and info["type"] == "file"
-
-    def is_dir(self) -> bool:
-        info = self._info()
-        return info is not None and info["type"] == "directory"
+    def _store(self) -> Any:
+        return _filesystem(self._scheme)
 
     def stat(self) -> Status:
-        info = self._info()
-        if info is None:
-            raise FileNotFoundError(f"{self}: no such object")
-        return Status(int(info["size"]))
+        info = self._ask(lambda: self._store.info(self._key))
+        return Status(int(info["size"] or 0), info["type"] == "directory")
 
-    def iterdir(self) -> Iterator["ObjectPath"]:
-        found = self._ask(lambda store: store.ls(self._key, detail=False))
-        names = {str(key).strip("/").removeprefix(f"{self._key}/").partition("/")[0] for key in found}
-        return (self / name for name in sorted(names) if name and f"{self._key}".strip("/") != name)
+    def _names(self) -> list[str]:
+        found = (str(key).strip("/") for key in self._store.ls(self._key, detail=False))
+        names = {key.removeprefix(f"{self._key}/").partition("/")[0] for key in found if key != self._key}
+        return [name for name in names if name]
 
     def rglob(self, pattern: str) -> Iterator["ObjectPath"]:
         """All objects below this folder, at any depth; ``pattern`` is "*"."""
         assert pattern == "*"
-        found = self._ask(lambda store: store.find(self._key))
-        return (ObjectPath(f"{self._scheme}://{str(key).strip('/')}") for key in found)
-
-    # -------------------------------------------------------------- contents
+        found = self._ask(lambda: self._store.find(self._key))
+        return (ObjectPath(f"{self._scheme}://{key}") for key in found)
 
     def read_bytes(self) -> bytes:
-        return bytes(self._ask(lambda store: store.cat_file(self._key)))
+        """In one request, so never of two versions of an object."""
+        return bytes(self._ask(lambda: self._store.cat_file(self._key)))
 
-    def read_text(self, encoding: str = "utf-8") -> str:
-        return self.read_bytes().decode(encoding)
-
-    def open(self, mode: str = "rb") -> BinaryIO:
-        """The object for reading, as a stream of ranged requests."""
-        assert mode == "rb"
-        return io.BufferedReader(_Ranges(self, self.stat().st_size), _BLOCK)  # type: ignore[return-value]
-
-    def read_range(self, start: int, end: int) -> bytes:
-        """Bytes ``start`` to before ``end``."""
-        return bytes(self._ask(lambda store: store.cat_file(self._key, start=start, end=end)))
+    def _read(self, start: int, length: int) -> bytes:
+        return bytes(self._store.cat_file(self._key, start=start, end=start + length))
 
     def write_bytes(self, content: bytes) -> None:
         """Make or replace the object; it appears whole."""
         try:
-            self._ask(lambda store: store.pipe_file(self._key, content))
-        except FileNotFoundError as error:
-            raise StorageError(f"{self}: {_first_line(error)}; is the bucket there?") from None
+            self._ask(lambda: self._store.pipe_file(self._key, content))
+        except FileNotFoundError:
+            raise StorageError(f"{self}: cannot be written; is the bucket there?") from None
 
     def write_text(self, text: str, encoding: str = "utf-8") -> None:
         self.write_bytes(text.encode(encoding))
@@ -232,29 +112,12 @@ class ObjectPath:
 
     def unlink(self, missing_ok: bool = False) -> None:
         with contextlib.suppress(*([FileNotFoundError] if missing_ok else [])):
-            self._ask(lambda store: store.rm_file(self._key))
+            self._ask(lambda: self._store.rm_file(self._key))
 
     def move(self, target: "ObjectPath") -> None:
         """Move this object; copied inside the store, then removed."""
-        self._ask(lambda store: store.cp_file(self._key, target._key))
+        self._ask(lambda: self._store.cp_file(self._key, target._key))
         self.unlink()
-
-
-class _Ranges(io.RawIOBase):
-    """An object read from front to back, each piece by a request of its own."""
-
-    def __init__(self, path: ObjectPath, size: int) -> None:
-        self._path, self._size, self._at = path, size, 0
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, target: Any) -> int:
-        end = min(self._at + len(target), self._size)
-        content = self._path.read_range(self._at, end) if end > self._at else b""
-        target[: len(content)] = content
-        self._at += len(content)
-        return len(content)
 
 
 Location = Path | ObjectPath
@@ -264,7 +127,7 @@ def location(name: str | Path | ObjectPath) -> Location:
     """``name`` as something with the methods of ``pathlib.Path``."""
     if isinstance(name, Path | ObjectPath):
         return name
-    return ObjectPath(name) if is_remote(name) else Path(name)
+    return ObjectPath(name) if is_url(name) else Path(name)
 
 
 def write_whole(path: Location, text: str) -> None:

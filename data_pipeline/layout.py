@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from bert_jax.config.schema import DataConfig
 from bert_jax.tokenization import Tokenizer
 from data_pipeline.shards import ShardIndex
-from data_pipeline.storage import Location, StorageError, is_remote
+from data_pipeline.storage import Location, StorageError, is_url
 
 _log = logging.getLogger(__name__)
 
@@ -91,7 +91,7 @@ def warn_of_changed_files(index: ShardIndex) -> None:
             return None
 
     paths = [index.folder / entry.name for entry in index.entries]
-    if is_remote(index.folder):
+    if is_url(index.folder):
         with ThreadPoolExecutor(_STAT_THREADS) as pool:
             sizes = list(pool.map(size_of, paths))
     else:

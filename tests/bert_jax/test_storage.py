@@ -7,7 +7,7 @@ import time
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
-from bert_jax import storage
+from bert_jax import object_paths
 from bert_jax.exits import Stop, run_command
 from bert_jax.storage import ObjectPath, StorageError, location
 from bert_jax.training import workdir as workdirs
@@ -26,7 +26,7 @@ def store(monkeypatch):
     """An empty store, waits of milliseconds."""
     monkeypatch.setattr(MemoryFileSystem, "store", {})
     monkeypatch.setattr(MemoryFileSystem, "pseudo_dirs", [""])
-    monkeypatch.setattr(storage, "WAITS", (0.001, 0.001, 0.001))
+    monkeypatch.setattr(object_paths, "WAITS", (0.001, 0.001, 0.001))
     monkeypatch.setattr(workdirs, "RENEWAL", 0.03)
     monkeypatch.setattr(workdirs, "LEASE", 0.3)
     return MemoryFileSystem.store
@@ -128,7 +128,7 @@ def test_a_request_refused_for_the_moment_is_tried_again(monkeypatch, caplog, er
         (HttpError(403, "Forbidden"), "a: access refused (Forbidden); run: gcloud auth", 1),
         (DefaultCredentialsError("no credentials"), "a: access refused (no credentials); run: gcloud auth", 1),
         (HttpError(400, "Bad name"), "a: Bad name", 1),
-        (FileNotFoundError("bucket"), "a: bucket; is the bucket there?", 1),
+        (FileNotFoundError("bucket"), "a: cannot be written; is the bucket there?", 1),
     ],
 )  # fmt: skip
 def test_what_no_waiting_mends_is_one_line_and_code_2(monkeypatch, capsys, error, line, tries):

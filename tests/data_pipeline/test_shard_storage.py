@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from input_shards import assert_equal, config, make_shards, record_numbers, stream, take
 
+from bert_jax import object_paths
 from bert_jax.exits import run_command
 from data_pipeline import input as reading
 from data_pipeline import storage
@@ -30,7 +31,7 @@ def local(tmp_path: Path) -> Path:
 def bucket(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[ObjectPath]:
     """An empty folder of a store; waits between tries take no time."""
     load_tensorflow()
-    monkeypatch.setattr(storage, "WAITS", (0.0, 0.0, 0.0))
+    monkeypatch.setattr(object_paths, "WAITS", (0.0, 0.0, 0.0))
     monkeypatch.setattr(storage.tempfile, "tempdir", str(tmp_path))
     folder = ObjectPath(f"ram://{uuid.uuid4().hex}")
     folder.mkdir()
@@ -95,7 +96,7 @@ def test_a_503_is_tried_again(local: Path, bucket: ObjectPath, monkeypatch, capl
         assert len(broken) == 3
         assert "503 of the test; trying again" in caplog.text and "more" not in caplog.text
         monkeypatch.undo()
-        monkeypatch.setattr(storage, "WAITS", (0.0, 0.0, 0.0))
+        monkeypatch.setattr(object_paths, "WAITS", (0.0, 0.0, 0.0))
 
 
 def test_damage_becomes_the_same_blank_rows(local: Path, bucket: ObjectPath, caplog) -> None:
