@@ -61,9 +61,20 @@ def ensure_data(
     Beam. Checks what is there. ``ValueError`` (one line: what differs, what to do) when it was made with other
     settings; nothing is ever rebuilt or used silently.
     """
+    vocab = _ensure(data, vocab_size, report, beam_options)
+    shards = _shards_folder(data)
+    if any(shards.glob(".build-*")):
+        with exclusive(shards):
+            for path in shards.glob(".build-*"):
+                remove_tree(path)
+    return local_copy(vocab)
+
+
+def _ensure(data: DataConfig, vocab_size: int, report: Report, beam_options: Sequence[str] | None) -> Location:
+    """:func:`ensure_data` without tidying up; returns where the vocabulary lies."""
     shards = _shards_folder(data)
     if is_foreign(shards):
-        return local_copy(_use_foreign(data, shards, vocab_size))
+        return _use_foreign(data, shards, vocab_size)
     vocab, tokenizer = existing_vocabulary(data, vocab_size)
     missing = missing_splits(data)
     if tokenizer is None or missing:
@@ -85,11 +96,7 @@ def ensure_data(
 
                     build_with_beam(data, vocab, tokenizer, sources, missing, beam_options, report)
     _check_splits(data, tokenizer)
-    if leftovers := list(shards.glob(".build-*")):
-        with exclusive(shards):
-            for path in leftovers:
-                remove_tree(path)
-    return local_copy(vocab)
+    return vocab
 
 
 def require_shards(config: PretrainConfig, words: Sequence[str]) -> Path:
@@ -108,7 +115,7 @@ def require_shards(config: PretrainConfig, words: Sequence[str]) -> Path:
             f"{shards}: the shards are not there, and a run of several hosts does not build them; run on one: "
             f"{shlex.join(['bert-data', 'shards', *words, *_changed_since(words, config)])}"
         )
-    return ensure_data(config.data, vocab_size=config.model.vocab_size, report=lambda _: None)
+    return local_copy(_ensure(config.data, config.model.vocab_size, lambda _: None, None))
 
 
 def _changed_since(given: Sequence[str], config: PretrainConfig) -> list[str]:

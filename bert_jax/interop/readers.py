@@ -1,6 +1,7 @@
 """One way to read a model from any format that is known, by what lies in its folder."""
 
 import dataclasses
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -83,6 +84,8 @@ def _reader(path: Path) -> Reader:
     for knows, read in _READERS:
         if knows(path):
             return read
+    if re.match("[a-z][a-z0-9]*:/", str(path)) and not path.exists():  # pathlib joined the slashes of a URL
+        raise ValueError(f"{path}: models are read from local folders; copy it first: gcloud storage cp -r URL .")
     if not path.exists():
         raise ValueError(f"{path}: does not exist")
     raise ValueError(f"{path}: no model there; readable: {SUPPORTED}")

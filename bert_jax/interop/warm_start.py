@@ -47,8 +47,8 @@ class Start:
     """How a run starts: what training is given, and the vocabulary that has to lie with the shards."""
 
     warm_start: WarmStart
-    # File and content; None: the run's vocabulary is there.
-    vocabulary: tuple[Path, bytes] | None = None
+    # File (or URL) and content; None: the run's vocabulary is there.
+    vocabulary: tuple[str, bytes] | None = None
 
 
 def resolve(options: RunOptions, workdir: Location, settings: Sequence[Setting]) -> tuple[Start, list[Setting]]:
@@ -145,7 +145,7 @@ def _fresh(options: RunOptions, settings: Sequence[Setting]) -> tuple[Start, lis
     record = {"format": _FORMAT, "init_from": name, "source": before, "resolved": after}
     notes = [f"starts from {name}", *weights.notes, *vocabulary.notes, *position_notes, *head_notes]
     start = WarmStart(params=params, messages=tuple(notes), record=yaml.safe_dump(record, sort_keys=False))
-    place = None if vocabulary.content is None else (Path(vocabulary.path), vocabulary.content)
+    place = None if vocabulary.content is None else (vocabulary.path, vocabulary.content)
     return Start(start, place), settings
 
 
@@ -192,10 +192,10 @@ class _Vocabulary:
         shards: str = given.get("data.shards", "")
         if not shards:
             raise ValueError("data.shards: not given; name the folder of the shards, to be built there if missing")
-        path = str(Path(shards) / _FILES[tokenizer.kind])
+        path = str(location(shards) / _FILES[tokenizer.kind])
         if not options.add_words:
             return cls(path, content, settings, _as_it_is(tokenizer))
-        if vocab and Path(vocab).resolve() != Path(path).resolve():
+        if vocab and location(vocab).resolve() != location(path).resolve():
             raise ValueError(f"data.vocab: --add_words makes the run's vocabulary, {path}; leave data.vocab out")
         wordpiece = require_wordpiece(tokenizer, "--add_words")
         words, notes = read_words(Path(options.add_words), wordpiece)

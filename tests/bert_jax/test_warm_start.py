@@ -61,7 +61,9 @@ def test_the_source_gives_model_vocabulary_and_parameters(tmp_path):
     assert config.model == dataclasses.replace(MODEL, hidden_dropout=0.0)
     assert config.optimizer.learning_rate == 1e-5
     assert config.data.vocab == str(tmp_path / "shards" / "vocab.txt")
-    assert start.vocabulary == (tmp_path / "shards" / "vocab.txt", "\n".join(PIECES).encode())
+    assert start.vocabulary == (str(tmp_path / "shards" / "vocab.txt"), "\n".join(PIECES).encode())
+    bucket, _ = plan(tmp_path, settings={"data.shards": "gs://bucket/shards"})
+    assert bucket.vocabulary == ("gs://bucket/shards/vocab.txt", start.vocabulary[1])
     assert list(start.warm_start.params) == list(params)
     for name, values in params.items():
         np.testing.assert_array_equal(start.warm_start.params[name], values)
@@ -201,7 +203,7 @@ def test_a_roberta_keeps_the_rows_before_its_first_position(tmp_path):
     np.testing.assert_array_equal(
         start.warm_start.params["embeddings/position_embeddings/embedding"], np.concatenate([table, table[2:6]])
     )
-    assert start.vocabulary == (tmp_path / "shards" / "tokenizer.json", content)
+    assert start.vocabulary == (str(tmp_path / "shards" / "tokenizer.json"), content)
     with pytest.raises(ValueError, match=r"model.type_vocab_size: 1 is not allowed; allowed: 2 or more"):
         plan(tmp_path)
     with pytest.raises(ValueError, match="--add_words: byte-level BPE"):

@@ -300,6 +300,7 @@ def test_fill_mask_refusals(capsys, trained, monkeypatch, tmp_path):
     assert "top: 0 is not allowed; allowed: 1 or more" in fill_refused(capsys, *run, "--top", 0, "the [MASK]")
     assert "no model there" in fill_refused(capsys, "--model", tmp_path, "the [MASK]")
     assert "none: does not exist" in fill_refused(capsys, "--model", tmp_path / "none", "the [MASK]")
+    assert "gcloud storage cp -r URL" in fill_refused(capsys, "--model", "gs://bucket/run", "the [MASK]")
     monkeypatch.setattr(sys, "stdin", standard_input(""))
     assert "no text given" in fill_refused(capsys, *run)
     # A workdir before its first checkpoint, and one without its vocabulary.
