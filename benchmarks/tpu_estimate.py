@@ -5,9 +5,9 @@
 Both are compiled ahead of time for the slice (no TPU is used) and costed alike (docs/design/tpu-performance.md):
 BERT-base at length 128, bfloat16, dropout 0.1, AdamW with clipping, collectives included. Theirs is
 ``FlaxBertForPreTraining`` of transformers 4.57, the last with Flax, with the vocabulary projection on all positions
-and gradients averaged by one ``pmean``, as its published example trains. Layers are alike and written out one after
-the other, so the time of 12 lies on a straight line through the times of 1 and 3. The peer's Python needs what
-``benchmarks/requirements.lock`` lists and ``libtpu``. Each compilation takes minutes.
+and gradients averaged by one ``pmean``, as its published example trains. Both write layers out one after the other.
+The peer's Python needs what ``benchmarks/requirements.lock`` lists and ``libtpu``. Each of the four compilations
+takes minutes.
 """
 
 import argparse
@@ -19,7 +19,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-LAYERS, LENGTH, MASKED, VOCAB = 12, 128, 20, 30522
+LENGTH, MASKED, VOCAB = 128, 20, 30522
 BAR = 1.3
 
 
@@ -30,19 +30,18 @@ def main() -> int:
     parser.add_argument("--rows", type=int, default=64, help="sequences per chip")
     parser.add_argument("--peer_python", default=sys.executable)
     parser.add_argument("--prng", nargs="*", default=["rbg", "threefry"], choices=["rbg", "threefry"])
-    parser.add_argument("--layers", nargs=2, type=int, default=(1, 3), help="compiled numbers of layers")
-    parser.add_argument("--worker", nargs=3, metavar=("WHO", "PRNG", "LAYERS"), help=argparse.SUPPRESS)
+    parser.add_argument("--layers", type=int, default=12)
+    parser.add_argument("--worker", nargs=2, metavar=("WHO", "PRNG"), help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.worker:
-        who, prng, layers = arguments.worker
-        text = {"ours": ours, "flax": flax}[who](arguments.topology, arguments.rows, prng, int(layers))
+        who, prng = arguments.worker
+        text = {"ours": ours, "flax": flax}[who](arguments.topology, arguments.rows, prng, arguments.layers)
         print(json.dumps(cost_of(text, arguments.topology)))
         return 0
     rates: dict[tuple[str, str], float] = {}
     for prng in arguments.prng:
         for who, python in (("ours", sys.executable), ("flax", arguments.peer_python)):
-            found = [run(python, who, prng, layers, arguments) for layers in arguments.layers]
-            line = extrapolate(found, arguments.layers)
+            line = run(python, who, prng, arguments)
             rates[who, prng] = arguments.rows * LENGTH / line["seconds"]
             print(
                 f"{who:5} {prng:9} {line['seconds'] * 1e3:7.2f} ms/step, {rates[who, prng]:9,.0f} tokens/s/chip,"
@@ -56,12 +55,13 @@ def main() -> int:
     return 0 if reached else 3
 
 
-def run(python: str, who: str, prng: str, layers: int, arguments: argparse.Namespace) -> dict[str, float]:
+def run(python: str, who: str, prng: str, arguments: argparse.Namespace) -> dict[str, float]:
     """Cost of one variant, compiled in a process of its own."""
     command = [python, __file__, "--topology", arguments.topology, "--rows", str(arguments.rows)]
+    command += ["--layers", str(arguments.layers), "--worker", who, prng]
     root = str(Path(__file__).resolve().parents[1])
     done = subprocess.run(
-        [*command, "--worker", who, prng, str(layers)],
+        command,
         env=os.environ | {"PYTHONPATH": root},
         stdout=subprocess.PIPE,
         text=True,
@@ -69,13 +69,6 @@ def run(python: str, who: str, prng: str, layers: int, arguments: argparse.Names
     )
     result: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
     return result
-
-
-def extrapolate(found: list[dict[str, float]], layers: tuple[int, int]) -> dict[str, float]:
-    """Cost of LAYERS layers from those of two smaller numbers."""
-    few, many = found
-    share = (LAYERS - layers[0]) / (layers[1] - layers[0])
-    return {name: few[name] + share * (many[name] - few[name]) for name in few}
 
 
 def cost_of(text: str, topology: str) -> dict[str, float]:
