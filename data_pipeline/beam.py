@@ -23,7 +23,7 @@ from typing import Any
 
 from bert_jax.config.schema import DataConfig
 from bert_jax.tokenization import Tokenizer
-from data_pipeline.corpus import Source
+from data_pipeline.documents import Source
 from data_pipeline.parts import merge_shard, write_part
 from data_pipeline.shards import MANIFEST_NAME, atomic_file
 from data_pipeline.splits import PreparedSplit, plan_splits

@@ -26,7 +26,8 @@ from data_pipeline.build_vocab import (
     write_vocabulary,
 )
 from data_pipeline.checks import check_foreign, describe, difference, shard_settings
-from data_pipeline.corpus import Source, corpus_of
+from data_pipeline.corpus import corpus_of
+from data_pipeline.documents import Source
 from data_pipeline.parts import merge_shard, write_part
 from data_pipeline.shards import INDEX_NAME, MANIFEST_NAME, read_index, read_manifest
 from data_pipeline.splits import Split, missing_splits, plan_splits, split_folder, unfinished

@@ -9,7 +9,8 @@ import numpy as np
 from bert_jax.config.schema import DataConfig
 from bert_jax.tokenization import Tokenizer, load_tokenizer
 from data_pipeline.checks import describe, difference
-from data_pipeline.corpus import Source, corpus_of, read_documents
+from data_pipeline.corpus import corpus_of
+from data_pipeline.documents import Source, read_documents
 from data_pipeline.shards import atomic_file
 from data_pipeline.storage import Location, ObjectPath, local_copy, location, new_file
 from data_pipeline.token_store import content_hash, held_out, names_and_sizes

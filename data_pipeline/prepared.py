@@ -14,7 +14,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from data_pipeline.corpus import Source
+from data_pipeline.documents import Source
 from data_pipeline.host_tensorflow import load_tensorflow
 from data_pipeline.storage import location
 

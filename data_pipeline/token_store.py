@@ -27,7 +27,7 @@ import numpy as np
 
 from bert_jax.config.schema import DataConfig
 from bert_jax.tokenization import Tokenizer, is_cjk, load_tokenizer
-from data_pipeline.corpus import Source, read_documents
+from data_pipeline.documents import Source, read_documents
 from data_pipeline.masking import uniform
 from data_pipeline.order import hash_key
 from data_pipeline.shards import atomic_file

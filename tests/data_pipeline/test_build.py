@@ -23,7 +23,8 @@ from bert_jax.tokenization import load_tokenizer
 from data_pipeline import build as build_module
 from data_pipeline import parts as parts_module
 from data_pipeline.build import ensure_data, training_texts
-from data_pipeline.corpus import list_sources, read_documents
+from data_pipeline.corpus import list_sources
+from data_pipeline.documents import read_documents
 from data_pipeline.shards import read_index, read_manifest, read_records, write_records
 from data_pipeline.tfexample import decode_example
 from data_pipeline.token_store import content_hash, held_out

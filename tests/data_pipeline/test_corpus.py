@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 import zstandard
 
-from data_pipeline import corpus
-from data_pipeline.corpus import list_sources, read_documents
+from data_pipeline import documents
+from data_pipeline.corpus import list_sources
+from data_pipeline.documents import read_documents
 from data_pipeline.sentences import split_sentences
 
 
@@ -158,7 +159,7 @@ def test_a_file_named_twice_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_very_long_document_is_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(corpus, "_MAX_SENTENCES", 10)
+    monkeypatch.setattr(documents, "_MAX_SENTENCES", 10)
     path = write(tmp_path / "a.txt", "\n".join(f"Sentence {number}." for number in range(25)))
     assert [len(document) for document in read(path)] == [10, 10, 5]
 

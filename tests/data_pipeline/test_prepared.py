@@ -13,7 +13,8 @@ from text_corpora import tree, write_corpus, write_vocab
 
 from data_pipeline import prepared
 from data_pipeline.cli import main
-from data_pipeline.corpus import list_sources, read_documents
+from data_pipeline.corpus import list_sources
+from data_pipeline.documents import read_documents
 from data_pipeline.shards import read_manifest
 
 OPTIONS = [
