@@ -103,6 +103,10 @@ def sum_replicas(stacked: Any, shardings: Any, dtype: jnp.dtype) -> Any:
     Summed in ``dtype``, returned in float32. Each device sends once what others need: an all-reduce where every
     replica needs the whole, a reduce-scatter where each needs a part.
     """
+    mesh = jax.tree.leaves(shardings)[0].mesh
+    replicas = mesh.shape["data"]
+    # gloo's reduce-scatter, by which several processes on CPU sum, leaves wrong ends of arrays (jaxlib 0.10.2).
+    scatters = mesh.devices.flat[0].platform != "cpu"
     leaves, tree = jax.tree.flatten(stacked)
     targets = jax.tree.leaves(shardings)
     parts = [[axis_names(part) for part in sharding.spec] for sharding in targets]
@@ -113,16 +117,19 @@ def sum_replicas(stacked: Any, shardings: Any, dtype: jnp.dtype) -> Any:
         for leaf, part in zip(leaves, parts, strict=True):
             x = leaf[0].astype(dtype)
             cut = [dim for dim, axes in enumerate(part) if "data" in axes]
-            if cut:
+            if cut and scatters:
                 x = jax.lax.psum_scatter(x, "data", scatter_dimension=cut[0], tiled=True)
             else:
                 x = jax.lax.psum(x, "data")
+                if cut:
+                    size = x.shape[cut[0]] // replicas
+                    x = jax.lax.dynamic_slice_in_dim(x, jax.lax.axis_index("data") * size, size, cut[0])
             sums.append(x.astype(jnp.float32))
         return sums
 
     mapped = jax.shard_map(
         add,
-        mesh=targets[0].mesh,
+        mesh=mesh,
         in_specs=tuple(own),
         out_specs=[sharding.spec for sharding in targets],
         check_vma=False,

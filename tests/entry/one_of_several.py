@@ -46,6 +46,35 @@ def come_late(folder):
     hosts.barrier("the meeting", 2)
 
 
+def learn(folder):
+    """Gradients of the first step on two processes of two devices, against those of one device of this process."""
+    import jax
+    import support
+
+    from bert_jax.config import MeshConfig
+    from bert_jax.model import to_canonical
+    from bert_jax.parallel import host_rows, make_mesh, to_global, to_host
+    from bert_jax.training.compile import train_programs
+    from bert_jax.training.state import initial_state
+
+    config = support.tiny_config(
+        "--model.hidden_size 128 --model.num_layers 4 --model.num_attention_heads 4 --data.seq_length 64 "
+        "--model.intermediate_size 512 --data.max_predictions 10 --model.vocab_size 8192 --optimizer.clip_norm 0 "
+        "--training.global_batch_size 32 --execution.prng threefry"
+    )
+    batch, found = support.random_batch(config, 1), []
+    for mesh in (make_mesh(MeshConfig(data=2, tensor=2)), make_mesh(MeshConfig(data=1), jax.local_devices()[:1])):
+        programs = train_programs(config, mesh)
+        step = programs.step_for(32)
+        rows = list(host_rows(mesh, 32)) if mesh.size > 1 else list(range(32))
+        own = to_global({name: x[rows] for name, x in batch.items()}, mesh, 32)
+        state, _ = step(initial_state(programs.model, programs.optimizer, programs.abstract, 3), own)
+        found.append(to_canonical(to_host(state.opt_state[0].mu), config.model.vocab_size))
+    difference = support.relative_difference(*found)
+    assert difference <= 2e-6, difference
+    print("the same gradients")
+
+
 def train(folder, step_of_trouble, trouble, **config):
     """Train on made-up batches; ``trouble(batch, rows)`` happens from ``step_of_trouble`` on."""
     import support

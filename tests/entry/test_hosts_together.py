@@ -56,6 +56,14 @@ def test_a_failing_process_ends_all_with_its_line(tmp_path, case, code, own, tol
 
 
 @pytest.mark.entry
+def test_the_first_gradients_of_two_processes_are_those_of_one(tmp_path):
+    """The reduce-scatter of jaxlib's gloo gives wrong ends of arrays when a program runs for the first time."""
+    for code, out, err in run("learn", tmp_path, 2, 2):
+        assert code == 0, err
+        assert "the same gradients" in out
+
+
+@pytest.mark.entry
 def test_a_process_that_loses_its_data_ends_all(tmp_path):
     for code, _, err in run("lose_data", tmp_path):
         assert code == 2, err
