@@ -10,14 +10,14 @@ from bert_jax.parallel.axes import (
     shardings,
     to_spec,
 )
-from bert_jax.parallel.mesh import batch_sharding, check_batch_size, host_rows, make_mesh, to_global, to_host
+from bert_jax.parallel.mesh import batch_sharding, check_batches, host_rows, make_mesh, to_global, to_host
 
 __all__ = [
     "MESH_AXES",
     "automatic_axes",
     "axis_names",
     "batch_sharding",
-    "check_batch_size",
+    "check_batches",
     "constrain",
     "declared",
     "host_rows",

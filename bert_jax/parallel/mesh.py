@@ -8,7 +8,7 @@ import numpy as np
 from jax.experimental import multihost_utils
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-from bert_jax.config import MeshConfig
+from bert_jax.config import MeshConfig, TrainingConfig
 from bert_jax.parallel.axes import MESH_AXES
 
 
@@ -47,11 +47,26 @@ def batch_sharding(mesh: Mesh) -> NamedSharding:
     return NamedSharding(mesh, PartitionSpec(("data", "fsdp")))
 
 
-def check_batch_size(mesh: Mesh, batch_size: int, name: str) -> None:
-    """Raises ``ValueError`` when the rows of a (micro)batch cannot be cut evenly over the mesh."""
-    parts = mesh.shape["data"] * mesh.shape["fsdp"]
-    if batch_size % parts:
-        raise ValueError(f"{name}: {batch_size} is not divisible by the {parts} parts (data x fsdp) of the mesh")
+def check_batches(training: TrainingConfig, sizes: Mapping[str, int]) -> None:
+    """Raises ``ValueError`` when the rows of a (micro)batch, of any batch of the ramp or of an evaluation batch
+    cannot be cut evenly over a mesh of such ``sizes``; it names those that would do."""
+    parts, steps = sizes["data"] * sizes["fsdp"], training.accumulation_steps
+    batches = [("training.global_batch_size", training.global_batch_size, steps)]
+    batches += [("training.batch_ramp", size, steps) for size in training.batch_ramp[1::2]]
+    batches.append(("training.eval_batch_size", training.eval_batch_size or training.global_batch_size, 1))
+    for name, size, microbatches in batches:
+        unit = parts * microbatches
+        if size % unit == 0:
+            continue
+        below, above = size // unit * unit, -(-size // unit) * unit
+        would_do = " or ".join(f"{n:,}" for n in dict.fromkeys((below, above)) if n)
+        counts = [n for n in range(1, microbatches + 1) if size % (parts * n) == 0]
+        other = f", or training.accumulation_steps {counts[-1]}" if counts else ""
+        micro = f" in {microbatches} microbatches" if microbatches > 1 else ""
+        raise ValueError(
+            f"{name}: {size:,}{micro} does not cut into the {parts} parts (data x fsdp) of the mesh; "
+            f"{would_do} would do{other}, or fewer parts (mesh.tensor)"
+        )
 
 
 def host_rows(mesh: Mesh, batch_size: int) -> list[int]:

@@ -169,22 +169,22 @@ def _communication(config: PretrainConfig, topology: Topology, mesh_shape: Mappi
     local = count / (fsdp * tensor)
     item = 2 if config.execution.dtype == "bfloat16" else 4
     gradient = 2 if config.training.gradient_reduction_dtype == "bfloat16" else 4
-    seconds = _exchange("reduce-scatter", local * gradient, data, topology)
-    seconds += _exchange("all-gather", local * 4 / data, data, topology)
-    # Parts of parameters are gathered for each forward and each backward pass, gradients cut in each.
+    seconds = _exchange("reduce-scatter", local * gradient, data, fsdp * tensor, topology)
+    seconds += _exchange("all-gather", local * 4 / data, data, fsdp * tensor, topology)
+    # Parts of parameters are gathered for each forward and each backward pass, float32 gradients cut in each.
     passes = config.training.accumulation_steps
     whole = count / tensor
-    seconds += passes * 2 * _exchange("all-gather", whole * item / fsdp, fsdp, topology)
-    seconds += passes * _exchange("reduce-scatter", whole * item, fsdp, topology)
+    seconds += passes * 2 * _exchange("all-gather", whole * item / fsdp, fsdp, tensor, topology)
+    seconds += passes * _exchange("reduce-scatter", whole * 4, fsdp, tensor, topology)
     # Two sums of activations per layer, forward and backward.
     rows = rows_per_device(config, mesh_shape)
     activations = rows * config.data.seq_length * config.model.hidden_size * item
-    seconds += passes * 4 * config.model.num_layers * _exchange("all-reduce", activations, tensor, topology)
+    seconds += passes * 4 * config.model.num_layers * _exchange("all-reduce", activations, tensor, 1, topology)
     return seconds
 
 
-def _exchange(kind: str, num_bytes: float, size: int, topology: Topology) -> float:
-    """Seconds of a collective among ``size`` devices, each giving ``num_bytes``."""
+def _exchange(kind: str, num_bytes: float, size: int, stride: int, topology: Topology) -> float:
+    """Seconds of a collective among ``size`` devices, every ``stride``-th one, each giving ``num_bytes``."""
     if size == 1:
         return 0.0
     chip = topology.chip
@@ -193,8 +193,8 @@ def _exchange(kind: str, num_bytes: float, size: int, topology: Topology) -> flo
     # GPUs: first over the host's links, then each board sends its share of the sum to the other hosts.
     whole = num_bytes * size if kind == "all-gather" else num_bytes
     rounds = 2 if kind == "all-reduce" else 1
-    inside = min(size, chip.chips_per_host)
-    hosts = math.ceil(size / chip.chips_per_host)
+    inside = min(size, max(1, chip.chips_per_host // stride))
+    hosts = math.ceil(size / inside)
     seconds = whole * (inside - 1) / inside / chip.link_bandwidth
     if hosts > 1:
         seconds += whole / inside * (hosts - 1) / hosts / (chip.network_gb_per_s * 1e9)

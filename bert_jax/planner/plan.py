@@ -8,7 +8,7 @@ from typing import Any
 
 from bert_jax.config import PretrainConfig
 from bert_jax.config.schema import DataConfig, ExecutionConfig, MeshConfig, ModelConfig, OptimizerConfig
-from bert_jax.parallel.mesh import mesh_sizes
+from bert_jax.parallel.mesh import check_batches, mesh_sizes
 from bert_jax.planner.arithmetic import StepEstimate, estimate_step, rows_per_device
 from bert_jax.planner.compiled import CompiledStep, compile_step
 from bert_jax.planner.cycles import PARTS, StepCost, step_cost
@@ -79,7 +79,7 @@ class Asked:
 
 def make_plan(config: PretrainConfig, topology: Topology, asked: Asked) -> Plan:
     """Predict ``config`` on ``topology``; raises ``ValueError`` for a batch or mesh that does not fit the slice."""
-    check_batches(config, mesh_sizes(config.mesh, topology.num_devices))
+    check_batches(config.training, mesh_sizes(config.mesh, topology.num_devices))
     if not topology.is_tpu:
         return without_time(arithmetic_plan(config, topology, asked))
     return plan_compiled(config, topology, asked, compile_step(config, topology))
@@ -204,25 +204,6 @@ def full_steps(config: PretrainConfig, first_step: int) -> float:
         steps += taken * size / training.global_batch_size
         left -= taken
     return steps + left
-
-
-def check_batches(config: PretrainConfig, mesh: Mapping[str, int]) -> None:
-    """Raises ``ValueError`` naming the batch sizes that would do when the rows cannot be cut over the mesh."""
-    training = config.training
-    parts = mesh["data"] * mesh["fsdp"]
-    for size in (training.global_batch_size, *training.batch_ramp[1::2]):
-        unit = parts * training.accumulation_steps
-        if size % unit == 0:
-            continue
-        below, above = size // unit * unit, -(-size // unit) * unit
-        sizes = " or ".join(f"{n:,}" for n in dict.fromkeys((below, above)) if n)
-        counts = [a for a in range(1, training.accumulation_steps + 1) if size % (parts * a) == 0]
-        other = f", or training.accumulation_steps {counts[-1]}" if counts else ""
-        micro = f" in {training.accumulation_steps} microbatches" if training.accumulation_steps > 1 else ""
-        raise ValueError(
-            f"training.global_batch_size: {size:,}{micro} does not cut into the {parts} parts (data x fsdp) of the "
-            f"mesh; {sizes} would do{other}, or fewer parts (mesh.tensor)"
-        )
 
 
 def _warnings(config: PretrainConfig, topology: Topology, cost: StepCost | StepEstimate | None) -> list[str]:

@@ -123,6 +123,9 @@ def _spread(ordered: list[tuple[PretrainConfig, Plan]], count: int) -> list[tupl
 
 def candidates(config: PretrainConfig, topology: Topology, batches: Sequence[int]) -> Iterator[PretrainConfig]:
     """The recipe in every layout: meshes x microbatches (or ``batches`` per device) x recomputation."""
+    if batches:  # what belongs to the recipe's own batch
+        training = dataclasses.replace(config.training, batch_ramp=(), eval_batch_size=0)
+        config = dataclasses.replace(config, training=training, data=dataclasses.replace(config.data, lanes=0))
     for mesh in _meshes(config, topology.num_devices):
         parts = mesh.data * mesh.fsdp
         for batch, steps in _batches(config, parts, batches):
@@ -149,10 +152,11 @@ def _meshes(config: PretrainConfig, devices: int) -> Iterator[MeshConfig]:
 def _batches(config: PretrainConfig, parts: int, batches: Sequence[int]) -> Iterator[tuple[int, int]]:
     """(global batch, microbatches) that cut evenly into ``parts``."""
     if batches:
-        # lanes and ramps of the recipe belong to its own batch
         yield from ((per_device * parts, 1) for per_device in batches)
         return
     total, ramp = config.training.global_batch_size, config.training.batch_ramp[1::2]
+    if (config.training.eval_batch_size or total) % parts:
+        return
     steps = 1
     while steps * parts <= total:
         if all(size % (steps * parts) == 0 for size in (total, *ramp)):

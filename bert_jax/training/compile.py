@@ -18,7 +18,7 @@ from bert_jax.batch import feature_shapes
 from bert_jax.config import PretrainConfig
 from bert_jax.model import BertForPretraining, BertModel
 from bert_jax.optim import make_optimizer, make_schedule
-from bert_jax.parallel import batch_sharding, check_batch_size
+from bert_jax.parallel import batch_sharding, check_batches
 from bert_jax.training.loop import StepFunction
 from bert_jax.training.state import TrainState, abstract_state, compute_shardings, make_prng_key, state_shardings
 from bert_jax.training.step import make_train_step
@@ -53,10 +53,7 @@ def train_programs(config: PretrainConfig, mesh: Mesh) -> "TrainPrograms":
     ``ValueError`` when a batch of the run cannot be cut evenly over the mesh.
     """
     training, shard_optimizer = config.training, config.mesh.shard_optimizer
-    for size in (training.global_batch_size, *training.batch_ramp[1::2]):
-        check_batch_size(
-            mesh, size // training.accumulation_steps, "training.global_batch_size / accumulation_steps"
-        )
+    check_batches(training, mesh.shape)
     model = BertForPretraining(config.model, config.execution, config.has_nsp, mesh)
     optimizer = make_optimizer(config.optimizer)
     step = make_train_step(

@@ -10,7 +10,7 @@ import jax
 from bert_jax import exits
 from bert_jax.batch import PretrainSource
 from bert_jax.config import PretrainConfig, differences, dump_yaml, to_dict
-from bert_jax.parallel import check_batch_size, host_rows, hosts, make_mesh, to_host
+from bert_jax.parallel import host_rows, hosts, make_mesh, to_host
 from bert_jax.planner.flops import training_flops_per_sequence
 from bert_jax.planner.hardware import mfu
 from bert_jax.storage import Location
@@ -118,7 +118,6 @@ def run(
     programs = train_programs(config, mesh)
     model, optimizer, abstract = programs.model, programs.optimizer, programs.abstract
     eval_batch_size = training.eval_batch_size or training.global_batch_size
-    check_batch_size(mesh, eval_batch_size, "training.eval_batch_size")
 
     # --- State: own checkpoint, else the phase before, else step 0 (read or drawn) ------------------------------
     messages: list[str] = [*warm_start.messages]
