@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable
 
 from bert_jax.batch import DataBudgetError
+from bert_jax.object_paths import StorageUnavailable
 
 OK, USER_ERROR, VERIFICATION_FAILED, PREEMPTED, DATA_BUDGET, NON_FINITE, WATCHDOG = 0, 2, 3, 42, 43, 44, 45
 INTERRUPTED = 130
@@ -55,6 +56,8 @@ def outcome(error: BaseException) -> tuple[int, str] | None:
         return DATA_BUDGET, f"error: {error}"
     if isinstance(error, KeyboardInterrupt):
         return INTERRUPTED, "interrupted"
+    if isinstance(error, StorageUnavailable):
+        return WATCHDOG, f"stopped: {error}"
     if isinstance(error, OSError):
         return USER_ERROR, _os_error_line(error)
     text = " ".join(str(error).split())

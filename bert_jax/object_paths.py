@@ -30,6 +30,10 @@ class StorageError(OSError):
     """An object store cannot be used: one line with what to do. Ends a run with code 2."""
 
 
+class StorageUnavailable(StorageError):
+    """The store did not answer, however often it was asked. Ends a run with code 45: later it may."""
+
+
 class Status(NamedTuple):
     """What ``stat`` tells, under the names of ``os.stat``."""
 
@@ -77,7 +81,7 @@ def attempt(url: str, action: Callable[[], R], fault_of: Callable[[Exception], F
             if fault == "other":
                 raise StorageError(f"{url}: {line}") from None
             if wait is None:
-                raise StorageError(
+                raise StorageUnavailable(
                     f"{url}: not reachable, tried {len(WAITS) + 1} times: {line}; check network and bucket, then "
                     "run again"
                 ) from None

@@ -55,7 +55,7 @@ def build_with_beam(
     ``options`` are Beam's own; without a ``--runner`` among them its embedded one runs with ``data.workers``
     threads. What a job raises is raised here; ``ValueError`` (one line) when the pipeline fails otherwise.
     """
-    beam = load_beam()
+    beam, chosen = load_beam(), check_options(data, options)
     places = {name: getattr(data, name) for name in ("shards", "eval_shards", "token_store")}
     data = dataclasses.replace(data, **{name: str(_absolute(location(p))) for name, p in places.items() if p})
     sources = [dataclasses.replace(source, path=_absolute(source.path)) for source in sources]
@@ -66,14 +66,12 @@ def build_with_beam(
     chunks = None if has_store else chunk_folder(store_folder(data), settings, sources, "each source")
     vocab = _shared_copy(vocab, jobs.folder)
     _save(_Plan(data, vocab, tuple(sources), tuple(missing), settings, chunks), jobs.folder / "plan")
-    is_embedded = not any(option.partition("=")[0] == "--runner" for option in options)
-    chosen = _pipeline_options(options, data.workers or processor_count() if is_embedded else 0)
     size = sum(source.path.stat().st_size for source in sources)
     report(f"building from {size / 1e6:,.1f} MB under Apache Beam ({chosen.get_all_options()['runner']})")
     output = _WithoutTracebacks(sys.stderr)
     try:
         with contextlib.ExitStack() as stack:
-            if is_embedded:
+            if _is_embedded(options):
                 stack.enter_context(contextlib.redirect_stderr(output))  # type: ignore[type-var]
             _add_steps(beam, stack.enter_context(beam.Pipeline(options=chosen)), jobs, has_store=has_store)
     except Exception as error:
@@ -99,11 +97,18 @@ def load_beam() -> Any:
     return apache_beam
 
 
-def _pipeline_options(options: Sequence[str], workers: int) -> Any:
-    """Beam's options from a command line; ``workers`` above 0: for its embedded runner, with so many threads.
+def _is_embedded(options: Sequence[str]) -> bool:
+    return not any(option.partition("=")[0] == "--runner" for option in options)
+
+
+def check_options(data: DataConfig, options: Sequence[str]) -> Any:
+    """Beam's options from a command line. Without a runner among them: for the embedded one, with ``data.workers``
+    threads.
 
     ``ValueError`` for a wrong value, and for an unknown name (other runners have names of their own).
     """
+    load_beam()
+    workers = data.workers or processor_count() if _is_embedded(options) else 0
     from apache_beam.options.pipeline_options import PipelineOptions
 
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
@@ -332,5 +337,5 @@ class _Jobs:
             split = self._split(name)
             if not (split.target / MANIFEST_NAME).is_file():
                 _expect(split.job.num_shards, count)
-                entries = [pickle.loads(self._entry(name, number).read_bytes()) for number in range(count)]
-                _save(split.finish(entries), self.folder / f"{name}-done")
+                split.finish(pickle.loads(self._entry(name, number).read_bytes()) for number in range(count))
+            _save(split.done(), self.folder / f"{name}-done")

@@ -76,6 +76,10 @@ def _ensure(data: DataConfig, vocab_size: int, report: Report, beam_options: Seq
     shards = _shards_folder(data)
     if is_foreign(shards):
         return _use_foreign(data, shards, vocab_size)
+    if beam_options is not None:
+        from data_pipeline.beam import check_options
+
+        check_options(data, beam_options)  # before hours of training a vocabulary
     vocab, tokenizer = existing_vocabulary(data, vocab_size)
     missing = missing_splits(data)
     if tokenizer is None or missing:
@@ -227,4 +231,5 @@ def _build_split(split: Split, workers: Workers, report: Report) -> None:
             report(f"{split.name}: {done} of {len(parts)} parts")
     paths = [part[0] for part in parts]
     entries = workers.run(merge_shard, [(job, paths, shard) for shard in range(job.num_shards)])
-    report(prepared.finish(entries))
+    prepared.finish(entries)
+    report(prepared.done())

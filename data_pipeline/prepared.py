@@ -6,6 +6,7 @@ it is; only when there is nothing, and the network answers within seconds, is a 
 
 import logging
 import os
+import re
 import socket
 import threading
 from collections.abc import Iterator
@@ -183,6 +184,10 @@ def hf_sources(entry: str, *, split: str) -> list[Source]:
     ``ValueError`` (one line) when the library is not installed, or neither disk nor network have the dataset.
     """
     name = entry.removeprefix("hf:")
+    if not re.fullmatch(r"[\w.-]+", split):
+        raise ValueError(
+            f"data.dataset_split: {split!r} is not allowed for {entry}; allowed: a whole split (train)"
+        )
     if Path(name).is_dir():
         read = _saved
     else:
@@ -204,7 +209,10 @@ def hf_sources(entry: str, *, split: str) -> list[Source]:
 
 def _saved(datasets: Any, name: str, split: str) -> Any:
     loaded = datasets.load_from_disk(name)
-    return loaded[split] if isinstance(loaded, dict) else loaded
+    splits = loaded if isinstance(loaded, dict) else {str(loaded.split or split): loaded}
+    if split not in splits:
+        raise ValueError(f"not there; allowed: {', '.join(splits)} (data.dataset_split)")
+    return splits[split]
 
 
 def _fetched(datasets: Any, name: str, split: str) -> Any:

@@ -18,6 +18,7 @@ from data_pipeline.shards import (
     MANIFEST_NAME,
     ShardEntry,
     atomic_file,
+    read_index,
     write_index,
     write_manifest,
 )
@@ -151,8 +152,8 @@ class PreparedSplit:
     target: Location
     facts: dict[str, Any]
 
-    def finish(self, entries: Iterable[ShardEntry]) -> str:
-        """Write index and manifest and move the folder in place; returns a line for a report."""
+    def finish(self, entries: Iterable[ShardEntry]) -> None:
+        """Write index and manifest and move the folder in place."""
         folder = self.job.folder
         index = write_index(folder, entries)
         shards = [
@@ -162,7 +163,10 @@ class PreparedSplit:
         write_manifest(folder, self.facts | {"counts": counts, "shards": shards})
         remove_scratch(folder)
         _move(folder, self.target)
-        return f"{self.name}: {index.records:,} instances in {self.job.num_shards} shard(s)"
+
+    def done(self) -> str:
+        """A line for a report, when the folder is in place."""
+        return f"{self.name}: {read_index(self.target).records:,} instances in {self.job.num_shards} shard(s)"
 
 
 def unfinished(parts: Sequence[Part]) -> list[Part]:

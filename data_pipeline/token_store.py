@@ -32,7 +32,7 @@ from data_pipeline.masking import uniform
 from data_pipeline.order import hash_key
 from data_pipeline.shards import atomic_file
 from data_pipeline.storage import Location, ObjectPath, local_copy, location, remove_tree
-from data_pipeline.workers import Workers, remove_scratch, scratch_file
+from data_pipeline.workers import Workers, remove_scratch, scratch_file, scratch_folder
 
 META_NAME = "store.json"
 CHUNK_CHARACTERS = 1 << 20  # text that one job tokenizes
@@ -304,8 +304,7 @@ def merge_chunks(
     """
     remove_scratch(folder)
     in_store = isinstance(folder, ObjectPath)
-    scratch = Path(tempfile.mkdtemp()) if in_store else folder / f"scratch-{os.getpid()}"
-    scratch.mkdir(exist_ok=True)
+    scratch = Path(tempfile.mkdtemp()) if in_store else scratch_folder(folder)
     files = {name: (scratch / f"{name}.bin").open("wb") for name in _ARRAYS}
     documents = sentences = tokens = 0
     try:

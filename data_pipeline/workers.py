@@ -164,15 +164,20 @@ def scratch_file(final: Location) -> Iterator[Path]:
         with new_file(final) as path:
             yield path
         return
-    scratch = final.parent / f"{_SCRATCH}{os.getpid()}-{_PROCESS}"
-    scratch.mkdir(exist_ok=True)
-    path = scratch / final.name
+    path = scratch_folder(final.parent) / final.name
     try:
         yield path
         path.replace(final)
     except BaseException:
         path.unlink(missing_ok=True)
         raise
+
+
+def scratch_folder(folder: Path) -> Path:
+    """A folder in ``folder`` for what is half written; apart for every process on any machine."""
+    scratch = folder / f"{_SCRATCH}{os.getpid()}-{_PROCESS}"
+    scratch.mkdir(exist_ok=True)
+    return scratch
 
 
 def remove_scratch(folder: Location) -> None:

@@ -1,5 +1,6 @@
 # Pretraining on NVIDIA GPUs:
 #   docker build -f docker/cuda.Dockerfile -t bert-jax:cuda .
+#   mkdir -p runs && chmod a+rwx runs      # the image runs as user 1000
 #   docker run --gpus all -v "$PWD/runs:/app/runs" bert-jax:cuda --config configs/quickstart.yaml
 # CUDA and cuDNN come with the extra gpu as Python packages; the NVIDIA driver is the host's (NVIDIA Container Toolkit).
 FROM python:3.11-slim

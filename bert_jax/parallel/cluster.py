@@ -6,6 +6,7 @@ Only whether, and what jax would get wrong: how the processes find each other is
 
 import os
 import re
+import socket
 import time
 import urllib.error
 import urllib.request
@@ -37,8 +38,10 @@ def given(options: RunOptions) -> tuple[str, int, int] | None:
             f"{missing[0]}: not given; --coordinator HOST:PORT, --num_processes and --process_id belong together "
             "(or JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID); give all three, or none"
         )
-    if not re.fullmatch(r".+:\d{1,5}", coordinator):
+    if not re.fullmatch(r".+:\d{1,5}", coordinator) or not 0 < int(coordinator.rpartition(":")[2]) < 65536:
         raise ValueError(f"coordinator: {coordinator!r} is not allowed; allowed: HOST:PORT of process 0")
+    if processes < 1:
+        raise ValueError(f"num_processes: {processes} is not allowed; allowed: 1 or more")
     if process >= processes:
         raise ValueError(
             f"process_id: {process} is not allowed with --num_processes {processes}; allowed: 0 to {processes - 1}"
@@ -46,10 +49,24 @@ def given(options: RunOptions) -> tuple[str, int, int] | None:
     return coordinator, processes, process
 
 
+def check_port(coordinator: str) -> None:
+    """``ValueError`` when this host, that of process 0, cannot give out the coordinator's port; jax would crash."""
+    port = int(coordinator.rpartition(":")[2])
+    with socket.socket() as trial:
+        trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as of a run that has just ended
+        try:
+            trial.bind(("", port))
+        except OSError as error:
+            raise ValueError(
+                f"coordinator: port {port} of this host is not free ({error.strerror}); name another one, the same "
+                "on every host"
+            ) from None
+
+
 def _variable(name: str, default: int) -> int:
     text = os.environ.get(name, "")
     if text and not text.isdecimal():
-        raise ValueError(f"{name}: {text!r} is not a whole number")
+        raise ValueError(f"{name}: {text!r} is not allowed; allowed: a whole number")
     return int(text or default)
 
 
@@ -86,8 +103,8 @@ def _metadata(key: str) -> str | None:
 def is_slurm_step() -> bool:
     """Whether ``srun`` started this as one of several tasks. A batch script's own shell is not one of them."""
     wanted = ("SLURM_JOB_ID", "SLURM_STEP_NODELIST", "SLURM_NTASKS", "SLURM_PROCID", "SLURM_LOCALID")
-    tasks = os.environ.get("SLURM_STEP_NUM_TASKS") or os.environ.get("SLURM_NTASKS", "1")
-    return all(name in os.environ for name in wanted) and int(tasks) > 1
+    tasks = "SLURM_STEP_NUM_TASKS" if os.environ.get("SLURM_STEP_NUM_TASKS") else "SLURM_NTASKS"
+    return all(name in os.environ for name in wanted) and _variable(tasks, 1) > 1
 
 
 def slurm_devices() -> list[int] | None:

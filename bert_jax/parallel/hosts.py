@@ -47,8 +47,8 @@ def start(options: RunOptions) -> None:
 
     There are when flags or JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID (or
     JOB_COMPLETION_INDEX) say so, or when a Cloud TPU pod or a SLURM step of several tasks is found; jax then finds
-    the addresses by itself. ``ValueError`` for settings that do not fit together. Processes that do not all come
-    within ``options.host_timeout`` seconds end with one line and code 2.
+    the addresses by itself. ``ValueError`` for settings that do not fit together, or when the coordinator's port is
+    taken. Processes that do not all come within ``options.host_timeout`` seconds end with one line and code 45.
     """
     given = cluster.given(options)
     if given is None and not cluster.is_tpu_pod() and not cluster.is_slurm_step():
@@ -57,12 +57,14 @@ def start(options: RunOptions) -> None:
 
     def give_up() -> None:
         line = (
-            f"error: hosts: not all processes came together within {options.host_timeout} s ({found}); start the "
+            f"stopped: hosts: not all processes came together within {options.host_timeout} s ({found}); start the "
             "same command on every host, see that process 0 is reachable from there, or raise --host_timeout"
         )
         print(line, file=sys.stderr, flush=True)
-        os._exit(exits.USER_ERROR)
+        os._exit(exits.WATCHDOG)
 
+    if given is not None and given[2] == 0:
+        cluster.check_port(given[0])
     # jax itself would abort with a stack trace, a little later.
     timer = threading.Timer(options.host_timeout, give_up)
     timer.daemon = True
@@ -290,8 +292,10 @@ def _watch() -> None:
             record = json.loads(_client().blocking_key_value_get(FAILURE, 10_000))
             break
         except RuntimeError as error:
+            if _leaving.is_set():
+                return
             if "DEADLINE_EXCEEDED" not in str(error):
-                return  # the run is over, or the lead is gone
+                time.sleep(1)  # the service did not answer: the lead is gone, which heartbeats find, or will answer
         except AttributeError:
             return  # shut down between two questions
     if record["code"] != exits.OK:  # else the lead has come to the end of the run, and so will this process

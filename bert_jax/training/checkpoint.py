@@ -19,6 +19,7 @@ from jax.sharding import Mesh
 from bert_jax.config import PretrainConfig, differences, from_dict
 from bert_jax.model import BertForPretraining, from_canonical, to_canonical
 from bert_jax.model.layout import path_name
+from bert_jax.object_paths import StorageUnavailable
 from bert_jax.optim import make_optimizer
 from bert_jax.parallel import hosts
 from bert_jax.storage import Location, ObjectPath, StorageError, is_transient, lacks_permission
@@ -163,8 +164,10 @@ def _problem_of(look: Callable[[], str | None]) -> str | None:
         if _is_shortage(error):
             raise  # the machine's fault, not the checkpoint's: nothing is moved
         problem = str(error).strip().partition("\n")[0][:200] or type(error).__name__
-        if is_transient(error) or lacks_permission(error):
-            raise StorageError(f"a checkpoint cannot be read: {problem}; run again") from None
+        if is_transient(error):
+            raise StorageUnavailable(f"a checkpoint cannot be read: {problem}; run again") from None
+        if lacks_permission(error):
+            raise StorageError(f"a checkpoint cannot be read: {problem}; check credentials") from None
         return problem
 
 
@@ -190,7 +193,7 @@ def set_aside(workdir: Location, first_step: int) -> None:
         for step in saved_steps(workdir):
             if step >= first_step:
                 _move_aside(workdir, step, ROLLED_BACK)
-    hosts.barrier("set_aside", 300)
+    hosts.barrier("set_aside", AGREEMENT_SECONDS)
 
 
 def _move_aside(workdir: Location, step: int, where: str) -> Location:

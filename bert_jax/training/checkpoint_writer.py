@@ -15,8 +15,9 @@ import orbax.checkpoint as ocp
 from orbax.checkpoint import checkpoint_managers
 
 from bert_jax.config import PretrainConfig, to_dict
+from bert_jax.object_paths import StorageUnavailable
 from bert_jax.parallel import hosts
-from bert_jax.storage import Location, ObjectPath, StorageError
+from bert_jax.storage import Location, ObjectPath, StorageError, is_transient
 from bert_jax.training.checkpoint import FORMAT, META_FILE, checkpoint_folder, nested
 from bert_jax.training.integrity import compile_digest, json_digest, lines_digest, start_digest, write_checksums
 from bert_jax.training.state import TrainState
@@ -227,4 +228,5 @@ class CheckpointWriter:
             if not isinstance(self.folder, ObjectPath):
                 raise
             text = str(error).strip().partition("\n")[0][:200] or type(error).__name__
-            raise StorageError(f"{self.folder}: a save failed: {text}; run the same command to go on") from None
+            kind = StorageUnavailable if is_transient(error) else StorageError
+            raise kind(f"{self.folder}: a save failed: {text}; run the same command to go on") from None

@@ -59,10 +59,16 @@ def pretrain(config: PretrainConfig, *, workdir: Location, **inputs: Any) -> Non
 
     Raises ``ValueError`` for what the user can mend and ``exits.Stop`` when the run ends early.
     """
-    rollback = None
+    rollback, stop = None, inputs["stop"]
+
+    def check_stop() -> None:
+        if stop:
+            line = f"stopped while waiting for {workdir}, {stop.told()}: run the same command to continue"
+            raise exits.Stop(stop.exit_code, line)
+
     taken = "another run is using this workdir; wait for it or give another --workdir"
     with (
-        hold_workdir(workdir, taken, lead=hosts.is_lead()) as logs,
+        hold_workdir(workdir, taken, lead=hosts.is_lead(), check_stop=check_stop) as logs,
         Watchdog(config.training.watchdog_seconds) as watchdog,
     ):
         watchdog.others = hosts.peers_doing(lambda: watchdog.doing)

@@ -11,6 +11,8 @@ from types import FrameType
 from bert_jax import exits
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
+# Seconds for which hosts wait for each other at the step where they stop: one may still compile or save.
+AGREED_WITHIN = 900.0
 
 
 class Interrupted(Exception):
@@ -94,7 +96,7 @@ class StopRequest:
         from bert_jax.parallel import hosts
 
         own = f"{self.signal.name} {time.monotonic() - self._came}" if self.signal else ""
-        answers = [answer.split() for answer in hosts.gather("stop", own, 60)]
+        answers = [answer.split() for answer in hosts.gather("stop", own, AGREED_WITHIN)]
         told = {host: answer for host, answer in enumerate(answers) if answer}
         # Ctrl-C wins: a person is there, and no supervisor is to start the run again.
         names = {name for name, _ in told.values()}

@@ -32,33 +32,35 @@ class Logs(NamedTuple):
 
 
 @contextlib.contextmanager
-def hold_workdir(workdir: Location, taken: str, *, lead: bool = True) -> Iterator[Logs]:
+def hold_workdir(
+    workdir: Location, taken: str, *, lead: bool = True, check_stop: Callable[[], None] = lambda: None
+) -> Iterator[Logs]:
     """Hold ``workdir`` for the ``lead`` process of a run until the block ends; ``ValueError`` "WORKDIR: TAKEN" when
     another run holds it.
 
     A local workdir is its own folder of logs. Of a URL the logs are copied to a temporary folder, and whole files
     go back whenever ``upload`` is called and at the end, however the block ends. When that fails, the folder stays
     and is named. The lease of a URL tells a run that ended without giving it back (nothing has renewed it for LEASE
-    seconds) from one that goes on. It cannot keep apart two runs that start in the same second: one of them
-    finds out within RENEWAL seconds, and ends at its next upload.
+    seconds) from one that goes on; ``check_stop`` is called while it waits, and may raise. It cannot keep apart two
+    runs that start in the same second: one of them finds out within RENEWAL seconds, and ends at its next upload.
     """
     if not isinstance(workdir, ObjectPath):
         with hold_folder(workdir, taken) if lead else contextlib.nullcontext():
             yield Logs(workdir, lambda: None)
         return
-    folder = Path(tempfile.mkdtemp(prefix="bert_jax-"))
     if not lead:
-        yield Logs(folder, lambda: None)
-        shutil.rmtree(folder, ignore_errors=True)
+        with tempfile.TemporaryDirectory(prefix="bert_jax-", ignore_cleanup_errors=True) as own:
+            yield Logs(Path(own), lambda: None)
         return
-    with _Lease(workdir, taken) as lease:
+    folder = Path(tempfile.mkdtemp(prefix="bert_jax-"))
+    with _Lease(workdir, taken, check_stop) as lease:
         mirror = _Mirror(workdir, folder, lease)
         mirror.download()
         kept = f"what was logged since the last checkpoint is kept in {folder}"
         try:
             yield Logs(folder, mirror.upload)
         except StorageError as error:
-            raise StorageError(f"{error}; {kept}") from None
+            raise type(error)(f"{error}; {kept}") from None
         except BaseException:
             try:
                 mirror.upload()
@@ -70,7 +72,7 @@ def hold_workdir(workdir: Location, taken: str, *, lead: bool = True) -> Iterato
         try:
             mirror.upload()
         except StorageError as error:
-            raise StorageError(f"{error}; {kept}") from None
+            raise type(error)(f"{error}; {kept}") from None
     shutil.rmtree(folder)
 
 
@@ -106,10 +108,10 @@ class _Mirror:
                     name = PurePosixPath(local.relative_to(self._folder).as_posix())
                     if not local.is_file() or local.suffix == ".tmp":
                         continue
-                    signature, content = _signature(local), local.read_bytes()
+                    signature = _signature(local)
                     found.add(name)
                     if self._known.get(name) != signature:
-                        (self._workdir / name).write_bytes(content)
+                        (self._workdir / name).write_bytes(local.read_bytes())
                         self._known[name] = signature
             for name in self._known.keys() - found:
                 (self._workdir / name).unlink(missing_ok=True)
@@ -124,7 +126,8 @@ def _signature(path: Path) -> tuple[int, int]:
 class _Lease:
     """An object that the run which uses a workdir keeps renewing."""
 
-    def __init__(self, workdir: ObjectPath, taken: str) -> None:
+    def __init__(self, workdir: ObjectPath, taken: str, check_stop: Callable[[], None]) -> None:
+        self._check_stop = check_stop
         self._path, self._taken = workdir / LEASE_NAME, f"{workdir}: {taken}"
         self._name = f"{socket.gethostname()} {os.getpid()} {os.urandom(8).hex()}"
         self._renewals = 0
@@ -139,7 +142,10 @@ class _Lease:
                 _log.warning(
                     "%s: another run held this workdir; seeing for %.0f s whether it lives", self._path, LEASE
                 )
-            time.sleep(min(RENEWAL / 3, LEASE))
+            look = time.monotonic() + min(RENEWAL / 3, LEASE)
+            while time.monotonic() < look:
+                self._check_stop()
+                time.sleep(min(0.2, RENEWAL / 3))
             waited += min(RENEWAL / 3, LEASE)
             now = self._read()
             if now and now != before:

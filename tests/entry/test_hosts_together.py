@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import socket
 import subprocess
 import sys
 import time
@@ -105,7 +106,9 @@ def test_flags_that_do_not_fit_together_are_refused(bare):
     assert "allowed: 0 to 1" in refused(*both, "--process_id", 2)
     assert "allowed: HOST:PORT" in refused("--coordinator", "host", "--num_processes", 2, "--process_id", 0)
     bare.setenv("JAX_NUM_PROCESSES", "two")
-    assert "JAX_NUM_PROCESSES: 'two' is not a whole number" in refused("--process_id", 0)
+    assert "allowed: 1 or more" in refused("--coordinator", "h:1", "--num_processes", -2, "--process_id", 0)
+    assert "allowed: HOST:PORT" in refused("--coordinator", "h:99999", "--num_processes", 2, "--process_id", 0)
+    assert "JAX_NUM_PROCESSES: 'two' is not allowed" in refused("--process_id", 0)
     with pytest.raises(ValueError, match="host_timeout: 0 is not allowed"):
         take_options(RunOptions, ["--host_timeout", "0"])
 
@@ -172,11 +175,26 @@ def test_processes_that_do_not_all_come_end_with_one_line():
     result = subprocess.run(
         [sys.executable, PROGRAM, "agree", ".", *words], capture_output=True, text=True, timeout=100
     )  # fmt: skip
-    assert result.returncode == 2
+    assert result.returncode == 45
     assert re.fullmatch(
-        r"error: hosts: not all processes came together within 2 s \(127.0.0.1:9, .*\n", result.stderr
+        r"stopped: hosts: not all processes came together within 2 s \(127.0.0.1:9, .*\n", result.stderr
     )
     assert time.monotonic() - began < 60
+
+
+def test_a_coordinators_port_that_is_taken_is_one_line():
+    with socket.socket() as other:
+        other.bind(("", 0))
+        other.listen()
+        address = f"127.0.0.1:{other.getsockname()[1]}"
+        words = ["--coordinator", address, "--num_processes", "2", "--process_id", "0"]
+        result = subprocess.run(
+            [sys.executable, PROGRAM, "agree", ".", *words], capture_output=True, text=True, timeout=100
+        )  # fmt: skip
+    assert result.returncode == 2
+    assert re.fullmatch(
+        r"error: coordinator: port \d+ of this host is not free .*; name another.*\n", result.stderr
+    )
 
 
 def test_one_process_needs_nobody(tmp_path):
