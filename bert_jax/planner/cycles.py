@@ -285,7 +285,7 @@ class _Model:
         found = _COLLECTIVES.match(line.opcode)
         if found:
             return self._collective_seconds(found[0], line, lines)
-        if line.opcode not in ("fusion", "async-start"):
+        if line.opcode not in ("fusion", "async-start", "call-start"):
             return None
         # A fused collective: the one of the computation that it calls.
         for name in line.called:

@@ -80,7 +80,9 @@ class Instruction:
         """Computations that run when it runs, once each (a loop's body and condition are not among them)."""
         branches = re.search(r"branch_computations=\{([^}]*)\}", self.attributes)
         names = _NAME.findall(branches[1]) if branches else []
-        keys = ["calls", "true_computation", "false_computation"] + ["to_apply"] * (self.opcode == "call")
+        keys = ["calls", "true_computation", "false_computation"] + ["to_apply"] * (
+            self.opcode in ("call", "call-start")
+        )
         return (*names, *(name for key in keys if (name := self.attribute(key))))
 
 

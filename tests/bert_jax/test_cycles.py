@@ -172,6 +172,28 @@ def fused(name, root):
 """
 
 
+@pytest.mark.parametrize("between", [False, True])
+def test_a_collective_on_the_sparse_core_runs_beside(between):
+    """TPU7x: an asynchronous call of a computation that holds it."""
+    shape = "bf16[4096,4096]{1,0}"
+    text = entry(
+        ARGUMENT,
+        f'%s = (({shape}), {shape}) call-start(%a), async_execution_thread="sparsecore", to_apply=%away',
+        WORK if between else "%w = bf16[8]{0} parameter(1)",
+        f"ROOT %d = {shape} call-done(%s)",
+    )
+    away = f"""%away (x: bf16[4096,4096]) -> bf16[4096,4096] {{
+  %x = bf16[4096,4096]{{1,0}} parameter(0)
+  ROOT %r = bf16[4096,4096]{{1,0}} all-reduce(%x), {REDUCE}
+}}, execution_thread="sparsecore"
+
+"""
+    found = cost(text.replace("ENTRY", away + "ENTRY"), 16, (4, 4))
+    alone = collective_seconds("all-reduce", BYTES, 16, V5E, (4, 4))
+    hidden = 60_000 / CLOCK if between else 0.0
+    assert found.communication_seconds == pytest.approx(max(alone - hidden, 0.0))
+
+
 @pytest.mark.parametrize("work", [20_000, 60_000, 6_000_000])
 def test_a_collective_inside_other_instructions_advances_only_while_they_run(work):
     shape = "bf16[4096,4096]{1,0}"
