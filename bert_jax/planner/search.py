@@ -52,19 +52,19 @@ def search(
         )
     progress(f"{len(ordered)} layouts by arithmetic")
     if not topology.is_tpu:
-        return _best(ordered, _FULL)
+        return _best(ordered)
     tried: list[tuple[PretrainConfig, Plan]] = []
     chosen = _spread(ordered, tries - 1 if tries > 1 else 1)
     for number, (candidate, _) in enumerate(chosen, 1):
         tried.append(_try(candidate, topology, asked, f"{number} of {len(chosen)}", progress))
-    found = _best(tried, _FULL)
+    found = _best(tried)
     # Scanned or unrolled hardly changes which candidate is best, so the other layout is tried for the best alone.
     if found.config is not None and tries > 1:
         execution = found.config.execution
         other = dataclasses.replace(execution, scan_layers=not execution.scan_layers)
         which = f"the best, {'unrolled' if execution.scan_layers else 'scanned'}"
         tried.append(_try(dataclasses.replace(found.config, execution=other), topology, asked, which, progress))
-        found = _best(tried, _FULL)
+        found = _best(tried)
     return found
 
 
@@ -82,10 +82,10 @@ def _try(
     return config, plan
 
 
-def _best(tried: Sequence[tuple[PretrainConfig, Plan]], full: float) -> Found:
+def _best(tried: Sequence[tuple[PretrainConfig, Plan]]) -> Found:
     fitting = [
         (config, plan) for config, plan in tried
-        if plan.fits and plan.peak_bytes <= full * plan.hbm_bytes
+        if plan.fits and plan.peak_bytes <= _FULL * plan.hbm_bytes
     ]  # fmt: skip
     plans = sorted(
         (without_time(plan) for _, plan in tried),

@@ -10,13 +10,6 @@ from bert_jax.training.report import write_report
 from bert_jax.training.writers import read_metrics
 
 
-def write_atomically(path: Path, text: str) -> None:
-    """Write beside, then rename: a reader never sees half a file."""
-    temporary = path.with_name(path.name + ".tmp")
-    temporary.write_text(text, encoding="utf-8")
-    temporary.rename(path)
-
-
 def finish(workdir: Path, filled: Sequence[FilledText], name: object = None) -> list[str]:
     """Write ``report_data.json``, ``report.html`` and ``report.png``; returns the result in words, which call the
     folder ``name`` (default: by its path)."""

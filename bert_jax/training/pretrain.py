@@ -13,7 +13,7 @@ from bert_jax.config import PretrainConfig, differences, dump_yaml, to_dict
 from bert_jax.parallel import host_rows, hosts, make_mesh, to_host
 from bert_jax.planner.flops import training_flops_per_sequence
 from bert_jax.planner.hardware import mfu
-from bert_jax.storage import Location
+from bert_jax.storage import Location, write_whole
 from bert_jax.tokenization import Tokenizer
 from bert_jax.training.checkpoint import (
     NoCheckpoint,
@@ -34,7 +34,7 @@ from bert_jax.training.compile import (
 )
 from bert_jax.training.evaluate import evaluate_held_out
 from bert_jax.training.fill import FilledText, fill_some
-from bert_jax.training.finish import finish, write_atomically
+from bert_jax.training.finish import finish
 from bert_jax.training.integrity import json_digest
 from bert_jax.training.loop import Recorder, run_steps
 from bert_jax.training.meter import IntervalMeter
@@ -187,9 +187,9 @@ def run(
 
     # --- Log -------------------------------------------------------------------------------------------------
     if lead and not complete:
-        write_atomically(folder / "config.yaml", dump_yaml(config))
+        write_whole(folder / "config.yaml", dump_yaml(config))
         if warm_start.record:
-            write_atomically(folder / RECORD, warm_start.record)
+            write_whole(folder / RECORD, warm_start.record)
         (folder / "report.html").unlink(missing_ok=True)  # an older one would pass for this run's
         if vocabulary.resolve() != (folder / vocabulary.name).resolve():
             shutil.copyfile(vocabulary, folder / vocabulary.name)
