@@ -318,6 +318,8 @@ def _leave_without(lost: list[int], line: str) -> None:
     if _leaving.is_set():
         return
     _leaving.set()
+    if _peers is not None:
+        _peers.before_leaving()
     print(line, file=sys.stderr, flush=True)
     if 0 not in lost:  # else there is no service to tell it to
         _tell(exits.WATCHDOG, line)
@@ -325,11 +327,12 @@ def _leave_without(lost: list[int], line: str) -> None:
     os._exit(exits.WATCHDOG)
 
 
-def peers_doing(doing: Callable[[], str]) -> Callable[[], str]:
-    """Let the other processes know what this one is ``doing``; returns what tells it of them."""
+def peers_doing(doing: Callable[[], str], before_leaving: Callable[[], None]) -> Callable[[], str]:
+    """Let the other processes know what this one is ``doing``; returns what tells it of them. ``before_leaving`` is
+    called when this process ends because others are gone."""
     if _peers is None:
         return lambda: ""
-    _peers.doing = doing
+    _peers.doing, _peers.before_leaving = doing, before_leaving
     return _peers.describe
 
 

@@ -42,6 +42,7 @@ class Peers:
         self._client, self._address, self._index = client, address, index
         self._limit, self._leave = limit, leave
         self.doing: Callable[[], str] = lambda: "starting"  # shown by the others when this process is lost
+        self.before_leaving: Callable[[], None] = lambda: None
         self._interval = min(2.0, limit / 10)
         self._values = dict.fromkeys(range(count), "")  # the last one that was heard of each process
         self._silent = dict.fromkeys(range(count), 0.0)  # seconds since then

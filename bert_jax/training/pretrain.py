@@ -71,7 +71,7 @@ def pretrain(config: PretrainConfig, *, workdir: Location, **inputs: Any) -> Non
         hold_workdir(workdir, taken, lead=hosts.is_lead(), check_stop=check_stop) as logs,
         Watchdog(config.training.watchdog_seconds) as watchdog,
     ):
-        watchdog.others = hosts.peers_doing(lambda: watchdog.doing)
+        watchdog.others = hosts.peers_doing(lambda: watchdog.doing, watchdog.dump_if_stuck)
         while True:
             try:
                 return run(config, workdir=workdir, logs=logs, watchdog=watchdog, rollback=rollback, **inputs)

@@ -30,7 +30,7 @@ class Watchdog:
     def __init__(self, limit: float) -> None:
         self._limit = limit
         self.others: Callable[[], str] = lambda: ""  # what is known of the other processes, for the last line
-        self._beats = 0
+        self._beats, self._idle = 0, 0.0
         self.doing, self._factor = "starting", PHASE_FACTOR
         self._closed = threading.Event()
         self._thread: threading.Thread | None = None
@@ -81,27 +81,36 @@ class Watchdog:
 
     def _watch(self) -> None:
         interval = min(1.0, self._limit / 20)
-        beats, idle, before = self._beats, 0.0, time.monotonic()
+        beats, before = self._beats, time.monotonic()
         while not self._closed.wait(interval):
             now = time.monotonic()
             # A process that was stopped wakes up here: its pause is not the main thread's.
-            idle += min(now - before, self._limit / 4)
+            self._idle += min(now - before, self._limit / 4)
             before = now
             if self._beats != beats:
-                beats, idle = self._beats, 0.0
-            elif idle >= self._limit * self._factor:
-                self._bark(idle)
+                beats, self._idle = self._beats, 0.0
+            elif self._idle >= self._limit * self._factor:
+                self._bark()
 
-    def _bark(self, idle: float) -> None:
+    def dump_if_stuck(self) -> None:
+        """Write the stacks of all threads when nothing has happened for half of the limit: this process is about to
+        end because another one did, which the same standstill may have ended a moment before."""
+        if self._limit > 0 and self._idle >= self._limit / 2:
+            self._dump("")
+
+    def _bark(self) -> None:
+        self._dump("The checkpoints are sound: run the same command on all hosts to continue")
+        os._exit(exits.WATCHDOG)
+
+    def _dump(self, advice: str) -> None:
         exit_anyway = threading.Timer(DUMP_SECONDS, os._exit, [exits.WATCHDOG])
         exit_anyway.daemon = True
         exit_anyway.start()
         others = self.others()
         line = (
-            f"\nwatchdog: nothing has happened for {idle:.0f} s (training.watchdog_seconds) in: {self.doing}"
-            f"{f'; {others}' if others else ''}; the stacks of all threads follow. The checkpoints are sound: run "
-            "the same command on all hosts to continue\n"
+            f"\nwatchdog: nothing has happened for {self._idle:.0f} s (training.watchdog_seconds) in: {self.doing}"
+            f"{f'; {others}' if others else ''}; the stacks of all threads follow. {advice}".rstrip()
         )
-        os.write(STDERR, line.encode())
+        os.write(STDERR, f"{line}\n".encode())
         faulthandler.dump_traceback(STDERR, all_threads=True)
-        os._exit(exits.WATCHDOG)
+        exit_anyway.cancel()

@@ -77,3 +77,16 @@ def test_nothing_runs_when_it_is_off():
         assert watchdog._thread is None
         watchdog.beat("step 1")
         assert watchdog.first_call(lambda x: x + 1, "compiling")(1) == 2
+
+
+def test_who_ends_for_another_reason_shows_its_stacks_if_it_stood_still_too():
+    code, _, out, err = run(
+        "watchdog.dump_if_stuck()\n"  # nothing is wrong yet
+        "    print('fresh', flush=True)\n"
+        "    time.sleep(0.3)\n"
+        "    watchdog.dump_if_stuck()\n"
+        "    watchdog.close()"
+    )
+    assert code == 0 and "alive" in out
+    assert err.count("watchdog: nothing has happened") == 1
+    assert "in: step 12" in err and "most recent call first" in err and "run the same command" not in err
