@@ -122,6 +122,7 @@ class Peers:
             if self._index > 0 and not self._lead_answers():
                 lost = [0]
             if lost:
+                self.before_leaving()
                 os.write(2, f"{self._verdict(lost)}\n".encode())
                 os._exit(exits.WATCHDOG)
 
