@@ -19,7 +19,7 @@ from bert_jax.training.profiler import ProfilerWindow
 from bert_jax.training.signals import Interrupted, StopRequest
 from bert_jax.training.spikes import LossGuard
 from bert_jax.training.state import TrainState
-from bert_jax.training.watchdog import Watchdog
+from bert_jax.training.watchdog import PHASE_FACTOR, Watchdog
 
 # Steps that may be under way while the host goes on: enough to hide the host, few enough to bound memory.
 MAX_IN_FLIGHT = 2
@@ -54,7 +54,7 @@ class Clock:
 
 class Recorder:
     """Turns steps into log lines. ``unpack`` makes a step's metrics of its array, ``write`` gets (step, line);
-    values are read a few steps late."""
+    values are read a few steps late, and each that comes is a ``beat``: a step was done."""
 
     def __init__(
         self,
@@ -63,8 +63,10 @@ class Recorder:
         guard: LossGuard,
         unpack: Callable[[np.ndarray], Mapping[str, Any]],
         write: Callable[[int, dict[str, Any]], None],
+        beat: Callable[[str], None] = lambda doing: None,
     ) -> None:
         self.config, self.meter, self.guard, self._unpack, self._write = config, meter, guard, unpack, write
+        self._beat = beat
         self._in_flight: collections.deque[tuple[int, Any, BatchInfo, int]] = collections.deque()
         self.clock = Clock()
 
@@ -78,6 +80,7 @@ class Recorder:
         while len(self._in_flight) > leave:
             step, metrics, info, sequences = self._in_flight.popleft()
             metrics = self._unpack(np.asarray(metrics))
+            self._beat(f"step {step + 1:,}")
             self.meter.add(metrics)
             self.clock.steps += 1
             self.clock.tokens += float(metrics["tokens"])
@@ -120,13 +123,16 @@ def run_steps(
         with watchdog.phase(phase) if phase else contextlib.nullcontext():
             action(state, step)
         recorder.clock.exclude(time.perf_counter() - began)
+        # A step beside which the state is written waits for memory and disk.
+        watchdog.beat(f"step {step + 1:,}", PHASE_FACTOR if action is save else 1)
 
     def stopped(step: int) -> exits.Stop:
         return exits.Stop(stop.exit_code, f"stopped at step {step:,} of {config.num_steps:,}", agreed=True)
 
     step, saved = first_step, first_step
+    watchdog.beat(f"step {step + 1:,}")
     while step < config.num_steps:
-        watchdog.beat(f"step {step + 1:,}")
+        watchdog.doing = f"step {step + 1:,}"
         if stop.reached():
             if step > saved:
                 timed(save, state, step, "saving")

@@ -321,7 +321,7 @@ def run(
                 training,
                 step_for=programs.step_for,
                 batches=batches,
-                recorder=Recorder(training, meter, guard, programs.unpack, write),
+                recorder=Recorder(training, meter, guard, programs.unpack, write, watchdog.beat),
                 evaluate=evaluate,
                 save=save,
                 settle=checkpoints.wait,

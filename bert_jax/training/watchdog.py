@@ -38,9 +38,10 @@ class Watchdog:
             self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
             self._thread.start()
 
-    def beat(self, doing: str) -> None:
-        """Something has been done; ``doing`` says what comes now. Costs nothing; call it at every step."""
-        self.doing, self._factor = doing, 1
+    def beat(self, doing: str, factor: int = 1) -> None:
+        """Something has been done; ``doing`` says what comes now, and may take ``factor`` times the limit. Costs
+        nothing; call it at every step."""
+        self.doing, self._factor = doing, factor
         self._beats += 1
 
     @contextlib.contextmanager

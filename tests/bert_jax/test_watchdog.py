@@ -90,3 +90,52 @@ def test_who_ends_for_another_reason_shows_its_stacks_if_it_stood_still_too():
     assert code == 0 and "alive" in out
     assert err.count("watchdog: nothing has happened") == 1
     assert "in: step 12" in err and "most recent call first" in err and "run the same command" not in err
+
+
+LOOP = """
+import contextlib, time
+import numpy as np
+from bert_jax.batch import BatchInfo
+from bert_jax.config import TrainingConfig
+from bert_jax.training.loop import Recorder, run_steps
+from bert_jax.training.meter import IntervalMeter
+from bert_jax.training.profiler import ProfilerWindow
+from bert_jax.training.signals import StopRequest
+from bert_jax.training.spikes import LossGuard
+from bert_jax.training.watchdog import Watchdog
+
+class State:
+    step = 0
+
+class Late:  # the metrics of a step, there when the step is done
+    def __init__(self, step): self.step = step
+    def __array__(self, dtype=None, copy=None):
+        time.sleep(1.2 if self.step == {slow} else 0.01)
+        return np.zeros(1)
+
+steps = iter(range(1, 100))
+config = TrainingConfig(num_steps=6, global_batch_size=1, checkpoint_interval=2)
+watchdog = Watchdog(0.4)
+metrics = dict(loss=1.0, tokens=1.0, finite=True, blank_rows=0, grad_norm=1.0, learning_rate=0.0, sums=dict())
+recorder = Recorder(
+    config, IntervalMeter(0), LossGuard(config), lambda array: metrics, lambda step, line: None, watchdog.beat
+)
+run_steps(
+    State(), 0, config, recorder=recorder, watchdog=watchdog, stop=StopRequest(),
+    step_for=lambda size: lambda state, batch: (state, Late(next(steps))),
+    batches=(({{"input_ids": np.zeros((1, 1))}}, BatchInfo(0, 0.0, 0)) for _ in iter(int, 1)),
+    evaluate=lambda state, step: None, save=lambda state, step: None, settle=lambda: None, poll=lambda step: None,
+    profiler=ProfilerWindow(None, ()),
+)
+print("done", flush=True)
+"""
+
+
+@pytest.mark.parametrize(("slow", "code"), [(3, 0), (2, 45)], ids=["beside a save", "else"])
+def test_a_step_beside_which_the_state_is_written_may_take_longer(slow, code):
+    done = subprocess.run(
+        [sys.executable, "-c", LOOP.format(slow=slow)], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == code, done.stdout + done.stderr
+    assert ("done" in done.stdout) == (code == 0)
+    assert "in: step 2;" in done.stderr if code else not done.stderr
