@@ -49,12 +49,12 @@ def main() -> int:
     mesh = make_mesh(config.mesh)
     programs = train_programs(config, mesh)
     state = initial_state(programs.model, programs.optimizer, programs.abstract, training.seed)
-    run = programs.step_for(training.global_batch_size)
     source = ShardSource(config, tokenizer)
     batches = DevicePrefetcher(
         source.train(host_rows(mesh, training.global_batch_size)), mesh, 1.0, config.data.prefetch
     )
     one, _ = next(batches)
+    run = programs.step_for(one)
     waits: list[float] = []
     seconds: dict[str, list[float]] = {"step": [], "loop": []}
     with tempfile.TemporaryDirectory() as folder:
@@ -77,7 +77,7 @@ def main() -> int:
             began = time.perf_counter()
             state = run_steps(
                 state, first, window, step_for=programs.step_for, batches=batches, recorder=recorder,
-                evaluate=lambda state, step: None, save=lambda state, step: None, settle=lambda: None,
+                evaluate=lambda state, step: False, save=lambda state, step: None, settle=lambda: None,
                 poll=progress.tick, profiler=ProfilerWindow(Path(folder), ()), stop=StopRequest(),
                 watchdog=Watchdog(training.watchdog_seconds),
             )  # fmt: skip

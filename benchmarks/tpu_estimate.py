@@ -88,7 +88,7 @@ def ours(topology: str, rows: int, prng: str, layers: int) -> str:
     prepare_environment()
     from bert_jax.config import PretrainConfig, load_config
     from bert_jax.parallel import make_mesh
-    from bert_jax.training.compile import train_programs
+    from bert_jax.training.compile import pretraining_batch, train_programs
 
     devices = tpu_devices(parse_topology(topology))
     settings = {
@@ -99,8 +99,10 @@ def ours(topology: str, rows: int, prng: str, layers: int) -> str:
     config = load_config(
         PretrainConfig, [word for name, value in settings.items() for word in (f"--{name}", str(value))]
     )
-    programs = train_programs(config, make_mesh(config.mesh, devices))
-    text: str = programs.step_for(rows * len(devices)).as_text()  # type: ignore[attr-defined]
+    mesh = make_mesh(config.mesh, devices)
+    programs = train_programs(config, mesh)
+    batch = pretraining_batch(config, mesh, rows * len(devices))
+    text: str = programs.step_for(batch).as_text()  # type: ignore[attr-defined]
     return text
 
 

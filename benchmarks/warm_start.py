@@ -45,7 +45,7 @@ def first_step(cache: str) -> dict[str, float]:
         lambda event, seconds, **_: compiling.append(seconds) if event == COMPILE_EVENT else None
     )
     began = time.perf_counter()
-    program = programs.step_for(rows)
+    program = programs.step_for(batch)
     compiled, compile_seconds = time.perf_counter(), sum(compiling)
     jax.block_until_ready(program(state, batch))
     return {

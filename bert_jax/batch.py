@@ -34,6 +34,7 @@ class BatchInfo:
     data_step: int  # number of the batch in the data order, from 0
     epoch: float  # passes over the records after this batch
     examples_seen: int  # records consumed since the phase began, this batch included
+    sequences: int  # records in this batch
 
 
 class DataBudgetError(Exception):

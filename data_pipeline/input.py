@@ -113,6 +113,7 @@ class PretrainBatches:
             data_step=self._data_step,
             epoch=end / self._order.records,
             examples_seen=end - self._skipped_examples,
+            sequences=end - self._sizes.start(self._data_step),
         )
         self._data_step += 1
         return _features(batch), info

@@ -107,6 +107,7 @@ class SyntheticIterator:
             data_step=self.data_step - 1,
             epoch=self.data_step * size / 100,
             examples_seen=(self.data_step - sum(stop - start for start, stop in self.skipped)) * size,
+            sequences=size,
         )
         return {name: values[self.rows] for name, values in batch.items()}, info
 

@@ -8,6 +8,7 @@ from bert_jax.config.schema import (
     ModelConfig,
     OptimizerConfig,
     PretrainConfig,
+    RunConfig,
     TrainingConfig,
 )
 from bert_jax.config.spec import (
@@ -30,6 +31,7 @@ __all__ = [
     "ModelSpec",
     "OptimizerConfig",
     "PretrainConfig",
+    "RunConfig",
     "SentenceConfig",
     "SentenceModule",
     "TokenizerConfig",

@@ -8,7 +8,7 @@ from several fields is a property. No jax import here.
 
 import math
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 
 def _require(ok: bool, field: str, given: Any, allowed: str) -> None:
@@ -310,12 +310,17 @@ class TrainingConfig:
     # Folder of compiled programs that later starts reuse; empty: WORKDIR/compilation_cache; none: off.
     compilation_cache: str = ""
 
+    # Options of which 0 means: as the data say.
+    FROM_DATA = ()
+
     def __post_init__(self) -> None:
-        _require_positive(
-            "training", self, "num_steps", "global_batch_size", "accumulation_steps", "log_interval",
-            "checkpoint_interval", "keep_checkpoints", "max_bad_steps", "spike_window",
+        positive = (
+            "num_steps", "global_batch_size", "accumulation_steps", "log_interval", "checkpoint_interval",
+            "keep_checkpoints", "max_bad_steps", "spike_window",
         )  # fmt: skip
+        _require_positive("training", self, *(name for name in positive if name not in self.FROM_DATA))
         for name in (
+            *self.FROM_DATA,
             "eval_interval", "eval_batches", "eval_batch_size", "keep_every", "seed", "spike_deviations",
             "spike_rollbacks", "spike_skip_batches", "watchdog_seconds",
         ):  # fmt: skip
@@ -368,6 +373,9 @@ class PretrainConfig:
     training: TrainingConfig = TrainingConfig()
     mesh: MeshConfig = MeshConfig()
 
+    # The option that says how long sequences are.
+    LENGTH = "data.seq_length"
+
     def __post_init__(self) -> None:
         _require(
             self.data.seq_length <= self.model.max_length
@@ -394,9 +402,40 @@ class PretrainConfig:
         return self.data.lanes or math.gcd(*sizes, 64)
 
     @property
+    def heads_key(self) -> dict[str, object]:
+        """What decides, beside the model section, which parameters there are."""
+        return {"data.next_sentence (the sentence-pair head)": self.has_nsp}
+
+    @property
+    def keeps_start(self) -> bool:
+        """Whether the state holds the parameters of step 0."""
+        return False
+
+    @property
     def has_nsp(self) -> bool:
         """Whether the model has a head for the sentence-pair objective."""
         return self.data.next_sentence != "none"
+
+
+class RunConfig(Protocol):
+    """What a run of training needs of a config, whatever is trained."""
+
+    LENGTH: str
+
+    @property
+    def model(self) -> ModelConfig: ...
+    @property
+    def execution(self) -> ExecutionConfig: ...
+    @property
+    def optimizer(self) -> OptimizerConfig: ...
+    @property
+    def training(self) -> TrainingConfig: ...
+    @property
+    def mesh(self) -> MeshConfig: ...
+    @property
+    def heads_key(self) -> dict[str, object]: ...
+    @property
+    def keeps_start(self) -> bool: ...
 
 
 # Presets lie under the YAML files and the command line, so every value stays visible and can be overridden.

@@ -1,6 +1,7 @@
 """Masked language model and sentence-pair objective (google-research/bert ``run_pretraining.py``)."""
 
 from collections.abc import Mapping
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -28,3 +29,19 @@ def pretraining_loss(mlm_logits: jax.Array, nsp_logits: jax.Array | None, batch:
     padding = (batch["sequence_ids"] == 0).astype(jnp.float32)
     sums["padding_fraction"] = (jnp.sum(padding), jnp.asarray(padding.size, jnp.float32))
     return sums
+
+
+class PretrainingObjective:
+    """What pretraining minimises (``bert_jax.objectives.sums.Objective``)."""
+
+    def __init__(self, has_nsp: bool) -> None:
+        self._has_nsp = has_nsp
+
+    def denominators(self, batch: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
+        """See :func:`pretraining_denominators`."""
+        return pretraining_denominators(batch, self._has_nsp)
+
+    def sums(self, model: Any, params: Any, batch: Mapping[str, jax.Array], key: Any, **_: Any) -> Sums:
+        """See :func:`pretraining_loss`."""
+        output = model.apply({"params": params}, batch, key)
+        return pretraining_loss(output.mlm_logits, output.nsp_logits, batch)

@@ -1,9 +1,30 @@
-"""The (sum, weight) pair and what makes it."""
+"""The (sum, weight) pair, what makes it, and what a training step minimises."""
+
+from collections.abc import Mapping
+from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
 
 Sums = dict[str, tuple[jax.Array, jax.Array]]
+
+
+class Objective(Protocol):
+    """The loss is the sum over :meth:`denominators` of sum / denominator, over the global batch."""
+
+    def denominators(self, batch: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
+        """Denominator of each loss, of the whole global batch: known before its first forward pass."""
+        ...
+
+    def sums(
+        self, model: Any, params: Any, batch: Mapping[str, jax.Array], key: Any, *, start: Any, axis: str | None
+    ) -> Sums:
+        """Losses and what is logged beside them, of some rows of the batch; ``padding_fraction`` among them.
+
+        ``key``: of dropout, None for none. ``start``: the parameters of step 0 where the state keeps them. ``axis``:
+        the mesh axis over which other replicas compute the batch's other rows.
+        """
+        ...
 
 
 def weighted_cross_entropy(name: str, logits: jax.Array, labels: jax.Array, weights: jax.Array) -> Sums:

@@ -45,15 +45,15 @@ def compile_step(config: PretrainConfig, topology: Topology) -> CompiledStep:
 
     from bert_jax.parallel import make_mesh
     from bert_jax.planner.sharding_table import device_bytes
-    from bert_jax.training.compile import train_programs
+    from bert_jax.training.compile import pretraining_batch, train_programs
 
     mesh = make_mesh(config.mesh, tpu_devices(topology))
     programs = train_programs(config, mesh)
-    batch_size = config.training.global_batch_size
-    arguments = device_bytes((programs.abstract, programs.batch(batch_size)))
+    batch = pretraining_batch(config, mesh, config.training.global_batch_size)
+    arguments = device_bytes((programs.abstract, batch))
     hbm = topology.chip.device_program_bytes
     began = time.perf_counter()
-    lowered = programs.lower(batch_size)
+    lowered = programs.lower(batch)
     try:
         with _no_cache():
             compiled = lowered.compile()

@@ -16,8 +16,8 @@ import orbax.checkpoint as ocp
 from etils import epath
 from jax.sharding import Mesh
 
-from bert_jax.config import PretrainConfig, differences, from_dict
-from bert_jax.model import BertForPretraining, from_canonical, to_canonical
+from bert_jax.config import PretrainConfig, RunConfig, differences, from_dict
+from bert_jax.model import BertForPretraining, BertModel, from_canonical, to_canonical
 from bert_jax.model.layout import path_name
 from bert_jax.object_paths import StorageUnavailable
 from bert_jax.optim import make_optimizer
@@ -47,7 +47,7 @@ class Restored:
     step: int
     state: TrainState
     meta: dict[str, Any]
-    config: PretrainConfig  # the config it was saved with
+    config: Any  # the config it was saved with
 
 
 def checkpoint_folder(workdir: Location) -> Location:
@@ -86,14 +86,16 @@ def nested(tree: Any) -> dict[str, Any]:
 
 def restore_newest(
     workdir: Location,
-    config: PretrainConfig,
+    config: RunConfig,
     mesh: Mesh,
+    model: BertModel | None = None,
     *,
     read_only: bool,
     may_change: set[str],
     report: Callable[[str], None],
 ) -> Restored | None:
-    """The newest checkpoint of ``workdir`` that passes every check, in the layout of ``config``.
+    """The newest checkpoint of ``workdir`` that passes every check, in the layout of ``config``. ``model`` is
+    pretraining's where none is given.
 
     Returns ``None`` when there is no checkpoint at all. Raises ``ValueError`` when it was saved with another
     ``model`` section (options in ``may_change`` aside) or another optimizer. A bad one is moved aside
@@ -106,7 +108,7 @@ def restore_newest(
     steps = json.loads(hosts.gather("checkpoints", json.dumps(saved_steps(workdir)), AGREEMENT_SECONDS)[0])
     bad: list[str] = []
     for step in reversed(steps):
-        found = _verified(workdir, step, config, mesh, may_change)
+        found = _verified(workdir, step, config, mesh, model, may_change)
         if isinstance(found, Restored):
             return found
         bad.append(f"step {step}: {found}")
@@ -126,7 +128,7 @@ def restore_newest(
 
 
 def _verified(
-    workdir: Location, step: int, config: PretrainConfig, mesh: Mesh, may_change: set[str]
+    workdir: Location, step: int, config: RunConfig, mesh: Mesh, model: BertModel | None, may_change: set[str]
 ) -> Restored | str:
     """The checkpoint of ``step``, or what is wrong with it: what the first process that finds something says."""
     folder = checkpoint_folder(workdir) / str(step)
@@ -139,7 +141,7 @@ def _verified(
     def read() -> None:
         parts["meta"] = read_meta(folder)
         parts["config"] = _fitting_config(folder, step, parts["meta"], config, may_change)
-        parts["state"] = _read_state(folder, parts["config"], mesh)
+        parts["state"] = _read_state(folder, parts["config"], mesh, model)
 
     problem = _agreed(f"contents of {step}", _problem_of(read))
     if problem is not None:
@@ -151,7 +153,7 @@ def _verified(
         return None if same else "its values differ from their digest"
 
     problem = _agreed(f"values of {step}", _problem_of(check_digest))
-    return Restored(step, _adapt(state, stored, config, mesh), meta, stored) if problem is None else problem
+    return Restored(step, _adapt(state, stored, config, mesh, model), meta, stored) if problem is None else problem
 
 
 def _problem_of(look: Callable[[], str | None]) -> str | None:
@@ -246,22 +248,25 @@ def read_meta(folder: Location) -> dict[str, Any]:
 
 
 def _fitting_config(
-    folder: Location, step: int, meta: Mapping[str, Any], config: PretrainConfig, may_change: set[str]
-) -> PretrainConfig:
+    folder: Location, step: int, meta: Mapping[str, Any], config: RunConfig, may_change: set[str]
+) -> Any:
     """The stored config; :class:`_Unfit` when ``config`` cannot go on from it."""
     if meta["step"] != step:
         raise ValueError(f"its JSON part belongs to step {meta['step']}")
     # From here on the JSON part is proven sound: what it says is not damage.
     try:
-        stored_config = from_dict(PretrainConfig, meta["config"])
+        stored_config: Any = from_dict(type(config), meta["config"])
     except ValueError as error:
         raise _Unfit(f"{folder}: saved by a version with other options: {error}") from None
     if meta["format"] != FORMAT:
         raise _Unfit(f"{folder}: checkpoint format {meta['format']}, this version reads {FORMAT}")
     changed = [line for line in differences(stored_config, config) if line.startswith("model.")]
     changed = [line for line in changed if line.partition(":")[0] not in may_change]
-    if changed or stored_config.has_nsp != config.has_nsp:
-        changed = changed or ["data.next_sentence: the sentence-pair head comes or goes"]
+    old, new = stored_config.heads_key, config.heads_key
+    changed += [f"{name}: {old[name]} -> {value}" for name, value in new.items() if old[name] != value]
+    if config.keeps_start and not stored_config.keeps_start:
+        changed.append("it has no start parameters (regularization.mixout, optimizer.decay_to_start)")
+    if changed:
         raise _Unfit(
             f"{folder}: the checkpoint was saved with another model (saved -> now): {'; '.join(changed)}; "
             "use the saved values or another --workdir"
@@ -269,9 +274,9 @@ def _fitting_config(
     return stored_config
 
 
-def _read_state(folder: Location, stored: PretrainConfig, mesh: Mesh) -> TrainState:
+def _read_state(folder: Location, stored: RunConfig, mesh: Mesh, model: BertModel | None) -> TrainState:
     """The stored state, not verified; each process reads what its devices hold."""
-    stored_like = _abstract(stored, mesh)
+    stored_like = _abstract(stored, mesh, model)
     item = nested(stored_like)
     restore_args = ocp.checkpoint_utils.construct_restore_args(item)
     handler = ocp.PyTreeCheckpointHandler()  # without a Checkpointer, which waits for the other processes
@@ -282,21 +287,27 @@ def _read_state(folder: Location, stored: PretrainConfig, mesh: Mesh) -> TrainSt
     return jax.tree_util.tree_map_with_path(lambda path, _: by_name[path_name(path)], stored_like)
 
 
-def _abstract(config: PretrainConfig, mesh: Mesh) -> TrainState:
-    model = BertForPretraining(config.model, config.execution, config.has_nsp, mesh)
+def _abstract(config: RunConfig, mesh: Mesh, model: BertModel | None) -> TrainState:
+    if model is None:
+        assert isinstance(config, PretrainConfig)
+        model = BertForPretraining(config.model, config.execution, config.has_nsp, mesh)
+    model = model.clone(config=config.model, execution=config.execution, mesh=mesh)
     optimizer = make_optimizer(config.optimizer)
     return abstract_state(
         model,
         optimizer,
         mesh,
         with_ema=config.optimizer.ema_decay > 0,
+        with_start=config.keeps_start,
         shard_optimizer=config.mesh.shard_optimizer,
     )
 
 
-def _adapt(state: TrainState, stored: PretrainConfig, config: PretrainConfig, mesh: Mesh) -> TrainState:
+def _adapt(
+    state: TrainState, stored: RunConfig, config: RunConfig, mesh: Mesh, model: BertModel | None
+) -> TrainState:
     """The stored state in the layout that ``config`` runs, its moving average started or dropped as asked."""
-    like = _abstract(config, mesh)
+    like = _abstract(config, mesh, model)
     same_layout = (stored.execution.scan_layers, stored.execution.vocab_multiple) == (
         config.execution.scan_layers,
         config.execution.vocab_multiple,
@@ -305,6 +316,8 @@ def _adapt(state: TrainState, stored: PretrainConfig, config: PretrainConfig, me
         state = state.replace(ema=jax.tree.map(lambda x: x.copy(), state.params))
     elif config.optimizer.ema_decay == 0:
         state = state.replace(ema=None)
+    if like.start is None:
+        state = state.replace(start=None)
     shardings = jax.tree.map(lambda leaf: leaf.sharding, like)
     if same_layout and jax.tree.structure(state) == jax.tree.structure(like):
         return jax.device_put(state, shardings)

@@ -14,7 +14,7 @@ from typing import Any
 import orbax.checkpoint as ocp
 from orbax.checkpoint import checkpoint_managers
 
-from bert_jax.config import PretrainConfig, to_dict
+from bert_jax.config import RunConfig, to_dict
 from bert_jax.object_paths import StorageUnavailable
 from bert_jax.parallel import hosts
 from bert_jax.storage import Location, ObjectPath, StorageError, is_transient
@@ -94,7 +94,7 @@ class CheckpointWriter:
     def __init__(
         self,
         workdir: Location,
-        config: PretrainConfig,
+        config: RunConfig,
         like: TrainState | None = None,
         before_commit: Callable[[], None] = lambda: None,
     ) -> None:

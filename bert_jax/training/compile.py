@@ -5,7 +5,7 @@ import math
 import os
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import jax
@@ -15,7 +15,7 @@ import optax
 from jax.sharding import Mesh
 
 from bert_jax.batch import feature_shapes
-from bert_jax.config import PretrainConfig
+from bert_jax.config import PretrainConfig, RunConfig
 from bert_jax.model import BertForPretraining, BertModel
 from bert_jax.optim import make_optimizer, make_schedule
 from bert_jax.parallel import batch_sharding, check_batches
@@ -52,9 +52,16 @@ def train_programs(config: PretrainConfig, mesh: Mesh) -> "TrainPrograms":
     The devices of ``mesh`` need not be there: those of ``jax.experimental.topologies`` compile as well. Raises
     ``ValueError`` when a batch of the run cannot be cut evenly over the mesh.
     """
-    training, shard_optimizer = config.training, config.mesh.shard_optimizer
-    check_batches(training, mesh.shape)
-    model = BertForPretraining(config.model, config.execution, config.has_nsp, mesh)
+    check_batches(config.training, mesh.shape)
+    return make_programs(config, BertForPretraining(config.model, config.execution, config.has_nsp, mesh))
+
+
+def make_programs(
+    config: RunConfig, model: BertModel, *, with_start: bool = False, **step_options: Any
+) -> "TrainPrograms":
+    """Optimizer, state and step of ``model`` (with its mesh) as ``config`` says. ``with_start``: the state keeps the
+    parameters of step 0. ``step_options``: see :func:`bert_jax.training.step.make_train_step`."""
+    training, shard_optimizer, mesh = config.training, config.mesh.shard_optimizer, model.mesh
     optimizer = make_optimizer(config.optimizer)
     step = make_train_step(
         model,
@@ -65,22 +72,36 @@ def train_programs(config: PretrainConfig, mesh: Mesh) -> "TrainPrograms":
         make_prng_key(config.execution, training.seed),
         reduction_dtype=training.gradient_reduction_dtype,
         shardings=state_shardings(model, mesh, shard_optimizer=shard_optimizer),
+        **step_options,
     )
     abstract = abstract_state(
-        model, optimizer, mesh, with_ema=config.optimizer.ema_decay > 0, shard_optimizer=shard_optimizer
-    )
+        model, optimizer, mesh, with_ema=config.optimizer.ema_decay > 0, with_start=with_start,
+        shard_optimizer=shard_optimizer,
+    )  # fmt: skip
     return TrainPrograms(step, abstract, config, mesh, model, optimizer)
 
 
+def pretraining_batch(config: PretrainConfig, mesh: Mesh, batch_size: int) -> dict[str, jax.ShapeDtypeStruct]:
+    """Shapes, dtypes and shardings of a global batch of ``batch_size`` rows."""
+    shapes = feature_shapes(batch_size, config.data.seq_length, config.data.max_predictions)
+    return with_shardings({name: jax.ShapeDtypeStruct(*shape) for name, shape in shapes.items()}, mesh)
+
+
+def with_shardings(batch: Mapping[str, Any], mesh: Mesh) -> dict[str, jax.ShapeDtypeStruct]:
+    """Shapes and dtypes of a global batch (of arrays or the like), cut over the mesh."""
+    sharding = batch_sharding(mesh)
+    return {name: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding) for name, x in batch.items()}
+
+
 class TrainPrograms:
-    """What a run computes, and its training steps compiled ahead of time, one per batch size. A step's metrics come
+    """What a run computes, and its training steps compiled ahead of time, one per shape of batch. A step's metrics come
     as one array, which is one transfer to the host instead of twenty; :meth:`unpack` takes it apart."""
 
     def __init__(
         self,
         step: Callable[..., Any],
         abstract: TrainState,
-        config: PretrainConfig,
+        config: RunConfig,
         mesh: Mesh,
         model: BertModel,
         optimizer: optax.GradientTransformation,
@@ -100,35 +121,28 @@ class TrainPrograms:
             packed, donate_argnums=0, out_shardings=(shardings, None), compiler_options=compiler_options(mesh)
         )
         self._gather = jax.jit(lambda params: params, out_shardings=compute_shardings(model, mesh))
-        self._compiled: dict[int, StepFunction] = {}
+        self._compiled: dict[tuple[Any, ...], StepFunction] = {}
         self.compile_seconds = 0.0
         self.memory: Any = None
 
-    def batch(self, batch_size: int) -> dict[str, jax.ShapeDtypeStruct]:
-        """Shapes, dtypes and shardings of a global batch of ``batch_size`` rows."""
-        data, sharding = self.config.data, batch_sharding(self.mesh)
-        shapes = feature_shapes(batch_size, data.seq_length, data.max_predictions)
-        return {
-            name: jax.ShapeDtypeStruct(shape, dtype, sharding=sharding) for name, (shape, dtype) in shapes.items()
-        }
+    def lower(self, batch: Mapping[str, Any]) -> jax.stages.Lowered:
+        """The step for batches of the shapes of ``batch``, ready for ``.compile()``."""
+        return self._step.lower(self.abstract, with_shardings(batch, self.mesh))
 
-    def lower(self, batch_size: int) -> jax.stages.Lowered:
-        """The step for batches of ``batch_size`` rows, ready for ``.compile()``."""
-        return self._step.lower(self.abstract, self.batch(batch_size))
-
-    def step_for(self, batch_size: int) -> StepFunction:
-        """The compiled step for batches of ``batch_size`` rows."""
-        if batch_size not in self._compiled:
+    def step_for(self, batch: Mapping[str, Any]) -> StepFunction:
+        """The compiled step for batches (global arrays, or their shapes) of the shapes of ``batch``."""
+        key = tuple((name, x.shape) for name, x in sorted(batch.items()))
+        if key not in self._compiled:
             began = time.perf_counter()
             # Before it is compiled, what it needs is known at the least.
             least = state_bytes(self.abstract)
             what = f"the training step (its state alone takes {_gib(least)})"
             with explain_memory(what, step_advice(self.config)):
-                compiled = self.lower(batch_size).compile()
-            self.compile_seconds = time.perf_counter() - began
+                compiled = self.lower(batch).compile()
+            self.compile_seconds += time.perf_counter() - began
             self.memory = compiled.memory_analysis()
-            self._compiled[batch_size] = compiled
-        return self._compiled[batch_size]
+            self._compiled[key] = compiled
+        return self._compiled[key]
 
     def gather(self, params: Any) -> Any:
         """Parameters, or their average, of a state as layers compute with them: whole on each replica."""
@@ -198,18 +212,18 @@ def state_bytes(abstract: TrainState) -> int:
     return sum(math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize for leaf in leaves)
 
 
-def step_advice(config: PretrainConfig) -> str:
+def step_advice(config: RunConfig) -> str:
     """What to change when the training step does not fit."""
     training, execution = config.training, config.execution
     remat = "" if execution.remat == "full" else f"set execution.remat (now {execution.remat}) to full, "
     dtype = "" if execution.dtype == "bfloat16" else "set execution.dtype bfloat16, "
     return (
         f"raise training.accumulation_steps (now {training.accumulation_steps}), lower training.global_batch_size "
-        f"(now {training.global_batch_size}) or data.seq_length, {remat}{dtype}or use more devices"
+        f"(now {training.global_batch_size}) or {config.LENGTH}, {remat}{dtype}or use more devices"
     )
 
 
-def state_advice(config: PretrainConfig) -> str:
+def state_advice(config: RunConfig) -> str:
     """What to change when parameters and optimizer state do not fit."""
     average = ", set optimizer.ema_decay 0" if config.optimizer.ema_decay else ""
     return (

@@ -67,24 +67,24 @@ class Recorder:
     ) -> None:
         self.config, self.meter, self.guard, self._unpack, self._write = config, meter, guard, unpack, write
         self._beat = beat
-        self._in_flight: collections.deque[tuple[int, Any, BatchInfo, int]] = collections.deque()
+        self._in_flight: collections.deque[tuple[int, Any, BatchInfo]] = collections.deque()
         self.clock = Clock()
 
-    def add(self, step: int, metrics: Any, info: BatchInfo, sequences: int) -> None:
+    def add(self, step: int, metrics: Any, info: BatchInfo) -> None:
         """Take the metrics of ``step`` (a device array) without waiting for them."""
-        self._in_flight.append((step, metrics, info, sequences))
+        self._in_flight.append((step, metrics, info))
         self.drain(MAX_IN_FLIGHT)
 
     def drain(self, leave: int = 0) -> None:
         """Read metrics until ``leave`` steps are under way; raises what :class:`LossGuard` does."""
         while len(self._in_flight) > leave:
-            step, metrics, info, sequences = self._in_flight.popleft()
+            step, metrics, info = self._in_flight.popleft()
             metrics = self._unpack(np.asarray(metrics))
             self._beat(f"step {step + 1:,}")
             self.meter.add(metrics)
             self.clock.steps += 1
             self.clock.tokens += float(metrics["tokens"])
-            self.clock.sequences += sequences
+            self.clock.sequences += info.sequences
             if step % self.config.log_interval == 0 or step == self.config.num_steps:
                 position = {"epoch": info.epoch, "examples_seen": info.examples_seen}
                 self._write(step, {**self.meter.line(), **self.clock.line(), **position})
@@ -97,10 +97,10 @@ def run_steps(
     first_step: int,
     config: TrainingConfig,
     *,
-    step_for: Callable[[int], StepFunction],
+    step_for: Callable[[Mapping[str, jax.Array]], StepFunction],
     batches: DevicePrefetcher,
     recorder: Recorder,
-    evaluate: Callable[[TrainState, int], None],
+    evaluate: Callable[[TrainState, int], bool],
     save: Callable[[TrainState, int], None],
     settle: Callable[[], None],
     poll: Callable[[int], None],
@@ -108,7 +108,8 @@ def run_steps(
     stop: StopRequest,
     watchdog: Watchdog,
 ) -> TrainState:
-    """Train from ``first_step`` to ``config.num_steps`` and return the final state.
+    """Train from ``first_step`` to ``config.num_steps``, or until ``evaluate`` says that it was enough, and return
+    the final state.
 
     The order is law: a batch is taken, the step is dispatched, its line is logged, then evaluation, then the
     save; only then the next batch is taken. So a checkpoint holds the position after its own step, and every
@@ -117,21 +118,23 @@ def run_steps(
     resumed, the run begins with that evaluation.
     """
 
-    def timed(action: Callable[[TrainState, int], None], state: TrainState, step: int, phase: str = "") -> None:
+    def timed(action: Callable[[TrainState, int], Any], state: TrainState, step: int, phase: str = "") -> Any:
         recorder.drain()
         began = time.perf_counter()
         with watchdog.phase(phase) if phase else contextlib.nullcontext():
-            action(state, step)
+            answer = action(state, step)
         recorder.clock.exclude(time.perf_counter() - began)
         # A step beside which the state is written waits for memory and disk.
         watchdog.beat(f"step {step + 1:,}", PHASE_FACTOR if action is save else 1)
+        return answer
 
     def stopped(step: int) -> exits.Stop:
         return exits.Stop(stop.exit_code, f"stopped at step {step:,} of {config.num_steps:,}", agreed=True)
 
     step, saved = first_step, first_step
     watchdog.beat(f"step {step + 1:,}")
-    while step < config.num_steps:
+    last = False
+    while step < config.num_steps and not last:
         watchdog.doing = f"step {step + 1:,}"
         if stop.reached():
             if step > saved:
@@ -143,19 +146,18 @@ def run_steps(
         began = time.perf_counter()
         batch, info = next(batches)
         recorder.clock.waited += time.perf_counter() - began
-        sequences = next(iter(batch.values())).shape[0]
         with watchdog.phase("compiling the training step"):
-            run = step_for(sequences)
+            run = step_for(batch)
         step += 1
         with profiler.step(step):
             state, metrics = run(state, batch)
         del batch  # here, because giving its buffers back takes milliseconds that are no waiting for data
         profiler.finish(step, state.step)
-        recorder.add(step, metrics, info, sequences)
+        recorder.add(step, metrics, info)
         last = step == config.num_steps
         if last or (config.eval_interval and step % config.eval_interval == 0):
             try:
-                timed(evaluate, state, step)
+                last = timed(evaluate, state, step) or last
             except Interrupted:
                 timed(save, state, step, "saving")
                 raise stopped(step) from None

@@ -16,6 +16,7 @@ class DevicePrefetcher:
     """Yields ``(global batch, info)``; ``state`` is the position after the batches *returned*, not read ahead."""
 
     def __init__(self, iterator: BatchIterator, mesh: Mesh, host_share: float, depth: int) -> None:
+        """``host_share``: the part of a batch's rows that this process feeds."""
         self._iterator, self._mesh, self._host_share = iterator, mesh, host_share
         self._queue: queue.Queue[Any] = queue.Queue(maxsize=depth)
         self._closed = threading.Event()

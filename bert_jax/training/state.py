@@ -21,12 +21,14 @@ from bert_jax.parallel import shardings
 
 @struct.dataclass
 class TrainState:
-    """Parameters, optimizer state and (with ``optimizer.ema_decay``) their moving average; float32."""
+    """Parameters, optimizer state, (with ``optimizer.ema_decay``) their moving average and (where training needs
+    them) the parameters of step 0; float32."""
 
     step: jax.Array  # int32[]: optimizer steps done, skipped ones included
     params: Any
     opt_state: Any
     ema: Any = None
+    start: Any = None
 
 
 @functools.cache  # traced once per model: planning asks for many meshes
@@ -72,6 +74,7 @@ def abstract_state(
     mesh: Mesh,
     *,
     with_ema: bool,
+    with_start: bool = False,
     shard_optimizer: bool = True,
 ) -> TrainState:
     """Shapes, dtypes and shardings of the whole state, without allocating it."""
@@ -92,6 +95,7 @@ def abstract_state(
         params=params,
         opt_state=jax.eval_shape(optimizer.init, params),
         ema=params if with_ema else None,
+        start=params if with_start else None,
     )
     return jax.tree_util.tree_map_with_path(place, state)
 
@@ -108,8 +112,10 @@ def initial_state(
 
     def make(loaded: dict[str, jax.Array]) -> TrainState:
         params = initial_params(model, seed, loaded)
-        ema = jax.tree.map(jnp.copy, params) if abstract.ema is not None else None
-        return TrainState(jnp.zeros((), jnp.int32), params, optimizer.init(params), ema)
+        ema, start = (
+            None if like is None else jax.tree.map(jnp.copy, params) for like in (abstract.ema, abstract.start)
+        )
+        return TrainState(jnp.zeros((), jnp.int32), params, optimizer.init(params), ema, start)
 
     return jax.jit(make, out_shardings=jax.tree.map(lambda leaf: leaf.sharding, abstract))(dict(loaded or {}))
 

@@ -11,8 +11,8 @@ from jax.sharding import PartitionSpec
 from bert_jax.config import OptimizerConfig
 from bert_jax.model import BertModel
 from bert_jax.model.dropout import DropoutKey, replica_key
-from bert_jax.objectives.pretraining import pretraining_denominators, pretraining_loss
-from bert_jax.objectives.sums import Sums
+from bert_jax.objectives.pretraining import PretrainingObjective, pretraining_loss
+from bert_jax.objectives.sums import Objective, Sums
 from bert_jax.optim import Schedule
 from bert_jax.parallel import axis_names, place
 from bert_jax.training.state import TrainState, compute_shardings
@@ -35,30 +35,39 @@ def loss_and_gradients(
     key: jax.Array | None,
     accumulation_steps: int,
     *,
+    objective: Objective | None = None,
+    start: Any = None,
     reduction_dtype: str = "float32",
     shardings: Any = None,
 ) -> tuple[jax.Array, Any, Sums]:
-    """Loss of the global batch, its gradients (float32), and the summed metrics.
+    """Loss of the global batch, its gradients (float32), and the summed metrics; ``objective`` is pretraining's
+    where none is given.
 
     Denominators are taken over the whole batch before the first backward pass, so accumulation gives the same
     gradient as one pass however unequal the microbatches' mask counts are. Each replica (part of the mesh axis
     ``data``) adds up the gradients of its own rows without a word to the others; then they are summed once, in
     ``reduction_dtype``, and laid out as ``shardings`` say (a tree like ``params``).
     """
-    denominators = pretraining_denominators(batch, model.heads.nsp)
+    objective = objective or PretrainingObjective(model.heads.nsp)
+    denominators = objective.denominators(batch)
     mesh = model.mesh
     replicas = 1 if mesh is None else mesh.shape["data"]
+    axis = "data" if replicas > 1 else None
     if mesh is not None and shardings is None:
         shardings = compute_shardings(model, mesh)
 
     def accumulate(
-        params: Any, rows: Batch, key: jax.Array | None, denominators: dict[str, jax.Array], replica: jax.Array
+        params: Any,
+        start: Any,
+        rows: Batch,
+        key: jax.Array | None,
+        denominators: dict[str, jax.Array],
+        replica: jax.Array,
     ) -> tuple[jax.Array, Any, Sums]:
         """What the rows of one replica add to loss, gradients and metrics."""
 
         def microbatch_loss(params: Any, rows: Batch, key: DropoutKey | None) -> tuple[jax.Array, Sums]:
-            output = model.apply({"params": params}, rows, key)
-            sums = pretraining_loss(output.mlm_logits, output.nsp_logits, rows)
+            sums = objective.sums(model, params, rows, key, start=start, axis=axis)
             return sum(sums[name][0] / denominator for name, denominator in denominators.items()), sums
 
         def gradients(rows: Batch, index: jax.Array | int) -> tuple[jax.Array, Any, Sums]:
@@ -81,17 +90,20 @@ def loss_and_gradients(
 
     numbers = jnp.arange(replicas)
     if mesh is None or replicas == 1:
-        return accumulate(params, batch, key, denominators, numbers)
+        return accumulate(params, start, batch, key, denominators, numbers)
     # The compiler cuts what a replica computes over fsdp and tensor; over data nothing is left to it.
     apart = jax.shard_map(
         lambda *inputs: jax.tree.map(lambda x: x[None], accumulate(*inputs)),
         mesh=mesh,
-        in_specs=(PartitionSpec(), PartitionSpec("data"), PartitionSpec(), PartitionSpec(), PartitionSpec("data")),
+        in_specs=(
+            PartitionSpec(), PartitionSpec(), PartitionSpec("data"), PartitionSpec(), PartitionSpec(),
+            PartitionSpec("data"),
+        ),  # fmt: skip
         out_specs=PartitionSpec("data"),
         axis_names={axis for axis, size in mesh.shape.items() if axis == "data" or size == 1},
         check_vma=False,
     )
-    loss, grads, sums = apart(params, batch, key, denominators, numbers)
+    loss, grads, sums = apart(params, start, batch, key, denominators, numbers)
     with jax.named_scope("gradient_reduction"):
         grads = sum_replicas(grads, shardings, jnp.dtype(reduction_dtype))
     return jnp.sum(loss), grads, jax.tree.map(jnp.sum, sums)
@@ -145,6 +157,9 @@ def make_train_step(
     accumulation_steps: int,
     base_key: jax.Array,
     *,
+    objective: Objective | None = None,
+    rates: Callable[[jax.Array], Any] | None = None,
+    decay_to_start: bool = False,
     reduction_dtype: str = "float32",
     shardings: Any = None,
 ) -> Callable[[TrainState, Batch], tuple[TrainState, dict[str, Any]]]:
@@ -153,7 +168,9 @@ def make_train_step(
     On a non-finite loss or gradient norm parameters, moments and average stay bitwise unchanged and only
     ``step`` advances, so the data and the dropout key move on. ``shardings`` (a tree like the parameters') are
     those of parameters between steps, summed gradients, moments and average: the update runs on such parts, and
-    what the replicas share of the parameters is gathered in float32 at the start of a step.
+    what the replicas share of the parameters is gathered in float32 at the start of a step. ``rates`` gives each
+    parameter's factor on the learning rate at a step, a tree like the parameters'; one of 0 stays as it is. With
+    ``decay_to_start`` weight decay pulls towards ``state.start``.
     """
 
     layouts = None if model.mesh is None else compute_shardings(model, model.mesh)
@@ -161,13 +178,18 @@ def make_train_step(
     def train_step(state: TrainState, batch: Batch) -> tuple[TrainState, dict[str, Any]]:
         key = jax.random.fold_in(base_key, state.step)
         # Gathered where a layer first needs them, beside the products of those before.
-        whole = state.params if model.mesh is None else place(state.params, layouts, model.mesh)
+        whole, start = (
+            tree if tree is None or model.mesh is None else place(tree, layouts, model.mesh)
+            for tree in (state.params, state.start)
+        )
         loss, grads, sums = loss_and_gradients(
             model,
             whole,
             batch,
             key,
             accumulation_steps,
+            objective=objective,
+            start=start,
             reduction_dtype=reduction_dtype,
             shardings=shardings,
         )
@@ -175,7 +197,15 @@ def make_train_step(
         with jax.named_scope("optimizer"):
             grad_norm = optax.tree.norm(grads)
             finite = jnp.isfinite(loss) & jnp.isfinite(grad_norm)
-            direction, opt_state = optimizer.update(grads, state.opt_state, state.params)
+            factors = None if rates is None else rates(state.step)
+            if factors is not None:  # what stands still takes no part in clipping either
+                grads = jax.tree.map(lambda g, factor: jnp.where(factor == 0, 0.0, g), grads, factors)
+            decayed = state.params
+            if decay_to_start:
+                decayed = jax.tree.map(jnp.subtract, state.params, state.start)
+            direction, opt_state = optimizer.update(grads, state.opt_state, decayed)
+            if factors is not None:
+                direction = jax.tree.map(jnp.multiply, direction, factors)
             params = jax.tree.map(lambda p, d: p - learning_rate * d, state.params, direction)
             ema = state.ema
             if ema is not None:
@@ -189,6 +219,7 @@ def make_train_step(
                 params=jax.tree.map(keep_if_finite, params, state.params),
                 opt_state=jax.tree.map(keep_if_finite, opt_state, state.opt_state),
                 ema=None if ema is None else jax.tree.map(keep_if_finite, ema, state.ema),
+                start=state.start,
             )
         tokens = sums["padding_fraction"][1] - sums["padding_fraction"][0]
         blank_rows = jnp.sum(jnp.all(batch["sequence_ids"] == 0, axis=-1))

@@ -9,7 +9,7 @@ from support import tiny_config
 
 from bert_jax.parallel import make_mesh
 from bert_jax.planner.topology import parse_topology, tpu_devices
-from bert_jax.training.compile import compiler_options, train_programs
+from bert_jax.training.compile import compiler_options, pretraining_batch, train_programs
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="needs libtpu (extra tpu)")
 
@@ -73,8 +73,9 @@ def collectives(text: str) -> list[Collective]:
 
 def compiled(*arguments: str) -> str:
     config = tiny_config(MODEL, *arguments)
-    programs = train_programs(config, make_mesh(config.mesh, tpu_devices(parse_topology("v5e:4x4"))))
-    return programs.lower(config.training.global_batch_size).compile().as_text()
+    mesh = make_mesh(config.mesh, tpu_devices(parse_topology("v5e:4x4")))
+    batch = pretraining_batch(config, mesh, config.training.global_batch_size)
+    return train_programs(config, mesh).lower(batch).compile().as_text()
 
 
 def test_the_reader_sees_what_it_should():

@@ -52,9 +52,9 @@ def two_steps(sizes, vocab_size, accumulation, dropout, shard_optimizer=True, op
     data, fsdp, tensor = sizes
     mesh = make_mesh(MeshConfig(data=data, fsdp=fsdp, tensor=tensor), jax.devices()[: math.prod(sizes)])
     programs = train_programs(config, mesh)
-    run = programs.step_for(32)
     state = initial_state(programs.model, programs.optimizer, programs.abstract, 3)
     batches = [to_global(random_batch(config, seed), mesh, 32) for seed in (1, 2)]
+    run = programs.step_for(batches[0])
     state, first = run(state, batches[0])
     trees = {"gradients": state.opt_state[0].mu, "params": state.params, "ema": state.ema}
     values = {name: to_canonical(jax.device_get(tree), vocab_size) for name, tree in trees.items()}

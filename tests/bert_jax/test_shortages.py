@@ -13,7 +13,7 @@ from bert_jax.optim import make_optimizer
 from bert_jax.parallel import make_mesh
 from bert_jax.training import pretrain
 from bert_jax.training.checkpoint import saved_steps
-from bert_jax.training.compile import OutOfMemory, TrainPrograms, explain_memory, state_bytes
+from bert_jax.training.compile import OutOfMemory, TrainPrograms, explain_memory, pretraining_batch, state_bytes
 from bert_jax.training.state import abstract_state
 from bert_jax.training.writers import read_metrics
 
@@ -21,7 +21,7 @@ from bert_jax.training.writers import read_metrics
 @pytest.fixture(autouse=True)
 def one_device(monkeypatch):
     one = make_mesh(MeshConfig(), jax.devices()[:1])
-    monkeypatch.setattr("bert_jax.training.pretrain.make_mesh", lambda config: one)
+    monkeypatch.setattr("bert_jax.training.run.make_mesh", lambda config: one)
 
 
 # ------------------------------------------------------------------ device memory
@@ -83,13 +83,13 @@ def test_a_state_beyond_any_memory(tmp_path):
 @pytest.mark.parametrize(
     ("target", "line"),
     [
-        ("bert_jax.training.pretrain.initial_state",
+        ("bert_jax.training.run.initial_state",
          r"the model's state needs [\d,]+ bytes per device, .*mesh\.fsdp"),
-        ("bert_jax.training.pretrain.restore_newest",
+        ("bert_jax.training.run.restore_newest",
          r"the model's state needs [\d,]+ bytes per device, .*mesh\.fsdp"),
         ("bert_jax.training.pretrain.evaluate_held_out",
          r"an evaluation step needs .*; lower training\.eval_batch_size \(now 8\)$"),
-        ("bert_jax.training.pretrain.CheckpointWriter.save", r"saving the state needs .*mesh\.fsdp"),
+        ("bert_jax.training.run.CheckpointWriter.save", r"saving the state needs .*mesh\.fsdp"),
         ("bert_jax.training.loop.Recorder.add",
          r"the training step needs [\d,]+ bytes per device, .*raise training\.accumulation_steps \(now 1\)"),
     ],
@@ -108,7 +108,7 @@ def test_a_step_that_does_not_compile_names_its_state():
     abstract = abstract_state(model, make_optimizer(config.optimizer), mesh, with_ema=False)
     programs = TrainPrograms(no_memory(), abstract, config, mesh, model, make_optimizer(config.optimizer))
     with pytest.raises(OutOfMemory, match=rf"\(its state alone takes {state_bytes(abstract):,} bytes\) needs more"):
-        programs.step_for(8)
+        programs.step_for(pretraining_batch(config, mesh, 8))
 
 
 def test_a_report_goes_without_filled_masks(tmp_path, monkeypatch, capsys):

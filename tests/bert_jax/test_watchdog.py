@@ -122,9 +122,9 @@ recorder = Recorder(
 )
 run_steps(
     State(), 0, config, recorder=recorder, watchdog=watchdog, stop=StopRequest(),
-    step_for=lambda size: lambda state, batch: (state, Late(next(steps))),
-    batches=(({{"input_ids": np.zeros((1, 1))}}, BatchInfo(0, 0.0, 0)) for _ in iter(int, 1)),
-    evaluate=lambda state, step: None, save=lambda state, step: None, settle=lambda: None, poll=lambda step: None,
+    step_for=lambda batch: lambda state, batch: (state, Late(next(steps))),
+    batches=(({{"input_ids": np.zeros((1, 1))}}, BatchInfo(0, 0.0, 0, 1)) for _ in iter(int, 1)),
+    evaluate=lambda state, step: False, save=lambda state, step: None, settle=lambda: None, poll=lambda step: None,
     profiler=ProfilerWindow(None, ()),
 )
 print("done", flush=True)

@@ -54,7 +54,7 @@ def learn(folder):
     from bert_jax.config import MeshConfig
     from bert_jax.model import to_canonical
     from bert_jax.parallel import host_rows, make_mesh, to_global, to_host
-    from bert_jax.training.compile import train_programs
+    from bert_jax.training.compile import pretraining_batch, train_programs
     from bert_jax.training.state import initial_state
 
     config = support.tiny_config(
@@ -65,7 +65,7 @@ def learn(folder):
     batch, found = support.random_batch(config, 1), []
     for mesh in (make_mesh(MeshConfig(data=2, tensor=2)), make_mesh(MeshConfig(data=1), jax.local_devices()[:1])):
         programs = train_programs(config, mesh)
-        step = programs.step_for(32)
+        step = programs.step_for(pretraining_batch(config, mesh, 32))
         rows = list(host_rows(mesh, 32)) if mesh.size > 1 else list(range(32))
         own = to_global({name: x[rows] for name, x in batch.items()}, mesh, 32)
         start = jax.block_until_ready(initial_state(programs.model, programs.optimizer, programs.abstract, 3))
