@@ -20,9 +20,7 @@ from bert_jax.config.schema import (
 )
 from bert_jax.config.spec import Pooling
 
-TaskKind = Literal[
-    "classification", "regression", "multi_label", "qa", "tagging", "joint", "choice", "sentence"
-]
+TaskKind = Literal["classification", "regression", "multi_label", "qa", "tagging", "joint", "choice", "sentence"]
 SentenceLoss = Literal["softmax", "cosine", "cosent", "triplet", "negatives", "simcse"]
 
 
@@ -31,7 +29,7 @@ class TaskConfig:
     """What is learned from a record, and how a text becomes a model input."""
 
     # classification, regression, multi_label: of a text or pair. qa: answers in a passage. tagging: a tag per word.
-    # joint: both, intent and slots. choice: the right one of several. sentence: one vector per text (Sentence-BERT).
+    # joint: both, intent and slots. choice: the right one of several. sentence: a vector per text (Sentence-BERT).
     kind: TaskKind = "classification"
     # Name in metrics.json and predictions; empty: the kind.
     name: str = ""
@@ -40,7 +38,7 @@ class TaskConfig:
     # Longest input in tokens, special tokens included.
     max_length: int = 128
     # What is left of a longer text: longest_first (a pair's longer side loses its end first), head, tail, head_tail,
-    # key_sentences (the most central ones, in order), windows (all of it, in several inputs whose logits are averaged).
+    # key_sentences (the most central ones, in order), windows (all of it, in several inputs; logits are averaged).
     truncation: Literal["longest_first", "head", "tail", "head_tail", "key_sentences", "windows"] = "longest_first"
     # Share of the tokens that head_tail takes from the head (Sun et al. 2019: 128 of 510).
     head_share: float = 0.25
@@ -75,7 +73,7 @@ class TaskDataConfig:
     dev: tuple[str, ...] = ()
     # Files to predict; their labels, where there are any, are scored as well.
     test: tuple[str, ...] = ()
-    # tsv (split at tabs and \n only, no quoting), csv (RFC 4180), jsonl, conll (word and tag columns), squad (JSON),
+    # tsv (cut at tabs and \n only, no quoting), csv (RFC 4180), jsonl, conll (word and tag columns), squad (JSON),
     # slots (folders of seq.in, seq.out, label), snips (one file, word:slot ... <=> intent), clinc (parts of a JSON
     # file: FILE.json:train+oos_train), tfds (NAME[/CONFIG][:VERSION]:SPLIT); auto: by the file's name.
     format: Literal["auto", "tsv", "csv", "jsonl", "conll", "squad", "slots", "snips", "clinc", "tfds"] = "auto"
@@ -123,8 +121,9 @@ class TaskDataConfig:
             self.label_names, f"one for each of data.labels ({len(self.labels)})",
         )  # fmt: skip
         _require(
-            not (self.dev and self.dev_fraction), "data.dev_fraction", self.dev_fraction, "0 where data.dev is given"
-        )
+            not (self.dev and self.dev_fraction), "data.dev_fraction", self.dev_fraction,
+            "0 where data.dev is given",
+        )  # fmt: skip
         for column in self.columns:
             split, colon, rest = column.partition(":")
             role, equals, where = (rest if colon and split in SPLITS else column).partition("=")
@@ -209,17 +208,15 @@ class RegularizationConfig:
             "from 0 to below 1, or -1",
         )  # fmt: skip
         _require_probability("regularization", self, "weight_dropout", "mixout")
-        _require(
-            self.reinit_layers >= 0, "regularization.reinit_layers", self.reinit_layers, "0 or more layers"
-        )
+        _require(self.reinit_layers >= 0, "regularization.reinit_layers", self.reinit_layers, "0 or more layers")
 
 
 @dataclass(frozen=True, kw_only=True)
 class FeaturesConfig:
     """Which hidden states the task's head sees, and what stands between (the paper's section 5.3)."""
 
-    # last; embeddings; second_to_last; weighted_last_four and weighted_all (a learnt scalar mix, Peters et al. 2018);
-    # concat_last_four.
+    # last; embeddings; second_to_last; weighted_last_four and weighted_all (a learnt scalar mix, Peters et al.
+    # 2018); concat_last_four.
     layers: Literal[
         "last", "embeddings", "second_to_last", "weighted_last_four", "weighted_all", "concat_last_four"
     ] = "last"
@@ -261,7 +258,7 @@ class TaggingConfig:
 
     # Learnt transitions between tags, decoded together (Lafferty et al. 2001).
     crf: bool = False
-    # Words of neighbouring sentences of the document are seen too, as many as fit (Devlin et al. 2018, section 5.3).
+    # Words of neighbouring sentences of the document are seen too, as many as fit (Devlin et al. 2018, 5.3).
     document_context: bool = False
     # Entities as conlleval reads them, or only those that begin with B- (strict).
     scoring: Literal["conlleval", "strict"] = "conlleval"
@@ -305,9 +302,9 @@ class FinetuneOptimizerConfig(OptimizerConfig):
     # Share of the steps that warmup takes.
     warmup_fraction: float = 0.1
     # As in pretraining, or slanted_triangular (Howard and Ruder 2018; the warmup is its rising part).
-    schedule: Literal[
-        "linear", "cosine", "constant", "inverse_sqrt", "wsd", "bert2018", "slanted_triangular"
-    ] = "linear"
+    schedule: Literal["linear", "cosine", "constant", "inverse_sqrt", "wsd", "bert2018", "slanted_triangular"] = (
+        "linear"
+    )
     # Each layer learns at this factor times the rate of the one above; embeddings are below the first; heads 1.
     layer_decay: float = 1.0
     # Weight decay pulls towards the start weights instead of zero (Wiese et al. 2017).

@@ -189,6 +189,10 @@ class CheckpointWriter:
         except BaseException as error:
             self._failure = error
 
+    def is_writing(self) -> bool:
+        """Whether a save is still being written; asked by other threads."""
+        return self._unlisted is not None and self._manager.is_saving_in_progress()
+
     def is_saving(self) -> bool:
         """Whether a save is still being written or listed."""
         return self._unlisted is not None or (self._lister is not None and self._lister.is_alive())

@@ -59,8 +59,8 @@ def train_programs(config: PretrainConfig, mesh: Mesh) -> "TrainPrograms":
 def make_programs(
     config: RunConfig, model: BertModel, *, with_start: bool = False, **step_options: Any
 ) -> "TrainPrograms":
-    """Optimizer, state and step of ``model`` (with its mesh) as ``config`` says. ``with_start``: the state keeps the
-    parameters of step 0. ``step_options``: see :func:`bert_jax.training.step.make_train_step`."""
+    """Optimizer, state and step of ``model`` (with its mesh) as ``config`` says. ``with_start``: the state keeps
+    the parameters of step 0. ``step_options``: see :func:`bert_jax.training.step.make_train_step`."""
     training, shard_optimizer, mesh = config.training, config.mesh.shard_optimizer, model.mesh
     optimizer = make_optimizer(config.optimizer)
     step = make_train_step(
@@ -94,8 +94,8 @@ def with_shardings(batch: Mapping[str, Any], mesh: Mesh) -> dict[str, jax.ShapeD
 
 
 class TrainPrograms:
-    """What a run computes, and its training steps compiled ahead of time, one per shape of batch. A step's metrics come
-    as one array, which is one transfer to the host instead of twenty; :meth:`unpack` takes it apart."""
+    """What a run computes, and its training steps compiled ahead of time, one per shape of batch. A step's metrics
+    come as one array, which is one transfer to the host instead of twenty; :meth:`unpack` takes it apart."""
 
     def __init__(
         self,

@@ -19,7 +19,7 @@ from bert_jax.training.profiler import ProfilerWindow
 from bert_jax.training.signals import Interrupted, StopRequest
 from bert_jax.training.spikes import LossGuard
 from bert_jax.training.state import TrainState
-from bert_jax.training.watchdog import PHASE_FACTOR, Watchdog
+from bert_jax.training.watchdog import Watchdog
 
 # Steps that may be under way while the host goes on: enough to hide the host, few enough to bound memory.
 MAX_IN_FLIGHT = 2
@@ -124,8 +124,7 @@ def run_steps(
         with watchdog.phase(phase) if phase else contextlib.nullcontext():
             answer = action(state, step)
         recorder.clock.exclude(time.perf_counter() - began)
-        # A step beside which the state is written waits for memory and disk.
-        watchdog.beat(f"step {step + 1:,}", PHASE_FACTOR if action is save else 1)
+        watchdog.beat(f"step {step + 1:,}")
         return answer
 
     def stopped(step: int) -> exits.Stop:

@@ -1,5 +1,7 @@
-"""A run of training, top to bottom: workdir, mesh, model, state, data, compile, loop, end. Pretraining and fine-tuning
-are jobs that it does."""
+"""A run of training, top to bottom: workdir, mesh, model, state, data, compile, loop, end.
+
+Pretraining and fine-tuning are jobs that it does.
+"""
 
 import shutil
 import time
@@ -140,6 +142,7 @@ class Job(ABC):
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Continue from :meth:`state`."""
+        assert not state, state
 
 
 def train(job: Job, *, workdir: Location, **inputs: Any) -> None:
@@ -329,6 +332,7 @@ def run(
         context.write(step, values)
 
     checkpoints = CheckpointWriter(workdir, config, abstract, logs.upload)
+    watchdog.is_writing = checkpoints.is_writing
 
     def save(state: TrainState, step: int) -> None:
         meta = {

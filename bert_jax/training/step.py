@@ -95,10 +95,7 @@ def loss_and_gradients(
     apart = jax.shard_map(
         lambda *inputs: jax.tree.map(lambda x: x[None], accumulate(*inputs)),
         mesh=mesh,
-        in_specs=(
-            PartitionSpec(), PartitionSpec(), PartitionSpec("data"), PartitionSpec(), PartitionSpec(),
-            PartitionSpec("data"),
-        ),  # fmt: skip
+        in_specs=tuple(PartitionSpec(axis) for axis in (None, None, "data", None, None, "data")),
         out_specs=PartitionSpec("data"),
         axis_names={axis for axis, size in mesh.shape.items() if axis == "data" or size == 1},
         check_vma=False,

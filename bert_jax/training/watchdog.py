@@ -30,7 +30,9 @@ class Watchdog:
     def __init__(self, limit: float) -> None:
         self._limit = limit
         self.others: Callable[[], str] = lambda: ""  # what is known of the other processes, for the last line
-        self._beats, self._idle = 0, 0.0
+        # Whether a save is written beside the steps, which then wait for memory and disk: as slow as a phase.
+        self.is_writing: Callable[[], bool] = lambda: False
+        self._beats, self._idle, self._stood = 0, 0.0, 0.0  # seconds that count, and all of them
         self.doing, self._factor = "starting", PHASE_FACTOR
         self._closed = threading.Event()
         self._thread: threading.Thread | None = None
@@ -38,10 +40,9 @@ class Watchdog:
             self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
             self._thread.start()
 
-    def beat(self, doing: str, factor: int = 1) -> None:
-        """Something has been done; ``doing`` says what comes now, and may take ``factor`` times the limit. Costs
-        nothing; call it at every step."""
-        self.doing, self._factor = doing, factor
+    def beat(self, doing: str) -> None:
+        """Something has been done; ``doing`` says what comes now. Costs nothing; call it at every step."""
+        self.doing, self._factor = doing, 1
         self._beats += 1
 
     @contextlib.contextmanager
@@ -86,17 +87,19 @@ class Watchdog:
         while not self._closed.wait(interval):
             now = time.monotonic()
             # A process that was stopped wakes up here: its pause is not the main thread's.
-            self._idle += min(now - before, self._limit / 4)
+            passed = min(now - before, self._limit / 4)
+            self._stood += passed
+            self._idle += passed / PHASE_FACTOR if self.is_writing() and self._factor == 1 else passed
             before = now
             if self._beats != beats:
-                beats, self._idle = self._beats, 0.0
+                beats, self._idle, self._stood = self._beats, 0.0, 0.0
             elif self._idle >= self._limit * self._factor:
                 self._bark()
 
     def dump_if_stuck(self) -> None:
         """Write the stacks of all threads when nothing has happened for half of the limit: this process is about to
         end because another one did, which the same standstill may have ended a moment before."""
-        if self._limit > 0 and self._idle >= self._limit / 2:
+        if self._limit > 0 and self._stood >= self._limit / 2:
             self._dump("")
 
     def _bark(self) -> None:
@@ -109,7 +112,7 @@ class Watchdog:
         exit_anyway.start()
         others = self.others()
         line = (
-            f"\nwatchdog: nothing has happened for {self._idle:.0f} s (training.watchdog_seconds) in: {self.doing}"
+            f"\nwatchdog: nothing has happened for {self._stood:.0f} s (training.watchdog_seconds) in: {self.doing}"
             f"{f'; {others}' if others else ''}; the stacks of all threads follow. {advice}".rstrip()
         )
         os.write(STDERR, f"{line}\n".encode())
