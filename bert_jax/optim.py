@@ -13,7 +13,11 @@ import jax.numpy as jnp
 import optax
 
 from bert_jax.config import OptimizerConfig
+from bert_jax.config.finetune import FinetuneOptimizerConfig
 from bert_jax.model.layout import STACKED, path_name
+
+# How much smaller the lowest rate of slanted_triangular is than its peak.
+SLANTED_RATIO = 32
 
 Schedule = Callable[[jax.Array | int], jax.Array]
 
@@ -26,7 +30,8 @@ def make_schedule(config: OptimizerConfig, num_steps: int) -> Schedule:
 
     ``bert2018`` is google-research/bert's ``optimization.py``: linear decay counted from step 0, overwritten by
     ``lr * step / warmup`` while ``step < warmup``, so that it drops where warmup ends. ``inverse_sqrt``, which has
-    no end, never falls below ``final_fraction`` of the peak; ``constant`` does not decay.
+    no end, never falls below ``final_fraction`` of the peak; ``constant`` does not decay. ``slanted_triangular``
+    rises over the warmup and falls to the end, from 1/32 of the peak and back (Howard and Ruder 2018, eq. 3).
     """
     peak, warmup = config.learning_rate, config.warmup_steps
     end = config.decay_steps or num_steps
@@ -50,6 +55,10 @@ def make_schedule(config: OptimizerConfig, num_steps: int) -> Schedule:
 
     def schedule(step: jax.Array | int) -> jax.Array:
         step = jnp.asarray(step, jnp.float32)
+        if config.schedule == "slanted_triangular":
+            rising, falling = step / max(warmup, 1), 1 - (step - warmup) / max(end - warmup, 1)
+            part = jnp.where(step < warmup, rising, jnp.clip(falling, 0, 1))
+            return peak * (1 + part * (SLANTED_RATIO - 1)) / SLANTED_RATIO
         factor = after_warmup(step)
         if warmup:
             factor = jnp.where(step < warmup, step / warmup, factor)
@@ -127,3 +136,46 @@ def make_optimizer(config: OptimizerConfig) -> optax.GradientTransformation:
     if config.name == "lamb":
         parts.append(scale_by_layer_trust_ratio())
     return optax.chain(*parts)
+
+
+def parameter_rates(
+    config: FinetuneOptimizerConfig, num_layers: int, like: Any, steps_per_epoch: int
+) -> Callable[[jax.Array], Any] | None:
+    """Each parameter's factor on the learning rate at a step, a tree that broadcasts to ``like``; None: all 1.
+
+    Layer-wise decay (Howard and Ruder 2018; Clark et al. 2020): heads 1, the top layer ``layer_decay``, each one
+    below that times as much, embeddings least. 0 for ``frozen`` parts and, with ``unfreeze_every``, for layers whose turn
+    has not come: the top one joins after so many epochs, the next one after twice as many.
+    """
+    known = ("embeddings", "encoder", "pooler", *(f"layer_{i}" for i in range(num_layers)))
+    for part in config.frozen:
+        if part not in known:
+            raise ValueError(f"optimizer.frozen: {part!r} is not allowed; allowed: {', '.join(known)}")
+    if config.layer_decay == 1 and not config.frozen and not config.unfreeze_every:
+        return None
+    turn_steps = round(config.unfreeze_every * steps_per_epoch)
+
+    def factor(part: str, depth: int, step: jax.Array) -> jax.Array:
+        """Of a part ``depth`` levels below the heads."""
+        layer_frozen = part.startswith("layer_") and "encoder" in config.frozen
+        if part in config.frozen or layer_frozen:
+            return jnp.zeros(())
+        value = jnp.full((), config.layer_decay**depth)
+        return jnp.where(step >= depth * turn_steps, value, 0.0) if turn_steps else value
+
+    def rates(step: jax.Array) -> Any:
+        def one(path: tuple[Any, ...], leaf: Any) -> jax.Array:
+            name = path_name(path)
+            if STACKED in f"{name}/":
+                each = [factor(f"layer_{i}", num_layers - i, step) for i in range(num_layers)]
+                return jnp.stack(each).reshape(-1, *(1,) * (leaf.ndim - 1))
+            part = name.split("/")[1 if name.startswith("encoder/") else 0]
+            if part.startswith("layer_") and part in known:
+                return factor(part, num_layers - int(part.removeprefix("layer_")), step)
+            if part == "embeddings":
+                return factor(part, num_layers + 1, step)
+            return factor(part, 0, step)
+
+        return jax.tree_util.tree_map_with_path(one, like)
+
+    return rates

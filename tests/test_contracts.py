@@ -14,6 +14,8 @@ REPOSITORY = Path(__file__).resolve().parents[1]
 WITHOUT_JAX = [
     "bert_jax.config",
     "bert_jax.batch",
+    "bert_jax.records",
+    "bert_jax.metrics",
     "bert_jax.tokenization",
     "bert_jax.exits",
     "bert_jax.folder_lock",

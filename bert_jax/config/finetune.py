@@ -18,7 +18,7 @@ from bert_jax.config.schema import (
     _require_positive,
     _require_probability,
 )
-from bert_jax.config.spec import Pooling
+from bert_jax.config.spec import Features, Pooling
 
 TaskKind = Literal["classification", "regression", "multi_label", "qa", "tagging", "joint", "choice", "sentence"]
 SentenceLoss = Literal["softmax", "cosine", "cosent", "triplet", "negatives", "simcse"]
@@ -37,7 +37,7 @@ class TaskConfig:
     module: str = ""
     # Longest input in tokens, special tokens included.
     max_length: int = 128
-    # What is left of a longer text: longest_first (a pair's longer side loses its end first), head, tail, head_tail,
+    # What is left of a longer text: longest_first (a pair's longer side loses its end), head, tail, head_tail,
     # key_sentences (the most central ones, in order), windows (all of it, in several inputs; logits are averaged).
     truncation: Literal["longest_first", "head", "tail", "head_tail", "key_sentences", "windows"] = "longest_first"
     # Share of the tokens that head_tail takes from the head (Sun et al. 2019: 128 of 510).
@@ -217,9 +217,7 @@ class FeaturesConfig:
 
     # last; embeddings; second_to_last; weighted_last_four and weighted_all (a learnt scalar mix, Peters et al.
     # 2018); concat_last_four.
-    layers: Literal[
-        "last", "embeddings", "second_to_last", "weighted_last_four", "weighted_all", "concat_last_four"
-    ] = "last"
+    layers: Features = "last"
     # The encoder stays as it is, without dropout.
     frozen_encoder: bool = False
     # Width of each direction of a two-layer BiLSTM before the head; 0: none.
@@ -301,10 +299,6 @@ class FinetuneOptimizerConfig(OptimizerConfig):
     warmup_steps: int = 0
     # Share of the steps that warmup takes.
     warmup_fraction: float = 0.1
-    # As in pretraining, or slanted_triangular (Howard and Ruder 2018; the warmup is its rising part).
-    schedule: Literal["linear", "cosine", "constant", "inverse_sqrt", "wsd", "bert2018", "slanted_triangular"] = (
-        "linear"
-    )
     # Each layer learns at this factor times the rate of the one above; embeddings are below the first; heads 1.
     layer_decay: float = 1.0
     # Weight decay pulls towards the start weights instead of zero (Wiese et al. 2017).
@@ -376,6 +370,8 @@ class FinetuneConfig:
     optimizer: FinetuneOptimizerConfig = FinetuneOptimizerConfig()
     training: FinetuneTrainingConfig = FinetuneTrainingConfig()
     mesh: MeshConfig = MeshConfig()
+    # Filled in from the training records, for loss.class_weights: a weight for each of data.labels.
+    class_weights: tuple[float, ...] = ()
 
     # The option that says how long sequences are.
     LENGTH = "task.max_length"

@@ -223,9 +223,12 @@ class OptimizerConfig:
     learning_rate: float = 1e-4
     # Steps of linear warmup from 0.
     warmup_steps: int = 10_000
-    # After warmup: linear, cosine, constant, inverse_sqrt, wsd (warmup, stable, decay), or bert2018 (linear
-    # decay counted from step 0, overwritten during warmup, so it drops where warmup ends).
-    schedule: Literal["linear", "cosine", "constant", "inverse_sqrt", "wsd", "bert2018"] = "linear"
+    # After warmup: linear, cosine, constant, inverse_sqrt, wsd (warmup, stable, decay), bert2018 (linear decay
+    # counted from step 0, overwritten during warmup, so it drops where warmup ends), or slanted_triangular (Howard
+    # and Ruder 2018; the warmup is its rising part).
+    schedule: Literal[
+        "linear", "cosine", "constant", "inverse_sqrt", "wsd", "bert2018", "slanted_triangular"
+    ] = "linear"
     # Step at which the decay ends; 0: training.num_steps.
     decay_steps: int = 0
     # Share of the peak learning rate that remains at the end of the decay.
@@ -311,7 +314,7 @@ class TrainingConfig:
     compilation_cache: str = ""
 
     # Options of which 0 means: as the data say.
-    FROM_DATA = ()
+    FROM_DATA = tuple[str, ...]()
 
     def __post_init__(self) -> None:
         positive = (

@@ -18,6 +18,8 @@ FORMAT = 1
 Problem = Literal["single_label", "multi_label", "regression"]
 Pooling = Literal["cls", "mean", "max"]
 Activation = Literal["identity", "tanh", "relu", "gelu", "sigmoid"]
+# Hidden states that task heads see: the last, or as in Devlin et al. 2018, section 5.3.
+Features = Literal["last", "embeddings", "second_to_last", "weighted_last_four", "weighted_all", "concat_last_four"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,6 +42,15 @@ class HeadsConfig:
     span: bool = False
     # One score per choice.
     choice: bool = False
+    # Transitions between the tags of the token head, for decoding them together.
+    crf: bool = False
+    # Names of the classes of two texts' embeddings (u, v, |u - v|); empty: no such head. pair_hidden: width of a layer
+    # before them, 0 for none.
+    pair_labels: tuple[str, ...] = ()
+    pair_hidden: int = 0
+    # What sequence, token, span and choice heads see, and the width of a BiLSTM before the token head (0: none).
+    features: Features = "last"
+    bilstm: int = 0
     # Dropout before the task heads; None: model.hidden_dropout.
     dropout: float | None = None
 
@@ -48,7 +59,9 @@ class HeadsConfig:
         needs += ["sequence"] if self.sequence_labels else []
         if needs and not self.pooler:
             raise ValueError(f"heads: {', '.join(needs)} needs the pooler")
-        for name in ("sequence_labels", "token_labels"):
+        if self.crf and not self.token_labels:
+            raise ValueError("heads: crf needs token_labels")
+        for name in ("sequence_labels", "token_labels", "pair_labels"):
             labels = getattr(self, name)
             if len(set(labels)) != len(labels):
                 raise ValueError(f"heads.{name}: a label stands there twice: {', '.join(labels)}")
@@ -70,6 +83,18 @@ class HeadsConfig:
             "span": 2 * self.span, "choice": 1 * self.choice,
         }  # fmt: skip
         return {name: size for name, size in sizes.items() if size}
+
+    def feature_count(self, model: ModelConfig) -> int:
+        """How many hidden states the features are made of. ``ValueError`` when the model has fewer."""
+        if self.features.endswith("last_four") and model.num_layers < 4:
+            raise ValueError(f"features.layers: {self.features} needs 4 layers, the model has {model.num_layers}")
+        return {"weighted_all": model.num_layers, "weighted_last_four": 4, "concat_last_four": 4}.get(
+            self.features, 1
+        )
+
+    def feature_width(self, model: ModelConfig) -> int:
+        """Width of a token's features."""
+        return model.hidden_size * (4 if self.features == "concat_last_four" else 1)
 
 
 def pretraining_heads(has_nsp: bool) -> HeadsConfig:

@@ -1,28 +1,66 @@
-"""Answers in long passages: overlapping windows of tokens, and the best span over all of them."""
+"""Answers in passages: overlapping windows of tokens, and the best span over all of them.
+
+What google-research/bert ``run_squad.py`` does, for predictions and for training alike. Departures:
+
+* A question also yields where it would take more than half of the input.
+* Candidates are taken among the tokens where an answer may stand, not among all of the input.
+* Where no two of them fit together, the answer is the best span of all ("empty" there).
+* The text is cut from the passage at the characters that the pieces stand for. The reference aligns pieces with
+  the words around them; that gives the same, or, where it fails, the whole words.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from itertools import chain
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from bert_jax.config.finetune import QaConfig
 from bert_jax.inference.batching import Encoded
 from bert_jax.inference.engine import Engine
+from bert_jax.tokenization import Tokenizer
 
-# google-research/bert run_squad.py: tokens between two windows, longest question, longest answer.
-STRIDE, MAX_QUESTION, MAX_ANSWER = 128, 64, 30
+# Windows whose spans are compared at once: bounds the memory.
+_CHUNK = 256
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
+class Passage:
+    """A text of N tokens; token i stands for its characters ``starts[i]`` to ``ends[i]`` (int32[N]), exclusive."""
+
+    text: str
+    ids: Sequence[int]
+    starts: np.ndarray
+    ends: np.ndarray
+
+    @classmethod
+    def of(cls, tokenizer: Tokenizer, text: str) -> "Passage":
+        """``text`` in tokens."""
+        ids, offsets = tokenizer.encode_with_offsets(text)
+        starts, ends = np.array(offsets, np.int32).reshape(-1, 2).T
+        return cls(text, ids, starts, ends)
+
+    def tokens(self, start: int, end: int) -> tuple[int, int] | None:
+        """First and last token that share a character with ``text[start:end]``; None where there is none."""
+        first = int(np.searchsorted(self.ends, start, side="right"))
+        last = int(np.searchsorted(self.starts, end, side="left")) - 1
+        return (first, last) if first <= last else None
+
+
+@dataclass(frozen=True, eq=False)
 class Window:
-    """A part of a passage: its first token's position in the input, the characters of each of its tokens."""
+    """Tokens ``begin`` to ``begin + count`` of a passage, in an input from position ``first`` on."""
 
-    passage: str
+    passage: Passage
+    begin: int
+    count: int
     first: int
-    offsets: Sequence[tuple[int, int]]
+    # bool[count]: no other window shows more context of the token, so that an answer may begin there.
+    most_context: np.ndarray
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class SpanPiece:
     """What the head says of one window: logits of every input token."""
 
@@ -31,52 +69,142 @@ class SpanPiece:
     window: Window
 
 
-def encode_spans(loaded: Engine, question: str, passage: str) -> list[Encoded]:
-    """Inputs of question and passage; of a long passage several windows."""
-    tokenizer = loaded.need_tokenizer()
-    asked = tokenizer.encode(question)[:MAX_QUESTION]
-    ids, offsets = tokenizer.encode_with_offsets(passage)
-    special = len(tokenizer.build_inputs([], [])[0])
-    room = loaded.spec.max_length - special - len(asked)
-    if room < 1:
-        raise ValueError(f"{question[:40]!r}: the question leaves no room for the passage; shorten it")
+class Span(NamedTuple):
+    """An answer ``text``, the passage's characters ``start`` to ``end``, with the sum of its logits.
+
+    ``null_score`` is the least sum of the first token's logits over the windows: it stands for no answer. Without
+    any token in the passage the text is empty and both scores are the same.
+    """
+
+    text: str
+    start: int
+    end: int
+    score: float
+    null_score: float
+
+
+# ------------------------------------------------------------------ text to inputs
+
+
+def span_inputs(
+    tokenizer: Tokenizer,
+    question: Sequence[int],
+    passage: Passage,
+    qa: QaConfig,
+    max_length: int,
+    type_vocab_size: int,
+) -> list[Encoded]:
+    """Inputs of at most ``max_length`` tokens from a question's ids and a passage; at least one. ``extra`` of each
+    is its :class:`Window`. ``ValueError`` where the special tokens leave no room."""
+    left = max_length - len(tokenizer.build_inputs([], [])[0])
+    if left < 1:
+        raise ValueError(f"length {max_length}: leaves no room for a passage; give a larger length")
+    asked = question[: min(qa.max_query_length, left // 2)]
     windows = []
-    for start in range(0, max(1, len(ids) - room + min(STRIDE, room)), min(STRIDE, room)):
-        part = ids[start : start + room]
-        encoded = loaded.build(asked, part)
-        first = len(encoded.ids) - 1 - len(part)  # the passage stands last, before one special token
-        window = Window(passage, first, offsets[start : start + room])
-        windows.append(Encoded(encoded.ids, encoded.types, window))
-        if start + room >= len(ids):
-            break
+    for begin, most_context in _layout(len(passage.ids), left - len(asked), qa.doc_stride):
+        count = len(most_context)
+        ids, types = tokenizer.build_inputs(asked, passage.ids[begin : begin + count])
+        first = len(ids) - 1 - count  # the passage stands last, before one special token
+        window = Window(passage, begin, count, first, most_context)
+        windows.append(Encoded(ids, types if type_vocab_size > 1 else [0] * len(ids), window))
     return windows
 
 
-def best_answer(pieces: Sequence[SpanPiece]) -> dict[str, Any]:
-    """The span with the largest sum of logits, and the least score of the first token over the windows, which
-    stands for no answer (SQuAD 2.0)."""
-    best: tuple[float, str, int, int] | None = None
-    for piece in pieces:
-        window = piece.window
-        count = len(window.offsets)
-        if not count:
+def _layout(tokens: int, room: int, stride: int) -> list[tuple[int, np.ndarray]]:
+    """First token and ``Window.most_context`` of every window; each token has most context in exactly one."""
+    stride = min(stride, room)
+    begins = range(0, max(tokens - room, 0) + stride, stride)
+    most, owner = np.full(tokens, -1.0), np.zeros(tokens, np.int64)
+    for number, begin in enumerate(begins):
+        part = slice(begin, begin + room)
+        place = np.arange(len(most[part]))
+        # The reference's score, rounding included; of equals the first window stays.
+        context = np.minimum(place, place[::-1]) + 0.01 * len(place)
+        better = context > most[part]
+        most[part][better] = context[better]
+        owner[part][better] = number
+    return [(begin, owner[begin : begin + room] == number) for number, begin in enumerate(begins)]
+
+
+def encode_spans(loaded: Engine, question: str, passage: str) -> list[Encoded]:
+    """:func:`span_inputs` of two texts for a loaded model, by the reference's sizes."""
+    tokenizer, spec = loaded.need_tokenizer(), loaded.spec
+    return span_inputs(
+        tokenizer, tokenizer.encode(question), Passage.of(tokenizer, passage), QaConfig(), spec.max_length,
+        spec.model.type_vocab_size,
+    )  # fmt: skip
+
+
+# ------------------------------------------------------------------ outputs to answers
+
+
+def best_spans(questions: Sequence[Sequence[SpanPiece]], qa: QaConfig) -> list[Span]:
+    """The span with the largest sum of logits over all windows of each question, be no answer likelier or not.
+
+    Of each window the ``qa.n_best`` largest starts and ends are combined; an answer begins where its window shows
+    most context, and has at most ``qa.max_answer_length`` tokens.
+    """
+    spans = _best_spans(questions, qa.n_best, qa.max_answer_length)
+    lost = [i for i, span in enumerate(spans) if span.score == -np.inf]
+    everything = _best_spans([questions[i] for i in lost], None, qa.max_answer_length)
+    for i, span in zip(lost, everything, strict=True):
+        spans[i] = span._replace(score=span.null_score) if span.score == -np.inf else span
+    return spans
+
+
+def _best_spans(questions: Sequence[Sequence[SpanPiece]], n_best: int | None, longest: int) -> list[Span]:
+    """:func:`best_spans` with the score -inf where no candidates fit together; ``n_best`` None: all tokens."""
+    pieces = list(chain.from_iterable(questions))
+    if not pieces:
+        return []
+    chunks = [_best_in_windows(pieces[i : i + _CHUNK], n_best, longest) for i in range(0, len(pieces), _CHUNK)]
+    scores, firsts, lasts = map(np.concatenate, zip(*chunks, strict=True))
+    spans, done = [], 0
+    for windows in questions:
+        null_score = min(float(piece.starts[0]) + float(piece.ends[0]) for piece in windows)
+        best = done + int(np.argmax(scores[done : done + len(windows)]))
+        done += len(windows)
+        score, window = float(scores[best]), pieces[best].window
+        if score == -np.inf:
+            spans.append(Span("", 0, 0, score, null_score))
             continue
-        starts = piece.starts[window.first : window.first + count]
-        ends = piece.ends[window.first : window.first + count]
-        sums = starts[:, None] + ends[None, :]
-        gap = np.arange(count)[None, :] - np.arange(count)[:, None]
-        sums = np.where((gap >= 0) & (gap < MAX_ANSWER), sums, -np.inf)
-        start, end = np.unravel_index(int(sums.argmax()), sums.shape)
-        score = float(sums[start, end])
-        if best is None or score > best[0]:
-            begin, stop = window.offsets[start][0], window.offsets[end][1]
-            best = (score, window.passage[begin:stop], begin, stop)
-    none = min(float(piece.starts[0] + piece.ends[0]) for piece in pieces)
-    score, answer, begin, stop = best or (none, "", 0, 0)
+        passage = window.passage
+        start = int(passage.starts[window.begin + firsts[best]])
+        end = int(passage.ends[window.begin + lasts[best]])
+        spans.append(Span(passage.text[start:end], start, end, score, null_score))
+    return spans
+
+
+def _best_in_windows(pieces: Sequence[SpanPiece], n_best: int | None, longest: int) -> tuple[np.ndarray, ...]:
+    """Score (-inf: none), first and last token (in the window) of the best span of each window: [W] each."""
+    width = max(1, *(piece.window.count for piece in pieces))
+    starts, ends = np.full((2, len(pieces), width), -np.inf)
+    for row, piece in enumerate(pieces):
+        window = piece.window
+        tokens = slice(window.first, window.first + window.count)
+        starts[row, : window.count] = np.where(window.most_context, piece.starts[tokens], -np.inf)
+        ends[row, : window.count] = piece.ends[tokens]
+    if n_best is not None and n_best < width:
+        for logits in (starts, ends):
+            logits[logits < np.partition(logits, -n_best, axis=1)[:, -n_best, None]] = -np.inf
+    reach = min(longest, width)
+    padded = np.pad(ends, ((0, 0), (0, reach - 1)), constant_values=-np.inf)
+    best_ends = ends
+    for gap in range(1, reach):
+        best_ends = np.maximum(best_ends, padded[:, gap : gap + width])
+    sums = starts + best_ends
+    rows, first = np.arange(len(pieces)), sums.argmax(axis=1)
+    within = padded[rows[:, None], first[:, None] + np.arange(reach)]
+    return sums[rows, first], first, first + within.argmax(axis=1)
+
+
+def best_answer(pieces: Sequence[SpanPiece]) -> dict[str, Any]:
+    """:func:`best_spans` of one question by the reference's sizes, JSON-able."""
+    (span,) = best_spans([pieces], QaConfig())
     return {
-        "answer": answer,
-        "start": begin,
-        "end": stop,
-        "score": round(score, 6),
-        "no_answer_score": round(none, 6),
+        "answer": span.text,
+        "start": span.start,
+        "end": span.end,
+        "score": round(span.score, 6),
+        "no_answer_score": round(span.null_score, 6),
     }

@@ -49,7 +49,7 @@ def parameter_shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
     """
     return {
         **_encoder_shapes(spec.model),
-        **_head_shapes(spec.model, spec.heads),
+        **_head_shapes(spec.model, spec.heads, _embedding_width(spec.model, spec.sentence)),
         **_sentence_shapes(spec.model, spec.sentence),
     }
 
@@ -85,17 +85,42 @@ def _encoder_shapes(model: ModelConfig) -> dict[str, tuple[int, ...]]:
     return shapes
 
 
-def _head_shapes(model: ModelConfig, heads: HeadsConfig) -> dict[str, tuple[int, ...]]:
-    width = model.hidden_size
+def _head_shapes(model: ModelConfig, heads: HeadsConfig, pooled: int) -> dict[str, tuple[int, ...]]:
+    width, features = model.hidden_size, heads.feature_width(model)
     shapes: dict[str, tuple[int, ...]] = {}
+    if heads.features.startswith("weighted"):
+        count = heads.feature_count(model)
+        shapes |= {"feature_mix/weights": (count,), "feature_mix/gamma": (1,)}
     if heads.pooler:
-        shapes |= _dense("pooler", width, width)
+        shapes |= _dense("pooler", features, width)
     if heads.mlm:
         shapes |= _dense("mlm_head/transform", width, width) | _norm("mlm_head/layer_norm", width)
         shapes["mlm_head/output_bias"] = (model.vocab_size,)
+    inputs = {"token": features, "span": features}
+    if heads.bilstm:
+        inputs["token"] = 2 * heads.bilstm
+        for layer, before in enumerate((features, 2 * heads.bilstm)):
+            for name in (f"bilstm/forward_{layer}", f"bilstm/backward_{layer}"):
+                shapes |= _dense(name, before, 4 * heads.bilstm)
+                shapes[f"{name}_recurrent"] = (heads.bilstm, 4 * heads.bilstm)
     for name, size in heads.output_sizes().items():
-        shapes |= _dense(f"{name}_head", width, size)
+        shapes |= _dense(f"{name}_head", inputs.get(name, width), size)
+    if heads.crf:
+        tags = len(heads.token_labels)
+        shapes |= {"crf/transitions": (tags, tags), "crf/start": (tags,), "crf/end": (tags,)}
+    if heads.pair_labels:
+        before = 3 * pooled
+        if heads.pair_hidden:
+            shapes |= _dense("pair_head/hidden", before, heads.pair_hidden)
+        shapes |= _dense("pair_head/output", heads.pair_hidden or before, len(heads.pair_labels))
     return shapes
+
+
+def _embedding_width(model: ModelConfig, sentence: SentenceConfig | None) -> int:
+    if sentence is None:
+        return model.hidden_size
+    dense = [module.features for module in sentence.modules if module.kind == "dense"]
+    return dense[-1] if dense else model.hidden_size * len(sentence.pooling)
 
 
 def _sentence_shapes(model: ModelConfig, sentence: SentenceConfig | None) -> dict[str, tuple[int, ...]]:

@@ -71,7 +71,7 @@ def resolve(options: RunOptions, workdir: Location, settings: Sequence[Setting])
         return Start(WarmStart()), _with_record(location(options.continue_from), settings)
     if options.init_from:
         return _fresh(options, settings)
-    record = _read_record(workdir)
+    record = read_record(workdir)
     if record is not None:
         raise ValueError(
             f"{workdir}: its run was to start from {record['init_from']} and saved no checkpoint; give the same "
@@ -82,13 +82,14 @@ def resolve(options: RunOptions, workdir: Location, settings: Sequence[Setting])
 
 
 def _with_record(workdir: Location, settings: Sequence[Setting]) -> list[Setting]:
-    record = _read_record(workdir)
+    record = read_record(workdir)
     if record is None:
         return list(settings)
-    return _merge(settings, record["source"], record["resolved"], f"{workdir / RECORD}")
+    return merge_settings(settings, record["source"], record["resolved"], f"{workdir / RECORD}")
 
 
-def _read_record(workdir: Location) -> dict[str, Any] | None:
+def read_record(workdir: Location) -> dict[str, Any] | None:
+    """What a start wrote into ``WORKDIR/warm_start.yaml``, None where there is none."""
     path = workdir / RECORD
     if not path.is_file():
         return None
@@ -104,12 +105,22 @@ def _read_record(workdir: Location) -> dict[str, Any] | None:
         ) from None
 
 
-def _merge(
-    settings: Sequence[Setting], source: Mapping[str, Any], resolved: Mapping[str, Any], name: str
+def record_text(name: str, source: Mapping[str, Any], resolved: Mapping[str, Any]) -> str:
+    """Text of ``WORKDIR/warm_start.yaml``: what the model ``name`` has, and what the run made of it."""
+    record = {"format": _FORMAT, "init_from": name, "source": dict(source), "resolved": dict(resolved)}
+    return yaml.safe_dump(record, sort_keys=False)
+
+
+def merge_settings(
+    settings: Sequence[Setting],
+    source: Mapping[str, Any],
+    resolved: Mapping[str, Any],
+    name: str,
+    config_type: type = PretrainConfig,
 ) -> list[Setting]:
     """``resolved``, then those ``settings`` that it leaves open. Raises ``ValueError`` for one that is neither what
     the source has nor what was resolved."""
-    for key, (value, where) in parse_settings(PretrainConfig, settings).items():
+    for key, (value, where) in parse_settings(config_type, settings).items():
         if key not in resolved or key in MAY_DIFFER or value in (source[key], resolved[key]):
             continue
         raise ValueError(f"{where}: {key}: {value}, but {name} has {source[key]}; leave it out or give that")
@@ -140,11 +151,10 @@ def _fresh(options: RunOptions, settings: Sequence[Setting]) -> tuple[Start, lis
     params, head_notes = _for_pretraining(params, model, has_nsp)
 
     fixed = {"data.vocab": vocabulary.path, **vocabulary.settings}
-    before, after = (_section(config) | fixed for config in (source, model))
-    settings = _merge(settings, before, after, name)
-    record = {"format": _FORMAT, "init_from": name, "source": before, "resolved": after}
+    before, after = (model_section(config) | fixed for config in (source, model))
+    settings = merge_settings(settings, before, after, name)
     notes = [f"starts from {name}", *weights.notes, *vocabulary.notes, *position_notes, *head_notes]
-    start = WarmStart(params=params, messages=tuple(notes), record=yaml.safe_dump(record, sort_keys=False))
+    start = WarmStart(params=params, messages=tuple(notes), record=record_text(name, before, after))
     place = None if vocabulary.content is None else (vocabulary.path, vocabulary.content)
     return Start(start, place), settings
 
@@ -159,7 +169,8 @@ def _read_options(path: Path, given: Mapping[str, Any]) -> ReadOptions:
     return ReadOptions(lower_case=lower_case, activation=activation if is_open else None)
 
 
-def _section(model: ModelConfig) -> dict[str, Any]:
+def model_section(model: ModelConfig) -> dict[str, Any]:
+    """The options of the model section by their keys."""
     return {f"model.{key}": value for key, value in dataclasses.asdict(model).items()}
 
 

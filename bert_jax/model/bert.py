@@ -4,6 +4,7 @@ Shapes: B rows, S tokens, H width, M masked positions, C sequences per row, V vo
 """
 
 from collections.abc import Mapping
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -25,6 +26,7 @@ from bert_jax.model.layers import (
 )
 from bert_jax.model.product import product
 from bert_jax.model.sentence import SentenceHead
+from bert_jax.model.task_layers import BiLstm, Crf, FeatureMix, PairHead
 from bert_jax.parallel.axes import constrain, declared
 
 
@@ -35,16 +37,18 @@ def padded_vocab_size(config: ModelConfig, execution: ExecutionConfig) -> int:
 
 
 class Encoder(nn.Module):
-    """The stack of encoder layers: scanned (stacked parameters) or unrolled, optionally rematerialised."""
+    """The stack of encoder layers: scanned (stacked parameters) or unrolled, optionally rematerialised. With
+    ``collect`` the outputs of all layers come beside the last one's."""
 
     config: ModelConfig
     execution: ExecutionConfig
     mesh: Mesh | None = None
+    collect: bool = False
 
     @nn.compact
     def __call__(
         self, x_BxSxH: jax.Array, sequence_ids_BxS: jax.Array, dropout_key: DropoutKey | None
-    ) -> jax.Array:
+    ) -> tuple[jax.Array, jax.Array | None]:
         config, execution = self.config, self.execution
         layer_type = EncoderLayer
         if execution.remat == "full":
@@ -58,15 +62,19 @@ class Encoder(nn.Module):
                 length=config.num_layers,
                 metadata_params={nn.PARTITION_NAME: "layers"},
             )
-            layers = scanned(config, execution, self.mesh, name="layers")
-            x_BxSxH, _ = layers(x_BxSxH, 1 + jnp.arange(config.num_layers), sequence_ids_BxS, dropout_key)
+            layers = scanned(config, execution, self.mesh, self.collect, name="layers")
+            numbers = 1 + jnp.arange(config.num_layers)
+            x_BxSxH, all_LxBxSxH = layers(x_BxSxH, numbers, sequence_ids_BxS, dropout_key)
         else:
+            collected = []
             for i in range(config.num_layers):
-                layer = layer_type(config, execution, self.mesh, name=f"layer_{i}")
-                x_BxSxH, _ = layer(x_BxSxH, 1 + i, sequence_ids_BxS, dropout_key)
+                layer = layer_type(config, execution, self.mesh, self.collect, name=f"layer_{i}")
+                x_BxSxH, also = layer(x_BxSxH, 1 + i, sequence_ids_BxS, dropout_key)
+                collected.append(also)
+            all_LxBxSxH = jnp.stack(collected) if self.collect else None
         if config.norm_position == "pre":
             x_BxSxH = LayerNorm(config, compute_dtype(execution), name="final_layer_norm")(x_BxSxH)
-        return x_BxSxH
+        return x_BxSxH, all_LxBxSxH
 
 
 class MlmHead(nn.Module):
@@ -109,6 +117,10 @@ class BertOutput:
     end_logits: jax.Array | None = None  # [B, S]
     choice_logits: jax.Array | None = None  # [B, C]
     sentence_embedding: jax.Array | None = None  # float32[B, E]; of unpacked rows
+    sentence_embeddings: jax.Array | None = None  # float32[B, C, E], where cls_positions are given
+    pair_logits: jax.Array | None = None  # [B, C / 2, classes]
+    crf: tuple[jax.Array, jax.Array, jax.Array] | None = None  # transitions [L, L], start [L], end [L]
+    hidden_states: jax.Array | None = None  # [1 + layers, B, S, H], with all_layers
 
 
 def gather_positions(x_BxSxH: jax.Array, positions_BxM: jax.Array) -> jax.Array:
@@ -129,12 +141,25 @@ class BertModel(nn.Module):
     heads: HeadsConfig
     sentence: SentenceConfig | None = None
     mesh: Mesh | None = None
+    # Give every hidden state.
+    all_layers: bool = False
+    # No dropout in the encoder and no gradient into it.
+    frozen_encoder: bool = False
 
     def setup(self) -> None:
         config, heads, dtype = self.config, self.heads, compute_dtype(self.execution)
         rows = padded_vocab_size(config, self.execution)
         self.embeddings = Embeddings(config, self.execution, rows, self.mesh)
-        self.encoder = Encoder(config, self.execution, self.mesh)
+        collect = self.all_layers or heads.features != "last"
+        self.encoder = Encoder(config, self.execution, self.mesh, collect)
+        if heads.features != "last":
+            self.feature_mix = FeatureMix(heads.features)
+        if heads.bilstm:
+            self.bilstm = BiLstm(heads.bilstm, config)
+        if heads.crf:
+            self.crf = Crf(len(heads.token_labels))
+        if heads.pair_labels:
+            self.pair_head = PairHead(heads, config)
         if heads.mlm:
             self.mlm_head = MlmHead(config, self.execution, self.mesh)
         if heads.pooler:
@@ -147,17 +172,26 @@ class BertModel(nn.Module):
 
     def __call__(self, features: Mapping[str, jax.Array], dropout_key: DropoutKey | None = None) -> BertOutput:
         heads = self.heads
+        encoder_key = None if self.frozen_encoder else dropout_key
         x_BxSxH, table_VxH = self.embeddings(
-            features["input_ids"], features["token_type_ids"], features["position_ids"], dropout_key
+            features["input_ids"], features["token_type_ids"], features["position_ids"], encoder_key
         )
+        first_BxSxH = x_BxSxH
         if self.is_mutable_collection(INTERMEDIATES):
             self.sow(INTERMEDIATES, "hidden_states", x_BxSxH)
-        x_BxSxH = self.encoder(x_BxSxH, features["sequence_ids"], dropout_key)
-        outputs: dict[str, jax.Array] = {"sequence_output": x_BxSxH}
+        x_BxSxH, all_LxBxSxH = self.encoder(x_BxSxH, features["sequence_ids"], encoder_key)
+        outputs: dict[str, Any] = {"sequence_output": x_BxSxH}
+        if all_LxBxSxH is not None:
+            all_LxBxSxH = jnp.concatenate([first_BxSxH[None], all_LxBxSxH])
+            outputs["hidden_states"] = all_LxBxSxH
+        if self.frozen_encoder:
+            x_BxSxH, all_LxBxSxH = jax.lax.stop_gradient((x_BxSxH, all_LxBxSxH))
         if heads.mlm:
             positions = features.get("mlm_positions")
             inputs = x_BxSxH if positions is None else gather_positions(x_BxSxH, positions)
             outputs["mlm_logits"] = self.mlm_head(inputs, table_VxH)
+        if heads.features != "last":
+            x_BxSxH = self.feature_mix(all_LxBxSxH)
         if heads.pooler:
             positions = features.get("cls_positions")
             first_BxCxH = x_BxSxH[:, :1] if positions is None else gather_positions(x_BxSxH, positions)
@@ -170,12 +204,25 @@ class BertModel(nn.Module):
             if heads.choice:
                 outputs["choice_logits"] = self.choice_head(dropped_BxCxH)[..., 0]
         if heads.token_labels:
-            outputs["token_logits"] = self.token_head(self._head_dropout(x_BxSxH, dropout_key))
+            dropped_BxSxF = self._head_dropout(x_BxSxH, dropout_key)
+            if heads.bilstm:
+                dropped_BxSxF = self.bilstm(dropped_BxSxF, features["sequence_ids"])
+            outputs["token_logits"] = self.token_head(dropped_BxSxF)
+        if heads.crf:
+            outputs["crf"] = self.crf()
         if heads.span:  # no dropout before it, as in google-research/bert run_squad.py
             both_BxSx2 = self.span_head(x_BxSxH.astype(jnp.float32))
             outputs["start_logits"], outputs["end_logits"] = both_BxSx2[..., 0], both_BxSx2[..., 1]
-        if self.sentence is not None:
+        if self.sentence is not None and "cls_positions" not in features:
             outputs["sentence_embedding"] = self.sentence_head(x_BxSxH, features["sequence_ids"] > 0)
+        elif self.sentence is not None:
+            slots_C = 1 + jnp.arange(features["cls_positions"].shape[1])
+            own_BxCxS = features["sequence_ids"][:, None] == slots_C[:, None]
+            vectors = [self.sentence_head(x_BxSxH, own_BxCxS[:, i]) for i in range(len(slots_C))]
+            embeddings_BxCxE = outputs["sentence_embeddings"] = jnp.stack(vectors, axis=1)
+            if heads.pair_labels:
+                u, v = (embeddings_BxCxE[:, k::2][:, : len(slots_C) // 2] for k in (0, 1))
+                outputs["pair_logits"] = self.pair_head(jnp.concatenate([u, v, jnp.abs(u - v)], axis=-1))
         return BertOutput(**outputs)
 
     def _head_dropout(self, x: jax.Array, dropout_key: DropoutKey | None) -> jax.Array:

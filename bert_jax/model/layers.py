@@ -307,11 +307,13 @@ class FeedForward(nn.Module):
 
 
 class EncoderLayer(nn.Module):
-    """One layer. ``layer`` (1..L) picks its dropout keys; returns ``(x, None)``, as ``nn.scan`` wants."""
+    """One layer. ``layer`` (1..L) picks its dropout keys; returns ``(x, None)``, as ``nn.scan`` wants, with
+    ``collect`` ``(x, x)``."""
 
     config: ModelConfig
     execution: ExecutionConfig
     mesh: Mesh | None = None
+    collect: bool = False
 
     @nn.compact
     def __call__(
@@ -320,7 +322,7 @@ class EncoderLayer(nn.Module):
         layer: jax.Array | int,
         sequence_ids_BxS: jax.Array,
         dropout_key: DropoutKey | None,
-    ) -> tuple[jax.Array, None]:
+    ) -> tuple[jax.Array, jax.Array | None]:
         x_BxSxH = SelfAttention(self.config, self.execution, self.mesh, name="attention")(
             x_BxSxH,
             sequence_ids_BxS,
@@ -332,4 +334,5 @@ class EncoderLayer(nn.Module):
         )
         if self.is_mutable_collection(INTERMEDIATES):
             self.sow(INTERMEDIATES, "hidden_states", x_BxSxH)
-        return constrain(x_BxSxH, ACT, self.mesh), None
+        x_BxSxH = constrain(x_BxSxH, ACT, self.mesh)
+        return x_BxSxH, x_BxSxH if self.collect else None

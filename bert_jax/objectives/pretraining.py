@@ -45,3 +45,7 @@ class PretrainingObjective:
         """See :func:`pretraining_loss`."""
         output = model.apply({"params": params}, batch, key)
         return pretraining_loss(output.mlm_logits, output.nsp_logits, batch)
+
+    def damaged_rows(self, batch: Mapping[str, jax.Array]) -> jax.Array:
+        """Blank rows: a batch of shards has no others."""
+        return jnp.sum(jnp.all(batch["sequence_ids"] == 0, axis=-1))

@@ -26,6 +26,10 @@ class Objective(Protocol):
         """
         ...
 
+    def damaged_rows(self, batch: Mapping[str, jax.Array]) -> jax.Array:
+        """How many rows of the batch stand for records that could not be read."""
+        ...
+
 
 def weighted_cross_entropy(name: str, logits: jax.Array, labels: jax.Array, weights: jax.Array) -> Sums:
     """``{name}_loss`` and ``{name}_accuracy`` of float32 ``logits`` [..., V] against int ``labels`` [...]."""

@@ -1,5 +1,6 @@
 """Pretraining as a job of ``bert_jax.training.run``: shards, held-out loss, filled masks."""
 
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -48,8 +49,8 @@ class PretrainJob(Job):
     def __init__(
         self, config: PretrainConfig, tokenizer: Tokenizer, vocabulary: Path, source: PretrainSource
     ) -> None:
-        super().__init__(config, tokenizer, vocabulary)
-        self._source = source
+        super().__init__(config, tokenizer)
+        self._source, self._vocabulary = source, vocabulary
         self.max_blank_records = config.data.max_blank_records
         self._eval_batch_size = config.training.eval_batch_size or config.training.global_batch_size
         self._eval_step: Any = None
@@ -59,6 +60,11 @@ class PretrainJob(Job):
         programs = train_programs(self.config, mesh)
         self._eval_rows, self._eval_step = host_rows(mesh, self._eval_batch_size), None
         return programs
+
+    def write_tokenizer(self, folder: Path) -> None:
+        own = folder / self._vocabulary.name
+        if self._vocabulary.resolve() != own.resolve():
+            shutil.copyfile(self._vocabulary, own)
 
     def data(self, mesh: Mesh, *, complete: bool) -> Data:
         size = self.config.training.global_batch_size

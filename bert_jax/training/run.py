@@ -3,7 +3,6 @@
 Pretraining and fine-tuning are jobs that it does.
 """
 
-import shutil
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
@@ -91,9 +90,8 @@ class Context:
 class Job(ABC):
     """What is trained: model and objective, data, evaluation, and what comes out at the end."""
 
-    def __init__(self, config: RunConfig, tokenizer: Tokenizer, vocabulary: Path) -> None:
-        """``vocabulary``, the file of ``tokenizer``, is copied beside the checkpoints, so the workdir is whole."""
-        self.config, self.tokenizer, self.vocabulary = config, tokenizer, vocabulary
+    def __init__(self, config: RunConfig, tokenizer: Tokenizer) -> None:
+        self.config, self.tokenizer = config, tokenizer
 
     # Rows without content that are allowed: damaged records.
     max_blank_records = 0
@@ -103,6 +101,10 @@ class Job(ABC):
     @abstractmethod
     def programs(self, mesh: Mesh) -> TrainPrograms:
         """Model, optimizer, state and step on ``mesh``."""
+
+    @abstractmethod
+    def write_tokenizer(self, folder: Path) -> None:
+        """Put the tokenizer's file beside the checkpoints, so the workdir is whole."""
 
     @abstractmethod
     def data(self, mesh: Mesh, *, complete: bool) -> Data:
@@ -278,8 +280,7 @@ def run(
         if warm_start.record:
             write_whole(folder / RECORD, warm_start.record)
         (folder / "report.html").unlink(missing_ok=True)  # an older one would pass for this run's
-        if job.vocabulary.resolve() != (folder / job.vocabulary.name).resolve():
-            shutil.copyfile(job.vocabulary, folder / job.vocabulary.name)
+        job.write_tokenizer(folder)
     progress = Progress(training.num_steps, first_step, folder / "train.log", lead=lead)
     for message in messages:
         progress.line(message)

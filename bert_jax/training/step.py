@@ -91,12 +91,13 @@ def loss_and_gradients(
     numbers = jnp.arange(replicas)
     if mesh is None or replicas == 1:
         return accumulate(params, start, batch, key, denominators, numbers)
+    whole, by_rows = PartitionSpec(), PartitionSpec("data")
     # The compiler cuts what a replica computes over fsdp and tensor; over data nothing is left to it.
     apart = jax.shard_map(
         lambda *inputs: jax.tree.map(lambda x: x[None], accumulate(*inputs)),
         mesh=mesh,
-        in_specs=tuple(PartitionSpec(axis) for axis in (None, None, "data", None, None, "data")),
-        out_specs=PartitionSpec("data"),
+        in_specs=(whole, whole, by_rows, whole, whole, by_rows),
+        out_specs=by_rows,
         axis_names={axis for axis, size in mesh.shape.items() if axis == "data" or size == 1},
         check_vma=False,
     )
@@ -219,7 +220,7 @@ def make_train_step(
                 start=state.start,
             )
         tokens = sums["padding_fraction"][1] - sums["padding_fraction"][0]
-        blank_rows = jnp.sum(jnp.all(batch["sequence_ids"] == 0, axis=-1))
+        blank_rows = (objective or PretrainingObjective(model.heads.nsp)).damaged_rows(batch)
         scalars = {"loss": loss, "grad_norm": grad_norm, "learning_rate": learning_rate, "tokens": tokens}
         return new_state, {"sums": sums, "finite": finite, "blank_rows": blank_rows, **scalars}
 

@@ -1,0 +1,47 @@
+"""Exact match and F1 of answers in Chinese (CMRC 2018, DRCD), by characters."""
+
+import re
+import string
+from collections.abc import Sequence
+from difflib import SequenceMatcher
+
+import numpy as np
+
+from bert_jax.metrics.base import Score, count_records, mean_score
+
+# ASCII punctuation, its full-width forms, and what Chinese has of its own. Wider than the list of
+# ``cmrc2018_evaluate.py``, which lacks . , ( ) % among others and, by a slip, the opening quote and the ellipsis.
+FULL_WIDTH = "".join(chr(ord(character) + 0xFEE0) for character in string.punctuation)
+PUNCTUATION = string.punctuation + FULL_WIDTH + "、。·・…—–‘’“”〈〉《》「」『』【】〔〕〖〗〜"  # noqa: RUF001
+NO_PUNCTUATION = str.maketrans("", "", PUNCTUATION)
+# A run of Latin letters or digits (full-width ones too; text is lower case by now) is one token, and so is any
+# other character but white space.
+TOKEN = re.compile(r"[0-9a-zß-öø-ɏ\uff10-\uff19\uff41-\uff5a]+|\S")
+
+
+def remove_punctuation(text: str) -> str:
+    """Lower case without punctuation; white space inside stays, as in ``cmrc2018_evaluate.py``."""
+    return text.lower().strip().translate(NO_PUNCTUATION)
+
+
+def exact_and_f1(prediction: str, references: Sequence[str]) -> tuple[float, float]:
+    """Each the maximum over ``references``: equality without punctuation; F1 of the longest common substring of
+    tokens, 0 if either text has none."""
+    if not references:
+        raise ValueError(f"the answer {prediction[:40]!r} has no reference to be compared with")
+    predicted = remove_punctuation(prediction)
+    golds = [remove_punctuation(reference) for reference in references]
+    return float(predicted in golds), max(_substring_f1(predicted, gold) for gold in golds)
+
+
+def chinese_answer_scores(predictions: Sequence[str], references: Sequence[Sequence[str]]) -> list[Score]:
+    """exact and f1 (from 0 to 1) of ``predictions`` [n], each with one reference or more."""
+    count_records(predictions=predictions, references=references)
+    values = np.array([exact_and_f1(*pair) for pair in zip(predictions, references, strict=True)])
+    return [mean_score("exact", values[:, 0]), mean_score("f1", values[:, 1])]
+
+
+def _substring_f1(predicted: str, gold: str) -> float:
+    tokens, others = TOKEN.findall(predicted), TOKEN.findall(gold)
+    common = SequenceMatcher(None, tokens, others, autojunk=False).find_longest_match().size
+    return 2 * common / (len(tokens) + len(others)) if common else 0.0

@@ -1,0 +1,90 @@
+"""How sure a value is: bootstrap intervals, and tests of the difference of two models on the same records."""
+
+from typing import NamedTuple
+
+import numpy as np
+from scipy import stats
+
+from bert_jax.metrics.base import Score, count_records, value
+
+
+class Interval(NamedTuple):
+    """A metric of all records and the bounds of its confidence interval."""
+
+    value: float
+    low: float
+    high: float
+
+
+class Difference(NamedTuple):
+    """The metric of model a minus that of model b, the bounds of its interval, two-sided p-value."""
+
+    difference: float
+    low: float
+    high: float
+    p_value: float
+
+
+class McNemar(NamedTuple):
+    """Records that only one of two models has right, two-sided p-value of equally good models."""
+
+    only_a: int
+    only_b: int
+    p_value: float
+
+
+def confidence_interval(score: Score, n: int, seed: int, resamples: int = 1000, level: float = 0.95) -> Interval:
+    """Percentile bootstrap over ``n`` records (Efron 1979), the same for the same seed.
+
+    Resamples of which the metric is undefined are left out; the bounds are nan if that is all of them.
+    """
+    whole = value(score, n)
+    return Interval(whole, *_bounds(_resampled((score,), n, seed, resamples)[0], level))
+
+
+def paired_bootstrap(
+    score_a: Score, score_b: Score, n: int, seed: int, resamples: int = 1000, level: float = 0.95
+) -> Difference:
+    """Difference of two scores of the same ``n`` records, both taken of the same resamples.
+
+    The p-value is twice the share of resamples whose difference is 0 or of the other sign, which fits the
+    interval; the whole set counts as one more resample (Davison and Hinkley 1997, 4.2.3), so it is never 0.
+    """
+    whole = value(score_a, n) - value(score_b, n)
+    values = _resampled((score_a, score_b), n, seed, resamples)
+    differences = values[0] - values[1]
+    defined = differences[~np.isnan(differences)]
+    tail = min((defined <= 0).sum(), (defined >= 0).sum())
+    p_value = min(1.0, 2 * float(tail + 1) / (defined.size + 1)) if defined.size else float("nan")
+    return Difference(whole, *_bounds(differences, level), p_value)
+
+
+def mcnemar(correct_a: np.ndarray, correct_b: np.ndarray) -> McNemar:
+    """Exact McNemar test of bool[n]: a binomial test of the records that one model alone has right."""
+    count_records(correct_a=correct_a, correct_b=correct_b)
+    a, b = np.asarray(correct_a, bool), np.asarray(correct_b, bool)
+    only_a, only_b = int((a & ~b).sum()), int((b & ~a).sum())
+    p_value = float(stats.binomtest(only_a, only_a + only_b).pvalue) if only_a + only_b else 1.0
+    return McNemar(only_a, only_b, p_value)
+
+
+def _resampled(scores: tuple[Score, ...], n: int, seed: int, resamples: int) -> np.ndarray:
+    """float64[S, resamples]: each score of each resample."""
+    if resamples < 1:
+        raise ValueError(f"resamples must be 1 or more, not {resamples}")
+    rng = np.random.default_rng(seed)
+    values = np.empty((len(scores), resamples))
+    for number in range(resamples):
+        indices = rng.integers(n, size=n)
+        values[:, number] = [score.of(indices) for score in scores]
+    return values
+
+
+def _bounds(values: np.ndarray, level: float) -> tuple[float, float]:
+    if not 0 < level < 1:
+        raise ValueError(f"level must lie between 0 and 1, not {level}")
+    defined = values[~np.isnan(values)]
+    if not defined.size:
+        return float("nan"), float("nan")
+    low, high = np.quantile(defined, [(1 - level) / 2, (1 + level) / 2])
+    return float(low), float(high)

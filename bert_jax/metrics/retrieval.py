@@ -1,0 +1,40 @@
+"""Metrics of ranked lists: what was found, and how far up."""
+
+from collections.abc import Collection, Hashable, Sequence
+
+import numpy as np
+
+from bert_jax.metrics.base import Score, count_records, mean_score
+
+
+def retrieval_scores(
+    ranked: Sequence[Sequence[Hashable]],
+    relevant: Sequence[Collection[Hashable]],
+    cutoffs: Sequence[int] = (1, 5, 10),
+) -> list[Score]:
+    """mrr, precision@1, and recall@K and ndcg@K for each of ``cutoffs``. A record is a query.
+
+    ``ranked``: ids, best first, each once; what is not in the list is not found. ``relevant``: the right ids, one
+    or more for every query. mrr: one over the rank of the first right id in the whole list, else 0. ndcg: gain 1,
+    discount log2(rank + 1), over that of the best possible list.
+    """
+    n = count_records(ranked=ranked, relevant=relevant)
+    if any(cutoff < 1 for cutoff in cutoffs):
+        raise ValueError(f"cutoffs must be 1 or more, not {list(cutoffs)}")
+    longest = max(1, *cutoffs, *map(len, ranked))
+    hits = np.zeros((n, longest), bool)
+    for query, (found, right) in enumerate(zip(ranked, map(frozenset, relevant), strict=True)):
+        if not right:
+            raise ValueError(f"query {query} has no relevant id; leave it out")
+        if len(set(found)) != len(found):
+            raise ValueError(f"query {query} has an id twice in its ranked list")
+        hits[query, : len(found)] = [one in right for one in found]
+    total = np.array([len(frozenset(right)) for right in relevant])
+    discount = 1 / np.log2(np.arange(longest) + 2)
+    first = np.where(hits.any(axis=1), hits.argmax(axis=1) + 1, np.inf)
+    scores = [mean_score("mrr", 1 / first), mean_score("precision@1", hits[:, 0])]
+    for cutoff in cutoffs:
+        best = np.cumsum(discount)[np.minimum(total, cutoff) - 1]
+        scores.append(mean_score(f"recall@{cutoff}", hits[:, :cutoff].sum(axis=1) / total))
+        scores.append(mean_score(f"ndcg@{cutoff}", hits[:, :cutoff] @ discount[:cutoff] / best))
+    return scores

@@ -1,0 +1,126 @@
+"""What may stand between the encoder and a task's output layer, and output layers that are more than a dense one.
+
+Shapes: B rows, S tokens, H width of the encoder, F width of the features, U units per row, E width of an embedding.
+"""
+
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+
+from bert_jax.config import HeadsConfig, ModelConfig
+from bert_jax.config.spec import Features
+from bert_jax.model.layers import Dense
+from bert_jax.parallel.axes import declared
+
+# Hidden states (0: embeddings, then the layers) that each kind of features is made of.
+_PARTS = {
+    "last": slice(-1, None),
+    "embeddings": slice(0, 1),
+    "second_to_last": slice(-2, -1),
+    "weighted_last_four": slice(-4, None),
+    "weighted_all": slice(1, None),
+    "concat_last_four": slice(-4, None),
+}
+
+
+class FeatureMix(nn.Module):
+    """Token features from hidden states (Devlin et al. 2018, section 5.3): one of them, four side by side, or a
+    learnt scalar mix, gamma * sum(softmax(w) * h) (Peters et al. 2018)."""
+
+    kind: Features
+
+    @nn.compact
+    def __call__(self, hidden_NxBxSxH: jax.Array) -> jax.Array:
+        """float32[B, S, F] of all hidden states, the embeddings first."""
+        parts = hidden_NxBxSxH[_PARTS[self.kind]].astype(jnp.float32)
+        if self.kind == "concat_last_four":
+            return jnp.concatenate(list(parts), axis=-1)
+        if not self.kind.startswith("weighted"):
+            return parts[0]
+        weights = self.param("weights", declared(nn.initializers.zeros_init(), (None,)), (parts.shape[0],))
+        gamma = self.param("gamma", declared(nn.initializers.ones_init(), (None,)), (1,))
+        return gamma * jnp.einsum("n,nbsh->bsh", jax.nn.softmax(weights), parts)
+
+
+class BiLstm(nn.Module):
+    """Two layers of a bidirectional LSTM (Hochreiter and Schmidhuber 1997) over the tokens of each sequence of a
+    row: float32[B, S, 2 * size]. A sequence's state begins at zero, and padding keeps none."""
+
+    size: int
+    config: ModelConfig
+
+    @nn.compact
+    def __call__(self, x_BxSxF: jax.Array, sequence_ids_BxS: jax.Array) -> jax.Array:
+        for layer in range(2):
+            both = []
+            for direction in ("forward", "backward"):
+                gates = Dense(
+                    4 * self.size,
+                    ("embed", "pooled"),
+                    self.config,
+                    jnp.dtype("float32"),
+                    name=f"{direction}_{layer}",
+                )(x_BxSxF)
+                recurrent = self.param(
+                    f"{direction}_{layer}_recurrent",
+                    declared(nn.initializers.orthogonal(), ("embed", "pooled")),
+                    (self.size, 4 * self.size),
+                )
+                backward = direction == "backward"
+                both.append(_run_lstm(gates, recurrent, sequence_ids_BxS, backward))
+            x_BxSxF = jnp.concatenate(both, axis=-1)
+        return x_BxSxF
+
+
+def _run_lstm(
+    gates_BxSx4D: jax.Array, recurrent: jax.Array, sequence_ids_BxS: jax.Array, backward: bool
+) -> jax.Array:
+    if backward:
+        gates_BxSx4D, sequence_ids_BxS = gates_BxSx4D[:, ::-1], sequence_ids_BxS[:, ::-1]
+    size = recurrent.shape[0]
+    before = jnp.pad(sequence_ids_BxS[:, :-1], ((0, 0), (1, 0)))
+    goes_on_BxS = (sequence_ids_BxS == before) & (sequence_ids_BxS > 0)
+
+    def step(carry: tuple[jax.Array, jax.Array], inputs: tuple[jax.Array, jax.Array]):  # type: ignore[no-untyped-def]
+        gates, goes_on = inputs
+        hidden, cell = (jnp.where(goes_on[:, None], state, 0.0) for state in carry)
+        enter, forget, new, out = jnp.split(gates + hidden @ recurrent, 4, axis=-1)
+        cell = jax.nn.sigmoid(forget + 1.0) * cell + jax.nn.sigmoid(enter) * jnp.tanh(new)
+        hidden = jax.nn.sigmoid(out) * jnp.tanh(cell)
+        return (hidden, cell), hidden
+
+    zeros = jnp.zeros((gates_BxSx4D.shape[0], size))
+    _, hidden_SxBxD = jax.lax.scan(step, (zeros, zeros), (gates_BxSx4D.swapaxes(0, 1), goes_on_BxS.T))
+    hidden_BxSxD = hidden_SxBxD.swapaxes(0, 1)
+    return hidden_BxSxD[:, ::-1] if backward else hidden_BxSxD
+
+
+class Crf(nn.Module):
+    """Scores of tag sequences beside the tags' own: transitions [L, L] (from, to), start [L], end [L]."""
+
+    labels: int
+
+    @nn.compact
+    def __call__(self) -> tuple[jax.Array, jax.Array, jax.Array]:
+        zeros, size = nn.initializers.zeros_init(), self.labels
+        transitions = self.param("transitions", declared(zeros, ("classes", None)), (size, size))
+        start = self.param("start", declared(zeros, ("classes",)), (size,))
+        return transitions, start, self.param("end", declared(zeros, ("classes",)), (size,))
+
+
+class PairHead(nn.Module):
+    """Classes of two embeddings from (u, v, |u - v|) (Reimers and Gurevych 2019), optionally through a hidden layer
+    with ReLU."""
+
+    heads: HeadsConfig
+    config: ModelConfig
+
+    @nn.compact
+    def __call__(self, pair_features_BxUx3E: jax.Array) -> jax.Array:
+        """float32[B, U, classes]."""
+        x, dtype = pair_features_BxUx3E, jnp.dtype("float32")
+        if self.heads.pair_hidden:
+            x = jax.nn.relu(
+                Dense(self.heads.pair_hidden, ("embed", "pooled"), self.config, dtype, name="hidden")(x)
+            )
+        return Dense(len(self.heads.pair_labels), ("embed", "classes"), self.config, dtype, name="output")(x)

@@ -1,0 +1,92 @@
+"""Losses on one vector of logits per example: classes, several labels at once, numbers.
+
+Shapes: B rows, U examples per row, L labels. Logits, targets and weights are float32. What stands in an example of
+weight 0 reaches neither values nor gradients, be it nan.
+"""
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from bert_jax.objectives.denominator import denominator
+from bert_jax.objectives.sums import Sums
+
+# A float32 probability rounds to 1: then a power below 1 of 1 - p has no finite gradient.
+SMALLEST_COMPLEMENT = 1e-12
+
+
+def softmax_denominator(
+    labels: jax.Array, weights: jax.Array, class_weights_L: jax.Array | None = None
+) -> jax.Array:
+    """Denominator of :func:`softmax_loss` over the whole global batch; 1 where all weights are 0."""
+    return denominator(label_weights(labels, weights, class_weights_L))
+
+
+def label_weights(labels: jax.Array, weights: jax.Array, class_weights_L: jax.Array | None) -> jax.Array:
+    """``weights`` times the class weight of each example's label."""
+    if class_weights_L is None:
+        return weights
+    is_label = labels[..., None] == jnp.arange(len(class_weights_L))
+    return weights * jnp.sum(jnp.where(is_label, class_weights_L, 0.0), axis=-1)
+
+
+def softmax_loss(
+    logits_BxUxL: jax.Array,
+    labels_BxU: jax.Array,
+    weights_BxU: jax.Array,
+    *,
+    label_smoothing: float = 0.0,
+    focal_gamma: float = 0.0,
+    class_weights_L: jax.Array | None = None,
+) -> Sums:
+    """``loss`` and ``accuracy`` of one class out of L; labels int[B, U] in [0, L), of choices as well.
+
+    The cost of answer c is -w_c (1 - p_c)^gamma log p_c (w: class weight; focal loss, Lin et al. 2017), and the
+    loss (1 - s) cost_label + s mean(cost) with s the label smoothing. Over :func:`softmax_denominator` it is
+    ``torch.nn.CrossEntropyLoss(weight, label_smoothing)`` where gamma is 0: there the smoothed part is weighted
+    by w_c of each class, the denominator by that of the label alone.
+    """
+    logits_BxUxL = jnp.where(weights_BxU[..., None] > 0, logits_BxUxL, 0.0)
+    log_p_BxUxL = jax.nn.log_softmax(logits_BxUxL)
+    costs_BxUxL = -log_p_BxUxL
+    if focal_gamma:
+        costs_BxUxL *= jnp.maximum(-jnp.expm1(log_p_BxUxL), SMALLEST_COMPLEMENT) ** focal_gamma
+    if class_weights_L is not None:
+        costs_BxUxL *= class_weights_L
+    is_label = labels_BxU[..., None] == jnp.arange(logits_BxUxL.shape[-1])
+    loss_BxU = jnp.sum(jnp.where(is_label, costs_BxUxL, 0.0), axis=-1)
+    if label_smoothing:
+        loss_BxU = (1 - label_smoothing) * loss_BxU + label_smoothing * jnp.mean(costs_BxUxL, axis=-1)
+    correct_BxU = (jnp.argmax(logits_BxUxL, axis=-1) == labels_BxU).astype(jnp.float32)
+    weight = jnp.sum(label_weights(labels_BxU, weights_BxU, class_weights_L))
+    return {
+        "loss": (jnp.sum(loss_BxU * weights_BxU), weight),
+        "accuracy": (jnp.sum(correct_BxU * weights_BxU), jnp.sum(weights_BxU)),
+    }
+
+
+def multilabel_loss(
+    logits_BxUxL: jax.Array, targets_BxUxL: jax.Array, weights_BxU: jax.Array, *, focal_gamma: float = 0.0
+) -> Sums:
+    """``loss`` (sigmoid cross-entropy, mean over labels) and ``accuracy`` (share of labels that are right).
+
+    Targets in [0, 1]. Over the sum of weights and with gamma 0 it is the loss of transformers' problem type
+    ``multi_label_classification``; else each label's is times (1 - p of its target)^gamma (Lin et al. 2017).
+    """
+    is_there = weights_BxU[..., None] > 0
+    logits_BxUxL = jnp.where(is_there, logits_BxUxL, 0.0)
+    targets_BxUxL = jnp.where(is_there, targets_BxUxL, 0.0)
+    loss_BxUxL = optax.losses.sigmoid_focal_loss(logits_BxUxL, targets_BxUxL, gamma=focal_gamma)
+    correct_BxUxL = ((logits_BxUxL > 0) == (targets_BxUxL > 0.5)).astype(jnp.float32)
+    weight = jnp.sum(weights_BxU)
+    return {
+        "loss": (jnp.sum(jnp.mean(loss_BxUxL, axis=-1) * weights_BxU), weight),
+        "accuracy": (jnp.sum(jnp.mean(correct_BxUxL, axis=-1) * weights_BxU), weight),
+    }
+
+
+def regression_loss(predictions_BxUxL: jax.Array, targets_BxUxL: jax.Array, weights_BxU: jax.Array) -> Sums:
+    """``loss``: squared error, mean over the L numbers of an example (transformers' ``regression``)."""
+    is_there = weights_BxU[..., None] > 0
+    error_BxUxL = jnp.where(is_there, predictions_BxUxL, 0.0) - jnp.where(is_there, targets_BxUxL, 0.0)
+    return {"loss": (jnp.sum(jnp.mean(error_BxUxL**2, axis=-1) * weights_BxU), jnp.sum(weights_BxU))}

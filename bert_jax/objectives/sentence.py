@@ -1,0 +1,162 @@
+"""Losses on the vectors of texts that belong together (Sentence-BERT, Reimers and Gurevych 2019, and after it).
+
+Shapes: B rows, U examples per row, K texts per example, E width; n = B x U examples of this replica, N those of
+all replicas. Embeddings and weights are float32. What stands in an example of weight 0 reaches neither values nor
+gradients, be it nan. Divided by the sum of weights, the losses are those of sentence-transformers.
+
+Two losses compare examples with each other. Inside ``jax.shard_map`` they take the mesh axis whose replicas hold
+the batch: each replica then adds what its own examples weigh, so that sums and gradients, added up over the
+replicas, are those of one device. Microbatches are batches of their own: their losses are averaged.
+"""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+
+from bert_jax.objectives.sums import Sums, weighted_cross_entropy
+
+# Finite, so that an empty batch has a finite loss, which its weight makes 0.
+ABSENT = -1e30
+
+
+def pair_features(u: jax.Array, v: jax.Array) -> jax.Array:
+    """[..., 3E]: u, v and |u - v|, which the softmax classifier of Sentence-BERT reads."""
+    return jnp.concatenate([u, v, jnp.abs(u - v)], axis=-1)
+
+
+def cosine_loss(embeddings_BxUx2xE: jax.Array, targets_BxU: jax.Array, weights_BxU: jax.Array) -> Sums:
+    """``loss``: squared difference between the cosine of two texts and its target (``CosineSimilarityLoss``)."""
+    error_BxU = _cosine(_present(embeddings_BxUx2xE, weights_BxU)) - jnp.where(weights_BxU > 0, targets_BxU, 0.0)
+    return {"loss": (jnp.sum(error_BxU**2 * weights_BxU), jnp.sum(weights_BxU))}
+
+
+def triplet_loss(
+    embeddings_BxUx3xE: jax.Array, weights_BxU: jax.Array, *, margin: float = 5.0, distance: str = "euclidean"
+) -> Sums:
+    """``loss``, max(d(anchor, positive) - d(anchor, negative) + margin, 0), and ``accuracy``, the share of nearer
+    positives; texts are (anchor, positive, negative), ``distance`` is euclidean or cosine (``TripletLoss``)."""
+    x_BxUx3xE = _present(embeddings_BxUx3xE, weights_BxU)
+    near, far = x_BxUx3xE[:, :, :2], x_BxUx3xE[:, :, ::2]
+    if distance == "cosine":
+        near_BxU, far_BxU = 1 - _cosine(near), 1 - _cosine(far)
+    elif distance == "euclidean":
+        near_BxU, far_BxU = _distance(near), _distance(far)
+    else:
+        raise ValueError(f"distance {distance!r}; allowed: euclidean, cosine")
+    loss_BxU = jax.nn.relu(near_BxU - far_BxU + margin)
+    correct_BxU = (near_BxU < far_BxU).astype(jnp.float32)
+    weight = jnp.sum(weights_BxU)
+    return {
+        "loss": (jnp.sum(loss_BxU * weights_BxU), weight),
+        "accuracy": (jnp.sum(correct_BxU * weights_BxU), weight),
+    }
+
+
+def cosent_loss(
+    embeddings_BxUx2xE: jax.Array,
+    targets_BxU: jax.Array,
+    weights_BxU: jax.Array,
+    *,
+    scale: float = 20.0,
+    axis: str | None = None,
+) -> Sums:
+    """``loss``: log(1 + sum of exp(scale (cos_i - cos_j)) over all i, j with target_i < target_j).
+
+    sentence-transformers' ``CoSENTLoss``. It is one number for the batch: each replica adds it times the weight of
+    its own examples. Inside the logarithm an example of any weight above 0 is one. Takes N x N floats.
+    """
+    scores_N = _gather(scale * _cosine(_present(embeddings_BxUx2xE, weights_BxU)).reshape(-1), axis)
+    targets_N = _gather(targets_BxU.reshape(-1), axis)
+    is_there_N = _gather(weights_BxU.reshape(-1), axis) > 0
+    is_pair_NxN = (targets_N[:, None] < targets_N) & is_there_N[:, None] & is_there_N
+    terms_NxN = jnp.where(is_pair_NxN, scores_N[:, None] - scores_N, ABSENT)
+    loss = jax.nn.logsumexp(jnp.append(terms_NxN.reshape(-1), 0.0))
+    weight = jnp.sum(weights_BxU)
+    return {"loss": (loss * weight, weight)}
+
+
+def in_batch_negatives_loss(
+    embeddings_BxUxKxE: jax.Array,
+    weights_BxU: jax.Array,
+    *,
+    scale: float = 20.0,
+    similarity: str = "cosine",
+    symmetric: bool = False,
+    axis: str | None = None,
+) -> Sums:
+    """``loss`` and ``accuracy`` of finding each anchor's positive among the other texts of the batch.
+
+    Texts are (anchor, positive, hard negatives ...). The candidates of every anchor are all positives and all hard
+    negatives of the batch, equal texts among them (``MultipleNegativesRankingLoss``); ``similarity`` is cosine or
+    dot. With ``symmetric`` the mean of this and of finding each positive's anchor among all anchors. With the same
+    text as anchor and positive, under two dropout masks, this is SimCSE (Gao et al. 2021).
+    """
+    if similarity not in ("cosine", "dot"):
+        raise ValueError(f"similarity {similarity!r}; allowed: cosine, dot")
+    texts, width = embeddings_BxUxKxE.shape[2:]
+    x_nxKxE = _present(embeddings_BxUxKxE, weights_BxU).reshape(-1, texts, width)
+    if similarity == "cosine":
+        x_nxKxE = _unit(x_nxKxE)
+    weights_n = weights_BxU.reshape(-1)
+    all_NxKxE = _gather(x_nxKxE, axis)
+    is_there_N = _gather(weights_n, axis) > 0
+    own_n = jnp.arange(len(weights_n))
+    if axis is not None:
+        own_n += jax.lax.axis_index(axis) * len(weights_n)
+
+    def find(queries_nxE: jax.Array, candidates_KxNxE: jax.Array) -> tuple[Sums, jax.Array]:
+        """The sums of finding candidate [0, own] for each query."""
+        # Default precision is bfloat16 on TPUs, which the scale would multiply.
+        logits = scale * jnp.einsum("nE,KNE->nKN", queries_nxE, candidates_KxNxE, precision="highest")
+        logits = jnp.where(is_there_N, logits, ABSENT).reshape(len(queries_nxE), -1)
+        return weighted_cross_entropy("own", logits, own_n, weights_n)
+
+    sums = find(x_nxKxE[:, 0], all_NxKxE[:, 1:].swapaxes(0, 1))
+    loss, weight = sums["own_loss"]
+    if symmetric:
+        backward, _ = find(x_nxKxE[:, 1], all_NxKxE[:, :1].swapaxes(0, 1))["own_loss"]
+        loss = (loss + backward) / 2
+    return {"loss": (loss, weight), "accuracy": sums["own_accuracy"]}
+
+
+def _present(embeddings_BxUxKxE: jax.Array, weights_BxU: jax.Array) -> jax.Array:
+    return jnp.where(weights_BxU[..., None, None] > 0, embeddings_BxUxKxE, 0.0)
+
+
+def _unit(x: jax.Array) -> jax.Array:
+    """Rows divided by their norm (at least 1e-12); a row of zeros has a gradient too."""
+    return x * jax.lax.rsqrt(jnp.maximum(jnp.sum(x**2, axis=-1, keepdims=True), 1e-24))
+
+
+def _cosine(pairs_BxUx2xE: jax.Array) -> jax.Array:
+    return jnp.sum(jnp.prod(_unit(pairs_BxUx2xE), axis=2), axis=-1)
+
+
+def _distance(pairs_BxUx2xE: jax.Array) -> jax.Array:
+    """Euclidean; between equal vectors the gradient is 0."""
+    squared_BxU = jnp.sum((pairs_BxUx2xE[:, :, 0] - pairs_BxUx2xE[:, :, 1]) ** 2, axis=-1)
+    differ_BxU = squared_BxU > 0
+    return jnp.where(differ_BxU, jnp.sqrt(jnp.where(differ_BxU, squared_BxU, 1.0)), 0.0)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(1,))
+def _gather(x_n: jax.Array, axis: str | None) -> jax.Array:
+    """``x`` [n, ...] of all replicas along ``axis``, in their order: [N, ...]; gradients come back summed."""
+    return x_n if axis is None else jax.lax.all_gather(x_n, axis, tiled=True)
+
+
+def _gather_forward(x_n: jax.Array, axis: str | None) -> tuple[jax.Array, None]:
+    return _gather(x_n, axis), None
+
+
+def _gather_backward(axis: str | None, _: None, gradient_N: jax.Array) -> tuple[jax.Array]:
+    if axis is None:
+        return (gradient_N,)
+    # Left alone, jax asks for a reduce-scatter, which several processes on CPU get wrong (design/sharding.md).
+    size = len(gradient_N) // jax.lax.axis_size(axis)
+    summed_N = jax.lax.psum(gradient_N, axis)
+    return (jax.lax.dynamic_slice_in_dim(summed_N, jax.lax.axis_index(axis) * size, size),)
+
+
+_gather.defvjp(_gather_forward, _gather_backward)

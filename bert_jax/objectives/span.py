@@ -1,0 +1,44 @@
+"""Start and end of an answer in packed rows (google-research/bert ``run_squad.py``)."""
+
+import jax
+import jax.numpy as jnp
+
+from bert_jax.objectives.sums import Sums
+
+# Finite, so that a slot without any token has a finite loss, which its weight makes 0.
+ABSENT = -1e30
+
+
+def span_loss(
+    start_logits_BxS: jax.Array,
+    end_logits_BxS: jax.Array,
+    sequence_ids_BxS: jax.Array,
+    starts_BxC: jax.Array,
+    ends_BxC: jax.Array,
+    weights_BxC: jax.Array,
+) -> Sums:
+    """``loss``, the mean of the cross-entropies of start and end, and ``accuracy``, the share with both right.
+
+    Logits float32. ``starts`` and ``ends`` are the answer's first and last token as positions in the row; that of
+    slot k - 1 lies among the tokens whose sequence id is k. Those tokens, special ones included, are what its
+    softmax runs over, as it does in the reference and in transformers over an input without padding. (Over a
+    padded one theirs runs over the padding as well.)
+    """
+    slots_C = jnp.arange(weights_BxC.shape[1])
+    own_BxCxS = (sequence_ids_BxS[:, None] == slots_C[:, None] + 1) & (weights_BxC[..., None] > 0)
+
+    def side(logits_BxS: jax.Array, targets_BxC: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """Cross-entropy, and whether the largest logit is the target's; both [B, C]."""
+        logits_BxCxS = jnp.where(own_BxCxS, logits_BxS[:, None], ABSENT)
+        is_target = jnp.arange(logits_BxS.shape[1]) == targets_BxC[..., None]
+        target_BxC = jnp.sum(jnp.where(is_target, logits_BxCxS, 0.0), axis=-1)
+        return jax.nn.logsumexp(logits_BxCxS, axis=-1) - target_BxC, target_BxC >= jnp.max(logits_BxCxS, axis=-1)
+
+    start_loss_BxC, start_right_BxC = side(start_logits_BxS, starts_BxC)
+    end_loss_BxC, end_right_BxC = side(end_logits_BxS, ends_BxC)
+    right_BxC = (start_right_BxC & end_right_BxC).astype(jnp.float32)
+    weight = jnp.sum(weights_BxC)
+    return {
+        "loss": (jnp.sum((start_loss_BxC + end_loss_BxC) / 2 * weights_BxC), weight),
+        "accuracy": (jnp.sum(right_BxC * weights_BxC), weight),
+    }

@@ -1,0 +1,123 @@
+"""Predictions of a task for whole splits, and what its metrics say of them."""
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from bert_jax.metrics import Score, confidence_interval, value
+from bert_jax.model import BertModel
+from bert_jax.parallel import host_rows, to_global
+from bert_jax.records import Record
+from bert_jax.tasks.base import Level, Prediction, Task, Unit
+from bert_jax.tasks.packing import Packed, Shape, fill_rows, pack_batch, row_length
+
+# Tokens of a batch per device.
+_CPU_TOKENS, _TOKENS = 2048, 16384
+_MOST_UNITS = 32
+# Of tasks with many classes only so many scores get an interval: each takes a thousand resamples.
+_MOST_INTERVALS = 40
+
+
+class Predictor:
+    """Runs units through the model on a mesh. A step is compiled once per shape, of which there are two at most."""
+
+    def __init__(self, task: Task, model: BertModel, mesh: Mesh) -> None:
+        self._task, self._mesh = task, mesh
+        self._levels: dict[str, Level] = {}
+
+        def run(params: Any, batch: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
+            outputs = task.outputs(model.apply({"params": params}, batch, None), batch)
+            self._levels.update({name: level for name, (level, _) in outputs.items()})
+            return {name: array for name, (_, array) in outputs.items()}
+
+        # Every process gets all outputs.
+        self.step = jax.jit(run, out_shardings=NamedSharding(mesh, PartitionSpec()))
+
+    def outputs(
+        self, params: Any, units: Sequence[Unit], before_batch: Callable[[], None] = lambda: None
+    ) -> list[dict[str, np.ndarray]]:
+        """Outputs of every unit, in order: one entry of ``unit`` arrays, of ``token`` arrays its tokens."""
+        found: list[dict[str, np.ndarray]] = [{} for _ in units]
+        waiting: list[tuple[Packed, dict[str, jax.Array]]] = []
+
+        def collect() -> None:
+            packed, arrays = waiting.pop(0)
+            values = {name: np.asarray(array) for name, array in arrays.items()}
+            for number, row, slot, first in packed.places:
+                tokens = slice(first, first + units[number].length)
+                found[number] = {
+                    name: array[row, tokens] if self._levels[name] == "token" else array[row, slot]
+                    for name, array in values.items()
+                }
+
+        for packed in self._batches(units):
+            before_batch()
+            count = len(packed.features["input_ids"])
+            rows = host_rows(self._mesh, count)
+            own = {name: array[rows] for name, array in packed.features.items()}
+            waiting.append((packed, self.step(params, to_global(own, self._mesh, count))))
+            if len(waiting) > 2:
+                collect()
+        while waiting:
+            collect()
+        return found
+
+    def _batches(self, units: Sequence[Unit]) -> Iterator[Packed]:
+        if not units:
+            return
+        task, sizes = self._task, self._mesh.shape
+        config = task.config
+        parts = sizes["data"] * sizes["fsdp"]
+        lengths = [unit.length for unit in units]
+        length = row_length(max(lengths)) if config.input.packing else config.task.max_length
+        most = min(_MOST_UNITS, 1 + length // 8) if config.input.packing else 1
+        rows = fill_rows(lengths, length, most)
+        assert rows is not None
+        tokens = _CPU_TOKENS if self._mesh.devices.flat[0].platform == "cpu" else _TOKENS
+        # As many rows as memory likes, not more than there are.
+        size = parts * max(1, min(tokens // length, math.ceil(len(rows) / parts)))
+        shape = Shape(size, length, most)
+        for start in range(0, len(rows), size):
+            yield pack_batch(
+                units, rows[start : start + size], shape,
+                sequences=task.sequences_per_unit, targets=task.targets, pad_id=task.tokenizer.pad_id,
+            )  # fmt: skip
+
+
+def predict_split(
+    task: Task, predictor: Predictor, params: Any, records: Sequence[Record], units: Sequence[Unit],
+    before_batch: Callable[[], None] = lambda: None,
+) -> list[Prediction]:  # fmt: skip
+    """A prediction for every record."""
+    return task.decode(records, units, predictor.outputs(params, units, before_batch))
+
+
+def scores_of(task: Task, records: Sequence[Record], predictions: Sequence[Prediction]) -> tuple[list[Score], int]:
+    """Scores over the labelled records, and how many those are."""
+    labelled = [i for i, record in enumerate(records) if task.is_labelled(record)]
+    if not labelled:
+        return [], 0
+    return task.scores([records[i] for i in labelled], [predictions[i] for i in labelled]), len(labelled)
+
+
+def point_values(scores: Sequence[Score], count: int) -> dict[str, float | None]:
+    """Name to value; None where a metric is not defined."""
+    values = {score.name: float(value(score, count)) for score in scores}
+    return {name: None if math.isnan(number) else number for name, number in values.items()}
+
+
+def with_intervals(scores: Sequence[Score], count: int, seed: int) -> dict[str, dict[str, Any]]:
+    """Name to ``{"value", "ci95"}``: a 95% bootstrap interval of 1,000 resamples for the first scores."""
+    values: dict[str, dict[str, Any]] = {}
+    for number, score in enumerate(scores):
+        if number >= _MOST_INTERVALS:
+            values[score.name] = {"value": point_values([score], count)[score.name], "ci95": None}
+            continue
+        found, low, high = confidence_interval(score, count, seed)
+        defined = not math.isnan(found)
+        values[score.name] = {"value": found if defined else None, "ci95": [low, high] if defined else None}
+    return values

@@ -1,0 +1,366 @@
+"""Fine-tuning as a job of ``bert_jax.training.run``: examples, metrics on dev, the best checkpoint, predictions."""
+
+import dataclasses
+import json
+import math
+import shutil
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+
+from bert_jax.config import ModelSpec
+from bert_jax.config.finetune import FinetuneConfig
+from bert_jax.interop.exchange import Weights
+from bert_jax.interop.export import export_model
+from bert_jax.interop.native import write_saved
+from bert_jax.interop.readers import read_weights
+from bert_jax.metrics import Score
+from bert_jax.model import BertModel, from_canonical, to_canonical
+from bert_jax.optim import parameter_rates
+from bert_jax.parallel import host_rows, hosts, to_host
+from bert_jax.records import Record
+from bert_jax.storage import Location, write_whole
+from bert_jax.tasks import selection
+from bert_jax.tasks.augment import check_augmentation
+from bert_jax.tasks.base import Task
+from bert_jax.tasks.evaluation import Predictor, point_values, predict_split, scores_of, with_intervals
+from bert_jax.tasks.examples import ExampleBatches
+from bert_jax.tasks.objective import TaskObjective
+from bert_jax.tasks.packing import plan_shapes
+from bert_jax.tasks.registry import task_class
+from bert_jax.tasks.start import Start, store_tokenizer, warm_start
+from bert_jax.training.compile import TrainPrograms, make_programs, with_shardings
+from bert_jax.training.integrity import json_digest
+from bert_jax.training.report import write_report
+from bert_jax.training.run import Context, Data, Job, train
+from bert_jax.training.state import TrainState
+
+# Folders and files of a workdir.
+BEST, EXPORT, METRICS = "best", "export", "metrics.json"
+Splits = Mapping[str, Sequence[Record]]
+
+
+def finetune(
+    config: FinetuneConfig, *, workdir: Location, splits: Splits, tests: Sequence[str], start: Start, **inputs: Any
+) -> None:
+    """Train the task of ``config`` on ``splits["train"]``, evaluate on the other splits, and predict all of them;
+    ``tests`` are those that choose nothing. See ``run.run`` for ``inputs``.
+
+    Raises ``ValueError`` for what the user can mend and ``exits.Stop`` when the run ends early.
+    """
+    job = FinetuneJob(config, splits, tests, start)
+    for note in job.notes:
+        print(note, flush=True)
+    first = warm_start(start, job.config, job.model.heads, job.model.sentence)
+    train(job, workdir=workdir, warm_start=first, **inputs)
+
+
+class FinetuneJob(Job):
+    """A task on its records. ``config`` is completed: labels, steps, intervals and warmup are filled in."""
+
+    config: FinetuneConfig
+    eval_split = "dev"
+
+    def __init__(self, config: FinetuneConfig, splits: Splits, tests: Sequence[str], start: Start) -> None:
+        tokenizer = start.tokenizer
+        kind = task_class(config)
+        check_augmentation(config)
+        splits = _chosen(config, splits)
+        if not splits.get("train"):
+            raise ValueError("data.train: there are no training records; name the files in data.train")
+        config = kind.from_data(config, splits)
+        self._units = kind(config, tokenizer).featurize(splits["train"], training=True)
+        if not self._units:
+            raise ValueError("data.train: no training record gives anything to learn; look at data.columns")
+        config = _completed(config, len(self._units))
+        super().__init__(config, tokenizer)
+        self.task: Task = kind(config, tokenizer)
+        self.notes = self.task.notes(config, splits)
+        self._splits, self._tests, self._start = splits, tests, start
+        self._devs = [name for name in splits if name != "train" and name not in tests]
+        self._dev_units: dict[str, list[Any]] = {}
+        self._predictor: Predictor | None = None
+        self._best: dict[str, Any] = {"value": None, "step": 0, "waited": 0, "over": False}
+        self.eval_split = self._devs[0] if self._devs else "dev"
+        heads = dataclasses.replace(
+            self.task.heads,
+            features=config.features.layers,
+            bilstm=config.features.bilstm_size if self.task.heads.token_labels else 0,
+            dropout=None if config.regularization.head_dropout < 0 else config.regularization.head_dropout,
+        )
+        heads.feature_count(config.model)
+        self.model = BertModel(
+            config.model, config.execution, heads, self.task.sentence, frozen_encoder=config.features.frozen_encoder
+        )
+
+    # --- What run() asks for -----------------------------------------------------------------------------------
+
+    def programs(self, mesh: Mesh) -> TrainPrograms:
+        config, model = self.config, self.model.clone(mesh=mesh)
+        self._predictor = Predictor(self.task, model, mesh)
+        like = jax.eval_shape(lambda: _running_params(model))
+        return make_programs(
+            config,
+            model,
+            with_start=config.keeps_start,
+            objective=TaskObjective(self.task),
+            rates=parameter_rates(config.optimizer, config.model.num_layers, like, self._steps_per_epoch),
+            decay_to_start=config.optimizer.decay_to_start,
+        )
+
+    def write_tokenizer(self, folder: Path) -> None:
+        store_tokenizer(folder, self._start)
+
+    @property
+    def _steps_per_epoch(self) -> int:
+        return math.ceil(len(self._units) / self.config.training.global_batch_size)
+
+    def _batches(self, mesh: Mesh) -> ExampleBatches:
+        config, sizes = self.config, mesh.shape
+        lengths = np.array([unit.length for unit in self._units])
+        sequences = self.task.sequences_per_unit
+        shapes = plan_shapes(
+            lengths,
+            config.training.global_batch_size,
+            steps=config.training.num_steps,
+            width=config.model.hidden_size,
+            parts=sizes["data"] * sizes["fsdp"] * config.training.accumulation_steps,
+            most=config.input.max_shapes,
+            packing=config.input.packing,
+            limit=max(config.task.max_length * sequences, int(lengths.max())),
+        )
+        classes = None
+        if config.input.balanced:
+            classes = self._classes()
+        order = [[list(sequence.ids) for sequence in unit.sequences] for unit in self._units]
+        key = [order, config.training.global_batch_size, config.training.seed, config.input.balanced]
+        fingerprint = json_digest(key)
+        return ExampleBatches(
+            self.task, self._units, shapes, lambda count: host_rows(mesh, count), fingerprint, classes
+        )
+
+    def _classes(self) -> np.ndarray:
+        labels = self.config.data.labels
+        records = self._splits["train"]
+        if self.config.task.kind != "classification":
+            raise ValueError(f"input.balanced: {self.config.task.kind} has no classes to balance; set it to false")
+        return np.array([labels.index(records[unit.record].label or "") for unit in self._units])
+
+    def data(self, mesh: Mesh, *, complete: bool) -> Data:
+        batches = self._batches(mesh)
+        parts = len(host_rows(mesh, mesh.size)) / mesh.size
+        return Data(None if complete else batches, parts, 2, batches.state())
+
+    def batch_shapes(self, mesh: Mesh, data_step: int) -> Mapping[str, Any]:
+        return with_shardings(self._batches(mesh).pack(data_step)[0], mesh)
+
+    def flops_per_sequence(self) -> float:
+        return 0.0
+
+    def evaluates(self) -> bool:
+        return bool(self._devs)
+
+    def evaluate(self, context: Context, state: TrainState, step: int) -> bool:
+        if not self._devs:
+            return False
+        params = context.programs.gather(state.params if state.ema is None else state.ema)
+        first: list[Score] = []
+        for split in self._devs:
+            scores, count = self._scores(context, params, split, step)
+            values = point_values(scores, count)
+            context.write(step, {"split": split, **values})
+            first = first or scores
+            if split == self._devs[0]:
+                self._judge(values, first, step)
+        if self._best["step"] == step and self.config.training.restore_best:
+            self._save_best(context, params, step)
+        return bool(self._best["over"])
+
+    def _scores(self, context: Context, params: Any, split: str, step: int) -> tuple[list[Score], int]:
+        assert self._predictor is not None
+        units = self._featurized(split)
+        predictions = predict_split(
+            self.task, self._predictor, params, self._splits[split], units, lambda: context.before_batch(step)
+        )
+        scores, count = scores_of(self.task, self._splits[split], predictions)
+        if not scores:
+            raise ValueError(f"data.dev: split {split} has no labels; evaluation needs some (use data.test)")
+        return scores, count
+
+    def _featurized(self, split: str) -> list[Any]:
+        if split not in self._dev_units:
+            self._dev_units[split] = self.task.featurize(self._splits[split], training=False)
+        return self._dev_units[split]
+
+    def _judge(self, values: Mapping[str, float | None], scores: Sequence[Score], step: int) -> None:
+        """Is this the best evaluation so far, and was it enough?"""
+        name = self.config.task.metric or scores[0].name
+        by_name = {score.name: score for score in scores}
+        if name not in by_name:
+            raise ValueError(f"task.metric: {name!r} is not measured; allowed: {', '.join(by_name)}")
+        training, now, best = self.config.training, values[name], self._best
+        sign = 1 if by_name[name].higher_is_better else -1
+        # A metric that is not defined, such as the correlation of constants, is never the best.
+        better = now is not None and (
+            best["value"] is None or sign * (now - best["value"]) > max(training.min_delta, 0.0)
+        )
+        if better:
+            self._best = {"value": now, "step": step, "waited": 0, "over": False, "metric": name}
+        else:
+            waited = best["waited"] + 1
+            self._best = {**best, "waited": waited, "over": bool(training.patience) and waited >= training.patience}
+
+    def is_over(self, step: int) -> bool:
+        return bool(self._best["over"])
+
+    def state(self) -> dict[str, Any]:
+        return dict(self._best)
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        self._best = dict(state)
+
+    # --- What comes out ------------------------------------------------------------------------------------------
+
+    def _weights(self, params: Any, step: int) -> Weights:
+        """Parameters in exchange form; every process calls it."""
+        config = self.config
+        flat = to_canonical(to_host(params), config.model.vocab_size)
+        spec = ModelSpec(
+            model=config.model,
+            heads=self.model.heads,
+            sentence=self.model.sentence,
+            tokenizer=self._start.tokenizer_config,
+            family="roberta" if config.model.position_offset else "bert",
+        )
+        origin = {"format": "fine-tuning run", "task": config.name, "step": step, "init_from": self._start.name}
+        arrays = {name: np.asarray(values, np.float32) for name, values in flat.items()}
+        return Weights(spec=spec, params=arrays, tokenizer_content=self._start.tokenizer_content, origin=origin)
+
+    def _save_best(self, context: Context, params: Any, step: int) -> None:
+        with context.watchdog.phase("saving the best parameters"):
+            weights = self._weights(params, step)
+            if hosts.is_lead():
+                replace_saved(context.folder / BEST, weights, step)
+
+    def finish(self, context: Context, state: TrainState) -> None:
+        began = time.perf_counter()
+        folder, config, step = context.folder, self.config, int(state.step)
+        use_best = config.training.restore_best and bool(self._best["step"])
+        params = context.programs.gather(state.params if state.ema is None else state.ema)
+        if use_best:
+            stored = read_weights(folder / BEST)
+            like = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), params)
+            values = from_canonical(stored.params, like, config.model.vocab_size)
+            params = jax.tree.map(lambda x, old: jax.device_put(x, old.sharding), values, params)
+            step = self._best["step"]
+        elif not (folder / BEST).exists() or not use_best:
+            self._save_best(context, params, step)
+        results = [self._predict(context, params, split, step, began) for split in self._splits if split != "train"]
+        if not hosts.is_lead():
+            return
+        text = json.dumps(results, indent=1, ensure_ascii=False)
+        write_whole(folder / METRICS, f"{text}\n")
+        lines = [line for result in results for line in _result_lines(result)]
+        if use_best:
+            lines.append(f"parameters of step {step:,}, the best {self._best['metric']} on {self._devs[0]}")
+        lines += self._export(folder)
+        evaluation = {name: found["value"] for result in results[:1] for name, found in result["metrics"].items()}
+        write_report(folder, {"summary": lines, "evaluation": evaluation})
+        for line in [*lines, f"report: {context.workdir}/report.html"]:
+            context.progress.line(line)
+
+    def _predict(self, context: Context, params: Any, split: str, step: int, began: float) -> dict[str, Any]:
+        """Write the predictions of a split; its entry of metrics.json."""
+        assert self._predictor is not None
+        records = self._splits[split]
+        predictions = predict_split(
+            self.task, self._predictor, params, records, self._featurized(split),
+            lambda: context.watchdog.beat(f"predicting {split}"),
+        )  # fmt: skip
+        if hosts.is_lead():
+            lines = [
+                json.dumps({"id": record.id, **one}, ensure_ascii=False)
+                for record, one in zip(records, predictions, strict=True)
+            ]
+            write_whole(context.folder / f"predictions_{split}.jsonl", "".join(f"{line}\n" for line in lines))
+        scores, count = scores_of(self.task, records, predictions)
+        return {
+            "task": self.config.name,
+            "split": split,
+            "n": len(records),
+            "metrics": with_intervals(scores, count, self.config.training.seed),
+            "seed": self.config.training.seed,
+            "step": step,
+            "seconds": round(time.perf_counter() - began, 3),
+        }
+
+    def _export(self, folder: Path) -> list[str]:
+        """Write ``export/`` as a Hugging Face folder; what to say about it."""
+        said: list[str] = []
+        try:
+            export_model(folder / BEST, folder / EXPORT, "hf", force=True, verify=False, report=said.append)
+        except ValueError as error:
+            return [f"no export: {error}"]
+        return said
+
+    def is_finished(self, folder: Path) -> bool:
+        return (folder / METRICS).exists() and (folder / "report.html").exists()
+
+
+def _running_params(model: BertModel) -> Any:
+    from bert_jax.training.state import initial_params
+
+    return initial_params(model, 0)
+
+
+def replace_saved(folder: Path, weights: Weights, step: int) -> None:
+    """Write a saved model in the place of an older one; at any moment a whole one is there, under this name or with
+    ``.old`` behind it."""
+    new, old = folder.with_name(f"{folder.name}.new"), folder.with_name(f"{folder.name}.old")
+    for path in (new, old):
+        shutil.rmtree(path, ignore_errors=True)
+    write_saved(new, weights, step)
+    if folder.exists():
+        folder.rename(old)
+    new.rename(folder)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def _chosen(config: FinetuneConfig, splits: Splits) -> dict[str, Sequence[Record]]:
+    """``splits`` with the training records that few-shot learning keeps."""
+    chosen = dict(splits)
+    if config.input.few_shot:
+        labels = [record.label or "" for record in splits["train"]]
+        kept = selection.few_shot(labels, config.input.few_shot, config.data.split_seed)
+        chosen["train"] = [splits["train"][i] for i in kept]
+    return chosen
+
+
+def _completed(config: FinetuneConfig, count: int) -> FinetuneConfig:
+    """``config`` with what follows from the number of training units."""
+    training, optimizer = config.training, config.optimizer
+    per_epoch = math.ceil(count / training.global_batch_size)
+    steps = training.num_steps or max(1, math.ceil(training.num_epochs * per_epoch))
+    training = dataclasses.replace(
+        training,
+        num_steps=steps,
+        eval_interval=training.eval_interval or per_epoch,
+        checkpoint_interval=training.checkpoint_interval or per_epoch,
+    )
+    warmup = optimizer.warmup_steps or round(optimizer.warmup_fraction * steps)
+    optimizer = dataclasses.replace(optimizer, warmup_steps=warmup)
+    return dataclasses.replace(config, training=training, optimizer=optimizer)
+
+
+def _result_lines(result: Mapping[str, Any]) -> list[str]:
+    shown = [
+        f"{name} {found['value']:.4f} [{found['ci95'][0]:.4f}, {found['ci95'][1]:.4f}]"
+        for name, found in list(result["metrics"].items())[:4]
+        if found["value"] is not None and found["ci95"] is not None
+    ]
+    return [f"{result['split']}: {result['n']:,} records  {'  '.join(shown)}"]

@@ -1,0 +1,73 @@
+"""What fine-tuning minimises: the task's loss, losses beside it, on parameters that may be perturbed."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from bert_jax.model import BertModel
+from bert_jax.model.dropout import DropoutKey, ShardKey
+from bert_jax.model.layout import path_name
+from bert_jax.objectives.sums import Sums
+from bert_jax.tasks.base import Task
+
+# Weight dropout and mixout draw after all sites of the layers.
+_WEIGHTS = 1 << 20
+
+
+class TaskObjective:
+    """``bert_jax.objectives.sums.Objective`` of a task."""
+
+    def __init__(self, task: Task) -> None:
+        self._task = task
+
+    def denominators(self, batch: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
+        """Those of the task."""
+        return self._task.denominators(batch)
+
+    def sums(
+        self,
+        model: BertModel,
+        params: Any,
+        batch: Mapping[str, jax.Array],
+        key: DropoutKey | None,
+        *,
+        start: Any,
+        axis: str | None,
+    ) -> Sums:
+        """Losses and what is logged; ``start`` are the parameters that mixout goes back to."""
+        options = self._task.config.regularization
+        if key is not None and (options.weight_dropout or options.mixout):
+            params = perturbed(params, start, key, options.weight_dropout, options.mixout)
+        output = model.apply({"params": params}, batch, key)
+        sums = self._task.loss(output, batch, axis=axis)
+        padding = (batch["sequence_ids"] == 0).astype(jnp.float32)
+        sums["padding_fraction"] = (jnp.sum(padding), jnp.asarray(padding.size, jnp.float32))
+        return sums
+
+    def damaged_rows(self, batch: Mapping[str, jax.Array]) -> jax.Array:
+        """None: rows that no unit needed are blank too."""
+        return jnp.zeros((), jnp.int32)
+
+
+def perturbed(params: Any, start: Any, key: DropoutKey, weight_dropout: float, mixout: float) -> Any:
+    """Encoder matrices with some weights zero (DropConnect; Wan et al. 2013), the others scaled, or with some as in
+    ``start``, the others moved so that the mean stays (mixout; Lee et al. 2020, equation 5). The same on every
+    replica."""
+    whole = key.key if isinstance(key, ShardKey) else key
+    rate = mixout or weight_dropout
+
+    def one(path: tuple[Any, ...], param: jax.Array, before: jax.Array | None, number: int) -> jax.Array:
+        name = path_name(path)
+        if not (name.startswith("encoder/") and name.endswith("kernel")):
+            return param
+        drops = jax.random.bernoulli(jax.random.fold_in(whole, _WEIGHTS + number), rate, param.shape)
+        if before is None:
+            return jnp.where(drops, 0.0, param) / (1 - rate)
+        return (jnp.where(drops, before, param) - rate * before) / (1 - rate)
+
+    paths, tree = jax.tree_util.tree_flatten_with_path(params)
+    befores = jax.tree.leaves(start) if mixout else [None] * len(paths)
+    leaves = [one(path, leaf, befores[i], i) for i, (path, leaf) in enumerate(paths)]
+    return jax.tree.unflatten(tree, leaves)

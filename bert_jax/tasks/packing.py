@@ -1,0 +1,195 @@
+"""Units in batches of a few fixed shapes: short ones share rows, so little of what is computed is padding.
+
+A batch keeps its examples, whatever shape it takes: packing changes nothing that is learned. Shapes: R rows of S
+tokens, U units per row, K sequences per unit.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from bert_jax.tasks.base import Target, Unit
+
+ROW_LENGTHS = (32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096)
+_SAMPLED_BATCHES = 128
+# A further shape must save the work of as many steps in the whole run: about what its compilation takes.
+_COMPILED_STEPS = 40
+_MOST_UNITS = 32
+
+
+@dataclass(frozen=True, order=True)
+class Shape:
+    """Rows, tokens per row and units per row of a batch."""
+
+    rows: int
+    length: int
+    units: int
+
+
+def row_length(longest: int) -> int:
+    """Smallest length of rows that takes ``longest`` tokens."""
+    return next((length for length in ROW_LENGTHS if length >= longest), longest)
+
+
+def fill_rows(lengths: Sequence[int], length: int, units: int, rows: int | None = None) -> list[list[int]] | None:
+    """Numbers of the units of each row, the longest placed first and where least space is left; ``None`` when they
+    do not fit ``rows`` rows."""
+    filled: list[list[int]] = []
+    space: list[int] = []
+    for number in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
+        need = lengths[number]
+        best = min((i for i in range(len(space)) if space[i] >= need), key=space.__getitem__, default=None)
+        if best is None:
+            if need > length or len(filled) == rows:
+                return None
+            filled.append([])
+            space.append(length)
+            best = len(filled) - 1
+        filled[best].append(number)
+        # A row with all its units takes no more.
+        space[best] = space[best] - need if len(filled[best]) < units else -1
+    return filled
+
+
+def _cost(shape: Shape, width: int) -> float:
+    """Work of a step, in tokens: attention grows with the length of rows."""
+    return shape.rows * shape.length * (1 + shape.length / (6 * width))
+
+
+def plan_shapes(
+    lengths: np.ndarray,
+    batch_size: int,
+    *,
+    steps: int,
+    width: int,
+    parts: int,
+    most: int,
+    packing: bool,
+    limit: int,
+) -> list[Shape]:
+    """Shapes for batches of ``batch_size`` units of such ``lengths`` (int[n]), the cheapest first. The last one
+    takes every batch.
+
+    Args:
+        steps: of the whole run; a shape that saves less than it costs to compile is not made.
+        width: of the encoder.
+        parts: what rows must divide into: parts of the mesh times microbatches.
+        most: shapes at most.
+        packing: without it there is one shape, a row of ``limit`` tokens for each unit.
+        limit: longest unit that there may be.
+    """
+    whole = Shape(_round_up(batch_size, parts), row_length(limit) if packing else limit, 1)
+    if not packing:
+        return [whole]
+    longest = row_length(int(lengths.max(initial=1)))
+    samples = _sample(lengths, batch_size)
+    needed: list[dict[Shape, float]] = []
+    for sample in samples:
+        fits: dict[Shape, float] = {}
+        for length in ROW_LENGTHS:
+            if length > longest or length < sample.max():
+                continue
+            units = min(_MOST_UNITS, batch_size, 2 + math.ceil(length / np.median(lengths)))
+            rows = fill_rows(sample.tolist(), length, units)
+            assert rows is not None
+            shape = Shape(_round_up(len(rows), parts), length, units)
+            fits[shape] = _cost(shape, width)
+        needed.append(fits)
+    chosen = [Shape(whole.rows, longest, 1) if longest < whole.length else whole]
+    costs = np.full(len(samples), _cost(chosen[0], width))
+    candidates = sorted({shape for fits in needed for shape in fits})
+    while len(chosen) < most:
+        saved = {shape: float((costs - _costs_with(shape, needed, costs, width)).sum()) for shape in candidates}
+        best = max(saved, key=saved.__getitem__, default=None)
+        # The first one is the usual case; what follows must be worth its compilation.
+        worth = _COMPILED_STEPS / max(steps, 1) * float(costs.sum()) if len(chosen) > 1 else 0.0
+        if best is None or saved[best] <= worth:
+            break
+        costs = _costs_with(best, needed, costs, width)
+        chosen.append(best)
+    return sorted(chosen, key=lambda shape: (_cost(shape, width), shape))
+
+
+def _costs_with(shape: Shape, needed: list[dict[Shape, float]], costs: np.ndarray, width: int) -> np.ndarray:
+    own = _cost(shape, width)
+    fits = [any(_takes(shape, other) for other in fits) for fits in needed]
+    return np.where(fits, np.minimum(costs, own), costs)
+
+
+def _takes(shape: Shape, needed: Shape) -> bool:
+    return shape.length == needed.length and shape.rows >= needed.rows and shape.units >= needed.units
+
+
+def _sample(lengths: np.ndarray, batch_size: int) -> list[np.ndarray]:
+    rng = np.random.default_rng(0)
+    return [lengths[rng.integers(0, len(lengths), batch_size)] for _ in range(_SAMPLED_BATCHES)]
+
+
+def _round_up(count: int, parts: int) -> int:
+    return -(-count // parts) * parts
+
+
+def choose_shape(lengths: Sequence[int], shapes: Sequence[Shape]) -> tuple[Shape, list[list[int]]]:
+    """The first of ``shapes`` (the cheapest first) that takes units of such ``lengths``, and its rows."""
+    for shape in shapes:
+        if shape.rows * shape.length < sum(lengths):
+            continue
+        rows = fill_rows(lengths, shape.length, shape.units, shape.rows)
+        if rows is not None:
+            return shape, rows
+    raise AssertionError(f"no shape takes {len(lengths)} units of at most {max(lengths)} tokens")
+
+
+@dataclass(frozen=True)
+class Packed:
+    """A batch on the host: features, and where each unit went."""
+
+    features: dict[str, np.ndarray]
+    # (number of the unit, its row, its slot, its first token)
+    places: list[tuple[int, int, int, int]]
+
+
+def pack_batch(
+    units: Sequence[Unit],
+    rows: Sequence[Sequence[int]],
+    shape: Shape,
+    *,
+    sequences: int,
+    targets: Mapping[str, Target],
+    pad_id: int,
+) -> Packed:
+    """The batch of ``units`` whose numbers ``rows`` name; see ``bert_jax.tasks.base`` for what it holds."""
+    size = (shape.rows, shape.length)
+    features = {name: np.zeros(size, np.int32) for name in ("token_type_ids", "sequence_ids", "position_ids")} | {
+        "input_ids": np.full(size, pad_id, np.int32)
+    }
+    features["cls_positions"] = np.zeros((shape.rows, shape.units * sequences), np.int32)
+    features["weights"] = np.zeros((shape.rows, shape.units), np.float32)
+    for name, target in targets.items():
+        dims = size if target.level == "token" else (shape.rows, shape.units)
+        features[name] = np.zeros((*dims, *target.shape), target.dtype)
+    counting = np.arange(shape.length, dtype=np.int32)
+    places = []
+    for i, numbers in enumerate(rows):
+        start = 0
+        for slot, number in enumerate(numbers):
+            unit, first = units[number], start
+            for k, sequence in enumerate(unit.sequences):
+                end = start + len(sequence.ids)
+                features["input_ids"][i, start:end] = sequence.ids
+                features["token_type_ids"][i, start:end] = sequence.types
+                features["sequence_ids"][i, start:end] = slot * sequences + k + 1
+                features["position_ids"][i, start:end] = counting[: end - start]
+                features["cls_positions"][i, slot * sequences + k] = start
+                start = end
+            features["weights"][i, slot] = unit.weight
+            for name, value in unit.targets.items():
+                level = targets[name].level
+                if level == "token":
+                    features[name][i, first:start] = value
+                else:
+                    features[name][i, slot] = value + first if level == "position" else value
+            places.append((number, i, slot, first))
+    return Packed(features, places)

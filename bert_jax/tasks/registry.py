@@ -1,0 +1,45 @@
+"""The tasks by their kinds, and tasks of the user's own."""
+
+import importlib.util
+import sys
+from pathlib import Path
+
+from bert_jax.config.finetune import FinetuneConfig
+from bert_jax.tasks.base import Task
+from bert_jax.tasks.joint import JointTask
+from bert_jax.tasks.qa import QaTask
+from bert_jax.tasks.sequence import ChoiceTask, ClassificationTask, MultiLabelTask, RegressionTask
+from bert_jax.tasks.tagging import TaggingTask
+
+TASKS: dict[str, type[Task]] = {
+    "classification": ClassificationTask,
+    "regression": RegressionTask,
+    "multi_label": MultiLabelTask,
+    "choice": ChoiceTask,
+    "qa": QaTask,
+    "tagging": TaggingTask,
+    "joint": JointTask,
+}
+
+
+def task_class(config: FinetuneConfig) -> type[Task]:
+    """The class of ``task.kind``, or the ``Task`` that the file ``task.module`` defines. Raises ``ValueError``."""
+    if not config.task.module:
+        if config.task.kind not in TASKS:
+            raise ValueError(f"task.kind: {config.task.kind!r} is not there yet; allowed: {', '.join(TASKS)}")
+        return TASKS[config.task.kind]
+    path = Path(config.task.module)
+    if path.suffix != ".py" or not path.is_file():
+        raise ValueError(f"task.module: {path} is no Python file; give one that defines a class Task")
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[path.stem] = module
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        raise ValueError(f"task.module: {path}: {type(error).__name__}: {error}") from error
+    found = getattr(module, "Task", None)
+    if not (isinstance(found, type) and issubclass(found, Task) and found is not Task):
+        raise ValueError(f"task.module: {path} defines no class Task that extends bert_jax.tasks.base.Task")
+    return found

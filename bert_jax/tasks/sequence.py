@@ -1,0 +1,389 @@
+"""Tasks on a whole text or pair: classes, several labels at once, values; and the right one of several choices.
+
+Shapes: B rows, U units per row, L labels.
+"""
+
+import dataclasses
+import math
+import warnings
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from bert_jax.config import HeadsConfig
+from bert_jax.config.finetune import FinetuneConfig
+from bert_jax.inference.batching import Encoded
+from bert_jax.metrics import Score, classification_scores, multi_label_scores, regression_scores
+from bert_jax.model.bert import BertOutput
+from bert_jax.objectives.classification import (
+    denominator,
+    multilabel_loss,
+    regression_loss,
+    softmax_denominator,
+    softmax_loss,
+)
+from bert_jax.objectives.sums import Sums
+from bert_jax.records import Record
+from bert_jax.tasks.base import Level, Prediction, Target, Task, Unit
+from bert_jax.tasks.truncation import cut_pair, cut_text
+from bert_jax.tokenization import Tokenizer
+
+
+class SequenceTask(Task):
+    """What the tasks on texts and pairs share: model inputs, and outputs averaged over a text's windows."""
+
+    def __init__(self, config: FinetuneConfig, tokenizer: Tokenizer) -> None:
+        super().__init__(config, tokenizer)
+        balanced = config.loss.class_weights == "balanced"
+        self._class_weights = jnp.asarray(config.class_weights, jnp.float32) if balanced else None
+
+    def featurize(self, records: Sequence[Record], *, training: bool) -> list[Unit]:
+        units = []
+        for number, (record, inputs) in enumerate(zip(records, self.inputs(records), strict=True)):
+            targets = self.target(record, training=training)
+            # Windows of one text count as one example together.
+            weight = 1 / len(inputs) if targets else 0.0
+            units += [Unit(number, (one,), targets, weight) for one in inputs]
+        return units
+
+    def inputs(self, records: Sequence[Record]) -> list[list[Encoded]]:
+        """Model inputs of each record: one, of a long text with ``task.truncation windows`` several."""
+        config, tokenizer = self.config.task, self.tokenizer
+        firsts = tokenizer.encode_batch([record.text for record in records])
+        paired = [i for i, record in enumerate(records) if record.text_pair is not None]
+        if paired and config.truncation == "windows":
+            record = records[paired[0]]
+            raise ValueError(f"{record.source}: task.truncation: windows are for single texts, this is a pair")
+        seconds = dict(
+            zip(paired, tokenizer.encode_batch([records[i].text_pair or "" for i in paired]), strict=True)
+        )
+        one, two = (len(tokenizer.build_inputs([], pair)[0]) for pair in (None, []))
+        found: list[list[Encoded]] = []
+        for i, record in enumerate(records):
+            if i in seconds:
+                texts = (record.text, record.text_pair or "")
+                a, b = cut_pair(texts, (firsts[i], seconds[i]), config.max_length - two, config, tokenizer)
+                found.append([self._build(a, b)])
+            else:
+                parts = cut_text(record.text, firsts[i], config.max_length - one, config, tokenizer)
+                found.append([self._build(part) for part in parts])
+        return found
+
+    def _build(self, a: Sequence[int], b: Sequence[int] | None = None) -> Encoded:
+        ids, types = self.tokenizer.build_inputs(a, b)
+        return Encoded(ids, types if self.config.model.type_vocab_size > 1 else [0] * len(ids))
+
+    def target(self, record: Record, *, training: bool) -> Mapping[str, Any]:
+        """Targets of a record's units; none for one without a label."""
+        raise NotImplementedError
+
+    def outputs(self, output: BertOutput, batch: Mapping[str, jax.Array]) -> dict[str, tuple[Level, jax.Array]]:
+        assert output.sequence_logits is not None
+        return {"logits": ("unit", output.sequence_logits)}
+
+    def mean_logits(
+        self, count: int, units: Sequence[Unit], outputs: Sequence[Mapping[str, np.ndarray]]
+    ) -> np.ndarray:
+        """float64[records, L]: logits, averaged over a record's windows."""
+        sums = np.zeros((count, *outputs[0]["logits"].shape) if outputs else (count, 1))
+        windows = np.zeros(count)
+        for unit, output in zip(units, outputs, strict=True):
+            sums[unit.record] += output["logits"]
+            windows[unit.record] += 1
+        return sums / np.maximum(windows, 1)[:, None]
+
+
+class ClassificationTask(SequenceTask):
+    """One class of several (Devlin et al. 2018, section 4.1)."""
+
+    targets: ClassVar[Mapping[str, Target]] = {"labels": Target("unit", np.int32)}
+
+    @classmethod
+    def from_data(cls, config: FinetuneConfig, splits: Mapping[str, Sequence[Record]]) -> FinetuneConfig:
+        data, train = config.data, splits.get("train", ())
+        labels = data.labels or tuple(sorted({record.label for record in train if record.label is not None}))
+        if len(labels) < 2:
+            raise ValueError(
+                f"data.labels: the training files have {len(labels)} class ({', '.join(labels) or 'no labels'}); "
+                "two or more are needed: check data.columns, or name them all in data.labels"
+            )
+        counts = Counter(record.label for record in train)
+        weights = tuple(len(train) / (len(labels) * counts[label]) if counts[label] else 0.0 for label in labels)
+        return dataclasses.replace(
+            config, data=dataclasses.replace(data, labels=labels), class_weights=weights if train else ()
+        )
+
+    @property
+    def heads(self) -> HeadsConfig:
+        names = self.config.data.label_names or self.config.data.labels
+        return HeadsConfig(pooler=True, sequence_labels=names)
+
+    def target(self, record: Record, *, training: bool) -> Mapping[str, Any]:
+        if record.label is None:
+            return _unlabelled(record, training)
+        return {"labels": class_number(record, self.config.data.labels)}
+
+    def denominators(self, batch: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
+        return {"loss": softmax_denominator(batch["labels"], batch["weights"], self._class_weights)}
+
+    def loss(self, output: BertOutput, batch: Mapping[str, jax.Array], *, axis: str | None) -> Sums:
+        assert output.sequence_logits is not None
+        return self._loss_of(output.sequence_logits, batch)
+
+    def _loss_of(self, logits_BxUxL: jax.Array, batch: Mapping[str, jax.Array]) -> Sums:
+        options = self.config.loss
+        return softmax_loss(
+            logits_BxUxL, batch["labels"], batch["weights"],
+            label_smoothing=options.label_smoothing, focal_gamma=options.focal_gamma,
+            class_weights_L=self._class_weights,
+        )  # fmt: skip
+
+    def decode(
+        self, records: Sequence[Record], units: Sequence[Unit], outputs: Sequence[Mapping[str, np.ndarray]]
+    ) -> list[Prediction]:
+        """``prediction`` (as the files write classes) and ``scores``, the probability of each."""
+        chances = softmax(self.mean_logits(len(records), units, outputs))
+        labels = self.config.data.labels
+        return [
+            {
+                **({} if record.label is None else {"label": record.label}),
+                "prediction": labels[int(row.argmax())],
+                "scores": dict(zip(labels, row.round(6).tolist(), strict=True)),
+            }
+            for record, row in zip(records, chances, strict=True)
+        ]
+
+    def scores(self, records: Sequence[Record], predictions: Sequence[Prediction]) -> list[Score]:
+        labels = self.config.data.labels
+        numbers = {label: i for i, label in enumerate(labels)}
+        gold = np.array([numbers[record.label or ""] for record in records])
+        predicted = np.array([numbers[one["prediction"]] for one in predictions])
+        chances = np.array([[one["scores"][label] for label in labels] for one in predictions])
+        return classification_scores(gold, predicted, self.config.data.label_names or labels, chances)
+
+
+class MultiLabelTask(ClassificationTask):
+    """Any number of classes at once, each by a sigmoid."""
+
+    targets: ClassVar[Mapping[str, Target]] = {}
+
+    def __init__(self, config: FinetuneConfig, tokenizer: Tokenizer) -> None:
+        super().__init__(config, tokenizer)
+        self.targets = {"labels": Target("unit", np.float32, (len(config.data.labels),))}  # type: ignore[misc]
+
+    @classmethod
+    def from_data(cls, config: FinetuneConfig, splits: Mapping[str, Sequence[Record]]) -> FinetuneConfig:
+        seen = {label for record in splits.get("train", ()) for label in record.labels or ()}
+        labels = config.data.labels or tuple(sorted(seen))
+        if not labels:
+            raise ValueError("data.labels: the training files have no labels; check data.columns (role labels)")
+        return dataclasses.replace(config, data=dataclasses.replace(config.data, labels=labels))
+
+    @property
+    def heads(self) -> HeadsConfig:
+        return dataclasses.replace(super().heads, problem="multi_label")
+
+    def target(self, record: Record, *, training: bool) -> Mapping[str, Any]:
+        if record.labels is None:
+            return _unlabelled(record, training)
+        labels = self.config.data.labels
+        unknown = [label for label in record.labels if label not in labels]
+        if unknown:
+            raise ValueError(_unknown_label(record, unknown[0], labels))
+        return {"labels": np.isin(labels, record.labels).astype(np.float32)}
+
+    def denominators(self, batch: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
+        return {"loss": denominator(batch["weights"])}
+
+    def _loss_of(self, logits_BxUxL: jax.Array, batch: Mapping[str, jax.Array]) -> Sums:
+        return multilabel_loss(
+            logits_BxUxL, batch["labels"], batch["weights"], focal_gamma=self.config.loss.focal_gamma
+        )
+
+    def decode(
+        self, records: Sequence[Record], units: Sequence[Unit], outputs: Sequence[Mapping[str, np.ndarray]]
+    ) -> list[Prediction]:
+        """``prediction``, the classes of at least 0.5, and ``scores``, the probability of each."""
+        chances = 1 / (1 + np.exp(-self.mean_logits(len(records), units, outputs)))
+        labels = self.config.data.labels
+        return [
+            {
+                **({} if record.labels is None else {"label": list(record.labels)}),
+                "prediction": [label for label, chance in zip(labels, row, strict=True) if chance >= 0.5],
+                "scores": dict(zip(labels, row.round(6).tolist(), strict=True)),
+            }
+            for record, row in zip(records, chances, strict=True)
+        ]
+
+    def scores(self, records: Sequence[Record], predictions: Sequence[Prediction]) -> list[Score]:
+        labels = self.config.data.labels
+        gold = np.array([np.isin(labels, record.labels or ()) for record in records])
+        predicted = np.array([np.isin(labels, one["prediction"]) for one in predictions])
+        chances = np.array([[one["scores"][label] for label in labels] for one in predictions])
+        return multi_label_scores(gold, predicted, self.config.data.label_names or labels, chances)
+
+
+class RegressionTask(SequenceTask):
+    """A value (STS-B in Devlin et al. 2018: mean squared error)."""
+
+    targets: ClassVar[Mapping[str, Target]] = {"values": Target("unit", np.float32, (1,))}
+
+    @property
+    def heads(self) -> HeadsConfig:
+        return HeadsConfig(pooler=True, sequence_labels=("score",), problem="regression")
+
+    def target(self, record: Record, *, training: bool) -> Mapping[str, Any]:
+        if record.label is None:
+            return _unlabelled(record, training)
+        return {"values": np.float32([number_of(record)])}
+
+    def denominators(self, batch: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
+        return {"loss": denominator(batch["weights"])}
+
+    def loss(self, output: BertOutput, batch: Mapping[str, jax.Array], *, axis: str | None) -> Sums:
+        assert output.sequence_logits is not None
+        return regression_loss(output.sequence_logits, batch["values"], batch["weights"])
+
+    def decode(
+        self, records: Sequence[Record], units: Sequence[Unit], outputs: Sequence[Mapping[str, np.ndarray]]
+    ) -> list[Prediction]:
+        values = self.mean_logits(len(records), units, outputs)[:, 0]
+        return [
+            {**({} if record.label is None else {"label": number_of(record)}), "prediction": round(float(value), 6)}
+            for record, value in zip(records, values, strict=True)
+        ]
+
+    def scores(self, records: Sequence[Record], predictions: Sequence[Prediction]) -> list[Score]:
+        predicted = np.array([one["prediction"] for one in predictions])
+        if np.ptp(predicted) == 0:
+            warnings.warn("all predicted values are the same: their correlation is not defined", stacklevel=2)
+        return regression_scores(np.array([number_of(record) for record in records]), predicted)
+
+
+class ChoiceTask(SequenceTask):
+    """The right one of several continuations, each scored by one output (SWAG; Devlin et al. 2018, section 4.4)."""
+
+    targets: ClassVar[Mapping[str, Target]] = {"labels": Target("unit", np.int32)}
+
+    def __init__(self, config: FinetuneConfig, tokenizer: Tokenizer) -> None:
+        super().__init__(config, tokenizer)
+        if config.task.truncation == "windows":
+            raise ValueError("task.truncation: windows are for single texts; choose another for choices")
+
+    @classmethod
+    def from_data(cls, config: FinetuneConfig, splits: Mapping[str, Sequence[Record]]) -> FinetuneConfig:
+        first = next((record for records in splits.values() for record in records), None)
+        count = len(config.data.labels) or (len(first.choices) if first is not None else 0)
+        for records in splits.values():
+            for record in records:
+                if len(record.choices) != count or count < 2:
+                    raise ValueError(
+                        f"{record.source}: {len(record.choices)} choices; every record needs the same number, two "
+                        f"or more (the first one has {count}); check data.columns (role choice)"
+                    )
+        labels = tuple(str(i) for i in range(count))
+        return dataclasses.replace(config, data=dataclasses.replace(config.data, labels=labels))
+
+    @property
+    def sequences_per_unit(self) -> int:
+        return len(self.config.data.labels)
+
+    @property
+    def heads(self) -> HeadsConfig:
+        return HeadsConfig(pooler=True, choice=True)
+
+    def featurize(self, records: Sequence[Record], *, training: bool) -> list[Unit]:
+        flat = [dataclasses.replace(record, text_pair=choice) for record in records for choice in record.choices]
+        inputs = [one for (one,) in self.inputs(flat)]
+        count = self.sequences_per_unit
+        return [
+            _unit(i, inputs[i * count : (i + 1) * count], self.target(record, training=training))
+            for i, record in enumerate(records)
+        ]
+
+    def target(self, record: Record, *, training: bool) -> Mapping[str, Any]:
+        if record.label is None:
+            return _unlabelled(record, training)
+        return {"labels": class_number(record, self.config.data.labels)}
+
+    def _logits(self, output: BertOutput) -> jax.Array:
+        assert output.choice_logits is not None
+        rows, sequences = output.choice_logits.shape
+        return output.choice_logits.reshape(rows, sequences // self.sequences_per_unit, self.sequences_per_unit)
+
+    def denominators(self, batch: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
+        return {"loss": denominator(batch["weights"])}
+
+    def loss(self, output: BertOutput, batch: Mapping[str, jax.Array], *, axis: str | None) -> Sums:
+        options = self.config.loss
+        return softmax_loss(
+            self._logits(output), batch["labels"], batch["weights"],
+            label_smoothing=options.label_smoothing, focal_gamma=options.focal_gamma,
+        )  # fmt: skip
+
+    def outputs(self, output: BertOutput, batch: Mapping[str, jax.Array]) -> dict[str, tuple[Level, jax.Array]]:
+        return {"logits": ("unit", self._logits(output))}
+
+    def decode(
+        self, records: Sequence[Record], units: Sequence[Unit], outputs: Sequence[Mapping[str, np.ndarray]]
+    ) -> list[Prediction]:
+        """``prediction``, the number of a choice, and ``scores``, the probability of each."""
+        chances = softmax(self.mean_logits(len(records), units, outputs))
+        return [
+            {
+                **({} if record.label is None else {"label": int(record.label)}),
+                "prediction": int(row.argmax()),
+                "scores": row.round(6).tolist(),
+            }
+            for record, row in zip(records, chances, strict=True)
+        ]
+
+    def scores(self, records: Sequence[Record], predictions: Sequence[Prediction]) -> list[Score]:
+        gold = np.array([class_number(record, self.config.data.labels) for record in records])
+        predicted = np.array([one["prediction"] for one in predictions])
+        return classification_scores(gold, predicted, self.config.data.labels, None)
+
+
+def _unit(number: int, sequences: Sequence[Encoded], targets: Mapping[str, Any]) -> Unit:
+    return Unit(number, tuple(sequences), targets, float(bool(targets)))
+
+
+def softmax(logits: np.ndarray) -> np.ndarray:
+    """Probabilities over the last dimension."""
+    powers = np.exp(logits - logits.max(axis=-1, keepdims=True))
+    return powers / powers.sum(axis=-1, keepdims=True)
+
+
+def class_number(record: Record, labels: tuple[str, ...]) -> int:
+    """Number of the record's class. ``ValueError`` for one that is not in ``labels``."""
+    if record.label not in labels:
+        raise ValueError(_unknown_label(record, record.label, labels))
+    return labels.index(record.label)
+
+
+def number_of(record: Record) -> float:
+    """The record's value. ``ValueError`` for what is no finite number."""
+    try:
+        number = float(record.label or "")
+    except ValueError:
+        number = math.nan
+    if not math.isfinite(number):
+        raise ValueError(
+            f"{record.source}: label {record.label!r} is no number; give a finite one or leave the line out"
+        )
+    return number
+
+
+def _unknown_label(record: Record, label: str | None, labels: tuple[str, ...]) -> str:
+    shown = ", ".join(labels[:20]) + (f" and {len(labels) - 20} more" if len(labels) > 20 else "")
+    return f"{record.source}: label {label!r} is not known; allowed: {shown}; correct it or add it to data.labels"
+
+
+def _unlabelled(record: Record, training: bool) -> Mapping[str, Any]:
+    if training:
+        raise ValueError(f"{record.source}: no label; training needs one (data.columns)")
+    return {}

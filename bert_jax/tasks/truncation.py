@@ -1,0 +1,100 @@
+"""What is left of a text that is longer than the model's input (Sun et al. 2019, section 4.2, and beyond)."""
+
+import re
+from collections import Counter
+from collections.abc import Sequence
+
+import numpy as np
+
+from bert_jax.config.finetune import TaskConfig
+from bert_jax.tokenization import Tokenizer, longest_first
+
+# After what ends a sentence, with the quotes and brackets that close it.
+_SENTENCE_END = re.compile(r"(?<=[.!?])[\"')\]]*\s+|(?<=[。！？…])[」』”’）]*\s*|\n+")  # noqa: RUF001
+
+
+def cut_text(
+    text: str, ids: Sequence[int], budget: int, config: TaskConfig, tokenizer: Tokenizer
+) -> list[list[int]]:
+    """``ids`` of ``text`` in at most ``budget`` tokens, by ``config.truncation``: one list, of windows several."""
+    how = config.truncation
+    if len(ids) <= budget:
+        return [list(ids)]
+    if how == "windows":
+        found = windows(len(ids), budget, min(config.window_overlap, budget // 2))
+        if config.max_windows:
+            found = found[: config.max_windows]
+        return [list(ids[start:end]) for start, end in found]
+    if how == "tail":
+        return [list(ids[len(ids) - budget :])]
+    if how == "head_tail":
+        head = round(config.head_share * budget)
+        return [[*ids[:head], *ids[len(ids) - (budget - head) :]]]
+    if how == "key_sentences":
+        return [key_sentences(text, budget, tokenizer)]
+    return [list(ids[:budget])]
+
+
+def cut_pair(
+    texts: tuple[str, str],
+    ids: tuple[Sequence[int], Sequence[int]],
+    budget: int,
+    config: TaskConfig,
+    tokenizer: Tokenizer,
+) -> tuple[list[int], list[int]]:
+    """Both sides of a pair: the room is shared as :func:`longest_first` does, each side is cut by
+    ``config.truncation``."""
+    kept = longest_first(len(ids[0]), len(ids[1]), budget)
+    a, b = (
+        cut_text(text, side, room, config, tokenizer)[0] for text, side, room in zip(texts, ids, kept, strict=True)
+    )
+    return a, b
+
+
+def windows(count: int, size: int, overlap: int) -> list[tuple[int, int]]:
+    """(start, end) of windows of ``size`` that cover ``count`` tokens, neighbours sharing ``overlap``; the last one
+    is moved back so that it is full."""
+    starts = [*range(0, max(count - size, 0), size - overlap), max(count - size, 0)]
+    return [(start, min(start + size, count)) for start in starts]
+
+
+def key_sentences(text: str, budget: int, tokenizer: Tokenizer) -> list[int]:
+    """The sentences nearest to the whole text, in its order, as many as fit ``budget`` tokens.
+
+    Nearness is the cosine between TF-IDF vectors of a sentence and of all (Radev et al. 2004: centroid); a sentence
+    that does not fit is left out for shorter ones. Of a text whose best sentence alone is too long, its head.
+    """
+    sentences = [ids for ids in tokenizer.encode_batch(_split(text)) if ids]
+    order = np.argsort(-centrality(sentences), kind="stable")
+    chosen, room = set(), budget
+    for number in order:
+        if len(sentences[number]) <= room:
+            chosen.add(int(number))
+            room -= len(sentences[number])
+    if not chosen:
+        return sentences[order[0]][:budget]
+    return [piece for number in sorted(chosen) for piece in sentences[number]]
+
+
+def centrality(sentences: Sequence[Sequence[int]]) -> np.ndarray:
+    """float64[n]: cosine of each sentence's TF-IDF vector with the sum of all; the documents of the idf,
+    log(n / df) + 1, are the sentences."""
+    counts = [Counter(sentence) for sentence in sentences]
+    documents = Counter(piece for count in counts for piece in count)
+    idf = {piece: np.log(len(sentences) / df) + 1 for piece, df in documents.items()}
+    vectors = [{piece: n * idf[piece] for piece, n in count.items()} for count in counts]
+    total: Counter[int] = Counter()
+    for vector in vectors:
+        total.update(vector)
+    norm = np.sqrt(sum(value**2 for value in total.values()))
+    dots = [sum(value * total[piece] for piece, value in vector.items()) for vector in vectors]
+    norms = [np.sqrt(sum(value**2 for value in vector.values())) for vector in vectors]
+    return np.array([dot / (own * norm) if own else 0.0 for dot, own in zip(dots, norms, strict=True)])
+
+
+def _split(text: str) -> list[str]:
+    ends = [match.end() for match in _SENTENCE_END.finditer(text)]
+    starts = [0, *ends]
+    return [
+        part for start, end in zip(starts, [*ends, len(text)], strict=True) if (part := text[start:end].strip())
+    ]

@@ -1,0 +1,124 @@
+"""Words as model inputs: windows of pieces in which every word stands whole and is scored exactly once.
+
+Words are numbered through a text, which is one sentence or, for document context (Devlin et al. 2018, section 5.3),
+all sentences of a document. ``starts`` (int64, one more than there are words) is where the pieces of each begin.
+"""
+
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from bert_jax.inference.batching import Encoded
+from bert_jax.records import Record
+from bert_jax.tokenization import Tokenizer
+
+Span = tuple[int, int]
+
+# Before the words of every input stands one special token.
+_BEFORE = 1
+
+
+class Window(NamedTuple):
+    """An input and what it scores, W words of a record."""
+
+    encoded: Encoded
+    words: np.ndarray  # int64[W], numbers of the words in the record
+    tokens: np.ndarray  # int64[W], position of the first piece of each in the input
+
+
+def room_for_words(tokenizer: Tokenizer, max_length: int) -> int:
+    """Pieces that fit into an input of ``max_length`` tokens beside its special ones."""
+    return max_length - len(tokenizer.build_inputs([])[0])
+
+
+def encode_words(words: Iterable[str], tokenizer: Tokenizer, room: int) -> dict[str, list[int]]:
+    """Pieces of every distinct word, each encoded on its own, and at most ``room`` of them.
+
+    A word without pieces, such as a variation selector, is the unknown piece: it is to be tagged like any other.
+    """
+    distinct = list(dict.fromkeys(words))
+    # In a text of such a vocabulary the blank before a word is part of the word's first piece.
+    before = " " if tokenizer.kind == "byte_bpe" else ""
+    encoded = tokenizer.encode_batch([before + word for word in distinct])
+    return {word: ids[:room] or [tokenizer.unk_id] for word, ids in zip(distinct, encoded, strict=True)}
+
+
+def word_windows(
+    records: Sequence[Record], tokenizer: Tokenizer, max_length: int, *, context: bool
+) -> Iterator[list[Window]]:
+    """Windows of every record's words, in order; a record without words has one that scores none.
+
+    With ``context`` the words of the record's neighbours stand around its own, as many as fit; neighbours are the
+    consecutive records with the same ``group``, "" being none.
+    """
+    room = room_for_words(tokenizer, max_length)
+    pieces = encode_words((word for record in records for word in record.words), tokenizer, room)
+    for _, texts in itertools.groupby(enumerate(records), lambda item: (context and item[1].group) or item[0]):
+        sentences = [record.words for _, record in texts]
+        ids = [pieces[word] for words in sentences for word in words]
+        starts = np.cumsum([0, *map(len, ids)])
+        flat = np.fromiter(itertools.chain.from_iterable(ids), np.int64, int(starts[-1]))
+        last = 0
+        for words in sentences:
+            first, last = last, last + len(words)
+            yield _sentence_windows(tokenizer, flat, starts, (first, last), room)
+
+
+def _sentence_windows(
+    tokenizer: Tokenizer, flat: np.ndarray, starts: np.ndarray, sentence: Span, room: int
+) -> list[Window]:
+    first, last = sentence
+    spans = window_spans(starts, sentence, room)
+    owner = owners(starts, spans, sentence)
+    windows = []
+    for number, (begin, end) in enumerate(spans):
+        words = np.flatnonzero(owner == number)
+        # Every word of it stands elsewhere with more around it.
+        if not len(words) and last > first:
+            continue
+        encoded = Encoded(*tokenizer.build_inputs(flat[starts[begin] : starts[end]].tolist()))
+        windows.append(Window(encoded, words, _BEFORE + starts[first + words] - starts[begin]))
+    return windows
+
+
+def window_spans(starts: np.ndarray, sentence: Span, room: int) -> list[Span]:
+    """Runs of words (first, end), each of at most ``room`` pieces, that cover the words of ``sentence``: one where
+    they fit, else several that overlap by about half. Each is widened by what else of the text fits."""
+    begin, last = sentence
+    spans = []
+    while True:
+        end = min(last, int(np.searchsorted(starts, starts[begin] + room, "right")) - 1)
+        spans.append(widened(starts, (begin, end), room))
+        if end == last:
+            return spans
+        half = int(np.searchsorted(starts, starts[begin] + room // 2))
+        begin = min(half, end)  # no further: the word at ``end`` is in no window yet
+
+
+def widened(starts: np.ndarray, span: Span, room: int) -> Span:
+    """``span`` with the words around it, evenly on both sides, until no further word fits into ``room`` pieces."""
+    begin, end = span
+    spare = room - int(starts[end] - starts[begin])
+    left = int(np.searchsorted(starts, starts[begin] - spare // 2))
+    right = int(np.searchsorted(starts, starts[left] + room, "right")) - 1
+    # What the right has no words for, or is too little for its next one, may hold more on the left.
+    left = int(np.searchsorted(starts, starts[right] - room))
+    return left, right
+
+
+def owners(starts: np.ndarray, spans: Sequence[Span], sentence: Span) -> np.ndarray:
+    """For every word of ``sentence`` the number of the span in which it has the most context (int64), the first of
+    equals: the lesser of the pieces before and after it, as in google-research/bert ``run_squad.py``."""
+    first, last = sentence
+    owner, most = np.zeros(last - first, np.int64), np.full(last - first, -1, np.int64)
+    for number, (begin, end) in enumerate(spans):
+        low, high = max(begin, first), min(end, last)
+        before = starts[low:high] - starts[begin]
+        after = starts[end] - starts[low + 1 : high + 1]
+        context = np.minimum(before, after)
+        here = slice(low - first, high - first)
+        owner[here] = np.where(context > most[here], number, owner[here])
+        most[here] = np.maximum(context, most[here])
+    return owner

@@ -1,0 +1,223 @@
+"""Where in a line or entry the parts of a record stand (``data.columns``), and records made of them."""
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, Self
+
+from bert_jax.config.finetune import COLUMN_ROLES, SPLITS, TaskDataConfig, TaskKind
+from bert_jax.records import Answer, Record
+from data_pipeline.tasks.files import characters, did_you_mean, listed
+
+Split = Literal["train", "dev", "test"]
+
+_SEVERAL = ("negative", "choice")
+_LABELS = ("label", "labels", "tags", "answers")
+# Other names of roles, where columns are found by the roles' names: those of the record's fields.
+_ALIASES = {"negatives": "negative", "choices": "choice"}
+# What a record is not one without, and what a labelled one has.
+_INPUTS: Mapping[TaskKind, tuple[str, ...]] = {
+    "classification": ("text",), "regression": ("text",), "multi_label": ("text",), "sentence": ("text",),
+    "qa": ("text", "text_pair"), "tagging": ("words",), "joint": ("words",), "choice": ("choice",),
+}  # fmt: skip
+_TARGETS: Mapping[TaskKind, tuple[str, ...]] = {
+    "classification": ("label",), "regression": ("label",), "multi_label": ("labels",), "sentence": (),
+    "qa": ("answers",), "tagging": ("tags",), "joint": ("tags", "label"), "choice": ("label",),
+}  # fmt: skip
+Place = tuple[str, int]  # a role and the number of its column, from 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Columns:
+    """The roles of the columns in the files of one split."""
+
+    # (role, column) in the config's order; (): columns that have the roles' names.
+    roles: tuple[tuple[str, str], ...]
+    kind: TaskKind
+    split: Split
+
+    @classmethod
+    def of(cls, data: TaskDataConfig, kind: TaskKind, split: Split) -> Self:
+        """Those that ``data`` has for ``split``; ``ValueError`` for a role given twice."""
+        parts = [column.partition(":") for column in data.columns]
+        own = [(name, rest) for name, colon, rest in parts if colon and name in SPLITS]
+        common = [column for column in data.columns if column.partition(":")[0] not in SPLITS]
+        chosen = [rest for name, rest in own if name == split] or common
+        roles = [(role, column.strip()) for role, _, column in (one.partition("=") for one in chosen)]
+        counts = Counter(role for role, _ in roles if role not in _SEVERAL)
+        for role, count in counts.items():
+            if count > 1:
+                raise ValueError(f"data.columns: {role} is given {count} times; allowed: once")
+        return cls(roles=tuple(roles), kind=kind, split=split)
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """Roles that every record must have."""
+        return _INPUTS[self.kind]
+
+    @property
+    def by_number(self) -> bool:
+        """Whether all columns are given, by their numbers."""
+        return bool(self.roles) and all(column.isdecimal() for _, column in self.roles)
+
+    def find(self, names: Sequence[str], where: str, *, numbers: bool = False) -> list[Place]:
+        """Places of the roles among ``names``, the names of the columns; ``where`` is for messages.
+
+        With ``numbers`` a column without such a name may be a number from 1. A label that is not there is left out
+        of a test file. ``ValueError`` lists the columns that there are.
+        """
+        if not self.roles:
+            return self._find_by_role(names, where)
+        self.require_inputs()
+        places = []
+        for role, column in self.roles:
+            matches = [i for i, name in enumerate(names) if name == column]
+            if not matches and numbers and column.isdecimal() and 0 < int(column) <= len(names):
+                matches = [int(column) - 1]
+            if len(matches) > 1:
+                advice = "; with data.header true, give numbers for all" if numbers else ""
+                raise ValueError(f"{where}: column {column!r} ({role}) stands {len(matches)} times{advice}")
+            if not matches and role in _LABELS and self.split == "test":
+                continue
+            if not matches:
+                raise ValueError(
+                    f"{where}: no column {column!r} ({role}={column} in data.columns); there are: {listed(names)}"
+                    f"{did_you_mean(column, names)}{self._test_advice()}"
+                )
+            places.append((role, matches[0]))
+        return places
+
+    def _find_by_role(self, names: Sequence[str], where: str) -> list[Place]:
+        places = [(_ALIASES.get(name, name), i) for i, name in enumerate(names)]
+        places = [(role, i) for role, i in places if role in COLUMN_ROLES]
+        counts = Counter(role for role, _ in places)
+        needed = self.inputs + (() if self.split == "test" else _TARGETS[self.kind])
+        for role in needed:
+            if role not in counts:
+                raise ValueError(
+                    f"{where}: no column {role!r}, which {self.kind} needs; there are: {listed(names)}"
+                    f"{did_you_mean(role, names)}; name it in data.columns: {role}=COLUMN{self._test_advice()}"
+                )
+        for role, count in counts.items():
+            if count > 1 and role not in _SEVERAL:
+                raise ValueError(f"{where}: column {role!r} stands {count} times; name them in data.columns")
+        return places
+
+    def _test_advice(self) -> str:
+        return "; test files with other columns: test:ROLE=COLUMN" if self.split == "test" else ""
+
+    def require_inputs(self) -> None:
+        """``ValueError`` when columns are given but not what every record must have."""
+        given = [role for role, _ in self.roles]
+        for role in self.inputs:
+            if given and role not in given:
+                raise ValueError(
+                    f"data.columns: no {role}=COLUMN for {self.split} files, which {self.kind} needs; given: "
+                    f"{', '.join(f'{role}={column}' for role, column in self.roles)}"
+                )
+
+
+# ------------------------------------------------------------------ records
+
+
+def make_record(fields: Iterable[tuple[str, Any]], *, source: str, number: int, separator: str) -> Record:
+    """A record of (role, value) pairs; values are text, numbers, lists of them where a role has several, or None.
+
+    ``number`` is the id of a record that has none, ``separator`` stands between ``labels`` in one text. White
+    space around labels, tags, ids and groups is no part of them; an empty negative is none.
+    """
+    values: dict[str, Any] = {}
+    for role, value in fields:
+        if role in _SEVERAL and value is not None:
+            values.setdefault(role, []).extend(_items(value, role, source))
+        elif value is not None:
+            values[role] = value
+
+    def text(role: str) -> str | None:
+        return _text(values[role], role, source) if role in values else None
+
+    def stripped(role: str) -> str | None:
+        return _text(values[role], role, source).strip() if role in values else None
+
+    prefix = text("choice_prefix") or ""
+    identity = stripped("id")
+    return Record(
+        id=str(number) if identity is None else identity,
+        source=source,
+        text=text("text") or "",
+        text_pair=text("text_pair"),
+        negatives=tuple(text for text in values.get("negative", ()) if text),
+        label=stripped("label"),
+        labels=_split(values.get("labels"), "labels", source, separator),
+        words=_split(values.get("words"), "words", source, None) or (),
+        tags=_split(values.get("tags"), "tags", source, None),
+        choices=tuple(f"{prefix} {choice}" if prefix else choice for choice in values.get("choice", ())),
+        answers=answers_of(values["answers"], source) if "answers" in values else None,
+        group=stripped("group") or "",
+    )
+
+
+def check_tags(record: Record) -> None:
+    """``ValueError`` when a record has tags, but not one for each word."""
+    if record.tags is not None and len(record.tags) != len(record.words):
+        raise ValueError(
+            f"{record.source}: {len(record.tags)} tags for {len(record.words)} words; every word needs one"
+        )
+
+
+def blank_separated(text: str) -> list[str]:
+    """Parts of ``text`` between blanks and tabs; other white space may be part of a word."""
+    return [part for part in re.split("[ \t]+", text) if part]
+
+
+def answers_of(value: Any, source: str) -> tuple[Answer, ...]:
+    """Answers as SQuAD writes them: a list of {"text", "answer_start"}, or both of them as lists."""
+    if isinstance(value, Mapping):
+        texts, starts = value.get("text"), value.get("answer_start")
+        value = None
+        if isinstance(texts, list) and isinstance(starts, list) and len(texts) == len(starts):
+            value = [{"text": text, "answer_start": start} for text, start in zip(texts, starts, strict=True)]
+    if not isinstance(value, list):
+        raise ValueError(f'{source}: answers are not a list of {{"text": ..., "answer_start": ...}}')
+    return tuple(_answer(one, source) for one in value)
+
+
+def _answer(value: Any, source: str) -> Answer:
+    if not isinstance(value, Mapping) or not isinstance(value.get("text"), str):
+        raise ValueError(f"{source}: an answer without a text")
+    start = value.get("answer_start", -1)
+    try:
+        if isinstance(start, float | bool):
+            raise TypeError
+        return Answer(text=characters(value["text"]), start=int(start))
+    except (TypeError, ValueError):
+        raise ValueError(f"{source}: answer_start is {start!r}; allowed: a whole number") from None
+
+
+def _text(value: Any, role: str, source: str) -> str:
+    if isinstance(value, str):
+        return value if value.isascii() else characters(value)
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, int | float):
+        return str(value)
+    raise ValueError(f"{source}: {role} is a {type(value).__name__}; allowed: text or a number")
+
+
+def _items(value: Any, role: str, source: str) -> list[str]:
+    return [_text(one, role, source) for one in (value if isinstance(value, list | tuple) else [value])]
+
+
+def _split(value: Any, role: str, source: str, separator: str | None) -> tuple[str, ...] | None:
+    """A list as it is; a text cut at ``separator``, or at blanks."""
+    if value is None:
+        return None
+    if isinstance(value, str):
+        if separator is None:
+            return tuple(blank_separated(value))
+        return tuple(part for part in (part.strip() for part in value.split(separator)) if part)
+    if not isinstance(value, list | tuple):
+        raise ValueError(f"{source}: {role} is a {type(value).__name__}; allowed: a list, or a text")
+    # Words are kept as they are: a list has no blanks to lose.
+    return tuple(one if role == "words" else one.strip() for one in _items(value, role, source))

@@ -1,0 +1,70 @@
+"""Which reader a file needs, and what every reader's records are checked for."""
+
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+from bert_jax.config.finetune import TaskDataConfig, TaskKind
+from bert_jax.records import Record
+from data_pipeline.storage import ObjectPath
+from data_pipeline.tasks.columns import Columns, Split
+from data_pipeline.tasks.files import find, is_dataset, plain_name, split_address
+from data_pipeline.tasks.json_sets import read_clinc, read_squad
+from data_pipeline.tasks.prepared import read_tfds
+from data_pipeline.tasks.tables import read_csv, read_jsonl, read_tsv
+from data_pipeline.tasks.tagged import read_conll, read_slots, read_snips
+
+_READERS: Mapping[str, Callable[[str, Columns, TaskDataConfig], Iterator[Record]]] = {
+    "tsv": read_tsv, "csv": read_csv, "jsonl": read_jsonl, "conll": read_conll, "squad": read_squad,
+    "slots": read_slots, "snips": read_snips, "clinc": read_clinc, "tfds": read_tfds,
+}  # fmt: skip
+_SUFFIXES = {
+    ".tsv": "tsv", ".csv": "csv", ".jsonl": "jsonl", ".ndjson": "jsonl", ".conll": "conll", ".conllu": "conll",
+    ".bio": "conll", ".iob": "conll", ".iob2": "conll",
+}  # fmt: skip
+
+
+def read_file(
+    name: str | Path | ObjectPath, data: TaskDataConfig, kind: TaskKind, *, split: Split = "train"
+) -> Iterator[Record]:
+    """Records of one file (or folder of slots, part of a JSON file, prepared dataset) in its order.
+
+    ``name`` is not relative to ``data.dir``. Ids are unique in the file: the column's, else the number of the
+    record from 0. ``ValueError`` with file and line for what cannot be read, and for a file without records.
+    """
+    name = str(name)
+    columns = Columns.of(data, kind, split)
+    seen: dict[str, str] = {}
+    for record in _READERS[format_of(name, data, kind)](name, columns, data):
+        if record.id in seen:
+            raise ValueError(
+                f"{record.source}: id {record.id!r} is that of {seen[record.id]} too; allowed: each id once"
+            )
+        seen[record.id] = record.source
+        yield record
+    if not seen:
+        raise ValueError(f"{name}: no records; the file holds nothing to read as {format_of(name, data, kind)}")
+
+
+def format_of(name: str, data: TaskDataConfig, kind: TaskKind) -> str:
+    """The format of a file: ``data.format``, or what its name and the kind of task say.
+
+    A .json file is SQuAD's for qa and else CLINC150's; .txt is conll for tagging, snips for joint and else tsv;
+    a folder holds slots; ``tfds:`` begins a prepared dataset.
+    """
+    if data.format != "auto":
+        return data.format
+    if is_dataset(name, data.format):
+        return "tfds"
+    suffix = plain_name(split_address(name, dataset=False)[0]).suffix.lower()
+    if suffix == ".json":
+        return "squad" if kind == "qa" else "clinc"
+    if suffix == ".txt":
+        return {"tagging": "conll", "joint": "snips"}.get(kind, "tsv")
+    if suffix in _SUFFIXES:
+        return _SUFFIXES[suffix]
+    if find(name).is_dir():
+        return "slots"
+    raise ValueError(
+        f"{name}: its name does not tell the format; allowed: {', '.join(_SUFFIXES)}, .json, .txt, folders of "
+        "slots; or name it in data.format"
+    )

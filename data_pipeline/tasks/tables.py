@@ -1,0 +1,131 @@
+"""Records from lines with columns (TSV, CSV) and from JSON lines."""
+
+import csv
+import json
+from collections.abc import Iterator, Sequence
+from itertools import chain
+
+from bert_jax.config.finetune import TaskDataConfig
+from bert_jax.records import Record
+from data_pipeline.storage import Location
+from data_pipeline.tasks.columns import Columns, Place, check_tags, make_record
+from data_pipeline.tasks.files import find_file, listed, read_lines, read_raw_lines, without_blank_end
+
+Row = tuple[int, list[str]]  # number of its first line in the file, and its fields
+
+_LONGEST_FIELD = 1 << 30  # characters; the csv module refuses fields above 131,072 unless told otherwise
+
+
+def read_tsv(name: str, columns: Columns, data: TaskDataConfig) -> Iterator[Record]:
+    """Fields between tabs; quotes are text, only \\n or \\r\\n ends a line."""
+    path = find_file(name)
+    rows = ((number, line.split("\t")) for number, line in without_blank_end(read_lines(path)))
+    return _records(path, rows, columns, data)
+
+
+def read_csv(name: str, columns: Columns, data: TaskDataConfig) -> Iterator[Record]:
+    """Comma-separated values as in RFC 4180: quoted fields may hold commas, quotes ("") and line ends."""
+    path = find_file(name)
+    return _records(path, _csv_rows(path), columns, data)
+
+
+def _csv_rows(path: Location) -> Iterator[Row]:
+    csv.field_size_limit(_LONGEST_FIELD)
+    reader = csv.reader(read_raw_lines(path), strict=True)
+    blank: list[Row] = []
+    while True:
+        start = reader.line_num + 1
+        try:
+            fields = next(reader)
+        except StopIteration:
+            return
+        except csv.Error as error:
+            what = str(error).partition(" - ")[0]
+            raise ValueError(f"{path}:{start}: not valid CSV: {what}; write such a field in quotes") from None
+        if not any(field.strip(" ") for field in fields) and len(fields) < 2:
+            blank.append((start, [""]))
+            continue
+        yield from blank
+        blank.clear()
+        yield start, fields
+
+
+def _records(path: Location, rows: Iterator[Row], columns: Columns, data: TaskDataConfig) -> Iterator[Record]:
+    """A record of every row. ``ValueError`` for a row that is shorter or longer than the header."""
+    columns.require_inputs()
+    first = next(rows, None)
+    if first is None:
+        raise ValueError(f"{path}: no records; the file is empty")
+    header = _header(first, columns, data, path)
+    if header is None:
+        rows = chain([first], rows)
+        places = [(role, int(column) - 1) for role, column in columns.roles]
+        width = 1 + max(column for _, column in places)
+    else:
+        places, width = columns.find(header, f"{path}:{first[0]}", numbers=True), len(header)
+    for number, (line, fields) in enumerate(rows):
+        if len(fields) < width or (header and any(fields[width:])):
+            raise ValueError(_misfit(path, line, fields, rows, width, header))
+        yield _record(places, fields, source=f"{path}:{line}", number=number, separator=data.label_separator)
+
+
+def _record(places: Sequence[Place], fields: Sequence[str], *, source: str, number: int, separator: str) -> Record:
+    values = ((role, fields[column]) for role, column in places)
+    record = make_record(values, source=source, number=number, separator=separator)
+    check_tags(record)
+    return record
+
+
+def _header(first: Row, columns: Columns, data: TaskDataConfig, path: Location) -> list[str] | None:
+    """Names of the columns, or None for a file without a header."""
+    if columns.by_number and any(int(column) == 0 for _, column in columns.roles):
+        raise ValueError("data.columns: column 0 is not allowed; allowed: numbers from 1")
+    has_header = not columns.by_number if data.header == "auto" else data.header == "true"
+    if has_header:
+        return [name.strip() for name in first[1]]
+    if not columns.by_number:
+        given = listed(f"{role}={column}" for role, column in columns.roles) or "none"
+        raise ValueError(
+            f"{path}: data.columns: {given} is not allowed with data.header false; allowed: ROLE=NUMBER, from 1"
+        )
+    return None
+
+
+def _misfit(
+    path: Location, line: int, fields: Sequence[str], rows: Iterator[Row], width: int, header: list[str] | None
+) -> str:
+    """What is wrong with a line of too few or too many fields, and how many more there are like it."""
+    exact = header is not None
+    more = sum(len(fields) < width or (exact and any(fields[width:])) for _, fields in rows)
+    allowed = f"{width}, as many as the header names" if exact else f"{width} or more (data.columns)"
+    others = f", and {more} more such lines" if more else ""
+    return f"{path}:{line}: {len(fields)} field(s){others}; allowed: {allowed}; mend or remove them"
+
+
+def read_jsonl(name: str, columns: Columns, data: TaskDataConfig) -> Iterator[Record]:
+    """A JSON object a line; numbers are kept as they are written."""
+    path = find_file(name)
+    places: dict[tuple[str, ...], list[Place]] = {}
+    number = 0
+    for line, text in read_lines(path):
+        if not text.strip():
+            continue
+        source = f"{path}:{line}"
+        try:
+            entry = json.loads(text, parse_int=str, parse_float=str, parse_constant=str)
+        except json.JSONDecodeError as error:
+            raise ValueError(f"{source}: not valid JSON: {error.msg} (column {error.colno})") from None
+        if not isinstance(entry, dict):
+            raise ValueError(f'{source}: not an object; allowed: lines such as {{"text": "...", "label": "..."}}')
+        keys = tuple(entry)
+        if keys not in places:
+            places[keys] = columns.find(keys, source)
+        values = list(entry.values())
+        fields = [(role, values[column]) for role, column in places[keys]]
+        for role, value in fields:
+            if value is None and role in columns.inputs:
+                raise ValueError(f"{source}: {role} is null; allowed: a text")
+        record = make_record(fields, source=source, number=number, separator=data.label_separator)
+        check_tags(record)
+        yield record
+        number += 1

@@ -1,0 +1,142 @@
+"""Records of tagged words: CoNLL columns, JointBERT's folders, SNIPS lines."""
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from bert_jax.config.finetune import TaskDataConfig
+from bert_jax.records import Record
+from data_pipeline.storage import Location
+from data_pipeline.tasks.columns import Columns, blank_separated, check_tags
+from data_pipeline.tasks.files import find, find_file, plain_name, read_lines, without_blank_end
+
+_DOCUMENT = "-DOCSTART-"
+
+
+# ------------------------------------------------------------------ CoNLL
+
+
+class _Sentence(NamedTuple):
+    line: int
+    document: int
+    rows: list[tuple[int, list[str]]]
+
+
+def read_conll(name: str, columns: Columns, data: TaskDataConfig) -> Iterator[Record]:
+    """A word a line, columns between tabs or (in a line without tabs) blanks; a blank line ends a sentence.
+
+    The word stands first and the tag last, or where ``words=N`` and ``tags=N`` say. ``group`` is the document
+    (FILE:NUMBER): one begins at each -DOCSTART- line; in a file without any, each sentence is its own. In .conllu
+    files comments, ranges and empty nodes are left out, ``# newdoc`` begins a document; elsewhere "#" is a word.
+    """
+    path = find_file(name)
+    word, tag = _conll_columns(columns)
+    sentences = list(_sentences(path, is_conllu=plain_name(path.name).suffix == ".conllu"))
+    has_documents = any(sentence.document for sentence in sentences)
+    for number, sentence in enumerate(sentences):
+        words, tags = [], []
+        for line, fields in sentence.rows:
+            too_few = len(fields) < max(word, tag) + 1 or (tag < 0 and len(fields) < 2)
+            if too_few and (len(fields) <= word or columns.split != "test"):
+                needed = max(word, tag, 1) + 1
+                raise ValueError(
+                    f"{path}:{line}: {len(fields)} column(s); allowed: {needed} or more, a word and its tag "
+                    "(words=N and tags=N in data.columns)"
+                )
+            words.append(fields[word])
+            tags += [] if too_few else [fields[tag]]
+        record = Record(
+            id=str(number), source=f"{path}:{sentence.line}", words=tuple(words), tags=tuple(tags) or None,
+            group=f"{path}:{sentence.document if has_documents else number}",
+        )  # fmt: skip
+        check_tags(record)
+        yield record
+
+
+def _conll_columns(columns: Columns) -> tuple[int, int]:
+    """Numbers of the word's and the tag's column, from 0; -1 is the last."""
+    where = {"words": 0, "tags": -1}
+    for role, column in columns.roles:
+        if role not in where or not column.isdecimal() or int(column) < 1:
+            raise ValueError(f"data.columns: {role}={column} is not allowed; allowed for conll: words=N, tags=N")
+        where[role] = int(column) - 1
+    return where["words"], where["tags"]
+
+
+def _sentences(path: Location, *, is_conllu: bool) -> Iterator[_Sentence]:
+    """Sentences with their rows; documents are counted from 1 on, 0 is what stands before the first."""
+    document, first = 0, 0
+    rows: list[tuple[int, list[str]]] = []
+    for number, line in read_lines(path):
+        is_document = line.startswith(_DOCUMENT) or (is_conllu and line.startswith("# newdoc"))
+        if rows and (is_document or not line.strip(" \t")):
+            yield _Sentence(first, document, rows)
+            rows = []
+        if is_document:
+            document += 1
+        elif line.strip(" \t") and not (is_conllu and line.startswith("#")):
+            line = line.rstrip(" \t")
+            fields = [part.strip(" ") for part in line.split("\t")] if "\t" in line else blank_separated(line)
+            if is_conllu and not fields[0].isdecimal():
+                continue
+            first = first if rows else number
+            rows.append((number, fields))
+    if rows:
+        yield _Sentence(first, document, rows)
+
+
+# ------------------------------------------------------------------ intent and slots
+
+
+def read_slots(name: str, columns: Columns, data: TaskDataConfig) -> Iterator[Record]:
+    """A folder with seq.in (words), seq.out (tags) and label (intents), all of as many lines (JointBERT's layout).
+
+    Tags and labels may be absent for a test split, the labels also for tagging.
+    """
+    folder = find(name)
+    if not folder.is_dir():
+        raise ValueError(f"{folder}: is a file; allowed: a folder with seq.in, seq.out and label")
+    texts = _lines(folder / "seq.in")
+    is_test = columns.split == "test"
+    tags = _lines_if_there(folder / "seq.out", needed=not is_test)
+    labels = _lines_if_there(folder / "label", needed=not is_test and columns.kind != "tagging")
+    for other, lines in (("seq.out", tags), ("label", labels)):
+        if lines is not None and len(lines) != len(texts):
+            raise ValueError(
+                f"{folder / other}: {len(lines)} lines, but seq.in has {len(texts)}; there must be one for each"
+            )
+    for number, text in enumerate(texts):
+        words = blank_separated(text)
+        own_tags = None if tags is None else blank_separated(tags[number])
+        if own_tags is not None and len(own_tags) != len(words):
+            raise ValueError(
+                f"{folder / 'seq.out'}:{number + 1}: {len(own_tags)} tags for the {len(words)} words of seq.in; "
+                "every word needs one"
+            )
+        yield Record(
+            id=str(number), source=f"{folder / 'seq.in'}:{number + 1}", text=text.strip(" \t"), words=tuple(words),
+            tags=None if own_tags is None else tuple(own_tags),
+            label=None if labels is None else labels[number].strip(),
+        )  # fmt: skip
+
+
+def _lines_if_there(path: Location, *, needed: bool) -> list[str] | None:
+    return _lines(path) if needed or path.is_file() else None
+
+
+def _lines(path: Location) -> list[str]:
+    return [line for _, line in without_blank_end(read_lines(find_file(str(path))))]
+
+
+def read_snips(name: str, columns: Columns, data: TaskDataConfig) -> Iterator[Record]:
+    """Lines ``word:tag word:tag <=> intent``; the last colon of a word is the one before its tag."""
+    path = find_file(name)
+    for number, (line, text) in enumerate(without_blank_end(read_lines(path))):
+        pairs, arrow, intent = text.rpartition("<=>")
+        tagged = [part.rpartition(":") for part in blank_separated(pairs)]
+        if not arrow or not intent.strip() or not tagged or not all(colon for _, colon, _ in tagged):
+            raise ValueError(f"{path}:{line}: {text[:60]!r} is not allowed; allowed: word:tag word:tag <=> intent")
+        words = tuple(word for word, _, _ in tagged)
+        yield Record(
+            id=str(number), source=f"{path}:{line}", text=" ".join(words), words=words,
+            tags=tuple(tag for _, _, tag in tagged), label=intent.strip(),
+        )  # fmt: skip
