@@ -226,9 +226,9 @@ class OptimizerConfig:
     # After warmup: linear, cosine, constant, inverse_sqrt, wsd (warmup, stable, decay), bert2018 (linear decay
     # counted from step 0, overwritten during warmup, so it drops where warmup ends), or slanted_triangular (Howard
     # and Ruder 2018; the warmup is its rising part).
-    schedule: Literal[
-        "linear", "cosine", "constant", "inverse_sqrt", "wsd", "bert2018", "slanted_triangular"
-    ] = "linear"
+    schedule: Literal["linear", "cosine", "constant", "inverse_sqrt", "wsd", "bert2018", "slanted_triangular"] = (
+        "linear"
+    )
     # Step at which the decay ends; 0: training.num_steps.
     decay_steps: int = 0
     # Share of the peak learning rate that remains at the end of the decay.

@@ -44,8 +44,8 @@ class HeadsConfig:
     choice: bool = False
     # Transitions between the tags of the token head, for decoding them together.
     crf: bool = False
-    # Names of the classes of two texts' embeddings (u, v, |u - v|); empty: no such head. pair_hidden: width of a layer
-    # before them, 0 for none.
+    # Names of the classes of two texts' embeddings (u, v, |u - v|); empty: no such head. pair_hidden: width of a
+    # layer before them, 0 for none.
     pair_labels: tuple[str, ...] = ()
     pair_hidden: int = 0
     # What sequence, token, span and choice heads see, and the width of a BiLSTM before the token head (0: none).
