@@ -144,8 +144,8 @@ def parameter_rates(
     """Each parameter's factor on the learning rate at a step, a tree that broadcasts to ``like``; None: all 1.
 
     Layer-wise decay (Howard and Ruder 2018; Clark et al. 2020): heads 1, the top layer ``layer_decay``, each one
-    below that times as much, embeddings least. 0 for ``frozen`` parts and, with ``unfreeze_every``, for layers whose
-    turn has not come: the top one joins after so many epochs, the next one after twice as many.
+    below that times as much, embeddings least. 0 for ``frozen`` parts and, with ``unfreeze_every``, for layers
+    whose turn has not come: the top one joins after so many epochs, the next one after twice as many.
     """
     known = ("embeddings", "encoder", "pooler", *(f"layer_{i}" for i in range(num_layers)))
     for part in config.frozen:
