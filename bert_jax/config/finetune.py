@@ -372,6 +372,8 @@ class FinetuneConfig:
     mesh: MeshConfig = MeshConfig()
     # Filled in from the training records, for loss.class_weights: a weight for each of data.labels.
     class_weights: tuple[float, ...] = ()
+    # Filled in from the training records: hard negatives of each, for sentence.loss negatives.
+    hard_negatives: int = 0
 
     # The option that says how long sequences are.
     LENGTH = "task.max_length"

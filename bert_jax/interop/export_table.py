@@ -22,10 +22,13 @@ HEAD_ROWS = {
     "token": "a tag per token",
     "span": "start and end of an answer",
     "choice": "one score per choice",
+    "crf": "transitions between tags (the tags' own scores stay)",
+    "pair": "classes of two sentence vectors",
     "sentence": "pooling and what follows it (Sentence-BERT)",
     "several heads": "heads that no single transformers class holds",
 }
 PROPERTY_ROWS = {
+    "features": "heads on other hidden states than the last, or behind a BiLSTM",
     "roberta": "family roberta",
     "pre-norm": "LayerNorm before each sub-layer",
     "sinusoidal": "sinusoidal positions",
@@ -53,8 +56,11 @@ _CELLS: dict[str, tuple[Verdict, ...]] = {
     "token":         (_Y, _E, _E, _Y, _Y, _Y),
     "span":          (_Y, _E, _Y, _Y, _Y, _Y),
     "choice":        (_Y, _E, _E, _Y, _Y, _Y),
+    "crf":           (_E, _E, _E, _E, _E, _Y),
+    "pair":          (_E, _E, _E, _E, _E, _Y),
     "sentence":      (_E, _Y, _E, _Y, _Y, _Y),
     "several heads": (_R, _E, _Y, _Y, _Y, _Y),
+    "features":      (_R, _R, _R, _R, _R, _Y),
     "roberta":       (_Y, _Y, _R, _Y, _Y, _Y),
     "pre-norm":      (_R, _R, _R, _Y, _Y, _Y),
     "sinusoidal":    (_R, _R, _R, _Y, _Y, _Y),
@@ -78,6 +84,12 @@ def rows_of(spec: ModelSpec, dtype: str = "float32") -> Iterator[str]:
     if not heads and spec.sentence is None:
         yield "no head"
     yield from heads
+    if spec.heads.crf:
+        yield "crf"
+    if spec.heads.pair_labels:
+        yield "pair"
+    if spec.heads.features != "last" or spec.heads.bilstm:
+        yield "features"
     if spec.sentence is not None:
         yield "sentence"
     try:
@@ -134,7 +146,9 @@ def fit(weights: Weights, format: str, dtype: str = "float32") -> tuple[Weights,
 
 
 def _parts(spec: ModelSpec) -> list[str]:
-    return [*spec.heads.present(), *(["sentence"] if spec.sentence is not None else [])]
+    heads = spec.heads
+    others = {"crf": heads.crf, "pair": bool(heads.pair_labels), "sentence": spec.sentence is not None}
+    return [*heads.present(), *(name for name, there in others.items() if there)]
 
 
 def keep_heads(weights: Weights, names: Sequence[str]) -> Weights:
@@ -156,6 +170,11 @@ def keep_heads(weights: Weights, names: Sequence[str]) -> Weights:
         token_labels=old.token_labels if "token" in kept else (),
         span="span" in kept,
         choice="choice" in kept,
+        crf=old.crf and {"crf", "token"} <= kept,
+        pair_labels=old.pair_labels if {"pair", "sentence"} <= kept else (),
+        pair_hidden=old.pair_hidden if {"pair", "sentence"} <= kept else 0,
+        features=old.features,
+        bilstm=old.bilstm if "token" in kept else 0,
         dropout=old.dropout,
     )
     spec = dataclasses.replace(spec, heads=heads, sentence=spec.sentence if "sentence" in kept else None)

@@ -32,7 +32,8 @@ def pool(x_BxSxH: jax.Array, mask_BxS: jax.Array, kind: str) -> jax.Array:
 
 def normalize(x: jax.Array) -> jax.Array:
     """Rows divided by their Euclidean norm (at least 1e-12)."""
-    return x / jnp.maximum(jnp.linalg.norm(x, axis=-1, keepdims=True), 1e-12)
+    # The root of what is never 0: an empty sequence's vector is 0, where a norm has no gradient.
+    return x / jnp.sqrt(jnp.maximum(jnp.sum(x * x, axis=-1, keepdims=True), 1e-24))
 
 
 class SentenceHead(nn.Module):

@@ -1,6 +1,7 @@
 """Fine-tuning as a job of ``bert_jax.training.run``: examples, metrics on dev, the best checkpoint, predictions."""
 
 import dataclasses
+import hashlib
 import json
 import math
 import shutil
@@ -11,6 +12,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from flax import linen as nn
 from jax.sharding import Mesh
 
 from bert_jax.config import ModelSpec
@@ -38,7 +40,7 @@ from bert_jax.training.compile import TrainPrograms, make_programs, with_shardin
 from bert_jax.training.integrity import json_digest
 from bert_jax.training.report import write_report
 from bert_jax.training.run import Context, Data, Job, train
-from bert_jax.training.state import TrainState
+from bert_jax.training.state import TrainState, abstract_params
 
 # Folders and files of a workdir.
 BEST, EXPORT, METRICS = "best", "export", "metrics.json"
@@ -103,7 +105,7 @@ class FinetuneJob(Job):
     def programs(self, mesh: Mesh) -> TrainPrograms:
         config, model = self.config, self.model.clone(mesh=mesh)
         self._predictor = Predictor(self.task, model, mesh)
-        like = jax.eval_shape(lambda: _running_params(model))
+        like = nn.unbox(abstract_params(model))
         return make_programs(
             config,
             model,
@@ -137,12 +139,20 @@ class FinetuneJob(Job):
         classes = None
         if config.input.balanced:
             classes = self._classes()
-        order = [[list(sequence.ids) for sequence in unit.sequences] for unit in self._units]
-        key = [order, config.training.global_batch_size, config.training.seed, config.input.balanced]
-        fingerprint = json_digest(key)
         return ExampleBatches(
-            self.task, self._units, shapes, lambda count: host_rows(mesh, count), fingerprint, classes
+            self.task, self._units, shapes, lambda count: host_rows(mesh, count), self._fingerprint(), classes
         )
+
+    def _fingerprint(self) -> str:
+        """Of everything that decides which example comes when."""
+        config = self.config
+        digest = hashlib.sha256()
+        for unit in self._units:
+            for sequence in unit.sequences:
+                digest.update(np.asarray(sequence.ids, np.int32).tobytes() + b"|")
+            digest.update(f"{unit.weight}".encode())
+        key = [config.training.global_batch_size, config.training.seed, dataclasses.asdict(config.input)]
+        return json_digest([digest.hexdigest(), key])
 
     def _classes(self) -> np.ndarray:
         labels = self.config.data.labels
@@ -302,20 +312,15 @@ class FinetuneJob(Job):
     def _export(self, folder: Path) -> list[str]:
         """Write ``export/`` as a Hugging Face folder; what to say about it."""
         said: list[str] = []
+        form = "hf" if self.model.sentence is None else "sentence-transformers"
         try:
-            export_model(folder / BEST, folder / EXPORT, "hf", force=True, verify=False, report=said.append)
+            export_model(folder / BEST, folder / EXPORT, form, force=True, verify=False, report=said.append)
         except ValueError as error:
             return [f"no export: {error}"]
         return said
 
     def is_finished(self, folder: Path) -> bool:
         return (folder / METRICS).exists() and (folder / "report.html").exists()
-
-
-def _running_params(model: BertModel) -> Any:
-    from bert_jax.training.state import initial_params
-
-    return initial_params(model, 0)
 
 
 def replace_saved(folder: Path, weights: Weights, step: int) -> None:

@@ -8,6 +8,7 @@ from bert_jax.config.finetune import FinetuneConfig
 from bert_jax.tasks.base import Task
 from bert_jax.tasks.joint import JointTask
 from bert_jax.tasks.qa import QaTask
+from bert_jax.tasks.sentence import SentenceTask
 from bert_jax.tasks.sequence import ChoiceTask, ClassificationTask, MultiLabelTask, RegressionTask
 from bert_jax.tasks.tagging import TaggingTask
 
@@ -19,6 +20,7 @@ TASKS: dict[str, type[Task]] = {
     "qa": QaTask,
     "tagging": TaggingTask,
     "joint": JointTask,
+    "sentence": SentenceTask,
 }
 
 

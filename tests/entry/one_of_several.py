@@ -7,7 +7,8 @@ import sys
 import time
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+# The repository first: tests/ has folders of the same names as the packages.
+sys.path[:0] = [str(Path(__file__).resolve().parents[i]) for i in (2, 1)]
 
 from bert_jax.config.loader import RunOptions, take_options
 from bert_jax.exits import Stop, run_command

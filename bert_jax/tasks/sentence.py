@@ -1,0 +1,248 @@
+"""Sentence embeddings: one vector per text, near for texts that mean the same (Reimers and Gurevych 2019).
+
+Shapes: B rows, U units per row, K texts per unit, E width of a vector.
+"""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from bert_jax.config import HeadsConfig, SentenceConfig, SentenceModule
+from bert_jax.config.finetune import FinetuneConfig
+from bert_jax.inference.batching import Encoded
+from bert_jax.metrics import Score, classification_scores, regression_scores
+from bert_jax.metrics.base import mean_score
+from bert_jax.model.bert import BertOutput
+from bert_jax.objectives.classification import softmax_loss
+from bert_jax.objectives.denominator import denominator
+from bert_jax.objectives.sentence import cosent_loss, cosine_loss, in_batch_negatives_loss, triplet_loss
+from bert_jax.objectives.sums import Sums
+from bert_jax.records import Record
+from bert_jax.tasks.base import Level, Prediction, Target, Task, Unit
+from bert_jax.tasks.selection import permutation
+from bert_jax.tasks.sequence import class_number, number_of, softmax
+from bert_jax.tasks.truncation import cut_text
+from bert_jax.tokenization import Tokenizer
+
+# Texts of a training example, hard negatives not counted.
+_TEXTS = {"softmax": 2, "cosine": 2, "cosent": 2, "triplet": 3, "negatives": 2, "simcse": 2}
+
+
+class SentenceTask(Task):
+    """Siamese training by one of the losses of ``sentence.loss``.
+
+    Records with a label that is a value are scored by the correlation of cosines with it, those whose label is one
+    of ``data.labels`` by the classifier, triplets by how often the positive is nearer, and pairs without a label by
+    finding the second text among all of the split.
+    """
+
+    targets: ClassVar[Mapping[str, Target]] = {}
+
+    def __init__(self, config: FinetuneConfig, tokenizer: Tokenizer) -> None:
+        super().__init__(config, tokenizer)
+        if config.task.truncation == "windows":
+            raise ValueError("task.truncation: a sentence has one vector; windows give several; choose another")
+        kinds = {"softmax": np.int32, "cosine": np.float32, "cosent": np.float32}
+        if config.sentence.loss in kinds:
+            self.targets = {"labels": Target("unit", kinds[config.sentence.loss])}  # type: ignore[misc]
+
+    @classmethod
+    def from_data(cls, config: FinetuneConfig, splits: Mapping[str, Sequence[Record]]) -> FinetuneConfig:
+        train, data = splits["train"], config.data
+        most = max((len(record.negatives) for record in train), default=0)
+        for record in train:
+            _check_texts(record, config, most)
+        if config.sentence.loss == "softmax":
+            labels = data.labels or tuple(sorted({record.label or "" for record in train}))
+            if len(labels) < 2:
+                raise ValueError(f"data.labels: {len(labels)} class ({', '.join(labels)}); two or more are needed")
+            data = dataclasses.replace(data, labels=labels)
+        return dataclasses.replace(config, data=data, hard_negatives=most)
+
+    @property
+    def sequences_per_unit(self) -> int:
+        loss = self.config.sentence.loss
+        return _TEXTS[loss] + (self.config.hard_negatives if loss == "negatives" else 0)
+
+    @property
+    def heads(self) -> HeadsConfig:
+        if self.config.sentence.loss != "softmax":
+            return HeadsConfig()
+        return HeadsConfig(pair_labels=self.config.data.labels, pair_hidden=self.config.sentence.hidden_size)
+
+    @property
+    def sentence(self) -> SentenceConfig:
+        options = self.config.sentence
+        modules = (SentenceModule(kind="normalize"),) if options.normalize else ()
+        return SentenceConfig(pooling=(options.pooling,), modules=modules, similarity="cosine")
+
+    # ------------------------------------------------------------------ records to units
+
+    def featurize(self, records: Sequence[Record], *, training: bool) -> list[Unit]:
+        groups = self._training_texts(records) if training else [_texts(record) for record in records]
+        flat = [text for group in groups for text in group]
+        ids = iter(self.tokenizer.encode_batch(flat))
+        units = []
+        for i, (record, group) in enumerate(zip(records, groups, strict=True)):
+            inputs = tuple(self._input(text, next(ids)) for text in group)
+            targets = self._target(record) if training else {}
+            units.append(Unit(i, inputs, targets, float(training)))
+        return units
+
+    def _input(self, text: str, ids: Sequence[int]) -> Encoded:
+        config, tokenizer = self.config.task, self.tokenizer
+        room = config.max_length - len(tokenizer.build_inputs([])[0])
+        (kept,) = cut_text(text, ids, room, config, tokenizer)
+        return Encoded(*tokenizer.build_inputs(kept))
+
+    def _training_texts(self, records: Sequence[Record]) -> list[tuple[str, ...]]:
+        options = self.config.sentence
+        if options.loss == "simcse":
+            return [(record.text, record.text) for record in records]
+        if not options.pairs_from_classes:
+            return [_texts(record) for record in records]
+        classes = np.array([record.label for record in records])
+        seed, groups = self.config.data.split_seed, []
+        members = {label: np.flatnonzero(classes == label) for label in np.unique(classes)}
+        others = {label: np.flatnonzero(classes != label) for label in members}
+        draws = permutation(len(records), seed, 1), permutation(len(records), seed, 2)
+        for i, record in enumerate(records):
+            own, other = members[classes[i]], others[classes[i]]
+            own = own[own != i]
+            if not len(own) or not len(other):
+                raise ValueError(
+                    f"{record.source}: class {record.label!r} has one text, or is the only class: it makes no pairs"
+                )
+            texts = (record.text, records[own[draws[0][i] % len(own)]].text)
+            negative = records[other[draws[1][i] % len(other)]].text
+            groups.append((*texts, negative) if options.loss == "triplet" else texts)
+        return groups
+
+    def _target(self, record: Record) -> Mapping[str, Any]:
+        loss = self.config.sentence.loss
+        if loss == "softmax":
+            return {"labels": class_number(record, self.config.data.labels)}
+        if loss in ("cosine", "cosent"):
+            return {"labels": number_of(record) / self.config.sentence.label_scale}
+        return {}
+
+    # ------------------------------------------------------------------ on the device
+
+    def denominators(self, batch: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
+        return {"loss": denominator(batch["weights"])}
+
+    def _embeddings(self, output: BertOutput) -> jax.Array:
+        assert output.sentence_embeddings is not None
+        rows, sequences, width = output.sentence_embeddings.shape
+        texts = self.sequences_per_unit
+        return output.sentence_embeddings.reshape(rows, sequences // texts, texts, width)
+
+    def loss(self, output: BertOutput, batch: Mapping[str, jax.Array], *, axis: str | None) -> Sums:
+        options, weights_BxU = self.config.sentence, batch["weights"]
+        if options.loss == "softmax":
+            assert output.pair_logits is not None
+            smoothing, gamma = self.config.loss.label_smoothing, self.config.loss.focal_gamma
+            return softmax_loss(
+                output.pair_logits, batch["labels"], weights_BxU, label_smoothing=smoothing, focal_gamma=gamma
+            )
+        embeddings_BxUxKxE = self._embeddings(output)
+        match options.loss:
+            case "cosine":
+                return cosine_loss(embeddings_BxUxKxE, batch["labels"], weights_BxU)
+            case "cosent":
+                return cosent_loss(embeddings_BxUxKxE, batch["labels"], weights_BxU, scale=options.scale, axis=axis)
+            case "triplet":
+                return triplet_loss(embeddings_BxUxKxE, weights_BxU, margin=options.margin)
+        return in_batch_negatives_loss(embeddings_BxUxKxE, weights_BxU, scale=options.scale, axis=axis)
+
+    def outputs(self, output: BertOutput, batch: Mapping[str, jax.Array]) -> dict[str, tuple[Level, jax.Array]]:
+        found: dict[str, tuple[Level, jax.Array]] = {"embeddings": ("unit", self._embeddings(output))}
+        if output.pair_logits is not None:
+            found["logits"] = ("unit", output.pair_logits)
+        return found
+
+    # ------------------------------------------------------------------ outputs to predictions and metrics
+
+    def decode(
+        self, records: Sequence[Record], units: Sequence[Unit], outputs: Sequence[Mapping[str, np.ndarray]]
+    ) -> list[Prediction]:
+        """``cosine`` of the first two texts (of a triplet also ``cosine_negative``), and with a classifier
+        ``prediction`` and ``scores``. ``rank`` of the second text among all second texts of the split, from 1,
+        where there is no label."""
+        if not units:
+            return []
+        vectors = jnp.stack([output["embeddings"] for output in outputs])
+        unit_NxKxE = np.asarray(vectors / jnp.maximum(jnp.linalg.norm(vectors, axis=-1, keepdims=True), 1e-12))
+        predictions: list[Prediction] = []
+        for i, (record, unit, output) in enumerate(zip(records, units, outputs, strict=True)):
+            texts = len(unit.sequences)
+            one: Prediction = {} if record.label is None else {"label": record.label}
+            if texts > 1:
+                one["cosine"] = round(float(unit_NxKxE[i, 0] @ unit_NxKxE[i, 1]), 6)
+            if texts > 2:
+                one["cosine_negative"] = round(float(unit_NxKxE[i, 0] @ unit_NxKxE[i, 2]), 6)
+            if texts == 2 and record.label is None:
+                found = unit_NxKxE[:, 1] @ unit_NxKxE[i, 0]
+                one["rank"] = int(1 + np.sum(found > found[i]))
+            if "logits" in output and texts == 2:
+                chances = softmax(output["logits"].astype(np.float64))
+                labels = self.config.data.labels
+                one["prediction"] = labels[int(chances.argmax())]
+                one["scores"] = dict(zip(labels, chances.round(6).tolist(), strict=True))
+            predictions.append(one)
+        return predictions
+
+    @classmethod
+    def is_labelled(cls, record: Record) -> bool:
+        return record.label is not None or record.text_pair is not None
+
+    def scores(self, records: Sequence[Record], predictions: Sequence[Prediction]) -> list[Score]:
+        labels = self.config.data.labels
+        if all(record.negatives for record in records):
+            nearer = [one["cosine"] > one["cosine_negative"] for one in predictions]
+            return [mean_score("triplet_accuracy", np.array(nearer, float))]
+        if all(record.label is None for record in records):
+            ranks = np.array([one["rank"] for one in predictions])
+            return [mean_score("mrr", 1 / ranks), mean_score("precision@1", (ranks == 1).astype(float))]
+        if self.config.sentence.loss == "softmax" and all(record.label in labels for record in records):
+            gold = np.array([labels.index(record.label or "") for record in records])
+            predicted = np.array([labels.index(one["prediction"]) for one in predictions])
+            chances = np.array([[one["scores"][label] for label in labels] for one in predictions])
+            return classification_scores(gold, predicted, labels, chances)
+        gold = np.array([number_of(record) for record in records])
+        cosines = np.array([one["cosine"] for one in predictions])
+        named = {score.name: score for score in regression_scores(gold, cosines)}
+        return [named["spearman"], named["pearson"]]
+
+
+def _texts(record: Record) -> tuple[str, ...]:
+    pair = () if record.text_pair is None else (record.text_pair,)
+    return (record.text, *pair, *record.negatives)
+
+
+def _check_texts(record: Record, config: FinetuneConfig, negatives: int) -> None:
+    """``ValueError`` for a training record that has not what the loss needs."""
+    loss, from_classes = config.sentence.loss, config.sentence.pairs_from_classes
+    if from_classes and loss not in ("negatives", "triplet"):
+        raise ValueError(f"sentence.pairs_from_classes: not with sentence.loss {loss}; use negatives or triplet")
+    if loss == "simcse":
+        return
+    if from_classes:
+        if record.label is None:
+            raise ValueError(f"{record.source}: no label; sentence.pairs_from_classes makes pairs of classes")
+        return
+    if record.text_pair is None:
+        raise ValueError(f"{record.source}: no second text; sentence.loss {loss} needs one (role text_pair)")
+    if loss == "triplet" and len(record.negatives) != 1:
+        raise ValueError(f"{record.source}: {len(record.negatives)} negatives; a triplet has one (role negative)")
+    if loss == "negatives" and len(record.negatives) != negatives:
+        raise ValueError(
+            f"{record.source}: {len(record.negatives)} hard negatives, others have {negatives}; give all the same "
+            "number"
+        )
+    if loss in ("softmax", "cosine", "cosent") and record.label is None:
+        raise ValueError(f"{record.source}: no label; sentence.loss {loss} needs one")

@@ -1,0 +1,95 @@
+"""What the tests of fine-tuning runs share: a tiny model, records that it can learn, a run."""
+
+import dataclasses
+import json
+from pathlib import Path
+
+import numpy as np
+
+from bert_jax.config import HeadsConfig, ModelConfig, ModelSpec, TokenizerConfig, load_config
+from bert_jax.config.finetune import FinetuneConfig
+from bert_jax.config.loader import RunOptions
+from bert_jax.interop.exchange import Weights, parameter_shapes
+from bert_jax.interop.native import write_saved
+from bert_jax.records import Record
+from bert_jax.tasks.finetune import finetune
+from bert_jax.tasks.start import resolve
+from bert_jax.training.signals import StopRequest
+
+PIECES = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *(f"w{i}" for i in range(60)), "good", "bad"]
+MODEL = ModelConfig(
+    vocab_size=len(PIECES), hidden_size=32, num_layers=2, num_attention_heads=2, intermediate_size=64,
+    max_position_embeddings=64,
+)  # fmt: skip
+ARGUMENTS = (
+    "--training.num_epochs 2 --training.global_batch_size 8 --training.log_interval 5 --task.max_length 32 "
+    "--optimizer.learning_rate 5e-3 --training.compilation_cache none --training.seed 3"
+)
+
+
+def saved_model(folder: Path, heads: HeadsConfig = HeadsConfig(pooler=True)) -> Path:  # noqa: B008 (frozen)
+    """A saved model with drawn weights."""
+    spec = ModelSpec(model=MODEL, heads=heads, tokenizer=TokenizerConfig())
+    rng = np.random.default_rng(0)
+    params = {
+        name: np.ones(shape, np.float32) if name.endswith("scale") else
+        rng.normal(0, 0.05, shape).astype(np.float32) * (not name.endswith("bias"))
+        for name, shape in parameter_shapes(spec).items()
+    }  # fmt: skip
+    content = ("\n".join(PIECES) + "\n").encode()
+    write_saved(folder, Weights(spec=spec, params=params, tokenizer_content=content))
+    return folder
+
+
+def records(count: int, seed: int) -> list[Record]:
+    """Texts of 1 to 12 words with "good" or "bad" in them, which the label names."""
+    rng = np.random.default_rng(seed)
+    found = []
+    for i in range(count):
+        label = str(rng.integers(0, 2))
+        words = [f"w{n}" for n in rng.integers(0, 60, rng.integers(1, 12))]
+        words.insert(int(rng.integers(0, len(words) + 1)), ("bad", "good")[int(label)])
+        found.append(Record(id=str(i), source=f"file:{i}", text=" ".join(words), label=label))
+    return found
+
+
+SPLITS = {"train": records(70, 1), "dev": records(21, 2)}
+
+
+def configured(source: Path, workdir: Path, arguments: str = ""):
+    """(config, start) as run_finetune.py makes them."""
+    start = None
+
+    def merge(settings):
+        nonlocal start
+        start, settings = resolve(RunOptions(init_from=str(source)), workdir, settings)
+        return settings
+
+    config = load_config(FinetuneConfig, f"{ARGUMENTS} {arguments}".split(), resolve=merge)
+    return config, start
+
+
+def run(source: Path, workdir: Path, arguments: str = "", splits=SPLITS, tests=(), **options):
+    """Fine-tune in ``workdir``."""
+    config, start = configured(source, workdir, arguments)
+    finetune(config, workdir=workdir, splits=splits, tests=tests, start=start, **{"stop": StopRequest(), **options})
+
+
+def results(workdir: Path) -> dict[str, dict]:
+    """Entries of metrics.json by split."""
+    return {entry["split"]: entry for entry in json.loads((workdir / "metrics.json").read_text())}
+
+
+def lines(workdir: Path) -> list[dict]:
+    """metrics.jsonl without what the clock decides."""
+    timings = {"seconds_per_step", "tokens_per_second", "data_wait_fraction", "mfu"}
+    found = [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
+    return [{key: value for key, value in line.items() if key not in timings} for line in found]
+
+
+def with_labels(splits, change):
+    """``splits`` with every label changed."""
+    return {
+        name: [dataclasses.replace(record, label=change(record.label)) for record in found]
+        for name, found in splits.items()
+    }

@@ -1,0 +1,191 @@
+"""A fine-tuning run from records to predictions: learns, resumes bitwise, stops early, keeps the best."""
+
+import dataclasses
+import json
+
+import jax
+import numpy as np
+import pytest
+from finetune_cases import SPLITS, configured, lines, records, results, run, saved_model, with_labels
+
+import bert_jax
+from bert_jax import exits
+from bert_jax.interop.readers import read_weights
+from bert_jax.parallel import make_mesh
+from bert_jax.tasks import finetune as module
+
+
+@pytest.fixture(autouse=True)
+def one_device(monkeypatch):
+    monkeypatch.setattr("bert_jax.training.run.make_mesh", lambda config: make_mesh(config, jax.devices()[:1]))
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory):
+    return saved_model(tmp_path_factory.mktemp("models") / "model")
+
+
+@pytest.fixture(scope="module")
+def learned(source, tmp_path_factory):
+    """A finished run."""
+    workdir = tmp_path_factory.mktemp("runs") / "w"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("bert_jax.training.run.make_mesh", lambda config: make_mesh(config, jax.devices()[:1]))
+        run(source, workdir, "--training.num_epochs 4", {**SPLITS, "test": records(9, 5)}, tests=["test"])
+    return workdir
+
+
+def test_it_learns_and_leaves_what_is_promised(learned):
+    found = results(learned)
+    assert found["dev"]["metrics"]["accuracy"]["value"] == 1.0 and found["dev"]["n"] == 21
+    low, high = found["dev"]["metrics"]["accuracy"]["ci95"]
+    assert low == high == 1.0
+    assert set(found["dev"]) >= {"task", "split", "n", "metrics", "seed", "seconds"}
+    predictions = [json.loads(line) for line in (learned / "predictions_dev.jsonl").read_text().splitlines()]
+    assert [one["id"] for one in predictions] == [record.id for record in SPLITS["dev"]]
+    assert all(one["prediction"] == one["label"] for one in predictions)
+    assert all(abs(sum(one["scores"].values()) - 1) < 1e-5 for one in predictions)
+    assert (learned / "predictions_test.jsonl").exists() and (learned / "report.html").exists()
+
+
+def test_the_export_and_the_best_parameters_say_the_same(learned):
+    predictions = [json.loads(line) for line in (learned / "predictions_dev.jsonl").read_text().splitlines()]
+    texts = [record.text for record in SPLITS["dev"]]
+    for folder in ("export", "best"):
+        found = bert_jax.load(learned / folder).predict(texts)
+        for one, other in zip(found, predictions, strict=True):
+            assert one["label"] == other["prediction"]
+            assert abs(one["probabilities"]["1"] - other["scores"]["1"]) < 1e-5
+
+
+def test_a_finished_run_says_so_and_changes_nothing(source, learned, capsys):
+    before = {path: path.read_bytes() for path in learned.glob("*.json*")}
+    run(source, learned, "--training.num_epochs 4", {**SPLITS, "test": records(9, 5)}, tests=["test"])
+    assert "is complete: 36 steps" in capsys.readouterr().out
+    assert {path: path.read_bytes() for path in learned.glob("*.json*")} == before
+
+
+class StopAt:
+    """A stop request that comes before the step of a number."""
+
+    def __init__(self, calls):
+        self.calls, self.exit_code = calls, exits.PREEMPTED
+
+    def __bool__(self):
+        return False
+
+    def reached(self):
+        self.calls -= 1
+        return self.calls < 0
+
+    def told(self):
+        return "on request"
+
+
+@pytest.mark.parametrize("options", ["", "--regularization.mixout 0.1 --optimizer.ema_decay 0.9"])
+def test_a_stopped_run_resumes_bitwise(source, tmp_path, options):
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    run(source, whole, options)
+    with pytest.raises(exits.Stop) as stopped:
+        run(source, parts, options, stop=StopAt(12))
+    assert stopped.value.code == exits.PREEMPTED and not (parts / "metrics.json").exists()
+    run(source, parts, options)
+    one, other = read_weights(whole / "best"), read_weights(parts / "best")
+    assert all(np.array_equal(one.params[name], values) for name, values in other.params.items())
+    assert lines(whole) == lines(parts)
+    assert (whole / "predictions_dev.jsonl").read_bytes() == (parts / "predictions_dev.jsonl").read_bytes()
+
+
+def test_packing_changes_no_prediction_and_no_step(source, tmp_path):
+    """The same examples in rows of their own: the same losses and predictions but for rounding."""
+    run(source, tmp_path / "packed", "--model.hidden_dropout 0 --model.attention_dropout 0")
+    run(source, tmp_path / "apart", "--model.hidden_dropout 0 --model.attention_dropout 0 --input.packing false")
+    packed, apart = lines(tmp_path / "packed"), lines(tmp_path / "apart")
+    for one, other in zip(packed, apart, strict=True):
+        assert {"loss", "accuracy"} & set(one)
+        for name in ("loss", "grad_norm", "accuracy"):
+            if name in one:
+                assert one[name] == pytest.approx(other[name], rel=2e-4, abs=1e-6), (name, one["step"])
+    assert packed[0]["padding_fraction"] < 0.3 < apart[0]["padding_fraction"]
+
+
+def test_meshes_give_what_one_device_gives(source, tmp_path, monkeypatch):
+    run(source, tmp_path / "one", "--training.num_epochs 1")
+    monkeypatch.undo()
+    run(source, tmp_path / "eight", "--training.num_epochs 1")
+    for one, other in zip(lines(tmp_path / "one"), lines(tmp_path / "eight"), strict=True):
+        if "loss" in one:
+            assert one["loss"] == pytest.approx(other["loss"], rel=1e-5), one["step"]
+    scores = [
+        [json.loads(line)["scores"]["1"] for line in (tmp_path / name / "predictions_dev.jsonl").open()]
+        for name in ("one", "eight")
+    ]
+    # All 21 records, once each, though 8 devices do not divide them.
+    assert len(scores[0]) == len(scores[1]) == 21 and np.allclose(*scores, atol=1e-4)
+
+
+def test_it_stops_when_nothing_gets_better_and_keeps_the_best(source, tmp_path):
+    workdir = tmp_path / "w"
+    run(source, workdir, "--training.num_epochs 30 --training.patience 2")
+    evaluations = [line for line in lines(workdir) if line.get("split") == "dev"]
+    best = max(range(len(evaluations)), key=lambda i: (evaluations[i]["accuracy"], -i))
+    assert len(evaluations) == best + 3 < 30
+    assert results(workdir)["dev"]["step"] == evaluations[best]["step"]
+    run(source, workdir, "--training.num_epochs 30 --training.patience 2")  # complete, not continued
+    assert [line for line in lines(workdir) if line.get("split") == "dev"] == evaluations
+
+
+def test_the_last_parameters_where_the_best_are_not_asked_for(source, tmp_path):
+    run(source, tmp_path / "w", "--training.restore_best false --training.num_epochs 1")
+    assert results(tmp_path / "w")["dev"]["step"] == 9
+
+
+def test_a_finished_task_starts_another_one_with_or_without_its_head(source, learned, tmp_path):
+    """Intermediate-task training: the same classes keep the head, others drop it."""
+    config, start = configured(learned / "best", tmp_path / "w")
+    job = module.FinetuneJob(config, SPLITS, (), start)
+    kept = module.warm_start(start, job.config, job.model.heads, None)
+    assert "sequence_head/kernel" in kept.params and not any("drawn anew" in line for line in kept.messages)
+    renamed = with_labels(SPLITS, lambda label: {"0": "no", "1": "yes"}[label])
+    job = module.FinetuneJob(config, renamed, (), start)
+    dropped = module.warm_start(start, job.config, job.model.heads, None)
+    assert "sequence_head/kernel" not in dropped.params
+    assert "drawn anew: sequence_head" in dropped.messages
+
+
+@pytest.mark.parametrize(
+    ("arguments", "splits", "message"),
+    [
+        ("", {"dev": SPLITS["dev"]}, "data.train: there are no training records"),
+        ("", with_labels(SPLITS, lambda label: "0"), "two or more are needed"),
+        (
+            "",
+            {"train": SPLITS["train"], "dev": [dataclasses.replace(SPLITS["dev"][0], label="7")]},
+            "label '7' is not",
+        ),
+        ("--task.kind regression", with_labels(SPLITS, lambda label: "nan"), "is no number"),
+        ("--task.metric bleu", SPLITS, "task.metric: 'bleu' is not measured; allowed: accuracy"),
+        ("--regularization.reinit_layers 3", SPLITS, "reinit_layers: 3 is not allowed; the model has 2 layers"),
+        ("--optimizer.frozen layer_7", SPLITS, "optimizer.frozen: 'layer_7' is not allowed"),
+        ("--features.layers concat_last_four", SPLITS, "needs 4 layers"),
+        ("--task.kind tagging --input.word_dropout 0.1", SPLITS, "whose labels belong to words"),
+        ("--input.few_shot 60", SPLITS, "has 3[0-9]"),
+    ],
+)
+def test_bad_input_is_one_line(source, tmp_path, arguments, splits, message):
+    with pytest.raises(ValueError, match=message) as raised:
+        run(source, tmp_path / "w", f"--training.num_epochs 1 {arguments}", splits)
+    assert "\n" not in str(raised.value)
+
+
+def test_changed_training_records_are_refused_on_resume(source, tmp_path):
+    with pytest.raises(exits.Stop):
+        run(source, tmp_path / "w", stop=StopAt(6))
+    other = {"train": records(70, 9), "dev": SPLITS["dev"]}
+    with pytest.raises(ValueError, match="the training examples are not those"):
+        run(source, tmp_path / "w", splits=other)
+
+
+def test_fewer_records_than_a_batch(source, tmp_path):
+    run(source, tmp_path / "w", "--training.num_epochs 2", {"train": records(3, 1), "dev": records(2, 2)})
+    assert results(tmp_path / "w")["dev"]["n"] == 2

@@ -1,0 +1,152 @@
+"""Options of training against formulas of their own: rates per parameter, perturbed weights, augmentation."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from finetune_cases import MODEL, PIECES
+
+from bert_jax.config import ExecutionConfig, HeadsConfig
+from bert_jax.config.finetune import FinetuneConfig, FinetuneOptimizerConfig, InputConfig
+from bert_jax.inference.batching import Encoded
+from bert_jax.model import BertModel, to_canonical
+from bert_jax.optim import make_schedule, parameter_rates
+from bert_jax.tasks.augment import augmented
+from bert_jax.tasks.base import Unit
+from bert_jax.tasks.objective import perturbed
+from bert_jax.tokenization.wordpiece import WordPieceTokenizer
+from bert_jax.training.state import initial_params
+
+HEADS = HeadsConfig(pooler=True, sequence_labels=("a", "b"))
+TOKENIZER = WordPieceTokenizer(PIECES, lower_case=False)
+
+
+def params(scan=False, seed=0):
+    return initial_params(BertModel(MODEL, ExecutionConfig(scan_layers=scan), HEADS), seed)
+
+
+def rates(step, scan=False, **options):
+    """Canonical name -> factor at a step."""
+    tree = params(scan)
+    factors = parameter_rates(FinetuneOptimizerConfig(**options), MODEL.num_layers, tree, steps_per_epoch=10)
+    full = jax.tree.map(lambda x, f: jnp.broadcast_to(f, x.shape), tree, factors(jnp.int32(step)))
+    return {name: np.unique(values).tolist() for name, values in to_canonical(full, MODEL.vocab_size).items()}
+
+
+@pytest.mark.parametrize("scan", [False, True])
+def test_layer_decay_of_each_parameter(scan):
+    expected = {
+        "embeddings": 0.5**3,
+        "encoder/layer_0": 0.5**2,
+        "encoder/layer_1": 0.5,
+        "pooler": 1,
+        "sequence_head": 1,
+    }
+    for name, values in rates(0, scan, layer_decay=0.5).items():
+        (part,) = (part for part in expected if name.startswith(f"{part}/"))
+        assert values == [expected[part]], name
+
+
+@pytest.mark.parametrize("scan", [False, True])
+def test_frozen_parts(scan):
+    for name, values in rates(0, scan, frozen=("embeddings", "layer_0")).items():
+        assert values == [0.0 if name.startswith(("embeddings/", "encoder/layer_0/")) else 1.0], name
+    assert all(
+        values == [float(not name.startswith("encoder/"))]
+        for name, values in rates(0, scan, frozen=("encoder",)).items()
+    )
+
+
+@pytest.mark.parametrize("step", [0, 19, 20, 40, 60])
+def test_gradual_unfreezing_from_the_top(step):
+    turns = {20: "encoder/layer_1/", 40: "encoder/layer_0/", 60: "embeddings/"}
+    learning = [part for turn, part in turns.items() if step >= turn]
+    for name, values in rates(step, unfreeze_every=2.0).items():
+        learns = name.startswith(("pooler/", "sequence_head/", *learning))
+        assert values == [float(learns)], (name, step)
+
+
+def test_nothing_asked_for_costs_nothing():
+    assert parameter_rates(FinetuneOptimizerConfig(), MODEL.num_layers, params(), 10) is None
+
+
+def test_slanted_triangular():
+    """Howard and Ruder 2018, equation 3: cut_frac 0.1, ratio 32."""
+    config = FinetuneOptimizerConfig(learning_rate=0.01, warmup_steps=10, schedule="slanted_triangular")
+    schedule = make_schedule(config, 100)
+    for step in range(101):
+        p = step / 10 if step < 10 else 1 - (step - 10) / (10 * (1 / 0.1 - 1))
+        assert float(schedule(step)) == pytest.approx(0.01 * (1 + p * 31) / 32, rel=1e-5), step
+
+
+def test_mixout_keeps_the_mean_and_0_is_off():
+    now, start = params(seed=1), params(seed=2)
+    key = jax.random.key(0)
+    same = perturbed(now, start, key, 0.0, 1e-12)
+    assert all(
+        np.allclose(a, b, atol=1e-6) for a, b in zip(jax.tree.leaves(now), jax.tree.leaves(same), strict=True)
+    )
+    rate = 0.3
+    mixed = to_canonical(perturbed(now, start, key, 0.0, rate), MODEL.vocab_size)
+    now, start = to_canonical(now, MODEL.vocab_size), to_canonical(start, MODEL.vocab_size)
+    for name, values in mixed.items():
+        if not (name.startswith("encoder/") and name.endswith("kernel")):
+            assert np.array_equal(values, now[name]), name
+            continue
+        dropped = np.isclose(values, start[name], atol=1e-7)
+        kept = (now[name] - rate * start[name]) / (1 - rate)
+        assert np.allclose(np.where(dropped, start[name], kept), values, atol=1e-6), name
+        assert abs(dropped.mean() - rate) < 0.05, name
+
+
+def test_weight_dropout_scales_what_it_keeps():
+    now = params()
+    found = to_canonical(perturbed(now, None, jax.random.key(1), 0.25, 0.0), MODEL.vocab_size)
+    plain = to_canonical(now, MODEL.vocab_size)
+    name = "encoder/layer_0/feed_forward/intermediate/kernel"
+    kept = found[name] != 0
+    assert abs(kept.mean() - 0.75) < 0.05 and np.allclose(found[name][kept], plain[name][kept] / 0.75)
+    assert np.array_equal(found["pooler/kernel"], plain["pooler/kernel"])
+
+
+def unit(words):
+    ids, types = TOKENIZER.build_inputs(TOKENIZER.encode(" ".join(words)))
+    return Unit(0, (Encoded(ids, types),), {"labels": 1})
+
+
+def changed(words, seed=0, **options):
+    config = FinetuneConfig(input=InputConfig(**options))
+    return list(augmented(unit(words), config, TOKENIZER, (seed, 0)).sequences[0].ids)
+
+
+WORDS = [f"w{i}" for i in range(40)]
+
+
+def test_masking_hides_about_so_many_tokens_and_no_special_one():
+    found = [changed(WORDS, seed, mask_fraction=0.25) for seed in range(200)]
+    assert all(len(ids) == 42 and ids[0] == TOKENIZER.cls_id and ids[-1] == TOKENIZER.sep_id for ids in found)
+    share = np.mean([ids.count(TOKENIZER.mask_id) / 40 for ids in found])
+    assert abs(share - 0.25) < 0.02
+    assert changed(WORDS, 3, mask_fraction=0.25) == found[3] != found[4]
+
+
+def test_word_dropout_leaves_words_out_in_order():
+    whole = list(unit(WORDS).sequences[0].ids)
+    found = [changed(WORDS, seed, word_dropout=0.1) for seed in range(200)]
+    assert all(ids == [i for i in whole if i in set(ids)] for ids in found)
+    assert abs(np.mean([(42 - len(ids)) / 40 for ids in found]) - 0.1) < 0.02
+    assert changed(["w1"], 0, word_dropout=0.99) == list(unit(["w1"]).sequences[0].ids)  # never all of them
+
+
+def test_span_deletion_takes_runs_of_words():
+    found = [changed(WORDS, seed, span_deletion=0.2, span_max=4) for seed in range(50)]
+    whole = list(unit(WORDS).sequences[0].ids)
+    for ids in found:
+        gone = [whole.index(i) for i in whole if i not in ids]
+        assert 8 <= len(gone) <= 8 + 3
+        assert np.sum(np.diff(gone) > 1) + 1 < len(gone)
+
+
+def test_nothing_asked_for_gives_the_unit_itself():
+    one = unit(WORDS)
+    assert augmented(one, FinetuneConfig(), TOKENIZER, (0, 0)) is one
