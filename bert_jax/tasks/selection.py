@@ -32,7 +32,7 @@ def epoch_order(count: int, seed: int, epoch: int, classes: np.ndarray | None = 
     for place, label in enumerate(present):
         members = np.flatnonzero(classes == label)
         wanted = len(order[place :: len(present)])
-        first = epoch * -(-count // len(present))
+        first = epoch * wanted
         taken = np.arange(first, first + wanted)
         rounds = np.stack([members[permutation(len(members), seed, int(r), int(label))] for r in
                            range(taken[0] // len(members), taken[-1] // len(members) + 1)]).reshape(-1)  # fmt: skip

@@ -110,9 +110,11 @@ def test_packing_changes_no_prediction_and_no_step(source, tmp_path):
 
 
 def test_meshes_give_what_one_device_gives(source, tmp_path, monkeypatch):
-    run(source, tmp_path / "one", "--training.num_epochs 1")
+    # Without dropout: its bits belong to places in rows, and a batch on 8 devices has other rows.
+    options = "--training.num_epochs 1 --model.hidden_dropout 0 --model.attention_dropout 0"
+    run(source, tmp_path / "one", options)
     monkeypatch.undo()
-    run(source, tmp_path / "eight", "--training.num_epochs 1")
+    run(source, tmp_path / "eight", options)
     for one, other in zip(lines(tmp_path / "one"), lines(tmp_path / "eight"), strict=True):
         if "loss" in one:
             assert one["loss"] == pytest.approx(other["loss"], rel=1e-5), one["step"]

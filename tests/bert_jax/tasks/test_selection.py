@@ -10,10 +10,7 @@ from bert_jax.tasks.selection import epoch_order, few_shot, permutation
 
 def test_recorded_permutation():
     """The order of a running job must not change with a version."""
-    assert permutation(8, 3, 1).tolist() == RECORDED
-
-
-RECORDED = [0, 1, 2, 3, 4, 5, 6, 7]  # replaced below
+    assert permutation(8, 3, 1).tolist() == [5, 1, 4, 6, 0, 3, 2, 7]
 
 
 def test_an_epoch_has_every_example_once():

@@ -38,7 +38,8 @@ def test_windows_cover_everything(overlap):
     found = cut("windows", window_overlap=overlap)
     assert all(len(window) == 100 for window in found)
     assert sorted({piece for window in found for piece in window}) == IDS
-    for before, after in itertools.pairwise(found):
+    # The last one is moved back to be full.
+    for before, after in itertools.pairwise(found[:-1]):
         assert len(set(before) & set(after)) == overlap
     assert len(cut("windows", window_overlap=overlap, max_windows=3)) == 3
     assert windows(101, 100, overlap) == [(0, 100), (1, 101)]
