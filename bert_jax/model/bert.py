@@ -225,6 +225,14 @@ class BertModel(nn.Module):
                 outputs["pair_logits"] = self.pair_head(jnp.concatenate([u, v, jnp.abs(u - v)], axis=-1))
         return BertOutput(**outputs)
 
+    def pooled_logits(
+        self, x_BxSxH: jax.Array, features: Mapping[str, jax.Array], dropout_key: DropoutKey | None
+    ) -> jax.Array:
+        """``sequence_logits`` as they were if ``x`` were the last hidden state."""
+        first_BxCxH = gather_positions(x_BxSxH, features["cls_positions"])
+        pooled_BxCxH = jnp.tanh(self.pooler(first_BxCxH))
+        return self.sequence_head(self._head_dropout(pooled_BxCxH, dropout_key))
+
     def _head_dropout(self, x: jax.Array, dropout_key: DropoutKey | None) -> jax.Array:
         rate = self.config.hidden_dropout if self.heads.dropout is None else self.heads.dropout
         return dropout(x.astype(jnp.float32), rate, site_key(dropout_key, 0, Site.TASK_HEAD))

@@ -9,6 +9,7 @@ from bert_jax.inference.batching import Encoded
 from bert_jax.tasks.base import Unit
 from bert_jax.tokenization import Tokenizer
 
+MLM_SHARE = 0.15
 # Targets whose places in a text a deletion would move.
 _KEEPS_WORDS = {"qa", "tagging", "joint"}
 
@@ -31,6 +32,26 @@ def augmented(unit: Unit, config: FinetuneConfig, tokenizer: Tokenizer, key: tup
     rng = np.random.default_rng([config.training.seed, *key])
     sequences = tuple(_augmented(sequence, config, tokenizer, rng) for sequence in unit.sequences)
     return dataclasses.replace(unit, sequences=sequences)
+
+
+def mask_batch(features: dict[str, np.ndarray], tokenizer: Tokenizer, seed: int, data_step: int) -> None:
+    """Mask 15% of the tokens of a batch and add what is to be predicted there (``mlm_positions``, ``mlm_labels``,
+    ``mlm_weights``; [B, M]): 80% [MASK], 10% another piece, 10% as they are (Devlin et al. 2018, section 3.1)."""
+    ids = features["input_ids"]
+    rows, length = ids.shape
+    rng = np.random.default_rng([seed, data_step, 15])
+    count = max(1, round(MLM_SHARE * length))
+    features["mlm_positions"] = np.zeros((rows, count), np.int32)
+    features["mlm_labels"] = np.zeros((rows, count), np.int32)
+    features["mlm_weights"] = np.zeros((rows, count), np.float32)
+    for i in range(rows):
+        places = np.flatnonzero((features["sequence_ids"][i] > 0) & ~tokenizer.special[ids[i]])
+        chosen = np.sort(rng.permutation(places)[: min(count, round(MLM_SHARE * len(places)))])
+        features["mlm_positions"][i, : len(chosen)] = chosen
+        features["mlm_labels"][i, : len(chosen)] = ids[i, chosen]
+        features["mlm_weights"][i, : len(chosen)] = 1
+        draw, other = rng.random(len(chosen)), rng.integers(0, tokenizer.vocab_size, len(chosen))
+        ids[i, chosen] = np.where(draw < 0.8, tokenizer.mask_id, np.where(draw < 0.9, other, ids[i, chosen]))
 
 
 def _augmented(

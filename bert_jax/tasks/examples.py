@@ -12,7 +12,7 @@ import numpy as np
 
 from bert_jax.batch import BatchInfo
 from bert_jax.config.finetune import FinetuneConfig
-from bert_jax.tasks.augment import augmented
+from bert_jax.tasks.augment import augmented, mask_batch
 from bert_jax.tasks.base import Task, Unit
 from bert_jax.tasks.packing import Shape, choose_shape, pack_batch
 from bert_jax.tasks.selection import epoch_order
@@ -64,6 +64,8 @@ class ExampleBatches:
             units, rows, shape,
             sequences=task.sequences_per_unit, targets=task.targets, pad_id=task.tokenizer.pad_id,
         )  # fmt: skip
+        if self._config.loss.mlm_weight:
+            mask_batch(packed.features, task.tokenizer, self._config.training.seed, data_step)
         return packed.features, len(units)
 
     def __next__(self) -> tuple[dict[str, np.ndarray], BatchInfo]:

@@ -15,9 +15,9 @@ import numpy as np
 from flax import linen as nn
 from jax.sharding import Mesh
 
-from bert_jax.config import ModelSpec
+from bert_jax.config import HeadsConfig, ModelSpec
 from bert_jax.config.finetune import FinetuneConfig
-from bert_jax.interop.exchange import Weights
+from bert_jax.interop.exchange import Weights, parameter_shapes
 from bert_jax.interop.export import export_model
 from bert_jax.interop.native import write_saved
 from bert_jax.interop.readers import read_weights
@@ -96,15 +96,22 @@ class FinetuneJob(Job):
             dropout=None if config.regularization.head_dropout < 0 else config.regularization.head_dropout,
         )
         heads.feature_count(config.model)
+        _check_layers(config, heads)
+        self.heads = heads  # of what comes out
         self.model = BertModel(
-            config.model, config.execution, heads, self.task.sentence, frozen_encoder=config.features.frozen_encoder
+            config.model,
+            config.execution,
+            dataclasses.replace(heads, mlm=config.loss.mlm_weight > 0),
+            self.task.sentence,
+            all_layers=bool(config.loss.layers),
+            frozen_encoder=config.features.frozen_encoder,
         )
 
     # --- What run() asks for -----------------------------------------------------------------------------------
 
     def programs(self, mesh: Mesh) -> TrainPrograms:
         config, model = self.config, self.model.clone(mesh=mesh)
-        self._predictor = Predictor(self.task, model, mesh)
+        self._predictor = Predictor(self.task, model.clone(heads=self.heads, all_layers=False), mesh)
         like = nn.unbox(abstract_params(model))
         return make_programs(
             config,
@@ -242,13 +249,13 @@ class FinetuneJob(Job):
         flat = to_canonical(to_host(params), config.model.vocab_size)
         spec = ModelSpec(
             model=config.model,
-            heads=self.model.heads,
+            heads=self.heads,
             sentence=self.model.sentence,
             tokenizer=self._start.tokenizer_config,
             family="roberta" if config.model.position_offset else "bert",
         )
         origin = {"format": "fine-tuning run", "task": config.name, "step": step, "init_from": self._start.name}
-        arrays = {name: np.asarray(values, np.float32) for name, values in flat.items()}
+        arrays = {name: np.asarray(flat[name], np.float32) for name in parameter_shapes(spec)}
         return Weights(spec=spec, params=arrays, tokenizer_content=self._start.tokenizer_content, origin=origin)
 
     def _save_best(self, context: Context, params: Any, step: int) -> None:
@@ -265,7 +272,9 @@ class FinetuneJob(Job):
         if use_best:
             stored = read_weights(folder / BEST)
             like = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), params)
-            values = from_canonical(stored.params, like, config.model.vocab_size)
+            # Heads of losses beside the task's are not among the stored ones, and are not needed any more.
+            flat = to_canonical(params, config.model.vocab_size) | dict(stored.params)
+            values = from_canonical(flat, like, config.model.vocab_size)
             params = jax.tree.map(lambda x, old: jax.device_put(x, old.sharding), values, params)
             step = self._best["step"]
         elif not (folder / BEST).exists() or not use_best:
@@ -334,6 +343,19 @@ def replace_saved(folder: Path, weights: Weights, step: int) -> None:
         folder.rename(old)
     new.rename(folder)
     shutil.rmtree(old, ignore_errors=True)
+
+
+def _check_layers(config: FinetuneConfig, heads: HeadsConfig) -> None:
+    layers, count = config.loss.layers, config.model.num_layers
+    if not layers:
+        return
+    if not heads.sequence_labels or heads.token_labels:
+        raise ValueError(f"loss.layers: {config.task.kind} has no label of the whole text; leave it out")
+    wrong = [layer for layer in layers if not 0 < layer < count]
+    if wrong or len(set(layers)) < len(layers):
+        raise ValueError(
+            f"loss.layers: {list(layers)} is not allowed; allowed: different layers from 1 to {count - 1}"
+        )
 
 
 def _chosen(config: FinetuneConfig, splits: Splits) -> dict[str, Sequence[Record]]:

@@ -9,7 +9,8 @@ import jax.numpy as jnp
 from bert_jax.model import BertModel
 from bert_jax.model.dropout import DropoutKey, ShardKey
 from bert_jax.model.layout import path_name
-from bert_jax.objectives.sums import Sums
+from bert_jax.objectives.pretraining import MLM_EPSILON
+from bert_jax.objectives.sums import Sums, weighted_cross_entropy
 from bert_jax.tasks.base import Task
 
 # Weight dropout and mixout draw after all sites of the layers.
@@ -23,8 +24,13 @@ class TaskObjective:
         self._task = task
 
     def denominators(self, batch: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
-        """Those of the task."""
-        return self._task.denominators(batch)
+        """Those of the task and of the losses beside it; a loss counts times its weight."""
+        options = self._task.config.loss
+        found = self._task.denominators(batch)
+        found |= {f"layer_{n}_loss": found["loss"] / options.layer_weight for n in options.layers}
+        if options.mlm_weight:
+            found["mlm_loss"] = (jnp.sum(batch["mlm_weights"]) + MLM_EPSILON) / options.mlm_weight
+        return found
 
     def sums(
         self,
@@ -42,6 +48,14 @@ class TaskObjective:
             params = perturbed(params, start, key, options.weight_dropout, options.mixout)
         output = model.apply({"params": params}, batch, key)
         sums = self._task.loss(output, batch, axis=axis)
+        for number in self._task.config.loss.layers:
+            hidden_BxSxH = output.hidden_states[number]
+            logits = model.apply({"params": params}, hidden_BxSxH, batch, key, method="pooled_logits")
+            sums[f"layer_{number}_loss"] = self._task.loss(
+                output.replace(sequence_logits=logits), batch, axis=axis
+            )["loss"]
+        if self._task.config.loss.mlm_weight:
+            sums |= weighted_cross_entropy("mlm", output.mlm_logits, batch["mlm_labels"], batch["mlm_weights"])
         padding = (batch["sequence_ids"] == 0).astype(jnp.float32)
         sums["padding_fraction"] = (jnp.sum(padding), jnp.asarray(padding.size, jnp.float32))
         return sums

@@ -4,6 +4,7 @@ A batch keeps its examples, whatever shape it takes: packing changes nothing tha
 tokens, U units per row, K sequences per unit.
 """
 
+import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,9 +14,9 @@ import numpy as np
 from bert_jax.tasks.base import Target, Unit
 
 ROW_LENGTHS = (32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096)
-_SAMPLED_BATCHES = 128
+_SAMPLED_BATCHES = 1000
 # A further shape must save the work of as many steps in the whole run: about what its compilation takes.
-_COMPILED_STEPS = 40
+_COMPILED_STEPS = 25
 _MOST_UNITS = 32
 
 
@@ -70,7 +71,7 @@ def plan_shapes(
     limit: int,
 ) -> list[Shape]:
     """Shapes for batches of ``batch_size`` units of such ``lengths`` (int[n]), the cheapest first. The last one
-    takes every batch.
+    takes every batch there can be; it is for those that no sampled batch is like.
 
     Args:
         steps: of the whole run; a shape that saves less than it costs to compile is not made.
@@ -83,43 +84,47 @@ def plan_shapes(
     whole = Shape(_round_up(batch_size, parts), row_length(limit) if packing else limit, 1)
     if not packing:
         return [whole]
-    longest = row_length(int(lengths.max(initial=1)))
-    samples = _sample(lengths, batch_size)
-    needed: list[dict[Shape, float]] = []
-    for sample in samples:
-        fits: dict[Shape, float] = {}
-        for length in ROW_LENGTHS:
-            if length > longest or length < sample.max():
-                continue
-            units = min(_MOST_UNITS, batch_size, 2 + math.ceil(length / np.median(lengths)))
+    samples, longest = _sample(lengths, batch_size), int(lengths.max(initial=1))
+    needed = [_needs(sample, float(np.median(lengths)), row_length(longest), parts) for sample in samples]
+    candidates = sorted({shape for shapes in needed for shape in shapes})
+    costs = {shape: _costs(shape, needed, width) for shape in candidates}
+    # First the one that is best alone: it takes every sampled batch, and the longest unit.
+    alone = [shape for shape in candidates if shape.length >= longest and np.isfinite(costs[shape]).all()]
+    if not alone:
+        return [whole]
+    chosen = [min(alone, key=lambda shape: (_cost(shape, width), shape))]
+    spent = costs[chosen[0]]
+    # Then whatever saves more than its compilation takes.
+    worth = _COMPILED_STEPS / max(steps, 1) * float(spent.sum())
+    while len(chosen) < most - 1:
+        saved = {shape: float((spent - np.minimum(spent, costs[shape])).sum()) for shape in candidates}
+        best = max(saved, key=saved.__getitem__)
+        if saved[best] <= worth:
+            break
+        spent = np.minimum(spent, costs[best])
+        chosen.append(best)
+    # Few batches need the first one once there are others: a row more, and next to none needs the last resort.
+    if len(chosen) > 1:
+        chosen[0] = dataclasses.replace(chosen[0], rows=chosen[0].rows + parts)
+    return [*sorted(chosen, key=lambda shape: (_cost(shape, width), shape)), whole]
+
+
+def _needs(sample: np.ndarray, usual: float, longest: int, parts: int) -> list[Shape]:
+    """The least shape of each length that takes a batch of units of ``sample`` lengths."""
+    shapes = []
+    for length in ROW_LENGTHS:
+        if sample.max() <= length <= longest:
+            units = min(_MOST_UNITS, len(sample), 2 + math.ceil(length / usual))
             rows = fill_rows(sample.tolist(), length, units)
             assert rows is not None
-            shape = Shape(_round_up(len(rows), parts), length, units)
-            fits[shape] = _cost(shape, width)
-        needed.append(fits)
-    chosen = [Shape(whole.rows, longest, 1) if longest < whole.length else whole]
-    costs = np.full(len(samples), _cost(chosen[0], width))
-    candidates = sorted({shape for fits in needed for shape in fits})
-    while len(chosen) < most:
-        saved = {shape: float((costs - _costs_with(shape, needed, costs, width)).sum()) for shape in candidates}
-        best = max(saved, key=saved.__getitem__, default=None)
-        # The first one is the usual case; what follows must be worth its compilation.
-        worth = _COMPILED_STEPS / max(steps, 1) * float(costs.sum()) if len(chosen) > 1 else 0.0
-        if best is None or saved[best] <= worth:
-            break
-        costs = _costs_with(best, needed, costs, width)
-        chosen.append(best)
-    return sorted(chosen, key=lambda shape: (_cost(shape, width), shape))
+            shapes.append(Shape(_round_up(len(rows), parts), length, units))
+    return shapes
 
 
-def _costs_with(shape: Shape, needed: list[dict[Shape, float]], costs: np.ndarray, width: int) -> np.ndarray:
-    own = _cost(shape, width)
-    fits = [any(_takes(shape, other) for other in fits) for fits in needed]
-    return np.where(fits, np.minimum(costs, own), costs)
-
-
-def _takes(shape: Shape, needed: Shape) -> bool:
-    return shape.length == needed.length and shape.rows >= needed.rows and shape.units >= needed.units
+def _costs(shape: Shape, needed: Sequence[Sequence[Shape]], width: int) -> np.ndarray:
+    """float64[samples]: the cost of a step of ``shape`` where it takes the batch, else infinite."""
+    fits = [any(other.length == shape.length and other.rows <= shape.rows for other in shapes) for shapes in needed]
+    return np.where(fits, _cost(shape, width), np.inf)
 
 
 def _sample(lengths: np.ndarray, batch_size: int) -> list[np.ndarray]:

@@ -172,6 +172,14 @@ def make_train_step(
     """
 
     layouts = None if model.mesh is None else compute_shardings(model, model.mesh)
+    platform = jax.default_backend() if model.mesh is None else model.mesh.devices.flat[0].platform
+
+    def apply_if(finite: jax.Array, update: Callable[..., Any], state: TrainState, grads: Any) -> Any:
+        old = state.params, state.opt_state, state.ema
+        if platform == "cpu":
+            # A choice of each element would first copy the moments: the update reads what it overwrites.
+            return jax.lax.cond(finite, update, lambda state, grads: old, state, grads)
+        return jax.tree.map(lambda new, old: jnp.where(finite, new, old), update(state, grads), old)
 
     def train_step(state: TrainState, batch: Batch) -> tuple[TrainState, dict[str, Any]]:
         key = jax.random.fold_in(base_key, state.step)
@@ -198,27 +206,23 @@ def make_train_step(
             factors = None if rates is None else rates(state.step)
             if factors is not None:  # what stands still takes no part in clipping either
                 grads = jax.tree.map(lambda g, factor: jnp.where(factor == 0, 0.0, g), grads, factors)
-            decayed = state.params
-            if decay_to_start:
-                decayed = jax.tree.map(jnp.subtract, state.params, state.start)
-            direction, opt_state = optimizer.update(grads, state.opt_state, decayed)
-            if factors is not None:
-                direction = jax.tree.map(jnp.multiply, direction, factors)
-            params = jax.tree.map(lambda p, d: p - learning_rate * d, state.params, direction)
-            ema = state.ema
-            if ema is not None:
-                ema = jax.tree.map(lambda e, p: e + (1 - config.ema_decay) * (p - e), ema, params)
 
-            def keep_if_finite(new: jax.Array, old: jax.Array) -> jax.Array:
-                return jnp.where(finite, new, old)
+            def update(state: TrainState, grads: Any) -> tuple[Any, Any, Any]:
+                """Parameters, optimizer state and average after the step."""
+                decayed = state.params
+                if decay_to_start:
+                    decayed = jax.tree.map(jnp.subtract, state.params, state.start)
+                direction, opt_state = optimizer.update(grads, state.opt_state, decayed)
+                if factors is not None:
+                    direction = jax.tree.map(jnp.multiply, direction, factors)
+                params = jax.tree.map(lambda p, d: p - learning_rate * d, state.params, direction)
+                ema = state.ema
+                if ema is not None:
+                    ema = jax.tree.map(lambda e, p: e + (1 - config.ema_decay) * (p - e), ema, params)
+                return params, opt_state, ema
 
-            new_state = TrainState(
-                step=state.step + 1,
-                params=jax.tree.map(keep_if_finite, params, state.params),
-                opt_state=jax.tree.map(keep_if_finite, opt_state, state.opt_state),
-                ema=None if ema is None else jax.tree.map(keep_if_finite, ema, state.ema),
-                start=state.start,
-            )
+            params, opt_state, ema = apply_if(finite, update, state, grads)
+            new_state = state.replace(step=state.step + 1, params=params, opt_state=opt_state, ema=ema)
         tokens = sums["padding_fraction"][1] - sums["padding_fraction"][0]
         blank_rows = (objective or PretrainingObjective(model.heads.nsp)).damaged_rows(batch)
         scalars = {"loss": loss, "grad_norm": grad_norm, "learning_rate": learning_rate, "tokens": tokens}

@@ -11,8 +11,12 @@ from finetune_cases import SPLITS, configured, lines, records, results, run, sav
 import bert_jax
 from bert_jax import exits
 from bert_jax.interop.readers import read_weights
+from bert_jax.model import BertModel
 from bert_jax.parallel import make_mesh
 from bert_jax.tasks import finetune as module
+from bert_jax.tasks.objective import TaskObjective
+from bert_jax.training.state import initial_params
+from bert_jax.training.step import loss_and_gradients
 
 
 @pytest.fixture(autouse=True)
@@ -106,7 +110,7 @@ def test_packing_changes_no_prediction_and_no_step(source, tmp_path):
         for name in ("loss", "grad_norm", "accuracy"):
             if name in one:
                 assert one[name] == pytest.approx(other[name], rel=2e-4, abs=1e-6), (name, one["step"])
-    assert packed[0]["padding_fraction"] < 0.3 < apart[0]["padding_fraction"]
+    assert packed[0]["padding_fraction"] < 0.5 < apart[0]["padding_fraction"]
 
 
 def test_meshes_give_what_one_device_gives(source, tmp_path, monkeypatch):
@@ -191,3 +195,60 @@ def test_changed_training_records_are_refused_on_resume(source, tmp_path):
 def test_fewer_records_than_a_batch(source, tmp_path):
     run(source, tmp_path / "w", "--training.num_epochs 2", {"train": records(3, 1), "dev": records(2, 2)})
     assert results(tmp_path / "w")["dev"]["n"] == 2
+
+
+def test_losses_beside_the_task_are_learned_and_leave_no_trace(source, tmp_path):
+    run(
+        source,
+        tmp_path / "w",
+        "--loss.mlm_weight 0.5 --loss.layers 1 --loss.layer_weight 0.2 --training.num_epochs 3",
+    )
+    found = [line for line in lines(tmp_path / "w") if "mlm_loss" in line and line["mlm_loss"] is not None]
+    assert found[-1]["mlm_loss"] < found[0]["mlm_loss"] and "layer_1_loss" in found[0]
+    assert not any(name.startswith("mlm_head") for name in read_weights(tmp_path / "w" / "best").params)
+    predictions = [json.loads(line) for line in (tmp_path / "w" / "predictions_dev.jsonl").open()]
+    again = bert_jax.load(tmp_path / "w" / "best").predict([record.text for record in SPLITS["dev"]])
+    assert all(
+        abs(one["probabilities"]["1"] - other["scores"]["1"]) < 1e-5
+        for one, other in zip(again, predictions, strict=True)
+    )
+
+
+def test_the_loss_of_a_lower_layer_is_that_of_a_model_which_ends_there(source, tmp_path):
+    """With weight w the loss is loss(2 layers) + w * loss(1 layer), the same pooler and head on both."""
+    config, start = configured(
+        source,
+        tmp_path,
+        "--loss.layers 1 --loss.layer_weight 0.2 --model.hidden_dropout 0 --model.attention_dropout 0",
+    )
+    job = module.FinetuneJob(config, SPLITS, (), start)
+    mesh = make_mesh(config.mesh, jax.devices()[:1])
+    batch = {name: jax.numpy.asarray(x) for name, x in job._batches(mesh).pack(0)[0].items()}
+    params = initial_params(job.model, 0)
+    whole, _, sums = loss_and_gradients(job.model, params, batch, None, 1, objective=TaskObjective(job.task))
+    one_layer = {**params, "encoder": {"layer_0": params["encoder"]["layer_0"]}}
+    losses = []
+    for layers, tree in ((2, params), (1, one_layer)):
+        model = BertModel(dataclasses.replace(job.config.model, num_layers=layers), job.config.execution, job.heads)
+        logits = np.asarray(model.apply({"params": tree}, batch).sequence_logits, np.float64)
+        nll = (
+            np.log(np.exp(logits).sum(-1))
+            - np.take_along_axis(logits, np.asarray(batch["labels"])[..., None], -1)[..., 0]
+        )
+        weights = np.asarray(batch["weights"])
+        losses.append((nll * weights).sum() / weights.sum())
+    assert float(whole) == pytest.approx(losses[0] + 0.2 * losses[1], rel=1e-5)
+    assert losses[0] != pytest.approx(losses[1], rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ("--loss.layers 2", "different layers from 1 to 1"),
+        ("--task.kind choice --loss.layers 1", "has no label of the whole text"),
+    ],
+)
+def test_layers_that_cannot_have_a_loss(source, tmp_path, arguments, message):
+    splits = {name: [dataclasses.replace(r, choices=("a", "b")) for r in found] for name, found in SPLITS.items()}
+    with pytest.raises(ValueError, match=message):
+        run(source, tmp_path / "w", arguments, splits)
