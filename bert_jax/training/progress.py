@@ -15,6 +15,8 @@ from rich.progress import Progress as Bar
 
 # Log lines over which the speed for the ETA is taken: short enough to follow a change, long enough to be steady.
 _ETA_WINDOW = 20
+# Metrics of a task that one line shows.
+_MOST_METRICS = 4
 
 
 def format_duration(seconds: float) -> str:
@@ -41,8 +43,9 @@ def format_line(step: int, total_steps: int, metrics: Mapping[str, Any], eta: fl
     ``step 1,200/10,000  loss 5.123  mlm 4.812 (acc 0.214)  nsp 0.631 (acc 0.620)  lr 9.9e-05  grad 1.42
     0.123 s/step  8.30k tok/s  mfu n/a  eta 0:12:03``
     """
-    evaluation = metrics.get("split") == "eval"
-    parts = [f"{'eval ' if evaluation else ''}step {step:,}/{total_steps:,}"]
+    split = metrics.get("split", "")
+    evaluation = bool(split)
+    parts = [f"{split} step {step:,}/{total_steps:,}".strip()]
     if "loss" in metrics:
         parts.append(f"loss {_number(metrics['loss'], '.3f')}")
     for name in ("mlm", "nsp"):
@@ -62,6 +65,9 @@ def format_line(step: int, total_steps: int, metrics: Mapping[str, Any], eta: fl
         parts.append(f"{format_count(metrics['tokens_per_second'])} tok/s")
     if "mfu" in metrics:
         parts.append(f"mfu {_number(metrics['mfu'], '.1%')}")
+    if split not in ("", "eval"):  # a fine-tuning task has metrics of its own; the first ones say most
+        numbers = [(name, value) for name, value in metrics.items() if isinstance(value, float)]
+        parts += [f"{name} {value:.4f}" for name, value in numbers[:_MOST_METRICS]]
     for label, key in (("skipped", "skipped_steps"), ("blank", "blank_records")):
         if metrics.get(key):
             parts.append(f"{label} {metrics[key]:,}")

@@ -137,3 +137,8 @@ def test_an_error_leaves_the_terminal_usable():
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert done.returncode == 44, done.stderr
     assert done.stdout.rfind("\x1b[?25h") > done.stdout.rfind("\x1b[?25l") > -1  # cursor hidden, then shown
+
+
+def test_a_line_of_a_task_shows_its_first_metrics():
+    values = {"split": "dev", "f1": 0.51239, "exact": 0.25, "n": None, "a": 1.0, "b": 0.5, "c": 0.1}
+    assert format_line(20, 100, values) == "dev step 20/100  f1 0.5124  exact 0.2500  a 1.0000  b 0.5000"
