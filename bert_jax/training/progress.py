@@ -138,10 +138,10 @@ class Progress:
             self._bar.update(self._task, completed=step, description=self._title(step))
 
     def update(self, step: int, metrics: Mapping[str, Any]) -> None:
-        """Show the metrics of a logged step (or, with ``split: eval``, of an evaluation)."""
+        """Show the metrics of a logged step (or, with ``split``, of an evaluation)."""
         if not self._lead:
             return
-        evaluation = metrics.get("split") == "eval"
+        evaluation = "split" in metrics
         if not evaluation:
             self._marks.append((time.monotonic(), step))
         eta = self._eta(step, metrics)
