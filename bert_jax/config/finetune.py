@@ -86,7 +86,7 @@ class TaskDataConfig:
     header: Literal["auto", "true", "false"] = "auto"
     # Classes in id order, as the files write them; empty: those of the training files, sorted.
     labels: tuple[str, ...] = ()
-    # What the classes are called in predictions and exports; empty: as in the files.
+    # What the classes are called in exports and metrics; empty: as in the files. Predictions are as in the files.
     label_names: tuple[str, ...] = ()
     # Tags in id order; empty: those of the training files, sorted.
     tags: tuple[str, ...] = ()
@@ -207,6 +207,10 @@ class RegularizationConfig:
             "from 0 to below 1, or -1",
         )  # fmt: skip
         _require_probability("regularization", self, "weight_dropout", "mixout")
+        _require(
+            not (self.weight_dropout and self.mixout), "regularization.weight_dropout", self.weight_dropout,
+            "0 with regularization.mixout, which is weight dropout towards the start",
+        )  # fmt: skip
         _require(self.reinit_layers >= 0, "regularization.reinit_layers", self.reinit_layers, "0 or more layers")
 
 

@@ -105,7 +105,7 @@ def in_batch_negatives_loss(
     if axis is not None:
         own_n += jax.lax.axis_index(axis) * len(weights_n)
 
-    def find(queries_nxE: jax.Array, candidates_KxNxE: jax.Array) -> tuple[Sums, jax.Array]:
+    def find(queries_nxE: jax.Array, candidates_KxNxE: jax.Array) -> Sums:
         """The sums of finding candidate [0, own] for each query."""
         # Default precision is bfloat16 on TPUs, which the scale would multiply.
         logits = scale * jnp.einsum("nE,KNE->nKN", queries_nxE, candidates_KxNxE, precision="highest")

@@ -34,7 +34,7 @@ from bert_jax.tasks.evaluation import Predictor, point_values, predict_split, sc
 from bert_jax.tasks.examples import ExampleBatches
 from bert_jax.tasks.objective import TaskObjective
 from bert_jax.tasks.packing import plan_shapes
-from bert_jax.tasks.registry import task_class
+from bert_jax.tasks.registry import check_options, task_class
 from bert_jax.tasks.start import Start, store_tokenizer, warm_start
 from bert_jax.training.compile import TrainPrograms, make_programs, with_shardings
 from bert_jax.training.integrity import json_digest
@@ -71,6 +71,7 @@ class FinetuneJob(Job):
     def __init__(self, config: FinetuneConfig, splits: Splits, tests: Sequence[str], start: Start) -> None:
         tokenizer = start.tokenizer
         kind = task_class(config)
+        check_options(config)
         check_augmentation(config)
         splits = _chosen(config, splits)
         if not splits.get("train"):
@@ -164,8 +165,6 @@ class FinetuneJob(Job):
     def _classes(self) -> np.ndarray:
         labels = self.config.data.labels
         records = self._splits["train"]
-        if self.config.task.kind != "classification":
-            raise ValueError(f"input.balanced: {self.config.task.kind} has no classes to balance; set it to false")
         return np.array([labels.index(records[unit.record].label or "") for unit in self._units])
 
     def data(self, mesh: Mesh, *, complete: bool) -> Data:
@@ -350,7 +349,7 @@ def _check_layers(config: FinetuneConfig, heads: HeadsConfig) -> None:
     if not layers:
         return
     if not heads.sequence_labels or heads.token_labels:
-        raise ValueError(f"loss.layers: {config.task.kind} has no label of the whole text; leave it out")
+        raise ValueError(f"loss.layers: not for task.kind {config.task.kind}, only for one label of a whole text")
     wrong = [layer for layer in layers if not 0 < layer < count]
     if wrong or len(set(layers)) < len(layers):
         raise ValueError(

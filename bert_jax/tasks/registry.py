@@ -23,6 +23,37 @@ TASKS: dict[str, type[Task]] = {
     "sentence": SentenceTask,
 }
 
+# Options that only some kinds of tasks have a use for.
+_USED_BY: dict[str, set[str]] = {
+    "loss.class_weights": {"classification"},
+    "loss.label_smoothing": {"classification", "choice", "tagging", "joint", "sentence"},
+    "loss.focal_gamma": {"classification", "multi_label", "choice", "tagging", "joint", "sentence"},
+    "features.layers": set(TASKS) - {"sentence"},
+    "features.bilstm_size": {"tagging", "joint"},
+    "input.balanced": {"classification"},
+    "input.few_shot": {"classification"},
+}
+
+
+def check_options(config: FinetuneConfig) -> None:
+    """``ValueError`` for an option that the kind of task would ignore."""
+    if config.task.module:
+        return  # whose author knows
+    plain, kind = FinetuneConfig(), config.task.kind
+    for option, kinds in _USED_BY.items():
+        section, name = option.split(".")
+        value = getattr(getattr(config, section), name)
+        if value == getattr(getattr(plain, section), name):
+            continue
+        if kind not in kinds:
+            raise ValueError(
+                f"{option}: {value!r} has no use for task.kind {kind}; it is for {', '.join(sorted(kinds))}"
+            )
+        if kind == "sentence" and config.sentence.loss != "softmax":
+            raise ValueError(
+                f"{option}: {value!r} has no use for sentence.loss {config.sentence.loss}; it is for softmax"
+            )
+
 
 def task_class(config: FinetuneConfig) -> type[Task]:
     """The class of ``task.kind``, or the ``Task`` that the file ``task.module`` defines. Raises ``ValueError``."""
@@ -33,10 +64,11 @@ def task_class(config: FinetuneConfig) -> type[Task]:
     path = Path(config.task.module)
     if path.suffix != ".py" or not path.is_file():
         raise ValueError(f"task.module: {path} is no Python file; give one that defines a class Task")
-    spec = importlib.util.spec_from_file_location(path.stem, path)
+    name = f"task_module_{path.stem}"  # not one that another module has
+    spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    sys.modules[path.stem] = module
+    sys.modules[name] = module
     try:
         spec.loader.exec_module(module)
     except Exception as error:

@@ -176,6 +176,8 @@ def test_a_finished_task_starts_another_one_with_or_without_its_head(source, lea
         ("--features.layers concat_last_four", SPLITS, "needs 4 layers"),
         ("--task.kind tagging --input.word_dropout 0.1", SPLITS, "whose labels belong to words"),
         ("--input.few_shot 60", SPLITS, "has 3[0-9]"),
+        ("--task.kind regression --loss.class_weights balanced", SPLITS, "has no use for task.kind regression"),
+        ("--features.bilstm_size 8", SPLITS, "has no use for task.kind classification; it is for joint, tagging"),
     ],
 )
 def test_bad_input_is_one_line(source, tmp_path, arguments, splits, message):
@@ -239,7 +241,7 @@ def test_the_loss_of_a_lower_layer_is_that_of_a_model_which_ends_there(source, t
     ("arguments", "message"),
     [
         ("--loss.layers 2", "different layers from 1 to 1"),
-        ("--task.kind choice --loss.layers 1", "has no label of the whole text"),
+        ("--task.kind choice --loss.layers 1", "not for task.kind choice"),
     ],
 )
 def test_layers_that_cannot_have_a_loss(source, tmp_path, arguments, message):
