@@ -22,6 +22,8 @@ HTML_FILE = "report.html"
 IMAGE_FILE = "report.png"
 DATA_FILE = "report_data.json"
 
+# Metrics of a split of a task that are drawn.
+_TASK_METRICS = 2
 # Points drawn per curve: more than pixels would only make the file large.
 _MAX_POINTS = 800
 _TRAIN_COLOR, _EVAL_COLOR, _BASELINE_COLOR = "#4269d0", "#e8590c", "#868e96"
@@ -37,6 +39,8 @@ class Panel:
     percent: bool = False
     # Noisy from step to step: a running mean is drawn over the values.
     noisy: bool = True
+    # ``split`` of the evaluations that are drawn beside training.
+    split: str = "eval"
 
 
 PANELS = (
@@ -152,8 +156,8 @@ def draw_curves(records: Sequence[Mapping[str, Any]], unigram_loss: float | None
     }
     present = [
         panel
-        for panel in PANELS
-        if len(series(records, "train", panel.key)[0]) or len(series(records, "eval", panel.key)[0])
+        for panel in (*_task_panels(records), *PANELS)
+        if len(series(records, "train", panel.key)[0]) or len(series(records, panel.split, panel.key)[0])
     ]
     columns = min(3, max(1, len(present)))
     rows = max(1, -(-len(present) // columns))
@@ -172,6 +176,20 @@ def draw_curves(records: Sequence[Mapping[str, Any]], unigram_loss: float | None
     return image.getvalue(), _inline_svg(vector.getvalue())
 
 
+def _task_panels(records: Sequence[Mapping[str, Any]]) -> list[Panel]:
+    """Panels of a fine-tuning task: the first metrics of every split that it is evaluated on."""
+    splits: dict[str, list[str]] = {}
+    for record in records:
+        split = record.get("split", "eval")
+        if split != "eval":
+            splits.setdefault(split, [name for name, value in record.items() if isinstance(value, float)])
+    return [
+        Panel(f"{split}: {name.replace('_', ' ')}", name, noisy=False, split=split)
+        for split, names in splits.items()
+        for name in names[:_TASK_METRICS]
+    ]
+
+
 def _draw_panel(axes: Any, panel: Panel, records: Sequence[Mapping[str, Any]], unigram_loss: float | None) -> None:
     from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
@@ -182,11 +200,17 @@ def _draw_panel(axes: Any, panel: Panel, records: Sequence[Mapping[str, Any]], u
         if smoothed is not values:
             axes.plot(steps, values, color=_TRAIN_COLOR, alpha=0.25, linewidth=0.8)
         axes.plot(steps, smoothed, color=_TRAIN_COLOR, linewidth=1.6, label="training", marker="o" if few else None)
-    eval_steps, eval_values = thin(*series(records, "eval", panel.key))
+    eval_steps, eval_values = thin(*series(records, panel.split, panel.key))
     if len(eval_steps):
         marker = "o" if len(eval_steps) <= 40 else None
         axes.plot(
-            eval_steps, eval_values, color=_EVAL_COLOR, linewidth=1.2, marker=marker, markersize=4, label="held-out"
+            eval_steps,
+            eval_values,
+            color=_EVAL_COLOR,
+            linewidth=1.2,
+            marker=marker,
+            markersize=4,
+            label="held-out" if panel.split == "eval" else panel.split,
         )
     if panel.key == "mlm_loss" and unigram_loss is not None:
         axes.axhline(unigram_loss, color=_BASELINE_COLOR, linestyle="--", linewidth=1, label="unigram")
@@ -250,7 +274,7 @@ def _page(title: str, data: Mapping[str, Any], records: Sequence[Mapping[str, An
     sections.append(_tiles(records, data))
     sections.append(f'<h2>Curves</h2><div class="card">{svg}</div>')
     if data.get("evaluation"):
-        sections.append("<h2>Final evaluation on held-out documents</h2>" + _evaluation_table(data))
+        sections.append("<h2>Final evaluation</h2>" + _evaluation_table(data))
     if data.get("filled_masks"):
         sections.append("<h2>Filled masks</h2>" + _filled_masks(data["filled_masks"]))
     if config:

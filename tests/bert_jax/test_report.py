@@ -180,3 +180,16 @@ def test_series_splits_and_skips_nulls():
 )
 def test_format_value(name, value, text):
     assert format_value(name, value) == text
+
+
+def test_a_task_shows_the_first_metrics_of_its_splits(tmp_path):
+    write_metrics(tmp_path, 20, evaluations=False, nsp=False)
+    with (tmp_path / "metrics.jsonl").open("a") as file:
+        for step in (10, 20):
+            for split in ("dev_matched", "dev_mismatched"):
+                values = {"split": split, "accuracy": 0.5 + step / 100, "f1_macro": 0.4, "auroc": 0.3}
+                file.write(json.dumps({"step": step, **values}) + "\n")
+    page = write_report(tmp_path, {"evaluation": {"accuracy": 0.7}}).read_text()
+    for title in ("dev_matched: accuracy", "dev_matched: f1 macro", "dev_mismatched: accuracy"):
+        assert title in page
+    assert "auroc" not in page
