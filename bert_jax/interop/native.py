@@ -38,6 +38,8 @@ from bert_jax.training.integrity import check_files, digest_lines, json_digest, 
 from bert_jax.training.writers import read_metrics
 
 SPEC_FILE = "model.json"
+# Folder of a fine-tuning run's workdir with its best parameters, a saved model.
+BEST = "best"
 _TOKENIZER_FILES = {".txt": "vocab.txt", ".model": "tokenizer.model", ".json": "tokenizer.json"}
 _GROUP_BYTES = 16 << 20
 
@@ -50,14 +52,19 @@ def is_native(path: Path) -> bool:
 
 
 def read_native(path: Path, options: ReadOptions) -> Weights:
-    """A saved model, or the newest sound checkpoint of a pretraining run (its moving average where it has one and
-    ``options.ema`` does not say otherwise).
+    """A saved model, the best parameters of a fine-tuning run, or the newest sound checkpoint of a pretraining run
+    (its moving average where it has one and ``options.ema`` does not say otherwise).
 
     Raises ``ValueError`` when there is none, it is damaged, its vocabulary is not the one it was saved with, or a
     moving average is asked for where there is none.
     """
     if not (path / SPEC_FILE).is_file():
-        return _read_run(path, options)
+        if (path / BEST / SPEC_FILE).is_file():
+            path = path / BEST
+        elif "task:" in (path / "config.yaml").read_text(encoding="utf-8").splitlines():
+            raise ValueError(f"{path}: a fine-tuning run that has not been evaluated yet; let it go on")
+        else:
+            return _read_run(path, options)
     if options.ema:
         raise ValueError(f"{path}: a saved model holds one set of parameters and no moving average")
     return _read_saved(path)

@@ -19,7 +19,7 @@ from bert_jax.config import HeadsConfig, ModelSpec
 from bert_jax.config.finetune import FinetuneConfig
 from bert_jax.interop.exchange import Weights, parameter_shapes
 from bert_jax.interop.export import export_model
-from bert_jax.interop.native import write_saved
+from bert_jax.interop.native import BEST, write_saved
 from bert_jax.interop.readers import read_weights
 from bert_jax.metrics import Score
 from bert_jax.model import BertModel, from_canonical, to_canonical
@@ -43,7 +43,7 @@ from bert_jax.training.run import Context, Data, Job, train
 from bert_jax.training.state import TrainState, abstract_params
 
 # Folders and files of a workdir.
-BEST, EXPORT, METRICS = "best", "export", "metrics.json"
+EXPORT, METRICS = "export", "metrics.json"
 Splits = Mapping[str, Sequence[Record]]
 
 

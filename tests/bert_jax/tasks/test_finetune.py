@@ -55,7 +55,7 @@ def test_it_learns_and_leaves_what_is_promised(learned):
 def test_the_export_and_the_best_parameters_say_the_same(learned):
     predictions = [json.loads(line) for line in (learned / "predictions_dev.jsonl").read_text().splitlines()]
     texts = [record.text for record in SPLITS["dev"]]
-    for folder in ("export", "best"):
+    for folder in ("export", "best", ""):
         found = bert_jax.load(learned / folder).predict(texts)
         for one, other in zip(found, predictions, strict=True):
             assert one["label"] == other["prediction"]
@@ -93,6 +93,9 @@ def test_a_stopped_run_resumes_bitwise(source, tmp_path, options):
     with pytest.raises(exits.Stop) as stopped:
         run(source, parts, options, stop=StopAt(12))
     assert stopped.value.code == exits.PREEMPTED and not (parts / "metrics.json").exists()
+    if not (parts / "best").exists():
+        with pytest.raises(ValueError, match="has not been evaluated yet"):
+            read_weights(parts)
     run(source, parts, options)
     one, other = read_weights(whole / "best"), read_weights(parts / "best")
     assert all(np.array_equal(one.params[name], values) for name, values in other.params.items())
