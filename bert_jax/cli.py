@@ -7,17 +7,29 @@ from pathlib import Path
 from typing import Any
 
 from bert_jax.accelerators import keep_to_cpu_without_accelerator
+from bert_jax.cli_options import (
+    READABLE,
+    add_command,
+    add_model,
+    add_pooling,
+    add_reading,
+    load_model,
+    names_of,
+    read_options,
+    say,
+    streaming,
+)
+from bert_jax.cli_search import ADD_COMMANDS as ADD_SEARCH_COMMANDS
 from bert_jax.exits import run_command
 from bert_jax.training.signals import StopRequest
-
-READABLE = "workdir, saved model, Hugging Face or sentence-transformers folder, TF1 checkpoint prefix, npz export"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run ``bert-jax``; returns the exit code (2: the user's mistake, said in one line; 3: a check failed)."""
     parser = argparse.ArgumentParser(prog="bert-jax", description="What one does with a model.")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for add in (_add_import, _add_export, _add_embed, _add_predict, _add_fill_mask, _add_forward, _add_plan):
+    with_a_model = (_add_embed, *ADD_SEARCH_COMMANDS, _add_predict, _add_fill_mask, _add_forward)
+    for add in (_add_import, _add_export, *with_a_model, _add_plan):
         add(commands)
     arguments, rest = parser.parse_known_args(argv)
     if arguments.run is plan_command:
@@ -33,62 +45,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     return run_command(run)
 
 
-def _truth(text: str) -> bool:
-    if text not in ("true", "false"):
-        raise argparse.ArgumentTypeError(f"{text!r} is not allowed; allowed: true, false")
-    return text == "true"
-
-
-def _names(text: str) -> tuple[str, ...]:
-    names = tuple(name.strip() for name in text.split(","))
-    if not all(names):
-        raise argparse.ArgumentTypeError(f"{text!r} is not allowed; allowed: names with commas between them")
-    return names
-
-
-def _command(commands: Any, name: str, run: Any, help: str, **options: Any) -> argparse.ArgumentParser:
-    command: argparse.ArgumentParser = commands.add_parser(name, help=help, description=run.__doc__, **options)
-    command.set_defaults(run=run)
-    return command
-
-
-def _add_reading(command: argparse.ArgumentParser) -> None:
-    """Options of every command that reads a model."""
-    group = command.add_argument_group("reading the model")
-    group.add_argument(
-        "--do_lower_case", type=_truth, metavar="{true,false}",
-        help="case of a vocabulary whose folder does not say it (default: guessed from the pieces, and said)",
-    )  # fmt: skip
-    group.add_argument(
-        "--labels", type=_names, metavar="A,B,...",
-        help="class names of the task head, in id order (default: as the model names them)",
-    )  # fmt: skip
-    group.add_argument(
-        "--activation", choices=("gelu", "gelu_tanh"),
-        help="what a TF1 checkpoint's gelu is: erf (gelu) or, as in the published code and by default, tanh",
-    )  # fmt: skip
-    group.add_argument(
-        "--ema", type=_truth, metavar="{true,false}",
-        help="the parameters' moving average or the parameters (default: the average where there is one)",
-    )  # fmt: skip
-    group.add_argument(
-        "--allow_mismatch", action="store_true",
-        help="go on where config and tensors contradict each other (the tensors decide)",
-    )  # fmt: skip
-
-
-def _read_options(arguments: argparse.Namespace) -> Any:
-    from bert_jax.interop.exchange import ReadOptions
-
-    return ReadOptions(
-        lower_case=arguments.do_lower_case,
-        labels=arguments.labels,
-        allow_mismatch=arguments.allow_mismatch,
-        ema=arguments.ema,
-        activation=arguments.activation,
-    )
-
-
 def _add_checking(command: argparse.ArgumentParser) -> None:
     command.add_argument("--no_verify", action="store_true", help="do not compare outputs with the other library's")
     command.add_argument(
@@ -98,10 +54,10 @@ def _add_checking(command: argparse.ArgumentParser) -> None:
 
 
 def _add_import(commands: Any) -> None:
-    command = _command(commands, "import", import_command, "make a saved model of weights in another format")
+    command = add_command(commands, "import", import_command, "make a saved model of weights in another format")
     command.add_argument("--from", dest="source", required=True, metavar="DIR_OR_PREFIX", help=READABLE)
     command.add_argument("--to", dest="target", required=True, type=Path, metavar="WORKDIR", help="a new folder")
-    _add_reading(command)
+    add_reading(command)
     _add_checking(command)
 
 
@@ -112,7 +68,7 @@ def import_command(arguments: argparse.Namespace) -> None:
     import_model(
         Path(arguments.source),
         arguments.target,
-        _read_options(arguments),
+        read_options(arguments),
         verify=not arguments.no_verify,
         peer_python=arguments.peer_python,
         report=print,
@@ -120,18 +76,18 @@ def import_command(arguments: argparse.Namespace) -> None:
 
 
 def _add_export(commands: Any) -> None:
-    command = _command(commands, "export", export_command, "write a model in a format that others load")
+    command = add_command(commands, "export", export_command, "write a model in a format that others load")
     command.add_argument("--from", dest="source", required=True, metavar="WORKDIR", help=READABLE)
     command.add_argument("--to", dest="target", required=True, type=Path, metavar="DIR", help="the new folder")
     formats = ("hf", "sentence-transformers", "tf1", "onnx", "stablehlo", "npz")
     command.add_argument("--format", required=True, choices=formats, help="see docs/weights.md")
     command.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32", help="default: float32")
     command.add_argument(
-        "--heads", type=_names, metavar="HEAD,...",
+        "--heads", type=names_of, metavar="HEAD,...",
         help="export these output layers alone: mlm, nsp, sequence, token, span, choice, pooler (default: all)",
     )  # fmt: skip
     command.add_argument("--force", action="store_true", help="replace DIR where it is not empty")
-    _add_reading(command)
+    add_reading(command)
     _add_checking(command)
 
 
@@ -146,7 +102,7 @@ def export_command(arguments: argparse.Namespace) -> None:
         dtype=arguments.dtype,
         force=arguments.force,
         heads=arguments.heads,
-        options=_read_options(arguments),
+        options=read_options(arguments),
         verify=not arguments.no_verify,
         peer_python=arguments.peer_python,
         report=print,
@@ -156,61 +112,11 @@ def export_command(arguments: argparse.Namespace) -> None:
 # ------------------------------------------------------------------ a model at work
 
 
-def _add_model(command: argparse.ArgumentParser, texts: str = "") -> None:
-    command.add_argument("--model", required=True, metavar="DIR_OR_PREFIX", help=READABLE)
-    command.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32", help="of the computation")
-    if texts:
-        command.add_argument("texts", nargs="*", metavar="TEXT", help=texts)
-        command.add_argument(
-            "--input",
-            metavar="FILE",
-            help="texts, one a line (blank ones are left out), or .jsonl (default: stdin)",
-        )
-        command.add_argument("--json_lines", action="store_true", help="the input holds JSON objects, one a line")
-        command.add_argument("--batch_tokens", type=int, metavar="N", help="tokens that run at a time")
-    _add_reading(command)
-
-
-def _load(arguments: argparse.Namespace) -> Any:
-    from bert_jax.inference.loaded import load
-
-    model = load(arguments.model, dtype=arguments.dtype, options=_read_options(arguments))
-    for note in model.notes:
-        _say(note)
-    return model
-
-
-def _streaming(arguments: argparse.Namespace) -> tuple[Any, dict[str, Any]]:
-    """The inputs and the options that every command over texts hands on."""
-    from bert_jax.inference.files import read_texts
-
-    if arguments.batch_tokens is not None and arguments.batch_tokens < 1:
-        raise ValueError(f"--batch_tokens: {arguments.batch_tokens} is not allowed; allowed: 1 or more")
-    inputs = read_texts(arguments.texts, arguments.input, arguments.json_lines)
-    return inputs, {"batch_tokens": arguments.batch_tokens, "progress": _progress()}
-
-
-def _say(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
-
-
-def _progress() -> Any:
-    """A counter on standard error where a person looks at it and the results go elsewhere."""
-    if not sys.stderr.isatty() or sys.stdout.isatty():
-        return None
-
-    def show(done: int) -> None:
-        print(f"\r{done:,} texts", end="", file=sys.stderr, flush=True)
-
-    return show
-
-
 def _add_embed(commands: Any) -> None:
-    command = _command(commands, "embed", embed_command, "texts to vectors")
-    _add_model(command, "texts to embed")
+    command = add_command(commands, "embed", embed_command, "texts to vectors")
+    add_model(command, "texts to embed")
     command.add_argument("--output", type=Path, metavar="FILE", help=".npy: float32[texts, E]; else JSON lines")
-    command.add_argument("--pooling", choices=("cls", "mean", "max"), help="default: the model's own, else mean")
-    command.add_argument("--normalize", type=_truth, metavar="{true,false}", help="default: as the model's own")
+    add_pooling(command)
     prompt = command.add_mutually_exclusive_group()
     prompt.add_argument("--prompt", metavar="TEXT", help="put before every text")
     prompt.add_argument("--prompt_name", metavar="NAME", help="the model's prompt of that name")
@@ -234,20 +140,20 @@ def embed_command(arguments: argparse.Namespace) -> None:
     if clash or (arguments.layers and not arguments.per_token):
         what = f"--{clash[0]} has no meaning with --per_token" if clash else "--layers needs --per_token"
         raise ValueError(f"{what}: choose one vector per text, or every token of some layers")
-    inputs, options = _streaming(arguments)
+    inputs, options = streaming(arguments)
     texts = (_text_of(value) for value in inputs)
     to_array = arguments.output is not None and arguments.output.suffix == ".npy"
     if arguments.per_token:
         if to_array:
             raise ValueError(f"--output {arguments.output}: tokens of texts differ in number; give a .jsonl file")
         layers = _whole_numbers("--layers", arguments.layers) if arguments.layers else LAST_FOUR
-        write_json_lines(extract_features(_load(arguments), texts, layers=layers, **options), arguments.output)
+        write_json_lines(extract_features(load_model(arguments), texts, layers=layers, **options), arguments.output)
         return
     chosen = {name: getattr(arguments, name) for name in pooled}
-    vectors = embed(_load(arguments), texts, **chosen, **options)
+    vectors = embed(load_model(arguments), texts, **chosen, **options)
     if to_array:
         count, width = write_npy(vectors, arguments.output)
-        _say(f"{arguments.output}: float32[{count}, {width}]")
+        say(f"{arguments.output}: float32[{count}, {width}]")
         return
     write_json_lines(({"embedding": [round(float(x), 7) for x in vector]} for vector in vectors), arguments.output)
 
@@ -267,8 +173,8 @@ def _whole_numbers(name: str, text: str) -> tuple[int, ...]:
 
 
 def _add_predict(commands: Any) -> None:
-    command = _command(commands, "predict", predict_command, "labels, tags, answers or choices")
-    _add_model(command, "texts; pairs, questions and choices come as JSON lines")
+    command = add_command(commands, "predict", predict_command, "labels, tags, answers or choices")
+    add_model(command, "texts; pairs, questions and choices come as JSON lines")
     command.add_argument("--task", choices=("sequence", "token", "span", "choice"), help="which head, if several")
     command.add_argument("--output", type=Path, metavar="FILE", help="JSON lines (default: standard output)")
 
@@ -279,13 +185,13 @@ def predict_command(arguments: argparse.Namespace) -> None:
     from bert_jax.inference.files import write_json_lines
     from bert_jax.inference.predict import predict
 
-    inputs, options = _streaming(arguments)
-    write_json_lines(predict(_load(arguments), inputs, task=arguments.task, **options), arguments.output)
+    inputs, options = streaming(arguments)
+    write_json_lines(predict(load_model(arguments), inputs, task=arguments.task, **options), arguments.output)
 
 
 def _add_fill_mask(commands: Any) -> None:
-    command = _command(commands, "fill-mask", fill_mask_command, "the best pieces for each [MASK] of a text")
-    _add_model(command, "texts with [MASK]")
+    command = add_command(commands, "fill-mask", fill_mask_command, "the best pieces for each [MASK] of a text")
+    add_model(command, "texts with [MASK]")
     command.add_argument("--top", type=int, default=5, help="pieces per mask (default: 5)")
     command.add_argument("--json", action="store_true", help="one JSON object per text")
 
@@ -295,8 +201,8 @@ def fill_mask_command(arguments: argparse.Namespace) -> None:
     from bert_jax.inference.files import write_json_lines
     from bert_jax.inference.fill import fill_mask
 
-    inputs, options = _streaming(arguments)
-    filled = fill_mask(_load(arguments), (_text_of(value) for value in inputs), top=arguments.top, **options)
+    inputs, options = streaming(arguments)
+    filled = fill_mask(load_model(arguments), (_text_of(value) for value in inputs), top=arguments.top, **options)
     if arguments.json:
         masks = ((text.text, [{"predictions": mask.predictions} for mask in text.masks]) for text in filled)
         write_json_lines(({"text": text, "masks": found} for text, found in masks), None)
@@ -310,8 +216,8 @@ def fill_mask_command(arguments: argparse.Namespace) -> None:
 
 
 def _add_forward(commands: Any) -> None:
-    command = _command(commands, "forward", forward_command, "every output on arrays of ids")
-    _add_model(command)
+    command = add_command(commands, "forward", forward_command, "every output on arrays of ids")
+    add_model(command)
     command.add_argument("--input", required=True, type=Path, metavar="IN.npz", help="input_ids int[B, S], ...")
     command.add_argument("--output", required=True, type=Path, metavar="OUT.npz")
     command.add_argument("--hidden_states", action="store_true", help="add hidden_states [L+1, B, S, H]")
@@ -323,7 +229,7 @@ def forward_command(arguments: argparse.Namespace) -> None:
     from bert_jax.inference.forward import forward_npz
 
     shapes = forward_npz(
-        _load(arguments), arguments.input, arguments.output,
+        load_model(arguments), arguments.input, arguments.output,
         hidden_states=arguments.hidden_states, attentions=arguments.attentions,
     )  # fmt: skip
     for name, shape in shapes.items():
@@ -334,7 +240,7 @@ def forward_command(arguments: argparse.Namespace) -> None:
 
 
 def _add_plan(commands: Any) -> None:
-    command = _command(
+    command = add_command(
         commands, "plan", plan_command, "memory, speed, time and cost of a recipe on hardware that is not here",
         allow_abbrev=False, usage="bert-jax plan --config FILE --topology NAME [options] [--section.key VALUE ...]",
         epilog="--section.key VALUE: any option of a recipe, as for run_pretrain.py. See docs/planning.md.",
@@ -351,7 +257,7 @@ def _add_plan(commands: Any) -> None:
     command.add_argument("--search", action="store_true", help="try microbatches, recomputation and meshes")
     command.add_argument("--tries", type=int, default=8, metavar="N", help="most compilations (default: 8)")
     command.add_argument(
-        "--batches", type=_names, default=(), metavar="16,64,...",
+        "--batches", type=names_of, default=(), metavar="16,64,...",
         help="with --search: sequences per device to try, with other global batches than the recipe's",
     )  # fmt: skip
     command.add_argument("--output", type=Path, metavar="FILE", help="with --search: the best, as a recipe")

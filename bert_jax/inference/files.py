@@ -45,7 +45,10 @@ def read_texts(texts: Sequence[str], source: str | None, json_lines: bool) -> It
                 there = True
                 yield json_object(line, f"{name}:{number}", _PAIR) if is_json else line
         if not there:
-            raise ValueError(f"{name}: no text given; pass texts, --input FILE, or one a line on standard input")
+            other = (
+                "pass texts, --input FILE, or one a line on standard input" if from_stdin else "write one a line"
+            )
+            raise ValueError(f"{name}: no text given; {other}")
 
 
 @contextlib.contextmanager

@@ -9,6 +9,7 @@ from bert_jax.metrics.classification import (
     confusion_matrix,
     multi_label_scores,
 )
+from bert_jax.metrics.clustering import clustering_scores
 from bert_jax.metrics.correlation import pearson, regression_scores, spearman
 from bert_jax.metrics.entities import entities, joint_scores, tag_accuracy, tagging_scores
 from bert_jax.metrics.resampling import (
@@ -32,6 +33,7 @@ __all__ = [
     "average_precision",
     "chinese_answer_scores",
     "classification_scores",
+    "clustering_scores",
     "confidence_interval",
     "confusion_matrix",
     "entities",

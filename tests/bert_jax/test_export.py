@@ -15,7 +15,7 @@ from safetensors import safe_open
 from support import tiny_config, train_synthetic
 
 from bert_jax import exits
-from bert_jax.config import HeadsConfig, ModelSpec, TokenizerConfig
+from bert_jax.config import HeadsConfig, ModelSpec, SentenceConfig, TokenizerConfig
 from bert_jax.interop import export, native, npz
 from bert_jax.interop.exchange import ReadOptions, Weights
 from bert_jax.interop.export import export_model
@@ -48,6 +48,9 @@ SAMPLES = {
     "token": SPECS["token"],
     "span": SPECS["span"],
     "choice": SPECS["choice"],
+    "crf": model(HeadsConfig(token_labels=("a", "b", "c"), crf=True)),
+    "pair": dataclasses.replace(model(HeadsConfig(pair_labels=("a", "b"))), sentence=SentenceConfig()),
+    "features": model(HeadsConfig(token_labels=("a", "b", "c"), features="weighted_all", bilstm=4)),
     "sentence": SPECS["sentence_dense"],
     "several heads": model(HeadsConfig(mlm=True, span=True)),
     "roberta": model(family="roberta", **ROBERTA),
