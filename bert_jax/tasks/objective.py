@@ -82,6 +82,6 @@ def perturbed(params: Any, start: Any, key: DropoutKey, weight_dropout: float, m
         return (jnp.where(drops, before, param) - rate * before) / (1 - rate)
 
     paths, tree = jax.tree_util.tree_flatten_with_path(params)
-    befores = jax.tree.leaves(start) if mixout else [None] * len(paths)
-    leaves = [one(path, leaf, befores[i], i) for i, (path, leaf) in enumerate(paths)]
+    starts = jax.tree.leaves(start) if mixout else [None] * len(paths)
+    leaves = [one(path, leaf, starts[i], i) for i, (path, leaf) in enumerate(paths)]
     return jax.tree.unflatten(tree, leaves)
