@@ -48,6 +48,18 @@ def to_canonical(tree: Any, vocab_size: int) -> dict[str, Any]:
     return dict(canonical_leaves(tree, vocab_size))
 
 
+def clear_padding(tree: Any, vocab_size: int) -> Any:
+    """A tree of arrays on devices with padded vocabulary rows 0, as they are unless something damaged them."""
+
+    def clear(path: tuple[Any, ...], leaf: jax.Array) -> jax.Array:
+        if not path_name(path).endswith(VOCABULARY_ROWS) or leaf.shape[0] <= vocab_size:
+            return leaf
+        cleared: jax.Array = jax.jit(lambda x: x.at[vocab_size:].set(0), out_shardings=leaf.sharding)(leaf)
+        return cleared
+
+    return jax.tree_util.tree_map_with_path(clear, tree)
+
+
 def from_canonical(flat: Mapping[str, Any], like: Any, vocab_size: int) -> Any:
     """The tree ``like`` (arrays or shape structs) filled from canonical arrays: stacked and padded as it is.
 

@@ -18,7 +18,7 @@ from jax.sharding import Mesh
 
 from bert_jax.config import PretrainConfig, RunConfig, differences, from_dict
 from bert_jax.model import BertForPretraining, BertModel, from_canonical, to_canonical
-from bert_jax.model.layout import path_name
+from bert_jax.model.layout import clear_padding, path_name
 from bert_jax.object_paths import StorageUnavailable
 from bert_jax.optim import make_optimizer
 from bert_jax.parallel import hosts
@@ -153,7 +153,11 @@ def _verified(
         return None if same else "its values differ from their digest"
 
     problem = _agreed(f"values of {step}", _problem_of(check_digest))
-    return Restored(step, _adapt(state, stored, config, mesh, model), meta, stored) if problem is None else problem
+    if problem is not None:
+        return problem
+    # The digest is of canonical values: padded rows are not among them.
+    state = clear_padding(state, stored.model.vocab_size)
+    return Restored(step, _adapt(state, stored, config, mesh, model), meta, stored)
 
 
 def _problem_of(look: Callable[[], str | None]) -> str | None:

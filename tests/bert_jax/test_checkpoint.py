@@ -106,6 +106,28 @@ def test_payload_damage_is_noticed_without_the_checksum_file(run, tmp_path):
     assert noticed >= 1
 
 
+def test_damage_in_padded_rows_is_cleared(run, tmp_path):
+    """The digest is of canonical values, so it cannot see it."""
+    from bert_jax.training.checkpoint_writer import CheckpointWriter
+
+    sound = restore(run, read_only=True)[0]
+    rows = CONFIG.model.vocab_size
+
+    def spoil(tree):
+        table = tree["embeddings"]["word_embeddings"]["embedding"]
+        assert table.shape[0] > rows and not table[rows:].any()
+        words = {"embedding": table.at[rows:].set(1.0)}
+        return {**tree, "embeddings": {**tree["embeddings"], "word_embeddings": words}}
+
+    (tmp_path / "w").mkdir()
+    writer = CheckpointWriter(tmp_path / "w", CONFIG)
+    writer.save(sound.state.replace(params=spoil(sound.state.params), ema=spoil(sound.state.ema)), {"data": {}})
+    writer.close()
+    restored, reports = restore(tmp_path / "w", read_only=True)
+    assert not reports
+    jax.tree.map(np.testing.assert_array_equal, restored.state, sound.state)
+
+
 def test_two_damaged_the_third_is_used_all_damaged_is_an_error(run, tmp_path):
     workdir = copy(run, tmp_path)
     for step in (6, 4):
