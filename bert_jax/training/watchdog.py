@@ -12,6 +12,9 @@ from bert_jax import exits
 
 # What has no beats of its own (start-up, compiling, restoring, a save) may take this many times the limit.
 PHASE_FACTOR = 10
+# A step beside which a save is written may take this many times the limit: all are out within twice the limit even
+# where a save cannot end because a process is stuck.
+SAVE_FACTOR = 1.5
 # Seconds that writing the dump may take; a full pipe that nobody reads must not keep a stuck run alive.
 DUMP_SECONDS = 10.0
 
@@ -30,7 +33,7 @@ class Watchdog:
     def __init__(self, limit: float) -> None:
         self._limit = limit
         self.others: Callable[[], str] = lambda: ""  # what is known of the other processes, for the last line
-        # Whether a save is written beside the steps, which then wait for memory and disk: as slow as a phase.
+        # Whether a save is written beside the steps, which then wait for memory and disk.
         self.is_writing: Callable[[], bool] = lambda: False
         self._beats, self._idle, self._stood = 0, 0.0, 0.0  # seconds that count, and all of them
         self.doing, self._factor = "starting", PHASE_FACTOR
@@ -89,7 +92,7 @@ class Watchdog:
             # A process that was stopped wakes up here: its pause is not the main thread's.
             passed = min(now - before, self._limit / 4)
             self._stood += passed
-            self._idle += passed / PHASE_FACTOR if self.is_writing() and self._factor == 1 else passed
+            self._idle += passed / SAVE_FACTOR if self.is_writing() and self._factor == 1 else passed
             before = now
             if self._beats != beats:
                 beats, self._idle, self._stood = self._beats, 0.0, 0.0

@@ -110,15 +110,15 @@ class State:
 class Late:  # the metrics of a step, there when the step is done
     def __init__(self, step): self.step = step
     def __array__(self, dtype=None, copy=None):
-        time.sleep(1.2 if self.step in {slow} else 0.01)
+        time.sleep(2.5 if self.step in {slow} else 0.01)
         return np.zeros(1)
 
 steps = iter(range(1, 100))
 config = TrainingConfig(num_steps=6, global_batch_size=1, checkpoint_interval=2)
-watchdog = Watchdog(0.4)
+watchdog = Watchdog(2.0)
 
-def write(state, step):  # takes 1.2 s, beside the steps
-    done = time.monotonic() + 1.2
+def write(state, step):  # takes 2.5 s, beside the steps
+    done = time.monotonic() + 2.5
     watchdog.is_writing = lambda: time.monotonic() < done
 
 metrics = dict(loss=1.0, tokens=1.0, finite=True, blank_rows=0, grad_norm=1.0, learning_rate=0.0, sums=dict())
