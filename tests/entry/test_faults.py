@@ -177,9 +177,8 @@ def meet(fault: Fault, workdir: Path) -> str:
         assert code == 45, (fault, code, told)
         assert seconds <= 2 * WATCHDOG, (fault, seconds)
         assert "watchdog: nothing has happened" in told and "most recent call first" in told
-        # In a step still, or already out of it by the error of a collective, where a last save may be under way.
-        places = r"in run_steps|in wait_for_verdict|checkpoint_writer\.py\", line \d+ in (close|wait)"
-        assert re.search(places, told), told
+        # The main thread: in a step still, or out of it by the error of a collective and cleaning up.
+        assert re.search(r"training.run\.py\", line \d+ in run$|in wait_for_verdict", told, re.MULTILINE), told
         assert f"process {fault.target} (" in told and RESUMES in told
     return f"{fault}: {seconds:.1f} s, {reached - safe} logged steps repeated"
 
