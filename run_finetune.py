@@ -43,7 +43,7 @@ def main() -> None:
 
 def configure(options: RunOptions, arguments: list[str]) -> tuple[FinetuneConfig, Any]:
     """The config with the model section of the model that the run starts from, and that start."""
-    workdir, start = location(options.workdir or options.default_workdir), None
+    workdir, start = location(options.folder("finetune")), None
 
     def resolve(settings: list[Setting]) -> list[Setting]:
         nonlocal start
@@ -66,7 +66,7 @@ def train(options: RunOptions, arguments: list[str]) -> None:
     splits = read_splits(config.data, config.task.kind)
     finetune(
         config,
-        workdir=location(options.workdir or options.default_workdir),
+        workdir=location(options.folder("finetune")),
         splits=splits,
         tests=split_names(config.data)[1],
         start=start,

@@ -43,7 +43,7 @@ def main() -> None:
 
 def configure(options: RunOptions, arguments: list[str]) -> tuple[PretrainConfig, Any]:
     """The resolved config, and how the run starts (``warm_start.Start``) if not from drawn parameters."""
-    workdir, start = location(options.workdir or options.default_workdir), None
+    workdir, start = location(options.folder("pretrain")), None
 
     def resolve(settings: list[Setting]) -> list[Setting]:
         nonlocal start
@@ -85,7 +85,7 @@ def train(options: RunOptions, arguments: list[str]) -> None:
     tokenizer = load_tokenizer(vocabulary, lower_case=config.data.lower_case)
     pretrain(
         config,
-        workdir=location(options.workdir or options.default_workdir),
+        workdir=location(options.folder("pretrain")),
         source=ShardSource(config, tokenizer),
         tokenizer=tokenizer,
         vocabulary=vocabulary,

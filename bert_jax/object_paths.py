@@ -11,6 +11,7 @@ import logging
 import random
 import re
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from pathlib import PurePosixPath
 from typing import Any, BinaryIO, Literal, NamedTuple, Self, TypeVar
@@ -91,7 +92,7 @@ def attempt(url: str, action: Callable[[], R], fault_of: Callable[[Exception], F
 
 
 @functools.total_ordering
-class ObjectUrl:
+class ObjectUrl(ABC):
     """An object or folder of an object store, by its URL. A store's class adds the requests: ``_fault``, ``stat``,
     ``_names`` and ``_read``. A folder exists while something is in it."""
 
@@ -150,23 +151,24 @@ class ObjectUrl:
     # -------------------------------------------------------------- requests
 
     @staticmethod
+    @abstractmethod
     def _fault(error: Exception) -> Fault | None:
-        raise NotImplementedError
+        """What an error of a request means; ``None`` for one of another kind."""
 
     def _ask(self, action: Callable[[], R]) -> R:
         return attempt(str(self), action, self._fault)
 
+    @abstractmethod
     def stat(self) -> Status:
         """``FileNotFoundError`` when there is neither an object nor a folder of this name."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _names(self) -> list[str]:
         """Names in this folder."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _read(self, start: int, length: int) -> bytes:
         """One request for ``length`` bytes from ``start`` on, fewer at the end."""
-        raise NotImplementedError
 
     # -------------------------------------------------------------- questions
 

@@ -144,7 +144,7 @@ class InputConfig:
 
     # Examples share rows of a few fixed shapes (packing); off: one row each, all of task.max_length.
     packing: bool = True
-    # Most compiled shapes of a training or evaluation step.
+    # Most compiled shapes of the training step.
     max_shapes: int = 8
     # Draw every class equally often.
     balanced: bool = False
@@ -352,7 +352,9 @@ class FinetuneTrainingConfig(TrainingConfig):
         _require_positive("training", self, "num_epochs")
         for name in ("patience", "min_delta"):
             _require(getattr(self, name) >= 0, f"training.{name}", getattr(self, name), "0 or more")
-        _require(not self.batch_ramp, "training.batch_ramp", self.batch_ramp, "nothing in fine-tuning")
+        # What fine-tuning would ignore: a split is evaluated whole, in batches of its own making.
+        for name in ("batch_ramp", "eval_batches", "eval_batch_size"):
+            _require(not getattr(self, name), f"training.{name}", getattr(self, name), "nothing in fine-tuning")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -75,10 +75,9 @@ class RunOptions:
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}: {getattr(self, name)} is not allowed; allowed: 1 or more seconds")
 
-    @property
-    def default_workdir(self) -> str:
-        """Where a run goes when no workdir was given."""
-        return f"runs/{Path(self.config[-1]).stem if self.config else 'pretrain'}"
+    def folder(self, kind: str) -> str:
+        """Where a run goes: the workdir given, else one named after the recipe, without one after ``kind``."""
+        return self.workdir or f"runs/{Path(self.config[-1]).stem if self.config else kind}"
 
 
 def take_options(options_type: type[C], argv: Sequence[str]) -> tuple[C, list[str]]:

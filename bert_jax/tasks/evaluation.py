@@ -23,7 +23,7 @@ _MOST_INTERVALS = 40
 
 
 class Predictor:
-    """Runs units through the model on a mesh. A step is compiled once per shape, of which there are two at most."""
+    """Runs units through the model on a mesh. A step is compiled once per shape; a split has one."""
 
     def __init__(self, task: Task, model: BertModel, mesh: Mesh) -> None:
         self._task, self._mesh = task, mesh

@@ -5,7 +5,7 @@ The last batch of an epoch holds what is left over.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -29,7 +29,7 @@ class ExampleBatches:
         task: Task,
         units: Sequence[Unit],
         shapes: Sequence[Shape],
-        rows_of: Any,
+        rows_of: Callable[[int], list[int]],
         fingerprint: str,
         classes: np.ndarray | None,
     ) -> None:

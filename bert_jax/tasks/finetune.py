@@ -1,6 +1,7 @@
 """Fine-tuning as a job of ``bert_jax.training.run``: examples, metrics on dev, the best checkpoint, predictions."""
 
 import dataclasses
+import functools
 import hashlib
 import json
 import math
@@ -26,14 +27,14 @@ from bert_jax.model import BertModel, from_canonical, to_canonical
 from bert_jax.optim import parameter_rates
 from bert_jax.parallel import host_rows, hosts, to_host
 from bert_jax.records import Record
-from bert_jax.storage import Location, write_whole
+from bert_jax.storage import Location, ObjectPath, write_whole
 from bert_jax.tasks import selection
 from bert_jax.tasks.augment import check_augmentation
 from bert_jax.tasks.base import Task
 from bert_jax.tasks.evaluation import Predictor, point_values, predict_split, scores_of, with_intervals
 from bert_jax.tasks.examples import ExampleBatches
 from bert_jax.tasks.objective import TaskObjective
-from bert_jax.tasks.packing import plan_shapes
+from bert_jax.tasks.packing import Shape, plan_shapes
 from bert_jax.tasks.registry import check_options, task_class
 from bert_jax.tasks.start import Start, store_tokenizer, warm_start
 from bert_jax.training.compile import TrainPrograms, make_programs, with_shardings
@@ -55,10 +56,11 @@ def finetune(
 
     Raises ``ValueError`` for what the user can mend and ``exits.Stop`` when the run ends early.
     """
+    if isinstance(workdir, ObjectPath):
+        raise ValueError(f"--workdir {workdir}: fine-tuning writes to a folder that all hosts see; give one")
     job = FinetuneJob(config, splits, tests, start)
-    for note in job.notes:
-        print(note, flush=True)
     first = warm_start(start, job.config, job.model.heads, job.model.sentence)
+    first = dataclasses.replace(first, messages=(*first.messages, *job.notes))
     train(job, workdir=workdir, warm_start=first, **inputs)
 
 
@@ -86,7 +88,18 @@ class FinetuneJob(Job):
         self.notes = self.task.notes(config, splits)
         self._splits, self._tests, self._start = splits, tests, start
         self._devs = [name for name in splits if name != "train" and name not in tests]
-        self._dev_units: dict[str, list[Any]] = {}
+        for split in self._devs:
+            if not any(self.task.is_labelled(record) for record in splits[split]):
+                raise ValueError(
+                    f"data.dev: split {split} has no labels, nothing to evaluate on; use data.test for it"
+                )
+        # Now, so that a line that does not fit is found before training.
+        self._units_of = {
+            split: self.task.featurize(records, training=False)
+            for split, records in splits.items()
+            if split != "train"
+        }
+        self._shapes: list[Shape] = []
         self._predictor: Predictor | None = None
         self._best: dict[str, Any] = {"value": None, "step": 0, "waited": 0, "over": False}
         self.eval_split = self._devs[0] if self._devs else "dev"
@@ -133,8 +146,7 @@ class FinetuneJob(Job):
     def _batches(self, mesh: Mesh) -> ExampleBatches:
         config, sizes = self.config, mesh.shape
         lengths = np.array([unit.length for unit in self._units])
-        sequences = self.task.sequences_per_unit
-        shapes = plan_shapes(
+        self._shapes = self._shapes or plan_shapes(
             lengths,
             config.training.global_batch_size,
             steps=config.training.num_steps,
@@ -142,15 +154,14 @@ class FinetuneJob(Job):
             parts=sizes["data"] * sizes["fsdp"] * config.training.accumulation_steps,
             most=config.input.max_shapes,
             packing=config.input.packing,
-            limit=max(config.task.max_length * sequences, int(lengths.max())),
+            limit=max(config.task.max_length * self.task.sequences_per_unit, int(lengths.max())),
         )
-        classes = None
-        if config.input.balanced:
-            classes = self._classes()
+        classes = self._classes() if config.input.balanced else None
         return ExampleBatches(
-            self.task, self._units, shapes, lambda count: host_rows(mesh, count), self._fingerprint(), classes
+            self.task, self._units, self._shapes, lambda count: host_rows(mesh, count), self._fingerprint, classes
         )
 
+    @functools.cached_property
     def _fingerprint(self) -> str:
         """Of everything that decides which example comes when."""
         config = self.config
@@ -185,33 +196,23 @@ class FinetuneJob(Job):
         if not self._devs:
             return False
         params = context.programs.gather(state.params if state.ema is None else state.ema)
-        first: list[Score] = []
+        # All of them before anything changes: a signal between two leaves the evaluation to be made again.
+        found = {split: self._scores(context, params, split, step) for split in self._devs}
+        values = {split: point_values(*scored) for split, scored in found.items()}
+        self._judge(values[self._devs[0]], found[self._devs[0]][0], step)
         for split in self._devs:
-            scores, count = self._scores(context, params, split, step)
-            values = point_values(scores, count)
-            context.write(step, {"split": split, **values})
-            first = first or scores
-            if split == self._devs[0]:
-                self._judge(values, first, step)
+            context.write(step, {"split": split, **values[split]})
         if self._best["step"] == step and self.config.training.restore_best:
             self._save_best(context, params, step)
         return bool(self._best["over"])
 
     def _scores(self, context: Context, params: Any, split: str, step: int) -> tuple[list[Score], int]:
         assert self._predictor is not None
-        units = self._featurized(split)
+        records, units = self._splits[split], self._units_of[split]
         predictions = predict_split(
-            self.task, self._predictor, params, self._splits[split], units, lambda: context.before_batch(step)
+            self.task, self._predictor, params, records, units, lambda: context.before_batch(step)
         )
-        scores, count = scores_of(self.task, self._splits[split], predictions)
-        if not scores:
-            raise ValueError(f"data.dev: split {split} has no labels; evaluation needs some (use data.test)")
-        return scores, count
-
-    def _featurized(self, split: str) -> list[Any]:
-        if split not in self._dev_units:
-            self._dev_units[split] = self.task.featurize(self._splits[split], training=False)
-        return self._dev_units[split]
+        return scores_of(self.task, records, predictions)
 
     def _judge(self, values: Mapping[str, float | None], scores: Sequence[Score], step: int) -> None:
         """Is this the best evaluation so far, and was it enough?"""
@@ -276,7 +277,7 @@ class FinetuneJob(Job):
             values = from_canonical(flat, like, config.model.vocab_size)
             params = jax.tree.map(lambda x, old: jax.device_put(x, old.sharding), values, params)
             step = self._best["step"]
-        elif not (folder / BEST).exists() or not use_best:
+        else:
             self._save_best(context, params, step)
         results = [self._predict(context, params, split, step, began) for split in self._splits if split != "train"]
         if not hosts.is_lead():
@@ -297,7 +298,7 @@ class FinetuneJob(Job):
         assert self._predictor is not None
         records = self._splits[split]
         predictions = predict_split(
-            self.task, self._predictor, params, records, self._featurized(split),
+            self.task, self._predictor, params, records, self._units_of[split],
             lambda: context.watchdog.beat(f"predicting {split}"),
         )  # fmt: skip
         if hosts.is_lead():

@@ -82,7 +82,7 @@ def plan_shapes(
         limit: longest unit that there may be.
     """
     whole = Shape(_round_up(batch_size, parts), row_length(limit) if packing else limit, 1)
-    if not packing:
+    if not packing or most == 1:
         return [whole]
     samples, longest = _sample(lengths, batch_size), int(lengths.max(initial=1))
     needed = [_needs(sample, float(np.median(lengths)), row_length(longest), parts) for sample in samples]

@@ -6,6 +6,7 @@ Shapes: B rows, U units per row, L labels.
 import dataclasses
 import math
 import warnings
+from abc import abstractmethod
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
@@ -77,9 +78,9 @@ class SequenceTask(Task):
         ids, types = self.tokenizer.build_inputs(a, b)
         return Encoded(ids, types if self.config.model.type_vocab_size > 1 else [0] * len(ids))
 
+    @abstractmethod
     def target(self, record: Record, *, training: bool) -> Mapping[str, Any]:
         """Targets of a record's units; none for one without a label."""
-        raise NotImplementedError
 
     def outputs(self, output: BertOutput, batch: Mapping[str, jax.Array]) -> dict[str, tuple[Level, jax.Array]]:
         assert output.sequence_logits is not None

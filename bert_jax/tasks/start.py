@@ -49,6 +49,9 @@ def resolve(options: RunOptions, workdir: Location, settings: Sequence[Setting])
 
     Raises ``ValueError`` in one line for a source that cannot be read, or settings that contradict it.
     """
+    for flag in ("continue_from", "add_words", "vocab_slots", "extend_positions"):
+        if getattr(options, flag):
+            raise ValueError(f"--{flag}: for pretraining; fine-tuning starts from --init_from as it is")
     given = {key: value for key, (value, _) in parse_settings(FinetuneConfig, settings).items()}
     if saved_steps(workdir):
         record = read_record(workdir)

@@ -10,11 +10,16 @@ from finetune_cases import SPLITS, configured, lines, records, results, run, sav
 
 import bert_jax
 from bert_jax import exits
+from bert_jax.config.loader import RunOptions
 from bert_jax.interop.readers import read_weights
 from bert_jax.model import BertModel
 from bert_jax.parallel import make_mesh
+from bert_jax.storage import location
 from bert_jax.tasks import finetune as module
 from bert_jax.tasks.objective import TaskObjective
+from bert_jax.tasks.start import resolve
+from bert_jax.training.run import Context
+from bert_jax.training.signals import Interrupted
 from bert_jax.training.state import initial_params
 from bert_jax.training.step import loss_and_gradients
 
@@ -103,6 +108,35 @@ def test_a_stopped_run_resumes_bitwise(source, tmp_path, options):
     assert (whole / "predictions_dev.jsonl").read_bytes() == (parts / "predictions_dev.jsonl").read_bytes()
 
 
+def test_a_signal_between_two_dev_splits_leaves_the_whole_evaluation_to_be_made(source, tmp_path, monkeypatch):
+    splits = {"train": SPLITS["train"], "one": SPLITS["dev"], "two": records(5, 8)}
+    run(source, tmp_path / "whole", splits=splits)
+    before, calls = Context.before_batch, []
+
+    def interrupted(self, step):
+        calls.append(step)
+        if len(calls) == 2:  # the batch of the second split
+            raise Interrupted
+        before(self, step)
+
+    monkeypatch.setattr(Context, "before_batch", interrupted)
+    with pytest.raises(exits.Stop):
+        run(source, tmp_path / "parts", splits=splits, stop=StopAt(10**6))
+    assert not any("split" in line for line in lines(tmp_path / "parts"))
+    run(source, tmp_path / "parts", splits=splits)
+    assert lines(tmp_path / "parts") == lines(tmp_path / "whole")
+    one, other = (read_weights(tmp_path / name / "best").params for name in ("whole", "parts"))
+    assert all(np.array_equal(one[name], values) for name, values in other.items())
+
+
+def test_what_dev_lacks_is_told_before_training(source, tmp_path, capsys):
+    for label, message in (("7", "label '7' is not known"), (None, "split dev has no labels")):
+        splits = {"train": SPLITS["train"], "dev": [dataclasses.replace(SPLITS["dev"][0], label=label)]}
+        with pytest.raises(ValueError, match=message):
+            run(source, tmp_path / "w", splits=splits)
+    assert not (tmp_path / "w").exists()
+
+
 def test_packing_changes_no_prediction_and_no_step(source, tmp_path):
     """The same examples in rows of their own: the same losses and predictions but for rounding."""
     run(source, tmp_path / "packed", "--model.hidden_dropout 0 --model.attention_dropout 0")
@@ -180,6 +214,7 @@ def test_a_finished_task_starts_another_one_with_or_without_its_head(source, lea
         ("--task.kind tagging --input.word_dropout 0.1", SPLITS, "whose labels belong to words"),
         ("--input.few_shot 60", SPLITS, "has 3[0-9]"),
         ("--task.kind regression --loss.class_weights balanced", SPLITS, "has no use for task.kind regression"),
+        ("--training.eval_batches 3", SPLITS, "eval_batches: 3 is not allowed; allowed: nothing in fine-tuning"),
         ("--features.bilstm_size 8", SPLITS, "has no use for task.kind classification; it is for joint, tagging"),
     ],
 )
@@ -187,6 +222,13 @@ def test_bad_input_is_one_line(source, tmp_path, arguments, splits, message):
     with pytest.raises(ValueError, match=message) as raised:
         run(source, tmp_path / "w", f"--training.num_epochs 1 {arguments}", splits)
     assert "\n" not in str(raised.value)
+
+
+def test_what_pretraining_alone_can_do_is_refused(source, tmp_path):
+    with pytest.raises(ValueError, match="--add_words: for pretraining"):
+        resolve(RunOptions(init_from=str(source), add_words="words.txt"), tmp_path / "w", [])
+    with pytest.raises(ValueError, match="memory://bucket/w: fine-tuning writes to a folder"):
+        run(source, location("memory://bucket/w"))
 
 
 def test_changed_training_records_are_refused_on_resume(source, tmp_path):
