@@ -14,8 +14,8 @@ LABELS = ("no", "perhaps", "yes")
 TAGS = ("O", "B-A", "I-A", "B-B")
 # Fields of ModelConfig; no dropout.
 MODEL = {
-    "vocab_size": len(PIECES), "hidden_size": 32, "num_layers": 2, "num_attention_heads": 2,
-    "intermediate_size": 48, "max_position_embeddings": 64, "type_vocab_size": 2, "activation": "gelu",
+    "vocab_size": len(PIECES), "hidden_size": 16, "num_layers": 2, "num_attention_heads": 2,
+    "intermediate_size": 24, "max_position_embeddings": 64, "type_vocab_size": 2, "activation": "gelu",
     "hidden_dropout": 0.0, "attention_dropout": 0.0,
 }  # fmt: skip
 
