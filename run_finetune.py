@@ -14,22 +14,27 @@ from bert_jax.training.signals import StopRequest
 
 STOP = StopRequest.install()  # before the heavy imports: a signal that comes during them is not lost
 
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
+from bert_jax import exits
 from bert_jax.accelerators import keep_to_cpu_without_accelerator
 from bert_jax.config import dump_yaml, load_config
 from bert_jax.config.finetune import FinetuneConfig
-from bert_jax.config.loader import RunOptions, Setting, take_options
+from bert_jax.config.loader import Setting, take_options
+from bert_jax.config.sweep import FinetuneRunOptions, plan_cells
 from bert_jax.exits import run_command
 from bert_jax.storage import location
 
 
-def main() -> None:
-    options, arguments = take_options(RunOptions, sys.argv[1:])
+def main() -> int:
+    options, arguments = take_options(FinetuneRunOptions, sys.argv[1:])
     if options.print_config or {"--help", "-h"} & set(arguments):
-        config = load_config(FinetuneConfig, arguments, prog="run_finetune.py", extra=RunOptions)
+        config = load_config(FinetuneConfig, arguments, prog="run_finetune.py", extra=FinetuneRunOptions)
         print(dump_yaml(config), end="")
-        return
+        return exits.OK
 
     keep_to_cpu_without_accelerator()
     from bert_jax.parallel import hosts
@@ -38,11 +43,41 @@ def main() -> None:
     if hosts.count() > 1:
         STOP.share()
     with hosts.ends_together(options.host_timeout):
+        if options.is_sweep:
+            return sweep(options, arguments)
         train(options, arguments)
+    return exits.OK
 
 
-def configure(options: RunOptions, arguments: list[str]) -> tuple[FinetuneConfig, Any]:
-    """The config with the model section of the model that the run starts from, and that start."""
+def sweep(options: FinetuneRunOptions, arguments: list[str]) -> int:
+    """Every run of ``--sweep`` and ``--seeds``; returns the exit code."""
+    # Settings of the command, with those of the model that all runs start from.
+    shared: list[Setting] = []
+    configure(options, arguments, shared.extend)
+    base, cells = plan_cells(options, shared)
+
+    from bert_jax.tasks.sweep import run_sweep
+
+    def one(folder: Path, more: list[str]) -> None:
+        own = dataclasses.replace(options, workdir=str(folder), sweep=(), seeds=1)
+        train(own, [*arguments, *more], time.perf_counter())
+
+    return run_sweep(
+        base,
+        cells,
+        Path(options.folder("finetune")),
+        one,
+        init_from=options.init_from,
+        stop=STOP,
+        host_timeout=options.host_timeout,
+    )
+
+
+def configure(
+    options: FinetuneRunOptions, arguments: list[str], note: Callable[[list[Setting]], None] = lambda _: None
+) -> tuple[FinetuneConfig, Any]:
+    """The config with the model section of the model that the run starts from, and that start. ``note`` is told the
+    settings that make it."""
     workdir, start = location(options.folder("finetune")), None
 
     def resolve(settings: list[Setting]) -> list[Setting]:
@@ -50,14 +85,17 @@ def configure(options: RunOptions, arguments: list[str]) -> tuple[FinetuneConfig
         from bert_jax.tasks import start as starts
 
         start, settings = starts.resolve(options, workdir, settings)
+        note(settings)
         return settings
 
-    config = load_config(FinetuneConfig, arguments, prog="run_finetune.py", extra=RunOptions, resolve=resolve)
+    config = load_config(
+        FinetuneConfig, arguments, prog="run_finetune.py", extra=FinetuneRunOptions, resolve=resolve
+    )
     return config, start
 
 
-def train(options: RunOptions, arguments: list[str]) -> None:
-    """Read the records, then fine-tune."""
+def train(options: FinetuneRunOptions, arguments: list[str], started: float = STARTED) -> None:
+    """Read the records, then fine-tune. ``started``: when the run began, by the clock of ``time.perf_counter``."""
     config, start = configure(options, arguments)
 
     from bert_jax.tasks.finetune import finetune
@@ -73,7 +111,7 @@ def train(options: RunOptions, arguments: list[str]) -> None:
         stop=STOP,
         allow_numeric_change=options.allow_numeric_change,
         host_timeout=options.host_timeout,
-        started=STARTED,
+        started=started,
     )
 
 

@@ -130,11 +130,12 @@ def location(name: str | Path | ObjectPath) -> Location:
     return ObjectPath(name) if is_url(name) else Path(name)
 
 
-def write_whole(path: Location, text: str) -> None:
+def write_whole(path: Location, content: str | bytes) -> None:
     """Make or replace a file so that a reader never sees half of it."""
+    data = content.encode() if isinstance(content, str) else content
     if isinstance(path, ObjectPath):
-        path.write_text(text)
+        path.write_bytes(data)
     else:
         temporary = path.with_name(path.name + ".tmp")
-        temporary.write_text(text, encoding="utf-8")
+        temporary.write_bytes(data)
         temporary.rename(path)

@@ -81,9 +81,9 @@ class RunOptions:
 
 
 def take_options(options_type: type[C], argv: Sequence[str]) -> tuple[C, list[str]]:
-    """Split ``argv`` into the options of ``options_type`` (a bare flag means true) and the rest, in which
-    ``--config`` stays. Raises ``ValueError`` with one line on a wrong value."""
-    types = field_types(options_type)
+    """Split ``argv`` into the options of ``options_type`` and the rest, in which ``--config`` stays. A bare flag
+    means true, or what ``options_type.BARE`` says. Raises ``ValueError`` with one line on a wrong value."""
+    types, bare = field_types(options_type), getattr(options_type, "BARE", {})
     settings: list[Setting] = []
     rest: list[str] = []
     files, flags = split_arguments([word for word in argv if word not in ("--help", "-h")])
@@ -94,6 +94,8 @@ def take_options(options_type: type[C], argv: Sequence[str]) -> tuple[C, list[st
             rest += [f"--{setting.key}", *([setting.value] if isinstance(setting.value, str) else setting.value)]
         elif types[setting.key] is bool and setting.value == []:
             settings.append(setting._replace(value="true"))
+        elif setting.value == [] and setting.key in bare:
+            settings.append(setting._replace(value=bare[setting.key]))
         else:
             settings.append(setting)
     if files and "config" in types:

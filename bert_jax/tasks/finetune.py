@@ -216,12 +216,9 @@ class FinetuneJob(Job):
 
     def _judge(self, values: Mapping[str, float | None], scores: Sequence[Score], step: int) -> None:
         """Is this the best evaluation so far, and was it enough?"""
-        name = self.config.task.metric or scores[0].name
-        by_name = {score.name: score for score in scores}
-        if name not in by_name:
-            raise ValueError(f"task.metric: {name!r} is not measured; allowed: {', '.join(by_name)}")
-        training, now, best = self.config.training, values[name], self._best
-        sign = 1 if by_name[name].higher_is_better else -1
+        chosen = self._chosen_by(scores)
+        name, training, now, best = chosen.name, self.config.training, values[chosen.name], self._best
+        sign = 1 if chosen.higher_is_better else -1
         # A metric that is not defined, such as the correlation of constants, is never the best.
         better = now is not None and (
             best["value"] is None or sign * (now - best["value"]) > max(training.min_delta, 0.0)
@@ -231,6 +228,14 @@ class FinetuneJob(Job):
         else:
             waited = best["waited"] + 1
             self._best = {**best, "waited": waited, "over": bool(training.patience) and waited >= training.patience}
+
+    def _chosen_by(self, scores: Sequence[Score]) -> Score:
+        """The score that chooses the best checkpoint."""
+        by_name = {score.name: score for score in scores}
+        name = self.config.task.metric or scores[0].name
+        if name not in by_name:
+            raise ValueError(f"task.metric: {name!r} is not measured; allowed: {', '.join(by_name)}")
+        return by_name[name]
 
     def is_over(self, step: int) -> bool:
         return bool(self._best["over"])
@@ -308,10 +313,12 @@ class FinetuneJob(Job):
             ]
             write_whole(context.folder / f"predictions_{split}.jsonl", "".join(f"{line}\n" for line in lines))
         scores, count = scores_of(self.task, records, predictions)
+        chosen = self._chosen_by(scores) if scores else None
         return {
             "task": self.config.name,
             "split": split,
             "n": len(records),
+            "chosen_by": chosen and {"metric": chosen.name, "higher_is_better": chosen.higher_is_better},
             "metrics": with_intervals(scores, count, self.config.training.seed),
             "seed": self.config.training.seed,
             "step": step,
