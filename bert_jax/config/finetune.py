@@ -176,6 +176,9 @@ class LossConfig:
     class_weights: Literal["none", "balanced"] = "none"
     # Weight of a masked-LM loss on the task's own text, of which training then sees 15% masked; 0: off.
     mlm_weight: float = 0.0
+    # Weight of a next-sentence loss on the task's own text: whether a text's second part is its own. Every example
+    # is then seen twice; 0: off.
+    nsp_weight: float = 0.0
     # Encoder layers (1 = the first) whose first token also predicts the label, through the same head.
     layers: tuple[int, ...] = ()
     # Weight of each of those.
@@ -183,7 +186,7 @@ class LossConfig:
 
     def __post_init__(self) -> None:
         _require_probability("loss", self, "label_smoothing")
-        for name in ("focal_gamma", "mlm_weight"):
+        for name in ("focal_gamma", "mlm_weight", "nsp_weight"):
             _require(getattr(self, name) >= 0, f"loss.{name}", getattr(self, name), "0 or more")
         _require_positive("loss", self, "layer_weight")
 
@@ -402,6 +405,7 @@ class FinetuneConfig:
             "sentence.loss": self.sentence.loss,
             "sentence.hidden_size": self.sentence.hidden_size,
             "loss.mlm_weight": self.loss.mlm_weight > 0,
+            "loss.nsp_weight": self.loss.nsp_weight > 0,
         }
 
     @property

@@ -12,8 +12,10 @@ import numpy as np
 
 from bert_jax.batch import BatchInfo
 from bert_jax.config.finetune import FinetuneConfig
+from bert_jax.tasks import next_text
 from bert_jax.tasks.augment import augmented, mask_batch
 from bert_jax.tasks.base import Task, Unit
+from bert_jax.tasks.next_text import next_text_units
 from bert_jax.tasks.packing import Shape, choose_shape, pack_batch
 from bert_jax.tasks.selection import epoch_order
 
@@ -58,14 +60,22 @@ class ExampleBatches:
             augmented(self._units[number], self._config, self._task.tokenizer, (data_step, int(number)))
             for number in numbers
         ]
-        shape, rows = choose_shape([unit.length for unit in units], self._shapes)
-        task = self._task
+        task, config, seed, targets = self._task, self._config, self._config.training.seed, self._task.targets
+        also: list[Unit] = []
+        if config.loss.nsp_weight:
+            plain = [self._units[number] for number in numbers]
+            also = next_text_units(
+                plain, self._units, task.tokenizer, key=(seed, data_step),
+                max_length=config.task.max_length, types=config.model.type_vocab_size,
+            )  # fmt: skip
+            targets = {**targets, **next_text.TARGETS}
+        shape, rows = choose_shape([unit.length for unit in (*units, *also)], self._shapes)
         packed = pack_batch(
-            units, rows, shape,
-            sequences=task.sequences_per_unit, targets=task.targets, pad_id=task.tokenizer.pad_id,
+            [*units, *also], rows, shape,
+            sequences=task.sequences_per_unit, targets=targets, pad_id=task.tokenizer.pad_id,
         )  # fmt: skip
-        if self._config.loss.mlm_weight:
-            mask_batch(packed.features, task.tokenizer, self._config.training.seed, data_step)
+        if config.loss.mlm_weight:
+            mask_batch(packed.features, task.tokenizer, seed, data_step)
         return packed.features, len(units)
 
     def __next__(self) -> tuple[dict[str, np.ndarray], BatchInfo]:

@@ -115,7 +115,7 @@ class FinetuneJob(Job):
         self.model = BertModel(
             config.model,
             config.execution,
-            dataclasses.replace(heads, mlm=config.loss.mlm_weight > 0),
+            _with_losses(heads, config),
             self.task.sentence,
             all_layers=bool(config.loss.layers),
             frozen_encoder=config.features.frozen_encoder,
@@ -146,9 +146,11 @@ class FinetuneJob(Job):
     def _batches(self, mesh: Mesh) -> ExampleBatches:
         config, sizes = self.config, mesh.shape
         lengths = np.array([unit.length for unit in self._units])
+        # A next-sentence loss sees every example a second time.
+        times = 2 if config.loss.nsp_weight else 1
         self._shapes = self._shapes or plan_shapes(
             lengths,
-            config.training.global_batch_size,
+            config.training.global_batch_size * times,
             steps=config.training.num_steps,
             width=config.model.hidden_size,
             parts=sizes["data"] * sizes["fsdp"] * config.training.accumulation_steps,
@@ -350,6 +352,12 @@ def replace_saved(folder: Path, weights: Weights, step: int) -> None:
         folder.rename(old)
     new.rename(folder)
     shutil.rmtree(old, ignore_errors=True)
+
+
+def _with_losses(heads: HeadsConfig, config: FinetuneConfig) -> HeadsConfig:
+    """The heads of training: with those of the losses beside the task's."""
+    has_nsp = config.loss.nsp_weight > 0
+    return dataclasses.replace(heads, mlm=config.loss.mlm_weight > 0, nsp=has_nsp, pooler=heads.pooler or has_nsp)
 
 
 def _check_layers(config: FinetuneConfig, heads: HeadsConfig) -> None:

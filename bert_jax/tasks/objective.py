@@ -28,6 +28,8 @@ class TaskObjective:
         options = self._task.config.loss
         found = self._task.denominators(batch)
         found |= {f"layer_{n}_loss": found["loss"] / options.layer_weight for n in options.layers}
+        if options.nsp_weight:
+            found["nsp_loss"] = jnp.maximum(jnp.sum(batch["nsp_weights"]), MLM_EPSILON) / options.nsp_weight
         if options.mlm_weight:
             found["mlm_loss"] = (jnp.sum(batch["mlm_weights"]) + MLM_EPSILON) / options.mlm_weight
         return found
@@ -56,6 +58,8 @@ class TaskObjective:
             )["loss"]
         if self._task.config.loss.mlm_weight:
             sums |= weighted_cross_entropy("mlm", output.mlm_logits, batch["mlm_labels"], batch["mlm_weights"])
+        if self._task.config.loss.nsp_weight:
+            sums |= weighted_cross_entropy("nsp", output.nsp_logits, batch["nsp_labels"], batch["nsp_weights"])
         padding = (batch["sequence_ids"] == 0).astype(jnp.float32)
         sums["padding_fraction"] = (jnp.sum(padding), jnp.asarray(padding.size, jnp.float32))
         return sums

@@ -28,6 +28,7 @@ _USED_BY: dict[str, set[str]] = {
     "loss.class_weights": {"classification"},
     "loss.label_smoothing": {"classification", "choice", "tagging", "joint", "sentence"},
     "loss.focal_gamma": {"classification", "multi_label", "choice", "tagging", "joint", "sentence"},
+    "loss.nsp_weight": set(TASKS) - {"choice", "sentence"},
     "features.layers": set(TASKS) - {"sentence"},
     "features.bilstm_size": {"tagging", "joint"},
     "input.balanced": {"classification"},

@@ -1,0 +1,90 @@
+"""The next-sentence loss beside a task's own: parts of texts, whose they are, and that the task's loss stays."""
+
+import jax
+import numpy as np
+import pytest
+from finetune_cases import PIECES, SPLITS, configured, lines, run, saved_model
+
+from bert_jax.inference.batching import Encoded
+from bert_jax.interop.readers import read_weights
+from bert_jax.parallel import make_mesh
+from bert_jax.tasks.base import Unit
+from bert_jax.tasks.finetune import FinetuneJob
+from bert_jax.tasks.next_text import next_text_units, text_parts
+from bert_jax.tokenization.wordpiece import WordPieceTokenizer
+
+TOKENIZER = WordPieceTokenizer([*PIECES, "##x"], lower_case=False)
+
+
+def encoded(first, second=None):
+    pair = None if second is None else TOKENIZER.encode(second)
+    return Encoded(*TOKENIZER.build_inputs(TOKENIZER.encode(first), pair))
+
+
+@pytest.mark.parametrize(
+    ("given", "first", "second"),
+    [
+        (("w1 w2 w3 w4",), ["w1", "w2"], ["w3", "w4"]),
+        (("w1 w2x w3",), ["w1"], ["w2", "##x", "w3"]),  # never inside a word
+        (("w1", "w2 w3"), ["w1"], ["w2", "w3"]),
+        (("w1",), [], ["w1"]),
+        (("", "w1"), [], ["w1"]),
+        (("",), [], []),
+    ],
+)
+def test_parts_of_a_text(given, first, second):
+    found = text_parts(encoded(*given), TOKENIZER)
+    assert [TOKENIZER.pieces(part) for part in found] == [first, second]
+
+
+def test_half_of_the_second_parts_are_of_another_record_and_said_to_be():
+    units = [Unit(i, (encoded(f"w{i} w{i} w{i} w{i}"),), {"labels": 1}) for i in range(50)]
+    found = []
+    for step in range(20):
+        made = next_text_units(units, units, TOKENIZER, max_length=32, types=2, key=(0, step))
+        found += zip(units, made, strict=True)
+    for unit, made in found:
+        ids, types = np.asarray(made.sequences[0].ids), np.asarray(made.sequences[0].types)
+        first, second = ids[1:3], ids[4:6]
+        assert set(first) == {unit.sequences[0].ids[1]} and types.tolist() == [0, 0, 0, 0, 1, 1, 1]
+        assert made.targets["nsp_labels"] == (second[0] != first[0]) and made.targets["nsp_weights"] == 1
+        assert made.weight == 0 and "labels" not in made.targets
+    assert 0.42 < np.mean([made.targets["nsp_labels"] for _, made in found]) < 0.56
+    again = next_text_units(units, units, TOKENIZER, max_length=32, types=2, key=(0, 3))
+    assert again == [made for _, made in found[150:200]]
+
+
+def test_what_has_no_second_part_is_left_out_and_long_ones_are_cut():
+    units = [Unit(0, (encoded("w1"),)), Unit(1, (encoded(" ".join(["w1"] * 20), " ".join(["w2"] * 3)),))]
+    (made,) = next_text_units(units, units[1:], TOKENIZER, max_length=12, types=1, key=(0, 0))
+    assert TOKENIZER.pieces(made.sequences[0].ids) == ["[CLS]", *["w1"] * 6, "[SEP]", *["w2"] * 3, "[SEP]"]
+    assert set(made.sequences[0].types) == {0}
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory):
+    return saved_model(tmp_path_factory.mktemp("models") / "model")
+
+
+def test_the_loss_of_the_task_is_not_touched(source, tmp_path):
+    plain = "--model.hidden_dropout 0 --model.attention_dropout 0 --input.max_shapes 1"
+    losses = []
+    for options in ("", "--loss.nsp_weight 0.5"):
+        config, start = configured(source, tmp_path / "w", f"{plain} {options}")
+        job = FinetuneJob(config, SPLITS, [], start)
+        mesh = make_mesh(config.mesh, jax.devices()[:1])
+        features, info = next(job.data(mesh, complete=False).batches)
+        assert info.sequences == 8 and np.sum(features["weights"]) == 8
+        losses.append(features)
+    assert np.sum(losses[1]["nsp_weights"]) >= 7 and np.sum(losses[1]["labels"]) == np.sum(losses[0]["labels"])
+    assert np.all(losses[1]["weights"][losses[1]["nsp_weights"] > 0] == 0)
+
+
+def test_it_is_learned_and_leaves_no_trace(source, tmp_path, monkeypatch):
+    monkeypatch.setattr("bert_jax.training.run.make_mesh", lambda config: make_mesh(config, jax.devices()[:1]))
+    run(source, tmp_path / "w", "--loss.nsp_weight 1 --training.num_epochs 1")
+    assert all(0 < line["nsp_loss"] < 2 for line in lines(tmp_path / "w") if line.get("nsp_loss") is not None)
+    assert any("nsp_accuracy" in line for line in lines(tmp_path / "w"))
+    assert not any(name.startswith("nsp_head") for name in read_weights(tmp_path / "w" / "best").params)
+    with pytest.raises(ValueError, match=r"loss.nsp_weight: 1.0 has no use for task.kind choice"):
+        run(source, tmp_path / "x", "--loss.nsp_weight 1 --task.kind choice")
