@@ -2,7 +2,8 @@
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run ``bert-jax``; returns the exit code (2: the user's mistake, said in one line; 3: a check failed)."""
     parser = argparse.ArgumentParser(prog="bert-jax", description="What one does with a model.")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    with_a_model = (_add_embed, *ADD_SEARCH_COMMANDS, _add_predict, _add_fill_mask, _add_forward)
+    with_a_model = (
+        _add_embed, *ADD_SEARCH_COMMANDS, _add_predict, _add_zero_shot, _add_fill_mask, _add_forward
+    )  # fmt: skip
     for add in (_add_import, _add_export, *with_a_model, _add_plan):
         add(commands)
     arguments, rest = parser.parse_known_args(argv)
@@ -187,6 +190,87 @@ def predict_command(arguments: argparse.Namespace) -> None:
 
     inputs, options = streaming(arguments)
     write_json_lines(predict(load_model(arguments), inputs, task=arguments.task, **options), arguments.output)
+
+
+def _add_zero_shot(commands: Any) -> None:
+    command = add_command(
+        commands, "zero-shot", zero_shot_command, "classes that the model was not trained on",
+        epilog='Example: bert-jax zero-shot "What a goal!" --model NLI_MODEL --labels sport politics',
+    )  # fmt: skip
+    texts = "texts, before --labels; where JSON lines have a label, the accuracy is said"
+    add_model(command, texts, with_labels=False)
+    command.add_argument(
+        "--labels", required=True, nargs="+", metavar="LABEL[=WORD,...]",
+        help="two or more, in the order of the output, with the words that stand for each (default: the label)",
+    )  # fmt: skip
+    command.add_argument(
+        "--template", metavar="TEXT",
+        help='for a model trained on inference a hypothesis with {} for the word (default: "This text is about '
+        '{}."), for a masked-LM model a prompt with {text} and a mask ("{text} It was [MASK].")',
+    )  # fmt: skip
+    command.add_argument("--multi_label", action="store_true", help="several labels of a text, or none, may hold")
+    command.add_argument(
+        "--entailment", metavar="NAME", help="the model's class (default: the one that begins with entail)"
+    )
+    command.add_argument("--output", type=Path, metavar="FILE", help="JSON lines (default: standard output)")
+
+
+def zero_shot_command(arguments: argparse.Namespace) -> None:
+    """Which of some labels fits a text, by a model that was not trained on them: JSON lines as those of predict. A
+    model trained on natural language inference says which hypothesis the text entails, a masked-LM model which
+    words fit the mask of a prompt."""
+    from bert_jax.inference.files import write_json_lines
+    from bert_jax.inference.zero_shot import right_answer, scores, zero_shot
+
+    if not arguments.texts and arguments.input is None and sys.stdin is not None and sys.stdin.isatty():
+        raise ValueError(
+            "no text given; texts stand before --labels, as all that follows it is labels, or in --input"
+        )
+    labels, several = _label_words(arguments.labels), arguments.multi_label
+    inputs, options = streaming(arguments)
+    waiting: deque[Any] = deque()
+    right, found = [], []
+
+    def texts() -> Iterator[str]:
+        for value in inputs:
+            if not isinstance(value, str) and value.get("text_pair"):
+                raise ValueError(f"{str(value)[:80]}: zero-shot takes one text, without text_pair")
+            waiting.append(right_answer(value, [*labels], several))
+            yield _text_of(value)
+
+    results = zero_shot(
+        load_model(arguments), texts(), labels, template=arguments.template, several=several,
+        entailment=arguments.entailment, **options,
+    )  # fmt: skip
+
+    def rows() -> Iterator[dict[str, Any]]:
+        for row in results:
+            answer = waiting.popleft()
+            if answer is not None:
+                right.append(answer)
+                found.append(row["labels" if several else "label"])
+            yield row
+
+    write_json_lines(rows(), arguments.output)
+    tell = say if arguments.output is None else print
+    if right:
+        tell(f"{len(right):,} labelled texts")
+        for name, (value, low, high) in scores(right, found, [*labels], several).items():
+            tell(f"{name} {value:.4f} [{low:.4f}, {high:.4f}]")
+
+
+def _label_words(given: Sequence[str]) -> dict[str, list[str]]:
+    """LABEL=WORD,WORD or LABEL alone, its own word."""
+    labels: dict[str, list[str]] = {}
+    for text in given:
+        label, equals, words = (part.strip() for part in text.partition("="))
+        if not label or (not equals and "," in label):
+            allowed = "LABEL, or LABEL=WORD,WORD, and a blank before the next"
+            raise ValueError(f"--labels: {text!r} is not allowed; allowed: {allowed}")
+        if label in labels:
+            raise ValueError(f"--labels: {label!r} is given twice; give it once, LABEL=WORD,WORD")
+        labels[label] = [word.strip() for word in words.split(",")] if equals else [label]
+    return labels
 
 
 def _add_fill_mask(commands: Any) -> None:

@@ -14,6 +14,7 @@ from bert_jax.inference.engine import Engine
 from bert_jax.inference.fill import fill_mask
 from bert_jax.inference.forward import forward
 from bert_jax.inference.predict import predict
+from bert_jax.inference.zero_shot import Labels, zero_shot
 from bert_jax.interop.exchange import ReadOptions, Weights
 from bert_jax.interop.readers import read_weights
 from bert_jax.model import BertModel
@@ -49,6 +50,13 @@ class LoadedModel(Engine):
         if isinstance(texts, str):
             return next(fill_mask(self, [texts], **options))
         return list(fill_mask(self, texts, **options))
+
+    def zero_shot(self, texts: str | Iterable[str], labels: Labels, **options: Any) -> Any:
+        """Which of ``labels`` fit, without training: a list of one dict per text, of one text its dict; see
+        ``zero_shot.zero_shot``."""
+        if isinstance(texts, str):
+            return next(zero_shot(self, [texts], labels, **options))
+        return list(zero_shot(self, texts, labels, **options))
 
     def forward(self, inputs: Mapping[str, np.ndarray], **options: Any) -> dict[str, np.ndarray]:
         """Every output on arrays of ids; see ``forward.forward``."""

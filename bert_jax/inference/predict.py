@@ -125,17 +125,19 @@ def _encode_sequence(loaded: Engine, value: tuple[str, str | None, tuple[str, ..
 def _finish_sequence(loaded: Engine, pieces: list[tuple[Any, ...]]) -> dict[str, Any]:
     ((logits, encoded),) = pieces
     heads, truncated = loaded.spec.heads, encoded.extra
-    labels = heads.sequence_labels
     if heads.problem == "regression":
         return _cut({"value": _rounded(logits[0])}, truncated)
-    if heads.problem == "multi_label":
-        chances = 1 / (1 + np.exp(-logits))
-        named = {label: _rounded(p) for label, p in zip(labels, chances, strict=True)}
+    return class_answer(heads.sequence_labels, logits, heads.problem == "multi_label", truncated)
+
+
+def class_answer(labels: Sequence[str], logits: np.ndarray, several: bool, truncated: bool) -> dict[str, Any]:
+    """What is said of one text by the logits [N] of its classes, one of which holds, or ``several`` or none."""
+    chances = 1 / (1 + np.exp(-logits)) if several else _softmax(logits)
+    named = {label: _rounded(p) for label, p in zip(labels, chances, strict=True)}
+    if several:
         chosen = [label for label, p in zip(labels, chances, strict=True) if p >= 0.5]
         return _cut({"labels": chosen, "probabilities": named}, truncated)
-    chances = _softmax(logits)
     best = int(chances.argmax())
-    named = {label: _rounded(p) for label, p in zip(labels, chances, strict=True)}
     return _cut({"label": labels[best], "score": _rounded(chances[best]), "probabilities": named}, truncated)
 
 

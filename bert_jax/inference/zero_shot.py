@@ -1,0 +1,290 @@
+"""Classes that a model was never trained on: by entailment, or by the words that fit a mask.
+
+* Entailment (Yin et al. 2019, arXiv:1909.00161): a model trained on natural language inference reads the text and,
+  for every label, a hypothesis that names it.
+* Prompts (Schick and Schütze 2021, arXiv:2001.07676): a masked-LM model reads the text in a pattern with a mask;
+  each label has words (a verbaliser), whose logits at the mask are its score. Nothing is trained here.
+
+Shapes: B rows, C sequences per row, N classes of the head, W words of all labels.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from bert_jax.inference.batching import SEQUENCES_PER_ROW, WINDOW, Encoded, Place
+from bert_jax.inference.engine import Engine, checked_texts
+from bert_jax.inference.predict import class_answer
+from bert_jax.metrics import Interval, classification_scores, confidence_interval, multi_label_scores
+
+HYPOTHESIS = "This text is about {}."
+_LABEL, _TEXT = "{}", "{text}"
+# Logits over the vocabulary are large: fewer texts wait for theirs.
+_PROMPT_WINDOW = 1024
+_SCORES = ("accuracy", "f1_macro")
+
+Labels = Mapping[str, Sequence[str]] | Sequence[str]
+# For every text the logit of each word, float64[W], and whether the text was cut.
+Logits = Iterator[tuple[np.ndarray, bool]]
+
+
+def zero_shot(
+    loaded: Engine,
+    texts: Iterable[str],
+    labels: Labels,
+    *,
+    template: str | None = None,
+    several: bool = False,
+    entailment: str | None = None,
+    **options: Any,
+) -> Iterator[dict[str, Any]]:
+    """One JSON-able object per text, in order, as ``predict`` gives for classes; ``texts`` may be endless.
+
+    The logit of a label is the mean over its words; ``label``, ``score`` and ``probabilities`` come of a softmax
+    over the labels. A word's logit is, by the form of the template,
+
+    * "... {} ...": that of entailment, where the word stands in the place of {}. With ``several`` labels per text
+      it is that of entailment against contradiction (against all other classes, where none is called so), and
+      ``probabilities`` are sigmoids; ``labels`` are those of at least 0.5.
+    * "... {text} ... [MASK] ...": its own at the mask.
+
+    A text that is too long loses its end, the template nothing; ``truncated`` is true there.
+
+    Args:
+        labels: the words of every label, or labels that are their own words.
+        template: None: :data:`HYPOTHESIS`.
+        entailment: the class of that name; None: the one whose name begins with "entail".
+        options: ``batch_tokens`` and ``progress``, as for ``predict``.
+
+    Raises ``ValueError`` for a model without the head or class, a template of another form or that leaves no room
+    for a text, and at a mask words that are not one piece of the vocabulary.
+    """
+    words = _words_of(labels, several)
+    flat = [word for several_words in words.values() for word in several_words]
+    template = HYPOTHESIS if template is None else template
+    found = template.count(_LABEL), template.count(_TEXT)
+    if found == (1, 0):
+        logits = _by_entailment(loaded, texts, flat, template, several, entailment, options)
+    elif found == (0, 1):
+        if several or entailment is not None:
+            what = "several labels per text need" if several else "a class called entailment needs"
+            raise ValueError(f"template: {what} hypotheses, with {{}} for the label; {template!r} has a mask")
+        logits = _by_prompt(loaded, texts, flat, template, options)
+    else:
+        raise ValueError(
+            f"template: {template!r} is not allowed; allowed: a hypothesis with one {{}} for the label, or a "
+            "prompt with one {text} and a mask"
+        )
+    ends = np.cumsum([len(several_words) for several_words in words.values()])[:-1]
+    return (
+        class_answer([*words], np.array([part.mean() for part in np.split(row, ends)]), several, truncated)
+        for row, truncated in logits
+    )
+
+
+def _words_of(labels: Labels, several: bool) -> dict[str, Sequence[str]]:
+    """The words of every label, in order. Raises ``ValueError`` for what cannot be told apart."""
+    pairs = [*(labels.items() if isinstance(labels, Mapping) else ((label, (label,)) for label in labels))]
+    least = 1 if several else 2
+    if len(pairs) < least:
+        raise ValueError(f"labels: {', '.join(label for label, _ in pairs) or 'none'}; give {least} or more")
+    seen: dict[str, str] = {}
+    for label, words in pairs:
+        if isinstance(words, str) or not words or not all(word.strip() for word in words):
+            raise ValueError(
+                f"labels: {label!r} has the words {words!r}; allowed: a list of one or more, none of them empty"
+            )
+        for word in words:
+            if word in seen:
+                raise ValueError(f"labels: {word!r} stands for {seen[word]!r} and {label!r}; give each word once")
+            seen[word] = label
+    return dict(pairs)
+
+
+# ------------------------------------------------------------------ entailment
+
+
+def _by_entailment(
+    loaded: Engine,
+    texts: Iterable[str],
+    words: Sequence[str],
+    template: str,
+    several: bool,
+    entailment: str | None,
+    options: Mapping[str, Any],
+) -> Logits:
+    yes, no = _entailment(loaded, entailment)
+    tokenizer, model = loaded.need_tokenizer(), loaded.model.clone(sentence=None)
+    hypotheses = tokenizer.encode_batch([template.replace(_LABEL, word) for word in words])
+    # The same for all of them: every label is judged by the same text.
+    taken = max(map(len, hypotheses)) + len(tokenizer.build_inputs([], [])[0])
+    room = _room(loaded, taken, template)
+
+    def encode(part: list[str]) -> list[list[Encoded]]:
+        return [
+            [loaded.build(ids[:room], hypothesis, len(ids) > room) for hypothesis in hypotheses]
+            for ids in tokenizer.encode_batch(part)
+        ]
+
+    def run(params: Any, batch: dict[str, jax.Array]) -> jax.Array:
+        return model.apply({"params": params}, batch).sequence_logits
+
+    def take(logits_BxCxN: np.ndarray, place: Place, encoded: Encoded) -> tuple[float, bool]:
+        row = logits_BxCxN[place.row, place.slot].astype(np.float64)
+        return row[yes] - np.logaddexp.reduce(row[no]) if several else row[yes], encoded.extra
+
+    results = loaded.stream(
+        checked_texts(texts), encode, loaded.program("entailment", run), take,
+        window=max(1, WINDOW // len(words)), **options,
+    )  # fmt: skip
+    return (
+        (np.array([logit for logit, _ in of_text]), any(truncated for _, truncated in of_text))
+        for of_text in results
+    )
+
+
+def _entailment(loaded: Engine, entailment: str | None) -> tuple[int, list[int]]:
+    """The class of entailment, and that of contradiction or else all others."""
+    heads = loaded.spec.heads
+    names = [name.lower() for name in heads.sequence_labels]
+    if len(names) < 2 or heads.problem != "single_label":
+        there = ", ".join(heads.present()) or "none"
+        raise ValueError(
+            f"{loaded.name}: no head with classes there (heads: {there}); give a model trained on natural language "
+            "inference, or of a masked-LM model a template with {text} and a mask"
+        )
+    yes = [
+        i
+        for i, name in enumerate(names)
+        if (name.startswith("entail") if entailment is None else name == entailment.lower())
+    ]
+    if len(yes) != 1:
+        what = (
+            "which of its classes is entailment is not clear" if entailment is None else f"no class {entailment!r}"
+        )
+        raise ValueError(
+            f"{loaded.name}: {what}; name one of them (--entailment): {', '.join(heads.sequence_labels)}"
+        )
+    others = [i for i in range(len(names)) if i != yes[0]]
+    return yes[0], [i for i in others if names[i].startswith("contradict")] or others
+
+
+def _room(loaded: Engine, taken: int, template: str) -> int:
+    """Tokens left for the text where the template takes so many."""
+    limit = loaded.spec.max_length
+    if taken >= limit:
+        raise ValueError(
+            f"template: {template!r} takes {taken} tokens with the special ones, and the model {limit} in all; "
+            "shorten it, or the words of the labels"
+        )
+    return limit - taken
+
+
+# ------------------------------------------------------------------ prompts
+
+
+def _by_prompt(
+    loaded: Engine, texts: Iterable[str], words: Sequence[str], template: str, options: Mapping[str, Any]
+) -> Logits:
+    if not loaded.spec.heads.mlm:
+        raise ValueError(f"{loaded.name}: no masked-LM head there, so words have no score at a mask")
+    tokenizer, model = loaded.need_tokenizer(), loaded.model.clone(sentence=None)
+    parts = tokenizer.mask_pattern.split(template)
+    mask = tokenizer.pieces([tokenizer.mask_id])[0]
+    if len(parts) != 2:
+        raise ValueError(f"template: {template!r} has {len(parts) - 1} times {mask}; allowed: once")
+    written_apart = template[: template.index(mask)][-1:].isspace()
+    ids_W = np.array([_piece(loaded, word, written_apart) for word in words], np.int32)
+
+    def prompts(part: Sequence[str]) -> list[list[int]]:
+        # The two sides by themselves: "[MASK]" in a text is plain text.
+        before, after = (tokenizer.encode_batch([side.replace(_TEXT, text) for text in part]) for side in parts)
+        return [[*a, tokenizer.mask_id, *b] for a, b in zip(before, after, strict=True)]
+
+    special = len(tokenizer.build_inputs([])[0])
+    _room(loaded, len(prompts([""])[0]) + special, template)
+    limit = loaded.spec.max_length - special
+
+    def cut(text: str, ids: list[int]) -> list[int]:
+        """The prompt of as much of ``text`` as the model takes. It is cut between characters, because what is left
+        and the template around it are made into pieces together."""
+        ends = [end for _, end in tokenizer.encode_with_offsets(text)[1]]
+        while len(ids) > limit:
+            ends = ends[: limit - len(ids)]
+            (ids,) = prompts([text[: ends[-1]] if ends else ""])
+        return ids
+
+    def encode(part: list[str]) -> list[list[Encoded]]:
+        whole = zip(part, prompts(part), strict=True)
+        return [
+            [loaded.build(ids if len(ids) <= limit else cut(text, ids), extra=len(ids) > limit)]
+            for text, ids in whole
+        ]
+
+    def run(params: Any, batch: dict[str, jax.Array], ids_W: jax.Array) -> jax.Array:
+        # Every sequence has one mask, and they stand in a row in the order of their slots.
+        is_mask_BxS = (batch["input_ids"] == tokenizer.mask_id).astype(jnp.int32)
+        _, positions_BxC = jax.lax.top_k(is_mask_BxS, min(SEQUENCES_PER_ROW, is_mask_BxS.shape[1]))
+        logits = model.apply({"params": params}, {**batch, "mlm_positions": positions_BxC}).mlm_logits
+        return logits[..., ids_W]
+
+    def take(logits_BxCxW: np.ndarray, place: Place, encoded: Encoded) -> tuple[np.ndarray, bool]:
+        return logits_BxCxW[place.row, place.slot].astype(np.float64), encoded.extra
+
+    results = loaded.stream(
+        checked_texts(texts), encode, loaded.program("prompt", run), take, ids_W, window=_PROMPT_WINDOW, **options
+    )
+    return (result[0] for result in results)
+
+
+def _piece(loaded: Engine, word: str, written_apart: bool) -> int:
+    """The id of ``word`` in the place of a mask; a vocabulary may know a word with the blank before it."""
+    tokenizer = loaded.need_tokenizer()
+    ids = tokenizer.encode(f" {word}" if written_apart else word)
+    if len(ids) != 1 or ids[0] == tokenizer.unk_id:
+        pieces = " ".join(tokenizer.pieces(ids))
+        raise ValueError(
+            f"labels: {word!r} is not one piece of the vocabulary but {len(ids)} ({pieces}); a mask is one piece, "
+            "choose another word"
+            if len(ids) != 1
+            else f"labels: {word!r} is not in the vocabulary ({pieces}); choose another word"
+        )
+    return ids[0]
+
+
+# ------------------------------------------------------------------ what is right
+
+
+def right_answer(value: Any, labels: Sequence[str], several: bool) -> Any:
+    """What an input says is right: ``label``, with ``several`` those of ``labels``; None where it does not say.
+
+    Raises ``ValueError`` for one that is none of ``labels``.
+    """
+    name = "labels" if several else "label"
+    given = value.get(name) if isinstance(value, Mapping) else None
+    if given is None:
+        return None
+    names = [str(one) for one in given] if several and isinstance(given, list) else [str(given)]
+    for one in names:
+        if one not in labels:
+            raise ValueError(
+                f"{str(value)[:80]}: {name}: {one!r} is none of the labels ({', '.join(labels)}); they are written "
+                "as in the input, LABEL=WORD gives one other words"
+            )
+    return names if several else names[0]
+
+
+def scores(right: Sequence[Any], found: Sequence[Any], labels: Sequence[str], several: bool) -> dict[str, Interval]:
+    """accuracy and f1_macro of labels (with ``several`` lists of labels) of the same texts, with 95% intervals."""
+    if several:
+        marks = [np.array([[label in row for label in labels] for row in rows], int) for rows in (right, found)]
+        all_scores = multi_label_scores(*marks, labels)
+    else:
+        numbers = [np.array([labels.index(row) for row in rows]) for rows in (right, found)]
+        all_scores = classification_scores(*numbers, labels)
+    return {
+        score.name: confidence_interval(score, len(right), seed=0) for score in all_scores if score.name in _SCORES
+    }
