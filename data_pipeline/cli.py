@@ -1,15 +1,19 @@
-"""``bert-data``: text to vocabulary and shards, and a look at what is in a shard folder."""
+"""``bert-data``: text to vocabulary and shards, a look at what is in a shard folder, task files as JSON lines."""
 
 import contextlib
 import dataclasses
+import json
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, TypeVar
 
+from bert_jax.config.finetune import FinetuneConfig, TaskDataConfig
 from bert_jax.config.loader import load_config
 from bert_jax.config.schema import DataConfig, PretrainConfig
 from bert_jax.exits import run_command
+from bert_jax.records import Record
 from bert_jax.training.signals import StopRequest
 from data_pipeline.storage import Location, location
 
@@ -26,13 +30,18 @@ commands:
              bert-data index DIR
   inspect  what is in a folder of shards; --vocab FILE if it is not beside them, --records N to read (20000)
              bert-data inspect DIR --examples 3
+  records  a task file of fine-tuning as JSON lines, for the commands of bert-jax; by its columns, or by a recipe
+             bert-data records dev.tsv --columns text=sentence label=label
+             bert-data records dev.tsv --config configs/finetune/sst2.yaml --data.dir glue/SST-2
 
 --tfds NAME of shards is --corpus tfds:NAME, text prepared by TensorFlow Datasets (--tfds_data_dir FOLDER).
 vocab and shards take --config FILE (a recipe of run_pretrain.py) and every --data.OPTION, also without "data.";
 --vocab_size is model.vocab_size, --kind is data.tokenizer, and shards --output is data.shards.
-bert-data shards --help lists all options.
+records takes the options of run_finetune.py, also without "data."; its --kind is task.kind.
+bert-data shards --help and bert-data records --help list all options.
 """
 _SHORT = {"vocab_size": "model.vocab_size", "kind": "data.tokenizer"}
+C = TypeVar("C")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,11 +51,18 @@ class DataOptions:
     data: DataConfig = dataclasses.field(default_factory=DataConfig)
 
 
+@dataclass(frozen=True, kw_only=True)
+class RecordOptions:
+    """Options of bert-data records, as in the data section of a recipe of fine-tuning."""
+
+    data: TaskDataConfig = dataclasses.field(default_factory=TaskDataConfig)
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit code (0 done, 2 the user's mistake, told in one line)."""
     words = list(sys.argv[1:] if argv is None else argv)
     commands: dict[str, Callable[[list[str]], None]] = {
-        "vocab": _vocab, "shards": _shards, "index": _index, "inspect": _inspect,
+        "vocab": _vocab, "shards": _shards, "index": _index, "inspect": _inspect, "records": _records,
     }  # fmt: skip
     if not words or words[0] in ("-h", "--help"):
         print(USAGE, end="")
@@ -60,9 +76,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _help(command: str) -> None:
     print(USAGE)
-    if command in ("vocab", "shards"):
+    options = {"vocab": DataOptions, "shards": DataOptions, "records": RecordOptions}
+    if command in options:
         with contextlib.suppress(SystemExit):
-            load_config(DataOptions, ["--help"], prog=f"bert-data {command}")
+            load_config(options[command], ["--help"], prog=f"bert-data {command}")
     sys.stdout.flush()  # here, a reader that is gone (`| head`) is no error
 
 
@@ -71,13 +88,18 @@ def _refuse(message: str) -> None:
 
 
 def _config(words: Sequence[str]) -> PretrainConfig:
+    """The recipe and flags of pretraining as a config."""
+    return _config_of(PretrainConfig, words, DataConfig, _SHORT)
+
+
+def _config_of(config_type: type[C], words: Sequence[str], data_type: type, short: Mapping[str, str]) -> C:
     """The recipe and flags as a config; option names without a section belong to ``data``."""
-    fields = {field.name: f"data.{field.name}" for field in dataclasses.fields(DataConfig)} | _SHORT
+    fields = {field.name: f"data.{field.name}" for field in dataclasses.fields(data_type)} | dict(short)
     full = []
     for word in words:
         name, equals, value = word[2:].partition("=")
         full.append(f"--{fields[name]}{equals}{value}" if word.startswith("--") and name in fields else word)
-    return load_config(PretrainConfig, full, prog="bert-data")
+    return load_config(config_type, full, prog="bert-data")
 
 
 def _take(words: Sequence[str], flag: str) -> tuple[list[str], str | None]:
@@ -172,6 +194,29 @@ def _inspect(words: list[str]) -> None:
         vocab=location(vocab) if vocab else None,
         lower_case=cased != "false",
     )
+
+
+def _records(words: list[str]) -> None:
+    from data_pipeline.tasks import read_named
+
+    if not words or words[0].startswith("--"):
+        raise ValueError("bert-data records: needs a file before the options: bert-data records FILE ...")
+    config = _config_of(FinetuneConfig, words[1:], TaskDataConfig, {"kind": "task.kind"})
+    for record in read_named(words[0], config.data, config.task.kind, "dev"):
+        _report(json.dumps(_as_json(record), ensure_ascii=False))
+
+
+def _as_json(record: Record) -> dict[str, Any]:
+    """What the record has, under the names by which a .jsonl file is read."""
+    empty = Record(id="", source=record.source)
+    there = {
+        field.name: getattr(record, field.name)
+        for field in dataclasses.fields(Record)
+        if getattr(record, field.name) != getattr(empty, field.name) or (field.name == "text" and not record.words)
+    }
+    if record.answers is not None:
+        there["answers"] = [{"text": answer.text, "answer_start": answer.start} for answer in record.answers]
+    return there
 
 
 def _count(text: str | None, name: str, default: int) -> int:

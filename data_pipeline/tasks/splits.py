@@ -23,7 +23,7 @@ def read_splits(data: TaskDataConfig, kind: TaskKind) -> dict[str, list[Record]]
     if not (data.train or data.dev or data.test):
         raise ValueError("data.train: no file is given; name files in data.train, data.dev or data.test")
     dev_names, test_names = split_names(data)
-    splits = {"train": [record for name in data.train for record in _read(name, data, kind, "train")]}
+    splits = {"train": [record for name in data.train for record in read_named(name, data, kind, "train")]}
     if data.dev_fraction:
         if not data.train:
             raise ValueError("data.dev_fraction: there is nothing to cut from; name files in data.train")
@@ -33,15 +33,16 @@ def read_splits(data: TaskDataConfig, kind: TaskKind) -> dict[str, list[Record]]
     if data.train_limit:
         splits["train"] = draw(splits["train"], data.train_limit, seed=data.split_seed)
     for name, file in zip(dev_names, data.dev, strict=False):  # a split that was cut has no file
-        splits[name] = list(islice(_read(file, data, kind, "dev"), data.dev_limit or None))
+        splits[name] = list(islice(read_named(file, data, kind, "dev"), data.dev_limit or None))
     if data.dev_fraction and data.dev_limit:
         splits["dev"] = splits["dev"][: data.dev_limit]
     for name, file in zip(test_names, data.test, strict=True):
-        splits[name] = list(_read(file, data, kind, "test"))
+        splits[name] = list(read_named(file, data, kind, "test"))
     return splits
 
 
-def _read(name: str, data: TaskDataConfig, kind: TaskKind, split: Split) -> Iterable[Record]:
+def read_named(name: str, data: TaskDataConfig, kind: TaskKind, split: Split) -> Iterable[Record]:
+    """Records of a file or dataset as a config names it, relative to ``data.dir``; see ``reading.read_file``."""
     path = name if is_dataset(name, data.format) else locate(data.dir, name)
     return read_file(path, data, kind, split=split)
 

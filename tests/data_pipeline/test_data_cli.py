@@ -1,5 +1,6 @@
 """The bert-data command line: what it makes, what it shows, and one line with code 2 for every mistake."""
 
+import json
 import os
 import subprocess
 import sys
@@ -200,6 +201,32 @@ def test_chinese_whole_words(place: Path, capsys: pytest.CaptureFixture[str]) ->
     assert whole["token"] < 0.6
 
 
+def test_records_come_out_as_json_lines_that_are_read_again(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "films.tsv").write_text('sentence\tstars\na "fine" film \t1\n\t0\n')
+    recipe = tmp_path / "films.yaml"
+    recipe.write_text(f"data:\n  dir: {tmp_path}\n  columns: [text=sentence, label=stars]\n")
+    assert main(["records", "films.tsv", "--config", str(recipe)]) == 0
+    lines = capsys.readouterr().out
+    films = [{"id": "0", "text": 'a "fine" film ', "label": "1"}, {"id": "1", "text": "", "label": "0"}]
+    assert [json.loads(line) for line in lines.splitlines()] == films
+    (tmp_path / "again.jsonl").write_text(lines)
+    assert main(["records", str(tmp_path / "again.jsonl")]) == 0
+    assert capsys.readouterr().out == lines
+
+    answers = [{"text": "Rome", "answer_start": 3}]
+    questions = [
+        {"id": "a", "text": "Where?", "text_pair": "in Rome", "answers": answers},
+        {"id": "b", "text": "Who?", "text_pair": "in Rome", "answers": []},
+    ]
+    words = {"id": "c", "words": ["in", "Rome"], "tags": ["O", "B-LOC"]}
+    for kind, records in (("qa", questions), ("tagging", [words])):
+        (tmp_path / f"{kind}.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+        assert main(["records", str(tmp_path / f"{kind}.jsonl"), "--kind", kind]) == 0
+        assert [json.loads(line) for line in capsys.readouterr().out.splitlines()] == records
+
+
 # ------------------------------------------------------------------ mistakes
 
 
@@ -223,7 +250,7 @@ def test_help_to_a_reader_that_leaves() -> None:
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
-        (["shard"], "unknown command; allowed: vocab, shards, index, inspect"),
+        (["shard"], "unknown command; allowed: vocab, shards, index, inspect, records"),
         (["shards", "--worker", "3"], "worker"),
         (["shards", "--data.sec_length", "3"], "did you mean 'data.seq_length'"),
         (["shards", "--workers", "two"], "whole number"),
@@ -233,6 +260,8 @@ def test_help_to_a_reader_that_leaves() -> None:
         (["inspect", "/no/such"], "/no/such"),
         (["inspect", ".", "--examples", "-1"], "whole number"),
         (["vocab", "--output"], "needs a value"),
+        (["records", "--columns", "text=1"], "needs a file before the options"),
+        (["records", "/no/such.tsv"], "/no/such.tsv"),
     ],
 )
 def test_wrong_command_lines(argv: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
