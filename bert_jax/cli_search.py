@@ -1,4 +1,5 @@
-"""The subcommands of ``bert-jax`` that look for likeness: search, cluster and compare."""
+"""The subcommands of ``bert-jax`` that look for likeness (search, cluster), and those on finished runs (compare,
+submission)."""
 
 import argparse
 import json
@@ -187,7 +188,7 @@ def cluster_command(arguments: argparse.Namespace) -> None:
         tell("  ".join(f"{name} {value:.4f}" for name, value in scores.items()))
 
 
-# ------------------------------------------------------------------ two runs
+# ------------------------------------------------------------------ finished runs
 
 
 def _add_compare(commands: Any) -> None:
@@ -222,4 +223,20 @@ def compare_command(arguments: argparse.Namespace) -> None:
         print(line)
 
 
-ADD_COMMANDS = (_add_search, _add_cluster, _add_compare)
+def _add_submission(commands: Any) -> None:
+    command = add_command(commands, "submission", submission_command, "the files for GLUE's leaderboard")
+    command.add_argument("workdirs", nargs="+", metavar="WORKDIR", help="of run_finetune.py on a GLUE recipe")
+    command.add_argument("--output", type=Path, required=True, metavar="DIR", help="folder of the files")
+
+
+def submission_command(arguments: argparse.Namespace) -> None:
+    """CoLA.tsv and the other files that GLUE's leaderboard takes, for the test sets that the runs have predicted,
+    and a zip of them."""
+    from bert_jax.storage import location
+    from bert_jax.tasks.glue import write_submission
+
+    for line in write_submission([location(name) for name in arguments.workdirs], arguments.output):
+        print(line)
+
+
+ADD_COMMANDS = (_add_search, _add_cluster, _add_compare, _add_submission)

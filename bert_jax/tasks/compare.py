@@ -13,18 +13,16 @@ from typing import Any, cast
 import numpy as np
 
 from bert_jax.config.finetune import FinetuneConfig
-from bert_jax.config.loader import build_config, read_yaml
-from bert_jax.interop.folder import json_object
 from bert_jax.metrics import Score, mcnemar, paired_bootstrap, value
 from bert_jax.records import Record
 from bert_jax.storage import Location
 from bert_jax.tasks.base import Prediction, Task
+from bert_jax.tasks.finished import read_options, read_predictions
 from bert_jax.tasks.registry import TASKS
 from bert_jax.tokenization import Tokenizer
 
 # Metrics of which a record has 0 or 1.
 RIGHT_OR_WRONG = ("accuracy", "triplet_accuracy", "precision@1")
-_FILE = "predictions_{}.jsonl"
 # Options that decide what predictions and metrics are.
 _READ = ("task.kind", "task.module", "task.metric", "data.labels", "data.label_names", "sentence.loss")
 
@@ -163,14 +161,7 @@ def _check_alike(a: _Run, b: _Run) -> None:
 
 
 def _read_run(workdir: Location, split: str) -> _Run:
-    config_file, file = workdir / "config.yaml", workdir / _FILE.format(split)
-    if not config_file.is_file():
-        raise ValueError(f"{workdir}: no config.yaml there; give a workdir of run_finetune.py")
-    # What else is there may be of an older version.
-    settings = [setting for setting in read_yaml(cast(Any, config_file)) if setting.key in _READ]
-    if "task.kind" not in [setting.key for setting in settings]:
-        raise ValueError(f"{config_file}: no task.kind there; give a workdir of run_finetune.py")
-    config = build_config(FinetuneConfig, settings)
+    config = read_options(workdir, _READ)
     kind = config.task.kind
     if config.task.module or kind not in _READERS:
         what = f"task.module {config.task.module}" if config.task.module else f"task.kind {kind}"
@@ -178,21 +169,11 @@ def _read_run(workdir: Location, split: str) -> _Run:
             f"{workdir}: the predictions of {what} do not say what was right, so they cannot be compared; allowed: "
             f"{', '.join(_READERS)}"
         )
-    if not file.is_file():
-        there = sorted(path.name for path in workdir.iterdir() if path.name.startswith("predictions_"))
-        splits = ", ".join(name.removeprefix("predictions_").removesuffix(".jsonl") for name in there)
-        raise ValueError(f"{file}: not there; splits with predictions: {splits or 'none, the run is not finished'}")
     # Metrics need the labels alone, of which the config has all.
     task = TASKS[kind](config, cast(Tokenizer, None))
     records: dict[str, Record] = {}
     predictions: dict[str, Prediction] = {}
-    try:
-        lines = file.read_text(encoding="utf-8").rstrip("\n").split("\n")
-    except UnicodeDecodeError:
-        raise ValueError(f"{file}: not valid UTF-8") from None
-    for number, text in enumerate(lines, 1):
-        where = f"{file}:{number}"
-        line = json_object(text, where)
+    for where, line in read_predictions(workdir, split):
         record = _record(line, config, where)
         if record.id in records:
             raise ValueError(f"{where}: the record {record.id!r} stands there twice; ids must tell records apart")

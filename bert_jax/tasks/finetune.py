@@ -33,6 +33,7 @@ from bert_jax.tasks.augment import check_augmentation
 from bert_jax.tasks.base import Task
 from bert_jax.tasks.evaluation import Predictor, point_values, predict_split, scores_of, with_intervals
 from bert_jax.tasks.examples import ExampleBatches
+from bert_jax.tasks.finished import PREDICTIONS
 from bert_jax.tasks.objective import TaskObjective
 from bert_jax.tasks.packing import Shape, plan_shapes
 from bert_jax.tasks.registry import check_options, task_class
@@ -313,7 +314,7 @@ class FinetuneJob(Job):
                 json.dumps({"id": record.id, **one}, ensure_ascii=False)
                 for record, one in zip(records, predictions, strict=True)
             ]
-            write_whole(context.folder / f"predictions_{split}.jsonl", "".join(f"{line}\n" for line in lines))
+            write_whole(context.folder / PREDICTIONS.format(split), "".join(f"{line}\n" for line in lines))
         scores, count = scores_of(self.task, records, predictions)
         chosen = self._chosen_by(scores) if scores else None
         return {
