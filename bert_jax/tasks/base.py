@@ -61,6 +61,13 @@ class Unit:
         return sum(len(sequence.ids) for sequence in self.sequences)
 
 
+class Confusion(NamedTuple):
+    """``counts`` int64[C, C] of records by the class that is given (row) and the one that is predicted (column)."""
+
+    labels: tuple[str, ...]
+    counts: np.ndarray
+
+
 class Task(ABC):
     """A kind of task with its config, tokenizer and labels. Nothing changes after it was made.
 
@@ -141,3 +148,7 @@ class Task(ABC):
     @abstractmethod
     def scores(self, records: Sequence[Record], predictions: Sequence[Prediction]) -> list[Score]:
         """Metrics over labelled records, the one that chooses the best checkpoint first."""
+
+    def confusion(self, records: Sequence[Record], predictions: Sequence[Prediction]) -> Confusion | None:
+        """Which classes were taken for which, over labelled records; None for a task that is not of one class."""
+        return None

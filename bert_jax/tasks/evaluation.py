@@ -1,6 +1,8 @@
 """Predictions of a task for whole splits, and what its metrics say of them."""
 
+import json
 import math
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -98,10 +100,22 @@ def predict_split(
 
 def scores_of(task: Task, records: Sequence[Record], predictions: Sequence[Prediction]) -> tuple[list[Score], int]:
     """Scores over the labelled records, and how many those are."""
-    labelled = [i for i, record in enumerate(records) if task.is_labelled(record)]
-    if not labelled:
-        return [], 0
-    return task.scores([records[i] for i in labelled], [predictions[i] for i in labelled]), len(labelled)
+    records, predictions = _labelled(task, records, predictions)
+    return (task.scores(records, predictions), len(records)) if records else ([], 0)
+
+
+def confusion_of(task: Task, records: Sequence[Record], predictions: Sequence[Prediction]) -> dict[str, Any] | None:
+    """``Task.confusion`` of the labelled records, JSON-able; None where there is none."""
+    records, predictions = _labelled(task, records, predictions)
+    found = task.confusion(records, predictions) if records else None
+    return found and {"labels": list(found.labels), "counts": found.counts.tolist()}
+
+
+def _labelled(
+    task: Task, records: Sequence[Record], predictions: Sequence[Prediction]
+) -> tuple[list[Record], list[Prediction]]:
+    numbers = [i for i, record in enumerate(records) if task.is_labelled(record)]
+    return [records[i] for i in numbers], [predictions[i] for i in numbers]
 
 
 def point_values(scores: Sequence[Score], count: int) -> dict[str, float | None]:
@@ -121,3 +135,19 @@ def with_intervals(scores: Sequence[Score], count: int, seed: int) -> dict[str, 
         defined = not math.isnan(found)
         values[score.name] = {"value": found if defined else None, "ci95": [low, high] if defined else None}
     return values
+
+
+def metrics_text(results: Sequence[Mapping[str, Any]]) -> str:
+    """The content of metrics.json, each row of a matrix on one line (a line end stands in no text of JSON)."""
+    text = json.dumps(results, indent=1, ensure_ascii=False)
+    return re.sub(r"\[\n[\d,\s]+\]", lambda row: " ".join(row[0].split()), text) + "\n"
+
+
+def result_lines(result: Mapping[str, Any]) -> list[str]:
+    """A split's entry of metrics.json in words."""
+    shown = [
+        f"{name} {found['value']:.4f} [{found['ci95'][0]:.4f}, {found['ci95'][1]:.4f}]"
+        for name, found in list(result["metrics"].items())[:4]
+        if found["value"] is not None and found["ci95"] is not None
+    ]
+    return [f"{result['split']}: {result['n']:,} records  {'  '.join(shown)}"]

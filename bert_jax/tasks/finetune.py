@@ -31,10 +31,19 @@ from bert_jax.storage import Location, ObjectPath, write_whole
 from bert_jax.tasks import selection
 from bert_jax.tasks.augment import check_augmentation
 from bert_jax.tasks.base import Task
-from bert_jax.tasks.evaluation import Predictor, point_values, predict_split, scores_of, with_intervals
+from bert_jax.tasks.evaluation import (
+    Predictor,
+    confusion_of,
+    metrics_text,
+    point_values,
+    predict_split,
+    result_lines,
+    scores_of,
+    with_intervals,
+)
 from bert_jax.tasks.examples import ExampleBatches
 from bert_jax.tasks.finished import PREDICTIONS
-from bert_jax.tasks.objective import TaskObjective
+from bert_jax.tasks.objective import TaskObjective, check_layers
 from bert_jax.tasks.packing import Shape, plan_shapes
 from bert_jax.tasks.registry import check_options, task_class
 from bert_jax.tasks.start import Start, store_tokenizer, warm_start
@@ -111,7 +120,7 @@ class FinetuneJob(Job):
             dropout=None if config.regularization.head_dropout < 0 else config.regularization.head_dropout,
         )
         heads.feature_count(config.model)
-        _check_layers(config, heads)
+        check_layers(config, heads)
         self.heads = heads  # of what comes out
         self.model = BertModel(
             config.model,
@@ -290,14 +299,14 @@ class FinetuneJob(Job):
         results = [self._predict(context, params, split, step, began) for split in self._splits if split != "train"]
         if not hosts.is_lead():
             return
-        text = json.dumps(results, indent=1, ensure_ascii=False)
-        write_whole(folder / METRICS, f"{text}\n")
-        lines = [line for result in results for line in _result_lines(result)]
+        write_whole(folder / METRICS, metrics_text(results))
+        lines = [line for result in results for line in result_lines(result)]
         if use_best:
             lines.append(f"parameters of step {step:,}, the best {self._best['metric']} on {self._devs[0]}")
         lines += self._export(folder)
         evaluation = {name: found["value"] for result in results[:1] for name, found in result["metrics"].items()}
-        write_report(folder, {"summary": lines, "evaluation": evaluation})
+        matrices = {found["split"]: found["confusion_matrix"] for found in results if "confusion_matrix" in found}
+        write_report(folder, {"summary": lines, "evaluation": evaluation, "confusion": matrices})
         for line in [*lines, f"report: {context.workdir}/report.html"]:
             context.progress.line(line)
 
@@ -317,6 +326,7 @@ class FinetuneJob(Job):
             write_whole(context.folder / PREDICTIONS.format(split), "".join(f"{line}\n" for line in lines))
         scores, count = scores_of(self.task, records, predictions)
         chosen = self._chosen_by(scores) if scores else None
+        confusion = confusion_of(self.task, records, predictions)
         return {
             "task": self.config.name,
             "split": split,
@@ -326,6 +336,7 @@ class FinetuneJob(Job):
             "seed": self.config.training.seed,
             "step": step,
             "seconds": round(time.perf_counter() - began, 3),
+            **({} if confusion is None else {"confusion_matrix": confusion}),
         }
 
     def _export(self, folder: Path) -> list[str]:
@@ -361,19 +372,6 @@ def _with_losses(heads: HeadsConfig, config: FinetuneConfig) -> HeadsConfig:
     return dataclasses.replace(heads, mlm=config.loss.mlm_weight > 0, nsp=has_nsp, pooler=heads.pooler or has_nsp)
 
 
-def _check_layers(config: FinetuneConfig, heads: HeadsConfig) -> None:
-    layers, count = config.loss.layers, config.model.num_layers
-    if not layers:
-        return
-    if not heads.sequence_labels or heads.token_labels:
-        raise ValueError(f"loss.layers: not for task.kind {config.task.kind}, only for one label of a whole text")
-    wrong = [layer for layer in layers if not 0 < layer < count]
-    if wrong or len(set(layers)) < len(layers):
-        raise ValueError(
-            f"loss.layers: {list(layers)} is not allowed; allowed: different layers from 1 to {count - 1}"
-        )
-
-
 def _chosen(config: FinetuneConfig, splits: Splits) -> dict[str, Sequence[Record]]:
     """``splits`` with the training records that few-shot learning keeps."""
     chosen = dict(splits)
@@ -398,12 +396,3 @@ def _completed(config: FinetuneConfig, count: int) -> FinetuneConfig:
     warmup = optimizer.warmup_steps or round(optimizer.warmup_fraction * steps)
     optimizer = dataclasses.replace(optimizer, warmup_steps=warmup)
     return dataclasses.replace(config, training=training, optimizer=optimizer)
-
-
-def _result_lines(result: Mapping[str, Any]) -> list[str]:
-    shown = [
-        f"{name} {found['value']:.4f} [{found['ci95'][0]:.4f}, {found['ci95'][1]:.4f}]"
-        for name, found in list(result["metrics"].items())[:4]
-        if found["value"] is not None and found["ci95"] is not None
-    ]
-    return [f"{result['split']}: {result['n']:,} records  {'  '.join(shown)}"]

@@ -6,6 +6,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from bert_jax.config import HeadsConfig
+from bert_jax.config.finetune import FinetuneConfig
 from bert_jax.model import BertModel
 from bert_jax.model.dropout import DropoutKey, ShardKey
 from bert_jax.model.layout import path_name
@@ -89,3 +91,17 @@ def perturbed(params: Any, start: Any, key: DropoutKey, weight_dropout: float, m
     starts = jax.tree.leaves(start) if mixout else [None] * len(paths)
     leaves = [one(path, leaf, starts[i], i) for i, (path, leaf) in enumerate(paths)]
     return jax.tree.unflatten(tree, leaves)
+
+
+def check_layers(config: FinetuneConfig, heads: HeadsConfig) -> None:
+    """``ValueError`` for ``loss.layers`` that a model with ``heads`` has not."""
+    layers, count = config.loss.layers, config.model.num_layers
+    if not layers:
+        return
+    if not heads.sequence_labels or heads.token_labels:
+        raise ValueError(f"loss.layers: not for task.kind {config.task.kind}, only for one label of a whole text")
+    wrong = [layer for layer in layers if not 0 < layer < count]
+    if wrong or len(set(layers)) < len(layers):
+        raise ValueError(
+            f"loss.layers: {list(layers)} is not allowed; allowed: different layers from 1 to {count - 1}"
+        )

@@ -18,7 +18,7 @@ import numpy as np
 from bert_jax.config import HeadsConfig
 from bert_jax.config.finetune import FinetuneConfig
 from bert_jax.inference.batching import Encoded
-from bert_jax.metrics import Score, classification_scores, multi_label_scores, regression_scores
+from bert_jax.metrics import Score, classification_scores, confusion_matrix, multi_label_scores, regression_scores
 from bert_jax.model.bert import BertOutput
 from bert_jax.objectives.classification import (
     denominator,
@@ -29,7 +29,7 @@ from bert_jax.objectives.classification import (
 )
 from bert_jax.objectives.sums import Sums
 from bert_jax.records import Record
-from bert_jax.tasks.base import Level, Prediction, Target, Task, Unit
+from bert_jax.tasks.base import Confusion, Level, Prediction, Target, Task, Unit
 from bert_jax.tasks.truncation import cut_pair, cut_text
 from bert_jax.tokenization import Tokenizer
 
@@ -120,8 +120,7 @@ class ClassificationTask(SequenceTask):
 
     @property
     def heads(self) -> HeadsConfig:
-        names = self.config.data.label_names or self.config.data.labels
-        return HeadsConfig(pooler=True, sequence_labels=names)
+        return HeadsConfig(pooler=True, sequence_labels=self.names)
 
     def target(self, record: Record, *, training: bool) -> Mapping[str, Any]:
         if record.label is None:
@@ -160,11 +159,22 @@ class ClassificationTask(SequenceTask):
 
     def scores(self, records: Sequence[Record], predictions: Sequence[Prediction]) -> list[Score]:
         labels = self.config.data.labels
-        numbers = {label: i for i, label in enumerate(labels)}
-        gold = np.array([numbers[record.label or ""] for record in records])
-        predicted = np.array([numbers[one["prediction"]] for one in predictions])
         chances = np.array([[one["scores"][label] for label in labels] for one in predictions])
-        return classification_scores(gold, predicted, self.config.data.label_names or labels, chances)
+        return classification_scores(*self._numbers(records, predictions), self.names, chances)
+
+    def confusion(self, records: Sequence[Record], predictions: Sequence[Prediction]) -> Confusion | None:
+        return Confusion(self.names, confusion_matrix(*self._numbers(records, predictions), len(self.names)))
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """What the classes are called in exports and metrics, in id order."""
+        return self.config.data.label_names or self.config.data.labels
+
+    def _numbers(self, records: Sequence[Record], predictions: Sequence[Prediction]) -> np.ndarray:
+        """int64[2, n]: the classes of records, and those predicted."""
+        numbers = {label: i for i, label in enumerate(self.config.data.labels)}
+        pairs = zip(records, predictions, strict=True)
+        return np.array([[numbers[record.label or ""], numbers[one["prediction"]]] for record, one in pairs]).T
 
 
 class MultiLabelTask(ClassificationTask):
@@ -225,7 +235,10 @@ class MultiLabelTask(ClassificationTask):
         gold = np.array([np.isin(labels, record.labels or ()) for record in records])
         predicted = np.array([np.isin(labels, one["prediction"]) for one in predictions])
         chances = np.array([[one["scores"][label] for label in labels] for one in predictions])
-        return multi_label_scores(gold, predicted, self.config.data.label_names or labels, chances)
+        return multi_label_scores(gold, predicted, self.names, chances)
+
+    def confusion(self, records: Sequence[Record], predictions: Sequence[Prediction]) -> None:
+        return None
 
 
 class RegressionTask(SequenceTask):

@@ -8,6 +8,7 @@ import html
 import io
 import json
 import re
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from bert_jax.training.confusion import draw_confusion, side_of
 from bert_jax.training.progress import format_count
 from bert_jax.training.writers import read_metrics
 
@@ -65,6 +67,7 @@ def write_report(workdir: Path | str, data: Mapping[str, Any] | None = None) -> 
             ``data`` take it. All keys may be missing:
             ``title`` str; ``summary`` list of lines; ``evaluation`` {name: number or None}, the final
             evaluation; ``unigram_loss`` float, cross-entropy of the unigram distribution in nats;
+            ``confusion`` {split: {"labels": [C], "counts": [C][C]}}, rows given, columns predicted;
             ``filled_masks`` list of ``{"text": str with [MASK]s, "masks": [{"answer": str,
             "predictions": [[piece, probability], ...]}, ...]}``, best prediction first.
 
@@ -82,9 +85,10 @@ def write_report(workdir: Path | str, data: Mapping[str, Any] | None = None) -> 
     config_path = workdir / "config.yaml"
     config = config_path.read_text(encoding="utf-8") if config_path.exists() else ""
 
-    image, svg = draw_curves(records, data.get("unigram_loss"), data.get("title", workdir.resolve().name))
+    title = data.get("title", workdir.resolve().name)
+    image, svg = draw_curves(records, data.get("unigram_loss"), title, data.get("confusion") or {})
     _replace(workdir / IMAGE_FILE, image)
-    page = _page(data.get("title", workdir.resolve().name), data, records, svg, config)
+    page = _page(title, data, records, svg, config)
     _replace(workdir / HTML_FILE, page.encode())
     return workdir / HTML_FILE
 
@@ -131,8 +135,11 @@ def smooth(values: np.ndarray) -> np.ndarray:
     return (sums[last + 1] - sums[first]) / (last + 1 - first)
 
 
-def draw_curves(records: Sequence[Mapping[str, Any]], unigram_loss: float | None, title: str) -> tuple[bytes, str]:
-    """The diagrams as PNG bytes and as an inline SVG element; panels without data are left out."""
+def draw_curves(
+    records: Sequence[Mapping[str, Any]], unigram_loss: float | None, title: str, matrices: Mapping[str, Any]
+) -> tuple[bytes, str]:
+    """The diagrams, and below them confusion matrices by split, as PNG bytes and as an inline SVG element; panels
+    without data are left out."""
     import matplotlib
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -161,17 +168,27 @@ def draw_curves(records: Sequence[Mapping[str, Any]], unigram_loss: float | None
     ]
     columns = min(3, max(1, len(present)))
     rows = max(1, -(-len(present) // columns))
-    with matplotlib.rc_context(style):
-        figure = Figure(figsize=(max(5.0, 4.3 * columns), 2.9 * rows + 0.5), layout="constrained")
+    side = max((side_of(len(matrix["labels"])) for matrix in matrices.values()), default=0.0)
+    width, height = max(5.0, 4.3 * columns, side), 2.9 * rows + 0.5
+    beside = max(1, min(len(matrices), int(width / side))) if matrices else 1
+    below = side * -(-len(matrices) // beside)
+    with matplotlib.rc_context(style), warnings.catch_warnings():
+        # A name in a script that matplotlib's font lacks: boxes in the PNG; the page has the text itself.
+        warnings.filterwarnings("ignore", "Glyph .* missing from")
+        figure = Figure(figsize=(width, height + below), layout="constrained")
         FigureCanvasAgg(figure)
-        figure.suptitle(f"{title}  (over steps)", x=0.01, ha="left", fontsize=12, color="#868e96")
+        curves = figure
+        if matrices:
+            curves, lower = figure.subfigures(2, 1, height_ratios=(height, below))
+            draw_confusion(lower, matrices, beside)
+        curves.suptitle(f"{title}  (over steps)", x=0.01, ha="left", fontsize=12, color="#868e96")
         if not present:
-            figure.text(0.5, 0.45, "no metrics yet", ha="center", color="#868e96", fontsize=12)
+            curves.text(0.5, 0.45, "no metrics yet", ha="center", color="#868e96", fontsize=12)
         for index, panel in enumerate(present):
-            _draw_panel(figure.add_subplot(rows, columns, index + 1), panel, records, unigram_loss)
+            _draw_panel(curves.add_subplot(rows, columns, index + 1), panel, records, unigram_loss)
         image, vector = io.BytesIO(), io.StringIO()
         figure.savefig(image, format="png", dpi=130)
-        figure.suptitle("")  # the page has its own heading
+        curves.suptitle("")  # the page has its own heading
         figure.savefig(vector, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
     return image.getvalue(), _inline_svg(vector.getvalue())
 

@@ -3,6 +3,7 @@
 import json
 import re
 import struct
+import warnings
 import xml.etree.ElementTree as ElementTree
 from html.parser import HTMLParser
 
@@ -40,6 +41,13 @@ def write_metrics(workdir, count, *, evaluations=True, nsp=True):
     (workdir / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
 
 
+def matrix_of(classes):
+    """Counts of so many classes, all of them different; of the last class there is no record."""
+    counts = 1000 + np.arange(classes**2).reshape(classes, classes)
+    counts[-1] = 0
+    return {"labels": [f"$class_{i}$" for i in range(classes)], "counts": counts.tolist()}
+
+
 class _Balance(HTMLParser):
     """Checks that every element is closed in order, and collects the text."""
 
@@ -60,7 +68,7 @@ class _Balance(HTMLParser):
 
 def read_page(workdir):
     """The page's source and text, after checks that hold for every page."""
-    page = (workdir / "report.html").read_text()
+    page = re.sub('"data:image/png;base64,[^"]*"', '"#"', (workdir / "report.html").read_text())
     # Nothing is loaded from elsewhere.
     assert not re.search(r"https?:|//[a-z]|@import|<script|<link|<img|src=|url\((?!#)", page)
     assert all(target.startswith("#") for target in re.findall(r'href="([^"]*)"', page))
@@ -180,6 +188,33 @@ def test_series_splits_and_skips_nulls():
 )
 def test_format_value(name, value, text):
     assert format_value(name, value) == text
+
+
+@pytest.mark.parametrize(("classes", "names"), [(3, 3), (20, 20), (150, 38)])
+def test_confusion_matrices(tmp_path, classes, names):
+    """Counts stand in the cells up to 20 classes, and not more than 40 names at a side."""
+    matrices = {split: matrix_of(classes) for split in ("one", "two")[: 1 if classes == 20 else 2]}
+    write_report(tmp_path, {"confusion": matrices})
+    text = read_page(tmp_path)[1]
+    shown = re.findall(r"^\s*(\d{4,})\s*$", text, re.MULTILINE)
+    expected = [f"{count}" for matrix in matrices.values() for row in matrix["counts"][:-1] for count in row]
+    assert sorted(shown) == (sorted(expected) if classes <= 20 else [])
+    for split in matrices:
+        assert f"{split}: confusion matrix" in text
+    # At two sides, as they are: dollars make no formula.
+    assert len(re.findall(r"\$class_\d+\$", text)) == 2 * names * len(matrices)
+
+
+def test_names_of_classes_in_the_picture(tmp_path):
+    """In any script and of any length, without a warning."""
+    names = ["\u5929\u5730", "$\\frac$", "two\n words", "x" * 200]
+    counts = [[1] * 4] * 4
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        write_report(tmp_path, {"confusion": {"dev": {"labels": names, "counts": counts}}})
+    text = read_page(tmp_path)[1]
+    for name in (*names[:2], "two words", f"{'x' * 23}\u2026"):
+        assert name in text
 
 
 def test_a_task_shows_the_first_metrics_of_its_splits(tmp_path):

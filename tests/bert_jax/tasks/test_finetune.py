@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+from collections import Counter
 
 import jax
 import numpy as np
@@ -34,13 +35,17 @@ def source(tmp_path_factory):
     return saved_model(tmp_path_factory.mktemp("models") / "model")
 
 
+# Some of the test records are labelled 0 whatever their words are.
+TEST = [dataclasses.replace(one, label=one.label if i % 3 else "0") for i, one in enumerate(records(9, 5))]
+
+
 @pytest.fixture(scope="module")
 def learned(source, tmp_path_factory):
     """A finished run."""
     workdir = tmp_path_factory.mktemp("runs") / "w"
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("bert_jax.training.run.make_mesh", lambda config: make_mesh(config, jax.devices()[:1]))
-        run(source, workdir, "--training.num_epochs 4", {**SPLITS, "test": records(9, 5)}, tests=["test"])
+        run(source, workdir, "--training.num_epochs 4", {**SPLITS, "test": TEST}, tests=["test"])
     return workdir
 
 
@@ -57,6 +62,20 @@ def test_it_learns_and_leaves_what_is_promised(learned):
     assert (learned / "predictions_test.jsonl").exists() and (learned / "report.html").exists()
 
 
+def test_the_confusion_matrices(learned):
+    found = results(learned)
+    for split in ("dev", "test"):
+        predictions = [json.loads(line) for line in (learned / f"predictions_{split}.jsonl").open()]
+        pairs = Counter((one["label"], one["prediction"]) for one in predictions)
+        expected = [[pairs[given, predicted] for predicted in "01"] for given in "01"]
+        assert found[split]["confusion_matrix"] == {"labels": ["0", "1"], "counts": expected}
+    assert expected[0][1] > expected[1][0] and sum(map(sum, expected)) == 9
+    # A row stands on a line of its own.
+    assert f"[ {expected[1][0]}, {expected[1][1]} ]\n" in (learned / "metrics.json").read_text()
+    page = (learned / "report.html").read_text()
+    assert "dev: confusion matrix" in page and "test: confusion matrix" in page
+
+
 def test_the_export_and_the_best_parameters_say_the_same(learned):
     predictions = [json.loads(line) for line in (learned / "predictions_dev.jsonl").read_text().splitlines()]
     texts = [record.text for record in SPLITS["dev"]]
@@ -69,7 +88,7 @@ def test_the_export_and_the_best_parameters_say_the_same(learned):
 
 def test_a_finished_run_says_so_and_changes_nothing(source, learned, capsys):
     before = {path: path.read_bytes() for path in learned.glob("*.json*")}
-    run(source, learned, "--training.num_epochs 4", {**SPLITS, "test": records(9, 5)}, tests=["test"])
+    run(source, learned, "--training.num_epochs 4", {**SPLITS, "test": TEST}, tests=["test"])
     assert "is complete: 36 steps" in capsys.readouterr().out
     assert {path: path.read_bytes() for path in learned.glob("*.json*")} == before
 
@@ -240,8 +259,12 @@ def test_changed_training_records_are_refused_on_resume(source, tmp_path):
 
 
 def test_fewer_records_than_a_batch(source, tmp_path):
-    run(source, tmp_path / "w", "--training.num_epochs 2", {"train": records(3, 1), "dev": records(2, 2)})
-    assert results(tmp_path / "w")["dev"]["n"] == 2
+    splits = {"train": records(3, 1), "dev": records(2, 2)}
+    run(source, tmp_path / "w", "--task.kind regression --training.num_epochs 2", splits)
+    found = results(tmp_path / "w")["dev"]
+    assert found["n"] == 2
+    # Values have no classes to confuse.
+    assert "confusion_matrix" not in found and "confusion matrix" not in (tmp_path / "w/report.html").read_text()
 
 
 LOWER = "--loss.layers 1 --loss.layer_weight 0.2"
