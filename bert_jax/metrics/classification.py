@@ -55,11 +55,11 @@ def classification_scores(
 def multi_label_scores(
     gold: np.ndarray, predicted: np.ndarray, names: Sequence[str], probabilities: np.ndarray | None = None
 ) -> list[Score]:
-    """Scores of 0/1 indicators [n, C], with mean average precision if there are ``probabilities`` [n, C].
+    """Scores of 0/1 indicators [n, C], with areas under curves if there are ``probabilities`` [n, C].
 
     accuracy (all labels of a record right); precision, recall and f1, each _micro, _macro, _weighted and /NAME of
-    a label; mean_average_precision. A label that occurs nowhere counts 0 in _macro and in mean_average_precision,
-    as in scikit-learn.
+    a label; mean_average_precision; auroc, the mean over labels. A label that occurs nowhere counts 0 in _macro and
+    in mean_average_precision, as in scikit-learn; auroc is nan if a label is in no record of gold, or in all.
     """
     n, classes = count_records(gold=gold, predicted=predicted), len(names)
     is_gold, is_predicted = _indicators("gold", gold, n, classes), _indicators("predicted", predicted, n, classes)
@@ -74,6 +74,9 @@ def multi_label_scores(
         columns = _columns("probabilities", probabilities, n, classes)
         each = [_average_precision_of(is_gold[:, c], columns[:, c]) for c in range(classes)]
         scores.append(_mean_over_classes("mean_average_precision", each))
+        scores.append(
+            _mean_over_classes("auroc", [_auroc_of(is_gold[:, c], columns[:, c]) for c in range(classes)])
+        )
     return scores
 
 

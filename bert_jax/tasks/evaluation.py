@@ -1,13 +1,16 @@
 """Predictions of a task for whole splits, and what its metrics say of them."""
 
+import functools
 import json
 import math
 import re
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
 import numpy as np
+from flax import linen as nn
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from bert_jax.metrics import Score, confidence_interval, value
@@ -16,6 +19,7 @@ from bert_jax.parallel import host_rows, to_global
 from bert_jax.records import Record
 from bert_jax.tasks.base import Level, Prediction, Task, Unit
 from bert_jax.tasks.packing import Packed, Shape, fill_rows, pack_batch, row_length
+from bert_jax.training.state import abstract_params
 
 # Tokens of a batch per device.
 _CPU_TOKENS, _TOKENS = 2048, 16384
@@ -31,11 +35,7 @@ class Predictor:
         self._task, self._mesh = task, mesh
         self._levels: dict[str, Level] = {}
 
-        def run(params: Any, batch: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
-            outputs = task.outputs(model.apply({"params": params}, batch, None), batch)
-            self._levels.update({name: level for name, (level, _) in outputs.items()})
-            return {name: array for name, (_, array) in outputs.items()}
-
+        run = functools.partial(_run, task, model, self._levels)
         # Every process gets all outputs.
         self.step = jax.jit(run, out_shardings=NamedSharding(mesh, PartitionSpec()))
 
@@ -90,6 +90,15 @@ class Predictor:
             )  # fmt: skip
 
 
+def _run(
+    task: Task, model: BertModel, levels: dict[str, Level], params: Any, batch: Mapping[str, jax.Array]
+) -> dict[str, jax.Array]:
+    """Outputs of a batch; what level each is of is written to ``levels``."""
+    outputs = task.outputs(model.apply({"params": params}, batch, None), batch)
+    levels.update({name: level for name, (level, _) in outputs.items()})
+    return {name: array for name, (_, array) in outputs.items()}
+
+
 def predict_split(
     task: Task, predictor: Predictor, params: Any, records: Sequence[Record], units: Sequence[Unit],
     before_batch: Callable[[], None] = lambda: None,
@@ -102,6 +111,42 @@ def scores_of(task: Task, records: Sequence[Record], predictions: Sequence[Predi
     """Scores over the labelled records, and how many those are."""
     records, predictions = _labelled(task, records, predictions)
     return (task.scores(records, predictions), len(records)) if records else ([], 0)
+
+
+def choosing_score(metric: str, scores: Sequence[Score]) -> Score:
+    """The score that chooses the best parameters: the one of that name, "": the first. ``ValueError`` for a name
+    that is none of theirs."""
+    found = next((score for score in scores if score.name == metric or not metric), None)
+    if found is None:
+        names = [score.name for score in scores]
+        whole = [name for name in names if "/" not in name]
+        parts = [name for name in names if "/" in name]
+        more = f" and {len(parts)} of parts such as {parts[0]}" if parts else ""
+        raise ValueError(f"task.metric: {metric!r} is not measured; allowed: {', '.join(whole)}{more}")
+    return found
+
+
+def blank_scores(task: Task, model: BertModel, records: Sequence[Record], units: Sequence[Unit]) -> list[Score]:
+    """The scores that the task will have of these records: of outputs that are all 0, in the shapes that the model
+    gives. Nothing is compiled or run."""
+    levels: dict[str, Level] = {}
+    length = row_length(units[0].length)
+    batch = pack_batch(
+        units[:1], [[0]], Shape(1, length, 1),
+        sequences=task.sequences_per_unit, targets=task.targets, pad_id=task.tokenizer.pad_id,
+    ).features  # fmt: skip
+    shapes = jax.eval_shape(functools.partial(_run, task, model, levels), nn.unbox(abstract_params(model)), batch)
+    blank = {name: np.zeros(found.shape[2:], found.dtype) for name, found in shapes.items()}
+    outputs = [
+        {
+            name: np.broadcast_to(array, (unit.length, *array.shape)) if levels[name] == "token" else array
+            for name, array in blank.items()
+        }
+        for unit in units
+    ]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # such as that all values are the same
+        return scores_of(task, records, task.decode(records, units, outputs))[0]
 
 
 def confusion_of(task: Task, records: Sequence[Record], predictions: Sequence[Prediction]) -> dict[str, Any] | None:

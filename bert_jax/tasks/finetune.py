@@ -33,6 +33,8 @@ from bert_jax.tasks.augment import check_augmentation
 from bert_jax.tasks.base import Task
 from bert_jax.tasks.evaluation import (
     Predictor,
+    blank_scores,
+    choosing_score,
     confusion_of,
     metrics_text,
     point_values,
@@ -130,6 +132,12 @@ class FinetuneJob(Job):
             all_layers=bool(config.loss.layers),
             frozen_encoder=config.features.frozen_encoder,
         )
+        if config.task.metric and self._devs:
+            first = self._devs[0]
+            model = self.model.clone(heads=heads, all_layers=False)
+            choosing_score(
+                config.task.metric, blank_scores(self.task, model, self._splits[first], self._units_of[first])
+            )
 
     # --- What run() asks for -----------------------------------------------------------------------------------
 
@@ -228,26 +236,18 @@ class FinetuneJob(Job):
 
     def _judge(self, values: Mapping[str, float | None], scores: Sequence[Score], step: int) -> None:
         """Is this the best evaluation so far, and was it enough?"""
-        chosen = self._chosen_by(scores)
-        name, training, now, best = chosen.name, self.config.training, values[chosen.name], self._best
-        sign = 1 if chosen.higher_is_better else -1
+        score = choosing_score(self.config.task.metric, scores)
+        training, now, best = self.config.training, values[score.name], self._best
+        sign = 1 if score.higher_is_better else -1
         # A metric that is not defined, such as the correlation of constants, is never the best.
         better = now is not None and (
             best["value"] is None or sign * (now - best["value"]) > max(training.min_delta, 0.0)
         )
         if better:
-            self._best = {"value": now, "step": step, "waited": 0, "over": False, "metric": name}
+            self._best = {"value": now, "step": step, "waited": 0, "over": False, "metric": score.name}
         else:
             waited = best["waited"] + 1
             self._best = {**best, "waited": waited, "over": bool(training.patience) and waited >= training.patience}
-
-    def _chosen_by(self, scores: Sequence[Score]) -> Score:
-        """The score that chooses the best checkpoint."""
-        by_name = {score.name: score for score in scores}
-        name = self.config.task.metric or scores[0].name
-        if name not in by_name:
-            raise ValueError(f"task.metric: {name!r} is not measured; allowed: {', '.join(by_name)}")
-        return by_name[name]
 
     def is_over(self, step: int) -> bool:
         return bool(self._best["over"])
@@ -325,7 +325,7 @@ class FinetuneJob(Job):
             ]
             write_whole(context.folder / PREDICTIONS.format(split), "".join(f"{line}\n" for line in lines))
         scores, count = scores_of(self.task, records, predictions)
-        chosen = self._chosen_by(scores) if scores else None
+        chosen = choosing_score(self.config.task.metric, scores) if scores else None
         confusion = confusion_of(self.task, records, predictions)
         return {
             "task": self.config.name,

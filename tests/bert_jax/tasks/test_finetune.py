@@ -17,6 +17,7 @@ from bert_jax.model import BertModel
 from bert_jax.parallel import make_mesh
 from bert_jax.storage import location
 from bert_jax.tasks import finetune as module
+from bert_jax.tasks.evaluation import blank_scores
 from bert_jax.tasks.objective import TaskObjective
 from bert_jax.tasks.start import resolve
 from bert_jax.training.run import Context
@@ -60,6 +61,15 @@ def test_it_learns_and_leaves_what_is_promised(learned):
     assert all(one["prediction"] == one["label"] for one in predictions)
     assert all(abs(sum(one["scores"].values()) - 1) < 1e-5 for one in predictions)
     assert (learned / "predictions_test.jsonl").exists() and (learned / "report.html").exists()
+
+
+def test_the_metrics_are_those_that_were_known_before(source, learned, tmp_path):
+    config, start = configured(source, tmp_path / "w")
+    job = module.FinetuneJob(config, SPLITS, (), start)
+    units = job.task.featurize(SPLITS["dev"], training=False)
+    names = [score.name for score in blank_scores(job.task, job.model, SPLITS["dev"], units)]
+    assert list(results(learned)["dev"]["metrics"]) == names
+    assert {"precision", "recall", "f1"} < set(names)  # of class 1 of two
 
 
 def test_the_confusion_matrices(learned):
@@ -153,6 +163,8 @@ def test_what_dev_lacks_is_told_before_training(source, tmp_path, capsys):
         splits = {"train": SPLITS["train"], "dev": [dataclasses.replace(SPLITS["dev"][0], label=label)]}
         with pytest.raises(ValueError, match=message):
             run(source, tmp_path / "w", splits=splits)
+    with pytest.raises(ValueError, match="'bleu' is not measured; allowed: accuracy, precision, "):
+        run(source, tmp_path / "w", "--task.metric bleu")
     assert not (tmp_path / "w").exists()
 
 
@@ -226,7 +238,6 @@ def test_a_finished_task_starts_another_one_with_or_without_its_head(source, lea
             "label '7' is not",
         ),
         ("--task.kind regression", with_labels(SPLITS, lambda label: "nan"), "is no number"),
-        ("--task.metric bleu", SPLITS, "task.metric: 'bleu' is not measured; allowed: accuracy"),
         ("--regularization.reinit_layers 3", SPLITS, "reinit_layers: 3 is not allowed; the model has 2 layers"),
         ("--optimizer.frozen layer_7", SPLITS, "optimizer.frozen: 'layer_7' is not allowed"),
         ("--features.layers concat_last_four", SPLITS, "needs 4 layers"),
