@@ -5,7 +5,9 @@ tokens, U units per row, K sequences per unit.
 """
 
 import dataclasses
+import heapq
 import math
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -38,19 +40,26 @@ def fill_rows(lengths: Sequence[int], length: int, units: int, rows: int | None 
     """Numbers of the units of each row, the longest placed first and where least space is left; ``None`` when they
     do not fit ``rows`` rows."""
     filled: list[list[int]] = []
-    space: list[int] = []
+    # Rows that take more, a heap of numbers for each space that is left; of ``spaces`` the bits of those there are.
+    # So a unit's row is found at once: a test set has hundreds of thousands of units.
+    waiting: dict[int, list[int]] = defaultdict(list)
+    spaces = 0
     for number in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
         need = lengths[number]
-        best = min((i for i in range(len(space)) if space[i] >= need), key=space.__getitem__, default=None)
-        if best is None:
-            if need > length or len(filled) == rows:
-                return None
+        enough = spaces >> need
+        if enough:
+            space = need + (enough & -enough).bit_length() - 1
+            row = heapq.heappop(waiting[space])
+            spaces ^= 0 if waiting[space] else 1 << space
+        elif need > length or len(filled) == rows:
+            return None
+        else:
+            row, space = len(filled), length
             filled.append([])
-            space.append(length)
-            best = len(filled) - 1
-        filled[best].append(number)
-        # A row with all its units takes no more.
-        space[best] = space[best] - need if len(filled[best]) < units else -1
+        filled[row].append(number)
+        if len(filled[row]) < units:
+            heapq.heappush(waiting[space - need], row)
+            spaces |= 1 << (space - need)
     return filled
 
 

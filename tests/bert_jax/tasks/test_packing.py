@@ -1,5 +1,7 @@
 """Units in rows: each once, whole, in the fewest computed tokens; shapes few and sufficient."""
 
+import time
+
 import numpy as np
 import pytest
 
@@ -23,6 +25,33 @@ def test_every_unit_is_in_one_row_and_rows_hold_what_they_can():
         rows = fill_rows(lengths, 64, 5)
         assert sorted(number for row in rows for number in row) == list(range(len(lengths)))
         assert all(sum(lengths[n] for n in row) <= 64 and len(row) <= 5 for row in rows)
+
+
+def by_definition(lengths, length, units):
+    """The longest unit first, into the row with the least space that takes it, the first of equals."""
+    rows = []
+    for number in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
+        space = [length - sum(lengths[n] for n in row) for row in rows]
+        takes = [i for i, row in enumerate(rows) if space[i] >= lengths[number] and len(row) < units]
+        if takes:
+            rows[min(takes, key=space.__getitem__)].append(number)
+        else:
+            rows.append([number])
+    return rows
+
+
+def test_the_row_with_least_space_is_filled():
+    rng = np.random.default_rng(2)
+    for _ in range(100):
+        lengths, units = rng.integers(1, 33, rng.integers(1, 60)).tolist(), int(rng.integers(1, 9))
+        assert fill_rows(lengths, 32, units) == by_definition(lengths, 32, units)
+
+
+def test_a_test_set_of_hundreds_of_thousands_takes_seconds():
+    lengths = short_lengths(400_000).tolist()
+    began = time.process_time()
+    rows = fill_rows(lengths, 64, 9)
+    assert time.process_time() - began < 8 and sum(map(len, rows)) == 400_000
 
 
 def test_what_does_not_fit_is_told():
