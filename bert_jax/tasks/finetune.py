@@ -249,6 +249,10 @@ class FinetuneJob(Job):
             waited = best["waited"] + 1
             self._best = {**best, "waited": waited, "over": bool(training.patience) and waited >= training.patience}
 
+    def _chosen_by(self, scores: Sequence[Score]) -> dict[str, Any]:
+        score = choosing_score(self.config.task.metric, scores)
+        return {"metric": score.name, "higher_is_better": score.higher_is_better}
+
     def is_over(self, step: int) -> bool:
         return bool(self._best["over"])
 
@@ -325,17 +329,16 @@ class FinetuneJob(Job):
             ]
             write_whole(context.folder / PREDICTIONS.format(split), "".join(f"{line}\n" for line in lines))
         scores, count = scores_of(self.task, records, predictions)
-        chosen = choosing_score(self.config.task.metric, scores) if scores else None
         confusion = confusion_of(self.task, records, predictions)
         return {
             "task": self.config.name,
             "split": split,
             "n": len(records),
-            "chosen_by": chosen and {"metric": chosen.name, "higher_is_better": chosen.higher_is_better},
             "metrics": with_intervals(scores, count, self.config.training.seed),
             "seed": self.config.training.seed,
             "step": step,
             "seconds": round(time.perf_counter() - began, 3),
+            **({"chosen_by": self._chosen_by(scores)} if split in self._devs[:1] else {}),
             **({} if confusion is None else {"confusion_matrix": confusion}),
         }
 

@@ -138,7 +138,7 @@ def write_results(base: FinetuneConfig, cells: Sequence[Cell], workdir: Path) ->
             entry["split"]: {name: metric["value"] for name, metric in entry["metrics"].items()}
             for entry in entries
         }
-        chosen = entries[0]["chosen_by"] if entries else None
+        chosen = next((entry["chosen_by"] for entry in entries if "chosen_by" in entry), None)
         run = {"run": cell.name, "settings": dict(cell.settings), "seed": cell.seed}
         found.append({**run, "chosen_by": chosen, "metrics": splits})
     write_whole(workdir / DATA, f"{json.dumps(found, indent=1, ensure_ascii=False)}\n")
