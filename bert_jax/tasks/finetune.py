@@ -103,7 +103,8 @@ class FinetuneJob(Job):
         for split in self._devs:
             if not any(self.task.is_labelled(record) for record in splits[split]):
                 raise ValueError(
-                    f"data.dev: split {split} has no labels, nothing to evaluate on; use data.test for it"
+                    f"data.dev: split {split} has no labels (sentence: no second texts), nothing to evaluate on; "
+                    "use data.test for it"
                 )
         # Now, so that a line that does not fit is found before training.
         self._units_of = {
@@ -145,12 +146,15 @@ class FinetuneJob(Job):
         config, model = self.config, self.model.clone(mesh=mesh)
         self._predictor = Predictor(self.task, model.clone(heads=self.heads, all_layers=False), mesh)
         like = nn.unbox(abstract_params(model))
+        optimizer = config.optimizer
+        if config.features.frozen_encoder:  # weight decay and losses beside the task's own move it neither
+            optimizer = dataclasses.replace(optimizer, frozen=(*optimizer.frozen, "embeddings", "encoder"))
         return make_programs(
             config,
             model,
             with_start=config.keeps_start,
             objective=TaskObjective(self.task),
-            rates=parameter_rates(config.optimizer, config.model.num_layers, like, self._steps_per_epoch),
+            rates=parameter_rates(optimizer, config.model.num_layers, like, self._steps_per_epoch),
             decay_to_start=config.optimizer.decay_to_start,
         )
 

@@ -30,6 +30,7 @@ _USED_BY: dict[str, set[str]] = {
     "loss.focal_gamma": {"classification", "multi_label", "choice", "tagging", "joint", "sentence"},
     "loss.nsp_weight": set(TASKS) - {"choice", "sentence"},
     "features.layers": set(TASKS) - {"sentence"},
+    "features.frozen_encoder": set(TASKS),  # but where a loss of vectors has no head that could learn
     "features.bilstm_size": {"tagging", "joint"},
     "input.balanced": {"classification"},
     "input.few_shot": {"classification"},

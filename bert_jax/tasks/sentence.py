@@ -198,7 +198,7 @@ class SentenceTask(Task):
 
     @classmethod
     def is_labelled(cls, record: Record) -> bool:
-        return record.label is not None or record.text_pair is not None
+        return record.text_pair is not None
 
     def scores(self, records: Sequence[Record], predictions: Sequence[Prediction]) -> list[Score]:
         labels = self.config.data.labels

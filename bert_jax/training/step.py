@@ -201,11 +201,13 @@ def make_train_step(
         )
         learning_rate = schedule(state.step)
         with jax.named_scope("optimizer"):
+            factors = None if rates is None else rates(state.step)
+            # What stands still takes no part in norm and clipping: what always does, the compiler leaves out of the
+            # backward pass.
+            if factors is not None:
+                grads = jax.tree.map(lambda g, factor: jnp.where(factor == 0, 0.0, g), grads, factors)
             grad_norm = optax.tree.norm(grads)
             finite = jnp.isfinite(loss) & jnp.isfinite(grad_norm)
-            factors = None if rates is None else rates(state.step)
-            if factors is not None:  # what stands still takes no part in clipping either
-                grads = jax.tree.map(lambda g, factor: jnp.where(factor == 0, 0.0, g), grads, factors)
 
             def update(state: TrainState, grads: Any) -> tuple[Any, Any, Any]:
                 """Parameters, optimizer state and average after the step."""

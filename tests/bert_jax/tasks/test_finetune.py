@@ -13,8 +13,8 @@ import bert_jax
 from bert_jax import exits
 from bert_jax.config.loader import RunOptions
 from bert_jax.interop.readers import read_weights
-from bert_jax.model import BertModel
-from bert_jax.parallel import make_mesh
+from bert_jax.model import BertModel, to_canonical
+from bert_jax.parallel import batch_sharding, make_mesh
 from bert_jax.storage import location
 from bert_jax.tasks import finetune as module
 from bert_jax.tasks.evaluation import blank_scores
@@ -22,7 +22,7 @@ from bert_jax.tasks.objective import TaskObjective
 from bert_jax.tasks.start import resolve
 from bert_jax.training.run import Context
 from bert_jax.training.signals import Interrupted
-from bert_jax.training.state import initial_params
+from bert_jax.training.state import initial_params, initial_state
 from bert_jax.training.step import loss_and_gradients
 
 
@@ -246,6 +246,12 @@ def test_a_finished_task_starts_another_one_with_or_without_its_head(source, lea
         ("--task.kind regression --loss.class_weights balanced", SPLITS, "has no use for task.kind regression"),
         ("--training.eval_batches 3", SPLITS, "eval_batches: 3 is not allowed; allowed: nothing in fine-tuning"),
         ("--features.bilstm_size 8", SPLITS, "has no use for task.kind classification; it is for joint, tagging"),
+        ("--task.kind sentence --sentence.loss simcse", SPLITS, "has no labels .sentence: no second texts"),
+        (
+            "--task.kind sentence --sentence.loss simcse --features.frozen_encoder true",
+            SPLITS,
+            "features.frozen_encoder: True has no use for sentence.loss simcse; it is for softmax",
+        ),
     ],
 )
 def test_bad_input_is_one_line(source, tmp_path, arguments, splits, message):
@@ -292,6 +298,33 @@ def test_losses_beside_the_task_are_learned_and_leave_no_trace(source, tmp_path)
         abs(one["probabilities"]["1"] - other["scores"]["1"]) < 1e-5
         for one, other in zip(again, predictions, strict=True)
     )
+
+
+def stepped(source, folder, options):
+    """Names of the parameters that a training step moves, and its FLOPs as a share of those before compilation."""
+    config, start = configured(source, folder, f"--optimizer.warmup_fraction 0 {options}")
+    job = module.FinetuneJob(config, SPLITS, (), start)
+    mesh = make_mesh(config.mesh, jax.devices()[:1])
+    programs = job.programs(mesh)
+    batch = {name: jax.device_put(x, batch_sharding(mesh)) for name, x in job._batches(mesh).pack(0)[0].items()}
+    lowered = programs.lower(batch)
+    program = lowered.compile()
+    state = initial_state(programs.model, programs.optimizer, programs.abstract, 0)
+    before = jax.tree.map(np.array, state.params)  # its buffers are the step's to reuse
+    after = program(state, batch)[0].params
+    before, after = (to_canonical(tree, config.model.vocab_size) for tree in (before, after))
+    moved = {name for name, values in before.items() if not np.array_equal(values, after[name])}
+    return moved, program.cost_analysis()["flops"] / lowered.cost_analysis()["flops"]
+
+
+def test_frozen_parts_stay_as_they_are_and_cost_no_backward_pass(source, tmp_path):
+    head = {f"{part}/{name}" for part in ("pooler", "sequence_head") for name in ("bias", "kernel")}
+    moved, share = stepped(source, tmp_path, "--optimizer.frozen embeddings encoder")
+    # A forward and a backward pass are three forward passes; the first of them is left.
+    assert moved == head and share < 0.5
+    # Neither weight decay nor other losses move it.
+    moved, share = stepped(source, tmp_path, f"--features.frozen_encoder true --loss.mlm_weight 0.5 {LOWER}")
+    assert {name for name in moved if not name.startswith("mlm_head/")} == head and share < 0.5
 
 
 def test_the_loss_of_a_lower_layer_is_that_of_a_model_which_ends_there(source, tmp_path):
