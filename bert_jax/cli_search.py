@@ -1,5 +1,5 @@
-"""The subcommands of ``bert-jax`` that look for likeness (search, cluster), and those on finished runs (compare,
-submission)."""
+"""The subcommands of ``bert-jax`` that look for likeness (search, cluster, anisotropy), and those on finished runs
+(compare, submission)."""
 
 import argparse
 import json
@@ -100,8 +100,9 @@ def _unasked(count: int) -> str:
 
 def _vectors(arguments: argparse.Namespace, corpus: Any, queries: Any) -> tuple[Any, Any]:
     """Vectors of corpus and queries, whitened where that is asked for."""
+    from bert_jax.inference.anisotropy import anisotropy
     from bert_jax.inference.collection import embedded
-    from bert_jax.inference.whitening import anisotropy, fit_whitening
+    from bert_jax.inference.whitening import fit_whitening
 
     model, options = _model(arguments, corpus, queries)
     vectors = embedded(corpus, model, prompt=arguments.corpus_prompt, **options)
@@ -114,7 +115,7 @@ def _vectors(arguments: argparse.Namespace, corpus: Any, queries: Any) -> tuple[
     whitening = fit_whitening(vectors, arguments.dimensions)
     before, vectors = vectors, whitening.apply(vectors)
     if len(before) > 1:
-        said = f"mean cosine of random pairs {anisotropy(before):.3f}, whitened {anisotropy(vectors):.3f}"
+        said = f"mean cosine of all pairs {anisotropy(before):.3f}, whitened {anisotropy(vectors):.3f}"
         say(f"{arguments.corpus}: {said}, {vectors.shape[1]} of {before.shape[1]} dimensions")
     return vectors, vectors if own else whitening.apply(query_vectors)
 
@@ -188,6 +189,34 @@ def cluster_command(arguments: argparse.Namespace) -> None:
         tell("  ".join(f"{name} {value:.4f}" for name, value in scores.items()))
 
 
+# ------------------------------------------------------------------ which way vectors point
+
+
+def _add_anisotropy(commands: Any) -> None:
+    command = add_command(commands, "anisotropy", anisotropy_command, "do vectors point every way, or all one?")
+    add_model(command, required=False, with_labels=False)
+    command.add_argument("--input", required=True, metavar="FILE", help=_TEXTS)
+    add_pooling(command)
+    command.add_argument("--prompt", metavar="TEXT", help="put before every text")
+
+
+def anisotropy_command(arguments: argparse.Namespace) -> None:
+    """The mean cosine of all pairs of texts (0: they point every way), and of the rows of the model's embedding
+    table, by how often their pieces occur in the texts (Li et al. 2020). What helps: search --whiten."""
+    from bert_jax.inference.anisotropy import anisotropy, counted_embeddings, frequency_bands
+    from bert_jax.inference.collection import embedded, read_collection
+
+    collection = read_collection(arguments.input)
+    model, options = _model(arguments, collection)
+    vectors = embedded(collection, model, prompt=arguments.prompt, **options)
+    print(f"{len(vectors):,} texts: mean cosine of all pairs {anisotropy(vectors):.4f}")
+    if collection.texts is None:
+        return
+    for band in frequency_bands(*counted_embeddings(model, collection.texts)):
+        ranks = f"pieces {band.first:,} to {band.last:,} by frequency"
+        print(f"{ranks}: mean cosine of all pairs {band.anisotropy:.4f}, mean length {band.mean_length:.3f}")
+
+
 # ------------------------------------------------------------------ finished runs
 
 
@@ -239,4 +268,4 @@ def submission_command(arguments: argparse.Namespace) -> None:
         print(line)
 
 
-ADD_COMMANDS = (_add_search, _add_cluster, _add_compare, _add_submission)
+ADD_COMMANDS = (_add_search, _add_cluster, _add_anisotropy, _add_compare, _add_submission)

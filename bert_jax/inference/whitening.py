@@ -1,5 +1,5 @@
 """Whitening of sentence vectors (Su et al. 2021, "Whitening Sentence Representations for Better Semantics and
-Faster Retrieval"), and how much vectors point the same way.
+Faster Retrieval").
 
 Shapes: N vectors, E their width, D the width that is kept.
 """
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from bert_jax.inference.collection import BLOCK, lengths_of
+from bert_jax.inference.collection import BLOCK
 
 # Directions whose variance is below this share of the greatest are rounding noise of float32.
 _NOISE = 1e-10
@@ -54,20 +54,3 @@ def fit_whitening(vectors: np.ndarray, dimensions: int | None = None) -> Whiteni
         )
     kept = varying if dimensions is None else dimensions
     return Whitening(mean, directions[:, :kept] / np.sqrt(variances[:kept]))
-
-
-def anisotropy(vectors: np.ndarray, pairs: int = 10_000, seed: int = 0) -> float:
-    """Mean cosine of ``pairs`` random pairs of rows (Ethayarajh 2019): 0 for vectors that point every way.
-
-    Raises ``ValueError`` for fewer than two vectors, and for one of zeros among the drawn ones.
-    """
-    if len(vectors) < 2:
-        raise ValueError(f"anisotropy: {len(vectors)} vectors; two or more are needed")
-    rng = np.random.default_rng(seed)
-    first = rng.integers(len(vectors), size=pairs)
-    second = (first + rng.integers(1, len(vectors), size=pairs)) % len(vectors)
-    total = 0.0
-    for start in range(0, pairs, BLOCK):
-        a, b = (np.asarray(vectors[rows[start : start + BLOCK]], np.float64) for rows in (first, second))
-        total += float(((a * b).sum(axis=1) / (lengths_of(a) * lengths_of(b))).sum())
-    return total / pairs

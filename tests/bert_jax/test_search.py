@@ -7,9 +7,10 @@ import pytest
 from inference_models import make_model
 
 from bert_jax.inference import search
+from bert_jax.inference.anisotropy import Band, anisotropy, frequency_bands
 from bert_jax.inference.collection import Collection, embedded, read_collection
 from bert_jax.inference.search import hit_lines, nearest, read_relevant, relevance
-from bert_jax.inference.whitening import anisotropy, fit_whitening
+from bert_jax.inference.whitening import fit_whitening
 
 
 @pytest.fixture
@@ -117,15 +118,33 @@ def test_whitening_of_fewer_vectors_than_dimensions(rng):
         fit_whitening(vectors).apply(np.ones((1, 4)))
 
 
-def test_anisotropy(rng):
-    vectors = rng.normal(2, 1, (40, 16)).astype(np.float32)
+def mean_cosine(vectors):
+    """Of all pairs, one by one."""
     unit = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
-    pairs = (unit @ unit.T)[~np.eye(40, dtype=bool)]
-    assert abs(anisotropy(vectors, pairs=20_000) - pairs.mean()) < 0.003 < pairs.mean()
+    return (unit @ unit.T)[~np.eye(len(unit), dtype=bool)].mean()
+
+
+def test_anisotropy(rng, monkeypatch):
+    monkeypatch.setattr("bert_jax.inference.anisotropy.BLOCK", 16)
+    vectors = rng.normal(2, 1, (40, 16)).astype(np.float32)
+    assert anisotropy(vectors) == pytest.approx(mean_cosine(vectors), rel=1e-6)
+    assert anisotropy(np.vstack([vectors, np.zeros((1, 16))])) == anisotropy(vectors)
     # Two vectors: the one pair there is, never one with itself.
     assert anisotropy(np.eye(2)) == 0
     with pytest.raises(ValueError, match="1 vectors; two or more"):
         anisotropy(vectors[:1])
+
+
+def test_anisotropy_by_frequency(rng):
+    table, counts = rng.normal(1, 1, (5100, 4)), rng.permutation(5100) * 3
+    by_rank = table[np.argsort(-counts)][:-1]  # one piece does not occur
+    found = frequency_bands(table, counts)
+    assert [(band.first, band.last) for band in found] == [(1, 100), (101, 500), (501, 5000), (5001, 5099)]
+    for band in found:
+        vectors = by_rank[band.first - 1 : band.last]
+        assert band.mean_length == pytest.approx(np.linalg.norm(vectors, axis=1).mean())
+        assert band.anisotropy == pytest.approx(mean_cosine(vectors))
+    assert frequency_bands(np.eye(101), np.ones(101, int)) == [Band(1, 100, 1.0, 0.0)]  # the rest is one piece
 
 
 # ------------------------------------------------------------------ files

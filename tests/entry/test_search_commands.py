@@ -101,6 +101,21 @@ def test_whitened_search(files, call):
     assert abs(after) < 0.1 < before
 
 
+def test_anisotropy(files, call, tmp_path):
+    scores = cosines(files, pooling="cls")
+    expected = (scores.sum() - np.trace(scores)) / scores.size / (1 - 1 / len(scores))
+    words = ("anisotropy", "--pooling", "cls", "--model", files / "model", "--input", files / "texts.txt")
+    lines, _ = call(*words)
+    assert lines[0] == f"{len(TEXTS)} texts: mean cosine of all pairs {expected:.4f}"
+    model = bert_jax.load(files / "model")
+    used = sorted({model.tokenizer.piece_id(word) for text in TEXTS for word in text.split()})
+    rows = np.asarray(model.params["embeddings"]["word_embeddings"]["embedding"])[used]
+    length = np.linalg.norm(rows, axis=1).mean()
+    assert lines[1].startswith(f"pieces 1 to {len(used)} by frequency: ") and lines[1].endswith(f"{length:.3f}")
+    call("embed", "--model", files / "model", "--input", files / "texts.txt", "--output", tmp_path / "v.npy")
+    assert len(call("anisotropy", "--input", tmp_path / "v.npy")[0]) == 1
+
+
 def test_cluster(files, call, tmp_path):
     words = ("cluster", "--model", files / "model", "--input", files / "texts.txt")
     lines, err = call(*words, "--clusters", 3)
