@@ -1,0 +1,222 @@
+"""The runs that finetune_quality.py compares: what they read, and each side's process."""
+
+import dataclasses
+import json
+import re
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from bert_jax.config import ModelSpec, load_config
+from bert_jax.config.finetune import FinetuneConfig
+from bert_jax.config.loader import RunOptions, Setting, take_options
+from bert_jax.interop.exchange import Weights, parameter_shapes
+from bert_jax.interop.hf.write import write_hf
+from bert_jax.model import to_canonical
+from bert_jax.parallel import to_host
+from bert_jax.records import Record
+from bert_jax.tasks import start as starts
+from bert_jax.tasks.base import Task, Unit
+from bert_jax.tasks.finetune import FinetuneJob
+from bert_jax.tasks.selection import epoch_order
+from bert_jax.training.state import initial_params
+from data_pipeline.tasks import read_splits, split_names
+
+ROOT = Path(__file__).parents[1]
+SCRIPT = Path(__file__).with_name("finetune_torch.py")
+KINDS = ("classification", "regression", "tagging", "qa")
+# Options of the optimizer that both sides have.
+SETTINGS = ("learning_rate", "warmup_steps", "weight_decay", "beta1", "beta2", "epsilon", "clip_norm")
+# What torch's cross-entropy leaves out.
+UNLABELLED = -100
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A run as run_finetune.py would prepare it."""
+
+    job: FinetuneJob
+    splits: Mapping[str, Sequence[Record]]
+    start: starts.Start
+
+    @property
+    def config(self) -> FinetuneConfig:
+        return self.job.config
+
+    @property
+    def task(self) -> Task:
+        return self.job.task
+
+    @property
+    def predicted(self) -> list[str]:
+        return [split for split in self.splits if split != "train"]
+
+    def units(self, split: str) -> list[Unit]:
+        return self.task.featurize(self.splits[split], training=split == "train")
+
+
+def prepare(arguments: list[str]) -> Prepared:
+    options, rest = take_options(RunOptions, arguments)
+    start = None
+
+    def resolve(settings: list[Setting]) -> list[Setting]:
+        nonlocal start
+        start, settings = starts.resolve(options, Path("no run"), settings)
+        return settings
+
+    config = load_config(FinetuneConfig, rest, extra=RunOptions, resolve=resolve)
+    assert start is not None
+    check(config)
+    splits = read_splits(config.data, config.task.kind)
+    return Prepared(FinetuneJob(config, splits, split_names(config.data)[1], start), splits, start)
+
+
+def check(config: FinetuneConfig) -> None:
+    """``ValueError`` for what the other side does not do."""
+    plain = FinetuneConfig()
+    if config.task.kind not in KINDS or config.tagging.crf:
+        raise ValueError(f"task.kind: {config.task.kind} is not compared; allowed: {', '.join(KINDS)} (no CRF)")
+    packing = {"packing": config.input.packing, "max_shapes": config.input.max_shapes}
+    rates = {name: getattr(config.optimizer, name) for name in (*SETTINGS, "warmup_fraction")}
+    expected = {
+        "loss": plain.loss, "regularization": plain.regularization, "features": plain.features,
+        "input": dataclasses.replace(plain.input, **packing),
+        "optimizer": dataclasses.replace(plain.optimizer, **rates),
+    }  # fmt: skip
+    for section, default in expected.items():
+        if getattr(config, section) != default:
+            raise ValueError(f"{section}: only what Trainer does too is compared; leave its options as they are")
+
+
+# ------------------------------------------------------------------ what the other side reads
+
+
+def write_features(run: Prepared, folder: Path, seeds: Sequence[int], splits: Sequence[str]) -> None:
+    """What finetune_torch.py reads; inputs that are there already are not written again, orders are."""
+    folder.mkdir(parents=True, exist_ok=True)
+    config, heads = run.config, run.task.heads
+    units = run.units("train")
+    epochs = -(-config.training.num_steps * config.training.global_batch_size // len(units))
+    for seed in seeds:
+        orders = [epoch_order(len(units), seed, epoch) for epoch in range(epochs + 1)]
+        np.save(folder / f"order_{seed}.npy", np.stack(orders))
+    if (folder / "settings.json").exists():
+        return
+    np.savez(folder / "train.npz", **arrays_of(units), **targets_of(units, config.task.kind))
+    for split in splits:
+        np.savez(folder / f"{split}.npz", **arrays_of(run.units(split)))
+    settings = {
+        "kind": config.task.kind, "num_labels": len(heads.sequence_labels or heads.token_labels),
+        "pad_id": run.task.tokenizer.pad_id, "max_length": config.task.max_length,
+        "batch_size": config.training.global_batch_size, "num_steps": config.training.num_steps,
+        "splits": list(splits), **{name: getattr(config.optimizer, name) for name in SETTINGS},
+    }  # fmt: skip
+    (folder / "settings.json").write_text(json.dumps(settings, indent=1) + "\n")
+
+
+def arrays_of(units: Sequence[Unit]) -> dict[str, np.ndarray]:
+    sequences = [unit.sequences[0] for unit in units]
+    return {
+        "lengths": np.array([len(one.ids) for one in sequences], np.int64),
+        "input_ids": np.concatenate([np.asarray(one.ids, np.int64) for one in sequences]),
+        "token_type_ids": np.concatenate([np.asarray(one.types, np.int64) for one in sequences]),
+    }
+
+
+def targets_of(units: Sequence[Unit], kind: str) -> dict[str, np.ndarray]:
+    if kind == "tagging":
+        labels = [
+            np.where(unit.targets["tag_scored"] * unit.weight > 0, unit.targets["tag_labels"], UNLABELLED)
+            for unit in units
+        ]
+        return {"labels": np.concatenate(labels).astype(np.int64)}
+    if any(unit.weight != 1 for unit in units):
+        raise ValueError("data.train: every text must have a label, and one window; drop task.truncation windows")
+    if kind == "qa":
+        return {
+            f"{side}_positions": np.array([u.targets[side] for u in units], np.int64) for side in ("start", "end")
+        }
+    if kind == "regression":
+        return {"labels": np.array([unit.targets["values"][0] for unit in units], np.float32)}
+    return {"labels": np.array([unit.targets["labels"] for unit in units], np.int64)}
+
+
+def write_start(run: Prepared, folder: Path) -> None:
+    """The parameters of step 0, the new head too, as a Hugging Face folder of a model without dropout."""
+    config, model = run.config, run.job.model
+    loaded = starts.warm_start(run.start, config, model.heads, model.sentence).params
+    flat = to_canonical(to_host(initial_params(model, config.training.seed, loaded)), config.model.vocab_size)
+    still = dataclasses.replace(config.model, hidden_dropout=0.0, attention_dropout=0.0)
+    spec = ModelSpec(model=still, heads=run.job.heads, tokenizer=run.start.tokenizer_config)
+    arrays = {name: np.asarray(flat[name], np.float32) for name in parameter_shapes(spec)}
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    write_hf(folder, Weights(spec=spec, params=arrays, tokenizer_content=run.start.tokenizer_content, origin={}))
+
+
+# ------------------------------------------------------------------ running both sides
+
+
+def timed(command: Sequence[str], log: Path) -> float:
+    """Seconds of a process whose output goes to ``log``; exits when it fails."""
+    log.parent.mkdir(parents=True, exist_ok=True)
+    began = time.perf_counter()
+    with log.open("w") as stream:
+        code = subprocess.run(command, cwd=ROOT, stdout=stream, stderr=subprocess.STDOUT).returncode
+    if code:
+        sys.exit(f"{' '.join(command)}\nended with code {code}; see {log}")
+    return time.perf_counter() - began
+
+
+def run_ours(arguments: Sequence[str], folder: Path, seed: int, *more: str) -> None:
+    """One seed in ``folder``, with ``seconds.json`` when it is complete; its checkpoints are not kept."""
+    done = folder / "seconds.json"
+    if done.exists():
+        return
+    shutil.rmtree(folder, ignore_errors=True)  # a resumed run would have no seconds of its own
+    # The last parameters, as there; so one evaluation does.
+    last = ["--training.restore_best", "false", "--training.eval_interval", "1000000000"]
+    command = [sys.executable, "run_finetune.py", *arguments, *last, *more]
+    whole = timed([*command, "--training.seed", str(seed), "--workdir", str(folder)], folder.with_suffix(".log"))
+    compiling = re.findall(r"compiling the training step ([\d.]+) s", (folder / "train.log").read_text())
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    before, steps, places = 0, 0.0, []
+    for line in lines:
+        if "seconds_per_step" in line:
+            steps += line["seconds_per_step"] * (line["step"] - before)
+            places.append((line["step"] - before, line["padding_fraction"]))
+            before = line["step"]
+    padding = sum(count * share for count, share in places) / max(before, 1)
+    seconds = {"command": whole, "compiling": float(compiling[0]), "steps": steps, "padding": padding}
+    done.write_text(json.dumps(seconds) + "\n")
+    for name in ("checkpoints", "compilation_cache", "best", "export"):
+        shutil.rmtree(folder / name, ignore_errors=True)
+
+
+def run_torch(python: str, features: Path, model: str, folder: Path, seed: int, *more: str) -> None:
+    """One seed in ``folder``, with ``seconds.json`` when it is complete."""
+    done = folder / "seconds.json"
+    if done.exists():
+        return
+    command = [
+        python,
+        str(SCRIPT),
+        str(features),
+        "--model",
+        model,
+        "--out",
+        str(folder),
+        "--seed",
+        str(seed),
+        *more,
+    ]
+    whole = timed(command, folder.with_suffix(".log"))
+    result = json.loads((folder / "result.json").read_text())
+    padding = 1 - result["tokens"] / result["places"]
+    done.write_text(json.dumps({"command": whole, "steps": result["train_seconds"], "padding": padding}) + "\n")
