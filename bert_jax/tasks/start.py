@@ -59,16 +59,16 @@ def resolve(options: RunOptions, workdir: Location, settings: Sequence[Setting])
             settings = merge_settings(
                 settings, record["source"], record["resolved"], f"{workdir / RECORD}", FinetuneConfig
             )
-        config, content = _stored_tokenizer(workdir)
-        return Start(None, config, content, str(workdir)), list(settings)
+        start = Start(None, *_stored_tokenizer(workdir), str(workdir))
+        return start, _sized(start, settings, given) if record is None else list(settings)
     if not options.init_from:
         vocab = given.get("data.vocab", "")
         if not vocab:
             raise ValueError(
                 "--init_from: not given: the model to fine-tune; without one give data.vocab and a model section"
             )
-        config, content = _vocabulary(Path(vocab), bool(given.get("data.lower_case", True)))
-        return Start(None, config, content), list(settings)
+        start = Start(None, *_vocabulary(Path(vocab), bool(given.get("data.lower_case", True))))
+        return start, _sized(start, settings, given)
     name = options.init_from
     weights = read_weights(Path(name), _read_options(Path(name), given))
     notes = [f"starts from {name}", *weights.notes]
@@ -88,6 +88,18 @@ def resolve(options: RunOptions, workdir: Location, settings: Sequence[Setting])
     settings = merge_settings(settings, section, section, name, FinetuneConfig)
     record = record_text(name, section, section)
     return Start(weights, config, content, name, record, tuple(notes)), settings
+
+
+def _sized(start: Start, settings: Sequence[Setting], given: Mapping[str, Any]) -> list[Setting]:
+    """``settings`` with a ``model.vocab_size`` for the vocabulary of ``start``: its size where none is given."""
+    pieces = start.tokenizer.vocab_size
+    size = given.get("model.vocab_size", pieces)
+    if size < pieces:
+        raise ValueError(
+            f"model.vocab_size: {size} is not allowed; the vocabulary has {pieces} pieces: leave it out, or give "
+            "at least that"
+        )
+    return [*settings, Setting("data.vocab", "model.vocab_size", str(size))]
 
 
 def _read_options(path: Path, given: Mapping[str, Any]) -> ReadOptions:

@@ -7,10 +7,12 @@ from collections import Counter
 import jax
 import numpy as np
 import pytest
-from finetune_cases import SPLITS, configured, lines, records, results, run, saved_model, with_labels
+from finetune_cases import PIECES, SPLITS, configured, lines, records, results, run, saved_model, with_labels
 
 import bert_jax
 from bert_jax import exits
+from bert_jax.config import load_config
+from bert_jax.config.finetune import FinetuneConfig
 from bert_jax.config.loader import RunOptions
 from bert_jax.interop.readers import read_weights
 from bert_jax.model import BertModel, to_canonical
@@ -265,6 +267,23 @@ def test_what_pretraining_alone_can_do_is_refused(source, tmp_path):
         resolve(RunOptions(init_from=str(source), add_words="words.txt"), tmp_path / "w", [])
     with pytest.raises(ValueError, match="memory://bucket/w: fine-tuning writes to a folder"):
         run(source, location("memory://bucket/w"))
+
+
+def test_a_drawn_model_is_as_large_as_its_vocabulary(tmp_path):
+    (tmp_path / "vocab.txt").write_text("\n".join(PIECES) + "\n")
+
+    def size(*arguments):
+        arguments = ("--data.vocab", str(tmp_path / "vocab.txt"), *arguments)
+        found = load_config(
+            FinetuneConfig, arguments, resolve=lambda given: resolve(RunOptions(), tmp_path, given)[1]
+        )
+        return found.model.vocab_size
+
+    assert size() == len(PIECES) and size("--model.vocab_size", "80") == 80
+    with pytest.raises(
+        ValueError, match=f"model.vocab_size: 9 is not allowed; the vocabulary has {len(PIECES)} pieces"
+    ):
+        size("--model.vocab_size", "9")
 
 
 def test_changed_training_records_are_refused_on_resume(source, tmp_path):

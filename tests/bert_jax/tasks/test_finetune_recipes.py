@@ -17,6 +17,7 @@ from bert_jax.config.loader import RunOptions, dump_yaml, load_config, take_opti
 from bert_jax.parallel import make_mesh
 from bert_jax.records import Record
 from bert_jax.tasks.registry import TASKS, task_class
+from bert_jax.tasks.start import resolve
 from bert_jax.tokenization.wordpiece import WordPieceTokenizer
 from data_pipeline.tasks import read_splits, split_names
 
@@ -177,6 +178,17 @@ def test_relatedness_of_sick(tmp_path):
     (flags,) = re.findall(r"^ +(--task\.kind regression(?:.|\\\n)*?score)$", header("sick"), re.MULTILINE)
     config, splits = splits_of(tmp_path, "sick", *shlex.split(flags.replace("\\\n", " ")))
     assert config.task.kind == "regression" and splits["dev"][0].label == "1.3"
+
+
+def test_languages_without_a_model(tmp_path):
+    """The second command of the header."""
+    (tmp_path / "vocab.txt").write_text("\n".join(PIECES) + "\n")
+    _, words = re.findall(r"^ +python run_finetune\.py ((?:.*\\\n)*.*)$", header("langid"), re.MULTILINE)
+    words = shlex.split(words.replace("\\\n", " ").replace("vocab.txt", str(tmp_path / "vocab.txt")))
+    words = [str(REPOSITORY / word) if word.startswith("configs/") else word for word in words]
+    options, rest = take_options(RunOptions, words)
+    config = load_config(FinetuneConfig, rest, resolve=lambda given: resolve(options, tmp_path, given)[1])
+    assert (config.model.hidden_size, config.model.vocab_size) == (128, len(PIECES))
 
 
 def test_aspects_of_a_sentence_stay_together(tmp_path):
