@@ -229,7 +229,7 @@ def zero_shot_command(arguments: argparse.Namespace) -> None:
     labels, several = _label_words(arguments.labels), arguments.multi_label
     inputs, options = streaming(arguments)
     waiting: deque[Any] = deque()
-    right, found = [], []
+    right, answered = [], []
 
     def texts() -> Iterator[str]:
         for value in inputs:
@@ -248,14 +248,14 @@ def zero_shot_command(arguments: argparse.Namespace) -> None:
             answer = waiting.popleft()
             if answer is not None:
                 right.append(answer)
-                found.append(row["labels" if several else "label"])
+                answered.append(row)
             yield row
 
     write_json_lines(rows(), arguments.output)
     tell = say if arguments.output is None else print
     if right:
         tell(f"{len(right):,} labelled texts")
-        for name, (value, low, high) in scores(right, found, [*labels], several).items():
+        for name, (value, low, high) in scores(right, answered, [*labels], several).items():
             tell(f"{name} {value:.4f} [{low:.4f}, {high:.4f}]")
 
 

@@ -24,7 +24,7 @@ HYPOTHESIS = "This text is about {}."
 _LABEL, _TEXT = "{}", "{text}"
 # Logits over the vocabulary are large: fewer texts wait for theirs.
 _PROMPT_WINDOW = 1024
-_SCORES = ("accuracy", "f1_macro")
+_SCORES = ("accuracy", "f1_macro", "auroc", "mean_average_precision")
 
 Labels = Mapping[str, Sequence[str]] | Sequence[str]
 # For every text the logit of each word, float64[W], and whether the text was cut.
@@ -277,14 +277,24 @@ def right_answer(value: Any, labels: Sequence[str], several: bool) -> Any:
     return names if several else names[0]
 
 
-def scores(right: Sequence[Any], found: Sequence[Any], labels: Sequence[str], several: bool) -> dict[str, Interval]:
-    """accuracy and f1_macro of labels (with ``several`` lists of labels) of the same texts, with 95% intervals."""
+def scores(
+    right: Sequence[Any], rows: Sequence[Mapping[str, Any]], labels: Sequence[str], several: bool
+) -> dict[str, Interval]:
+    """accuracy, f1_macro and auroc (with ``several`` mean_average_precision) with 95% intervals, of what
+    :func:`zero_shot` gave for texts whose answers are ``right``; what is not defined for them is left out.
+
+    The last one asks for the order of the probabilities alone: labels may be told apart although one word is
+    likelier than another whatever the text.
+    """
+    chances = np.array([[*row["probabilities"].values()] for row in rows])
     if several:
-        marks = [np.array([[label in row for label in labels] for row in rows], int) for rows in (right, found)]
-        all_scores = multi_label_scores(*marks, labels)
+        both = (right, [row["labels"] for row in rows])
+        marks = [np.array([[label in one for label in labels] for one in answers], int) for answers in both]
+        all_scores = multi_label_scores(*marks, labels, chances)
     else:
-        numbers = [np.array([labels.index(row) for row in rows]) for rows in (right, found)]
-        all_scores = classification_scores(*numbers, labels)
-    return {
-        score.name: confidence_interval(score, len(right), seed=0) for score in all_scores if score.name in _SCORES
-    }
+        both = (right, [row["label"] for row in rows])
+        numbers = [np.array([labels.index(one) for one in answers]) for answers in both]
+        all_scores = classification_scores(*numbers, labels, chances)
+    chosen = [score for score in all_scores if score.name in _SCORES]
+    intervals = {score.name: confidence_interval(score, len(right), seed=0) for score in chosen}
+    return {name: interval for name, interval in intervals.items() if not np.isnan(interval.value)}

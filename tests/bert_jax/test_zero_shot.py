@@ -239,7 +239,9 @@ def test_command_says_what_the_library_says_and_how_much_is_right(call, nli, tmp
     code, out, err = call("--input", source, *options)
     assert (code, [json.loads(line) for line in out]) == (0, expected)
     assert err[0] == "7 labelled texts" and err[1].startswith(f"accuracy {5 / 7:.4f} [")
-    assert err[2].startswith("f1_macro ") and len(err) == 3
+    pairs = [(one["probabilities"]["w4"], label == "w4") for one, label in zip(expected[:7], right, strict=False)]
+    wins = [a > b for a, is_right in pairs if is_right for b, other in pairs if not other]
+    assert err[2].startswith("f1_macro ") and err[3].startswith(f"auroc {np.mean(wins):.4f} [") and len(err) == 4
     code, out, err = call("--input", source, *options, "--output", tmp_path / "out.jsonl")
     assert (code, out[0], err) == (0, "7 labelled texts", [])
     assert [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()] == expected
@@ -254,6 +256,10 @@ def test_command_with_several_labels(call, nli, tmp_path):
     source.write_text("".join(json.dumps({"text": text, "labels": one}) + "\n" for text, one in rows))
     code, out, err = call("--input", source, "--multi_label", "--labels", "w1", "w2")
     assert code == 0 and len(out) == 8 and err[1].startswith("accuracy 0.8750 [")
+    assert err[3].startswith("mean_average_precision ")
+    source.write_text(json.dumps({"text": "w1", "label": "w2"}) + "\n")
+    code, out, err = call("--input", source, "--labels", "w1", "w2")
+    assert code == 0 and [line.split()[0] for line in err] == ["1", "accuracy", "f1_macro"]
 
 
 @pytest.mark.parametrize(
