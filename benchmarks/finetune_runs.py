@@ -61,7 +61,8 @@ class Prepared:
         return self.task.featurize(self.splits[split], training=split == "train")
 
 
-def prepare(arguments: list[str]) -> Prepared:
+def prepare(arguments: list[str], *, compared: bool = True) -> Prepared:
+    """The run of such options; ``compared``: with the other side, so it must be one that Trainer can do."""
     options, rest = take_options(RunOptions, arguments)
     start = None
 
@@ -72,7 +73,8 @@ def prepare(arguments: list[str]) -> Prepared:
 
     config = load_config(FinetuneConfig, rest, extra=RunOptions, resolve=resolve)
     assert start is not None
-    check(config)
+    if compared:
+        check(config)
     splits = read_splits(config.data, config.task.kind)
     return Prepared(FinetuneJob(config, splits, split_names(config.data)[1], start), splits, start)
 
