@@ -77,6 +77,8 @@ class Task(ABC):
 
     # Targets by their names in a batch.
     targets: ClassVar[Mapping[str, Target]]
+    # Fields of a record that say what is right.
+    gold: ClassVar[tuple[str, ...]] = ("label",)
 
     def __init__(self, config: FinetuneConfig, tokenizer: Tokenizer) -> None:
         self.config, self.tokenizer = config, tokenizer
@@ -97,7 +99,7 @@ class Task(ABC):
     @classmethod
     def is_labelled(cls, record: Record) -> bool:
         """Whether a record says what is right, so that it can be scored."""
-        return any(given is not None for given in (record.label, record.labels, record.tags, record.answers))
+        return all(getattr(record, name) is not None for name in cls.gold)
 
     @property
     def sequences_per_unit(self) -> int:

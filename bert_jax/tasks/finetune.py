@@ -100,12 +100,15 @@ class FinetuneJob(Job):
         self.notes = self.task.notes(config, splits)
         self._splits, self._tests, self._start = splits, tests, start
         self._devs = [name for name in splits if name != "train" and name not in tests]
-        for split in self._devs:
-            if not any(self.task.is_labelled(record) for record in splits[split]):
+        for split, records in splits.items():
+            without = sum(not self.task.is_labelled(record) for record in records)
+            if split in self._devs and without == len(records):
                 raise ValueError(
                     f"data.dev: split {split} has no labels (sentence: no second texts), nothing to evaluate on; "
                     "use data.test for it"
                 )
+            if split != "train" and 0 < without < len(records):
+                self.notes.append(f"{split}: {without:,} of {len(records):,} records are not scored: no label")
         # Now, so that a line that does not fit is found before training.
         self._units_of = {
             split: self.task.featurize(records, training=False)

@@ -32,6 +32,7 @@ class JointTask(TaggingTask):
         "intent_labels": Target("unit", np.int32),
         "intent_shares": Target("unit", np.float32),  # 1 / windows of the text
     }
+    gold = ("tags", "label")
 
     @classmethod
     def from_data(cls, config: FinetuneConfig, splits: Mapping[str, Sequence[Record]]) -> FinetuneConfig:

@@ -35,6 +35,7 @@ class QaTask(Task):
     targets: ClassVar[Mapping[str, Target]] = {
         "start": Target("position", np.int32), "end": Target("position", np.int32)
     }  # fmt: skip
+    gold = ("answers",)
 
     def __init__(self, config: FinetuneConfig, tokenizer: Tokenizer) -> None:
         super().__init__(config, tokenizer)

@@ -83,6 +83,8 @@ class SentenceTask(Task):
     # ------------------------------------------------------------------ records to units
 
     def featurize(self, records: Sequence[Record], *, training: bool) -> list[Unit]:
+        if not training:
+            self._check_scored([record for record in records if self.is_labelled(record)])
         groups = self._training_texts(records) if training else [_texts(record) for record in records]
         flat = [text for group in groups for text in group]
         ids = iter(self.tokenizer.encode_batch(flat))
@@ -126,9 +128,33 @@ class SentenceTask(Task):
         loss = self.config.sentence.loss
         if loss == "softmax":
             return {"labels": class_number(record, self.config.data.labels)}
-        if loss in ("cosine", "cosent"):
-            return {"labels": number_of(record) / self.config.sentence.label_scale}
-        return {}
+        if loss not in ("cosine", "cosent"):
+            return {}
+        scale = self.config.sentence.label_scale
+        value = number_of(record) / scale
+        if loss == "cosine" and not -1 <= value <= 1:
+            raise ValueError(
+                f"{record.source}: label {record.label} divided by sentence.label_scale {scale:g} is no cosine; "
+                "allowed: -1 to 1; set the scale to the largest label there may be"
+            )
+        return {"labels": value}
+
+    def _check_scored(self, records: Sequence[Record]) -> None:
+        """``ValueError`` for records that have labels which cannot be scored."""
+        for record in records:
+            if record.text_pair is None:
+                raise ValueError(f"{record.source}: a label, but no second text to compare with (role text_pair)")
+        self._gold(records)
+
+    def _gold(self, records: Sequence[Record]) -> np.ndarray | None:
+        """What labelled records are scored by: int[n] of classes, float64[n] of values; None where it is not their
+        labels. ``ValueError`` for a label that does not fit the others."""
+        if all(record.negatives for record in records) or all(record.label is None for record in records):
+            return None
+        labels = self.config.data.labels
+        if self.config.sentence.loss == "softmax" and any(record.label in labels for record in records):
+            return np.array([class_number(record, labels) for record in records])
+        return np.array([number_of(record) for record in records])
 
     # ------------------------------------------------------------------ on the device
 
@@ -201,19 +227,17 @@ class SentenceTask(Task):
         return record.text_pair is not None
 
     def scores(self, records: Sequence[Record], predictions: Sequence[Prediction]) -> list[Score]:
-        labels = self.config.data.labels
+        gold, labels = self._gold(records), self.config.data.labels
         if all(record.negatives for record in records):
             nearer = [one["cosine"] > one["cosine_negative"] for one in predictions]
             return [mean_score("triplet_accuracy", np.array(nearer, float))]
-        if all(record.label is None for record in records):
+        if gold is None:
             ranks = np.array([one["rank"] for one in predictions])
             return [mean_score("mrr", 1 / ranks), mean_score("precision@1", (ranks == 1).astype(float))]
-        if self.config.sentence.loss == "softmax" and all(record.label in labels for record in records):
-            gold = np.array([labels.index(record.label or "") for record in records])
+        if gold.dtype.kind == "i":
             predicted = np.array([labels.index(one["prediction"]) for one in predictions])
             chances = np.array([[one["scores"][label] for label in labels] for one in predictions])
             return classification_scores(gold, predicted, labels, chances)
-        gold = np.array([number_of(record) for record in records])
         cosines = np.array([one["cosine"] for one in predictions])
         named = {score.name: score for score in regression_scores(gold, cosines)}
         return [named["spearman"], named["pearson"]]

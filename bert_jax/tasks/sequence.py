@@ -180,6 +180,7 @@ class ClassificationTask(SequenceTask):
 class MultiLabelTask(ClassificationTask):
     """Any number of classes at once, each by a sigmoid."""
 
+    gold = ("labels",)
     targets: ClassVar[Mapping[str, Target]] = {}
 
     def __init__(self, config: FinetuneConfig, tokenizer: Tokenizer) -> None:

@@ -41,6 +41,7 @@ class TaggingTask(Task):
         "tag_labels": Target("token", np.int32),  # number of the tag where it is scored
         "tag_scored": Target("token", np.float32),  # 1: the first piece of a word, in the word's window
     }
+    gold = ("tags",)
 
     def __init__(self, config: FinetuneConfig, tokenizer: Tokenizer) -> None:
         super().__init__(config, tokenizer)

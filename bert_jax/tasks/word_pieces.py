@@ -72,9 +72,11 @@ def _sentence_windows(
     first, last = sentence
     spans = window_spans(starts, sentence, room)
     owner = owners(starts, spans, sentence)
+    # The words of every span together, in their order: looking for each span's own would be quadratic.
+    order = np.argsort(owner, kind="stable")
+    several = np.split(order, np.cumsum(np.bincount(owner, minlength=len(spans)))[:-1])
     windows = []
-    for number, (begin, end) in enumerate(spans):
-        words = np.flatnonzero(owner == number)
+    for (begin, end), words in zip(spans, several, strict=True):
         # Every word of it stands elsewhere with more around it.
         if not len(words) and last > first:
             continue

@@ -125,7 +125,7 @@ def make_record(fields: Iterable[tuple[str, Any]], *, source: str, number: int, 
     """A record of (role, value) pairs; values are text, numbers, lists of them where a role has several, or None.
 
     ``number`` is the id of a record that has none, ``separator`` stands between ``labels`` in one text. White
-    space around labels, tags, ids and groups is no part of them; an empty negative is none.
+    space around labels, tags, ids and groups is no part of them; an empty label is none, as is an empty negative.
     """
     values: dict[str, Any] = {}
     for role, value in fields:
@@ -148,7 +148,7 @@ def make_record(fields: Iterable[tuple[str, Any]], *, source: str, number: int, 
         text=text("text") or "",
         text_pair=text("text_pair"),
         negatives=tuple(text for text in values.get("negative", ()) if text),
-        label=stripped("label"),
+        label=stripped("label") or None,
         labels=_split(values.get("labels"), "labels", source, separator),
         words=_split(values.get("words"), "words", source, None) or (),
         tags=_split(values.get("tags"), "tags", source, None),

@@ -68,5 +68,5 @@ def read_clinc(name: str, columns: Columns, data: TaskDataConfig) -> Iterator[Re
             source = f"{path}: {part} {i}"
             if not isinstance(pair, list) or len(pair) != 2 or not all(isinstance(x, str) for x in pair):
                 raise ValueError(f"{source}: not a pair of texts; allowed: [text, intent]")
-            yield Record(id=str(number), source=source, text=characters(pair[0]), label=pair[1].strip())
+            yield Record(id=str(number), source=source, text=characters(pair[0]), label=pair[1].strip() or None)
             number += 1

@@ -115,7 +115,7 @@ def read_slots(name: str, columns: Columns, data: TaskDataConfig) -> Iterator[Re
         yield Record(
             id=str(number), source=f"{folder / 'seq.in'}:{number + 1}", text=text.strip(" \t"), words=tuple(words),
             tags=None if own_tags is None else tuple(own_tags),
-            label=None if labels is None else labels[number].strip(),
+            label=None if labels is None else labels[number].strip() or None,
         )  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""The pretraining program inside the test's process: much faster than a process of its own."""
+"""The run scripts inside the test's process: much faster than a process of their own."""
 
 import importlib
 import signal
@@ -6,11 +6,22 @@ import signal
 import pytest
 
 
-@pytest.fixture(scope="module")
-def program():
-    """``run_pretrain`` as a module; its signal handlers are taken back."""
+def imported(name):
+    """A run script as a module; its signal handlers are taken back."""
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-    module = importlib.import_module("run_pretrain")
+    module = importlib.import_module(name)
     for number, handler in handlers.items():
         signal.signal(number, handler)
     return module
+
+
+@pytest.fixture(scope="module")
+def program():
+    """``run_pretrain`` as a module."""
+    return imported("run_pretrain")
+
+
+@pytest.fixture(scope="module")
+def finetuning():
+    """``run_finetune`` as a module."""
+    return imported("run_finetune")

@@ -7,6 +7,7 @@ disk) and ``bert-jax fill-mask``. Elsewhere, because it needs no run:
 - batches and meshes: also bert_jax/test_training.py; damaged checkpoints: bert_jax/test_checkpoint.py
 - missing, empty and one-document corpora, invalid UTF-8, vocabularies without [MASK], unwritable shard folders:
   data_pipeline/test_data_cli.py, test_build.py, test_corpus.py, bert_jax/test_tokenization.py
+- fine-tuning: test_finetune_input.py
 - shards of somebody else's, damaged records: data_pipeline/test_input.py, test_damage.py, test_shards.py
 """
 

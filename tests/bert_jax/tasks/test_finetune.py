@@ -170,6 +170,16 @@ def test_what_dev_lacks_is_told_before_training(source, tmp_path, capsys):
     assert not (tmp_path / "w").exists()
 
 
+def test_records_without_a_label_are_counted(source, tmp_path):
+    config, start = configured(source, tmp_path / "w")
+    blank = [dataclasses.replace(one, label=None) for one in SPLITS["dev"][:3]]
+    splits = {**SPLITS, "dev": [*blank, *SPLITS["dev"][3:]], "test": blank}
+    assert module.FinetuneJob(config, splits, ["test"], start).notes == [
+        "dev: 3 of 21 records are not scored: no label"
+    ]
+    assert module.FinetuneJob(config, SPLITS, (), start).notes == []
+
+
 def test_packing_changes_no_prediction_and_no_step(source, tmp_path):
     """The same examples in rows of their own: the same losses and predictions but for rounding."""
     run(source, tmp_path / "packed", "--model.hidden_dropout 0 --model.attention_dropout 0")

@@ -1,4 +1,4 @@
-"""Every task's metrics by name, which are known, and task.metric checked, before anything is trained."""
+"""What every task measures, and of which records: known, and task.metric checked, before anything is trained."""
 
 import dataclasses
 
@@ -10,6 +10,7 @@ from bert_jax.config.finetune import FinetuneConfig
 from bert_jax.records import Answer, Record
 from bert_jax.tasks.evaluation import blank_scores
 from bert_jax.tasks.finetune import FinetuneJob
+from bert_jax.tasks.registry import TASKS
 from bert_jax.tasks.start import Start
 
 CASES = {case.name: case for case in TASK_CASES}
@@ -67,7 +68,7 @@ def test_the_metrics_of_a_task(name):
     assert (first, set(others)) == EXPECTED[name] and len(others) == len(EXPECTED[name][1])
 
 
-@pytest.mark.parametrize("name", EXPECTED)
+@pytest.mark.parametrize("name", ["classification", "regression", "qa"])
 def test_another_metric_is_refused_before_training(name):
     first, others = EXPECTED[name]
     with pytest.raises(ValueError) as raised:
@@ -79,3 +80,20 @@ def test_another_metric_is_refused_before_training(name):
     assert allowed[0] == first and set(allowed) == {first, *others} - parts
     assert not parts or f" and {len(parts)} of parts such as " in said
     job_of(CASES[name], sorted({first, *others})[-1])
+
+
+GOLD = {"label": "yes", "labels": ("yes",), "tags": ("O",), "answers": ()}
+NEEDED = {
+    "classification": {"label"}, "regression": {"label"}, "choice": {"label"}, "multi_label": {"labels"},
+    "tagging": {"tags"}, "joint": {"tags", "label"}, "qa": {"answers"}, "sentence": {"label"},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", TASKS)
+def test_a_record_is_scored_when_it_says_what_the_task_asks_for(kind):
+    """A file may hold what other tasks ask for too."""
+    given = {name: GOLD[name] for name in NEEDED[kind]}
+    assert TASKS[kind].is_labelled(Record(id="0", source="", **given))
+    for name in given:
+        without = {other: one for other, one in GOLD.items() if other != name}
+        assert not TASKS[kind].is_labelled(Record(id="0", source="", **without))

@@ -66,9 +66,10 @@ def test_byte_order_mark_and_mixed_line_ends(tmp_path):
 
 
 def test_white_space_around_labels_is_not_theirs_and_texts_are_kept(tmp_path):
+    """A label of white space alone is none."""
     path = write(tmp_path / "x.tsv", "id\ttext\tlabel\n 7 \t two  words \tnot good \u3000\n8\t\t\n")
     records = read(path)
-    assert [(r.id, r.text, r.label) for r in records] == [("7", " two  words ", "not good"), ("8", "", "")]
+    assert [(r.id, r.text, r.label) for r in records] == [("7", " two  words ", "not good"), ("8", "", None)]
 
 
 def test_a_file_of_one_column_keeps_its_empty_lines_but_not_the_last(tmp_path):

@@ -90,6 +90,19 @@ def test_an_empty_file(tmp_path):
     assert refusal(path, kind="tagging") == f"{path}: no records; the file holds nothing to read as conll"
 
 
+def test_byte_order_marks_are_no_part_of_the_first_word(tmp_path):
+    mark = b"\xef\xbb\xbf"
+    conll = write(tmp_path / "x.conll", mark + b"a O\r\nb O\n\r\nc O\n")
+    assert [r.words for r in read(conll, kind="tagging")] == [("a", "b"), ("c",)]
+    snips = write(tmp_path / "x.txt", mark + b"a:O <=> X\r\nb:O <=> Y\n")
+    assert [(r.words, r.label) for r in read(snips, kind="joint")] == [(("a",), "X"), (("b",), "Y")]
+    for name, content in (("seq.in", b"a\r\nb\n"), ("seq.out", b"O\nO\r\n"), ("label", b"X\nY\n")):
+        folder = write(tmp_path / "train" / name, mark + content).parent
+    assert [(r.words, r.tags, r.label) for r in read(folder, kind="joint")] == [
+        (("a",), ("O",), "X"), (("b",), ("O",), "Y"),
+    ]  # fmt: skip
+
+
 # ------------------------------------------------------------------ slots
 
 
@@ -122,6 +135,11 @@ def test_slots(tmp_path):
             label="atis#b",
         ),
     ]
+
+
+def test_an_empty_intent_is_none(tmp_path):
+    folder = slots(tmp_path / "train", "play\nstop\n", "O\nO\n", " \nhalt\n")
+    assert [record.label for record in read(folder, kind="joint")] == [None, "halt"]
 
 
 def test_slots_of_a_test_split_need_neither_tags_nor_intents(tmp_path):
