@@ -84,7 +84,7 @@ def main() -> int:
     parser.add_argument("--tiny", required=True, type=Path, help="workdir of the quickstart")
     parser.add_argument("--peer_python", required=True, help="Python with sentence-transformers and scikit-learn")
     parser.add_argument("--workdir", required=True, type=Path, help="folder of the training runs")
-    parser.add_argument("--learning_rate", type=float, default=2e-4)
+    parser.add_argument("--learning_rate", type=float, default=5e-4)
     parser.add_argument("--epochs", type=float, default=4.0)
     options = parser.parse_args()
     first, second, scores = dev = read_sts(options.sts / "dev.tsv")
