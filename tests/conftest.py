@@ -5,7 +5,8 @@ import tempfile
 from pathlib import Path
 
 os.environ["JAX_PLATFORMS"] = "cpu"
-os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=8"
+# Quick compilation rather than quick programs: they are tiny and many.
+os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=8 --xla_backend_optimization_level=0"
 # Programs compiled by one test serve the others (jax keys them by program and version).
 os.environ.setdefault(
     "JAX_COMPILATION_CACHE_DIR", str(Path(tempfile.gettempdir()) / f"bert-jax-tests-{os.getuid()}")

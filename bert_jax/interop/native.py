@@ -257,3 +257,16 @@ def _read_run(workdir: Path, options: ReadOptions) -> Weights:
     # numpy copies: the device buffers may go
     arrays = {name: np.asarray(values) for name, values in params.items()}
     return Weights(spec=spec, params=arrays, tokenizer_content=content, origin=origin)
+
+
+def replace_saved(folder: Path, weights: Weights, step: int) -> None:
+    """Write a saved model in the place of an older one; at any moment a whole one is there, under this name or with
+    ``.old`` behind it."""
+    new, old = folder.with_name(f"{folder.name}.new"), folder.with_name(f"{folder.name}.old")
+    for path in (new, old):
+        shutil.rmtree(path, ignore_errors=True)
+    write_saved(new, weights, step)
+    if folder.exists():
+        folder.rename(old)
+    new.rename(folder)
+    shutil.rmtree(old, ignore_errors=True)

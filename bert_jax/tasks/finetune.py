@@ -5,7 +5,6 @@ import functools
 import hashlib
 import json
 import math
-import shutil
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -20,7 +19,7 @@ from bert_jax.config import HeadsConfig, ModelSpec
 from bert_jax.config.finetune import FinetuneConfig
 from bert_jax.interop.exchange import Weights, parameter_shapes
 from bert_jax.interop.export import export_model
-from bert_jax.interop.native import BEST, write_saved
+from bert_jax.interop.native import BEST, replace_saved
 from bert_jax.interop.readers import read_weights
 from bert_jax.metrics import Score
 from bert_jax.model import BertModel, from_canonical, to_canonical
@@ -104,8 +103,7 @@ class FinetuneJob(Job):
             without = sum(not self.task.is_labelled(record) for record in records)
             if split in self._devs and without == len(records):
                 raise ValueError(
-                    f"data.dev: split {split} has no labels (sentence: no second texts), nothing to evaluate on; "
-                    "use data.test for it"
+                    f"data.dev: split {split} has no labels, nothing to evaluate on; use data.test for it"
                 )
             if split != "train" and 0 < without < len(records):
                 self.notes.append(f"{split}: {without:,} of {len(records):,} records are not scored: no label")
@@ -361,19 +359,6 @@ class FinetuneJob(Job):
 
     def is_finished(self, folder: Path) -> bool:
         return (folder / METRICS).exists() and (folder / "report.html").exists()
-
-
-def replace_saved(folder: Path, weights: Weights, step: int) -> None:
-    """Write a saved model in the place of an older one; at any moment a whole one is there, under this name or with
-    ``.old`` behind it."""
-    new, old = folder.with_name(f"{folder.name}.new"), folder.with_name(f"{folder.name}.old")
-    for path in (new, old):
-        shutil.rmtree(path, ignore_errors=True)
-    write_saved(new, weights, step)
-    if folder.exists():
-        folder.rename(old)
-    new.rename(folder)
-    shutil.rmtree(old, ignore_errors=True)
 
 
 def _with_losses(heads: HeadsConfig, config: FinetuneConfig) -> HeadsConfig:

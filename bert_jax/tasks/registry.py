@@ -6,10 +6,11 @@ from pathlib import Path
 
 from bert_jax.config.finetune import FinetuneConfig
 from bert_jax.tasks.base import Task
+from bert_jax.tasks.choice import ChoiceTask
 from bert_jax.tasks.joint import JointTask
 from bert_jax.tasks.qa import QaTask
 from bert_jax.tasks.sentence import SentenceTask
-from bert_jax.tasks.sequence import ChoiceTask, ClassificationTask, MultiLabelTask, RegressionTask
+from bert_jax.tasks.sequence import ClassificationTask, MultiLabelTask, RegressionTask
 from bert_jax.tasks.tagging import TaggingTask
 
 TASKS: dict[str, type[Task]] = {

@@ -224,7 +224,7 @@ class SentenceTask(Task):
 
     @classmethod
     def is_labelled(cls, record: Record) -> bool:
-        return record.text_pair is not None
+        return record.label is not None or record.text_pair is not None
 
     def scores(self, records: Sequence[Record], predictions: Sequence[Prediction]) -> list[Score]:
         gold, labels = self._gold(records), self.config.data.labels

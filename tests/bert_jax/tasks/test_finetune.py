@@ -258,7 +258,7 @@ def test_a_finished_task_starts_another_one_with_or_without_its_head(source, lea
         ("--task.kind regression --loss.class_weights balanced", SPLITS, "has no use for task.kind regression"),
         ("--training.eval_batches 3", SPLITS, "eval_batches: 3 is not allowed; allowed: nothing in fine-tuning"),
         ("--features.bilstm_size 8", SPLITS, "has no use for task.kind classification; it is for joint, tagging"),
-        ("--task.kind sentence --sentence.loss simcse", SPLITS, "has no labels .sentence: no second texts"),
+        ("--task.kind sentence --sentence.loss simcse", SPLITS, "a label, but no second text to compare with"),
         (
             "--task.kind sentence --sentence.loss simcse --features.frozen_encoder true",
             SPLITS,

@@ -14,6 +14,7 @@ from finetune_cases import PIECES, SPLITS, results, run, saved_model
 
 from bert_jax.config.finetune import FinetuneConfig
 from bert_jax.config.loader import RunOptions, dump_yaml, load_config, take_options
+from bert_jax.config.sweep import FinetuneRunOptions
 from bert_jax.parallel import make_mesh
 from bert_jax.records import Record
 from bert_jax.tasks.registry import TASKS, task_class
@@ -224,7 +225,7 @@ def test_lines_of_json_in_the_guide(tmp_path, kind, line):
 def test_commands_of_the_guide():
     """Their options are known, and all kinds of tasks have a line."""
     for found in re.findall(r"^(?:\$F|python run_finetune\.py) +(.*?)(?: +#.*)?$", GUIDE, re.MULTILINE):
-        _, rest = take_options(RunOptions, shlex.split(found))
+        _, rest = take_options(FinetuneRunOptions, shlex.split(found))
         load_config(
             FinetuneConfig, [str(REPOSITORY / word) if word.startswith("configs/") else word for word in rest]
         )
