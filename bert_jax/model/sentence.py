@@ -25,7 +25,12 @@ def pool(x_BxSxH: jax.Array, mask_BxS: jax.Array, kind: str) -> jax.Array:
     if kind == "cls":
         return jnp.take_along_axis(x_BxSxH, jnp.argmax(mask_BxS, axis=1)[:, None, None], axis=1)[:, 0]
     if kind == "max":
-        return jnp.max(jnp.where(mask_BxS[..., None], x_BxSxH, -1e9), axis=1)
+        # By its place: jnp.max passes its gradient to what equals the largest value, and where the compiler
+        # computes x_BxSxH a second time for that, rounded otherwise, nothing does.
+        x_BxSxH = jnp.where(mask_BxS[..., None], x_BxSxH, -1e9)
+        places_Bx1xH = jnp.argmax(jax.lax.stop_gradient(x_BxSxH), axis=1, keepdims=True)
+        is_largest_BxSxH = jnp.arange(x_BxSxH.shape[1])[:, None] == places_Bx1xH
+        return jnp.sum(jnp.where(is_largest_BxSxH, x_BxSxH, 0), axis=1)
     weights_BxS = mask_BxS.astype(jnp.float32)
     return jnp.einsum("BSH,BS->BH", x_BxSxH, weights_BxS) / jnp.maximum(weights_BxS.sum(1, keepdims=True), 1e-9)
 

@@ -70,6 +70,11 @@ def run(*arguments: object) -> tuple[int, str, str]:
     return process.returncode, out, err
 
 
+def xla_flags(devices: int) -> str:
+    """Flags for a process with so many virtual devices; its small programs are compiled quickly."""
+    return f"--xla_force_host_platform_device_count={devices} --xla_backend_optimization_level=0"
+
+
 def run_hosts(
     count: int, devices: int, *arguments: object, program: Path | None = None, timeout: float = 600
 ) -> list[tuple[int, str, str]]:
@@ -78,7 +83,7 @@ def run_hosts(
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    environment = os.environ | {"XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}"}
+    environment = os.environ | {"XLA_FLAGS": xla_flags(devices)}
     processes = []
     for index in range(count):
         others = ["--coordinator", f"127.0.0.1:{port}", "--num_processes", count, "--process_id", index]

@@ -55,7 +55,7 @@ class Run:
             ).split()
         )
         environment = os.environ | {
-            "XLA_FLAGS": "--xla_force_host_platform_device_count=2", "BERT_JAX_FAULT": fault,
+            "XLA_FLAGS": command.xla_flags(2), "BERT_JAX_FAULT": fault,
             "PYTHONPATH": f"{command.REPOSITORY}:{command.REPOSITORY / 'tests'}",
         }  # fmt: skip
         if not cached:

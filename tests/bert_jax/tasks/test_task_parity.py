@@ -37,6 +37,7 @@ ROW, UNITS = 64, 3
 LOSS_BAR, GRADIENT_BAR, SHARE = 1e-5, 1e-4, 1e-3
 # One device against several, and one pass against two.
 SAME_BAR = 1e-5
+KEY_BIAS = "attention/key/bias"
 VOCAB = len(PIECES)
 
 
@@ -152,7 +153,14 @@ def one_device(name: str, accumulation: int):
 
 
 def assert_same(given, expected) -> None:
-    off, (worst, where) = abs(given[0] - expected[0]), worst_gradient(given[1], expected[1])
+    # Softmax does not see what a key bias adds to all scores of a query: its gradient is nothing but rounding.
+    whole = np.sqrt(sum(float(np.sum(value**2)) for value in expected[1].values()))
+    for gradients in (given[1], expected[1]):
+        assert all(np.linalg.norm(gradients[name]) <= 1e-6 * whole for name in gradients if KEY_BIAS in name)
+    seen = [
+        {name: x for name, x in gradients.items() if KEY_BIAS not in name} for gradients in (given[1], expected[1])
+    ]
+    off, (worst, where) = abs(given[0] - expected[0]), worst_gradient(*seen)
     print(f"loss {off:.1e}, gradients {worst:.1e} ({where})")
     assert off <= SAME_BAR
     assert worst <= SAME_BAR, where
