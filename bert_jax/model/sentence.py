@@ -26,7 +26,7 @@ def pool(x_BxSxH: jax.Array, mask_BxS: jax.Array, kind: str) -> jax.Array:
         return jnp.take_along_axis(x_BxSxH, jnp.argmax(mask_BxS, axis=1)[:, None, None], axis=1)[:, 0]
     if kind == "max":
         # By its place: jnp.max passes its gradient to what equals the largest value, and where the compiler
-        # computes x_BxSxH a second time for that, rounded otherwise, nothing does.
+        # computes x_BxSxH a second time for that, rounded otherwise, too little does.
         x_BxSxH = jnp.where(mask_BxS[..., None], x_BxSxH, -1e9)
         places_Bx1xH = jnp.argmax(jax.lax.stop_gradient(x_BxSxH), axis=1, keepdims=True)
         is_largest_BxSxH = jnp.arange(x_BxSxH.shape[1])[:, None] == places_Bx1xH
