@@ -75,7 +75,9 @@ class Predictor:
         config = task.config
         parts = sizes["data"] * sizes["fsdp"]
         lengths = [unit.length for unit in units]
-        length = row_length(max(lengths)) if config.input.packing else config.task.max_length
+        longest = max(lengths)
+        limit = max(config.task.max_length * task.sequences_per_unit, longest)
+        length = row_length(longest) if config.input.packing else limit
         most = min(_MOST_UNITS, 1 + length // 8) if config.input.packing else 1
         rows = fill_rows(lengths, length, most)
         assert rows is not None

@@ -115,7 +115,7 @@ class FinetuneJob(Job):
         }
         self._shapes: list[Shape] = []
         self._predictor: Predictor | None = None
-        self._best: dict[str, Any] = {"value": None, "step": 0, "waited": 0, "over": False}
+        self._best: dict[str, Any] = {"value": None, "step": 0, "waited": 0, "over": False, "judged": 0}
         self.eval_split = self._devs[0] if self._devs else "dev"
         heads = dataclasses.replace(
             self.task.heads,
@@ -188,12 +188,14 @@ class FinetuneJob(Job):
 
     @functools.cached_property
     def _fingerprint(self) -> str:
-        """Of everything that decides which example comes when."""
+        """Of the examples, and of everything that decides which one comes when."""
         config = self.config
         digest = hashlib.sha256()
         for unit in self._units:
             for sequence in unit.sequences:
                 digest.update(np.asarray(sequence.ids, np.int32).tobytes() + b"|")
+            for name, values in sorted(unit.targets.items()):
+                digest.update(name.encode() + np.asarray(values).tobytes())
             digest.update(f"{unit.weight}".encode())
         key = [config.training.global_batch_size, config.training.seed, dataclasses.asdict(config.input)]
         return json_digest([digest.hexdigest(), key])
@@ -206,7 +208,7 @@ class FinetuneJob(Job):
     def data(self, mesh: Mesh, *, complete: bool) -> Data:
         batches = self._batches(mesh)
         parts = len(host_rows(mesh, mesh.size)) / mesh.size
-        return Data(None if complete else batches, parts, 2, batches.state())
+        return Data(batches, parts, 2, batches.state())
 
     def batch_shapes(self, mesh: Mesh, data_step: int) -> Mapping[str, Any]:
         return with_shardings(self._batches(mesh).pack(data_step)[0], mesh)
@@ -226,7 +228,9 @@ class FinetuneJob(Job):
         values = {split: point_values(*scored) for split, scored in found.items()}
         self._judge(values[self._devs[0]], found[self._devs[0]][0], step)
         for split in self._devs:
-            context.write(step, {"split": split, **values[split]})
+            # An evaluation made again, because the checkpoint does not know of it, has its line.
+            if not context.writer.has(step, split):
+                context.write(step, {"split": split, **values[split]})
         if self._best["step"] == step and self.config.training.restore_best:
             self._save_best(context, params, step)
         return bool(self._best["over"])
@@ -249,10 +253,13 @@ class FinetuneJob(Job):
             best["value"] is None or sign * (now - best["value"]) > max(training.min_delta, 0.0)
         )
         if better:
-            self._best = {"value": now, "step": step, "waited": 0, "over": False, "metric": score.name}
+            self._best = {"value": now, "step": step, "waited": 0, "metric": score.name}
         else:
-            waited = best["waited"] + 1
-            self._best = {**best, "waited": waited, "over": bool(training.patience) and waited >= training.patience}
+            self._best = {**best, "waited": best["waited"] + 1}
+        self._best |= {"judged": step, "over": self._is_patience_over(self._best["waited"])}
+
+    def _is_patience_over(self, waited: int) -> bool:
+        return bool(self.config.training.patience) and waited >= self.config.training.patience
 
     def _chosen_by(self, scores: Sequence[Score]) -> dict[str, Any]:
         score = choosing_score(self.config.task.metric, scores)
@@ -264,8 +271,12 @@ class FinetuneJob(Job):
     def state(self) -> dict[str, Any]:
         return dict(self._best)
 
+    def knows_evaluation(self, step: int) -> bool:
+        return bool(self._best.get("judged", step) >= step)
+
     def restore(self, state: Mapping[str, Any]) -> None:
-        self._best = dict(state)
+        # The patience may be another one now.
+        self._best = {**state, "over": self._is_patience_over(state["waited"])}
 
     # --- What comes out ------------------------------------------------------------------------------------------
 
@@ -339,6 +350,7 @@ class FinetuneJob(Job):
             "task": self.config.name,
             "split": split,
             "n": len(records),
+            "records": self._digest(split),
             "metrics": with_intervals(scores, count, self.config.training.seed),
             "seed": self.config.training.seed,
             "step": step,
@@ -357,8 +369,21 @@ class FinetuneJob(Job):
             return [f"no export: {error}"]
         return said
 
+    def _digest(self, split: str) -> str:
+        """Of the records of a split, wherever their files lie."""
+        digest = hashlib.sha256()
+        for record in self._splits[split]:
+            digest.update(repr(dataclasses.replace(record, source="", group="")).encode("utf-8", "replace"))
+        return digest.hexdigest()[:16]
+
     def is_finished(self, folder: Path) -> bool:
-        return (folder / METRICS).exists() and (folder / "report.html").exists()
+        if not ((folder / METRICS).exists() and (folder / "report.html").exists()):
+            return False
+        made = {
+            entry["split"]: entry.get("records")
+            for entry in json.loads((folder / METRICS).read_text(encoding="utf-8"))
+        }
+        return made == {split: self._digest(split) for split in self._splits if split != "train"}
 
 
 def _with_losses(heads: HeadsConfig, config: FinetuneConfig) -> HeadsConfig:

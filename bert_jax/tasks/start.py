@@ -25,6 +25,7 @@ from bert_jax.training.warm_start import RECORD, WarmStart
 _FILES = {"wordpiece": "vocab.txt", "sentencepiece": "tokenizer.model", "byte_bpe": "tokenizer.json"}
 # How the tokenizer is applied, beside its file.
 TOKENIZER_FILE = "tokenizer_settings.json"
+PRETRAINING_HEADS = ("mlm_head", "nsp_head")
 
 
 @dataclass(frozen=True)
@@ -55,6 +56,12 @@ def resolve(options: RunOptions, workdir: Location, settings: Sequence[Setting])
     given = {key: value for key, (value, _) in parse_settings(FinetuneConfig, settings).items()}
     if saved_steps(workdir):
         record = read_record(workdir)
+        before = record["init_from"] if record else ""
+        if options.init_from and not (before and Path(options.init_from).resolve() == Path(before).resolve()):
+            raise ValueError(
+                f"--init_from {options.init_from}: the run in {workdir} began from {before or 'drawn weights'}; "
+                "give another --workdir, or leave --init_from out to continue that run"
+            )
         if record is not None:
             settings = merge_settings(
                 settings, record["source"], record["resolved"], f"{workdir / RECORD}", FinetuneConfig
@@ -136,8 +143,9 @@ def _stored_tokenizer(workdir: Location) -> tuple[TokenizerConfig, bytes]:
 def warm_start(start: Start, config: FinetuneConfig, heads: HeadsConfig, sentence: Any) -> WarmStart:
     """The parameters of ``start`` that the run's model has, what is said about the others, and the record of it.
 
-    The encoder always; the pooler and a task head where the source has them with the same classes. The top
-    ``regularization.reinit_layers`` layers and the pooler with them are left to be drawn.
+    The encoder always; the pooler and the heads of pretraining where the source has them, a task head where it is
+    of the same classes and not ``regularization.reinit_head``. The top ``regularization.reinit_layers`` layers and
+    the pooler with them are left to be drawn.
     """
     weights = start.weights
     if weights is None:
@@ -147,10 +155,11 @@ def warm_start(start: Start, config: FinetuneConfig, heads: HeadsConfig, sentenc
     kept: dict[str, np.ndarray] = {}
     for name, shape in wanted.items():
         part = name.partition("/")[0]
+        is_own = part.endswith("_head") and part not in PRETRAINING_HEADS
         values = weights.params.get(name)
         if values is None or tuple(values.shape) != shape or name.startswith(drawn):
             continue
-        if part.endswith("_head") and not _same_classes(weights.spec.heads, heads):
+        if is_own and (config.regularization.reinit_head or not _same_classes(weights.spec.heads, heads)):
             continue
         kept[name] = values
     assert not any(STACKED in name for name in kept)

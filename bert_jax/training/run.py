@@ -52,7 +52,7 @@ PHASE_MAY_CHANGE = {"model.hidden_dropout", "model.attention_dropout"}
 class Data:
     """A job's training data on a mesh."""
 
-    # None: the run is complete.
+    # None: the run is complete. Those of a complete run are only compared with what it learned from.
     batches: BatchIterator | None
     # Part of a batch's rows that this process feeds.
     host_share: float
@@ -141,6 +141,10 @@ class Job(ABC):
     def state(self) -> dict[str, Any]:
         """What the checkpoint keeps for the job; JSON."""
         return {}
+
+    def knows_evaluation(self, step: int) -> bool:
+        """Whether what follows from the evaluation at ``step`` is in :meth:`state`."""
+        return True
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Continue from :meth:`state`."""
@@ -297,7 +301,8 @@ def run(
     is_due = first_step == training.num_steps or (
         not complete and training.eval_interval > 0 and first_step % training.eval_interval == 0
     )
-    is_due = is_due and restored is not None and job.evaluates() and not writer.has(first_step, job.eval_split)
+    is_made = writer.has(first_step, job.eval_split) and job.knows_evaluation(first_step)
+    is_due = is_due and restored is not None and job.evaluates() and not is_made
     if hosts.lead_says("evaluation_is_due", is_due, host_timeout):
         try:
             complete = job.evaluate(context, state, first_step) or complete

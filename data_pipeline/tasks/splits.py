@@ -4,6 +4,7 @@ import hashlib
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from itertools import islice
 
 from bert_jax.config.finetune import TaskDataConfig, TaskKind
@@ -102,13 +103,24 @@ def cut_dev(
         if len(chosen) + len(groups[key]) <= min(wanted, len(records) - 1):
             chosen += groups[key]
     dev = set(chosen or groups[min(order, key=lambda key: len(groups[key]))])
-    return [r for i, r in enumerate(records) if i not in dev], [records[i] for i in sorted(dev)]
+    return _chosen(records, [i for i in range(len(records)) if i not in dev]), _chosen(records, sorted(dev))
 
 
 def draw(records: Sequence[Record], count: int, *, seed: int) -> list[Record]:
     """``count`` of the records in their order; those of a smaller count are among those of a larger one."""
     drawn = sorted(range(len(records)), key=lambda i: _hash(seed, "limit", str(i)))[:count]
-    return [records[i] for i in sorted(drawn)]
+    return _chosen(records, sorted(drawn))
+
+
+def _chosen(records: Sequence[Record], numbers: Sequence[int]) -> list[Record]:
+    """Those records. Sentences of words with another one left out between them are of different documents now:
+    the context of a sentence is what stands beside it."""
+    kept, part = [], 0
+    for before, number in zip([-1, *numbers], numbers, strict=False):
+        record = records[number]
+        part += number != before + 1
+        kept.append(replace(record, group=f"{record.group}:{part}") if record.group and record.words else record)
+    return kept
 
 
 def _hash(seed: int, purpose: str, key: str) -> bytes:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
+from bert_jax import exits
 from bert_jax.config import HeadsConfig, ModelConfig, ModelSpec, TokenizerConfig, load_config
 from bert_jax.config.finetune import FinetuneConfig
 from bert_jax.config.loader import RunOptions
@@ -73,6 +74,23 @@ def run(source: Path, workdir: Path, arguments: str = "", splits=SPLITS, tests=(
     """Fine-tune in ``workdir``."""
     config, start = configured(source, workdir, arguments)
     finetune(config, workdir=workdir, splits=splits, tests=tests, start=start, **{"stop": StopRequest(), **options})
+
+
+class StopAt:
+    """A stop request that comes when it is asked for the so-manieth time."""
+
+    def __init__(self, calls):
+        self.calls, self.exit_code = calls, exits.PREEMPTED
+
+    def __bool__(self):
+        return False
+
+    def reached(self):
+        self.calls -= 1
+        return self.calls < 0
+
+    def told(self):
+        return "on request"
 
 
 def results(workdir: Path) -> dict[str, dict]:

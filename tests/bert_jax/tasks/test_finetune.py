@@ -7,16 +7,28 @@ from collections import Counter
 import jax
 import numpy as np
 import pytest
-from finetune_cases import PIECES, SPLITS, configured, lines, records, results, run, saved_model, with_labels
+from finetune_cases import (
+    PIECES,
+    SPLITS,
+    StopAt,
+    configured,
+    lines,
+    records,
+    results,
+    run,
+    saved_model,
+    with_labels,
+)
 
 import bert_jax
 from bert_jax import exits
-from bert_jax.config import load_config
+from bert_jax.config import HeadsConfig, load_config
 from bert_jax.config.finetune import FinetuneConfig
 from bert_jax.config.loader import RunOptions
 from bert_jax.interop.readers import read_weights
 from bert_jax.model import BertModel, to_canonical
 from bert_jax.parallel import batch_sharding, make_mesh
+from bert_jax.records import Record
 from bert_jax.storage import location
 from bert_jax.tasks import finetune as module
 from bert_jax.tasks.evaluation import blank_scores
@@ -98,30 +110,6 @@ def test_the_export_and_the_best_parameters_say_the_same(learned):
             assert abs(one["probabilities"]["1"] - other["scores"]["1"]) < 1e-5
 
 
-def test_a_finished_run_says_so_and_changes_nothing(source, learned, capsys):
-    before = {path: path.read_bytes() for path in learned.glob("*.json*")}
-    run(source, learned, "--training.num_epochs 4", {**SPLITS, "test": TEST}, tests=["test"])
-    assert "is complete: 36 steps" in capsys.readouterr().out
-    assert {path: path.read_bytes() for path in learned.glob("*.json*")} == before
-
-
-class StopAt:
-    """A stop request that comes before the step of a number."""
-
-    def __init__(self, calls):
-        self.calls, self.exit_code = calls, exits.PREEMPTED
-
-    def __bool__(self):
-        return False
-
-    def reached(self):
-        self.calls -= 1
-        return self.calls < 0
-
-    def told(self):
-        return "on request"
-
-
 @pytest.mark.parametrize("options", ["", "--regularization.mixout 0.1 --optimizer.ema_decay 0.9"])
 def test_a_stopped_run_resumes_bitwise(source, tmp_path, options):
     whole, parts = tmp_path / "whole", tmp_path / "parts"
@@ -193,6 +181,26 @@ def test_packing_changes_no_prediction_and_no_step(source, tmp_path):
     assert packed[0]["padding_fraction"] < 0.5 < apart[0]["padding_fraction"]
 
 
+def test_several_texts_in_a_row_of_their_own(source, tmp_path):
+    """Rows as long as all choices together, in training and in evaluation."""
+    choices = [
+        Record(
+            id=str(i), source="", text="w1 w2", choices=("good w3 w4 w5 w6", "bad w7 w8 w9 w1"), label=str(i % 2)
+        )
+        for i in range(12)
+    ]
+    splits = {"train": choices, "dev": choices[:5]}
+    options = "--task.kind choice --task.max_length 12 --training.num_epochs 1"
+    for packing in ("true", "false"):
+        run(source, tmp_path / packing, f"{options} --model.hidden_dropout 0 --input.packing {packing}", splits)
+    one, other = (
+        [json.loads(line)["scores"] for line in (tmp_path / name / "predictions_dev.jsonl").open()]
+        for name in ("true", "false")
+    )
+    assert len(one) == 5
+    np.testing.assert_allclose(np.array(one), np.array(other), atol=1e-3)
+
+
 def test_meshes_give_what_one_device_gives(source, tmp_path, monkeypatch):
     # Without dropout: its bits belong to places in rows, and a batch on 8 devices has other rows.
     options = "--training.num_epochs 1 --model.hidden_dropout 0 --model.attention_dropout 0"
@@ -232,6 +240,9 @@ def test_a_finished_task_starts_another_one_with_or_without_its_head(source, lea
     job = module.FinetuneJob(config, SPLITS, (), start)
     kept = module.warm_start(start, job.config, job.model.heads, None)
     assert "sequence_head/kernel" in kept.params and not any("drawn anew" in line for line in kept.messages)
+    config, _ = configured(learned / "best", tmp_path / "w", "--regularization.reinit_head true")
+    drawn = module.warm_start(start, config, job.model.heads, None)
+    assert set(kept.params) - set(drawn.params) == {"sequence_head/kernel", "sequence_head/bias"}
     renamed = with_labels(SPLITS, lambda label: {"0": "no", "1": "yes"}[label])
     job = module.FinetuneJob(config, renamed, (), start)
     dropped = module.warm_start(start, job.config, job.model.heads, None)
@@ -296,14 +307,6 @@ def test_a_drawn_model_is_as_large_as_its_vocabulary(tmp_path):
         size("--model.vocab_size", "9")
 
 
-def test_changed_training_records_are_refused_on_resume(source, tmp_path):
-    with pytest.raises(exits.Stop):
-        run(source, tmp_path / "w", stop=StopAt(6))
-    other = {"train": records(70, 9), "dev": SPLITS["dev"]}
-    with pytest.raises(ValueError, match="the training examples are not those"):
-        run(source, tmp_path / "w", splits=other)
-
-
 def test_fewer_records_than_a_batch(source, tmp_path):
     splits = {"train": records(3, 1), "dev": records(2, 2)}
     run(source, tmp_path / "w", "--task.kind regression --training.num_epochs 2", splits)
@@ -311,6 +314,16 @@ def test_fewer_records_than_a_batch(source, tmp_path):
     assert found["n"] == 2
     # Values have no classes to confuse.
     assert "confusion_matrix" not in found and "confusion matrix" not in (tmp_path / "w/report.html").read_text()
+
+
+def test_the_heads_of_pretraining_go_on_learning(tmp_path):
+    """The task's classes are not the source's, but masked words are masked words."""
+    source = saved_model(tmp_path / "model", HeadsConfig(pooler=True, mlm=True, nsp=True))
+    config, start = configured(source, tmp_path / "w", "--loss.mlm_weight 0.5 --loss.nsp_weight 0.5")
+    job = module.FinetuneJob(config, SPLITS, (), start)
+    first = module.warm_start(start, job.config, job.model.heads, None)
+    assert {"mlm_head/transform/kernel", "mlm_head/output_bias", "nsp_head/kernel"} < set(first.params)
+    assert "drawn anew: sequence_head" in first.messages
 
 
 LOWER = "--loss.layers 1 --loss.layer_weight 0.2"

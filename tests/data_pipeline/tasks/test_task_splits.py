@@ -1,5 +1,7 @@
 """The splits of a run: their names, a dev split cut from train, and limits."""
 
+import itertools
+
 import pytest
 from task_files import write
 
@@ -7,7 +9,7 @@ from bert_jax.config.finetune import TaskDataConfig
 from bert_jax.records import Record
 from data_pipeline.tasks import read_splits, split_names
 from data_pipeline.tasks.files import locate
-from data_pipeline.tasks.splits import cut_dev
+from data_pipeline.tasks.splits import cut_dev, draw
 
 
 def folder_of(path, **files):
@@ -83,6 +85,19 @@ def test_a_dev_split_cut_from_train(tmp_path):
     assert len(other["dev"]) == 10 and other["dev"] != splits["dev"]
     # The same on every machine and with every version: models are compared on it.
     assert splits["dev"] == [12, 14, 17, 30, 34, 35, 46, 75, 91, 97]
+
+
+def test_sentences_that_no_longer_follow_each_other_are_of_different_documents():
+    records = [Record(id=str(i), source="", words=("a",), group="x") for i in range(8)]
+    train, dev = cut_dev(records, fraction=0.5, group_by="none", seed=0)
+    assert [int(record.id) for record in dev] != [0, 1, 2, 3] and len(dev) == 4
+    for kept in (draw(records, 5, seed=0), train, dev):
+        assert len({record.group for record in kept}) > 1
+        for before, now in itertools.pairwise(kept):
+            assert (before.group == now.group) == (int(now.id) == int(before.id) + 1)
+    # Those of texts stay what they are.
+    texts = [Record(id=str(i), source="", text="a", group="x") for i in range(8)]
+    assert {record.group for record in draw(texts, 5, seed=0)} == {"x"}
 
 
 def test_limits(tmp_path):
