@@ -31,14 +31,6 @@ TAGGED = [
 UNEVEN = [record for i, record in enumerate(SPLITS["train"]) if record.label == "1" or i % 4 == 0]
 
 
-@pytest.fixture(autouse=True)
-def compiled_quickly(monkeypatch):
-    """Many programs, each for 20 steps: half of the time is the compiler's optimisation."""
-    monkeypatch.setattr(
-        "bert_jax.training.compile.compiler_options", lambda mesh: {"xla_backend_optimization_level": 0}
-    )
-
-
 @pytest.fixture(scope="module")
 def end_of(tmp_path_factory):
     """Function of options (and records): canonical parameters after 20 steps."""
