@@ -103,8 +103,12 @@ class Task(ABC):
 
     @property
     def sequences_per_unit(self) -> int:
-        """K."""
+        """K of training."""
         return 1
+
+    def sequences_of(self, units: Sequence[Unit]) -> int:
+        """K of batches of such ``units``, one or more, that are predicted."""
+        return self.sequences_per_unit
 
     @property
     @abstractmethod

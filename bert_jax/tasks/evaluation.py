@@ -88,7 +88,7 @@ class Predictor:
         for start in range(0, len(rows), size):
             yield pack_batch(
                 units, rows[start : start + size], shape,
-                sequences=task.sequences_per_unit, targets=task.targets, pad_id=task.tokenizer.pad_id,
+                sequences=task.sequences_of(units), targets=task.targets, pad_id=task.tokenizer.pad_id,
             )  # fmt: skip
 
 
@@ -135,7 +135,7 @@ def blank_scores(task: Task, model: BertModel, records: Sequence[Record], units:
     length = row_length(units[0].length)
     batch = pack_batch(
         units[:1], [[0]], Shape(1, length, 1),
-        sequences=task.sequences_per_unit, targets=task.targets, pad_id=task.tokenizer.pad_id,
+        sequences=task.sequences_of(units), targets=task.targets, pad_id=task.tokenizer.pad_id,
     ).features  # fmt: skip
     shapes = jax.eval_shape(functools.partial(_run, task, model, levels), nn.unbox(abstract_params(model)), batch)
     blank = {name: np.zeros(found.shape[2:], found.dtype) for name, found in shapes.items()}

@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from bert_jax.config import HeadsConfig, SentenceConfig, SentenceModule
@@ -30,6 +29,10 @@ from bert_jax.tokenization import Tokenizer
 
 # Texts of a training example, hard negatives not counted.
 _TEXTS = {"softmax": 2, "cosine": 2, "cosent": 2, "triplet": 3, "negatives": 2, "simcse": 2}
+# Texts of a record that are scored: a pair, and of its negatives the first.
+_SCORED_TEXTS = 3
+# Cosines that ranks are taken of at a time.
+_COSINES = 2**22
 
 
 class SentenceTask(Task):
@@ -52,11 +55,12 @@ class SentenceTask(Task):
 
     @classmethod
     def from_data(cls, config: FinetuneConfig, splits: Mapping[str, Sequence[Record]]) -> FinetuneConfig:
-        train, data = splits["train"], config.data
-        most = max((len(record.negatives) for record in train), default=0)
+        train, data, options = splits["train"], config.data, config.sentence
+        uses_negatives = options.loss == "negatives" and not options.pairs_from_classes
+        most = max((len(record.negatives) for record in train), default=0) if uses_negatives else 0
         for record in train:
             _check_texts(record, config, most)
-        if config.sentence.loss == "softmax":
+        if options.loss == "softmax":
             labels = data.labels or tuple(sorted({record.label or "" for record in train}))
             if len(labels) < 2:
                 raise ValueError(f"data.labels: {len(labels)} class ({', '.join(labels)}); two or more are needed")
@@ -67,6 +71,11 @@ class SentenceTask(Task):
     def sequences_per_unit(self) -> int:
         loss = self.config.sentence.loss
         return _TEXTS[loss] + (self.config.hard_negatives if loss == "negatives" else 0)
+
+    def sequences_of(self, units: Sequence[Unit]) -> int:
+        most = max(len(unit.sequences) for unit in units)
+        # The classifier takes the texts of a row two by two.
+        return most + most % 2 if self.config.sentence.loss == "softmax" else most
 
     @property
     def heads(self) -> HeadsConfig:
@@ -85,7 +94,7 @@ class SentenceTask(Task):
     def featurize(self, records: Sequence[Record], *, training: bool) -> list[Unit]:
         if not training:
             self._check_scored([record for record in records if self.is_labelled(record)])
-        groups = self._training_texts(records) if training else [_texts(record) for record in records]
+        groups = self._training_texts(records) if training else [_scored_texts(record) for record in records]
         flat = [text for group in groups for text in group]
         ids = iter(self.tokenizer.encode_batch(flat))
         units = []
@@ -106,21 +115,28 @@ class SentenceTask(Task):
         if options.loss == "simcse":
             return [(record.text, record.text) for record in records]
         if not options.pairs_from_classes:
-            return [_texts(record) for record in records]
-        classes = np.array([record.label for record in records])
+            # A negative that the loss has no use for is not seen.
+            return [_texts(record)[: self.sequences_per_unit] for record in records]
         seed, groups = self.config.data.split_seed, []
-        members = {label: np.flatnonzero(classes == label) for label in np.unique(classes)}
-        others = {label: np.flatnonzero(classes != label) for label in members}
         draws = permutation(len(records), seed, 1), permutation(len(records), seed, 2)
+        _, classes = np.unique([record.label or "" for record in records], return_inverse=True)
+        order, sizes = np.argsort(classes, kind="stable"), np.bincount(classes)
+        members = np.split(order, np.cumsum(sizes)[:-1])
+        # Place of a record among those of its class; and of each member how many of other classes stand before it.
+        place = np.empty(len(records), np.int64)
+        place[order] = np.concatenate([np.arange(size) for size in sizes])
+        before = [own - np.arange(len(own)) for own in members]
         for i, record in enumerate(records):
-            own, other = members[classes[i]], others[classes[i]]
-            own = own[own != i]
-            if not len(own) or not len(other):
+            own, outside = members[classes[i]], before[classes[i]]
+            own_count, other_count = len(own) - 1, len(records) - len(own)
+            if not own_count or not other_count:
                 raise ValueError(
                     f"{record.source}: class {record.label!r} has one text, or is the only class: it makes no pairs"
                 )
-            texts = (record.text, records[own[draws[0][i] % len(own)]].text)
-            negative = records[other[draws[1][i] % len(other)]].text
+            drawn = draws[0][i] % own_count
+            texts = (record.text, records[own[drawn + (drawn >= place[i])]].text)
+            drawn = draws[1][i] % other_count
+            negative = records[drawn + np.searchsorted(outside, drawn, side="right")].text
             groups.append((*texts, negative) if options.loss == "triplet" else texts)
         return groups
 
@@ -140,7 +156,13 @@ class SentenceTask(Task):
         return {"labels": value}
 
     def _check_scored(self, records: Sequence[Record]) -> None:
-        """``ValueError`` for records that have labels which cannot be scored."""
+        """``ValueError`` for records that have labels which cannot be scored, or not by what the others are."""
+        without = [record for record in records if not record.negatives]
+        if 0 < len(without) < len(records):
+            raise ValueError(
+                f"{without[0].source}: no negative, but other records of the split have one; allowed: triplets "
+                "alone, or none; give it one (role negative), or put triplets in a file of their own"
+            )
         for record in records:
             if record.text_pair is None:
                 raise ValueError(f"{record.source}: a label, but no second text to compare with (role text_pair)")
@@ -161,11 +183,11 @@ class SentenceTask(Task):
     def denominators(self, batch: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
         return {"loss": denominator(batch["weights"])}
 
-    def _embeddings(self, output: BertOutput) -> jax.Array:
+    def _embeddings(self, output: BertOutput, batch: Mapping[str, jax.Array]) -> jax.Array:
         assert output.sentence_embeddings is not None
         rows, sequences, width = output.sentence_embeddings.shape
-        texts = self.sequences_per_unit
-        return output.sentence_embeddings.reshape(rows, sequences // texts, texts, width)
+        units = batch["weights"].shape[1]
+        return output.sentence_embeddings.reshape(rows, units, sequences // units, width)
 
     def loss(self, output: BertOutput, batch: Mapping[str, jax.Array], *, axis: str | None) -> Sums:
         options, weights_BxU = self.config.sentence, batch["weights"]
@@ -175,7 +197,7 @@ class SentenceTask(Task):
             return softmax_loss(
                 output.pair_logits, batch["labels"], weights_BxU, label_smoothing=smoothing, focal_gamma=gamma
             )
-        embeddings_BxUxKxE = self._embeddings(output)
+        embeddings_BxUxKxE = self._embeddings(output, batch)
         match options.loss:
             case "cosine":
                 return cosine_loss(embeddings_BxUxKxE, batch["labels"], weights_BxU)
@@ -186,9 +208,11 @@ class SentenceTask(Task):
         return in_batch_negatives_loss(embeddings_BxUxKxE, weights_BxU, scale=options.scale, axis=axis)
 
     def outputs(self, output: BertOutput, batch: Mapping[str, jax.Array]) -> dict[str, tuple[Level, jax.Array]]:
-        found: dict[str, tuple[Level, jax.Array]] = {"embeddings": ("unit", self._embeddings(output))}
+        embeddings_BxUxKxE = self._embeddings(output, batch)
+        found: dict[str, tuple[Level, jax.Array]] = {"embeddings": ("unit", embeddings_BxUxKxE)}
         if output.pair_logits is not None:
-            found["logits"] = ("unit", output.pair_logits)
+            # Of each unit's first two texts.
+            found["logits"] = ("unit", output.pair_logits[:, :: embeddings_BxUxKxE.shape[2] // 2])
         return found
 
     # ------------------------------------------------------------------ outputs to predictions and metrics
@@ -201,8 +225,15 @@ class SentenceTask(Task):
         where there is no label."""
         if not units:
             return []
-        vectors = jnp.stack([output["embeddings"] for output in outputs])
-        unit_NxKxE = np.asarray(vectors / jnp.maximum(jnp.linalg.norm(vectors, axis=-1, keepdims=True), 1e-12))
+        unit_NxKxE = _unit(np.stack([output["embeddings"] for output in outputs]))
+        pairs = [i for i, unit in enumerate(units) if len(unit.sequences) > 1]
+        unlabelled = [i for i in pairs if records[i].label is None and len(units[i].sequences) == 2]
+        ranks = {}
+        if unlabelled:
+            seconds = [tuple(units[i].sequences[1].ids) for i in pairs]
+            own = np.searchsorted(pairs, unlabelled)
+            found = _ranks(unit_NxKxE[unlabelled, 0], unit_NxKxE[pairs, 1], seconds, own)
+            ranks = dict(zip(unlabelled, found.tolist(), strict=True))
         predictions: list[Prediction] = []
         for i, (record, unit, output) in enumerate(zip(records, units, outputs, strict=True)):
             texts = len(unit.sequences)
@@ -211,9 +242,8 @@ class SentenceTask(Task):
                 one["cosine"] = round(float(unit_NxKxE[i, 0] @ unit_NxKxE[i, 1]), 6)
             if texts > 2:
                 one["cosine_negative"] = round(float(unit_NxKxE[i, 0] @ unit_NxKxE[i, 2]), 6)
-            if texts == 2 and record.label is None:
-                found = unit_NxKxE[:, 1] @ unit_NxKxE[i, 0]
-                one["rank"] = int(1 + np.sum(found > found[i]))
+            if i in ranks:
+                one["rank"] = ranks[i]
             if "logits" in output and texts == 2:
                 chances = softmax(output["logits"].astype(np.float64))
                 labels = self.config.data.labels
@@ -246,6 +276,36 @@ class SentenceTask(Task):
 def _texts(record: Record) -> tuple[str, ...]:
     pair = () if record.text_pair is None else (record.text_pair,)
     return (record.text, *pair, *record.negatives)
+
+
+def _scored_texts(record: Record) -> tuple[str, ...]:
+    """A negative is nothing without a second text."""
+    return _texts(record)[:_SCORED_TEXTS] if record.text_pair is not None else (record.text,)
+
+
+def _unit(vectors: np.ndarray) -> np.ndarray:
+    """Vectors of length 1; what is 0 stays 0."""
+    return vectors / np.maximum(np.linalg.norm(vectors, axis=-1, keepdims=True), 1e-12)
+
+
+def _ranks(
+    queries_QxE: np.ndarray, candidates_NxE: np.ndarray, texts: Sequence[tuple[int, ...]], own_Q: np.ndarray
+) -> np.ndarray:
+    """int64[Q]: rank of each query's own candidate by cosine among all N, from 1. ``texts`` are those of the
+    candidates; equal ones share their rank."""
+    # Equal texts are one candidate: in other rows their last digits may differ.
+    numbers: dict[tuple[int, ...], int] = {}
+    number_N = np.array([numbers.setdefault(text, len(numbers)) for text in texts])
+    times_M = np.bincount(number_N).astype(np.float64)
+    different_MxE = candidates_NxE[np.unique(number_N, return_index=True)[1]]
+    ranks = np.empty(len(own_Q), np.int64)
+    size = max(1, _COSINES // len(different_MxE))
+    for start in range(0, len(own_Q), size):
+        block = slice(start, start + size)
+        found = queries_QxE[block] @ different_MxE.T
+        nearer = found > np.take_along_axis(found, number_N[own_Q[block], None], axis=1)
+        ranks[block] = 1 + nearer @ times_M
+    return ranks
 
 
 def _check_texts(record: Record, config: FinetuneConfig, negatives: int) -> None:

@@ -1,0 +1,181 @@
+"""Sentence embeddings: texts of training and of evaluation, pairs from classes, ranks."""
+
+import dataclasses
+import time
+import tracemalloc
+
+import numpy as np
+import pytest
+from finetune_cases import PIECES, results, run, saved_model
+
+from bert_jax.config import ModelConfig
+from bert_jax.config.finetune import FinetuneConfig, SentenceTaskConfig, TaskConfig, TaskDataConfig
+from bert_jax.records import Record
+from bert_jax.tasks.selection import permutation
+from bert_jax.tasks.sentence import SentenceTask
+from bert_jax.tokenization.wordpiece import WordPieceTokenizer
+
+TOKENIZER = WordPieceTokenizer(PIECES, lower_case=False)
+
+
+def task_of(loss, labels=(), **options):
+    config = FinetuneConfig(
+        task=TaskConfig(kind="sentence", max_length=16),
+        data=TaskDataConfig(labels=labels),
+        sentence=SentenceTaskConfig(loss=loss, **options),
+        model=ModelConfig(vocab_size=len(PIECES), max_position_embeddings=64),
+    )
+    return SentenceTask(config, TOKENIZER)
+
+
+def texts(count, seed, negatives=0, label=None):
+    """Records of a text, a second one that shares its words, and others that do not."""
+    rng = np.random.default_rng(seed)
+    found = []
+    for i in range(count):
+        words = [" ".join(f"w{n}" for n in rng.integers(0, 60, 4)) for _ in range(1 + negatives)]
+        pair = " ".join(reversed(words[0].split()))
+        found.append(Record(id=str(i), source=f"file:{i + 1}", text=words[0], text_pair=pair,
+                            negatives=tuple(words[1:]), label=label and label(i)))  # fmt: skip
+    return found
+
+
+# ------------------------------------------------------------------ texts of a record
+
+
+LABELS = {"softmax": lambda i: "ab"[i % 2], "cosine": lambda i: str(i % 3 / 2)}
+
+
+@pytest.mark.parametrize("loss", ["softmax", "cosine", "triplet", "negatives", "simcse"])
+def test_every_kind_of_record_is_scored_whatever_the_loss(tmp_path, loss):
+    train = texts(16, 0, 1 if loss == "triplet" else 0, LABELS.get(loss))
+    dev = {"triplets": texts(9, 1, 1), "pairs": texts(9, 2), "many": texts(9, 3, 3)}
+    run(
+        saved_model(tmp_path / "model"), tmp_path / "w",
+        f"--task.kind sentence --sentence.loss {loss} --training.num_epochs 1 --task.metric triplet_accuracy",
+        {"train": train, **dev},
+    )  # fmt: skip
+    found = results(tmp_path / "w")
+    assert {split: list(found[split]["metrics"]) for split in dev} == {
+        "triplets": ["triplet_accuracy"], "pairs": ["mrr", "precision@1"], "many": ["triplet_accuracy"]
+    }  # fmt: skip
+
+
+def test_texts_that_training_has_no_use_for_are_not_seen():
+    for loss, given in (("cosine", 2), ("simcse", 2), ("negatives", 5)):
+        records = texts(8, 0, 3, LABELS["cosine"])
+        config = SentenceTask.from_data(task_of(loss).config, {"train": records})
+        task = SentenceTask(config, TOKENIZER)
+        units = task.featurize(records, training=True)
+        assert {len(unit.sequences) for unit in units} == {given} == {task.sequences_per_unit}, loss
+    classes = texts(8, 0, 2, LABELS["softmax"])
+    config = SentenceTask.from_data(task_of("negatives", pairs_from_classes=True).config, {"train": classes})
+    assert SentenceTask(config, TOKENIZER).sequences_per_unit == 2
+
+
+def test_a_negative_without_a_second_text_is_none():
+    task = task_of("negatives")
+    (unit,) = task.featurize([dataclasses.replace(texts(1, 0, 1)[0], text_pair=None)], training=False)
+    assert len(unit.sequences) == 1
+
+
+def test_some_triplets_among_pairs_are_refused():
+    records = [*texts(3, 0, 1), *texts(2, 1)]
+    with pytest.raises(
+        ValueError, match=r"^file:1: no negative, but other records of the split have one"
+    ) as raised:
+        task_of("triplet").featurize(records, training=False)
+    assert "\n" not in str(raised.value)
+
+
+# ------------------------------------------------------------------ pairs from classes
+
+
+def drawn_one_by_one(records, seed):
+    """Each record's text, one of its class, one of another."""
+    draws = permutation(len(records), seed, 1), permutation(len(records), seed, 2)
+    labels = np.array([record.label for record in records])
+    for i, record in enumerate(records):
+        own = np.flatnonzero((labels == record.label) & (np.arange(len(records)) != i))
+        other = np.flatnonzero(labels != record.label)
+        numbers = own[draws[0][i] % len(own)], other[draws[1][i] % len(other)]
+        yield (record.text, *(records[number].text for number in numbers))
+
+
+def labelled(count, classes):
+    rng = np.random.default_rng(0)
+    numbers = rng.permutation(np.arange(count) % classes)
+    return [Record(id=str(i), source="f", text=f"t{i}", label=f"c{n}") for i, n in enumerate(numbers)]
+
+
+@pytest.mark.parametrize(("count", "classes"), [(4, 2), (60, 2), (61, 7), (90, 45)])
+def test_texts_of_classes_are_drawn_among_all_others(count, classes):
+    records = labelled(count, classes)
+    found = task_of("triplet", pairs_from_classes=True)._training_texts(records)
+    assert found == list(drawn_one_by_one(records, 0))
+    pairs = task_of("negatives", pairs_from_classes=True)._training_texts(records)
+    assert pairs == [group[:2] for group in found]
+
+
+@pytest.mark.parametrize("labels", ["aab", "aa"])
+def test_classes_that_make_no_pairs(labels):
+    records = [dataclasses.replace(one, label=label) for one, label in zip(labelled(3, 2), labels, strict=False)]
+    with pytest.raises(ValueError, match="has one text, or is the only class"):
+        task_of("negatives", pairs_from_classes=True)._training_texts(records)
+
+
+def test_pairs_of_many_classes_take_little_memory():
+    records, task = labelled(6000, 3000), task_of("triplet", pairs_from_classes=True)
+    tracemalloc.start()
+    task._training_texts(records)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 2**23  # one index array per class of all others: 137 MiB
+
+
+# ------------------------------------------------------------------ predictions
+
+
+def decoded(task, records, vectors):
+    units = task.featurize(records, training=False)
+    return task.decode(records, units, [{"embeddings": one} for one in vectors])
+
+
+def test_ranks_are_those_of_all_second_texts():
+    records, rng = texts(50, 0), np.random.default_rng(0)
+    vectors = rng.normal(size=(50, 2, 8)).astype(np.float32)
+    vectors[:, 1] += vectors[:, 0]
+    unit = vectors / np.linalg.norm(vectors, axis=-1, keepdims=True)
+    cosines = unit[:, 0] @ unit[:, 1].T
+    found = decoded(task_of("negatives"), records, vectors)
+    assert [one["rank"] for one in found] == (1 + (cosines > np.diag(cosines)[:, None]).sum(1)).tolist()
+    assert [one["cosine"] for one in found] == pytest.approx(np.diag(cosines), abs=2e-6)
+
+
+def test_equal_texts_share_their_rank():
+    records = [dataclasses.replace(one, text=f"w{i}", text_pair=f"w{i % 3}") for i, one in enumerate(texts(9, 0))]
+    vectors = np.zeros((9, 2, 4), np.float32)
+    for i in range(9):
+        vectors[i, :, i % 3] = 1
+        vectors[i, 1, 3] = 1e-4 * i  # as if other rows had other last digits
+    assert [one["rank"] for one in decoded(task_of("negatives"), records, vectors)] == [1] * 9
+    vectors[:, 0] = vectors[::-1, 0]  # w0's is found for w2's, after three of it
+    assert [one["rank"] for one in decoded(task_of("negatives"), records, vectors)][:3] == [4, 1, 4]
+
+
+def test_single_texts_are_no_candidates():
+    alone = dataclasses.replace(texts(1, 5)[0], text_pair=None)
+    vectors = np.zeros((3, 2, 4), np.float32)
+    vectors[:2, 0] = vectors[2, 1] = (1, 0, 0, 0)
+    vectors[:2, 1] = (1, 1, 0, 0), (1, 2, 0, 0)
+    found = decoded(task_of("negatives"), [*texts(2, 0), alone], vectors)
+    assert [one.get("rank") for one in found] == [1, 2, None] and found[2] == {}
+
+
+def test_thousands_of_records_are_decoded_in_seconds():
+    records = texts(4000, 0)
+    task, vectors = task_of("negatives"), np.random.default_rng(0).normal(size=(4000, 2, 16)).astype(np.float32)
+    units = task.featurize(records, training=False)
+    began = time.perf_counter()
+    task.decode(records, units, [{"embeddings": one} for one in vectors])
+    assert time.perf_counter() - began < 10  # compiling a concatenation of as many operands: a minute
