@@ -12,7 +12,7 @@ import numpy as np
 
 from bert_jax.inference.collection import BLOCK, Collection, Id, is_id, lengths_of
 from bert_jax.inference.files import read_texts
-from bert_jax.metrics import Interval, confidence_interval, retrieval_scores
+from bert_jax.metrics import Interval, confidence_intervals, retrieval_scores
 
 Similarity = Literal["cosine", "dot"]
 SIMILARITIES: tuple[Similarity, ...] = ("cosine", "dot")
@@ -188,4 +188,5 @@ def relevance(
     20, 50, 100 that is not above ``top``, and ``top`` itself."""
     cutoffs = sorted({top, *(cutoff for cutoff in _CUTOFFS if cutoff < top)})
     scores = retrieval_scores(ranked, relevant, cutoffs)
-    return {score.name: confidence_interval(score, len(ranked), seed) for score in scores}
+    intervals = confidence_intervals(scores, len(ranked), seed)
+    return {score.name: interval for score, interval in zip(scores, intervals, strict=True)}

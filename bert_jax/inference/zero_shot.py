@@ -18,7 +18,7 @@ import numpy as np
 from bert_jax.inference.batching import SEQUENCES_PER_ROW, WINDOW, Encoded, Place
 from bert_jax.inference.engine import Engine, checked_texts
 from bert_jax.inference.predict import class_answer
-from bert_jax.metrics import Interval, classification_scores, confidence_interval, multi_label_scores
+from bert_jax.metrics import Interval, classification_scores, confidence_intervals, multi_label_scores
 
 HYPOTHESIS = "This text is about {}."
 _LABEL, _TEXT = "{}", "{text}"
@@ -296,5 +296,6 @@ def scores(
         numbers = [np.array([labels.index(one) for one in answers]) for answers in both]
         all_scores = classification_scores(*numbers, labels, chances)
     chosen = [score for score in all_scores if score.name in _SCORES]
-    intervals = {score.name: confidence_interval(score, len(right), seed=0) for score in chosen}
-    return {name: interval for name, interval in intervals.items() if not np.isnan(interval.value)}
+    intervals = confidence_intervals(chosen, len(right), seed=0)
+    named = {score.name: interval for score, interval in zip(chosen, intervals, strict=True)}
+    return {name: interval for name, interval in named.items() if not np.isnan(interval.value)}

@@ -17,6 +17,7 @@ from bert_jax.metrics.resampling import (
     Interval,
     McNemar,
     confidence_interval,
+    confidence_intervals,
     mcnemar,
     paired_bootstrap,
 )
@@ -35,6 +36,7 @@ __all__ = [
     "classification_scores",
     "clustering_scores",
     "confidence_interval",
+    "confidence_intervals",
     "confusion_matrix",
     "entities",
     "joint_scores",

@@ -2,8 +2,11 @@
 
 from collections.abc import Callable, Sized
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -11,7 +14,8 @@ class Score:
     """A metric of a fixed set of records, bound to what it needs of each of them.
 
     ``of`` takes int64 indices of records, repeats allowed, and gives the metric of that resample; nan where it is
-    undefined. So one bootstrap serves all metrics.
+    undefined. So one bootstrap serves all metrics. Indices must not be written to afterwards: scores share what
+    they count of the same array.
     """
 
     name: str
@@ -61,6 +65,18 @@ def precision_recall_f1(counts: np.ndarray) -> np.ndarray:
     """float64[3, ...] precision, recall, F1 of ``counts`` [3, ...] (hits, gold, predicted); 0 for 0 / 0."""
     hits, gold, predicted = counts
     return np.stack([divide(hits, predicted), divide(hits, gold), divide(2 * hits, gold + predicted)])
+
+
+def once(function: Callable[[np.ndarray], T]) -> Callable[[np.ndarray], T]:
+    """``function`` of an array of indices, kept for the last array: all scores of a resample share it."""
+    last: list[tuple[np.ndarray, T]] = []
+
+    def of(indices: np.ndarray) -> T:
+        if not last or last[0][0] is not indices:
+            last[:] = [(indices, function(indices))]
+        return last[0][1]
+
+    return of
 
 
 def repeats(indices: np.ndarray, n: int) -> np.ndarray:

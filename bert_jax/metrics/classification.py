@@ -5,7 +5,7 @@ from functools import partial
 
 import numpy as np
 
-from bert_jax.metrics.base import Score, count_records, mean_score, precision_recall_f1, repeats
+from bert_jax.metrics.base import Score, count_records, mean_score, once, precision_recall_f1, repeats
 
 # A resample's float64[3, C] (hits, gold, predicted) of each class, from which every F1 and Matthews follows.
 Counts = Callable[[np.ndarray], np.ndarray]
@@ -34,21 +34,27 @@ def classification_scores(
     n = count_records(gold=gold, predicted=predicted)
     hit = np.where(gold == predicted, gold, classes)  # the last bin takes the misses
 
+    times = once(partial(repeats, n=n))
+
+    @once
     def counts(indices: np.ndarray) -> np.ndarray:
-        weights = repeats(indices, n)
+        weights = times(indices)
         return np.stack(
             [np.bincount(labels, weights, minlength=classes + 1)[:classes] for labels in (hit, gold, predicted)]
         )
 
     scores = [mean_score("accuracy", gold == predicted)]
+    averages = _averages(counts, names, occurring_only=True)
     if classes == 2:
-        scores += [_of_class(kind, counts, row, 1) for row, kind in enumerate(KINDS)]
-    scores += _averages(counts, names, occurring_only=True)
+        named = {score.name: score for score in averages}
+        scores += [Score(kind, named[f"{kind}/{names[1]}"].of) for kind in KINDS]
+    scores += averages
     scores.append(Score("matthews", lambda indices: matthews(counts(indices))))
     if probabilities is not None:
         columns = _columns("probabilities", probabilities, n, classes)
         ranked = [1] if classes == 2 else range(classes)
-        scores.append(_mean_over_classes("auroc", [_auroc_of(gold == c, columns[:, c]) for c in ranked]))
+        each = [_auroc_of(_by_rank(gold == c, columns[:, c], times)) for c in ranked]
+        scores.append(_mean_over_classes("auroc", each))
     return scores
 
 
@@ -65,18 +71,19 @@ def multi_label_scores(
     is_gold, is_predicted = _indicators("gold", gold, n, classes), _indicators("predicted", predicted, n, classes)
     rows = np.concatenate([is_gold & is_predicted, is_gold, is_predicted], axis=1).astype(np.float64)
 
+    times = once(partial(repeats, n=n))
+
+    @once
     def counts(indices: np.ndarray) -> np.ndarray:
-        return (repeats(indices, n) @ rows).reshape(3, classes)
+        return (times(indices) @ rows).reshape(3, classes)
 
     scores = [mean_score("accuracy", (is_gold == is_predicted).all(axis=1))]
     scores += _averages(counts, names, occurring_only=False)
     if probabilities is not None:
         columns = _columns("probabilities", probabilities, n, classes)
-        each = [_average_precision_of(is_gold[:, c], columns[:, c]) for c in range(classes)]
-        scores.append(_mean_over_classes("mean_average_precision", each))
-        scores.append(
-            _mean_over_classes("auroc", [_auroc_of(is_gold[:, c], columns[:, c]) for c in range(classes)])
-        )
+        ranks = [_by_rank(is_gold[:, c], columns[:, c], times) for c in range(classes)]
+        scores.append(_mean_over_classes("mean_average_precision", [*map(_average_precision_of, ranks)]))
+        scores.append(_mean_over_classes("auroc", [*map(_auroc_of, ranks)]))
     return scores
 
 
@@ -95,13 +102,13 @@ def auroc(gold: np.ndarray, scores: np.ndarray) -> float:
     """Area under the ROC curve of bool ``gold`` [n] and ``scores`` [n]: the share of pairs in the right order,
     ties half. nan if gold is one class or a score is nan."""
     n = count_records(gold=gold, scores=scores)
-    return _auroc_of(np.asarray(gold, bool), scores)(np.arange(n))
+    return _auroc_of(_by_rank(np.asarray(gold, bool), scores, partial(repeats, n=n)))(np.arange(n))
 
 
 def average_precision(gold: np.ndarray, scores: np.ndarray) -> float:
     """Sum over thresholds of precision times gain in recall; 0 without a positive, nan if a score is nan."""
     n = count_records(gold=gold, scores=scores)
-    return _average_precision_of(np.asarray(gold, bool), scores)(np.arange(n))
+    return _average_precision_of(_by_rank(np.asarray(gold, bool), scores, partial(repeats, n=n)))(np.arange(n))
 
 
 def _labels(name: str, labels: np.ndarray, classes: int) -> np.ndarray:
@@ -130,53 +137,56 @@ def _indicators(name: str, values: np.ndarray, n: int, classes: int) -> np.ndarr
 
 def _averages(counts: Counts, names: Sequence[str], occurring_only: bool) -> list[Score]:
     """Every average of precision, recall and F1, and their values of each class."""
+    of_all = once(lambda indices: precision_recall_f1(counts(indices).sum(axis=1)))
+    of_each = once(lambda indices: precision_recall_f1(counts(indices)))
 
     def micro(row: int, indices: np.ndarray) -> float:
-        return float(precision_recall_f1(counts(indices).sum(axis=1))[row])
+        return float(of_all(indices)[row])
 
     def macro(row: int, indices: np.ndarray) -> float:
-        of_class = counts(indices)
-        values = precision_recall_f1(of_class)[row]
-        return float(values[of_class[1:].any(axis=0)].mean() if occurring_only else values.mean())
+        values = of_each(indices)[row]
+        return float(values[counts(indices)[1:].any(axis=0)].mean() if occurring_only else values.mean())
 
     def weighted(row: int, indices: np.ndarray) -> float:
-        of_class = counts(indices)
-        total = of_class[1].sum()
-        return float(precision_recall_f1(of_class)[row] @ of_class[1] / total) if total else 0.0
+        in_gold = counts(indices)[1]
+        total = in_gold.sum()
+        return float(of_each(indices)[row] @ in_gold / total) if total else 0.0
+
+    def of_class(row: int, index: int, indices: np.ndarray) -> float:
+        return float(of_each(indices)[row, index])
 
     scores = []
     for row, kind in enumerate(KINDS):
         scores += [Score(f"{kind}_{of.__name__}", partial(of, row)) for of in (micro, macro, weighted)]
-        scores += [_of_class(f"{kind}/{name}", counts, row, index) for index, name in enumerate(names)]
+        scores += [Score(f"{kind}/{name}", partial(of_class, row, index)) for index, name in enumerate(names)]
     return scores
-
-
-def _of_class(name: str, counts: Counts, row: int, index: int) -> Score:
-    return Score(name, lambda indices: float(precision_recall_f1(counts(indices)[:, index])[row]))
 
 
 def _mean_over_classes(name: str, each: Sequence[Callable[[np.ndarray], float]]) -> Score:
     return Score(name, lambda indices: float(np.mean([of(indices) for of in each])))
 
 
-def _by_rank(gold: np.ndarray, scores: np.ndarray) -> Counts | None:
+def _by_rank(gold: np.ndarray, scores: np.ndarray, times: Counts) -> Counts | None:
     """A resample's float64[2, R] negatives and positives at each of the R different scores, ascending: sorting
-    once leaves a resample nothing but counting. None if a score is nan."""
+    once leaves a resample nothing but counting. ``times``: how often it holds each record. None if a score is
+    nan."""
     scores = np.asarray(scores, np.float64)
     if np.isnan(scores).any():
         return None
-    different, rank = np.unique(scores, return_inverse=True)
-    cell = gold * len(different) + rank
+    order = np.argsort(scores, kind="stable")
+    ascending = scores[order]
+    firsts = np.flatnonzero(np.append(True, ascending[1:] != ascending[:-1]))
+    sides = np.stack([~gold[order], gold[order]]).astype(np.float64)
 
+    @once
     def counts(indices: np.ndarray) -> np.ndarray:
-        return np.bincount(cell[indices], minlength=2 * len(different)).reshape(2, -1).astype(np.float64)
+        of_records = sides * np.take(times(indices), order)
+        return of_records if len(firsts) == len(order) else np.add.reduceat(of_records, firsts, axis=1)
 
     return counts
 
 
-def _auroc_of(gold: np.ndarray, scores: np.ndarray) -> Callable[[np.ndarray], float]:
-    counts = _by_rank(gold, scores)
-
+def _auroc_of(counts: Counts | None) -> Callable[[np.ndarray], float]:
     def of(indices: np.ndarray) -> float:
         if counts is None:
             return float("nan")
@@ -187,9 +197,7 @@ def _auroc_of(gold: np.ndarray, scores: np.ndarray) -> Callable[[np.ndarray], fl
     return of
 
 
-def _average_precision_of(gold: np.ndarray, scores: np.ndarray) -> Callable[[np.ndarray], float]:
-    counts = _by_rank(gold, scores)
-
+def _average_precision_of(counts: Counts | None) -> Callable[[np.ndarray], float]:
     def of(indices: np.ndarray) -> float:
         if counts is None:
             return float("nan")

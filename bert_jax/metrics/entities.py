@@ -1,10 +1,11 @@
 """Metrics of tag sequences: whole entities (values equal to seqeval's), tags, and intent with slots."""
 
 from collections.abc import Sequence
+from functools import partial
 
 import numpy as np
 
-from bert_jax.metrics.base import Score, count_records, divide, mean_score, precision_recall_f1, repeats
+from bert_jax.metrics.base import Score, count_records, divide, mean_score, once, precision_recall_f1, repeats
 
 Tags = Sequence[Sequence[str]]
 
@@ -43,9 +44,20 @@ def tagging_scores(gold: Tags, predicted: Tags, strict: bool = False) -> list[Sc
         for index, found in enumerate((in_gold & in_predicted, in_gold, in_predicted)):
             for kind, *_ in found:
                 row[index, column[kind]] += 1
-    scores = _entity_scores("", counts.sum(axis=2))
-    for kind in kinds:
-        scores += _entity_scores(f"/{kind}", counts[:, :, column[kind]])
+    table = np.concatenate([counts.sum(axis=2, keepdims=True), counts], axis=2).reshape(len(pairs), -1)
+
+    @once
+    def rates(indices: np.ndarray) -> np.ndarray:
+        return precision_recall_f1((repeats(indices, len(table)) @ table).reshape(3, -1))
+
+    def rate(row: int, index: int, indices: np.ndarray) -> float:
+        return float(rates(indices)[row, index])
+
+    scores = [
+        Score(name + suffix, partial(rate, row, index))
+        for index, suffix in enumerate(["", *(f"/{kind}" for kind in kinds)])
+        for row, name in enumerate(("precision", "recall", "f1"))
+    ]
     return [*scores, tag_accuracy(gold, predicted)]
 
 
@@ -98,15 +110,3 @@ def _check_sentences(gold: Tags, predicted: Tags) -> None:
     for number, (g, p) in enumerate(zip(gold, predicted, strict=True)):
         if len(g) != len(p):
             raise ValueError(f"sentence {number} has {len(g)} tags in gold, {len(p)} in predicted")
-
-
-def _entity_scores(suffix: str, counts: np.ndarray) -> list[Score]:
-    """precision, recall and f1 of per-sentence ``counts`` [n, 3] (hits, gold, predicted)."""
-
-    def score(row: int, kind: str) -> Score:
-        def of(indices: np.ndarray) -> float:
-            return float(precision_recall_f1(repeats(indices, len(counts)) @ counts)[row])
-
-        return Score(kind + suffix, of)
-
-    return [score(row, kind) for row, kind in enumerate(("precision", "recall", "f1"))]

@@ -1,5 +1,6 @@
 """How sure a value is: bootstrap intervals, and tests of the difference of two models on the same records."""
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -38,8 +39,16 @@ def confidence_interval(score: Score, n: int, seed: int, resamples: int = 1000, 
 
     Resamples of which the metric is undefined are left out; the bounds are nan if that is all of them.
     """
-    whole = value(score, n)
-    return Interval(whole, *_bounds(_resampled((score,), n, seed, resamples)[0], level))
+    return confidence_intervals([score], n, seed, resamples, level)[0]
+
+
+def confidence_intervals(
+    scores: Sequence[Score], n: int, seed: int, resamples: int = 1000, level: float = 0.95
+) -> list[Interval]:
+    """:func:`confidence_interval` of each score, of resamples that are drawn once for all of them."""
+    wholes = [value(score, n) for score in scores]
+    values = _resampled(scores, n, seed, resamples) if scores else ()
+    return [Interval(whole, *_bounds(row, level)) for whole, row in zip(wholes, values, strict=True)]
 
 
 def paired_bootstrap(
@@ -68,7 +77,7 @@ def mcnemar(correct_a: np.ndarray, correct_b: np.ndarray) -> McNemar:
     return McNemar(only_a, only_b, p_value)
 
 
-def _resampled(scores: tuple[Score, ...], n: int, seed: int, resamples: int) -> np.ndarray:
+def _resampled(scores: Sequence[Score], n: int, seed: int, resamples: int) -> np.ndarray:
     """float64[S, resamples]: each score of each resample."""
     if resamples < 1:
         raise ValueError(f"resamples must be 1 or more, not {resamples}")

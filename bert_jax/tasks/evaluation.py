@@ -13,7 +13,7 @@ import numpy as np
 from flax import linen as nn
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from bert_jax.metrics import Score, confidence_interval, value
+from bert_jax.metrics import Score, confidence_intervals, value
 from bert_jax.model import BertModel
 from bert_jax.parallel import host_rows, to_global
 from bert_jax.records import Record
@@ -173,15 +173,12 @@ def point_values(scores: Sequence[Score], count: int) -> dict[str, float | None]
 
 def with_intervals(scores: Sequence[Score], count: int, seed: int) -> dict[str, dict[str, Any]]:
     """Name to ``{"value", "ci95"}``: a 95% bootstrap interval of 1,000 resamples for the first scores."""
+    first, rest = scores[:_MOST_INTERVALS], scores[_MOST_INTERVALS:]
     values: dict[str, dict[str, Any]] = {}
-    for number, score in enumerate(scores):
-        if number >= _MOST_INTERVALS:
-            values[score.name] = {"value": point_values([score], count)[score.name], "ci95": None}
-            continue
-        found, low, high = confidence_interval(score, count, seed)
+    for score, (found, low, high) in zip(first, confidence_intervals(first, count, seed), strict=True):
         defined = not math.isnan(found)
         values[score.name] = {"value": found if defined else None, "ci95": [low, high] if defined else None}
-    return values
+    return values | {name: {"value": found, "ci95": None} for name, found in point_values(rest, count).items()}
 
 
 def metrics_text(results: Sequence[Mapping[str, Any]]) -> str:

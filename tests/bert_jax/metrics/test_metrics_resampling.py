@@ -8,9 +8,12 @@ from scipy import stats
 
 from bert_jax.metrics import (
     Score,
+    base,
     chinese_answer_scores,
+    classification,
     classification_scores,
     confidence_interval,
+    confidence_intervals,
     joint_scores,
     mcnemar,
     multi_label_scores,
@@ -90,6 +93,41 @@ def test_the_same_seed_gives_the_same_interval():
     score = mean_score("mean", FLOATS)
     assert confidence_interval(score, N, seed=5) == confidence_interval(score, N, seed=5)
     assert confidence_interval(score, N, seed=5) != confidence_interval(score, N, seed=6)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_intervals_together_are_those_of_each_score(family):
+    make, *columns = FAMILIES[family]
+    rng, rows = np.random.default_rng(4), []
+    for _ in range(60):
+        indices = rng.integers(N, size=N)
+        # Of scores made anew, which share nothing with another resample.
+        rows.append([score.of(indices) for score in make(*columns)])
+    scores = make(*columns)
+    found = confidence_intervals(scores, N, seed=4, resamples=60)
+    for score, interval, values in zip(scores, found, np.transpose(rows), strict=True):
+        np.testing.assert_array_equal(interval, confidence_interval(score, N, seed=4, resamples=60), score.name)
+        assert interval.value == pytest.approx(value(score, N), abs=0, nan_ok=True)
+        defined = values[~np.isnan(values)]
+        bounds = np.quantile(defined, [(1 - 0.95) / 2, (1 + 0.95) / 2]) if defined.size else [math.nan] * 2
+        np.testing.assert_array_equal(interval[1:], bounds, score.name)
+
+
+def test_no_scores_have_no_intervals():
+    assert confidence_intervals([], 0, seed=0) == []
+
+
+@pytest.mark.parametrize(("classes", "labels"), [(2, False), (5, False), (3, True)])
+def test_scores_of_classes_count_a_resample_once(monkeypatch, classes, labels):
+    calls = []
+    monkeypatch.setattr(classification, "repeats", lambda indices, n: calls.append(n) or base.repeats(indices, n))
+    if labels:
+        scores = multi_label_scores(*RNG.integers(0, 2, (2, N, classes)), "abc", RNG.random((N, classes)))
+    else:
+        gold, predicted = RNG.integers(0, classes, (2, N))
+        scores = classification_scores(gold, predicted, "abcde"[:classes], RNG.random((N, classes)))
+    confidence_intervals(scores, N, seed=0, resamples=10)
+    assert len(scores) > 10 and len(calls) == 10 + len(scores) - 1  # accuracy needs none
 
 
 def test_undefined_resamples_are_left_out():
