@@ -23,7 +23,7 @@ from bert_jax.objectives.sums import Sums
 from bert_jax.records import Record
 from bert_jax.tasks.base import Level, Prediction, Target, Task, Unit
 from bert_jax.tasks.selection import permutation
-from bert_jax.tasks.sequence import class_number, number_of, softmax
+from bert_jax.tasks.sequence import class_number, number_of, significant, softmax
 from bert_jax.tasks.truncation import cut_text
 from bert_jax.tokenization import Tokenizer
 
@@ -239,16 +239,16 @@ class SentenceTask(Task):
             texts = len(unit.sequences)
             one: Prediction = {} if record.label is None else {"label": record.label}
             if texts > 1:
-                one["cosine"] = round(float(unit_NxKxE[i, 0] @ unit_NxKxE[i, 1]), 6)
+                one["cosine"] = significant(unit_NxKxE[i, 0] @ unit_NxKxE[i, 1])
             if texts > 2:
-                one["cosine_negative"] = round(float(unit_NxKxE[i, 0] @ unit_NxKxE[i, 2]), 6)
+                one["cosine_negative"] = significant(unit_NxKxE[i, 0] @ unit_NxKxE[i, 2])
             if i in ranks:
                 one["rank"] = ranks[i]
             if "logits" in output and texts == 2:
                 chances = softmax(output["logits"].astype(np.float64))
                 labels = self.config.data.labels
                 one["prediction"] = labels[int(chances.argmax())]
-                one["scores"] = dict(zip(labels, chances.round(6).tolist(), strict=True))
+                one["scores"] = dict(zip(labels, chances.tolist(), strict=True))
             predictions.append(one)
         return predictions
 

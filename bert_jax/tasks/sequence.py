@@ -145,14 +145,17 @@ class ClassificationTask(SequenceTask):
     def decode(
         self, records: Sequence[Record], units: Sequence[Unit], outputs: Sequence[Mapping[str, np.ndarray]]
     ) -> list[Prediction]:
-        """``prediction`` (as the files write classes) and ``scores``, the probability of each."""
+        """``prediction`` (as the files write classes) and ``scores``, the probability of each.
+
+        Scores are not rounded: those of a confident model lie near 0 and 1, and AUROC asks for their order.
+        """
         chances = softmax(self.mean_logits(len(records), units, outputs))
         labels = self.config.data.labels
         return [
             {
                 **({} if record.label is None else {"label": record.label}),
                 "prediction": labels[int(row.argmax())],
-                "scores": dict(zip(labels, row.round(6).tolist(), strict=True)),
+                "scores": dict(zip(labels, row.tolist(), strict=True)),
             }
             for record, row in zip(records, chances, strict=True)
         ]
@@ -219,14 +222,14 @@ class MultiLabelTask(ClassificationTask):
     def decode(
         self, records: Sequence[Record], units: Sequence[Unit], outputs: Sequence[Mapping[str, np.ndarray]]
     ) -> list[Prediction]:
-        """``prediction``, the classes of at least 0.5, and ``scores``, the probability of each."""
+        """``prediction``, the classes of at least 0.5, and ``scores``, the probability of each, not rounded."""
         chances = 1 / (1 + np.exp(-self.mean_logits(len(records), units, outputs)))
         labels = self.config.data.labels
         return [
             {
                 **({} if record.labels is None else {"label": list(record.labels)}),
                 "prediction": [label for label, chance in zip(labels, row, strict=True) if chance >= 0.5],
-                "scores": dict(zip(labels, row.round(6).tolist(), strict=True)),
+                "scores": dict(zip(labels, row.tolist(), strict=True)),
             }
             for record, row in zip(records, chances, strict=True)
         ]
@@ -268,7 +271,7 @@ class RegressionTask(SequenceTask):
     ) -> list[Prediction]:
         values = self.mean_logits(len(records), units, outputs)[:, 0]
         return [
-            {**({} if record.label is None else {"label": number_of(record)}), "prediction": round(float(value), 6)}
+            {**({} if record.label is None else {"label": number_of(record)}), "prediction": significant(value)}
             for record, value in zip(records, values, strict=True)
         ]
 
@@ -283,6 +286,11 @@ def softmax(logits: np.ndarray) -> np.ndarray:
     """Probabilities over the last dimension."""
     powers = np.exp(logits - logits.max(axis=-1, keepdims=True))
     return powers / powers.sum(axis=-1, keepdims=True)
+
+
+def significant(value: float) -> float:
+    """A float32 value in the nine digits that tell it from all others."""
+    return float(f"{value:.9g}")
 
 
 def class_number(record: Record, labels: tuple[str, ...]) -> int:

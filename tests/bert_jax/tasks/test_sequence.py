@@ -1,0 +1,53 @@
+"""Predictions of classes and values: what is scored is as exact as what the model says."""
+
+import json
+
+import numpy as np
+import pytest
+from finetune_cases import PIECES, records
+
+from bert_jax.config import ModelConfig
+from bert_jax.config.finetune import FinetuneConfig, TaskConfig, TaskDataConfig
+from bert_jax.metrics import auroc, spearman, value
+from bert_jax.records import Record
+from bert_jax.tasks.registry import TASKS
+from bert_jax.tokenization.wordpiece import WordPieceTokenizer
+
+
+def scored(kind, found, logits):
+    """Scores by name of the predictions, as they are read back from a file."""
+    config = FinetuneConfig(
+        task=TaskConfig(kind=kind, max_length=32),
+        data=TaskDataConfig(labels=("0", "1")),
+        model=ModelConfig(vocab_size=len(PIECES)),
+    )
+    task = TASKS[kind](config, WordPieceTokenizer(PIECES, lower_case=False))
+    units = task.featurize(found, training=False)
+    predictions = task.decode(found, units, [{"logits": row} for row in logits.astype(np.float32)])
+    predictions = json.loads(json.dumps(predictions))
+    return {score.name: value(score, len(found)) for score in task.scores(found, predictions)}
+
+
+@pytest.mark.parametrize("kind", ["classification", "multi_label"])
+def test_auroc_of_a_confident_model_is_that_of_its_logits(kind):
+    rng = np.random.default_rng(0)
+    found = records(400, 0)
+    gold = np.array([record.label == "1" for record in found])
+    # Odds up to e^32: the float64 next to 1 is reached at e^36.
+    margins = (np.where(gold, 1, -1) * rng.uniform(2, 32, 400) * rng.choice([1, -1], 400, p=[0.9, 0.1])).round(2)
+    if kind == "multi_label":
+        logits = np.stack([-margins, margins], axis=1)
+        found = [Record(id=r.id, source=r.source, text=r.text, labels=(r.label,)) for r in found]
+    else:
+        logits = np.stack([0 * margins, margins], axis=1)
+    assert scored(kind, found, logits)["auroc"] == pytest.approx(auroc(gold, margins), abs=1e-12)
+
+
+def test_values_keep_the_digits_of_float32():
+    rng = np.random.default_rng(0)
+    gold = rng.normal(size=100)
+    found = [Record(id=str(i), source=f"file:{i}", text="w1", label=repr(x)) for i, x in enumerate(gold.tolist())]
+    values = (1 + 1e-6 * (gold + rng.normal(size=100))).astype(np.float32)
+    assert scored("regression", found, values[:, None])["spearman"] == pytest.approx(
+        spearman(gold, values), abs=1e-12
+    )
