@@ -80,20 +80,20 @@ def joint_scores(
     gold_slots: Tags,
     predicted_slots: Tags,
 ) -> list[Score]:
-    """intent_accuracy, slot_f1 (entities, micro) and sentence_accuracy (the intent and every tag right)."""
+    """sentence_accuracy (the intent and every tag right) and intent_accuracy; of the slots alone there is
+    :func:`tagging_scores`."""
     count_records(
         gold_intents=gold_intents,
         predicted_intents=predicted_intents,
         gold_slots=gold_slots,
         predicted_slots=predicted_slots,
     )
-    slots = {score.name: score for score in tagging_scores(gold_slots, predicted_slots)}
+    _check_sentences(gold_slots, predicted_slots)
     intent_right = np.array([g == p for g, p in zip(gold_intents, predicted_intents, strict=True)])
     slots_right = np.array([list(g) == list(p) for g, p in zip(gold_slots, predicted_slots, strict=True)])
     return [
-        mean_score("intent_accuracy", intent_right),
-        Score("slot_f1", slots["f1"].of),
         mean_score("sentence_accuracy", intent_right & slots_right),
+        mean_score("intent_accuracy", intent_right),
     ]
 
 

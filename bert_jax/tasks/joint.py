@@ -58,7 +58,7 @@ class JointTask(TaggingTask):
 
     @property
     def intents(self) -> tuple[str, ...]:
-        """What the intents are called in predictions and exports, in id order."""
+        """What the intents are called in exports, in id order."""
         return self.config.data.label_names or self.config.data.labels
 
     @property
@@ -106,34 +106,37 @@ class JointTask(TaggingTask):
     def decode(
         self, records: Sequence[Record], units: Sequence[Unit], outputs: Sequence[Mapping[str, np.ndarray]]
     ) -> list[Prediction]:
-        """``label`` and ``score``, its probability, beside those of tagging."""
+        """``prediction``, the intent (as the files write it), ``scores``, the probability of each intent, ``tags``,
+        one per word, and without a CRF ``tag_scores``, the probability of each tag. Scores are not rounded, those
+        of tags to six decimals."""
         logits = np.zeros((len(records), len(self.intents)))
         windows = np.zeros(len(records))
         for unit, output in zip(units, outputs, strict=True):
             logits[unit.record] += output["intent_logits"]
             windows[unit.record] += 1
-        chances = softmax(logits / windows[:, None], axis=-1)
+        chances, labels = softmax(logits / windows[:, None], axis=-1), self.config.data.labels
+        tagged = super().decode(records, units, outputs)
         return [
-            {"label": self.intents[best], "score": round(float(of_record[best]), 6), **tagged}
-            for best, of_record, tagged in zip(
-                chances.argmax(axis=-1), chances, super().decode(records, units, outputs), strict=True
-            )
+            {
+                **({} if record.label is None else {"label": record.label}),
+                "prediction": labels[int(row.argmax())],
+                "scores": dict(zip(labels, row.tolist(), strict=True)),
+                "tags": of_words["tags"],
+                **({"tag_scores": of_words["scores"]} if "scores" in of_words else {}),
+            }
+            for record, row, of_words in zip(records, chances, tagged, strict=True)
         ]
 
     def scores(self, records: Sequence[Record], predictions: Sequence[Prediction]) -> list[Score]:
         """sentence_accuracy (the intent and every slot right), intent_accuracy, those of tagging as slot_NAME."""
-        names = dict(zip(self.config.data.labels, self.intents, strict=True))
-        labels = map(_given_label, records)
-        gold = [names.get(label, label) for label in labels]
         slots = [Score(f"slot_{s.name}", s.of, s.higher_is_better) for s in super().scores(records, predictions)]
         found = joint_scores(
-            gold,
-            [prediction["label"] for prediction in predictions],
+            [_given_label(record) for record in records],
+            [prediction["prediction"] for prediction in predictions],
             [record.tags or () for record in records],
             [prediction["tags"] for prediction in predictions],
         )
-        of_texts = {score.name: score for score in found}
-        return [of_texts["sentence_accuracy"], of_texts["intent_accuracy"], *slots]
+        return [*found, *slots]
 
 
 def _given_label(record: Record) -> str:

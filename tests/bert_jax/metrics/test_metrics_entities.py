@@ -73,13 +73,12 @@ def test_joint_by_hand():
     gold = [["B-A", "I-A"], ["O"], ["B-A"], ["B-B"]]
     predicted = [["B-A", "I-A"], ["O"], ["B-A"], ["B-A"]]
     found = values(joint_scores(*intents, gold, predicted), 4)
-    assert found == pytest.approx({"intent_accuracy": 0.75, "slot_f1": 2 / 3, "sentence_accuracy": 0.5}, abs=1e-15)
+    assert found == pytest.approx({"intent_accuracy": 0.75, "sentence_accuracy": 0.5}, abs=1e-15)
     numbered = values(joint_scores(np.array([0, 1, 0, 2]), np.array([0, 1, 1, 2]), gold, predicted), 4)
     assert numbered == found
     # Every tag counts, not only the entities that they make.
     assert values(joint_scores([0], [0], [["B-A"]], [["I-A"]]), 1) == {
         "intent_accuracy": 1,
-        "slot_f1": 1,
         "sentence_accuracy": 0,
     }
 
@@ -101,6 +100,8 @@ def test_wrong_input_is_refused():
             tagging_scores([["O"]], [[tag]])
     with pytest.raises(ValueError, match="predicted_intents 1"):
         joint_scores(["a", "b"], ["a"], [["O"], ["O"]], [["O"], ["O"]])
+    with pytest.raises(ValueError, match="sentence 0 has 1 tags in gold, 2 in predicted"):
+        joint_scores(["a"], ["a"], [["O"]], [["O", "O"]])
 
 
 @pytest.mark.parametrize(("prefixes", "strict"), [("BI", False), ("I", False), ("BIES", False), ("BI", True)])

@@ -125,7 +125,7 @@ def test_the_loss_is_that_of_the_intents_and_that_of_the_slots():
     assert float(denominators["tag_loss"]) == float(tagging.denominators(batch)["tag_loss"])
 
 
-def test_outputs_become_labels_slots_and_their_probabilities():
+def test_outputs_become_intents_slots_and_their_probabilities():
     task = task_of(data={"label_names": ("Book", "Play", "Rate")})
     units = task.featurize([record("1x 2"), record("3")], training=False)
     batch, places = batch_of(task, units)
@@ -135,10 +135,14 @@ def test_outputs_become_labels_slots_and_their_probabilities():
         intents[row, slot, label] = np.log(2)
         tokens[row, np.arange(here.start, here.stop)[unit.extra.tokens], list(tags)] = np.log(6)
     output = BertOutput(tokens, token_logits=jnp.asarray(tokens), sequence_logits=jnp.asarray(intents))
-    predictions = task.decode([record("1x 2"), record("3")], units, outputs_of(task.outputs(output, batch), places))
+    given = [record("1x 2", None, "rate"), record("3")]
+    predictions = task.decode(given, units, outputs_of(task.outputs(output, batch), places))
+    # As the files write labels, whatever exports call them.
+    scores = [{"book": 0.25, "play": 0.5, "rate": 0.25}, {"book": 0.25, "play": 0.25, "rate": 0.5}]
+    assert [prediction.pop("scores") for prediction in predictions] == [pytest.approx(one) for one in scores]
     assert predictions == [
-        {"label": "Play", "score": 0.5, "tags": ["O", "B-day"], "scores": [0.75, 0.75]},
-        {"label": "Rate", "score": 0.5, "tags": ["I-day"], "scores": [0.75]},
+        {"label": "rate", "prediction": "play", "tags": ["O", "B-day"], "tag_scores": [0.75, 0.75]},
+        {"prediction": "rate", "tags": ["I-day"], "tag_scores": [0.75]},
     ]
 
 
@@ -150,9 +154,9 @@ def test_the_windows_of_a_text_are_averaged():
         for unit, logits in zip(units, [(0, 0, 4), (3, 0, 0), (0, 1, 0)], strict=True)
     ]
     predictions = task.decode(texts, units, outputs)
-    assert [p["label"] for p in predictions] == ["rate", "play"]
+    assert [p["prediction"] for p in predictions] == ["rate", "play"]
     chance = np.exp(2) / (np.exp(1.5) + np.exp(0) + np.exp(2))  # of the means 1.5, 0, 2
-    assert predictions[0]["score"] == pytest.approx(chance, abs=1e-6)
+    assert predictions[0]["scores"]["rate"] == pytest.approx(chance, abs=1e-12)
 
 
 @pytest.mark.parametrize("names", [(), ("Book", "Play", "Rate")])
@@ -171,9 +175,9 @@ def test_gold_outputs_score_1(names):
 def test_scores_by_hand():
     gold = [record("1 2", "B-day I-day", "play"), record("3", "B-day", "rate"), record("4", "O", "sing")]
     predicted = [
-        {"label": "play", "tags": ["B-day", "I-day"]},
-        {"label": "rate", "tags": ["O"]},
-        {"label": "book", "tags": ["O"]},
+        {"prediction": "play", "tags": ["B-day", "I-day"]},
+        {"prediction": "rate", "tags": ["O"]},
+        {"prediction": "book", "tags": ["O"]},
     ]
     scores = {s.name: value(s, 3) for s in task_of().scores(gold, predicted)}
     assert scores["sentence_accuracy"] == pytest.approx(1 / 3)
