@@ -151,6 +151,24 @@ def make_optimizer(config: OptimizerConfig) -> optax.GradientTransformation:
     return optax.chain(*parts)
 
 
+def by_part(value: Callable[[str, int], Any], num_layers: int, like: Any) -> Any:
+    """``value`` of each parameter's part (``embeddings``, ``layer_N``, or a head) and its depth, the levels below
+    the heads, as a tree that broadcasts to ``like``. A final LayerNorm belongs to the top layer."""
+    layers = [(f"layer_{i}", num_layers - i) for i in range(num_layers)]
+
+    def one(path: tuple[Any, ...], leaf: Any) -> Any:
+        name = path_name(path)
+        if STACKED in f"{name}/":
+            each = [value(*layer) for layer in layers]
+            return jnp.stack(each).reshape(-1, *(1,) * (leaf.ndim - 1))
+        part = name.split("/")[1 if name.startswith("encoder/") else 0]
+        if part == "final_layer_norm":
+            return value(*layers[-1])
+        return value(part, {**dict(layers), "embeddings": num_layers + 1}.get(part, 0))
+
+    return jax.tree_util.tree_map_with_path(one, like)
+
+
 def parameter_rates(
     config: FinetuneOptimizerConfig, num_layers: int, like: Any, steps_per_epoch: int
 ) -> Callable[[jax.Array], Any] | None:
@@ -169,26 +187,10 @@ def parameter_rates(
     turn_steps = round(config.unfreeze_every * steps_per_epoch)
 
     def factor(part: str, depth: int, step: jax.Array) -> jax.Array:
-        """Of a part ``depth`` levels below the heads."""
         layer_frozen = part.startswith("layer_") and "encoder" in config.frozen
         if part in config.frozen or layer_frozen:
             return jnp.zeros(())
         value = jnp.full((), config.layer_decay**depth)
         return jnp.where(step >= depth * turn_steps, value, 0.0) if turn_steps else value
 
-    def rates(step: jax.Array) -> Any:
-        def one(path: tuple[Any, ...], leaf: Any) -> jax.Array:
-            name = path_name(path)
-            if STACKED in f"{name}/":
-                each = [factor(f"layer_{i}", num_layers - i, step) for i in range(num_layers)]
-                return jnp.stack(each).reshape(-1, *(1,) * (leaf.ndim - 1))
-            part = name.split("/")[1 if name.startswith("encoder/") else 0]
-            if part.startswith("layer_") and part in known:
-                return factor(part, num_layers - int(part.removeprefix("layer_")), step)
-            if part == "embeddings":
-                return factor(part, num_layers + 1, step)
-            return factor(part, 0, step)
-
-        return jax.tree_util.tree_map_with_path(one, like)
-
-    return rates
+    return lambda step: by_part(lambda part, depth: factor(part, depth, step), num_layers, like)

@@ -1,5 +1,7 @@
 """Options of training against formulas of their own: rates per parameter, perturbed weights, augmentation."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -21,13 +23,13 @@ HEADS = HeadsConfig(pooler=True, sequence_labels=("a", "b"))
 TOKENIZER = WordPieceTokenizer(PIECES, lower_case=False)
 
 
-def params(scan=False, seed=0):
-    return initial_params(BertModel(MODEL, ExecutionConfig(scan_layers=scan), HEADS), seed)
+def params(scan=False, seed=0, model=MODEL):
+    return initial_params(BertModel(model, ExecutionConfig(scan_layers=scan), HEADS), seed)
 
 
-def rates(step, scan=False, **options):
+def rates(step, scan=False, model=MODEL, **options):
     """Canonical name -> factor at a step."""
-    tree = params(scan)
+    tree = params(scan, model=model)
     factors = parameter_rates(FinetuneOptimizerConfig(**options), MODEL.num_layers, tree, steps_per_epoch=10)
     full = jax.tree.map(lambda x, f: jnp.broadcast_to(f, x.shape), tree, factors(jnp.int32(step)))
     return {name: np.unique(values).tolist() for name, values in to_canonical(full, MODEL.vocab_size).items()}
@@ -64,6 +66,17 @@ def test_gradual_unfreezing_from_the_top(step):
     for name, values in rates(step, unfreeze_every=2.0).items():
         learns = name.startswith(("pooler/", "sequence_head/", *learning))
         assert values == [float(learns)], (name, step)
+
+
+@pytest.mark.parametrize("scan", [False, True])
+def test_the_final_layer_norm_goes_with_the_top_layer(scan):
+    model = dataclasses.replace(MODEL, norm_position="pre")
+    for options in ({"frozen": ("encoder",)}, {"layer_decay": 0.5}, {"unfreeze_every": 2.0}):
+        for step in (0, 20):
+            found = rates(step, scan, model, **options)
+            top = found["encoder/layer_1/attention/query/kernel"]
+            assert top != [1.0] or (step and "unfreeze_every" in options)
+            assert {found[f"encoder/final_layer_norm/{part}"][0] for part in ("scale", "bias")} == {*top}, options
 
 
 def test_nothing_asked_for_costs_nothing():
