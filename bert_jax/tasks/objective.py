@@ -94,7 +94,7 @@ def perturbed(params: Any, start: Any, key: DropoutKey, weight_dropout: float, m
 
 
 def check_layers(config: FinetuneConfig, heads: HeadsConfig) -> None:
-    """``ValueError`` for ``loss.layers`` that a model with ``heads`` has not."""
+    """``ValueError`` for ``loss.layers`` that a model with ``heads`` has not or whose pooler cannot read them."""
     layers, count = config.loss.layers, config.model.num_layers
     if not layers:
         return
@@ -104,4 +104,10 @@ def check_layers(config: FinetuneConfig, heads: HeadsConfig) -> None:
     if wrong or len(set(layers)) < len(layers):
         raise ValueError(
             f"loss.layers: {list(layers)} is not allowed; allowed: different layers from 1 to {count - 1}"
+        )
+    width, model = heads.feature_width(config.model), config.model.hidden_size
+    if width != model:
+        raise ValueError(
+            f"features.layers: {heads.features} is not allowed with loss.layers {list(layers)}: the head reads "
+            f"{width} numbers, one layer has {model}; allowed: any other features.layers"
         )

@@ -1,6 +1,7 @@
 """Options of training against formulas of their own: rates per parameter, perturbed weights, augmentation."""
 
 import dataclasses
+from typing import get_args
 
 import jax
 import jax.numpy as jnp
@@ -9,13 +10,14 @@ import pytest
 from finetune_cases import MODEL, PIECES
 
 from bert_jax.config import ExecutionConfig, HeadsConfig
-from bert_jax.config.finetune import FinetuneConfig, FinetuneOptimizerConfig, InputConfig
+from bert_jax.config.finetune import FinetuneConfig, FinetuneOptimizerConfig, InputConfig, LossConfig
+from bert_jax.config.spec import Features
 from bert_jax.inference.batching import Encoded
 from bert_jax.model import BertModel, to_canonical
 from bert_jax.optim import make_schedule, parameter_rates
 from bert_jax.tasks.augment import augmented
 from bert_jax.tasks.base import Unit
-from bert_jax.tasks.objective import perturbed
+from bert_jax.tasks.objective import check_layers, perturbed
 from bert_jax.tokenization.wordpiece import WordPieceTokenizer
 from bert_jax.training.state import initial_params
 
@@ -163,3 +165,22 @@ def test_span_deletion_takes_runs_of_words():
 def test_nothing_asked_for_gives_the_unit_itself():
     one = unit(WORDS)
     assert augmented(one, FinetuneConfig(), TOKENIZER, (0, 0)) is one
+
+
+@pytest.mark.parametrize("features", get_args(Features))
+def test_the_loss_of_a_layer_needs_a_pooler_of_its_width(features):
+    """What is not refused has shapes that fit."""
+    model = dataclasses.replace(MODEL, num_layers=4, max_position_embeddings=128)
+    config = FinetuneConfig(model=model, loss=LossConfig(layers=(1,)))
+    heads = dataclasses.replace(HEADS, features=features)
+    if features == "concat_last_four":
+        message = r"^features.layers: concat_last_four is not allowed with loss.layers \[1\].*; allowed: any other"
+        with pytest.raises(ValueError, match=message):
+            check_layers(config, heads)
+        return
+    check_layers(config, heads)
+    network = BertModel(model, ExecutionConfig(), heads)
+    tree, hidden = initial_params(network, 0), np.zeros((1, 8, model.hidden_size), np.float32)
+    first = {"cls_positions": np.zeros((1, 1), np.int32)}
+    logits = network.apply({"params": tree}, hidden, first, None, method="pooled_logits")
+    assert logits.shape == (1, 1, 2)
