@@ -307,7 +307,8 @@ class FinetuneOptimizerConfig(OptimizerConfig):
     warmup_fraction: float = 0.1
     # Each layer learns at this factor times the rate of the one above; embeddings are below the first; heads 1.
     layer_decay: float = 1.0
-    # Weight decay pulls towards the start weights instead of zero (Wiese et al. 2017).
+    # Weight decay pulls towards the start weights instead of zero (Wiese et al. 2017), what is drawn anew towards
+    # zero (Li et al. 2018).
     decay_to_start: bool = False
     # Parts that stay as they are: embeddings, encoder, pooler, or layer_N (from 0).
     frozen: tuple[str, ...] = ()
@@ -411,7 +412,7 @@ class FinetuneConfig:
 
     @property
     def keeps_start(self) -> bool:
-        """Whether the state holds the parameters of step 0."""
+        """Whether the state holds the parameters that training started from."""
         return self.regularization.mixout > 0 or self.optimizer.decay_to_start
 
     @property

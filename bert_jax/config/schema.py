@@ -411,7 +411,7 @@ class PretrainConfig:
 
     @property
     def keeps_start(self) -> bool:
-        """Whether the state holds the parameters of step 0."""
+        """Whether the state holds the parameters that training started from."""
         return False
 
     @property

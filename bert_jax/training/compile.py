@@ -60,8 +60,8 @@ def make_programs(
     config: RunConfig, model: BertModel, *, with_start: bool = False, joining: Any = None, **step_options: Any
 ) -> "TrainPrograms":
     """Optimizer, state and step of ``model`` (with its mesh) as ``config`` says. ``with_start``: the state keeps
-    the parameters of step 0. ``joining``: see :func:`bert_jax.optim.make_optimizer`; ``step_options``: see
-    :func:`bert_jax.training.step.make_train_step`."""
+    the parameters that training started from. ``joining``: see :func:`bert_jax.optim.make_optimizer`;
+    ``step_options``: see :func:`bert_jax.training.step.make_train_step`."""
     training, shard_optimizer, mesh = config.training, config.mesh.shard_optimizer, model.mesh
     optimizer = make_optimizer(config.optimizer, joining)
     step = make_train_step(
