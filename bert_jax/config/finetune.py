@@ -199,7 +199,8 @@ class RegularizationConfig:
     head_dropout: float = -1.0
     # Probability with which a weight is zero during a step (DropConnect), in all matrices of the encoder.
     weight_dropout: float = 0.0
-    # Probability with which a weight has its start value during a step (Lee et al. 2020).
+    # Probability with which a weight has its start value during a step (Lee et al. 2020), in the matrices of
+    # encoder and pooler that were read from the start model.
     mixout: float = 0.0
     # Top layers that start from drawn weights (Zhang et al. 2021); the pooler is drawn again with them.
     reinit_layers: int = 0

@@ -13,7 +13,7 @@ from bert_jax.config import ExecutionConfig, HeadsConfig
 from bert_jax.config.finetune import FinetuneConfig, FinetuneOptimizerConfig, InputConfig, LossConfig
 from bert_jax.config.spec import Features
 from bert_jax.inference.batching import Encoded
-from bert_jax.model import BertModel, to_canonical
+from bert_jax.model import BertModel, from_canonical, to_canonical
 from bert_jax.optim import make_schedule, parameter_rates
 from bert_jax.tasks.augment import augmented
 from bert_jax.tasks.base import Unit
@@ -105,13 +105,26 @@ def test_mixout_keeps_the_mean_and_0_is_off():
     mixed = to_canonical(perturbed(now, start, key, 0.0, rate), MODEL.vocab_size)
     now, start = to_canonical(now, MODEL.vocab_size), to_canonical(start, MODEL.vocab_size)
     for name, values in mixed.items():
-        if not (name.startswith("encoder/") and name.endswith("kernel")):
+        if not (name.startswith(("encoder/", "pooler/")) and name.endswith("kernel")):
             assert np.array_equal(values, now[name]), name
             continue
         dropped = np.isclose(values, start[name], atol=1e-7)
         kept = (now[name] - rate * start[name]) / (1 - rate)
         assert np.allclose(np.where(dropped, start[name], kept), values, atol=1e-6), name
         assert abs(dropped.mean() - rate) < 0.05, name
+
+
+@pytest.mark.parametrize("scan", [False, True])
+def test_mixout_leaves_drawn_matrices_alone(scan):
+    """The top layer and the pooler are drawn: the start parameters are 0 there."""
+    now = params(scan, seed=1)
+    start = to_canonical(params(scan, seed=2), MODEL.vocab_size)
+    start = {n: v * (not n.startswith(("encoder/layer_1/", "pooler/"))) for n, v in start.items()}
+    start = from_canonical(start, now, MODEL.vocab_size)
+    mixed = to_canonical(perturbed(now, start, jax.random.key(0), 0.0, 0.3), MODEL.vocab_size)
+    now = to_canonical(now, MODEL.vocab_size)
+    changed = {name for name, values in mixed.items() if not np.array_equal(values, now[name])}
+    assert changed == {n for n in now if n.startswith("encoder/layer_0/") and n.endswith("kernel")}
 
 
 def test_weight_dropout_scales_what_it_keeps():
