@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
 from bert_jax.config import OptimizerConfig
@@ -93,6 +94,29 @@ def scale_by_bert_adam(beta1: float, beta2: float, epsilon: float) -> optax.Grad
     return optax.GradientTransformation(init, update)
 
 
+def scale_by_late_adam(beta1: float, beta2: float, epsilon: float, joining: Any) -> optax.GradientTransformation:
+    """Adam whose bias correction counts from the update at which a parameter joins; ``joining`` is a tree of these
+    numbers, that broadcasts to the parameters.
+
+    Moments are 0 until then, whatever an L2 decay adds to the gradients: corrected by the count of all updates, the
+    first steps would be up to six times too large. The state is that of ``optax.scale_by_adam``.
+    """
+    adam = optax.scale_by_adam(beta1, beta2, epsilon)
+
+    def update(grads: Any, state: optax.ScaleByAdamState, params: Any = None) -> tuple[Any, optax.ScaleByAdamState]:
+        own = jax.tree.map(lambda join: state.count + 1 - join, joining)
+        grads = jax.tree.map(lambda g, count: jnp.where(count > 0, g, 0.0), grads, own)
+        _, state = adam.update(grads, state, params)
+
+        def one(m: jax.Array, v: jax.Array, count: jax.Array) -> jax.Array:
+            count = jnp.maximum(count, 1)
+            return m / (1 - beta1**count) / (jnp.sqrt(v / (1 - beta2**count)) + epsilon)
+
+        return jax.tree.map(one, state.mu, state.nu, own), state
+
+    return optax.GradientTransformation(adam.init, update)
+
+
 def scale_by_layer_trust_ratio() -> optax.GradientTransformation:
     """LAMB's trust ratio |w| / |update| per canonical parameter (You et al. 2019, algorithm 2).
 
@@ -129,10 +153,11 @@ def clip_to_norm(max_norm: float) -> optax.GradientTransformation:
     return optax.GradientTransformation(lambda params: optax.EmptyState(), update)
 
 
-def make_optimizer(config: OptimizerConfig) -> optax.GradientTransformation:
+def make_optimizer(config: OptimizerConfig, joining: Any = None) -> optax.GradientTransformation:
     """Gradients to step direction d, to be applied as ``params - learning_rate * d``.
 
-    Order: clip by global norm, coupled L2 (if chosen), moments, decoupled decay, trust ratio (LAMB).
+    Order: clip by global norm, coupled L2 (if chosen), moments, decoupled decay, trust ratio (LAMB). ``joining``:
+    see :func:`joining_updates`; the state is the same with it. BERT's Adam, which corrects nothing, ignores it.
     """
     parts: list[optax.GradientTransformation] = []
     if config.clip_norm:
@@ -142,13 +167,46 @@ def make_optimizer(config: OptimizerConfig) -> optax.GradientTransformation:
         parts.append(decay)
     if config.name == "bert_adam":
         parts.append(scale_by_bert_adam(config.beta1, config.beta2, config.epsilon))
-    else:
+    elif joining is None:
         parts.append(optax.scale_by_adam(config.beta1, config.beta2, config.epsilon))
+    else:
+        parts.append(scale_by_late_adam(config.beta1, config.beta2, config.epsilon, joining))
     if config.weight_decay and config.weight_decay_type == "decoupled":
         parts.append(decay)
     if config.name == "lamb":
         parts.append(scale_by_layer_trust_ratio())
     return optax.chain(*parts)
+
+
+def by_part(value: Callable[[str, int], Any], num_layers: int, like: Any) -> Any:
+    """``value`` of each parameter's part (``embeddings``, ``layer_N``, or a head) and its depth, the levels below
+    the heads, as a tree that broadcasts to ``like``. A final LayerNorm belongs to the top layer."""
+    layers = [(f"layer_{i}", num_layers - i) for i in range(num_layers)]
+
+    def one(path: tuple[Any, ...], leaf: Any) -> Any:
+        name = path_name(path)
+        if STACKED in f"{name}/":
+            each = [value(*layer) for layer in layers]
+            return jnp.stack(each).reshape(-1, *(1,) * (leaf.ndim - 1))
+        part = name.split("/")[1 if name.startswith("encoder/") else 0]
+        if part == "final_layer_norm":
+            return value(*layers[-1])
+        return value(part, {**dict(layers), "embeddings": num_layers + 1}.get(part, 0))
+
+    return jax.tree_util.tree_map_with_path(one, like)
+
+
+def _turn_steps(config: FinetuneOptimizerConfig, steps_per_epoch: int) -> int:
+    """Steps between two layers that join."""
+    return round(config.unfreeze_every * steps_per_epoch)
+
+
+def joining_updates(config: FinetuneOptimizerConfig, num_layers: int, like: Any, steps_per_epoch: int) -> Any:
+    """The update from which each parameter learns, a tree that broadcasts to ``like``; None: all from the first."""
+    turn_steps = _turn_steps(config, steps_per_epoch)
+    if not turn_steps:
+        return None
+    return jax.tree.map(np.asarray, by_part(lambda _, depth: jnp.int32(depth * turn_steps), num_layers, like))
 
 
 def parameter_rates(
@@ -166,29 +224,13 @@ def parameter_rates(
             raise ValueError(f"optimizer.frozen: {part!r} is not allowed; allowed: {', '.join(known)}")
     if config.layer_decay == 1 and not config.frozen and not config.unfreeze_every:
         return None
-    turn_steps = round(config.unfreeze_every * steps_per_epoch)
+    turn_steps = _turn_steps(config, steps_per_epoch)
 
     def factor(part: str, depth: int, step: jax.Array) -> jax.Array:
-        """Of a part ``depth`` levels below the heads."""
         layer_frozen = part.startswith("layer_") and "encoder" in config.frozen
         if part in config.frozen or layer_frozen:
             return jnp.zeros(())
         value = jnp.full((), config.layer_decay**depth)
         return jnp.where(step >= depth * turn_steps, value, 0.0) if turn_steps else value
 
-    def rates(step: jax.Array) -> Any:
-        def one(path: tuple[Any, ...], leaf: Any) -> jax.Array:
-            name = path_name(path)
-            if STACKED in f"{name}/":
-                each = [factor(f"layer_{i}", num_layers - i, step) for i in range(num_layers)]
-                return jnp.stack(each).reshape(-1, *(1,) * (leaf.ndim - 1))
-            part = name.split("/")[1 if name.startswith("encoder/") else 0]
-            if part.startswith("layer_") and part in known:
-                return factor(part, num_layers - int(part.removeprefix("layer_")), step)
-            if part == "embeddings":
-                return factor(part, num_layers + 1, step)
-            return factor(part, 0, step)
-
-        return jax.tree_util.tree_map_with_path(one, like)
-
-    return rates
+    return lambda step: by_part(lambda part, depth: factor(part, depth, step), num_layers, like)

@@ -199,7 +199,8 @@ class RegularizationConfig:
     head_dropout: float = -1.0
     # Probability with which a weight is zero during a step (DropConnect), in all matrices of the encoder.
     weight_dropout: float = 0.0
-    # Probability with which a weight has its start value during a step (Lee et al. 2020).
+    # Probability with which a weight has its start value during a step (Lee et al. 2020), in the matrices of
+    # encoder and pooler that were read from the start model.
     mixout: float = 0.0
     # Top layers that start from drawn weights (Zhang et al. 2021); the pooler is drawn again with them.
     reinit_layers: int = 0
@@ -309,11 +310,13 @@ class FinetuneOptimizerConfig(OptimizerConfig):
     warmup_fraction: float = 0.1
     # Each layer learns at this factor times the rate of the one above; embeddings are below the first; heads 1.
     layer_decay: float = 1.0
-    # Weight decay pulls towards the start weights instead of zero (Wiese et al. 2017).
+    # Weight decay pulls towards the start weights instead of zero (Wiese et al. 2017), what is drawn anew towards
+    # zero (Li et al. 2018).
     decay_to_start: bool = False
     # Parts that stay as they are: embeddings, encoder, pooler, or layer_N (from 0).
     frozen: tuple[str, ...] = ()
-    # Epochs after which the next layer below joins, from the top; heads learn from the start; 0: all do.
+    # Epochs after which the next layer below joins, from the top; heads learn from the start; 0: all do. Better
+    # not with bert_adam: without bias correction a layer's first steps are up to six times as large.
     unfreeze_every: float = 0.0
 
     def __post_init__(self) -> None:
@@ -412,7 +415,7 @@ class FinetuneConfig:
 
     @property
     def keeps_start(self) -> bool:
-        """Whether the state holds the parameters of step 0."""
+        """Whether the state holds the parameters that training started from."""
         return self.regularization.mixout > 0 or self.optimizer.decay_to_start
 
     @property

@@ -247,7 +247,7 @@ class OptimizerConfig:
     epsilon: float = 1e-6
     # Gradients are scaled down to this global norm; 0: off.
     clip_norm: float = 1.0
-    # Decay of the moving average of the parameters; 0: off.
+    # Decay of the moving average of the parameters, which begins with those of step 0; 0: off.
     ema_decay: float = 0.0
 
     def __post_init__(self) -> None:
@@ -411,7 +411,7 @@ class PretrainConfig:
 
     @property
     def keeps_start(self) -> bool:
-        """Whether the state holds the parameters of step 0."""
+        """Whether the state holds the parameters that training started from."""
         return False
 
     @property

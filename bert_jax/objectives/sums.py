@@ -21,7 +21,8 @@ class Objective(Protocol):
     ) -> Sums:
         """Losses and what is logged beside them, of some rows of the batch; ``padding_fraction`` among them.
 
-        ``key``: of dropout, None for none. ``start``: the parameters of step 0 where the state keeps them.
+        ``key``: of dropout, None for none. ``start``: the parameters that training started from (0 where
+        they were drawn), where the state keeps them.
         ``axis``: the mesh axis over which other replicas compute the batch's other rows.
         """
         ...

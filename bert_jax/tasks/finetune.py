@@ -23,7 +23,7 @@ from bert_jax.interop.native import BEST, replace_saved
 from bert_jax.interop.readers import read_weights
 from bert_jax.metrics import Score
 from bert_jax.model import BertModel, from_canonical, to_canonical
-from bert_jax.optim import parameter_rates
+from bert_jax.optim import joining_updates, parameter_rates
 from bert_jax.parallel import host_rows, hosts, to_host
 from bert_jax.records import Record
 from bert_jax.storage import Location, ObjectPath, write_whole
@@ -147,6 +147,7 @@ class FinetuneJob(Job):
         config, model = self.config, self.model.clone(mesh=mesh)
         self._predictor = Predictor(self.task, model.clone(heads=self.heads, all_layers=False), mesh)
         like = nn.unbox(abstract_params(model))
+        parts = config.model.num_layers, like, self._steps_per_epoch
         optimizer = config.optimizer
         if config.features.frozen_encoder:  # weight decay and losses beside the task's own move it neither
             optimizer = dataclasses.replace(optimizer, frozen=(*optimizer.frozen, "embeddings", "encoder"))
@@ -155,7 +156,8 @@ class FinetuneJob(Job):
             model,
             with_start=config.keeps_start,
             objective=TaskObjective(self.task),
-            rates=parameter_rates(optimizer, config.model.num_layers, like, self._steps_per_epoch),
+            rates=parameter_rates(optimizer, *parts),
+            joining=joining_updates(optimizer, *parts),
             decay_to_start=config.optimizer.decay_to_start,
         )
 

@@ -10,7 +10,7 @@ from bert_jax.config import HeadsConfig
 from bert_jax.config.finetune import FinetuneConfig
 from bert_jax.model import BertModel
 from bert_jax.model.dropout import DropoutKey, ShardKey
-from bert_jax.model.layout import path_name
+from bert_jax.model.layout import STACKED, path_name
 from bert_jax.objectives.pretraining import MLM_EPSILON
 from bert_jax.objectives.sums import Sums, weighted_cross_entropy
 from bert_jax.tasks.base import Task
@@ -72,20 +72,23 @@ class TaskObjective:
 
 
 def perturbed(params: Any, start: Any, key: DropoutKey, weight_dropout: float, mixout: float) -> Any:
-    """Encoder matrices with some weights zero (DropConnect; Wan et al. 2013), the others scaled, or with some as in
-    ``start``, the others moved so that the mean stays (mixout; Lee et al. 2020, equation 5). The same on every
-    replica."""
+    """Encoder matrices with some weights zero (DropConnect; Wan et al. 2013), the others scaled, or encoder and
+    pooler matrices with some weights as in ``start``, the others moved so that the mean stays (mixout; Lee et al.
+    2020, equation 5). Mixout leaves alone what is 0 in ``start``: it was drawn. The same on every replica."""
     whole = key.key if isinstance(key, ShardKey) else key
     rate = mixout or weight_dropout
 
     def one(path: tuple[Any, ...], param: jax.Array, before: jax.Array | None, number: int) -> jax.Array:
         name = path_name(path)
-        if not (name.startswith("encoder/") and name.endswith("kernel")):
+        parts = ("encoder/", "pooler/") if mixout else ("encoder/",)
+        if not (name.startswith(parts) and name.endswith("kernel")):
             return param
         drops = jax.random.bernoulli(jax.random.fold_in(whole, _WEIGHTS + number), rate, param.shape)
         if before is None:
             return jnp.where(drops, 0.0, param) / (1 - rate)
-        return (jnp.where(drops, before, param) - rate * before) / (1 - rate)
+        mixed = (jnp.where(drops, before, param) - rate * before) / (1 - rate)
+        axes = tuple(range(1 if STACKED in name else 0, param.ndim))
+        return jnp.where(jnp.any(before, axes, keepdims=True), mixed, param)
 
     paths, tree = jax.tree_util.tree_flatten_with_path(params)
     starts = jax.tree.leaves(start) if mixout else [None] * len(paths)
@@ -94,7 +97,7 @@ def perturbed(params: Any, start: Any, key: DropoutKey, weight_dropout: float, m
 
 
 def check_layers(config: FinetuneConfig, heads: HeadsConfig) -> None:
-    """``ValueError`` for ``loss.layers`` that a model with ``heads`` has not."""
+    """``ValueError`` for ``loss.layers`` that a model with ``heads`` has not or whose pooler cannot read them."""
     layers, count = config.loss.layers, config.model.num_layers
     if not layers:
         return
@@ -104,4 +107,10 @@ def check_layers(config: FinetuneConfig, heads: HeadsConfig) -> None:
     if wrong or len(set(layers)) < len(layers):
         raise ValueError(
             f"loss.layers: {list(layers)} is not allowed; allowed: different layers from 1 to {count - 1}"
+        )
+    width, model = heads.feature_width(config.model), config.model.hidden_size
+    if width != model:
+        raise ValueError(
+            f"features.layers: {heads.features} is not allowed with loss.layers {list(layers)}: the head reads "
+            f"{width} numbers, one layer has {model}; allowed: any other features.layers"
         )

@@ -57,12 +57,13 @@ def train_programs(config: PretrainConfig, mesh: Mesh) -> "TrainPrograms":
 
 
 def make_programs(
-    config: RunConfig, model: BertModel, *, with_start: bool = False, **step_options: Any
+    config: RunConfig, model: BertModel, *, with_start: bool = False, joining: Any = None, **step_options: Any
 ) -> "TrainPrograms":
     """Optimizer, state and step of ``model`` (with its mesh) as ``config`` says. ``with_start``: the state keeps
-    the parameters of step 0. ``step_options``: see :func:`bert_jax.training.step.make_train_step`."""
+    the parameters that training started from. ``joining``: see :func:`bert_jax.optim.make_optimizer`;
+    ``step_options``: see :func:`bert_jax.training.step.make_train_step`."""
     training, shard_optimizer, mesh = config.training, config.mesh.shard_optimizer, model.mesh
-    optimizer = make_optimizer(config.optimizer)
+    optimizer = make_optimizer(config.optimizer, joining)
     step = make_train_step(
         model,
         optimizer,

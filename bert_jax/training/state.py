@@ -22,7 +22,7 @@ from bert_jax.parallel import shardings
 @struct.dataclass
 class TrainState:
     """Parameters, optimizer state, (with ``optimizer.ema_decay``) their moving average and (where training needs
-    them) the parameters of step 0; float32."""
+    them) the parameters that training started from, 0 where they were drawn; float32."""
 
     step: jax.Array  # int32[]: optimizer steps done, skipped ones included
     params: Any
@@ -109,12 +109,15 @@ def initial_state(
 ) -> TrainState:
     """A fresh state, made directly in its shardings: parameters (and average) from the canonical arrays in
     ``loaded`` where it has them, else drawn."""
+    vocab_size = model.config.vocab_size
 
     def make(loaded: dict[str, jax.Array]) -> TrainState:
         params = initial_params(model, seed, loaded)
-        ema, start = (
-            None if like is None else jax.tree.map(jnp.copy, params) for like in (abstract.ema, abstract.start)
-        )
+        ema = None if abstract.ema is None else jax.tree.map(jnp.copy, params)
+        start = None
+        if abstract.start is not None:
+            zeros = to_canonical(jax.tree.map(jnp.zeros_like, params), vocab_size)
+            start = from_canonical(zeros | loaded, params, vocab_size)
         return TrainState(jnp.zeros((), jnp.int32), params, optimizer.init(params), ema, start)
 
     return jax.jit(make, out_shardings=jax.tree.map(lambda leaf: leaf.sharding, abstract))(dict(loaded or {}))

@@ -168,7 +168,7 @@ def make_train_step(
     those of parameters between steps, summed gradients, moments and average: the update runs on such parts, and
     what the replicas share of the parameters is gathered in float32 at the start of a step. ``rates`` gives each
     parameter's factor on the learning rate at a step, a tree like the parameters'; one of 0 stays as it is. With
-    ``decay_to_start`` weight decay pulls towards ``state.start``.
+    ``decay_to_start`` weight decay pulls towards ``state.start``, so what was drawn towards 0.
     """
 
     layouts = None if model.mesh is None else compute_shardings(model, model.mesh)

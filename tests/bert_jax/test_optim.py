@@ -10,9 +10,10 @@ from flax import linen as nn
 from support import random_batch, tiny_config
 
 from bert_jax.config import ExecutionConfig, MeshConfig, ModelConfig, OptimizerConfig
+from bert_jax.config.finetune import FinetuneOptimizerConfig
 from bert_jax.model import BertForPretraining, from_canonical, to_canonical
 from bert_jax.model.layout import path_name
-from bert_jax.optim import decay_mask, make_optimizer, make_schedule
+from bert_jax.optim import decay_mask, joining_updates, make_optimizer, make_schedule, parameter_rates
 from bert_jax.parallel import make_mesh, shardings
 from bert_jax.training.state import TrainState, abstract_params, initial_params, make_prng_key
 from bert_jax.training.step import make_train_step
@@ -192,10 +193,12 @@ def is_decayed(name):
 
 
 class Numpy:
-    """AdamW (Loshchilov and Hutter 2019, algorithm 2) and LAMB (You et al. 2019, algorithm 2) in float64."""
+    """AdamW (Loshchilov and Hutter 2019, algorithm 2) and LAMB (You et al. 2019, algorithm 2) in float64.
 
-    def __init__(self, config, params):
-        self.config, self.count = config, 0
+    Parameters in ``joining`` take part after so many updates."""
+
+    def __init__(self, config, params, joining=None):
+        self.config, self.count, self.joining = config, 0, joining or {}
         self.params = {name: value.astype(np.float64) for name, value in params.items()}
         self.m = {name: np.zeros_like(value) for name, value in self.params.items()}
         self.v = {name: np.zeros_like(value) for name, value in self.params.items()}
@@ -206,12 +209,15 @@ class Numpy:
         norm = np.sqrt(sum(float((g.astype(np.float64) ** 2).sum()) for g in grads.values()))
         scale = min(1.0, config.clip_norm / norm) if config.clip_norm else 1.0
         for name, w in self.params.items():
+            count = self.count - self.joining.get(name, 0)
+            if count <= 0:
+                continue
             decay = config.weight_decay * w if is_decayed(name) else 0.0
             g = grads[name].astype(np.float64) * scale + (decay if coupled else 0.0)
             self.m[name] = config.beta1 * self.m[name] + (1 - config.beta1) * g
             self.v[name] = config.beta2 * self.v[name] + (1 - config.beta2) * g * g
-            m_hat = self.m[name] / (1 - config.beta1**self.count)
-            v_hat = self.v[name] / (1 - config.beta2**self.count)
+            m_hat = self.m[name] / (1 - config.beta1**count)
+            v_hat = self.v[name] / (1 - config.beta2**count)
             update = m_hat / (np.sqrt(v_hat) + config.epsilon) + (0.0 if coupled else decay)
             if config.name == "lamb" and is_decayed(name):
                 sizes = np.linalg.norm(w.ravel()), np.linalg.norm(np.ravel(update))
@@ -257,6 +263,41 @@ def test_updates(name, kind, clip_norm, scanned):
             )
     rows = params["embeddings"]["word_embeddings"]["embedding"], params["mlm_head"]["output_bias"]
     assert all(not np.asarray(leaf)[VOCABULARY:].any() for leaf in rows)
+
+
+@pytest.mark.parametrize("scanned", [False, True], ids=["unrolled", "scanned"])
+@pytest.mark.parametrize("kind", ["decoupled", "l2"])
+@pytest.mark.parametrize("name", ["adamw", "lamb"])
+def test_layers_that_join_late_start_as_if_the_run_began_with_them(name, kind, scanned):
+    """From the top, every 12 updates; until then their gradients are 0."""
+    config = FinetuneOptimizerConfig(
+        name=name, weight_decay_type=kind, clip_norm=0.0, weight_decay=0.1, beta2=0.99, unfreeze_every=3.0
+    )
+    rng = np.random.default_rng(0)
+    start = {n: rng.normal(0, 0.5, shape).astype(np.float32) for n, shape in CANONICAL.items()}
+    turns = {"embeddings": 4 * 12, **{f"encoder/layer_{i}": (LAYERS - i) * 12 for i in range(LAYERS)}}
+    turns = {n: turns.get("/".join(n.split("/")[: 1 + n.startswith("encoder/")]), 0) for n in CANONICAL}
+    like = structure(scanned, rows=16)
+    exact = Numpy(config, start, turns)
+    params = from_canonical(start, like, VOCABULARY)
+    optimizer = make_optimizer(config, joining_updates(config, LAYERS, like, steps_per_epoch=4))
+    rates = parameter_rates(config, LAYERS, like, steps_per_epoch=4)
+    state = optimizer.init(params)
+    assert jax.tree.structure(state) == jax.tree.structure(make_optimizer(config).init(params))
+
+    @jax.jit
+    def apply(params, state, grads, step):
+        factors = rates(step)
+        grads = jax.tree.map(lambda g, f: jax.numpy.where(f == 0, 0.0, g), grads, factors)
+        direction, state = optimizer.update(grads, state, params)
+        return jax.tree.map(lambda p, d, f: p - LR * d * f, params, direction, factors), state
+
+    for step in range(60):
+        grads = {n: rng.normal(0.3, 1, shape).astype(np.float32) for n, shape in CANONICAL.items()}
+        params, state = apply(params, state, from_canonical(grads, like, VOCABULARY), step)
+        exact.step(grads)
+        for path, value in to_canonical(params, VOCABULARY).items():
+            np.testing.assert_allclose(value, exact.params[path], rtol=0, atol=1e-5, err_msg=f"{path} {step}")
 
 
 def test_clipping_leaves_small_gradients_alone():

@@ -274,7 +274,7 @@ def test_the_state_holds_what_was_loaded_and_draws_the_rest(scan_layers):
     mesh = make_mesh(MeshConfig(), jax.devices()[:2])
     model = BertForPretraining(MODEL, ExecutionConfig(scan_layers=scan_layers), True, mesh)
     optimizer = make_optimizer(PretrainConfig().optimizer)
-    abstract = abstract_state(model, optimizer, mesh, with_ema=True)
+    abstract = abstract_state(model, optimizer, mesh, with_ema=True, with_start=True)
     drawn = to_canonical(initial_state(model, optimizer, abstract, 3).params, MODEL.vocab_size)
     loaded = arrays(ModelSpec(model=MODEL, heads=HeadsConfig(mlm=True)))
     state = initial_state(model, optimizer, abstract, 3, loaded)
@@ -283,6 +283,9 @@ def test_the_state_holds_what_was_loaded_and_draws_the_rest(scan_layers):
         assert sorted(params) == sorted(drawn)
         for name, values in params.items():
             np.testing.assert_array_equal(values, loaded.get(name, drawn[name]), err_msg=name)
+    # Nothing is pulled towards what was drawn.
+    for name, values in to_canonical(state.start, MODEL.vocab_size).items():
+        np.testing.assert_array_equal(values, loaded.get(name, np.zeros_like(drawn[name])), err_msg=name)
     assert int(state.step) == 0
     assert all(not np.any(moment) for moment in jax.tree.leaves(state.opt_state))
     with pytest.raises(ValueError, match="left over token_head/bias"):

@@ -110,7 +110,9 @@ def test_the_export_and_the_best_parameters_say_the_same(learned):
             assert abs(one["probabilities"]["1"] - other["scores"]["1"]) < 1e-5
 
 
-@pytest.mark.parametrize("options", ["", "--regularization.mixout 0.1 --optimizer.ema_decay 0.9"])
+@pytest.mark.parametrize(
+    "options", ["", "--regularization.mixout 0.1 --optimizer.ema_decay 0.9 --optimizer.unfreeze_every 0.5"]
+)
 def test_a_stopped_run_resumes_bitwise(source, tmp_path, options):
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     run(source, whole, options)
@@ -367,6 +369,27 @@ def test_frozen_parts_stay_as_they_are_and_cost_no_backward_pass(source, tmp_pat
     # Neither weight decay nor other losses move it.
     moved, share = stepped(source, tmp_path, f"--features.frozen_encoder true --loss.mlm_weight 0.5 {LOWER}")
     assert {name for name in moved if not name.startswith("mlm_head/")} == head and share < 0.5
+
+
+@pytest.mark.parametrize(
+    "options", ["", "--execution.scan_layers true --mesh.data 2 --mesh.fsdp 2 --mesh.tensor 2"]
+)
+def test_a_layer_that_joins_late_begins_with_steps_of_the_usual_size(source, tmp_path, options):
+    """Without what else scales it, Adam's first step is 1; the top layer's comes after an epoch."""
+    options += " --optimizer.unfreeze_every 1 --optimizer.weight_decay 0 --optimizer.clip_norm 0"
+    config, start = configured(source, tmp_path, options)
+    job = module.FinetuneJob(config, SPLITS, (), start)
+    mesh = make_mesh(config.mesh, jax.devices()[: 8 if "mesh" in options else 1])
+    programs = job.programs(mesh)
+    state = initial_state(programs.model, programs.optimizer, programs.abstract, 0)
+    (adam,) = state.opt_state
+    moments = (adam._replace(count=adam.count + job._steps_per_epoch),)
+    grads = jax.tree.map(jax.numpy.ones_like, state.params)
+    direction = to_canonical(jax.jit(programs.optimizer.update)(grads, moments, None)[0], config.model.vocab_size)
+    top = {name for name in direction if name.startswith("encoder/layer_1/")}
+    assert top and all(np.allclose(direction[name], 1, rtol=1e-4) for name in top)
+    below = {name for name in direction if name.startswith(("encoder/layer_0/", "embeddings/"))}
+    assert below and not any(np.any(direction[name]) for name in below)
 
 
 def test_the_loss_of_a_lower_layer_is_that_of_a_model_which_ends_there(source, tmp_path):

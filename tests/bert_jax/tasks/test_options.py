@@ -1,5 +1,8 @@
 """Options of training against formulas of their own: rates per parameter, perturbed weights, augmentation."""
 
+import dataclasses
+from typing import get_args
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -7,13 +10,14 @@ import pytest
 from finetune_cases import MODEL, PIECES
 
 from bert_jax.config import ExecutionConfig, HeadsConfig
-from bert_jax.config.finetune import FinetuneConfig, FinetuneOptimizerConfig, InputConfig
+from bert_jax.config.finetune import FinetuneConfig, FinetuneOptimizerConfig, InputConfig, LossConfig
+from bert_jax.config.spec import Features
 from bert_jax.inference.batching import Encoded
-from bert_jax.model import BertModel, to_canonical
+from bert_jax.model import BertModel, from_canonical, to_canonical
 from bert_jax.optim import make_schedule, parameter_rates
 from bert_jax.tasks.augment import augmented
 from bert_jax.tasks.base import Unit
-from bert_jax.tasks.objective import perturbed
+from bert_jax.tasks.objective import check_layers, perturbed
 from bert_jax.tokenization.wordpiece import WordPieceTokenizer
 from bert_jax.training.state import initial_params
 
@@ -21,13 +25,13 @@ HEADS = HeadsConfig(pooler=True, sequence_labels=("a", "b"))
 TOKENIZER = WordPieceTokenizer(PIECES, lower_case=False)
 
 
-def params(scan=False, seed=0):
-    return initial_params(BertModel(MODEL, ExecutionConfig(scan_layers=scan), HEADS), seed)
+def params(scan=False, seed=0, model=MODEL):
+    return initial_params(BertModel(model, ExecutionConfig(scan_layers=scan), HEADS), seed)
 
 
-def rates(step, scan=False, **options):
+def rates(step, scan=False, model=MODEL, **options):
     """Canonical name -> factor at a step."""
-    tree = params(scan)
+    tree = params(scan, model=model)
     factors = parameter_rates(FinetuneOptimizerConfig(**options), MODEL.num_layers, tree, steps_per_epoch=10)
     full = jax.tree.map(lambda x, f: jnp.broadcast_to(f, x.shape), tree, factors(jnp.int32(step)))
     return {name: np.unique(values).tolist() for name, values in to_canonical(full, MODEL.vocab_size).items()}
@@ -66,6 +70,17 @@ def test_gradual_unfreezing_from_the_top(step):
         assert values == [float(learns)], (name, step)
 
 
+@pytest.mark.parametrize("scan", [False, True])
+def test_the_final_layer_norm_goes_with_the_top_layer(scan):
+    model = dataclasses.replace(MODEL, norm_position="pre")
+    for options in ({"frozen": ("encoder",)}, {"layer_decay": 0.5}, {"unfreeze_every": 2.0}):
+        for step in (0, 20):
+            found = rates(step, scan, model, **options)
+            top = found["encoder/layer_1/attention/query/kernel"]
+            assert top != [1.0] or (step and "unfreeze_every" in options)
+            assert {found[f"encoder/final_layer_norm/{part}"][0] for part in ("scale", "bias")} == {*top}, options
+
+
 def test_nothing_asked_for_costs_nothing():
     assert parameter_rates(FinetuneOptimizerConfig(), MODEL.num_layers, params(), 10) is None
 
@@ -90,13 +105,26 @@ def test_mixout_keeps_the_mean_and_0_is_off():
     mixed = to_canonical(perturbed(now, start, key, 0.0, rate), MODEL.vocab_size)
     now, start = to_canonical(now, MODEL.vocab_size), to_canonical(start, MODEL.vocab_size)
     for name, values in mixed.items():
-        if not (name.startswith("encoder/") and name.endswith("kernel")):
+        if not (name.startswith(("encoder/", "pooler/")) and name.endswith("kernel")):
             assert np.array_equal(values, now[name]), name
             continue
         dropped = np.isclose(values, start[name], atol=1e-7)
         kept = (now[name] - rate * start[name]) / (1 - rate)
         assert np.allclose(np.where(dropped, start[name], kept), values, atol=1e-6), name
         assert abs(dropped.mean() - rate) < 0.05, name
+
+
+@pytest.mark.parametrize("scan", [False, True])
+def test_mixout_leaves_drawn_matrices_alone(scan):
+    """The top layer and the pooler are drawn: the start parameters are 0 there."""
+    now = params(scan, seed=1)
+    start = to_canonical(params(scan, seed=2), MODEL.vocab_size)
+    start = {n: v * (not n.startswith(("encoder/layer_1/", "pooler/"))) for n, v in start.items()}
+    start = from_canonical(start, now, MODEL.vocab_size)
+    mixed = to_canonical(perturbed(now, start, jax.random.key(0), 0.0, 0.3), MODEL.vocab_size)
+    now = to_canonical(now, MODEL.vocab_size)
+    changed = {name for name, values in mixed.items() if not np.array_equal(values, now[name])}
+    assert changed == {n for n in now if n.startswith("encoder/layer_0/") and n.endswith("kernel")}
 
 
 def test_weight_dropout_scales_what_it_keeps():
@@ -150,3 +178,22 @@ def test_span_deletion_takes_runs_of_words():
 def test_nothing_asked_for_gives_the_unit_itself():
     one = unit(WORDS)
     assert augmented(one, FinetuneConfig(), TOKENIZER, (0, 0)) is one
+
+
+@pytest.mark.parametrize("features", get_args(Features))
+def test_the_loss_of_a_layer_needs_a_pooler_of_its_width(features):
+    """What is not refused has shapes that fit."""
+    model = dataclasses.replace(MODEL, num_layers=4, max_position_embeddings=128)
+    config = FinetuneConfig(model=model, loss=LossConfig(layers=(1,)))
+    heads = dataclasses.replace(HEADS, features=features)
+    if features == "concat_last_four":
+        message = r"^features.layers: concat_last_four is not allowed with loss.layers \[1\].*; allowed: any other"
+        with pytest.raises(ValueError, match=message):
+            check_layers(config, heads)
+        return
+    check_layers(config, heads)
+    network = BertModel(model, ExecutionConfig(), heads)
+    tree, hidden = initial_params(network, 0), np.zeros((1, 8, model.hidden_size), np.float32)
+    first = {"cls_positions": np.zeros((1, 1), np.int32)}
+    logits = network.apply({"params": tree}, hidden, first, None, method="pooled_logits")
+    assert logits.shape == (1, 1, 2)
