@@ -22,7 +22,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from bert_jax.config.schema import DataConfig
+from bert_jax.config.pretrain import DataConfig
 from data_pipeline.host_tensorflow import load_tensorflow
 from data_pipeline.input import pretrain_batches
 from data_pipeline.shards import encode_examples, write_index, write_records

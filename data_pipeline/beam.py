@@ -21,7 +21,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from bert_jax.config.schema import DataConfig
+from bert_jax.config.pretrain import DataConfig
 from bert_jax.tokenization import Tokenizer
 from data_pipeline.documents import Source
 from data_pipeline.parts import merge_shard, write_part

@@ -12,7 +12,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from bert_jax.config.loader import load_config, to_dict
-from bert_jax.config.schema import DataConfig, PretrainConfig
+from bert_jax.config.pretrain import DataConfig, PretrainConfig
 from bert_jax.tokenization import Tokenizer
 from data_pipeline.build_vocab import (
     Report,

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from bert_jax.config.schema import DataConfig
+from bert_jax.config.pretrain import DataConfig
 from bert_jax.tokenization import Tokenizer, load_tokenizer
 from data_pipeline.checks import describe, difference
 from data_pipeline.corpus import corpus_of

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from bert_jax.config.schema import DataConfig
+from bert_jax.config.pretrain import DataConfig
 from bert_jax.tokenization import Tokenizer
 from data_pipeline.shards import read_index
 

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from bert_jax.config.finetune import FinetuneConfig, TaskDataConfig
 from bert_jax.config.loader import load_config
-from bert_jax.config.schema import DataConfig, PretrainConfig
+from bert_jax.config.pretrain import DataConfig, PretrainConfig
 from bert_jax.exits import run_command
 from bert_jax.records import Record
 from bert_jax.training.signals import StopRequest

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from importlib import metadata
 from pathlib import Path
 
-from bert_jax.config.schema import DataConfig
+from bert_jax.config.pretrain import DataConfig
 from data_pipeline.documents import Source, is_text_file
 from data_pipeline.prepared import hf_sources, tfds_sources
 from data_pipeline.storage import Location, location

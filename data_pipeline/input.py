@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from bert_jax.batch import PRETRAIN_FEATURES, BatchInfo, DataBudgetError
-from bert_jax.config.schema import DataConfig
+from bert_jax.config.pretrain import DataConfig
 from bert_jax.tokenization import Tokenizer
 from data_pipeline.layout import Layout, check_layout, warn_of_changed_files
 from data_pipeline.masking import MaskingSettings, mask_batch

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from bert_jax.config.schema import DataConfig
+from bert_jax.config.pretrain import DataConfig
 from bert_jax.tokenization import Tokenizer
 from data_pipeline.checks import pair_advice, shard_settings
 from data_pipeline.instances import InstanceSettings

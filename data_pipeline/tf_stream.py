@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from bert_jax.config.schema import DataConfig
+from bert_jax.config.pretrain import DataConfig
 from data_pipeline.host_tensorflow import THREADS, load_tensorflow
 from data_pipeline.layout import Layout
 from data_pipeline.reader import BAD_IDS, RawBatch

@@ -25,7 +25,7 @@ from typing import Any
 
 import numpy as np
 
-from bert_jax.config.schema import DataConfig
+from bert_jax.config.pretrain import DataConfig
 from bert_jax.tokenization import Tokenizer, is_cjk, load_tokenizer
 from data_pipeline.documents import Source, read_documents
 from data_pipeline.masking import uniform

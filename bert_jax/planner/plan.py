@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from bert_jax.config import PretrainConfig
-from bert_jax.config.schema import DataConfig, ExecutionConfig, MeshConfig, ModelConfig, OptimizerConfig
+from bert_jax.config.pretrain import DataConfig
+from bert_jax.config.schema import ExecutionConfig, MeshConfig, ModelConfig, OptimizerConfig
 from bert_jax.parallel.mesh import check_batches, mesh_sizes
 from bert_jax.planner.arithmetic import StepEstimate, estimate_step, rows_per_device
 from bert_jax.planner.compiled import CompiledStep, compile_step

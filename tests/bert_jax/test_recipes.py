@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from bert_jax.config.loader import RunOptions, dump_yaml, load_config, take_options
-from bert_jax.config.schema import PretrainConfig
+from bert_jax.config.pretrain import PretrainConfig
 from bert_jax.optim import make_schedule
 from bert_jax.planner.flops import training_flops_per_sequence
 

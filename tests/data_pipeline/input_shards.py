@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import numpy as np
 
-from bert_jax.config.schema import DataConfig
+from bert_jax.config.pretrain import DataConfig
 from data_pipeline import shards
 from data_pipeline.input import pretrain_batches
 from data_pipeline.order import LaneOrder

@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 from text_corpora import tree, write_corpus, write_vocab
 
-from bert_jax.config.schema import DataConfig
+from bert_jax.config.pretrain import DataConfig
 from bert_jax.tokenization import load_tokenizer
 from data_pipeline import build as build_module
 from data_pipeline import parts as parts_module

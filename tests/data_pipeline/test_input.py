@@ -274,7 +274,7 @@ def test_tensorflow_comes_late_sees_no_accelerator_and_leaves_quietly(folder, tm
     code = f"""
 import sys
 from pathlib import Path
-from bert_jax.config.schema import DataConfig
+from bert_jax.config.pretrain import DataConfig
 from data_pipeline.input import eval_batches, pretrain_batches
 data = DataConfig(seq_length={S}, max_predictions={M}, prefetch=200)
 batches = pretrain_batches(data, folder=Path({str(folder)!r}), lanes=8, batch_size=16, seed=0)

@@ -7,7 +7,7 @@ import pytest
 from text_corpora import write_corpus, write_vocab
 
 from bert_jax.config.loader import load_config
-from bert_jax.config.schema import PretrainConfig
+from bert_jax.config.pretrain import PretrainConfig
 from data_pipeline.build import require_shards
 from data_pipeline.cli import main
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from text_corpora import SPECIAL, write_corpus, write_vocab
 
-from bert_jax.config.schema import DataConfig
+from bert_jax.config.pretrain import DataConfig
 from bert_jax.tokenization import load_tokenizer
 from data_pipeline import token_store
 from data_pipeline.corpus import list_sources
