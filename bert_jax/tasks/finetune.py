@@ -43,7 +43,7 @@ from bert_jax.tasks.evaluation import (
     with_intervals,
 )
 from bert_jax.tasks.examples import ExampleBatches
-from bert_jax.tasks.finished import PREDICTIONS
+from bert_jax.tasks.finished import METRICS, PREDICTIONS, read_results
 from bert_jax.tasks.objective import TaskObjective, check_layers
 from bert_jax.tasks.packing import Shape, plan_shapes
 from bert_jax.tasks.registry import check_options, task_class
@@ -55,7 +55,7 @@ from bert_jax.training.run import Context, Data, Job, train
 from bert_jax.training.state import TrainState, abstract_params
 
 # Folders and files of a workdir.
-EXPORT, METRICS = "export", "metrics.json"
+EXPORT = "export"
 Splits = Mapping[str, Sequence[Record]]
 
 
@@ -379,13 +379,8 @@ class FinetuneJob(Job):
         return digest.hexdigest()[:16]
 
     def is_finished(self, folder: Path) -> bool:
-        if not ((folder / METRICS).exists() and (folder / "report.html").exists()):
-            return False
-        made = {
-            entry["split"]: entry.get("records")
-            for entry in json.loads((folder / METRICS).read_text(encoding="utf-8"))
-        }
-        return made == {split: self._digest(split) for split in self._splits if split != "train"}
+        made = {entry["split"]: entry.get("records") for entry in read_results(folder)}
+        return bool(made) and made == {split: self._digest(split) for split in self._splits if split != "train"}
 
 
 def _with_losses(heads: HeadsConfig, config: FinetuneConfig) -> HeadsConfig:

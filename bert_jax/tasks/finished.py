@@ -1,5 +1,6 @@
-"""What a finished run of a task left in its workdir: ``config.yaml`` and ``predictions_SPLIT.jsonl``."""
+"""What a finished run of a task left in its workdir: its config, ``metrics.json``, ``predictions_SPLIT.jsonl``."""
 
+import json
 from collections.abc import Collection, Iterator
 from typing import Any, cast
 
@@ -7,8 +8,9 @@ from bert_jax.config.finetune import FinetuneConfig
 from bert_jax.config.loader import build_config, read_yaml
 from bert_jax.interop.folder import json_object
 from bert_jax.storage import Location
+from bert_jax.training.report import HTML_FILE
 
-PREDICTIONS = "predictions_{}.jsonl"
+METRICS, PREDICTIONS = "metrics.json", "predictions_{}.jsonl"
 
 
 def read_options(workdir: Location, names: Collection[str]) -> FinetuneConfig:
@@ -21,6 +23,14 @@ def read_options(workdir: Location, names: Collection[str]) -> FinetuneConfig:
     if "task.kind" not in [setting.key for setting in settings]:
         raise ValueError(f"{file}: no task.kind there; give a workdir of run_finetune.py")
     return build_config(FinetuneConfig, settings)
+
+
+def read_results(workdir: Location) -> list[dict[str, Any]]:
+    """What ``metrics.json`` holds of each split; empty unless the run is complete: the report is written last."""
+    if not ((workdir / METRICS).is_file() and (workdir / HTML_FILE).is_file()):
+        return []
+    entries: list[dict[str, Any]] = json.loads((workdir / METRICS).read_text(encoding="utf-8"))
+    return entries
 
 
 def predicted_splits(workdir: Location) -> list[str]:

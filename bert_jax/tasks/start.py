@@ -25,7 +25,7 @@ from bert_jax.training.warm_start import RECORD, WarmStart
 _FILES = {"wordpiece": "vocab.txt", "sentencepiece": "tokenizer.model", "byte_bpe": "tokenizer.json"}
 # How the tokenizer is applied, beside its file.
 TOKENIZER_FILE = "tokenizer_settings.json"
-PRETRAINING_HEADS = ("mlm_head", "nsp_head")
+_PRETRAINING_HEADS = ("mlm_head", "nsp_head")
 
 
 @dataclass(frozen=True)
@@ -155,7 +155,7 @@ def warm_start(start: Start, config: FinetuneConfig, heads: HeadsConfig, sentenc
     kept: dict[str, np.ndarray] = {}
     for name, shape in wanted.items():
         part = name.partition("/")[0]
-        is_own = part.endswith("_head") and part not in PRETRAINING_HEADS
+        is_own = part.endswith("_head") and part not in _PRETRAINING_HEADS
         values = weights.params.get(name)
         if values is None or tuple(values.shape) != shape or name.startswith(drawn):
             continue

@@ -21,8 +21,7 @@ from bert_jax.config.sweep import Cell, shared_settings
 from bert_jax.folder_lock import FolderTaken, hold_folder
 from bert_jax.parallel import hosts
 from bert_jax.storage import write_whole
-from bert_jax.tasks.finetune import METRICS
-from bert_jax.training.report import HTML_FILE
+from bert_jax.tasks.finished import read_results
 from bert_jax.training.signals import StopRequest
 
 RUNS, TABLE, DATA, IMAGE, SHARED = "runs", "sweep.md", "sweep.json", "sweep.png", "shared.json"
@@ -55,7 +54,7 @@ def run_sweep(
     taken, failed = 0, 0
     for number, cell in enumerate(cells):
         folder = workdir / RUNS / cell.name
-        if hosts.lead_says("is_finished", is_finished(folder), host_timeout):
+        if hosts.lead_says("is_finished", bool(read_results(folder)), host_timeout):
             _drop_checkpoints(folder)
             continue
         if hosts.lead_says("is_taken", hosts.is_lead() and _is_taken(folder), host_timeout):
@@ -86,11 +85,6 @@ def run_sweep(
     return exits.NON_FINITE if failed else exits.OK
 
 
-def is_finished(folder: Path) -> bool:
-    """Whether a run is complete."""
-    return (folder / METRICS).exists() and (folder / HTML_FILE).exists()
-
-
 def _is_taken(folder: Path) -> bool:
     try:
         with hold_folder(folder, ""):
@@ -101,7 +95,7 @@ def _is_taken(folder: Path) -> bool:
 
 def _drop_checkpoints(folder: Path) -> None:
     """Of a finished run: it has its best parameters, and many runs would fill the disk."""
-    if hosts.is_lead() and is_finished(folder):
+    if hosts.is_lead() and read_results(folder):
         shutil.rmtree(folder / "checkpoints", ignore_errors=True)
 
 
@@ -132,8 +126,7 @@ def write_results(base: FinetuneConfig, cells: Sequence[Cell], workdir: Path) ->
     """Write sweep.md, sweep.json and sweep.png from the finished runs; the same runs give the same bytes."""
     found = []
     for cell in cells:
-        folder = workdir / RUNS / cell.name
-        entries = json.loads((folder / METRICS).read_text(encoding="utf-8")) if is_finished(folder) else []
+        entries = read_results(workdir / RUNS / cell.name)
         splits = {
             entry["split"]: {name: metric["value"] for name, metric in entry["metrics"].items()}
             for entry in entries

@@ -90,6 +90,8 @@ def test_more_patience_goes_on(source, tmp_path):
     assert lines(tmp_path / "w")[-1]["step"] == 18
     run(source, tmp_path / "w", f"{options} 3")
     assert lines(tmp_path / "w")[-1]["step"] == 36
+    run(source, tmp_path / "w", options.replace("num_epochs 6", "num_epochs 8") + " 9")
+    assert lines(tmp_path / "w")[-1]["step"] == 72
 
 
 def test_an_evaluation_made_on_resume_is_not_forgotten_by_a_kill(source, tmp_path, monkeypatch):
