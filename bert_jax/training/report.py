@@ -186,6 +186,9 @@ def draw_curves(
             curves.text(0.5, 0.45, "no metrics yet", ha="center", color="#868e96", fontsize=12)
         for index, panel in enumerate(present):
             _draw_panel(curves.add_subplot(rows, columns, index + 1), panel, records, unigram_loss)
+        if figure.axes:
+            figure.get_layout_engine().execute(figure)
+        figure.set_layout_engine("none")  # once for both files: it takes as long as drawing one
         image, vector = io.BytesIO(), io.StringIO()
         figure.savefig(image, format="png", dpi=130)
         curves.suptitle("")  # the page has its own heading
