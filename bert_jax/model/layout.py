@@ -5,7 +5,8 @@ padded). These functions work on any tree whose paths end like a parameter's: pa
 moving averages. Everything that leaves the process or compares two runs uses canonical names.
 """
 
-from collections.abc import Iterator, Mapping
+import functools
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import jax
@@ -54,10 +55,14 @@ def clear_padding(tree: Any, vocab_size: int) -> Any:
     def clear(path: tuple[Any, ...], leaf: jax.Array) -> jax.Array:
         if not path_name(path).endswith(VOCABULARY_ROWS) or leaf.shape[0] <= vocab_size:
             return leaf
-        cleared: jax.Array = jax.jit(lambda x: x.at[vocab_size:].set(0), out_shardings=leaf.sharding)(leaf)
-        return cleared
+        return _clear_from(vocab_size, leaf.sharding)(leaf)
 
     return jax.tree_util.tree_map_with_path(clear, tree)
+
+
+@functools.cache
+def _clear_from(row: int, sharding: jax.sharding.Sharding) -> Callable[[jax.Array], jax.Array]:
+    return jax.jit(lambda x: x.at[row:].set(0), out_shardings=sharding)
 
 
 def from_canonical(flat: Mapping[str, Any], like: Any, vocab_size: int) -> Any:
