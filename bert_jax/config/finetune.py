@@ -204,7 +204,8 @@ class RegularizationConfig:
     mixout: float = 0.0
     # Top layers that start from drawn weights (Zhang et al. 2021); the pooler is drawn again with them.
     reinit_layers: int = 0
-    # The task's head starts from drawn weights, also where the start model has one for the same classes.
+    # The task's head, and what stands between it and the encoder (features, CRF), starts from drawn weights, also
+    # where the start model has one for the same classes.
     reinit_head: bool = False
 
     def __post_init__(self) -> None:

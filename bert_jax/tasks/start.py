@@ -26,6 +26,8 @@ _FILES = {"wordpiece": "vocab.txt", "sentencepiece": "tokenizer.model", "byte_bp
 # How the tokenizer is applied, beside its file.
 TOKENIZER_FILE = "tokenizer_settings.json"
 _PRETRAINING_HEADS = ("mlm_head", "nsp_head")
+# What a task has between the encoder and its head.
+_TASK_LAYERS = ("feature_mix", "bilstm")
 
 
 @dataclass(frozen=True)
@@ -143,9 +145,9 @@ def _stored_tokenizer(workdir: Location) -> tuple[TokenizerConfig, bytes]:
 def warm_start(start: Start, config: FinetuneConfig, heads: HeadsConfig, sentence: Any) -> WarmStart:
     """The parameters of ``start`` that the run's model has, what is said about the others, and the record of it.
 
-    The encoder always; the pooler and the heads of pretraining where the source has them, a task head where it is
-    of the same classes and not ``regularization.reinit_head``. The top ``regularization.reinit_layers`` layers and
-    the pooler with them are left to be drawn.
+    The encoder always; the pooler and the heads of pretraining where the source has them; without
+    ``regularization.reinit_head`` also the layers before a task's head, and the head and its CRF where they are of
+    the same classes. The top ``regularization.reinit_layers`` layers and the pooler with them are left to be drawn.
     """
     weights = start.weights
     if weights is None:
@@ -155,11 +157,14 @@ def warm_start(start: Start, config: FinetuneConfig, heads: HeadsConfig, sentenc
     kept: dict[str, np.ndarray] = {}
     for name, shape in wanted.items():
         part = name.partition("/")[0]
-        is_own = part.endswith("_head") and part not in _PRETRAINING_HEADS
+        is_of_classes = part == "crf" or (part.endswith("_head") and part not in _PRETRAINING_HEADS)
+        is_own = is_of_classes or part in _TASK_LAYERS
         values = weights.params.get(name)
         if values is None or tuple(values.shape) != shape or name.startswith(drawn):
             continue
-        if is_own and (config.regularization.reinit_head or not _same_classes(weights.spec.heads, heads)):
+        if is_own and config.regularization.reinit_head:
+            continue
+        if is_of_classes and not _same_classes(weights.spec.heads, heads):
             continue
         kept[name] = values
     assert not any(STACKED in name for name in kept)
