@@ -24,18 +24,30 @@ TASKS: dict[str, type[Task]] = {
     "sentence": SentenceTask,
 }
 
+# Whose texts task.truncation cuts: words with tags and passages go through windows of their own. (It has no windows
+# for choice and sentence.)
+_CUT = {"classification", "regression", "multi_label", "choice", "sentence"}
+_WINDOWED = _CUT - {"choice", "sentence"}
 # Options that only some kinds of tasks have a use for.
 _USED_BY: dict[str, set[str]] = {
+    "task.truncation": _CUT,
+    "task.head_share": _CUT,
+    "task.window_overlap": _WINDOWED,
+    "task.max_windows": _WINDOWED,
+    "data.label_names": {"classification", "multi_label", "joint"},
     "loss.class_weights": {"classification"},
     "loss.label_smoothing": {"classification", "choice", "tagging", "joint", "sentence"},
     "loss.focal_gamma": {"classification", "multi_label", "choice", "tagging", "joint", "sentence"},
     "loss.nsp_weight": set(TASKS) - {"choice", "sentence"},
+    "regularization.head_dropout": set(TASKS) - {"qa", "sentence"},
     "features.layers": set(TASKS) - {"sentence"},
     "features.frozen_encoder": set(TASKS),  # but where a loss of vectors has no head that could learn
     "features.bilstm_size": {"tagging", "joint"},
     "input.balanced": {"classification"},
     "input.few_shot": {"classification"},
 }
+# Of those, what a sentence task uses with every loss; the others are of its classifier.
+_OF_TEXTS = {"task.truncation", "task.head_share"}
 
 
 def check_options(config: FinetuneConfig) -> None:
@@ -50,12 +62,24 @@ def check_options(config: FinetuneConfig) -> None:
             continue
         if kind not in kinds:
             raise ValueError(
-                f"{option}: {value!r} has no use for task.kind {kind}; it is for {', '.join(sorted(kinds))}"
+                f"{option}: {value!r} has no use for task.kind {kind}; it is for {', '.join(sorted(kinds))}; leave "
+                "it out"
             )
-        if kind == "sentence" and config.sentence.loss != "softmax":
+        if kind == "sentence" and config.sentence.loss != "softmax" and option not in _OF_TEXTS:
             raise ValueError(
-                f"{option}: {value!r} has no use for sentence.loss {config.sentence.loss}; it is for softmax"
+                f"{option}: {value!r} has no use for sentence.loss {config.sentence.loss}; it is for softmax; "
+                "leave it out"
             )
+
+
+def check_files(config: FinetuneConfig) -> None:
+    """``ValueError`` for an option that waits for evaluations, where no file is named to evaluate on."""
+    patience = config.training.patience
+    if patience and not config.data.dev and not config.data.dev_fraction:
+        raise ValueError(
+            f"training.patience: {patience} has no use without a dev split; name a file in data.dev, cut a split "
+            "with data.dev_fraction, or leave it out"
+        )
 
 
 def task_class(config: FinetuneConfig) -> type[Task]:

@@ -76,6 +76,11 @@ def resolve(options: RunOptions, workdir: Location, settings: Sequence[Setting])
             raise ValueError(
                 "--init_from: not given: the model to fine-tune; without one give data.vocab and a model section"
             )
+        if mixout := given.get("regularization.mixout"):
+            raise ValueError(
+                f"regularization.mixout: {mixout} has no use without --init_from, the model whose weights it goes "
+                "back to; give one, or leave it out"
+            )
         start = Start(None, *_vocabulary(Path(vocab), bool(given.get("data.lower_case", True))))
         return start, _sized(start, settings, given)
     name = options.init_from

@@ -117,6 +117,7 @@ REFUSED = {
     "wrong column": (GOOD, jsonl({"txt": "w1", "label": "1"}), "", "dev.jsonl:1: no column 'text', which classifi"),
     "id twice": (GOOD, jsonl(*[{"id": 7, "text": "w1", "label": "1"}] * 2), "", "dev.jsonl:2: id '7' is that of"),
     "answer elsewhere": (asked("good", "bad"), asked("good"), "--task.kind qa", "train.jsonl:2: the answer 'bad'"),
+    "patience without dev": (GOOD, GOOD, "--data.dev --training.patience 2", "training.patience: 2 has no use wit"),
     "unknown metric": (GOOD, GOOD, "--task.metric bleu", "task.metric: 'bleu' is not measured; allowed: accuracy"),
 }  # fmt: skip
 

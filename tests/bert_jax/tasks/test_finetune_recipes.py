@@ -17,7 +17,7 @@ from bert_jax.config.loader import RunOptions, dump_yaml, load_config, take_opti
 from bert_jax.config.sweep import FinetuneRunOptions
 from bert_jax.parallel import make_mesh
 from bert_jax.records import Record
-from bert_jax.tasks.registry import TASKS, task_class
+from bert_jax.tasks.registry import TASKS, check_options, task_class
 from bert_jax.tasks.start import resolve
 from bert_jax.tokenization.wordpiece import WordPieceTokenizer
 from data_pipeline.tasks import read_splits, split_names
@@ -49,6 +49,7 @@ def loaded(name, *arguments):
 def test_it_loads_and_its_command_too(name):
     config = loaded(name)
     assert config.task.name == name
+    check_options(config)
     options, rest = take_options(RunOptions, command(name))
     assert options.config == (f"configs/finetune/{name}.yaml",) and options.init_from
     rest = [str(REPOSITORY / word) if word.startswith("configs/") else word for word in rest]
@@ -226,9 +227,8 @@ def test_commands_of_the_guide():
     """Their options are known, and all kinds of tasks have a line."""
     for found in re.findall(r"^(?:\$F|python run_finetune\.py) +(.*?)(?: +#.*)?$", GUIDE, re.MULTILINE):
         _, rest = take_options(FinetuneRunOptions, shlex.split(found))
-        load_config(
-            FinetuneConfig, [str(REPOSITORY / word) if word.startswith("configs/") else word for word in rest]
-        )
+        rest = [str(REPOSITORY / word) if word.startswith("configs/") else word for word in rest]
+        check_options(load_config(FinetuneConfig, rest))
     assert set(re.findall(r"^\| `(\w+)` \| `\{", GUIDE, re.MULTILINE)) == set(TASKS)
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from finetune_cases import MODEL, PIECES
 
-from bert_jax.config import ExecutionConfig, HeadsConfig
+from bert_jax.config import ExecutionConfig, HeadsConfig, load_config
 from bert_jax.config.finetune import FinetuneConfig, FinetuneOptimizerConfig, InputConfig, LossConfig
 from bert_jax.config.spec import Features
 from bert_jax.inference.batching import Encoded
@@ -18,6 +18,7 @@ from bert_jax.optim import make_schedule, parameter_rates
 from bert_jax.tasks.augment import augmented
 from bert_jax.tasks.base import Unit
 from bert_jax.tasks.objective import check_layers, perturbed
+from bert_jax.tasks.registry import TASKS, check_options
 from bert_jax.tokenization.wordpiece import WordPieceTokenizer
 from bert_jax.training.state import initial_params
 
@@ -197,3 +198,37 @@ def test_the_loss_of_a_layer_needs_a_pooler_of_its_width(features):
     first = {"cls_positions": np.zeros((1, 1), np.int32)}
     logits = network.apply({"params": tree}, hidden, first, None, method="pooled_logits")
     assert logits.shape == (1, 1, 2)
+
+
+CUT = {"classification", "regression", "multi_label", "choice", "sentence"}
+WINDOWED = {"classification", "regression", "multi_label"}
+
+
+@pytest.mark.parametrize(
+    ("words", "kinds"),
+    [
+        ("--task.truncation tail", CUT),
+        ("--task.head_share 0.5", CUT),
+        ("--task.window_overlap 4", WINDOWED),
+        ("--task.max_windows 4", WINDOWED),
+        ("--regularization.head_dropout 0.3", {*TASKS} - {"qa", "sentence"}),
+        ("--data.label_names No Yes", {"classification", "multi_label", "joint"}),
+    ],
+)
+def test_an_option_is_refused_where_it_would_be_ignored(words, kinds):
+    option = words.split()[0].removeprefix("--")
+    for kind in TASKS:
+        for loss in ("softmax", "simcse"):
+            arguments = f"--task.kind {kind} --sentence.loss {loss} --data.labels 0 1 {words}"
+            config = load_config(FinetuneConfig, arguments.split())
+            if kind in kinds:
+                check_options(config)
+                continue
+            with pytest.raises(ValueError, match=rf"^{option}: .* has no use for task.kind {kind}; ") as raised:
+                check_options(config)
+            assert str(raised.value).endswith(f"it is for {', '.join(sorted(kinds))}; leave it out")
+
+
+def test_groups_are_for_a_split_that_is_cut():
+    with pytest.raises(ValueError, match=r"data.group_by: 'sentence' is not allowed; allowed: none without data"):
+        load_config(FinetuneConfig, ["--data.dev", "dev.tsv", "--data.group_by", "sentence"])
