@@ -101,6 +101,11 @@ class Task(ABC):
         """Whether a record says what is right, so that it can be scored."""
         return all(getattr(record, name) is not None for name in cls.gold)
 
+    @classmethod
+    def scored(cls, records: Sequence[Record]) -> list[int]:
+        """Numbers of those records of a split that are scored, in order: the labelled ones."""
+        return [i for i, record in enumerate(records) if cls.is_labelled(record)]
+
     @property
     def sequences_per_unit(self) -> int:
         """K of training."""
@@ -153,7 +158,7 @@ class Task(ABC):
 
     @abstractmethod
     def scores(self, records: Sequence[Record], predictions: Sequence[Prediction]) -> list[Score]:
-        """Metrics over labelled records, the one that chooses the best checkpoint first."""
+        """Metrics over the records that are :meth:`scored`, the one that chooses the best checkpoint first."""
 
     def confusion(self, records: Sequence[Record], predictions: Sequence[Prediction]) -> Confusion | None:
         """Which classes were taken for which, over labelled records; None for a task that is not of one class."""

@@ -79,7 +79,8 @@ def compare(
         raise ValueError(f"seed: {seed} is not allowed; allowed: 0 or more")
     a, b = _read_run(first, split), _read_run(second, split)
     _check_alike(a, b)
-    ids = [one for one, record in a.records.items() if a.task.is_labelled(record)]
+    everyone = list(a.records)
+    ids = [everyone[i] for i in a.task.scored(list(a.records.values()))]
     if not ids:
         raise ValueError(f"{a.name}: split {split} has no labels; choose one that has")
     scores_a, scores_b = ({score.name: score for score in _scores(run, ids)} for run in (a, b))

@@ -161,7 +161,7 @@ def confusion_of(task: Task, records: Sequence[Record], predictions: Sequence[Pr
 def _labelled(
     task: Task, records: Sequence[Record], predictions: Sequence[Prediction]
 ) -> tuple[list[Record], list[Prediction]]:
-    numbers = [i for i, record in enumerate(records) if task.is_labelled(record)]
+    numbers = task.scored(records)
     return [records[i] for i in numbers], [predictions[i] for i in numbers]
 
 

@@ -39,8 +39,8 @@ class SentenceTask(Task):
     """Siamese training by one of the losses of ``sentence.loss``.
 
     Records with a label that is a value are scored by the correlation of cosines with it, those whose label is one
-    of ``data.labels`` by the classifier, triplets by how often the positive is nearer, and pairs without a label by
-    finding the second text among all of the split.
+    of ``data.labels`` by the classifier, triplets by how often the positive is nearer, and pairs of a split without
+    labels by finding the second text among all of it.
     """
 
     targets: ClassVar[Mapping[str, Target]] = {}
@@ -93,7 +93,7 @@ class SentenceTask(Task):
 
     def featurize(self, records: Sequence[Record], *, training: bool) -> list[Unit]:
         if not training:
-            self._check_scored([record for record in records if self.is_labelled(record)])
+            self._check_scored([records[i] for i in self.scored(records)])
         groups = self._training_texts(records) if training else [_scored_texts(record) for record in records]
         flat = [text for group in groups for text in group]
         ids = iter(self.tokenizer.encode_batch(flat))
@@ -255,6 +255,22 @@ class SentenceTask(Task):
     @classmethod
     def is_labelled(cls, record: Record) -> bool:
         return record.label is not None or record.text_pair is not None
+
+    @classmethod
+    def scored(cls, records: Sequence[Record]) -> list[int]:
+        """Of a split with labels, those that have one; triplets and splits without labels are scored without."""
+        numbers = super().scored(records)
+        labelled = [i for i in numbers if records[i].label is not None]
+        return numbers if not labelled or all(records[i].negatives for i in numbers) else labelled
+
+    @classmethod
+    def notes(cls, config: FinetuneConfig, splits: Mapping[str, Sequence[Record]]) -> list[str]:
+        notes = []
+        for split, records in splits.items():
+            known = sum(cls.is_labelled(record) for record in records)
+            if split != "train" and (without := known - len(cls.scored(records))):
+                notes.append(f"{split}: {without:,} of {len(records):,} pairs are not scored: others have a label")
+        return notes
 
     def scores(self, records: Sequence[Record], predictions: Sequence[Prediction]) -> list[Score]:
         gold, labels = self._gold(records), self.config.data.labels

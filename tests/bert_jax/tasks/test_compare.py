@@ -136,6 +136,10 @@ def test_sentence_values_and_choices_and_several_labels(tmp_path):
     lines = [{"id": str(i), "label": f"{i}.0", "cosine": i / 10} for i in range(6)]
     a = workdir(tmp_path / "a", "--task.kind sentence --sentence.loss cosine", lines)
     assert (compare(a, a).metric, compare(a, a).value_a) == ("spearman", pytest.approx(1))
+    a = workdir(tmp_path / "a", "--task.kind sentence --sentence.loss cosine", [
+        *lines, {"id": "6", "cosine": 0.1, "rank": 2}
+    ])  # fmt: skip
+    assert compare(a, a).records == 6
     lines = [{"id": str(i), "label": i % 2, "prediction": 1, "scores": [0.2, 0.8]} for i in range(6)]
     a = workdir(tmp_path / "a", "--task.kind choice --data.labels 0 1", lines)
     assert (compare(a, a).metric, compare(a, a).value_a) == ("accuracy", 0.5)

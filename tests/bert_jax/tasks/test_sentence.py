@@ -11,6 +11,7 @@ from finetune_cases import PIECES, results, run, saved_model
 from bert_jax.config import ModelConfig
 from bert_jax.config.finetune import FinetuneConfig, SentenceTaskConfig, TaskConfig, TaskDataConfig
 from bert_jax.records import Record
+from bert_jax.tasks.evaluation import point_values, scores_of
 from bert_jax.tasks.selection import permutation
 from bert_jax.tasks.sentence import SentenceTask
 from bert_jax.tokenization.wordpiece import WordPieceTokenizer
@@ -170,6 +171,25 @@ def test_single_texts_are_no_candidates():
     vectors[:2, 1] = (1, 1, 0, 0), (1, 2, 0, 0)
     found = decoded(task_of("negatives"), [*texts(2, 0), alone], vectors)
     assert [one.get("rank") for one in found] == [1, 2, None] and found[2] == {}
+
+
+@pytest.mark.parametrize("loss", ["softmax", "cosine"])
+def test_a_pair_without_a_label_is_predicted_but_not_scored_among_others_that_have_one(loss):
+    task, rng = task_of(loss, ("a", "b")), np.random.default_rng(0)
+    whole = texts(9, 0, label=LABELS[loss])
+    records = [dataclasses.replace(one, label=None) if i in (2, 5) else one for i, one in enumerate(whole)]
+    units = task.featurize(records, training=False)
+    shapes = {"embeddings": (2, 4), **({"logits": (2,)} if loss == "softmax" else {})}
+    outputs = [{name: rng.normal(size=shape) for name, shape in shapes.items()} for _ in units]
+    predictions = task.decode(records, units, outputs)
+    assert all("cosine" in one for one in predictions)
+    scores, count = scores_of(task, records, predictions)
+    kept = [i for i in range(9) if i not in (2, 5)]
+    expected = task.scores([whole[i] for i in kept], [predictions[i] for i in kept])
+    assert count == 7 and point_values(scores, 7) == point_values(expected, 7)
+    assert task.notes(task.config, {"train": [], "dev": records, "whole": whole}) == [
+        "dev: 2 of 9 pairs are not scored: others have a label"
+    ]
 
 
 def test_thousands_of_records_are_decoded_in_seconds():
