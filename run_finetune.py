@@ -56,6 +56,7 @@ def sweep(options: FinetuneRunOptions, arguments: list[str]) -> int:
     configure(options, arguments, shared.extend)
     base, cells = plan_cells(options, shared)
 
+    from bert_jax.tasks.start import whole_name
     from bert_jax.tasks.sweep import run_sweep
 
     def one(folder: Path, more: list[str]) -> None:
@@ -67,7 +68,7 @@ def sweep(options: FinetuneRunOptions, arguments: list[str]) -> int:
         cells,
         Path(options.folder("finetune")),
         one,
-        init_from=options.init_from,
+        init_from=whole_name(options.init_from),
         stop=STOP,
         host_timeout=options.host_timeout,
     )

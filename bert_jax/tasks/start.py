@@ -16,7 +16,7 @@ from bert_jax.interop.exchange import ReadOptions, Weights, parameter_shapes
 from bert_jax.interop.readers import leaves_case_open, read_weights
 from bert_jax.interop.warm_start import merge_settings, model_section, read_record, record_text
 from bert_jax.model.layout import STACKED
-from bert_jax.storage import Location
+from bert_jax.storage import Location, location
 from bert_jax.tokenization import Tokenizer, build_tokenizer
 from bert_jax.training.checkpoint import saved_steps
 from bert_jax.training.warm_start import RECORD, WarmStart
@@ -59,7 +59,7 @@ def resolve(options: RunOptions, workdir: Location, settings: Sequence[Setting])
     if saved_steps(workdir):
         record = read_record(workdir)
         before = record["init_from"] if record else ""
-        if options.init_from and not (before and Path(options.init_from).resolve() == Path(before).resolve()):
+        if options.init_from and whole_name(options.init_from) != whole_name(before):
             raise ValueError(
                 f"--init_from {options.init_from}: the run in {workdir} began from {before or 'drawn weights'}; "
                 "give another --workdir, or leave --init_from out to continue that run"
@@ -100,8 +100,13 @@ def resolve(options: RunOptions, workdir: Location, settings: Sequence[Setting])
         )
     section = model_section(weights.spec.model)
     settings = merge_settings(settings, section, section, name, FinetuneConfig)
-    record = record_text(name, section, section)
+    record = record_text(whole_name(name), section, section)
     return Start(weights, config, content, name, record, tuple(notes)), settings
+
+
+def whole_name(source: str) -> str:
+    """``--init_from`` as the same name from every working directory: a whole path, links followed; a URL stays."""
+    return str(location(source).resolve()) if source else ""
 
 
 def _sized(start: Start, settings: Sequence[Setting], given: Mapping[str, Any]) -> list[Setting]:

@@ -1,11 +1,15 @@
 """What a fine-tuning run takes over from the model that it starts from."""
 
+from pathlib import Path
+
 import pytest
 from finetune_cases import PIECES, configured, saved_model
 
 from bert_jax.config import HeadsConfig
 from bert_jax.config.loader import RunOptions, Setting
-from bert_jax.tasks.start import resolve, warm_start
+from bert_jax.tasks import start as module
+from bert_jax.tasks.start import resolve, store_tokenizer, warm_start, whole_name
+from bert_jax.training.warm_start import RECORD
 
 TAGS = ("O", "B-PER", "I-PER")
 LAYERS = ("feature_mix", "bilstm")
@@ -42,3 +46,22 @@ def test_mixout_needs_weights_to_go_back_to(tmp_path):
     with pytest.raises(ValueError, match=r"^regularization.mixout: 0.1 has no use without --init_from, the model "):
         resolve(RunOptions(), tmp_path / "w", settings)
     resolve(RunOptions(), tmp_path / "w", settings[:1])
+
+
+def test_the_same_model_from_another_working_directory(tmp_path, monkeypatch):
+    """Also by another name; and another model of the same relative name is another one."""
+    source, workdir = saved_model(tmp_path / "one" / "model"), tmp_path / "w"
+    monkeypatch.chdir(tmp_path / "one")
+    _, start = configured(Path("model"), workdir)
+    workdir.mkdir()
+    (workdir / RECORD).write_text(start.record)
+    store_tokenizer(workdir, start)
+    monkeypatch.setattr(module, "saved_steps", lambda _: [1])
+    monkeypatch.chdir(workdir)
+    saved_model(workdir / "model")
+    (workdir / "link").symlink_to(source)
+    for name in (source, "link", "../one/model"):
+        resolve(RunOptions(init_from=str(name)), workdir, [])
+    with pytest.raises(ValueError, match=f"^--init_from model: the run in {workdir} began from {source}; give "):
+        resolve(RunOptions(init_from="model"), workdir, [])
+    assert whole_name("gs://bucket/model") == "gs://bucket/model" and not whole_name("")

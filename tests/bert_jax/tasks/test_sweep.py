@@ -203,12 +203,13 @@ def test_the_command_hands_every_run_its_arguments(tmp_path, monkeypatch, run_fi
     fake = Trainer()
 
     def train(options, arguments, started):
-        assert not options.is_sweep and options.init_from == str(source)
+        assert not options.is_sweep and options.init_from == "model"
         calls.append(arguments)
         fake(Path(options.workdir), arguments)
 
     monkeypatch.setattr(run_finetune, "train", train)
-    line = f"--init_from {source} --data.dev dev.tsv --task.max_length 32 --workdir {tmp_path / 'w'} {GRID}"
+    monkeypatch.chdir(tmp_path)
+    line = f"--init_from model --data.dev dev.tsv --task.max_length 32 --workdir {tmp_path / 'w'} {GRID}"
     monkeypatch.setattr("sys.argv", ["run_finetune.py", *line.split(), "--training.seed", "4"])
     assert run_finetune.main() == exits.OK
     assert fake.made == NAMES
