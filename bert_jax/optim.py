@@ -197,8 +197,8 @@ def by_part(value: Callable[[str, int], Any], num_layers: int, like: Any) -> Any
 
 
 def _turn_steps(config: FinetuneOptimizerConfig, steps_per_epoch: int) -> int:
-    """Steps between two layers that join."""
-    return round(config.unfreeze_every * steps_per_epoch)
+    """Steps between two layers that join, one at least; 0: all learn from the first."""
+    return max(1, round(config.unfreeze_every * steps_per_epoch)) if config.unfreeze_every else 0
 
 
 def joining_updates(config: FinetuneOptimizerConfig, num_layers: int, like: Any, steps_per_epoch: int) -> Any:

@@ -71,6 +71,14 @@ def test_gradual_unfreezing_from_the_top(step):
         assert values == [float(learns)], (name, step)
 
 
+def test_layers_join_one_by_one_however_small_the_share_of_an_epoch():
+    for step in range(4):
+        found = rates(step, unfreeze_every=0.01)  # of 10 steps
+        parts = {"encoder/layer_1/": 1, "encoder/layer_0/": 2, "embeddings/": 3}
+        for name, values in found.items():
+            assert values == [float(step >= next((n for part, n in parts.items() if name.startswith(part)), 0))]
+
+
 @pytest.mark.parametrize("scan", [False, True])
 def test_the_final_layer_norm_goes_with_the_top_layer(scan):
     model = dataclasses.replace(MODEL, norm_position="pre")
