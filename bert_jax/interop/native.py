@@ -46,6 +46,7 @@ _GROUP_BYTES = 16 << 20
 
 def is_native(path: Path) -> bool:
     """Whether ``path`` is a saved model or the workdir of a run."""
+    path = _whole(path)
     return (path / SPEC_FILE).is_file() or (
         (path / "config.yaml").is_file() and not (path / "config.json").is_file()
     )
@@ -58,9 +59,11 @@ def read_native(path: Path, options: ReadOptions) -> Weights:
     Raises ``ValueError`` when there is none, it is damaged, its vocabulary is not the one it was saved with, or a
     moving average is asked for where there is none.
     """
+    path = _whole(path)
     if not (path / SPEC_FILE).is_file():
-        if (path / BEST / SPEC_FILE).is_file():
-            path = path / BEST
+        best = _whole(path / BEST)
+        if (best / SPEC_FILE).is_file():
+            path = best
         elif "task:" in (path / "config.yaml").read_text(encoding="utf-8").splitlines():
             raise ValueError(f"{path}: a fine-tuning run that has not been evaluated yet; let it go on")
         else:
@@ -68,6 +71,17 @@ def read_native(path: Path, options: ReadOptions) -> Weights:
     if options.ema:
         raise ValueError(f"{path}: a saved model holds one set of parameters and no moving average")
     return _read_saved(path)
+
+
+def _whole(path: Path) -> Path:
+    """``path``, or the older best parameters of a run where :func:`replace_saved` was killed before the newer ones
+    took their place."""
+    was_killed = path.name == BEST and not path.exists() and (_older(path) / SPEC_FILE).is_file()
+    return _older(path) if was_killed else path
+
+
+def _older(folder: Path) -> Path:
+    return folder.with_name(f"{folder.name}.old")
 
 
 def write_saved(folder: Path, weights: Weights, step: int = 0) -> None:
@@ -262,7 +276,9 @@ def _read_run(workdir: Path, options: ReadOptions) -> Weights:
 def replace_saved(folder: Path, weights: Weights, step: int) -> None:
     """Write a saved model in the place of an older one; at any moment a whole one is there, under this name or with
     ``.old`` behind it."""
-    new, old = folder.with_name(f"{folder.name}.new"), folder.with_name(f"{folder.name}.old")
+    new, old = folder.with_name(f"{folder.name}.new"), _older(folder)
+    if old.exists() and not folder.exists():  # an earlier call was killed
+        old.rename(folder)
     for path in (new, old):
         shutil.rmtree(path, ignore_errors=True)
     write_saved(new, weights, step)

@@ -1,12 +1,17 @@
 """What a fine-tuning run takes over from the model that it starts from."""
 
+import dataclasses
 from pathlib import Path
 
+import numpy as np
 import pytest
 from finetune_cases import PIECES, configured, saved_model
 
 from bert_jax.config import HeadsConfig
 from bert_jax.config.loader import RunOptions, Setting
+from bert_jax.interop import native
+from bert_jax.interop.native import replace_saved
+from bert_jax.interop.readers import read_weights
 from bert_jax.tasks import start as module
 from bert_jax.tasks.start import resolve, store_tokenizer, warm_start, whole_name
 from bert_jax.training.warm_start import RECORD
@@ -65,3 +70,37 @@ def test_the_same_model_from_another_working_directory(tmp_path, monkeypatch):
     with pytest.raises(ValueError, match=f"^--init_from model: the run in {workdir} began from {source}; give "):
         resolve(RunOptions(init_from="model"), workdir, [])
     assert whole_name("gs://bucket/model") == "gs://bucket/model" and not whole_name("")
+
+
+def test_best_parameters_whose_replacement_was_killed(tmp_path, monkeypatch):
+    """Between the two renames the older ones are there, for every reader, until newer ones are."""
+    best = saved_model(tmp_path / "best")
+    (tmp_path / "config.yaml").write_text("task:\n  kind: classification\n")
+    older = read_weights(best)
+    newer = dataclasses.replace(older, params={name: values + 1 for name, values in older.params.items()})
+    rename = Path.rename
+
+    def killed(self, target):
+        if (self.name, target.name) == ("best.new", "best"):
+            raise KeyboardInterrupt
+        return rename(self, target)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "rename", killed)
+        with pytest.raises(KeyboardInterrupt):
+            replace_saved(best, newer, 1)
+    assert not best.exists()
+    for path in (tmp_path, best):
+        assert np.array_equal(read_weights(path).params["pooler/kernel"], older.params["pooler/kernel"])
+
+    def full(*_):
+        raise OSError("no space left")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(native, "write_saved", full)
+        with pytest.raises(OSError, match="no space"):
+            replace_saved(best, newer, 2)
+    assert np.array_equal(read_weights(tmp_path).params["pooler/kernel"], older.params["pooler/kernel"])
+    replace_saved(best, newer, 2)
+    assert np.array_equal(read_weights(tmp_path).params["pooler/kernel"], newer.params["pooler/kernel"])
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["best", "config.yaml"]
