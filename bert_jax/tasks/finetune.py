@@ -30,6 +30,7 @@ from bert_jax.storage import Location, ObjectPath, write_whole
 from bert_jax.tasks import selection
 from bert_jax.tasks.augment import check_augmentation
 from bert_jax.tasks.base import Task
+from bert_jax.tasks.best import Best
 from bert_jax.tasks.evaluation import (
     Predictor,
     blank_scores,
@@ -43,7 +44,7 @@ from bert_jax.tasks.evaluation import (
     with_intervals,
 )
 from bert_jax.tasks.examples import ExampleBatches
-from bert_jax.tasks.finished import METRICS, PREDICTIONS, read_results
+from bert_jax.tasks.finished import METRICS, PREDICTIONS, read_results, records_digest
 from bert_jax.tasks.objective import TaskObjective, check_layers
 from bert_jax.tasks.packing import Shape, plan_shapes
 from bert_jax.tasks.registry import check_options, task_class
@@ -71,7 +72,7 @@ def finetune(
         raise ValueError(f"--workdir {workdir}: fine-tuning writes to a folder that all hosts see; give one")
     job = FinetuneJob(config, splits, tests, start)
     first = warm_start(start, job.config, job.model.heads, job.model.sentence)
-    first = dataclasses.replace(first, messages=(*first.messages, *job.notes))
+    first = dataclasses.replace(first, messages=(*first.messages, *job.notes), resumes=start.resumes)
     train(job, workdir=workdir, warm_start=first, **inputs)
 
 
@@ -115,7 +116,7 @@ class FinetuneJob(Job):
         }
         self._shapes: list[Shape] = []
         self._predictor: Predictor | None = None
-        self._best: dict[str, Any] = {"value": None, "step": 0, "waited": 0, "over": False, "judged": 0}
+        self._best = Best()
         self.eval_split = self._devs[0] if self._devs else "dev"
         heads = dataclasses.replace(
             self.task.heads,
@@ -135,11 +136,29 @@ class FinetuneJob(Job):
             frozen_encoder=config.features.frozen_encoder,
         )
         if config.task.metric and self._devs:
-            first = self._devs[0]
-            model = self.model.clone(heads=heads, all_layers=False)
-            choosing_score(
-                config.task.metric, blank_scores(self.task, model, self._splits[first], self._units_of[first])
-            )
+            self._choosing_metric()
+
+    def _choosing_metric(self) -> str:
+        """Name of the metric that chooses; ``ValueError`` for one that is not measured."""
+        first, model = self._devs[0], self.model.clone(heads=self.heads, all_layers=False)
+        scores = blank_scores(self.task, model, self._splits[first], self._units_of[first])
+        return choosing_score(self.config.task.metric, scores).name
+
+    @functools.cached_property
+    def _contents(self) -> dict[str, str]:
+        """Digests of the records of each split, wherever their files lie."""
+        return {split: records_digest(records) for split, records in self._splits.items()}
+
+    @functools.cached_property
+    def _digests(self) -> dict[str, str]:
+        """The same with the options that shape predictions, of the splits that are predicted."""
+        config = self.config
+        options = dataclasses.asdict(dataclasses.replace(config.task, name="", metric="", module=""))
+        options |= {name: dataclasses.asdict(getattr(config, name)) for name in ("qa", "tagging", "sentence")}
+        key = [options, config.training.restore_best]
+        return {
+            split: json_digest([found, key])[:16] for split, found in self._contents.items() if split != "train"
+        }
 
     # --- What run() asks for -----------------------------------------------------------------------------------
 
@@ -208,6 +227,8 @@ class FinetuneJob(Job):
         return np.array([labels.index(records[unit.record].label or "") for unit in self._units])
 
     def data(self, mesh: Mesh, *, complete: bool) -> Data:
+        if self._best.judged and self._devs and not complete:
+            self._best.require_same(self._choosing_metric(), self._contents[self._devs[0]])
         batches = self._batches(mesh)
         parts = len(host_rows(mesh, mesh.size)) / mesh.size
         return Data(batches, parts, 2, batches.state())
@@ -228,14 +249,15 @@ class FinetuneJob(Job):
         # All of them before anything changes: a signal between two leaves the evaluation to be made again.
         found = {split: self._scores(context, params, split, step) for split in self._devs}
         values = {split: point_values(*scored) for split, scored in found.items()}
-        self._judge(values[self._devs[0]], found[self._devs[0]][0], step)
+        # Not again on another dev file of a finished run: its parameters were chosen.
+        is_best = self._best.judged < step and self._judge(values[self._devs[0]], found[self._devs[0]][0], step)
         for split in self._devs:
             # An evaluation made again, because the checkpoint does not know of it, has its line.
             if not context.writer.has(step, split):
                 context.write(step, {"split": split, **values[split]})
-        if self._best["step"] == step and self.config.training.restore_best:
+        if is_best and self.config.training.restore_best:
             self._save_best(context, params, step)
-        return bool(self._best["over"])
+        return self.is_over(step)
 
     def _scores(self, context: Context, params: Any, split: str, step: int) -> tuple[list[Score], int]:
         assert self._predictor is not None
@@ -245,40 +267,24 @@ class FinetuneJob(Job):
         )
         return scores_of(self.task, records, predictions)
 
-    def _judge(self, values: Mapping[str, float | None], scores: Sequence[Score], step: int) -> None:
-        """Is this the best evaluation so far, and was it enough?"""
+    def _judge(self, values: Mapping[str, float | None], scores: Sequence[Score], step: int) -> bool:
+        """Whether this is the best evaluation so far."""
         score = choosing_score(self.config.task.metric, scores)
-        training, now, best = self.config.training, values[score.name], self._best
-        sign = 1 if score.higher_is_better else -1
-        # A metric that is not defined, such as the correlation of constants, is never the best.
-        better = now is not None and (
-            best["value"] is None or sign * (now - best["value"]) > max(training.min_delta, 0.0)
-        )
-        if better:
-            self._best = {"value": now, "step": step, "waited": 0, "metric": score.name}
-        else:
-            self._best = {**best, "waited": best["waited"] + 1}
-        self._best |= {"judged": step, "over": self._is_patience_over(self._best["waited"])}
-
-    def _is_patience_over(self, waited: int) -> bool:
-        return bool(self.config.training.patience) and waited >= self.config.training.patience
-
-    def _chosen_by(self, scores: Sequence[Score]) -> dict[str, Any]:
-        score = choosing_score(self.config.task.metric, scores)
-        return {"metric": score.name, "higher_is_better": score.higher_is_better}
+        split, min_delta = self._contents[self._devs[0]], self.config.training.min_delta
+        return self._best.judge(score, values[score.name], step, split, min_delta)
 
     def is_over(self, step: int) -> bool:
-        return bool(self._best["over"])
+        patience = self.config.training.patience
+        return bool(patience) and self._best.waited >= patience
 
     def state(self) -> dict[str, Any]:
-        return dict(self._best)
+        return self._best.state()
 
     def knows_evaluation(self, step: int) -> bool:
-        return bool(self._best.get("judged", step) >= step)
+        return self._best.judged >= step
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        # The patience may be another one now.
-        self._best = {**state, "over": self._is_patience_over(state["waited"])}
+        self._best = Best.of(state)
 
     # --- What comes out ------------------------------------------------------------------------------------------
 
@@ -306,7 +312,7 @@ class FinetuneJob(Job):
     def finish(self, context: Context, state: TrainState) -> None:
         began = time.perf_counter()
         folder, config, step = context.folder, self.config, int(state.step)
-        use_best = config.training.restore_best and bool(self._best["step"])
+        use_best = config.training.restore_best and bool(self._best.step)
         params = context.programs.gather(state.params if state.ema is None else state.ema)
         if use_best:
             stored = read_weights(folder / BEST)
@@ -315,16 +321,24 @@ class FinetuneJob(Job):
             flat = to_canonical(params, config.model.vocab_size) | dict(stored.params)
             values = from_canonical(flat, like, config.model.vocab_size)
             params = jax.tree.map(lambda x, old: jax.device_put(x, old.sharding), values, params)
-            step = self._best["step"]
+            step = stored.origin["step"]
         else:
             self._save_best(context, params, step)
-        results = [self._predict(context, params, split, step, began) for split in self._splits if split != "train"]
+        # What was predicted with the same parameters stays; a run that went on has no report, so nothing does.
+        made = {entry["split"]: entry for entry in read_results(folder) if entry["step"] == step}
+        asked = [split for split in self._splits if split != "train"]
+        due = [split for split in asked if made.get(split, {}).get("digest") != self._digests[split]]
+        due = [split for split in asked if hosts.lead_says(f"predict_{split}", split in due, context.host_timeout)]
+        made |= {split: self._predict(context, params, split, step, began) for split in due}
         if not hosts.is_lead():
             return
+        results = [made.pop(split) for split in asked] + [*made.values()]
         write_whole(folder / METRICS, metrics_text(results))
         lines = [line for result in results for line in result_lines(result)]
-        if use_best:
-            lines.append(f"parameters of step {step:,}, the best {self._best['metric']} on {self._devs[0]}")
+        if use_best and step == self._best.step:
+            lines.append(f"parameters of step {step:,}, the best {self._best.metric}")
+        elif use_best:
+            lines.append(f"parameters of step {step:,}; those of step {self._best.step:,}, the best, were not kept")
         lines += self._export(folder)
         evaluation = {name: found["value"] for result in results[:1] for name, found in result["metrics"].items()}
         matrices = {found["split"]: found["confusion_matrix"] for found in results if "confusion_matrix" in found}
@@ -352,12 +366,12 @@ class FinetuneJob(Job):
             "task": self.config.name,
             "split": split,
             "n": len(records),
-            "records": self._digest(split),
+            "digest": self._digests[split],
             "metrics": with_intervals(scores, count, self.config.training.seed),
             "seed": self.config.training.seed,
             "step": step,
             "seconds": round(time.perf_counter() - began, 3),
-            **({"chosen_by": self._chosen_by(scores)} if split in self._devs[:1] else {}),
+            **({"chosen_by": self._chosen_by(scores)} if self._contents[split] == self._best.split else {}),
             **({} if confusion is None else {"confusion_matrix": confusion}),
         }
 
@@ -371,16 +385,13 @@ class FinetuneJob(Job):
             return [f"no export: {error}"]
         return said
 
-    def _digest(self, split: str) -> str:
-        """Of the records of a split, wherever their files lie."""
-        digest = hashlib.sha256()
-        for record in self._splits[split]:
-            digest.update(repr(dataclasses.replace(record, source="", group="")).encode("utf-8", "replace"))
-        return digest.hexdigest()[:16]
+    def _chosen_by(self, scores: Sequence[Score]) -> dict[str, Any]:
+        score = choosing_score(self._best.metric, scores)
+        return {"metric": score.name, "higher_is_better": score.higher_is_better}
 
     def is_finished(self, folder: Path) -> bool:
-        made = {entry["split"]: entry.get("records") for entry in read_results(folder)}
-        return bool(made) and made == {split: self._digest(split) for split in self._splits if split != "train"}
+        made = {entry["split"]: entry.get("digest") for entry in read_results(folder)}
+        return bool(made) and made | self._digests == made
 
 
 def _with_losses(heads: HeadsConfig, config: FinetuneConfig) -> HeadsConfig:

@@ -1,12 +1,15 @@
 """What a finished run of a task left in its workdir: its config, ``metrics.json``, ``predictions_SPLIT.jsonl``."""
 
+import dataclasses
+import hashlib
 import json
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from typing import Any, cast
 
 from bert_jax.config.finetune import FinetuneConfig
 from bert_jax.config.loader import build_config, read_yaml
 from bert_jax.interop.folder import json_object
+from bert_jax.records import Record
 from bert_jax.storage import Location
 from bert_jax.training.report import HTML_FILE
 
@@ -31,6 +34,17 @@ def read_results(workdir: Location) -> list[dict[str, Any]]:
         return []
     entries: list[dict[str, Any]] = json.loads((workdir / METRICS).read_text(encoding="utf-8"))
     return entries
+
+
+def records_digest(records: Iterable[Record]) -> str:
+    """Of what the records hold, wherever their files lie."""
+    digest = hashlib.sha256()
+    groups: dict[str, int] = {}  # numbered: their names may hold the file's
+    for record in records:
+        group = groups.setdefault(record.group, len(groups))
+        content = repr((dataclasses.replace(record, source="", group=""), group))
+        digest.update(content.encode("utf-8", "replace"))
+    return digest.hexdigest()
 
 
 def predicted_splits(workdir: Location) -> list[str]:

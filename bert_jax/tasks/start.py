@@ -42,6 +42,11 @@ class Start:
     notes: tuple[str, ...] = field(default=())
 
     @property
+    def resumes(self) -> bool:
+        """Whether it is the workdir's own checkpoint."""
+        return self.weights is None and bool(self.name)
+
+    @property
     def tokenizer(self) -> Tokenizer:
         """The tokenizer of the model."""
         return build_tokenizer(self.tokenizer_config, self.tokenizer_content, self.name or "data.vocab")

@@ -4,12 +4,14 @@ WORKDIR/runs/NAME is a run like any other. What is finished is not run again, so
 and several processes on one WORKDIR share the runs. The table is made from the runs' metrics.json alone.
 """
 
+import contextlib
 import gc
 import io
 import json
 import shutil
 import statistics
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +50,8 @@ def run_sweep(
         exits.Stop: the sweep was asked to end.
     """
     if hosts.is_lead():
-        _same_sweep(workdir / SHARED, {"init_from": init_from, **shared_settings(base, cells)})
+        with _alone(workdir):
+            _same_sweep(workdir / SHARED, {"init_from": init_from, **shared_settings(base, cells)})
     # One cache for all: runs that differ in their seeds compile once.
     compiled = base.training.compilation_cache or str(workdir.absolute() / "compilation_cache")
     taken, failed = 0, 0
@@ -77,12 +80,28 @@ def run_sweep(
         jax.clear_caches()
         gc.collect()
     if hosts.is_lead():
-        write_results(base, cells, workdir)
+        with _alone(workdir):
+            write_results(base, cells, workdir)
         left = f"; {taken} are run by another process, which completes the table" if taken else ""
         left += f"; {failed} ended early and stay in the table without values" if failed else ""
         _say(f"{len(cells) - taken - failed} of {len(cells)} runs{left}; {workdir / TABLE}:")
         _say((workdir / TABLE).read_text(encoding="utf-8"))
     return exits.NON_FINITE if failed else exits.OK
+
+
+@contextlib.contextmanager
+def _alone(workdir: Path) -> Iterator[None]:
+    """Hold the sweep's own files, as the other processes do for moments; ``FolderTaken`` after a minute."""
+    with contextlib.ExitStack() as held:
+        for tries in range(600, -1, -1):
+            try:
+                held.enter_context(hold_folder(workdir, "a run is using this workdir; give another --workdir"))
+                break
+            except FolderTaken:
+                if not tries:
+                    raise
+                time.sleep(0.1)
+        yield
 
 
 def _is_taken(folder: Path) -> bool:

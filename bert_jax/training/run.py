@@ -16,6 +16,7 @@ from jax.sharding import Mesh
 from bert_jax import exits
 from bert_jax.batch import BatchIterator
 from bert_jax.config import RunConfig, differences, dump_yaml, to_dict
+from bert_jax.folder_lock import FolderTaken
 from bert_jax.parallel import hosts, make_mesh
 from bert_jax.planner.hardware import mfu
 from bert_jax.storage import Location, write_whole
@@ -236,6 +237,8 @@ def run(
         if "guard" in restored.meta:  # older checkpoints have none
             guard.restore(restored.meta["guard"])
         job.restore(restored.meta.get("job", {}))
+    elif warm_start.resumes:
+        raise FolderTaken(f"{workdir}: its checkpoint is gone; another process ended the run meanwhile")
     elif rollback is not None:
         raise exits.Stop(exits.NON_FINITE, f"stopped: {rollback}; there is no checkpoint before it", agreed=True)
     elif continue_from is not None:

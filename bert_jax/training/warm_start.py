@@ -21,6 +21,8 @@ class WarmStart:
     messages: tuple[str, ...] = ()
     # Text of WORKDIR/warm_start.yaml; empty: left as it is.
     record: str = ""
+    # There was a checkpoint of the run itself, and nothing to start from without it.
+    resumes: bool = False
 
 
 def asks_for_warm_start(options: RunOptions, workdir: Location) -> bool:

@@ -1,18 +1,22 @@
 """The same command, or nearly the same, on a workdir that holds a run: stopped, finished, of other data."""
 
 import dataclasses
+import json
 import shutil
 
 import jax
 import numpy as np
 import pytest
-from finetune_cases import SPLITS, StopAt, lines, records, results, run, saved_model
+from finetune_cases import SPLITS, StopAt, configured, lines, records, results, run, saved_model
 
 from bert_jax import exits
+from bert_jax.folder_lock import FolderTaken
 from bert_jax.interop.readers import read_weights
 from bert_jax.parallel import make_mesh
+from bert_jax.records import Answer, Record
+from bert_jax.tasks.finetune import finetune
 from bert_jax.training.run import Context
-from bert_jax.training.signals import Interrupted
+from bert_jax.training.signals import Interrupted, StopRequest
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -82,6 +86,77 @@ def test_a_finished_run_predicts_what_is_asked_of_it_later(source, workdir):
     # As many records, but other ones.
     run(source, workdir, splits={**SPLITS, "test": flipped(test)}, tests=["test"])
     assert contents(workdir)["predictions_test.jsonl"] != now["predictions_test.jsonl"]
+
+
+def test_another_dev_file_of_a_finished_run_chooses_nothing(source, tmp_path):
+    workdir, options = tmp_path / "w", "--optimizer.learning_rate 1e-12"
+    run(source, workdir, options)  # nothing is learned: the first evaluation is the best
+    saved = read_weights(workdir / "best")
+    assert saved.origin["step"] == 9
+    predicted = [json.loads(line)["prediction"] for line in (workdir / "predictions_dev.jsonl").open()]
+    right = [dataclasses.replace(one, label=label) for one, label in zip(SPLITS["dev"], predicted, strict=True)]
+    run(source, workdir, options, splits={"train": SPLITS["train"], "right": right})
+    assert read_weights(workdir / "best").origin == saved.origin
+    found = results(workdir)
+    assert found["right"]["metrics"]["accuracy"]["value"] == 1 and "chosen_by" not in found["right"]
+    assert found["dev"]["chosen_by"]["metric"] == "accuracy"
+
+
+def test_values_of_another_kind_are_not_compared(source, workdir):
+    before = contents(workdir)
+    with pytest.raises(ValueError, match=r"task\.metric: the run chose by accuracy so far, now f1"):
+        run(source, workdir, "--training.num_epochs 3 --task.metric f1")
+    with pytest.raises(ValueError, match=r"data\.dev: the best parameters so far were chosen on other records"):
+        run(source, workdir, "--training.num_epochs 3", splits={**SPLITS, "dev": records(21, 3)})
+    assert contents(workdir) == before
+    # Nothing is left to choose.
+    run(source, workdir, "--task.metric f1", splits={**SPLITS, "test": records(9, 5)}, tests=["test"])
+    assert results(workdir)["dev"]["chosen_by"]["metric"] == "accuracy"
+
+
+def test_the_step_is_that_of_the_parameters(source, tmp_path, capsys):
+    options = "--optimizer.learning_rate 1e-12 --training.restore_best"
+    run(source, tmp_path / "w", f"{options} false")
+    capsys.readouterr()
+    run(source, tmp_path / "w", f"{options} true")
+    assert results(tmp_path / "w")["dev"]["step"] == 18
+    assert "parameters of step 18; those of step 9, the best, were not kept" in capsys.readouterr().out
+
+
+ANSWER = Answer(text="good", start=3)
+
+
+def test_another_threshold_of_a_finished_run_predicts_again(source, tmp_path):
+    questions = [
+        Record(id=f"{i}", source=f"file:{i}", text="w1 w2", text_pair=f"w{i} good", answers=(ANSWER,))
+        for i in range(8)
+    ]
+    splits = {"train": questions, "dev": questions}
+    options = "--task.kind qa --qa.no_answer true --qa.doc_stride 4 --training.num_epochs 1 --qa.null_threshold"
+    for threshold, is_empty in ((-1e4, True), (1e4, False)):
+        run(source, tmp_path / "w", f"{options} {threshold}", splits)
+        texts = [json.loads(line)["text"] for line in (tmp_path / "w" / "predictions_dev.jsonl").open()]
+        assert len(texts) == 8 and all((text == "") == is_empty for text in texts)
+        assert results(tmp_path / "w")["dev"]["chosen_by"]["metric"] == "f1"
+
+
+def test_a_split_that_is_not_asked_for_keeps_its_results(source, workdir):
+    run(source, workdir, splits={**SPLITS, "test": records(9, 5)}, tests=["test"])
+    before = contents(workdir)
+    run(source, workdir)
+    assert contents(workdir) == before and [*results(workdir)] == ["dev", "test"]
+    # Of two only the changed one is predicted.
+    run(source, workdir, splits={**SPLITS, "test": records(9, 6)}, tests=["test"])
+    assert results(workdir)["dev"] == json.loads(before["metrics.json"])[0]
+
+
+def test_a_checkpoint_that_is_gone_is_no_fresh_start(source, workdir):
+    config, start = configured(source, workdir)
+    shutil.rmtree(workdir / "checkpoints")
+    before = contents(workdir)
+    with pytest.raises(FolderTaken, match="its checkpoint is gone"):
+        finetune(config, workdir=workdir, splits=SPLITS, tests=(), start=start, stop=StopRequest())
+    assert contents(workdir) == before
 
 
 def test_more_patience_goes_on(source, tmp_path):

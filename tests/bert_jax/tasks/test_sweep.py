@@ -1,5 +1,6 @@
 """Sweeps: every run once, the same table whatever happened on the way, several processes, no mixing."""
 
+import contextlib
 import importlib
 import json
 import shutil
@@ -13,7 +14,7 @@ from finetune_cases import configured, run, saved_model
 from bert_jax import exits
 from bert_jax.config.loader import Setting, take_options
 from bert_jax.config.sweep import FinetuneRunOptions, plan_cells
-from bert_jax.folder_lock import hold_folder
+from bert_jax.folder_lock import FolderTaken, hold_folder
 from bert_jax.parallel import make_mesh
 from bert_jax.tasks.sweep import run_sweep
 from bert_jax.training.signals import StopRequest
@@ -102,6 +103,23 @@ def test_runs_of_another_process_are_left_to_it(tmp_path, capsys):
         assert swept(tmp_path, train) == exits.OK
     assert train.made == [name for name in NAMES if name != NAMES[1]]
     assert "7 of 8 runs; 1 are run by another process" in capsys.readouterr().out
+
+
+def test_processes_write_the_table_in_turn(tmp_path, monkeypatch):
+    released = []
+    with contextlib.ExitStack() as other:
+        other.enter_context(hold_folder(tmp_path, "taken"))
+
+        def sleep(_):
+            released.append(len(list(tmp_path.glob("s*"))))
+            other.close()
+
+        monkeypatch.setattr("time.sleep", sleep)
+        assert swept(tmp_path, Trainer()) == exits.OK
+    assert released == [0]
+    monkeypatch.setattr("time.sleep", lambda _: None)
+    with hold_folder(tmp_path, "taken"), pytest.raises(FolderTaken, match="a run is using this workdir"):
+        swept(tmp_path, Trainer())
 
 
 def test_a_run_that_diverges_does_not_end_the_others(tmp_path, capsys):
