@@ -100,10 +100,8 @@ def train(options: FinetuneRunOptions, arguments: list[str], started: float = ST
     config, start = configure(options, arguments)
 
     from bert_jax.tasks.finetune import finetune
-    from bert_jax.tasks.registry import check_files
     from data_pipeline.tasks import read_splits, split_names
 
-    check_files(config)
     splits = read_splits(config.data, config.task.kind)
     finetune(
         config,

@@ -124,10 +124,6 @@ class TaskDataConfig:
             not (self.dev and self.dev_fraction), "data.dev_fraction", self.dev_fraction,
             "0 where data.dev is given",
         )  # fmt: skip
-        _require(
-            self.group_by == "none" or self.dev_fraction > 0, "data.group_by", self.group_by,
-            "none without data.dev_fraction, which cuts the split that it is about",
-        )  # fmt: skip
         for column in self.columns:
             split, colon, rest = column.partition(":")
             role, equals, where = (rest if colon and split in SPLITS else column).partition("=")

@@ -108,6 +108,11 @@ class FinetuneJob(Job):
                 )
             if split != "train" and 0 < without < len(records):
                 self.notes.append(f"{split}: {without:,} of {len(records):,} records are not scored: no label")
+        if config.training.patience and not self._devs:
+            raise ValueError(
+                f"training.patience: {config.training.patience} has no use without a dev split; name a file in "
+                "data.dev, cut a split with data.dev_fraction, or leave it out"
+            )
         # Now, so that a line that does not fit is found before training.
         self._units_of = {
             split: self.task.featurize(records, training=False)

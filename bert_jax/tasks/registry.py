@@ -72,16 +72,6 @@ def check_options(config: FinetuneConfig) -> None:
             )
 
 
-def check_files(config: FinetuneConfig) -> None:
-    """``ValueError`` for an option that waits for evaluations, where no file is named to evaluate on."""
-    patience = config.training.patience
-    if patience and not config.data.dev and not config.data.dev_fraction:
-        raise ValueError(
-            f"training.patience: {patience} has no use without a dev split; name a file in data.dev, cut a split "
-            "with data.dev_fraction, or leave it out"
-        )
-
-
 def task_class(config: FinetuneConfig) -> type[Task]:
     """The class of ``task.kind``, or the ``Task`` that the file ``task.module`` defines. Raises ``ValueError``."""
     if not config.task.module:

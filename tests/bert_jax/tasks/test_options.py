@@ -235,8 +235,3 @@ def test_an_option_is_refused_where_it_would_be_ignored(words, kinds):
             with pytest.raises(ValueError, match=rf"^{option}: .* has no use for task.kind {kind}; ") as raised:
                 check_options(config)
             assert str(raised.value).endswith(f"it is for {', '.join(sorted(kinds))}; leave it out")
-
-
-def test_groups_are_for_a_split_that_is_cut():
-    with pytest.raises(ValueError, match=r"data.group_by: 'sentence' is not allowed; allowed: none without data"):
-        load_config(FinetuneConfig, ["--data.dev", "dev.tsv", "--data.group_by", "sentence"])
