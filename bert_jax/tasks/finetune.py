@@ -51,8 +51,9 @@ from bert_jax.tasks.registry import check_options, task_class
 from bert_jax.tasks.start import Start, store_tokenizer, warm_start
 from bert_jax.training.compile import TrainPrograms, make_programs, with_shardings
 from bert_jax.training.integrity import json_digest
+from bert_jax.training.job import Context, Data, Job
 from bert_jax.training.report import write_report
-from bert_jax.training.run import Context, Data, Job, train
+from bert_jax.training.run import train
 from bert_jax.training.state import TrainState, abstract_params
 
 # Folders and files of a workdir.

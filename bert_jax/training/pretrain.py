@@ -18,7 +18,8 @@ from bert_jax.training.compile import OutOfMemory, TrainPrograms, explain_memory
 from bert_jax.training.evaluate import evaluate_held_out
 from bert_jax.training.fill import FilledText, fill_some
 from bert_jax.training.finish import finish
-from bert_jax.training.run import Context, Data, Job, train
+from bert_jax.training.job import Context, Data, Job
+from bert_jax.training.run import train
 from bert_jax.training.state import TrainState
 from bert_jax.training.step import make_eval_step
 from bert_jax.training.watchdog import PHASE_FACTOR

@@ -34,7 +34,7 @@ from bert_jax.tasks import finetune as module
 from bert_jax.tasks.evaluation import blank_scores
 from bert_jax.tasks.objective import TaskObjective
 from bert_jax.tasks.start import resolve
-from bert_jax.training.run import Context
+from bert_jax.training.job import Context
 from bert_jax.training.signals import Interrupted
 from bert_jax.training.state import initial_params, initial_state
 from bert_jax.training.step import loss_and_gradients

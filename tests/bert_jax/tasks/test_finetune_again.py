@@ -15,7 +15,7 @@ from bert_jax.interop.readers import read_weights
 from bert_jax.parallel import make_mesh
 from bert_jax.records import Answer, Record
 from bert_jax.tasks.finetune import finetune
-from bert_jax.training.run import Context
+from bert_jax.training.job import Context
 from bert_jax.training.signals import Interrupted, StopRequest
 
 
