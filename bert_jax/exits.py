@@ -29,7 +29,7 @@ def run_command(command: Callable[[], int | None]) -> int:
     """Run ``command`` and return its exit code; a user's mistake becomes one line on stderr and code 2.
 
     What :func:`outcome` does not know is ours and keeps its traceback. Collecting garbage becomes rarer: tracing
-    makes millions of objects that stay, and Python would look through them after every 700.
+    makes millions of objects that stay, and Python would look through them again and again.
     """
     gc.set_threshold(100_000, 20, 50)
     try:

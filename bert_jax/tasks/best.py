@@ -35,9 +35,7 @@ class Best:
         return better
 
     def require_same(self, metric: str, split: str) -> None:
-        """``ValueError`` where further values would not be of the same kind."""
-        if not self.judged:
-            return
+        """``ValueError`` where further values would not be of the same kind as those so far."""
         if metric != self.metric:
             raise ValueError(
                 f"task.metric: the run chose by {self.metric} so far, now {metric}: their values cannot be "
@@ -55,5 +53,5 @@ class Best:
 
     @classmethod
     def of(cls, state: Mapping[str, Any]) -> "Best":
-        """What :meth:`state` gave."""
-        return cls(**state)
+        """What :meth:`state` gave, also that of an older version."""
+        return cls(**{field.name: state[field.name] for field in dataclasses.fields(cls) if field.name in state})

@@ -233,7 +233,7 @@ class FinetuneJob(Job):
         return np.array([labels.index(records[unit.record].label or "") for unit in self._units])
 
     def data(self, mesh: Mesh, *, complete: bool) -> Data:
-        if self._best.judged and self._devs and not complete:
+        if self._best.split and self._devs and not complete:
             self._best.require_same(self._choosing_metric(), self._contents[self._devs[0]])
         batches = self._batches(mesh)
         parts = len(host_rows(mesh, mesh.size)) / mesh.size

@@ -14,6 +14,7 @@ from bert_jax.folder_lock import FolderTaken
 from bert_jax.interop.readers import read_weights
 from bert_jax.parallel import make_mesh
 from bert_jax.records import Answer, Record
+from bert_jax.tasks.best import Best
 from bert_jax.tasks.finetune import finetune
 from bert_jax.training.job import Context
 from bert_jax.training.signals import Interrupted, StopRequest
@@ -112,6 +113,12 @@ def test_values_of_another_kind_are_not_compared(source, workdir):
     # Nothing is left to choose.
     run(source, workdir, "--task.metric f1", splits={**SPLITS, "test": records(9, 5)}, tests=["test"])
     assert results(workdir)["dev"]["chosen_by"]["metric"] == "accuracy"
+
+
+def test_a_checkpoint_of_an_older_version_goes_on():
+    state = {"value": 0.5, "step": 9, "waited": 1, "over": False, "judged": 18, "metric": "f1"}
+    assert Best.of(state) == Best(value=0.5, step=9, waited=1, judged=18, metric="f1")
+    assert Best.of(Best(step=3, metric="f1", split="a").state()) == Best(step=3, metric="f1", split="a")
 
 
 def test_the_step_is_that_of_the_parameters(source, tmp_path, capsys):
