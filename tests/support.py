@@ -12,7 +12,7 @@ from bert_jax.batch import BatchInfo, feature_shapes
 from bert_jax.config import PretrainConfig, load_config
 
 TINY = (
-    "--model.vocab_size 211 --model.hidden_size 32 --model.num_layers 3 --model.num_attention_heads 4 "
+    "--model.vocab_size 211 --model.hidden_size 32 --model.num_layers 1 --model.num_attention_heads 4 "
     "--model.intermediate_size 64 --model.max_position_embeddings 64 --data.seq_length 16 "
     "--data.max_predictions 4 --optimizer.learning_rate 1e-3 --optimizer.warmup_steps 4 "
     "--training.num_steps 20 --training.global_batch_size 8 --training.log_interval 2 "

@@ -326,7 +326,7 @@ def test_transformers_own_outputs_decide(tmp_path, answers):
 def run(tmp_path_factory):
     """A short run that keeps a moving average."""
     workdir = tmp_path_factory.mktemp("run") / "run"
-    train_synthetic(tiny_config("--training.num_steps 3 --model.num_layers 1 --optimizer.ema_decay 0.5"), workdir)
+    train_synthetic(tiny_config("--training.num_steps 3 --optimizer.ema_decay 0.5"), workdir)
     return workdir
 
 

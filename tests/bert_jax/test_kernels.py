@@ -197,7 +197,7 @@ def test_add_norm_bits_depend_on_the_place_of_a_token_alone():
 
 
 def model_config(dropout):
-    config = tiny_config()
+    config = tiny_config("--model.num_layers 2")
     sizes = {"hidden_size": 256, "num_attention_heads": 4, "intermediate_size": 256, "max_position_embeddings": 128}
     rates = {"hidden_dropout": dropout, "attention_dropout": dropout}
     return dataclasses.replace(

@@ -137,7 +137,7 @@ def test_table_of_parameters():
 @pytest.mark.parametrize("norm_position", ["post", "pre"])
 @pytest.mark.parametrize("scan_layers", [False, True])
 def test_layer_norm_and_biases_alone_are_not_decayed(scan_layers, norm_position):
-    config = tiny_config(f"--model.norm_position {norm_position}").model
+    config = tiny_config(f"--model.num_layers 2 --model.norm_position {norm_position}").model
     model = BertForPretraining(config, ExecutionConfig(scan_layers=scan_layers), True)
     decays = named(decay_mask(nn.unbox(abstract_params(model))))
     exempt = {"scale", "bias", "output_bias"}
@@ -359,7 +359,7 @@ def test_padded_rows_stay_zero_and_enter_no_norm(rule):
 
 
 def test_moving_average_follows_the_parameters():
-    config = tiny_config("--model.num_layers 1 --optimizer.ema_decay 0.75 --optimizer.warmup_steps 0")
+    config = tiny_config("--optimizer.ema_decay 0.75 --optimizer.warmup_steps 0")
     states, _ = train(config, steps=4)
     average = {name: np.float64(leaf) for name, leaf in named(states[0].params).items()}
     for state in states[1:]:

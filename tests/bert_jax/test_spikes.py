@@ -16,9 +16,7 @@ from bert_jax.training.checkpoint import restore_newest, saved_steps
 from bert_jax.training.spikes import LossGuard, RollBack
 from bert_jax.training.writers import read_metrics
 
-POLICY = (
-    "--model.num_layers 1 --training.spike_rollbacks 2 --training.spike_skip_batches 2 --training.max_bad_steps 2"
-)
+POLICY = "--training.spike_rollbacks 2 --training.spike_skip_batches 2 --training.max_bad_steps 2"
 SPIKES = "--training.spike_deviations 20 --training.spike_window 6"
 
 

@@ -36,7 +36,7 @@ def recipe(folder: Path, **sections: dict[str, object]) -> Path:
             "max_predictions": 3, "dupe_factor": 2, "num_shards": 2, "eval_fraction": 0.1, "workers": 1,
         },
         "model": {
-            "vocab_size": 64, "hidden_size": 16, "num_layers": 2, "num_attention_heads": 2,
+            "vocab_size": 64, "hidden_size": 16, "num_layers": 1, "num_attention_heads": 2,
             "intermediate_size": 32, "max_position_embeddings": 32,
         },
         "optimizer": {"learning_rate": 1e-3, "warmup_steps": 10},
@@ -55,17 +55,18 @@ def recipe(folder: Path, **sections: dict[str, object]) -> Path:
     return path
 
 
-def start(*arguments: object) -> subprocess.Popen:
-    """``run_pretrain.py`` with ``arguments``, its output captured."""
+def start(*arguments: object, devices: int = 8) -> subprocess.Popen:
+    """``run_pretrain.py`` with ``arguments`` on so many virtual devices, its output captured."""
     return subprocess.Popen(
         [sys.executable, str(REPOSITORY / "run_pretrain.py"), *map(str, arguments)],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=REPOSITORY,
+        env=os.environ | {"XLA_FLAGS": xla_flags(devices)},
     )  # fmt: skip
 
 
-def run(*arguments: object) -> tuple[int, str, str]:
+def run(*arguments: object, devices: int = 8) -> tuple[int, str, str]:
     """Exit code, standard output and standard error of a whole run."""
-    process = start(*arguments)
+    process = start(*arguments, devices=devices)
     out, err = process.communicate(timeout=600)
     return process.returncode, out, err
 

@@ -18,9 +18,7 @@ from bert_jax.parallel import hosts
 def settings():
     import support
 
-    return support.tiny_config(
-        "--mesh.data -1 --model.num_layers 1 --training.num_steps 6 --training.checkpoint_interval 2"
-    )
+    return support.tiny_config("--mesh.data -1 --training.num_steps 6 --training.checkpoint_interval 2")
 
 
 def train(folder):

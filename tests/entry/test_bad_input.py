@@ -88,7 +88,7 @@ def refused(trained, program, capsys, monkeypatch):
         ("--model.num_attention_heads 3", "model.num_attention_heads: 3 is not allowed; allowed: a divisor of "
          "model.hidden_size (16)"),
         ("--model.num_layers 3", "the checkpoint was saved with another model (saved -> now): "
-         "model.num_layers: 2 -> 3; use the saved values or another --workdir"),
+         "model.num_layers: 1 -> 3; use the saved values or another --workdir"),
         ("--optimizer.name bert_adam", "does not fit the configured optimizer"),
         ("--data.seq_length 32", "data.seq_length: shards 16, config 32; set them back"),
         ("--data.masking dynamic", "data.masking: shards static, config dynamic"),

@@ -48,7 +48,7 @@ class Run:
         arguments = (
             support.TINY.split()
             + (
-                f"--model.num_layers 1 --training.num_steps {STEPS} --training.log_interval 1 "
+                f"--training.num_steps {STEPS} --training.log_interval 1 "
                 f"--training.checkpoint_interval {SAVE} --training.eval_interval {EVALUATE} "
                 f"--training.watchdog_seconds {watchdog} --workdir {workdir} --heartbeat_timeout {HEARTBEAT} "
                 f"--training.compilation_cache {cache} --num_processes 2 --coordinator 127.0.0.1:{port}"
@@ -192,7 +192,7 @@ def undisturbed(workdir: Path) -> None:
 
 
 def state(workdir: Path):
-    config = support.tiny_config("--model.num_layers 1")
+    config = support.tiny_config()
     mesh = make_mesh(MeshConfig(), jax.devices()[:1])
     return restore_newest(workdir, config, mesh, read_only=True, may_change=set(), report=print)
 

@@ -24,6 +24,7 @@ from bert_jax.training.writers import TIMING_KEYS, read_events, read_metrics
 
 pytestmark = pytest.mark.entry
 KILLS = int(os.environ.get("BERT_JAX_KILLS", "3"))
+DEVICES = 2
 
 
 def scalars(workdir):
@@ -39,7 +40,7 @@ def scalars(workdir):
 
 def newest_state(workdir, recipe):
     config = load_config(PretrainConfig, ["--config", str(recipe)])
-    mesh = make_mesh(config.mesh)
+    mesh = make_mesh(config.mesh, jax.devices()[:DEVICES])
     return restore_newest(workdir, config, mesh, read_only=True, may_change=set(), report=print)
 
 
@@ -88,13 +89,13 @@ def moments(workdir, count):
 
 
 def test_kills_leave_the_result_bitwise_the_same(tmp_path):
-    recipe = command.recipe(tmp_path)
+    recipe = command.recipe(tmp_path, mesh={"data": DEVICES})
     whole, cut = tmp_path / "whole", tmp_path / "cut"
-    code, _, err = command.run("--config", recipe, "--workdir", whole)
+    code, _, err = command.run("--config", recipe, "--workdir", whole, devices=DEVICES)
     assert code == 0, err
     kills, repeated = 0, []
     for moment in moments(cut, KILLS):
-        process = command.start("--config", recipe, "--workdir", cut)
+        process = command.start("--config", recipe, "--workdir", cut, devices=DEVICES)
         if not kill_when(process, moment()):
             break
         kills += 1
@@ -103,7 +104,7 @@ def test_kills_leave_the_result_bitwise_the_same(tmp_path):
     assert kills == KILLS
     interval = 10
     assert max(repeated) <= 2 * interval - 1, repeated
-    code, _, err = command.run("--config", recipe, "--workdir", cut)
+    code, _, err = command.run("--config", recipe, "--workdir", cut, devices=DEVICES)
     assert code == 0, err
     first, second = newest_state(whole, recipe), newest_state(cut, recipe)
     assert first.step == second.step == 60

@@ -4,7 +4,9 @@ import dataclasses
 import json
 from pathlib import Path
 
+import jax
 import numpy as np
+import pytest
 
 from bert_jax import exits
 from bert_jax.config import HeadsConfig, ModelConfig, ModelSpec, TokenizerConfig, load_config
@@ -12,6 +14,7 @@ from bert_jax.config.finetune import FinetuneConfig
 from bert_jax.config.loader import RunOptions
 from bert_jax.interop.exchange import Weights, parameter_shapes
 from bert_jax.interop.native import write_saved
+from bert_jax.parallel import make_mesh
 from bert_jax.records import Record
 from bert_jax.tasks.finetune import finetune
 from bert_jax.tasks.start import resolve
@@ -70,10 +73,13 @@ def configured(source: Path, workdir: Path, arguments: str = ""):
     return config, start
 
 
-def run(source: Path, workdir: Path, arguments: str = "", splits=SPLITS, tests=(), **options):
-    """Fine-tune in ``workdir``."""
+def run(source: Path, workdir: Path, arguments: str = "", splits=SPLITS, tests=(), devices=1, **options):
+    """Fine-tune in ``workdir`` on so many devices."""
     config, start = configured(source, workdir, arguments)
-    finetune(config, workdir=workdir, splits=splits, tests=tests, start=start, **{"stop": StopRequest(), **options})
+    options = {"stop": StopRequest(), **options}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("bert_jax.training.run.make_mesh", lambda config: make_mesh(config, jax.devices()[:devices]))
+        finetune(config, workdir=workdir, splits=splits, tests=tests, start=start, **options)
 
 
 class StopAt:

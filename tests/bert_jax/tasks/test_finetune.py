@@ -40,11 +40,6 @@ from bert_jax.training.state import initial_params, initial_state
 from bert_jax.training.step import loss_and_gradients
 
 
-@pytest.fixture(autouse=True)
-def one_device(monkeypatch):
-    monkeypatch.setattr("bert_jax.training.run.make_mesh", lambda config: make_mesh(config, jax.devices()[:1]))
-
-
 @pytest.fixture(scope="module")
 def source(tmp_path_factory):
     return saved_model(tmp_path_factory.mktemp("models") / "model")
@@ -58,9 +53,7 @@ TEST = [dataclasses.replace(one, label=one.label if i % 3 else "0") for i, one i
 def learned(source, tmp_path_factory):
     """A finished run."""
     workdir = tmp_path_factory.mktemp("runs") / "w"
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("bert_jax.training.run.make_mesh", lambda config: make_mesh(config, jax.devices()[:1]))
-        run(source, workdir, "--training.num_epochs 4", {**SPLITS, "test": TEST}, tests=["test"])
+    run(source, workdir, "--training.num_epochs 4", {**SPLITS, "test": TEST}, tests=["test"])
     return workdir
 
 
@@ -203,12 +196,11 @@ def test_several_texts_in_a_row_of_their_own(source, tmp_path):
     np.testing.assert_allclose(np.array(one), np.array(other), atol=1e-3)
 
 
-def test_meshes_give_what_one_device_gives(source, tmp_path, monkeypatch):
+def test_meshes_give_what_one_device_gives(source, tmp_path):
     # Without dropout: its bits belong to places in rows, and a batch on 8 devices has other rows.
     options = "--training.num_epochs 1 --model.hidden_dropout 0 --model.attention_dropout 0"
     run(source, tmp_path / "one", options)
-    monkeypatch.undo()
-    run(source, tmp_path / "eight", options)
+    run(source, tmp_path / "eight", options, devices=8)
     for one, other in zip(lines(tmp_path / "one"), lines(tmp_path / "eight"), strict=True):
         if "loss" in one:
             assert one["loss"] == pytest.approx(other["loss"], rel=1e-5), one["step"]

@@ -4,7 +4,6 @@ import dataclasses
 import json
 import shutil
 
-import jax
 import numpy as np
 import pytest
 from finetune_cases import SPLITS, StopAt, configured, lines, records, results, run, saved_model
@@ -12,19 +11,11 @@ from finetune_cases import SPLITS, StopAt, configured, lines, records, results, 
 from bert_jax import exits
 from bert_jax.folder_lock import FolderTaken
 from bert_jax.interop.readers import read_weights
-from bert_jax.parallel import make_mesh
 from bert_jax.records import Answer, Record
 from bert_jax.tasks.best import Best
 from bert_jax.tasks.finetune import finetune
 from bert_jax.training.job import Context
 from bert_jax.training.signals import Interrupted, StopRequest
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_device():
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("bert_jax.training.run.make_mesh", lambda config: make_mesh(config, jax.devices()[:1]))
-        yield
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,6 @@ import re
 import shlex
 from pathlib import Path
 
-import jax
 import pytest
 import yaml
 from finetune_cases import PIECES, SPLITS, results, run, saved_model
@@ -15,7 +14,6 @@ from finetune_cases import PIECES, SPLITS, results, run, saved_model
 from bert_jax.config.finetune import FinetuneConfig
 from bert_jax.config.loader import RunOptions, dump_yaml, load_config, take_options
 from bert_jax.config.sweep import FinetuneRunOptions
-from bert_jax.parallel import make_mesh
 from bert_jax.records import Record
 from bert_jax.tasks.registry import TASKS, check_options, task_class
 from bert_jax.tasks.start import resolve
@@ -232,8 +230,7 @@ def test_commands_of_the_guide():
     assert set(re.findall(r"^\| `(\w+)` \| `\{", GUIDE, re.MULTILINE)) == set(TASKS)
 
 
-def test_the_example_task_trains(tmp_path, monkeypatch):
-    monkeypatch.setattr("bert_jax.training.run.make_mesh", lambda config: make_mesh(config, jax.devices()[:1]))
+def test_the_example_task_trains(tmp_path):
     negated = [dataclasses.replace(record, text=f"{record.text} not") for record in SPLITS["dev"][:12]]
     splits = {"train": SPLITS["train"], "dev": [*negated, *SPLITS["dev"][12:]]}
     options = f"--task.module {EXAMPLE} --task.metric accuracy/keywords --training.num_epochs 8"

@@ -80,8 +80,7 @@ def test_the_loss_of_the_task_is_not_touched(source, tmp_path):
     assert np.all(losses[1]["weights"][losses[1]["nsp_weights"] > 0] == 0)
 
 
-def test_it_is_learned_and_leaves_no_trace(source, tmp_path, monkeypatch):
-    monkeypatch.setattr("bert_jax.training.run.make_mesh", lambda config: make_mesh(config, jax.devices()[:1]))
+def test_it_is_learned_and_leaves_no_trace(source, tmp_path):
     run(source, tmp_path / "w", "--loss.nsp_weight 1 --training.num_epochs 1")
     assert all(0 < line["nsp_loss"] < 2 for line in lines(tmp_path / "w") if line.get("nsp_loss") is not None)
     assert any("nsp_accuracy" in line for line in lines(tmp_path / "w"))

@@ -50,7 +50,6 @@ def end_of(tmp_path_factory):
             features, _ = next(batches)
             batch = to_global(features, mesh, len(features["input_ids"]))
             state, _ = programs.step_for(batch)(state, batch)
-        jax.clear_caches()
         return to_canonical(state.params if state.ema is None else state.ema, config.model.vocab_size)
 
     return trained
