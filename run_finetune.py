@@ -32,8 +32,7 @@ from bert_jax.storage import location
 def main() -> int:
     options, arguments = take_options(FinetuneRunOptions, sys.argv[1:])
     if options.print_config or {"--help", "-h"} & set(arguments):
-        config = load_config(FinetuneConfig, arguments, prog="run_finetune.py", extra=FinetuneRunOptions)
-        print(dump_yaml(config), end="")
+        print(dump_yaml(shown(options, arguments)), end="")
         return exits.OK
 
     keep_to_cpu_without_accelerator()
@@ -47,6 +46,18 @@ def main() -> int:
             return sweep(options, arguments)
         train(options, arguments)
     return exits.OK
+
+
+def shown(options: FinetuneRunOptions, arguments: list[str]) -> FinetuneConfig:
+    """The config as far as it is known before records are read: with the model's sizes where there is a model, of
+    a sweep what its runs share."""
+    from bert_jax.training.checkpoint import saved_steps
+
+    if not (options.init_from or saved_steps(location(options.folder("finetune")))):
+        return load_config(FinetuneConfig, arguments, prog="run_finetune.py", extra=FinetuneRunOptions)
+    settings: list[Setting] = []
+    config, _ = configure(options, arguments, settings.extend)
+    return plan_cells(options, settings)[0] if options.is_sweep else config
 
 
 def sweep(options: FinetuneRunOptions, arguments: list[str]) -> int:

@@ -184,7 +184,8 @@ def _add_predict(commands: Any) -> None:
 
 def predict_command(arguments: argparse.Namespace) -> None:
     """What the task head says, as JSON lines: class names with probabilities (values for regression), tags, an
-    answer, a choice. JSON input: text and text_pair (span heads: question and passage), or text and choices."""
+    answer, a choice. JSON input: text and text_pair (span heads: question and passage), text and choices, or the
+    words of a text to be tagged."""
     from bert_jax.inference.files import write_json_lines
     from bert_jax.inference.predict import predict
 

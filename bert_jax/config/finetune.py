@@ -277,8 +277,8 @@ class SentenceTaskConfig:
     """Sentence embeddings (Reimers and Gurevych 2019)."""
 
     # softmax: classes of (u, v, |u - v|). cosine: regression of the cosine. cosent: order of cosines. triplet: an
-    # anchor nearer to its positive. negatives: the right one among all of the batch, with hard negatives where
-    # given. simcse: each text against its own second pass.
+    # anchor nearer to its positive. negatives: the right one among all of the batch (of a microbatch, with
+    # accumulation), with hard negatives where given. simcse: each text against its own second pass.
     loss: SentenceLoss = "softmax"
     # How token outputs become one vector.
     pooling: Pooling = "mean"

@@ -1,7 +1,7 @@
 """What a model's task head says of texts: classes, values, tags, answers, choices."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -9,6 +9,8 @@ import numpy as np
 from bert_jax.inference.batching import Encoded, Place, Progress
 from bert_jax.inference.engine import Engine
 from bert_jax.inference.spans import SpanPiece, best_answer, encode_spans
+from bert_jax.inference.words import Window, word_windows
+from bert_jax.records import Record
 
 TASKS = ("sequence", "token", "span", "choice")
 # Token logits are kept for every token of a window.
@@ -32,12 +34,15 @@ def predict(
     """One JSON-able object per input, in order; ``texts`` may be endless.
 
     An input is a text, a pair (text, text_pair), or an object with ``text`` and ``text_pair`` (of a span head the
-    question and the passage) or ``choices``. By head:
+    question and the passage) or ``choices``, or with ``words``, which a tagging model was trained on. By head:
 
     * sequence: ``label``, ``score`` and ``probabilities`` by label (softmax); with several labels per text
       ``labels`` (those of at least 0.5) and ``probabilities`` (sigmoid each); regression: ``value``.
-    * token: ``tokens``, one per word: ``text``, ``start``, ``end``, ``label``, ``score``, from its first piece.
-    * span: ``answer``, ``start``, ``end`` (characters of the passage), ``score``, ``no_answer_score``.
+    * token: ``tokens``, one per word: ``text``, ``label`` and ``score``, from its first piece (with a CRF those of
+      the best path, without ``score``). Of a text the words are the tokenizer's, which parts punctuation, and have
+      ``start`` and ``end``; ``words`` may be longer than the model, in windows as in fine-tuning.
+    * span: ``answer`` (of at most 30 tokens), ``start``, ``end`` (characters of the passage), ``score``,
+      ``no_answer_score``.
     * choice: ``choice`` (from 0) and ``probabilities``.
 
     ``truncated`` is true where the text was longer than the model. Raises ``ValueError`` for a model without a task
@@ -56,7 +61,7 @@ def predict(
         return (*(values.astype(np.float64) for values in cut), encoded)
 
     def encode(part: list[Any]) -> list[list[Encoded]]:
-        return [_ENCODERS[task](loaded, _parsed(one)) for one in part]
+        return [_encoded(loaded, task, _parsed(one)) for one in part]
 
     results = loaded.stream(
         texts, encode, loaded.program(("predict", task), run), take,
@@ -79,20 +84,38 @@ def _task(loaded: Engine, task: str | None) -> str:
     return task or there[0]
 
 
-def _parsed(value: Any) -> tuple[str, str | None, tuple[str, ...]]:
-    """(text, text_pair or None, choices) of an input."""
+class _Input(NamedTuple):
+    text: str
+    pair: str | None = None
+    choices: tuple[str, ...] = ()
+    words: tuple[str, ...] | None = None
+
+
+def _parsed(value: Any) -> _Input:
     if isinstance(value, str):
-        return value, None, ()
+        return _Input(value)
     if isinstance(value, tuple | list) and len(value) == 2 and all(isinstance(text, str) for text in value):
-        return value[0], value[1], ()
+        return _Input(value[0], value[1])
+    if isinstance(value, Mapping) and _are_texts(value.get("words")) and "text" not in value:
+        return _Input(" ".join(value["words"]), words=tuple(value["words"]))
     if isinstance(value, Mapping) and isinstance(value.get("text"), str):
         pair, choices = value.get("text_pair"), value.get("choices", ())
-        texts = isinstance(choices, list | tuple) and all(isinstance(choice, str) for choice in choices)
-        if isinstance(pair, str | None) and texts and not (pair and choices):
-            return value["text"], pair, tuple(choices)
+        if isinstance(pair, str | None) and _are_texts(choices) and not (pair and choices):
+            return _Input(value["text"], pair, tuple(choices))
     raise ValueError(
-        f"{str(value)[:80]!r} is no input; allowed: a text, or an object with text and text_pair or choices"
+        f"{str(value)[:80]!r} is no input; allowed: a text, or an object with text and text_pair or choices, or "
+        "with words"
     )
+
+
+def _are_texts(value: Any) -> bool:
+    return isinstance(value, list | tuple) and all(isinstance(text, str) for text in value)
+
+
+def _encoded(loaded: Engine, task: str, given: _Input) -> list[Encoded]:
+    if given.words is not None and task != "token":
+        raise ValueError(f"{given.text[:40]!r}: words need a tagging model; give a text")
+    return _ENCODERS[task](loaded, given)
 
 
 def _softmax(logits: np.ndarray) -> np.ndarray:
@@ -111,8 +134,8 @@ def _cut(result: dict[str, Any], truncated: bool) -> dict[str, Any]:
 # ------------------------------------------------------------------ the heads
 
 
-def _encode_sequence(loaded: Engine, value: tuple[str, str | None, tuple[str, ...]]) -> list[Encoded]:
-    text, pair, choices = value
+def _encode_sequence(loaded: Engine, given: _Input) -> list[Encoded]:
+    text, pair, choices, _ = given
     if choices:
         raise ValueError(f"{text[:40]!r}: choices need a multiple-choice head, and the model has none")
     tokenizer = loaded.need_tokenizer()
@@ -141,37 +164,83 @@ def class_answer(labels: Sequence[str], logits: np.ndarray, several: bool, trunc
     return _cut({"label": labels[best], "score": _rounded(chances[best]), "probabilities": named}, truncated)
 
 
-def _encode_tokens(loaded: Engine, value: tuple[str, str | None, tuple[str, ...]]) -> list[Encoded]:
-    text, pair, choices = value
-    if pair is not None or choices:
-        raise ValueError(f"{text[:40]!r}: a tagging model takes one text, without text_pair or choices")
-    ids, offsets = loaded.need_tokenizer().encode_with_offsets(text)
-    return [loaded.build(ids, extra=(text, ids, offsets))]
+class _Text(NamedTuple):
+    """What a tagging model sees of a text: its pieces, and where they stand."""
+
+    text: str
+    ids: Sequence[int]
+    offsets: Sequence[tuple[int, int]]
+
+
+class _Words(NamedTuple):
+    """A window of words."""
+
+    words: tuple[str, ...]
+    window: Window
+
+
+def _encode_tokens(loaded: Engine, given: _Input) -> list[Encoded]:
+    tokenizer, spec = loaded.need_tokenizer(), loaded.spec
+    if given.words is not None:
+        record = Record(id="", source="", words=given.words)
+        (windows,) = word_windows([record], tokenizer, spec.max_length, context=False)
+        inputs = [(window.encoded, _Words(given.words, window)) for window in windows]
+        has_types = spec.model.type_vocab_size > 1
+        return [Encoded(one.ids, one.types if has_types else [0] * len(one.ids), extra) for one, extra in inputs]
+    if given.pair is not None or given.choices:
+        raise ValueError(f"{given.text[:40]!r}: a tagging model takes one text, without text_pair or choices")
+    ids, offsets = tokenizer.encode_with_offsets(given.text)
+    return [loaded.build(ids, extra=_Text(given.text, ids, offsets))]
 
 
 def _finish_tokens(loaded: Engine, pieces: list[tuple[Any, ...]]) -> dict[str, Any]:
+    if isinstance(pieces[0][1].extra, _Words):
+        tagged: dict[int, dict[str, Any]] = {}
+        for logits, encoded in pieces:
+            words, window = encoded.extra
+            tagged |= zip(window.words.tolist(), _tags(loaded, logits[window.tokens]), strict=True)
+        return {"tokens": [{"text": word, **tagged[i]} for i, word in enumerate(words)]}
     ((logits, encoded),) = pieces
     text, ids, offsets = encoded.extra
     continues = loaded.need_tokenizer().continuation
     kept = len(encoded.ids) - 2
-    words: list[dict[str, Any]] = []
-    for i in range(kept):
-        start, end = offsets[i]
-        # A piece that continues the word before it, where there is one.
-        if continues[ids[i]] and words:
-            words[-1]["end"] = end
-            continue
-        chances = _softmax(logits[1 + i])
-        best = int(chances.argmax())
-        label = loaded.spec.heads.token_labels[best]
-        words.append({"text": "", "start": start, "end": end, "label": label, "score": _rounded(chances[best])})
-    for word in words:
-        word["text"] = text[word["start"] : word["end"]]
-    return _cut({"tokens": words}, kept < len(ids))
+    # A piece that continues the word before it, where there is one.
+    begins = [i for i in range(kept) if not i or not continues[ids[i]]]
+    ends, found = [*begins[1:], kept][: len(begins)], []
+    for i, after, tag in zip(begins, ends, _tags(loaded, logits[1 + np.array(begins, int)]), strict=True):
+        start, end = offsets[i][0], offsets[after - 1][1]
+        found.append({"text": text[start:end], "start": start, "end": end, **tag})
+    return _cut({"tokens": found}, kept < len(ids))
 
 
-def _encode_span(loaded: Engine, value: tuple[str, str | None, tuple[str, ...]]) -> list[Encoded]:
-    question, passage, _ = value
+def _tags(loaded: Engine, logits_TxL: np.ndarray) -> list[dict[str, Any]]:
+    """``label`` of each token, and its probability where no CRF has a say."""
+    heads = loaded.spec.heads
+    if heads.crf and len(logits_TxL):
+        crf = {name: np.asarray(values, np.float64) for name, values in loaded.params["crf"].items()}
+        path = _best_path(logits_TxL, crf["transitions"], crf["start"], crf["end"])
+        return [{"label": heads.token_labels[i]} for i in path]
+    return [
+        {"label": heads.token_labels[int(chances.argmax())], "score": _rounded(chances.max())}
+        for chances in map(_softmax, logits_TxL)
+    ]
+
+
+def _best_path(emissions: np.ndarray, transitions: np.ndarray, start: np.ndarray, end: np.ndarray) -> list[int]:
+    """The tags of highest score of a chain (Viterbi); emissions [T, L], T > 0."""
+    best, origins = start + emissions[0], []
+    for emission in emissions[1:]:
+        scores = best[:, None] + transitions
+        origins.append(scores.argmax(axis=0))
+        best = scores.max(axis=0) + emission
+    path = [int((best + end).argmax())]
+    for origin in reversed(origins):
+        path.append(int(origin[path[-1]]))
+    return path[::-1]
+
+
+def _encode_span(loaded: Engine, given: _Input) -> list[Encoded]:
+    question, passage = given.text, given.pair
     if passage is None:
         raise ValueError(f"{question[:40]!r}: a span model takes the question as text and the passage as text_pair")
     return encode_spans(loaded, question, passage)
@@ -181,8 +250,8 @@ def _finish_span(loaded: Engine, pieces: list[tuple[Any, ...]]) -> dict[str, Any
     return best_answer([SpanPiece(starts, ends, encoded.extra) for starts, ends, encoded in pieces])
 
 
-def _encode_choices(loaded: Engine, value: tuple[str, str | None, tuple[str, ...]]) -> list[Encoded]:
-    text, _, choices = value
+def _encode_choices(loaded: Engine, given: _Input) -> list[Encoded]:
+    text, choices = given.text, given.choices
     if not choices:
         raise ValueError(f"{text[:40]!r}: a multiple-choice model takes an object with text and choices")
     return loaded.encode([(text, choice) for choice in choices])

@@ -163,7 +163,13 @@ def _training(origin: Mapping[str, Any]) -> list[str]:
         lines.append(f"optimizer steps: {origin['step']}{average}")
     recipe = origin.get("recipe") or {}
     data, optimizer, training = (recipe.get(name) or {} for name in ("data", "optimizer", "training"))
-    if data:
+    if "task" in recipe:
+        files = ", ".join(map(_one_line, data.get("train") or ()))
+        lines.append(
+            f"fine-tuned on {files} from {_one_line(origin.get('init_from') or 'drawn weights')}; texts of at most "
+            f"{recipe['task'].get('max_length')} tokens"
+        )
+    elif data:
         corpus = ", ".join(map(_one_line, data.get("corpus") or ())) or "shards"
         lines.append(
             f"data: {corpus}; length {data.get('seq_length')}, {data.get('mask_fraction')} of the tokens masked by "

@@ -79,6 +79,7 @@ def cosent_loss(
 def in_batch_negatives_loss(
     embeddings_BxUxKxE: jax.Array,
     weights_BxU: jax.Array,
+    classes_BxU: jax.Array | None = None,
     *,
     scale: float = 20.0,
     similarity: str = "cosine",
@@ -90,7 +91,8 @@ def in_batch_negatives_loss(
     Texts are (anchor, positive, hard negatives ...). The candidates of every anchor are all positives and all hard
     negatives of the batch, equal texts among them (``MultipleNegativesRankingLoss``); ``similarity`` is cosine or
     dot. With ``symmetric`` the mean of this and of finding each positive's anchor among all anchors. With the same
-    text as anchor and positive, under two dropout masks, this is SimCSE (Gao et al. 2021).
+    text as anchor and positive, under two dropout masks, this is SimCSE (Gao et al. 2021). With the classes of
+    examples (int[B, U], no hard negatives) others of an anchor's class are no candidates.
     """
     if similarity not in ("cosine", "dot"):
         raise ValueError(f"similarity {similarity!r}; allowed: cosine, dot")
@@ -105,11 +107,19 @@ def in_batch_negatives_loss(
     if axis is not None:
         own_n += jax.lax.axis_index(axis) * len(weights_n)
 
+    is_alike_nxN = None
+    if classes_BxU is not None:
+        assert texts == 2, texts
+        classes_n = classes_BxU.reshape(-1)
+        classes_N = _gather(classes_n, axis)
+        is_alike_nxN = (classes_n[:, None] == classes_N) & (own_n[:, None] != jnp.arange(len(classes_N)))
+
     def find(queries_nxE: jax.Array, candidates_KxNxE: jax.Array) -> Sums:
         """The sums of finding candidate [0, own] for each query."""
         # Default precision is bfloat16 on TPUs, which the scale would multiply.
         logits = scale * jnp.einsum("nE,KNE->nKN", queries_nxE, candidates_KxNxE, precision="highest")
-        logits = jnp.where(is_there_N, logits, ABSENT).reshape(len(queries_nxE), -1)
+        is_candidate = is_there_N if is_alike_nxN is None else is_there_N & ~is_alike_nxN[:, None]
+        logits = jnp.where(is_candidate, logits, ABSENT).reshape(len(queries_nxE), -1)
         return weighted_cross_entropy("own", logits, own_n, weights_n)
 
     sums = find(x_nxKxE[:, 0], all_NxKxE[:, 1:].swapaxes(0, 1))

@@ -36,7 +36,7 @@ class ChoiceTask(SequenceTask):
     @classmethod
     def from_data(cls, config: FinetuneConfig, splits: Mapping[str, Sequence[Record]]) -> FinetuneConfig:
         first = next((record for records in splits.values() for record in records), None)
-        count = len(config.data.labels) or (len(first.choices) if first is not None else 0)
+        count = len(first.choices) if first is not None else 0
         for records in splits.values():
             for record in records:
                 if len(record.choices) != count or count < 2:
@@ -45,6 +45,11 @@ class ChoiceTask(SequenceTask):
                         f"or more (the first one has {count}); check data.columns (role choice)"
                     )
         labels = tuple(str(i) for i in range(count))
+        if config.data.labels not in ((), labels):
+            raise ValueError(
+                f"data.labels: {', '.join(config.data.labels)} is not allowed; choices are numbered from 0 "
+                f"({', '.join(labels)}), and so are the labels of the files; leave it out"
+            )
         return dataclasses.replace(config, data=dataclasses.replace(config.data, labels=labels))
 
     @property

@@ -83,7 +83,7 @@ def compare(
     ids = [everyone[i] for i in a.task.scored(list(a.records.values()))]
     if not ids:
         raise ValueError(f"{a.name}: split {split} has no labels; choose one that has")
-    scores_a, scores_b = ({score.name: score for score in _scores(run, ids)} for run in (a, b))
+    scores_a, scores_b = ({score.name: score for score in _scores(a.task, run, ids)} for run in (a, b))
     name = metric or a.task.config.task.metric or next(iter(scores_a))
     if name not in scores_a or name not in scores_b:
         allowed = ", ".join(each for each in scores_a if each in scores_b)
@@ -131,8 +131,8 @@ def _right(score: Score, n: int) -> np.ndarray:
     return np.array([score.of(np.array([record])) for record in range(n)]) == 1
 
 
-def _scores(run: _Run, ids: Sequence[str]) -> list[Score]:
-    return run.task.scores([run.records[one] for one in ids], [run.predictions[one] for one in ids])
+def _scores(task: Task, run: _Run, ids: Sequence[str]) -> list[Score]:
+    return task.scores([run.records[one] for one in ids], [run.predictions[one] for one in ids])
 
 
 def _check_alike(a: _Run, b: _Run) -> None:

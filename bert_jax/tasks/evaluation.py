@@ -171,14 +171,22 @@ def point_values(scores: Sequence[Score], count: int) -> dict[str, float | None]
     return {name: None if math.isnan(number) else number for name, number in values.items()}
 
 
-def with_intervals(scores: Sequence[Score], count: int, seed: int) -> dict[str, dict[str, Any]]:
-    """Name to ``{"value", "ci95"}``: a 95% bootstrap interval of 1,000 resamples for the first scores."""
-    first, rest = scores[:_MOST_INTERVALS], scores[_MOST_INTERVALS:]
-    values: dict[str, dict[str, Any]] = {}
+def with_intervals(scores: Sequence[Score], count: int, seed: int, metric: str = "") -> dict[str, dict[str, Any]]:
+    """Name to ``{"value", "ci95"}``: a 95% bootstrap interval of 1,000 resamples, of many scores for ``metric``,
+    those of all records and then the first of the classes'."""
+    values: dict[str, dict[str, Any]] = {
+        name: {"value": found, "ci95": None} for name, found in point_values(scores, count).items()
+    }
+    first = sorted(scores, key=lambda score: _rank(score.name, metric))[:_MOST_INTERVALS]
     for score, (found, low, high) in zip(first, confidence_intervals(first, count, seed), strict=True):
-        defined = not math.isnan(found)
-        values[score.name] = {"value": found if defined else None, "ci95": [low, high] if defined else None}
-    return values | {name: {"value": found, "ci95": None} for name, found in point_values(rest, count).items()}
+        if not math.isnan(found):
+            values[score.name]["ci95"] = [low, high]
+    return values
+
+
+def _rank(name: str, metric: str) -> tuple[bool, bool]:
+    """The metric that chooses comes first, what is of a single class last."""
+    return name != metric, "/" in name
 
 
 def metrics_text(results: Sequence[Mapping[str, Any]]) -> str:
@@ -187,11 +195,11 @@ def metrics_text(results: Sequence[Mapping[str, Any]]) -> str:
     return re.sub(r"\[\n[\d,\s]+\]", lambda row: " ".join(row[0].split()), text) + "\n"
 
 
-def result_lines(result: Mapping[str, Any]) -> list[str]:
-    """A split's entry of metrics.json in words."""
+def result_lines(result: Mapping[str, Any], metric: str = "") -> list[str]:
+    """A split's entry of metrics.json in words: ``metric`` and some more."""
     shown = [
         f"{name} {found['value']:.4f} [{found['ci95'][0]:.4f}, {found['ci95'][1]:.4f}]"
-        for name, found in list(result["metrics"].items())[:4]
+        for name, found in sorted(result["metrics"].items(), key=lambda item: _rank(item[0], metric))[:4]
         if found["value"] is not None and found["ci95"] is not None
     ]
     return [f"{result['split']}: {result['n']:,} records  {'  '.join(shown)}"]

@@ -15,7 +15,7 @@ import numpy as np
 from flax import linen as nn
 from jax.sharding import Mesh
 
-from bert_jax.config import HeadsConfig, ModelSpec
+from bert_jax.config import HeadsConfig, ModelSpec, to_dict
 from bert_jax.config.finetune import FinetuneConfig
 from bert_jax.interop.exchange import Weights, parameter_shapes
 from bert_jax.interop.export import export_model
@@ -82,6 +82,10 @@ class FinetuneJob(Job):
 
     config: FinetuneConfig
     eval_split = "dev"
+    what_a_complete_run_heeds = (
+        "only other dev and test files and other options of prediction (task.max_length, task.truncation, qa, "
+        "tagging, sentence)"
+    )
 
     def __init__(self, config: FinetuneConfig, splits: Splits, tests: Sequence[str], start: Start) -> None:
         tokenizer = start.tokenizer
@@ -91,7 +95,7 @@ class FinetuneJob(Job):
         splits = _chosen(config, splits)
         if not splits.get("train"):
             raise ValueError("data.train: there are no training records; name the files in data.train")
-        config = kind.from_data(config, splits)
+        config = _with_what_data_say(kind, config, splits)
         self._units = kind(config, tokenizer).featurize(splits["train"], training=True)
         if not self._units:
             raise ValueError("data.train: no training record gives anything to learn; look at data.columns")
@@ -237,7 +241,7 @@ class FinetuneJob(Job):
             self._best.require_same(self._choosing_metric(), self._contents[self._devs[0]])
         batches = self._batches(mesh)
         parts = len(host_rows(mesh, mesh.size)) / mesh.size
-        return Data(batches, parts, 2, batches.state())
+        return Data(batches, parts, 2, [batches.state(), self._contents])
 
     def batch_shapes(self, mesh: Mesh, data_step: int) -> Mapping[str, Any]:
         return with_shardings(self._batches(mesh).pack(data_step)[0], mesh)
@@ -262,7 +266,7 @@ class FinetuneJob(Job):
             if not context.writer.has(step, split):
                 context.write(step, {"split": split, **values[split]})
         if is_best and self.config.training.restore_best:
-            self._save_best(context, params, step)
+            self._save_best(context, params, step, values)
         return self.is_over(step)
 
     def _scores(self, context: Context, params: Any, split: str, step: int) -> tuple[list[Score], int]:
@@ -294,8 +298,8 @@ class FinetuneJob(Job):
 
     # --- What comes out ------------------------------------------------------------------------------------------
 
-    def _weights(self, params: Any, step: int) -> Weights:
-        """Parameters in exchange form; every process calls it."""
+    def _weights(self, params: Any, step: int, values: Mapping[str, Mapping[str, float | None]]) -> Weights:
+        """Parameters in exchange form, with metrics of the dev splits; every process calls it."""
         config = self.config
         flat = to_canonical(to_host(params), config.model.vocab_size)
         spec = ModelSpec(
@@ -305,13 +309,19 @@ class FinetuneJob(Job):
             tokenizer=self._start.tokenizer_config,
             family="roberta" if config.model.position_offset else "bert",
         )
-        origin = {"format": "fine-tuning run", "task": config.name, "step": step, "init_from": self._start.name}
+        metrics = {f"{split}: {name}": value for split, found in values.items() for name, value in found.items()}
+        origin = {
+            "format": "fine-tuning run", "name": config.name, "step": step, "init_from": self._start.source,
+            "recipe": to_dict(config), "metrics": {"step": step, **metrics} if metrics else {},
+        }  # fmt: skip
         arrays = {name: np.asarray(flat[name], np.float32) for name in parameter_shapes(spec)}
         return Weights(spec=spec, params=arrays, tokenizer_content=self._start.tokenizer_content, origin=origin)
 
-    def _save_best(self, context: Context, params: Any, step: int) -> None:
+    def _save_best(
+        self, context: Context, params: Any, step: int, values: Mapping[str, Mapping[str, float | None]]
+    ) -> None:
         with context.watchdog.phase("saving the best parameters"):
-            weights = self._weights(params, step)
+            weights = self._weights(params, step, values)
             if hosts.is_lead():
                 replace_saved(context.folder / BEST, weights, step)
 
@@ -329,7 +339,7 @@ class FinetuneJob(Job):
             params = jax.tree.map(lambda x, old: jax.device_put(x, old.sharding), values, params)
             step = stored.origin["step"]
         else:
-            self._save_best(context, params, step)
+            self._save_best(context, params, step, {})
         # What was predicted with the same parameters stays; a run that went on has no report, so nothing does.
         made = {entry["split"]: entry for entry in read_results(folder) if entry["step"] == step}
         asked = [split for split in self._splits if split != "train"]
@@ -340,7 +350,7 @@ class FinetuneJob(Job):
             return
         results = [made.pop(split) for split in asked] + [*made.values()]
         write_whole(folder / METRICS, metrics_text(results))
-        lines = [line for result in results for line in result_lines(result)]
+        lines = [line for result in results for line in result_lines(result, self._metric)]
         if use_best and step == self._best.step:
             lines.append(f"parameters of step {step:,}, the best {self._best.metric}")
         elif use_best:
@@ -373,7 +383,7 @@ class FinetuneJob(Job):
             "split": split,
             "n": len(records),
             "digest": self._digests[split],
-            "metrics": with_intervals(scores, count, self.config.training.seed),
+            "metrics": with_intervals(scores, count, self.config.training.seed, self._metric),
             "seed": self.config.training.seed,
             "step": step,
             "seconds": round(time.perf_counter() - began, 3),
@@ -390,6 +400,11 @@ class FinetuneJob(Job):
         except ValueError as error:
             return [f"no export: {error}"]
         return said
+
+    @property
+    def _metric(self) -> str:
+        """Name of the metric that chose, or would; empty: the first."""
+        return self._best.metric or self.config.task.metric
 
     def _chosen_by(self, scores: Sequence[Score]) -> dict[str, Any]:
         score = choosing_score(self._best.metric, scores)
@@ -414,6 +429,19 @@ def _chosen(config: FinetuneConfig, splits: Splits) -> dict[str, Sequence[Record
         kept = selection.few_shot(labels, config.input.few_shot, config.data.split_seed)
         chosen["train"] = [splits["train"][i] for i in kept]
     return chosen
+
+
+def _with_what_data_say(kind: type[Task], config: FinetuneConfig, splits: Splits) -> FinetuneConfig:
+    """``kind.from_data``, which fills in options that nobody else sets; those of this run's own config fit."""
+    filled = kind.from_data(config, splits)
+    for name in ("class_weights", "hard_negatives"):
+        given, found = getattr(config, name), getattr(filled, name)
+        if given and given != found:
+            raise ValueError(
+                f"{name}: {given} is not allowed: it follows from the training records ({found}); leave it out "
+                "(see loss.class_weights)"
+            )
+    return filled
 
 
 def _completed(config: FinetuneConfig, count: int) -> FinetuneConfig:

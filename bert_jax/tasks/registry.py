@@ -1,10 +1,11 @@
 """The tasks by their kinds, and tasks of the user's own."""
 
+import dataclasses
 import importlib.util
 import sys
 from pathlib import Path
 
-from bert_jax.config.finetune import FinetuneConfig
+from bert_jax.config.finetune import FinetuneConfig, QaConfig, SentenceTaskConfig, TaggingConfig
 from bert_jax.tasks.base import Task
 from bert_jax.tasks.choice import ChoiceTask
 from bert_jax.tasks.joint import JointTask
@@ -35,6 +36,8 @@ _USED_BY: dict[str, set[str]] = {
     "task.window_overlap": _WINDOWED,
     "task.max_windows": _WINDOWED,
     "data.label_names": {"classification", "multi_label", "joint"},
+    "data.labels": {"classification", "multi_label", "choice", "joint", "sentence"},
+    "data.tags": {"tagging", "joint"},
     "loss.class_weights": {"classification"},
     "loss.label_smoothing": {"classification", "choice", "tagging", "joint", "sentence"},
     "loss.focal_gamma": {"classification", "multi_label", "choice", "tagging", "joint", "sentence"},
@@ -45,9 +48,25 @@ _USED_BY: dict[str, set[str]] = {
     "features.bilstm_size": {"tagging", "joint"},
     "input.balanced": {"classification"},
     "input.few_shot": {"classification"},
+    **{f"qa.{field.name}": {"qa"} for field in dataclasses.fields(QaConfig)},
+    **{f"tagging.{field.name}": {"tagging", "joint"} for field in dataclasses.fields(TaggingConfig)},
+    **{f"sentence.{field.name}": {"sentence"} for field in dataclasses.fields(SentenceTaskConfig)},
 }
-# Of those, what a sentence task uses with every loss; the others are of its classifier.
-_OF_TEXTS = {"task.truncation", "task.head_share"}
+# Of those, what a sentence task uses with every loss, and with some; the others are of its classifier.
+_OF_TEXTS = {
+    "task.truncation", "task.head_share", "sentence.loss", "sentence.pooling", "sentence.normalize",
+    "sentence.pairs_from_classes",  # which says itself what it goes with
+}  # fmt: skip
+_USED_BY_LOSS: dict[str, set[str]] = {
+    "data.labels": {"softmax", "negatives"},
+    "sentence.scale": {"cosent", "negatives", "simcse"},
+    "sentence.margin": {"triplet"},
+    "sentence.label_scale": {"cosine", "cosent"},
+}
+# Options of one truncation.
+_USED_BY_TRUNCATION = {
+    "task.head_share": "head_tail", "task.window_overlap": "windows", "task.max_windows": "windows"
+}  # fmt: skip
 
 
 def check_options(config: FinetuneConfig) -> None:
@@ -65,10 +84,17 @@ def check_options(config: FinetuneConfig) -> None:
                 f"{option}: {value!r} has no use for task.kind {kind}; it is for {', '.join(sorted(kinds))}; leave "
                 "it out"
             )
-        if kind == "sentence" and config.sentence.loss != "softmax" and option not in _OF_TEXTS:
+        losses = _USED_BY_LOSS.get(option, {"softmax"})
+        if kind == "sentence" and config.sentence.loss not in losses and option not in _OF_TEXTS:
             raise ValueError(
-                f"{option}: {value!r} has no use for sentence.loss {config.sentence.loss}; it is for softmax; "
-                "leave it out"
+                f"{option}: {value!r} has no use for sentence.loss {config.sentence.loss}; it is for "
+                f"{', '.join(sorted(losses))}; leave it out"
+            )
+        truncation = _USED_BY_TRUNCATION.get(option, config.task.truncation)
+        if config.task.truncation != truncation:
+            raise ValueError(
+                f"{option}: {value!r} has no use for task.truncation {config.task.truncation}; it is for "
+                f"{truncation}; leave it out"
             )
 
 

@@ -23,7 +23,7 @@ from bert_jax.objectives.sums import Sums
 from bert_jax.records import Record
 from bert_jax.tasks.base import Level, Prediction, Target, Task, Unit
 from bert_jax.tasks.selection import permutation
-from bert_jax.tasks.sequence import class_number, number_of, significant, softmax
+from bert_jax.tasks.sequence import class_number, number_of, of_training_files, significant, softmax
 from bert_jax.tasks.truncation import cut_text
 from bert_jax.tokenization import Tokenizer
 
@@ -50,8 +50,15 @@ class SentenceTask(Task):
         if config.task.truncation == "windows":
             raise ValueError("task.truncation: a sentence has one vector; windows give several; choose another")
         kinds = {"softmax": np.int32, "cosine": np.float32, "cosent": np.float32}
+        if self._of_classes:
+            kinds["negatives"] = np.int32
         if config.sentence.loss in kinds:
             self.targets = {"labels": Target("unit", kinds[config.sentence.loss])}  # type: ignore[misc]
+
+    @property
+    def _of_classes(self) -> bool:
+        """Whether other texts of an anchor's class are among the candidates, where they are no wrong answers."""
+        return self.config.sentence.loss == "negatives" and self.config.sentence.pairs_from_classes
 
     @classmethod
     def from_data(cls, config: FinetuneConfig, splits: Mapping[str, Sequence[Record]]) -> FinetuneConfig:
@@ -60,9 +67,11 @@ class SentenceTask(Task):
         most = max((len(record.negatives) for record in train), default=0) if uses_negatives else 0
         for record in train:
             _check_texts(record, config, most)
-        if options.loss == "softmax":
-            labels = data.labels or tuple(sorted({record.label or "" for record in train}))
-            if len(labels) < 2:
+        if options.loss == "softmax" or (options.loss == "negatives" and options.pairs_from_classes):
+            # Of a cut dev split there may be pairs without a label.
+            given = {record.label for record in of_training_files(config, splits)} - {None}
+            labels = data.labels or tuple(sorted(map(str, given)))
+            if len(labels) < 2 and options.loss == "softmax":
                 raise ValueError(f"data.labels: {len(labels)} class ({', '.join(labels)}); two or more are needed")
             data = dataclasses.replace(data, labels=labels)
         return dataclasses.replace(config, data=data, hard_negatives=most)
@@ -142,7 +151,7 @@ class SentenceTask(Task):
 
     def _target(self, record: Record) -> Mapping[str, Any]:
         loss = self.config.sentence.loss
-        if loss == "softmax":
+        if loss == "softmax" or self._of_classes:
             return {"labels": class_number(record, self.config.data.labels)}
         if loss not in ("cosine", "cosent"):
             return {}
@@ -205,7 +214,8 @@ class SentenceTask(Task):
                 return cosent_loss(embeddings_BxUxKxE, batch["labels"], weights_BxU, scale=options.scale, axis=axis)
             case "triplet":
                 return triplet_loss(embeddings_BxUxKxE, weights_BxU, margin=options.margin)
-        return in_batch_negatives_loss(embeddings_BxUxKxE, weights_BxU, scale=options.scale, axis=axis)
+        classes_BxU = batch["labels"] if self._of_classes else None
+        return in_batch_negatives_loss(embeddings_BxUxKxE, weights_BxU, classes_BxU, scale=options.scale, axis=axis)
 
     def outputs(self, output: BertOutput, batch: Mapping[str, jax.Array]) -> dict[str, tuple[Level, jax.Array]]:
         embeddings_BxUxKxE = self._embeddings(output, batch)

@@ -98,6 +98,11 @@ class SequenceTask(Task):
         return sums / np.maximum(windows, 1)[:, None]
 
 
+def of_training_files(config: FinetuneConfig, splits: Mapping[str, Sequence[Record]]) -> list[Record]:
+    """The training records, with those that were cut from the same files for dev: some classes are only there."""
+    return [*splits.get("train", ()), *(splits.get("dev", ()) if config.data.dev_fraction else ())]
+
+
 class ClassificationTask(SequenceTask):
     """One class of several (Devlin et al. 2018, section 4.1)."""
 
@@ -106,7 +111,8 @@ class ClassificationTask(SequenceTask):
     @classmethod
     def from_data(cls, config: FinetuneConfig, splits: Mapping[str, Sequence[Record]]) -> FinetuneConfig:
         data, train = config.data, splits.get("train", ())
-        labels = data.labels or tuple(sorted({record.label for record in train if record.label is not None}))
+        seen = {record.label for record in of_training_files(config, splits)} - {None}
+        labels = data.labels or tuple(sorted(map(str, seen)))
         if len(labels) < 2:
             raise ValueError(
                 f"data.labels: the training files have {len(labels)} class ({', '.join(labels) or 'no labels'}); "
@@ -192,7 +198,7 @@ class MultiLabelTask(ClassificationTask):
 
     @classmethod
     def from_data(cls, config: FinetuneConfig, splits: Mapping[str, Sequence[Record]]) -> FinetuneConfig:
-        seen = {label for record in splits.get("train", ()) for label in record.labels or ()}
+        seen = {label for record in of_training_files(config, splits) for label in record.labels or ()}
         labels = config.data.labels or tuple(sorted(seen))
         if not labels:
             raise ValueError("data.labels: the training files have no labels; check data.columns (role labels)")

@@ -40,6 +40,8 @@ class Start:
     name: str = ""
     record: str = ""
     notes: tuple[str, ...] = field(default=())
+    # Where the parameters of step 0 came from, a whole name; "" where they were drawn.
+    source: str = ""
 
     @property
     def resumes(self) -> bool:
@@ -73,7 +75,7 @@ def resolve(options: RunOptions, workdir: Location, settings: Sequence[Setting])
             settings = merge_settings(
                 settings, record["source"], record["resolved"], f"{workdir / RECORD}", FinetuneConfig
             )
-        start = Start(None, *_stored_tokenizer(workdir), str(workdir))
+        start = Start(None, *_stored_tokenizer(workdir), str(workdir), source=before)
         return start, _sized(start, settings, given) if record is None else list(settings)
     if not options.init_from:
         vocab = given.get("data.vocab", "")
@@ -106,7 +108,7 @@ def resolve(options: RunOptions, workdir: Location, settings: Sequence[Setting])
     section = model_section(weights.spec.model)
     settings = merge_settings(settings, section, section, name, FinetuneConfig)
     record = record_text(whole_name(name), section, section)
-    return Start(weights, config, content, name, record, tuple(notes)), settings
+    return Start(weights, config, content, name, record, tuple(notes), whole_name(name)), settings
 
 
 def whole_name(source: str) -> str:

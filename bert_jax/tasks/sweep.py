@@ -131,6 +131,8 @@ def _same_sweep(path: Path, now: dict[str, Any]) -> None:
         raise ValueError(
             f"{path.parent}: holds runs with other settings ({'; '.join(changed)}); give another --workdir"
         )
+    if any(key not in before for key in now):  # what an earlier command swept, and this one does not
+        write_whole(path, f"{json.dumps({**before, **now}, indent=1, ensure_ascii=False)}\n")
 
 
 def _say(text: str) -> None:

@@ -29,8 +29,9 @@ def read_conll(name: str, columns: Columns, data: TaskDataConfig) -> Iterator[Re
     files comments, ranges and empty nodes are left out, ``# newdoc`` begins a document; elsewhere "#" is a word.
     """
     path = find_file(name)
-    word, tag = _conll_columns(columns)
-    sentences = list(_sentences(path, is_conllu=plain_name(path.name).suffix == ".conllu"))
+    is_conllu = plain_name(path.name).suffix == ".conllu"
+    word, tag = _conll_columns(columns, is_conllu=is_conllu)
+    sentences = list(_sentences(path, is_conllu=is_conllu))
     has_documents = any(sentence.document for sentence in sentences)
     for number, sentence in enumerate(sentences):
         words, tags = [], []
@@ -52,9 +53,9 @@ def read_conll(name: str, columns: Columns, data: TaskDataConfig) -> Iterator[Re
         yield record
 
 
-def _conll_columns(columns: Columns) -> tuple[int, int]:
-    """Numbers of the word's and the tag's column, from 0; -1 is the last."""
-    where = {"words": 0, "tags": -1}
+def _conll_columns(columns: Columns, *, is_conllu: bool) -> tuple[int, int]:
+    """Numbers of the word's and the tag's column, from 0; -1 is the last. Of CoNLL-U: FORM and UPOS."""
+    where = {"words": 1, "tags": 3} if is_conllu else {"words": 0, "tags": -1}
     for role, column in columns.roles:
         if role not in where or not column.isdecimal() or int(column) < 1:
             raise ValueError(f"data.columns: {role}={column} is not allowed; allowed for conll: words=N, tags=N")

@@ -1,5 +1,7 @@
 """What task heads and the masked-LM head say of texts, against each text alone."""
 
+import itertools
+
 import numpy as np
 import pytest
 from inference_models import make_model, plain, random_texts
@@ -67,6 +69,45 @@ def test_tags_of_words():
         assert abs(token["score"] - chances[position].max()) <= BAR
     (long,) = loaded.predict(["w1 " * 100])
     assert long["truncated"] and len(long["tokens"]) == 68
+
+
+def test_tags_of_given_words():
+    loaded = make_model(HeadsConfig(token_labels=("O", "B", "I")))
+    words = ["w1xy,", "", "W2", "w3"]  # one word of four pieces, and one without any
+    (result,) = loaded.predict([{"words": words}])
+    assert [token["text"] for token in result["tokens"]] == words
+    chances = softmax(plain(loaded, "w1xy, w99 W2 w3").token_logits[0])
+    for position, token in zip([1, 5, 6, 7], result["tokens"], strict=True):
+        assert token["label"] == ("O", "B", "I")[int(chances[position].argmax())]
+        assert abs(token["score"] - chances[position].max()) <= BAR
+    # Longer than the model: in windows, as fine-tuning predicts.
+    many = [f"w{i % 9}" for i in range(200)]
+    (long, empty) = loaded.predict([{"words": many}, {"words": []}])
+    assert [token["text"] for token in long["tokens"]] == many and "truncated" not in long
+    assert empty == {"tokens": []}
+    with pytest.raises(ValueError, match="words need a tagging model"):
+        make_model(HeadsConfig(pooler=True, sequence_labels=("a", "b"))).predict([{"words": words}])
+
+
+@pytest.mark.parametrize("given", ["w1 w2 w3 w4", {"words": ["w1", "w2", "w3", "w4"]}])
+def test_tags_by_a_crf_are_those_of_the_best_path(given):
+    labels = ("O", "B", "I")
+    loaded = make_model(HeadsConfig(token_labels=labels, crf=True))
+    rng = np.random.default_rng(0)
+    crf = {
+        name: rng.normal(size=(3, 3) if name == "transitions" else 3) for name in ("transitions", "start", "end")
+    }
+    loaded.params["crf"] = {name: values.astype(np.float32) for name, values in crf.items()}
+    (result,) = loaded.predict([given])
+    emissions = plain(loaded, "w1 w2 w3 w4").token_logits[0][1:5]
+
+    def score(path):
+        moves = sum(crf["transitions"][a, b] for a, b in itertools.pairwise(path))
+        return crf["start"][path[0]] + moves + crf["end"][path[-1]] + emissions[range(4), path].sum()
+
+    best = max(itertools.product(range(3), repeat=4), key=lambda path: score(list(path)))
+    assert [token["label"] for token in result["tokens"]] == [labels[i] for i in best]
+    assert best != tuple(emissions.argmax(-1)) and "score" not in result["tokens"][0]
 
 
 def test_answers():

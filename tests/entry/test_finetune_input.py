@@ -129,6 +129,17 @@ def assert_refused(result, message, workdir):
     assert not workdir.exists()
 
 
+def test_print_config_knows_the_model_and_the_grid(call, tmp_path):
+    code, out, err = call(
+        {}, "--print_config --data.train x.tsv --sweep optimizer.learning_rate=1e-3 --data.dev y.tsv"
+    )
+    assert code == 0 and "  hidden_size: 32\n" in out and not (tmp_path / "w").exists(), err
+    code, _, err = call({}, "--print_config --data.train x.tsv --sweep optimizer.rate=1")
+    assert code == 2 and "--sweep: optimizer.rate: unknown option" in err
+    code, _, err = call({}, "--print_config --data.train x.tsv --init_from /nowhere")
+    assert code == 2 and err == "error: /nowhere: does not exist\n"
+
+
 @pytest.mark.parametrize("case", REFUSED)
 def test_a_mistake_is_told_before_anything_is_trained(call, tmp_path, case):
     train, dev, words, message = REFUSED[case]

@@ -98,7 +98,10 @@ OVER_REPLICAS = {
     "negatives": (4, in_batch_negatives_loss),
     "negatives_dot": (2, functools.partial(in_batch_negatives_loss, similarity="dot", scale=0.1)),
     "negatives_symmetric": (3, functools.partial(in_batch_negatives_loss, symmetric=True)),
-}
+    "negatives_of_classes": (
+        2, lambda x, classes, weights, axis: in_batch_negatives_loss(x, weights, classes, axis=axis)
+    ),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("sizes", [(8, 1), (2, 4)])
@@ -113,7 +116,7 @@ def test_replicas_equal_one_device(case, sizes):
     weights = (rng.random((16, 3)) < 0.7).astype(np.float32)
     weights[2:4] = 0
     targets = rng.integers(0, 5, (16, 3)).astype(np.float32) / 4
-    labels = (targets,) if case == "cosent" else ()
+    labels = (targets,) if case in ("cosent", "negatives_of_classes") else ()
 
     def loss(kernel, x, weights, *labels, axis=None):
         sums = function(x @ kernel, *labels, weights, axis=axis)
@@ -180,6 +183,18 @@ def test_examples_count_as_their_weights():
         texts, function = CASES[case]
         sums = jax.jit(function)(x[None, :, :texts], targets[None], slots[None])
         np.testing.assert_allclose(sums["loss"], (weights @ costs, 8.5), rtol=1e-6, err_msg=case)
+
+
+def test_texts_of_the_own_class_are_no_wrong_answers():
+    x, classes = given("embeddings")[:, :2], np.array([0, 1, 0, 2, 1, 1])
+    unit = x.astype(np.float64) / np.linalg.norm(x, axis=-1, keepdims=True)
+    scores = 20 * unit[:, 0] @ unit[:, 1].T
+    allowed = (classes[:, None] != classes) | np.eye(6, dtype=bool)
+    expected = np.log((np.exp(scores) * allowed).sum(1)) - np.diag(scores)
+    found = jax.jit(in_batch_negatives_loss)(x[None], np.ones((1, 6), np.float32), classes[None])
+    np.testing.assert_allclose(found["loss"], (expected.sum(), 6), rtol=1e-6)
+    is_found = np.where(allowed, scores, -np.inf).max(1) <= np.diag(scores) + 1e-6  # there are equal texts
+    np.testing.assert_allclose(found["accuracy"], (is_found.sum(), 6))
 
 
 def test_pairs_of_one_target_have_no_cosent_loss():

@@ -76,6 +76,13 @@ def test_other_metrics_by_the_bootstrap(runs):
     assert (same.difference, same.low, same.high, same.p_value) == (0, 0, 0, 1)
 
 
+def test_the_order_of_labels_does_not_matter(runs, tmp_path):
+    """F1 is that of A's second class in both."""
+    other = workdir(tmp_path / "c", CLASSES.replace("no yes", "yes no"), guesses(RIGHT_A))
+    found = compare(runs[0], other, metric="f1")
+    assert found.value_a == found.value_b and found.difference == 0
+
+
 def test_the_metric_of_the_config_is_the_default(tmp_path):
     folder = workdir(tmp_path / "a", f"{CLASSES} --task.metric matthews", guesses(RIGHT_A))
     assert compare(folder, folder).metric == "matthews"

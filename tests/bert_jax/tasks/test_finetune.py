@@ -70,6 +70,12 @@ def test_it_learns_and_leaves_what_is_promised(learned):
     assert (learned / "predictions_test.jsonl").exists() and (learned / "report.html").exists()
 
 
+def test_the_export_says_what_it_learned(source, learned):
+    card = (learned / "export" / "README.md").read_text()
+    assert f"from {source}; texts of at most 32 tokens" in card and "| dev: accuracy | 1 |" in card
+    assert card.splitlines().count("# classification") == 1
+
+
 def test_the_metrics_are_those_that_were_known_before(source, learned, tmp_path):
     config, start = configured(source, tmp_path / "w")
     job = module.FinetuneJob(config, SPLITS, (), start)

@@ -47,7 +47,12 @@ def contents(workdir):
 def test_a_finished_run_says_so_and_changes_nothing(source, workdir, capsys):
     before = contents(workdir)
     run(source, workdir)
-    assert "is complete: 18 steps" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "is complete: 18 steps" in said and "has an effect" not in said
+    run(source, workdir, "--task.name other --optimizer.learning_rate 1e-3")
+    said = capsys.readouterr().out
+    assert "changed since the checkpoint: task.name: " in said
+    assert "the run is complete: only other dev and test files and other options of prediction" in said
     assert contents(workdir) == before
 
 

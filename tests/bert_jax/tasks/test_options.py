@@ -1,13 +1,14 @@
 """Options of training against formulas of their own: rates per parameter, perturbed weights, augmentation."""
 
 import dataclasses
+import re
 from typing import get_args
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from finetune_cases import MODEL, PIECES
+from finetune_cases import MODEL, PIECES, SPLITS, configured, saved_model
 
 from bert_jax.config import ExecutionConfig, HeadsConfig, load_config
 from bert_jax.config.finetune import FinetuneConfig, FinetuneOptimizerConfig, InputConfig, LossConfig
@@ -17,6 +18,7 @@ from bert_jax.model import BertModel, from_canonical, to_canonical
 from bert_jax.optim import make_schedule, parameter_rates
 from bert_jax.tasks.augment import augmented
 from bert_jax.tasks.base import Unit
+from bert_jax.tasks.finetune import FinetuneJob
 from bert_jax.tasks.objective import check_layers, perturbed
 from bert_jax.tasks.registry import TASKS, check_options
 from bert_jax.tokenization.wordpiece import WordPieceTokenizer
@@ -209,29 +211,69 @@ def test_the_loss_of_a_layer_needs_a_pooler_of_its_width(features):
 
 
 CUT = {"classification", "regression", "multi_label", "choice", "sentence"}
-WINDOWED = {"classification", "regression", "multi_label"}
+CLASSES = {"classification", "multi_label", "choice", "joint", "sentence"}
 
 
 @pytest.mark.parametrize(
     ("words", "kinds"),
     [
         ("--task.truncation tail", CUT),
-        ("--task.head_share 0.5", CUT),
-        ("--task.window_overlap 4", WINDOWED),
-        ("--task.max_windows 4", WINDOWED),
         ("--regularization.head_dropout 0.3", {*TASKS} - {"qa", "sentence"}),
         ("--data.label_names No Yes", {"classification", "multi_label", "joint"}),
+        ("--data.labels 0 1", CLASSES),
+        ("--data.tags O B", {"tagging", "joint"}),
+        ("--tagging.crf true", {"tagging", "joint"}),
+        ("--qa.no_answer true", {"qa"}),
+        ("--sentence.pooling cls", {"sentence"}),
     ],
 )
 def test_an_option_is_refused_where_it_would_be_ignored(words, kinds):
     option = words.split()[0].removeprefix("--")
     for kind in TASKS:
-        for loss in ("softmax", "simcse"):
-            arguments = f"--task.kind {kind} --sentence.loss {loss} --data.labels 0 1 {words}"
-            config = load_config(FinetuneConfig, arguments.split())
+        for loss in ("softmax", "simcse") if kind == "sentence" and option != "data.labels" else ("softmax",):
+            is_named = (kind in CLASSES and loss == "softmax") or option == "data.label_names"
+            labels = "--data.labels 0 1" if is_named else ""
+            sentence = f"--sentence.loss {loss}" if kind == "sentence" else ""
+            config = load_config(FinetuneConfig, f"--task.kind {kind} {sentence} {labels} {words}".split())
             if kind in kinds:
                 check_options(config)
                 continue
             with pytest.raises(ValueError, match=rf"^{option}: .* has no use for task.kind {kind}; ") as raised:
                 check_options(config)
             assert str(raised.value).endswith(f"it is for {', '.join(sorted(kinds))}; leave it out")
+
+
+SENTENCE = "--task.kind sentence --sentence.loss"
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("--task.head_share 0.5", "has no use for task.truncation longest_first; it is for head_tail"),
+        (
+            "--task.truncation tail --task.window_overlap 4",
+            "has no use for task.truncation tail; it is for windows",
+        ),
+        ("--task.max_windows 4", "task.max_windows: 4 has no use for task.truncation longest_first"),
+        (f"{SENTENCE} softmax --sentence.margin 2", "has no use for sentence.loss softmax; it is for triplet"),
+        (f"{SENTENCE} cosine --sentence.scale 5", "it is for cosent, negatives, simcse; leave it out"),
+        (f"{SENTENCE} softmax --sentence.label_scale 5", "it is for cosent, cosine; leave it out"),
+        (f"{SENTENCE} cosine --sentence.hidden_size 8", "it is for softmax; leave it out"),
+    ],
+)
+def test_an_option_of_another_choice_is_refused(words, message):
+    with pytest.raises(ValueError, match=re.escape(message)):
+        check_options(load_config(FinetuneConfig, words.split()))
+
+
+@pytest.mark.parametrize("words", ["--class_weights 1 5", "--class_weights 1 5 --loss.class_weights balanced"])
+def test_what_the_data_say_is_not_taken_from_the_command_line(tmp_path, words):
+    config, start = configured(saved_model(tmp_path / "model"), tmp_path / "w", words)
+    with pytest.raises(
+        ValueError, match=r"class_weights: \(1.0, 5.0\) is not allowed: it follows from the training"
+    ):
+        FinetuneJob(config, SPLITS, [], start)
+    # The config that a run leaves has them, as it found them.
+    config, start = configured(tmp_path / "model", tmp_path / "w")
+    once = FinetuneJob(config, SPLITS, [], start).config
+    assert FinetuneJob(once, SPLITS, [], start).config == once and once.class_weights

@@ -1,5 +1,6 @@
 """Predictions of classes and values: what is scored is as exact as what the model says."""
 
+import dataclasses
 import json
 
 import numpy as np
@@ -8,8 +9,9 @@ from finetune_cases import PIECES, records
 
 from bert_jax.config import ModelConfig
 from bert_jax.config.finetune import FinetuneConfig, TaskConfig, TaskDataConfig
-from bert_jax.metrics import auroc, spearman, value
+from bert_jax.metrics import auroc, classification_scores, spearman, value
 from bert_jax.records import Record
+from bert_jax.tasks.evaluation import result_lines, with_intervals
 from bert_jax.tasks.registry import TASKS
 from bert_jax.tokenization.wordpiece import WordPieceTokenizer
 
@@ -51,3 +53,40 @@ def test_values_keep_the_digits_of_float32():
     assert scored("regression", found, values[:, None])["spearman"] == pytest.approx(
         spearman(gold, values), abs=1e-12
     )
+
+
+@pytest.mark.parametrize("kind", ["classification", "multi_label"])
+def test_a_class_may_be_in_the_cut_dev_split_alone(kind):
+    found = [dataclasses.replace(record, labels=(record.label,)) for record in records(6, 0)]
+    rare = dataclasses.replace(found[0], label="rare", labels=("rare",))
+    splits = {"train": found, "dev": [rare]}
+    config = FinetuneConfig(task=TaskConfig(kind=kind), data=TaskDataConfig(dev_fraction=0.1))
+    assert TASKS[kind].from_data(config, splits).data.labels == ("0", "1", "rare")
+    # Of a dev file it is a mistake, which the line of the record says.
+    config = FinetuneConfig(task=TaskConfig(kind=kind), data=TaskDataConfig(dev=("dev.tsv",)))
+    assert TASKS[kind].from_data(config, splits).data.labels == ("0", "1")
+
+
+def test_choices_are_numbered():
+    record = Record(id="0", source="file:1", text="w1", choices=("w2", "w3"), label="1")
+    for labels in ((), ("0", "1")):
+        config = FinetuneConfig(data=TaskDataConfig(labels=labels))
+        assert TASKS["choice"].from_data(config, {"train": [record]}).data.labels == ("0", "1")
+    with pytest.raises(
+        ValueError, match=r"data\.labels: A, B is not allowed; choices are numbered from 0 \(0, 1\)"
+    ):
+        TASKS["choice"].from_data(FinetuneConfig(data=TaskDataConfig(labels=("A", "B"))), {"train": [record]})
+
+
+def test_the_metrics_that_matter_have_intervals():
+    """Of many classes not every one."""
+    labels = [str(i) for i in range(40)]
+    rng = np.random.default_rng(0)
+    gold, predicted, chances = np.arange(400) % 40, rng.integers(0, 40, 400), rng.dirichlet(np.ones(40), 400)
+    scores = classification_scores(gold, predicted, labels, chances)
+    found = with_intervals(scores, 400, 0, "f1/39")
+    assert list(found) == [score.name for score in scores]
+    without = {name for name, one in found.items() if one["ci95"] is None}
+    assert without and all("/" in name for name in without) and "f1/39" not in without
+    (line,) = result_lines({"split": "dev", "n": 400, "metrics": found}, "matthews")
+    assert line.startswith(f"dev: 400 records  matthews {found['matthews']['value']:.4f} [")

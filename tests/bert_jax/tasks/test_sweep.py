@@ -48,7 +48,8 @@ class Trainer:
             raise self.fails[folder.name]
         self.made.append(folder.name)
         self.arguments.append(arguments)
-        value = round(0.5 + NAMES.index(folder.name) / 100, 6)
+        place = NAMES.index(folder.name) if folder.name in NAMES else 0
+        value = round(0.5 + place / 100, 6)
         entry = {
             "split": "dev",
             "chosen_by": {"metric": "accuracy", "higher_is_better": True},
@@ -156,6 +157,11 @@ def test_a_folder_holds_one_sweep_and_more_of_it(tmp_path):
     other = [*SETTINGS, Setting("command line", "optimizer.weight_decay", "0.1")]
     with pytest.raises(ValueError, match=r"holds runs with other settings \(optimizer.weight_decay: 0.01 -> 0.1\)"):
         swept(tmp_path, Trainer(), settings=other)
+    # What was swept is shared by runs that do not sweep it, from then on.
+    rates = [[*SETTINGS, Setting("command line", "optimizer.learning_rate", rate)] for rate in ("0.5", "0.9")]
+    swept(tmp_path, Trainer(), "--sweep training.global_batch_size=4 --seeds 1", rates[0])
+    with pytest.raises(ValueError, match=r"\(optimizer.learning_rate: 0.5 -> 0.9\)"):
+        swept(tmp_path, Trainer(), "--sweep training.global_batch_size=4 --seeds 1", rates[1])
     with pytest.raises(ValueError, match="init_from: model -> elsewhere"):
         swept(tmp_path, Trainer(), init_from="elsewhere")
 

@@ -137,6 +137,12 @@ def test_no_text_is_on_both_sides():
     assert all(("3" in part) == ("4" in part) for part in parts)
 
 
+def test_questions_with_the_same_choices_belong_together():
+    records = [Record(id=str(i), source="", choices=(f"a{i % 2}", f"b{i}")) for i in range(4)]
+    train, dev = cut_dev(records, fraction=0.5, group_by="sentence", seed=0)
+    assert {r.id for r in dev} in ({"0", "2"}, {"1", "3"}) and len(train) == 2
+
+
 @pytest.mark.parametrize("group_by", ["article", "document"])
 def test_groups_are_not_torn(group_by):
     records = [Record(id=str(i), source="", group=f"g{i % 10}" if i < 80 else "") for i in range(100)]

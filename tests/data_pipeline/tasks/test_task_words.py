@@ -57,6 +57,8 @@ def test_conllu(tmp_path):
     first, second = read(path, "words=2", "tags=4", kind="tagging")
     assert (first.words, first.tags, first.source) == (("vamos", "nos"), ("VERB", "PRON"), f"{path}:4")
     assert (second.words, second.tags) == (("#",), ("SYM",)) and first.group != second.group
+    # These columns are those of the format.
+    assert list(read(path, kind="tagging")) == [first, second]
 
 
 def test_words_without_tags_are_for_predictions_only(tmp_path):
