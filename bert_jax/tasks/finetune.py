@@ -25,12 +25,11 @@ from bert_jax.metrics import Score
 from bert_jax.model import BertModel, from_canonical, to_canonical
 from bert_jax.optim import joining_updates, parameter_rates
 from bert_jax.parallel import host_rows, hosts, to_host
-from bert_jax.records import Record
 from bert_jax.storage import Location, ObjectPath, write_whole
-from bert_jax.tasks import selection
 from bert_jax.tasks.augment import check_augmentation
 from bert_jax.tasks.base import Task
 from bert_jax.tasks.best import Best
+from bert_jax.tasks.completion import Splits, chosen_splits, filled_from_records, with_steps
 from bert_jax.tasks.evaluation import (
     Predictor,
     blank_scores,
@@ -58,7 +57,6 @@ from bert_jax.training.state import TrainState, abstract_params
 
 # Folders and files of a workdir.
 EXPORT = "export"
-Splits = Mapping[str, Sequence[Record]]
 
 
 def finetune(
@@ -92,14 +90,14 @@ class FinetuneJob(Job):
         kind = task_class(config)
         check_options(config)
         check_augmentation(config)
-        splits = _chosen(config, splits)
+        splits = chosen_splits(config, splits)
         if not splits.get("train"):
             raise ValueError("data.train: there are no training records; name the files in data.train")
-        config = _with_what_data_say(kind, config, splits)
+        config = filled_from_records(kind, config, splits)
         self._units = kind(config, tokenizer).featurize(splits["train"], training=True)
         if not self._units:
             raise ValueError("data.train: no training record gives anything to learn; look at data.columns")
-        config = _completed(config, len(self._units))
+        config = with_steps(config, len(self._units))
         super().__init__(config, tokenizer)
         self.task: Task = kind(config, tokenizer)
         self.notes = self.task.notes(config, splits)
@@ -419,42 +417,3 @@ def _with_losses(heads: HeadsConfig, config: FinetuneConfig) -> HeadsConfig:
     """The heads of training: with those of the losses beside the task's."""
     has_nsp = config.loss.nsp_weight > 0
     return dataclasses.replace(heads, mlm=config.loss.mlm_weight > 0, nsp=has_nsp, pooler=heads.pooler or has_nsp)
-
-
-def _chosen(config: FinetuneConfig, splits: Splits) -> dict[str, Sequence[Record]]:
-    """``splits`` with the training records that few-shot learning keeps."""
-    chosen = dict(splits)
-    if config.input.few_shot:
-        labels = [record.label or "" for record in splits["train"]]
-        kept = selection.few_shot(labels, config.input.few_shot, config.data.split_seed)
-        chosen["train"] = [splits["train"][i] for i in kept]
-    return chosen
-
-
-def _with_what_data_say(kind: type[Task], config: FinetuneConfig, splits: Splits) -> FinetuneConfig:
-    """``kind.from_data``, which fills in options that nobody else sets; those of this run's own config fit."""
-    filled = kind.from_data(config, splits)
-    for name in ("class_weights", "hard_negatives"):
-        given, found = getattr(config, name), getattr(filled, name)
-        if given and given != found:
-            raise ValueError(
-                f"{name}: {given} is not allowed: it follows from the training records ({found}); leave it out "
-                "(see loss.class_weights)"
-            )
-    return filled
-
-
-def _completed(config: FinetuneConfig, count: int) -> FinetuneConfig:
-    """``config`` with what follows from the number of training units."""
-    training, optimizer = config.training, config.optimizer
-    per_epoch = math.ceil(count / training.global_batch_size)
-    steps = training.num_steps or max(1, math.ceil(training.num_epochs * per_epoch))
-    training = dataclasses.replace(
-        training,
-        num_steps=steps,
-        eval_interval=training.eval_interval or per_epoch,
-        checkpoint_interval=training.checkpoint_interval or per_epoch,
-    )
-    warmup = optimizer.warmup_steps or round(optimizer.warmup_fraction * steps)
-    optimizer = dataclasses.replace(optimizer, warmup_steps=warmup)
-    return dataclasses.replace(config, training=training, optimizer=optimizer)
