@@ -165,10 +165,9 @@ def _training(origin: Mapping[str, Any]) -> list[str]:
     data, optimizer, training = (recipe.get(name) or {} for name in ("data", "optimizer", "training"))
     if "task" in recipe:
         files = ", ".join(map(_one_line, data.get("train") or ()))
-        lines.append(
-            f"fine-tuned on {files} from {_one_line(origin.get('init_from') or 'drawn weights')}; texts of at most "
-            f"{recipe['task'].get('max_length')} tokens"
-        )
+        start = "/".join((origin.get("init_from") or "drawn weights").split("/")[-2:])
+        length = recipe["task"].get("max_length")
+        lines.append(f"fine-tuned on {files} from {_one_line(start)}; texts of at most {length} tokens")
     elif data:
         corpus = ", ".join(map(_one_line, data.get("corpus") or ())) or "shards"
         lines.append(

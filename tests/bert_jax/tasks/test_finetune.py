@@ -72,7 +72,9 @@ def test_it_learns_and_leaves_what_is_promised(learned):
 
 def test_the_export_says_what_it_learned(source, learned):
     card = (learned / "export" / "README.md").read_text()
-    assert f"from {source}; texts of at most 32 tokens" in card and "| dev: accuracy | 1 |" in card
+    assert (
+        f"from {source.parent.name}/model; texts of at most 32 tokens" in card and "| dev: accuracy | 1 |" in card
+    )
     assert card.splitlines().count("# classification") == 1
 
 
