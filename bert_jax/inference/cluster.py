@@ -87,7 +87,9 @@ def agglomerative(vectors: np.ndarray, *, clusters: int | None = None, threshold
     unit_NxE = _unit(vectors)
     if count == 1:
         return _described(unit_NxE, np.zeros(1, np.int64))
-    joined = linkage(np.maximum(pdist(unit_NxE, "cosine"), 0), "average")
+    exact_NxE = vectors.astype(np.float64) / lengths_of(vectors)[:, None]
+    # 1 - cosine of vectors of length 1, and 0 for equal ones, which "cosine" leaves to rounding.
+    joined = linkage(pdist(exact_NxE, "sqeuclidean") / 2, "average")
     if clusters is None:
         labels = fcluster(joined, threshold, "distance")
     else:

@@ -78,6 +78,12 @@ def test_every_cluster_has_a_member(rng):
         assert kmeans(vectors[:10], 2, seed=seed).count == 2
 
 
+def test_equal_vectors_are_no_distance_apart():
+    """Whatever rounding makes of their cosine."""
+    twice = np.repeat(BLOBS, 2, axis=0)
+    assert agglomerative(twice, threshold=0).count == len(BLOBS)
+
+
 def test_agglomerative_cuts_equal_distances_into_the_number_asked_for():
     vectors = np.eye(6)  # all distances are 1
     for clusters in range(1, 7):
