@@ -1,5 +1,6 @@
 """What a model's task head says of texts: classes, values, tags, answers, choices."""
 
+import dataclasses
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -180,13 +181,11 @@ class _Words(NamedTuple):
 
 
 def _encode_tokens(loaded: Engine, given: _Input) -> list[Encoded]:
-    tokenizer, spec = loaded.need_tokenizer(), loaded.spec
+    tokenizer = loaded.need_tokenizer()
     if given.words is not None:
         record = Record(id="", source="", words=given.words)
-        (windows,) = word_windows([record], tokenizer, spec.max_length, context=False)
-        inputs = [(window.encoded, _Words(given.words, window)) for window in windows]
-        has_types = spec.model.type_vocab_size > 1
-        return [Encoded(one.ids, one.types if has_types else [0] * len(one.ids), extra) for one, extra in inputs]
+        (windows,) = word_windows([record], tokenizer, loaded.spec.max_length, context=False)
+        return [dataclasses.replace(window.encoded, extra=_Words(given.words, window)) for window in windows]
     if given.pair is not None or given.choices:
         raise ValueError(f"{given.text[:40]!r}: a tagging model takes one text, without text_pair or choices")
     ids, offsets = tokenizer.encode_with_offsets(given.text)

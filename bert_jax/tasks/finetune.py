@@ -81,8 +81,8 @@ class FinetuneJob(Job):
     config: FinetuneConfig
     eval_split = "dev"
     what_a_complete_run_heeds = (
-        "only other dev and test files and other options of prediction (task.max_length, task.truncation, qa, "
-        "tagging, sentence)"
+        "only other dev and test files, training.restore_best and options of prediction (task.max_length, "
+        "task.truncation, qa, tagging, sentence)"
     )
 
     def __init__(self, config: FinetuneConfig, splits: Splits, tests: Sequence[str], start: Start) -> None:

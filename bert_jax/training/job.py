@@ -67,8 +67,8 @@ class Job(ABC):
 
     # Rows without content that are allowed: damaged records.
     max_blank_records = 0
-    # Of options that changed, what has an effect on a complete run.
-    what_a_complete_run_heeds = "nothing that changed"
+    # Of options that changed since the checkpoint.
+    what_a_complete_run_heeds = "nothing of what changed"
     # ``split`` of the lines in metrics.jsonl that an evaluation writes.
     eval_split = "eval"
 

@@ -161,7 +161,7 @@ def run(
         raise _stopped(stop, f"stopped at step {first_step:,}", workdir)
     complete = first_step >= training.num_steps or job.is_over(first_step)
     if complete and restored is not None and differences(restored.config, config):
-        messages.append(f"the run is complete: {job.what_a_complete_run_heeds} has an effect")
+        messages.append(f"the run is complete, it heeds {job.what_a_complete_run_heeds}")
     began = time.perf_counter()
     data = job.data(mesh, complete=complete)
     order = [job.tokenizer.fingerprint, data.order]

@@ -4,6 +4,7 @@ import dataclasses
 import json
 import shutil
 
+import jax
 import numpy as np
 import pytest
 from finetune_cases import SPLITS, StopAt, configured, lines, records, results, run, saved_model
@@ -11,9 +12,10 @@ from finetune_cases import SPLITS, StopAt, configured, lines, records, results, 
 from bert_jax import exits
 from bert_jax.folder_lock import FolderTaken
 from bert_jax.interop.readers import read_weights
+from bert_jax.parallel import make_mesh
 from bert_jax.records import Answer, Record
 from bert_jax.tasks.best import Best
-from bert_jax.tasks.finetune import finetune
+from bert_jax.tasks.finetune import FinetuneJob, finetune
 from bert_jax.training.job import Context
 from bert_jax.training.signals import Interrupted, StopRequest
 
@@ -48,11 +50,11 @@ def test_a_finished_run_says_so_and_changes_nothing(source, workdir, capsys):
     before = contents(workdir)
     run(source, workdir)
     said = capsys.readouterr().out
-    assert "is complete: 18 steps" in said and "has an effect" not in said
+    assert "is complete: 18 steps" in said and "it heeds" not in said
     run(source, workdir, "--task.name other --optimizer.learning_rate 1e-3")
     said = capsys.readouterr().out
     assert "changed since the checkpoint: task.name: " in said
-    assert "the run is complete: only other dev and test files and other options of prediction" in said
+    assert "the run is complete, it heeds only other dev and test files, " in said
     assert contents(workdir) == before
 
 
@@ -62,6 +64,17 @@ def test_changed_training_records_are_refused(source, workdir, train):
     with pytest.raises(ValueError, match="the training examples are not those"):
         run(source, workdir, splits={**SPLITS, "train": train})
     assert contents(workdir) == before
+
+
+def test_hosts_compare_what_they_evaluate_on(source, tmp_path):
+    """Another dev file would give other numbers of batches, and another end by patience."""
+    config, start = configured(source, tmp_path / "w")
+    mesh = make_mesh(config.mesh, jax.devices()[:1])
+    one, same, other = (
+        FinetuneJob(config, {**SPLITS, "dev": dev}, (), start).data(mesh, complete=False).order
+        for dev in (SPLITS["dev"], list(SPLITS["dev"]), flipped(SPLITS["dev"]))
+    )
+    assert one == same != other
 
 
 def test_another_model_is_refused(source, workdir, tmp_path):
