@@ -31,7 +31,7 @@ from bert_jax.storage import location
 
 def main() -> int:
     options, arguments = take_options(FinetuneRunOptions, sys.argv[1:])
-    if {"--help", "-h"} & set(arguments):  # no model is read for it
+    if {"--help", "-h"} & set(arguments):  # ends here, before jax is imported
         load_config(FinetuneConfig, arguments, prog="run_finetune.py", extra=FinetuneRunOptions)
     if options.print_config:
         print(dump_yaml(shown(options, arguments)), end="")

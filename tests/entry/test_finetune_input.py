@@ -138,9 +138,6 @@ def test_print_config_knows_the_model_and_the_grid(call, tmp_path):
     assert code == 2 and "--sweep: optimizer.rate: unknown option" in err
     code, _, err = call({}, "--print_config --data.train x.tsv --init_from /nowhere")
     assert code == 2 and err == "error: /nowhere: does not exist\n"
-    with pytest.raises(SystemExit) as helped:
-        call({}, "--help --init_from /nowhere")
-    assert helped.value.code == 0
 
 
 @pytest.mark.parametrize("case", REFUSED)
