@@ -10,7 +10,7 @@ import time
 
 STARTED = time.perf_counter()
 
-from bert_jax.training.signals import StopRequest
+from bert_jax.process.signals import StopRequest
 
 STOP = StopRequest.install()  # before the heavy imports: a signal that comes during them is not lost
 
@@ -19,14 +19,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from bert_jax import exits
-from bert_jax.accelerators import keep_to_cpu_without_accelerator
 from bert_jax.config import dump_yaml, load_config
 from bert_jax.config.finetune import FinetuneConfig
 from bert_jax.config.loader import Setting, take_options
 from bert_jax.config.sweep import FinetuneRunOptions, plan_cells
-from bert_jax.exits import run_command
-from bert_jax.storage import location
+from bert_jax.io.storage import location
+from bert_jax.process import exits
+from bert_jax.process.accelerators import keep_to_cpu_without_accelerator
+from bert_jax.process.exits import run_command
 
 
 def main() -> int:
@@ -38,7 +38,7 @@ def main() -> int:
         return exits.OK
 
     keep_to_cpu_without_accelerator()
-    from bert_jax.parallel import hosts
+    from bert_jax.process import hosts
 
     hosts.start(options)
     if hosts.count() > 1:
@@ -53,7 +53,7 @@ def main() -> int:
 def shown(options: FinetuneRunOptions, arguments: list[str]) -> FinetuneConfig:
     """The config as far as it is known before records are read: with the model's sizes where there is a model, of
     a sweep what its runs share."""
-    from bert_jax.training.checkpoint import saved_steps
+    from bert_jax.training.checkpoint.restore import saved_steps
 
     if not (options.init_from or saved_steps(location(options.folder("finetune")))):
         return load_config(FinetuneConfig, arguments, prog="run_finetune.py", extra=FinetuneRunOptions)
@@ -69,8 +69,8 @@ def sweep(options: FinetuneRunOptions, arguments: list[str]) -> int:
     configure(options, arguments, shared.extend)
     base, cells = plan_cells(options, shared)
 
-    from bert_jax.tasks.start import whole_name
-    from bert_jax.tasks.sweep import run_sweep
+    from bert_jax.experiments.sweep import run_sweep
+    from bert_jax.finetuning.initialization import whole_name
 
     def one(folder: Path, more: list[str]) -> None:
         own = dataclasses.replace(options, workdir=str(folder), sweep=(), seeds=1)
@@ -96,7 +96,7 @@ def configure(
 
     def resolve(settings: list[Setting]) -> list[Setting]:
         nonlocal start
-        from bert_jax.tasks import start as starts
+        from bert_jax.finetuning import initialization as starts
 
         start, settings = starts.resolve(options, workdir, settings)
         note(settings)
@@ -112,7 +112,7 @@ def train(options: FinetuneRunOptions, arguments: list[str], started: float = ST
     """Read the records, then fine-tune. ``started``: when the run began, by the clock of ``time.perf_counter``."""
     config, start = configure(options, arguments)
 
-    from bert_jax.tasks.finetune import finetune
+    from bert_jax.finetuning.finetune import finetune
     from data_pipeline.tasks import read_splits, split_names
 
     splits = read_splits(config.data, config.task.kind)

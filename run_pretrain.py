@@ -10,18 +10,18 @@ import time
 
 STARTED = time.perf_counter()
 
-from bert_jax.training.signals import StopRequest
+from bert_jax.process.signals import StopRequest
 
 STOP = StopRequest.install()  # before the heavy imports: a signal that comes during them is not lost
 
 from typing import Any
 
-from bert_jax.accelerators import keep_to_cpu_without_accelerator
 from bert_jax.config import PretrainConfig, dump_yaml, load_config
 from bert_jax.config.loader import RunOptions, Setting, take_options
-from bert_jax.exits import run_command
-from bert_jax.storage import location
-from bert_jax.training.warm_start import asks_for_warm_start
+from bert_jax.io.storage import location
+from bert_jax.process.accelerators import keep_to_cpu_without_accelerator
+from bert_jax.process.exits import run_command
+from bert_jax.training.initial_model import asks_for_warm_start
 
 
 def main() -> None:
@@ -32,7 +32,7 @@ def main() -> None:
         return
 
     keep_to_cpu_without_accelerator()
-    from bert_jax.parallel import hosts
+    from bert_jax.process import hosts
 
     hosts.start(options)
     if hosts.count() > 1:
@@ -47,7 +47,7 @@ def configure(options: RunOptions, arguments: list[str]) -> tuple[PretrainConfig
 
     def resolve(settings: list[Setting]) -> list[Setting]:
         nonlocal start
-        from bert_jax.interop import warm_start
+        from bert_jax.interop import initialization as warm_start
 
         start, settings = warm_start.resolve(options, workdir, settings)
         return settings
@@ -63,12 +63,12 @@ def train(options: RunOptions, arguments: list[str]) -> None:
     """Prepare the data, then pretrain."""
     config, start = configure(options, arguments)
 
-    from bert_jax.parallel import hosts
+    from bert_jax.process import hosts
     from bert_jax.tokenization import load_tokenizer
     from bert_jax.training.pretrain import pretrain
     from data_pipeline import storage
-    from data_pipeline.build import STOPPED, ensure_data, place_vocabulary, require_shards
-    from data_pipeline.source import ShardSource
+    from data_pipeline.build.ensure import STOPPED, ensure_data, place_vocabulary, require_shards
+    from data_pipeline.read.source import ShardSource
 
     def report(line: str) -> None:
         print(line, flush=True)

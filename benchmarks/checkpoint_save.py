@@ -28,8 +28,8 @@ from bert_jax.config import PretrainConfig, load_config
 from bert_jax.model import BertForPretraining
 from bert_jax.optim import make_optimizer
 from bert_jax.parallel import make_mesh
-from bert_jax.training.checkpoint import restore_newest
-from bert_jax.training.checkpoint_writer import CheckpointWriter
+from bert_jax.training.checkpoint.restore import restore_newest
+from bert_jax.training.checkpoint.writer import CheckpointWriter
 from bert_jax.training.state import TrainState, abstract_state
 
 LIMITS = {"blocking_seconds": 1.0, "step_ratio": 2.3, "extra_seconds": 10.0, "memory_ratio": 2.2}

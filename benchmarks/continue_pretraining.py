@@ -16,12 +16,12 @@ import numpy as np
 
 from bert_jax.config import ExecutionConfig, PretrainConfig, load_config
 from bert_jax.config.loader import RunOptions, Setting
+from bert_jax.interop.initialization import resolve
 from bert_jax.interop.readers import read_weights
-from bert_jax.interop.warm_start import resolve
 from bert_jax.model import BertForPretraining, from_canonical
 from bert_jax.tokenization import load_tokenizer
 from bert_jax.training.state import initial_params
-from data_pipeline.input import eval_batches
+from data_pipeline.read.pretrain_input import eval_batches
 
 GROUPS = ("added words", "other tokens")
 

@@ -19,13 +19,13 @@ import jax
 import numpy as np
 from finetune_runs import prepare
 
-from bert_jax.accelerators import keep_to_cpu_without_accelerator
+from bert_jax.finetuning.evaluation import Predictor
+from bert_jax.finetuning.finetune import FinetuneJob
+from bert_jax.finetuning.initialization import warm_start
+from bert_jax.finetuning.packing import Shape
 from bert_jax.parallel import make_mesh, to_global
-from bert_jax.tasks.evaluation import Predictor
-from bert_jax.tasks.finetune import FinetuneJob
-from bert_jax.tasks.packing import Shape
-from bert_jax.tasks.start import warm_start
-from bert_jax.training.compile import TrainPrograms
+from bert_jax.process.accelerators import keep_to_cpu_without_accelerator
+from bert_jax.training.programs import TrainPrograms
 from bert_jax.training.state import TrainState, initial_state
 
 

@@ -32,9 +32,9 @@ import numpy as np
 from finetune_runs import Prepared, prepare, run_ours, run_torch, write_features, write_start
 
 from bert_jax.config.loader import RunOptions, take_options
+from bert_jax.finetuning.evaluation import scores_of
 from bert_jax.metrics import Score, paired_bootstrap, squad_scores, value
-from bert_jax.tasks.base import Prediction
-from bert_jax.tasks.evaluation import scores_of
+from bert_jax.tasks.task import Prediction
 
 # Of the losses of --losses.
 BAR = 1e-4

@@ -16,15 +16,15 @@ import numpy as np
 from bert_jax.config import ModelSpec, load_config
 from bert_jax.config.finetune import FinetuneConfig
 from bert_jax.config.loader import RunOptions, Setting, take_options
+from bert_jax.finetuning import initialization as starts
+from bert_jax.finetuning.finetune import FinetuneJob
 from bert_jax.interop.exchange import Weights, parameter_shapes
 from bert_jax.interop.hf.write import write_hf
 from bert_jax.model import to_canonical
 from bert_jax.parallel import to_host
 from bert_jax.records import Record
-from bert_jax.tasks import start as starts
-from bert_jax.tasks.base import Task, Unit
-from bert_jax.tasks.finetune import FinetuneJob
-from bert_jax.tasks.selection import epoch_order
+from bert_jax.tasks.sampling import epoch_order
+from bert_jax.tasks.task import Task, Unit
 from bert_jax.training.state import initial_params
 from data_pipeline.tasks import read_splits, split_names
 

@@ -19,20 +19,20 @@ import jax
 
 from bert_jax.config import PretrainConfig, load_config
 from bert_jax.parallel import host_rows, make_mesh
+from bert_jax.process.signals import StopRequest
+from bert_jax.process.watchdog import Watchdog
 from bert_jax.tokenization import load_tokenizer
-from bert_jax.training.compile import train_programs
+from bert_jax.training.logging.meter import IntervalMeter
+from bert_jax.training.logging.metrics_file import MetricsWriter
+from bert_jax.training.logging.profiler import ProfilerWindow
+from bert_jax.training.logging.progress import Progress
 from bert_jax.training.loop import Recorder, run_steps
-from bert_jax.training.meter import IntervalMeter
 from bert_jax.training.prefetch import DevicePrefetcher
-from bert_jax.training.profiler import ProfilerWindow
-from bert_jax.training.progress import Progress
-from bert_jax.training.signals import StopRequest
+from bert_jax.training.programs import train_programs
 from bert_jax.training.spikes import LossGuard
 from bert_jax.training.state import initial_state
-from bert_jax.training.watchdog import Watchdog
-from bert_jax.training.writers import MetricsWriter
-from data_pipeline.build import ensure_data
-from data_pipeline.source import ShardSource
+from data_pipeline.build.ensure import ensure_data
+from data_pipeline.read.source import ShardSource
 
 
 def main() -> int:

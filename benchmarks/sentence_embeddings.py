@@ -21,10 +21,10 @@ from pathlib import Path
 import numpy as np
 
 import bert_jax
-from bert_jax.inference.anisotropy import anisotropy, counted_embeddings, frequency_bands
-from bert_jax.inference.whitening import fit_whitening
+from bert_jax.analysis.anisotropy import anisotropy, counted_embeddings, frequency_bands
+from bert_jax.analysis.whitening import fit_whitening
 from bert_jax.metrics import regression_scores
-from bert_jax.metrics.base import value
+from bert_jax.metrics.score import value
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 PEER = """

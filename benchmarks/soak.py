@@ -128,8 +128,8 @@ def differences(recipe: Path, first: Path, second: Path) -> list[str]:
 
     from bert_jax.config import PretrainConfig, load_config
     from bert_jax.parallel import make_mesh
-    from bert_jax.training.checkpoint import restore_newest
-    from bert_jax.training.writers import TIMING_KEYS, read_metrics
+    from bert_jax.training.checkpoint.restore import restore_newest
+    from bert_jax.training.logging.metrics_file import TIMING_KEYS, read_metrics
 
     config = load_config(PretrainConfig, ["--config", str(recipe)])
     mesh = make_mesh(config.mesh)

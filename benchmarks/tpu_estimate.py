@@ -88,7 +88,7 @@ def ours(topology: str, rows: int, prng: str, layers: int) -> str:
     prepare_environment()
     from bert_jax.config import PretrainConfig, load_config
     from bert_jax.parallel import make_mesh
-    from bert_jax.training.compile import pretraining_batch, train_programs
+    from bert_jax.training.programs import pretraining_batch, train_programs
 
     devices = tpu_devices(parse_topology(topology))
     settings = {

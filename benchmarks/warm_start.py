@@ -28,7 +28,7 @@ def first_step(cache: str) -> dict[str, float]:
     from bert_jax.batch import synthetic_batch
     from bert_jax.config import PretrainConfig, load_config
     from bert_jax.parallel import make_mesh, to_global
-    from bert_jax.training.compile import train_programs
+    from bert_jax.training.programs import train_programs
     from bert_jax.training.state import initial_state
 
     jax.config.update("jax_compilation_cache_dir", cache)

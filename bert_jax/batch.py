@@ -1,7 +1,7 @@
 """The batch contract: names, shapes and dtypes of every feature, and the iterator that yields batches.
 
 B rows, S tokens per row, M masked positions per row, C sequences per row (1 unless rows are packed).
-Features on disk carry google-research/bert's names; see ``data_pipeline.shards``.
+Features on disk carry google-research/bert's names; see ``data_pipeline.shards.shard_files``.
 """
 
 from collections.abc import Iterator, Mapping
@@ -65,7 +65,7 @@ class BatchIterator(Protocol):
 
 
 class PretrainSource(Protocol):
-    """Where batches come from; ``data_pipeline.source`` implements it."""
+    """Where batches come from; ``data_pipeline.read.source`` implements it."""
 
     def train(self, rows: list[int]) -> BatchIterator:
         """Endless training batches of this host's ``rows``."""

@@ -15,7 +15,7 @@ import optax
 
 from bert_jax.config import OptimizerConfig
 from bert_jax.config.finetune import FinetuneOptimizerConfig
-from bert_jax.model.layout import STACKED, path_name
+from bert_jax.model.canonical import STACKED, path_name
 
 # How much smaller the lowest rate of slanted_triangular is than its peak.
 SLANTED_RATIO = 32

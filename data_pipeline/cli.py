@@ -12,9 +12,9 @@ from typing import Any, TypeVar
 from bert_jax.config.finetune import FinetuneConfig, TaskDataConfig
 from bert_jax.config.loader import load_config
 from bert_jax.config.pretrain import DataConfig, PretrainConfig
-from bert_jax.exits import run_command
+from bert_jax.process.exits import run_command
+from bert_jax.process.signals import StopRequest
 from bert_jax.records import Record
-from bert_jax.training.signals import StopRequest
 from data_pipeline.storage import Location, location
 
 USAGE = """usage: bert-data COMMAND [options]
@@ -124,7 +124,7 @@ def _report(line: str) -> None:
 
 
 def _vocab(words: list[str]) -> None:
-    from data_pipeline.build import STOPPED, ensure_vocabulary, write_vocabulary
+    from data_pipeline.build.ensure import STOPPED, ensure_vocabulary, write_vocabulary
 
     words, output = _take(words, "output")
     config = _config(words)
@@ -138,7 +138,7 @@ def _vocab(words: list[str]) -> None:
 
 
 def _shards(words: list[str]) -> None:
-    from data_pipeline.build import STOPPED, ensure_data
+    from data_pipeline.build.ensure import STOPPED, ensure_data
 
     words, beam_options = _beam_options(words)
     words, dataset = _take(words, "tfds")
@@ -171,7 +171,7 @@ def _folder(words: Sequence[str], command: str) -> Location:
 
 
 def _index(words: list[str]) -> None:
-    from data_pipeline.shards import index_folder
+    from data_pipeline.shards.shard_files import index_folder
 
     folder = _folder(words, "index")
     index = index_folder(folder)
@@ -179,7 +179,7 @@ def _index(words: list[str]) -> None:
 
 
 def _inspect(words: list[str]) -> None:
-    from data_pipeline.inspection import inspect
+    from data_pipeline.build.inspection import inspect
 
     words, examples = _take(words, "examples")
     words, records = _take(words, "records")

@@ -14,7 +14,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from bert_jax.object_paths import BLOCK, Fault, ObjectUrl, Status, StorageError, is_url
+from bert_jax.io.object_paths import BLOCK, Fault, ObjectUrl, Status, StorageError, is_url
 from data_pipeline.host_tensorflow import load_tensorflow
 
 __all__ = ["Location", "ObjectPath", "StorageError", "is_url", "local_copy", "location", "new_file", "remove_tree"]

@@ -16,7 +16,7 @@ os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.2")
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
-# As the commands do (bert_jax/exits.py): an eighth of the time.
+# As the commands do (bert_jax/process/exits.py): an eighth of the time.
 gc.set_threshold(100_000, 20, 50)
 
 import pytest

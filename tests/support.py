@@ -66,9 +66,9 @@ def train_synthetic(config: PretrainConfig, workdir: Path, **options: Any) -> No
 
 def pretrain_on(config: PretrainConfig, workdir: Path, vocabulary: Path, **options: Any) -> None:
     """Pretrain in ``workdir`` with the tokenizer of ``vocabulary``."""
+    from bert_jax.process.signals import StopRequest
     from bert_jax.tokenization import load_tokenizer
     from bert_jax.training.pretrain import pretrain
-    from bert_jax.training.signals import StopRequest
 
     pretrain(
         config,

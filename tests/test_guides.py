@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 import yaml
 
-from bert_jax import exits
 from bert_jax.config import PretrainConfig, load_config
 from bert_jax.config.loader import RunOptions, take_options
-from bert_jax.parallel.cluster import given
 from bert_jax.planner.topology import parse_topology
+from bert_jax.process import exits
+from bert_jax.process.discovery import given
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 GUIDES = sorted((REPOSITORY / "docs" / "guides").glob("*.md"))

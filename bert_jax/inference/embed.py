@@ -15,7 +15,7 @@ from bert_jax.config import ModelSpec, SentenceConfig, SentenceModule
 from bert_jax.inference.batching import SEQUENCES_PER_ROW, Encoded, Place, Progress
 from bert_jax.inference.engine import Engine, Text, checked_texts
 from bert_jax.model.layers import INTERMEDIATES
-from bert_jax.model.sentence import SentenceHead
+from bert_jax.model.pooling import SentenceHead
 
 POOLINGS = ("cls", "mean", "max")
 LAST_FOUR = (-1, -2, -3, -4)

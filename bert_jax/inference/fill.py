@@ -9,7 +9,7 @@ import numpy as np
 
 from bert_jax.inference.batching import Encoded, Place, Progress
 from bert_jax.inference.engine import Engine, checked_texts
-from bert_jax.training.fill import FilledMask, FilledText
+from bert_jax.objectives.filled_masks import FilledMask, FilledText
 
 # Masks of a row that the program looks up; with more of them it looks at every position.
 _MASKS = 16

@@ -12,10 +12,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from bert_jax.inference.engine import Engine
-from bert_jax.inference.files import complete_or_none
-from bert_jax.interop.npz_file import NpzFile
+from bert_jax.inference.text_files import complete_or_none
 from bert_jax.interop.programs.serving import position_ids
 from bert_jax.interop.stored import listed
+from bert_jax.io.npz_file import NpzFile
 from bert_jax.model import BertOutput
 from bert_jax.model.layers import INTERMEDIATES
 

@@ -10,13 +10,13 @@ from typing import Literal, Protocol
 import ml_dtypes
 import numpy as np
 
-from bert_jax.exits import VERIFICATION_FAILED, Stop
 from bert_jax.interop.exchange import ReadOptions, Weights
 from bert_jax.interop.export_table import DTYPES, FORMATS, fit, keep_heads
 from bert_jax.interop.hf.check import Differences, check_hf, check_sentence_transformers
-from bert_jax.interop.hf.config import CONFIG_FILE
+from bert_jax.interop.hf.config_json import CONFIG_FILE
 from bert_jax.interop.model_card import model_card
 from bert_jax.interop.readers import read_weights
+from bert_jax.process.exits import VERIFICATION_FAILED, Stop
 
 # Formats that this library reads back: their arrays must come back bit by bit.
 READ_BACK = ("hf", "sentence-transformers", "tf1", "npz")
@@ -130,7 +130,7 @@ def _writer(format: str) -> Writer:
 
             return write_hf
         case "sentence-transformers":
-            from bert_jax.interop.sentence_transformers import write_sentence_transformers
+            from bert_jax.interop.hf.sentence_transformers import write_sentence_transformers
 
             return write_sentence_transformers
         case "tf1":

@@ -6,7 +6,7 @@ from typing import Literal
 
 from bert_jax.config import HeadsConfig, ModelSpec
 from bert_jax.interop.exchange import Weights, parameter_shapes
-from bert_jax.interop.hf.config import heads_of_class, hf_class
+from bert_jax.interop.hf.config_json import heads_of_class, hf_class
 
 FORMATS = ("hf", "sentence-transformers", "tf1", "onnx", "stablehlo", "npz")
 DTYPES = ("float32", "bfloat16")

@@ -13,16 +13,16 @@ from pathlib import Path
 
 import numpy as np
 
-from bert_jax import exits
 from bert_jax.config import HeadsConfig, ModelSpec
 from bert_jax.interop.exchange import ReadOptions, Weights
-from bert_jax.interop.folder import needed
 from bert_jax.interop.hf.check import Differences, check_hf, check_sentence_transformers
-from bert_jax.interop.hf.config import CLASSES, CONFIG_FILE, model_parts, read_config
+from bert_jax.interop.hf.config_json import CLASSES, CONFIG_FILE, model_parts, read_config
 from bert_jax.interop.hf.read import is_hf
-from bert_jax.interop.native import read_native, write_saved
+from bert_jax.interop.hf.sentence_transformers import encoder_folder, is_sentence_transformers
 from bert_jax.interop.readers import read_weights
-from bert_jax.interop.sentence_transformers import encoder_folder, is_sentence_transformers
+from bert_jax.interop.saved_model import read_native, write_saved
+from bert_jax.io.untrusted_folder import needed
+from bert_jax.process import exits
 
 
 def import_model(

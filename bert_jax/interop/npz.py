@@ -14,10 +14,10 @@ import numpy as np
 
 from bert_jax.config import ModelSpec, spec_from_json, spec_to_json
 from bert_jax.interop.exchange import ReadOptions, Weights, check_shapes, parameter_shapes
-from bert_jax.interop.folder import inside, needed, parse_json, read_small
-from bert_jax.interop.npz_file import Header, NpzFile
-from bert_jax.interop.safetensors_file import aligned_empty
 from bert_jax.interop.stored import listed
+from bert_jax.io.npz_file import Header, NpzFile
+from bert_jax.io.safetensors_file import aligned_empty
+from bert_jax.io.untrusted_folder import inside, needed, parse_json, read_small
 
 WEIGHTS_FILE, DTYPES_FILE, SPEC_FILE = "weights.npz", "dtypes.json", "model.json"
 _STORED = {"float32": "<f4", "bfloat16": "<u2"}

@@ -8,10 +8,10 @@ from typing import Any
 
 from bert_jax.interop.exchange import ReadOptions, Weights
 from bert_jax.interop.hf.read import is_hf, read_hf
+from bert_jax.interop.hf.sentence_transformers import is_sentence_transformers, read_sentence_transformers
 from bert_jax.interop.hf.tensors import WEIGHT_FILES
-from bert_jax.interop.native import is_native, read_native
 from bert_jax.interop.npz import is_npz, read_npz
-from bert_jax.interop.sentence_transformers import is_sentence_transformers, read_sentence_transformers
+from bert_jax.interop.saved_model import is_native, read_native
 from bert_jax.interop.tf1 import is_tf1, read_tf1
 
 SUPPORTED = (

@@ -18,14 +18,14 @@ import numpy as np
 
 from bert_jax.config import HeadsConfig, ModelConfig, ModelSpec, spec_from_json, spec_to_json
 from bert_jax.interop.exchange import ReadOptions, Weights, check_shapes
-from bert_jax.interop.folder import inside, needed, read_small
-from bert_jax.interop.hf.config import default_labels, read_config
+from bert_jax.interop.hf.config_json import default_labels, read_config
 from bert_jax.interop.hf.read import check_vocabulary
 from bert_jax.interop.npz import largest_difference
-from bert_jax.interop.safetensors_file import aligned_empty
 from bert_jax.interop.stored import FLOATS, check_stored, listed
 from bert_jax.interop.tf1_names import CONFIG_FILE, HEADS, tf1_config, tf1_model, tf1_names
-from bert_jax.interop.tokenizers.files import read_tokenizer_files
+from bert_jax.interop.tokenizers.folder_files import read_tokenizer_files
+from bert_jax.io.safetensors_file import aligned_empty
+from bert_jax.io.untrusted_folder import inside, needed, read_small
 
 PREFIX = "bert_model.ckpt"
 # What bert_config.json has no key for: written by write_tf1 and read back where it is there.

@@ -1,6 +1,5 @@
 """Metrics of fine-tuned models, each a ``Score`` that can be taken of any resample of the records."""
 
-from bert_jax.metrics.base import Score, value
 from bert_jax.metrics.chinese_qa import chinese_answer_scores
 from bert_jax.metrics.classification import (
     auroc,
@@ -22,6 +21,7 @@ from bert_jax.metrics.resampling import (
     paired_bootstrap,
 )
 from bert_jax.metrics.retrieval import retrieval_scores
+from bert_jax.metrics.score import Score, value
 from bert_jax.metrics.squad import BestThresholds, squad_scores
 
 __all__ = [

@@ -7,7 +7,7 @@ from difflib import SequenceMatcher
 
 import numpy as np
 
-from bert_jax.metrics.base import Score, count_records, mean_score
+from bert_jax.metrics.score import Score, count_records, mean_score
 
 # ASCII punctuation, its full-width forms, and what Chinese has of its own. Wider than the list of
 # ``cmrc2018_evaluate.py``, which lacks . , ( ) % among others and, by a slip, the opening quote and the ellipsis.

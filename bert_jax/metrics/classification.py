@@ -5,7 +5,7 @@ from functools import partial
 
 import numpy as np
 
-from bert_jax.metrics.base import Score, count_records, mean_score, once, precision_recall_f1, repeats
+from bert_jax.metrics.score import Score, count_records, mean_score, once, precision_recall_f1, repeats
 
 # A resample's float64[3, C] (hits, gold, predicted) of each class, from which every F1 and Matthews follows.
 Counts = Callable[[np.ndarray], np.ndarray]

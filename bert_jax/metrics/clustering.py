@@ -4,7 +4,7 @@ from collections.abc import Hashable, Sequence
 
 import numpy as np
 
-from bert_jax.metrics.base import count_records
+from bert_jax.metrics.score import count_records
 
 
 def clustering_scores(gold: Sequence[Hashable], found: Sequence[Hashable]) -> dict[str, float]:

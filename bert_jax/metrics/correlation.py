@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from bert_jax.metrics.base import Score, count_records, mean_score
+from bert_jax.metrics.score import Score, count_records, mean_score
 
 
 def pearson(x: np.ndarray, y: np.ndarray) -> float:

@@ -5,7 +5,7 @@ from functools import partial
 
 import numpy as np
 
-from bert_jax.metrics.base import Score, count_records, divide, mean_score, once, precision_recall_f1, repeats
+from bert_jax.metrics.score import Score, count_records, divide, mean_score, once, precision_recall_f1, repeats
 
 Tags = Sequence[Sequence[str]]
 

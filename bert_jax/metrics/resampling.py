@@ -6,7 +6,7 @@ from typing import NamedTuple
 import numpy as np
 from scipy import stats
 
-from bert_jax.metrics.base import Score, count_records, value
+from bert_jax.metrics.score import Score, count_records, value
 
 
 class Interval(NamedTuple):

@@ -4,7 +4,7 @@ from collections.abc import Collection, Hashable, Sequence
 
 import numpy as np
 
-from bert_jax.metrics.base import Score, count_records, mean_score
+from bert_jax.metrics.score import Score, count_records, mean_score
 
 
 def retrieval_scores(

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from bert_jax.metrics.base import Score, count_records, mean_score
+from bert_jax.metrics.score import Score, count_records, mean_score
 
 NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
 ARTICLES = re.compile(r"\b(a|an|the)\b")

@@ -1,7 +1,7 @@
 """The encoder and its heads: pure Linen modules, no input or output."""
 
 from bert_jax.model.bert import BertForPretraining, BertModel, BertOutput, padded_vocab_size
-from bert_jax.model.layout import canonical_leaves, from_canonical, to_canonical
+from bert_jax.model.canonical import canonical_leaves, from_canonical, to_canonical
 
 __all__ = [
     "BertForPretraining",

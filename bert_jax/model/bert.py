@@ -24,8 +24,8 @@ from bert_jax.model.layers import (
     activation,
     compute_dtype,
 )
+from bert_jax.model.pooling import SentenceHead
 from bert_jax.model.product import product
-from bert_jax.model.sentence import SentenceHead
 from bert_jax.model.task_layers import BiLstm, Crf, FeatureMix, PairHead
 from bert_jax.parallel.axes import constrain, declared
 

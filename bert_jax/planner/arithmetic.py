@@ -17,8 +17,8 @@ from dataclasses import dataclass
 
 from bert_jax.config import PretrainConfig
 from bert_jax.model import attention_kernel
+from bert_jax.model.flops import training_flops_per_sequence
 from bert_jax.planner.cycles import PARTS, collective_seconds
-from bert_jax.planner.flops import training_flops_per_sequence
 from bert_jax.planner.topology import Topology
 
 # Share of the peak that a model's matrix products reach (the largest alone reach 80% on an H200).

@@ -9,12 +9,12 @@ from pathlib import Path
 
 from bert_jax.config import PretrainConfig, dump_yaml, load_config
 from bert_jax.parallel.mesh import mesh_sizes
+from bert_jax.planner.layout_search import Found, search
 from bert_jax.planner.plan import Asked, make_plan
-from bert_jax.planner.report import plan_lines, search_lines, sharding_lines, totals
-from bert_jax.planner.search import Found, search
+from bert_jax.planner.plan_text import plan_lines, search_lines, sharding_lines, totals
 from bert_jax.planner.sharding_table import sharding_table
 from bert_jax.planner.topology import EXAMPLES, Topology, parse_topology
-from bert_jax.training.compile import step_advice
+from bert_jax.training.programs import step_advice
 
 
 @dataclass(frozen=True)

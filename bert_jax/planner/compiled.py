@@ -45,7 +45,7 @@ def compile_step(config: PretrainConfig, topology: Topology) -> CompiledStep:
 
     from bert_jax.parallel import make_mesh
     from bert_jax.planner.sharding_table import device_bytes
-    from bert_jax.training.compile import pretraining_batch, train_programs
+    from bert_jax.training.programs import pretraining_batch, train_programs
 
     mesh = make_mesh(config.mesh, tpu_devices(topology))
     programs = train_programs(config, mesh)

@@ -20,8 +20,8 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from bert_jax.parallel.hardware import Chip
 from bert_jax.planner import hlo
-from bert_jax.planner.hardware import Chip
 
 PARTS = ("attention", "mlm_head", "dropout", "optimizer", "communication", "rest")
 # First match in the scopes of an instruction wins.

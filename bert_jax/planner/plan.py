@@ -9,11 +9,11 @@ from typing import Any
 from bert_jax.config import PretrainConfig
 from bert_jax.config.pretrain import DataConfig
 from bert_jax.config.schema import ExecutionConfig, MeshConfig, ModelConfig, OptimizerConfig
+from bert_jax.model.flops import training_flops_per_sequence
 from bert_jax.parallel.mesh import check_batches, mesh_sizes
 from bert_jax.planner.arithmetic import StepEstimate, estimate_step, rows_per_device
 from bert_jax.planner.compiled import CompiledStep, compile_step
 from bert_jax.planner.cycles import PARTS, StepCost, step_cost
-from bert_jax.planner.flops import training_flops_per_sequence
 from bert_jax.planner.sharding_table import abstract_mesh, abstract_train_state, batch_bytes, device_bytes
 from bert_jax.planner.topology import Topology
 

@@ -14,7 +14,7 @@ from jax.sharding import AbstractMesh, AxisType, PartitionSpec
 from bert_jax.batch import feature_shapes
 from bert_jax.config import PretrainConfig
 from bert_jax.model import BertForPretraining, BertModel
-from bert_jax.model.layout import STACKED, VOCABULARY_ROWS, path_name
+from bert_jax.model.canonical import STACKED, VOCABULARY_ROWS, path_name
 from bert_jax.optim import make_optimizer
 from bert_jax.parallel import MESH_AXES, batch_sharding
 from bert_jax.parallel.axes import RULES, axis_names, to_spec

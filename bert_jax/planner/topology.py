@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from bert_jax.planner.hardware import GPUS, TPUS, Chip
+from bert_jax.parallel.hardware import GPUS, TPUS, Chip
 
 
 @dataclass(frozen=True)

@@ -6,13 +6,13 @@ import sys
 from pathlib import Path
 
 from bert_jax.config.finetune import FinetuneConfig, QaConfig, SentenceTaskConfig, TaggingConfig
-from bert_jax.tasks.base import Task
-from bert_jax.tasks.choice import ChoiceTask
-from bert_jax.tasks.joint import JointTask
-from bert_jax.tasks.qa import QaTask
-from bert_jax.tasks.sentence import SentenceTask
-from bert_jax.tasks.sequence import ClassificationTask, MultiLabelTask, RegressionTask
+from bert_jax.tasks.intent_slots import JointTask
+from bert_jax.tasks.multiple_choice import ChoiceTask
+from bert_jax.tasks.question_answering import QaTask
+from bert_jax.tasks.sentence_embedding import SentenceTask
 from bert_jax.tasks.tagging import TaggingTask
+from bert_jax.tasks.task import Task
+from bert_jax.tasks.text_classification import ClassificationTask, MultiLabelTask, RegressionTask
 
 TASKS: dict[str, type[Task]] = {
     "classification": ClassificationTask,
@@ -118,5 +118,5 @@ def task_class(config: FinetuneConfig) -> type[Task]:
         raise ValueError(f"task.module: {path}: {type(error).__name__}: {error}") from error
     found = getattr(module, "Task", None)
     if not (isinstance(found, type) and issubclass(found, Task) and found is not Task):
-        raise ValueError(f"task.module: {path} defines no class Task that extends bert_jax.tasks.base.Task")
+        raise ValueError(f"task.module: {path} defines no class Task that extends bert_jax.tasks.task.Task")
     return found

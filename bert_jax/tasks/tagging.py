@@ -17,11 +17,11 @@ from bert_jax.config.finetune import FinetuneConfig
 from bert_jax.inference.words import Window, word_windows
 from bert_jax.metrics import Score, tag_accuracy, tagging_scores
 from bert_jax.model.bert import BertOutput
-from bert_jax.objectives.classification import softmax_denominator, softmax_loss
 from bert_jax.objectives.crf import crf_decode, crf_denominator, crf_loss
+from bert_jax.objectives.label_losses import softmax_denominator, softmax_loss
 from bert_jax.objectives.sums import Sums
 from bert_jax.records import Record
-from bert_jax.tasks.base import Level, Prediction, Target, Task, Unit
+from bert_jax.tasks.task import Level, Prediction, Target, Task, Unit
 from bert_jax.tokenization import Tokenizer
 
 # What entity tags begin with (B-PER), by the two readings of ``bert_jax.metrics.entities``.

@@ -3,9 +3,9 @@
 from pathlib import Path
 from typing import Protocol
 
-from bert_jax.tokenization.base import SPECIAL_PIECES, Offsets, Tokenizer, longest_first
 from bert_jax.tokenization.byte_bpe import ROBERTA_PIECES, ByteBPETokenizer, byte_bpe_content
 from bert_jax.tokenization.sentence_piece import SentencePieceTokenizer
+from bert_jax.tokenization.tokenizer import SPECIAL_PIECES, Offsets, Tokenizer, longest_first
 from bert_jax.tokenization.wordpiece import (
     CJK,
     MAX_CHARS_PER_WORD,

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import tokenizers
 
-from bert_jax.tokenization.base import Offsets, Tokenizer, without_surrogates
+from bert_jax.tokenization.tokenizer import Offsets, Tokenizer, without_surrogates
 
 ROBERTA_PIECES = ("<pad>", "<unk>", "<s>", "</s>", "<mask>")
 

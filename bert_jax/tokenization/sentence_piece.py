@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from bert_jax.tokenization.base import SPECIAL_PIECES, Offsets, Tokenizer, without_surrogates
+from bert_jax.tokenization.tokenizer import SPECIAL_PIECES, Offsets, Tokenizer, without_surrogates
 
 
 class SentencePieceTokenizer(Tokenizer):

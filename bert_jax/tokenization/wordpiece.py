@@ -16,7 +16,7 @@ from typing import TypeVar
 import numpy as np
 from tokenizers import models
 
-from bert_jax.tokenization.base import SPECIAL_PIECES, Offsets, Tokenizer
+from bert_jax.tokenization.tokenizer import SPECIAL_PIECES, Offsets, Tokenizer
 
 MAX_CHARS_PER_WORD = 200  # a longer word is [UNK], as in the reference
 

@@ -8,7 +8,8 @@ import numpy as np
 from jax.sharding import Mesh
 
 from bert_jax.batch import DataBudgetError
-from bert_jax.parallel import hosts, to_global
+from bert_jax.parallel import to_global
+from bert_jax.process import hosts
 
 
 def evaluate_held_out(

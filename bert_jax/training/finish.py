@@ -5,9 +5,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from bert_jax.training.fill import FilledText
-from bert_jax.training.report import write_report
-from bert_jax.training.writers import read_metrics
+from bert_jax.objectives.filled_masks import FilledText
+from bert_jax.training.logging.metrics_file import read_metrics
+from bert_jax.training.logging.report import write_report
 
 
 def finish(workdir: Path, filled: Sequence[FilledText], name: object = None) -> list[str]:

@@ -10,14 +10,14 @@ from jax.sharding import Mesh
 
 from bert_jax.batch import BatchIterator
 from bert_jax.config import RunConfig
-from bert_jax.storage import Location
+from bert_jax.io.storage import Location
+from bert_jax.process.signals import Interrupted, StopRequest
+from bert_jax.process.watchdog import Watchdog
 from bert_jax.tokenization import Tokenizer
-from bert_jax.training.compile import TrainPrograms
-from bert_jax.training.progress import Progress
-from bert_jax.training.signals import Interrupted, StopRequest
+from bert_jax.training.logging.metrics_file import MetricsWriter
+from bert_jax.training.logging.progress import Progress
+from bert_jax.training.programs import TrainPrograms
 from bert_jax.training.state import TrainState
-from bert_jax.training.watchdog import Watchdog
-from bert_jax.training.writers import MetricsWriter
 
 
 @dataclass(frozen=True)

@@ -10,16 +10,16 @@ from typing import Any
 import jax
 import numpy as np
 
-from bert_jax import exits
 from bert_jax.batch import BatchInfo, DataBudgetError
 from bert_jax.config import TrainingConfig
-from bert_jax.training.meter import IntervalMeter
+from bert_jax.process import exits
+from bert_jax.process.signals import Interrupted, StopRequest
+from bert_jax.process.watchdog import Watchdog
+from bert_jax.training.logging.meter import IntervalMeter
+from bert_jax.training.logging.profiler import ProfilerWindow
 from bert_jax.training.prefetch import DevicePrefetcher
-from bert_jax.training.profiler import ProfilerWindow
-from bert_jax.training.signals import Interrupted, StopRequest
 from bert_jax.training.spikes import LossGuard
 from bert_jax.training.state import TrainState
-from bert_jax.training.watchdog import Watchdog
 
 # Steps that may be under way while the host goes on: enough to hide the host, few enough to bound memory.
 MAX_IN_FLIGHT = 2

@@ -10,19 +10,20 @@ from jax.sharding import Mesh
 
 from bert_jax.batch import PretrainSource
 from bert_jax.config import PretrainConfig
-from bert_jax.parallel import host_rows, hosts, to_host
-from bert_jax.planner.flops import training_flops_per_sequence
-from bert_jax.storage import Location
+from bert_jax.io.storage import Location
+from bert_jax.model.flops import training_flops_per_sequence
+from bert_jax.objectives.filled_masks import FilledText, fill_some
+from bert_jax.parallel import host_rows, to_host
+from bert_jax.process import hosts
+from bert_jax.process.watchdog import PHASE_FACTOR
 from bert_jax.tokenization import Tokenizer
-from bert_jax.training.compile import OutOfMemory, TrainPrograms, explain_memory, pretraining_batch, train_programs
 from bert_jax.training.evaluate import evaluate_held_out
-from bert_jax.training.fill import FilledText, fill_some
 from bert_jax.training.finish import finish
 from bert_jax.training.job import Context, Data, Job
+from bert_jax.training.programs import OutOfMemory, TrainPrograms, explain_memory, pretraining_batch, train_programs
 from bert_jax.training.run import train
 from bert_jax.training.state import TrainState
 from bert_jax.training.step import make_eval_step
-from bert_jax.training.watchdog import PHASE_FACTOR
 
 
 def pretrain(

@@ -8,36 +8,36 @@ from typing import Any
 
 import jax
 
-from bert_jax import exits
 from bert_jax.config import differences, dump_yaml, to_dict
-from bert_jax.folder_lock import FolderTaken
-from bert_jax.parallel import hosts, make_mesh
-from bert_jax.planner.hardware import mfu
-from bert_jax.storage import Location, write_whole
+from bert_jax.io.folder_lock import FolderTaken
+from bert_jax.io.storage import Location, write_whole
+from bert_jax.parallel import make_mesh
+from bert_jax.parallel.hardware import mfu
+from bert_jax.process import exits, hosts
+from bert_jax.process.signals import Interrupted, StopRequest
+from bert_jax.process.watchdog import PHASE_FACTOR, Watchdog
 from bert_jax.tokenization import Tokenizer
-from bert_jax.training.checkpoint import NoCheckpoint, Restored, restore_newest, saved_steps, set_aside
-from bert_jax.training.checkpoint_writer import CheckpointWriter
-from bert_jax.training.compile import (
+from bert_jax.training.checkpoint.digest import json_digest
+from bert_jax.training.checkpoint.restore import NoCheckpoint, Restored, restore_newest, saved_steps, set_aside
+from bert_jax.training.checkpoint.writer import CheckpointWriter
+from bert_jax.training.initial_model import RECORD, WarmStart
+from bert_jax.training.job import Context, Job
+from bert_jax.training.logging.meter import IntervalMeter
+from bert_jax.training.logging.metrics_file import MetricsWriter
+from bert_jax.training.logging.profiler import ProfilerWindow
+from bert_jax.training.logging.progress import Progress
+from bert_jax.training.loop import Recorder, run_steps
+from bert_jax.training.prefetch import DevicePrefetcher
+from bert_jax.training.programs import (
     explain_memory,
     state_advice,
     state_bytes,
     step_advice,
     step_bytes,
 )
-from bert_jax.training.integrity import json_digest
-from bert_jax.training.job import Context, Job
-from bert_jax.training.loop import Recorder, run_steps
-from bert_jax.training.meter import IntervalMeter
-from bert_jax.training.prefetch import DevicePrefetcher
-from bert_jax.training.profiler import ProfilerWindow
-from bert_jax.training.progress import Progress
-from bert_jax.training.signals import Interrupted, StopRequest
 from bert_jax.training.spikes import LossGuard, RollBack
 from bert_jax.training.state import TrainState, initial_state, parameter_count
-from bert_jax.training.warm_start import RECORD, WarmStart
-from bert_jax.training.watchdog import PHASE_FACTOR, Watchdog
 from bert_jax.training.workdir import Logs, hold_workdir
-from bert_jax.training.writers import MetricsWriter
 
 # What a new phase may change of the model: it changes no parameter.
 PHASE_MAY_CHANGE = {"model.hidden_dropout", "model.attention_dropout"}

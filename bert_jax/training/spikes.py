@@ -4,9 +4,9 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from bert_jax import exits
 from bert_jax.batch import BatchIterator
 from bert_jax.config import TrainingConfig
+from bert_jax.process import exits
 
 
 class RollBack(Exception):

@@ -15,7 +15,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from bert_jax.batch import feature_shapes
 from bert_jax.config import ExecutionConfig
 from bert_jax.model import BertModel, from_canonical, to_canonical
-from bert_jax.model.layout import path_name
+from bert_jax.model.canonical import path_name
 from bert_jax.parallel import shardings
 
 

@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
-from bert_jax.folder_lock import hold_folder
-from bert_jax.storage import Location, ObjectPath, StorageError
+from bert_jax.io.folder_lock import hold_folder
+from bert_jax.io.storage import Location, ObjectPath, StorageError
 
 _log = logging.getLogger(__name__)
 

@@ -8,7 +8,7 @@ from typing import Any, Literal, Self
 
 from bert_jax.config.finetune import COLUMN_ROLES, SPLITS, TaskDataConfig, TaskKind
 from bert_jax.records import Answer, Record
-from data_pipeline.tasks.files import characters, did_you_mean, listed
+from data_pipeline.tasks.task_files import characters, did_you_mean, listed
 
 Split = Literal["train", "dev", "test"]
 

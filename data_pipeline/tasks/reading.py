@@ -7,11 +7,11 @@ from bert_jax.config.finetune import TaskDataConfig, TaskKind
 from bert_jax.records import Record
 from data_pipeline.storage import ObjectPath
 from data_pipeline.tasks.columns import Columns, Split
-from data_pipeline.tasks.files import find, is_dataset, plain_name, split_address
 from data_pipeline.tasks.json_sets import read_clinc, read_squad
-from data_pipeline.tasks.prepared import read_tfds
 from data_pipeline.tasks.tables import read_csv, read_jsonl, read_tsv
 from data_pipeline.tasks.tagged import read_conll, read_slots, read_snips
+from data_pipeline.tasks.task_files import find, is_dataset, plain_name, split_address
+from data_pipeline.tasks.tfds_records import read_tfds
 
 _READERS: Mapping[str, Callable[[str, Columns, TaskDataConfig], Iterator[Record]]] = {
     "tsv": read_tsv, "csv": read_csv, "jsonl": read_jsonl, "conll": read_conll, "squad": read_squad,

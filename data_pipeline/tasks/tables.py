@@ -9,7 +9,7 @@ from bert_jax.config.finetune import TaskDataConfig
 from bert_jax.records import Record
 from data_pipeline.storage import Location
 from data_pipeline.tasks.columns import Columns, Place, check_tags, make_record
-from data_pipeline.tasks.files import find_file, listed, read_lines, read_raw_lines, without_blank_end
+from data_pipeline.tasks.task_files import find_file, listed, read_lines, read_raw_lines, without_blank_end
 
 Row = tuple[int, list[str]]  # number of its first line in the file, and its fields
 

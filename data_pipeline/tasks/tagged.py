@@ -7,7 +7,7 @@ from bert_jax.config.finetune import TaskDataConfig
 from bert_jax.records import Record
 from data_pipeline.storage import Location
 from data_pipeline.tasks.columns import Columns, blank_separated, check_tags
-from data_pipeline.tasks.files import find, find_file, plain_name, read_lines, without_blank_end
+from data_pipeline.tasks.task_files import find, find_file, plain_name, read_lines, without_blank_end
 
 _DOCUMENT = "-DOCSTART-"
 

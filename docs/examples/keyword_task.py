@@ -13,10 +13,10 @@ import numpy as np
 
 from bert_jax.inference.batching import Encoded
 from bert_jax.metrics import Score
-from bert_jax.metrics.base import mean_score
+from bert_jax.metrics.score import mean_score
 from bert_jax.records import Record
-from bert_jax.tasks.base import Prediction
-from bert_jax.tasks.sequence import ClassificationTask
+from bert_jax.tasks.task import Prediction
+from bert_jax.tasks.text_classification import ClassificationTask
 
 KEYWORDS = {"no", "not", "never", "nothing"}
 

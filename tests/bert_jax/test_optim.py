@@ -12,7 +12,7 @@ from support import random_batch, tiny_config
 from bert_jax.config import ExecutionConfig, MeshConfig, ModelConfig, OptimizerConfig
 from bert_jax.config.finetune import FinetuneOptimizerConfig
 from bert_jax.model import BertForPretraining, from_canonical, to_canonical
-from bert_jax.model.layout import path_name
+from bert_jax.model.canonical import path_name
 from bert_jax.optim import decay_mask, joining_updates, make_optimizer, make_schedule, parameter_rates
 from bert_jax.parallel import make_mesh, shardings
 from bert_jax.training.state import TrainState, abstract_params, initial_params, make_prng_key

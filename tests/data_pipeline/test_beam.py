@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 from text_corpora import tree, write_corpus, write_vocab
 
-from data_pipeline import beam as beam_module
-from data_pipeline import parts as parts_module
-from data_pipeline import token_store
+from data_pipeline.build import beam as beam_module
+from data_pipeline.build import parts as parts_module
+from data_pipeline.build import token_store
 from data_pipeline.cli import main
 from data_pipeline.host_tensorflow import load_tensorflow
 from data_pipeline.storage import ObjectPath, remove_tree

@@ -20,16 +20,16 @@ from text_corpora import tree, write_corpus, write_vocab
 
 from bert_jax.config.pretrain import DataConfig
 from bert_jax.tokenization import load_tokenizer
-from data_pipeline import build as build_module
-from data_pipeline import parts as parts_module
-from data_pipeline.build import ensure_data, training_texts
-from data_pipeline.corpus import list_sources
-from data_pipeline.documents import read_documents
-from data_pipeline.shards import read_index, read_manifest, read_records, write_records
-from data_pipeline.tfexample import decode_example
-from data_pipeline.token_store import content_hash, held_out
-from data_pipeline.vocab import train_vocabulary
-from data_pipeline.workers import Workers, exclusive
+from data_pipeline.build import ensure as build_module
+from data_pipeline.build import parts as parts_module
+from data_pipeline.build.ensure import ensure_data, training_texts
+from data_pipeline.build.token_store import content_hash, held_out
+from data_pipeline.build.workers import Workers, exclusive
+from data_pipeline.shards.shard_files import read_index, read_manifest, read_records, write_records
+from data_pipeline.shards.tfexample import decode_example
+from data_pipeline.text.corpus import list_sources
+from data_pipeline.text.documents import read_documents
+from data_pipeline.text.vocabulary_training import train_vocabulary
 
 
 def config(folder: Path, **changes: object) -> DataConfig:
@@ -108,8 +108,8 @@ def test_manifest_and_index_agree_with_the_shards(place: Path) -> None:
 def test_workers_do_not_change_a_byte(
     tmp_path: Path, changes: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("data_pipeline.token_store.CHUNK_CHARACTERS", 5000)
-    monkeypatch.setattr("data_pipeline.parts.PART_TOKENS", 1000)
+    monkeypatch.setattr("data_pipeline.build.token_store.CHUNK_CHARACTERS", 5000)
+    monkeypatch.setattr("data_pipeline.build.parts.PART_TOKENS", 1000)
     write_corpus(tmp_path / "corpus.txt", documents=60)
     trees = [
         tree(build(tmp_path / f"workers{n}", vocab="", vocab_size=300, workers=n, **changes)) for n in (1, 2, 4)
@@ -121,7 +121,7 @@ def test_workers_do_not_change_a_byte(
 
 def test_part_size_does_not_change_the_shards(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     build(place)
-    monkeypatch.setattr("data_pipeline.parts.PART_TOKENS", 200)
+    monkeypatch.setattr("data_pipeline.build.parts.PART_TOKENS", 200)
     build(place.parent / "small_parts")
     # Only documents that share a place would swap; places are 64 bits.
     assert tree(place) == tree(place.parent / "small_parts")
@@ -281,7 +281,7 @@ def test_foreign_shards(place: Path) -> None:
     write_records(foreign / "part.tfrecord", records)
     with pytest.raises(ValueError, match=f"bert-data index {foreign}"):
         build(foreign)
-    from data_pipeline.shards import index_folder
+    from data_pipeline.shards.shard_files import index_folder
 
     index_folder(foreign)
     lines: list[str] = []
@@ -364,7 +364,7 @@ def test_workers_do_not_import_the_main_script(tmp_path: Path) -> None:
     script.write_text(
         "print('main script')\n"
         "from operator import add\n"
-        "from data_pipeline.workers import Workers\n"
+        "from data_pipeline.build.workers import Workers\n"
         "with Workers(2) as workers:\n"
         "    print(sum(workers.run(add, [(1, 2), (3, 4)])))\n"
         "import sys\n"

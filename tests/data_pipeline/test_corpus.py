@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 import zstandard
 
-from data_pipeline import documents
-from data_pipeline.corpus import list_sources
-from data_pipeline.documents import read_documents
-from data_pipeline.sentences import split_sentences
+from data_pipeline.text import documents
+from data_pipeline.text.corpus import list_sources
+from data_pipeline.text.documents import read_documents
+from data_pipeline.text.sentences import split_sentences
 
 
 def read(*entries: Path | str, line: str = "auto", json_field: str = "text") -> list[list[str]]:

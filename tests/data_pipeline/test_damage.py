@@ -17,8 +17,8 @@ from input_shards import (
 )
 
 from bert_jax.batch import DataBudgetError
-from data_pipeline import shards
-from data_pipeline.input import eval_batches
+from data_pipeline.read.pretrain_input import eval_batches
+from data_pipeline.shards import shard_files as shards
 
 
 def flip(at: int):

@@ -10,7 +10,7 @@ import pytest
 from text_corpora import SPECIAL, tree, write_corpus, write_vocab
 
 from data_pipeline.cli import main
-from data_pipeline.shards import read_index, read_manifest, read_records, write_records
+from data_pipeline.shards.shard_files import read_index, read_manifest, read_records, write_records
 
 SMALL = [
     "--seq_length",

@@ -19,8 +19,8 @@ from input_shards import (
     take,
 )
 
-from data_pipeline import shards
-from data_pipeline.input import eval_batches
+from data_pipeline.read.pretrain_input import eval_batches
+from data_pipeline.shards import shard_files as shards
 
 MASKER = SimpleNamespace(vocab_size=VOCAB, mask_id=4, cls_id=2, sep_id=3)
 

@@ -24,8 +24,8 @@ from input_shards import (
 )
 
 from bert_jax.batch import feature_shapes
-from data_pipeline import shards
-from data_pipeline.input import eval_batches
+from data_pipeline.read.pretrain_input import eval_batches
+from data_pipeline.shards import shard_files as shards
 
 
 @pytest.fixture(scope="module")
@@ -275,7 +275,7 @@ def test_tensorflow_comes_late_sees_no_accelerator_and_leaves_quietly(folder, tm
 import sys
 from pathlib import Path
 from bert_jax.config.pretrain import DataConfig
-from data_pipeline.input import eval_batches, pretrain_batches
+from data_pipeline.read.pretrain_input import eval_batches, pretrain_batches
 data = DataConfig(seq_length={S}, max_predictions={M}, prefetch=200)
 batches = pretrain_batches(data, folder=Path({str(folder)!r}), lanes=8, batch_size=16, seed=0)
 assert "tensorflow" not in sys.modules and "jax" not in sys.modules

@@ -5,7 +5,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from data_pipeline.instances import (
+from bert_jax.hashing import hash_key
+from data_pipeline.build.instances import (
     Instances,
     InstanceSettings,
     Segment,
@@ -15,8 +16,7 @@ from data_pipeline.instances import (
     shard_and_place,
     truncate,
 )
-from data_pipeline.masking import MaskingSettings, draw_bits, uniform
-from data_pipeline.order import hash_key
+from data_pipeline.build.masking import MaskingSettings, draw_bits, uniform
 
 CLS, SEP, PAD, MASK = 2, 3, 0, 4
 MASKING = MaskingSettings(

@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 from text_corpora import tree, write_corpus
 
-from bert_jax.exits import Stop
-from bert_jax.training.signals import StopRequest
-from data_pipeline import workers as workers_module
-from data_pipeline.workers import Workers
+from bert_jax.process.exits import Stop
+from bert_jax.process.signals import StopRequest
+from data_pipeline.build import workers as workers_module
+from data_pipeline.build.workers import Workers
 
 REPOSITORY = Path(__file__).parents[2]
 LINE = "stopped while preparing data; what is finished is kept: run the same command to continue\n"
@@ -54,11 +54,11 @@ def stopped(
 
 WAITING = """
 import sys, time
-from bert_jax.exits import run_command
-from bert_jax.training.signals import StopRequest
-from data_pipeline import workers as workers_module
-from data_pipeline.workers import Workers
-from data_pipeline.workers import OneApart, Workers
+from bert_jax.process.exits import run_command
+from bert_jax.process.signals import StopRequest
+from data_pipeline.build import workers as workers_module
+from data_pipeline.build.workers import Workers
+from data_pipeline.build.workers import OneApart, Workers
 
 def main():
     with StopRequest().at_once("stopped"), {workers} as workers:

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from data_pipeline.masking import MaskingSettings, mask_batch, prediction_counts, span_probabilities
-from data_pipeline.order import hash_key
+from bert_jax.hashing import hash_key
+from data_pipeline.build.masking import MaskingSettings, mask_batch, prediction_counts, span_probabilities
 
 MASK, VOCAB = 4, 30_000
 

@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 from input_shards import assert_equal, make_shards, numbers_of, order_of, stream, take
 
-from data_pipeline import shards
-from data_pipeline.order import BatchSizes, HostRows, LaneOrder, permutation, usable_lanes
-from data_pipeline.reader import LaneReader, RecordReader
-from data_pipeline.tfexample import decode_example
+from bert_jax.hashing import permutation
+from data_pipeline.read.order import BatchSizes, HostRows, LaneOrder, usable_lanes
+from data_pipeline.read.reader import LaneReader, RecordReader
+from data_pipeline.shards import shard_files as shards
+from data_pipeline.shards.tfexample import decode_example
 
 
 @pytest.fixture(scope="module")

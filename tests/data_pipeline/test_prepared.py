@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 from text_corpora import tree, write_corpus, write_vocab
 
-from data_pipeline import prepared
 from data_pipeline.cli import main
-from data_pipeline.corpus import list_sources
-from data_pipeline.documents import read_documents
-from data_pipeline.shards import read_manifest
+from data_pipeline.shards.shard_files import read_manifest
+from data_pipeline.text import datasets as prepared
+from data_pipeline.text.corpus import list_sources
+from data_pipeline.text.documents import read_documents
 
 OPTIONS = [
     "--seq_length",

@@ -12,13 +12,13 @@ import numpy as np
 import pytest
 from input_shards import assert_equal, config, make_shards, record_numbers, stream, take
 
-from bert_jax import object_paths
-from bert_jax.exits import run_command
-from data_pipeline import input as reading
+from bert_jax.io import object_paths
+from bert_jax.process.exits import run_command
 from data_pipeline import storage
 from data_pipeline.cli import main
 from data_pipeline.host_tensorflow import load_tensorflow
-from data_pipeline.shards import INDEX_NAME, index_folder, read_index
+from data_pipeline.read import pretrain_input as reading
+from data_pipeline.shards.shard_files import INDEX_NAME, index_folder, read_index
 from data_pipeline.storage import ObjectPath, StorageError, local_copy, location
 
 

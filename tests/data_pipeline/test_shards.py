@@ -7,7 +7,8 @@ import google_crc32c
 import numpy as np
 import pytest
 
-from data_pipeline import shards, tfexample
+from data_pipeline.shards import shard_files as shards
+from data_pipeline.shards import tfexample
 
 
 def bert_features(count: int, seq_length: int = 32, predictions: int = 5, seed: int = 0) -> dict[str, np.ndarray]:

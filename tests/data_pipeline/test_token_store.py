@@ -9,11 +9,11 @@ from text_corpora import SPECIAL, write_corpus, write_vocab
 
 from bert_jax.config.pretrain import DataConfig
 from bert_jax.tokenization import load_tokenizer
-from data_pipeline import token_store
-from data_pipeline.corpus import list_sources
-from data_pipeline.documents import read_documents
-from data_pipeline.token_store import META_NAME, TokenStore, build_store, content_hash, held_out
-from data_pipeline.workers import Workers
+from data_pipeline.build import token_store
+from data_pipeline.build.token_store import META_NAME, TokenStore, build_store, content_hash, held_out
+from data_pipeline.build.workers import Workers
+from data_pipeline.text.corpus import list_sources
+from data_pipeline.text.documents import read_documents
 
 
 def build(folder: Path, corpus: list[Path], vocab: Path, **options: str) -> TokenStore:

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-import data_pipeline.vocab as vocab
+import data_pipeline.text.vocabulary_training as vocab
 from bert_jax.tokenization import SPECIAL_PIECES, load_tokenizer
-from data_pipeline.vocab import count_words, train_vocabulary
+from data_pipeline.text.vocabulary_training import count_words, train_vocabulary
 
 KINDS = ["wordpiece", "unigram", "bpe"]
 SYLLABLES = ["ka", "to", "mi", "ré", "ßu", "Ло", "да", "st", "ing", "un"]
@@ -34,7 +34,8 @@ def test_two_processes_write_the_same_bytes(tmp_path: Path, kind: str) -> None:
     corpus = tmp_path / "corpus.txt"
     corpus.write_text("\n".join(make_texts()), encoding="utf-8")
     program = (
-        "import sys; from pathlib import Path; from data_pipeline.vocab import train_vocabulary\n"
+        "import sys; from pathlib import Path\n"
+        "from data_pipeline.text.vocabulary_training import train_vocabulary\n"
         "texts = Path(sys.argv[1]).read_text(encoding='utf-8').split('\\n')\n"
         "train_vocabulary(iter(texts), kind=sys.argv[2], vocab_size=200, lower_case=True, output=Path(sys.argv[3]))"
     )

@@ -12,8 +12,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from bert_jax.config.loader import RunOptions, take_options
-from bert_jax.exits import Stop, run_command
-from bert_jax.parallel import hosts
+from bert_jax.process import hosts
+from bert_jax.process.exits import Stop, run_command
 
 
 def agree(folder):
@@ -56,7 +56,7 @@ def learn(folder):
     from bert_jax.config import MeshConfig
     from bert_jax.model import to_canonical
     from bert_jax.parallel import host_rows, make_mesh, to_global, to_host
-    from bert_jax.training.compile import pretraining_batch, train_programs
+    from bert_jax.training.programs import pretraining_batch, train_programs
     from bert_jax.training.state import initial_state
 
     config = support.tiny_config(

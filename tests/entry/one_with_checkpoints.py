@@ -11,8 +11,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from bert_jax.config.loader import RunOptions, take_options
-from bert_jax.exits import run_command
-from bert_jax.parallel import hosts
+from bert_jax.process import hosts
+from bert_jax.process.exits import run_command
 
 
 def settings():
@@ -31,7 +31,7 @@ def train(folder):
 
 
 def fail_to_save(folder):
-    from bert_jax.training import checkpoint_writer
+    from bert_jax.training.checkpoint import writer as checkpoint_writer
 
     real = checkpoint_writer.lines_digest
     saves = []
@@ -49,7 +49,7 @@ def fail_to_save(folder):
 def restore(folder, damaged_for_one=""):
     """Restore; process 1 alone finds step 6 damaged, by what ``damaged_for_one`` of the module does."""
     from bert_jax.parallel import make_mesh
-    from bert_jax.training import checkpoint
+    from bert_jax.training.checkpoint import restore as checkpoint
 
     if damaged_for_one and hosts.index() == 1:
         real = getattr(checkpoint, damaged_for_one)

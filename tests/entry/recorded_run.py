@@ -10,8 +10,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 import run_pretrain
-from bert_jax.exits import run_command
-from data_pipeline.source import ShardSource
+from bert_jax.process.exits import run_command
+from data_pipeline.read.source import ShardSource
 
 
 class Recorded:

@@ -8,7 +8,7 @@ import os
 import sys
 import time
 
-from bert_jax.training.signals import StopRequest
+from bert_jax.process.signals import StopRequest
 
 STOP = StopRequest.install()
 
@@ -18,8 +18,8 @@ from support import SyntheticIterator, SyntheticSource, pretrain_on
 
 from bert_jax.config import PretrainConfig, load_config
 from bert_jax.config.loader import RunOptions, take_options
-from bert_jax.exits import run_command
-from bert_jax.parallel import hosts
+from bert_jax.process import hosts
+from bert_jax.process.exits import run_command
 from bert_jax.training import pretrain
 
 KIND, STEP, PROCESS = (*os.environ.get("BERT_JAX_FAULT", "").split(":"), "-1", "-1")[:3]

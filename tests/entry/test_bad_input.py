@@ -20,17 +20,15 @@ import subprocess
 import sys
 from pathlib import Path
 
+import command
 import pytest
 import yaml
 
-sys.path.insert(0, str(Path(__file__).parent))
-import command
-
-from bert_jax import cli
+from bert_jax.cli.main import main as cli
 from bert_jax.config import PretrainConfig, load_config
-from bert_jax.exits import run_command
-from bert_jax.training.checkpoint import saved_steps
-from bert_jax.training.writers import read_metrics
+from bert_jax.process.exits import run_command
+from bert_jax.training.checkpoint.restore import saved_steps
+from bert_jax.training.logging.metrics_file import read_metrics
 
 pytestmark = pytest.mark.entry
 

@@ -2,17 +2,14 @@
 
 import json
 import shutil
-import sys
 import time
 from pathlib import Path
 
+import command
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent))
-import command
-
-from bert_jax.training.checkpoint import saved_steps
-from bert_jax.training.integrity import check_files
+from bert_jax.training.checkpoint.digest import check_files
+from bert_jax.training.checkpoint.restore import saved_steps
 
 pytestmark = pytest.mark.entry
 PROGRAM = Path(__file__).with_name("one_with_checkpoints.py")

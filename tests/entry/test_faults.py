@@ -16,18 +16,16 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import command
 import jax
 import numpy as np
 import pytest
 import support
 
-sys.path.insert(0, str(Path(__file__).parent))
-import command
-
 from bert_jax.config import MeshConfig
 from bert_jax.parallel import make_mesh
-from bert_jax.training.checkpoint import checkpoint_folder, restore_newest, saved_steps
-from bert_jax.training.writers import read_metrics
+from bert_jax.training.checkpoint.restore import checkpoint_folder, restore_newest, saved_steps
+from bert_jax.training.logging.metrics_file import read_metrics
 
 pytestmark = pytest.mark.entry
 FULL = os.environ.get("BERT_JAX_FAULTS") == "full"

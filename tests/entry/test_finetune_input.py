@@ -24,10 +24,10 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent.parent / "bert_jax" / "tasks"))
 from finetune_cases import lines, results, saved_model
 
-from bert_jax.exits import run_command
+from bert_jax.finetuning import finetune
+from bert_jax.finetuning.evaluation import blank_scores
 from bert_jax.parallel import make_mesh
-from bert_jax.tasks import finetune
-from bert_jax.tasks.evaluation import blank_scores
+from bert_jax.process.exits import run_command
 
 pytestmark = pytest.mark.entry
 CACHE = os.environ["JAX_COMPILATION_CACHE_DIR"]

@@ -5,19 +5,16 @@ BERT_JAX_HOSTS=full runs every layout with a model of four layers (half an hour 
 
 import json
 import os
-import sys
 from collections import defaultdict
 from pathlib import Path
 
-import pytest
-
-sys.path.insert(0, str(Path(__file__).parent))
 import command
+import pytest
 
 from bert_jax.config import PretrainConfig, load_config
 from bert_jax.parallel import make_mesh
-from bert_jax.training.checkpoint import restore_newest
-from bert_jax.training.writers import read_metrics
+from bert_jax.training.checkpoint.restore import restore_newest
+from bert_jax.training.logging.metrics_file import read_metrics
 
 pytestmark = pytest.mark.entry
 FULL = os.environ.get("BERT_JAX_HOSTS") == "full"

@@ -9,14 +9,13 @@ import sys
 import time
 from pathlib import Path
 
+import command
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent))
-import command
-
-from bert_jax.accelerators import DEVICE_FILES
 from bert_jax.config.loader import RunOptions, take_options
-from bert_jax.parallel import cluster, hosts
+from bert_jax.process import discovery as cluster
+from bert_jax.process import hosts
+from bert_jax.process.accelerators import DEVICE_FILES
 
 PROGRAM = Path(__file__).with_name("one_of_several.py")
 
@@ -210,7 +209,7 @@ def test_one_process_needs_nobody(tmp_path):
 def test_a_machine_without_accelerator_starts_quietly(bare):
     """libtpu may be there for planning; jax must not try to start it."""
     program = (
-        "import json, sys, run_pretrain, bert_jax.cli\nassert 'jax' not in sys.modules\n"
+        "import json, sys, run_pretrain, bert_jax.cli.main\nassert 'jax' not in sys.modules\n"
         "run_pretrain.keep_to_cpu_without_accelerator()\n"
         "import jax\nprint(json.dumps([jax.default_backend(), jax.process_count()]))"
     )

@@ -6,21 +6,17 @@ BERT_JAX_KILLS sets how many kills are tried (default 3).
 import json
 import os
 import signal
-import sys
 import time
-from pathlib import Path
 
+import command
 import jax
 import numpy as np
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent))
-import command
-
 from bert_jax.config import PretrainConfig, load_config
 from bert_jax.parallel import make_mesh
-from bert_jax.training.checkpoint import restore_newest, saved_steps
-from bert_jax.training.writers import TIMING_KEYS, read_events, read_metrics
+from bert_jax.training.checkpoint.restore import restore_newest, saved_steps
+from bert_jax.training.logging.metrics_file import TIMING_KEYS, read_events, read_metrics
 
 pytestmark = pytest.mark.entry
 KILLS = int(os.environ.get("BERT_JAX_KILLS", "3"))

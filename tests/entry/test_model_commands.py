@@ -10,14 +10,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parent.parent / "bert_jax"))
 from inference_models import make_weights
 
 import bert_jax
-from bert_jax import cli
+from bert_jax.cli.main import main as cli
 from bert_jax.config import HeadsConfig, SentenceConfig, SentenceModule
-from bert_jax.interop.native import write_saved
+from bert_jax.interop.saved_model import write_saved
 
 TEXTS = ["w1 w2 w3", "w4", "w5 w6 w7 w8 w9 , w1"]
 

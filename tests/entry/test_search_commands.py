@@ -1,19 +1,15 @@
 """``bert-jax search`` and ``cluster`` as a person calls them."""
 
 import json
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parent.parent / "bert_jax"))
 from inference_models import make_weights, random_texts
 
 import bert_jax
-from bert_jax import cli
+from bert_jax.cli.main import main as cli
 from bert_jax.config import SentenceConfig
-from bert_jax.interop.native import write_saved
+from bert_jax.interop.saved_model import write_saved
 
 TEXTS = [*(text for text in random_texts(30, 12) if text), "w1 w2", "w1 w2"]
 

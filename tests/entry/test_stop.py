@@ -2,14 +2,10 @@
 
 import random
 import signal
-import sys
 import time
-from pathlib import Path
 
-import pytest
-
-sys.path.insert(0, str(Path(__file__).parent))
 import command
+import pytest
 
 pytestmark = pytest.mark.entry
 

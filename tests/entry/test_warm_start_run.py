@@ -1,18 +1,15 @@
 """``run_pretrain.py --init_from`` through the real command line: added words, a resumed run, shards in the way."""
 
 import sys
-from pathlib import Path
 
+import command
 import numpy as np
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent))
-import command
-
-from bert_jax.exits import run_command
 from bert_jax.interop.readers import read_weights
+from bert_jax.process.exits import run_command
 from bert_jax.tokenization import load_tokenizer
-from bert_jax.training.checkpoint import saved_steps
+from bert_jax.training.checkpoint.restore import saved_steps
 
 pytestmark = pytest.mark.entry
 WORDS = "embeddings/word_embeddings/embedding"

@@ -19,9 +19,9 @@ from typing import Any
 from transformers import AutoTokenizer
 
 from bert_jax.config import HeadsConfig, ModelConfig, ModelSpec, TokenizerConfig
-from bert_jax.interop.tokenizers.files import write_tokenizer_files
+from bert_jax.interop.tokenizers.folder_files import write_tokenizer_files
 from bert_jax.tokenization import Offsets, Tokenizer, build_tokenizer, longest_first
-from data_pipeline.vocab import train_vocabulary
+from data_pipeline.text.vocabulary_training import train_vocabulary
 
 Encoded = tuple[list[int], Offsets]
 LENGTHS = (16, 64)

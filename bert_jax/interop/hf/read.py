@@ -10,12 +10,12 @@ import numpy as np
 
 from bert_jax.config import HeadsConfig, ModelConfig, ModelSpec, TokenizerConfig
 from bert_jax.interop.exchange import ReadOptions, Weights
-from bert_jax.interop.folder import needed
-from bert_jax.interop.hf.config import CLASSES, CONFIG_FILE, HfConfig, default_labels, model_parts, read_config
+from bert_jax.interop.hf.config_json import CLASSES, CONFIG_FILE, HfConfig, default_labels, model_parts, read_config
 from bert_jax.interop.hf.names import BUFFERS, TIED, hf_names
 from bert_jax.interop.hf.tensors import Tensor, open_tensors, read_float32
 from bert_jax.interop.stored import FLOATS, check_stored, listed
-from bert_jax.interop.tokenizers.files import read_tokenizer_files
+from bert_jax.interop.tokenizers.folder_files import read_tokenizer_files
+from bert_jax.io.untrusted_folder import needed
 from bert_jax.tokenization import build_tokenizer
 
 _LAYER = re.compile(r"encoder\.layer\.(\d{1,6})\.")

@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from bert_jax.interop.folder import inside, json_object, needed, read_small
-from bert_jax.interop.safetensors_file import StoredTensor, aligned_empty, read_header, read_values
 from bert_jax.interop.stored import listed
+from bert_jax.io.safetensors_file import StoredTensor, aligned_empty, read_header, read_values
+from bert_jax.io.untrusted_folder import inside, json_object, needed, read_small
 
 WEIGHT_FILES = (
     "model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json",

@@ -11,10 +11,10 @@ import ml_dtypes
 import numpy as np
 
 from bert_jax.interop.exchange import Weights, check_shapes
-from bert_jax.interop.hf.config import CONFIG_FILE, heads_of_class, hf_class, hf_config
+from bert_jax.interop.hf.config_json import CONFIG_FILE, heads_of_class, hf_class, hf_config
 from bert_jax.interop.hf.names import hf_names
 from bert_jax.interop.stored import StoredName
-from bert_jax.interop.tokenizers.files import write_tokenizer_files
+from bert_jax.interop.tokenizers.folder_files import write_tokenizer_files
 
 WEIGHTS_FILE = "model.safetensors"
 _STORED = {"float32": ("F32", np.dtype("<f4")), "bfloat16": ("BF16", np.dtype(ml_dtypes.bfloat16))}

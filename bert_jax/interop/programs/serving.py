@@ -14,7 +14,7 @@ from flax import traverse_util
 
 from bert_jax.config import ExecutionConfig, ModelSpec
 from bert_jax.interop.exchange import Weights, parameter_shapes
-from bert_jax.interop.hf.config import CONFIG_FILE, hf_config
+from bert_jax.interop.hf.config_json import CONFIG_FILE, hf_config
 from bert_jax.model import BertModel, BertOutput
 
 INPUTS = ("input_ids", "attention_mask", "token_type_ids")
@@ -72,7 +72,7 @@ def write_companions(folder: Path, weights: Weights, dtype: str) -> list[str]:
         notes.append("token_type_ids: this model has one segment, give zeros")
     if weights.spec.tokenizer is None or weights.tokenizer_content is None:
         return [*notes, "the model has no vocabulary: no tokenizer is written"]
-    from bert_jax.interop.tokenizers.files import write_tokenizer_files
+    from bert_jax.interop.tokenizers.folder_files import write_tokenizer_files
 
     return [*notes, *write_tokenizer_files(folder, weights.spec, weights.tokenizer_content)]
 

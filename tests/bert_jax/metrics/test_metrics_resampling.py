@@ -8,7 +8,6 @@ from scipy import stats
 
 from bert_jax.metrics import (
     Score,
-    base,
     chinese_answer_scores,
     classification,
     classification_scores,
@@ -24,7 +23,8 @@ from bert_jax.metrics import (
     tagging_scores,
     value,
 )
-from bert_jax.metrics.base import mean_score
+from bert_jax.metrics import score as base
+from bert_jax.metrics.score import mean_score
 
 RNG = np.random.default_rng(0)
 N = 40

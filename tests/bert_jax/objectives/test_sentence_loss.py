@@ -9,9 +9,9 @@ from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 from recorded import Slots, assert_recorded, given
 
-from bert_jax.objectives.classification import softmax_loss
 from bert_jax.objectives.denominator import denominator
-from bert_jax.objectives.sentence import (
+from bert_jax.objectives.label_losses import softmax_loss
+from bert_jax.objectives.sentence_losses import (
     cosent_loss,
     cosine_loss,
     in_batch_negatives_loss,

@@ -8,17 +8,17 @@ import jax
 import numpy as np
 import pytest
 
-from bert_jax import exits
 from bert_jax.config import HeadsConfig, ModelConfig, ModelSpec, TokenizerConfig, load_config
 from bert_jax.config.finetune import FinetuneConfig
 from bert_jax.config.loader import RunOptions
+from bert_jax.finetuning.finetune import finetune
+from bert_jax.finetuning.initialization import resolve
 from bert_jax.interop.exchange import Weights, parameter_shapes
-from bert_jax.interop.native import write_saved
+from bert_jax.interop.saved_model import write_saved
 from bert_jax.parallel import make_mesh
+from bert_jax.process import exits
+from bert_jax.process.signals import StopRequest
 from bert_jax.records import Record
-from bert_jax.tasks.finetune import finetune
-from bert_jax.tasks.start import resolve
-from bert_jax.training.signals import StopRequest
 
 PIECES = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *(f"w{i}" for i in range(60)), "good", "bad"]
 MODEL = ModelConfig(

@@ -9,7 +9,7 @@ import numpy as np
 
 from bert_jax.config.finetune import FinetuneConfig
 from bert_jax.records import Answer, Record
-from bert_jax.tasks.qa import QaTask
+from bert_jax.tasks.question_answering import QaTask
 from bert_jax.tokenization.wordpiece import WordPieceTokenizer
 
 SPECIALS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]

@@ -5,8 +5,8 @@ import dataclasses
 import numpy as np
 
 from bert_jax.config.finetune import FinetuneConfig
+from bert_jax.finetuning.packing import Shape, fill_rows, pack_batch
 from bert_jax.records import Record
-from bert_jax.tasks.packing import Shape, fill_rows, pack_batch
 from bert_jax.tokenization.wordpiece import WordPieceTokenizer
 
 SPECIALS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]

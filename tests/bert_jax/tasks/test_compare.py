@@ -6,11 +6,11 @@ from math import comb
 import numpy as np
 import pytest
 
-from bert_jax import cli
+from bert_jax.cli.main import main as cli
 from bert_jax.config import dump_yaml, load_config
 from bert_jax.config.finetune import FinetuneConfig
+from bert_jax.experiments.compare import compare, table
 from bert_jax.metrics import regression_scores, value
-from bert_jax.tasks.compare import compare, table
 
 CLASSES = "--task.kind classification --data.labels no yes"
 

@@ -21,21 +21,21 @@ from finetune_cases import (
 )
 
 import bert_jax
-from bert_jax import exits
 from bert_jax.config import HeadsConfig, load_config
 from bert_jax.config.finetune import FinetuneConfig
 from bert_jax.config.loader import RunOptions
+from bert_jax.finetuning import finetune as module
+from bert_jax.finetuning.evaluation import blank_scores
+from bert_jax.finetuning.initialization import resolve
+from bert_jax.finetuning.task_objective import TaskObjective
 from bert_jax.interop.readers import read_weights
+from bert_jax.io.storage import location
 from bert_jax.model import BertModel, to_canonical
 from bert_jax.parallel import batch_sharding, make_mesh
+from bert_jax.process import exits
+from bert_jax.process.signals import Interrupted
 from bert_jax.records import Record
-from bert_jax.storage import location
-from bert_jax.tasks import finetune as module
-from bert_jax.tasks.evaluation import blank_scores
-from bert_jax.tasks.objective import TaskObjective
-from bert_jax.tasks.start import resolve
 from bert_jax.training.job import Context
-from bert_jax.training.signals import Interrupted
 from bert_jax.training.state import initial_params, initial_state
 from bert_jax.training.step import loss_and_gradients
 

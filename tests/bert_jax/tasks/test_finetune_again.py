@@ -9,15 +9,15 @@ import numpy as np
 import pytest
 from finetune_cases import SPLITS, StopAt, configured, lines, records, results, run, saved_model
 
-from bert_jax import exits
-from bert_jax.folder_lock import FolderTaken
+from bert_jax.finetuning.best import Best
+from bert_jax.finetuning.finetune import FinetuneJob, finetune
 from bert_jax.interop.readers import read_weights
+from bert_jax.io.folder_lock import FolderTaken
 from bert_jax.parallel import make_mesh
+from bert_jax.process import exits
+from bert_jax.process.signals import Interrupted, StopRequest
 from bert_jax.records import Answer, Record
-from bert_jax.tasks.best import Best
-from bert_jax.tasks.finetune import FinetuneJob, finetune
 from bert_jax.training.job import Context
-from bert_jax.training.signals import Interrupted, StopRequest
 
 
 @pytest.fixture(scope="module")

@@ -14,9 +14,9 @@ from finetune_cases import PIECES, SPLITS, results, run, saved_model
 from bert_jax.config.finetune import FinetuneConfig
 from bert_jax.config.loader import RunOptions, dump_yaml, load_config, take_options
 from bert_jax.config.sweep import FinetuneRunOptions
+from bert_jax.finetuning.initialization import resolve
 from bert_jax.records import Record
 from bert_jax.tasks.registry import TASKS, check_options, task_class
-from bert_jax.tasks.start import resolve
 from bert_jax.tokenization.wordpiece import WordPieceTokenizer
 from data_pipeline.tasks import read_splits, split_names
 

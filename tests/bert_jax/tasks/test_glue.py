@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from bert_jax import cli
+from bert_jax.cli.main import main as cli
 from bert_jax.config import dump_yaml, load_config
 from bert_jax.config.finetune import FinetuneConfig
-from bert_jax.tasks.glue import FILES, write_submission
+from bert_jax.experiments.submission import FILES, write_submission
 from data_pipeline.tasks import split_names
 
 RECIPES = Path(__file__).resolve().parents[3] / "configs" / "finetune"

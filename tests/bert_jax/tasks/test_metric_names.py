@@ -7,11 +7,11 @@ from golden.task_cases import PIECES, TASK_CASES
 
 from bert_jax.config import ModelConfig, TokenizerConfig
 from bert_jax.config.finetune import FinetuneConfig
+from bert_jax.finetuning.evaluation import blank_scores
+from bert_jax.finetuning.finetune import FinetuneJob
+from bert_jax.finetuning.initialization import Start
 from bert_jax.records import Answer, Record
-from bert_jax.tasks.evaluation import blank_scores
-from bert_jax.tasks.finetune import FinetuneJob
 from bert_jax.tasks.registry import TASKS
-from bert_jax.tasks.start import Start
 
 CASES = {case.name: case for case in TASK_CASES}
 AVERAGES = ("micro", "macro", "weighted")

@@ -5,12 +5,12 @@ import numpy as np
 import pytest
 from finetune_cases import PIECES, SPLITS, configured, lines, run, saved_model
 
+from bert_jax.finetuning.finetune import FinetuneJob
+from bert_jax.finetuning.nsp_auxiliary import next_text_units, text_parts
 from bert_jax.inference.batching import Encoded
 from bert_jax.interop.readers import read_weights
 from bert_jax.parallel import make_mesh
-from bert_jax.tasks.base import Unit
-from bert_jax.tasks.finetune import FinetuneJob
-from bert_jax.tasks.next_text import next_text_units, text_parts
+from bert_jax.tasks.task import Unit
 from bert_jax.tokenization.wordpiece import WordPieceTokenizer
 
 TOKENIZER = WordPieceTokenizer([*PIECES, "##x"], lower_case=False)

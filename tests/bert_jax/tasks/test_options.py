@@ -13,14 +13,14 @@ from finetune_cases import MODEL, PIECES, SPLITS, configured, saved_model
 from bert_jax.config import ExecutionConfig, HeadsConfig, load_config
 from bert_jax.config.finetune import FinetuneConfig, FinetuneOptimizerConfig, InputConfig, LossConfig
 from bert_jax.config.spec import Features
+from bert_jax.finetuning.augment import augmented
+from bert_jax.finetuning.finetune import FinetuneJob
+from bert_jax.finetuning.task_objective import check_layers, perturbed
 from bert_jax.inference.batching import Encoded
 from bert_jax.model import BertModel, from_canonical, to_canonical
 from bert_jax.optim import make_schedule, parameter_rates
-from bert_jax.tasks.augment import augmented
-from bert_jax.tasks.base import Unit
-from bert_jax.tasks.finetune import FinetuneJob
-from bert_jax.tasks.objective import check_layers, perturbed
 from bert_jax.tasks.registry import TASKS, check_options
+from bert_jax.tasks.task import Unit
 from bert_jax.tokenization.wordpiece import WordPieceTokenizer
 from bert_jax.training.state import initial_params
 

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 from finetune_cases import SPLITS, configured, saved_model
 
+from bert_jax.finetuning.finetune import FinetuneJob
+from bert_jax.finetuning.initialization import warm_start
 from bert_jax.model import to_canonical
 from bert_jax.parallel import make_mesh, to_global
 from bert_jax.records import Record
-from bert_jax.tasks.finetune import FinetuneJob
-from bert_jax.tasks.start import warm_start
 from bert_jax.training.state import initial_state
 
 STEPS = 20

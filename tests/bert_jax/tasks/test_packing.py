@@ -5,9 +5,9 @@ import time
 import numpy as np
 import pytest
 
+from bert_jax.finetuning.packing import Shape, choose_shape, fill_rows, pack_batch, plan_shapes
 from bert_jax.inference.batching import Encoded
-from bert_jax.tasks.base import Target, Unit
-from bert_jax.tasks.packing import Shape, choose_shape, fill_rows, pack_batch, plan_shapes
+from bert_jax.tasks.task import Target, Unit
 
 OPTIONS = {"steps": 2000, "width": 384, "parts": 1, "most": 8, "packing": True, "limit": 128}
 

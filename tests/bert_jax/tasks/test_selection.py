@@ -5,7 +5,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from bert_jax.tasks.selection import epoch_order, few_shot, permutation
+from bert_jax.tasks.sampling import epoch_order, few_shot, permutation
 
 
 def test_recorded_permutation():

@@ -10,10 +10,10 @@ from finetune_cases import PIECES, results, run, saved_model
 
 from bert_jax.config import ModelConfig
 from bert_jax.config.finetune import FinetuneConfig, SentenceTaskConfig, TaskConfig, TaskDataConfig
+from bert_jax.finetuning.evaluation import point_values, scores_of
 from bert_jax.records import Record
-from bert_jax.tasks.evaluation import point_values, scores_of
-from bert_jax.tasks.selection import permutation
-from bert_jax.tasks.sentence import SentenceTask
+from bert_jax.tasks.sampling import permutation
+from bert_jax.tasks.sentence_embedding import SentenceTask
 from bert_jax.tokenization.wordpiece import WordPieceTokenizer
 
 TOKENIZER = WordPieceTokenizer(PIECES, lower_case=False)

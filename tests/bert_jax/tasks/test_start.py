@@ -9,12 +9,12 @@ from finetune_cases import PIECES, configured, saved_model
 
 from bert_jax.config import HeadsConfig
 from bert_jax.config.loader import RunOptions, Setting
-from bert_jax.interop import native
-from bert_jax.interop.native import replace_saved
+from bert_jax.finetuning import initialization as module
+from bert_jax.finetuning.initialization import resolve, store_tokenizer, warm_start, whole_name
+from bert_jax.interop import saved_model as native
 from bert_jax.interop.readers import read_weights
-from bert_jax.tasks import start as module
-from bert_jax.tasks.start import resolve, store_tokenizer, warm_start, whole_name
-from bert_jax.training.warm_start import RECORD
+from bert_jax.interop.saved_model import replace_saved
+from bert_jax.training.initial_model import RECORD
 
 TAGS = ("O", "B-PER", "I-PER")
 LAYERS = ("feature_mix", "bilstm")

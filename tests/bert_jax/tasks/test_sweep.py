@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 from finetune_cases import configured, run, saved_model
 
-from bert_jax import exits
 from bert_jax.config.loader import Setting, take_options
 from bert_jax.config.sweep import FinetuneRunOptions, plan_cells
-from bert_jax.folder_lock import FolderTaken, hold_folder
-from bert_jax.tasks.sweep import run_sweep
-from bert_jax.training.signals import StopRequest
+from bert_jax.experiments.sweep import run_sweep
+from bert_jax.io.folder_lock import FolderTaken, hold_folder
+from bert_jax.process import exits
+from bert_jax.process.signals import StopRequest
 
 SETTINGS = [Setting("command line", "data.dev", "dev.tsv"), Setting("command line", "training.seed", "4")]
 GRID = "--sweep optimizer.learning_rate=1e-3,2e-3 training.global_batch_size=8,16 --seeds 2"

@@ -10,7 +10,7 @@ from tagging_cases import TOKENIZER, batch_of, config, outputs_of, random_senten
 
 from bert_jax.metrics import value
 from bert_jax.model.bert import BertOutput
-from bert_jax.tasks.joint import JointTask
+from bert_jax.tasks.intent_slots import JointTask
 from bert_jax.tasks.tagging import TaggingTask
 from bert_jax.tokenization import load_tokenizer
 

@@ -8,7 +8,7 @@ from tagging_cases import TOKENIZER, batch_of, config, outputs_of, record
 from bert_jax.config import ExecutionConfig, ModelConfig
 from bert_jax.metrics import value
 from bert_jax.model.bert import BertModel
-from bert_jax.tasks.joint import JointTask
+from bert_jax.tasks.intent_slots import JointTask
 from bert_jax.tasks.tagging import TaggingTask
 
 RECORDS = [

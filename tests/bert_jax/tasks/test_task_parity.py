@@ -14,14 +14,14 @@ from golden.task_cases import PIECES, TASK_CASES, TaskCase, weight
 
 from bert_jax.config import ExecutionConfig, MeshConfig, ModelConfig, TokenizerConfig
 from bert_jax.config.finetune import FinetuneConfig
+from bert_jax.finetuning.finetune import FinetuneJob
+from bert_jax.finetuning.initialization import Start
+from bert_jax.finetuning.packing import Shape, fill_rows, pack_batch
+from bert_jax.finetuning.task_objective import TaskObjective
 from bert_jax.model import to_canonical
-from bert_jax.model.layout import from_canonical
+from bert_jax.model.canonical import from_canonical
 from bert_jax.parallel import make_mesh, to_global
 from bert_jax.records import Answer, Record
-from bert_jax.tasks.finetune import FinetuneJob
-from bert_jax.tasks.objective import TaskObjective
-from bert_jax.tasks.packing import Shape, fill_rows, pack_batch
-from bert_jax.tasks.start import Start
 from bert_jax.training.state import abstract_params
 from bert_jax.training.step import loss_and_gradients, split_microbatches
 

@@ -8,8 +8,8 @@ from task_files import write
 from bert_jax.config.finetune import TaskDataConfig
 from bert_jax.records import Record
 from data_pipeline.tasks import read_splits, split_names
-from data_pipeline.tasks.files import locate
-from data_pipeline.tasks.splits import cut_dev, draw
+from data_pipeline.tasks.record_splits import cut_dev, draw
+from data_pipeline.tasks.task_files import locate
 
 
 def folder_of(path, **files):

@@ -8,9 +8,9 @@ from task_files import read
 
 from bert_jax.config.finetune import TaskDataConfig
 from bert_jax.records import Answer, Record
-from data_pipeline import prepared
 from data_pipeline.host_tensorflow import load_tensorflow
 from data_pipeline.tasks import read_splits
+from data_pipeline.text import datasets as prepared
 
 
 def pair(i: int, label: int) -> dict:

@@ -1,0 +1,1 @@
+"""Consumers of text vectors: search, clusters, anisotropy."""

@@ -1,0 +1,229 @@
+"""Groups of vectors: k-means (k-means++, Arthur and Vassilvitskii 2007) and agglomerative clustering.
+
+Shapes: N vectors, E their width, K clusters.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+from scipy.cluster.hierarchy import fcluster, linkage
+from scipy.spatial.distance import pdist
+
+from bert_jax.analysis.collection import BLOCK, Collection, is_id, lengths_of
+from bert_jax.inference.text_files import read_texts
+
+Distance = Literal["cosine", "euclidean"]
+# Agglomerative clustering holds the distance of every pair, 8 bytes each.
+MOST_AGGLOMERATIVE = 20_000
+
+
+class Clusters(NamedTuple):
+    """int64[N] the cluster of every vector, numbered from 0 by falling size (the first member's row for equal
+    ones); float64[N] the cosine of each with the mean direction of its cluster."""
+
+    labels: np.ndarray
+    nearness: np.ndarray
+
+    @property
+    def count(self) -> int:
+        """K."""
+        return int(self.labels.max()) + 1
+
+    def members(self, cluster: int) -> np.ndarray:
+        """Rows of a cluster."""
+        return np.flatnonzero(self.labels == cluster)
+
+    def central(self, cluster: int) -> int:
+        """The member that is nearest to the cluster's centre, the lower row of equal ones."""
+        members = self.members(cluster)
+        return int(members[self.nearness[members].argmax()])
+
+
+def kmeans(
+    vectors: np.ndarray,
+    clusters: int,
+    *,
+    distance: Distance = "cosine",
+    seed: int = 0,
+    restarts: int = 10,
+    iterations: int = 300,
+) -> Clusters:
+    """Lloyd's algorithm on vectors of length 1 from ``restarts`` drawn starts, the one with the least inertia.
+
+    cosine: centres have length 1 too (spherical k-means, Dhillon and Modha 2001), the inertia is the sum of
+    1 - cosine. euclidean: the sum of squared distances. The same ``seed`` gives the same clusters, and none is
+    empty. Raises ``ValueError`` for more clusters than different vectors.
+    """
+    unit_NxE = _unit(vectors)
+    different = len({row.tobytes() for row in unit_NxE})
+    if not 1 <= clusters <= different:
+        raise ValueError(f"clusters: {clusters} is not allowed; allowed: 1 to {different}, the different vectors")
+    if restarts < 1 or iterations < 1:
+        raise ValueError(f"restarts {restarts}, iterations {iterations}: allowed: 1 or more")
+    runs = (
+        _lloyd(unit_NxE, clusters, distance, np.random.default_rng([seed, restart]), iterations)
+        for restart in range(restarts)
+    )
+    _, labels = min(runs, key=lambda run: run[0])
+    return _described(unit_NxE, labels)
+
+
+def agglomerative(vectors: np.ndarray, *, clusters: int | None = None, threshold: float | None = None) -> Clusters:
+    """Average linkage of cosine distances, cut at ``clusters`` clusters or where the next two clusters to join are
+    more than ``threshold`` (from 0 to 2) apart.
+
+    Raises ``ValueError`` unless one of the two is given, and for more than 20,000 vectors, whose pairs take 1.6 GB.
+    """
+    count = len(vectors)
+    if (clusters is None) == (threshold is None):
+        raise ValueError("clusters and threshold: give one of them")
+    if clusters is not None and not 1 <= clusters <= count:
+        raise ValueError(f"clusters: {clusters} is not allowed; allowed: 1 to {count}, the number of texts")
+    if threshold is not None and not 0 <= threshold <= 2:
+        raise ValueError(f"threshold: {threshold} is not allowed; allowed: from 0 to 2, a cosine distance")
+    if count > MOST_AGGLOMERATIVE:
+        raise ValueError(f"{count:,} texts; agglomerative takes {MOST_AGGLOMERATIVE:,} at most: use kmeans")
+    unit_NxE = _unit(vectors)
+    if count == 1:
+        return _described(unit_NxE, np.zeros(1, np.int64))
+    exact_NxE = vectors.astype(np.float64) / lengths_of(vectors)[:, None]
+    # 1 - cosine of vectors of length 1, and 0 for equal ones, which "cosine" leaves to rounding.
+    joined = linkage(pdist(exact_NxE, "sqeuclidean") / 2, "average")
+    if clusters is None:
+        labels = fcluster(joined, threshold, "distance")
+    else:
+        # The first N - K joins: exactly K clusters, where cutting at a height would join equal distances together.
+        labels = fcluster(joined, count - clusters - 1, "monocrit", monocrit=np.arange(count - 1.0))
+    return _described(unit_NxE, labels)
+
+
+def _unit(vectors: np.ndarray) -> np.ndarray:
+    """float32[N, E] of length 1."""
+    lengths = lengths_of(vectors)
+    unit = np.empty(vectors.shape, np.float32)
+    for start in range(0, len(vectors), BLOCK):
+        part = slice(start, start + BLOCK)
+        unit[part] = vectors[part] / lengths[part, None]
+    return unit
+
+
+def _lloyd(
+    unit_NxE: np.ndarray, clusters: int, distance: Distance, rng: np.random.Generator, iterations: int
+) -> tuple[float, np.ndarray]:
+    """Inertia and int64[N] labels of one start."""
+    centres_KxE = unit_NxE[_starts(unit_NxE, clusters, rng)]
+    labels = np.full(len(unit_NxE), -1)
+    for _ in range(iterations):
+        before = labels
+        labels, costs_N = _assign(unit_NxE, centres_KxE, distance)
+        _fill_empty(labels, costs_N, clusters)
+        if np.array_equal(labels, before):
+            break
+        centres_KxE = _centres(unit_NxE, labels, clusters, distance)
+    return float(costs_N.sum()), labels
+
+
+def _starts(unit_NxE: np.ndarray, clusters: int, rng: np.random.Generator) -> list[int]:
+    """Rows, each drawn by its squared distance from those before it. Of unit vectors that is twice 1 - cosine, so
+    both distances have the same starts."""
+    chosen = [int(rng.integers(len(unit_NxE)))]
+    nearest_N = np.full(len(unit_NxE), np.inf)
+    for _ in range(1, clusters):
+        nearest_N = np.minimum(nearest_N, np.maximum(1 - (unit_NxE @ unit_NxE[chosen[-1]]).astype(np.float64), 0))
+        nearest_N[chosen[-1]] = 0
+        total = nearest_N.sum()
+        # All that is left is as good as equal to a chosen one.
+        share = nearest_N / total if total else np.full(len(unit_NxE), 1 / len(unit_NxE))
+        chosen.append(int(rng.choice(len(unit_NxE), p=share)))
+    return chosen
+
+
+def _assign(unit_NxE: np.ndarray, centres_KxE: np.ndarray, distance: Distance) -> tuple[np.ndarray, np.ndarray]:
+    """int64[N] the nearest centre of each vector, and float64[N] what it costs."""
+    labels, costs = np.empty(len(unit_NxE), np.int64), np.empty(len(unit_NxE))
+    squares_K = (centres_KxE**2).sum(axis=1)
+    size = max(1, BLOCK * 64 // len(centres_KxE))
+    for start in range(0, len(unit_NxE), size):
+        part = slice(start, start + size)
+        cosines = unit_NxE[part] @ centres_KxE.T
+        cost = 1 - cosines if distance == "cosine" else 1 + squares_K - 2 * cosines
+        labels[part] = cost.argmin(axis=1)
+        costs[part] = cost.min(axis=1)
+    return labels, np.maximum(costs, 0)
+
+
+def _fill_empty(labels: np.ndarray, costs: np.ndarray, clusters: int) -> None:
+    """Give each empty cluster the vector that is farthest from its centre, of a cluster that has others."""
+    sizes = np.bincount(labels, minlength=clusters)
+    for empty in np.flatnonzero(sizes == 0):
+        row = int(np.where(sizes[labels] > 1, costs, -1).argmax())
+        sizes[labels[row]] -= 1
+        sizes[empty] += 1
+        labels[row], costs[row] = empty, 0
+
+
+def _centres(unit_NxE: np.ndarray, labels: np.ndarray, clusters: int, distance: Distance) -> np.ndarray:
+    order = np.argsort(labels, kind="stable")
+    sizes = np.bincount(labels, minlength=clusters)
+    firsts = np.cumsum(sizes) - sizes
+    sums_KxE = np.add.reduceat(unit_NxE[order], firsts, axis=0, dtype=np.float64)
+    if distance == "cosine":
+        scale = np.linalg.norm(sums_KxE, axis=1, keepdims=True)
+    else:
+        scale = sizes[:, None].astype(np.float64)
+    return (sums_KxE / np.where(scale > 0, scale, 1)).astype(np.float32)
+
+
+def _described(unit_NxE: np.ndarray, labels: np.ndarray) -> Clusters:
+    """Clusters in their order, from any labels."""
+    _, firsts, numbers, sizes = np.unique(labels, return_index=True, return_inverse=True, return_counts=True)
+    rank = np.empty(len(sizes), np.int64)
+    rank[np.lexsort((firsts, -sizes))] = np.arange(len(sizes))
+    ordered = rank[numbers]
+    centres_KxE = _centres(unit_NxE, ordered, len(sizes), "cosine")
+    nearness = np.empty(len(ordered))
+    for start in range(0, len(ordered), BLOCK):
+        part = slice(start, start + BLOCK)
+        nearness[part] = (unit_NxE[part].astype(np.float64) * centres_KxE[ordered[part]]).sum(axis=1)
+    return Clusters(ordered, nearness)
+
+
+# ------------------------------------------------------------------ lines and labels
+
+
+def cluster_lines(found: Clusters, collection: Collection) -> Iterator[dict[str, Any]]:
+    """``{"id", "text", "cluster"}`` of every entry, in order."""
+    for row, cluster in enumerate(found.labels.tolist()):
+        yield {"id": collection.ids[row], **collection.shown(row), "cluster": cluster}
+
+
+def summary_lines(found: Clusters, collection: Collection) -> Iterator[str]:
+    """Number, size and most central text (its id where there are only vectors) of every cluster."""
+    for cluster in range(found.count):
+        row = found.central(cluster)
+        text = collection.shown(row).get("text", f"entry {collection.ids[row]}")
+        yield f"cluster {cluster}: {len(found.members(cluster)):,}  {' '.join(text.split())[:100]}"
+
+
+def read_labels(source: str, collection: Collection) -> Sequence[str]:
+    """The right label of every entry: a text file has one a line, in their order; a .jsonl file has
+    ``{"id", "label"}``. Raises ``ValueError`` for entries without a label and labels of no entry."""
+    lines = list(read_texts((), source, False))
+    if not source.endswith(".jsonl"):
+        if len(lines) != len(collection):
+            raise ValueError(f"{source}: {len(lines)} labels; {collection.name} has {len(collection)} entries")
+        return lines
+    known, labels = set(collection.ids), {}
+    for number, line in enumerate(lines, 1):
+        where, one, label = f"{source}: entry {number}", line.get("id"), line.get("label")
+        if not is_id(one) or not is_id(label):
+            raise ValueError(f'{where}: not {{"id": ..., "label": ...}}')
+        if one not in known or one in labels:
+            what = "stands there twice" if one in labels else f"is not in {collection.name}"
+            raise ValueError(f"{where}: the id {one!r} {what}")
+        labels[one] = str(label)
+    missing = next((one for one in collection.ids if one not in labels), None)
+    if missing is not None:
+        raise ValueError(f"{source}: no label of the id {missing!r}; give every entry of {collection.name} one")
+    return [labels[one] for one in collection.ids]

@@ -1,0 +1,132 @@
+"""Texts with ids, or vectors of them, as search and clustering take them from a file.
+
+Shapes: N entries, E width of a vector.
+"""
+
+import zipfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bert_jax.inference.embed import embed, vector_width
+from bert_jax.inference.engine import Engine
+from bert_jax.inference.text_files import read_texts
+
+Id = int | str
+# Entries that are looked at together.
+BLOCK = 8192
+
+
+@dataclass(frozen=True)
+class Collection:
+    """Entries in order: their ids, each once, and their texts or, of an .npy file, vectors [N, E]."""
+
+    name: str
+    ids: Sequence[Id]
+    texts: Sequence[str] | None = None
+    vectors: np.ndarray | None = None
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def shown(self, entry: int) -> dict[str, str]:
+        """The text of an entry under "text", for a JSON object; empty where there are only vectors."""
+        return {} if self.texts is None else {"text": self.texts[entry]}
+
+
+def read_collection(source: str | None, texts: Sequence[str] = ()) -> Collection:
+    """What the file ``source`` ("-": standard input) holds, or ``texts``.
+
+    A text file has a text a line; the ids are numbers from 0, blank lines not counted, as the rows of the .npy file
+    that ``bert-jax embed`` makes of it. A .jsonl file has ``{"id", "text"}``, where either all or none have an id
+    (text or whole number). An .npy file has vectors [N, E], which are read as they are asked for. Raises
+    ``ValueError`` with the file and the entry for anything else.
+    """
+    if source is not None and source.endswith(".npy"):
+        vectors = _read_vectors(Path(source))
+        return Collection(source, range(len(vectors)), vectors=vectors)
+    name = source or "the command line"
+    entries = [
+        _entry(value, f"{name}: entry {number}") for number, value in enumerate(read_texts(texts, source, False))
+    ]
+    given = [one for one, _ in entries if one is not None]
+    if given and len(given) < len(entries):
+        raise ValueError(
+            f"{name}: {len(entries) - len(given)} entries without an id; give every one an id, or none"
+        )
+    ids = first_twice(given, name) if given else range(len(entries))
+    return Collection(name, ids, texts=[text for _, text in entries])
+
+
+def first_twice(ids: list[Id], name: str) -> list[Id]:
+    """``ids`` as they are; ``ValueError`` for one that stands there twice."""
+    seen: set[Id] = set()
+    for one in ids:
+        if one in seen:
+            raise ValueError(f"{name}: the id {one!r} stands there twice; give every entry its own")
+        seen.add(one)
+    return ids
+
+
+def is_id(value: Any) -> bool:
+    """Whether a JSON value can be an id: text or a whole number."""
+    return isinstance(value, str | int) and not isinstance(value, bool)
+
+
+def embedded(
+    collection: Collection, model: Engine | None, *, pooling: str | None = None, **options: Any
+) -> np.ndarray:
+    """The vectors of every entry: those of the file, else float32[N, E] by ``embed``, whose options these are.
+
+    Raises ``ValueError`` for vectors that are not finite, and for texts where there is no model.
+    """
+    vectors = collection.vectors
+    if vectors is None:
+        assert collection.texts is not None
+        if model is None:
+            raise ValueError(f"{collection.name}: texts need a model that makes vectors of them; give --model")
+        vectors = np.empty((len(collection), vector_width(model.spec, pooling)), np.float32)
+        for row, vector in enumerate(embed(model, collection.texts, pooling=pooling, **options)):
+            vectors[row] = vector
+    for start in range(0, len(vectors), BLOCK):
+        finite = np.isfinite(vectors[start : start + BLOCK]).all(axis=1)
+        if not finite.all():
+            entry = collection.ids[start + int(finite.argmin())]
+            raise ValueError(f"{collection.name}: the vector of entry {entry!r} is not finite")
+    return vectors
+
+
+def lengths_of(vectors: np.ndarray, name: str = "vectors") -> np.ndarray:
+    """float64[N] Euclidean lengths; ``ValueError`` for a vector of zeros, which has no cosine."""
+    lengths = np.empty(len(vectors))
+    for start in range(0, len(vectors), BLOCK):
+        block = np.asarray(vectors[start : start + BLOCK], np.float64)
+        lengths[start : start + BLOCK] = np.linalg.norm(block, axis=1)
+    if not lengths.all():
+        raise ValueError(f"{name}: vector {int(lengths.argmin())} is all zeros, which has no cosine")
+    return lengths
+
+
+def _entry(value: Any, where: str) -> tuple[Id | None, str]:
+    if isinstance(value, str):
+        return None, value
+    one, text = value.get("id"), value.get("text")
+    if not isinstance(text, str):
+        raise ValueError(f'{where}: no text there; write {{"id": ..., "text": "..."}}')
+    if one is not None and not is_id(one):
+        raise ValueError(f"{where}: the id {str(one)[:40]!r} is not allowed; allowed: text or a whole number")
+    return one, text
+
+
+def _read_vectors(path: Path) -> np.ndarray:
+    try:
+        vectors = np.load(path, mmap_mode="r", allow_pickle=False)
+    except (ValueError, EOFError, zipfile.BadZipFile):
+        raise ValueError(f"{path}: no array of numpy; make it with bert-jax embed --output") from None
+    if not isinstance(vectors, np.ndarray) or vectors.ndim != 2 or vectors.dtype.kind != "f" or not vectors.size:
+        what = f"{vectors.dtype}{list(vectors.shape)}" if isinstance(vectors, np.ndarray) else "several arrays"
+        raise ValueError(f"{path}: {what}; allowed: floats [entries, width], as bert-jax embed writes them")
+    return vectors

@@ -1,0 +1,271 @@
+"""The subcommands of ``bert-jax`` that look for likeness (search, cluster, anisotropy), and those on finished runs
+(compare, submission)."""
+
+import argparse
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from bert_jax.cli.options import add_command, add_model, add_pooling, load_model, run_options, say
+
+_TEXTS = "a text a line (blank ones are left out), .jsonl with id and text, or .npy vectors of bert-jax embed"
+
+
+def _add_search(commands: Any) -> None:
+    command = add_command(commands, "search", search_command, "the texts of a corpus nearest to each query")
+    add_model(command, required=False)
+    command.add_argument("--corpus", required=True, metavar="FILE", help=_TEXTS)
+    command.add_argument(
+        "queries", nargs="*", metavar="QUERY", help="texts to look for (default: the corpus's own)"
+    )
+    command.add_argument("--queries", dest="query_file", metavar="FILE", help="queries in a file, as --corpus")
+    command.add_argument("--top", type=int, default=10, metavar="K", help="hits of each query (default: 10)")
+    command.add_argument("--similarity", choices=("cosine", "dot"), default="cosine", help="default: cosine")
+    command.add_argument("--keep_self", action="store_true", help="of the corpus's own texts keep each as its hit")
+    command.add_argument(
+        "--relevant", type=Path, metavar="FILE",
+        help='JSON lines {"query": id, "relevant": [ids]}: print MRR, precision, recall and NDCG, not the hits',
+    )  # fmt: skip
+    command.add_argument("--output", type=Path, metavar="FILE", help="JSON lines (default: standard output)")
+    add_pooling(command)
+    command.add_argument("--corpus_prompt", metavar="TEXT", help="put before every text of the corpus")
+    command.add_argument("--query_prompt", metavar="TEXT", help="put before every query")
+    command.add_argument("--whiten", action="store_true", help="whiten by the corpus's vectors (Su et al. 2021)")
+    command.add_argument(
+        "--dimensions", type=int, metavar="N", help="with --whiten: keep the N strongest directions"
+    )
+
+
+def search_command(arguments: argparse.Namespace) -> None:
+    """The nearest texts of a corpus, by comparing with all of them: JSON lines with query, text and hits (id,
+    score, text), the best first, equal ones in the order of the corpus."""
+    from bert_jax.analysis.collection import read_collection
+    from bert_jax.analysis.neighbors import hit_lines, nearest, read_relevant, relevance
+    from bert_jax.inference.text_files import write_json_lines
+
+    if arguments.queries and arguments.query_file is not None:
+        raise ValueError("queries were given both on the command line and by --queries; give one of them")
+    if arguments.top < 1:
+        raise ValueError(f"--top: {arguments.top} is not allowed; allowed: 1 or more")
+    if arguments.dimensions is not None and not arguments.whiten:
+        raise ValueError("--dimensions needs --whiten")
+    given = bool(arguments.queries) or arguments.query_file is not None
+    if arguments.query_prompt is not None and not given:
+        raise ValueError("--query_prompt: there are no queries but the corpus's own texts; use --corpus_prompt")
+    corpus = read_collection(arguments.corpus)
+    queries = read_collection(arguments.query_file, arguments.queries) if given else corpus
+    relevant = read_relevant(arguments.relevant, queries, corpus) if arguments.relevant is not None else None
+    leaves_own_out = not given and not arguments.keep_self
+    own_relevant = [query for query, ids in (relevant or {}).items() if leaves_own_out and query in ids]
+    if own_relevant:
+        raise ValueError(
+            f"{arguments.relevant}: the query {own_relevant[0]!r} is relevant to itself, and is left out of its "
+            "hits; correct it or give --keep_self"
+        )
+    vectors, query_vectors = _vectors(arguments, corpus, queries)
+
+    from numpy import arange
+
+    found = nearest(
+        query_vectors, vectors, arguments.top, similarity=arguments.similarity,
+        own=arange(len(corpus)) if leaves_own_out else None,
+    )  # fmt: skip
+    lines = hit_lines(found, queries, corpus)
+    if relevant is None:
+        write_json_lines(lines, arguments.output)
+        return
+    ranked: dict[Any, list[Any]] = {}
+
+    def kept() -> Iterator[dict[str, Any]]:
+        for line in lines:
+            if line["query"] in relevant:
+                ranked[line["query"]] = [hit["id"] for hit in line["hits"]]
+            yield line
+
+    if arguments.output is not None:
+        write_json_lines(kept(), arguments.output)
+    else:
+        for _ in kept():
+            pass
+    scores = relevance(list(ranked.values()), [relevant[query] for query in ranked], arguments.top)
+    print(f"{len(ranked):,} queries, {arguments.top} hits each" + _unasked(len(queries) - len(ranked)))
+    for name, (value, low, high) in scores.items():
+        print(f"{name} {value:.4f} [{low:.4f}, {high:.4f}]")
+
+
+def _unasked(count: int) -> str:
+    return f" ({count:,} queries without relevant ids are not counted)" if count else ""
+
+
+def _vectors(arguments: argparse.Namespace, corpus: Any, queries: Any) -> tuple[Any, Any]:
+    """Vectors of corpus and queries, whitened where that is asked for."""
+    from bert_jax.analysis.anisotropy import anisotropy
+    from bert_jax.analysis.collection import embedded
+    from bert_jax.analysis.whitening import fit_whitening
+
+    model, options = _model(arguments, corpus, queries)
+    vectors = embedded(corpus, model, prompt=arguments.corpus_prompt, **options)
+    own = queries is corpus
+    query_vectors = vectors if own else embedded(queries, model, prompt=arguments.query_prompt, **options)
+    if not arguments.whiten:
+        return vectors, query_vectors
+    if query_vectors.shape[1] != vectors.shape[1]:
+        raise ValueError(f"--whiten: queries of {query_vectors.shape[1]} numbers, a corpus of {vectors.shape[1]}")
+    whitening = fit_whitening(vectors, arguments.dimensions)
+    before, vectors = vectors, whitening.apply(vectors)
+    if len(before) > 1:
+        said = f"mean cosine of all pairs {anisotropy(before):.3f}, whitened {anisotropy(vectors):.3f}"
+        say(f"{arguments.corpus}: {said}, {vectors.shape[1]} of {before.shape[1]} dimensions")
+    return vectors, vectors if own else whitening.apply(query_vectors)
+
+
+def _model(arguments: argparse.Namespace, *collections: Any) -> tuple[Any, dict[str, Any]]:
+    """The model, where a collection has texts, and the options of ``embed``."""
+    texts = [collection for collection in collections if collection.texts is not None]
+    if texts and arguments.model is None:
+        raise ValueError(f"{texts[0].name}: texts need a model that makes vectors of them; give --model")
+    options = {"pooling": arguments.pooling, "normalize": arguments.normalize, **run_options(arguments)}
+    return load_model(arguments) if texts else None, options
+
+
+# ------------------------------------------------------------------ groups
+
+
+def _add_cluster(commands: Any) -> None:
+    command = add_command(commands, "cluster", cluster_command, "groups of like texts")
+    add_model(command, required=False, with_labels=False)
+    command.add_argument("--input", required=True, metavar="FILE", help=_TEXTS)
+    command.add_argument("--clusters", type=int, metavar="K", help="how many")
+    command.add_argument(
+        "--threshold", type=float, metavar="X", help="agglomerative: cosine distance, in their place"
+    )
+    command.add_argument("--method", choices=("kmeans", "agglomerative"), default="kmeans", help="default: kmeans")
+    command.add_argument("--distance", choices=("cosine", "euclidean"), help="of kmeans (default: cosine)")
+    command.add_argument("--seed", type=int, metavar="N", help="of kmeans' starts (default: 0)")
+    command.add_argument("--restarts", type=int, metavar="N", help="of kmeans, the best is taken (default: 10)")
+    command.add_argument(
+        "--labels", dest="label_file", metavar="FILE",
+        help="right groups, one a line or .jsonl with id and label: print purity, adjusted Rand index and NMI",
+    )  # fmt: skip
+    command.add_argument("--output", type=Path, metavar="FILE", help="JSON lines (default: standard output)")
+    add_pooling(command)
+    command.add_argument("--prompt", metavar="TEXT", help="put before every text")
+
+
+def cluster_command(arguments: argparse.Namespace) -> None:
+    """Groups of texts whose vectors point the same way: JSON lines with id, text and cluster, and of every cluster
+    its size and most central text (on standard error where the JSON lines go to standard output)."""
+    from bert_jax.analysis.clusters import agglomerative, cluster_lines, kmeans, read_labels, summary_lines
+    from bert_jax.analysis.collection import embedded, read_collection
+    from bert_jax.inference.text_files import write_json_lines
+    from bert_jax.metrics import clustering_scores
+
+    of_kmeans = {"distance": arguments.distance, "seed": arguments.seed, "restarts": arguments.restarts}
+    of_kmeans = {name: value for name, value in of_kmeans.items() if value is not None}
+    is_kmeans = arguments.method == "kmeans"
+    if (arguments.clusters is None) == (arguments.threshold is None):
+        raise ValueError("--clusters and --threshold: give one of them")
+    if is_kmeans and arguments.threshold is not None:
+        raise ValueError("--threshold has no meaning with kmeans: give --clusters, or --method agglomerative")
+    if not is_kmeans and of_kmeans:
+        raise ValueError(f"--{next(iter(of_kmeans))} has no meaning with --method agglomerative")
+    if arguments.seed is not None and arguments.seed < 0:
+        raise ValueError(f"--seed: {arguments.seed} is not allowed; allowed: 0 or more")
+    collection = read_collection(arguments.input)
+    labels = read_labels(arguments.label_file, collection) if arguments.label_file is not None else None
+    model, options = _model(arguments, collection)
+    vectors = embedded(collection, model, prompt=arguments.prompt, **options)
+    if is_kmeans:
+        found = kmeans(vectors, arguments.clusters, **of_kmeans)
+    else:
+        found = agglomerative(vectors, clusters=arguments.clusters, threshold=arguments.threshold)
+    write_json_lines(cluster_lines(found, collection), arguments.output)
+    tell = say if arguments.output is None else print
+    for line in summary_lines(found, collection):
+        tell(line)
+    if labels is not None:
+        scores = clustering_scores(labels, found.labels.tolist())
+        tell("  ".join(f"{name} {value:.4f}" for name, value in scores.items()))
+
+
+# ------------------------------------------------------------------ which way vectors point
+
+
+def _add_anisotropy(commands: Any) -> None:
+    command = add_command(commands, "anisotropy", anisotropy_command, "do vectors point every way, or all one?")
+    add_model(command, required=False, with_labels=False)
+    command.add_argument("--input", required=True, metavar="FILE", help=_TEXTS)
+    add_pooling(command)
+    command.add_argument("--prompt", metavar="TEXT", help="put before every text")
+
+
+def anisotropy_command(arguments: argparse.Namespace) -> None:
+    """The mean cosine of all pairs of texts (0: they point every way), and of the rows of the model's embedding
+    table, by how often their pieces occur in the texts (Li et al. 2020). What helps: search --whiten."""
+    from bert_jax.analysis.anisotropy import anisotropy, counted_embeddings, frequency_bands
+    from bert_jax.analysis.collection import embedded, read_collection
+
+    collection = read_collection(arguments.input)
+    model, options = _model(arguments, collection)
+    vectors = embedded(collection, model, prompt=arguments.prompt, **options)
+    print(f"{len(vectors):,} texts: mean cosine of all pairs {anisotropy(vectors):.4f}")
+    if collection.texts is None:
+        return
+    for band in frequency_bands(*counted_embeddings(model, collection.texts)):
+        ranks = f"pieces {band.first:,} to {band.last:,} by frequency"
+        print(f"{ranks}: mean cosine of all pairs {band.anisotropy:.4f}, mean length {band.mean_length:.3f}")
+
+
+# ------------------------------------------------------------------ finished runs
+
+
+def _add_compare(commands: Any) -> None:
+    command = add_command(commands, "compare", compare_command, "is one fine-tuned model better than another?")
+    command.add_argument("first", metavar="A", help="workdir of run_finetune.py")
+    command.add_argument("second", metavar="B", help="another one, on the same records")
+    command.add_argument("--split", default="dev", help="of predictions_SPLIT.jsonl (default: dev)")
+    command.add_argument(
+        "--metric", metavar="NAME", help="as in metrics.json (default: task.metric, else the first)"
+    )
+    command.add_argument("--seed", type=int, default=0, metavar="N", help="of the resamples (default: 0)")
+    command.add_argument(
+        "--resamples", type=int, default=1000, metavar="N", help="of the bootstrap (default: 1000)"
+    )
+    command.add_argument("--json", action="store_true", help="one JSON object")
+
+
+def compare_command(arguments: argparse.Namespace) -> None:
+    """The difference of two fine-tuning runs on one split, with its 95% interval (paired bootstrap) and p-value: by
+    McNemar's exact test where a record is right or wrong, else by the bootstrap."""
+    from bert_jax.experiments.compare import compare, table
+    from bert_jax.io.storage import location
+
+    found = compare(
+        location(arguments.first), location(arguments.second), arguments.split, arguments.metric,
+        seed=arguments.seed, resamples=arguments.resamples,
+    )  # fmt: skip
+    if arguments.json:
+        print(json.dumps(found.as_dict(), ensure_ascii=False))
+        return
+    for line in table(found):
+        print(line)
+
+
+def _add_submission(commands: Any) -> None:
+    command = add_command(commands, "submission", submission_command, "the files for GLUE's leaderboard")
+    command.add_argument("workdirs", nargs="+", metavar="WORKDIR", help="of run_finetune.py on a GLUE recipe")
+    command.add_argument("--output", type=Path, required=True, metavar="DIR", help="folder of the files")
+
+
+def submission_command(arguments: argparse.Namespace) -> None:
+    """CoLA.tsv and the other files that GLUE's leaderboard takes, for the test sets that the runs have predicted,
+    and a zip of them."""
+    from bert_jax.experiments.submission import write_submission
+    from bert_jax.io.storage import location
+
+    for line in write_submission([location(name) for name in arguments.workdirs], arguments.output):
+        print(line)
+
+
+ADD_COMMANDS = (_add_search, _add_cluster, _add_anisotropy, _add_compare, _add_submission)

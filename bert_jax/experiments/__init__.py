@@ -1,0 +1,1 @@
+"""Several runs: sweeps, comparisons, leaderboard files."""

@@ -1,0 +1,261 @@
+"""Two fine-tuning runs on the same records: is one better, and how sure is that?
+
+Everything comes of ``config.yaml`` and ``predictions_SPLIT.jsonl``; no model is read.
+"""
+
+import dataclasses
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import numpy as np
+
+from bert_jax.config.finetune import FinetuneConfig
+from bert_jax.finetuning.artifacts import read_options, read_predictions
+from bert_jax.io.storage import Location
+from bert_jax.metrics import Score, mcnemar, paired_bootstrap, value
+from bert_jax.records import Record
+from bert_jax.tasks.registry import TASKS
+from bert_jax.tasks.task import Prediction, Task
+from bert_jax.tokenization import Tokenizer
+
+# Metrics of which a record has 0 or 1.
+RIGHT_OR_WRONG = ("accuracy", "triplet_accuracy", "precision@1")
+# Options that decide what predictions and metrics are.
+_READ = ("task.kind", "task.module", "task.metric", "data.labels", "data.label_names", "sentence.loss")
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Metric values of both runs over ``records`` records, a - b with its 95% interval, the two-sided p-value of
+    ``test``. ``only_a`` and ``only_b``: records that one run alone has right, for McNemar's test."""
+
+    a: str
+    b: str
+    split: str
+    metric: str
+    records: int
+    value_a: float
+    value_b: float
+    difference: float
+    low: float
+    high: float
+    p_value: float
+    test: str
+    only_a: int | None = None
+    only_b: int | None = None
+
+    def as_dict(self) -> dict[str, Any]:
+        """JSON-able; null for what is not defined."""
+        values = dataclasses.asdict(self)
+        return {name: None if isinstance(one, float) and math.isnan(one) else one for name, one in values.items()}
+
+
+@dataclass(frozen=True)
+class _Run:
+    name: str
+    task: Task
+    # By the records' ids.
+    records: dict[str, Record]
+    predictions: dict[str, Prediction]
+
+
+def compare(
+    first: Location, second: Location, split: str = "dev", metric: str | None = None,
+    *, seed: int = 0, resamples: int = 1000,
+) -> Comparison:  # fmt: skip
+    """Compare the runs of two workdirs on the labelled records of ``split``.
+
+    ``metric``: a name of metrics.json; None: ``task.metric`` of the first run, else its task's first one. Accuracy
+    is tested by McNemar's exact test, other metrics by the paired bootstrap, which gives all intervals. Raises
+    ``ValueError`` for runs of different tasks, labels or records, and for a task whose predictions do not say what
+    was right.
+    """
+    if resamples < 1:
+        raise ValueError(f"resamples: {resamples} is not allowed; allowed: 1 or more")
+    if seed < 0:
+        raise ValueError(f"seed: {seed} is not allowed; allowed: 0 or more")
+    a, b = _read_run(first, split), _read_run(second, split)
+    _check_alike(a, b)
+    everyone = list(a.records)
+    ids = [everyone[i] for i in a.task.scored(list(a.records.values()))]
+    if not ids:
+        raise ValueError(f"{a.name}: split {split} has no labels; choose one that has")
+    scores_a, scores_b = ({score.name: score for score in _scores(a.task, run, ids)} for run in (a, b))
+    name = metric or a.task.config.task.metric or next(iter(scores_a))
+    if name not in scores_a or name not in scores_b:
+        allowed = ", ".join(each for each in scores_a if each in scores_b)
+        raise ValueError(f"metric: {name!r} is not measured; allowed: {allowed}")
+    score_a, score_b, n = scores_a[name], scores_b[name], len(ids)
+    found = paired_bootstrap(score_a, score_b, n, seed, resamples)
+    p_value, test, only_a, only_b = found.p_value, "paired bootstrap", None, None
+    if name in RIGHT_OR_WRONG:
+        only_a, only_b, p_value = mcnemar(_right(score_a, n), _right(score_b, n))
+        test = "McNemar, exact"
+    return Comparison(
+        str(first), str(second), split, name, n, value(score_a, n), value(score_b, n), found.difference, found.low,
+        found.high, p_value, test, only_a, only_b,
+    )  # fmt: skip
+
+
+def table(found: Comparison) -> list[str]:
+    """The comparison as lines for a person."""
+    only = ""
+    if found.only_a is not None:
+        only = f"; right in A alone {found.only_a:,}, in B alone {found.only_b:,}"
+    heads = ("metric", "A", "B", "A - B", "95% interval", "p")
+    interval = f"[{found.low:+.4f}, {found.high:+.4f}]"
+    p_value = "< 0.0001" if found.p_value < 1e-4 else f"{found.p_value:.4f}"
+    cells = (
+        found.metric,
+        f"{found.value_a:.4f}",
+        f"{found.value_b:.4f}",
+        f"{found.difference:+.4f}",
+        interval,
+        p_value,
+    )
+    widths = [max(len(head), len(cell)) for head, cell in zip(heads, cells, strict=True)]
+    rows = ["  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)) for row in (heads, cells)]
+    return [
+        f"A: {found.a}",
+        f"B: {found.b}",
+        f"{found.split}: {found.records:,} records; p by {found.test}{only}",
+        *(row.rstrip() for row in rows),
+    ]
+
+
+def _right(score: Score, n: int) -> np.ndarray:
+    """bool[n]: the metric of each record alone."""
+    return np.array([score.of(np.array([record])) for record in range(n)]) == 1
+
+
+def _scores(task: Task, run: _Run, ids: Sequence[str]) -> list[Score]:
+    return task.scores([run.records[one] for one in ids], [run.predictions[one] for one in ids])
+
+
+def _check_alike(a: _Run, b: _Run) -> None:
+    kind, other = (run.task.config.task.kind for run in (a, b))
+    if kind != other:
+        raise ValueError(f"{a.name} is of {kind}, {b.name} of {other}; compare runs of one task")
+    labels = [sorted(run.task.config.data.labels) for run in (a, b)]
+    if labels[0] != labels[1]:
+        said = " and ".join(", ".join(each[:10]) for each in labels)
+        raise ValueError(f"{a.name} and {b.name} have different labels: {said}; compare runs of the same ones")
+    for one, two in ((a, b), (b, a)):
+        missing = next((each for each in one.records if each not in two.records), None)
+        if missing is not None:
+            raise ValueError(
+                f"{two.name}: the record {missing!r} of {one.name} is not there "
+                f"({len(two.records):,} and {len(one.records):,} records); compare runs on the same records"
+            )
+    for each, record in a.records.items():
+        if record != dataclasses.replace(b.records[each], source=record.source):
+            raise ValueError(
+                f"{b.name}: the record {each!r} has another label than in {a.name}; "
+                "compare runs on the same records"
+            )
+
+
+# ------------------------------------------------------------------ files of a run
+
+
+def _read_run(workdir: Location, split: str) -> _Run:
+    config = read_options(workdir, _READ)
+    kind = config.task.kind
+    if config.task.module or kind not in _READERS:
+        what = f"task.module {config.task.module}" if config.task.module else f"task.kind {kind}"
+        raise ValueError(
+            f"{workdir}: the predictions of {what} do not say what was right, so they cannot be compared; allowed: "
+            f"{', '.join(_READERS)}"
+        )
+    # Metrics need the labels alone, of which the config has all.
+    task = TASKS[kind](config, cast(Tokenizer, None))
+    records: dict[str, Record] = {}
+    predictions: dict[str, Prediction] = {}
+    for where, line in read_predictions(workdir, split):
+        record = _record(line, config, where)
+        if record.id in records:
+            raise ValueError(f"{where}: the record {record.id!r} stands there twice; ids must tell records apart")
+        records[record.id], predictions[record.id] = record, line
+    return _Run(str(workdir), task, records, predictions)
+
+
+def _record(line: Mapping[str, Any], config: FinetuneConfig, where: str) -> Record:
+    """What the task's metrics read of a record, from its line of predictions."""
+    kind, labels = config.task.kind, config.data.labels
+    reader, fields = _READERS[kind]
+    found = reader(line, labels) if isinstance(line.get("id"), str) else None
+    if found is None:
+        shown = json.dumps(line, ensure_ascii=False)[:80]
+        raise ValueError(f"{where}: {shown} is no prediction of {kind}; it has id, {fields}")
+    return dataclasses.replace(found, id=line["id"], source=where)
+
+
+def _class(line: Mapping[str, Any], labels: tuple[str, ...]) -> Record | None:
+    fits = line.get("label") in (None, *labels) and line.get("prediction") in labels and _has_scores(line, labels)
+    return Record(id="", source="", label=line.get("label")) if fits else None
+
+
+def _classes(line: Mapping[str, Any], labels: tuple[str, ...]) -> Record | None:
+    given, guessed = line.get("label", []), line.get("prediction")
+    lists = isinstance(given, list) and isinstance(guessed, list)
+    if not (lists and all(one in labels for one in (*given, *guessed)) and _has_scores(line, labels)):
+        return None
+    # In the order of the files; the metrics ask for the set.
+    return Record(id="", source="", labels=tuple(sorted(given)) if "label" in line else None)
+
+
+def _value(line: Mapping[str, Any], _: tuple[str, ...]) -> Record | None:
+    label = line.get("label")
+    fits = _is_number(line.get("prediction")) and (label is None or _is_number(label))
+    return Record(id="", source="", label=None if label is None else repr(float(label))) if fits else None
+
+
+def _choice(line: Mapping[str, Any], labels: tuple[str, ...]) -> Record | None:
+    label, guessed = line.get("label"), line.get("prediction")
+    numbers = [one for one in (label, guessed) if one is not None]
+    fits = guessed is not None and all(type(one) is int and 0 <= one < len(labels) for one in numbers)
+    return Record(id="", source="", label=None if label is None else str(label)) if fits else None
+
+
+def _pair(line: Mapping[str, Any], labels: tuple[str, ...]) -> Record | None:
+    """Of sentence embeddings: what is there says how records are scored (``SentenceTask.scores``)."""
+    label = line.get("label")
+    is_triplet, is_class = "cosine_negative" in line, label in labels and "prediction" in line
+    fits = label is None or isinstance(label, str)
+    fits &= all(_is_number(line[name]) for name in ("cosine", "cosine_negative", "rank") if name in line)
+    fits &= is_class or label is None or is_triplet or (_as_number(label) and "cosine" in line)
+    fits &= not is_class or (line["prediction"] in labels and _has_scores(line, labels))
+    fits &= not is_triplet or "cosine" in line
+    if not fits:
+        return None
+    # A text alone is neither right nor wrong.
+    pair = "" if is_triplet or "rank" in line else None
+    return Record(id="", source="", label=label, text_pair=pair, negatives=("",) if is_triplet else ())
+
+
+def _has_scores(line: Mapping[str, Any], labels: Sequence[str]) -> bool:
+    scores = line.get("scores")
+    return isinstance(scores, dict) and all(_is_number(scores.get(label)) for label in labels)
+
+
+def _is_number(given: Any) -> bool:
+    return isinstance(given, int | float) and not isinstance(given, bool)
+
+
+def _as_number(text: Any) -> bool:
+    try:
+        return math.isfinite(float(text))
+    except (TypeError, ValueError):
+        return False
+
+
+_READERS: dict[str, tuple[Callable[[Mapping[str, Any], tuple[str, ...]], Record | None], str]] = {
+    "classification": (_class, "label, prediction and scores of data.labels"),
+    "multi_label": (_classes, "label, prediction (lists) and scores of data.labels"),
+    "regression": (_value, "label and prediction, numbers"),
+    "choice": (_choice, "label and prediction, numbers of choices"),
+    "sentence": (_pair, "label and cosine, or prediction, or rank, or cosine_negative"),
+}

@@ -1,0 +1,119 @@
+"""Files for GLUE's leaderboard (Wang et al. 2018; gluebenchmark.com/faq), of what runs predicted for its test sets.
+
+Every file has the header ``index<TAB>prediction`` and a line for each record of the official test set.
+"""
+
+import math
+import zipfile
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from bert_jax.finetuning.artifacts import predicted_splits, read_options, read_predictions
+from bert_jax.io.storage import Location, write_whole
+
+ZIP = "submission.zip"
+_BINARY, _TWO, _THREE = ("0", "1"), ("entailment", "not_entailment"), ("entailment", "neutral", "contradiction")
+
+
+class GlueFile(NamedTuple):
+    """The file of a test set: its name without .tsv, the records of the set, its classes (none: a value)."""
+
+    name: str
+    records: int
+    classes: tuple[str, ...] = ()
+
+
+# By task.name of the recipes, then by the split that they call it.
+FILES = {
+    "cola": {"test": GlueFile("CoLA", 1_063, _BINARY)},
+    "sst2": {"test": GlueFile("SST-2", 1_821, _BINARY)},
+    "mrpc": {"test": GlueFile("MRPC", 1_725, _BINARY)},
+    "stsb": {"test": GlueFile("STS-B", 1_379)},
+    "mnli": {
+        "test_matched": GlueFile("MNLI-m", 9_796, _THREE),
+        "test_mismatched": GlueFile("MNLI-mm", 9_847, _THREE),
+        "AX": GlueFile("AX", 1_104, _THREE),
+    },
+    "qnli": {"test": GlueFile("QNLI", 5_463, _TWO)},
+    "qqp": {"test": GlueFile("QQP", 390_965, _BINARY)},
+    "rte": {"test": GlueFile("RTE", 3_000, _TWO)},
+    "wnli": {"test": GlueFile("WNLI", 146, _BINARY)},
+}
+# Least and largest value of STS-B.
+_LEAST, _LARGEST = 0.0, 5.0
+
+
+def write_submission(workdirs: Iterable[Location], output: Path) -> list[str]:
+    """Write a file for every test set that ``workdirs`` have predictions of, and ``submission.zip`` of these files.
+
+    Nothing is written before all is checked. Returns what to say, with the files that the leaderboard still needs.
+    Raises ``ValueError`` for a run of no task of GLUE, or without predictions of its test sets, and for predictions
+    that are not one for each record: an index missing, twice or too many, another class than the leaderboard's.
+    """
+    files: dict[str, str] = {}
+    sources: dict[str, Location] = {}
+    for workdir in workdirs:
+        task = read_options(workdir, ("task.kind", "task.name")).task.name
+        if task not in FILES:
+            raise ValueError(f"{workdir}: task.name {task!r} is no task of GLUE; allowed: {', '.join(FILES)}")
+        there = predicted_splits(workdir)
+        splits = FILES[task]
+        # Without any of them the first says what is there instead.
+        for split in [each for each in splits if each in there] or list(splits)[:1]:
+            name = splits[split].name
+            if name in sources:
+                raise ValueError(f"{workdir}: {name}.tsv is that of {sources[name]} already; give one of the two")
+            sources[name] = workdir
+            files[name] = _file(workdir, split, splits[split])
+    output.mkdir(parents=True, exist_ok=True)
+    for name, text in files.items():
+        write_whole(output / f"{name}.tsv", text)
+    temporary = output / f"{ZIP}.tmp"
+    with zipfile.ZipFile(temporary, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, text in files.items():
+            archive.writestr(f"{name}.tsv", text)
+    temporary.replace(output / ZIP)
+    wanted = [one.name for splits in FILES.values() for one in splits.values()]
+    missing = [name for name in wanted if name not in files]
+    said = [f"{output / name}.tsv: {text.count(chr(10)) - 1:,} predictions" for name, text in files.items()]
+    lacks = f", not ready to upload: the leaderboard wants {', '.join(missing)} too" if missing else ""
+    return [*said, f"{output / ZIP}: {len(files)} of {len(wanted)} files{lacks}"]
+
+
+def _file(workdir: Location, split: str, wanted: GlueFile) -> str:
+    """The file of a test set: its predictions in the order of their indices."""
+    last = wanted.records - 1
+    numbers = {str(number): number for number in range(wanted.records)}
+    found: list[str | None] = [None] * wanted.records
+    for where, line in read_predictions(workdir, split):
+        identity = line.get("id")
+        number = numbers.get(identity) if isinstance(identity, str) else None
+        if number is None or found[number] is not None:
+            wrong = "is none of" if number is None else "stands twice among"
+            raise ValueError(
+                f"{where}: index {identity!r} {wrong} those of {wanted.name}; allowed: 0 to {last:,}, each once, "
+                "as in GLUE's test file"
+            )
+        found[number] = _answer(line.get("prediction"), wanted, where)
+    lacking = [number for number, answer in enumerate(found) if answer is None]
+    if lacking:
+        raise ValueError(
+            f"{workdir}: {wanted.records - len(lacking):,} predictions of {split}, {wanted.name} has "
+            f"{wanted.records:,}: index {lacking[0]} is missing; predict all of GLUE's test file"
+        )
+    return "".join(["index\tprediction\n", *(f"{number}\t{answer}\n" for number, answer in enumerate(found))])
+
+
+def _answer(prediction: Any, wanted: GlueFile, where: str) -> str:
+    """A prediction as the leaderboard writes it; values are moved into STS-B's range."""
+    if wanted.classes:
+        if prediction not in wanted.classes:
+            raise ValueError(
+                f"{where}: prediction {prediction!r} is no class of {wanted.name}; allowed: "
+                f"{', '.join(wanted.classes)}; train on GLUE's files"
+            )
+        return str(prediction)
+    if isinstance(prediction, bool) or not isinstance(prediction, int | float) or not math.isfinite(prediction):
+        raise ValueError(f"{where}: prediction {prediction!r} of {wanted.name} is no finite number")
+    return f"{min(max(prediction, _LEAST), _LARGEST):.6f}"

@@ -1,0 +1,240 @@
+"""Several fine-tuning runs of one command: every one in a workdir of its own, and a table of what they reached.
+
+WORKDIR/runs/NAME is a run like any other. What is finished is not run again, so a sweep that was killed goes on,
+and several processes on one WORKDIR share the runs. The table is made from the runs' metrics.json alone.
+"""
+
+import contextlib
+import gc
+import io
+import json
+import shutil
+import statistics
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from bert_jax.config.finetune import FinetuneConfig
+from bert_jax.config.sweep import Cell, shared_settings
+from bert_jax.finetuning.artifacts import read_results
+from bert_jax.io.folder_lock import FolderTaken, hold_folder
+from bert_jax.io.storage import write_whole
+from bert_jax.process import exits, hosts
+from bert_jax.process.signals import StopRequest
+
+RUNS, TABLE, DATA, IMAGE, SHARED = "runs", "sweep.md", "sweep.json", "sweep.png", "shared.json"
+
+
+def run_sweep(
+    base: FinetuneConfig,
+    cells: Sequence[Cell],
+    workdir: Path,
+    train: Callable[[Path, list[str]], None],
+    *,
+    init_from: str,
+    stop: StopRequest,
+    host_timeout: float,
+) -> int:
+    """Make every run of ``cells`` that is not finished, and write the table. Returns the exit code.
+
+    Args:
+        base: what the runs share.
+        train: trains in a folder, given further arguments of the command line.
+
+    Raises:
+        ValueError: ``workdir`` holds a sweep of other settings, or a run cannot be made.
+        exits.Stop: the sweep was asked to end.
+    """
+    if hosts.is_lead():
+        with _alone(workdir):
+            _same_sweep(workdir / SHARED, {"init_from": init_from, **shared_settings(base, cells)})
+    # One cache for all: runs that differ in their seeds compile once.
+    compiled = base.training.compilation_cache or str(workdir.absolute() / "compilation_cache")
+    taken, failed = 0, 0
+    for number, cell in enumerate(cells):
+        folder = workdir / RUNS / cell.name
+        if hosts.lead_says("is_finished", bool(read_results(folder)), host_timeout):
+            _drop_checkpoints(folder)
+            continue
+        if hosts.lead_says("is_taken", hosts.is_lead() and _is_taken(folder), host_timeout):
+            taken += 1
+            continue
+        if stop.reached():
+            line = f"stopped before run {number + 1}, {stop.told()}: run the same command to continue"
+            raise exits.Stop(stop.exit_code, line, agreed=True)
+        _say(f"--- run {number + 1} of {len(cells)}: {folder}")
+        try:
+            train(folder, ["--training.compilation_cache", compiled, *cell.arguments])
+        except FolderTaken:
+            taken += 1
+        except exits.Stop as ended:
+            if ended.code != exits.NON_FINITE:
+                raise
+            failed += 1
+            _say(f"{folder}: {ended}")
+        _drop_checkpoints(folder)
+        jax.clear_caches()
+        gc.collect()
+    if hosts.is_lead():
+        with _alone(workdir):
+            write_results(base, cells, workdir)
+        left = f"; {taken} are run by another process, which completes the table" if taken else ""
+        left += f"; {failed} ended early and stay in the table without values" if failed else ""
+        _say(f"{len(cells) - taken - failed} of {len(cells)} runs{left}; {workdir / TABLE}:")
+        _say((workdir / TABLE).read_text(encoding="utf-8"))
+    return exits.NON_FINITE if failed else exits.OK
+
+
+@contextlib.contextmanager
+def _alone(workdir: Path) -> Iterator[None]:
+    """Hold the sweep's own files, as the other processes do for moments; ``FolderTaken`` after a minute."""
+    with contextlib.ExitStack() as held:
+        for tries in range(600, -1, -1):
+            try:
+                held.enter_context(hold_folder(workdir, "a run is using this workdir; give another --workdir"))
+                break
+            except FolderTaken:
+                if not tries:
+                    raise
+                time.sleep(0.1)
+        yield
+
+
+def _is_taken(folder: Path) -> bool:
+    try:
+        with hold_folder(folder, ""):
+            return False
+    except FolderTaken:
+        return True
+
+
+def _drop_checkpoints(folder: Path) -> None:
+    """Of a finished run: it has its best parameters, and many runs would fill the disk."""
+    if hosts.is_lead() and read_results(folder):
+        shutil.rmtree(folder / "checkpoints", ignore_errors=True)
+
+
+def _same_sweep(path: Path, now: dict[str, Any]) -> None:
+    """Keep what the runs share; ``ValueError`` when the folder's runs share something else."""
+    text = json.dumps(now, indent=1, ensure_ascii=False)
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(path, f"{text}\n")
+        return
+    before = json.loads(path.read_text(encoding="utf-8"))
+    changed = [f"{key}: {before[key]} -> {now[key]}" for key in now if key in before and before[key] != now[key]]
+    if changed:
+        raise ValueError(
+            f"{path.parent}: holds runs with other settings ({'; '.join(changed)}); give another --workdir"
+        )
+    if any(key not in before for key in now):  # what an earlier command swept, and this one does not
+        write_whole(path, f"{json.dumps({**before, **now}, indent=1, ensure_ascii=False)}\n")
+
+
+def _say(text: str) -> None:
+    if hosts.is_lead():
+        print(text, flush=True)
+
+
+# --- The table --------------------------------------------------------------------------------------------------
+
+
+def write_results(base: FinetuneConfig, cells: Sequence[Cell], workdir: Path) -> None:
+    """Write sweep.md, sweep.json and sweep.png from the finished runs; the same runs give the same bytes."""
+    found = []
+    for cell in cells:
+        entries = read_results(workdir / RUNS / cell.name)
+        splits = {
+            entry["split"]: {name: metric["value"] for name, metric in entry["metrics"].items()}
+            for entry in entries
+        }
+        chosen = next((entry["chosen_by"] for entry in entries if "chosen_by" in entry), None)
+        run = {"run": cell.name, "settings": dict(cell.settings), "seed": cell.seed}
+        found.append({**run, "chosen_by": chosen, "metrics": splits})
+    write_whole(workdir / DATA, f"{json.dumps(found, indent=1, ensure_ascii=False)}\n")
+    done = [one for one in found if one["metrics"]]
+    if not done:
+        write_whole(workdir / TABLE, "No run is finished.\n")
+        return
+    metric, higher = done[0]["chosen_by"]["metric"], done[0]["chosen_by"]["higher_is_better"]
+    splits = [name for name in done[0]["metrics"] if metric in done[0]["metrics"][name]]
+    write_whole(workdir / TABLE, _table(found, splits, metric, higher))
+    rows = [(_label(settings), _values(runs, splits[0], metric)) for settings, runs in _groups(found)]
+    write_whole(workdir / IMAGE, draw_points(rows, f"{base.name}: {metric} on {splits[0]}"))
+
+
+def _groups(found: Sequence[dict[str, Any]]) -> list[tuple[dict[str, str], list[dict[str, Any]]]]:
+    """Runs that differ in their seeds only, in the order of the sweep."""
+    groups: list[tuple[dict[str, str], list[dict[str, Any]]]] = []
+    for one in found:
+        if not groups or groups[-1][0] != one["settings"]:
+            groups.append((one["settings"], []))
+        groups[-1][1].append(one)
+    return groups
+
+
+def _values(runs: Sequence[dict[str, Any]], split: str, metric: str) -> list[float]:
+    values = [run["metrics"].get(split, {}).get(metric) for run in runs]
+    return [value for value in values if value is not None]
+
+
+def _label(settings: dict[str, str]) -> str:
+    return ", ".join(f"{key.rpartition('.')[2]} {value}" for key, value in settings.items()) or "all seeds"
+
+
+def _table(found: Sequence[dict[str, Any]], splits: Sequence[str], metric: str, higher: bool) -> str:
+    """Markdown: a line for every setting, mean, standard deviation and best over its seeds; the best in bold."""
+    sign = 1 if higher else -1
+    groups = _groups(found)
+    first = splits[0]
+    means = [statistics.fmean(values) if (values := _values(runs, first, metric)) else None for _, runs in groups]
+    best_mean = max((sign * mean for mean in means if mean is not None), default=None)
+    columns = [key.rpartition(".")[2] for key in groups[0][0]]
+    head = [*columns, "seeds", f"{first} {metric}", "sd", "best", *(f"{split} {metric}" for split in splits[1:])]
+    lines = [_row(head), _row(["---"] * len(head))]
+    for (settings, runs), mean in zip(groups, means, strict=True):
+        values = _values(runs, first, metric)
+        shown = "-" if mean is None else f"{mean:.4f}"
+        if mean is not None and sign * mean == best_mean and len(groups) > 1:
+            shown = f"**{shown}**"
+        spread = f"{statistics.stdev(values):.4f}" if len(values) > 1 else "-"
+        top = f"{sign * max(sign * value for value in values):.4f}" if values else "-"
+        others = [_mean(_values(runs, split, metric)) for split in splits[1:]]
+        lines.append(_row([*settings.values(), str(len(values)), shown, spread, top, *others]))
+    scored = [(sign * values[0], one["run"]) for one in found if (values := _values([one], first, metric))]
+    if scored:
+        value, name = max(scored, key=lambda pair: pair[0])
+        lines += ["", f"Best run: {RUNS}/{name} ({sign * value:.4f}). sd: standard deviation over the seeds."]
+    return "\n".join(lines) + "\n"
+
+
+def _row(values: Sequence[str]) -> str:
+    return f"| {' | '.join(values)} |"
+
+
+def _mean(values: Sequence[float]) -> str:
+    return f"{statistics.fmean(values):.4f}" if values else "-"
+
+
+def draw_points(rows: Sequence[tuple[str, Sequence[float]]], title: str) -> bytes:
+    """A PNG: a line for each of ``rows`` (label, values), a point for each value and a bar at their mean."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(7, 1.3 + 0.32 * len(rows)), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.add_subplot()
+    for number, (_, values) in enumerate(rows):
+        axes.scatter(values, [number] * len(values), s=22, alpha=0.7, linewidths=0, color="#4269d0")
+        if values:
+            axes.plot([statistics.fmean(values)] * 2, [number - 0.3, number + 0.3], color="#e8590c", linewidth=2)
+    axes.set_yticks(range(len(rows)), [label for label, _ in rows])
+    axes.set_ylim(len(rows) - 0.5, -0.5)
+    axes.grid(axis="x", color="#e9ecef")
+    axes.set_title(f"{title} (points: seeds, bar: mean)", loc="left", fontsize=10)
+    image = io.BytesIO()
+    figure.savefig(image, format="png", dpi=110, metadata={"Software": None})
+    return image.getvalue()

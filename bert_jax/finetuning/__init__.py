@@ -1,0 +1,1 @@
+"""Fine-tuning: from task and records to a trained model."""

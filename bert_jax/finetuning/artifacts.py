@@ -1,0 +1,76 @@
+"""What a finished run of a task left in its workdir: its config, ``metrics.json``, ``predictions_SPLIT.jsonl``."""
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Collection, Iterable, Iterator
+from typing import Any, cast
+
+from bert_jax.config.finetune import FinetuneConfig
+from bert_jax.config.loader import build_config, read_yaml
+from bert_jax.io.storage import Location
+from bert_jax.io.untrusted_folder import json_object
+from bert_jax.records import Record
+from bert_jax.training.logging.report import HTML_FILE
+
+METRICS, PREDICTIONS = "metrics.json", "predictions_{}.jsonl"
+
+
+def read_options(workdir: Location, names: Collection[str]) -> FinetuneConfig:
+    """The run's config with those options that are named, others being the default: what else stands in the file
+    may be of an older version. ``ValueError`` for a folder that is no workdir."""
+    file = workdir / "config.yaml"
+    if not file.is_file():
+        raise ValueError(f"{workdir}: no config.yaml there; give a workdir of run_finetune.py")
+    settings = [setting for setting in read_yaml(cast(Any, file)) if setting.key in names]
+    if "task.kind" not in [setting.key for setting in settings]:
+        raise ValueError(f"{file}: no task.kind there; give a workdir of run_finetune.py")
+    return build_config(FinetuneConfig, settings)
+
+
+def read_results(workdir: Location) -> list[dict[str, Any]]:
+    """What ``metrics.json`` holds of each split; empty unless the run is complete: the report is written last."""
+    if not ((workdir / METRICS).is_file() and (workdir / HTML_FILE).is_file()):
+        return []
+    entries: list[dict[str, Any]] = json.loads((workdir / METRICS).read_text(encoding="utf-8"))
+    return entries
+
+
+def records_digest(records: Iterable[Record]) -> str:
+    """Of what the records hold, wherever their files lie."""
+    digest = hashlib.sha256()
+    groups: dict[str, int] = {}  # numbered: their names may hold the file's
+    for record in records:
+        group = groups.setdefault(record.group, len(groups))
+        content = repr((dataclasses.replace(record, source="", group=""), group))
+        digest.update(content.encode("utf-8", "replace"))
+    return digest.hexdigest()
+
+
+def predicted_splits(workdir: Location) -> list[str]:
+    """Splits that have predictions, sorted."""
+    before, after = PREDICTIONS.split("{}")
+    names = [path.name for path in workdir.iterdir()]
+    return sorted(
+        name.removeprefix(before).removesuffix(after)
+        for name in names
+        if name.startswith(before) and name.endswith(after)
+    )
+
+
+def read_predictions(workdir: Location, split: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    """(FILE:LINE, prediction) of every record of a split, in the order of its file.
+
+    ``ValueError`` for a split without predictions and a line that is no JSON object.
+    """
+    file = workdir / PREDICTIONS.format(split)
+    if not file.is_file():
+        there = ", ".join(predicted_splits(workdir)) or "none, the run is not finished"
+        raise ValueError(f"{file}: not there; splits with predictions: {there}")
+    try:
+        lines = file.read_text(encoding="utf-8").rstrip("\n").split("\n")
+    except UnicodeDecodeError:
+        raise ValueError(f"{file}: not valid UTF-8") from None
+    for number, text in enumerate(lines, 1):
+        where = f"{file}:{number}"
+        yield where, json_object(text, where)

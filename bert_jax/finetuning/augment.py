@@ -1,0 +1,79 @@
+"""What training does to an input beside learning from it: masked tokens, words left out."""
+
+import dataclasses
+
+import numpy as np
+
+from bert_jax.config.finetune import FinetuneConfig
+from bert_jax.inference.batching import Encoded
+from bert_jax.tasks.task import Unit
+from bert_jax.tokenization import Tokenizer
+
+MLM_SHARE = 0.15
+# Targets whose places in a text a deletion would move.
+_KEEPS_WORDS = {"qa", "tagging", "joint"}
+
+
+def check_augmentation(config: FinetuneConfig) -> None:
+    """``ValueError`` for deletions where each word has its own label."""
+    options = config.input
+    if (options.word_dropout or options.span_deletion) and config.task.kind in _KEEPS_WORDS:
+        raise ValueError(
+            f"input.word_dropout, input.span_deletion: not for {config.task.kind}, whose labels belong to words; "
+            "use input.mask_fraction"
+        )
+
+
+def augmented(unit: Unit, config: FinetuneConfig, tokenizer: Tokenizer, key: tuple[int, int]) -> Unit:
+    """``unit`` as training sees it at (data step, number of the unit); itself where nothing is asked for."""
+    options = config.input
+    if not (options.mask_fraction or options.word_dropout or options.span_deletion):
+        return unit
+    rng = np.random.default_rng([config.training.seed, *key])
+    sequences = tuple(_augmented(sequence, config, tokenizer, rng) for sequence in unit.sequences)
+    return dataclasses.replace(unit, sequences=sequences)
+
+
+def mask_batch(features: dict[str, np.ndarray], tokenizer: Tokenizer, seed: int, data_step: int) -> None:
+    """Mask 15% of the tokens of a batch and add what is to be predicted there (``mlm_positions``, ``mlm_labels``,
+    ``mlm_weights``; [B, M]): 80% [MASK], 10% another piece, 10% as they are (Devlin et al. 2018, section 3.1)."""
+    ids = features["input_ids"]
+    rows, length = ids.shape
+    rng = np.random.default_rng([seed, data_step, 15])
+    count = max(1, round(MLM_SHARE * length))
+    features["mlm_positions"] = np.zeros((rows, count), np.int32)
+    features["mlm_labels"] = np.zeros((rows, count), np.int32)
+    features["mlm_weights"] = np.zeros((rows, count), np.float32)
+    for i in range(rows):
+        places = np.flatnonzero((features["sequence_ids"][i] > 0) & ~tokenizer.special[ids[i]])
+        chosen = np.sort(rng.permutation(places)[: min(count, round(MLM_SHARE * len(places)))])
+        features["mlm_positions"][i, : len(chosen)] = chosen
+        features["mlm_labels"][i, : len(chosen)] = ids[i, chosen]
+        features["mlm_weights"][i, : len(chosen)] = 1
+        draw, other = rng.random(len(chosen)), rng.integers(0, tokenizer.vocab_size, len(chosen))
+        ids[i, chosen] = np.where(draw < 0.8, tokenizer.mask_id, np.where(draw < 0.9, other, ids[i, chosen]))
+
+
+def _augmented(
+    sequence: Encoded, config: FinetuneConfig, tokenizer: Tokenizer, rng: np.random.Generator
+) -> Encoded:
+    options = config.input
+    ids, types = np.asarray(sequence.ids), np.asarray(sequence.types)
+    special = tokenizer.special[ids]
+    word = np.cumsum(~tokenizer.continuation[ids] | special)
+    words = np.unique(word[~special])
+    gone: set[int] = set()
+    if options.span_deletion and len(words) > 1:
+        while len(gone) < round(options.span_deletion * len(words)):
+            length = int(rng.integers(1, options.span_max + 1))
+            first = int(rng.integers(0, len(words)))
+            gone |= set(words[first : first + length].tolist())
+    if options.word_dropout:
+        gone |= set(words[rng.random(len(words)) < options.word_dropout].tolist())
+    if len(gone) < len(words):  # a text without any word would teach nothing
+        keep = special | ~np.isin(word, list(gone))
+        ids, types, special = ids[keep], types[keep], special[keep]
+    if options.mask_fraction:
+        masked = ~special & (rng.random(len(ids)) < options.mask_fraction)
+        ids = np.where(masked, tokenizer.mask_id, ids)
+    return Encoded(ids.tolist(), types.tolist(), sequence.extra)

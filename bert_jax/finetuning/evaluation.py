@@ -1,0 +1,205 @@
+"""Predictions of a task for whole splits, and what its metrics say of them."""
+
+import functools
+import json
+import math
+import re
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from flax import linen as nn
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from bert_jax.finetuning.packing import Packed, Shape, fill_rows, pack_batch, row_length
+from bert_jax.metrics import Score, confidence_intervals, value
+from bert_jax.model import BertModel
+from bert_jax.parallel import host_rows, to_global
+from bert_jax.records import Record
+from bert_jax.tasks.task import Level, Prediction, Task, Unit
+from bert_jax.training.state import abstract_params
+
+# Tokens of a batch per device.
+_CPU_TOKENS, _TOKENS = 2048, 16384
+_MOST_UNITS = 32
+# Of tasks with many classes only so many scores get an interval: each takes a thousand resamples.
+_MOST_INTERVALS = 40
+
+
+class Predictor:
+    """Runs units through the model on a mesh. A step is compiled once per shape; a split has one."""
+
+    def __init__(self, task: Task, model: BertModel, mesh: Mesh) -> None:
+        self._task, self._mesh = task, mesh
+        self._levels: dict[str, Level] = {}
+
+        run = functools.partial(_run, task, model, self._levels)
+        # Every process gets all outputs.
+        self.step = jax.jit(run, out_shardings=NamedSharding(mesh, PartitionSpec()))
+
+    def outputs(
+        self, params: Any, units: Sequence[Unit], before_batch: Callable[[], None] = lambda: None
+    ) -> list[dict[str, np.ndarray]]:
+        """Outputs of every unit, in order: one entry of ``unit`` arrays, of ``token`` arrays its tokens."""
+        found: list[dict[str, np.ndarray]] = [{} for _ in units]
+        waiting: list[tuple[Packed, dict[str, jax.Array]]] = []
+
+        def collect() -> None:
+            packed, arrays = waiting.pop(0)
+            values = {name: np.asarray(array) for name, array in arrays.items()}
+            for number, row, slot, first in packed.places:
+                tokens = slice(first, first + units[number].length)
+                found[number] = {
+                    name: array[row, tokens] if self._levels[name] == "token" else array[row, slot]
+                    for name, array in values.items()
+                }
+
+        for packed in self._batches(units):
+            before_batch()
+            count = len(packed.features["input_ids"])
+            rows = host_rows(self._mesh, count)
+            own = {name: array[rows] for name, array in packed.features.items()}
+            waiting.append((packed, self.step(params, to_global(own, self._mesh, count))))
+            if len(waiting) > 2:
+                collect()
+        while waiting:
+            collect()
+        return found
+
+    def _batches(self, units: Sequence[Unit]) -> Iterator[Packed]:
+        if not units:
+            return
+        task, sizes = self._task, self._mesh.shape
+        config = task.config
+        parts = sizes["data"] * sizes["fsdp"]
+        lengths = [unit.length for unit in units]
+        longest = max(lengths)
+        limit = max(config.task.max_length * task.sequences_per_unit, longest)
+        length = row_length(longest) if config.input.packing else limit
+        most = min(_MOST_UNITS, 1 + length // 8) if config.input.packing else 1
+        rows = fill_rows(lengths, length, most)
+        assert rows is not None
+        tokens = _CPU_TOKENS if self._mesh.devices.flat[0].platform == "cpu" else _TOKENS
+        # As many rows as memory likes, not more than there are.
+        size = parts * max(1, min(tokens // length, math.ceil(len(rows) / parts)))
+        shape = Shape(size, length, most)
+        for start in range(0, len(rows), size):
+            yield pack_batch(
+                units, rows[start : start + size], shape,
+                sequences=task.sequences_of(units), targets=task.targets, pad_id=task.tokenizer.pad_id,
+            )  # fmt: skip
+
+
+def _run(
+    task: Task, model: BertModel, levels: dict[str, Level], params: Any, batch: Mapping[str, jax.Array]
+) -> dict[str, jax.Array]:
+    """Outputs of a batch; what level each is of is written to ``levels``."""
+    outputs = task.outputs(model.apply({"params": params}, batch, None), batch)
+    levels.update({name: level for name, (level, _) in outputs.items()})
+    return {name: array for name, (_, array) in outputs.items()}
+
+
+def predict_split(
+    task: Task, predictor: Predictor, params: Any, records: Sequence[Record], units: Sequence[Unit],
+    before_batch: Callable[[], None] = lambda: None,
+) -> list[Prediction]:  # fmt: skip
+    """A prediction for every record."""
+    return task.decode(records, units, predictor.outputs(params, units, before_batch))
+
+
+def scores_of(task: Task, records: Sequence[Record], predictions: Sequence[Prediction]) -> tuple[list[Score], int]:
+    """Scores over the labelled records, and how many those are."""
+    records, predictions = _labelled(task, records, predictions)
+    return (task.scores(records, predictions), len(records)) if records else ([], 0)
+
+
+def choosing_score(metric: str, scores: Sequence[Score]) -> Score:
+    """The score that chooses the best parameters: the one of that name, "": the first. ``ValueError`` for a name
+    that is none of theirs."""
+    found = next((score for score in scores if score.name == metric or not metric), None)
+    if found is None:
+        names = [score.name for score in scores]
+        whole = [name for name in names if "/" not in name]
+        parts = [name for name in names if "/" in name]
+        more = f" and {len(parts)} of parts such as {parts[0]}" if parts else ""
+        raise ValueError(f"task.metric: {metric!r} is not measured; allowed: {', '.join(whole)}{more}")
+    return found
+
+
+def blank_scores(task: Task, model: BertModel, records: Sequence[Record], units: Sequence[Unit]) -> list[Score]:
+    """The scores that the task will have of these records: of outputs that are all 0, in the shapes that the model
+    gives. Nothing is compiled or run."""
+    levels: dict[str, Level] = {}
+    length = row_length(units[0].length)
+    batch = pack_batch(
+        units[:1], [[0]], Shape(1, length, 1),
+        sequences=task.sequences_of(units), targets=task.targets, pad_id=task.tokenizer.pad_id,
+    ).features  # fmt: skip
+    shapes = jax.eval_shape(functools.partial(_run, task, model, levels), nn.unbox(abstract_params(model)), batch)
+    blank = {name: np.zeros(found.shape[2:], found.dtype) for name, found in shapes.items()}
+    outputs = [
+        {
+            name: np.broadcast_to(array, (unit.length, *array.shape)) if levels[name] == "token" else array
+            for name, array in blank.items()
+        }
+        for unit in units
+    ]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # such as that all values are the same
+        return scores_of(task, records, task.decode(records, units, outputs))[0]
+
+
+def confusion_of(task: Task, records: Sequence[Record], predictions: Sequence[Prediction]) -> dict[str, Any] | None:
+    """``Task.confusion`` of the labelled records, JSON-able; None where there is none."""
+    records, predictions = _labelled(task, records, predictions)
+    found = task.confusion(records, predictions) if records else None
+    return found and {"labels": list(found.labels), "counts": found.counts.tolist()}
+
+
+def _labelled(
+    task: Task, records: Sequence[Record], predictions: Sequence[Prediction]
+) -> tuple[list[Record], list[Prediction]]:
+    numbers = task.scored(records)
+    return [records[i] for i in numbers], [predictions[i] for i in numbers]
+
+
+def point_values(scores: Sequence[Score], count: int) -> dict[str, float | None]:
+    """Name to value; None where a metric is not defined."""
+    values = {score.name: float(value(score, count)) for score in scores}
+    return {name: None if math.isnan(number) else number for name, number in values.items()}
+
+
+def with_intervals(scores: Sequence[Score], count: int, seed: int, metric: str = "") -> dict[str, dict[str, Any]]:
+    """Name to ``{"value", "ci95"}``: a 95% bootstrap interval of 1,000 resamples, of many scores for ``metric``,
+    those of all records and then the first of the classes'."""
+    values: dict[str, dict[str, Any]] = {
+        name: {"value": found, "ci95": None} for name, found in point_values(scores, count).items()
+    }
+    first = sorted(scores, key=lambda score: _rank(score.name, metric))[:_MOST_INTERVALS]
+    for score, (found, low, high) in zip(first, confidence_intervals(first, count, seed), strict=True):
+        if not math.isnan(found):
+            values[score.name]["ci95"] = [low, high]
+    return values
+
+
+def _rank(name: str, metric: str) -> tuple[bool, bool]:
+    """The metric that chooses comes first, what is of a single class last."""
+    return name != metric, "/" in name
+
+
+def metrics_text(results: Sequence[Mapping[str, Any]]) -> str:
+    """The content of metrics.json, each row of a matrix on one line (a line end stands in no text of JSON)."""
+    text = json.dumps(results, indent=1, ensure_ascii=False)
+    return re.sub(r"\[\n[\d,\s]+\]", lambda row: " ".join(row[0].split()), text) + "\n"
+
+
+def result_lines(result: Mapping[str, Any], metric: str = "") -> list[str]:
+    """A split's entry of metrics.json in words: ``metric`` and some more."""
+    shown = [
+        f"{name} {found['value']:.4f} [{found['ci95'][0]:.4f}, {found['ci95'][1]:.4f}]"
+        for name, found in sorted(result["metrics"].items(), key=lambda item: _rank(item[0], metric))[:4]
+        if found["value"] is not None and found["ci95"] is not None
+    ]
+    return [f"{result['split']}: {result['n']:,} records  {'  '.join(shown)}"]

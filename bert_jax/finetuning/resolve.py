@@ -1,0 +1,51 @@
+"""A fine-tuning config completed by the records: which of them are trained on, labels, steps, intervals, warmup."""
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+
+from bert_jax.config.finetune import FinetuneConfig
+from bert_jax.records import Record
+from bert_jax.tasks import sampling as selection
+from bert_jax.tasks.task import Task
+
+Splits = Mapping[str, Sequence[Record]]
+
+
+def chosen_splits(config: FinetuneConfig, splits: Splits) -> dict[str, Sequence[Record]]:
+    """``splits`` with the training records that few-shot learning keeps."""
+    chosen = dict(splits)
+    if config.input.few_shot:
+        labels = [record.label or "" for record in splits["train"]]
+        kept = selection.few_shot(labels, config.input.few_shot, config.data.split_seed)
+        chosen["train"] = [splits["train"][i] for i in kept]
+    return chosen
+
+
+def filled_from_records(kind: type[Task], config: FinetuneConfig, splits: Splits) -> FinetuneConfig:
+    """``kind.from_data``, which fills in options that nobody else sets; those of this run's own config fit."""
+    filled = kind.from_data(config, splits)
+    for name in ("class_weights", "hard_negatives"):
+        given, found = getattr(config, name), getattr(filled, name)
+        if given and given != found:
+            raise ValueError(
+                f"{name}: {given} is not allowed: it follows from the training records ({found}); leave it out "
+                "(see loss.class_weights)"
+            )
+    return filled
+
+
+def with_steps(config: FinetuneConfig, count: int) -> FinetuneConfig:
+    """``config`` with what follows from the number of training units."""
+    training, optimizer = config.training, config.optimizer
+    per_epoch = math.ceil(count / training.global_batch_size)
+    steps = training.num_steps or max(1, math.ceil(training.num_epochs * per_epoch))
+    training = dataclasses.replace(
+        training,
+        num_steps=steps,
+        eval_interval=training.eval_interval or per_epoch,
+        checkpoint_interval=training.checkpoint_interval or per_epoch,
+    )
+    warmup = optimizer.warmup_steps or round(optimizer.warmup_fraction * steps)
+    optimizer = dataclasses.replace(optimizer, warmup_steps=warmup)
+    return dataclasses.replace(config, training=training, optimizer=optimizer)

@@ -1,0 +1,101 @@
+"""Texts into a command and results out of it, one at a time: neither has to fit in memory."""
+
+import contextlib
+import json
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bert_jax.io.untrusted_folder import json_object
+
+# Room for the header of an npy file, which holds the number of rows, known only at the end.
+_HEADER = 128
+_PAIR = '; write {"text": "..."}, with "text_pair" for a pair'
+
+
+def read_texts(texts: Sequence[str], source: str | None, json_lines: bool) -> Iterator[Any]:
+    """Texts given on the command line, else those of the file ``source`` ("-" or None: standard input).
+
+    A file is one text a line, blank lines left out; one that ends in .jsonl, or any with ``json_lines``, holds
+    JSON objects, which are given as they are. Raises ``ValueError`` with file and line for what cannot be read, and
+    for texts on the command line beside a file.
+    """
+    if texts:
+        if source is not None:
+            raise ValueError("texts were given both on the command line and by --input; give one of them")
+        yield from texts
+        return
+    is_json = json_lines or (source or "").endswith(".jsonl")
+    name = "standard input" if source in (None, "-") else source
+    from_stdin = source in (None, "-")
+    if from_stdin and sys.stdin is None:
+        raise ValueError("standard input: closed; pass texts on the command line or --input FILE")
+    with contextlib.ExitStack() as opened:
+        stream = sys.stdin.buffer if from_stdin else opened.enter_context(Path(str(source)).open("rb"))
+        there = False
+        for number, raw in enumerate(stream, start=1):
+            try:
+                line = raw.decode("utf-8-sig" if number == 1 else "utf-8").rstrip("\r\n")
+            except UnicodeDecodeError:
+                raise ValueError(f"{name}:{number}: not valid UTF-8") from None
+            if line.strip():
+                there = True
+                yield json_object(line, f"{name}:{number}", _PAIR) if is_json else line
+        if not there:
+            other = (
+                "pass texts, --input FILE, or one a line on standard input" if from_stdin else "write one a line"
+            )
+            raise ValueError(f"{name}: no text given; {other}")
+
+
+@contextlib.contextmanager
+def complete_or_none(target: Path) -> Iterator[Path]:
+    """A path beside ``target`` to write to, which gets that name when the block ends well and is removed otherwise.
+
+    Folders above it are made. Raises ``ValueError`` for a target that is there and no plain file.
+    """
+    target = target.resolve()
+    if target.exists() and not target.is_file():
+        raise ValueError(f"{target}: not a file; name a file for the output")
+    target.parent.mkdir(parents=True, exist_ok=True)
+    partial = target.with_name(f".{target.name}.partial")
+    try:
+        yield partial
+        partial.rename(target)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def write_json_lines(rows: Iterable[Mapping[str, Any]], target: Path | None) -> None:
+    """Write each row as a JSON line to ``target`` (None: standard output, flushed row by row).
+
+    A file gets its name when it is complete.
+    """
+    if target is None:
+        for row in rows:
+            print(json.dumps(row, ensure_ascii=False), flush=True)
+        return
+    with complete_or_none(target) as partial, partial.open("w", encoding="utf-8") as file:
+        for row in rows:
+            file.write(json.dumps(row, ensure_ascii=False) + "\n")
+
+
+def write_npy(rows: Iterable[np.ndarray], target: Path) -> tuple[int, int]:
+    """Write rows of one width as float32[rows, width] in numpy's npy format, row by row; returns that shape.
+
+    The file gets its name when it is complete.
+    """
+    count = width = 0
+    with complete_or_none(target) as partial, partial.open("wb") as file:
+        file.write(bytes(_HEADER))
+        for row in rows:
+            count, width = count + 1, row.size
+            file.write(np.ascontiguousarray(row, "<f4").tobytes())
+        file.seek(0)
+        header = {"descr": "<f4", "fortran_order": False, "shape": (count, width)}
+        np.lib.format.write_array_header_1_0(file, header)
+        assert file.tell() == _HEADER, "the header of an npy file has another length"
+    return count, width

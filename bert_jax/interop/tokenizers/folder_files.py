@@ -1,0 +1,345 @@
+"""Tokenizer files of Hugging Face folders, in and out.
+
+In: which vocabulary, which rules, who decides where files differ. Out: files of which ``AutoTokenizer`` makes the
+tokenizer that the model was trained with, and where it does not.
+"""
+
+import dataclasses
+import json
+import unicodedata
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from bert_jax.config import ModelSpec, TokenizerConfig
+from bert_jax.interop.exchange import ReadOptions
+from bert_jax.interop.tokenizers.json_format import (
+    added_tokens,
+    merge_pairs,
+    part_of,
+    pieces_by_id,
+    steps_of,
+    wordpiece_rules,
+)
+from bert_jax.interop.tokenizers.tokenizer_state import check_state, state_of
+from bert_jax.io.untrusted_folder import inside, json_object, read_small
+from bert_jax.tokenization import (
+    MAX_CHARS_PER_WORD,
+    ROBERTA_PIECES,
+    SPECIAL_PIECES,
+    build_tokenizer,
+    byte_bpe_content,
+    read_pieces,
+)
+
+# Share of pieces with a capital above which a vocabulary is cased, with an accent above which accents are kept.
+_SIGNIFICANT = 0.01
+_OTHER_SENTENCEPIECE = ("spiece.model", "sentencepiece.bpe.model", "spm.model")
+# (TokenizerConfig, tokenizer_config.json, BertNormalizer)
+_RULES = (
+    ("lower_case", "do_lower_case", "lowercase"),
+    ("strip_accents", "strip_accents", "strip_accents"),
+    ("split_cjk", "tokenize_chinese_chars", "handle_chinese_chars"),
+)
+
+
+def read_tokenizer_files(
+    folder: Path, options: ReadOptions
+) -> tuple[TokenizerConfig | None, bytes | None, tuple[str, ...]]:
+    """What a folder's tokenizer files say: settings, the content of the one file kept, notes.
+
+    Nothing but the size of a file is looked at before it is known to be small enough to parse.
+    ``tokenizer.model`` goes before ``tokenizer.json``, ``vocab.txt`` (kept byte for byte) gives the pieces where it
+    agrees with ``tokenizer.json``. (None, None, a note) where the folder has no tokenizer. Raises ``ValueError`` in
+    one line: damaged or too large files, a tokenizer without its vocabulary, one that is not applied here, and
+    (unless ``options.allow_mismatch``) files that contradict each other.
+    """
+    files = _Files(folder, options, [])
+    settings = files.json("tokenizer_config.json") or {}
+    max_length = _max_length(settings.get("model_max_length"))
+    config, content = files.read(settings)
+    if config is None or content is None:
+        if settings or files.json("special_tokens_map.json") is not None:
+            names = "vocab.txt, tokenizer.json, tokenizer.model or vocab.json with merges.txt"
+            raise ValueError(f"{folder}: the tokenizer's vocabulary is missing ({names})")
+        return None, None, ("no tokenizer there: the model takes ids only",)
+    tokenizer = build_tokenizer(config, content, str(folder / config.file))  # raises where the file is of no use
+    lower_case = config.lower_case if tokenizer.kind == "wordpiece" else tokenizer.lower_case
+    config = dataclasses.replace(config, lower_case=lower_case, max_length=max_length)
+    return config, content, tuple(files.notes)
+
+
+def write_tokenizer_files(folder: Path, spec: ModelSpec, content: bytes | None) -> list[str]:
+    """Write what ``AutoTokenizer`` needs to give the ids, types, masks and offsets of the model's tokenizer.
+
+    ``tokenizer.json``, ``tokenizer_config.json``, ``special_tokens_map.json`` and the vocabulary itself, byte for
+    byte. Returns where the two tokenizers differ, a line each. Raises ``ValueError`` for a tokenizer that
+    ``tokenizer.json`` cannot express, and ``exits.Stop`` when the file written cuts sample texts otherwise.
+    """
+    config = spec.tokenizer
+    if config is None or content is None:
+        return ["the model has no tokenizer: only ids can be given to it"]
+    tokenizer = build_tokenizer(config, content, config.file)
+    state, notes = state_of(tokenizer, config, content)
+    written = json.dumps(state, ensure_ascii=False).encode()
+    notes += check_state(tokenizer, written)
+    specials = dict(zip(("pad", "unk", "cls", "sep", "mask"), tokenizer.special_pieces, strict=True))
+    tokens = {f"{name}_token": piece for name, piece in specials.items()}
+    settings: dict[str, Any] = {
+        "model_max_length": spec.max_length,
+        **tokens,
+        "clean_up_tokenization_spaces": False,
+    }
+    inputs = ["input_ids", "token_type_ids", "attention_mask"]
+    if tokenizer.kind == "byte_bpe":
+        tokens |= {"bos_token": "<s>", "eos_token": "</s>"}
+        prefix = state["pre_tokenizer"]["add_prefix_space"]
+        settings |= {"tokenizer_class": "RobertaTokenizer", "add_prefix_space": prefix, **tokens}
+        inputs.remove("token_type_ids")
+    else:
+        # BertTokenizer would build rules of its own, with words over 100 characters unknown.
+        settings["tokenizer_class"] = "PreTrainedTokenizerFast"
+    if tokenizer.kind == "wordpiece":
+        settings |= {theirs: getattr(config, ours) for ours, theirs, _ in _RULES}
+    settings["model_input_names"] = inputs
+    if config.file != "tokenizer.json":
+        (folder / config.file).write_bytes(content)
+    (folder / "tokenizer.json").write_bytes(content if tokenizer.kind == "byte_bpe" else written)
+    for name, value in (("tokenizer_config.json", settings), ("special_tokens_map.json", tokens)):
+        text = json.dumps(value, indent=2, ensure_ascii=False) + "\n"
+        (folder / name).write_text(text, encoding="utf-8")
+    return notes
+
+
+def _max_length(value: Any) -> int:
+    """``model_max_length``; absent or the 1e30 that means "none": 0."""
+    whole = isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < 1e6
+    return int(value) if whole else 0
+
+
+@dataclass
+class _Files:
+    folder: Path
+    options: ReadOptions
+    notes: list[str]
+
+    def content(self, name: str) -> bytes | None:
+        """Bytes of a file of the folder, None where it is absent."""
+        path = inside(self.folder, name)
+        if path is None:
+            return None
+        content = read_small(path, "a tokenizer file")
+        if not content:
+            raise ValueError(f"{self.folder / name}: the file is empty")
+        return content
+
+    def json(self, name: str) -> dict[str, Any] | None:
+        content = self.content(name)
+        if content is None:
+            return None
+        return json_object(content, self.folder / name)
+
+    def differ(self, message: str) -> None:
+        """A contradiction: stops, or is noted where the user allows it."""
+        if not self.options.allow_mismatch:
+            raise ValueError(f"{self.folder}: {message}")
+        self.notes.append(message)
+
+    def read(self, settings: Mapping[str, Any]) -> tuple[TokenizerConfig | None, bytes | None]:
+        model = self.content("tokenizer.model")
+        if model is not None:
+            return TokenizerConfig(file="tokenizer.model"), model
+        state = self.json("tokenizer.json")
+        kind = None if state is None else part_of(state, "model").get("type")
+        if kind is None and state is not None:  # older files do not name it
+            kind = "BPE" if "merges" in part_of(state, "model") else "WordPiece"
+        vocabulary = self.content("vocab.txt")
+        if kind == "BPE":
+            return TokenizerConfig(file="tokenizer.json", lower_case=False), self.byte_bpe(state or {})
+        if kind not in (None, "WordPiece"):
+            raise ValueError(
+                f"{self.folder / 'tokenizer.json'}: a {str(kind)[:40]} tokenizer; applied here are WordPiece, "
+                "byte-level BPE with RoBERTa's special pieces, SentencePiece models (tokenizer.model) with BERT's"
+            )
+        if state is not None or vocabulary is not None:
+            return self.wordpiece(settings, state, vocabulary)
+        table = self.json("vocab.json")
+        if table is not None:
+            return TokenizerConfig(file="tokenizer.json", lower_case=False), self.roberta_files(table, settings)
+        for name in _OTHER_SENTENCEPIECE:
+            if inside(self.folder, name) is not None:
+                raise ValueError(f"{self.folder / name}: a SentencePiece model of another family than BERT's")
+        return None, None
+
+    def byte_bpe(self, state: Mapping[str, Any]) -> bytes:
+        """RoBERTa's ``tokenizer.json``, written anew: only vocabulary, merges and the first blank are taken."""
+        name = str(self.folder / "tokenizer.json")
+        levels = [part for part in steps_of(state.get("pre_tokenizer")) if part.get("type") == "ByteLevel"]
+        if not levels or len(steps_of(state.get("pre_tokenizer"))) > 1 or state.get("normalizer") is not None:
+            raise ValueError(f"{name}: a BPE that is not byte-level as RoBERTa's is; not applied here")
+        model = part_of(state, "model")
+        if model.get("byte_fallback") or model.get("continuing_subword_prefix") or model.get("end_of_word_suffix"):
+            raise ValueError(f"{name}: a BPE with prefixes, suffixes or byte fallback, unlike RoBERTa's")
+        pieces = self.with_added(pieces_by_id(model.get("vocab"), name), added_tokens(state, name), ROBERTA_PIECES)
+        prefix = levels[0].get("add_prefix_space") is True
+        return byte_bpe_content(pieces, merge_pairs(model.get("merges"), name), add_prefix_space=prefix, name=name)
+
+    def roberta_files(self, table: Mapping[str, Any], settings: Mapping[str, Any]) -> bytes:
+        content = self.content("merges.txt")
+        if content is None:
+            raise ValueError(f"{self.folder / 'merges.txt'}: not there; vocab.json alone does not make a tokenizer")
+        name = str(self.folder / "merges.txt")
+        try:
+            lines = content.decode().split("\n")
+        except UnicodeDecodeError:
+            raise ValueError(f"{name}: not valid UTF-8") from None
+        merges = [line.rstrip("\r") for line in lines if line.strip() and not line.startswith("#version")]
+        added = self.added_beside(settings)
+        pieces = self.with_added(pieces_by_id(table, str(self.folder / "vocab.json")), added, ROBERTA_PIECES)
+        prefix = settings.get("add_prefix_space") is True
+        return byte_bpe_content(pieces, merge_pairs(merges, name), add_prefix_space=prefix, name=name)
+
+    def added_beside(self, settings: Mapping[str, Any]) -> list[tuple[str, Any]]:
+        """Added tokens and their ids as older folders list them, beside the vocabulary."""
+        added = dict(self.json("added_tokens.json") or {})
+        decoder = settings.get("added_tokens_decoder")
+        for number, token in (decoder if isinstance(decoder, dict) else {}).items():
+            if isinstance(token, dict) and isinstance(token.get("content"), str) and str(number).isdecimal():
+                added.setdefault(token["content"], int(number))
+        return list(added.items())
+
+    def with_added(self, pieces: list[str], added: Sequence[tuple[str, Any]], special: Sequence[str]) -> list[str]:
+        """``pieces`` and the added tokens that follow them; those beyond the special ones are contradictions, as
+        elsewhere they are found in the raw text, before any rule."""
+        known = set(pieces)
+        beyond = sorted((item for item in added if item[0] not in known), key=lambda item: str(item[1]).zfill(20))
+        extra = [piece for piece, _ in beyond]
+        if [number for _, number in beyond] != list(range(len(pieces), len(pieces) + len(extra))):
+            raise ValueError(f"{self.folder}: added tokens whose ids do not follow the vocabulary: {_some(extra)}")
+        foreign = [piece for piece in extra if piece not in special]
+        if foreign:
+            self.differ(
+                f"{len(foreign)} added tokens ({_some(foreign)}), which elsewhere are cut out of the raw text; "
+                "here they would be pieces like all others"
+            )
+        inside_vocabulary = [piece for piece, _ in added if piece in known and piece not in special]
+        if inside_vocabulary:
+            self.notes.append(
+                f"added tokens in a text are plain text here, elsewhere they stay whole: {_some(inside_vocabulary)}"
+            )
+        return [*pieces, *extra]
+
+    def wordpiece(
+        self, settings: Mapping[str, Any], state: Mapping[str, Any] | None, content: bytes | None
+    ) -> tuple[TokenizerConfig, bytes]:
+        name = str(self.folder / ("vocab.txt" if content is not None else "tokenizer.json"))
+        limit = 100  # what transformers gives a vocabulary without tokenizer.json
+        added = self.added_beside(settings)
+        pieces = None if content is None else read_pieces(content, name)
+        if state is not None:
+            json_name = str(self.folder / "tokenizer.json")
+            model = part_of(state, "model")
+            if model.get("unk_token", "[UNK]") != "[UNK]" or model.get("continuing_subword_prefix", "##") != "##":
+                raise ValueError(f"{json_name}: WordPiece with other marks than [UNK] and ##; not applied here")
+            limit = model.get("max_input_chars_per_word", 100)
+            added = added_tokens(state, json_name)
+            listed = pieces_by_id(model.get("vocab"), json_name)
+            if pieces is None:
+                pieces = listed
+            elif [piece.strip() for piece in listed] != pieces:
+                self.differ("vocab.txt and tokenizer.json hold different vocabularies; vocab.txt is taken")
+        known = pieces or []
+        pieces = self.with_added(known, added, SPECIAL_PIECES)
+        if content is None or len(pieces) > len(known):
+            if any("\n" in piece for piece in pieces):
+                raise ValueError(f"{name}: a piece holds a line break, which no vocab.txt can")
+            content = "".join(piece + "\n" for piece in pieces).encode("utf-8", "surrogatepass")
+        if limit != MAX_CHARS_PER_WORD:
+            self.notes.append(
+                f"words of {_plus_one(limit)} to {MAX_CHARS_PER_WORD} characters are cut into pieces, as in "
+                "google-research/bert; transformers makes them [UNK]"
+            )
+        return self.rules(settings, state, pieces), content
+
+    def rules(
+        self, settings: Mapping[str, Any], state: Mapping[str, Any] | None, pieces: Sequence[str]
+    ) -> TokenizerConfig:
+        """Case, accents, CJK: as told, else as the files say, else guessed from the pieces."""
+        said = {ours: settings[theirs] for ours, theirs, _ in _RULES if theirs in settings}
+        rust = self.normalizer(state, said)
+        # transformers builds the class BertTokenizer from tokenizer_config.json and any other from tokenizer.json.
+        by_config = str(settings.get("tokenizer_class") or "BertTokenizer").removesuffix("Fast") == "BertTokenizer"
+        chosen = {**rust, **said} if by_config else {**said, **rust}
+        for ours, theirs, rusts in _RULES:
+            if ours in said and ours in rust and said[ours] != rust[ours]:
+                self.notes.append(
+                    f"tokenizer_config.json says {theirs} {said[ours]}, tokenizer.json {rusts} {rust[ours]}: "
+                    f"{chosen[ours]} is taken, as transformers does"
+                )
+        if self.options.lower_case is not None:
+            if chosen.get("lower_case", self.options.lower_case) != self.options.lower_case:
+                self.notes.append(f"lower_case {self.options.lower_case} as asked for; the files say otherwise")
+            chosen["lower_case"] = self.options.lower_case
+        for ours, value in chosen.items():
+            if not isinstance(value, bool) and (ours != "strip_accents" or value is not None):
+                raise ValueError(f"{self.folder}: {ours} is {str(value)[:40]!r}; it must be true or false")
+        if "lower_case" not in chosen:
+            chosen |= self.guess(pieces, chosen)
+        return TokenizerConfig(file="vocab.txt", **chosen)
+
+    def normalizer(self, state: Mapping[str, Any] | None, said: Mapping[str, Any]) -> dict[str, Any]:
+        """What the normalizer of ``tokenizer.json`` says of the rules; ``ValueError`` where it is not BERT's."""
+        if state is None:
+            return {}
+        normalizer, splits = part_of(state, "normalizer"), part_of(state, "pre_tokenizer")
+        if normalizer.get("type") != "BertNormalizer" or splits.get("type") != "BertPreTokenizer":
+            if not _is_ours({"normalizer": normalizer, "pre_tokenizer": splits}, said):
+                self.differ(
+                    "tokenizer.json holds other rules than BERT's (BertNormalizer, BertPreTokenizer); they are not "
+                    "applied here"
+                )
+            return {}
+        if normalizer.get("clean_text", True) is not True:
+            self.notes.append("control characters are dropped here; tokenizer.json would keep them")
+        return {ours: normalizer[rusts] for ours, _, rusts in _RULES if rusts in normalizer}
+
+    def guess(self, pieces: Sequence[str], chosen: Mapping[str, Any]) -> dict[str, Any]:
+        words = [piece for piece in pieces if piece not in SPECIAL_PIECES]
+        capitals = sum(piece.lower() != piece for piece in words)
+        lower_case = capitals <= _SIGNIFICANT * len(words)
+        guessed: dict[str, Any] = {"lower_case": lower_case}
+        accents = sum(any(map(_is_accent, unicodedata.normalize("NFD", piece))) for piece in words)
+        if lower_case and "strip_accents" not in chosen and accents > _SIGNIFICANT * len(words):
+            guessed["strip_accents"] = False
+        how = "lower-cased" if lower_case else "cased"
+        how += ", accents kept" if guessed.get("strip_accents") is False else ""
+        self.notes.append(
+            f"no file says the case: {how}, guessed from the pieces ({capitals} of {len(words)} with capitals, "
+            f"{accents} with accents); --do_lower_case decides otherwise"
+        )
+        return guessed
+
+
+def _is_ours(rules: Mapping[str, Any], said: Mapping[str, Any]) -> bool:
+    """Whether the rules are those that this library writes for the settings in tokenizer_config.json."""
+    if not {"lower_case", "split_cjk"} <= set(said) or not all(
+        value in (True, False, None) for value in said.values()
+    ):
+        return False
+    return rules == wordpiece_rules(
+        lower_case=said["lower_case"], strip_accents=said.get("strip_accents"), split_cjk=said["split_cjk"]
+    )
+
+
+def _is_accent(char: str) -> bool:
+    return unicodedata.category(char) == "Mn"
+
+
+def _some(names: Sequence[str]) -> str:
+    shown = ", ".join(repr(name[:40]) for name in names[:5])
+    return shown + (f" and {len(names) - 5} more" if len(names) > 5 else "")
+
+
+def _plus_one(limit: Any) -> Any:
+    return limit + 1 if isinstance(limit, int) else limit

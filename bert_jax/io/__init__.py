@@ -1,0 +1,1 @@
+"""Paths, whole-file writes, locks and the files of others."""

@@ -1,0 +1,81 @@
+"""How a command ends: exit codes, and the one place that turns an exception into one line."""
+
+import errno
+import gc
+import os
+import sys
+from collections.abc import Callable
+
+from bert_jax.batch import DataBudgetError
+from bert_jax.io.object_paths import StorageUnavailable
+
+OK, USER_ERROR, VERIFICATION_FAILED, PREEMPTED, DATA_BUDGET, NON_FINITE, WATCHDOG = 0, 2, 3, 42, 43, 44, 45
+INTERRUPTED = 130
+
+DISK_FULL = (os.strerror(errno.ENOSPC), os.strerror(errno.EDQUOT))
+FREE_SPACE = "what was complete before is kept: free some space and run again"
+
+
+class Stop(Exception):
+    """A run that ends early for a reason that has its own exit code."""
+
+    def __init__(self, code: int, message: str, *, agreed: bool = False) -> None:
+        super().__init__(message)
+        self.code = code
+        self.agreed = agreed  # every process of the run stops at the same step, so nobody has to be told
+
+
+def run_command(command: Callable[[], int | None]) -> int:
+    """Run ``command`` and return its exit code; a user's mistake becomes one line on stderr and code 2.
+
+    What :func:`outcome` does not know is ours and keeps its traceback. Collecting garbage becomes rarer: tracing
+    makes millions of objects that stay, and Python would look through them again and again.
+    """
+    gc.set_threshold(100_000, 20, 50)
+    try:
+        return command() or OK
+    except BrokenPipeError:
+        # The reader of our output is gone (for example `| head`): nothing is left to say.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return OK
+    except (Exception, KeyboardInterrupt) as error:
+        known = outcome(error)
+        if known is None:
+            raise
+        code, line = known
+        print(line, file=sys.stderr, flush=True)
+        return code
+
+
+def outcome(error: BaseException) -> tuple[int, str] | None:
+    """Exit code and line of an error that ends a command; ``None`` for a fault of the program.
+
+    A ``ValueError`` or ``OSError`` is the user's to mend; a full disk is too, which the checkpoint library reports
+    in several types.
+    """
+    if isinstance(error, Stop):
+        return error.code, str(error)
+    if isinstance(error, DataBudgetError):
+        return DATA_BUDGET, f"error: {error}"
+    if isinstance(error, KeyboardInterrupt):
+        return INTERRUPTED, "interrupted"
+    if isinstance(error, StorageUnavailable):
+        return WATCHDOG, f"stopped: {error}"
+    if isinstance(error, OSError):
+        return USER_ERROR, _os_error_line(error)
+    text = " ".join(str(error).split())
+    full = next((reason for reason in DISK_FULL if reason in text), None)
+    if full is None and not isinstance(error, ValueError):
+        return None
+    return USER_ERROR, f"error: {text}" if full is None else f"error: {full}; {FREE_SPACE}"
+
+
+def _os_error_line(error: OSError) -> str:
+    where = f"{error.filename}: " if error.filename else ""
+    advice = {
+        errno.ENOSPC: f"; {FREE_SPACE}",
+        errno.EDQUOT: f"; {FREE_SPACE}",
+        errno.EACCES: "; choose a folder that you may write to",
+        errno.EROFS: "; choose a folder that you may write to",
+    }.get(error.errno or 0, "")
+    return f"error: {where}{error.strerror or error}{advice}"

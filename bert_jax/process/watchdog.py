@@ -1,0 +1,123 @@
+"""Ends a run in which nothing happens any more: one stuck host would hold all others for ever."""
+
+import contextlib
+import faulthandler
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from bert_jax.process import exits
+
+# What has no beats of its own (start-up, compiling, restoring, a save) may take this many times the limit.
+PHASE_FACTOR = 10
+# A step beside which a save is written may take this many times the limit: all are out within twice the limit even
+# where a save cannot end because a process is stuck.
+SAVE_FACTOR = 1.5
+# Seconds that writing the dump may take; a full pipe that nobody reads must not keep a stuck run alive.
+DUMP_SECONDS = 10.0
+
+STDERR = 2
+
+
+class Watchdog:
+    """A thread that exits with code 45, after the stacks of all threads, when there was no :meth:`beat` for
+    ``limit`` seconds (0: never). Until the first beat, and in a :meth:`phase`, it waits ``PHASE_FACTOR`` times as
+    long. It needs no other host and no lock of theirs, so it works while every collective is stuck.
+
+    Time in which this process itself stood still (Ctrl-Z, a suspended machine) does not count. What cannot be
+    seen: a main thread that never gives up the interpreter's lock.
+    """
+
+    def __init__(self, limit: float) -> None:
+        self._limit = limit
+        self.others: Callable[[], str] = lambda: ""  # what is known of the other processes, for the last line
+        # Whether a save is written beside the steps, which then wait for memory and disk.
+        self.is_writing: Callable[[], bool] = lambda: False
+        self._beats, self._idle, self._stood = 0, 0.0, 0.0  # seconds that count, and all of them
+        self.doing, self._factor = "starting", PHASE_FACTOR
+        self._closed = threading.Event()
+        self._thread: threading.Thread | None = None
+        if limit > 0:
+            self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
+            self._thread.start()
+
+    def beat(self, doing: str) -> None:
+        """Something has been done; ``doing`` says what comes now. Costs nothing; call it at every step."""
+        self.doing, self._factor = doing, 1
+        self._beats += 1
+
+    @contextlib.contextmanager
+    def phase(self, doing: str) -> Iterator[None]:
+        """Surround work that is one long call, like compiling."""
+        before = self.doing, self._factor
+        self.doing, self._factor = doing, PHASE_FACTOR
+        self._beats += 1
+        try:
+            yield
+        finally:
+            self.doing, self._factor = before
+            self._beats += 1
+
+    def first_call(self, function: Callable[..., Any], doing: str) -> Callable[..., Any]:
+        """``function``, its first call being a :meth:`phase` (that is when jit compiles it)."""
+        called = False
+
+        def call(*arguments: Any) -> Any:
+            nonlocal called
+            with contextlib.nullcontext() if called else self.phase(doing):
+                called = True
+                return function(*arguments)
+
+        return call
+
+    def close(self) -> None:
+        """Stop watching; may be called twice."""
+        self._closed.set()
+        if self._thread is not None:
+            self._thread.join()
+
+    def __enter__(self) -> "Watchdog":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _watch(self) -> None:
+        interval = min(1.0, self._limit / 20)
+        beats, before = self._beats, time.monotonic()
+        while not self._closed.wait(interval):
+            now = time.monotonic()
+            # A process that was stopped wakes up here: its pause is not the main thread's.
+            passed = min(now - before, self._limit / 4)
+            self._stood += passed
+            self._idle += passed / SAVE_FACTOR if self.is_writing() and self._factor == 1 else passed
+            before = now
+            if self._beats != beats:
+                beats, self._idle, self._stood = self._beats, 0.0, 0.0
+            elif self._idle >= self._limit * self._factor:
+                self._bark()
+
+    def dump_if_stuck(self) -> None:
+        """Write the stacks of all threads when nothing has happened for half of the limit: this process is about to
+        end because another one did, which the same standstill may have ended a moment before."""
+        if self._limit > 0 and self._stood >= self._limit / 2:
+            self._dump("")
+
+    def _bark(self) -> None:
+        self._dump("The checkpoints are sound: run the same command on all hosts to continue")
+        os._exit(exits.WATCHDOG)
+
+    def _dump(self, advice: str) -> None:
+        exit_anyway = threading.Timer(DUMP_SECONDS, os._exit, [exits.WATCHDOG])
+        exit_anyway.daemon = True
+        exit_anyway.start()
+        others = self.others()
+        line = (
+            f"\nwatchdog: nothing has happened for {self._stood:.0f} s (training.watchdog_seconds) in: {self.doing}"
+            f"{f'; {others}' if others else ''}; the stacks of all threads follow. {advice}".rstrip()
+        )
+        os.write(STDERR, f"{line}\n".encode())
+        faulthandler.dump_traceback(STDERR, all_threads=True)
+        exit_anyway.cancel()

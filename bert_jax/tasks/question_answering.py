@@ -1,0 +1,165 @@
+"""Answers in passages (google-research/bert ``run_squad.py``; Devlin et al. 2018, sections 4.2 and 4.3)."""
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import ClassVar
+
+import jax
+import numpy as np
+
+from bert_jax.config import HeadsConfig
+from bert_jax.config.finetune import FinetuneConfig
+from bert_jax.inference.spans import Passage, Span, SpanPiece, Window, best_spans, span_inputs
+from bert_jax.metrics import Score, chinese_answer_scores, squad_scores
+from bert_jax.model.bert import BertOutput
+from bert_jax.objectives.denominator import denominator
+from bert_jax.objectives.span import span_loss
+from bert_jax.objectives.sums import Sums
+from bert_jax.records import Answer, Record
+from bert_jax.tasks.task import Level, Prediction, Target, Task, Unit
+from bert_jax.tokenization import Tokenizer
+
+# As a span of tokens: it lies in no window.
+NOWHERE = (-1, -1)
+
+
+class QaTask(Task):
+    """A question is ``Record.text``, its passage ``Record.text_pair``; a unit is one window of the passage.
+
+    A window that holds all of the answer has its first and last token as targets; any other one, as every window
+    of a question without an answer, the first token ([CLS]) twice. An answer that begins or ends inside a piece is
+    labelled by the whole piece (the reference takes all of the white-space word). Of several answers the first
+    that is found in the passage is learned; scores take all of them.
+    """
+
+    targets: ClassVar[Mapping[str, Target]] = {
+        "start": Target("position", np.int32), "end": Target("position", np.int32)
+    }  # fmt: skip
+    gold = ("answers",)
+
+    def __init__(self, config: FinetuneConfig, tokenizer: Tokenizer) -> None:
+        super().__init__(config, tokenizer)
+        if config.qa.no_answer and config.qa.scoring == "chinese":
+            raise ValueError(
+                "qa.scoring: 'chinese' has no score for questions without an answer; allowed with qa.no_answer: "
+                "english; set one of the two"
+            )
+
+    @property
+    def heads(self) -> HeadsConfig:
+        return HeadsConfig(span=True, pooler=False)
+
+    def featurize(self, records: Sequence[Record], *, training: bool) -> list[Unit]:
+        task, qa, types = self.config.task, self.config.qa, self.config.model.type_vocab_size
+        questions = self.tokenizer.encode_batch([record.text for record in records])
+        passages: dict[str, Passage] = {}  # many questions have the same one
+        units = []
+        for number, (record, question) in enumerate(zip(records, questions, strict=True)):
+            if record.text_pair is None:
+                raise ValueError(f"{record.source}: the question has no passage; give one as text_pair")
+            if record.text_pair not in passages:
+                passages[record.text_pair] = Passage.of(self.tokenizer, record.text_pair)
+            passage = passages[record.text_pair]
+            answer = self._answer(record, passage, training)
+            for encoded in span_inputs(self.tokenizer, question, passage, qa, task.max_length, types):
+                targets = {} if answer is None else _targets(encoded.extra, *answer)
+                units.append(Unit(number, (encoded,), targets, float(answer is not None), encoded.extra))
+        return units
+
+    def _answer(self, record: Record, passage: Passage, training: bool) -> tuple[int, int] | None:
+        """First and last token of the answer, or ``NOWHERE``; None for a question that is not learned from."""
+        if record.answers is None:
+            if training:
+                raise ValueError(f"{record.source}: the question has no answers; training needs them")
+            return None
+        if not record.answers:
+            if not self.config.qa.no_answer:
+                raise ValueError(
+                    f"{record.source}: the question has no answer; set qa.no_answer=true or remove the question"
+                )
+            return NOWHERE
+        for answer in record.answers:
+            found = find_answer(passage.text, answer)
+            tokens = found and passage.tokens(*found)
+            if tokens:
+                return tokens
+        if training:
+            text = record.answers[0].text
+            raise ValueError(
+                f"{record.source}: the answer {text[:40]!r} is not in the passage; correct or remove the question"
+            )
+        return None
+
+    def denominators(self, batch: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
+        return {"loss": denominator(batch["weights"])}
+
+    def loss(self, output: BertOutput, batch: Mapping[str, jax.Array], *, axis: str | None) -> Sums:
+        return span_loss(
+            output.start_logits, output.end_logits, batch["sequence_ids"], batch["start"], batch["end"],
+            batch["weights"],
+        )  # fmt: skip
+
+    def outputs(self, output: BertOutput, batch: Mapping[str, jax.Array]) -> dict[str, tuple[Level, jax.Array]]:
+        return {"start_logits": ("token", output.start_logits), "end_logits": ("token", output.end_logits)}
+
+    def decode(
+        self, records: Sequence[Record], units: Sequence[Unit], outputs: Sequence[Mapping[str, np.ndarray]]
+    ) -> list[Prediction]:
+        """``text`` ("": no answer), the passage's characters ``start`` to ``end``; ``score`` of the best answer
+        and ``null_odds``, by how much that of no answer is above it. With ``qa.no_answer`` also ``best_text``, the
+        best answer even where none is predicted."""
+        questions: list[list[SpanPiece]] = [[] for _ in records]
+        for unit, output in zip(units, outputs, strict=True):
+            questions[unit.record].append(SpanPiece(output["start_logits"], output["end_logits"], unit.extra))
+        return [self._prediction(span) for span in best_spans(questions, self.config.qa)]
+
+    def _prediction(self, span: Span) -> Prediction:
+        qa = self.config.qa
+        null_odds = round(span.null_score - span.score, 6)
+        score = {"score": round(span.score, 6), "null_odds": null_odds}
+        found = {"text": span.text, "start": span.start, "end": span.end, **score}
+        if not qa.no_answer:
+            return found
+        nothing = {"text": "", "start": 0, "end": 0, **score}
+        return {**(nothing if null_odds > qa.null_threshold else found), "best_text": span.text}
+
+    def scores(self, records: Sequence[Record], predictions: Sequence[Prediction]) -> list[Score]:
+        """f1 and exact; with ``qa.no_answer`` more of each: ``/has_answer``, ``/no_answer``, ``/best_threshold``
+        and ``/best_threshold_value``, the ``qa.null_threshold`` that would be best on these records."""
+        labelled = [pair for pair in zip(records, predictions, strict=True) if pair[0].answers is not None]
+        references = [[answer.text for answer in record.answers or ()] for record, _ in labelled]
+        qa = self.config.qa
+        if qa.scoring == "chinese":
+            scores = chinese_answer_scores([prediction["text"] for _, prediction in labelled], references)
+        elif not qa.no_answer:
+            scores, _ = squad_scores([prediction["text"] for _, prediction in labelled], references)
+        else:
+            spans = [prediction["best_text"] for _, prediction in labelled]
+            odds = [prediction["null_odds"] for _, prediction in labelled]
+            scores, best = squad_scores(spans, references, odds, qa.null_threshold)
+            scores += [_threshold("f1", best.f1), _threshold("exact", best.exact)]
+        return sorted(scores, key=lambda score: score.name != "f1")
+
+
+def find_answer(passage: str, answer: Answer) -> tuple[int, int] | None:
+    """Characters of the answer: where it says, else its occurrence nearest to that (the first one for -1), white
+    space of any kind and length between the words. None where it is not in the passage."""
+    words = answer.text.split()
+    if not words:
+        return None
+    if answer.start >= 0 and passage.startswith(answer.text, answer.start):
+        return answer.start, answer.start + len(answer.text)
+    pattern = r"\s+".join(map(re.escape, words))
+    occurrences = [match.span(1) for match in re.finditer(f"(?=({pattern}))", passage)]
+    return min(occurrences, key=lambda span: abs(span[0] - answer.start), default=None)
+
+
+def _targets(window: Window, first: int, last: int) -> dict[str, int]:
+    if not (window.begin <= first and last < window.begin + window.count):
+        return {"start": 0, "end": 0}
+    shift = window.first - window.begin
+    return {"start": first + shift, "end": last + shift}
+
+
+def _threshold(name: str, value: float) -> Score:
+    return Score(f"{name}/best_threshold_value", lambda indices: value)

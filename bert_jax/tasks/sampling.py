@@ -1,0 +1,52 @@
+"""Which training examples are seen, and in what order."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from bert_jax.hashing import GOLDEN, mix64
+
+
+def _mixed(values: np.ndarray) -> np.ndarray:
+    with np.errstate(over="ignore"):
+        return mix64(values + np.uint64(GOLDEN))
+
+
+def permutation(count: int, *key: int) -> np.ndarray:
+    """int64[count]: a permutation that is a function of ``key``."""
+    mixed = np.zeros(1, np.uint64)
+    for part in key:
+        mixed = _mixed(mixed ^ np.uint64(part))
+    return np.argsort(_mixed(np.arange(count, dtype=np.uint64) ^ mixed), kind="stable")
+
+
+def epoch_order(count: int, seed: int, epoch: int, classes: np.ndarray | None = None) -> np.ndarray:
+    """int64[count]: numbers of the examples of an epoch, each once. With ``classes`` (int[count]) every class
+    equally often, in turn: those with few examples come several times, those with many not all at once."""
+    if classes is None:
+        return permutation(count, seed, epoch)
+    present = np.unique(classes)
+    order = np.zeros(count, np.int64)
+    for place, label in enumerate(present):
+        members = np.flatnonzero(classes == label)
+        wanted = len(order[place :: len(present)])
+        first = epoch * wanted
+        taken = np.arange(first, first + wanted)
+        rounds = np.stack([members[permutation(len(members), seed, int(r), int(label))] for r in
+                           range(taken[0] // len(members), taken[-1] // len(members) + 1)]).reshape(-1)  # fmt: skip
+        order[place :: len(present)] = rounds[taken - taken[0] // len(members) * len(members)]
+    return order
+
+
+def few_shot(labels: Sequence[str], count: int, seed: int) -> list[int]:
+    """Numbers of ``count`` examples of each class, drawn by ``seed``, in the records' order. ``ValueError`` for
+    a class with fewer."""
+    chosen: list[int] = []
+    for number, label in enumerate(sorted(set(labels))):
+        members = [i for i, other in enumerate(labels) if other == label]
+        if len(members) < count:
+            raise ValueError(
+                f"input.few_shot: {count} examples of each class are asked for, but {label!r} has {len(members)}"
+            )
+        chosen += [members[i] for i in permutation(len(members), seed, number)[:count]]
+    return sorted(chosen)

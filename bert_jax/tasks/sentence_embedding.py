@@ -1,0 +1,358 @@
+"""Sentence embeddings: one vector per text, near for texts that mean the same (Reimers and Gurevych 2019).
+
+Shapes: B rows, U units per row, K texts per unit, E width of a vector.
+"""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+import jax
+import numpy as np
+
+from bert_jax.config import HeadsConfig, SentenceConfig, SentenceModule
+from bert_jax.config.finetune import FinetuneConfig
+from bert_jax.inference.batching import Encoded
+from bert_jax.metrics import Score, classification_scores, regression_scores
+from bert_jax.metrics.score import mean_score
+from bert_jax.model.bert import BertOutput
+from bert_jax.objectives.denominator import denominator
+from bert_jax.objectives.label_losses import softmax_loss
+from bert_jax.objectives.sentence_losses import cosent_loss, cosine_loss, in_batch_negatives_loss, triplet_loss
+from bert_jax.objectives.sums import Sums
+from bert_jax.records import Record
+from bert_jax.tasks.sampling import permutation
+from bert_jax.tasks.task import Level, Prediction, Target, Task, Unit
+from bert_jax.tasks.text_classification import class_number, number_of, of_training_files, significant, softmax
+from bert_jax.tasks.truncation import cut_text
+from bert_jax.tokenization import Tokenizer
+
+# Texts of a training example, hard negatives not counted.
+_TEXTS = {"softmax": 2, "cosine": 2, "cosent": 2, "triplet": 3, "negatives": 2, "simcse": 2}
+# Texts of a record that are scored: a pair, and of its negatives the first.
+_SCORED_TEXTS = 3
+# Cosines that ranks are taken of at a time.
+_COSINES = 2**22
+
+
+class SentenceTask(Task):
+    """Siamese training by one of the losses of ``sentence.loss``.
+
+    Records with a label that is a value are scored by the correlation of cosines with it, those whose label is one
+    of ``data.labels`` by the classifier, triplets by how often the positive is nearer, and pairs of a split without
+    labels by finding the second text among all of it.
+    """
+
+    targets: ClassVar[Mapping[str, Target]] = {}
+
+    def __init__(self, config: FinetuneConfig, tokenizer: Tokenizer) -> None:
+        super().__init__(config, tokenizer)
+        if config.task.truncation == "windows":
+            raise ValueError("task.truncation: a sentence has one vector; windows give several; choose another")
+        kinds = {"softmax": np.int32, "cosine": np.float32, "cosent": np.float32}
+        if self._of_classes:
+            kinds["negatives"] = np.int32
+        if config.sentence.loss in kinds:
+            self.targets = {"labels": Target("unit", kinds[config.sentence.loss])}  # type: ignore[misc]
+
+    @property
+    def _of_classes(self) -> bool:
+        """Whether other texts of an anchor's class are among the candidates, where they are no wrong answers."""
+        return self.config.sentence.loss == "negatives" and self.config.sentence.pairs_from_classes
+
+    @classmethod
+    def from_data(cls, config: FinetuneConfig, splits: Mapping[str, Sequence[Record]]) -> FinetuneConfig:
+        train, data, options = splits["train"], config.data, config.sentence
+        uses_negatives = options.loss == "negatives" and not options.pairs_from_classes
+        most = max((len(record.negatives) for record in train), default=0) if uses_negatives else 0
+        for record in train:
+            _check_texts(record, config, most)
+        if options.loss == "softmax" or (options.loss == "negatives" and options.pairs_from_classes):
+            # Of a cut dev split there may be pairs without a label.
+            given = {record.label for record in of_training_files(config, splits)} - {None}
+            labels = data.labels or tuple(sorted(map(str, given)))
+            if len(labels) < 2 and options.loss == "softmax":
+                raise ValueError(f"data.labels: {len(labels)} class ({', '.join(labels)}); two or more are needed")
+            data = dataclasses.replace(data, labels=labels)
+        return dataclasses.replace(config, data=data, hard_negatives=most)
+
+    @property
+    def sequences_per_unit(self) -> int:
+        loss = self.config.sentence.loss
+        return _TEXTS[loss] + (self.config.hard_negatives if loss == "negatives" else 0)
+
+    def sequences_of(self, units: Sequence[Unit]) -> int:
+        most = max(len(unit.sequences) for unit in units)
+        # The classifier takes the texts of a row two by two.
+        return most + most % 2 if self.config.sentence.loss == "softmax" else most
+
+    @property
+    def heads(self) -> HeadsConfig:
+        if self.config.sentence.loss != "softmax":
+            return HeadsConfig()
+        return HeadsConfig(pair_labels=self.config.data.labels, pair_hidden=self.config.sentence.hidden_size)
+
+    @property
+    def sentence(self) -> SentenceConfig:
+        options = self.config.sentence
+        modules = (SentenceModule(kind="normalize"),) if options.normalize else ()
+        return SentenceConfig(pooling=(options.pooling,), modules=modules, similarity="cosine")
+
+    # ------------------------------------------------------------------ records to units
+
+    def featurize(self, records: Sequence[Record], *, training: bool) -> list[Unit]:
+        if not training:
+            self._check_scored([records[i] for i in self.scored(records)])
+        groups = self._training_texts(records) if training else [_scored_texts(record) for record in records]
+        flat = [text for group in groups for text in group]
+        ids = iter(self.tokenizer.encode_batch(flat))
+        units = []
+        for i, (record, group) in enumerate(zip(records, groups, strict=True)):
+            inputs = tuple(self._input(text, next(ids)) for text in group)
+            targets = self._target(record) if training else {}
+            units.append(Unit(i, inputs, targets, float(training)))
+        return units
+
+    def _input(self, text: str, ids: Sequence[int]) -> Encoded:
+        config, tokenizer = self.config.task, self.tokenizer
+        room = config.max_length - len(tokenizer.build_inputs([])[0])
+        (kept,) = cut_text(text, ids, room, config, tokenizer)
+        return Encoded(*tokenizer.build_inputs(kept))
+
+    def _training_texts(self, records: Sequence[Record]) -> list[tuple[str, ...]]:
+        options = self.config.sentence
+        if options.loss == "simcse":
+            return [(record.text, record.text) for record in records]
+        if not options.pairs_from_classes:
+            # A negative that the loss has no use for is not seen.
+            return [_texts(record)[: self.sequences_per_unit] for record in records]
+        seed, groups = self.config.data.split_seed, []
+        draws = permutation(len(records), seed, 1), permutation(len(records), seed, 2)
+        _, classes = np.unique([record.label or "" for record in records], return_inverse=True)
+        order, sizes = np.argsort(classes, kind="stable"), np.bincount(classes)
+        members = np.split(order, np.cumsum(sizes)[:-1])
+        # Place of a record among those of its class; and of each member how many of other classes stand before it.
+        place = np.empty(len(records), np.int64)
+        place[order] = np.concatenate([np.arange(size) for size in sizes])
+        before = [own - np.arange(len(own)) for own in members]
+        for i, record in enumerate(records):
+            own, outside = members[classes[i]], before[classes[i]]
+            own_count, other_count = len(own) - 1, len(records) - len(own)
+            if not own_count or not other_count:
+                raise ValueError(
+                    f"{record.source}: class {record.label!r} has one text, or is the only class: it makes no pairs"
+                )
+            drawn = draws[0][i] % own_count
+            texts = (record.text, records[own[drawn + (drawn >= place[i])]].text)
+            drawn = draws[1][i] % other_count
+            negative = records[drawn + np.searchsorted(outside, drawn, side="right")].text
+            groups.append((*texts, negative) if options.loss == "triplet" else texts)
+        return groups
+
+    def _target(self, record: Record) -> Mapping[str, Any]:
+        loss = self.config.sentence.loss
+        if loss == "softmax" or self._of_classes:
+            return {"labels": class_number(record, self.config.data.labels)}
+        if loss not in ("cosine", "cosent"):
+            return {}
+        scale = self.config.sentence.label_scale
+        value = number_of(record) / scale
+        if loss == "cosine" and not -1 <= value <= 1:
+            raise ValueError(
+                f"{record.source}: label {record.label} divided by sentence.label_scale {scale:g} is no cosine; "
+                "allowed: -1 to 1; set the scale to the largest label there may be"
+            )
+        return {"labels": value}
+
+    def _check_scored(self, records: Sequence[Record]) -> None:
+        """``ValueError`` for records that have labels which cannot be scored, or not by what the others are."""
+        without = [record for record in records if not record.negatives]
+        if 0 < len(without) < len(records):
+            raise ValueError(
+                f"{without[0].source}: no negative, but other records of the split have one; allowed: triplets "
+                "alone, or none; give it one (role negative), or put triplets in a file of their own"
+            )
+        for record in records:
+            if record.text_pair is None:
+                raise ValueError(f"{record.source}: a label, but no second text to compare with (role text_pair)")
+        self._gold(records)
+
+    def _gold(self, records: Sequence[Record]) -> np.ndarray | None:
+        """What labelled records are scored by: int[n] of classes, float64[n] of values; None where it is not their
+        labels. ``ValueError`` for a label that does not fit the others."""
+        if all(record.negatives for record in records) or all(record.label is None for record in records):
+            return None
+        labels = self.config.data.labels
+        if self.config.sentence.loss == "softmax" and any(record.label in labels for record in records):
+            return np.array([class_number(record, labels) for record in records])
+        return np.array([number_of(record) for record in records])
+
+    # ------------------------------------------------------------------ on the device
+
+    def denominators(self, batch: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
+        return {"loss": denominator(batch["weights"])}
+
+    def _embeddings(self, output: BertOutput, batch: Mapping[str, jax.Array]) -> jax.Array:
+        assert output.sentence_embeddings is not None
+        rows, sequences, width = output.sentence_embeddings.shape
+        units = batch["weights"].shape[1]
+        return output.sentence_embeddings.reshape(rows, units, sequences // units, width)
+
+    def loss(self, output: BertOutput, batch: Mapping[str, jax.Array], *, axis: str | None) -> Sums:
+        options, weights_BxU = self.config.sentence, batch["weights"]
+        if options.loss == "softmax":
+            assert output.pair_logits is not None
+            smoothing, gamma = self.config.loss.label_smoothing, self.config.loss.focal_gamma
+            return softmax_loss(
+                output.pair_logits, batch["labels"], weights_BxU, label_smoothing=smoothing, focal_gamma=gamma
+            )
+        embeddings_BxUxKxE = self._embeddings(output, batch)
+        match options.loss:
+            case "cosine":
+                return cosine_loss(embeddings_BxUxKxE, batch["labels"], weights_BxU)
+            case "cosent":
+                return cosent_loss(embeddings_BxUxKxE, batch["labels"], weights_BxU, scale=options.scale, axis=axis)
+            case "triplet":
+                return triplet_loss(embeddings_BxUxKxE, weights_BxU, margin=options.margin)
+        classes_BxU = batch["labels"] if self._of_classes else None
+        return in_batch_negatives_loss(embeddings_BxUxKxE, weights_BxU, classes_BxU, scale=options.scale, axis=axis)
+
+    def outputs(self, output: BertOutput, batch: Mapping[str, jax.Array]) -> dict[str, tuple[Level, jax.Array]]:
+        embeddings_BxUxKxE = self._embeddings(output, batch)
+        found: dict[str, tuple[Level, jax.Array]] = {"embeddings": ("unit", embeddings_BxUxKxE)}
+        if output.pair_logits is not None:
+            # Of each unit's first two texts.
+            found["logits"] = ("unit", output.pair_logits[:, :: embeddings_BxUxKxE.shape[2] // 2])
+        return found
+
+    # ------------------------------------------------------------------ outputs to predictions and metrics
+
+    def decode(
+        self, records: Sequence[Record], units: Sequence[Unit], outputs: Sequence[Mapping[str, np.ndarray]]
+    ) -> list[Prediction]:
+        """``cosine`` of the first two texts (of a triplet also ``cosine_negative``), and with a classifier
+        ``prediction`` and ``scores``. ``rank`` of the second text among all second texts of the split, from 1,
+        where there is no label."""
+        if not units:
+            return []
+        unit_NxKxE = _unit(np.stack([output["embeddings"] for output in outputs]))
+        pairs = [i for i, unit in enumerate(units) if len(unit.sequences) > 1]
+        unlabelled = [i for i in pairs if records[i].label is None and len(units[i].sequences) == 2]
+        ranks = {}
+        if unlabelled:
+            seconds = [tuple(units[i].sequences[1].ids) for i in pairs]
+            own = np.searchsorted(pairs, unlabelled)
+            found = _ranks(unit_NxKxE[unlabelled, 0], unit_NxKxE[pairs, 1], seconds, own)
+            ranks = dict(zip(unlabelled, found.tolist(), strict=True))
+        predictions: list[Prediction] = []
+        for i, (record, unit, output) in enumerate(zip(records, units, outputs, strict=True)):
+            texts = len(unit.sequences)
+            one: Prediction = {} if record.label is None else {"label": record.label}
+            if texts > 1:
+                one["cosine"] = significant(unit_NxKxE[i, 0] @ unit_NxKxE[i, 1])
+            if texts > 2:
+                one["cosine_negative"] = significant(unit_NxKxE[i, 0] @ unit_NxKxE[i, 2])
+            if i in ranks:
+                one["rank"] = ranks[i]
+            if "logits" in output and texts == 2:
+                chances = softmax(output["logits"].astype(np.float64))
+                labels = self.config.data.labels
+                one["prediction"] = labels[int(chances.argmax())]
+                one["scores"] = dict(zip(labels, chances.tolist(), strict=True))
+            predictions.append(one)
+        return predictions
+
+    @classmethod
+    def is_labelled(cls, record: Record) -> bool:
+        return record.label is not None or record.text_pair is not None
+
+    @classmethod
+    def scored(cls, records: Sequence[Record]) -> list[int]:
+        """Of a split with labels, those that have one; triplets and splits without labels are scored without."""
+        numbers = super().scored(records)
+        labelled = [i for i in numbers if records[i].label is not None]
+        return numbers if not labelled or all(records[i].negatives for i in numbers) else labelled
+
+    @classmethod
+    def notes(cls, config: FinetuneConfig, splits: Mapping[str, Sequence[Record]]) -> list[str]:
+        notes = []
+        for split, records in splits.items():
+            known = sum(cls.is_labelled(record) for record in records)
+            if split != "train" and (without := known - len(cls.scored(records))):
+                notes.append(f"{split}: {without:,} of {len(records):,} pairs are not scored: others have a label")
+        return notes
+
+    def scores(self, records: Sequence[Record], predictions: Sequence[Prediction]) -> list[Score]:
+        gold, labels = self._gold(records), self.config.data.labels
+        if all(record.negatives for record in records):
+            nearer = [one["cosine"] > one["cosine_negative"] for one in predictions]
+            return [mean_score("triplet_accuracy", np.array(nearer, float))]
+        if gold is None:
+            ranks = np.array([one["rank"] for one in predictions])
+            return [mean_score("mrr", 1 / ranks), mean_score("precision@1", (ranks == 1).astype(float))]
+        if gold.dtype.kind == "i":
+            predicted = np.array([labels.index(one["prediction"]) for one in predictions])
+            chances = np.array([[one["scores"][label] for label in labels] for one in predictions])
+            return classification_scores(gold, predicted, labels, chances)
+        cosines = np.array([one["cosine"] for one in predictions])
+        named = {score.name: score for score in regression_scores(gold, cosines)}
+        return [named["spearman"], named["pearson"]]
+
+
+def _texts(record: Record) -> tuple[str, ...]:
+    pair = () if record.text_pair is None else (record.text_pair,)
+    return (record.text, *pair, *record.negatives)
+
+
+def _scored_texts(record: Record) -> tuple[str, ...]:
+    """A negative is nothing without a second text."""
+    return _texts(record)[:_SCORED_TEXTS] if record.text_pair is not None else (record.text,)
+
+
+def _unit(vectors: np.ndarray) -> np.ndarray:
+    """Vectors of length 1; what is 0 stays 0."""
+    return vectors / np.maximum(np.linalg.norm(vectors, axis=-1, keepdims=True), 1e-12)
+
+
+def _ranks(
+    queries_QxE: np.ndarray, candidates_NxE: np.ndarray, texts: Sequence[tuple[int, ...]], own_Q: np.ndarray
+) -> np.ndarray:
+    """int64[Q]: rank of each query's own candidate by cosine among all N, from 1. ``texts`` are those of the
+    candidates; equal ones share their rank."""
+    # Equal texts are one candidate: in other rows their last digits may differ.
+    numbers: dict[tuple[int, ...], int] = {}
+    number_N = np.array([numbers.setdefault(text, len(numbers)) for text in texts])
+    times_M = np.bincount(number_N).astype(np.float64)
+    different_MxE = candidates_NxE[np.unique(number_N, return_index=True)[1]]
+    ranks = np.empty(len(own_Q), np.int64)
+    size = max(1, _COSINES // len(different_MxE))
+    for start in range(0, len(own_Q), size):
+        block = slice(start, start + size)
+        found = queries_QxE[block] @ different_MxE.T
+        nearer = found > np.take_along_axis(found, number_N[own_Q[block], None], axis=1)
+        ranks[block] = 1 + nearer @ times_M
+    return ranks
+
+
+def _check_texts(record: Record, config: FinetuneConfig, negatives: int) -> None:
+    """``ValueError`` for a training record that has not what the loss needs."""
+    loss, from_classes = config.sentence.loss, config.sentence.pairs_from_classes
+    if from_classes and loss not in ("negatives", "triplet"):
+        raise ValueError(f"sentence.pairs_from_classes: not with sentence.loss {loss}; use negatives or triplet")
+    if loss == "simcse":
+        return
+    if from_classes:
+        if record.label is None:
+            raise ValueError(f"{record.source}: no label; sentence.pairs_from_classes makes pairs of classes")
+        return
+    if record.text_pair is None:
+        raise ValueError(f"{record.source}: no second text; sentence.loss {loss} needs one (role text_pair)")
+    if loss == "triplet" and len(record.negatives) != 1:
+        raise ValueError(f"{record.source}: {len(record.negatives)} negatives; a triplet has one (role negative)")
+    if loss == "negatives" and len(record.negatives) != negatives:
+        raise ValueError(
+            f"{record.source}: {len(record.negatives)} hard negatives, others have {negatives}; give all the same "
+            "number"
+        )
+    if loss in ("softmax", "cosine", "cosent") and record.label is None:
+        raise ValueError(f"{record.source}: no label; sentence.loss {loss} needs one")

@@ -1,0 +1,1 @@
+"""Checkpoints: verified, restored, written."""

@@ -1,0 +1,191 @@
+"""Proof that a checkpoint is what was saved: checksums of its files and a digest of its values.
+
+A flipped bit in a payload file restores silently wrong, so a checkpoint carries (1) size and crc32c of every
+file, itself checksummed, written after the commit, and (2) a digest of path, shape, dtype and bits of every
+canonical leaf, which does not depend on mesh or layout.
+"""
+
+import functools
+import hashlib
+import json
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import google_crc32c
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
+
+from bert_jax.io.storage import Location, write_whole
+from bert_jax.model.canonical import STACKED, VOCABULARY_ROWS, path_name
+
+CHECKSUM_FILE = "checksums.json"
+_LEAVES_AT_ONCE = 48
+
+
+def _mix(x: jax.Array) -> jax.Array:
+    """A bijection of uint32 that spreads every bit (the finaliser of MurmurHash3)."""
+    x = (x ^ (x >> 16)) * jnp.uint32(0x85EBCA6B)
+    x = (x ^ (x >> 13)) * jnp.uint32(0xC2B2AE35)
+    return x ^ (x >> 16)
+
+
+def _digest_leaf(x: jax.Array, stacked: bool, rows: int | None) -> jax.Array:
+    """uint32[2], or uint32[layers, 2] of a stacked leaf: two position-dependent sums, so equal on every mesh.
+    Rows from ``rows`` on are padding, which is 0: without effect, unless it is damaged."""
+    damaged = jnp.any(x[rows:] != 0) if rows is not None else False
+    x = x[:rows] if rows is not None else x
+    x = x if stacked else x[None]
+    size = x.dtype.itemsize
+    bits = jax.lax.bitcast_convert_type(x, jnp.dtype(f"uint{8 * size}")) if x.dtype != jnp.bool_ else x
+    bits = bits.astype(jnp.uint32)
+    position = jnp.zeros(x.shape, jnp.uint32)
+    for dim in range(1, x.ndim):
+        stride = int(np.prod(x.shape[dim + 1 :], dtype=np.int64)) & 0xFFFFFFFF
+        position += jax.lax.broadcasted_iota(jnp.uint32, x.shape, dim) * jnp.uint32(stride)
+    axes = tuple(range(1, x.ndim))
+    first = jnp.sum(_mix(bits) * (2 * position + 1), axes, dtype=jnp.uint32) + jnp.uint32(damaged)
+    second = jnp.sum(_mix(bits ^ _mix(position + jnp.uint32(0x9E3779B9))), axes, dtype=jnp.uint32)
+    result = jnp.stack([first, second], axis=-1)
+    return result if stacked else result[0]
+
+
+def tree_digest(tree: Any, vocab_size: int) -> str:
+    """sha256 over the sorted ``name shape dtype digest`` lines of every canonical leaf of ``tree``."""
+    return lines_digest(digest_lines(tree, vocab_size))
+
+
+def lines_digest(lines: list[str]) -> str:
+    """sha256 over sorted :func:`digest_lines`, which may come from several trees that make one."""
+    return hashlib.sha256("\n".join(sorted(lines)).encode()).hexdigest()
+
+
+def digest_lines(tree: Any, vocab_size: int) -> list[str]:
+    """``name shape dtype digest`` of every canonical leaf of ``tree``."""
+    return start_digest(tree, vocab_size)()
+
+
+def start_digest(tree: Any, vocab_size: int) -> Callable[[], list[str]]:
+    """Start to compute the digests of ``tree``, whose buffers may be donated afterwards; what is returned waits for
+    them, in any thread, and gives :func:`digest_lines`."""
+    pending = []
+    for kind, leaves in _alike(tree, vocab_size):
+        digests = _digest_program(kind, len(leaves))([leaf for _, leaf in leaves])
+        if len(kind.sharding.device_set) > 1 and jax.default_backend() == "cpu":
+            # Independent programs with collectives deadlock on virtual CPU devices when many are in flight.
+            digests.block_until_ready()
+        pending.append((kind, [name for name, _ in leaves], digests))
+
+    def finish() -> list[str]:
+        return [
+            line
+            for kind, names, digests in pending
+            for name, values in zip(names, np.asarray(digests), strict=True)
+            for line in _lines(kind, name, values)
+        ]
+
+    return finish
+
+
+def compile_digest(tree: Any, vocab_size: int) -> None:
+    """Compile what :func:`start_digest` runs for arrays like those of ``tree`` (shapes, dtypes, shardings)."""
+    for kind, leaves in _alike(tree, vocab_size):
+        _digest_program(kind, len(leaves))
+
+
+class _Kind(NamedTuple):
+    """What a program that digests a leaf depends on. ``rows``: where padding follows, how many rows are real."""
+
+    shape: tuple[int, ...]
+    dtype: np.dtype
+    sharding: jax.sharding.Sharding
+    stacked: bool
+    rows: int | None
+
+
+def _alike(tree: Any, vocab_size: int) -> Iterator[tuple[_Kind, list[tuple[str, Any]]]]:
+    """Leaves of one kind, with their names, a few dozen at a time: a device queues few programs, and whoever
+    dispatches more of them waits."""
+    kinds: dict[_Kind, list[tuple[str, Any]]] = {}
+    for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
+        name = path_name(path)
+        rows = vocab_size if name.endswith(VOCABULARY_ROWS) else None
+        kind = _Kind(tuple(leaf.shape), leaf.dtype, leaf.sharding, STACKED in name, rows)
+        kinds.setdefault(kind, []).append((name, leaf))
+    for kind, leaves in kinds.items():
+        for first in range(0, len(leaves), _LEAVES_AT_ONCE):
+            yield kind, leaves[first : first + _LEAVES_AT_ONCE]
+
+
+def _lines(kind: _Kind, name: str, values: np.ndarray) -> Iterator[str]:
+    shape = kind.shape if kind.rows is None else (kind.rows, *kind.shape[1:])
+    if kind.stacked:
+        before, after = name.split(STACKED)
+        for i, pair in enumerate(values):
+            yield f"{before}encoder/layer_{i}/{after} {shape[1:]} {kind.dtype} {pair[0]} {pair[1]}"
+    else:
+        yield f"{name} {shape} {kind.dtype} {values[0]} {values[1]}"
+
+
+@functools.lru_cache(maxsize=1024)
+def _digest_program(kind: _Kind, count: int) -> Callable[[list[jax.Array]], jax.Array]:
+    """The compiled digests of ``count`` leaves, whole on every process."""
+    everywhere = None
+    if isinstance(kind.sharding, NamedSharding):
+        everywhere = NamedSharding(kind.sharding.mesh, PartitionSpec())
+
+    def digest(leaves: list[jax.Array]) -> jax.Array:
+        return jnp.stack([_digest_leaf(leaf, kind.stacked, kind.rows) for leaf in leaves])
+
+    like = jax.ShapeDtypeStruct(kind.shape, kind.dtype, sharding=kind.sharding)
+    return jax.jit(digest, out_shardings=everywhere).lower([like] * count).compile()
+
+
+def json_digest(value: Any) -> str:
+    """sha256 of a JSON value in one fixed spelling."""
+    return hashlib.sha256(json.dumps(value, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+
+
+def file_checksum(path: Location) -> str:
+    """crc32c of a file, in hex."""
+    checksum = google_crc32c.Checksum()
+    with path.open("rb") as file:
+        while block := file.read(1 << 22):
+            checksum.update(block)
+    return checksum.hexdigest().decode()
+
+
+def write_checksums(folder: Location) -> None:
+    """List size and crc32c of every file under ``folder`` in its checksum file (which appears whole)."""
+    files = {
+        path.relative_to(folder).as_posix(): [path.stat().st_size, file_checksum(path)]
+        for path in sorted(folder.rglob("*"))
+        if path.is_file() and not path.name.startswith(CHECKSUM_FILE)
+    }
+    write_whole(folder / CHECKSUM_FILE, json.dumps({"files": files, "digest": json_digest(files)}))
+
+
+def check_files(folder: Location, share: tuple[int, int] = (0, 1)) -> str | None:
+    """What is wrong with the files of a checkpoint, or ``None``. Without a checksum file (a kill between the
+    commit and its writing) nothing is said: the digest decides. ``share`` (i, n) looks at every n-th file from the
+    i-th on, for n processes that look together."""
+    path = folder / CHECKSUM_FILE
+    if not path.exists():
+        return None
+    try:
+        listed = json.loads(path.read_text())
+        files, digest = listed["files"], listed["digest"]
+    except (ValueError, KeyError, TypeError):
+        return f"{CHECKSUM_FILE} is not readable"
+    if json_digest(files) != digest:
+        return f"{CHECKSUM_FILE} is damaged"
+    for name, (size, checksum) in sorted(files.items())[share[0] :: share[1]]:
+        file = folder / name
+        if not file.is_file():
+            return f"{name} is missing"
+        if file.stat().st_size != size:
+            return f"{name} has {file.stat().st_size} bytes instead of {size}"
+        if file_checksum(file) != checksum:
+            return f"{name} differs from its checksum"
+    return None

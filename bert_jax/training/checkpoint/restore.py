@@ -1,0 +1,335 @@
+"""Checkpoints: state, data position and config as one unit, written asynchronously, verified when read.
+
+Layout: ``WORKDIR/checkpoints/STEP/{state, meta, checksums.json}``. The tree on disk has the running layout
+(stacked or not, padded or not), which ``meta`` names; restoring converts. A checkpoint that fails a check is
+moved to ``WORKDIR/damaged_checkpoints`` (renamed, never deleted) and the one before it is used.
+"""
+
+import dataclasses
+import errno
+import json
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import orbax.checkpoint as ocp
+from etils import epath
+from jax.sharding import Mesh
+
+from bert_jax.config import PretrainConfig, RunConfig, differences, from_dict
+from bert_jax.io.object_paths import StorageUnavailable
+from bert_jax.io.storage import Location, ObjectPath, StorageError, is_transient, lacks_permission
+from bert_jax.model import BertForPretraining, BertModel, from_canonical, to_canonical
+from bert_jax.model.canonical import clear_padding, path_name
+from bert_jax.optim import make_optimizer
+from bert_jax.process import hosts
+from bert_jax.training.checkpoint.digest import check_files, json_digest, tree_digest
+from bert_jax.training.state import TrainState, abstract_state
+
+FORMAT = 1
+META_FILE = "metadata"
+# Written last by Orbax where a folder cannot be renamed.
+COMMIT_FILE = "commit_success.txt"
+# Folders of a workdir for checkpoints that are not used any more, but not deleted either.
+DAMAGED, ROLLED_BACK = ASIDE = ("damaged_checkpoints", "rolled_back_checkpoints")
+# Seconds for which processes wait for each other's look at a checkpoint.
+AGREEMENT_SECONDS = 900.0
+
+
+class NoCheckpoint(ValueError):
+    """There is no usable checkpoint where one is needed."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Restored:
+    """A verified checkpoint in the running layout."""
+
+    step: int
+    state: TrainState
+    meta: dict[str, Any]
+    config: Any  # the config it was saved with
+
+
+def checkpoint_folder(workdir: Location) -> Location:
+    """Where the checkpoints of a run lie."""
+    return workdir.absolute() / "checkpoints"
+
+
+def saved_steps(workdir: Location) -> list[int]:
+    """Committed steps, oldest first, from the directory itself."""
+    folder = checkpoint_folder(workdir)
+    if not folder.is_dir():
+        return []
+    steps = sorted(int(path.name) for path in folder.iterdir() if path.name.isdigit() and path.is_dir())
+    if isinstance(folder, ObjectPath):
+        # A store cannot rename a folder: what is complete, and what is set aside, is told by an object.
+        aside = {mark.name for where in ASIDE for mark in _marks(workdir / where)}
+        steps = [s for s in steps if str(s) not in aside and (folder / str(s) / COMMIT_FILE).is_file()]
+    return steps
+
+
+def _marks(folder: ObjectPath) -> list[ObjectPath]:
+    return [path for path in folder.iterdir() if path.name.isdigit()] if folder.is_dir() else []
+
+
+def nested(tree: Any) -> dict[str, Any]:
+    """A tree of any node types as nested dicts keyed by path, the form that is stored."""
+    tree_of_dicts: dict[str, Any] = {}
+    for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
+        *parents, last = path_name(path).split("/")
+        node = tree_of_dicts
+        for part in parents:
+            node = node.setdefault(part, {})
+        node[last] = leaf
+    return tree_of_dicts
+
+
+def restore_newest(
+    workdir: Location,
+    config: RunConfig,
+    mesh: Mesh,
+    model: BertModel | None = None,
+    *,
+    read_only: bool,
+    may_change: set[str],
+    report: Callable[[str], None],
+) -> Restored | None:
+    """The newest checkpoint of ``workdir`` that passes every check, in the layout of ``config``. ``model`` is
+    pretraining's where none is given.
+
+    Returns ``None`` when there is no checkpoint at all. Raises ``ValueError`` when it was saved with another
+    ``model`` section (options in ``may_change`` aside) or another optimizer. A bad one is moved aside
+    (with ``read_only``: left where it is), reported, and the one before it tried; when all are bad, raises
+    :class:`NoCheckpoint`. With several processes all call it and use the same one: what is bad in the eyes of one
+    is bad for all, before anything is restored together.
+    """
+    if not read_only and hosts.is_lead() and isinstance(workdir, ObjectPath):
+        _finish_moves(workdir)
+    steps = json.loads(hosts.gather("checkpoints", json.dumps(saved_steps(workdir)), AGREEMENT_SECONDS)[0])
+    bad: list[str] = []
+    for step in reversed(steps):
+        found = _verified(workdir, step, config, mesh, model, may_change)
+        if isinstance(found, Restored):
+            return found
+        bad.append(f"step {step}: {found}")
+        where = ""
+        if not read_only:
+            where = f"; moved to {workdir.absolute() / DAMAGED}"
+            if hosts.is_lead():
+                where = f"; moved to {_move_aside(workdir, step, DAMAGED)}"
+        report(f"WARNING: checkpoint {step} is damaged ({found}){where}")
+    aside = workdir.absolute() / DAMAGED
+    if bad or (aside.is_dir() and any(aside.iterdir())):
+        raise NoCheckpoint(
+            f"{workdir}: all checkpoints are damaged ({'; '.join(bad) or f'they lie in {aside}'}); "
+            "restore one from a copy, or give another --workdir to start anew"
+        )
+    return None
+
+
+def _verified(
+    workdir: Location, step: int, config: RunConfig, mesh: Mesh, model: BertModel | None, may_change: set[str]
+) -> Restored | str:
+    """The checkpoint of ``step``, or what is wrong with it: what the first process that finds something says."""
+    folder = checkpoint_folder(workdir) / str(step)
+    share = hosts.index(), hosts.count()
+    problem = _agreed(f"files of {step}", _problem_of(lambda: check_files(folder, share)))
+    if problem is not None:
+        return problem
+    parts: dict[str, Any] = {}
+
+    def read() -> None:
+        parts["meta"] = read_meta(folder)
+        parts["config"] = _fitting_config(folder, step, parts["meta"], config, may_change)
+        parts["state"] = _read_state(folder, parts["config"], mesh, model)
+
+    problem = _agreed(f"contents of {step}", _problem_of(read))
+    if problem is not None:
+        return problem
+    meta, stored, state = parts["meta"], parts["config"], parts["state"]
+
+    def check_digest() -> str | None:
+        same = tree_digest(state, stored.model.vocab_size) == meta["digest"]
+        return None if same else "its values differ from their digest"
+
+    problem = _agreed(f"values of {step}", _problem_of(check_digest))
+    if problem is not None:
+        return problem
+    # The digest is of canonical values: padded rows are not among them.
+    state = clear_padding(state, stored.model.vocab_size)
+    return Restored(step, _adapt(state, stored, config, mesh, model), meta, stored)
+
+
+def _problem_of(look: Callable[[], str | None]) -> str | None:
+    """What ``look`` finds wrong, or fails with when that is the checkpoint's fault."""
+    try:
+        return look()
+    except (_Unfit, PermissionError, StorageError):
+        raise
+    except Exception as error:  # Orbax and tensorstore raise six types, bare Exception among them.
+        if _is_shortage(error):
+            raise  # the machine's fault, not the checkpoint's: nothing is moved
+        problem = str(error).strip().partition("\n")[0][:200] or type(error).__name__
+        if is_transient(error):
+            raise StorageUnavailable(f"a checkpoint cannot be read: {problem}; run again") from None
+        if lacks_permission(error):
+            raise StorageError(f"a checkpoint cannot be read: {problem}; check credentials") from None
+        return problem
+
+
+def _agreed(what: str, problem: str | None) -> str | None:
+    """The first problem that any process has."""
+    found = hosts.gather(what, problem or "", AGREEMENT_SECONDS)
+    worst = next(((i, text) for i, text in enumerate(found) if text), None)
+    if worst is None or len(found) == 1:
+        return problem
+    return f"process {worst[0]}: {worst[1]}"
+
+
+def _is_shortage(error: Exception) -> bool:
+    """Did the machine run out of something (device memory, file handles) rather than find damage?"""
+    shortage = isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EIO)
+    return shortage or isinstance(error, MemoryError) or "RESOURCE_EXHAUSTED" in str(error)
+
+
+def set_aside(workdir: Location, first_step: int) -> None:
+    """Move the checkpoints of ``first_step`` and later to ``WORKDIR/rolled_back_checkpoints``: the run goes back to
+    before them."""
+    if hosts.is_lead():
+        for step in saved_steps(workdir):
+            if step >= first_step:
+                _move_aside(workdir, step, ROLLED_BACK)
+    hosts.barrier("set_aside", AGREEMENT_SECONDS)
+
+
+def _move_aside(workdir: Location, step: int, where: str) -> Location:
+    if isinstance(workdir, ObjectPath):
+        # An object that marks it comes first: killed between two files, nobody takes what is left for whole.
+        (workdir / where / str(step)).touch()
+        return _finish_move(workdir, step, where)
+    folder = workdir.absolute() / where
+    folder.mkdir(exist_ok=True)
+    target = _unused(folder, str(step))
+    (checkpoint_folder(workdir) / str(step)).rename(target)
+    return target
+
+
+def _finish_moves(workdir: ObjectPath) -> None:
+    """Finish what an earlier start began to move."""
+    for where in ASIDE:
+        for mark in _marks(workdir / where):
+            _finish_move(workdir, int(mark.name), where)
+
+
+def _finish_move(workdir: ObjectPath, step: int, where: str) -> ObjectPath:
+    source, target = checkpoint_folder(workdir) / str(step), _unused(workdir / where, f"step_{step}")
+    for path in source.rglob("*"):
+        path.move(target / path.relative_to(source))
+    (workdir / where / str(step)).unlink()
+    return target
+
+
+def _unused(folder: Location, name: str) -> Location:
+    """``folder / name``, numbered when that is there already."""
+    count, target = 1, folder / name
+    while target.exists():
+        count += 1
+        target = folder / f"{name}.{count}"
+    return target
+
+
+class _Unfit(ValueError):
+    """The checkpoint is sound but does not fit this config."""
+
+
+def read_meta(folder: Location) -> dict[str, Any]:
+    """The JSON part of a checkpoint, checked against its own digest (``ValueError``)."""
+    unit = json.loads((folder / "meta" / META_FILE).read_text())
+    digest = unit.pop("json_digest", None)
+    if digest != json_digest(unit):
+        raise ValueError("its JSON part differs from its digest")
+    return unit
+
+
+def _fitting_config(
+    folder: Location, step: int, meta: Mapping[str, Any], config: RunConfig, may_change: set[str]
+) -> Any:
+    """The stored config; :class:`_Unfit` when ``config`` cannot go on from it."""
+    if meta["step"] != step:
+        raise ValueError(f"its JSON part belongs to step {meta['step']}")
+    # From here on the JSON part is proven sound: what it says is not damage.
+    try:
+        stored_config: Any = from_dict(type(config), meta["config"])
+    except ValueError as error:
+        raise _Unfit(f"{folder}: saved by a version with other options: {error}") from None
+    if meta["format"] != FORMAT:
+        raise _Unfit(f"{folder}: checkpoint format {meta['format']}, this version reads {FORMAT}")
+    changed = [line for line in differences(stored_config, config) if line.startswith("model.")]
+    changed = [line for line in changed if line.partition(":")[0] not in may_change]
+    old, new = stored_config.heads_key, config.heads_key
+    changed += [f"{name}: {old[name]} -> {value}" for name, value in new.items() if old[name] != value]
+    if config.keeps_start and not stored_config.keeps_start:
+        changed.append("it has no start parameters (regularization.mixout, optimizer.decay_to_start)")
+    if changed:
+        raise _Unfit(
+            f"{folder}: the checkpoint was saved with another model (saved -> now): {'; '.join(changed)}; "
+            "use the saved values or another --workdir"
+        )
+    return stored_config
+
+
+def _read_state(folder: Location, stored: RunConfig, mesh: Mesh, model: BertModel | None) -> TrainState:
+    """The stored state, not verified; each process reads what its devices hold."""
+    stored_like = _abstract(stored, mesh, model)
+    item = nested(stored_like)
+    restore_args = ocp.checkpoint_utils.construct_restore_args(item)
+    handler = ocp.PyTreeCheckpointHandler()  # without a Checkpointer, which waits for the other processes
+    arguments = ocp.args.PyTreeRestore(item=item, restore_args=restore_args)
+    values = handler.restore(epath.Path(str(folder / "state")), args=arguments)
+    handler.close()
+    by_name = {path_name(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(values)}
+    return jax.tree_util.tree_map_with_path(lambda path, _: by_name[path_name(path)], stored_like)
+
+
+def _abstract(config: RunConfig, mesh: Mesh, model: BertModel | None) -> TrainState:
+    if model is None:
+        assert isinstance(config, PretrainConfig)
+        model = BertForPretraining(config.model, config.execution, config.has_nsp, mesh)
+    model = model.clone(config=config.model, execution=config.execution, mesh=mesh)
+    optimizer = make_optimizer(config.optimizer)
+    return abstract_state(
+        model,
+        optimizer,
+        mesh,
+        with_ema=config.optimizer.ema_decay > 0,
+        with_start=config.keeps_start,
+        shard_optimizer=config.mesh.shard_optimizer,
+    )
+
+
+def _adapt(
+    state: TrainState, stored: RunConfig, config: RunConfig, mesh: Mesh, model: BertModel | None
+) -> TrainState:
+    """The stored state in the layout that ``config`` runs, its moving average started or dropped as asked."""
+    like = _abstract(config, mesh, model)
+    same_layout = (stored.execution.scan_layers, stored.execution.vocab_multiple) == (
+        config.execution.scan_layers,
+        config.execution.vocab_multiple,
+    )
+    if config.optimizer.ema_decay > 0 and state.ema is None:
+        state = state.replace(ema=jax.tree.map(lambda x: x.copy(), state.params))
+    elif config.optimizer.ema_decay == 0:
+        state = state.replace(ema=None)
+    if like.start is None:
+        state = state.replace(start=None)
+    shardings = jax.tree.map(lambda leaf: leaf.sharding, like)
+    if same_layout and jax.tree.structure(state) == jax.tree.structure(like):
+        return jax.device_put(state, shardings)
+    vocab_size = stored.model.vocab_size
+    try:
+        convert = jax.jit(
+            lambda tree: from_canonical(to_canonical(tree, vocab_size), like, vocab_size), out_shardings=shardings
+        )
+        return convert(state)
+    except ValueError as error:
+        raise _Unfit(f"the checkpoint does not fit the configured optimizer or heads: {error}") from None

@@ -1,0 +1,242 @@
+"""Saves of a run: copied while it waits, digested and written while it goes on."""
+
+import contextlib
+import dataclasses
+import functools
+import json
+import logging
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import orbax.checkpoint as ocp
+from orbax.checkpoint import checkpoint_managers
+
+from bert_jax.config import RunConfig, to_dict
+from bert_jax.io.object_paths import StorageUnavailable
+from bert_jax.io.storage import Location, ObjectPath, StorageError, is_transient
+from bert_jax.process import hosts
+from bert_jax.training.checkpoint.digest import (
+    compile_digest,
+    json_digest,
+    lines_digest,
+    start_digest,
+    write_checksums,
+)
+from bert_jax.training.checkpoint.restore import FORMAT, META_FILE, checkpoint_folder, nested
+from bert_jax.training.state import TrainState
+
+
+@functools.cache
+def _quiet_failed_saves() -> None:
+    """Keep a failed save to the one exception that :class:`CheckpointWriter` raises.
+
+    Orbax also logs it with its traceback from each thread, asyncio logs the tasks that are left over, and
+    tensorstore prints a traceback for each write that comes back to the event loop closed meanwhile.
+    """
+    for name in ("absl", "asyncio"):
+        logging.getLogger(name).setLevel(logging.CRITICAL)
+    hook = sys.unraisablehook
+
+    def without_late_writes(unraisable: Any) -> None:
+        if unraisable.exc_type is not RuntimeError or str(unraisable.exc_value) != "Event loop is closed":
+            hook(unraisable)
+
+    sys.unraisablehook = without_late_writes
+
+
+class _MetaHandler(ocp.AsyncCheckpointHandler):
+    """Writes the JSON part, which is complete only in the background: the commit waits for it."""
+
+    async def async_save(self, directory: Any, args: "_MetaSave") -> list[ocp.future.Future]:
+        return [ocp.future.CommitFutureAwaitingContractedSignals(self._write(directory, args.complete))]
+
+    async def _write(self, directory: Any, complete: Callable[[], dict[str, Any]]) -> None:
+        unit = complete()
+        if hosts.is_lead():
+            (directory / META_FILE).write_text(json.dumps(unit))
+
+    def save(self, directory: Any, args: "_MetaSave") -> None:
+        raise NotImplementedError("saves are asynchronous")
+
+    def restore(self, directory: Any, args: Any = None) -> None:
+        raise NotImplementedError("read_meta reads it")
+
+
+@ocp.args.register_with_handler(_MetaHandler, for_save=True, for_restore=True)
+@dataclasses.dataclass
+class _MetaSave(ocp.args.CheckpointArgs):
+    complete: Callable[[], dict[str, Any]]
+
+
+@dataclasses.dataclass(frozen=True)
+class _Noted:
+    """A future of a save that says what it fails with at once."""
+
+    future: ocp.future.Future
+    note: Callable[[BaseException], None]
+
+    def result(self, timeout: float | None = None) -> Any:
+        try:
+            return self.future.result(timeout)
+        except BaseException as error:
+            self.note(error)
+            raise
+
+    def cancel(self) -> bool | None:
+        return self.future.cancel()
+
+
+class CheckpointWriter:
+    """Saves checkpoints of one run; made and called by every process of it. ``close()`` waits for the last save.
+
+    ``like`` (arrays or their shapes, with shardings) lets the digest be compiled while the first steps run.
+    ``before_commit`` is called in the background, before a save becomes one: what must not be older than it goes
+    first. A save that fails raises from a later call, on the process on which it failed.
+    """
+
+    def __init__(
+        self,
+        workdir: Location,
+        config: RunConfig,
+        like: TrainState | None = None,
+        before_commit: Callable[[], None] = lambda: None,
+    ) -> None:
+        _quiet_failed_saves()
+        self.config, self._before_commit = config, before_commit
+        self.folder = checkpoint_folder(workdir)
+        training = config.training
+        policies = [checkpoint_managers.LatestN(training.keep_checkpoints)]
+        if training.keep_every:
+            policies.append(checkpoint_managers.EveryNSteps(training.keep_every))
+        options = ocp.CheckpointManagerOptions(
+            preservation_policy=checkpoint_managers.AnyPreservationPolicy(policies),
+            cleanup_tmp_directories=True,
+            enable_async_checkpointing=True,
+            async_options=ocp.options.AsyncOptions(barrier_sync_fn=self._barrier if hosts.count() > 1 else None),
+        )
+        # Uncompressed: floats shrink by a tenth, at several times the CPU time and a second copy of the state.
+        handlers = {"state": ocp.PyTreeCheckpointHandler(use_compression=False), "meta": _MetaHandler()}
+        self._lost: BaseException | None = None  # several processes: why this one's part of a save failed
+        for handler in handlers.values() if hosts.count() > 1 else ():
+            handler.async_save = self._noting(handler.async_save)
+        self._manager = ocp.CheckpointManager(str(self.folder), options=options, item_handlers=handlers)
+        self._compiler: threading.Thread | None = None
+        if like is not None:
+            arguments = like, config.model.vocab_size
+            self._compiler = threading.Thread(target=compile_digest, args=arguments, name="checkpoint-digest")
+            self._compiler.start()
+        self._unlisted: int | None = None
+        self._lister: threading.Thread | None = None
+        self._failure: BaseException | None = None
+
+    def _noting(self, async_save: Callable[..., Any]) -> Callable[..., Any]:
+        def note(error: BaseException) -> None:
+            self._lost = error
+
+        async def noted(*arguments: Any, **options: Any) -> list[_Noted]:
+            return [_Noted(future, note) for future in await async_save(*arguments, **options) or ()]
+
+        return noted
+
+    def _barrier(self, *, key: str, timeout_ms: int) -> None:
+        """Orbax's wait for the other processes; one whose part failed does not wait, but ends the run."""
+        if self._lost is not None:
+            raise self._lost
+        ocp.multihost.get_barrier_sync_fn()(key=key, timeout_ms=timeout_ms)
+
+    def _raise_lost(self) -> None:
+        if self._lost is not None:
+            with self._one_line():
+                raise self._lost
+
+    def save(self, state: TrainState, meta: Mapping[str, Any]) -> None:
+        """Start to save ``state`` and ``meta`` (JSON) under ``state.step``; returns once the values are safe from
+        being donated. Raises what an earlier save failed with."""
+        self.wait()
+        if self._compiler is not None:
+            self._compiler.join()
+            self._compiler = None
+        step = int(state.step)
+        # A copy: it is written in the background, while the run goes on and changes what it was made from.
+        unit = json.loads(json.dumps({"format": FORMAT, "step": step, "config": to_dict(self.config), **meta}))
+        digest = start_digest(state, self.config.model.vocab_size)
+
+        def complete() -> dict[str, Any]:
+            unit["digest"] = lines_digest(digest())
+            unit["json_digest"] = json_digest(unit)
+            self._before_commit()
+            return unit
+
+        saved = self._manager.save(
+            step,
+            args=ocp.args.Composite(state=ocp.args.PyTreeSave(nested(state)), meta=_MetaSave(complete)),
+            force=True,
+        )
+        assert saved, f"checkpoint {step} was not taken"
+        self._unlisted = step
+
+    def poll(self) -> None:
+        """List the files of a save that has been committed meanwhile. Cheap; call it at every step."""
+        self._raise_lost()
+        if self._unlisted is not None and not self._manager.is_saving_in_progress():
+            step, self._unlisted = self._unlisted, None
+            with self._one_line():
+                self._manager.check_for_errors()
+            self._lister = threading.Thread(target=self._list, args=(step,), name="checkpoint-checksums")
+            self._lister.start()
+
+    def _list(self, step: int) -> None:
+        try:
+            if hosts.is_lead():
+                write_checksums(self.folder / str(step))
+        except BaseException as error:
+            self._failure = error
+
+    def is_writing(self) -> bool:
+        """Whether a save is still being written; asked by other threads."""
+        return self._unlisted is not None and self._manager.is_saving_in_progress()
+
+    def is_saving(self) -> bool:
+        """Whether a save is still being written or listed."""
+        return self._unlisted is not None or (self._lister is not None and self._lister.is_alive())
+
+    def wait(self) -> None:
+        """Block until the save under way is committed and listed; raises what it failed with."""
+        while hosts.count() > 1 and self._manager.is_saving_in_progress():
+            self._raise_lost()  # Orbax would wait for processes that wait for this one
+            time.sleep(0.01)
+        try:
+            with self._one_line():
+                self._manager.wait_until_finished()
+        except BaseException:
+            self._unlisted = None  # not committed, so there is nothing to list
+            raise
+        self.poll()
+        if self._lister is not None:
+            self._lister.join()
+            self._lister = None
+        if self._failure is not None:
+            failure, self._failure = self._failure, None
+            raise failure
+
+    def close(self) -> None:
+        """Finish the save under way and release the manager."""
+        self.wait()
+        self._manager.close()
+
+    @contextlib.contextmanager
+    def _one_line(self) -> Iterator[None]:
+        """What a save in an object store fails with, in whatever type, as ``StorageError``."""
+        try:
+            yield
+        except StorageError:
+            raise
+        except Exception as error:
+            if not isinstance(self.folder, ObjectPath):
+                raise
+            text = str(error).strip().partition("\n")[0][:200] or type(error).__name__
+            kind = StorageUnavailable if is_transient(error) else StorageError
+            raise kind(f"{self.folder}: a save failed: {text}; run the same command to go on") from None

@@ -1,0 +1,1 @@
+"""Metrics, progress and the report of a run."""

@@ -1,0 +1,1 @@
+"""Text to shards: token store, instances, masks."""

@@ -1,0 +1,265 @@
+"""What is in a folder of shards: counts, masking, pairs, lengths, damage, and a few examples to read."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from bert_jax.tokenization import Tokenizer, is_cjk, load_tokenizer
+from data_pipeline.shards.shard_files import ShardIndex, read_index, read_manifest, read_records
+from data_pipeline.shards.tfexample import decode_example
+from data_pipeline.storage import Location, local_copy
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.text import Text
+
+_NAMES = {"input_word_ids": "input_ids", "input_type_ids": "segment_ids"}  # of the TensorFlow Model Garden
+_BAR = 30
+
+
+@dataclass
+class Statistics:
+    """Sums over the records that were read."""
+
+    vocab_size: int
+    records: int = 0
+    tokens: int = 0
+    cells: int = 0
+    predictions: int = 0
+    masked: int = 0
+    unchanged: int = 0
+    pairs: int = 0
+    random_next: int = 0
+    out_of_range: int = 0
+    words: int = 0
+    whole_words: int = 0
+    lengths: list[int] = field(default_factory=list)
+
+    def add(self, row: dict[str, np.ndarray], tokenizer: Tokenizer | None, groups: np.ndarray | None) -> None:
+        """Count one record; ``groups`` numbers the words of its tokens."""
+        ids = row["input_ids"]
+        length = int(row["input_mask"].sum()) if "input_mask" in row else len(ids)
+        self.records += 1
+        self.tokens += length
+        self.cells += len(ids)
+        self.lengths.append(length)
+        if "next_sentence_labels" in row:
+            self.random_next += int(row["next_sentence_labels"][0])
+            self.pairs += bool(row.get("segment_ids", np.zeros(1)).any())
+        positions, labels = predictions(row)
+        everything = np.concatenate([ids, labels])
+        self.out_of_range += int(((everything < 0) | (everything >= self.vocab_size)).sum())
+        self.predictions += len(positions)
+        if tokenizer is not None and len(positions):
+            self.masked += int((ids[positions] == tokenizer.mask_id).sum())
+            self.unchanged += int((ids[positions] == labels).sum())
+        if groups is not None and len(positions):
+            chosen = np.zeros(len(ids), bool)
+            chosen[positions] = True
+            touched = np.unique(groups[positions])
+            self.words += len(touched)
+            self.whole_words += sum(bool(chosen[groups == word].all()) for word in touched)
+
+
+def predictions(row: dict[str, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+    """Positions and labels that a record predicts."""
+    if "masked_lm_ids" not in row:
+        return np.zeros(0, np.int64), np.zeros(0, np.int64)
+    used = row["masked_lm_weights"] > 0
+    return row["masked_lm_positions"][used], row["masked_lm_ids"][used]
+
+
+def original_ids(row: dict[str, np.ndarray]) -> np.ndarray:
+    """Ids of a record before masking, padding cut off."""
+    ids = row["input_ids"].copy()
+    positions, labels = predictions(row)
+    ids[positions] = labels
+    return ids[: int(row["input_mask"].sum())] if "input_mask" in row else ids
+
+
+def word_groups(
+    row: dict[str, np.ndarray], tokenizer: Tokenizer, cut: Callable[[str], Sequence[str]] | None
+) -> np.ndarray:
+    """Number of the word that each token of a record belongs to, int[S].
+
+    ``cut`` segments Chinese text; the text of a run of Chinese pieces is what it is given.
+    """
+    ids = original_ids(row)
+    starts = np.ones(len(row["input_ids"]), bool)
+    if "word_starts" in row:
+        starts[: len(ids)] = row["word_starts"][: len(ids)] > 0
+    else:
+        pieces = tokenizer.pieces(ids.tolist())
+        starts[: len(ids)] = ~tokenizer.continuation[ids]
+        special = tokenizer.special[ids]
+        starts[: len(ids)] |= special | np.concatenate([[True], special[:-1]])
+        if cut is not None:
+            for first, stop in _chinese_runs(pieces):
+                borders = np.cumsum([0, *map(len, cut("".join(pieces[first:stop])))])
+                starts[first:stop] = np.isin(np.arange(stop - first), borders)
+    return np.cumsum(starts)
+
+
+def _chinese_runs(pieces: Sequence[str]) -> Iterator[tuple[int, int]]:
+    first = 0
+    for at in range(len(pieces) + 1):
+        if at < len(pieces) and len(pieces[at]) == 1 and is_cjk(pieces[at]):
+            continue
+        if at > first:
+            yield first, at
+        first = at + 1
+
+
+def inspect(
+    folder: Location, *, examples: int, most_records: int, vocab: Location | None, lower_case: bool
+) -> None:
+    """Print what ``folder`` (or its train/ and eval/) holds; colours on a terminal.
+
+    ``ValueError`` for a folder without index, damaged records or a missing vocabulary file.
+    """
+    from rich.console import Console
+
+    console = Console(soft_wrap=True, highlight=False)
+    splits = [folder / name for name in ("train", "eval") if (folder / name).is_dir()] or [folder]
+    tokenizer = _tokenizer(folder, vocab, lower_case)
+    for split in splits:
+        _inspect_split(console, split, tokenizer, examples, most_records)
+
+
+def _tokenizer(folder: Location, vocab: Location | None, lower_case: bool) -> Tokenizer | None:
+    names = ("vocab.txt", "tokenizer.model")
+    beside = [place / name for place in (folder, folder.parent) for name in names if (place / name).is_file()]
+    path = vocab or (beside[0] if beside else None)
+    return load_tokenizer(local_copy(path), lower_case=lower_case) if path else None
+
+
+def _inspect_split(
+    console: "Console", folder: Location, tokenizer: Tokenizer | None, examples: int, most_records: int
+) -> None:
+    index = read_index(folder)
+    manifest = read_manifest(folder)
+    if manifest and tokenizer and manifest["vocab_size"] != tokenizer.vocab_size:
+        raise ValueError(
+            f"{folder}: made with a vocabulary of {manifest['vocab_size']} pieces, not {tokenizer.vocab_size}; "
+            "give its own with --vocab FILE"
+        )
+    cut = _segmenter(manifest)
+    largest = (index.id_range or (0, 0))[1]
+    size = tokenizer.vocab_size if tokenizer else manifest["vocab_size"] if manifest else largest + 1
+    statistics = Statistics(vocab_size=size)
+    shown: list[dict[str, np.ndarray]] = []
+    for row in _rows(index, most_records):
+        fits = (
+            tokenizer is not None
+            and row["input_ids"].max(initial=0) < size
+            and row["input_ids"].min(initial=0) >= 0
+        )
+        groups = word_groups(row, tokenizer, cut) if fits and tokenizer else None
+        statistics.add(row, tokenizer, groups)
+        if len(shown) < examples and fits:
+            shown.append(row)
+    for name, value in _facts(index, manifest, statistics, tokenizer):
+        console.print(f"{name:<22} {value}", markup=False)
+    for line in _histogram(statistics.lengths):
+        console.print(line, markup=False)
+    if shown and tokenizer:
+        console.print("examples: «token» is [MASK] in the input, «token→other» a random token, «token=» unchanged")
+        for row in shown:
+            console.print(render(row, tokenizer))
+    elif examples and not tokenizer:
+        console.print("no vocabulary beside the shards: give --vocab FILE to see examples and masking shares")
+    console.print()
+
+
+def _segmenter(manifest: dict[str, Any] | None) -> Callable[[str], Sequence[str]] | None:
+    if not manifest or manifest["settings"].get("data.word_segmenter") != "jieba":
+        return None
+    from data_pipeline.build.token_store import load_jieba
+
+    return load_jieba().lcut
+
+
+def _rows(index: ShardIndex, most_records: int) -> Iterator[dict[str, np.ndarray]]:
+    """Decoded records, up to ``most_records`` spread evenly over the shards."""
+    share = -(-most_records // max(len(index.entries), 1))
+    for entry in index.entries:
+        for _, record in zip(range(share), read_records(index.folder / entry.name), strict=False):
+            yield {_NAMES.get(name, name): values for name, values in decode_example(record).items()}
+
+
+def _facts(
+    index: ShardIndex, manifest: dict[str, Any] | None, s: Statistics, tokenizer: Tokenizer | None
+) -> Iterator[tuple[str, str]]:
+    """Lines of the report as (name, value)."""
+
+    def share(part: int, whole: int) -> str:
+        return f"{part / whole:.4f}" if whole else "none"
+
+    yield "folder", str(index.folder)
+    size = sum(entry.bytes for entry in index.entries)
+    yield "records", f"{index.records:,} in {len(index.entries)} shard(s), {size / 1e6:,.1f} MB"
+    if manifest:
+        counts = manifest["counts"]
+        yield "documents", f"{counts['documents']:,}, of them duplicates: {counts['duplicate_documents']:,}"
+        yield "passes", f"{manifest['settings']['data.dupe_factor']}"
+        yield "vocabulary", f"{manifest['vocab_size']:,} pieces, {manifest['tokenizer'][:12]}"
+    marks = [entry.lengths.astype(np.uint64) << np.uint64(32) | entry.crcs for entry in index.entries]
+    yield (
+        "repeated records",
+        f"{index.records - len(np.unique(np.concatenate(marks))):,} (equal length and checksum)",
+    )
+    yield "records read", f"{s.records:,} (--records changes it)"
+    yield "ids out of range", f"{s.out_of_range:,} (vocabulary {s.vocab_size:,}; index: {index.id_range})"
+    mean = s.tokens / s.records if s.records else 0
+    yield "tokens per record", f"{mean:.1f}, padding efficiency {share(s.tokens, s.cells)}"
+    yield "random next share", f"{share(s.random_next, s.pairs)} of {s.pairs:,} pairs"
+    if "masked_lm_ids" not in index.features:
+        yield "masking", "none in the shards: masked when read (data.masking dynamic)"
+        return
+    yield "predictions", f"{s.predictions:,}, {share(s.predictions, s.tokens)} of all tokens"
+    if tokenizer:
+        other = s.predictions - s.masked - s.unchanged
+        yield (
+            "masking shares",
+            f"[MASK] {share(s.masked, s.predictions)}, random {share(other, s.predictions)}, "
+            f"unchanged {share(s.unchanged, s.predictions)}",
+        )
+        yield "words masked whole", f"{share(s.whole_words, s.words)} of {s.words:,} words with a prediction"
+
+
+def _histogram(lengths: Sequence[int]) -> Iterator[str]:
+    if not lengths:
+        return
+    counts, borders = np.histogram(lengths, bins=8, range=(0, max(lengths)))
+    for count, low, high in zip(counts.tolist(), borders[:-1], borders[1:], strict=True):
+        bar = "#" * round(_BAR * count / max(counts))
+        yield f"length {low:6.0f} to {high:6.0f}  {count:>9,} {bar}"
+
+
+def render(row: dict[str, np.ndarray], tokenizer: Tokenizer) -> "Text":
+    """A record as text with its predictions marked."""
+    from rich.text import Text
+
+    ids = row["input_ids"]
+    originals = original_ids(row)
+    chosen = set(predictions(row)[0].tolist())
+    label = int(row["next_sentence_labels"][0]) if "next_sentence_labels" in row else 0
+    text = Text(f"[{label}] ", style="bold")
+    pieces = tokenizer.pieces(originals.tolist())
+    for at, piece in enumerate(pieces):
+        starts_segment = at == 0 or tokenizer.special[originals[at - 1]]
+        joins = tokenizer.continuation[originals[at]] and tokenizer.kind == "wordpiece" and not starts_segment
+        bare = piece.removeprefix("##") if joins else piece
+        if at and not joins and not (is_cjk(piece[:1] or " ") and is_cjk(pieces[at - 1][:1] or " ")):
+            text.append(" ")
+        if at not in chosen:
+            text.append(bare, style="dim" if tokenizer.special[originals[at]] else "")
+        elif ids[at] == tokenizer.mask_id:
+            text.append(f"«{bare}»", style="bold green")
+        elif ids[at] == originals[at]:
+            text.append(f"«{bare}=»", style="bold cyan")
+        else:
+            text.append(f"«{bare}→{tokenizer.pieces([int(ids[at])])[0]}»", style="bold yellow")
+    return text

@@ -1,0 +1,253 @@
+"""Documents to training instances: which sentences go together, truncation, and the arrays of a batch; numpy.
+
+The rules are those of google-research/bert's create_pretraining_data.py (``nsp``); ``sop`` (Lan et al. 2019) keeps
+or swaps the order of two consecutive parts, ``none`` cuts documents into single segments of full length.
+
+Randomness is counter-based. A (document, pass) has the key hash(seed, document, pass) and its instance j the key
+hash(seed, document, pass, j), both with ``order.hash_key``; every draw is a hash of (key, stream, counter). So an
+instance depends on nothing that was made before it, in any process.
+
+Legend: N instances, S tokens per row, M most predictions per row.
+"""
+
+from bisect import bisect_left
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+
+from bert_jax.hashing import hash_key
+from data_pipeline.build.masking import MaskingSettings, draw_bits, mask_batch, uniform
+
+# Streams of a (document, pass) key and of an instance's key.
+_TARGET, _CHUNKS = 0, 1
+_FRONT_OF_A, _FRONT_OF_B, _MASKS, _SHARD, _PLACE = range(5)
+_DRAWS = 4  # per chunk: length of A, random next, other document, start in it
+
+IS_NEXT, IS_RANDOM = 0, 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class InstanceSettings:
+    """What an instance is. ``masking`` is None for shards that are masked when they are read."""
+
+    seq_length: int
+    next_sentence: Literal["nsp", "sop", "none"]
+    short_sequence_fraction: float
+    seed: int
+    max_predictions: int
+    masking: MaskingSettings | None
+    cls_id: int
+    sep_id: int
+    pad_id: int
+
+    @property
+    def budget(self) -> int:
+        """Tokens of a row beside [CLS] and [SEP]s."""
+        return self.seq_length - (2 if self.next_sentence == "none" else 3)
+
+
+class Segment(NamedTuple):
+    """Tokens [start, start + length) of a pool of token ids."""
+
+    start: int
+    length: int
+
+
+# (u, v, needed tokens) -> whole sentences from a random place of another document, until the needed tokens are
+# reached or the document ends; u picks the document and v the sentence, both in [0, 1).
+RandomNext = Callable[[float, float, int], Segment]
+
+
+class Instances(NamedTuple):
+    """N instances as segments of one pool of token ids; int64[N] each. B is empty (length 0) with ``none``."""
+
+    document: np.ndarray
+    number: np.ndarray  # j, counted within its (document, pass)
+    a_start: np.ndarray
+    a_length: np.ndarray
+    b_start: np.ndarray
+    b_length: np.ndarray
+    label: np.ndarray
+
+    @classmethod
+    def from_rows(cls, rows: list[tuple[int, ...]]) -> "Instances":
+        """From one tuple per instance."""
+        return cls(*np.array(rows, np.int64).reshape(-1, len(cls._fields)).T)
+
+    def slice(self, start: int, stop: int) -> "Instances":
+        """Instances [start, stop)."""
+        return Instances(*(column[start:stop] for column in self))
+
+
+def instance_keys(settings: InstanceSettings, instances: Instances, pass_number: int) -> np.ndarray:
+    """Key uint64[N] of every instance: hash(seed, document, pass, j)."""
+    return hash_key(settings.seed, instances.document, pass_number, instances.number)
+
+
+def shard_and_place(keys: np.ndarray, num_shards: int) -> tuple[np.ndarray, np.ndarray]:
+    """Shard int64[N] of every instance, and the value uint64[N] by which it is ordered inside."""
+    return (hash_key(keys, _SHARD) % np.uint64(num_shards)).astype(np.int64), hash_key(keys, _PLACE)
+
+
+def plan_document(
+    sentence_lengths: np.ndarray,
+    *,
+    document: int,
+    pass_number: int,
+    first_token: int,
+    settings: InstanceSettings,
+    random_next: RandomNext | None,
+) -> list[tuple[int, ...]]:
+    """Instances of one document and pass, one ``Instances`` row each, before truncation.
+
+    ``sentence_lengths`` int[n], all above 0, are the sentences that lie one after another in the pool from
+    ``first_token`` on. The target length is drawn once; ``nsp`` calls ``random_next`` for every random B.
+    """
+    key = hash_key(settings.seed, document, pass_number)
+    is_short, length = uniform(draw_bits(key, _TARGET, 2))[0].tolist()
+    target = settings.budget
+    if is_short < settings.short_sequence_fraction:
+        target = 2 + int(length * (settings.budget - 1))
+    ends = [0, *np.cumsum(sentence_lengths).tolist()]
+    if settings.next_sentence == "none":
+        starts = range(0, ends[-1], target)
+        return [
+            (document, j, first_token + at, min(target, ends[-1] - at), 0, 0, IS_NEXT)
+            for j, at in enumerate(starts)
+        ]
+    sentences = len(sentence_lengths)
+    draws = uniform(draw_bits(key, _CHUNKS, _DRAWS * sentences)).reshape(sentences, _DRAWS).tolist()
+    if settings.next_sentence == "sop":
+        spans = _swapped_pairs(ends, target, draws)
+        pairs = [(Segment(first_token + a, b - a), Segment(first_token + b, c - b), s) for a, b, c, s in spans]
+    else:
+        assert random_next is not None
+        pairs = _next_sentence_pairs(ends, target, draws, first_token, random_next)
+    return [
+        (document, j, *((*a, *b) if settings.next_sentence == "nsp" or not label else (*b, *a)), label)
+        for j, (a, b, label) in enumerate(pairs)
+    ]
+
+
+def _next_sentence_pairs(
+    ends: list[int], target: int, draws: list[list[float]], first_token: int, random_next: RandomNext
+) -> list[tuple[Segment, Segment, int]]:
+    """Pairs (A, B, label): sentences are gathered until the target and A ends at a random one of them.
+
+    With probability 0.5, and always when there is only one sentence, B is random and what followed A is put back.
+    """
+    pairs: list[tuple[Segment, Segment, int]] = []
+    sentences = len(ends) - 1
+    first = 0
+    while first < sentences:
+        stop = bisect_left(ends, ends[first] + target, first + 1, sentences)
+        length_draw, next_draw, document_draw, sentence_draw = draws[len(pairs)]
+        # 1 to stop - first - 1 sentences; a single one is A.
+        middle = first + 1 + int(length_draw * (stop - first - 1))
+        a = Segment(first_token + ends[first], ends[middle] - ends[first])
+        if stop - first == 1 or next_draw < 0.5:
+            pairs.append((a, random_next(document_draw, sentence_draw, target - a.length), IS_RANDOM))
+            first = middle
+        else:
+            pairs.append((a, Segment(a.start + a.length, ends[stop] - ends[middle]), IS_NEXT))
+            first = stop
+    return pairs
+
+
+def _swapped_pairs(ends: list[int], target: int, draws: list[list[float]]) -> list[tuple[int, int, int, int]]:
+    """(start, border, end, swapped) of consecutive parts; a single sentence is cut between two of its tokens."""
+    pairs: list[tuple[int, int, int, int]] = []
+    sentences = len(ends) - 1
+    first = 0
+    while first < sentences:
+        stop = bisect_left(ends, ends[first] + target, first + 1, sentences)
+        length_draw, swap_draw = draws[len(pairs)][:2]
+        if stop - first > 1:
+            border = ends[first + 1 + int(length_draw * (stop - first - 1))]
+        else:
+            border = ends[first] + 1 + int(length_draw * (ends[stop] - ends[first] - 1))
+        if border < ends[stop]:  # a single token has no order
+            pairs.append((ends[first], border, ends[stop], int(swap_draw < 0.5)))
+        first = stop
+    return pairs
+
+
+def truncate(instances: Instances, keys: np.ndarray, budget: int) -> Instances:
+    """Shorten pairs to ``budget`` tokens, a token at a time from the longer side (tie: B).
+
+    Each token is dropped from the front or the back with probability 0.5.
+    """
+    excess = np.maximum(instances.a_length + instances.b_length - budget, 0)
+    difference = instances.a_length - instances.b_length
+    # First the longer side falls to the other's length, then both in turn, B first.
+    leading = np.minimum(excess, np.abs(difference))
+    shared = excess - leading
+    drop_a = np.where(difference > 0, leading, 0) + shared // 2
+    drop_b = np.where(difference > 0, 0, leading) + (shared + 1) // 2
+    return instances._replace(
+        a_start=instances.a_start + _coin_flips(keys, _FRONT_OF_A, drop_a),
+        a_length=instances.a_length - drop_a,
+        b_start=instances.b_start + _coin_flips(keys, _FRONT_OF_B, drop_b),
+        b_length=instances.b_length - drop_b,
+    )
+
+
+def _coin_flips(keys: np.ndarray, stream: int, flips: np.ndarray) -> np.ndarray:
+    """Heads among ``flips`` int[N] fair coins of each key, int64[N]: set bits of that many random bits."""
+    heads = np.zeros(len(keys), np.int64)
+    rows = np.flatnonzero(flips)
+    word = 0
+    while len(rows):
+        bits = hash_key(keys[rows], stream, word)
+        unused = np.maximum(64 - (flips[rows] - 64 * word), 0).astype(np.uint64)
+        heads[rows] += np.bitwise_count(bits >> unused)
+        word += 1
+        rows = rows[flips[rows] > 64 * word]
+    return heads
+
+
+def make_features(
+    instances: Instances, keys: np.ndarray, pool: np.ndarray, pool_starts: np.ndarray, settings: InstanceSettings
+) -> dict[str, np.ndarray]:
+    """Features of N instances by their names on disk, ready for ``shards.encode_examples``.
+
+    ``pool`` int[P] holds the token ids that the segments point into and ``pool_starts`` bool[P] says which begin
+    a word. Without masking settings the ids are unmasked and ``word_starts`` [N, S] stands beside them.
+    """
+    instances = truncate(instances, keys, settings.budget)
+    column = np.arange(settings.seq_length)
+    a, b = instances.a_length[:, None], instances.b_length[:, None]
+    has_b = b > 0
+    length = a + 2 + np.where(has_b, b + 1, 0)
+    in_a = (column >= 1) & (column <= a)
+    in_b = (column >= a + 2) & (column < a + 2 + b)
+    source = np.where(in_a, instances.a_start[:, None] + column - 1, 0)
+    source = np.where(in_b, instances.b_start[:, None] + column - a - 2, source)
+    candidates = in_a | in_b
+    input_mask = column < length
+    ids = np.where(input_mask, settings.sep_id, settings.pad_id).astype(np.int32)
+    ids[:, 0] = settings.cls_id
+    ids[candidates] = pool[source[candidates]]
+    word_starts = input_mask.copy()
+    word_starts[candidates] = pool_starts[source[candidates]]
+    word_starts |= (column == 1) | (column == a + 2)
+    word_starts &= input_mask
+    features: dict[str, Any] = {
+        "input_mask": input_mask,
+        "segment_ids": has_b & input_mask & (column >= a + 2),
+        "next_sentence_labels": instances.label[:, None],
+    }
+    if settings.masking is None:
+        return features | {"input_ids": ids, "word_starts": word_starts}
+    masked, positions, labels, weights = mask_batch(
+        ids, word_starts, candidates, hash_key(keys, _MASKS), max_predictions=settings.max_predictions,
+        config=settings.masking,
+    )  # fmt: skip
+    return features | {
+        "input_ids": masked,
+        "masked_lm_positions": positions,
+        "masked_lm_ids": labels,
+        "masked_lm_weights": weights,
+    }

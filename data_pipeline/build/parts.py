@@ -1,0 +1,251 @@
+"""The jobs that turn a token store into shards: parts (some documents of one pass), then a merge for every shard.
+
+A part holds the serialised instances of consecutive documents, ordered by (shard, place), and a table; a merge
+reads its shard's slice of all parts in order of place. Both are cut by the store's contents alone, so no byte
+depends on who does which job.
+"""
+
+import os
+import resource
+import tempfile
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import pairwise
+
+import numpy as np
+
+from data_pipeline.build.instances import (
+    Instances,
+    InstanceSettings,
+    RandomNext,
+    Segment,
+    instance_keys,
+    make_features,
+    plan_document,
+    shard_and_place,
+)
+from data_pipeline.build.token_store import TokenStore, cached_tokenizer
+from data_pipeline.build.workers import scratch_file
+from data_pipeline.shards.shard_files import ShardEntry, encode_examples, scan_shard, write_records
+from data_pipeline.storage import Location, ObjectPath, local_copy
+
+PART_TOKENS = 1 << 18  # of one part, at least
+MOST_PARTS = 4096  # larger corpora get larger parts
+_BLOCK_CELLS = 1 << 18  # rows x tokens that are assembled together
+_MERGE_ROWS = 1024
+_REQUESTS = 16  # to an object store at once
+
+
+@dataclass(frozen=True, kw_only=True)
+class SplitJob:
+    """What all jobs of one split share. ``documents`` is a file with the split's document numbers, uint64."""
+
+    store: Location
+    documents: Location
+    continuation: Location  # a .npy file, bool[V]: pieces that continue a word
+    folder: Location  # of finished shards; parts lie beside it
+    num_shards: int
+    settings: InstanceSettings
+
+
+# What makes a part: its path without suffix, pass, first document of the split and end.
+Part = tuple[Location, int, int, int]
+
+
+def shard_name(shard: int, num_shards: int) -> str:
+    """File name of a shard."""
+    return f"shard-{shard:05d}-of-{num_shards:05d}.tfrecord"
+
+
+def cut_parts(tokens: np.ndarray, passes: int) -> list[tuple[int, int]]:
+    """Ranges [first, last) of consecutive documents with about as many tokens each; ``tokens`` int[D]."""
+    size = max(PART_TOKENS, int(tokens.sum()) * passes // MOST_PARTS)
+    number = (np.cumsum(tokens) - tokens) // size
+    borders = [0, *(np.flatnonzero(np.diff(number)) + 1).tolist(), len(tokens)]
+    return list(pairwise(borders))
+
+
+@lru_cache(maxsize=2)
+def _open(store: Location, documents: Location) -> tuple[TokenStore, np.ndarray, np.ndarray]:
+    """The store, the split's documents and the hashes of all contents; ``documents`` names the build."""
+    split, contents = (np.memmap(local_copy(path), "<u8", "r") for path in (documents, store / "contents.bin"))
+    return TokenStore(store), split, contents
+
+
+class _Pool:
+    """The tokens that a part's segments point into: its documents', then the random ones as they are drawn."""
+
+    def __init__(
+        self, store: TokenStore, split: np.ndarray, contents: np.ndarray, document_numbers: np.ndarray
+    ) -> None:
+        self._store, self._split, self._contents = store, split, contents
+        self._ranges: list[tuple[int, int]] = []
+        self.size = 0
+        self.starts: list[int] = []
+        self.sentences: list[np.ndarray] = []
+        for document in document_numbers.tolist():
+            (first, token), (last, end) = store.documents[document : document + 2].tolist()
+            self.starts.append(self._add(token, end).start)
+            self.sentences.append(np.diff(store.sentence_ends(first, last)))
+
+    def _add(self, start: int, stop: int) -> Segment:
+        segment = Segment(self.size, stop - start)
+        self._ranges.append((start, stop))
+        self.size += stop - start
+        return segment
+
+    def random_next(self, document: int) -> RandomNext:
+        """Draws B for an A of ``document``: from a document of the split with other contents."""
+
+        def draw(document_draw: float, sentence_draw: float, needed: int) -> Segment:
+            at = int(document_draw * len(self._split))
+            other = int(self._split[at])
+            # The split holds at least two contents; neighbours of a duplicate are tried in turn.
+            while self._contents[other] == self._contents[document]:
+                at = (at + 1) % len(self._split)
+                other = int(self._split[at])
+            first, last = int(self._store.documents[other, 0]), int(self._store.documents[other + 1, 0])
+            first += int(sentence_draw * (last - first))
+            # Every sentence has a token, so this many suffice.
+            ends = self._store.sentence_ends(first, min(last, first + max(needed, 1)))
+            stop = min(int(np.searchsorted(ends, ends[0] + max(needed, 1))), len(ends) - 1)
+            return self._add(int(ends[0]), int(ends[stop]))
+
+        return draw
+
+    def read(self, continuation: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Ids and word starts of the whole pool."""
+        ids = np.concatenate([self._store.ids(*span) for span in self._ranges])
+        if self._store.has_word_starts:
+            return ids, np.concatenate([self._store.word_starts(*span) for span in self._ranges])
+        return ids, ~continuation[ids]
+
+
+def write_part(job: SplitJob, path: Location, pass_number: int, first: int, last: int) -> int:
+    """Job: instances of the split's documents [first, last) in one pass, as ``path`` (.records and .table).
+
+    Returns their number.
+    """
+    cached_tokenizer.cache_clear()  # not needed any more, and its memory of words is large
+    store, split, contents = _open(job.store, job.documents)
+    numbers = split[first:last]
+    pool = _Pool(store, split, contents, numbers)
+    rows: list[tuple[int, ...]] = []
+    for i, document in enumerate(numbers.tolist()):
+        rows += plan_document(
+            pool.sentences[i], document=document, pass_number=pass_number, first_token=pool.starts[i],
+            settings=job.settings, random_next=pool.random_next(document),
+        )  # fmt: skip
+    instances = Instances.from_rows(rows)
+    ids, starts = pool.read(np.load(local_copy(job.continuation)))
+    keys = instance_keys(job.settings, instances, pass_number)
+    shard, place = shard_and_place(keys, job.num_shards)
+    order = np.lexsort((place, shard))
+    instances, keys = Instances(*(column[order] for column in instances)), keys[order]
+    block = max(1, _BLOCK_CELLS // job.settings.seq_length)
+    lengths: list[int] = []
+    with scratch_file(path.with_suffix(".records")) as part, part.open("wb") as file:
+        for start in range(0, len(keys), block):
+            stop = start + block
+            chosen = instances.slice(start, stop)
+            records = encode_examples(make_features(chosen, keys[start:stop], ids, starts, job.settings))
+            lengths += map(len, records)
+            file.writelines(records)
+    _write_table(path, np.searchsorted(shard[order], np.arange(job.num_shards + 1)), place[order], lengths)
+    return len(keys)
+
+
+# ------------------------------------------------------------------ tables of parts
+
+
+def _write_table(path: Location, borders: np.ndarray, places: np.ndarray, lengths: Sequence[int]) -> None:
+    """The part is finished when its table is there: borders and byte offsets of the shards, places, lengths."""
+    sizes = np.array(lengths, "<u4")
+    offsets = np.concatenate([[0], np.cumsum(sizes, dtype=np.int64)])[borders]
+    with scratch_file(path.with_suffix(".table")) as part, part.open("wb") as file:
+        file.write(np.stack([borders, offsets]).astype("<u8").tobytes())
+        file.write(places.astype("<u8").tobytes())
+        file.write(sizes.tobytes())
+
+
+def _read_table(path: Location, shard: int, num_shards: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Places, offsets and lengths of one shard's records in a part."""
+    table, width = path.with_suffix(".table"), num_shards + 1
+    header = _numbers(table, "<u8", 0, 2 * width).reshape(2, width).astype(np.int64)
+    first, last = header[0, shard : shard + 2].tolist()
+    places = _numbers(table, "<u8", 8 * (2 * width + first), last - first)
+    lengths = _numbers(table, "<u4", 8 * (2 * width + int(header[0, -1])) + 4 * first, last - first)
+    lengths = lengths.astype(np.int64)
+    return places, header[1, shard] + np.cumsum(lengths) - lengths, lengths
+
+
+def _numbers(path: Location, dtype: str, offset: int, count: int) -> np.ndarray:
+    """``count`` numbers of a file from byte ``offset`` on."""
+    if isinstance(path, ObjectPath):
+        return np.frombuffer(path.read_range(offset, count * np.dtype(dtype).itemsize), dtype)
+    return np.fromfile(path, dtype, count, offset=offset)
+
+
+def merge_shard(job: SplitJob, parts: Sequence[Location], shard: int) -> ShardEntry:
+    """Job: write one shard from all parts, or scan it when it is finished already."""
+    final = job.folder / shard_name(shard, job.num_shards)
+    if final.exists():
+        return scan_shard(final)
+    with scratch_file(final) as path:
+        return write_records(path, _records_in_order(parts, shard, job.num_shards))
+
+
+def _records_in_order(parts: Sequence[Location], shard: int, num_shards: int) -> Iterator[bytes]:
+    """Records of one shard from all parts, ordered by place."""
+    with ThreadPoolExecutor(_REQUESTS if isinstance(parts[0], ObjectPath) else 1) as pool:
+        tables = list(pool.map(lambda path: _read_table(path, shard, num_shards), parts))
+    places, offsets, lengths = (np.concatenate(column) for column in zip(*tables, strict=True))
+    counts = [len(table[0]) for table in tables]
+    part = np.repeat(np.arange(len(parts)), counts)
+    order = np.argsort(places, kind="stable")
+    del places
+    with _open_records(parts, tables) as (files, shifts):
+        del tables
+        offsets += np.repeat(shifts, counts)
+        for start in range(0, len(order), _MERGE_ROWS):
+            rows = order[start : start + _MERGE_ROWS]
+            columns = (part[rows].tolist(), offsets[rows].tolist(), lengths[rows].tolist())
+            for i, offset, length in zip(*columns, strict=True):
+                yield os.pread(files[i], length, offset)
+
+
+@contextmanager
+def _open_records(
+    parts: Sequence[Location], tables: Sequence[tuple[np.ndarray, ...]]
+) -> Iterator[tuple[list[int], list[int]]]:
+    """For every part an open file, and what to add to the offsets of its records."""
+    if isinstance(parts[0], ObjectPath):
+        # Record by record would be a request each. A shard's records lie together in every part: one request.
+        first = [int(offsets[0]) if len(offsets) else 0 for _, offsets, _ in tables]
+        sizes = [int(lengths.sum()) for _, _, lengths in tables]
+        starts = np.cumsum([0, *sizes[:-1]]).tolist()
+        with tempfile.TemporaryFile() as file, ThreadPoolExecutor(_REQUESTS) as pool:
+
+            def fetch(i: int) -> None:
+                content = parts[i].with_suffix(".records").read_range(first[i], sizes[i])  # type: ignore[union-attr]
+                os.pwrite(file.fileno(), content, starts[i])
+
+            list(pool.map(fetch, range(len(parts))))
+            yield [file.fileno()] * len(parts), [start - begin for start, begin in zip(starts, first, strict=True)]
+        return
+    _allow_open_files(len(parts) + 64)
+    files = [os.open(path.with_suffix(".records"), os.O_RDONLY) for path in parts]
+    try:
+        yield files, [0] * len(parts)
+    finally:
+        for opened in files:
+            os.close(opened)
+
+
+def _allow_open_files(count: int) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft < count:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (min(count, hard) if hard >= 0 else count, hard))

@@ -1,0 +1,191 @@
+"""One split of the documents on its way from the token store to its folder of shards, whoever does the jobs."""
+
+import hashlib
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from bert_jax.config.pretrain import DataConfig
+from bert_jax.tokenization import Tokenizer
+from data_pipeline.build.instances import InstanceSettings
+from data_pipeline.build.masking import MaskingSettings
+from data_pipeline.build.parts import Part, SplitJob, cut_parts
+from data_pipeline.build.token_store import TokenStore, held_out
+from data_pipeline.build.workers import remove_scratch
+from data_pipeline.shards.checks import pair_advice, shard_settings
+from data_pipeline.shards.shard_files import (
+    MANIFEST_NAME,
+    ShardEntry,
+    atomic_file,
+    read_index,
+    write_index,
+    write_manifest,
+)
+from data_pipeline.storage import Location, ObjectPath, location, remove_tree
+
+
+def split_folder(data: DataConfig, split: str) -> Location:
+    """Where the shards of ``split`` (train or eval) lie."""
+    if split == "eval" and data.eval_shards:
+        return location(data.eval_shards)
+    return location(data.shards) / split
+
+
+def missing_splits(data: DataConfig) -> list[str]:
+    """Splits that are to be built."""
+    splits = ["train", "eval"] if data.eval_fraction > 0 and not data.eval_shards else ["train"]
+    return [split for split in splits if not (split_folder(data, split) / MANIFEST_NAME).is_file()]
+
+
+def plan_splits(data: DataConfig, tokenizer: Tokenizer, store: TokenStore, names: Sequence[str]) -> "list[Split]":
+    """The splits ``names``; ``ValueError`` when the documents do not suffice for one."""
+    contents = store.contents
+    held = held_out(contents, seed=data.seed, fraction=data.eval_fraction)
+    splits = []
+    for split in names:
+        documents = np.flatnonzero(held if split == "eval" else ~held)
+        distinct = len(np.unique(contents[documents]))
+        if data.next_sentence == "nsp" and distinct < 2:
+            raise ValueError(pair_advice(store.meta["documents"], distinct, split))
+        if distinct == 0:
+            raise ValueError(
+                f"data.eval_fraction: {data.eval_fraction} of {store.meta['documents']} document(s) leaves none to "
+                f"hold out; separate documents by blank lines, or give --data.eval_fraction 0"
+            )
+        splits.append(Split(data, split, tokenizer, store, documents, len(documents) - distinct))
+    return splits
+
+
+def _instance_settings(data: DataConfig, tokenizer: Tokenizer) -> InstanceSettings:
+    masking = MaskingSettings.from_config(data, mask_id=tokenizer.mask_id, vocab_size=tokenizer.vocab_size)
+    return InstanceSettings(
+        seq_length=data.seq_length, next_sentence=data.next_sentence, seed=data.seed,
+        short_sequence_fraction=data.short_sequence_fraction, max_predictions=data.max_predictions,
+        masking=masking if data.masking == "static" else None,
+        cls_id=tokenizer.cls_id, sep_id=tokenizer.sep_id, pad_id=tokenizer.pad_id,
+    )  # fmt: skip
+
+
+@dataclass(frozen=True, eq=False)
+class Split:
+    """One split on its way from the token store to its folder of shards."""
+
+    data: DataConfig
+    name: str
+    tokenizer: Tokenizer
+    store: TokenStore
+    documents: np.ndarray
+    duplicates: int
+
+    @property
+    def summary(self) -> str:
+        """What there is to do, for a report."""
+        tokens, passes = self._tokens(), self._settings["data.dupe_factor"]
+        return f"{self.name}: {len(tokens):,} documents, {int(tokens.sum()):,} tokens, {passes} pass(es)"
+
+    @property
+    def _settings(self) -> dict[str, Any]:
+        return shard_settings(self.data, self.tokenizer, self.name)
+
+    def _tokens(self) -> np.ndarray:
+        """Tokens of every document of the split."""
+        first = self.store.documents[:, 1]
+        return (first[self.documents + 1] - first[self.documents]).astype(np.int64)
+
+    def prepare(self) -> "PreparedSplit":
+        """Make the folder of the build, or clear it of other builds and half-written files."""
+        shards = location(self.data.shards)
+        build = shards / f".build-{self.name}-{_fingerprint([self._settings, self.store.meta])}"
+        for stale in shards.glob(f".build-{self.name}-*"):
+            if stale != build:
+                remove_tree(stale)
+        for folder in (build / "parts", build / "shards"):
+            folder.mkdir(parents=True, exist_ok=True)
+            remove_scratch(folder)
+        with atomic_file(build / "documents.bin") as file:
+            file.write(self.documents.astype("<u8").tobytes())
+        with atomic_file(build / "continuation.npy") as file:
+            np.save(file, self.tokenizer.continuation)
+        job = SplitJob(
+            store=self.store.folder,
+            documents=build / "documents.bin",
+            continuation=build / "continuation.npy",
+            folder=build / "shards",
+            num_shards=int(self._settings["data.num_shards"]),
+            settings=_instance_settings(self.data, self.tokenizer),
+        )
+        passes = int(self._settings["data.dupe_factor"])
+        ranges = cut_parts(self._tokens(), passes)
+        parts = [
+            (build / "parts" / f"{number:03d}-{first:08d}", number, first, last)
+            for number in range(passes)
+            for first, last in ranges
+        ]
+        return PreparedSplit(self.name, job, parts, split_folder(self.data, self.name), self._facts())
+
+    def _facts(self) -> dict[str, Any]:
+        return {
+            "tokenizer": self.tokenizer.fingerprint,
+            "vocab_size": self.tokenizer.vocab_size,
+            "settings": self._settings | {"data.corpus": self.store.meta["settings"]["data.corpus"]},
+            "counts": {
+                "documents": len(self.documents),
+                "duplicate_documents": self.duplicates,
+                "tokens": int(self._tokens().sum()),
+            },
+        }
+
+
+@dataclass(frozen=True, eq=False)
+class PreparedSplit:
+    """What the jobs of one split need, on any machine: all ``parts``, finished or not, and what to make of them.
+
+    ``facts`` is the manifest without what only the finished shards tell.
+    """
+
+    name: str
+    job: SplitJob
+    parts: list[Part]
+    target: Location
+    facts: dict[str, Any]
+
+    def finish(self, entries: Iterable[ShardEntry]) -> None:
+        """Write index and manifest and move the folder in place."""
+        folder = self.job.folder
+        index = write_index(folder, entries)
+        shards = [
+            {"name": e.name, "records": e.records, "bytes": e.bytes, "crc32c": e.crc32c} for e in index.entries
+        ]
+        counts = self.facts["counts"] | {"instances": index.records}
+        write_manifest(folder, self.facts | {"counts": counts, "shards": shards})
+        remove_scratch(folder)
+        _move(folder, self.target)
+
+    def done(self) -> str:
+        """A line for a report, when the folder is in place."""
+        return f"{self.name}: {read_index(self.target).records:,} instances in {self.job.num_shards} shard(s)"
+
+
+def unfinished(parts: Sequence[Part]) -> list[Part]:
+    """Parts that no earlier build has finished."""
+    there = {path.name for folder in {part[0].parent for part in parts} for path in folder.glob("*.table")}
+    return [part for part in parts if f"{part[0].name}.table" not in there]
+
+
+def _move(folder: Location, target: Location) -> None:
+    if isinstance(folder, ObjectPath):
+        # An object store renames files, one by one. The manifest comes last: it is what makes a folder whole.
+        target.mkdir(parents=True, exist_ok=True)
+        for path in sorted(folder.iterdir(), key=lambda path: path.name == MANIFEST_NAME):
+            path.replace(target / path.name)
+        return
+    if target.is_dir() and not any(target.iterdir()):
+        target.rmdir()
+    folder.rename(target)
+
+
+def _fingerprint(value: Any) -> str:
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:16]

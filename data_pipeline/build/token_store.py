@@ -1,0 +1,346 @@
+"""The token store: a corpus tokenized once, readable document by document, shared by all shards made from it.
+
+A folder with plain little-endian arrays and ``store.json``, which is written last: without it the store is not
+finished. D documents, N sentences, T tokens.
+
+    ids.bin          uint16[T] or uint32[T]   token ids, sentences one after another
+    word_starts.bin  uint8[T]                 only with a word segmenter: 1 where a word begins
+    sentences.bin    uint64[N + 1]            first token of every sentence, and T
+    documents.bin    uint64[D + 1, 2]         first sentence and first token of every document, and (N, T)
+    contents.bin     uint64[D]                hash of the document's text
+
+Documents that yield no token are left out; the others are numbered in the order of the sources.
+"""
+
+import hashlib
+import io
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bert_jax.config.pretrain import DataConfig
+from bert_jax.hashing import hash_key
+from bert_jax.tokenization import Tokenizer, is_cjk, load_tokenizer
+from data_pipeline.build.masking import uniform
+from data_pipeline.build.workers import Workers, remove_scratch, scratch_file, scratch_folder
+from data_pipeline.shards.shard_files import atomic_file
+from data_pipeline.storage import Location, ObjectPath, local_copy, location, remove_tree
+from data_pipeline.text.documents import Source, read_documents
+
+META_NAME = "store.json"
+CHUNK_CHARACTERS = 1 << 20  # text that one job tokenizes
+_SPLIT = 0x5EED  # stream of the held-out split
+_ARRAYS = ("ids", "word_starts", "sentences", "documents", "contents")
+
+
+# ------------------------------------------------------------------ reading
+
+
+class TokenStore:
+    """A finished store, opened for reading. Token ids are read, not mapped, so memory stays small.
+
+    ``ValueError`` (one line) when a file is missing or has another size than ``store.json`` says.
+    """
+
+    def __init__(self, folder: Location) -> None:
+        self.folder = folder
+        try:
+            self.meta: dict[str, Any] = json.loads((self.folder / META_NAME).read_text())
+            sizes = _file_sizes(self.meta)
+        except (ValueError, KeyError, TypeError):
+            raise self._damaged(f"{META_NAME} is not readable") from None
+        for name, size in sizes.items():
+            path = self.folder / f"{name}.bin"
+            found = path.stat().st_size if path.is_file() else None
+            if found != size:
+                is_there = "is missing" if found is None else f"has {found:,} bytes instead of {size:,}"
+                raise self._damaged(f"{path.name} {is_there}")
+        self.dtype = np.dtype(self.meta["dtype"])
+        # Random places are read, a million times: an object store would charge and delay each.
+        local = {name: local_copy(folder / f"{name}.bin") for name in sizes}
+        self.documents = np.memmap(local["documents"], "<u8", "r").reshape(-1, 2)
+        self._contents = local["contents"]
+        self._ids = os.open(local["ids"], os.O_RDONLY)
+        self._sentences = os.open(local["sentences"], os.O_RDONLY)
+        has_words = "word_starts" in sizes
+        self._word_starts = os.open(local["word_starts"], os.O_RDONLY) if has_words else None
+
+    def _damaged(self, what: str) -> ValueError:
+        return ValueError(
+            f"{self.folder}: the token store is damaged: {what}; delete this folder and run again to tokenize anew"
+        )
+
+    @property
+    def contents(self) -> np.ndarray:
+        """Hash of every document's text, uint64[D]; equal for exact duplicates."""
+        return np.fromfile(self._contents, "<u8")
+
+    @property
+    def has_word_starts(self) -> bool:
+        """Whether a word segmenter has marked the words."""
+        return self._word_starts is not None
+
+    def sentence_ends(self, start: int, stop: int) -> np.ndarray:
+        """First token of the sentences start to stop (stop included: where sentence stop - 1 ends), int64."""
+        return np.frombuffer(os.pread(self._sentences, 8 * (stop - start + 1), 8 * start), "<u8").astype(np.int64)
+
+    def ids(self, start: int, stop: int) -> np.ndarray:
+        """Token ids [start, stop)."""
+        size = self.dtype.itemsize
+        return np.frombuffer(os.pread(self._ids, size * (stop - start), size * start), self.dtype)
+
+    def word_starts(self, start: int, stop: int) -> np.ndarray:
+        """Whether tokens [start, stop) begin a word, bool; only with ``has_word_starts``."""
+        assert self._word_starts is not None
+        return np.frombuffer(os.pread(self._word_starts, stop - start, start), bool)
+
+
+def _file_sizes(meta: dict[str, Any]) -> dict[str, int]:
+    """Bytes of every array of a store by its name, from what ``store.json`` says."""
+    documents, sentences, tokens = (int(meta[name]) for name in ("documents", "sentences", "tokens"))
+    sizes = {
+        "ids": tokens * np.dtype(meta["dtype"]).itemsize,
+        "sentences": 8 * (sentences + 1),
+        "documents": 16 * (documents + 1),
+        "contents": 8 * documents,
+    }
+    return sizes if meta["settings"]["data.word_segmenter"] == "none" else sizes | {"word_starts": tokens}
+
+
+def content_hash(document: Sequence[str]) -> int:
+    """64-bit hash of a document's text."""
+    text = "\n".join(document).encode("utf-8", "surrogatepass")
+    return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little")
+
+
+def held_out(contents: np.ndarray, *, seed: int, fraction: float) -> np.ndarray:
+    """Which documents are held out, bool[D]: decided by (seed, content), so duplicates stay together.
+
+    With a fraction above 0, at least two distinct documents are held out and two are trained on where there are
+    four; with two or three, one is held out.
+    """
+    distinct = np.unique(contents)
+    if fraction == 0 or len(distinct) < 2:
+        return np.zeros(len(contents), bool)
+    draws = uniform(hash_key(seed, _SPLIT, distinct))
+    fewest = 2 if len(distinct) >= 4 else 1
+    count = min(max(int((draws < fraction).sum()), fewest), len(distinct) - fewest)
+    return np.isin(contents, distinct[np.argsort(draws, kind="stable")[:count]])
+
+
+# ------------------------------------------------------------------ building
+
+
+def names_and_sizes(sources: Sequence[Source]) -> list[list[Any]]:
+    """What identifies a corpus on every machine: name and size in bytes of each file."""
+    return [[source.name, source.path.stat().st_size] for source in sources]
+
+
+def store_settings(data: DataConfig, tokenizer: Tokenizer, sources: Sequence[Source]) -> dict[str, Any]:
+    """What a store's contents follow from."""
+    return {
+        "vocabulary": tokenizer.fingerprint,
+        "data.line": data.line,
+        "data.json_field": data.json_field,
+        "data.word_segmenter": data.word_segmenter,
+        "data.corpus": names_and_sizes(sources),
+    }
+
+
+def store_folder(data: DataConfig) -> Location:
+    """Where the token store of ``data`` lies."""
+    return location(data.token_store) if data.token_store else location(data.shards) / "store"
+
+
+def chunk_folder(folder: Location, settings: dict[str, Any], sources: Sequence[Source], cut: str) -> Location:
+    """The folder of the chunks of an unfinished store, made if missing; those of other settings are removed.
+
+    ``cut`` says how the text is cut: chunks that were cut in another way do not fit together.
+    """
+    # A file edited between two starts must not meet chunks of its older self.
+    state = json.dumps([settings, [source.path.stat().st_mtime_ns for source in sources], cut])
+    chunks = folder / f".chunks-{hashlib.sha256(state.encode()).hexdigest()[:16]}"
+    remove_chunks(folder, but=chunks)
+    chunks.mkdir(parents=True, exist_ok=True)
+    remove_scratch(chunks)
+    return chunks
+
+
+def build_store(
+    folder: Location,
+    data: DataConfig,
+    vocab: Location,
+    tokenizer: Tokenizer,
+    sources: Sequence[Source],
+    workers: Workers,
+    report: Callable[[str], None],
+) -> TokenStore:
+    """Tokenize ``sources`` into ``folder``, or continue a killed build; chunks that are finished are kept.
+
+    The caller holds ``folder`` (``workers.exclusive``). ``ValueError`` when the corpus yields no token.
+    """
+    settings = store_settings(data, tokenizer, sources)
+    chunks = chunk_folder(folder, settings, sources, "all in one")
+    there = {path.name for path in chunks.glob("*.npz")}
+    total = 0
+
+    def jobs() -> Iterator[tuple[Any, ...]]:
+        nonlocal total
+        for number, documents in enumerate(cut_documents(sources, data)):
+            total = number + 1
+            path = chunks / f"{number:06d}.npz"
+            if path.name not in there:
+                yield path, documents, str(vocab), data.lower_case, data.word_segmenter
+
+    characters = 0
+    for done in workers.run(tokenize_chunk, jobs()):
+        if (characters + done) >> 24 > characters >> 24:
+            report(f"tokenized {(characters + done) / 1e6:,.0f} million characters")
+        characters += done
+    merge_chunks(folder, [chunks / f"{number:06d}.npz" for number in range(total)], settings, tokenizer)
+    remove_chunks(folder)
+    return TokenStore(folder)
+
+
+def remove_chunks(folder: Location, but: Location | None = None) -> None:
+    """Remove the chunks that a finished store, or a store other than ``but``, has left."""
+    for chunks in folder.glob(".chunks-*"):
+        if chunks != but:
+            remove_tree(chunks)
+
+
+def cut_documents(sources: Sequence[Source], data: DataConfig) -> Iterator[list[list[str]]]:
+    """Documents of all sources in lists of some ``CHUNK_CHARACTERS``."""
+    chunk: list[list[str]] = []
+    size = 0
+    for source in sources:
+        for document in read_documents(source, line=data.line, json_field=data.json_field):
+            chunk.append(document)
+            size += sum(map(len, document))
+            if size >= CHUNK_CHARACTERS:
+                yield chunk
+                chunk, size = [], 0
+    if chunk:
+        yield chunk
+
+
+@lru_cache(maxsize=1)
+def cached_tokenizer(vocab: str, lower_case: bool) -> Tokenizer:
+    """The tokenizer of a worker process."""
+    return load_tokenizer(local_copy(location(vocab)), lower_case=lower_case)
+
+
+def tokenize_chunk(path: Location, documents: list[list[str]], vocab: str, lower_case: bool, segmenter: str) -> int:
+    """Job: tokenize documents into the chunk file ``path``; returns the number of characters."""
+    tokenizer = cached_tokenizer(vocab, lower_case)
+    texts = [sentence for document in documents for sentence in document]
+    arrays = {}
+    if segmenter == "none":
+        ids, lengths = tokenizer.encode_flat(texts)
+    else:
+        ids, lengths, arrays["word_starts"] = _encode_segmented(tokenizer, texts)
+    sentences = np.add.reduceat(lengths > 0, _starts(list(map(len, documents))), dtype=np.int64)
+    contents = np.array([content_hash(document) for document in documents], np.uint64)
+    arrays["ids"] = ids.astype(_id_dtype(tokenizer))
+    arrays["lengths"] = lengths[lengths > 0].astype(np.uint32)
+    arrays["sentences"] = sentences[sentences > 0].astype(np.uint32)
+    arrays["contents"] = contents[sentences > 0]
+    with scratch_file(path) as part, part.open("wb") as file:
+        np.savez(file, **arrays)
+    return sum(map(len, texts))
+
+
+def _id_dtype(tokenizer: Tokenizer) -> str:
+    return "<u2" if tokenizer.vocab_size <= 1 << 16 else "<u4"
+
+
+def _starts(lengths: Sequence[int]) -> np.ndarray:
+    return np.cumsum([0, *lengths[:-1]])
+
+
+def _encode_segmented(tokenizer: Tokenizer, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Ids, number per text, and word starts: jieba's words where the text is Chinese, the tokenizer's elsewhere."""
+    jieba = load_jieba()
+    ids: list[int] = []
+    lengths, starts = [], []
+    for text in texts:
+        found, offsets = tokenizer.encode_with_offsets(text)
+        words = {start for _, start, _ in jieba.tokenize(text)}
+        for token, (start, _) in zip(found, offsets, strict=True):
+            if start < len(text) and (is_cjk(text[start]) or (start > 0 and is_cjk(text[start - 1]))):
+                starts.append(start in words)
+            else:
+                starts.append(not tokenizer.continuation[token])
+        ids += found
+        lengths.append(len(found))
+    return np.array(ids, np.int32), np.array(lengths, np.int64), np.array(starts, bool)
+
+
+def load_jieba() -> Any:
+    """The segmenter; ``ValueError`` when it is not installed."""
+    try:
+        import jieba
+    except ImportError:
+        raise ValueError(
+            "data.word_segmenter: jieba is not installed; run: pip install 'bert_jax[chinese]', or give none"
+        ) from None
+    jieba.setLogLevel("WARNING")
+    return jieba
+
+
+def merge_chunks(
+    folder: Location, chunks: Sequence[Location], settings: dict[str, Any], tokenizer: Tokenizer
+) -> None:
+    """Join the chunks into the store's arrays, a chunk at a time; ``store.json`` makes it a store.
+
+    ``ValueError`` when they hold no token.
+    """
+    remove_scratch(folder)
+    in_store = isinstance(folder, ObjectPath)
+    scratch = Path(tempfile.mkdtemp()) if in_store else scratch_folder(folder)
+    files = {name: (scratch / f"{name}.bin").open("wb") for name in _ARRAYS}
+    documents = sentences = tokens = 0
+    try:
+        for path in chunks:
+            with np.load(io.BytesIO(path.read_bytes()) if in_store else path) as chunk:
+                first = sentences + _starts_uint64(chunk["sentences"])
+                offsets = tokens + _starts_uint64(chunk["lengths"])
+                files["ids"].write(chunk["ids"].tobytes())
+                if "word_starts" in chunk:
+                    files["word_starts"].write(chunk["word_starts"].tobytes())
+                files["sentences"].write(offsets[:-1].tobytes())
+                files["documents"].write(np.stack([first, offsets[first - sentences]], 1)[:-1].tobytes())
+                files["contents"].write(chunk["contents"].tobytes())
+                documents, sentences, tokens = documents + len(first) - 1, int(first[-1]), int(offsets[-1])
+        files["sentences"].write(np.array([tokens], "<u8").tobytes())
+        files["documents"].write(np.array([sentences, tokens], "<u8").tobytes())
+    finally:
+        for file in files.values():
+            file.close()
+    if not tokens:
+        raise ValueError("the corpus yields no token: it holds no text that the vocabulary covers (data.corpus)")
+    for name in _ARRAYS:
+        if name != "word_starts" or settings["data.word_segmenter"] != "none":
+            made, final = scratch / f"{name}.bin", folder / f"{name}.bin"
+            final.upload(made) if isinstance(final, ObjectPath) else made.replace(final)
+    shutil.rmtree(scratch)
+    meta = {
+        "settings": settings,
+        "dtype": _id_dtype(tokenizer),
+        "documents": documents,
+        "sentences": sentences,
+        "tokens": tokens,
+    }
+    with atomic_file(folder / META_NAME) as file:
+        file.write(json.dumps(meta, sort_keys=True, indent=1).encode() + b"\n")
+
+
+def _starts_uint64(lengths: np.ndarray) -> np.ndarray:
+    return np.concatenate([[0], np.cumsum(lengths, dtype=np.uint64)]).astype("<u8")

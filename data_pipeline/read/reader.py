@@ -1,0 +1,316 @@
+"""Records of indexed shards, every byte checked against the index; damage becomes a reason, never an exception.
+
+A record counts as damaged when any byte of its frame (length, checksums, payload) differs from what the index
+says, or when it cannot be read at all. It is returned as None with the reason, so that no later record shifts.
+"""
+
+import contextlib
+import os
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import google_crc32c
+import numpy as np
+
+from data_pipeline.read.order import BatchSizes, HostRows, LaneOrder
+from data_pipeline.shards.shard_files import (
+    FRAME_BYTES,
+    HEADER_BYTES,
+    INDEX_NAME,
+    ShardIndex,
+    frame_headers,
+    mask_crcs,
+)
+from data_pipeline.storage import ObjectPath, StorageError
+
+# Status of a row; 0 is good. The texts end the log line "FILE: record N ...".
+REASONS = (
+    "is good",
+    "cannot be read: the file is missing or unreadable",
+    "lies beyond the end of the file",
+    "has another length, or a damaged length checksum",
+    "has another checksum stored with it",
+    "has other contents than the index says (checksum)",
+    "holds token ids outside the vocabulary",
+)
+UNREADABLE, BEYOND_END, BAD_LENGTH, BAD_FOOTER, BAD_PAYLOAD, BAD_IDS = range(1, len(REASONS))
+
+_BLOCK = 1024  # records between the byte offsets that are kept in memory
+_LOADERS = 4  # threads that read for several lanes at once
+_WHOLE_WINDOWS = 4  # windows read whole in one batch, at most
+_REQUESTS = 16  # to an object store at once
+
+
+@dataclass
+class _Loaded:
+    """Bytes of some record ranges, and per record in serving order where its payload lies and what is expected."""
+
+    data: memoryview
+    numbers: np.ndarray  # record numbers
+    starts: list[int]
+    ends: list[int]
+    crcs: list[int]
+    status: list[int]
+
+    def __getitem__(self, place: int) -> tuple[bytes | None, int]:
+        """(payload, 0), or (None, reason)."""
+        if self.status[place]:
+            return None, self.status[place]
+        payload = bytes(self.data[self.starts[place] : self.ends[place]])
+        if google_crc32c.value(payload) != self.crcs[place]:
+            return None, BAD_PAYLOAD
+        return payload, 0
+
+
+class RecordReader:
+    """Reads ranges of records, numbered through all shards of an index in file-name order."""
+
+    def __init__(self, index: ShardIndex) -> None:
+        self.index = index
+        self._first = np.concatenate([[0], np.cumsum([entry.records for entry in index.entries])])
+        self._blocks: dict[int, np.ndarray] = {}
+        remote = isinstance(index.folder, ObjectPath)
+        self.files: LocalFiles | ObjectFiles = (ObjectFiles if remote else LocalFiles)(index.folder)
+
+    def locate(self, number: int) -> tuple[str, int]:
+        """File name and number in that file of record ``number``."""
+        shard = int(np.searchsorted(self._first, number, side="right")) - 1
+        return self.index.entries[shard].name, number - int(self._first[shard])
+
+    def _block_offsets(self, shard: int) -> np.ndarray:
+        """Where every ``_BLOCK``-th record begins, counted once per file."""
+        if shard in self._blocks:
+            return self._blocks[shard]
+        lengths = self.index.entries[shard].lengths
+        sums = np.add.reduceat(lengths, np.arange(0, len(lengths), _BLOCK), dtype=np.int64)
+        blocks = np.arange(1, len(sums) + 1) * _BLOCK
+        self._blocks[shard] = np.concatenate([[0], np.cumsum(sums) + blocks * FRAME_BYTES])
+        return self._blocks[shard]
+
+    def _offset(self, shard: int, record: int) -> int:
+        """Where the frame of ``record`` begins in its file."""
+        block = record // _BLOCK
+        rest = self.index.entries[shard].lengths[block * _BLOCK : record]
+        return int(self._block_offsets(shard)[block]) + int(rest.sum(dtype=np.int64)) + len(rest) * FRAME_BYTES
+
+    def _pieces(self, ranges: tuple[tuple[int, int], ...]) -> list[tuple[int, int, int]]:
+        """The ranges cut at file borders: (shard, first record, end) numbered inside the file."""
+        pieces = []
+        for start, stop in ranges:
+            shard = int(np.searchsorted(self._first, start, side="right")) - 1
+            while start < stop:
+                first = int(self._first[shard])
+                end = min(stop, int(self._first[shard + 1]))
+                if end > start:
+                    pieces.append((shard, start - first, end - first))
+                start, shard = max(start, end), shard + 1
+        return pieces
+
+    def load(self, ranges: tuple[tuple[int, int], ...], order: np.ndarray | None = None) -> _Loaded:
+        """Read ``ranges`` of records whole; ``order`` permutes their concatenation."""
+        pieces = self._pieces(ranges)
+        columns = [(self.index.entries[s].lengths[a:b], self.index.entries[s].crcs[a:b]) for s, a, b in pieces]
+        lengths = np.concatenate([c[0] for c in columns]).astype(np.int64)
+        crcs = np.concatenate([c[1] for c in columns])
+        frame_ends = np.cumsum(lengths + FRAME_BYTES)
+        frame_starts = frame_ends - lengths - FRAME_BYTES
+        data = np.empty(int(frame_ends[-1]), np.uint8)
+        status = np.zeros(len(lengths), np.int64)
+        done, places, requests = 0, [], []
+        for shard, first, end in pieces:
+            here = slice(done, done + end - first)
+            begin, stop = int(frame_starts[done]), int(frame_ends[here.stop - 1])
+            places.append((here, begin, stop))
+            name = self.index.entries[shard].name
+            requests.append(_Request(name, self._offset(shard, first), memoryview(data)[begin:stop]))
+            done = here.stop
+        for (here, begin, stop), got in zip(places, self.files.read(requests), strict=True):
+            data[begin + max(got, 0) : stop] = 0  # np.empty holds whatever was there before
+            status[here][frame_ends[here] > begin + got] = BEYOND_END if got >= 0 else UNREADABLE
+        starts, ends = frame_starts + HEADER_BYTES, frame_ends - (FRAME_BYTES - HEADER_BYTES)
+        footers = data[ends[:, None] + np.arange(4)] != mask_crcs(crcs)[:, None].view(np.uint8).reshape(-1, 4)
+        status[(status == 0) & footers.any(1)] = BAD_FOOTER
+        headers = data[frame_starts[:, None] + np.arange(HEADER_BYTES)] != frame_headers(lengths)
+        status[(status == 0) & headers.any(1)] = BAD_LENGTH
+        numbers = np.concatenate([np.arange(a, b) for a, b in ranges])
+        if order is None:
+            order = np.arange(len(numbers))
+        picked = (column[order].tolist() for column in (starts, ends, crcs, status))
+        return _Loaded(memoryview(data), numbers[order], *picked)
+
+
+class _Request(NamedTuple):
+    """Bytes to read: from ``offset`` of the file ``name`` on, as many as ``target`` holds."""
+
+    name: str
+    offset: int
+    target: memoryview
+
+
+class LocalFiles:
+    """Shards in a local folder. ``loaders`` threads may read at once; few windows are read whole in one batch."""
+
+    loaders, whole_windows = _LOADERS, _WHOLE_WINDOWS
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def read(self, requests: Sequence[_Request]) -> list[int]:
+        """Fill the targets; per request the bytes that the file had, -1 when it cannot be read."""
+        found = []
+        with contextlib.ExitStack() as files:
+            opened: dict[str, int | None] = {}
+            for name, offset, target in requests:
+                if name not in opened:
+                    opened[name] = self._open(name, files)
+                found.append(_read_into(opened[name], offset, target))
+        return found
+
+    def _open(self, name: str, files: contextlib.ExitStack) -> int | None:
+        try:
+            file = os.open(self._folder / name, os.O_RDONLY)
+        except OSError:
+            return None
+        files.callback(os.close, file)
+        return file
+
+
+class ObjectFiles:
+    """The same for an object store: many requests at once, and windows always whole, since each request waits."""
+
+    loaders, whole_windows = _REQUESTS, 1 << 30
+
+    def __init__(self, folder: ObjectPath) -> None:
+        self._folder = folder
+        self._pool = ThreadPoolExecutor(_REQUESTS, thread_name_prefix="object-store")
+
+    def read(self, requests: Sequence[_Request]) -> list[int]:
+        """As :meth:`LocalFiles.read`; ``StorageError`` when the store or the whole folder is gone."""
+        return list(self._pool.map(self._read, requests))
+
+    def _read(self, request: _Request) -> int:
+        name, offset, target = request
+        try:
+            content = (self._folder / name).read_range(offset, len(target))
+        except FileNotFoundError:
+            # One lost file is damage, as it is locally. With the index gone too, nothing more can be read.
+            if not (self._folder / INDEX_NAME).is_file():
+                raise StorageError(
+                    f"{self._folder}: the shards are gone; restore the bucket and run again"
+                ) from None
+            return -1
+        target[: len(content)] = content
+        return len(content)
+
+
+def _read_into(file: int | None, offset: int, target: memoryview) -> int:
+    """Fill ``target`` from ``offset`` on; returns the bytes that the file had, -1 when it cannot be read."""
+    got = 0
+    try:
+        while file is not None and got < len(target):
+            count = os.preadv(file, [target[got:]], offset + got)
+            if not count:
+                break
+            got += count
+    except OSError:
+        return -1
+    return got if file is not None else -1
+
+
+@dataclass(frozen=True)
+class RawBatch:
+    """Rows of one batch before parsing: payloads (None where damaged), status, record numbers, lane epochs."""
+
+    records: list[bytes | None]
+    status: np.ndarray
+    numbers: np.ndarray
+    epochs: np.ndarray
+
+
+class LaneReader:
+    """Raw batches by data step, in lanes-and-windows order; holds one window per lane that its rows touch."""
+
+    def __init__(self, reader: RecordReader, order: LaneOrder, sizes: BatchSizes, rows: HostRows) -> None:
+        self.reader, self.order, self.sizes, self.rows = reader, order, sizes, rows
+        self._windows: dict[int, tuple[int, int, int, _Loaded]] = {}  # lane -> first, end position, epoch, bytes
+
+    def batch(self, data_step: int) -> RawBatch:
+        """The host's rows of batch ``data_step``; cheap when steps come one after another, right in any order."""
+        size = self.sizes.size(data_step)
+        lanes, places = self.rows.at(size)
+        positions = places + self.sizes.start(data_step) // self.order.lanes
+        self._load_together(np.unique(lanes).tolist(), int(positions.min()), size // self.order.lanes)
+        records: list[bytes | None] = []
+        status, numbers, epochs = [], [], []
+        for lane, position in zip(lanes.tolist(), positions.tolist(), strict=True):
+            first, end, epoch, loaded = self._windows[lane]
+            if not first <= position < end:
+                first, end, epoch, loaded = self._load(lane, position)
+            record, reason = loaded[position - first]
+            records.append(record)
+            status.append(reason)
+            numbers.append(loaded.numbers[position - first])
+            epochs.append(epoch)
+        return RawBatch(
+            records, np.array(status, np.int64), np.array(numbers, np.int64), np.array(epochs, np.int64)
+        )
+
+    def _load_together(self, lanes: list[int], position: int, share: int) -> None:
+        """Make ``position`` ready in all ``lanes``; ``share`` records of each are wanted in this batch.
+
+        Many windows at once would cost the first batch a second and the others a burst. So only some are read
+        whole now; the other lanes get single records for a few batches, so that their turns come one by one.
+        """
+        held, files = self._windows, self.reader.files
+        missing = [v for v in lanes if v not in held or not held[v][0] <= position < held[v][1]]
+        for lane in missing:
+            held.pop(lane, None)  # free the old window before the new one is read
+
+        def load(rank: int) -> None:
+            self._load(missing[rank], position, share * (rank // files.whole_windows) or None)
+
+        if len(missing) > 1:
+            with ThreadPoolExecutor(files.loaders) as pool:
+                list(pool.map(load, range(len(missing))))
+        elif missing:
+            load(0)
+
+    def _load(self, lane: int, position: int, count: int | None = None) -> tuple[int, int, int, _Loaded]:
+        """Read the window that holds ``position``: all of it, or ``count`` records from there on."""
+        self._windows.pop(lane, None)
+        epoch, window = self.order.window(lane, position)
+        first = epoch * self.order.lane_records(lane) + window.start
+        if count is None:
+            loaded = self.reader.load(window.ranges, window.order)
+        else:
+            numbers = window.records[position - first :][:count].tolist()
+            loaded = self.reader.load(tuple((number, number + 1) for number in numbers))
+            first = position
+        self._windows[lane] = entry = (first, first + len(loaded.starts), epoch, loaded)
+        return entry
+
+
+class SequentialReader:
+    """Raw batches by number, in file order, each record once; rows after the last record have no payload."""
+
+    def __init__(self, reader: RecordReader, batch_size: int, rows: HostRows) -> None:
+        self.reader, self.batch_size = reader, batch_size
+        share = batch_size // rows.lanes
+        lanes, places = rows.at(batch_size)
+        self._rows = lanes * share + places
+
+    def batch(self, number: int) -> RawBatch:
+        """The host's rows of batch ``number``; filler rows have status 0 and a number after the last record's."""
+        wanted = number * self.batch_size + self._rows
+        there = wanted < self.reader.index.records
+        records: list[bytes | None] = [None] * len(wanted)
+        status = np.zeros(len(wanted), np.int64)
+        if there.any():
+            first = int(wanted[there].min())
+            loaded = self.reader.load(((first, int(wanted[there].max()) + 1),))
+            for row in np.flatnonzero(there).tolist():
+                records[row], status[row] = loaded[int(wanted[row]) - first]
+        return RawBatch(records, status, wanted, np.zeros(len(wanted), np.int64))

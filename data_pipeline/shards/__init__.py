@@ -1,0 +1,1 @@
+"""The shard format on disk and its index."""

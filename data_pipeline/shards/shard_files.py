@@ -1,0 +1,393 @@
+"""The on-disk format: TFRecord shards, the index of a shard folder, and its manifest.
+
+A shard is a TFRecord file of serialised tf.train.Examples with google-research/bert's feature names. The index
+(one file per folder, ``records.index``) says what every byte should be: per shard its name, records, size,
+whole-file crc32c, feature shapes and value ranges, and per record its length and the crc32c of its payload. It
+makes any record readable in one seek and any damage visible. The manifest (``manifest.json``) says how the
+shards were made. None of the three holds times, paths or worker counts, and all are written atomically.
+"""
+
+import json
+import os
+import struct
+from array import array
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import google_crc32c
+import numpy as np
+
+from data_pipeline.shards.tfexample import FeatureSummary, encode_examples, merge_summaries, summarise_examples
+from data_pipeline.storage import Location, ObjectPath, local_copy, location, new_file
+
+__all__ = [
+    "INDEX_NAME", "MANIFEST_NAME", "ShardEntry", "ShardIndex", "atomic_file", "encode_examples", "frame_headers",
+    "index_folder", "mask_crcs", "read_index", "read_manifest", "read_records", "scan_shard", "write_index",
+    "write_manifest", "write_records",
+]  # fmt: skip
+
+INDEX_NAME = "records.index"
+MANIFEST_NAME = "manifest.json"
+HEADER_BYTES = 12  # uint64 length, uint32 masked crc32c of it
+FOOTER_BYTES = 4  # uint32 masked crc32c of the payload
+FRAME_BYTES = HEADER_BYTES + FOOTER_BYTES
+ID_FEATURES = ("input_ids", "input_word_ids", "masked_lm_ids")
+
+_MAGIC = b"BERTIDX1"
+_FIXED_BYTES = 20  # magic, uint32 crc32c of all that follows, uint64 bytes of the JSON header
+_MASK_DELTA = 0xA282EAD8
+_CHUNK = 1024  # records summarised together
+_LARGEST_RECORD = 1 << 30
+
+
+def _mask_crc(crc: int) -> int:
+    return ((crc >> 15 | crc << 17) + _MASK_DELTA) & 0xFFFFFFFF
+
+
+def mask_crcs(crcs: np.ndarray) -> np.ndarray:
+    """Masked checksums as TFRecord stores them, uint32[N], of crc32c values uint32[N]."""
+    crcs = crcs.astype(np.uint32)
+    return (crcs >> np.uint32(15) | crcs << np.uint32(17)) + np.uint32(_MASK_DELTA)
+
+
+def frame_headers(lengths: np.ndarray) -> np.ndarray:
+    """The 12 bytes before each payload, uint8[N, 12], for payload lengths [N]."""
+    distinct, inverse = np.unique(lengths, return_inverse=True)
+    table = b"".join(map(_frame_header, distinct.tolist()))
+    return np.frombuffer(table, np.uint8).reshape(-1, HEADER_BYTES)[inverse]
+
+
+def _frame_header(length: int) -> bytes:
+    packed = struct.pack("<Q", length)
+    return packed + struct.pack("<I", _mask_crc(google_crc32c.value(packed)))
+
+
+@dataclass(frozen=True, eq=False)
+class ShardEntry:
+    """What the index knows of one shard. ``lengths`` and ``crcs`` (uint32[records]) are of the payloads."""
+
+    name: str
+    bytes: int
+    crc32c: int
+    lengths: np.ndarray
+    crcs: np.ndarray
+    features: dict[str, FeatureSummary]
+
+    @property
+    def records(self) -> int:
+        """Number of records."""
+        return len(self.lengths)
+
+    @property
+    def id_range(self) -> tuple[int, int] | None:
+        """Smallest and largest token id; None without id features or records."""
+        return _id_range(self.features) if self.records else None
+
+    def offsets(self) -> np.ndarray:
+        """Where each record's frame begins in the file, and the file's end: int64[records + 1]."""
+        return np.concatenate([[0], np.cumsum(self.lengths.astype(np.int64) + FRAME_BYTES)])
+
+
+def _id_range(features: Mapping[str, FeatureSummary]) -> tuple[int, int] | None:
+    found = [features[name] for name in ID_FEATURES if name in features]
+    return (min(f.min_value for f in found), max(f.max_value for f in found)) if found else None
+
+
+@dataclass(frozen=True, eq=False)
+class ShardIndex:
+    """The index of a folder: its shards in file-name order."""
+
+    folder: Location
+    entries: tuple[ShardEntry, ...]
+
+    @property
+    def records(self) -> int:
+        """Number of records in all shards."""
+        return sum(entry.records for entry in self.entries)
+
+    @property
+    def features(self) -> dict[str, FeatureSummary]:
+        """Summary of every feature over all records."""
+        merged: dict[str, FeatureSummary] | None = None
+        for entry in self.entries:
+            if entry.records:
+                merged = merge_summaries(merged, entry.features)
+        return merged or {}
+
+    @property
+    def id_range(self) -> tuple[int, int] | None:
+        """Smallest and largest token id in the folder."""
+        return _id_range(self.features)
+
+
+# ------------------------------------------------------------------ writing
+
+
+@contextmanager
+def atomic_file(path: Location) -> Iterator[BinaryIO]:
+    """A file that appears at ``path`` whole, durable, and only when the block ends without an exception."""
+    if isinstance(path, ObjectPath):
+        with new_file(path) as local, local.open("wb") as file:
+            yield file
+        return
+    part = path.with_name(f".{path.name}.tmp")
+    try:
+        with part.open("wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        part.replace(path)
+    except BaseException:
+        part.unlink(missing_ok=True)
+        raise
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
+class _Scanner:
+    """Collects what a ShardEntry holds while records pass by."""
+
+    def __init__(self, path: Location) -> None:
+        self.path = path
+        self.lengths, self.crcs = array("I"), array("I")  # 4 bytes each, where a list takes 36
+        self.bytes = self.crc32c = 0
+        self.features: dict[str, FeatureSummary] | None = None
+
+    def add(self, records: Sequence[bytes], crcs: Sequence[int], framed: bytes) -> None:
+        """The next records, the checksums of their payloads, and all their bytes as they stand in the file."""
+        if not records:
+            return
+        try:
+            summary = summarise_examples(records, first=len(self.lengths))
+            self.features = merge_summaries(self.features, summary)
+        except ValueError as error:
+            raise ValueError(f"{self.path}: {error}") from None
+        self.lengths.extend(map(len, records))
+        self.crcs.extend(crcs)
+        self.crc32c = google_crc32c.extend(self.crc32c, framed)
+        self.bytes += len(framed)
+
+    def entry(self) -> ShardEntry:
+        """The finished entry."""
+        return ShardEntry(
+            name=self.path.name,
+            bytes=self.bytes,
+            crc32c=self.crc32c,
+            lengths=np.array(self.lengths, np.uint32),
+            crcs=np.array(self.crcs, np.uint32),
+            features=dict(sorted((self.features or {}).items())),
+        )
+
+
+def write_records(path: Path, records: Iterable[bytes]) -> ShardEntry:
+    """Write serialised examples as one TFRecord shard, atomically; returns its index entry."""
+    scanner = _Scanner(path)
+    headers: dict[int, bytes] = {}
+    chunk: list[bytes] = []
+    with atomic_file(path) as file:
+
+        def flush() -> None:
+            crcs = [google_crc32c.value(record) for record in chunk]
+            parts = []
+            for record, footer in zip(chunk, mask_crcs(np.array(crcs, np.uint32)).tolist(), strict=True):
+                header = headers.get(len(record)) or headers.setdefault(len(record), _frame_header(len(record)))
+                parts += (header, record, footer.to_bytes(4, "little"))
+            framed = b"".join(parts)
+            scanner.add(chunk, crcs, framed)
+            file.write(framed)
+            chunk.clear()
+
+        for record in records:
+            chunk.append(record)
+            if len(chunk) == _CHUNK:
+                flush()
+        flush()
+    return scanner.entry()
+
+
+# ------------------------------------------------------------------ reading a file from end to end
+
+
+def _read_frames(path: Location) -> Iterator[tuple[bytes, int, bytes]]:
+    """Every record of a file as (payload, its crc32c, its frame); ``ValueError`` at the first damage."""
+    number = 0
+
+    def damaged(what: str) -> ValueError:
+        return ValueError(f"{path}: record {number}: {what}; the shard is damaged, make or fetch it again")
+
+    with path.open("rb", buffering=1 << 20) as file:
+        while header := file.read(HEADER_BYTES):
+            if header[:2] == b"\x1f\x8b" and number == 0:
+                raise ValueError(f"{path}: compressed; unpack it first (gunzip)")
+            length = int.from_bytes(header[:8], "little")
+            if len(header) < HEADER_BYTES or header != _frame_header(length) or length > _LARGEST_RECORD:
+                raise damaged("its length or the length's checksum is wrong")
+            rest = file.read(length + FOOTER_BYTES)
+            if len(rest) < length + FOOTER_BYTES:
+                raise damaged("the file ends inside it")
+            payload = rest[:length]
+            crc = google_crc32c.value(payload)
+            if rest[length:] != _mask_crc(crc).to_bytes(4, "little"):
+                raise damaged("its checksum is wrong")
+            yield payload, crc, header + rest
+            number += 1
+
+
+def read_records(path: Location) -> Iterator[bytes]:
+    """Payloads of a shard in file order, checksums verified; ``ValueError`` at the first damage."""
+    return (payload for payload, _, _ in _read_frames(path))
+
+
+def scan_shard(path: Location) -> ShardEntry:
+    """Index entry of an existing shard; ``ValueError`` (file, record, what) when it is damaged."""
+    scanner = _Scanner(path)
+    chunk: list[tuple[bytes, int, bytes]] = []
+    for frame in _read_frames(path):
+        chunk.append(frame)
+        if len(chunk) == _CHUNK:
+            scanner.add(*_columns(chunk))
+            chunk.clear()
+    scanner.add(*_columns(chunk))
+    return scanner.entry()
+
+
+def _columns(frames: Sequence[tuple[bytes, int, bytes]]) -> tuple[list[bytes], list[int], bytes]:
+    return [f[0] for f in frames], [f[1] for f in frames], b"".join(f[2] for f in frames)
+
+
+# ------------------------------------------------------------------ index
+
+
+def write_index(folder: Location, entries: Iterable[ShardEntry]) -> ShardIndex:
+    """Write ``records.index`` for ``entries`` (any order); equal shards give equal bytes."""
+    ordered = tuple(sorted(entries, key=lambda entry: entry.name))
+    shards = [
+        {
+            "name": e.name,
+            "records": e.records,
+            "bytes": e.bytes,
+            "crc32c": e.crc32c,
+            "features": {name: asdict(summary) for name, summary in sorted(e.features.items())},
+        }
+        for e in ordered
+    ]
+    header = json.dumps({"shards": shards}, sort_keys=True, separators=(",", ":")).encode()
+    header += b" " * (-len(header) % 4)
+    body = [struct.pack("<Q", len(header)), header]
+    for column in ("lengths", "crcs"):
+        body += [getattr(entry, column).astype("<u4").tobytes() for entry in ordered]
+    data = b"".join(body)
+    with atomic_file(folder / INDEX_NAME) as file:
+        file.write(_MAGIC + struct.pack("<I", google_crc32c.value(data)) + data)
+    return ShardIndex(folder, ordered)
+
+
+def read_index(folder: Location | str) -> ShardIndex:
+    """The index of ``folder``.
+
+    ``ValueError`` (one line, with the command that makes an index) when there is none, when it is damaged, or
+    when the folder holds TFRecords that it does not list.
+    """
+    folder = location(folder)
+    path = folder / INDEX_NAME
+    remedy = f"run: bert-data index {folder}"
+    if not folder.is_dir():
+        raise ValueError(f"{folder}: no such folder of shards")
+    if not path.is_file():
+        raise ValueError(f"{folder}: the shards have no index ({INDEX_NAME}); {remedy}")
+    local = local_copy(path)
+    if not _index_is_whole(local):
+        raise ValueError(f"{path}: the index is damaged; check the shards, then {remedy}")
+    # Mapped, not read: eight bytes a record would be gigabytes on every host for a corpus of C4's size.
+    data = np.memmap(local, np.uint8, "r")
+    (header_bytes,) = struct.unpack_from("<Q", data, _FIXED_BYTES - 8)
+    shards = json.loads(data[_FIXED_BYTES : _FIXED_BYTES + header_bytes].tobytes())["shards"]
+    arrays = np.asarray(data)[_FIXED_BYTES + header_bytes :].view("<u4")
+    lengths, crcs = arrays[: len(arrays) // 2], arrays[len(arrays) // 2 :]
+    entries, start = [], 0
+    for shard in shards:
+        end = start + shard["records"]
+        entries.append(
+            ShardEntry(
+                name=shard["name"],
+                bytes=shard["bytes"],
+                crc32c=shard["crc32c"],
+                lengths=lengths[start:end],
+                crcs=crcs[start:end],
+                features={name: FeatureSummary(**summary) for name, summary in shard["features"].items()},
+            )
+        )
+        start = end
+    unlisted = sorted({p.name for p in folder.glob("[!.]*.tfrecord*")} - {e.name for e in entries})
+    if unlisted:
+        raise ValueError(f"{folder}: {unlisted[0]} is not in the index ({len(unlisted)} such files); {remedy}")
+    return ShardIndex(folder, tuple(entries))
+
+
+def _index_is_whole(path: Path) -> bool:
+    with path.open("rb") as file:
+        fixed = file.read(_FIXED_BYTES)
+        if len(fixed) < _FIXED_BYTES or fixed[:8] != _MAGIC:
+            return False
+        checksum = google_crc32c.value(fixed[12:])
+        while piece := file.read(1 << 24):
+            checksum = google_crc32c.extend(checksum, piece)
+    return checksum == struct.unpack_from("<I", fixed, 8)[0]
+
+
+def index_folder(folder: Location | str) -> ShardIndex:
+    """Scan every TFRecord in ``folder`` and write the index (the ``bert-data index DIR`` command).
+
+    Shards are the files with ``.tfrecord`` in their names and all others that begin like a TFRecord. A damaged
+    one raises ``ValueError``: an index must not bless damage.
+    """
+    folder = location(folder)
+    if not folder.is_dir():
+        raise ValueError(f"{folder}: no such folder")
+    paths = [p for p in sorted(folder.iterdir()) if p.is_file() and _looks_like_shard(p)]
+    if not paths:
+        raise ValueError(f"{folder}: no TFRecord files; give the folder that holds the shards")
+    return write_index(folder, [scan_shard(path) for path in paths])
+
+
+def _looks_like_shard(path: Location) -> bool:
+    if path.name.startswith(".") or path.name in (INDEX_NAME, MANIFEST_NAME):
+        return False
+    if ".tfrecord" in path.name:
+        return True
+    with path.open("rb") as file:
+        header = file.read(HEADER_BYTES)
+    return len(header) == HEADER_BYTES and header == _frame_header(int.from_bytes(header[:8], "little"))
+
+
+# ------------------------------------------------------------------ manifest
+
+
+def write_manifest(folder: Location, manifest: Mapping[str, Any]) -> None:
+    """Write ``manifest.json``, keys sorted, with a checksum of its own contents under ``crc32c``."""
+    contents = {key: value for key, value in manifest.items() if key != "crc32c"}
+    checksum = google_crc32c.value(json.dumps(contents, sort_keys=True).encode())
+    with atomic_file(folder / MANIFEST_NAME) as file:
+        file.write(json.dumps(contents | {"crc32c": checksum}, sort_keys=True, indent=1).encode() + b"\n")
+
+
+def read_manifest(folder: Location | str) -> dict[str, Any] | None:
+    """The manifest of ``folder`` without its checksum, or None without one; ``ValueError`` when damaged."""
+    path = location(folder) / MANIFEST_NAME
+    if not path.is_file():
+        return None
+    try:
+        manifest = json.loads(path.read_bytes())
+        checksum = manifest.pop("crc32c")
+        intact = checksum == google_crc32c.value(json.dumps(manifest, sort_keys=True).encode())
+    except (ValueError, KeyError, TypeError, AttributeError):
+        intact = False
+    if not intact:
+        raise ValueError(f"{path}: the manifest is damaged; build the shards again or fetch it again")
+    return manifest

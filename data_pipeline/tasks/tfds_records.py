@@ -1,0 +1,68 @@
+"""Records of a dataset that TensorFlow Datasets has prepared; nothing is fetched."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from bert_jax.config.finetune import TaskDataConfig
+from bert_jax.records import Record
+from data_pipeline.tasks.columns import Columns, check_tags, make_record
+from data_pipeline.tasks.task_files import listed, split_address
+from data_pipeline.text.datasets import _load_tfds, _one_line
+
+
+def read_tfds(name: str, columns: Columns, data: TaskDataConfig) -> Iterator[Record]:
+    """Records of ``NAME[/CONFIG][:VERSION]:SPLIT``, in the order of its files; columns are its features.
+
+    Classes are the names that the dataset has for them; -1 is no label. ``ValueError`` when it is not prepared.
+    """
+    dataset, split = split_address(name, dataset=True)
+    tfds = _load_tfds()
+    builder = _builder(tfds, dataset, data.tfds_data_dir)
+    splits = listed(builder.info.splits)
+    if not split:
+        raise ValueError(f"tfds:{dataset}: names no split; write {dataset}:SPLIT; there are: {splits}")
+    features = builder.info.features
+    names = sorted(features)
+    places = columns.find(names, f"tfds:{dataset}")
+    try:
+        records = builder.as_dataset(
+            split=split,
+            shuffle_files=False,
+            read_config=tfds.ReadConfig(interleave_cycle_length=1),
+            decoders=tfds.decode.PartialDecoding({names[column]: True for _, column in places}),
+        )
+    except Exception as error:  # TFDS raises several kinds for a split that is not there
+        raise ValueError(f"tfds:{dataset}: split {split!r}: {_one_line(error)}; there are: {splits}") from None
+    for number, example in enumerate(tfds.as_numpy(records)):
+        fields = [(role, _plain(example[names[i]], features[names[i]])) for role, i in places]
+        source = f"tfds:{dataset}:{split}: record {number}"
+        record = make_record(fields, source=source, number=number, separator=data.label_separator)
+        check_tags(record)
+        yield record
+
+
+def _builder(tfds: Any, dataset: str, data_dir: str) -> Any:
+    folder = data_dir or os.environ.get("TFDS_DATA_DIR") or str(Path.home() / "tensorflow_datasets")
+    try:
+        return tfds.core.read_only_builder.builder_from_files(dataset, data_dir=folder)
+    except Exception as error:
+        raise ValueError(
+            f"tfds:{dataset}: not prepared in {folder} ({_one_line(error)}); prepare it there, or name its folder "
+            "in data.tfds_data_dir"
+        ) from None
+
+
+def _plain(value: Any, feature: Any) -> Any:
+    """A feature's value as texts, numbers, and lists and dicts of them."""
+    if isinstance(value, dict):
+        return {name: _plain(one, feature[name]) for name, one in value.items()}
+    if getattr(value, "ndim", 0):
+        return [_plain(one, feature) for one in value]
+    if isinstance(value, bytes):
+        return value.decode("utf-8", "replace")
+    if hasattr(feature, "int2str"):
+        return None if value < 0 else feature.int2str(int(value))
+    # numpy writes a float32 as it was given (3.8), Python's float as it is stored (3.7999999523162842).
+    return str(value).lower()

@@ -1,0 +1,1 @@
+"""Corpora, documents, sentences and vocabularies."""

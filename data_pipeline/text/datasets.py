@@ -1,0 +1,220 @@
+"""Corpora that another library has prepared: TensorFlow Datasets (``tfds:``) and Hugging Face datasets (``hf:``).
+
+Each file of the dataset's split is a source, so that many workers can read one dataset. What is on disk is used as
+it is; only when there is nothing, and the network answers within seconds, is a dataset fetched.
+"""
+
+import logging
+import os
+import re
+import socket
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from data_pipeline.host_tensorflow import load_tensorflow
+from data_pipeline.storage import location
+from data_pipeline.text.documents import Source
+
+_SECONDS_TO_ANSWER = 5.0
+
+
+def is_reachable(host: str, port: int = 443) -> bool:
+    """Whether a server answers within seconds; behind a proxy, taken for granted."""
+    if any(name in os.environ for name in ("HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy")):
+        return True
+    answered = threading.Event()
+
+    def connect() -> None:
+        try:
+            socket.create_connection((host, port), _SECONDS_TO_ANSWER).close()
+        except OSError:
+            return
+        answered.set()
+
+    # Looking up a name has no time limit of its own.
+    thread = threading.Thread(target=connect, daemon=True)
+    thread.start()
+    thread.join(_SECONDS_TO_ANSWER)
+    return answered.is_set()
+
+
+def _one_line(error: BaseException) -> str:
+    lines = str(error).strip().splitlines()
+    return lines[0].rstrip(".") if lines else type(error).__name__
+
+
+# ------------------------------------------------------------------ TensorFlow Datasets
+
+
+@dataclass(frozen=True)
+class TfdsShard:
+    """Texts of one file of a prepared TensorFlow dataset: ``take`` records from ``skip`` on, in file order."""
+
+    builder_dir: str
+    split: str
+    shard: int
+    skip: int
+    take: int
+
+    def __call__(self, field: str) -> Iterator[str]:
+        """The texts in ``field``; ``ValueError`` when the records have no such text."""
+        tfds = _load_tfds()
+        builder = tfds.builder_from_directory(self.builder_dir)
+        _check_tfds_field(builder, field)
+        dataset = builder.as_dataset(
+            split=f"{self.split}[{self.shard}shard]",
+            shuffle_files=False,
+            decoders=tfds.decode.PartialDecoding({field: True}),
+        )
+        for record in islice(tfds.as_numpy(dataset), self.skip, self.skip + self.take):
+            yield record[field].decode("utf-8", "replace")
+
+
+def _load_tfds() -> Any:
+    load_tensorflow()
+    try:
+        import tensorflow_datasets as tfds
+    except ImportError as error:
+        raise ValueError(
+            f"tfds: corpora need TensorFlow Datasets ({_one_line(error)}); run: pip install 'bert_jax[data]'"
+        ) from None
+    tfds.disable_progress_bar()
+    logging.getLogger("absl").setLevel(logging.ERROR)  # it warns of its own deprecated functions
+    return tfds
+
+
+def _check_tfds_field(builder: Any, field: str) -> None:
+    features = builder.info.features
+    texts = [name for name in sorted(features) if isinstance(features[name], _load_tfds().features.Text)]
+    if field not in texts:
+        raise ValueError(
+            f"data.json_field: {field!r} is no text of tfds:{builder.info.full_name}; allowed: "
+            f"{', '.join(texts) or 'none, it has no text'}"
+        )
+
+
+def tfds_sources(entry: str, *, data_dir: str, split: str) -> list[Source]:
+    """Sources of ``tfds:NAME[/CONFIG][:VERSION]``, one a file, prepared in ``data_dir`` (empty: TFDS's own folder)
+    or fetched to there. ``ValueError`` (one line) says which files to put where when there is no network."""
+    builder = _tfds_builder(entry, data_dir)
+    known = builder.info.splits
+    try:
+        instructions = known[split].file_instructions
+    except Exception:  # TFDS raises several kinds, ValueError and KeyError among them
+        raise ValueError(
+            f"data.dataset_split: {split!r} is no split of {entry}; allowed: {', '.join(known)}, and sums and "
+            "parts of them, such as train+test or train[:10%]"
+        ) from None
+    places = {str(path): (one.name, i) for one in known.values() for i, path in enumerate(one.filepaths)}
+    sources = []
+    for instruction in instructions:
+        path = location(str(instruction.filename))
+        skip, take = instruction.skip, instruction.take
+        take = instruction.examples_in_shard - skip if take < 0 else take
+        part = "" if take == instruction.examples_in_shard else f"[{skip}:{skip + take}]"
+        records = TfdsShard(str(builder.data_path), *places[str(instruction.filename)], skip, take)
+        name = f"tfds:{builder.info.full_name}/{path.name}{part}"
+        sources.append(Source(path=path, name=name, records=records))
+    return sources
+
+
+def _tfds_builder(entry: str, data_dir: str) -> Any:
+    tfds = _load_tfds()
+    name = entry.removeprefix("tfds:")
+    folder = data_dir or os.environ.get("TFDS_DATA_DIR") or str(Path.home() / "tensorflow_datasets")
+    try:
+        return tfds.core.read_only_builder.builder_from_files(name, data_dir=folder)
+    except tfds.core.registered.DatasetNotFoundError:
+        pass
+    except Exception as error:
+        raise ValueError(f"{entry}: not readable in {folder}: {_one_line(error)}") from None
+    if not is_reachable("storage.googleapis.com"):
+        bare, _, version = name.partition(":")
+        raise ValueError(
+            f"{entry}: not prepared in {folder}, and there is no network to fetch it; put dataset_info.json, "
+            f"features.json and the data files (*.tfrecord-*) of a prepared one into {folder}/{bare}/"
+            f"{version or 'VERSION'}, or name their folder in data.tfds_data_dir"
+        )
+    try:
+        builder = tfds.builder(name, data_dir=folder)
+        builder.download_and_prepare()
+    except Exception as error:
+        raise ValueError(f"{entry}: TensorFlow Datasets cannot prepare it: {_one_line(error)}") from None
+    return builder
+
+
+# ------------------------------------------------------------------ Hugging Face datasets
+
+
+@dataclass(frozen=True)
+class ArrowFile:
+    """Texts of one Arrow file of a Hugging Face dataset, in file order."""
+
+    path: str
+
+    def __call__(self, field: str) -> Iterator[str]:
+        """The texts in ``field``; ``ValueError`` when the records have no such text."""
+        dataset = _load_datasets().Dataset.from_file(self.path)
+        if field not in dataset.column_names:
+            raise ValueError(
+                f"data.json_field: {self.path} has no {field!r}; allowed: {', '.join(dataset.column_names)}"
+            )
+        for number, record in enumerate(dataset.select_columns([field])):
+            if not isinstance(record[field], str):
+                raise ValueError(f"data.json_field: {self.path}: record {number} has no text in {field!r}")
+            yield record[field]
+
+
+def _load_datasets() -> Any:
+    try:
+        import datasets
+    except ImportError:
+        raise ValueError("hf: corpora need Hugging Face datasets; run: pip install datasets") from None
+    datasets.disable_progress_bars()
+    return datasets
+
+
+def hf_sources(entry: str, *, split: str) -> list[Source]:
+    """Sources of ``hf:OWNER/NAME[/CONFIG]``, or of ``hf:FOLDER`` that ``save_to_disk`` wrote; one an Arrow file.
+
+    ``ValueError`` (one line) when the library is not installed, or neither disk nor network have the dataset.
+    """
+    name = entry.removeprefix("hf:")
+    if not re.fullmatch(r"[\w.-]+", split):
+        raise ValueError(
+            f"data.dataset_split: {split!r} is not allowed for {entry}; allowed: a whole split (train)"
+        )
+    if Path(name).is_dir():
+        read = _saved
+    else:
+        if not is_reachable("huggingface.co"):
+            os.environ["HF_HUB_OFFLINE"] = "1"  # before the import: else each request is tried for minutes
+        read = _fetched
+    datasets = _load_datasets()
+    try:
+        dataset = read(datasets, name, split)
+    except Exception as error:
+        advice = "; there is no network: copy a folder that save_to_disk wrote and name it as hf:FOLDER"
+        advice = advice if os.environ.get("HF_HUB_OFFLINE") == "1" else ""
+        raise ValueError(f"{entry}: split {split!r} cannot be read: {_one_line(error)}{advice}") from None
+    if dataset._indices is not None:
+        raise ValueError(f"{entry}: holds a selection of its records; save it anew with save_to_disk")
+    paths = [Path(file["filename"]) for file in dataset.cache_files]
+    return [Source(path=path, name=f"{entry}/{split}/{path.name}", records=ArrowFile(str(path))) for path in paths]
+
+
+def _saved(datasets: Any, name: str, split: str) -> Any:
+    loaded = datasets.load_from_disk(name)
+    splits = loaded if isinstance(loaded, dict) else {str(loaded.split or split): loaded}
+    if split not in splits:
+        raise ValueError(f"not there; allowed: {', '.join(splits)} (data.dataset_split)")
+    return splits[split]
+
+
+def _fetched(datasets: Any, name: str, split: str) -> Any:
+    owner, *rest = name.split("/")
+    return datasets.load_dataset("/".join([owner, *rest[:1]]), *rest[1:], split=split)

@@ -1,0 +1,165 @@
+"""Files of raw text and their documents: plain text, JSON lines, both also .gz and .zst, records of datasets."""
+
+import gzip
+import json
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import chain, islice, pairwise
+from pathlib import PurePath
+
+from data_pipeline.storage import Location
+from data_pipeline.text.sentences import split_sentences
+
+TEXT_SUFFIXES = (".txt",)
+JSON_SUFFIXES = (".jsonl", ".ndjson")
+COMPRESSIONS = (".gz", ".zst")
+_SAMPLE_LINES = 200  # lines that decide what a line is
+_BLANK_SAMPLE = 10_000  # lines that decide what a blank line is: the first document may be long
+_MAX_SENTENCES = 1_000_000  # a longer document is cut, so that a file without blank lines stays readable
+
+Line = tuple[int, str]  # number in the file, from 1, and text
+
+
+@dataclass(frozen=True, kw_only=True)
+class Source:
+    """One file of a corpus. ``name`` orders the files and is the same on every machine."""
+
+    path: Location
+    name: str
+    # What a blank line separates. documents; paragraphs: the file is one document; auto: documents if any of its
+    # first blocks has several lines, else paragraphs.
+    blank_lines: str = "documents"
+    # Of a dataset's file: the texts of its records, a document each, from the name of their field.
+    records: Callable[[str], Iterator[str]] | None = None
+
+    @property
+    def is_json(self) -> bool:
+        return _plain_suffix(self.path) in JSON_SUFFIXES
+
+
+def _plain_suffix(path: Location | PurePath) -> str:
+    return PurePath(path.stem).suffix if path.suffix in COMPRESSIONS else path.suffix
+
+
+def is_text_file(relative: PurePath) -> bool:
+    """Whether a file of a folder is text, by its suffix; hidden files and what is in hidden folders are not."""
+    is_hidden = any(part.startswith(".") for part in relative.parts)
+    return not is_hidden and _plain_suffix(relative) in TEXT_SUFFIXES + JSON_SUFFIXES
+
+
+def read_documents(source: Source, *, line: str, json_field: str) -> Iterator[list[str]]:
+    """Documents of a file, each a list of stripped sentences, never empty; read as a stream.
+
+    ``line`` says what a line is: sentence, paragraph (split into sentences) or auto (decided by the file's first
+    lines). In JSON lines each line is a document, in a dataset each record; the lines of its field are treated
+    likewise. ``ValueError`` names file and line where the text is not UTF-8, not JSON or has no such field.
+    """
+    if line not in ("auto", "sentence", "paragraph"):
+        raise ValueError(f"data.line {line!r}: one of auto, sentence, paragraph")
+    lines = _read_lines(source.path)
+    if source.is_json or source.records:
+        texts = source.records(json_field) if source.records else _json_texts(lines, source.path, json_field)
+        blocks: Iterator[list[str]] = filter(None, map(_lines_of, texts))
+        sample = list(islice(blocks, _SAMPLE_LINES))
+        first = list(chain.from_iterable(sample))[:_SAMPLE_LINES]
+        blocks = chain(sample, blocks)
+    else:
+        head = list(islice(lines, _BLANK_SAMPLE))
+        stripped = [text.strip() for _, text in head]
+        first = [text for text in stripped[:_SAMPLE_LINES] if text]
+        stream = (text.strip() for _, text in chain(head, lines))
+        blocks = _blocks(stream, one_document=not _blank_lines_separate_documents(source, stripped))
+    by_paragraph = line == "paragraph" or (line == "auto" and not _are_sentences(first))
+    for block in blocks:
+        document = list(chain.from_iterable(map(split_sentences, block))) if by_paragraph else block
+        if document:
+            yield document
+
+
+def _are_sentences(lines: Sequence[str]) -> bool:
+    """Whether at most one line in twenty holds more than one sentence."""
+    return 20 * sum(len(split_sentences(line)) > 1 for line in lines) <= len(lines)
+
+
+def _blank_lines_separate_documents(source: Source, sample: Sequence[str]) -> bool:
+    if source.blank_lines == "auto":
+        return any(a and b for a, b in pairwise(sample)) and "" in sample
+    return source.blank_lines == "documents"
+
+
+def _blocks(lines: Iterable[str], *, one_document: bool) -> Iterator[list[str]]:
+    """Non-blank lines between blank lines, or all of the file's at once."""
+    block: list[str] = []
+    for line in lines:
+        if line:
+            block.append(line)
+        if block and ((not line and not one_document) or len(block) >= _MAX_SENTENCES):
+            yield block
+            block = []
+    if block:
+        yield block
+
+
+def _lines_of(text: str) -> list[str]:
+    """Non-blank lines of a record's text."""
+    return [part for part in map(str.strip, text.split("\n")) if part]
+
+
+def _json_texts(lines: Iterator[Line], path: Location, field: str) -> Iterator[str]:
+    for number, line in lines:
+        if not line.strip():
+            continue
+        try:
+            record = json.loads(line)
+        except ValueError as error:
+            raise ValueError(f"{path}:{number}: not valid JSON: {error}") from None
+        text = record.get(field) if isinstance(record, dict) else None
+        if not isinstance(text, str):
+            raise ValueError(f"{path}:{number}: no text in field {field!r} (data.json_field)")
+        # JSON can spell a lone surrogate, which is no character.
+        yield text.encode("utf-8", "replace").decode()
+
+
+def _read_lines(path: Location) -> Iterator[Line]:
+    """Numbered lines of a UTF-8 file; only a newline ends a line; a byte order mark is dropped."""
+    import zstandard
+
+    number = 0
+    try:
+        for number, raw in enumerate(_raw_lines(path), start=1):
+            try:
+                line = raw.decode("utf-8-sig" if number == 1 else "utf-8")
+            except UnicodeDecodeError:
+                raise ValueError(f"{path}:{number}: not valid UTF-8; convert the file first") from None
+            yield number, line
+    except (EOFError, zlib.error, gzip.BadGzipFile, zstandard.ZstdError) as error:
+        raise ValueError(f"{path}: damaged after line {number}: {error}") from None
+
+
+def _raw_lines(path: Location) -> Iterator[bytes]:
+    if path.suffix == ".zst":
+        yield from _zstd_lines(path)
+        return
+    with path.open("rb") as raw, gzip.open(raw) if path.suffix == ".gz" else raw as file:
+        yield from file
+
+
+def _zstd_lines(path: Location) -> Iterator[bytes]:
+    """Lines of all frames; ``EOFError`` when the last is cut off, which zstandard's own reader passes over."""
+    import zstandard
+
+    frame = zstandard.ZstdDecompressor().decompressobj()
+    tail = b""
+    with path.open("rb") as file:
+        while data := file.read(1 << 17):
+            while data:
+                if frame.eof:
+                    frame = zstandard.ZstdDecompressor().decompressobj()
+                *lines, tail = (tail + frame.decompress(data)).split(b"\n")
+                yield from lines
+                data = frame.unused_data
+    if not frame.eof:
+        raise EOFError("the compressed data ends early")
+    if tail:
+        yield tail

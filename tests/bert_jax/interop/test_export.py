@@ -1,0 +1,387 @@
+"""Weights out: the table of what each format holds, whole folders or none, what is read back, the model card."""
+
+import dataclasses
+import json
+import re
+import sys
+from pathlib import Path
+
+import jax
+import ml_dtypes
+import numpy as np
+import pytest
+from exported import MODEL, SPECS, random_weights
+from safetensors import safe_open
+from support import tiny_config, train_synthetic
+
+from bert_jax.config import HeadsConfig, ModelSpec, SentenceConfig, TokenizerConfig
+from bert_jax.interop import export, npz
+from bert_jax.interop import saved_model as native
+from bert_jax.interop.exchange import ReadOptions, Weights
+from bert_jax.interop.export import export_model
+from bert_jax.interop.export_table import FORMATS, TABLE, fit, markdown_table, rows_of
+from bert_jax.interop.hf import write as hf_write
+from bert_jax.interop.hf.config_json import hf_class
+from bert_jax.interop.model_card import model_card
+from bert_jax.interop.npz import write_npz
+from bert_jax.interop.readers import read_weights
+from bert_jax.process import exits
+from bert_jax.training.checkpoint.restore import restore_newest
+
+DOCS = Path(__file__).resolve().parents[3] / "docs" / "weights.md"
+VOCABULARY = "".join(
+    f"{piece}\n" for piece in ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *(f"w{i}" for i in range(96)))
+).encode()
+
+
+def model(heads=None, family="bert", **values) -> ModelSpec:
+    return ModelSpec(model=dataclasses.replace(MODEL, **values), heads=heads or HeadsConfig(), family=family)
+
+
+ROBERTA = {"position_offset": 2, "type_vocab_size": 1}
+# A model for every row of the table, with nothing that another row refuses.
+SAMPLES = {
+    "no head": SPECS["plain"],
+    "pooler": SPECS["pooler"],
+    "mlm": SPECS["mlm"],
+    "nsp": SPECS["nsp"],
+    "sequence": SPECS["sequence"],
+    "token": SPECS["token"],
+    "span": SPECS["span"],
+    "choice": SPECS["choice"],
+    "crf": model(HeadsConfig(token_labels=("a", "b", "c"), crf=True)),
+    "pair": dataclasses.replace(model(HeadsConfig(pair_labels=("a", "b"))), sentence=SentenceConfig()),
+    "features": model(HeadsConfig(token_labels=("a", "b", "c"), features="weighted_all", bilstm=4)),
+    "sentence": SPECS["sentence_dense"],
+    "several heads": model(HeadsConfig(mlm=True, span=True)),
+    "roberta": model(family="roberta", **ROBERTA),
+    "roberta mlm": model(HeadsConfig(mlm=True), "roberta", activation="relu", **ROBERTA),
+    "pre-norm": model(norm_position="pre"),
+    "sinusoidal": model(position_embeddings="sinusoidal"),
+    "offset": model(position_offset=3),
+    "gelu": model(activation="gelu"),
+    "gelu_tanh": model(activation="gelu_tanh"),
+    "gelu_sigmoid": model(activation="gelu_sigmoid"),
+    "relu": model(activation="relu"),
+    "epsilon": model(norm_epsilon=1e-5),
+    "bfloat16": model(),
+}
+
+
+def source(folder: Path, spec: ModelSpec, tokenizer: bool = False) -> Path:
+    """A model to export."""
+    folder.mkdir()
+    spec = dataclasses.replace(spec, tokenizer=TokenizerConfig() if tokenizer else None)
+    weights = dataclasses.replace(random_weights(spec), tokenizer_content=VOCABULARY if tokenizer else None)
+    write_npz(folder, weights)
+    return folder
+
+
+def exported(tmp_path, format, **options) -> list[str]:
+    """Export tmp_path/source to tmp_path/target; returns what was said."""
+    said: list[str] = []
+    options = {"verify": False, "report": said.append, **options}
+    export_model(tmp_path / "source", tmp_path / "target", format, **options)
+    return said
+
+
+def names(folder: Path) -> set[str]:
+    return {path.name for path in folder.iterdir()}
+
+
+# ------------------------------------------------------------------ the table
+
+
+def test_the_table_in_the_docs_is_the_exporters():
+    lines = [line for line in DOCS.read_text(encoding="utf-8").splitlines() if line.startswith("|")]
+    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+    formats = cells[0][1:]
+    shown = {re.match(r"`([^`]+)`", row[0])[1]: dict(zip(formats, row[1:], strict=True)) for row in cells[2:]}
+    assert shown == TABLE and tuple(formats) == FORMATS
+    assert markdown_table() in DOCS.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize("row", TABLE)
+def test_every_cell_is_what_happens(row, format):
+    dtype = "bfloat16" if row == "bfloat16" else "float32"
+    spec = SAMPLES[row]
+    assert row in list(rows_of(spec, dtype))
+    weights = random_weights(spec)
+    if TABLE[row][format] == "refused":
+        with pytest.raises(ValueError, match=f"^{format}"):
+            fit(weights, format, dtype)
+        return
+    fitted, notes = fit(weights, format, dtype)
+    dropped = any(note.startswith("WARNING") for note in notes)
+    others = [TABLE[other][format] for other in rows_of(spec, dtype)]
+    assert dropped == ("encoder only" in others)
+    if TABLE[row][format] == "encoder only" and row != "several heads":
+        assert row not in (*fitted.spec.heads.present(), *(["sentence"] if fitted.spec.sentence else []))
+        assert any(row in note for note in notes)
+    elif not dropped:
+        assert fitted.spec.sentence == spec.sentence
+        assert set(spec.heads.present()) - {"pooler"} == set(fitted.spec.heads.present()) - {"pooler"}
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("row", TABLE)
+def test_what_hugging_face_folders_hold_comes_back_bit_by_bit(row, dtype, tmp_path):
+    source(tmp_path / "source", SAMPLES[row])
+    if TABLE[row]["hf"] == "refused":
+        with pytest.raises(ValueError, match=r"^hf"):
+            exported(tmp_path, "hf", dtype=dtype)
+        assert names(tmp_path) == {"source"}
+        return
+    exported(tmp_path, "hf", dtype=dtype)
+    weights, _ = fit(random_weights(SAMPLES[row]), "hf", dtype)
+    again = read_weights(tmp_path / "target")
+    assert (again.spec.model, again.spec.heads) == (weights.spec.model, weights.spec.heads)
+    assert set(again.params) == set(weights.params)
+    for name, values in weights.params.items():
+        stored = values.astype(ml_dtypes.bfloat16).astype(np.float32) if dtype == "bfloat16" else values
+        np.testing.assert_array_equal(stored.view(np.uint32), again.params[name].view(np.uint32), err_msg=name)
+    config = json.loads((tmp_path / "target/config.json").read_text())
+    assert config["architectures"] == [hf_class(weights.spec)] and config["dtype"] == dtype
+
+
+def test_safetensors_are_torchs_without_a_copy_of_the_tied_layer(tmp_path):
+    source(tmp_path / "source", SPECS["pretraining"])
+    exported(tmp_path, "hf", dtype="bfloat16")
+    weights = random_weights(SPECS["pretraining"])
+    with safe_open(tmp_path / "target/model.safetensors", "np") as file:
+        assert file.metadata() == {"format": "pt"}
+        stored = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    assert not [name for name in stored if "decoder" in name]
+    assert "cls.predictions.bias" in stored and len(stored) == len(weights.params)
+    kernel = weights.params["encoder/layer_0/feed_forward/intermediate/kernel"]
+    torch_weight = stored["bert.encoder.layer.0.intermediate.dense.weight"]
+    assert torch_weight.dtype == ml_dtypes.bfloat16 and torch_weight.shape == kernel.T.shape
+    np.testing.assert_array_equal(torch_weight.view(np.uint16), kernel.T.astype(ml_dtypes.bfloat16).view(np.uint16))
+
+
+def test_heads_are_chosen_by_name(tmp_path):
+    source(tmp_path / "source", SPECS["several"])
+    with pytest.raises(ValueError, match="choose some with --heads"):
+        exported(tmp_path, "hf")
+    with pytest.raises(
+        ValueError, match="heads: the model has no choice; it has pooler, mlm, sequence, token, span"
+    ):
+        exported(tmp_path, "hf", heads=("choice",))
+    exported(tmp_path, "hf", heads=("sequence",))
+    assert read_weights(tmp_path / "target").spec.heads.present() == ("pooler", "sequence")
+    exported(tmp_path, "hf", heads=(), force=True)
+    assert read_weights(tmp_path / "target").spec.heads.present() == ()
+
+
+# ------------------------------------------------------------------ whole or not at all
+
+
+def test_a_folder_is_replaced_only_when_told_and_only_by_a_complete_one(tmp_path, monkeypatch):
+    source(tmp_path / "source", SPECS["plain"])
+    exported(tmp_path, "npz")
+    (tmp_path / "target/mine.txt").write_text("kept")
+    with pytest.raises(ValueError, match="not empty; give a new folder, or --force"):
+        exported(tmp_path, "npz")
+    for error in (OSError(28, "No space left on device"), KeyboardInterrupt()):
+
+        def broken(folder, weights, *, dtype, error=error):
+            (folder / "half").write_text("half")
+            raise error
+
+        monkeypatch.setattr(export, "_writer", lambda format, broken=broken: broken)
+        with pytest.raises(type(error)):
+            exported(tmp_path, "npz", force=True)
+        assert names(tmp_path) == {"source", "target"} and (tmp_path / "target/mine.txt").exists()
+    monkeypatch.undo()
+    exported(tmp_path, "npz", force=True)
+    assert names(tmp_path / "target") == {"weights.npz", "dtypes.json", "model.json", "README.md"}
+    assert names(tmp_path) == {"source", "target"}
+
+
+def test_force_never_deletes_the_model_or_where_one_stands(tmp_path, monkeypatch):
+    place = tmp_path / "target"
+    place.mkdir()
+    source(place / "inner", SPECS["plain"])
+    for target in (place, place / "inner"):
+        with pytest.raises(ValueError, match="would delete the source"):
+            export_model(place / "inner", target, "npz", force=True)
+    source(tmp_path / "source", SPECS["plain"])
+    monkeypatch.chdir(place / "inner")
+    with pytest.raises(ValueError, match="would delete the working folder"):
+        exported(tmp_path, "npz", force=True)
+    assert (place / "inner/weights.npz").exists()
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(ValueError, match="a file; give a folder"):
+        export_model(tmp_path / "source", tmp_path / "file", "npz", force=True)
+    (tmp_path / "empty").mkdir()
+    export_model(tmp_path / "source", tmp_path / "empty", "npz", report=lambda line: None)
+    assert read_weights(tmp_path / "empty").spec == SPECS["plain"]
+
+
+@pytest.mark.parametrize(("option", "value"), [("format", "pickle"), ("dtype", "float16")])
+def test_unknown_formats_and_dtypes_list_the_known(option, value, tmp_path):
+    source(tmp_path / "source", SPECS["plain"])
+    arguments = {"format": "npz", "dtype": "float32", option: value}
+    with pytest.raises(ValueError, match=f"--{option}: '{value}' is not allowed; allowed: .*(npz|bfloat16)"):
+        exported(tmp_path, arguments.pop("format"), **arguments)
+
+
+# ------------------------------------------------------------------ read back
+
+
+@pytest.mark.parametrize("format", ["npz", "hf"])
+def test_a_wrong_value_is_found_and_nothing_is_left(format, tmp_path, monkeypatch):
+    source(tmp_path / "source", SPECS["pretraining"])
+    module, name = (npz, "write_npz") if format == "npz" else (hf_write, "write_hf")
+    write = getattr(module, name)
+
+    def careless(folder, weights, *, dtype):
+        values = weights.params["nsp_head/bias"]
+        return write(
+            folder,
+            dataclasses.replace(
+                weights, params={**weights.params, "nsp_head/bias": np.nextafter(values, np.float32(9))}
+            ),
+            dtype=dtype,
+        )
+
+    monkeypatch.setattr(module, name, careless)
+    with pytest.raises(exits.Stop, match="nsp_head/bias differs from the model: not exported") as caught:
+        exported(tmp_path, format, verify=True)
+    assert caught.value.code == exits.VERIFICATION_FAILED and names(tmp_path) == {"source"}
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_the_largest_difference_is_printed(dtype, tmp_path):
+    source(tmp_path / "source", SPECS["mlm"])
+    said = exported(tmp_path, "npz", verify=True, dtype=dtype)
+    assert "read back: 42 arrays, bitwise equal" in said
+    assert "largest difference from numpy: arrays 0" in said
+
+
+PEER = """#!{python}
+import json, sys
+from pathlib import Path
+import numpy as np
+mode, scratch = {mode!r}, Path(sys.argv[-1])
+if mode == "absent":
+    sys.exit(7)
+if mode == "broken":
+    sys.exit("ValueError: no such class")
+for i in range(len(list(scratch.glob("in_*.npz")))):
+    values = np.load({answers!r} + f"/out_{{i}}.npz")
+    outputs = {{name: values[name] + (1e-3 if mode == "wrong" else 0) for name in values.files}}
+    np.savez(scratch / f"out_{{i}}.npz", **outputs)
+problems = ["missing_keys: bert.pooler.dense.bias"] if mode == "missing" else []
+(scratch / "report.json").write_text(json.dumps({{"version": "0", "problems": problems}}))
+"""
+
+
+@pytest.fixture(scope="module")
+def answers(tmp_path_factory):
+    """What this library computes, as another program's outputs."""
+    from bert_jax.interop.programs.serving import INPUTS, forward, sample_inputs
+
+    folder, weights = tmp_path_factory.mktemp("answers"), random_weights(SPECS["span"])
+    ours = jax.jit(lambda params, *inputs: forward(weights.spec, params, *inputs))
+    for i, batch in enumerate(sample_inputs(weights.spec)):
+        outputs = ours(weights.params, *(batch[name].astype(np.int32) for name in INPUTS))
+        np.savez(folder / f"out_{i}.npz", **{name: np.asarray(values) for name, values in outputs.items()})
+    return folder
+
+
+def peer(tmp_path, answers, mode) -> str:
+    """A Python that plays transformers."""
+    script = tmp_path / mode
+    script.write_text(PEER.format(python=sys.executable, mode=mode, answers=str(answers)))
+    script.chmod(0o755)
+    return str(script)
+
+
+def test_transformers_own_outputs_decide(tmp_path, answers):
+    source(tmp_path / "source", SPECS["span"])
+    said = exported(tmp_path, "hf", verify=True, peer_python=peer(tmp_path, answers, "right"))
+    assert any(
+        re.match(r"largest difference from transformers 0: start_logits \S+, end_logits \S+", line) for line in said
+    )
+    for mode, message in (
+        ("wrong", r"transformers 0 differs in start_logits by 0\.001 \(allowed: \S+e-05\)"),
+        ("missing", "transformers 0 reports missing_keys: bert.pooler.dense.bias: not exported"),
+    ):
+        with pytest.raises(exits.Stop, match=message) as caught:
+            exported(tmp_path, "hf", verify=True, force=True, peer_python=peer(tmp_path, answers, mode))
+        assert caught.value.code == exits.VERIFICATION_FAILED and (tmp_path / "target/config.json").exists()
+    said = exported(tmp_path, "hf", verify=True, force=True, peer_python=peer(tmp_path, answers, "absent"))
+    assert any(line.startswith("not compared with transformers: ") for line in said)
+    with pytest.raises(ValueError, match="cannot be loaded there: ValueError: no such class"):
+        exported(tmp_path, "hf", verify=True, force=True, peer_python=peer(tmp_path, answers, "broken"))
+    with pytest.raises(ValueError, match="not a Python that can be run"):
+        exported(tmp_path, "hf", verify=True, force=True, peer_python=str(tmp_path / "nowhere"))
+
+
+# ------------------------------------------------------------------ a run, its average, its card
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """A short run that keeps a moving average."""
+    workdir = tmp_path_factory.mktemp("run") / "run"
+    train_synthetic(tiny_config("--training.num_steps 3 --optimizer.ema_decay 0.5"), workdir)
+    return workdir
+
+
+def test_the_moving_average_on_request(run, tmp_path, monkeypatch):
+    params = {}
+    for ema in (None, True, False):
+        options = ReadOptions(ema=ema)
+        export_model(run, tmp_path / str(ema), "npz", options=options, report=lambda line: None)
+        params[ema] = read_weights(tmp_path / str(ema)).params["pooler/kernel"]
+        card = (tmp_path / str(ema) / "README.md").read_text(encoding="utf-8")
+        assert ("moving average of the parameters" in card) == (ema is not False)
+    np.testing.assert_array_equal(params[None], params[True])
+    assert not np.array_equal(params[True], params[False])
+
+    def without_average(*arguments, **options):
+        restored = restore_newest(*arguments, **options)
+        return dataclasses.replace(restored, state=restored.state.replace(ema=None))
+
+    monkeypatch.setattr(native, "restore_newest", without_average)
+    with pytest.raises(ValueError, match=r"no moving average there; optimizer\.ema_decay was 0"):
+        export_model(run, tmp_path / "none", "npz", options=ReadOptions(ema=True))
+    assert not (tmp_path / "none").exists()
+
+
+@pytest.mark.parametrize("format", ["hf", "tf1", "npz"])
+def test_the_card_says_data_config_metrics_and_how_to_load(format, run, tmp_path):
+    if format == "tf1":
+        pytest.importorskip("tensorflow", reason="the data extra brings TensorFlow")
+    said = []
+    export_model(run, tmp_path / "target", format, report=said.append)
+    assert any("bitwise equal" in line for line in said)
+    card = (tmp_path / "target/README.md").read_text(encoding="utf-8")
+    for part in (
+        "## How to load it", "optimizer steps: 3", "0.15 of the tokens masked by token", "| mlm_loss |",
+        "exact GELU", "0 = the second text follows the first", '"hidden_size": 32',
+    ):  # fmt: skip
+        assert part in card, part
+    loaded = {"hf": "BertForPreTraining.from_pretrained", "tf1": "tf.train.load_checkpoint", "npz": "np.load"}
+    assert loaded[format] in card
+    assert (tmp_path / "target/vocab.txt").read_bytes() == (run.parent / "vocab.txt").read_bytes()
+
+
+def test_labels_and_their_meaning_stand_in_the_card(tmp_path):
+    source(tmp_path / "source", SPECS["sequence"], tokenizer=True)
+    exported(tmp_path, "hf")
+    card = (tmp_path / "target/README.md").read_text(encoding="utf-8")
+    assert "classes (softmax over the classes): 0 = no, 1 = yes, 2 = maybe" in card
+    assert "pipeline_tag: text-classification" in card and "BertForSequenceClassification.from_pretrained" in card
+
+
+@pytest.mark.parametrize("format", ["onnx", "stablehlo"])
+def test_the_card_of_a_program_lists_the_outputs_that_it_gives(format):
+    weights = Weights(spec=SPECS["sequence"], params={})
+    card = model_card(weights, format, "float32", None, [])
+    outputs = card.split("## Outputs")[1].split("##")[0].strip()
+    assert outputs == "- `logits`: classes (softmax over the classes): 0 = no, 1 = yes, 2 = maybe"
+    assert "- `last_hidden_state`: one vector per token" in model_card(weights, "npz", "float32", None, [])

@@ -1,0 +1,274 @@
+"""Damage to checkpoints: every file, three ways; fall back, never silently, never to a fresh start."""
+
+import shutil
+
+import jax
+import numpy as np
+import pytest
+from support import tiny_config, train_synthetic
+
+from bert_jax.config import ExecutionConfig, MeshConfig
+from bert_jax.model import to_canonical
+from bert_jax.parallel import make_mesh
+from bert_jax.training.checkpoint.digest import check_files, tree_digest, write_checksums
+from bert_jax.training.checkpoint.restore import NoCheckpoint, checkpoint_folder, restore_newest, saved_steps
+
+CONFIG = tiny_config("--model.num_layers 2 --optimizer.ema_decay 0.9 --training.num_steps 6")
+
+
+def one_device():
+    return make_mesh(MeshConfig(), jax.devices()[:1])
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """A workdir with checkpoints of steps 2, 4 and 6."""
+    folder = tmp_path_factory.mktemp("run")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("bert_jax.training.run.make_mesh", lambda config: one_device())
+        config = tiny_config("--model.num_layers 2 --optimizer.ema_decay 0.9 --training.num_steps 6",
+                             "--training.checkpoint_interval 2")  # fmt: skip
+        train_synthetic(config, folder / "w")
+    assert saved_steps(folder / "w") == [2, 4, 6]
+    return folder / "w"
+
+
+def copy(run, tmp_path):
+    shutil.copytree(run, tmp_path / "w")
+    return tmp_path / "w"
+
+
+def restore(workdir, config=CONFIG, mesh=None, **options):
+    reports = []
+    options = {"read_only": False, "may_change": set(), "report": reports.append} | options
+    return restore_newest(workdir, config, mesh or one_device(), **options), reports
+
+
+def flip(path):
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 0x10
+    path.write_bytes(content)
+
+
+def truncate(path):
+    content = path.read_bytes()
+    path.write_bytes(content[: len(content) // 2])
+
+
+def files_of(workdir, step):
+    return sorted(path for path in (checkpoint_folder(workdir) / str(step)).rglob("*") if path.is_file())
+
+
+def test_every_file_damaged_in_every_way_is_noticed(run, tmp_path):
+    sound = restore(run)[0]
+    assert sound.step == 6
+    names = [path.relative_to(checkpoint_folder(run)) for path in files_of(run, 6)]
+    assert len(names) > 10
+    outcomes = {}
+    for name in names:
+        for damage in (flip, truncate, lambda path: path.unlink()):
+            workdir = tmp_path / "w"
+            shutil.rmtree(workdir, ignore_errors=True)
+            shutil.copytree(run, workdir)
+            damage(checkpoint_folder(workdir) / name)
+            restored, reports = restore(workdir)
+            if (
+                name.name == "checksums.json"
+                and not (checkpoint_folder(workdir) / name).exists()
+                and restored.step == 6
+            ):
+                # A kill between the commit and the listing looks like this: the digest decides, rightly.
+                jax.tree.map(np.testing.assert_array_equal, restored.state, sound.state)
+                continue
+            assert restored.step == 4, (name, damage)
+            assert len(reports) == 1 and "checkpoint 6 is damaged" in reports[0]
+            assert (workdir / "damaged_checkpoints" / "6").is_dir()
+            assert saved_steps(workdir) == [2, 4]
+            outcomes[name, damage] = reports[0]
+    assert len(outcomes) == 3 * len(names) - 1
+
+
+def test_payload_damage_is_noticed_without_the_checksum_file(run, tmp_path):
+    """A killed run may lack the file list: the digest of the values must still find what it changes."""
+    sound = restore(run, read_only=True)[0]
+    noticed = 0
+    for number, payload in enumerate(p for p in files_of(run, 6) if "/d/" in p.as_posix()):
+        workdir = tmp_path / str(number)
+        shutil.copytree(run, workdir)
+        (checkpoint_folder(workdir) / "6" / "checksums.json").unlink()
+        flip(checkpoint_folder(workdir) / payload.relative_to(checkpoint_folder(run)))
+        restored, reports = restore(workdir)
+        if restored.step == 6:  # bytes that hold no value, such as the index of one process
+            jax.tree.map(np.testing.assert_array_equal, restored.state, sound.state)
+        else:
+            assert restored.step == 4 and len(reports) == 1
+            noticed += 1
+    assert noticed >= 1
+
+
+def test_damage_in_padded_rows_is_cleared(run, tmp_path):
+    """The digest is of canonical values, so it cannot see it."""
+    from bert_jax.training.checkpoint.writer import CheckpointWriter
+
+    sound = restore(run, read_only=True)[0]
+    rows = CONFIG.model.vocab_size
+
+    def spoil(tree):
+        table = tree["embeddings"]["word_embeddings"]["embedding"]
+        assert table.shape[0] > rows and not table[rows:].any()
+        words = {"embedding": table.at[rows:].set(1.0)}
+        return {**tree, "embeddings": {**tree["embeddings"], "word_embeddings": words}}
+
+    (tmp_path / "w").mkdir()
+    writer = CheckpointWriter(tmp_path / "w", CONFIG)
+    writer.save(sound.state.replace(params=spoil(sound.state.params), ema=spoil(sound.state.ema)), {"data": {}})
+    writer.close()
+    restored, reports = restore(tmp_path / "w", read_only=True)
+    assert not reports
+    jax.tree.map(np.testing.assert_array_equal, restored.state, sound.state)
+
+
+def test_two_damaged_the_third_is_used_all_damaged_is_an_error(run, tmp_path):
+    workdir = copy(run, tmp_path)
+    for step in (6, 4):
+        flip(max(files_of(workdir, step), key=lambda p: p.stat().st_size))
+    restored, reports = restore(workdir)
+    assert restored.step == 2 and len(reports) == 2
+    flip(max(files_of(workdir, 2), key=lambda p: p.stat().st_size))
+    with pytest.raises(NoCheckpoint, match="all checkpoints are damaged"):
+        restore(workdir)
+    # The damaged ones lie aside now: that must not look like a run that never began.
+    with pytest.raises(NoCheckpoint, match="all checkpoints are damaged"):
+        restore(workdir)
+
+
+def test_a_second_bad_checkpoint_of_the_same_step_keeps_the_first(run, tmp_path):
+    workdir = copy(run, tmp_path)
+    (workdir / "damaged_checkpoints" / "6").mkdir(parents=True)
+    flip(files_of(workdir, 6)[0])
+    assert restore(workdir)[0].step == 4
+    assert (workdir / "damaged_checkpoints" / "6.2").is_dir()
+
+
+def test_read_only_moves_nothing(run, tmp_path):
+    workdir = copy(run, tmp_path)
+    flip(files_of(workdir, 6)[0])
+    assert restore(workdir, read_only=True)[0].step == 4
+    assert saved_steps(workdir) == [2, 4, 6] and not (workdir / "damaged_checkpoints").exists()
+
+
+LAYOUTS = {
+    "unrolled": {},
+    "scanned": {"scan_layers": True},
+    "fused, unpadded": {"fused_qkv": True, "vocab_multiple": 1},
+    "remat, scanned, padded": {"remat": "full", "scan_layers": True, "vocab_multiple": 64},
+}
+
+
+@pytest.mark.parametrize("saved", LAYOUTS)
+def test_each_layout_restores_into_each(saved, tmp_path, run):
+    import dataclasses
+
+    from bert_jax.training.checkpoint.writer import CheckpointWriter
+
+    def with_layout(name):
+        return dataclasses.replace(CONFIG, execution=ExecutionConfig(**LAYOUTS[name]))
+
+    source = restore(run, with_layout(saved), read_only=True)[0]
+    (tmp_path / "w").mkdir()
+    writer = CheckpointWriter(tmp_path / "w", with_layout(saved))
+    writer.save(source.state, {"data": {}})
+    writer.close()
+    reference = restore(run, read_only=True)[0]
+    expected = to_canonical(reference.state, CONFIG.model.vocab_size)
+    for name in LAYOUTS:
+        restored = restore(tmp_path / "w", with_layout(name), read_only=True)[0]
+        found = to_canonical(restored.state, CONFIG.model.vocab_size)
+        assert found.keys() == expected.keys()
+        for key, value in expected.items():
+            np.testing.assert_array_equal(found[key], value, err_msg=key)
+        assert tree_digest(restored.state, CONFIG.model.vocab_size) == reference.meta["digest"]
+
+
+@pytest.mark.parametrize("sizes", [(8, 1, 1), (2, 2, 2)])
+def test_each_mesh_gives_the_same_digest(run, sizes):
+    mesh = make_mesh(MeshConfig(data=sizes[0], fsdp=sizes[1], tensor=sizes[2]))
+    restored = restore(run, mesh=mesh, read_only=True)[0]
+    assert tree_digest(restored.state, CONFIG.model.vocab_size) == restored.meta["digest"]
+
+
+def test_digest_sees_one_bit_one_swap_and_one_name():
+    import jax.numpy as jnp
+
+    tree = {"a": jnp.arange(6, dtype=jnp.float32).reshape(2, 3), "b": jnp.ones(4, jnp.bfloat16)}
+    base = tree_digest(tree, 10)
+    bits = np.asarray(tree["a"]).copy()
+    bits.view(np.uint32)[1, 2] ^= 1
+    swapped = np.asarray(tree["a"])[:, ::-1].copy()
+    assert base == tree_digest(dict(tree), 10)
+    assert base != tree_digest(dict(tree, a=jnp.asarray(bits)), 10)
+    assert base != tree_digest(dict(tree, a=jnp.asarray(swapped)), 10)
+    assert base != tree_digest({"a": tree["a"], "c": tree["b"]}, 10)
+    assert base != tree_digest(dict(tree, b=tree["b"].at[3].set(1.0078125)), 10)
+
+
+def test_moving_average_can_be_added_and_dropped(run):
+    without = tiny_config("--model.num_layers 2 --training.num_steps 6")
+    assert restore(run, without, read_only=True)[0].state.ema is None
+    assert restore(run, read_only=True)[0].state.ema is not None
+
+
+def test_another_optimizer_is_refused(run):
+    other = tiny_config("--model.num_layers 2 --optimizer.name bert_adam --optimizer.ema_decay 0.9")
+    with pytest.raises(ValueError, match="does not fit the configured optimizer"):
+        restore(run, other, read_only=True)
+
+
+def test_checksums_list_every_file(tmp_path):
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "sub" / "a").write_bytes(b"123")
+    write_checksums(tmp_path)
+    assert check_files(tmp_path) is None
+    (tmp_path / "sub" / "a").write_bytes(b"124")
+    assert check_files(tmp_path) == "sub/a differs from its checksum"
+
+
+@pytest.mark.parametrize(
+    "error", [RuntimeError("RESOURCE_EXHAUSTED: out of memory"), OSError(24, "too many files")]
+)
+def test_a_shortage_of_the_machine_is_not_taken_for_damage(run, tmp_path, monkeypatch, error):
+    workdir = copy(run, tmp_path)
+
+    def fail(*arguments):
+        raise error
+
+    monkeypatch.setattr("bert_jax.training.checkpoint.restore.tree_digest", fail)
+    with pytest.raises(type(error)):
+        restore(workdir)
+    assert saved_steps(workdir) == [2, 4, 6]
+
+
+def test_a_checkpoint_of_other_options_is_not_taken_for_damage(run, tmp_path, monkeypatch):
+    workdir = copy(run, tmp_path)
+
+    def refuse(*arguments):
+        raise ValueError("stored config: model.old_name: unknown option")
+
+    monkeypatch.setattr("bert_jax.training.checkpoint.restore.from_dict", refuse)
+    with pytest.raises(ValueError, match="saved by a version with other options"):
+        restore(workdir)
+    assert saved_steps(workdir) == [2, 4, 6]
+
+
+def test_what_is_saved_is_what_was_given(run, tmp_path):
+    """The JSON part is written in the background, after the run has gone on."""
+    from bert_jax.training.checkpoint.restore import read_meta
+    from bert_jax.training.checkpoint.writer import CheckpointWriter
+
+    (tmp_path / "w").mkdir()
+    writer = CheckpointWriter(tmp_path / "w", CONFIG)
+    meter = {"sums": {}}
+    writer.save(restore(run, read_only=True)[0].state, {"meter": meter})
+    meter["sums"]["loss"] = [1.0, 1.0]
+    writer.close()
+    assert read_meta(checkpoint_folder(tmp_path / "w") / "6")["meter"] == {"sums": {}}

@@ -1,0 +1,255 @@
+"""Whole runs of a tiny model on synthetic batches: repeatable, resumable, guarded."""
+
+import json
+import signal
+
+import jax
+import numpy as np
+import pytest
+from support import SyntheticSource, tiny_config, train_synthetic, untimed
+
+from bert_jax.config import MeshConfig
+from bert_jax.io.folder_lock import hold_folder
+from bert_jax.parallel import make_mesh
+from bert_jax.process.exits import Stop
+from bert_jax.process.signals import StopRequest
+from bert_jax.training.checkpoint.restore import restore_newest, saved_steps
+from bert_jax.training.logging.metrics_file import read_metrics
+
+
+@pytest.fixture(autouse=True)
+def one_device(monkeypatch):
+    """These tests are about time, not space: one device compiles and runs faster."""
+    one = make_mesh(MeshConfig(), jax.devices()[:1])
+    monkeypatch.setattr("bert_jax.training.run.make_mesh", lambda config: one)
+
+
+def final_state(workdir, config):
+    mesh = make_mesh(MeshConfig(), jax.devices()[:1])
+    return restore_newest(workdir, config, mesh, read_only=True, may_change=set(), report=print)
+
+
+def assert_states_equal(first, second):
+    jax.tree.map(np.testing.assert_array_equal, first.state, second.state)
+
+
+class StopAt(StopRequest):
+    """Asks to stop once it was asked a number of times: after restoring, before each step and evaluation batch."""
+
+    def __init__(self, times, number=signal.SIGTERM):
+        super().__init__()
+        self.left, self.number = times, number
+
+    def reached(self):
+        self.left -= 1
+        if self.left < 0:
+            self.signal = self.number
+        return super().reached()
+
+
+def test_same_run_twice_is_bitwise_equal(tmp_path):
+    config = tiny_config("--optimizer.ema_decay 0.9")
+    for name in ("a", "b"):
+        train_synthetic(config, tmp_path / name)
+    assert_states_equal(final_state(tmp_path / "a", config), final_state(tmp_path / "b", config))
+    assert untimed(read_metrics(tmp_path / "a")) == untimed(read_metrics(tmp_path / "b"))
+    other = tiny_config("--optimizer.ema_decay 0.9", "--training.seed 1")
+    train_synthetic(other, tmp_path / "c")
+    assert untimed(read_metrics(tmp_path / "a")) != untimed(read_metrics(tmp_path / "c"))
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 42), (signal.SIGINT, 130)])
+def test_a_signal_saves_and_the_rest_is_bitwise_the_same(tmp_path, number, code):
+    config = tiny_config("--training.eval_interval 6")
+    train_synthetic(config, tmp_path / "whole")
+    with pytest.raises(Stop) as stop:
+        # Step 7 lies between log lines (2) and checkpoints (5): partial sums must survive.
+        train_synthetic(config, tmp_path / "cut", stop=StopAt(1 + 7 + 3, number))
+    assert stop.value.code == code
+    assert "run the same command to continue" in str(stop.value)
+    assert saved_steps(tmp_path / "cut")[-1] == 7
+    train_synthetic(config, tmp_path / "cut")
+    assert_states_equal(final_state(tmp_path / "whole", config), final_state(tmp_path / "cut", config))
+    assert untimed(read_metrics(tmp_path / "whole")) == untimed(read_metrics(tmp_path / "cut"))
+
+
+def test_a_complete_run_says_so_and_changes_nothing(tmp_path, capsys):
+    config = tiny_config("--training.num_steps 4")
+    train_synthetic(config, tmp_path / "w")
+    before = (tmp_path / "w" / "metrics.jsonl").read_bytes()
+    capsys.readouterr()
+    train_synthetic(config, tmp_path / "w")
+    assert "is complete: 4 steps" in capsys.readouterr().out
+    assert (tmp_path / "w" / "metrics.jsonl").read_bytes() == before
+
+
+def test_a_bad_step_changes_nothing_but_the_step(tmp_path):
+    config = tiny_config("--optimizer.ema_decay 0.9", "--training.num_steps 4", "--training.checkpoint_interval 1")
+    source = SyntheticSource(config, poison=frozenset({2}))
+    train_synthetic(config, tmp_path / "w", source=source)
+    states = {}
+    mesh = make_mesh(MeshConfig(), jax.devices()[:1])
+    from bert_jax.training.checkpoint import restore as checkpoint
+
+    for step in (2, 3, 4):
+        states[step] = checkpoint._verified(tmp_path / "w", step, config, mesh, None, set()).state
+    jax.tree.map(np.testing.assert_array_equal, states[2].replace(step=0), states[3].replace(step=0))
+    assert (states[2].step, states[3].step) == (2, 3)
+    embedding = states[4].params["embeddings"]["word_embeddings"]["embedding"]
+    assert not np.array_equal(embedding, states[3].params["embeddings"]["word_embeddings"]["embedding"])
+    assert [line["skipped_steps"] for line in read_metrics(tmp_path / "w") if "split" not in line] == [0, 1]
+
+
+def test_bad_steps_in_a_row_stop_with_code_44(tmp_path):
+    config = tiny_config("--training.max_bad_steps 3")
+    source = SyntheticSource(config, poison=frozenset({1, 5, 6, 7, 8, 9, 10}))
+    with pytest.raises(Stop, match="3 steps in a row, up to step 8") as stop:
+        train_synthetic(config, tmp_path / "w", source=source)
+    assert stop.value.code == 44
+    json.loads((tmp_path / "w" / "metrics.jsonl").read_text().splitlines()[-1])
+
+
+def test_a_new_phase_carries_step_moments_and_average_and_leaves_the_first_alone(tmp_path):
+    first = tiny_config("--training.num_steps 10 --optimizer.decay_steps 20 --optimizer.ema_decay 0.9")
+    train_synthetic(first, tmp_path / "one")
+    listing = {p: p.read_bytes() for p in (tmp_path / "one").rglob("*") if p.is_file()}
+    second = tiny_config(
+        "--data.seq_length 32 --data.max_predictions 6 --training.global_batch_size 4 --optimizer.ema_decay 0.9",
+        "--model.hidden_dropout 0.0 --training.checkpoint_interval 3",
+    )
+    with pytest.raises(Stop):
+        train_synthetic(second, tmp_path / "two", continue_from=tmp_path / "one", stop=StopAt(0))
+    assert saved_steps(tmp_path / "two") == []
+    with pytest.raises(Stop):
+        train_synthetic(second, tmp_path / "two", continue_from=tmp_path / "one", stop=StopAt(6))
+    assert saved_steps(tmp_path / "two")[-1] == 15
+    train_synthetic(second, tmp_path / "two", continue_from=tmp_path / "one")
+    train_synthetic(second, tmp_path / "straight", continue_from=tmp_path / "one")
+    assert_states_equal(final_state(tmp_path / "two", second), final_state(tmp_path / "straight", second))
+    assert untimed(read_metrics(tmp_path / "two")) == untimed(read_metrics(tmp_path / "straight"))
+    rates = [
+        line["learning_rate"]
+        for phase in ("one", "two")
+        for line in read_metrics(tmp_path / phase)
+        if "split" not in line
+    ]
+    assert len(rates) == 10 and rates == sorted(rates[:2]) + sorted(rates[2:], reverse=True)
+    assert listing == {p: p.read_bytes() for p in (tmp_path / "one").rglob("*") if p.is_file()}
+
+
+def test_the_state_at_the_border_of_phases_is_bitwise_the_old_one(tmp_path):
+    first = tiny_config("--training.num_steps 6 --optimizer.decay_steps 20 --optimizer.ema_decay 0.9")
+    train_synthetic(first, tmp_path / "one")
+    second = tiny_config("--optimizer.ema_decay 0.9 --data.seq_length 32")
+    mesh = make_mesh(MeshConfig(), jax.devices()[:1])
+    carried = restore_newest(tmp_path / "one", second, mesh, read_only=True, may_change=set(), report=print)
+    assert_states_equal(final_state(tmp_path / "one", first), carried)
+    assert int(carried.state.step) == 6 and carried.state.opt_state is not None
+
+
+def test_resume_refuses_a_changed_model_and_shows_the_difference(tmp_path):
+    train_synthetic(tiny_config("--training.num_steps 2"), tmp_path / "w")
+    with pytest.raises(ValueError, match=r"model\.num_layers: 1 -> 2"):
+        train_synthetic(tiny_config("--model.num_layers 2"), tmp_path / "w")
+    with pytest.raises(ValueError, match=r"sentence-pair head\): \w+ -> \w+"):
+        train_synthetic(tiny_config("--data.next_sentence none"), tmp_path / "w")
+    assert saved_steps(tmp_path / "w") == [2]
+
+
+def test_resume_refuses_another_prng_unless_allowed(tmp_path, capsys):
+    train_synthetic(tiny_config("--training.num_steps 2"), tmp_path / "w")
+    other = tiny_config("--training.num_steps 4 --execution.prng rbg --execution.scan_layers true")
+    with pytest.raises(ValueError, match="--allow_numeric_change"):
+        train_synthetic(other, tmp_path / "w")
+    train_synthetic(other, tmp_path / "w", allow_numeric_change=True)
+    assert "changed since the checkpoint: execution.scan_layers: False -> True" in capsys.readouterr().out
+
+
+def test_resume_refuses_another_vocabulary(tmp_path):
+    train_synthetic(tiny_config("--training.num_steps 2"), tmp_path / "w")
+    metadata = tmp_path / "vocab.txt"
+    metadata.write_text(metadata.read_text().replace("w7\n", "x7\n"))
+    import support
+
+    original, support.write_vocabulary = support.write_vocabulary, lambda folder: metadata
+    try:
+        with pytest.raises(ValueError, match="another vocabulary"):
+            train_synthetic(tiny_config(), tmp_path / "w")
+    finally:
+        support.write_vocabulary = original
+
+
+def test_continue_from_an_empty_folder_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="there is no checkpoint"):
+        train_synthetic(tiny_config(), tmp_path / "w", continue_from=tmp_path)
+
+
+def test_a_workdir_in_use_is_refused(tmp_path):
+    with hold_folder(tmp_path / "w", "taken"), pytest.raises(ValueError, match="another run is using this workdir"):
+        train_synthetic(tiny_config(), tmp_path / "w")
+
+
+def test_batch_ramp_trains_with_each_size(tmp_path):
+    config = tiny_config("--training.batch_ramp 2 4 --training.num_steps 4 --training.log_interval 1")
+
+    class Ramp(SyntheticSource):
+        def train(self, rows):
+            iterator = super().train(rows)
+            step = iterator.__class__.__next__
+
+            class Iterator(iterator.__class__):
+                def __next__(self):
+                    batch, info = step(self)
+                    size = 4 if info.data_step < 2 else 8
+                    return {name: value[:size] for name, value in batch.items()}, info
+
+            return Iterator(config, rows)
+
+    train_synthetic(config, tmp_path / "w", source=Ramp(config))
+    assert len([line for line in read_metrics(tmp_path / "w") if "split" not in line]) == 4
+
+
+def test_profiler_names_the_step(tmp_path):
+    config = tiny_config("--training.profile_steps 2 3 --training.num_steps 4")
+    train_synthetic(config, tmp_path / "w")
+    traces = list((tmp_path / "w" / "profile").rglob("*.xplane.pb"))
+    assert traces and b"train_step" in traces[0].read_bytes()
+
+
+@pytest.mark.parametrize("arguments", ["--training.global_batch_size 6"])
+def test_a_batch_that_the_mesh_does_not_divide_is_refused(tmp_path, monkeypatch, arguments):
+    monkeypatch.undo()
+    with pytest.raises(ValueError, match="6 does not cut into the 8 parts"):
+        train_synthetic(tiny_config(arguments), tmp_path / "w")
+    with pytest.raises(ValueError, match="mesh: data 3 x fsdp 1 x tensor 1 makes 3 devices, there are 8"):
+        train_synthetic(tiny_config("--mesh.data 3"), tmp_path / "w")
+
+
+def test_a_phase_must_go_beyond_the_one_before(tmp_path):
+    train_synthetic(tiny_config("--training.num_steps 6"), tmp_path / "one")
+    with pytest.raises(ValueError, match=r"training\.num_steps: 6 is not above step 6"):
+        train_synthetic(tiny_config("--training.num_steps 6"), tmp_path / "two", continue_from=tmp_path / "one")
+    assert not (tmp_path / "two" / "config.yaml").exists()
+
+
+def test_refused_data_change_nothing_in_the_workdir(tmp_path):
+    config = tiny_config("--training.num_steps 4")
+    train_synthetic(config, tmp_path / "w")
+    before = {p: p.read_bytes() for p in (tmp_path / "w").rglob("*") if p.is_file()}
+
+    class Refusing(SyntheticSource):
+        def train(self, rows):
+            raise ValueError("other data")
+
+    longer = tiny_config("--training.num_steps 8")
+    with pytest.raises(ValueError, match="other data"):
+        train_synthetic(longer, tmp_path / "w", source=Refusing(longer))
+    assert before == {p: p.read_bytes() for p in (tmp_path / "w").rglob("*") if p.is_file()}
+
+
+def test_every_line_has_every_key(tmp_path):
+    config = tiny_config("--training.num_steps 4 --data.next_sentence none")
+    train_synthetic(config, tmp_path / "w", source=SyntheticSource(config, poison=frozenset({2, 3})))
+    first, second = (line for line in read_metrics(tmp_path / "w") if "split" not in line)
+    assert first.keys() == second.keys() >= {"loss", "nsp_loss", "nsp_accuracy", "grad_norm", "mfu", "epoch"}
+    assert first["nsp_loss"] is None and first["loss"] > 0 and second["loss"] is None
