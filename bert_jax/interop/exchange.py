@@ -28,7 +28,7 @@ class ReadOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Weights:
+class ModelBundle:
     """A model in exchange form. Every reader returns one, every writer takes one."""
 
     spec: ModelSpec

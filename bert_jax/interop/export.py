@@ -10,7 +10,7 @@ from typing import Literal, Protocol
 import ml_dtypes
 import numpy as np
 
-from bert_jax.interop.exchange import ReadOptions, Weights
+from bert_jax.interop.exchange import ModelBundle, ReadOptions
 from bert_jax.interop.export_table import DTYPES, FORMATS, fit, keep_heads
 from bert_jax.interop.hf.check import Differences, check_hf, check_sentence_transformers
 from bert_jax.interop.hf.config_json import CONFIG_FILE
@@ -26,7 +26,9 @@ CARD = "README.md"
 class Writer(Protocol):
     """Writes into an existing empty folder and returns what has to be said."""
 
-    def __call__(self, folder: Path, weights: Weights, *, dtype: Literal["float32", "bfloat16"]) -> list[str]: ...
+    def __call__(
+        self, folder: Path, weights: ModelBundle, *, dtype: Literal["float32", "bfloat16"]
+    ) -> list[str]: ...
 
 
 def export_model(
@@ -155,7 +157,7 @@ def _writer(format: str) -> Writer:
 # ------------------------------------------------------------------ reading back
 
 
-def as_stored(weights: Weights, dtype: str) -> Weights:
+def as_stored(weights: ModelBundle, dtype: str) -> ModelBundle:
     """``weights`` with every value rounded as ``dtype`` stores it, in float32."""
     if dtype == "float32":
         return weights
@@ -168,7 +170,12 @@ def _rounded(values: np.ndarray) -> np.ndarray:
 
 
 def _verify(
-    folder: Path, weights: Weights, format: str, dtype: str, peer_python: str | None, report: Callable[[str], None]
+    folder: Path,
+    weights: ModelBundle,
+    format: str,
+    dtype: str,
+    peer_python: str | None,
+    report: Callable[[str], None],
 ) -> None:
     weights = as_stored(weights, dtype)
     if format in READ_BACK:
@@ -191,7 +198,7 @@ def _verify(
         raise Stop(VERIFICATION_FAILED, f"{given.consumer} differs in {', '.join(over)}: not exported")
 
 
-def _compare_arrays(folder: Path, weights: Weights) -> int:
+def _compare_arrays(folder: Path, weights: ModelBundle) -> int:
     """Read ``folder`` by this library; raises ``Stop`` when a bit of an array or the description differs."""
     again = read_weights(folder, ReadOptions())
     if again.spec.model != weights.spec.model or again.spec.heads != weights.spec.heads:
@@ -210,7 +217,7 @@ def same_bits(one: np.ndarray, other: np.ndarray) -> bool:
 
 
 def _consumer_differences(
-    folder: Path, weights: Weights, format: str, peer_python: str | None
+    folder: Path, weights: ModelBundle, format: str, peer_python: str | None
 ) -> Differences | str:
     """By the consumer's own route; a text says why there was no comparison."""
     match format:

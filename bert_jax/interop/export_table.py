@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from typing import Literal
 
 from bert_jax.config import HeadsConfig, ModelSpec
-from bert_jax.interop.exchange import Weights, parameter_shapes
+from bert_jax.interop.exchange import ModelBundle, parameter_shapes
 from bert_jax.interop.hf.config_json import heads_of_class, hf_class
 
 FORMATS = ("hf", "sentence-transformers", "tf1", "onnx", "stablehlo", "npz")
@@ -113,7 +113,7 @@ def rows_of(spec: ModelSpec, dtype: str = "float32") -> Iterator[str]:
         yield "bfloat16"
 
 
-def fit(weights: Weights, format: str, dtype: str = "float32") -> tuple[Weights, list[str]]:
+def fit(weights: ModelBundle, format: str, dtype: str = "float32") -> tuple[ModelBundle, list[str]]:
     """``weights`` without what ``format`` cannot hold, and a line for each thing left out.
 
     Raises ``ValueError`` where the table says refused.
@@ -151,7 +151,7 @@ def _parts(spec: ModelSpec) -> list[str]:
     return [*heads.present(), *(name for name, there in others.items() if there)]
 
 
-def keep_heads(weights: Weights, names: Sequence[str]) -> Weights:
+def keep_heads(weights: ModelBundle, names: Sequence[str]) -> ModelBundle:
     """``weights`` with the heads in ``names`` alone, and the pooler where one of them stands on it.
 
     Raises ``ValueError`` for a name that the model does not have.

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from bert_jax.config import HeadsConfig, ModelSpec
-from bert_jax.interop.exchange import ReadOptions, Weights
+from bert_jax.interop.exchange import ModelBundle, ReadOptions
 from bert_jax.interop.hf.check import Differences, check_hf, check_sentence_transformers
 from bert_jax.interop.hf.config_json import CLASSES, CONFIG_FILE, model_parts, read_config
 from bert_jax.interop.hf.read import is_hf
@@ -63,7 +63,7 @@ def import_model(
         raise
 
 
-def _summary(weights: Weights) -> str:
+def _summary(weights: ModelBundle) -> str:
     model = weights.spec.model
     tokenizer = weights.spec.tokenizer
     return (
@@ -73,7 +73,7 @@ def _summary(weights: Weights) -> str:
     )
 
 
-def _fingerprints(weights: Weights) -> dict[str, tuple[tuple[int, ...], bytes]]:
+def _fingerprints(weights: ModelBundle) -> dict[str, tuple[tuple[int, ...], bytes]]:
     """Shape and sha256 of every tensor: what stays when the tensors go to make room for the other side's."""
     return {
         name: (values.shape, hashlib.sha256(memoryview(np.ascontiguousarray(values)).cast("B")).digest())
@@ -147,7 +147,7 @@ def _judge(result: Differences | str, source: Path, report: Callable[[str], None
         )
 
 
-def _random_heads(weights: Weights, architecture: str | None) -> list[str]:
+def _random_heads(weights: ModelBundle, architecture: str | None) -> list[str]:
     """The heads that the transformers class has and the source lacks: they would be random there."""
     held = CLASSES[architecture] if architecture is not None else ()
     return [name for name in held if name != "pooler" and name not in weights.spec.heads.present()]

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from bert_jax.config import ModelSpec
-from bert_jax.interop.exchange import Weights, parameter_shapes
+from bert_jax.interop.exchange import ModelBundle, parameter_shapes
 from bert_jax.interop.programs.serving import output_names
 
 _ACTIVATIONS = {
@@ -24,7 +24,9 @@ _LIBRARIES = {"hf": "transformers", "sentence-transformers": "sentence-transform
 _PROGRAMS = ("onnx", "stablehlo")
 
 
-def model_card(weights: Weights, format: str, dtype: str, architecture: str | None, notes: Sequence[str]) -> str:
+def model_card(
+    weights: ModelBundle, format: str, dtype: str, architecture: str | None, notes: Sequence[str]
+) -> str:
     """Markdown. ``architecture`` is the transformers class of a Hugging Face folder; ``notes`` are the writer's."""
     spec, origin = weights.spec, weights.origin
     parts = [

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from bert_jax.config import ModelSpec, SentenceConfig
-from bert_jax.interop.exchange import Weights
+from bert_jax.interop.exchange import ModelBundle
 from bert_jax.interop.hf.peer import BAR, PeerOutputs, peer_outputs
 from bert_jax.interop.programs.serving import INPUTS, forward, output_names, sample_inputs
 
@@ -30,7 +30,7 @@ class Differences:
     problems: tuple[str, ...] = ()
 
 
-def check_hf(folder: Path, weights: Weights, peer_python: str | None = None) -> Differences | str:
+def check_hf(folder: Path, weights: ModelBundle, peer_python: str | None = None) -> Differences | str:
     """Outputs of ``folder`` in transformers against those of ``weights`` (values as stored, no sentence head), in
     float32: one token, padded rows, full length. A text where transformers or torch is not installed.
 
@@ -46,7 +46,7 @@ def check_hf(folder: Path, weights: Weights, peer_python: str | None = None) -> 
 
 
 def check_sentence_transformers(
-    folder: Path, weights: Weights, peer_python: str | None = None
+    folder: Path, weights: ModelBundle, peer_python: str | None = None
 ) -> Differences | str:
     """Like :func:`check_hf` with sentence-transformers: one vector per row, of rows padded right."""
     spec = dataclasses.replace(weights.spec, sentence=weights.spec.sentence or SentenceConfig())
@@ -72,7 +72,7 @@ def _absent(package: str, peer_python: str | None) -> str:
 def _differences(
     folder: Path,
     spec: ModelSpec,
-    weights: Weights,
+    weights: ModelBundle,
     batches: list[dict[str, np.ndarray]],
     peer: PeerOutputs,
     names: list[str],

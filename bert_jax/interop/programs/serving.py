@@ -13,7 +13,7 @@ import numpy as np
 from flax import traverse_util
 
 from bert_jax.config import ExecutionConfig, ModelSpec
-from bert_jax.interop.exchange import Weights, parameter_shapes
+from bert_jax.interop.exchange import ModelBundle, parameter_shapes
 from bert_jax.interop.hf.config_json import CONFIG_FILE, hf_config
 from bert_jax.model import BertModel, BertOutput
 
@@ -56,7 +56,7 @@ def output_names(spec: ModelSpec) -> dict[str, str]:
     return {field: field for field in fields}
 
 
-def write_companions(folder: Path, weights: Weights, dtype: str) -> list[str]:
+def write_companions(folder: Path, weights: ModelBundle, dtype: str) -> list[str]:
     """Write what a program's user needs beside it: the tokenizer's files and, where a transformers class has this
     model's heads, its config.json. Returns what has to be said."""
     notes = []

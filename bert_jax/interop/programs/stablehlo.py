@@ -18,7 +18,7 @@ import numpy as np
 from safetensors.numpy import load_file
 
 from bert_jax.config import ModelSpec
-from bert_jax.interop.exchange import Weights, check_shapes, parameter_shapes
+from bert_jax.interop.exchange import ModelBundle, check_shapes, parameter_shapes
 from bert_jax.interop.hf.write import write_safetensors
 from bert_jax.interop.programs.serving import (
     INPUTS,
@@ -35,7 +35,7 @@ PLATFORMS = ("cpu", "cuda", "tpu")
 
 
 def write_stablehlo(
-    folder: Path, weights: Weights, *, dtype: Literal["float32", "bfloat16"] = "float32"
+    folder: Path, weights: ModelBundle, *, dtype: Literal["float32", "bfloat16"] = "float32"
 ) -> list[str]:
     """Write program, text, weights, signature, config.json and tokenizer files into ``folder``; returns notes.
 
@@ -55,7 +55,7 @@ def write_stablehlo(
 
 
 def check_stablehlo(
-    folder: Path, weights: Weights, shapes: tuple[tuple[int, int], ...] = ()
+    folder: Path, weights: ModelBundle, shapes: tuple[tuple[int, int], ...] = ()
 ) -> dict[str, float] | None:
     """Run the program that :func:`write_stablehlo` wrote, on this machine, with the weights beside it: the
     largest difference of every output from the model itself (with the weights as stored)."""

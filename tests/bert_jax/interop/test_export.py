@@ -17,7 +17,7 @@ from support import tiny_config, train_synthetic
 from bert_jax.config import HeadsConfig, ModelSpec, SentenceConfig, TokenizerConfig
 from bert_jax.interop import export, npz
 from bert_jax.interop import saved_model as native
-from bert_jax.interop.exchange import ReadOptions, Weights
+from bert_jax.interop.exchange import ModelBundle, ReadOptions
 from bert_jax.interop.export import export_model
 from bert_jax.interop.export_table import FORMATS, TABLE, fit, markdown_table, rows_of
 from bert_jax.interop.hf import write as hf_write
@@ -380,7 +380,7 @@ def test_labels_and_their_meaning_stand_in_the_card(tmp_path):
 
 @pytest.mark.parametrize("format", ["onnx", "stablehlo"])
 def test_the_card_of_a_program_lists_the_outputs_that_it_gives(format):
-    weights = Weights(spec=SPECS["sequence"], params={})
+    weights = ModelBundle(spec=SPECS["sequence"], params={})
     card = model_card(weights, format, "float32", None, [])
     outputs = card.split("## Outputs")[1].split("##")[0].strip()
     assert outputs == "- `logits`: classes (softmax over the classes): 0 = no, 1 = yes, 2 = maybe"

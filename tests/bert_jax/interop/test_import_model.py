@@ -13,7 +13,7 @@ import pytest
 from hf_folders import drop, make_folder
 
 from bert_jax.interop import import_model as module
-from bert_jax.interop.exchange import ReadOptions, Weights, parameter_shapes
+from bert_jax.interop.exchange import ModelBundle, ReadOptions, parameter_shapes
 from bert_jax.interop.hf.check import Differences, check_hf
 from bert_jax.interop.hf.names import hf_names
 from bert_jax.interop.import_model import import_model
@@ -85,19 +85,19 @@ class TestOptionsOnASavedModel:
             read_weights(saved, ReadOptions(lower_case=False))
 
 
-def _one_bit(weights: Weights) -> Weights:
+def _one_bit(weights: ModelBundle) -> ModelBundle:
     params = dict(weights.params)
     values = params["encoder/layer_1/attention/value/kernel"].copy()
     values.view(np.uint32)[3, 5] ^= 1
     return dataclasses.replace(weights, params={**params, "encoder/layer_1/attention/value/kernel": values})
 
 
-def _other_spec(weights: Weights) -> Weights:
+def _other_spec(weights: ModelBundle) -> ModelBundle:
     model = dataclasses.replace(weights.spec.model, norm_epsilon=1e-6)
     return dataclasses.replace(weights, spec=dataclasses.replace(weights.spec, model=model))
 
 
-def _other_vocabulary(weights: Weights) -> Weights:
+def _other_vocabulary(weights: ModelBundle) -> ModelBundle:
     content = weights.tokenizer_content.replace(b"w1\n", b"x1\n")
     return dataclasses.replace(weights, tokenizer_content=content)
 

@@ -9,7 +9,7 @@ import pytest
 from exported import SPECS, random_weights
 
 from bert_jax.config import ModelSpec, TokenizerConfig
-from bert_jax.interop.exchange import ReadOptions, Weights, parameter_shapes
+from bert_jax.interop.exchange import ModelBundle, ReadOptions, parameter_shapes
 from bert_jax.interop.export_table import fit
 from bert_jax.interop.readers import read_weights
 from bert_jax.interop.tf1 import PREFIX, write_tf1
@@ -26,7 +26,7 @@ ELEVEN_KEYS = {
 }  # fmt: skip
 
 
-def with_vocabulary(spec: ModelSpec, **settings) -> Weights:
+def with_vocabulary(spec: ModelSpec, **settings) -> ModelBundle:
     tokenizer = TokenizerConfig(**settings)
     weights = random_weights(dataclasses.replace(spec, tokenizer=tokenizer))
     return dataclasses.replace(weights, tokenizer_content=VOCABULARY)
