@@ -133,7 +133,7 @@ class FinetuneJob(Job):
             bilstm=config.features.bilstm_size if self.task.heads.token_labels else 0,
             dropout=None if config.regularization.head_dropout < 0 else config.regularization.head_dropout,
         )
-        heads.feature_count(config.model)
+        heads.check_features(config.model)
         check_layers(config, heads)
         self.heads = heads  # of what comes out
         self.model = BertModel(

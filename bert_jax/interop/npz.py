@@ -13,6 +13,7 @@ import ml_dtypes
 import numpy as np
 
 from bert_jax.config import ModelSpec, spec_from_json, spec_to_json
+from bert_jax.config.switches import EVERY_FIELD, check_fields
 from bert_jax.interop.exchange import ModelBundle, ReadOptions, check_shapes, parameter_shapes
 from bert_jax.interop.stored import listed
 from bert_jax.io.npz_file import Header, NpzFile
@@ -36,6 +37,7 @@ def write_npz(
 
     bfloat16 is rounded to nearest even and stored as uint16; ``dtypes.json`` names the dtype of every array.
     """
+    check_fields(weights.spec.model, EVERY_FIELD, "npz")
     check_shapes(weights.spec, weights.params, folder)
     with zipfile.ZipFile(folder / WEIGHTS_FILE, "w", zipfile.ZIP_STORED, allowZip64=True) as archive:
         for name in parameter_shapes(weights.spec):

@@ -202,11 +202,12 @@ def output_residual_norm(
         # A loop copies what its backward pass needs into stacked arrays: to activate again is cheaper.
         project = jax.checkpoint(project, prevent_cse=False)
     product_BxSxH = project(inner, kernel)
-    pre = config.norm_position == "pre"
-    reason = "model.norm_position is pre" if pre else norm_kernel.unsupported(length, width)
+    reason = norm_kernel.unsupported(config, length)
     if block.is_initializing() or not use_kernel(block.execution.residual_norm, "residual_norm", mesh, reason):
         sum_BxSxH = x_BxSxH + dropout(add_bias(product_BxSxH, bias), config.hidden_dropout, dropout_key)
-        return sum_BxSxH if pre else LayerNorm(config, dtype, name="layer_norm")(sum_BxSxH)
+        return (
+            sum_BxSxH if config.norm_position == "pre" else LayerNorm(config, dtype, name="layer_norm")(sum_BxSxH)
+        )
     vectors = (bias, *LayerNormParameters(config, dtype, name="layer_norm")(width))
     rate = 0.0 if dropout_key is None else config.hidden_dropout
 
@@ -255,7 +256,7 @@ class SelfAttention(nn.Module):
         attend: Callable[..., jax.Array]
         # Parameters are made with short dummy rows, which kernels need not be able to do.
         plain = look_inside or self.is_initializing()
-        if not plain and use_kernel_attention(self.execution.attention, mesh, length, width, head_size):
+        if not plain and use_kernel_attention(self.execution.attention, mesh, config, length):
             products = [constrain(y, ("act_batch", "act_length", "act_heads"), mesh) for y in products]
             attend = functools.partial(kernel_attention, head_size=head_size, dropout_rate=rate, mesh=mesh)
             operands = [*products, jnp.stack(biases), sequence_ids_BxS]

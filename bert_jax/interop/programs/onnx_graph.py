@@ -9,9 +9,16 @@ import ml_dtypes
 import numpy as np
 
 from bert_jax.config import ModelSpec
+from bert_jax.config.switches import check_fields
 from bert_jax.interop.exchange import ModelBundle, check_shapes
-from bert_jax.interop.programs.onnx_layers import FLOAT, INT64, Graph, add_network
-from bert_jax.interop.programs.serving import INPUTS, largest_differences, output_shapes, write_companions
+from bert_jax.interop.programs.onnx_layers import FLOAT, INT64, SUPPORTED, Graph, add_network
+from bert_jax.interop.programs.serving import (
+    INPUTS,
+    largest_differences,
+    output_shapes,
+    sample_inputs,
+    write_companions,
+)
 
 FILE, DATA_FILE = "model.onnx", "model.onnx.data"
 # Key of the JSON in the file's metadata: dtype of the weights, sizes, labels, pooling, tokenizer.
@@ -36,6 +43,7 @@ def write_onnx(
         import onnx
     except ImportError:
         raise ValueError("ONNX export needs the onnx package: pip install 'bert_jax[onnx]'") from None
+    check_fields(weights.spec.model, SUPPORTED, "onnx")
     check_shapes(weights.spec, weights.params, folder)
     graph = Graph(weights.spec, cast_weights=dtype == "bfloat16")
     outputs = add_network(graph)
@@ -69,7 +77,10 @@ def check_onnx(
     dtype = json.loads(session.get_modelmeta().custom_metadata_map[METADATA])["weights_dtype"]
     params = {name: _stored(values, dtype).astype(np.float32) for name, values in weights.params.items()}
     return largest_differences(
-        weights.spec, params, lambda inputs: dict(zip(names, session.run(names, inputs), strict=True)), shapes
+        weights.spec,
+        params,
+        lambda inputs: dict(zip(names, session.run(names, inputs), strict=True)),
+        sample_inputs(weights.spec, shapes),
     )
 
 

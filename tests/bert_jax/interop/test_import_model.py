@@ -14,11 +14,11 @@ from hf_folders import drop, make_folder
 
 from bert_jax.interop import import_model as module
 from bert_jax.interop.exchange import ModelBundle, ReadOptions, parameter_shapes
-from bert_jax.interop.hf.check import Differences, check_hf
 from bert_jax.interop.hf.names import hf_names
 from bert_jax.interop.import_model import import_model
 from bert_jax.interop.readers import read_weights
 from bert_jax.interop.saved_model import write_saved
+from bert_jax.interop.verification import Differences, check_hf
 from bert_jax.process import exits
 
 
@@ -135,12 +135,12 @@ class TestOutputs:
         result = Differences("transformers 9", {"logits": (1e-6, 2e-5)}, ("unexpected: cls.x",))
         lines, asked = self.run(tmp_path, monkeypatch, result)
         assert "logits: largest difference from transformers 9 1.0e-06 (allowed 2.0e-05)" in lines
-        assert "transformers 9 says: unexpected: cls.x" in lines and asked[0][0] == tmp_path / "hf"
+        assert "transformers 9 reports unexpected: cls.x" in lines and asked[0][0] == tmp_path / "hf"
 
     @pytest.mark.parametrize("difference", [3e-5, math.inf, math.nan])
     def test_different(self, tmp_path, monkeypatch, difference):
         result = Differences("transformers 9", {"a": (0.0, 2e-5), "logits": (difference, 2e-5)})
-        with pytest.raises(exits.Stop, match="logits: not what transformers 9 computes") as stop:
+        with pytest.raises(exits.Stop, match="transformers 9 differs in logits by") as stop:
             self.run(tmp_path, monkeypatch, result)
         assert stop.value.code == exits.VERIFICATION_FAILED and not (tmp_path / "out").exists()
 
@@ -182,7 +182,7 @@ class TestOutputs:
         assert vectors[0] == tmp_path / "st" and vectors[1].spec.sentence.pooling == ("mean",)
 
     def test_sentence_vectors_differ(self, tmp_path, monkeypatch):
-        with pytest.raises(exits.Stop, match="sentence_embedding: not what sentence-transformers 9 computes"):
+        with pytest.raises(exits.Stop, match="sentence-transformers 9 differs in sentence_embedding by"):
             self.run_sentences(tmp_path, monkeypatch, "", 2e-5)
         assert not (tmp_path / "out").exists()
 

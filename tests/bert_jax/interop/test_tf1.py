@@ -210,7 +210,7 @@ def test_contradictions_stop_unless_told_otherwise(published, tmp_path):
         read_weights(extra)
     assert any("loss/crf" in note for note in read_weights(extra, ReadOptions(allow_mismatch=True)).notes)
     gap = variant(folder, tmp_path / "gap", without("bert/encoder/layer_0/attention/self/key"))
-    with pytest.raises(ValueError, match="missing bert/encoder/layer_0/attention/self/key/kernel, bert/"):
+    with pytest.raises(ValueError, match="missing bert/encoder/layer_0/attention/self/key/bias, bert/"):
         read_weights(gap)
     write_tf1_folder = variant(folder, tmp_path / "details")
     details = json.dumps(
