@@ -252,7 +252,8 @@ def _first_place(seeds: Any, rows: int, head_size: int) -> tuple[Any, Any]:
 def _dropped(
     seeds: Any, row: Any, head: Any, begin: int, shape: tuple[int, ...], rate: float
 ) -> tuple[jax.Array, float]:
-    """Which probabilities of a row and head stay, in the tile whose queries start at ``begin``, and the factor."""
+    """Mask of the probabilities of a row and head that stay, in the tile whose queries start at ``begin``, and the
+    factor."""
     first = mix(mix(seeds[0] + row, seeds[1]) + head, begin)
     queries, keys = shape
     half = (queries // 2, keys)
