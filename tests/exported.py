@@ -52,6 +52,7 @@ SPECS = {
     "relu": _model(activation="relu"),
     "pre": _model(norm_position="pre"),
     "sinusoidal": _model(position_embeddings="sinusoidal"),
+    "rotary": _model(position_embeddings="rotary", rotary_base=500.0),
     "offset": _model(position_offset=3, max_position_embeddings=43),
     "roberta": ModelSpec(model=ROBERTA, heads=HeadsConfig(mlm=True), family="roberta"),
     "roberta_sequence": ModelSpec(

@@ -57,8 +57,11 @@ class ModelConfig:
     norm_position: Literal["post", "pre"] = "post"
     # Epsilon of every LayerNorm.
     norm_epsilon: float = 1e-12
-    # learned (the paper) or sinusoidal (Vaswani et al. 2017) positions.
-    position_embeddings: Literal["learned", "sinusoidal"] = "learned"
+    # Positions: learned (the paper) or sinusoidal (Vaswani et al. 2017) rows added to the embeddings, or rotary
+    # (Su et al. 2021): query and key of every layer are rotated.
+    position_embeddings: Literal["learned", "sinusoidal", "rotary"] = "learned"
+    # Base of the wave lengths of rotary positions.
+    rotary_base: float = 10_000.0
     # Standard deviation of the truncated normal from which weights start (cut at two sigma, not rescaled).
     initializer_range: float = 0.02
 
@@ -66,6 +69,7 @@ class ModelConfig:
         _require_positive(
             "model", self, "vocab_size", "hidden_size", "num_layers", "num_attention_heads",
             "intermediate_size", "max_position_embeddings", "type_vocab_size", "norm_epsilon", "initializer_range",
+            "rotary_base",
         )  # fmt: skip
         _require_probability("model", self, "hidden_dropout", "attention_dropout")
         _require(
@@ -79,6 +83,10 @@ class ModelConfig:
         _require(
             self.position_embeddings == "learned" or self.hidden_size % 2 == 0, "model.hidden_size",
             self.hidden_size, "an even number with sinusoidal positions",
+        )  # fmt: skip
+        _require(
+            self.position_embeddings != "rotary" or self.head_size % 2 == 0, "model.num_attention_heads",
+            self.num_attention_heads, f"heads of an even width of {self.hidden_size} with rotary positions",
         )  # fmt: skip
 
     @property

@@ -267,7 +267,7 @@ def _given(vocab: str, tokenizer: Tokenizer, config: TokenizerConfig, name: str)
 def _positions(options: RunOptions, source: ModelConfig, values: Values) -> tuple[int, list[str]]:
     """Rows of the position table that the run needs, and what to say of them."""
     rows = source.max_position_embeddings
-    if source.position_embeddings == "sinusoidal":
+    if source.position_embeddings != "learned":
         return values.get("model.max_position_embeddings", (rows, ""))[0], []
     length = values.get("data.seq_length", (PretrainConfig().data.seq_length, "the default"))
     asked = [("data.seq_length", length[0] + source.position_offset, *length)]

@@ -47,7 +47,11 @@ class Encoder(nn.Module):
 
     @nn.compact
     def __call__(
-        self, x_BxSxH: jax.Array, sequence_ids_BxS: jax.Array, dropout_key: DropoutKey | None
+        self,
+        x_BxSxH: jax.Array,
+        sequence_ids_BxS: jax.Array,
+        position_ids_BxS: jax.Array,
+        dropout_key: DropoutKey | None,
     ) -> tuple[jax.Array, jax.Array | None]:
         config, execution = self.config, self.execution
         layer_type = EncoderLayer
@@ -58,18 +62,18 @@ class Encoder(nn.Module):
                 layer_type,
                 variable_axes={"params": 0, INTERMEDIATES: 0},
                 split_rngs={"params": True},
-                in_axes=(0, nn.broadcast, nn.broadcast),
+                in_axes=(0, nn.broadcast, nn.broadcast, nn.broadcast),
                 length=config.num_layers,
                 metadata_params={nn.PARTITION_NAME: "layers"},
             )
             layers = scanned(config, execution, self.mesh, self.collect, name="layers")
             numbers = 1 + jnp.arange(config.num_layers)
-            x_BxSxH, all_LxBxSxH = layers(x_BxSxH, numbers, sequence_ids_BxS, dropout_key)
+            x_BxSxH, all_LxBxSxH = layers(x_BxSxH, numbers, sequence_ids_BxS, position_ids_BxS, dropout_key)
         else:
             collected = []
             for i in range(config.num_layers):
                 layer = layer_type(config, execution, self.mesh, self.collect, name=f"layer_{i}")
-                x_BxSxH, also = layer(x_BxSxH, 1 + i, sequence_ids_BxS, dropout_key)
+                x_BxSxH, also = layer(x_BxSxH, 1 + i, sequence_ids_BxS, position_ids_BxS, dropout_key)
                 collected.append(also)
             all_LxBxSxH = jnp.stack(collected) if self.collect else None
         if config.norm_position == "pre":
@@ -181,7 +185,9 @@ class BertModel(nn.Module):
         first_BxSxH = x_BxSxH
         if self.is_mutable_collection(INTERMEDIATES):
             self.sow(INTERMEDIATES, "hidden_states", x_BxSxH)
-        x_BxSxH, all_LxBxSxH = self.encoder(x_BxSxH, features["sequence_ids"], encoder_key)
+        x_BxSxH, all_LxBxSxH = self.encoder(
+            x_BxSxH, features["sequence_ids"], features["position_ids"], encoder_key
+        )
         outputs: dict[str, Any] = {"sequence_output": x_BxSxH}
         if all_LxBxSxH is not None:
             all_LxBxSxH = jnp.concatenate([first_BxSxH[None], all_LxBxSxH])

@@ -143,6 +143,25 @@ def sinusoidal_positions(length: int, width: int) -> np.ndarray:
     return np.concatenate([np.sin(angles), np.cos(angles)], axis=1).astype(np.float32)
 
 
+def rotary_tables(length: int, head_size: int, base: float) -> tuple[np.ndarray, np.ndarray]:
+    """Cosines and sines, each float32[length, head_size / 2], of the angle of each pair of a head's dimensions by
+    position (Su et al. 2021, section 3.2.2)."""
+    rates = base ** (-np.arange(head_size // 2) / (head_size // 2))
+    angles = np.arange(length)[:, None] * rates[None]  # float64: in float32 a large angle is off by 1e-5
+    return np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32)
+
+
+def rotate(x_BxSxAxD: jax.Array, cos_BxSx1xE: jax.Array, sin_BxSx1xE: jax.Array) -> jax.Array:
+    """Queries or keys with rotary positions: dimensions i and i + D / 2 are turned by angle i, in float32.
+
+    Su et al. 2021 turn neighbors, 2i and 2i + 1: the same function with the dimensions of a head in another order,
+    which needs no strided access.
+    """
+    first, second = jnp.split(x_BxSxAxD.astype(jnp.float32), 2, axis=-1)
+    parts = [first * cos_BxSx1xE - second * sin_BxSx1xE, second * cos_BxSx1xE + first * sin_BxSx1xE]
+    return jnp.concatenate(parts, axis=-1).astype(x_BxSxAxD.dtype)
+
+
 class Embeddings(nn.Module):
     """Token + segment + position, LayerNorm, dropout (paper section 3.2). Returns ([B, S, H], table [V, H])."""
 
@@ -172,7 +191,7 @@ class Embeddings(nn.Module):
             table = Embedding(rows, ("position", "embed"), config, name="position_embeddings")()
             table = constrain(table, ("position", None), self.mesh)
             x_BxSxH += jnp.take(table, position_ids_BxS + config.position_offset, axis=0)
-        else:
+        elif config.position_embeddings == "sinusoidal":
             length = max(config.max_position_embeddings, input_ids_BxS.shape[1])
             x_BxSxH += jnp.take(sinusoidal_positions(length, config.hidden_size), position_ids_BxS, axis=0)
         if config.norm_position == "post":
@@ -240,6 +259,7 @@ class SelfAttention(nn.Module):
         self,
         x_BxSxH: jax.Array,
         sequence_ids_BxS: jax.Array,
+        position_ids_BxS: jax.Array,
         probabilities_key: DropoutKey | None,
         output_key: DropoutKey | None,
     ) -> jax.Array:
@@ -262,6 +282,10 @@ class SelfAttention(nn.Module):
             operands = [*products, jnp.stack(biases), sequence_ids_BxS]
         else:
             heads = [add_bias(y, bias).reshape(heads_shape) for y, bias in zip(products, biases, strict=True)]
+            if config.position_embeddings == "rotary":
+                tables = rotary_tables(config.max_position_embeddings, head_size, config.rotary_base)
+                turns = [jnp.take(table, position_ids_BxS, axis=0, mode="clip")[:, :, None] for table in tables]
+                heads[:2] = [rotate(y, *turns) for y in heads[:2]]
             attend = functools.partial(dot_product_attention, dropout_rate=rate)
             operands = [*(constrain(y, axes, mesh) for y in heads), sequence_ids_BxS]
         if self.execution.remat == "attention":
@@ -326,11 +350,13 @@ class EncoderLayer(nn.Module):
         x_BxSxH: jax.Array,
         layer: jax.Array | int,
         sequence_ids_BxS: jax.Array,
+        position_ids_BxS: jax.Array,
         dropout_key: DropoutKey | None,
     ) -> tuple[jax.Array, jax.Array | None]:
         x_BxSxH = SelfAttention(self.config, self.execution, self.mesh, name="attention")(
             x_BxSxH,
             sequence_ids_BxS,
+            position_ids_BxS,
             site_key(dropout_key, layer, Site.ATTENTION_PROBABILITIES),
             site_key(dropout_key, layer, Site.ATTENTION_OUTPUT),
         )

@@ -27,6 +27,7 @@ _SUPPORTED: Supported = SIZES | {
     "norm_position": ("post",),
     "norm_epsilon": ANY,
     "position_embeddings": ANY,
+    "rotary_base": ANY,
 }
 
 

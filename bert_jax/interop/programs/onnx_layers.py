@@ -13,7 +13,7 @@ from bert_jax.config import ModelSpec
 from bert_jax.config.switches import ANY, SIZES, Supported
 from bert_jax.interop.programs.serving import FIELDS, output_names
 from bert_jax.model.attention import MASKED_SCORE
-from bert_jax.model.layers import sinusoidal_positions
+from bert_jax.model.layers import rotary_tables, sinusoidal_positions
 
 FLOAT, INT64 = 1, 7  # onnx.TensorProto.DataType
 
@@ -23,7 +23,8 @@ SUPPORTED: Supported = SIZES | {
     "activation": ("gelu", "gelu_tanh", "gelu_sigmoid", "relu"),
     "norm_position": ("post", "pre"),
     "norm_epsilon": ANY,
-    "position_embeddings": ("learned", "sinusoidal"),
+    "position_embeddings": ("learned", "sinusoidal", "rotary"),
+    "rotary_base": ANY,
 }
 
 
@@ -36,6 +37,8 @@ class Graph:
         self.nodes: list[Any] = []
         self.constants: dict[str, np.ndarray] = {}
         self.weights: dict[str, str] = {}
+        # Cosines and sines of rotary positions, float32[B, S, 1, D / 2].
+        self.turns: list[str] = []
 
     def op(self, kind: str, *inputs: str, **attributes: Any) -> str:
         """Append a node with one output."""
@@ -140,10 +143,18 @@ def _embeddings(graph: Graph) -> str:
     types = graph.op("Gather", graph.weight("embeddings/token_type_embeddings/embedding"), "token_type_ids", axis=0)
     if model.position_embeddings == "learned":
         table = graph.weight("embeddings/position_embeddings/embedding")
-    else:
+    elif model.position_embeddings == "sinusoidal":
         table = graph.constant(sinusoidal_positions(model.max_position_embeddings, model.hidden_size), np.float32)
-    positions = graph.op("Gather", table, _position_rows(graph), axis=0)
-    x_BxSxH = graph.op("Add", graph.op("Add", words, types), positions)
+    x_BxSxH = graph.op("Add", words, types)
+    rows = _position_rows(graph)
+    if model.position_embeddings == "rotary":
+        # A row of padding before the first position counts as the first.
+        positions = np.maximum(np.arange(model.max_position_embeddings) - model.position_offset, 0)
+        for values in rotary_tables(model.max_position_embeddings, model.head_size, model.rotary_base):
+            turns = graph.op("Gather", graph.constant(values[positions], np.float32), rows, axis=0)
+            graph.turns.append(graph.op("Unsqueeze", turns, graph.axes(2)))
+    else:
+        x_BxSxH = graph.op("Add", x_BxSxH, graph.op("Gather", table, rows, axis=0))
     return graph.layer_norm(x_BxSxH, "embeddings/layer_norm") if model.norm_position == "post" else x_BxSxH
 
 
@@ -168,12 +179,27 @@ def _layer(graph: Graph, x_BxSxH: str, bias_Bx1x1xS: str, name: str) -> str:
     return x_BxSxH
 
 
+def _rotate(graph: Graph, x_BxSxAxD: str) -> str:
+    """The same as ``layers.rotate``."""
+    size = graph.spec.model.head_size
+    first, second = (
+        graph.op("Slice", x_BxSxAxD, graph.axes(begin), graph.axes(begin + size // 2), graph.axes(3))
+        for begin in (0, size // 2)
+    )
+    cos, sin = graph.turns
+    lower = graph.op("Sub", graph.op("Mul", first, cos), graph.op("Mul", second, sin))
+    upper = graph.op("Add", graph.op("Mul", second, cos), graph.op("Mul", first, sin))
+    return graph.op("Concat", lower, upper, axis=-1)
+
+
 def _attention(graph: Graph, x_BxSxH: str, bias_Bx1x1xS: str, name: str) -> str:
     model = graph.spec.model
     split = graph.axes(0, 0, model.num_attention_heads, model.head_size)
 
     def projected(part: str, order: list[int]) -> str:
         y_BxSxAxD = graph.op("Reshape", graph.dense(x_BxSxH, f"{name}/attention/{part}"), split)
+        if graph.turns and part != "value":
+            y_BxSxAxD = _rotate(graph, y_BxSxAxD)
         return graph.op("Transpose", y_BxSxAxD, perm=order)
 
     query, value = projected("query", [0, 2, 1, 3]), projected("value", [0, 2, 1, 3])

@@ -386,7 +386,7 @@ def test_reading_runs_no_other_program(tmp_path):
     folder = make_folder(tmp_path / "model", config={"auto_map": {"AutoModel": "modeling.Evil"}})
     (folder / "modeling.py").write_text(f"open({str(tmp_path / 'touched')!r}, 'w')")
     script = (
-        "import sys; from pathlib import Path; from bert_jax import exits; "
+        "import sys; from pathlib import Path; from bert_jax.process import exits; "
         "from bert_jax.interop.readers import read_weights; "
         "sys.exit(exits.run_command(lambda: read_weights(Path(sys.argv[1])) and 0))"
     )

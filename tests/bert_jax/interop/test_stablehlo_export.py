@@ -22,8 +22,8 @@ BAR = 1e-5
 SHAPES = ((1, 1), (3, 17), (8, 40))
 AT_EVERY_SHAPE = ("pretraining", "sentence_dense")
 TRIED = (
-    "pooler", "pretraining", "sequence", "token", "span", "choice", "several", "pre", "sinusoidal", "roberta",
-    "sentence_dense",
+    "pooler", "pretraining", "sequence", "token", "span", "choice", "several", "pre", "sinusoidal", "rotary",
+    "roberta", "sentence_dense",
 )  # fmt: skip
 CONSUMER = """
 import sys, jax, numpy as np

@@ -191,7 +191,8 @@ def test_bfloat16_computes_in_bfloat16_and_keeps_float32_parameters():
 
 @pytest.mark.parametrize(
     "arguments",
-    ["--model.norm_position pre", "--model.position_embeddings sinusoidal", "--model.activation gelu_sigmoid",
+    ["--model.norm_position pre", "--model.position_embeddings sinusoidal", "--model.position_embeddings rotary",
+     "--model.activation gelu_sigmoid",
      "--model.activation relu", "--data.next_sentence none"],
 )  # fmt: skip
 def test_model_options_change_the_function_and_have_gradients(arguments):
