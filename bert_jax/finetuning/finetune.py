@@ -18,7 +18,6 @@ from jax.sharding import Mesh
 from bert_jax.config import HeadsConfig, ModelSpec, to_dict
 from bert_jax.config.finetune import FinetuneConfig
 from bert_jax.finetuning.artifacts import METRICS, PREDICTIONS, read_results, records_digest
-from bert_jax.finetuning.augment import check_augmentation
 from bert_jax.finetuning.batches import ExampleBatches
 from bert_jax.finetuning.best import Best
 from bert_jax.finetuning.evaluation import (
@@ -34,7 +33,7 @@ from bert_jax.finetuning.evaluation import (
     with_intervals,
 )
 from bert_jax.finetuning.packing import Shape, plan_shapes
-from bert_jax.finetuning.resolve import Splits, chosen_splits, filled_from_records, redrawn_layers, with_steps
+from bert_jax.finetuning.resolve import Splits, chosen_splits, redrawn_layers, with_steps
 from bert_jax.finetuning.task_objective import TaskObjective, check_layers
 from bert_jax.interop.exchange import Weights, parameter_shapes
 from bert_jax.interop.export import export_model
@@ -47,7 +46,7 @@ from bert_jax.model import BertModel, from_canonical, to_canonical
 from bert_jax.optim import joining_updates, parameter_rates
 from bert_jax.parallel import host_rows, to_host
 from bert_jax.process import hosts
-from bert_jax.tasks.registry import check_options, task_class
+from bert_jax.tasks.registry import task_class
 from bert_jax.tasks.task import Task
 from bert_jax.training.checkpoint.digest import json_digest
 from bert_jax.training.initial_model import InitialModel
@@ -90,18 +89,16 @@ class FinetuneJob(Job):
     def __init__(self, config: FinetuneConfig, splits: Splits, tests: Sequence[str], start: Start) -> None:
         tokenizer = start.tokenizer
         kind = task_class(config)
-        check_options(config)
-        check_augmentation(config)
         splits = chosen_splits(config, splits)
         if not splits.get("train"):
             raise ValueError("data.train: there are no training records; name the files in data.train")
-        config = filled_from_records(kind, config, splits)
-        self._units = kind(config, tokenizer).featurize(splits["train"], training=True)
+        config = kind.from_data(config, splits)
+        self._units = kind(config, tokenizer, splits["train"]).featurize(splits["train"], training=True)
         if not self._units:
             raise ValueError("data.train: no training record gives anything to learn; look at data.columns")
         config = with_steps(config, len(self._units))
         super().__init__(config, tokenizer)
-        self.task: Task = kind(config, tokenizer)
+        self.task: Task = kind(config, tokenizer, splits["train"])
         self.notes = self.task.notes(config, splits)
         self._splits, self._tests, self._start = splits, tests, start
         self._devs = [name for name in splits if name != "train" and name not in tests]

@@ -15,7 +15,8 @@ from typing import Any
 import yaml
 
 from bert_jax.config import HeadsConfig, ModelConfig, ModelSpec, PretrainConfig, TokenizerConfig, pretraining_heads
-from bert_jax.config.loader import RunOptions, Setting, field_types, parse_settings, read_settings
+from bert_jax.config.loader import RunOptions, Setting, parse_settings, read_settings
+from bert_jax.config.options import field_types
 from bert_jax.config.schema import PRESETS
 from bert_jax.interop.exchange import ReadOptions, Weights, parameter_shapes
 from bert_jax.interop.readers import leaves_activation_open, leaves_case_open, read_weights

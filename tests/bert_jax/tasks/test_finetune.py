@@ -266,17 +266,10 @@ def test_a_finished_task_starts_another_one_with_or_without_its_head(source, lea
         ("--regularization.reinit_layers 3", SPLITS, "reinit_layers: 3 is not allowed; the model has 2 layers"),
         ("--optimizer.frozen layer_7", SPLITS, "optimizer.frozen: 'layer_7' is not allowed"),
         ("--features.layers concat_last_four", SPLITS, "needs 4 layers"),
-        ("--task.kind tagging --input.word_dropout 0.1", SPLITS, "whose labels belong to words"),
         ("--input.few_shot 60", SPLITS, "has 3[0-9]"),
-        ("--task.kind regression --loss.class_weights balanced", SPLITS, "has no use for task.kind regression"),
         ("--training.eval_batches 3", SPLITS, "eval_batches: 3 is not allowed; allowed: nothing in fine-tuning"),
-        ("--features.bilstm_size 8", SPLITS, "has no use for task.kind classification; it is for joint, tagging"),
         ("--task.kind sentence --sentence.loss simcse", SPLITS, "a label, but no second text to compare with"),
-        (
-            "--task.kind sentence --sentence.loss simcse --features.frozen_encoder true",
-            SPLITS,
-            "features.frozen_encoder: True has no use for sentence.loss simcse; it is for softmax",
-        ),
+        ("--task.kind choice --task.truncation windows", SPLITS, "task.truncation: 'windows' is not allowed"),
     ],
 )
 def test_bad_input_is_one_line(source, tmp_path, arguments, splits, message):

@@ -174,7 +174,7 @@ def test_an_empty_passage_has_no_answer():
 
 
 def test_chinese_scoring_refuses_no_answer():
-    with pytest.raises(ValueError, match=r"^qa\.scoring: 'chinese' has no score") as caught:
+    with pytest.raises(ValueError, match=r"^qa\.scoring: 'chinese' is not allowed; allowed: english") as caught:
         make_task(no_answer=True, scoring="chinese")
     assert "\n" not in str(caught.value)
 
