@@ -18,7 +18,7 @@ from bert_jax.config.finetune import FinetuneConfig
 from bert_jax.config.loader import RunOptions, Setting, take_options
 from bert_jax.finetuning import initialization as starts
 from bert_jax.finetuning.finetune import FinetuneJob
-from bert_jax.interop.exchange import Weights, parameter_shapes
+from bert_jax.interop.exchange import ModelBundle, parameter_shapes
 from bert_jax.interop.hf.write import write_hf
 from bert_jax.model import to_canonical
 from bert_jax.parallel import to_host
@@ -159,7 +159,9 @@ def write_start(run: Prepared, folder: Path) -> None:
     arrays = {name: np.asarray(flat[name], np.float32) for name in parameter_shapes(spec)}
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
-    write_hf(folder, Weights(spec=spec, params=arrays, tokenizer_content=run.start.tokenizer_content, origin={}))
+    write_hf(
+        folder, ModelBundle(spec=spec, params=arrays, tokenizer_content=run.start.tokenizer_content, origin={})
+    )
 
 
 # ------------------------------------------------------------------ running both sides

@@ -5,7 +5,7 @@ import numpy as np
 
 from bert_jax.config import HeadsConfig, ModelConfig, ModelSpec, TokenizerConfig
 from bert_jax.inference.loaded import prepare
-from bert_jax.interop.exchange import Weights, parameter_shapes
+from bert_jax.interop.exchange import ModelBundle, parameter_shapes
 
 # Compiled once per model.
 PLAIN: dict = {}
@@ -30,7 +30,7 @@ def make_weights(heads=None, sentence=None, max_length=0, positions=70, family="
         name: rng.normal(1 if name.endswith("scale") else 0, 0.2, shape).astype(np.float32)
         for name, shape in parameter_shapes(spec).items()
     }
-    return Weights(spec=spec, params=params, tokenizer_content=("\n".join(PIECES) + "\n").encode())
+    return ModelBundle(spec=spec, params=params, tokenizer_content=("\n".join(PIECES) + "\n").encode())
 
 
 def make_model(*arguments, **options):

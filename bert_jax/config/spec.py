@@ -84,13 +84,10 @@ class HeadsConfig:
         }  # fmt: skip
         return {name: size for name, size in sizes.items() if size}
 
-    def feature_count(self, model: ModelConfig) -> int:
-        """How many hidden states the features are made of. ``ValueError`` when the model has fewer."""
+    def check_features(self, model: ModelConfig) -> None:
+        """Raise ``ValueError`` if ``model`` has fewer layers than the features are made of."""
         if self.features.endswith("last_four") and model.num_layers < 4:
             raise ValueError(f"features.layers: {self.features} needs 4 layers, the model has {model.num_layers}")
-        return {"weighted_all": model.num_layers, "weighted_last_four": 4, "concat_last_four": 4}.get(
-            self.features, 1
-        )
 
     def feature_width(self, model: ModelConfig) -> int:
         """Width of a token's features."""
@@ -158,6 +155,9 @@ class ModelSpec:
     tokenizer: TokenizerConfig | None = None
     # bert or roberta: how Hugging Face names this architecture's parts.
     family: Literal["bert", "roberta"] = "bert"
+
+    def __post_init__(self) -> None:
+        self.heads.check_features(self.model)
 
     @property
     def max_length(self) -> int:

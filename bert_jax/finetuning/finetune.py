@@ -37,7 +37,7 @@ from bert_jax.finetuning.initialization import Start, store_tokenizer, warm_star
 from bert_jax.finetuning.packing import Shape, plan_shapes
 from bert_jax.finetuning.resolve import Splits, chosen_splits, filled_from_records, with_steps
 from bert_jax.finetuning.task_objective import TaskObjective, check_layers
-from bert_jax.interop.exchange import Weights, parameter_shapes
+from bert_jax.interop.exchange import ModelBundle, parameter_shapes
 from bert_jax.interop.export import export_model
 from bert_jax.interop.readers import read_weights
 from bert_jax.interop.saved_model import BEST, replace_saved
@@ -133,7 +133,7 @@ class FinetuneJob(Job):
             bilstm=config.features.bilstm_size if self.task.heads.token_labels else 0,
             dropout=None if config.regularization.head_dropout < 0 else config.regularization.head_dropout,
         )
-        heads.feature_count(config.model)
+        heads.check_features(config.model)
         check_layers(config, heads)
         self.heads = heads  # of what comes out
         self.model = BertModel(
@@ -297,7 +297,7 @@ class FinetuneJob(Job):
 
     # --- What comes out ------------------------------------------------------------------------------------------
 
-    def _weights(self, params: Any, step: int, values: Mapping[str, Mapping[str, float | None]]) -> Weights:
+    def _weights(self, params: Any, step: int, values: Mapping[str, Mapping[str, float | None]]) -> ModelBundle:
         """Parameters in exchange form, with metrics of the dev splits; every process calls it."""
         config = self.config
         flat = to_canonical(to_host(params), config.model.vocab_size)
@@ -314,7 +314,7 @@ class FinetuneJob(Job):
             "recipe": to_dict(config), "metrics": {"step": step, **metrics} if metrics else {},
         }  # fmt: skip
         arrays = {name: np.asarray(flat[name], np.float32) for name in parameter_shapes(spec)}
-        return Weights(spec=spec, params=arrays, tokenizer_content=self._start.tokenizer_content, origin=origin)
+        return ModelBundle(spec=spec, params=arrays, tokenizer_content=self._start.tokenizer_content, origin=origin)
 
     def _save_best(
         self, context: Context, params: Any, step: int, values: Mapping[str, Mapping[str, float | None]]

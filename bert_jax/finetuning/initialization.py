@@ -12,7 +12,7 @@ import numpy as np
 from bert_jax.config import HeadsConfig, ModelSpec, TokenizerConfig
 from bert_jax.config.finetune import FinetuneConfig
 from bert_jax.config.loader import RunOptions, Setting, parse_settings
-from bert_jax.interop.exchange import ReadOptions, Weights, parameter_shapes
+from bert_jax.interop.exchange import ModelBundle, ReadOptions, parameter_shapes
 from bert_jax.interop.initialization import merge_settings, model_section, read_record, record_text
 from bert_jax.interop.readers import leaves_case_open, read_weights
 from bert_jax.io.storage import Location, location
@@ -34,7 +34,7 @@ _TASK_LAYERS = ("feature_mix", "bilstm")
 class Start:
     """The model that a run starts from; ``weights`` is None where it is drawn or a checkpoint is there."""
 
-    weights: Weights | None
+    weights: ModelBundle | None
     tokenizer_config: TokenizerConfig
     tokenizer_content: bytes
     name: str = ""

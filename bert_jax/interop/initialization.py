@@ -15,7 +15,7 @@ import yaml
 from bert_jax.config import ModelConfig, ModelSpec, PretrainConfig, TokenizerConfig, pretraining_heads
 from bert_jax.config.loader import RunOptions, Setting, parse_settings
 from bert_jax.config.schema import PRESETS
-from bert_jax.interop.exchange import ReadOptions, Weights, parameter_shapes
+from bert_jax.interop.exchange import ModelBundle, ReadOptions, parameter_shapes
 from bert_jax.interop.readers import leaves_activation_open, leaves_case_open, read_weights
 from bert_jax.interop.vocabulary_extension import (
     POSITIONS,
@@ -188,7 +188,7 @@ class _Vocabulary:
     notes: tuple[str, ...] = ()
 
     @classmethod
-    def of(cls, options: RunOptions, weights: Weights, given: Mapping[str, Any]) -> "_Vocabulary":
+    def of(cls, options: RunOptions, weights: ModelBundle, given: Mapping[str, Any]) -> "_Vocabulary":
         vocab: str = given.get("data.vocab", "")
         config, content = weights.spec.tokenizer, weights.tokenizer_content
         if options.vocab_slots and not options.add_words:
@@ -216,7 +216,7 @@ class _Vocabulary:
 
     @classmethod
     def _without_source(
-        cls, options: RunOptions, weights: Weights, vocab: str, given: Mapping[str, Any]
+        cls, options: RunOptions, weights: ModelBundle, vocab: str, given: Mapping[str, Any]
     ) -> "_Vocabulary":
         if options.add_words or not vocab:
             what = "--add_words" if options.add_words else "data.vocab"

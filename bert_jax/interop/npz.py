@@ -13,7 +13,8 @@ import ml_dtypes
 import numpy as np
 
 from bert_jax.config import ModelSpec, spec_from_json, spec_to_json
-from bert_jax.interop.exchange import ReadOptions, Weights, check_shapes, parameter_shapes
+from bert_jax.config.switches import EVERY_FIELD, check_fields
+from bert_jax.interop.exchange import ModelBundle, ReadOptions, check_shapes, parameter_shapes
 from bert_jax.interop.stored import listed
 from bert_jax.io.npz_file import Header, NpzFile
 from bert_jax.io.safetensors_file import aligned_empty
@@ -29,11 +30,14 @@ def is_npz(path: Path) -> bool:
     return (path / WEIGHTS_FILE).exists() or path.name == WEIGHTS_FILE
 
 
-def write_npz(folder: Path, weights: Weights, *, dtype: Literal["float32", "bfloat16"] = "float32") -> list[str]:
+def write_npz(
+    folder: Path, weights: ModelBundle, *, dtype: Literal["float32", "bfloat16"] = "float32"
+) -> list[str]:
     """Write every parameter under its canonical name into the empty ``folder``; returns notes.
 
     bfloat16 is rounded to nearest even and stored as uint16; ``dtypes.json`` names the dtype of every array.
     """
+    check_fields(weights.spec.model, EVERY_FIELD, "npz")
     check_shapes(weights.spec, weights.params, folder)
     with zipfile.ZipFile(folder / WEIGHTS_FILE, "w", zipfile.ZIP_STORED, allowZip64=True) as archive:
         for name in parameter_shapes(weights.spec):
@@ -52,7 +56,7 @@ def write_npz(folder: Path, weights: Weights, *, dtype: Literal["float32", "bflo
     return []
 
 
-def read_npz(path: Path, options: ReadOptions) -> Weights:
+def read_npz(path: Path, options: ReadOptions) -> ModelBundle:
     """What :func:`write_npz` wrote, by its folder or weights.npz; never unpickles.
 
     Raises ``ValueError`` in one line: files missing, damaged or of another model, arrays of Python objects.
@@ -69,10 +73,10 @@ def read_npz(path: Path, options: ReadOptions) -> Weights:
     if spec.tokenizer is not None:
         content = needed(folder, spec.tokenizer.file).read_bytes()
     origin = {"format": "npz", "name": folder.absolute().name}
-    return Weights(spec=spec, params=params, tokenizer_content=content, notes=tuple(notes), origin=origin)
+    return ModelBundle(spec=spec, params=params, tokenizer_content=content, notes=tuple(notes), origin=origin)
 
 
-def check_npz(folder: Path, weights: Weights) -> float:
+def check_npz(folder: Path, weights: ModelBundle) -> float:
     """Largest difference of any array from ``weights`` (values as stored), read with numpy alone."""
     dtypes = json.loads((folder / DTYPES_FILE).read_text(encoding="utf-8"))
     worst = 0.0

@@ -17,7 +17,7 @@ from typing import Any, Literal
 import numpy as np
 
 from bert_jax.config import HeadsConfig, ModelConfig, ModelSpec, spec_from_json, spec_to_json
-from bert_jax.interop.exchange import ReadOptions, Weights, check_shapes
+from bert_jax.interop.exchange import ModelBundle, ReadOptions, check_shapes
 from bert_jax.interop.hf.config_json import default_labels, read_config
 from bert_jax.interop.hf.read import check_vocabulary
 from bert_jax.interop.npz import largest_difference
@@ -66,7 +66,7 @@ def is_tf1(path: Path) -> bool:
     return Path(f"{path}.index").exists() or ".ckpt" in path.name
 
 
-def read_tf1(path: Path, options: ReadOptions) -> Weights:
+def read_tf1(path: Path, options: ReadOptions) -> ModelBundle:
     """A checkpoint of google-research/bert, by its prefix or the one folder that holds it.
 
     Encoder, pooler, ``cls/*``, and the output layers of run_classifier.py and run_squad.py where they are there;
@@ -94,7 +94,7 @@ def read_tf1(path: Path, options: ReadOptions) -> Weights:
             tokenizer, tokenizer_notes = dataclasses.replace(details.tokenizer, file=tokenizer.file), ()
         found.notes += check_vocabulary(folder, tokenizer, content, model.vocab_size)
         spec = dataclasses.replace(spec, tokenizer=tokenizer)
-    return Weights(
+    return ModelBundle(
         spec=spec,
         params=params,
         tokenizer_content=content,
@@ -292,7 +292,9 @@ class _Found:
 # ------------------------------------------------------------------ writing
 
 
-def write_tf1(folder: Path, weights: Weights, *, dtype: Literal["float32", "bfloat16"] = "float32") -> list[str]:
+def write_tf1(
+    folder: Path, weights: ModelBundle, *, dtype: Literal["float32", "bfloat16"] = "float32"
+) -> list[str]:
     """``bert_model.ckpt.*``, ``bert_config.json`` (eleven keys), the vocabulary, and ``bert_jax.json``.
 
     ``folder`` exists and is empty. Returns notes. Raises ``ValueError`` for what google-research/bert cannot
@@ -347,7 +349,7 @@ def _save(prefix: Path, names: Sequence[str], values: Iterable[np.ndarray]) -> N
     tf.raw_ops.SaveV2(prefix=str(prefix), tensor_names=names, shape_and_slices=[""] * len(tensors), tensors=tensors)
 
 
-def check_tf1(folder: Path, weights: Weights) -> float:
+def check_tf1(folder: Path, weights: ModelBundle) -> float:
     """Largest difference of any variable from ``weights``, read by ``tf.train.load_checkpoint``."""
     reader = _tensorflow().train.load_checkpoint(str(folder / PREFIX))
     names = tf1_names(weights.spec)

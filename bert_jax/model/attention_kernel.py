@@ -17,6 +17,8 @@ import numpy as np
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
+from bert_jax.config.schema import ModelConfig
+from bert_jax.config.switches import ANY, SIZES, Supported, unsupported_fields
 from bert_jax.model.kernels import LANES, iota, keep, mix
 
 # Longest rows whose keys, scores of one query block and gradients fit the fast memory beside each other.
@@ -27,8 +29,18 @@ _TILE_QUERIES = 256
 _MASKED_SCORE = -1e9
 
 
-def unsupported(length: int, width: int, head_size: int) -> str:
-    """Why the kernel cannot do ``length`` tokens of ``width`` in heads of ``head_size``; empty if it can."""
+# Fields beside the sizes; none of them reaches the kernel.
+_SUPPORTED: Supported = SIZES | dict.fromkeys(
+    ("position_offset", "activation", "norm_position", "norm_epsilon", "position_embeddings"), ANY
+)
+
+
+def unsupported(model: ModelConfig, length: int, parts: int = 1) -> str:
+    """Return the reason why the kernel cannot run rows of ``length`` tokens with the heads of ``model`` cut into
+    ``parts``; empty if it can."""
+    width, head_size = model.hidden_size // parts, model.head_size
+    for line in unsupported_fields(model, _SUPPORTED, "the attention kernel"):
+        return line
     if length % LANES or length > MAX_LENGTH:
         return f"length {length} is not a multiple of {LANES} up to {MAX_LENGTH}"
     if LANES % head_size or width % LANES:

@@ -31,22 +31,22 @@ def use_kernel(choice: str, option: str, mesh: Mesh | None, reason: str) -> bool
     return choice == "pallas" or (choice == "auto" and mesh is not None and on_tpu(mesh) and not reason)
 
 
-def on_each_device(
+def shard_mapped(
     function: Callable[..., Any], mesh: Mesh | None, in_axes: tuple[Axes, ...], out_axes: Axes
 ) -> Callable[..., Any]:
-    """``function(part, *operands)`` on what each device holds of operands cut by logical axes: the compiler cannot
-    cut a kernel. ``part(axis)`` is the number of the device's piece along a logical axis."""
+    """Return ``function(device_index, *operands)`` on each device's part of operands cut by logical axes
+    (the compiler cannot cut a kernel). ``device_index(axis)`` is the number of the part along a logical axis."""
     manual = jax.sharding.get_abstract_mesh().manual_axes
     cut = () if mesh is None else tuple(a for a in mesh.axis_names if mesh.shape[a] > 1 and a not in manual)
 
     def axes_of(axis: str | None) -> tuple[str, ...]:
         return tuple(name for name in RULES[axis] if name in cut) if axis else ()
 
-    def part(axis: str) -> jax.Array | int:
+    def device_index(axis: str) -> jax.Array | int:
         return jax.lax.axis_index(axes_of(axis)) if axes_of(axis) else 0
 
     def local(*operands: Any) -> Any:
-        return function(part, *operands)
+        return function(device_index, *operands)
 
     def spec(axes: Axes) -> PartitionSpec:
         return PartitionSpec(*(axes_of(axis) or None for axis in axes))

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from bert_jax.config import HeadsConfig, ModelConfig, ModelSpec
+from bert_jax.config.switches import ANY, SIZES, Supported, check_fields
 from bert_jax.io.untrusted_folder import json_object, read_small
 
 CONFIG_FILE = "config.json"
@@ -48,6 +49,13 @@ _ACTIVATIONS = {
     "relu": "relu",
 }
 _ACTIVATIONS_OUT = {"gelu": "gelu", "gelu_tanh": "gelu_new", "gelu_sigmoid": "quick_gelu", "relu": "relu"}
+SUPPORTED: Supported = SIZES | {
+    "position_offset": ANY,
+    "activation": tuple(_ACTIVATIONS_OUT),
+    "norm_position": ("post",),
+    "norm_epsilon": ANY,
+    "position_embeddings": ("learned",),
+}
 _PROBLEMS = {
     "single_label_classification": "single_label",
     "multi_label_classification": "multi_label",
@@ -253,11 +261,7 @@ def hf_config(spec: ModelSpec, dtype: str) -> dict[str, Any]:
     Raises ``ValueError`` for what transformers' classes cannot compute.
     """
     model, heads = spec.model, spec.heads
-    if model.norm_position != "post" or model.position_embeddings != "learned":
-        raise ValueError(
-            "transformers' BERT has post-norm and learned positions; this model has "
-            f"{model.norm_position}-norm and {model.position_embeddings} positions"
-        )
+    check_fields(model, SUPPORTED, "transformers")
     if (model.position_offset > 0) != (spec.family == "roberta"):
         raise ValueError(f"position_offset {model.position_offset} does not exist in transformers' {spec.family}")
     if spec.family == "roberta" and heads.mlm and model.activation != "gelu":

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from bert_jax.config import HeadsConfig, ModelConfig, ModelSpec, TokenizerConfig
-from bert_jax.interop.exchange import ReadOptions, Weights
+from bert_jax.interop.exchange import ModelBundle, ReadOptions
 from bert_jax.interop.hf.config_json import CLASSES, CONFIG_FILE, HfConfig, default_labels, model_parts, read_config
 from bert_jax.interop.hf.names import BUFFERS, TIED, hf_names
 from bert_jax.interop.hf.tensors import Tensor, open_tensors, read_float32
@@ -28,7 +28,7 @@ def is_hf(path: Path) -> bool:
     return (path / CONFIG_FILE).is_file()
 
 
-def read_hf(path: Path, options: ReadOptions) -> Weights:
+def read_hf(path: Path, options: ReadOptions) -> ModelBundle:
     """A Hugging Face folder of BERT or RoBERTa: encoder, whichever heads its tensors hold, tokenizer.
 
     Raises ``ValueError`` in one line: another type of model, damaged files, tensors that are missing, left over or
@@ -47,7 +47,7 @@ def read_hf(path: Path, options: ReadOptions) -> Weights:
     origin: dict[str, Any] = {"format": "Hugging Face folder", "name": path.absolute().name}
     if said.architecture:
         origin["class"] = said.architecture
-    return Weights(
+    return ModelBundle(
         spec=spec,
         params=params,
         tokenizer_content=content,

@@ -15,7 +15,7 @@ import numpy as np
 
 from bert_jax.config import HeadsConfig, ModelSpec, SentenceConfig, SentenceModule, TokenizerConfig
 from bert_jax.config.spec import Activation, Pooling
-from bert_jax.interop.exchange import ReadOptions, Weights, check_shapes
+from bert_jax.interop.exchange import ModelBundle, ReadOptions, check_shapes
 from bert_jax.interop.hf.config_json import read_config
 from bert_jax.interop.hf.read import read_hf
 from bert_jax.interop.hf.tensors import open_tensors, read_float32
@@ -70,7 +70,7 @@ def encoder_folder(path: Path) -> Path:
     return _modules(path)[0][1]
 
 
-def read_sentence_transformers(path: Path, options: ReadOptions) -> Weights:
+def read_sentence_transformers(path: Path, options: ReadOptions) -> ModelBundle:
     """The encoder, pooling, dense layers, prompts and length of a sentence-transformers folder.
 
     Padding and truncation are never taken from tokenizer.json. Raises ``ValueError`` in one line: modules or
@@ -102,7 +102,7 @@ def read_sentence_transformers(path: Path, options: ReadOptions) -> Weights:
         width = step.features
     tokenizer, notes = _with_length(modules[0][1], encoder.spec.tokenizer)
     sentence = dataclasses.replace(sentence, modules=tuple(steps), **_model_settings(path))
-    return Weights(
+    return ModelBundle(
         spec=dataclasses.replace(encoder.spec, sentence=sentence, tokenizer=tokenizer),
         params=params,
         tokenizer_content=encoder.tokenizer_content,
@@ -277,7 +277,7 @@ def _model_settings(path: Path) -> dict[str, Any]:
 
 
 def write_sentence_transformers(
-    folder: Path, weights: Weights, *, dtype: Literal["float32", "bfloat16"] = "float32"
+    folder: Path, weights: ModelBundle, *, dtype: Literal["float32", "bfloat16"] = "float32"
 ) -> list[str]:
     """Write what ``sentence_transformers.SentenceTransformer`` loads: encoder, pooling, the modules after it.
 
@@ -342,7 +342,7 @@ def _pooling_settings(spec: ModelSpec, sentence: SentenceConfig) -> dict[str, An
     return {"embedding_dimension": spec.model.hidden_size, "pooling_mode": list(sentence.pooling), **common}
 
 
-def _write_dense(folder: Path, module: SentenceModule, name: str, weights: Weights, dtype: str) -> None:
+def _write_dense(folder: Path, module: SentenceModule, name: str, weights: ModelBundle, dtype: str) -> None:
     names = {f"{name}/kernel": StoredName("linear.weight", True)}
     if module.bias:
         names[f"{name}/bias"] = StoredName("linear.bias", False)

@@ -10,7 +10,7 @@ from typing import Any, Literal
 import ml_dtypes
 import numpy as np
 
-from bert_jax.interop.exchange import Weights, check_shapes
+from bert_jax.interop.exchange import ModelBundle, check_shapes
 from bert_jax.interop.hf.config_json import CONFIG_FILE, heads_of_class, hf_class, hf_config
 from bert_jax.interop.hf.names import hf_names
 from bert_jax.interop.stored import StoredName
@@ -20,7 +20,7 @@ WEIGHTS_FILE = "model.safetensors"
 _STORED = {"float32": ("F32", np.dtype("<f4")), "bfloat16": ("BF16", np.dtype(ml_dtypes.bfloat16))}
 
 
-def write_hf(folder: Path, weights: Weights, *, dtype: Literal["float32", "bfloat16"] = "float32") -> list[str]:
+def write_hf(folder: Path, weights: ModelBundle, *, dtype: Literal["float32", "bfloat16"] = "float32") -> list[str]:
     """Write what transformers' class for the heads of ``weights`` loads; a sentence head is left to the caller.
 
     ``folder`` exists and is empty. The tied output layer is not repeated. Returns notes: a pooler that the class

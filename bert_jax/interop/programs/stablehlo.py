@@ -18,13 +18,15 @@ import numpy as np
 from safetensors.numpy import load_file
 
 from bert_jax.config import ModelSpec
-from bert_jax.interop.exchange import Weights, check_shapes, parameter_shapes
+from bert_jax.config.switches import EVERY_FIELD, check_fields
+from bert_jax.interop.exchange import ModelBundle, check_shapes, parameter_shapes
 from bert_jax.interop.hf.write import write_safetensors
 from bert_jax.interop.programs.serving import (
     INPUTS,
     forward,
     largest_differences,
     output_names,
+    sample_inputs,
     symbolic_sizes,
     write_companions,
 )
@@ -35,7 +37,7 @@ PLATFORMS = ("cpu", "cuda", "tpu")
 
 
 def write_stablehlo(
-    folder: Path, weights: Weights, *, dtype: Literal["float32", "bfloat16"] = "float32"
+    folder: Path, weights: ModelBundle, *, dtype: Literal["float32", "bfloat16"] = "float32"
 ) -> list[str]:
     """Write program, text, weights, signature, config.json and tokenizer files into ``folder``; returns notes.
 
@@ -43,6 +45,7 @@ def write_stablehlo(
     int32[batch, sequence] of any batch and any length up to the model's; it gives float32 outputs by the names
     of ``serving.output_names``. With bfloat16 the weights are stored and passed so; arithmetic is float32.
     """
+    check_fields(weights.spec.model, EVERY_FIELD, "stablehlo")
     check_shapes(weights.spec, weights.params, folder)
     exported = _export(weights.spec, jnp.dtype(dtype))
     (folder / PROGRAM).write_bytes(exported.serialize())
@@ -55,7 +58,7 @@ def write_stablehlo(
 
 
 def check_stablehlo(
-    folder: Path, weights: Weights, shapes: tuple[tuple[int, int], ...] = ()
+    folder: Path, weights: ModelBundle, shapes: tuple[tuple[int, int], ...] = ()
 ) -> dict[str, float] | None:
     """Run the program that :func:`write_stablehlo` wrote, on this machine, with the weights beside it: the
     largest difference of every output from the model itself (with the weights as stored)."""
@@ -69,7 +72,7 @@ def check_stablehlo(
         outputs = program.call(on_device, *(jnp.asarray(inputs[name], jnp.int32) for name in INPUTS))
         return {name: np.asarray(outputs[name]) for name in sorted(outputs, key=names.index)}
 
-    return largest_differences(weights.spec, rounded, run, shapes, compiled=True)
+    return largest_differences(weights.spec, rounded, run, sample_inputs(weights.spec, shapes), compiled=True)
 
 
 def _export(spec: ModelSpec, dtype: Any) -> Any:

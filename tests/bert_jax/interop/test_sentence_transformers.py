@@ -9,7 +9,7 @@ import pytest
 from support import write_vocabulary
 
 from bert_jax.config import HeadsConfig, ModelConfig, ModelSpec, SentenceConfig, SentenceModule, TokenizerConfig
-from bert_jax.interop.exchange import ReadOptions, Weights, parameter_shapes
+from bert_jax.interop.exchange import ModelBundle, ReadOptions, parameter_shapes
 from bert_jax.interop.hf.sentence_transformers import read_sentence_transformers, write_sentence_transformers
 from bert_jax.interop.readers import read_weights
 
@@ -46,7 +46,9 @@ def make_weights(tmp_path, sentence=SENTENCE, heads=None, **tokenizer):
     )
     rng = np.random.default_rng(0)
     params = {name: rng.normal(0, 0.3, shape).astype(np.float32) for name, shape in parameter_shapes(spec).items()}
-    return Weights(spec=spec, params=params, tokenizer_content=write_vocabulary(tmp_path / "v", 40).read_bytes())
+    return ModelBundle(
+        spec=spec, params=params, tokenizer_content=write_vocabulary(tmp_path / "v", 40).read_bytes()
+    )
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import pytest
 from exported import SPECS, random_weights
 
 from bert_jax.config import ModelSpec, TokenizerConfig
-from bert_jax.interop.exchange import ReadOptions, Weights, parameter_shapes
+from bert_jax.interop.exchange import ModelBundle, ReadOptions, parameter_shapes
 from bert_jax.interop.export_table import fit
 from bert_jax.interop.readers import read_weights
 from bert_jax.interop.tf1 import PREFIX, write_tf1
@@ -26,7 +26,7 @@ ELEVEN_KEYS = {
 }  # fmt: skip
 
 
-def with_vocabulary(spec: ModelSpec, **settings) -> Weights:
+def with_vocabulary(spec: ModelSpec, **settings) -> ModelBundle:
     tokenizer = TokenizerConfig(**settings)
     weights = random_weights(dataclasses.replace(spec, tokenizer=tokenizer))
     return dataclasses.replace(weights, tokenizer_content=VOCABULARY)
@@ -210,7 +210,7 @@ def test_contradictions_stop_unless_told_otherwise(published, tmp_path):
         read_weights(extra)
     assert any("loss/crf" in note for note in read_weights(extra, ReadOptions(allow_mismatch=True)).notes)
     gap = variant(folder, tmp_path / "gap", without("bert/encoder/layer_0/attention/self/key"))
-    with pytest.raises(ValueError, match="missing bert/encoder/layer_0/attention/self/key/kernel, bert/"):
+    with pytest.raises(ValueError, match="missing bert/encoder/layer_0/attention/self/key/bias, bert/"):
         read_weights(gap)
     write_tf1_folder = variant(folder, tmp_path / "details")
     details = json.dumps(

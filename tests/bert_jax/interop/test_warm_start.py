@@ -18,7 +18,7 @@ from bert_jax.config import (
     TokenizerConfig,
 )
 from bert_jax.config.loader import RunOptions, Setting, build_config
-from bert_jax.interop.exchange import Weights
+from bert_jax.interop.exchange import ModelBundle
 from bert_jax.interop.initialization import resolve
 from bert_jax.interop.saved_model import write_saved
 from bert_jax.model import BertForPretraining, to_canonical
@@ -35,7 +35,7 @@ def save(folder, *, model=MODEL, heads=ALL, config=TokenizerConfig(), content="\
     spec = ModelSpec(
         model=model, heads=heads, tokenizer=config, family="roberta" if model.position_offset else "bert"
     )
-    write_saved(folder, Weights(spec=spec, params=arrays(spec), tokenizer_content=content if config else None))
+    write_saved(folder, ModelBundle(spec=spec, params=arrays(spec), tokenizer_content=content if config else None))
     return arrays(spec)
 
 

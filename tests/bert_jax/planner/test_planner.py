@@ -1,4 +1,4 @@
-"""FLOP formula and hardware table."""
+"""FLOPs of a traced training step and the hardware table."""
 
 import pytest
 

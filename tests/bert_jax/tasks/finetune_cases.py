@@ -13,7 +13,7 @@ from bert_jax.config.finetune import FinetuneConfig
 from bert_jax.config.loader import RunOptions
 from bert_jax.finetuning.finetune import finetune
 from bert_jax.finetuning.initialization import resolve
-from bert_jax.interop.exchange import Weights, parameter_shapes
+from bert_jax.interop.exchange import ModelBundle, parameter_shapes
 from bert_jax.interop.saved_model import write_saved
 from bert_jax.parallel import make_mesh
 from bert_jax.process import exits
@@ -41,7 +41,7 @@ def saved_model(folder: Path, heads: HeadsConfig = HeadsConfig(pooler=True)) -> 
         for name, shape in parameter_shapes(spec).items()
     }  # fmt: skip
     content = ("\n".join(PIECES) + "\n").encode()
-    write_saved(folder, Weights(spec=spec, params=params, tokenizer_content=content))
+    write_saved(folder, ModelBundle(spec=spec, params=params, tokenizer_content=content))
     return folder
 
 

@@ -10,7 +10,7 @@ from bert_jax.config import HeadsConfig, ModelConfig, ModelSpec, TokenizerConfig
 from bert_jax.config.finetune import QaConfig
 from bert_jax.inference.loaded import prepare
 from bert_jax.inference.spans import Passage, SpanPiece, best_spans, span_inputs
-from bert_jax.interop.exchange import Weights, parameter_shapes
+from bert_jax.interop.exchange import ModelBundle, parameter_shapes
 
 
 def windows(passage, question="y z", max_length=64, **qa):
@@ -209,7 +209,7 @@ def loaded():
         name: rng.normal(1 if name.endswith("scale") else 0, 0.3, shape).astype(np.float32)
         for name, shape in parameter_shapes(spec).items()
     }
-    return prepare(Weights(spec=spec, params=params, tokenizer_content="\n".join(pieces).encode()))
+    return prepare(ModelBundle(spec=spec, params=params, tokenizer_content="\n".join(pieces).encode()))
 
 
 def test_predictions_of_a_saved_model_are_the_same(loaded):
