@@ -52,10 +52,7 @@ class Run:
                 f"--training.compilation_cache {cache} --num_processes 2 --coordinator 127.0.0.1:{port}"
             ).split()
         )
-        environment = os.environ | {
-            "XLA_FLAGS": command.xla_flags(2), "BERT_JAX_FAULT": fault,
-            "PYTHONPATH": f"{command.REPOSITORY}:{command.REPOSITORY / 'tests'}",
-        }  # fmt: skip
+        environment = command.environment(2, BERT_JAX_FAULT=fault)
         if not cached:
             del environment["JAX_COMPILATION_CACHE_DIR"]
         program = Path(__file__).with_name("run_with_faults.py")
