@@ -12,6 +12,7 @@ import command
 import jax
 import numpy as np
 import pytest
+from support import untimed
 
 from bert_jax.config import PretrainConfig, load_config
 from bert_jax.parallel import make_mesh
@@ -105,11 +106,7 @@ def test_kills_leave_the_result_bitwise_the_same(tmp_path):
     first, second = newest_state(whole, recipe), newest_state(cut, recipe)
     assert first.step == second.step == 60
     jax.tree.map(np.testing.assert_array_equal, first.state, second.state)
-
-    def untimed(workdir):
-        return [{k: v for k, v in line.items() if k not in TIMING_KEYS} for line in read_metrics(workdir)]
-
-    assert untimed(whole) == untimed(cut)
+    assert untimed(read_metrics(whole)) == untimed(read_metrics(cut))
     steps = [(line["step"], line.get("split")) for line in read_metrics(cut)]
     assert len(set(steps)) == len(steps) == 12 + 3
     assert scalars(whole) == scalars(cut)
