@@ -210,6 +210,7 @@ STANDSTILLS = [
 FEW = [Fault("SIGTERM", "evaluation", 1), Fault("SIGKILL", "save", 0), Fault("SIGSTOP", "step", 1)]
 
 
+@pytest.mark.slow
 def test_signals_kills_and_standstills(tmp_path):
     """One of each; every run continues from what the one before it saved."""
     support.write_vocabulary(tmp_path)
