@@ -7,7 +7,8 @@ import jax
 import numpy as np
 import pytest
 import yaml
-from warm_start_source import MODEL, PIECES, SPECIALS, arrays, byte_bpe, write_words
+from builders import words
+from warm_start_source import MODEL, PIECES, arrays, byte_bpe, write_words
 
 from bert_jax.config import (
     ExecutionConfig,
@@ -143,7 +144,7 @@ def test_rows_that_no_piece_has_are_used_first(tmp_path):
 def test_a_vocabulary_that_is_not_the_sources(tmp_path):
     save(tmp_path / "source")
     other = tmp_path / "other.txt"
-    other.write_text("\n".join([*SPECIALS, *(f"w{i}" for i in range(12))]))
+    other.write_text("\n".join(words(12)))
     with pytest.raises(ValueError, match=r"data.vocab: .*other.txt: piece 5 is 'w0', .*has '\[unused0\]'|piece 7"):
         plan(tmp_path, settings={"data.vocab": str(other)})
 
