@@ -24,7 +24,7 @@ from bert_jax.model import to_canonical
 from bert_jax.parallel import to_host
 from bert_jax.records import Record
 from bert_jax.tasks.sampling import epoch_order
-from bert_jax.tasks.task import Task, Unit
+from bert_jax.tasks.task import ModelInput, Task
 from bert_jax.training.state import initial_params
 from data_pipeline.tasks import read_splits, split_names
 
@@ -57,7 +57,7 @@ class Prepared:
     def predicted(self) -> list[str]:
         return [split for split in self.splits if split != "train"]
 
-    def units(self, split: str) -> list[Unit]:
+    def units(self, split: str) -> list[ModelInput]:
         return self.task.featurize(self.splits[split], training=split == "train")
 
 
@@ -122,7 +122,7 @@ def write_features(run: Prepared, folder: Path, seeds: Sequence[int], splits: Se
     (folder / "settings.json").write_text(json.dumps(settings, indent=1) + "\n")
 
 
-def arrays_of(units: Sequence[Unit]) -> dict[str, np.ndarray]:
+def arrays_of(units: Sequence[ModelInput]) -> dict[str, np.ndarray]:
     sequences = [unit.sequences[0] for unit in units]
     return {
         "lengths": np.array([len(one.ids) for one in sequences], np.int64),
@@ -131,7 +131,7 @@ def arrays_of(units: Sequence[Unit]) -> dict[str, np.ndarray]:
     }
 
 
-def targets_of(units: Sequence[Unit], kind: str) -> dict[str, np.ndarray]:
+def targets_of(units: Sequence[ModelInput], kind: str) -> dict[str, np.ndarray]:
     if kind == "tagging":
         labels = [
             np.where(unit.targets["tag_scored"] * unit.weight > 0, unit.targets["tag_labels"], UNLABELLED)

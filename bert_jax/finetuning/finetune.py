@@ -20,7 +20,7 @@ from bert_jax.config.finetune import FinetuneConfig
 from bert_jax.finetuning.artifacts import METRICS, PREDICTIONS, read_results, records_digest
 from bert_jax.finetuning.augment import check_augmentation
 from bert_jax.finetuning.batches import ExampleBatches
-from bert_jax.finetuning.best import Best
+from bert_jax.finetuning.best import BestCheckpoint
 from bert_jax.finetuning.evaluation import (
     Predictor,
     blank_scores,
@@ -125,7 +125,7 @@ class FinetuneJob(Job):
         }
         self._shapes: list[Shape] = []
         self._predictor: Predictor | None = None
-        self._best = Best()
+        self._best = BestCheckpoint()
         self.eval_split = self._devs[0] if self._devs else "dev"
         heads = dataclasses.replace(
             self.task.heads,
@@ -293,7 +293,7 @@ class FinetuneJob(Job):
         return self._best.judged >= step
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        self._best = Best.of(state)
+        self._best = BestCheckpoint.of(state)
 
     # --- What comes out ------------------------------------------------------------------------------------------
 
