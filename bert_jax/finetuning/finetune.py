@@ -33,12 +33,12 @@ from bert_jax.finetuning.evaluation import (
     scores_of,
     with_intervals,
 )
-from bert_jax.finetuning.initialization import Start, store_tokenizer, warm_start
 from bert_jax.finetuning.packing import Shape, plan_shapes
-from bert_jax.finetuning.resolve import Splits, chosen_splits, filled_from_records, with_steps
+from bert_jax.finetuning.resolve import Splits, chosen_splits, filled_from_records, redrawn_layers, with_steps
 from bert_jax.finetuning.task_objective import TaskObjective, check_layers
 from bert_jax.interop.exchange import ModelBundle, parameter_shapes
 from bert_jax.interop.export import export_model
+from bert_jax.interop.initialization import Start, initial_model, store_tokenizer
 from bert_jax.interop.readers import read_weights
 from bert_jax.interop.saved_model import BEST, replace_saved
 from bert_jax.io.storage import Location, ObjectPath, write_whole
@@ -50,6 +50,7 @@ from bert_jax.process import hosts
 from bert_jax.tasks.registry import check_options, task_class
 from bert_jax.tasks.task import Task
 from bert_jax.training.checkpoint.digest import json_digest
+from bert_jax.training.initial_model import InitialModel
 from bert_jax.training.job import Context, Data, Job
 from bert_jax.training.logging.report import write_report
 from bert_jax.training.programs import TrainPrograms, make_programs, with_shardings
@@ -71,9 +72,9 @@ def finetune(
     if isinstance(workdir, ObjectPath):
         raise ValueError(f"--workdir {workdir}: fine-tuning writes to a folder that all hosts see; give one")
     job = FinetuneJob(config, splits, tests, start)
-    first = warm_start(start, job.config, job.model.heads, job.model.sentence)
-    first = dataclasses.replace(first, messages=(*first.messages, *job.notes), resumes=start.resumes)
-    train(job, workdir=workdir, warm_start=first, **inputs)
+    initial = job.initial_model()
+    initial = dataclasses.replace(initial, messages=(*initial.messages, *job.notes))
+    train(job, workdir=workdir, warm_start=initial, **inputs)
 
 
 class FinetuneJob(Job):
@@ -168,6 +169,13 @@ class FinetuneJob(Job):
         return {
             split: json_digest([found, key])[:16] for split, found in self._contents.items() if split != "train"
         }
+
+    def initial_model(self) -> InitialModel:
+        """Return the parameters of the start that the model of training has."""
+        model, config = self.model, self.config
+        spec = ModelSpec(model=config.model, heads=model.heads, sentence=model.sentence)
+        redraw_head = config.regularization.reinit_head
+        return initial_model(self._start, spec, redrawn=redrawn_layers(config), redraw_head=redraw_head)
 
     # --- What run() asks for -----------------------------------------------------------------------------------
 

@@ -32,7 +32,7 @@ from bert_jax.interop.exchange import ModelBundle, ReadOptions, check_shapes, pa
 from bert_jax.model import to_canonical
 from bert_jax.model.canonical import path_name
 from bert_jax.parallel import make_mesh
-from bert_jax.tokenization import load_tokenizer
+from bert_jax.tokenization import FILE_NAMES, load_tokenizer
 from bert_jax.training.checkpoint.digest import (
     check_files,
     digest_lines,
@@ -46,7 +46,6 @@ from bert_jax.training.logging.metrics_file import read_metrics
 SPEC_FILE = "model.json"
 # Folder of a fine-tuning run's workdir with its best parameters, a saved model.
 BEST = "best"
-_TOKENIZER_FILES = {".txt": "vocab.txt", ".model": "tokenizer.model", ".json": "tokenizer.json"}
 _GROUP_BYTES = 16 << 20
 
 
@@ -254,7 +253,7 @@ def _read_run(workdir: Path, options: ReadOptions) -> ModelBundle:
         raise ValueError(f"{workdir}: no moving average there; optimizer.ema_decay was 0")
     averaged = state.ema is not None and options.ema is not False
     params = to_canonical(state.ema if averaged else state.params, config.model.vocab_size)
-    name = _TOKENIZER_FILES[vocabularies[0].suffix]
+    name = FILE_NAMES[tokenizer.kind]
     spec = ModelSpec(
         model=config.model,
         heads=pretraining_heads(config.has_nsp),
