@@ -9,21 +9,23 @@ import numpy as np
 
 from bert_jax.config import ExecutionConfig, ModelSpec
 
+StoredDtype = Literal["float32", "bfloat16"]
+
 
 @dataclass(frozen=True, kw_only=True)
 class ReadOptions:
-    """What a reader is told beside the path."""
+    """Options of a reader."""
 
-    # Case of a vocabulary whose folder does not say it; None: guessed from the pieces, and said.
+    # Case of a vocabulary whose folder does not state it; None: guessed from the pieces, with a note.
     lower_case: bool | None = None
     # Names of the task head's classes, in id order; None: as the source names them.
     labels: tuple[str, ...] | None = None
-    # Go on where config and tensors contradict each other, and say so.
+    # Continue where config and tensors contradict each other, with a note.
     allow_mismatch: bool = False
-    # The moving average of the parameters (True), the parameters themselves (False), or what the format gives by
-    # itself (None: of a pretraining run the average where it has one, else the parameters).
+    # The moving average of the parameters (True), the parameters themselves (False), or the default of the format
+    # (None: of a pretraining run the average where it has one, else the parameters).
     ema: bool | None = None
-    # Feed-forward activation where the source leaves it open (a TF1 checkpoint's "gelu"); None: as the reader says.
+    # Feed-forward activation where the source is ambiguous ("gelu" of TF1 checkpoints); None: the reader's default.
     activation: Literal["gelu", "gelu_tanh"] | None = None
 
 
@@ -36,7 +38,7 @@ class ModelBundle:
     params: Mapping[str, np.ndarray]
     # Content of the file that spec.tokenizer names; None where the source has no tokenizer.
     tokenizer_content: bytes | None = None
-    # What the reader has to say, a line each: dtypes raised, names left out, heads that are absent.
+    # Notes of the reader, a line each: dtypes converted, names dropped, heads that are absent.
     notes: tuple[str, ...] = ()
     # Where it comes from, for the model card: JSON-able ("format", "name", "recipe", "metrics", ...).
     origin: Mapping[str, Any] = field(default_factory=dict)

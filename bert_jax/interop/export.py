@@ -4,12 +4,12 @@ import dataclasses
 import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Protocol
 
 import ml_dtypes
 import numpy as np
 
-from bert_jax.interop.exchange import ModelBundle, ReadOptions
+from bert_jax.interop.exchange import ModelBundle, ReadOptions, StoredDtype
 from bert_jax.interop.export_table import DTYPES, FORMATS, fit, keep_heads
 from bert_jax.interop.hf.sentence_transformers import write_sentence_transformers
 from bert_jax.interop.hf.write import write_hf
@@ -36,9 +36,7 @@ CARD = "README.md"
 class Writer(Protocol):
     """Writes into an existing empty folder and returns what has to be said."""
 
-    def __call__(
-        self, folder: Path, weights: ModelBundle, *, dtype: Literal["float32", "bfloat16"]
-    ) -> list[str]: ...
+    def __call__(self, folder: Path, weights: ModelBundle, *, dtype: StoredDtype) -> list[str]: ...
 
 
 WRITERS: dict[str, Writer] = {

@@ -1,4 +1,4 @@
-"""What every format can hold of a model: one table, read by the exporter and shown in docs/weights.md."""
+"""Contents of a model that each format can hold: one table, read by the exporter and shown in docs/weights.md."""
 
 import dataclasses
 from collections.abc import Iterator, Sequence
@@ -93,7 +93,7 @@ TABLE: dict[str, dict[str, Verdict]] = {row: dict(zip(FORMATS, _cells(row), stri
 
 
 def rows_of(spec: ModelSpec, dtype: str = "float32") -> Iterator[str]:
-    """The rows of the table that apply to a model."""
+    """Yield the rows of the table that apply to a model."""
     heads, model = spec.heads.present(), spec.model
     if not heads and spec.sentence is None:
         yield "no head"
@@ -124,9 +124,10 @@ def rows_of(spec: ModelSpec, dtype: str = "float32") -> Iterator[str]:
 
 
 def fit(weights: ModelBundle, format: str, dtype: str = "float32") -> tuple[ModelBundle, list[str]]:
-    """``weights`` without what ``format`` cannot hold, and a line for each thing left out.
+    """Return ``weights`` without the parts that ``format`` cannot hold, and a line for each dropped part.
 
-    Raises ``ValueError`` where the table says refused.
+    Raises ``ValueError`` where the table has "refused" and for a switch of the model that the format does not
+    support.
     """
     rows = list(rows_of(weights.spec, dtype))
     fields = unsupported_fields(weights.spec.model, SUPPORTED[format], format)
@@ -168,7 +169,7 @@ def _parts(spec: ModelSpec) -> list[str]:
 
 
 def keep_heads(weights: ModelBundle, names: Sequence[str]) -> ModelBundle:
-    """``weights`` with the heads in ``names`` alone, and the pooler where one of them stands on it.
+    """Return ``weights`` with the heads in ``names`` alone, and the pooler where one of them needs it.
 
     Raises ``ValueError`` for a name that the model does not have.
     """
@@ -199,7 +200,7 @@ def keep_heads(weights: ModelBundle, names: Sequence[str]) -> ModelBundle:
 
 
 def markdown_table() -> str:
-    """The table as docs/weights.md shows it."""
+    """Return the table as docs/weights.md shows it."""
     lines = [f"| | {' | '.join(FORMATS)} |", f"|{'---|' * (len(FORMATS) + 1)}"]
     lines += [
         f"| `{row}`: {meaning} | {' | '.join(TABLE[row][format] for format in FORMATS)} |"

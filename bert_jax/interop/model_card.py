@@ -1,4 +1,4 @@
-"""``README.md`` of an export: what the model is, where it comes from, what its outputs mean, how to load it."""
+"""``README.md`` of an export: sizes, origin, metrics and outputs of the model, code that loads it."""
 
 import json
 import math
@@ -123,7 +123,7 @@ def _outputs(spec: ModelSpec, format: str) -> list[str]:
 
 
 def _meanings(spec: ModelSpec) -> dict[str, str]:
-    """What each output is that the model can give, by its name in :data:`serving.FIELDS`."""
+    """Meaning of each output of the model, by its name in :data:`serving.FIELDS`."""
     heads = spec.heads
     meanings = {"last_hidden_state": "one vector per token"}
     if heads.pooler:

@@ -67,12 +67,12 @@ def _labelled(path: Path, weights: ModelBundle, labels: tuple[str, ...]) -> Mode
 
 
 def leaves_activation_open(path: Path) -> bool:
-    """Whether the model at ``path`` may not say which activation it was trained with (a TF1 checkpoint)."""
+    """Return True if the model at ``path`` may not state its activation (a TF1 checkpoint)."""
     return _reader(path) is read_tf1
 
 
 def leaves_case_open(path: Path) -> bool:
-    """Whether the model at ``path`` may not say the case of its vocabulary (anybody's but this library's)."""
+    """Return True if the model at ``path`` may not state the case of its vocabulary (any but this library's)."""
     return _reader(path) not in (read_native, read_npz)
 
 

@@ -50,7 +50,7 @@ _GROUP_BYTES = 16 << 20
 
 
 def is_native(path: Path) -> bool:
-    """Whether ``path`` is a saved model or the workdir of a run."""
+    """Return True if ``path`` is a saved model or the workdir of a run."""
     path = _whole(path)
     return (path / SPEC_FILE).is_file() or (
         (path / "config.yaml").is_file() and not (path / "config.json").is_file()

@@ -13,7 +13,7 @@ from bert_jax.interop.exchange import parameter_shapes
 from bert_jax.interop.stored import StoredName
 
 CONFIG_FILE = "bert_config.json"
-# What google-research/bert computes with, whatever bert_config.json says.
+# google-research/bert computes with this value, whatever is in bert_config.json.
 NORM_EPSILON = 1e-12
 # Heads that google-research/bert's programs have variables for.
 HEADS = ("pooler", "mlm", "nsp", "sequence", "span")
@@ -96,7 +96,7 @@ def tf1_config(model: ModelConfig) -> dict[str, Any]:
 
 
 def tf1_model(config: Mapping[str, Any], file: Path) -> tuple[ModelConfig, list[str]]:
-    """What ``bert_config.json`` says, and notes. Raises ``ValueError``: a missing, mistyped or unusable value."""
+    """Return the model of ``bert_config.json`` and notes. Raises ``ValueError`` for a missing or unusable value."""
     if "vocab_size" not in config:
         raise ValueError(f"{file}: missing vocab_size; expected google-research/bert's keys")
     values: dict[str, Any] = {}

@@ -20,7 +20,7 @@ MASKED_SCORE = -1e9
 
 
 def visible_keys(sequence_ids_BxS: jax.Array) -> jax.Array:
-    """bool[B, 1, S, T]: may query s look at key t?
+    """bool[B, 1, S, T]: True where query s sees key t.
 
     A key is visible iff its id is not 0 and equals the query's; a query with id 0 sees every key whose id is
     1, as in google-research/bert, where padding queries attend like all others (no loss uses their output).

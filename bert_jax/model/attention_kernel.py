@@ -29,10 +29,14 @@ _TILE_QUERIES = 256
 _MASKED_SCORE = -1e9
 
 
-# Fields beside the sizes; none of them reaches the kernel.
-_SUPPORTED: Supported = SIZES | dict.fromkeys(
-    ("position_offset", "activation", "norm_position", "norm_epsilon", "position_embeddings"), ANY
-)
+# No field beside the sizes reaches the kernel, but a new value of one may change what query and key are.
+_SUPPORTED: Supported = SIZES | {
+    "position_offset": ANY,
+    "activation": ANY,
+    "norm_position": ANY,
+    "norm_epsilon": ANY,
+    "position_embeddings": ("learned", "sinusoidal"),
+}
 
 
 def unsupported(model: ModelConfig, length: int, parts: int = 1) -> str:
@@ -252,7 +256,8 @@ def _first_place(seeds: Any, rows: int, head_size: int) -> tuple[Any, Any]:
 def _dropped(
     seeds: Any, row: Any, head: Any, begin: int, shape: tuple[int, ...], rate: float
 ) -> tuple[jax.Array, float]:
-    """Which probabilities of a row and head stay, in the tile whose queries start at ``begin``, and the factor."""
+    """Mask of the probabilities of a row and head that stay, in the tile whose queries start at ``begin``, and the
+    factor."""
     first = mix(mix(seeds[0] + row, seeds[1]) + head, begin)
     queries, keys = shape
     half = (queries // 2, keys)

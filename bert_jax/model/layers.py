@@ -30,7 +30,7 @@ from bert_jax.model.matmul import add_bias, matmul_f32_grad
 from bert_jax.parallel.axes import Axes, constrain, with_logical_axes
 
 ACT = ("act_batch", "act_length", "act_embed")
-# Collection of what only a look inside the network asks for: hidden states and attention probabilities.
+# Collection of hidden states and attention probabilities, filled on request.
 INTERMEDIATES = "intermediates"
 
 
@@ -189,7 +189,7 @@ def output_residual_norm(
     dropout_key: DropoutKey | None,
     activate: Callable[[jax.Array], jax.Array] = lambda x: x,
 ) -> jax.Array:
-    """What ends both blocks of a layer: ``activate`` and output projection of ``inner`` [B, S, ..], dropout,
+    """The end of both blocks of a layer: ``activate`` and output projection of ``inner`` [B, S, ..], dropout,
     residual ``x`` and, with ``norm_position`` post, LayerNorm. ``axes`` are those of the projection's weights."""
     config, dtype, mesh = block.config, compute_dtype(block.execution), block.mesh
     length, width = x_BxSxH.shape[1:]

@@ -21,10 +21,12 @@ from bert_jax.model.kernels import LANES, iota, keep, mix
 _BLOCK_TOKENS = 256
 
 
-_SUPPORTED: Supported = {
-    **SIZES,
-    **dict.fromkeys(("position_offset", "activation", "norm_epsilon", "position_embeddings"), ANY),
+_SUPPORTED: Supported = SIZES | {
+    "position_offset": ANY,
+    "activation": ANY,
     "norm_position": ("post",),
+    "norm_epsilon": ANY,
+    "position_embeddings": ANY,
 }
 
 

@@ -1,4 +1,4 @@
-"""What may stand between the encoder and a task's output layer, and output layers that are more than a dense one.
+"""Layers between the encoder and a task's output layer, and output layers that are more than a dense one.
 
 Shapes: B rows, S tokens, H width of the encoder, F width of the features, U units per row, E width of an embedding.
 """

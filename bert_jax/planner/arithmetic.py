@@ -55,7 +55,7 @@ class StepEstimate:
 
     @property
     def fits(self) -> bool:
-        """Whether the memory holds both."""
+        """True if the memory holds both."""
         return self.peak_bytes <= self.hbm_bytes
 
 
@@ -80,7 +80,7 @@ def estimate_step(
 
 
 def _keeps_scores(config: PretrainConfig, topology: Topology, mesh_shape: Mapping[str, int]) -> bool:
-    """Whether attention probabilities reach memory: not where the kernel for TPUs makes them."""
+    """Return True if attention probabilities reach memory: not where the kernel for TPUs computes them."""
     can = not attention_kernel.unsupported(config.model, config.data.seq_length, mesh_shape["tensor"])
     return not (topology.is_tpu and config.execution.attention != "xla" and can)
 

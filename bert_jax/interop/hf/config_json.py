@@ -1,4 +1,4 @@
-"""``config.json`` of Hugging Face folders: what it says of a model, and what to write for one.
+"""``config.json`` of Hugging Face folders, read and written.
 
 Keys, defaults and their meaning are those of transformers' ``BertConfig`` and ``RobertaConfig``.
 """
@@ -18,8 +18,8 @@ CONFIG_FILE = "config.json"
 # A larger one is no description of a model.
 _MOST_LABELS = 1 << 20
 
-# What a class holds beside the encoder. The heads of a model are those whose tensors are there; its class says what
-# "classifier" means.
+# Heads of each class. The heads of a model are those whose tensors are present; its class tells what "classifier"
+# means.
 CLASSES: dict[str, tuple[str, ...]] = {
     "BertModel": ("pooler",),
     "BertForPreTraining": ("pooler", "mlm", "nsp"),
@@ -61,7 +61,7 @@ _PROBLEMS = {
     "multi_label_classification": "multi_label",
     "regression": "regression",
 }
-# Set to anything but these, they mean a function that is not this model's.
+# Any other value means another function than this model's.
 _REFUSED: dict[str, tuple[Any, ...]] = {
     "is_decoder": (False, None),
     "add_cross_attention": (False, None),
@@ -76,7 +76,7 @@ _NEEDED = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_head
 
 @dataclass(frozen=True, kw_only=True)
 class HfConfig:
-    """What a ``config.json`` says. Which heads there are, the tensors decide."""
+    """Content of a ``config.json``. The tensors decide which heads the model has."""
 
     family: Literal["bert", "roberta"]
     model: ModelConfig
@@ -101,7 +101,7 @@ def read_config(file: Path) -> dict[str, Any]:
 
 
 def model_parts(config: Mapping[str, Any], name: str) -> HfConfig:
-    """What ``config`` says of the model; ``name`` is for messages.
+    """Parse ``config``; ``name`` is for messages.
 
     Raises ``ValueError``: another type of model or another function than this library's, code that would have to
     run (``auto_map``), a value of the wrong type.
@@ -119,7 +119,7 @@ def model_parts(config: Mapping[str, Any], name: str) -> HfConfig:
         raise ValueError(f"{name}: hidden_act is {_short(said)}; allowed: {', '.join(_ACTIVATIONS)}")
     for key, default in (("hidden_act", "gelu"), ("layer_norm_eps", 1e-12)):
         if key not in config:
-            notes.append(f"{name} does not say {key}: {default}, as transformers takes it")
+            notes.append(f"{name} lacks {key}: {default}, the default of transformers")
     pad = _integer(config, "pad_token_id", name, 1) if family == "roberta" else -1
     try:
         model = ModelConfig(
@@ -229,7 +229,7 @@ def _labels(config: Mapping[str, Any], name: str) -> tuple[str, ...] | None:
 
 
 def default_labels(count: int) -> tuple[str, ...]:
-    """What transformers calls classes that have no names."""
+    """Names that transformers gives to classes without names."""
     return tuple(f"LABEL_{i}" for i in range(count))
 
 

@@ -49,7 +49,7 @@ CLASSIFIERS = ("sequence", "token", "choice")
 
 
 def has_prefix(heads: HeadsConfig) -> bool:
-    """Whether the encoder's names begin with the family (``bert.``): in classes with a head they do."""
+    """Return True if the encoder's names begin with the family (``bert.``), as in classes with a head."""
     return any(name != "pooler" for name in heads.present())
 
 

@@ -22,7 +22,7 @@ _TIMEOUT = 1800
 
 @dataclass(frozen=True)
 class PeerOutputs:
-    """What transformers makes of a folder."""
+    """Outputs of a folder in transformers."""
 
     version: str
     # Of every batch of inputs: output name -> values.

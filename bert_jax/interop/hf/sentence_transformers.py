@@ -9,13 +9,13 @@ import dataclasses
 import json
 from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
-from typing import Any, Literal, cast
+from typing import Any, cast
 
 import numpy as np
 
 from bert_jax.config import HeadsConfig, ModelSpec, SentenceConfig, SentenceModule, TokenizerConfig
 from bert_jax.config.spec import Activation, Pooling
-from bert_jax.interop.exchange import ModelBundle, ReadOptions, check_shapes
+from bert_jax.interop.exchange import ModelBundle, ReadOptions, StoredDtype, check_shapes
 from bert_jax.interop.hf.config_json import read_config
 from bert_jax.interop.hf.read import read_hf
 from bert_jax.interop.hf.tensors import open_tensors, read_float32
@@ -61,7 +61,7 @@ _PLAIN = {
 
 
 def is_sentence_transformers(path: Path) -> bool:
-    """Whether ``path`` is a folder with a list of sentence-transformers modules."""
+    """Return True if ``path`` is a folder with a list of sentence-transformers modules."""
     return (path / MODULES_FILE).is_file() or (path / MODULES_FILE).is_symlink()
 
 
@@ -276,9 +276,7 @@ def _model_settings(path: Path) -> dict[str, Any]:
 # ------------------------------------------------------------------ writing
 
 
-def write_sentence_transformers(
-    folder: Path, weights: ModelBundle, *, dtype: Literal["float32", "bfloat16"] = "float32"
-) -> list[str]:
+def write_sentence_transformers(folder: Path, weights: ModelBundle, *, dtype: StoredDtype = "float32") -> list[str]:
     """Write what ``sentence_transformers.SentenceTransformer`` loads: encoder, pooling, the modules after it.
 
     ``folder`` exists and is empty. A model without pooling of its own gets mean pooling, and the notes say so; task

@@ -1,16 +1,16 @@
-"""Weights out as an ONNX file: ``model.onnx``, with its weights beside it when they are too large for one file."""
+"""Writer of ONNX files: ``model.onnx``, with its weights beside it when they are too large for one file."""
 
 import dataclasses
 import json
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import ml_dtypes
 import numpy as np
 
 from bert_jax.config import ModelSpec
 from bert_jax.config.switches import check_fields
-from bert_jax.interop.exchange import ModelBundle, check_shapes
+from bert_jax.interop.exchange import ModelBundle, StoredDtype, check_shapes
 from bert_jax.interop.programs.onnx_layers import FLOAT, INT64, SUPPORTED, Graph, add_network
 from bert_jax.interop.programs.serving import (
     INPUTS,
@@ -30,10 +30,8 @@ EXTERNAL_DATA_BYTES = 2_000_000_000
 ALIGNMENT = 4096
 
 
-def write_onnx(
-    folder: Path, weights: ModelBundle, *, dtype: Literal["float32", "bfloat16"] = "float32"
-) -> list[str]:
-    """Write ``model.onnx``, config.json and the tokenizer's files into ``folder``; returns what has to be said.
+def write_onnx(folder: Path, weights: ModelBundle, *, dtype: StoredDtype = "float32") -> list[str]:
+    """Write ``model.onnx``, config.json and the tokenizer's files into ``folder``; returns notes.
 
     Inputs int64[batch, sequence]: input_ids, attention_mask, token_type_ids; outputs ``serving.output_names``,
     float32. With bfloat16 the weights are stored so and raised to float32 when the file is loaded.

@@ -1,4 +1,4 @@
-"""What a model offers once exported as a program: input and output names, and the function to compare with."""
+"""Interface of an exported program: names of inputs and outputs, and the function to compare with."""
 
 import functools
 import json
@@ -57,8 +57,8 @@ def output_names(spec: ModelSpec) -> dict[str, str]:
 
 
 def write_companions(folder: Path, weights: ModelBundle, dtype: str) -> list[str]:
-    """Write what a program's user needs beside it: the tokenizer's files and, where a transformers class has this
-    model's heads, its config.json. Returns what has to be said."""
+    """Write the files that belong to a program: those of the tokenizer and, where a transformers class has this
+    model's heads, its config.json. Returns notes."""
     notes = []
     try:
         config = hf_config(weights.spec, dtype)

@@ -1,4 +1,4 @@
-"""Weights out as a StableHLO program: one file that XLA runs on cpu, cuda and tpu, its weights beside it.
+"""Writer of StableHLO programs: one file that XLA runs on cpu, cuda and tpu, its weights beside it.
 
 ``program.bin`` is what ``jax.export.deserialize`` reads, ``program.mlir`` the same program as text,
 ``weights.safetensors`` its weights by canonical name, ``signature.json`` the order and types of everything.
@@ -9,7 +9,7 @@ import dataclasses
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import jax
 import jax.export
@@ -19,7 +19,7 @@ from safetensors.numpy import load_file
 
 from bert_jax.config import ModelSpec
 from bert_jax.config.switches import EVERY_FIELD, check_fields
-from bert_jax.interop.exchange import ModelBundle, check_shapes, parameter_shapes
+from bert_jax.interop.exchange import ModelBundle, StoredDtype, check_shapes, parameter_shapes
 from bert_jax.interop.hf.write import write_safetensors
 from bert_jax.interop.programs.serving import (
     INPUTS,
@@ -36,9 +36,7 @@ PROGRAM, TEXT, WEIGHTS, SIGNATURE = "program.bin", "program.mlir", "weights.safe
 PLATFORMS = ("cpu", "cuda", "tpu")
 
 
-def write_stablehlo(
-    folder: Path, weights: ModelBundle, *, dtype: Literal["float32", "bfloat16"] = "float32"
-) -> list[str]:
+def write_stablehlo(folder: Path, weights: ModelBundle, *, dtype: StoredDtype = "float32") -> list[str]:
     """Write program, text, weights, signature, config.json and tokenizer files into ``folder``; returns notes.
 
     The program is called with (weights by name, input_ids, attention_mask, token_type_ids), the inputs
@@ -111,7 +109,7 @@ def _notes(spec: ModelSpec, dtype: str) -> list[str]:
 
 
 def _signature(spec: ModelSpec, exported: Any) -> dict[str, Any]:
-    """What a consumer has to know, JSON-able: versions, free sizes, arguments and outputs in program order."""
+    """JSON-able description for consumers: versions, free sizes, arguments and outputs in program order."""
     (arguments, _), outputs = (
         jax.tree.unflatten(tree, values)
         for tree, values in ((exported.in_tree, exported.in_avals), (exported.out_tree, exported.out_avals))

@@ -343,7 +343,7 @@ def test_missing_and_left_over_are_both_listed(tmp_path):
     with pytest.raises(ValueError) as error:
         read(folder)
     for name in (
-        "missing bert.encoder.layer.1.output.dense.weight",
+        "missing bert.encoder.layer.1.output.dense.bias",
         "left over bert.encoder.layer.1.output.rank.bias",
     ):
         assert name in str(error.value)
