@@ -64,7 +64,7 @@ def train(options: RunOptions, arguments: list[str]) -> None:
     from bert_jax.training.pretrain import pretrain
     from data_pipeline import storage
     from data_pipeline.build.ensure import STOPPED, ensure_data, place_vocabulary, require_shards
-    from data_pipeline.read.source import ShardSource
+    from data_pipeline.read.pretrain_input import ShardSource
 
     def report(line: str) -> None:
         print(line, flush=True)

@@ -19,7 +19,7 @@ from bert_jax.config import HeadsConfig, ModelSpec, to_dict
 from bert_jax.config.finetune import FinetuneConfig
 from bert_jax.finetuning.artifacts import METRICS, PREDICTIONS, read_results, records_digest
 from bert_jax.finetuning.batches import ExampleBatches
-from bert_jax.finetuning.best import Best
+from bert_jax.finetuning.best import BestCheckpoint
 from bert_jax.finetuning.evaluation import (
     Predictor,
     blank_scores,
@@ -35,7 +35,7 @@ from bert_jax.finetuning.evaluation import (
 from bert_jax.finetuning.packing import Shape, plan_shapes
 from bert_jax.finetuning.resolve import Splits, chosen_splits, redrawn_layers, with_steps
 from bert_jax.finetuning.task_objective import TaskObjective, check_layers
-from bert_jax.interop.exchange import Weights, parameter_shapes
+from bert_jax.interop.exchange import ModelBundle, parameter_shapes
 from bert_jax.interop.export import export_model
 from bert_jax.interop.initialization import Start, initial_model, store_tokenizer
 from bert_jax.interop.readers import read_weights
@@ -123,7 +123,7 @@ class FinetuneJob(Job):
         }
         self._shapes: list[Shape] = []
         self._predictor: Predictor | None = None
-        self._best = Best()
+        self._best = BestCheckpoint()
         self.eval_split = self._devs[0] if self._devs else "dev"
         heads = dataclasses.replace(
             self.task.heads,
@@ -131,7 +131,7 @@ class FinetuneJob(Job):
             bilstm=config.features.bilstm_size if self.task.heads.token_labels else 0,
             dropout=None if config.regularization.head_dropout < 0 else config.regularization.head_dropout,
         )
-        heads.feature_count(config.model)
+        heads.check_features(config.model)
         check_layers(config, heads)
         self.heads = heads  # of what comes out
         self.model = BertModel(
@@ -298,11 +298,11 @@ class FinetuneJob(Job):
         return self._best.judged >= step
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        self._best = Best.of(state)
+        self._best = BestCheckpoint.of(state)
 
     # --- What comes out ------------------------------------------------------------------------------------------
 
-    def _weights(self, params: Any, step: int, values: Mapping[str, Mapping[str, float | None]]) -> Weights:
+    def _weights(self, params: Any, step: int, values: Mapping[str, Mapping[str, float | None]]) -> ModelBundle:
         """Parameters in exchange form, with metrics of the dev splits; every process calls it."""
         config = self.config
         flat = to_canonical(to_host(params), config.model.vocab_size)
@@ -319,7 +319,7 @@ class FinetuneJob(Job):
             "recipe": to_dict(config), "metrics": {"step": step, **metrics} if metrics else {},
         }  # fmt: skip
         arrays = {name: np.asarray(flat[name], np.float32) for name in parameter_shapes(spec)}
-        return Weights(spec=spec, params=arrays, tokenizer_content=self._start.tokenizer_content, origin=origin)
+        return ModelBundle(spec=spec, params=arrays, tokenizer_content=self._start.tokenizer_content, origin=origin)
 
     def _save_best(
         self, context: Context, params: Any, step: int, values: Mapping[str, Mapping[str, float | None]]

@@ -18,7 +18,7 @@ from bert_jax.config import HeadsConfig, ModelConfig, ModelSpec, PretrainConfig,
 from bert_jax.config.loader import RunOptions, Setting, parse_settings, read_settings
 from bert_jax.config.options import field_types
 from bert_jax.config.schema import PRESETS
-from bert_jax.interop.exchange import ReadOptions, Weights, parameter_shapes
+from bert_jax.interop.exchange import ModelBundle, ReadOptions, parameter_shapes
 from bert_jax.interop.readers import leaves_activation_open, leaves_case_open, read_weights
 from bert_jax.interop.vocabulary_extension import POSITIONS, extend_positions, extend_rows, plan_vocabulary
 from bert_jax.io.storage import Location, location
@@ -49,7 +49,7 @@ class Start:
     # Lines for the log.
     messages: tuple[str, ...] = ()
     # Model with the vocabulary and positions of the run; None: parameters are drawn, or restored from a checkpoint.
-    weights: Weights | None = None
+    weights: ModelBundle | None = None
     # Text of WORKDIR/warm_start.yaml; empty: the file stays as it is.
     record: str = ""
     # Absolute name of the model that the parameters of step 0 came from; empty: they were drawn.

@@ -14,7 +14,7 @@ import numpy as np
 
 from bert_jax.config import PretrainConfig, TokenizerConfig
 from bert_jax.config.loader import RunOptions
-from bert_jax.interop.exchange import Weights
+from bert_jax.interop.exchange import ModelBundle
 from bert_jax.io.storage import location
 from bert_jax.tokenization import (
     FILE_NAMES,
@@ -53,7 +53,7 @@ class RunVocabulary:
     notes: tuple[str, ...] = ()
 
 
-def plan_vocabulary(options: RunOptions, weights: Weights, values: Mapping[str, Any]) -> RunVocabulary:
+def plan_vocabulary(options: RunOptions, weights: ModelBundle, values: Mapping[str, Any]) -> RunVocabulary:
     """Return the vocabulary of a run that starts from ``weights``, with the words of ``--add_words``.
 
     ``values`` are the options of the command by key. ``ValueError`` for a vocabulary that is not the model's.
@@ -85,7 +85,7 @@ def plan_vocabulary(options: RunOptions, weights: Weights, values: Mapping[str, 
 
 
 def _named_vocabulary(
-    options: RunOptions, weights: Weights, vocab: str, values: Mapping[str, Any]
+    options: RunOptions, weights: ModelBundle, vocab: str, values: Mapping[str, Any]
 ) -> RunVocabulary:
     """The vocabulary that ``data.vocab`` names for a model without a tokenizer."""
     if options.add_words or not vocab:

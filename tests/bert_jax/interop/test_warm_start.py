@@ -7,7 +7,8 @@ import jax
 import numpy as np
 import pytest
 import yaml
-from warm_start_source import MODEL, PIECES, SPECIALS, arrays, byte_bpe, write_words
+from builders import words
+from warm_start_source import MODEL, PIECES, arrays, byte_bpe, write_words
 
 from bert_jax.config import (
     ExecutionConfig,
@@ -19,7 +20,7 @@ from bert_jax.config import (
     load_config,
 )
 from bert_jax.config.loader import RunOptions
-from bert_jax.interop.exchange import Weights
+from bert_jax.interop.exchange import ModelBundle
 from bert_jax.interop.initialization import initial_model, plan_start, pretraining_spec
 from bert_jax.interop.saved_model import write_saved
 from bert_jax.model import BertForPretraining, to_canonical
@@ -36,7 +37,7 @@ def save(folder, *, model=MODEL, heads=ALL, config=TokenizerConfig(), content="\
     spec = ModelSpec(
         model=model, heads=heads, tokenizer=config, family="roberta" if model.position_offset else "bert"
     )
-    write_saved(folder, Weights(spec=spec, params=arrays(spec), tokenizer_content=content if config else None))
+    write_saved(folder, ModelBundle(spec=spec, params=arrays(spec), tokenizer_content=content if config else None))
     return arrays(spec)
 
 
@@ -149,7 +150,7 @@ def test_rows_that_no_piece_has_are_used_first(tmp_path):
 def test_a_vocabulary_that_is_not_the_sources(tmp_path):
     save(tmp_path / "source")
     other = tmp_path / "other.txt"
-    other.write_text("\n".join([*SPECIALS, *(f"w{i}" for i in range(12))]))
+    other.write_text("\n".join(words(12)))
     with pytest.raises(ValueError, match=r"data.vocab: .*other.txt: piece 5 is 'w0', .*has '\[unused0\]'|piece 7"):
         plan(tmp_path, settings={"data.vocab": str(other)})
 

@@ -7,10 +7,10 @@ from collections import Counter
 import jax
 import numpy as np
 import pytest
+from builders import StopAt
 from finetune_cases import (
     PIECES,
     SPLITS,
-    StopAt,
     configured,
     lines,
     records,

@@ -22,7 +22,7 @@ from bert_jax.inference.batching import Encoded
 from bert_jax.model import BertModel, from_canonical, to_canonical
 from bert_jax.optim import make_schedule, parameter_rates
 from bert_jax.tasks.registry import TASKS
-from bert_jax.tasks.task import Unit
+from bert_jax.tasks.task import ModelInput
 from bert_jax.tokenization.wordpiece import WordPieceTokenizer
 from bert_jax.training.state import initial_params
 
@@ -152,7 +152,7 @@ def test_weight_dropout_scales_what_it_keeps():
 
 def unit(words):
     ids, types = TOKENIZER.build_inputs(TOKENIZER.encode(" ".join(words)))
-    return Unit(0, (Encoded(ids, types),), {"labels": 1})
+    return ModelInput(0, (Encoded(ids, types),), {"labels": 1})
 
 
 def changed(words, seed=0, **options):
@@ -246,9 +246,9 @@ def test_an_option_exists_only_for_the_kinds_that_use_it(words, kinds):
             continue
         with pytest.raises(
             ValueError, match=rf"^command line: {option}: unknown option with task.kind {kind};"
-        ) as e:
+        ) as error:
             load_config(FinetuneConfig, f"--task.kind {kind} {words}".split())
-        assert set(str(e.value).rpartition("task.kind ")[2].split(", ")) == set(kinds)
+        assert set(str(error.value).rpartition("task.kind ")[2].split(", ")) == set(kinds)
 
 
 def test_an_option_of_another_kind_may_have_its_default():
