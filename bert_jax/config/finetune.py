@@ -244,8 +244,8 @@ class RegularizationConfig:
 class FeaturesConfig:
     """Which hidden states the task's head sees, and what stands between (the paper's section 5.3)."""
 
-    # last; embeddings; second_to_last; weighted_last_four and weighted_all (a learnt scalar mix, Peters et al.
-    # 2018); concat_last_four.
+    # Hidden states that the head reads: last, embeddings, second_to_last, weighted_last_four and weighted_all (a
+    # learned scalar mix, Peters et al. 2018), concat_last_four.
     layers: Features = only("last", {KIND: (*_HEAD, "qa")})  # noqa: RUF009 (a field)
     # The encoder stays as it is, without dropout.
     frozen_encoder: bool = only(False, {LOSS: ("softmax",)})

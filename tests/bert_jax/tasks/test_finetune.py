@@ -25,11 +25,13 @@ from bert_jax.config import HeadsConfig, load_config
 from bert_jax.config.finetune import FinetuneConfig
 from bert_jax.config.loader import RunOptions
 from bert_jax.finetuning import finetune as module
+from bert_jax.finetuning.best import BestCheckpoint
 from bert_jax.finetuning.evaluation import blank_scores
 from bert_jax.finetuning.task_objective import TaskObjective
 from bert_jax.interop.initialization import plan_start
 from bert_jax.interop.readers import read_weights
 from bert_jax.io.storage import location
+from bert_jax.metrics import Score
 from bert_jax.model import BertModel, to_canonical
 from bert_jax.parallel import batch_sharding, make_mesh
 from bert_jax.process import exits
@@ -229,6 +231,14 @@ def test_it_stops_when_nothing_gets_better_and_keeps_the_best(source, tmp_path):
     assert results(workdir)["dev"]["step"] == evaluations[best]["step"]
     run(source, workdir, "--training.num_epochs 30 --training.patience 2")  # complete, not continued
     assert [line for line in lines(workdir) if line.get("split") == "dev"] == evaluations
+
+
+def test_an_evaluation_is_better_by_min_delta_or_not_at_all():
+    best, accuracy = BestCheckpoint(), Score("accuracy", len)
+    judged = [
+        best.judge(accuracy, value, step, "dev", min_delta=0.1) for step, value in enumerate((0.5, 0.55, 0.65))
+    ]
+    assert judged == [True, False, True] and (best.value, best.step, best.waited) == (0.65, 2, 0)
 
 
 def test_the_last_parameters_where_the_best_are_not_asked_for(source, tmp_path):
