@@ -34,9 +34,10 @@ from bert_jax.finetuning.evaluation import (
     with_intervals,
 )
 from bert_jax.finetuning.initialization import Start, store_tokenizer, warm_start
-from bert_jax.finetuning.packing import Shape, plan_shapes
+from bert_jax.finetuning.packing import plan_shapes
 from bert_jax.finetuning.resolve import Splits, chosen_splits, filled_from_records, with_steps
 from bert_jax.finetuning.task_objective import TaskObjective, check_layers
+from bert_jax.inference.batching import Shape
 from bert_jax.interop.exchange import Weights, parameter_shapes
 from bert_jax.interop.export import export_model
 from bert_jax.interop.readers import read_weights
