@@ -15,11 +15,11 @@ import numpy as np
 
 from bert_jax.config import ModelSpec, load_config
 from bert_jax.config.finetune import FinetuneConfig
-from bert_jax.config.loader import RunOptions, Setting, take_options
-from bert_jax.finetuning import initialization as starts
+from bert_jax.config.loader import RunOptions, take_options
 from bert_jax.finetuning.finetune import FinetuneJob
-from bert_jax.interop.exchange import Weights, parameter_shapes
+from bert_jax.interop.exchange import ModelBundle, parameter_shapes
 from bert_jax.interop.hf.write import write_hf
+from bert_jax.interop.initialization import Start, plan_start
 from bert_jax.model import to_canonical
 from bert_jax.parallel import to_host
 from bert_jax.records import Record
@@ -43,7 +43,7 @@ class Prepared:
 
     job: FinetuneJob
     splits: Mapping[str, Sequence[Record]]
-    start: starts.Start
+    start: Start
 
     @property
     def config(self) -> FinetuneConfig:
@@ -64,15 +64,8 @@ class Prepared:
 def prepare(arguments: list[str], *, compared: bool = True) -> Prepared:
     """The run of such options; ``compared``: with the other side, so it must be one that Trainer can do."""
     options, rest = take_options(RunOptions, arguments)
-    start = None
-
-    def resolve(settings: list[Setting]) -> list[Setting]:
-        nonlocal start
-        start, settings = starts.resolve(options, Path("no run"), settings)
-        return settings
-
-    config = load_config(FinetuneConfig, rest, extra=RunOptions, resolve=resolve)
-    assert start is not None
+    start = plan_start(FinetuneConfig, options, Path("no run"), rest)
+    config = load_config(FinetuneConfig, rest, extra=RunOptions, extra_settings=start.settings)
     if compared:
         check(config)
     splits = read_splits(config.data, config.task.kind)
@@ -152,14 +145,16 @@ def targets_of(units: Sequence[ModelInput], kind: str) -> dict[str, np.ndarray]:
 def write_start(run: Prepared, folder: Path) -> None:
     """The parameters of step 0, the new head too, as a Hugging Face folder of a model without dropout."""
     config, model = run.config, run.job.model
-    loaded = starts.warm_start(run.start, config, model.heads, model.sentence).params
+    loaded = run.job.initial_model().params
     flat = to_canonical(to_host(initial_params(model, config.training.seed, loaded)), config.model.vocab_size)
     still = dataclasses.replace(config.model, hidden_dropout=0.0, attention_dropout=0.0)
     spec = ModelSpec(model=still, heads=run.job.heads, tokenizer=run.start.tokenizer_config)
     arrays = {name: np.asarray(flat[name], np.float32) for name in parameter_shapes(spec)}
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
-    write_hf(folder, Weights(spec=spec, params=arrays, tokenizer_content=run.start.tokenizer_content, origin={}))
+    write_hf(
+        folder, ModelBundle(spec=spec, params=arrays, tokenizer_content=run.start.tokenizer_content, origin={})
+    )
 
 
 # ------------------------------------------------------------------ running both sides

@@ -20,18 +20,12 @@ from bert_jax.objectives.sums import Sums
 from bert_jax.records import Record
 from bert_jax.tasks.task import Level, ModelInput, Prediction, Target
 from bert_jax.tasks.text_classification import SequenceTask, class_number, completed, unlabelled
-from bert_jax.tokenization import Tokenizer
 
 
 class ChoiceTask(SequenceTask):
     """The right one of several continuations, each scored by one output (SWAG; Devlin et al. 2018, section 4.4)."""
 
     targets: ClassVar[Mapping[str, Target]] = {"labels": Target("unit", np.int32)}
-
-    def __init__(self, config: FinetuneConfig, tokenizer: Tokenizer) -> None:
-        super().__init__(config, tokenizer)
-        if config.task.truncation == "windows":
-            raise ValueError("task.truncation: windows are for single texts; choose another for choices")
 
     @classmethod
     def from_data(cls, config: FinetuneConfig, splits: Mapping[str, Sequence[Record]]) -> FinetuneConfig:

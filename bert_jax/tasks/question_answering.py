@@ -8,7 +8,6 @@ import jax
 import numpy as np
 
 from bert_jax.config import HeadsConfig
-from bert_jax.config.finetune import FinetuneConfig
 from bert_jax.metrics import Score, chinese_answer_scores, squad_scores
 from bert_jax.model.bert import BertOutput
 from bert_jax.objectives.denominator import denominator
@@ -17,7 +16,6 @@ from bert_jax.objectives.sums import Sums
 from bert_jax.records import Answer, Record
 from bert_jax.tasks.spans import Passage, Span, SpanPiece, Window, best_spans, span_inputs
 from bert_jax.tasks.task import Level, ModelInput, Prediction, Target, Task
-from bert_jax.tokenization import Tokenizer
 
 # As a span of tokens: it lies in no window.
 NOWHERE = (-1, -1)
@@ -36,14 +34,6 @@ class QaTask(Task):
         "start": Target("position", np.int32), "end": Target("position", np.int32)
     }  # fmt: skip
     gold = ("answers",)
-
-    def __init__(self, config: FinetuneConfig, tokenizer: Tokenizer) -> None:
-        super().__init__(config, tokenizer)
-        if config.qa.no_answer and config.qa.scoring == "chinese":
-            raise ValueError(
-                "qa.scoring: 'chinese' has no score for questions without an answer; allowed with qa.no_answer: "
-                "english; set one of the two"
-            )
 
     @property
     def heads(self) -> HeadsConfig:

@@ -51,10 +51,9 @@ class SentenceTask(Task):
 
     targets: ClassVar[Mapping[str, Target]] = {}
 
-    def __init__(self, config: FinetuneConfig, tokenizer: Tokenizer) -> None:
-        super().__init__(config, tokenizer)
-        if config.task.truncation == "windows":
-            raise ValueError("task.truncation: a sentence has one vector; windows give several; choose another")
+    def __init__(self, config: FinetuneConfig, tokenizer: Tokenizer, records: Sequence[Record] = ()) -> None:
+        super().__init__(config, tokenizer, records)
+        self._hard_negatives = _hard_negatives(config, records)
         kinds = {"softmax": np.int32, "cosine": np.float32, "cosent": np.float32}
         if self._of_classes:
             kinds["negatives"] = np.int32
@@ -69,8 +68,7 @@ class SentenceTask(Task):
     @classmethod
     def from_data(cls, config: FinetuneConfig, splits: Mapping[str, Sequence[Record]]) -> FinetuneConfig:
         train, data, options = splits["train"], config.data, config.sentence
-        uses_negatives = options.loss == "negatives" and not options.pairs_from_classes
-        most = max((len(record.negatives) for record in train), default=0) if uses_negatives else 0
+        most = _hard_negatives(config, train)
         for record in train:
             _check_texts(record, config, most)
         if options.loss == "softmax" or (options.loss == "negatives" and options.pairs_from_classes):
@@ -80,12 +78,11 @@ class SentenceTask(Task):
             if len(labels) < 2 and options.loss == "softmax":
                 raise ValueError(f"data.labels: {len(labels)} class ({', '.join(labels)}); two or more are needed")
             data = dataclasses.replace(data, labels=labels)
-        return dataclasses.replace(config, data=data, hard_negatives=most)
+        return dataclasses.replace(config, data=data)
 
     @property
     def sequences_per_unit(self) -> int:
-        loss = self.config.sentence.loss
-        return _TEXTS[loss] + (self.config.hard_negatives if loss == "negatives" else 0)
+        return _TEXTS[self.config.sentence.loss] + self._hard_negatives
 
     def sequences_of(self, units: Sequence[ModelInput]) -> int:
         most = max(len(unit.sequences) for unit in units)
@@ -336,11 +333,16 @@ def _ranks(
     return ranks
 
 
+def _hard_negatives(config: FinetuneConfig, records: Sequence[Record]) -> int:
+    """Return the number of hard negatives of each training record; 0 for a loss that ignores them."""
+    if config.sentence.loss != "negatives" or config.sentence.pairs_from_classes:
+        return 0
+    return max((len(record.negatives) for record in records), default=0)
+
+
 def _check_texts(record: Record, config: FinetuneConfig, negatives: int) -> None:
     """``ValueError`` for a training record that has not what the loss needs."""
     loss, from_classes = config.sentence.loss, config.sentence.pairs_from_classes
-    if from_classes and loss not in ("negatives", "triplet"):
-        raise ValueError(f"sentence.pairs_from_classes: not with sentence.loss {loss}; use negatives or triplet")
     if loss == "simcse":
         return
     if from_classes:

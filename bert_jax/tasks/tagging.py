@@ -22,7 +22,6 @@ from bert_jax.objectives.sums import Sums
 from bert_jax.records import Record
 from bert_jax.tasks.task import Level, ModelInput, Prediction, Target, Task
 from bert_jax.tasks.words import Window, word_windows
-from bert_jax.tokenization import Tokenizer
 
 # What entity tags begin with (B-PER), by the two readings of ``bert_jax.metrics.entities``.
 PREFIXES, STRICT_PREFIXES = ("B", "I", "E", "S"), ("B", "I")
@@ -42,10 +41,6 @@ class TaggingTask(Task):
         "tag_scored": Target("token", np.float32),  # 1: the first piece of a word, in the word's window
     }
     gold = ("tags",)
-
-    def __init__(self, config: FinetuneConfig, tokenizer: Tokenizer) -> None:
-        super().__init__(config, tokenizer)
-        _check_loss(config)
 
     @classmethod
     def from_data(cls, config: FinetuneConfig, splits: Mapping[str, Sequence[Record]]) -> FinetuneConfig:
@@ -222,14 +217,6 @@ def _labels(record: Record, tags: tuple[str, ...], training: bool) -> np.ndarray
 @lru_cache(maxsize=8)
 def _known(tags: tuple[str, ...]) -> dict[str, int]:
     return {tag: i for i, tag in enumerate(tags)}
-
-
-def _check_loss(config: FinetuneConfig) -> None:
-    if config.loss.class_weights != "none":
-        raise ValueError(f"loss.class_weights: {config.loss.class_weights!r} does not go with tags; set it to none")
-    for name in ("label_smoothing", "focal_gamma"):
-        if config.tagging.crf and getattr(config.loss, name):
-            raise ValueError(f"loss.{name}: {getattr(config.loss, name)} does not go with tagging.crf; set it to 0")
 
 
 def check_entity_tags(records: Sequence[Record], scoring: str) -> None:

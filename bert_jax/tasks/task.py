@@ -78,7 +78,7 @@ class Confusion(NamedTuple):
 
 
 class Task(ABC):
-    """A kind of task with its config, tokenizer and labels. Nothing changes after it was made.
+    """A kind of task with its config, tokenizer and labels. Nothing changes after construction.
 
     ``features`` of a batch are those of ``bert_jax.batch`` (``cls_positions`` [B, C]), every target of ``targets``
     under its name, and ``weights`` float32[B, U].
@@ -89,7 +89,9 @@ class Task(ABC):
     # Fields of a record that say what is right.
     gold: ClassVar[tuple[str, ...]] = ("label",)
 
-    def __init__(self, config: FinetuneConfig, tokenizer: Tokenizer) -> None:
+    def __init__(self, config: FinetuneConfig, tokenizer: Tokenizer, records: Sequence[Record] = ()) -> None:
+        """``config`` is completed by :meth:`from_data`; ``records`` are those of training, for values that follow
+        from them and are no options, such as weights of classes."""
         self.config, self.tokenizer = config, tokenizer
 
     @classmethod

@@ -35,12 +35,7 @@ from bert_jax.tokenization import Tokenizer
 
 
 class SequenceTask(Task):
-    """What the tasks on texts and pairs share: model inputs, and outputs averaged over a text's windows."""
-
-    def __init__(self, config: FinetuneConfig, tokenizer: Tokenizer) -> None:
-        super().__init__(config, tokenizer)
-        balanced = config.loss.class_weights == "balanced"
-        self._class_weights = jnp.asarray(config.class_weights, jnp.float32) if balanced else None
+    """Base of the tasks on texts and pairs: model inputs, and outputs averaged over a text's windows."""
 
     def featurize(self, records: Sequence[Record], *, training: bool) -> list[ModelInput]:
         units = []
@@ -141,9 +136,17 @@ class ClassificationTask(SequenceTask):
 
     targets: ClassVar[Mapping[str, Target]] = {"labels": Target("unit", np.int32)}
 
+    def __init__(self, config: FinetuneConfig, tokenizer: Tokenizer, records: Sequence[Record] = ()) -> None:
+        super().__init__(config, tokenizer, records)
+        self._class_weights = None
+        if config.loss.class_weights == "balanced":
+            counts, labels = Counter(record.label for record in records), config.data.labels
+            weights = [len(records) / (len(labels) * counts[label]) if counts[label] else 0.0 for label in labels]
+            self._class_weights = jnp.asarray(weights, jnp.float32)
+
     @classmethod
     def from_data(cls, config: FinetuneConfig, splits: Mapping[str, Sequence[Record]]) -> FinetuneConfig:
-        data, train = config.data, splits.get("train", ())
+        data = config.data
         seen = {record.label for record in of_training_files(config, splits)} - {None}
         labels = data.labels or tuple(sorted(map(str, seen)))
         if len(labels) < 2:
@@ -151,11 +154,7 @@ class ClassificationTask(SequenceTask):
                 f"data.labels: the training files have {len(labels)} class ({', '.join(labels) or 'no labels'}); "
                 "two or more are needed: check data.columns, or name them all in data.labels"
             )
-        counts = Counter(record.label for record in train)
-        weights = tuple(len(train) / (len(labels) * counts[label]) if counts[label] else 0.0 for label in labels)
-        return dataclasses.replace(
-            config, data=dataclasses.replace(data, labels=labels), class_weights=weights if train else ()
-        )
+        return dataclasses.replace(config, data=dataclasses.replace(data, labels=labels))
 
     @property
     def heads(self) -> HeadsConfig:
@@ -218,8 +217,8 @@ class MultiLabelTask(ClassificationTask):
     gold = ("labels",)
     targets: ClassVar[Mapping[str, Target]] = {}
 
-    def __init__(self, config: FinetuneConfig, tokenizer: Tokenizer) -> None:
-        super().__init__(config, tokenizer)
+    def __init__(self, config: FinetuneConfig, tokenizer: Tokenizer, records: Sequence[Record] = ()) -> None:
+        super().__init__(config, tokenizer, records)
         self.targets = {"labels": Target("unit", np.float32, (len(config.data.labels),))}  # type: ignore[misc]
 
     @classmethod

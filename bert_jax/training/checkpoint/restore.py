@@ -266,7 +266,7 @@ def _fitting_config(
         raise _Unfit(f"{folder}: checkpoint format {meta['format']}, this version reads {FORMAT}")
     changed = [line for line in differences(stored_config, config) if line.startswith("model.")]
     changed = [line for line in changed if line.partition(":")[0] not in may_change]
-    old, new = stored_config.heads_key, config.heads_key
+    old, new = stored_config.parameter_layout, config.parameter_layout
     changed += [f"{name}: {old[name]} -> {value}" for name, value in new.items() if old[name] != value]
     if config.keeps_start and not stored_config.keeps_start:
         changed.append("it has no start parameters (regularization.mixout, optimizer.decay_to_start)")

@@ -7,7 +7,8 @@ import shutil
 import jax
 import numpy as np
 import pytest
-from finetune_cases import SPLITS, StopAt, configured, lines, records, results, run, saved_model
+from builders import StopAt
+from finetune_cases import SPLITS, configured, lines, records, results, run, saved_model
 
 from bert_jax.finetuning.best import BestCheckpoint
 from bert_jax.finetuning.finetune import FinetuneJob, finetune

@@ -87,19 +87,6 @@ def test_records_that_cannot_be_learned_from(sections, train, dev, message):
     assert message in str(caught.value) and "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("sections", "name"),
-    [
-        ({"loss": {"class_weights": "balanced"}}, "loss.class_weights"),
-        ({"loss": {"label_smoothing": 0.1}, "tagging": {"crf": True}}, "loss.label_smoothing"),
-        ({"loss": {"focal_gamma": 2.0}, "tagging": {"crf": True}}, "loss.focal_gamma"),
-    ],
-)
-def test_options_that_tags_cannot_have(sections, name):
-    with pytest.raises(ValueError, match=f"^{name}: "):
-        task_of(**sections)
-
-
 def test_heads():
     heads = task_of().heads
     assert heads.token_labels == TAGS and not heads.crf and heads.present() == ("token",)
