@@ -32,9 +32,10 @@ from bert_jax.finetuning.evaluation import (
     scores_of,
     with_intervals,
 )
-from bert_jax.finetuning.packing import Shape, plan_shapes
+from bert_jax.finetuning.packing import plan_shapes
 from bert_jax.finetuning.resolve import Splits, chosen_splits, redrawn_layers, with_steps
 from bert_jax.finetuning.task_objective import TaskObjective, check_layers
+from bert_jax.inference.batching import Shape
 from bert_jax.interop.exchange import ModelBundle, parameter_shapes
 from bert_jax.interop.export import export_model
 from bert_jax.interop.initialization import Start, initial_model, store_tokenizer
