@@ -20,8 +20,8 @@ import jax
 from bert_jax.config.finetune import FinetuneConfig
 from bert_jax.config.sweep import Cell, shared_settings
 from bert_jax.finetuning.artifacts import read_results
+from bert_jax.io.files import write_whole
 from bert_jax.io.folder_lock import FolderTaken, hold_folder
-from bert_jax.io.storage import write_whole
 from bert_jax.process import exits, hosts
 from bert_jax.process.signals import StopRequest
 

@@ -41,7 +41,8 @@ from bert_jax.interop.exchange import Weights, parameter_shapes
 from bert_jax.interop.export import export_model
 from bert_jax.interop.readers import read_weights
 from bert_jax.interop.saved_model import BEST, replace_saved
-from bert_jax.io.storage import Location, ObjectPath, write_whole
+from bert_jax.io.files import write_whole
+from bert_jax.io.storage import Location, ObjectPath
 from bert_jax.metrics import Score
 from bert_jax.model import BertModel, from_canonical, to_canonical
 from bert_jax.optim import joining_updates, parameter_rates

@@ -15,6 +15,7 @@ from bert_jax.config.loader import RunOptions, Setting, parse_settings
 from bert_jax.interop.exchange import ReadOptions, Weights, parameter_shapes
 from bert_jax.interop.initialization import merge_settings, model_section, read_record, record_text
 from bert_jax.interop.readers import leaves_case_open, read_weights
+from bert_jax.io.errors import one_line
 from bert_jax.io.storage import Location, location
 from bert_jax.model.canonical import STACKED
 from bert_jax.tokenization import Tokenizer, build_tokenizer
@@ -155,8 +156,9 @@ def _stored_tokenizer(workdir: Location) -> tuple[TokenizerConfig, bytes]:
         config = TokenizerConfig(**json.loads(path.read_text(encoding="utf-8")))
         return config, (workdir / config.file).read_bytes()
     except (OSError, ValueError, TypeError) as error:
-        problem = " ".join(str(error).split())
-        raise ValueError(f"{path}: not readable ({problem}); restore it, or give another --workdir") from None
+        raise ValueError(
+            f"{path}: not readable ({one_line(error)}); restore it, or give another --workdir"
+        ) from None
 
 
 def warm_start(start: Start, config: FinetuneConfig, heads: HeadsConfig, sentence: Any) -> WarmStart:

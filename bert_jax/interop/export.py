@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import shutil
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Literal, Protocol
@@ -16,6 +15,7 @@ from bert_jax.interop.hf.check import Differences, check_hf, check_sentence_tran
 from bert_jax.interop.hf.config_json import CONFIG_FILE
 from bert_jax.interop.model_card import model_card
 from bert_jax.interop.readers import read_weights
+from bert_jax.io.files import whole_folder
 from bert_jax.process.exits import VERIFICATION_FAILED, Stop
 
 # Formats that this library reads back: their arrays must come back bit by bit.
@@ -67,11 +67,7 @@ def export_model(
     if heads is not None:
         weights = keep_heads(weights, heads)
     weights, notes = fit(weights, format, dtype)
-    partial = target.with_name(f".{target.name}.partial")
-    shutil.rmtree(partial, ignore_errors=True)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    partial.mkdir()
-    try:
+    with whole_folder(target, target.with_name(f".{target.name}.replaced")) as partial:
         notes += _writer(format)(partial, weights, dtype=dtype)
         (partial / CARD).write_text(
             model_card(weights, format, dtype, _architecture(partial), notes), encoding="utf-8"
@@ -80,9 +76,6 @@ def export_model(
             report(note)
         if verify:
             _verify(partial, weights, format, dtype, peer_python, report)
-        _put_in_place(partial, target)
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
     size = sum(file.stat().st_size for file in target.rglob("*") if file.is_file())
     report(f"{target}: {format}, {size / 1e6:,.1f} MB")
 
@@ -98,22 +91,6 @@ def _check_target(source: Path, target: Path, force: bool) -> None:
     for place, what in ((source, "the source"), (Path.cwd(), "the working folder"), (Path.home(), "your home")):
         if place.resolve().is_relative_to(target):
             raise ValueError(f"{target}: --force would delete {what} ({place}); give another folder")
-
-
-def _put_in_place(partial: Path, target: Path) -> None:
-    """Give the complete folder its name; what stood there goes only then."""
-    if not target.exists():
-        partial.rename(target)
-        return
-    old = target.with_name(f".{target.name}.replaced")
-    shutil.rmtree(old, ignore_errors=True)
-    target.rename(old)
-    try:
-        partial.rename(target)
-    except OSError:
-        old.rename(target)
-        raise
-    shutil.rmtree(old, ignore_errors=True)
 
 
 def _architecture(folder: Path) -> str | None:

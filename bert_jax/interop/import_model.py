@@ -7,7 +7,6 @@ a process of its own, where those are installed.
 
 import dataclasses
 import hashlib
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -21,6 +20,7 @@ from bert_jax.interop.hf.read import is_hf
 from bert_jax.interop.hf.sentence_transformers import encoder_folder, is_sentence_transformers
 from bert_jax.interop.readers import read_weights
 from bert_jax.interop.saved_model import read_native, write_saved
+from bert_jax.io.files import whole_folder
 from bert_jax.io.untrusted_folder import needed
 from bert_jax.process import exits
 
@@ -47,9 +47,7 @@ def import_model(
     for note in weights.notes:
         report(note)
     report(_summary(weights))
-    unverified = target.with_name(f".{target.name}.unverified")
-    shutil.rmtree(unverified, ignore_errors=True)
-    try:
+    with whole_folder(target) as unverified:
         write_saved(unverified, weights)
         del weights  # so that one model at a time is in memory
         report(_compare_tensors(source, unverified, options))
@@ -57,10 +55,6 @@ def import_model(
             _compare_outputs(source, unverified, peer_python, report)
         else:
             report("outputs not compared: not wanted")
-        unverified.rename(target)
-    except BaseException:
-        shutil.rmtree(unverified, ignore_errors=True)
-        raise
 
 
 def _summary(weights: Weights) -> str:

@@ -27,6 +27,7 @@ from bert_jax.interop.vocabulary_extension import (
     require_wordpiece,
     with_words,
 )
+from bert_jax.io.errors import one_line
 from bert_jax.io.storage import Location, location
 from bert_jax.tokenization import Tokenizer, WordPieceTokenizer, build_tokenizer, load_tokenizer
 from bert_jax.training.checkpoint.restore import saved_steps
@@ -99,9 +100,8 @@ def read_record(workdir: Location) -> dict[str, Any] | None:
             raise ValueError(f"format {record['format']}")
         return {name: record[name] for name in ("init_from", "source", "resolved")}
     except (OSError, ValueError, TypeError, KeyError, yaml.YAMLError) as error:
-        problem = " ".join(str(error).split())
         raise ValueError(
-            f"{path}: not readable ({problem}); delete it and give --config {workdir}/config.yaml"
+            f"{path}: not readable ({one_line(error)}); delete it and give --config {workdir}/config.yaml"
         ) from None
 
 

@@ -10,6 +10,7 @@ from typing import IO, Any, NamedTuple
 
 import numpy as np
 
+from bert_jax.io.errors import one_line
 from bert_jax.io.safetensors_file import aligned_empty
 
 # Longest header of an array: a name, a flag and a shape.
@@ -87,7 +88,7 @@ class NpzFile:
         except OSError:
             raise
         except Exception as error:  # a damaged file ends in any of a dozen types
-            raise ValueError(f"{self._file}: damaged or no npz file ({' '.join(str(error).split())})") from None
+            raise ValueError(f"{self._file}: damaged or no npz file ({one_line(error)})") from None
 
 
 def _header(read: Callable[[int], bytes], where: str) -> tuple[Header, int]:

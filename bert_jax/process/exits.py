@@ -7,7 +7,8 @@ import sys
 from collections.abc import Callable
 
 from bert_jax.batch import DataBudgetError
-from bert_jax.io.object_paths import StorageUnavailable
+from bert_jax.io.errors import one_line
+from bert_jax.io.storage import StorageUnavailable
 
 OK, USER_ERROR, VERIFICATION_FAILED, PREEMPTED, DATA_BUDGET, NON_FINITE, WATCHDOG = 0, 2, 3, 42, 43, 44, 45
 INTERRUPTED = 130
@@ -63,7 +64,7 @@ def outcome(error: BaseException) -> tuple[int, str] | None:
         return WATCHDOG, f"stopped: {error}"
     if isinstance(error, OSError):
         return USER_ERROR, _os_error_line(error)
-    text = " ".join(str(error).split())
+    text = one_line(error)
     full = next((reason for reason in DISK_FULL if reason in text), None)
     if full is None and not isinstance(error, ValueError):
         return None

@@ -9,8 +9,9 @@ from typing import Any
 import jax
 
 from bert_jax.config import differences, dump_yaml, to_dict
+from bert_jax.io.files import write_whole
 from bert_jax.io.folder_lock import FolderTaken
-from bert_jax.io.storage import Location, write_whole
+from bert_jax.io.storage import Location
 from bert_jax.parallel import make_mesh
 from bert_jax.parallel.hardware import mfu
 from bert_jax.process import exits, hosts

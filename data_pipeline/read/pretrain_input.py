@@ -14,6 +14,7 @@ import numpy as np
 from bert_jax.batch import PRETRAIN_FEATURES, BatchInfo, DataBudgetError
 from bert_jax.config.pretrain import DataConfig
 from bert_jax.hashing import hash_key
+from bert_jax.io.storage import Location
 from bert_jax.tokenization import Tokenizer
 from data_pipeline.build.masking import MaskingSettings, mask_batch
 from data_pipeline.read.order import BatchSizes, HostRows, LaneOrder, usable_lanes
@@ -21,7 +22,6 @@ from data_pipeline.read.reader import REASONS, LaneReader, RawBatch, RecordReade
 from data_pipeline.read.tf_stream import Stream, read_batches
 from data_pipeline.shards.compatibility import Layout, check_layout, warn_of_changed_files
 from data_pipeline.shards.shard_files import ShardIndex, read_index
-from data_pipeline.storage import Location
 
 _log = logging.getLogger(__name__)
 

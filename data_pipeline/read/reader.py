@@ -15,6 +15,7 @@ from typing import NamedTuple
 import google_crc32c
 import numpy as np
 
+from bert_jax.io.storage import ObjectPath, StorageError
 from data_pipeline.read.order import BatchSizes, HostRows, LaneOrder
 from data_pipeline.shards.shard_files import (
     FRAME_BYTES,
@@ -24,7 +25,6 @@ from data_pipeline.shards.shard_files import (
     frame_headers,
     mask_crcs,
 )
-from data_pipeline.storage import ObjectPath, StorageError
 
 # Status of a row; 0 is good. The texts end the log line "FILE: record N ...".
 REASONS = (

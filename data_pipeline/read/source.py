@@ -8,9 +8,9 @@ import numpy as np
 
 from bert_jax.batch import BatchIterator
 from bert_jax.config import PretrainConfig
+from bert_jax.io.storage import Location, location
 from bert_jax.tokenization import Tokenizer
 from data_pipeline.read.pretrain_input import eval_batches, pretrain_batches
-from data_pipeline.storage import Location, location
 
 # Batches of training records that the unigram distribution is counted on: enough for a sharp estimate.
 BASELINE_BATCHES = 2000

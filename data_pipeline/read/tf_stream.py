@@ -12,11 +12,11 @@ from typing import Any, Protocol
 import numpy as np
 
 from bert_jax.config.pretrain import DataConfig
+from bert_jax.io.storage import StorageError
 from data_pipeline.host_tensorflow import THREADS, load_tensorflow
 from data_pipeline.read.reader import BAD_IDS, RawBatch
 from data_pipeline.shards.compatibility import Layout
 from data_pipeline.shards.shard_files import encode_examples
-from data_pipeline.storage import StorageError
 
 
 class RawReader(Protocol):

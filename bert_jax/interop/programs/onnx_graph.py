@@ -12,6 +12,7 @@ from bert_jax.config import ModelSpec
 from bert_jax.interop.exchange import Weights, check_shapes
 from bert_jax.interop.programs.onnx_layers import FLOAT, INT64, Graph, add_network
 from bert_jax.interop.programs.serving import INPUTS, largest_differences, output_shapes, write_companions
+from bert_jax.io.errors import one_line
 
 FILE, DATA_FILE = "model.onnx", "model.onnx.data"
 # Key of the JSON in the file's metadata: dtype of the weights, sizes, labels, pooling, tokenizer.
@@ -49,7 +50,7 @@ def write_onnx(folder: Path, weights: Weights, *, dtype: Literal["float32", "bfl
         # By path: the checker then also looks at the file of external data.
         onnx.checker.check_model(str(folder / FILE), full_check=True)
     except onnx.checker.ValidationError as error:
-        raise ValueError(f"{folder / FILE}: not a valid ONNX model: {' '.join(str(error).split())}") from None
+        raise ValueError(f"{folder / FILE}: not a valid ONNX model: {one_line(error)}") from None
     return [*_notes(weights, graph, external, dtype), *write_companions(folder, weights, dtype)]
 
 

@@ -17,7 +17,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
-from bert_jax.io.storage import Location, write_whole
+from bert_jax.io.files import write_whole
+from bert_jax.io.storage import Location
 from bert_jax.model.canonical import STACKED, VOCABULARY_ROWS, path_name
 
 CHECKSUM_FILE = "checksums.json"
@@ -59,6 +60,13 @@ def tree_digest(tree: Any, vocab_size: int) -> str:
 def lines_digest(lines: list[str]) -> str:
     """sha256 over sorted :func:`digest_lines`, which may come from several trees that make one."""
     return hashlib.sha256("\n".join(sorted(lines)).encode()).hexdigest()
+
+
+def part_digests(lines: list[str]) -> dict[str, str]:
+    """Digests of the parameters alone (``params``) and of their moving average (``ema``), where the lines of a
+    state have them."""
+    parts = {part: [line for line in lines if line.startswith(f"{part}/")] for part in ("params", "ema")}
+    return {part: lines_digest(own) for part, own in parts.items() if own}
 
 
 def digest_lines(tree: Any, vocab_size: int) -> list[str]:

@@ -17,8 +17,15 @@ from etils import epath
 from jax.sharding import Mesh
 
 from bert_jax.config import PretrainConfig, RunConfig, differences, from_dict
-from bert_jax.io.object_paths import StorageUnavailable
-from bert_jax.io.storage import Location, ObjectPath, StorageError, is_transient, lacks_permission
+from bert_jax.io.errors import first_line
+from bert_jax.io.storage import (
+    Location,
+    ObjectPath,
+    StorageError,
+    StorageUnavailable,
+    is_transient,
+    lacks_permission,
+)
 from bert_jax.model import BertForPretraining, BertModel, from_canonical, to_canonical
 from bert_jax.model.canonical import clear_padding, path_name
 from bert_jax.optim import make_optimizer
@@ -118,13 +125,19 @@ def restore_newest(
             if hosts.is_lead():
                 where = f"; moved to {_move_aside(workdir, step, DAMAGED)}"
         report(f"WARNING: checkpoint {step} is damaged ({found}){where}")
-    aside = workdir.absolute() / DAMAGED
-    if bad or (aside.is_dir() and any(aside.iterdir())):
+    raise_if_damaged(workdir, bad)
+    return None
+
+
+def raise_if_damaged(workdir: Location, bad: list[str]) -> None:
+    """Raise :class:`NoCheckpoint` when a run without a sound checkpoint has or had damaged ones: it must not look
+    like one that never began."""
+    quarantine = workdir.absolute() / DAMAGED
+    if bad or (quarantine.is_dir() and any(quarantine.iterdir())):
         raise NoCheckpoint(
-            f"{workdir}: all checkpoints are damaged ({'; '.join(bad) or f'they lie in {aside}'}); "
+            f"{workdir}: all checkpoints are damaged ({'; '.join(bad) or f'they lie in {quarantine}'}); "
             "restore one from a copy, or give another --workdir to start anew"
         )
-    return None
 
 
 def _verified(
@@ -133,17 +146,17 @@ def _verified(
     """The checkpoint of ``step``, or what is wrong with it: what the first process that finds something says."""
     folder = checkpoint_folder(workdir) / str(step)
     share = hosts.index(), hosts.count()
-    problem = _agreed(f"files of {step}", _problem_of(lambda: check_files(folder, share)))
+    problem = _agreed(f"files of {step}", problem_of(lambda: check_files(folder, share)))
     if problem is not None:
         return problem
     parts: dict[str, Any] = {}
 
     def read() -> None:
         parts["meta"] = read_meta(folder)
-        parts["config"] = _fitting_config(folder, step, parts["meta"], config, may_change)
+        parts["config"] = fitting_config(folder, step, parts["meta"], config, may_change)
         parts["state"] = _read_state(folder, parts["config"], mesh, model)
 
-    problem = _agreed(f"contents of {step}", _problem_of(read))
+    problem = _agreed(f"contents of {step}", problem_of(read))
     if problem is not None:
         return problem
     meta, stored, state = parts["meta"], parts["config"], parts["state"]
@@ -152,7 +165,7 @@ def _verified(
         same = tree_digest(state, stored.model.vocab_size) == meta["digest"]
         return None if same else "its values differ from their digest"
 
-    problem = _agreed(f"values of {step}", _problem_of(check_digest))
+    problem = _agreed(f"values of {step}", problem_of(check_digest))
     if problem is not None:
         return problem
     # The digest is of canonical values: padded rows are not among them.
@@ -160,16 +173,16 @@ def _verified(
     return Restored(step, _adapt(state, stored, config, mesh, model), meta, stored)
 
 
-def _problem_of(look: Callable[[], str | None]) -> str | None:
+def problem_of(look: Callable[[], str | None]) -> str | None:
     """What ``look`` finds wrong, or fails with when that is the checkpoint's fault."""
     try:
         return look()
-    except (_Unfit, PermissionError, StorageError):
+    except (Unfit, PermissionError, StorageError):
         raise
     except Exception as error:  # Orbax and tensorstore raise six types, bare Exception among them.
         if _is_shortage(error):
             raise  # the machine's fault, not the checkpoint's: nothing is moved
-        problem = str(error).strip().partition("\n")[0][:200] or type(error).__name__
+        problem = first_line(error)
         if is_transient(error):
             raise StorageUnavailable(f"a checkpoint cannot be read: {problem}; run again") from None
         if lacks_permission(error):
@@ -224,7 +237,7 @@ def _finish_moves(workdir: ObjectPath) -> None:
 def _finish_move(workdir: ObjectPath, step: int, where: str) -> ObjectPath:
     source, target = checkpoint_folder(workdir) / str(step), _unused(workdir / where, f"step_{step}")
     for path in source.rglob("*"):
-        path.move(target / path.relative_to(source))
+        path.replace(target / path.relative_to(source))
     (workdir / where / str(step)).unlink()
     return target
 
@@ -238,7 +251,7 @@ def _unused(folder: Location, name: str) -> Location:
     return target
 
 
-class _Unfit(ValueError):
+class Unfit(ValueError):
     """The checkpoint is sound but does not fit this config."""
 
 
@@ -251,19 +264,19 @@ def read_meta(folder: Location) -> dict[str, Any]:
     return unit
 
 
-def _fitting_config(
+def fitting_config(
     folder: Location, step: int, meta: Mapping[str, Any], config: RunConfig, may_change: set[str]
 ) -> Any:
-    """The stored config; :class:`_Unfit` when ``config`` cannot go on from it."""
+    """The stored config; :class:`Unfit` when ``config`` cannot go on from it."""
     if meta["step"] != step:
         raise ValueError(f"its JSON part belongs to step {meta['step']}")
     # From here on the JSON part is proven sound: what it says is not damage.
     try:
         stored_config: Any = from_dict(type(config), meta["config"])
     except ValueError as error:
-        raise _Unfit(f"{folder}: saved by a version with other options: {error}") from None
+        raise Unfit(f"{folder}: saved by a version with other options: {error}") from None
     if meta["format"] != FORMAT:
-        raise _Unfit(f"{folder}: checkpoint format {meta['format']}, this version reads {FORMAT}")
+        raise Unfit(f"{folder}: checkpoint format {meta['format']}, this version reads {FORMAT}")
     changed = [line for line in differences(stored_config, config) if line.startswith("model.")]
     changed = [line for line in changed if line.partition(":")[0] not in may_change]
     old, new = stored_config.heads_key, config.heads_key
@@ -271,7 +284,7 @@ def _fitting_config(
     if config.keeps_start and not stored_config.keeps_start:
         changed.append("it has no start parameters (regularization.mixout, optimizer.decay_to_start)")
     if changed:
-        raise _Unfit(
+        raise Unfit(
             f"{folder}: the checkpoint was saved with another model (saved -> now): {'; '.join(changed)}; "
             "use the saved values or another --workdir"
         )
@@ -332,4 +345,4 @@ def _adapt(
         )
         return convert(state)
     except ValueError as error:
-        raise _Unfit(f"the checkpoint does not fit the configured optimizer or heads: {error}") from None
+        raise Unfit(f"the checkpoint does not fit the configured optimizer or heads: {error}") from None
