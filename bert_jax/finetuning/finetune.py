@@ -344,7 +344,11 @@ class FinetuneJob(Job):
         made = {entry["split"]: entry for entry in read_results(folder) if entry["step"] == step}
         asked = [split for split in self._splits if split != "train"]
         due = [split for split in asked if made.get(split, {}).get("digest") != self._digests[split]]
-        due = [split for split in asked if hosts.lead_says(f"predict_{split}", split in due, context.host_timeout)]
+        due = [
+            split
+            for split in asked
+            if hosts.broadcast_from_lead(f"predict_{split}", split in due, context.host_timeout)
+        ]
         made |= {split: self._predict(context, params, split, step, began) for split in due}
         if not hosts.is_lead():
             return

@@ -22,7 +22,7 @@ def _platforms() -> str | None:
     return platforms
 
 
-def given(options: RunOptions) -> tuple[str, int, int] | None:
+def configured(options: RunOptions) -> tuple[str, int, int] | None:
     """(coordinator, processes, index) from the flags, else from the environment; None when nothing is given."""
     coordinator = options.coordinator or os.environ.get("JAX_COORDINATOR_ADDRESS", "")
     processes = options.num_processes or _variable("JAX_NUM_PROCESSES", 0)

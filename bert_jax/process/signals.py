@@ -1,7 +1,6 @@
 """Ctrl-C and SIGTERM ask to save and stop. Imports nothing heavy: installed before anything else."""
 
 import contextlib
-import os
 import signal
 import sys
 import time
@@ -96,7 +95,7 @@ class StopRequest:
         from bert_jax.process import hosts
 
         own = f"{self.signal.name} {time.monotonic() - self._came}" if self.signal else ""
-        answers = [answer.split() for answer in hosts.gather("stop", own, AGREED_WITHIN)]
+        answers = [answer.split() for answer in hosts.all_gather_text("stop", own, AGREED_WITHIN)]
         told = {host: answer for host, answer in enumerate(answers) if answer}
         # Ctrl-C wins: a person is there, and no supervisor is to start the run again.
         names = {name for name, _ in told.values()}
@@ -104,7 +103,7 @@ class StopRequest:
         self._came = time.monotonic() - max((float(age) for _, age in told.values()), default=0.0)
         self._where = f" on host {', '.join(map(str, told))}" if told else ""
 
-    def told(self) -> str:
+    def reason(self) -> str:
         """``2.3 s after SIGTERM on host 1``, for the last line of a run that was stopped."""
         assert self.signal is not None
         return f"{time.monotonic() - self._came:.1f} s after {self.signal.name}{self._where}"
@@ -112,7 +111,7 @@ class StopRequest:
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if self.signal is not None:
             if number == signal.SIGINT:
-                os._exit(exits.INTERRUPTED)
+                exits.end_now(exits.INTERRUPTED)
             return
         self.signal, self._came = signal.Signals(number), time.monotonic()
         if self._notify is not None:

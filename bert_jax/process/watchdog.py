@@ -107,10 +107,10 @@ class Watchdog:
 
     def _bark(self) -> None:
         self._dump("The checkpoints are sound: run the same command on all hosts to continue")
-        os._exit(exits.WATCHDOG)
+        exits.end_now(exits.WATCHDOG)
 
     def _dump(self, advice: str) -> None:
-        exit_anyway = threading.Timer(DUMP_SECONDS, os._exit, [exits.WATCHDOG])
+        exit_anyway = threading.Timer(DUMP_SECONDS, exits.end_now, [exits.WATCHDOG])
         exit_anyway.daemon = True
         exit_anyway.start()
         others = self.others()

@@ -38,7 +38,7 @@ META_FILE = "metadata"
 # Written last by Orbax where a folder cannot be renamed.
 COMMIT_FILE = "commit_success.txt"
 # Folders of a workdir for checkpoints that are not used any more, but not deleted either.
-DAMAGED, ROLLED_BACK = ASIDE = ("damaged_checkpoints", "rolled_back_checkpoints")
+DAMAGED, ROLLED_BACK = QUARANTINE_FOLDERS = ("damaged_checkpoints", "rolled_back_checkpoints")
 # Seconds for which processes wait for each other's look at a checkpoint.
 AGREEMENT_SECONDS = 900.0
 
@@ -70,7 +70,7 @@ def saved_steps(workdir: Location) -> list[int]:
     steps = sorted(int(path.name) for path in folder.iterdir() if path.name.isdigit() and path.is_dir())
     if isinstance(folder, ObjectPath):
         # A store cannot rename a folder: what is complete, and what is set aside, is told by an object.
-        aside = {mark.name for where in ASIDE for mark in _marks(workdir / where)}
+        aside = {mark.name for where in QUARANTINE_FOLDERS for mark in _marks(workdir / where)}
         steps = [s for s in steps if str(s) not in aside and (folder / str(s) / COMMIT_FILE).is_file()]
     return steps
 
@@ -112,7 +112,7 @@ def restore_newest(
     """
     if not read_only and hosts.is_lead() and isinstance(workdir, ObjectPath):
         _finish_moves(workdir)
-    steps = json.loads(hosts.gather("checkpoints", json.dumps(saved_steps(workdir)), AGREEMENT_SECONDS)[0])
+    steps = json.loads(hosts.all_gather_text("checkpoints", json.dumps(saved_steps(workdir)), AGREEMENT_SECONDS)[0])
     bad: list[str] = []
     for step in reversed(steps):
         found = _verified(workdir, step, config, mesh, model, may_change)
@@ -192,7 +192,7 @@ def problem_of(look: Callable[[], str | None]) -> str | None:
 
 def _agreed(what: str, problem: str | None) -> str | None:
     """The first problem that any process has."""
-    found = hosts.gather(what, problem or "", AGREEMENT_SECONDS)
+    found = hosts.all_gather_text(what, problem or "", AGREEMENT_SECONDS)
     worst = next(((i, text) for i, text in enumerate(found) if text), None)
     if worst is None or len(found) == 1:
         return problem
@@ -229,7 +229,7 @@ def _move_aside(workdir: Location, step: int, where: str) -> Location:
 
 def _finish_moves(workdir: ObjectPath) -> None:
     """Finish what an earlier start began to move."""
-    for where in ASIDE:
+    for where in QUARANTINE_FOLDERS:
         for mark in _marks(workdir / where):
             _finish_move(workdir, int(mark.name), where)
 
