@@ -10,7 +10,7 @@ import dataclasses
 import difflib
 import math
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, TypeVar, get_args, get_origin, get_type_hints
 
@@ -109,23 +109,24 @@ def load_config(
     argv: Sequence[str],
     prog: str | None = None,
     extra: type | None = None,
-    resolve: Callable[[list[Setting]], list[Setting]] | None = None,
+    extra_settings: Sequence[Setting] = (),
 ) -> C:
     """Build ``config_type`` from command-line arguments.
 
     ``argv`` holds ``--config FILE`` (repeatable) and ``--section.key value ...`` in any order. ``--help``
-    prints every option (those of ``extra`` too) and exits. ``resolve`` may put other settings in the place of the
-    given ones, before they are applied. Raises ``ValueError`` with one line on any mistake.
+    prints every option (those of ``extra`` too) and exits. ``extra_settings`` replace those of ``argv``. Raises
+    ``ValueError`` with one line on any mistake.
     """
     if "--help" in argv or "-h" in argv:
         _print_help(config_type, extra, prog)
-    files, flags = split_arguments(argv)
-    settings = [setting for file in files for setting in read_yaml(Path(file))] + flags
-    also = [*field_types(extra)] if extra else []
-    if resolve is not None:
-        parse_settings(config_type, settings, also)
-        settings = resolve(settings)
-    return build_config(config_type, settings, also)
+    settings, also = read_settings(argv), [*field_types(extra)] if extra else []
+    return build_config(config_type, [*settings, *extra_settings], also)
+
+
+def read_settings(argv: Sequence[str]) -> list[Setting]:
+    """Return the settings of the ``--config`` files and then of the flags."""
+    files, flags = split_arguments([word for word in argv if word not in ("--help", "-h")])
+    return [setting for file in files for setting in read_yaml(Path(file))] + flags
 
 
 def parse_settings(

@@ -6,7 +6,7 @@ import numpy as np
 
 from bert_jax.config.finetune import FinetuneConfig
 from bert_jax.inference.batching import Encoded
-from bert_jax.tasks.task import Unit
+from bert_jax.tasks.task import ModelInput
 from bert_jax.tokenization import Tokenizer
 
 MLM_SHARE = 0.15
@@ -24,7 +24,7 @@ def check_augmentation(config: FinetuneConfig) -> None:
         )
 
 
-def augmented(unit: Unit, config: FinetuneConfig, tokenizer: Tokenizer, key: tuple[int, int]) -> Unit:
+def augmented(unit: ModelInput, config: FinetuneConfig, tokenizer: Tokenizer, key: tuple[int, int]) -> ModelInput:
     """``unit`` as training sees it at (data step, number of the unit); itself where nothing is asked for."""
     options = config.input
     if not (options.mask_fraction or options.word_dropout or options.span_deletion):

@@ -18,7 +18,7 @@ from bert_jax.metrics import Score, confidence_intervals, value
 from bert_jax.model import BertModel
 from bert_jax.parallel import host_rows, to_global
 from bert_jax.records import Record
-from bert_jax.tasks.task import Level, Prediction, Task, Unit
+from bert_jax.tasks.task import Level, ModelInput, Prediction, Task
 from bert_jax.training.state import abstract_params
 
 # Tokens of a batch per device.
@@ -40,7 +40,7 @@ class Predictor:
         self.step = jax.jit(run, out_shardings=NamedSharding(mesh, PartitionSpec()))
 
     def outputs(
-        self, params: Any, units: Sequence[Unit], before_batch: Callable[[], None] = lambda: None
+        self, params: Any, units: Sequence[ModelInput], before_batch: Callable[[], None] = lambda: None
     ) -> list[dict[str, np.ndarray]]:
         """Outputs of every unit, in order: one entry of ``unit`` arrays, of ``token`` arrays its tokens."""
         found: list[dict[str, np.ndarray]] = [{} for _ in units]
@@ -68,7 +68,7 @@ class Predictor:
             collect()
         return found
 
-    def _batches(self, units: Sequence[Unit]) -> Iterator[Packed]:
+    def _batches(self, units: Sequence[ModelInput]) -> Iterator[Packed]:
         if not units:
             return
         task, sizes = self._task, self._mesh.shape
@@ -102,7 +102,7 @@ def _run(
 
 
 def predict_split(
-    task: Task, predictor: Predictor, params: Any, records: Sequence[Record], units: Sequence[Unit],
+    task: Task, predictor: Predictor, params: Any, records: Sequence[Record], units: Sequence[ModelInput],
     before_batch: Callable[[], None] = lambda: None,
 ) -> list[Prediction]:  # fmt: skip
     """A prediction for every record."""
@@ -128,7 +128,9 @@ def choosing_score(metric: str, scores: Sequence[Score]) -> Score:
     return found
 
 
-def blank_scores(task: Task, model: BertModel, records: Sequence[Record], units: Sequence[Unit]) -> list[Score]:
+def blank_scores(
+    task: Task, model: BertModel, records: Sequence[Record], units: Sequence[ModelInput]
+) -> list[Score]:
     """The scores that the task will have of these records: of outputs that are all 0, in the shapes that the model
     gives. Nothing is compiled or run."""
     levels: dict[str, Level] = {}

@@ -20,7 +20,7 @@ from bert_jax.config.finetune import FinetuneConfig
 from bert_jax.finetuning.artifacts import METRICS, PREDICTIONS, read_results, records_digest
 from bert_jax.finetuning.augment import check_augmentation
 from bert_jax.finetuning.batches import ExampleBatches
-from bert_jax.finetuning.best import Best
+from bert_jax.finetuning.best import BestCheckpoint
 from bert_jax.finetuning.evaluation import (
     Predictor,
     blank_scores,
@@ -33,12 +33,12 @@ from bert_jax.finetuning.evaluation import (
     scores_of,
     with_intervals,
 )
-from bert_jax.finetuning.initialization import Start, store_tokenizer, warm_start
 from bert_jax.finetuning.packing import Shape, plan_shapes
-from bert_jax.finetuning.resolve import Splits, chosen_splits, filled_from_records, with_steps
+from bert_jax.finetuning.resolve import Splits, chosen_splits, filled_from_records, redrawn_layers, with_steps
 from bert_jax.finetuning.task_objective import TaskObjective, check_layers
-from bert_jax.interop.exchange import Weights, parameter_shapes
+from bert_jax.interop.exchange import ModelBundle, parameter_shapes
 from bert_jax.interop.export import export_model
+from bert_jax.interop.initialization import Start, initial_model, store_tokenizer
 from bert_jax.interop.readers import read_weights
 from bert_jax.interop.saved_model import BEST, replace_saved
 from bert_jax.io.files import write_whole
@@ -51,6 +51,7 @@ from bert_jax.process import hosts
 from bert_jax.tasks.registry import check_options, task_class
 from bert_jax.tasks.task import Task
 from bert_jax.training.checkpoint.digest import json_digest
+from bert_jax.training.initial_model import InitialModel
 from bert_jax.training.job import Context, Data, Job
 from bert_jax.training.logging.report import write_report
 from bert_jax.training.programs import TrainPrograms, make_programs, with_shardings
@@ -72,9 +73,9 @@ def finetune(
     if isinstance(workdir, ObjectPath):
         raise ValueError(f"--workdir {workdir}: fine-tuning writes to a folder that all hosts see; give one")
     job = FinetuneJob(config, splits, tests, start)
-    first = warm_start(start, job.config, job.model.heads, job.model.sentence)
-    first = dataclasses.replace(first, messages=(*first.messages, *job.notes), resumes=start.resumes)
-    train(job, workdir=workdir, warm_start=first, **inputs)
+    initial = job.initial_model()
+    initial = dataclasses.replace(initial, messages=(*initial.messages, *job.notes))
+    train(job, workdir=workdir, warm_start=initial, **inputs)
 
 
 class FinetuneJob(Job):
@@ -126,7 +127,7 @@ class FinetuneJob(Job):
         }
         self._shapes: list[Shape] = []
         self._predictor: Predictor | None = None
-        self._best = Best()
+        self._best = BestCheckpoint()
         self.eval_split = self._devs[0] if self._devs else "dev"
         heads = dataclasses.replace(
             self.task.heads,
@@ -134,7 +135,7 @@ class FinetuneJob(Job):
             bilstm=config.features.bilstm_size if self.task.heads.token_labels else 0,
             dropout=None if config.regularization.head_dropout < 0 else config.regularization.head_dropout,
         )
-        heads.feature_count(config.model)
+        heads.check_features(config.model)
         check_layers(config, heads)
         self.heads = heads  # of what comes out
         self.model = BertModel(
@@ -169,6 +170,13 @@ class FinetuneJob(Job):
         return {
             split: json_digest([found, key])[:16] for split, found in self._contents.items() if split != "train"
         }
+
+    def initial_model(self) -> InitialModel:
+        """Return the parameters of the start that the model of training has."""
+        model, config = self.model, self.config
+        spec = ModelSpec(model=config.model, heads=model.heads, sentence=model.sentence)
+        redraw_head = config.regularization.reinit_head
+        return initial_model(self._start, spec, redrawn=redrawn_layers(config), redraw_head=redraw_head)
 
     # --- What run() asks for -----------------------------------------------------------------------------------
 
@@ -294,11 +302,11 @@ class FinetuneJob(Job):
         return self._best.judged >= step
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        self._best = Best.of(state)
+        self._best = BestCheckpoint.of(state)
 
     # --- What comes out ------------------------------------------------------------------------------------------
 
-    def _weights(self, params: Any, step: int, values: Mapping[str, Mapping[str, float | None]]) -> Weights:
+    def _weights(self, params: Any, step: int, values: Mapping[str, Mapping[str, float | None]]) -> ModelBundle:
         """Parameters in exchange form, with metrics of the dev splits; every process calls it."""
         config = self.config
         flat = to_canonical(to_host(params), config.model.vocab_size)
@@ -315,7 +323,7 @@ class FinetuneJob(Job):
             "recipe": to_dict(config), "metrics": {"step": step, **metrics} if metrics else {},
         }  # fmt: skip
         arrays = {name: np.asarray(flat[name], np.float32) for name in parameter_shapes(spec)}
-        return Weights(spec=spec, params=arrays, tokenizer_content=self._start.tokenizer_content, origin=origin)
+        return ModelBundle(spec=spec, params=arrays, tokenizer_content=self._start.tokenizer_content, origin=origin)
 
     def _save_best(
         self, context: Context, params: Any, step: int, values: Mapping[str, Mapping[str, float | None]]

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from bert_jax.tasks.task import Target, Unit
+from bert_jax.tasks.task import ModelInput, Target
 
 ROW_LENGTHS = (32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096)
 _SAMPLED_BATCHES = 1000
@@ -166,7 +166,7 @@ class Packed:
 
 
 def pack_batch(
-    units: Sequence[Unit],
+    units: Sequence[ModelInput],
     rows: Sequence[Sequence[int]],
     shape: Shape,
     *,

@@ -35,6 +35,16 @@ def filled_from_records(kind: type[Task], config: FinetuneConfig, splits: Splits
     return filled
 
 
+def redrawn_layers(config: FinetuneConfig) -> tuple[str, ...]:
+    """Return prefixes of the parameters that ``regularization.reinit_layers`` draws anew: the top layers, and the
+    pooler with them."""
+    count, layers = config.regularization.reinit_layers, config.model.num_layers
+    if count > layers:
+        raise ValueError(f"regularization.reinit_layers: {count} is not allowed; the model has {layers} layers")
+    top = tuple(f"encoder/layer_{layers - 1 - i}/" for i in range(count))
+    return (*top, "pooler/") if count else ()
+
+
 def with_steps(config: FinetuneConfig, count: int) -> FinetuneConfig:
     """``config`` with what follows from the number of training units."""
     training, optimizer = config.training, config.optimizer

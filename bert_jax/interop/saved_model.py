@@ -19,9 +19,9 @@ from bert_jax.config import (
     spec_to_json,
     to_dict,
 )
-from bert_jax.interop.exchange import ReadOptions, Weights, check_shapes, parameter_shapes
+from bert_jax.interop.exchange import ModelBundle, ReadOptions, check_shapes, parameter_shapes
 from bert_jax.io.files import whole_folder
-from bert_jax.tokenization import load_tokenizer
+from bert_jax.tokenization import FILE_NAMES, load_tokenizer
 from bert_jax.training.checkpoint.digest import (
     check_files,
     json_digest,
@@ -34,18 +34,17 @@ from bert_jax.training.logging.metrics_file import read_metrics
 SPEC_FILE = "model.json"
 # Folder of a fine-tuning run's workdir with its best parameters, a saved model.
 BEST = "best"
-_TOKENIZER_FILES = {".txt": "vocab.txt", ".model": "tokenizer.model", ".json": "tokenizer.json"}
 
 
 def is_native(path: Path) -> bool:
-    """Whether ``path`` is a saved model or the workdir of a run."""
+    """Return True if ``path`` is a saved model or the workdir of a run."""
     path = _whole(path)
     return (path / SPEC_FILE).is_file() or (
         (path / "config.yaml").is_file() and not (path / "config.json").is_file()
     )
 
 
-def read_native(path: Path, options: ReadOptions) -> Weights:
+def read_native(path: Path, options: ReadOptions) -> ModelBundle:
     """A saved model, the best parameters of a fine-tuning run, or the newest sound checkpoint of a pretraining run
     (its moving average where it has one and ``options.ema`` does not say otherwise).
 
@@ -77,7 +76,7 @@ def _older(folder: Path) -> Path:
     return folder.with_name(f"{folder.name}.old")
 
 
-def write_saved(folder: Path, weights: Weights, step: int = 0) -> None:
+def write_saved(folder: Path, weights: ModelBundle, step: int = 0) -> None:
     """Write ``weights`` as a saved model into ``folder``, which must not exist or be empty; all or nothing.
 
     Raises ``ValueError`` for a folder with content or parameters that do not fit the spec.
@@ -109,7 +108,7 @@ def _sha256(content: bytes | None) -> str | None:
     return None if content is None else hashlib.sha256(content).hexdigest()
 
 
-def _read_saved(path: Path) -> Weights:
+def _read_saved(path: Path) -> ModelBundle:
     spec = spec_from_json((path / SPEC_FILE).read_text(encoding="utf-8"), str(path / SPEC_FILE))
     steps = saved_steps(path)
     if not steps:
@@ -136,10 +135,10 @@ def _read_saved(path: Path) -> Weights:
     params = {name: stored[name] for name in parameter_shapes(spec)}
     if arrays_digest(params, spec.model.vocab_size) != meta["digest"]:
         raise ValueError(f"{folder}: damaged (its values differ from their digest)")
-    return Weights(spec=spec, params=params, tokenizer_content=content, origin=meta["origin"])
+    return ModelBundle(spec=spec, params=params, tokenizer_content=content, origin=meta["origin"])
 
 
-def _read_run(workdir: Path, options: ReadOptions) -> Weights:
+def _read_run(workdir: Path, options: ReadOptions) -> ModelBundle:
     config = load_config(PretrainConfig, ["--config", str(workdir / "config.yaml")])
     vocabularies = [
         path
@@ -158,7 +157,7 @@ def _read_run(workdir: Path, options: ReadOptions) -> Weights:
         raise NoCheckpoint(f"{workdir}: no checkpoint there yet")
     if stored.meta["tokenizer"] != tokenizer.fingerprint:
         raise ValueError(f"{vocabularies[0]}: not the vocabulary that the model was trained with")
-    name = _TOKENIZER_FILES[vocabularies[0].suffix]
+    name = FILE_NAMES[tokenizer.kind]
     spec = ModelSpec(
         model=config.model,
         heads=pretraining_heads(config.has_nsp),
@@ -178,10 +177,10 @@ def _read_run(workdir: Path, options: ReadOptions) -> Weights:
         # The newest evaluation up to this step; measured on the moving average where the run has one.
         "metrics": dict(evaluations[-1]) if evaluations else {},
     }
-    return Weights(spec=spec, params=stored.arrays, tokenizer_content=content, origin=origin)
+    return ModelBundle(spec=spec, params=stored.arrays, tokenizer_content=content, origin=origin)
 
 
-def replace_saved(folder: Path, weights: Weights, step: int) -> None:
+def replace_saved(folder: Path, weights: ModelBundle, step: int) -> None:
     """Write a saved model in the place of an older one; at any moment a whole one is there, under this name or with
     ``.old`` behind it."""
     old = _older(folder)

@@ -1,4 +1,4 @@
-"""Files of a folder that somebody else made: a name in it may lead anywhere, and a file may hold anything."""
+"""Files of an untrusted folder: a name in it may lead anywhere, and a file may hold anything."""
 
 import json
 from pathlib import Path, PurePosixPath
@@ -11,7 +11,7 @@ LARGEST = 16 << 20
 
 
 def inside(folder: Path, name: str) -> Path | None:
-    """The regular file ``name`` of ``folder``, or None when there is none.
+    """Return the regular file ``name`` of ``folder``, or None if it is absent.
 
     Raises ``ValueError`` for an absolute name, one with ``..``, and a link that leads out of the folder (but into
     the ``blobs`` folder of a Hugging Face cache, whose snapshots are made of such links).

@@ -61,7 +61,7 @@ class Topology:
 
     @property
     def is_tpu(self) -> bool:
-        """Whether programs can be compiled for it without owning it."""
+        """True if programs can be compiled for it without owning it."""
         return bool(self.chip.link_axes)
 
     @property

@@ -17,7 +17,7 @@ from bert_jax.objectives.label_losses import softmax_denominator, softmax_loss
 from bert_jax.objectives.sums import Sums
 from bert_jax.records import Record
 from bert_jax.tasks.tagging import TaggingTask, check_entity_tags
-from bert_jax.tasks.task import Level, Prediction, Target, Unit
+from bert_jax.tasks.task import Level, ModelInput, Prediction, Target
 
 
 class JointTask(TaggingTask):
@@ -65,7 +65,7 @@ class JointTask(TaggingTask):
     def heads(self) -> HeadsConfig:
         return dataclasses.replace(super().heads, pooler=True, sequence_labels=self.intents)
 
-    def featurize(self, records: Sequence[Record], *, training: bool) -> list[Unit]:
+    def featurize(self, records: Sequence[Record], *, training: bool) -> list[ModelInput]:
         units = super().featurize(records, training=training)
         windows = Counter(unit.record for unit in units)
         labels = self.config.data.labels
@@ -104,7 +104,7 @@ class JointTask(TaggingTask):
         return {"intent_logits": ("unit", output.sequence_logits), **super().outputs(output, batch)}
 
     def decode(
-        self, records: Sequence[Record], units: Sequence[Unit], outputs: Sequence[Mapping[str, np.ndarray]]
+        self, records: Sequence[Record], units: Sequence[ModelInput], outputs: Sequence[Mapping[str, np.ndarray]]
     ) -> list[Prediction]:
         """``prediction``, the intent (as the files write it), ``scores``, the probability of each intent, ``tags``,
         one per word, and without a CRF ``tag_scores``, the probability of each tag. Scores are not rounded, those

@@ -18,7 +18,7 @@ from bert_jax.model.bert import BertOutput
 from bert_jax.objectives.label_losses import denominator, softmax_loss
 from bert_jax.objectives.sums import Sums
 from bert_jax.records import Record
-from bert_jax.tasks.task import Level, Prediction, Target, Unit
+from bert_jax.tasks.task import Level, ModelInput, Prediction, Target
 from bert_jax.tasks.text_classification import SequenceTask, class_number, softmax, unlabelled
 from bert_jax.tokenization import Tokenizer
 
@@ -60,7 +60,7 @@ class ChoiceTask(SequenceTask):
     def heads(self) -> HeadsConfig:
         return HeadsConfig(pooler=True, choice=True)
 
-    def featurize(self, records: Sequence[Record], *, training: bool) -> list[Unit]:
+    def featurize(self, records: Sequence[Record], *, training: bool) -> list[ModelInput]:
         flat = [dataclasses.replace(record, text_pair=choice) for record in records for choice in record.choices]
         inputs = [one for (one,) in self.inputs(flat)]
         count = self.sequences_per_unit
@@ -93,7 +93,7 @@ class ChoiceTask(SequenceTask):
         return {"logits": ("unit", self._logits(output))}
 
     def decode(
-        self, records: Sequence[Record], units: Sequence[Unit], outputs: Sequence[Mapping[str, np.ndarray]]
+        self, records: Sequence[Record], units: Sequence[ModelInput], outputs: Sequence[Mapping[str, np.ndarray]]
     ) -> list[Prediction]:
         """``prediction``, the number of a choice, and ``scores``, the probability of each."""
         chances = softmax(self.mean_logits(len(records), units, outputs))
@@ -112,5 +112,5 @@ class ChoiceTask(SequenceTask):
         return classification_scores(gold, predicted, self.config.data.labels, None)
 
 
-def _unit(number: int, sequences: Sequence[Encoded], targets: Mapping[str, Any]) -> Unit:
-    return Unit(number, tuple(sequences), targets, float(bool(targets)))
+def _unit(number: int, sequences: Sequence[Encoded], targets: Mapping[str, Any]) -> ModelInput:
+    return ModelInput(number, tuple(sequences), targets, float(bool(targets)))

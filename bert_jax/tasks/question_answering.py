@@ -16,7 +16,7 @@ from bert_jax.objectives.denominator import denominator
 from bert_jax.objectives.span import span_loss
 from bert_jax.objectives.sums import Sums
 from bert_jax.records import Answer, Record
-from bert_jax.tasks.task import Level, Prediction, Target, Task, Unit
+from bert_jax.tasks.task import Level, ModelInput, Prediction, Target, Task
 from bert_jax.tokenization import Tokenizer
 
 # As a span of tokens: it lies in no window.
@@ -49,7 +49,7 @@ class QaTask(Task):
     def heads(self) -> HeadsConfig:
         return HeadsConfig(span=True, pooler=False)
 
-    def featurize(self, records: Sequence[Record], *, training: bool) -> list[Unit]:
+    def featurize(self, records: Sequence[Record], *, training: bool) -> list[ModelInput]:
         task, qa, types = self.config.task, self.config.qa, self.config.model.type_vocab_size
         questions = self.tokenizer.encode_batch([record.text for record in records])
         passages: dict[str, Passage] = {}  # many questions have the same one
@@ -63,7 +63,7 @@ class QaTask(Task):
             answer = self._answer(record, passage, training)
             for encoded in span_inputs(self.tokenizer, question, passage, qa, task.max_length, types):
                 targets = {} if answer is None else _targets(encoded.extra, *answer)
-                units.append(Unit(number, (encoded,), targets, float(answer is not None), encoded.extra))
+                units.append(ModelInput(number, (encoded,), targets, float(answer is not None), encoded.extra))
         return units
 
     def _answer(self, record: Record, passage: Passage, training: bool) -> tuple[int, int] | None:
@@ -103,7 +103,7 @@ class QaTask(Task):
         return {"start_logits": ("token", output.start_logits), "end_logits": ("token", output.end_logits)}
 
     def decode(
-        self, records: Sequence[Record], units: Sequence[Unit], outputs: Sequence[Mapping[str, np.ndarray]]
+        self, records: Sequence[Record], units: Sequence[ModelInput], outputs: Sequence[Mapping[str, np.ndarray]]
     ) -> list[Prediction]:
         """``text`` ("": no answer), the passage's characters ``start`` to ``end``; ``score`` of the best answer
         and ``null_odds``, by how much that of no answer is above it. With ``qa.no_answer`` also ``best_text``, the

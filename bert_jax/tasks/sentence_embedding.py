@@ -22,8 +22,14 @@ from bert_jax.objectives.sentence_losses import cosent_loss, cosine_loss, in_bat
 from bert_jax.objectives.sums import Sums
 from bert_jax.records import Record
 from bert_jax.tasks.sampling import permutation
-from bert_jax.tasks.task import Level, Prediction, Target, Task, Unit
-from bert_jax.tasks.text_classification import class_number, number_of, of_training_files, significant, softmax
+from bert_jax.tasks.task import Level, ModelInput, Prediction, Target, Task
+from bert_jax.tasks.text_classification import (
+    class_number,
+    number_of,
+    of_training_files,
+    round_significant,
+    softmax,
+)
 from bert_jax.tasks.truncation import cut_text
 from bert_jax.tokenization import Tokenizer
 
@@ -81,7 +87,7 @@ class SentenceTask(Task):
         loss = self.config.sentence.loss
         return _TEXTS[loss] + (self.config.hard_negatives if loss == "negatives" else 0)
 
-    def sequences_of(self, units: Sequence[Unit]) -> int:
+    def sequences_of(self, units: Sequence[ModelInput]) -> int:
         most = max(len(unit.sequences) for unit in units)
         # The classifier takes the texts of a row two by two.
         return most + most % 2 if self.config.sentence.loss == "softmax" else most
@@ -100,7 +106,7 @@ class SentenceTask(Task):
 
     # ------------------------------------------------------------------ records to units
 
-    def featurize(self, records: Sequence[Record], *, training: bool) -> list[Unit]:
+    def featurize(self, records: Sequence[Record], *, training: bool) -> list[ModelInput]:
         if not training:
             self._check_scored([records[i] for i in self.scored(records)])
         groups = self._training_texts(records) if training else [_scored_texts(record) for record in records]
@@ -110,7 +116,7 @@ class SentenceTask(Task):
         for i, (record, group) in enumerate(zip(records, groups, strict=True)):
             inputs = tuple(self._input(text, next(ids)) for text in group)
             targets = self._target(record) if training else {}
-            units.append(Unit(i, inputs, targets, float(training)))
+            units.append(ModelInput(i, inputs, targets, float(training)))
         return units
 
     def _input(self, text: str, ids: Sequence[int]) -> Encoded:
@@ -228,7 +234,7 @@ class SentenceTask(Task):
     # ------------------------------------------------------------------ outputs to predictions and metrics
 
     def decode(
-        self, records: Sequence[Record], units: Sequence[Unit], outputs: Sequence[Mapping[str, np.ndarray]]
+        self, records: Sequence[Record], units: Sequence[ModelInput], outputs: Sequence[Mapping[str, np.ndarray]]
     ) -> list[Prediction]:
         """``cosine`` of the first two texts (of a triplet also ``cosine_negative``), and with a classifier
         ``prediction`` and ``scores``. ``rank`` of the second text among all second texts of the split, from 1,
@@ -249,9 +255,9 @@ class SentenceTask(Task):
             texts = len(unit.sequences)
             one: Prediction = {} if record.label is None else {"label": record.label}
             if texts > 1:
-                one["cosine"] = significant(unit_NxKxE[i, 0] @ unit_NxKxE[i, 1])
+                one["cosine"] = round_significant(unit_NxKxE[i, 0] @ unit_NxKxE[i, 1])
             if texts > 2:
-                one["cosine_negative"] = significant(unit_NxKxE[i, 0] @ unit_NxKxE[i, 2])
+                one["cosine_negative"] = round_significant(unit_NxKxE[i, 0] @ unit_NxKxE[i, 2])
             if i in ranks:
                 one["rank"] = ranks[i]
             if "logits" in output and texts == 2:

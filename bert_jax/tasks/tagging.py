@@ -21,7 +21,7 @@ from bert_jax.objectives.crf import crf_decode, crf_denominator, crf_loss
 from bert_jax.objectives.label_losses import softmax_denominator, softmax_loss
 from bert_jax.objectives.sums import Sums
 from bert_jax.records import Record
-from bert_jax.tasks.task import Level, Prediction, Target, Task, Unit
+from bert_jax.tasks.task import Level, ModelInput, Prediction, Target, Task
 from bert_jax.tokenization import Tokenizer
 
 # What entity tags begin with (B-PER), by the two readings of ``bert_jax.metrics.entities``.
@@ -33,7 +33,7 @@ class TaggingTask(Task):
     """One tag per word. The first piece of a word carries it; its other pieces and special tokens have none.
 
     Too long a text goes through several windows, each a chain of its own for a CRF; a word is trained and tagged
-    in the one where it has the most context. ``Unit.extra`` is the :class:`Window`. Records without tags have
+    in the one where it has the most context. ``ModelInput.extra`` is the :class:`Window`. Records without tags have
     targets too (of weight 0): the device must know which tokens are scored.
     """
 
@@ -81,7 +81,7 @@ class TaggingTask(Task):
 
     # ------------------------------------------------------------------ records to units
 
-    def featurize(self, records: Sequence[Record], *, training: bool) -> list[Unit]:
+    def featurize(self, records: Sequence[Record], *, training: bool) -> list[ModelInput]:
         config = self.config
         windows = word_windows(
             records, self.tokenizer, config.task.max_length, context=config.tagging.document_context
@@ -131,7 +131,7 @@ class TaggingTask(Task):
     # ------------------------------------------------------------------ outputs to predictions and metrics
 
     def decode(
-        self, records: Sequence[Record], units: Sequence[Unit], outputs: Sequence[Mapping[str, np.ndarray]]
+        self, records: Sequence[Record], units: Sequence[ModelInput], outputs: Sequence[Mapping[str, np.ndarray]]
     ) -> list[Prediction]:
         """``tags``, one per word, and without a CRF ``scores``, the probability of each."""
         numbers = [np.zeros(len(record.words), np.int32) for record in records]
@@ -171,7 +171,7 @@ def are_entity_tags(tags: Iterable[str], prefixes: Sequence[str] = PREFIXES) -> 
     return all(tag == "O" or tag.partition("-")[0] in prefixes for tag in tags)
 
 
-def _unit(number: int, window: Window, labels: np.ndarray) -> Unit:
+def _unit(number: int, window: Window, labels: np.ndarray) -> ModelInput:
     """The unit of a window; ``labels`` are those of all words of the record, -1 where there is none."""
     here = labels[window.words]
     values = np.zeros(len(window.encoded.ids), np.int32)
@@ -181,7 +181,7 @@ def _unit(number: int, window: Window, labels: np.ndarray) -> Unit:
     # A chain with a tag that the model has not has no probability, so the loss leaves out the whole window.
     weight = float(len(here) > 0 and here.min() >= 0)
     targets = {"tag_labels": values, "tag_scored": scored}
-    return Unit(number, (window.encoded,), targets, weight, window)
+    return ModelInput(number, (window.encoded,), targets, weight, window)
 
 
 def _given(record: Record) -> tuple[str, ...]:

@@ -39,7 +39,7 @@ class Target(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Unit:
+class ModelInput:
     """Sequences that stand one after the other in one row: an example, or a window of one.
 
     ``targets`` has an entry for every name in ``Task.targets``; of level ``token`` an array as long as all its
@@ -111,7 +111,7 @@ class Task(ABC):
         """K of training."""
         return 1
 
-    def sequences_of(self, units: Sequence[Unit]) -> int:
+    def sequences_of(self, units: Sequence[ModelInput]) -> int:
         """K of batches of such ``units``, one or more, that are predicted."""
         return self.sequences_per_unit
 
@@ -126,7 +126,7 @@ class Task(ABC):
         return None
 
     @abstractmethod
-    def featurize(self, records: Sequence[Record], *, training: bool) -> list[Unit]:
+    def featurize(self, records: Sequence[Record], *, training: bool) -> list[ModelInput]:
         """Units of every record, in the order of the records; those of a record stand together.
 
         With ``training`` a record may be left out (a window without an answer, an unlabelled word sequence).
@@ -151,7 +151,7 @@ class Task(ABC):
 
     @abstractmethod
     def decode(
-        self, records: Sequence[Record], units: Sequence[Unit], outputs: Sequence[Mapping[str, np.ndarray]]
+        self, records: Sequence[Record], units: Sequence[ModelInput], outputs: Sequence[Mapping[str, np.ndarray]]
     ) -> list[Prediction]:
         """A prediction for every record, in order. ``outputs[i]`` are those of ``units[i]``: one entry of a
         ``unit`` array, of a ``token`` array as many as the unit has tokens."""

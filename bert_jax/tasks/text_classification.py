@@ -29,7 +29,7 @@ from bert_jax.objectives.label_losses import (
 )
 from bert_jax.objectives.sums import Sums
 from bert_jax.records import Record
-from bert_jax.tasks.task import Confusion, Level, Prediction, Target, Task, Unit
+from bert_jax.tasks.task import Confusion, Level, ModelInput, Prediction, Target, Task
 from bert_jax.tasks.truncation import cut_pair, cut_text
 from bert_jax.tokenization import Tokenizer
 
@@ -42,13 +42,13 @@ class SequenceTask(Task):
         balanced = config.loss.class_weights == "balanced"
         self._class_weights = jnp.asarray(config.class_weights, jnp.float32) if balanced else None
 
-    def featurize(self, records: Sequence[Record], *, training: bool) -> list[Unit]:
+    def featurize(self, records: Sequence[Record], *, training: bool) -> list[ModelInput]:
         units = []
         for number, (record, inputs) in enumerate(zip(records, self.inputs(records), strict=True)):
             targets = self.target(record, training=training)
             # Windows of one text count as one example together.
             weight = 1 / len(inputs) if targets else 0.0
-            units += [Unit(number, (one,), targets, weight) for one in inputs]
+            units += [ModelInput(number, (one,), targets, weight) for one in inputs]
         return units
 
     def inputs(self, records: Sequence[Record]) -> list[list[Encoded]]:
@@ -87,7 +87,7 @@ class SequenceTask(Task):
         return {"logits": ("unit", output.sequence_logits)}
 
     def mean_logits(
-        self, count: int, units: Sequence[Unit], outputs: Sequence[Mapping[str, np.ndarray]]
+        self, count: int, units: Sequence[ModelInput], outputs: Sequence[Mapping[str, np.ndarray]]
     ) -> np.ndarray:
         """float64[records, L]: logits, averaged over a record's windows."""
         sums = np.zeros((count, *outputs[0]["logits"].shape) if outputs else (count, 1))
@@ -149,7 +149,7 @@ class ClassificationTask(SequenceTask):
         )  # fmt: skip
 
     def decode(
-        self, records: Sequence[Record], units: Sequence[Unit], outputs: Sequence[Mapping[str, np.ndarray]]
+        self, records: Sequence[Record], units: Sequence[ModelInput], outputs: Sequence[Mapping[str, np.ndarray]]
     ) -> list[Prediction]:
         """``prediction`` (as the files write classes) and ``scores``, the probability of each.
 
@@ -226,7 +226,7 @@ class MultiLabelTask(ClassificationTask):
         )
 
     def decode(
-        self, records: Sequence[Record], units: Sequence[Unit], outputs: Sequence[Mapping[str, np.ndarray]]
+        self, records: Sequence[Record], units: Sequence[ModelInput], outputs: Sequence[Mapping[str, np.ndarray]]
     ) -> list[Prediction]:
         """``prediction``, the classes of at least 0.5, and ``scores``, the probability of each, not rounded."""
         chances = 1 / (1 + np.exp(-self.mean_logits(len(records), units, outputs)))
@@ -273,11 +273,14 @@ class RegressionTask(SequenceTask):
         return regression_loss(output.sequence_logits, batch["values"], batch["weights"])
 
     def decode(
-        self, records: Sequence[Record], units: Sequence[Unit], outputs: Sequence[Mapping[str, np.ndarray]]
+        self, records: Sequence[Record], units: Sequence[ModelInput], outputs: Sequence[Mapping[str, np.ndarray]]
     ) -> list[Prediction]:
         values = self.mean_logits(len(records), units, outputs)[:, 0]
         return [
-            {**({} if record.label is None else {"label": number_of(record)}), "prediction": significant(value)}
+            {
+                **({} if record.label is None else {"label": number_of(record)}),
+                "prediction": round_significant(value),
+            }
             for record, value in zip(records, values, strict=True)
         ]
 
@@ -294,7 +297,7 @@ def softmax(logits: np.ndarray) -> np.ndarray:
     return powers / powers.sum(axis=-1, keepdims=True)
 
 
-def significant(value: float) -> float:
+def round_significant(value: float) -> float:
     """A float32 value in the nine digits that tell it from all others."""
     return float(f"{value:.9g}")
 

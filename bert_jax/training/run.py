@@ -21,7 +21,7 @@ from bert_jax.tokenization import Tokenizer
 from bert_jax.training.checkpoint.digest import json_digest
 from bert_jax.training.checkpoint.restore import NoCheckpoint, Restored, restore_newest, saved_steps, set_aside
 from bert_jax.training.checkpoint.writer import CheckpointWriter
-from bert_jax.training.initial_model import RECORD, WarmStart
+from bert_jax.training.initial_model import RECORD, InitialModel
 from bert_jax.training.job import Context, Job
 from bert_jax.training.logging.meter import IntervalMeter
 from bert_jax.training.logging.metrics_file import MetricsWriter
@@ -80,7 +80,7 @@ def run(
     watchdog: Watchdog,
     rollback: RollBack | None = None,
     continue_from: Location | None = None,
-    warm_start: WarmStart | None = None,
+    warm_start: InitialModel | None = None,
     allow_numeric_change: bool = False,
     host_timeout: float = 300.0,
     started: float | None = None,
@@ -92,7 +92,7 @@ def run(
     Every process of the run comes here with the same config; they wait ``host_timeout`` seconds for each other.
     """
     started = time.perf_counter() if started is None else started
-    warm_start = warm_start or WarmStart()
+    warm_start = warm_start or InitialModel()
 
     # --- Workdir ---------------------------------------------------------------------------------------------
     config, training, lead, folder = job.config, job.config.training, hosts.is_lead(), logs.folder

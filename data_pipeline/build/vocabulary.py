@@ -9,7 +9,7 @@ import numpy as np
 from bert_jax.config.pretrain import DataConfig
 from bert_jax.io.files import local_copy, write_whole
 from bert_jax.io.storage import Location, ObjectPath, location
-from bert_jax.tokenization import Tokenizer, load_tokenizer
+from bert_jax.tokenization import FILE_NAMES, Tokenizer, load_tokenizer
 from data_pipeline.build.token_store import content_hash, held_out, names_and_sizes
 from data_pipeline.build.workers import OneApart, exclusive
 from data_pipeline.shards.checks import describe, difference
@@ -22,7 +22,7 @@ VOCAB_SETTINGS_NAME = "vocabulary.json"
 
 def vocabulary_path(data: DataConfig) -> Location:
     """``data.vocab``, or where the trained vocabulary lies."""
-    name = "vocab.txt" if data.tokenizer == "wordpiece" else "tokenizer.model"
+    name = FILE_NAMES["wordpiece" if data.tokenizer == "wordpiece" else "sentencepiece"]
     return location(data.vocab) if data.vocab else location(data.shards) / name
 
 

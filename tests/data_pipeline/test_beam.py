@@ -63,6 +63,7 @@ def test_the_bytes_of_the_process_pool(place: Path, more: list[str], capsys: pyt
     assert "under Apache Beam" in out and "instances in 3 shard(s)" in out and err == ""
 
 
+@pytest.mark.slow
 def test_two_worker_processes(place: Path) -> None:
     """Nothing but files and names passes between the steps."""
     corpus = ["--corpus", str(place / "text"), "--vocab", str(place / "vocab.txt"), *OPTIONS]
@@ -170,6 +171,7 @@ def test_beam_is_not_installed(place: Path, monkeypatch, capsys: pytest.CaptureF
     assert "pip install 'bert_jax[beam]'" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 42)])
 def test_a_signal_ends_it_and_the_next_build_goes_on(place: Path, number: signal.Signals, code: int) -> None:
     write_corpus(place / "text" / "b.txt", 300, 60)

@@ -7,10 +7,6 @@ import sys
 import time
 from pathlib import Path
 
-# The repository first: tests/ has folders of the same names as the packages.
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-
 from bert_jax.config.loader import RunOptions, take_options
 from bert_jax.process import hosts
 from bert_jax.process.exits import Stop, run_command

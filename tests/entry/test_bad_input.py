@@ -223,6 +223,7 @@ def test_disk_full_while_shards_are_built(tmp_path):
     assert files(tmp_path / "notes" / "whole" / "shards") == files(tmp_path / "other")
 
 
+@pytest.mark.slow
 def test_disk_full_while_a_checkpoint_is_saved(tmp_path, trained):
     """Complete checkpoints stay, the half one is not taken for one, and with space the run goes on to its end."""
     words = [

@@ -15,13 +15,10 @@ import math
 import os
 import sys
 import time
-from pathlib import Path
 
 import jax
 import numpy as np
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parent.parent / "bert_jax" / "tasks"))
 from finetune_cases import lines, results, saved_model
 
 from bert_jax.finetuning import finetune

@@ -171,7 +171,8 @@ def test_processes_that_do_not_all_come_end_with_one_line():
     words = ["--coordinator", "127.0.0.1:9", "--num_processes", "2", "--process_id", "1", "--host_timeout", "2"]
     began = time.monotonic()
     result = subprocess.run(
-        [sys.executable, PROGRAM, "agree", ".", *words], capture_output=True, text=True, timeout=100
+        [sys.executable, PROGRAM, "agree", ".", *words], capture_output=True, text=True, timeout=100,
+        env=command.environment(1),
     )  # fmt: skip
     assert result.returncode == 45
     assert re.fullmatch(
@@ -187,7 +188,8 @@ def test_a_coordinators_port_that_is_taken_is_one_line():
         address = f"127.0.0.1:{other.getsockname()[1]}"
         words = ["--coordinator", address, "--num_processes", "2", "--process_id", "0"]
         result = subprocess.run(
-            [sys.executable, PROGRAM, "agree", ".", *words], capture_output=True, text=True, timeout=100
+            [sys.executable, PROGRAM, "agree", ".", *words], capture_output=True, text=True, timeout=100,
+        env=command.environment(1),
         )  # fmt: skip
     assert result.returncode == 2
     assert re.fullmatch(

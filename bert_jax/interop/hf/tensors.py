@@ -1,4 +1,4 @@
-"""The tensors of a Hugging Face folder, wherever they lie: safetensors or torch files, whole or in shards."""
+"""The tensors of a Hugging Face folder in safetensors or torch files, whole or in shards."""
 
 import math
 import zipfile

@@ -7,13 +7,12 @@ import numpy as np
 from bert_jax.config.finetune import FinetuneConfig
 from bert_jax.finetuning.packing import Shape, fill_rows, pack_batch
 from bert_jax.records import Record
-from bert_jax.tokenization.wordpiece import WordPieceTokenizer
+from bert_jax.tokenization import SPECIAL_PIECES, WordPieceTokenizer
 
-SPECIALS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 WORDS = 900
 UNITS = 8  # per row
 # Word number n is "n", followed by an x for every further piece; ids[n] == 5 + n.
-TOKENIZER = WordPieceTokenizer([*SPECIALS, *map(str, range(WORDS)), "##x"], lower_case=False)
+TOKENIZER = WordPieceTokenizer([*SPECIAL_PIECES, *map(str, range(WORDS)), "##x"], lower_case=False)
 CONTINUED = TOKENIZER.piece_id("##x")
 
 

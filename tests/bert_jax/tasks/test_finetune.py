@@ -7,10 +7,10 @@ from collections import Counter
 import jax
 import numpy as np
 import pytest
+from builders import StopAt
 from finetune_cases import (
     PIECES,
     SPLITS,
-    StopAt,
     configured,
     lines,
     records,
@@ -26,8 +26,8 @@ from bert_jax.config.finetune import FinetuneConfig
 from bert_jax.config.loader import RunOptions
 from bert_jax.finetuning import finetune as module
 from bert_jax.finetuning.evaluation import blank_scores
-from bert_jax.finetuning.initialization import resolve
 from bert_jax.finetuning.task_objective import TaskObjective
+from bert_jax.interop.initialization import plan_start
 from bert_jax.interop.readers import read_weights
 from bert_jax.io.storage import location
 from bert_jax.model import BertModel, to_canonical
@@ -240,14 +240,14 @@ def test_a_finished_task_starts_another_one_with_or_without_its_head(source, lea
     """Intermediate-task training: the same classes keep the head, others drop it."""
     config, start = configured(learned / "best", tmp_path / "w")
     job = module.FinetuneJob(config, SPLITS, (), start)
-    kept = module.warm_start(start, job.config, job.model.heads, None)
+    kept = job.initial_model()
     assert "sequence_head/kernel" in kept.params and not any("drawn anew" in line for line in kept.messages)
     config, _ = configured(learned / "best", tmp_path / "w", "--regularization.reinit_head true")
-    drawn = module.warm_start(start, config, job.model.heads, None)
+    drawn = module.FinetuneJob(config, SPLITS, (), start).initial_model()
     assert set(kept.params) - set(drawn.params) == {"sequence_head/kernel", "sequence_head/bias"}
     renamed = with_labels(SPLITS, lambda label: {"0": "no", "1": "yes"}[label])
     job = module.FinetuneJob(config, renamed, (), start)
-    dropped = module.warm_start(start, job.config, job.model.heads, None)
+    dropped = job.initial_model()
     assert "sequence_head/kernel" not in dropped.params
     assert "drawn anew: sequence_head" in dropped.messages
 
@@ -286,8 +286,8 @@ def test_bad_input_is_one_line(source, tmp_path, arguments, splits, message):
 
 
 def test_what_pretraining_alone_can_do_is_refused(source, tmp_path):
-    with pytest.raises(ValueError, match="--add_words: for pretraining"):
-        resolve(RunOptions(init_from=str(source), add_words="words.txt"), tmp_path / "w", [])
+    with pytest.raises(ValueError, match="--add_words: "):
+        plan_start(FinetuneConfig, RunOptions(init_from=str(source), add_words="words.txt"), tmp_path / "w", [])
     with pytest.raises(ValueError, match="memory://bucket/w: fine-tuning writes to a folder"):
         run(source, location("memory://bucket/w"))
 
@@ -297,10 +297,8 @@ def test_a_drawn_model_is_as_large_as_its_vocabulary(tmp_path):
 
     def size(*arguments):
         arguments = ("--data.vocab", str(tmp_path / "vocab.txt"), *arguments)
-        found = load_config(
-            FinetuneConfig, arguments, resolve=lambda given: resolve(RunOptions(), tmp_path, given)[1]
-        )
-        return found.model.vocab_size
+        start = plan_start(FinetuneConfig, RunOptions(), tmp_path, arguments)
+        return load_config(FinetuneConfig, arguments, extra_settings=start.settings).model.vocab_size
 
     assert size() == len(PIECES) and size("--model.vocab_size", "80") == 80
     with pytest.raises(
@@ -323,7 +321,7 @@ def test_the_heads_of_pretraining_go_on_learning(tmp_path):
     source = saved_model(tmp_path / "model", HeadsConfig(pooler=True, mlm=True, nsp=True))
     config, start = configured(source, tmp_path / "w", "--loss.mlm_weight 0.5 --loss.nsp_weight 0.5")
     job = module.FinetuneJob(config, SPLITS, (), start)
-    first = module.warm_start(start, job.config, job.model.heads, None)
+    first = job.initial_model()
     assert {"mlm_head/transform/kernel", "mlm_head/output_bias", "nsp_head/kernel"} < set(first.params)
     assert "drawn anew: sequence_head" in first.messages
 

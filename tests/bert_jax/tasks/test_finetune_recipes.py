@@ -14,7 +14,7 @@ from finetune_cases import PIECES, SPLITS, results, run, saved_model
 from bert_jax.config.finetune import FinetuneConfig
 from bert_jax.config.loader import RunOptions, dump_yaml, load_config, take_options
 from bert_jax.config.sweep import FinetuneRunOptions
-from bert_jax.finetuning.initialization import resolve
+from bert_jax.interop.initialization import plan_start
 from bert_jax.records import Record
 from bert_jax.tasks.registry import TASKS, check_options, task_class
 from bert_jax.tokenization.wordpiece import WordPieceTokenizer
@@ -187,7 +187,8 @@ def test_languages_without_a_model(tmp_path):
     words = shlex.split(words.replace("\\\n", " ").replace("vocab.txt", str(tmp_path / "vocab.txt")))
     words = [str(REPOSITORY / word) if word.startswith("configs/") else word for word in words]
     options, rest = take_options(RunOptions, words)
-    config = load_config(FinetuneConfig, rest, resolve=lambda given: resolve(options, tmp_path, given)[1])
+    start = plan_start(FinetuneConfig, options, tmp_path, rest)
+    config = load_config(FinetuneConfig, rest, extra_settings=start.settings)
     assert (config.model.hidden_size, config.model.vocab_size) == (128, len(PIECES))
 
 

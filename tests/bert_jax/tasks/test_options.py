@@ -20,7 +20,7 @@ from bert_jax.inference.batching import Encoded
 from bert_jax.model import BertModel, from_canonical, to_canonical
 from bert_jax.optim import make_schedule, parameter_rates
 from bert_jax.tasks.registry import TASKS, check_options
-from bert_jax.tasks.task import Unit
+from bert_jax.tasks.task import ModelInput
 from bert_jax.tokenization.wordpiece import WordPieceTokenizer
 from bert_jax.training.state import initial_params
 
@@ -150,7 +150,7 @@ def test_weight_dropout_scales_what_it_keeps():
 
 def unit(words):
     ids, types = TOKENIZER.build_inputs(TOKENIZER.encode(" ".join(words)))
-    return Unit(0, (Encoded(ids, types),), {"labels": 1})
+    return ModelInput(0, (Encoded(ids, types),), {"labels": 1})
 
 
 def changed(words, seed=0, **options):

@@ -7,7 +7,7 @@ import pytest
 
 from bert_jax.finetuning.packing import Shape, choose_shape, fill_rows, pack_batch, plan_shapes
 from bert_jax.inference.batching import Encoded
-from bert_jax.tasks.task import Target, Unit
+from bert_jax.tasks.task import ModelInput, Target
 
 OPTIONS = {"steps": 2000, "width": 384, "parts": 1, "most": 8, "packing": True, "limit": 128}
 
@@ -95,9 +95,9 @@ def test_a_batch_holds_sequences_targets_and_places():
         "tag": Target("token", np.float32),
     }
     units = [
-        Unit(0, (Encoded([2, 7, 3], [0, 0, 0]), Encoded([2, 8, 9, 3], [0, 0, 1, 1])),
+        ModelInput(0, (Encoded([2, 7, 3], [0, 0, 0]), Encoded([2, 8, 9, 3], [0, 0, 1, 1])),
              {"label": 4, "start": 1, "tag": np.arange(7)}, 0.5),
-        Unit(1, (Encoded([2, 3], [0, 0]), Encoded([2, 6, 3], [0, 1, 1])),
+        ModelInput(1, (Encoded([2, 3], [0, 0]), Encoded([2, 6, 3], [0, 1, 1])),
              {"label": 5, "start": 2, "tag": np.arange(10, 15)}),
     ]  # fmt: skip
     packed = pack_batch(units, [[1, 0]], Shape(2, 16, 3), sequences=2, targets=targets, pad_id=1)

@@ -4,13 +4,13 @@ import time
 
 import numpy as np
 import pytest
-from qa_cases import LETTERS, SPECIALS, TOKENIZER, make_task, record
+from builders import drawn, tiny_model, words
+from qa_cases import LETTERS, TOKENIZER, make_task, record
 
-from bert_jax.config import HeadsConfig, ModelConfig, ModelSpec, TokenizerConfig
+from bert_jax.config import HeadsConfig, ModelSpec, TokenizerConfig
 from bert_jax.config.finetune import QaConfig
 from bert_jax.inference.loaded import prepare
 from bert_jax.inference.spans import Passage, SpanPiece, best_spans, span_inputs
-from bert_jax.interop.exchange import Weights, parameter_shapes
 
 
 def windows(passage, question="y z", max_length=64, **qa):
@@ -195,21 +195,13 @@ def test_ten_thousand_questions_take_seconds():
 @pytest.fixture(scope="module")
 def loaded():
     """A small model of drawn weights with a span head."""
-    pieces = [*SPECIALS, *(f"w{i}" for i in range(40)), "##x"]
+    pieces = [*words(40), "##x"]
     spec = ModelSpec(
-        model=ModelConfig(
-            vocab_size=len(pieces), hidden_size=16, num_layers=1, num_attention_heads=2, intermediate_size=24,
-            max_position_embeddings=200,
-        ),
+        model=tiny_model(len(pieces), num_layers=1, max_position_embeddings=200),
         heads=HeadsConfig(span=True),
         tokenizer=TokenizerConfig(),
     )  # fmt: skip
-    rng = np.random.default_rng(0)
-    params = {
-        name: rng.normal(1 if name.endswith("scale") else 0, 0.3, shape).astype(np.float32)
-        for name, shape in parameter_shapes(spec).items()
-    }
-    return prepare(Weights(spec=spec, params=params, tokenizer_content="\n".join(pieces).encode()))
+    return prepare(drawn(spec, 0.3, pieces))
 
 
 def test_predictions_of_a_saved_model_are_the_same(loaded):

@@ -3,9 +3,10 @@
 import jax
 import optax
 import pytest
+from builders import tiny_model
 from tagging_cases import TOKENIZER, batch_of, config, outputs_of, record
 
-from bert_jax.config import ExecutionConfig, ModelConfig
+from bert_jax.config import ExecutionConfig
 from bert_jax.metrics import value
 from bert_jax.model.bert import BertModel
 from bert_jax.tasks.intent_slots import JointTask
@@ -17,10 +18,9 @@ RECORDS = [
     record("7xx 1 2 3 9 10 11 12 13 14 15", "O B-a I-a I-a O O O B-b I-b O B-a", "play"),
     record("3 3", "O B-a", "rate"),
 ]
-MODEL = ModelConfig(
-    vocab_size=TOKENIZER.vocab_size, hidden_size=32, num_layers=1, num_attention_heads=2, intermediate_size=64,
-    max_position_embeddings=16,
-)  # fmt: skip
+MODEL = tiny_model(
+    TOKENIZER.vocab_size, hidden_size=32, num_layers=1, intermediate_size=64, max_position_embeddings=16
+)
 
 
 @pytest.mark.parametrize(("kind", "crf"), [(TaggingTask, False), (TaggingTask, True), (JointTask, True)])
