@@ -2,7 +2,7 @@
 
 Layout: ``WORKDIR/checkpoints/STEP/{state, meta, checksums.json}``. The tree on disk has the running layout
 (stacked or not, padded or not), which ``meta`` names; restoring converts. A checkpoint that fails a check is
-moved to ``WORKDIR/damaged_checkpoints`` (renamed, never deleted) and the one before it is used.
+quarantined in ``WORKDIR/damaged_checkpoints`` (renamed, never deleted) and the one before it is used.
 """
 
 import dataclasses
@@ -37,9 +37,9 @@ FORMAT = 1
 META_FILE = "metadata"
 # Written last by Orbax where a folder cannot be renamed.
 COMMIT_FILE = "commit_success.txt"
-# Folders of a workdir for checkpoints that are not used any more, but not deleted either.
+# Folders of a workdir for checkpoints that are out of use, but not deleted.
 DAMAGED, ROLLED_BACK = QUARANTINE_FOLDERS = ("damaged_checkpoints", "rolled_back_checkpoints")
-# Seconds for which processes wait for each other's look at a checkpoint.
+# Seconds for which processes wait for each other's check of a checkpoint.
 AGREEMENT_SECONDS = 900.0
 
 
@@ -58,7 +58,7 @@ class Restored:
 
 
 def checkpoint_folder(workdir: Location) -> Location:
-    """Where the checkpoints of a run lie."""
+    """Return the folder of a run's checkpoints."""
     return workdir.absolute() / "checkpoints"
 
 
@@ -69,7 +69,7 @@ def saved_steps(workdir: Location) -> list[int]:
         return []
     steps = sorted(int(path.name) for path in folder.iterdir() if path.name.isdigit() and path.is_dir())
     if isinstance(folder, ObjectPath):
-        # A store cannot rename a folder: what is complete, and what is set aside, is told by an object.
+        # A store cannot rename a folder: an object marks a complete checkpoint, and one that is set aside.
         aside = {mark.name for where in QUARANTINE_FOLDERS for mark in _marks(workdir / where)}
         steps = [s for s in steps if str(s) not in aside and (folder / str(s) / COMMIT_FILE).is_file()]
     return steps
@@ -107,8 +107,8 @@ def restore_newest(
     Returns ``None`` when there is no checkpoint at all. Raises ``ValueError`` when it was saved with another
     ``model`` section (options in ``may_change`` aside) or another optimizer. A bad one is moved aside
     (with ``read_only``: left where it is), reported, and the one before it tried; when all are bad, raises
-    :class:`NoCheckpoint`. With several processes all call it and use the same one: what is bad in the eyes of one
-    is bad for all, before anything is restored together.
+    :class:`NoCheckpoint`. With several processes all call it and use the same one: a checkpoint that one process
+    rejects is rejected by all, before anything is restored together.
     """
     if not read_only and hosts.is_lead() and isinstance(workdir, ObjectPath):
         _finish_moves(workdir)
@@ -143,7 +143,7 @@ def raise_if_damaged(workdir: Location, bad: list[str]) -> None:
 def _verified(
     workdir: Location, step: int, config: RunConfig, mesh: Mesh, model: BertModel | None, may_change: set[str]
 ) -> Restored | str:
-    """The checkpoint of ``step``, or what is wrong with it: what the first process that finds something says."""
+    """The checkpoint of ``step``, or its fault as the first process that finds one reports it."""
     folder = checkpoint_folder(workdir) / str(step)
     share = hosts.index(), hosts.count()
     problem = _agreed(f"files of {step}", problem_of(lambda: check_files(folder, share)))
@@ -174,7 +174,7 @@ def _verified(
 
 
 def problem_of(look: Callable[[], str | None]) -> str | None:
-    """What ``look`` finds wrong, or fails with when that is the checkpoint's fault."""
+    """Return the fault that ``look`` returns, or its error when that is the checkpoint's fault."""
     try:
         return look()
     except (Unfit, PermissionError, StorageError):
@@ -200,7 +200,7 @@ def _agreed(what: str, problem: str | None) -> str | None:
 
 
 def _is_shortage(error: Exception) -> bool:
-    """Did the machine run out of something (device memory, file handles) rather than find damage?"""
+    """Return True if the machine ran out of a resource (device memory, file handles)."""
     shortage = isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EIO)
     return shortage or isinstance(error, MemoryError) or "RESOURCE_EXHAUSTED" in str(error)
 
@@ -217,7 +217,7 @@ def set_aside(workdir: Location, first_step: int) -> None:
 
 def _move_aside(workdir: Location, step: int, where: str) -> Location:
     if isinstance(workdir, ObjectPath):
-        # An object that marks it comes first: killed between two files, nobody takes what is left for whole.
+        # The object that marks it comes first: after a kill between two files the rest does not count as whole.
         (workdir / where / str(step)).touch()
         return _finish_move(workdir, step, where)
     folder = workdir.absolute() / where
@@ -228,7 +228,7 @@ def _move_aside(workdir: Location, step: int, where: str) -> Location:
 
 
 def _finish_moves(workdir: ObjectPath) -> None:
-    """Finish what an earlier start began to move."""
+    """Finish moves that an earlier start began."""
     for where in QUARANTINE_FOLDERS:
         for mark in _marks(workdir / where):
             _finish_move(workdir, int(mark.name), where)
@@ -243,7 +243,7 @@ def _finish_move(workdir: ObjectPath, step: int, where: str) -> ObjectPath:
 
 
 def _unused(folder: Location, name: str) -> Location:
-    """``folder / name``, numbered when that is there already."""
+    """``folder / name``, numbered when it exists already."""
     count, target = 1, folder / name
     while target.exists():
         count += 1
@@ -270,7 +270,7 @@ def fitting_config(
     """The stored config; :class:`Unfit` when ``config`` cannot go on from it."""
     if meta["step"] != step:
         raise ValueError(f"its JSON part belongs to step {meta['step']}")
-    # From here on the JSON part is proven sound: what it says is not damage.
+    # From here on the JSON part is proven sound: its content is not damage.
     try:
         stored_config: Any = from_dict(type(config), meta["config"])
     except ValueError as error:
@@ -292,7 +292,7 @@ def fitting_config(
 
 
 def _read_state(folder: Location, stored: RunConfig, mesh: Mesh, model: BertModel | None) -> TrainState:
-    """The stored state, not verified; each process reads what its devices hold."""
+    """The stored state, not verified; each process reads the part of its devices."""
     stored_like = _abstract(stored, mesh, model)
     item = nested(stored_like)
     restore_args = ocp.checkpoint_utils.construct_restore_args(item)

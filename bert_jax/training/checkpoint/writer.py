@@ -104,8 +104,8 @@ class CheckpointWriter:
     """Saves checkpoints of one run; made and called by every process of it. ``close()`` waits for the last save.
 
     ``like`` (arrays or their shapes, with shardings) lets the digest be compiled while the first steps run.
-    ``before_commit`` is called in the background, before a save becomes one: what must not be older than it goes
-    first. A save that fails raises from a later call, on the process on which it failed.
+    ``before_commit`` is called in the background, before a save is committed, to store files that must not be
+    older. A save that fails raises from a later call, on the process on which it failed.
     """
 
     def __init__(
@@ -157,7 +157,7 @@ class CheckpointWriter:
 
     def save(self, state: TrainState, meta: Mapping[str, Any]) -> None:
         """Start to save ``state`` and ``meta`` (JSON) under ``state.step``; returns once the values are safe from
-        being donated. Raises what an earlier save failed with."""
+        being donated. Raises the error of an earlier save."""
         self.wait()
         if self._compiler is not None:
             self._compiler.join()
@@ -201,15 +201,15 @@ class CheckpointWriter:
             self._failure = error
 
     def is_writing(self) -> bool:
-        """Whether a save is still being written; asked by other threads."""
+        """Return True while a save is being written; for other threads."""
         return self._unlisted is not None and self._manager.is_saving_in_progress()
 
     def is_saving(self) -> bool:
-        """Whether a save is still being written or listed."""
+        """Return True while a save is being written or listed."""
         return self._unlisted is not None or (self._lister is not None and self._lister.is_alive())
 
     def wait(self) -> None:
-        """Block until the save under way is committed and listed; raises what it failed with."""
+        """Block until the save under way is committed and listed; raise its error."""
         while hosts.count() > 1 and self._manager.is_saving_in_progress():
             self._raise_lost()  # Orbax would wait for processes that wait for this one
             time.sleep(0.01)
@@ -234,7 +234,7 @@ class CheckpointWriter:
 
     @contextlib.contextmanager
     def _one_line(self) -> Iterator[None]:
-        """What a save in an object store fails with, in whatever type, as ``StorageError``."""
+        """Turn any error of a save in an object store into ``StorageError``."""
         try:
             yield
         except StorageError:

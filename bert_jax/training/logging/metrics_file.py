@@ -41,7 +41,7 @@ class MetricsWriter:
 
     def __init__(self, workdir: Path | str, start_step: int = 0, *, lead: bool = True):
         self._lead = lead
-        # Last step written, per split: what is on disk already is not written twice.
+        # Last step written, per split: no line is written twice.
         self._last_step: dict[str, int] = {}
         if not lead:
             return
@@ -55,7 +55,7 @@ class MetricsWriter:
         self._file = path.open("ab")
 
     def has(self, step: int, split: str = "train") -> bool:
-        """Whether the line of ``step`` (split train or eval) is on disk already."""
+        """Return True if the line of ``step`` (split train or eval) is on disk already."""
         return step <= self._last_step.get(split, -1)
 
     def write(self, step: int, metrics: Mapping[str, Any]) -> bool:
@@ -121,7 +121,7 @@ def _complete_lines(content: bytes) -> Iterator[tuple[bytes, dict[str, Any]]]:
 
 
 def _trim(path: Path, start_step: int) -> list[dict[str, Any]]:
-    """Drop lines after ``start_step``, torn lines and repeated steps from the file; returns what stays."""
+    """Drop lines after ``start_step``, torn lines and repeated steps from the file; return the rest."""
     if not path.exists():
         return []
     content = path.read_bytes()
