@@ -41,7 +41,8 @@ from bert_jax.interop.export import export_model
 from bert_jax.interop.initialization import Start, initial_model, store_tokenizer
 from bert_jax.interop.readers import read_weights
 from bert_jax.interop.saved_model import BEST, replace_saved
-from bert_jax.io.storage import Location, ObjectPath, write_whole
+from bert_jax.io.files import write_whole
+from bert_jax.io.storage import Location, ObjectPath
 from bert_jax.metrics import Score
 from bert_jax.model import BertModel, from_canonical, to_canonical
 from bert_jax.optim import joining_updates, parameter_rates
@@ -349,7 +350,11 @@ class FinetuneJob(Job):
         made = {entry["split"]: entry for entry in read_results(folder) if entry["step"] == step}
         asked = [split for split in self._splits if split != "train"]
         due = [split for split in asked if made.get(split, {}).get("digest") != self._digests[split]]
-        due = [split for split in asked if hosts.lead_says(f"predict_{split}", split in due, context.host_timeout)]
+        due = [
+            split
+            for split in asked
+            if hosts.broadcast_from_lead(f"predict_{split}", split in due, context.host_timeout)
+        ]
         made |= {split: self._predict(context, params, split, step, began) for split in due}
         if not hosts.is_lead():
             return

@@ -6,10 +6,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from bert_jax.io.files import local_copy
+from bert_jax.io.storage import Location
 from bert_jax.tokenization import FILE_NAMES, Tokenizer, is_cjk, load_tokenizer
 from data_pipeline.shards.shard_files import ShardIndex, read_index, read_manifest, read_records
 from data_pipeline.shards.tfexample import decode_example
-from data_pipeline.storage import Location, local_copy
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -17,6 +17,7 @@ import google_crc32c
 import numpy as np
 
 from bert_jax.batch import DataBudgetError
+from bert_jax.io.storage import ObjectPath, StorageError
 from data_pipeline.read.order import BatchSizes, HostRows, LaneOrder
 from data_pipeline.shards.shard_files import (
     FRAME_BYTES,
@@ -26,7 +27,6 @@ from data_pipeline.shards.shard_files import (
     frame_headers,
     mask_crcs,
 )
-from data_pipeline.storage import ObjectPath, StorageError
 
 _log = logging.getLogger(__name__)
 

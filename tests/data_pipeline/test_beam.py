@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 from text_corpora import tree, write_corpus, write_vocab
 
+from bert_jax.io.files import remove_tree
+from bert_jax.io.storage import ObjectPath
 from data_pipeline.build import beam as beam_module
 from data_pipeline.build import parts as parts_module
 from data_pipeline.build import token_store
 from data_pipeline.cli import main
-from data_pipeline.host_tensorflow import load_tensorflow
-from data_pipeline.storage import ObjectPath, remove_tree
 
 pytest.importorskip("apache_beam", reason="needs the extra beam")
 
@@ -113,12 +113,10 @@ def test_finished_work_is_kept(place: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_an_object_store(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Text, token store, parts and shards in TensorFlow's ``ram://``, which stands for ``gs://``."""
-    load_tensorflow()
+    """Text, token store, parts and shards in fsspec's ``memory://``, which stands for ``gs://``."""
     monkeypatch.setattr("tempfile.tempdir", str(place))
     expected = pool(place)
-    bucket = ObjectPath(f"ram://{place.name}")
-    (bucket / "text").mkdir()
+    bucket = ObjectPath(f"memory://{place.name}")
     for file in (place / "text").iterdir():
         (bucket / "text" / file.name).upload(file)
     (bucket / "vocab.txt").upload(place / "vocab.txt")
