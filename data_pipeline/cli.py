@@ -12,10 +12,10 @@ from typing import Any, TypeVar
 from bert_jax.config.finetune import FinetuneConfig, TaskDataConfig
 from bert_jax.config.loader import load_config
 from bert_jax.config.pretrain import DataConfig, PretrainConfig
+from bert_jax.io.storage import Location, location
 from bert_jax.process.exits import run_command
 from bert_jax.process.signals import StopRequest
 from bert_jax.records import Record
-from data_pipeline.storage import Location, location
 
 USAGE = """usage: bert-data COMMAND [options]
 

@@ -22,6 +22,8 @@ from pathlib import Path
 from typing import Any
 
 from bert_jax.config.pretrain import DataConfig
+from bert_jax.io.files import local_copy, write_whole
+from bert_jax.io.storage import Location, ObjectPath, location
 from bert_jax.tokenization import Tokenizer
 from data_pipeline.build.parts import merge_shard, write_part
 from data_pipeline.build.shard_split import PreparedSplit, plan_splits
@@ -38,8 +40,7 @@ from data_pipeline.build.token_store import (
     tokenize_chunk,
 )
 from data_pipeline.build.workers import processor_count
-from data_pipeline.shards.shard_files import MANIFEST_NAME, atomic_file
-from data_pipeline.storage import Location, ObjectPath, local_copy, location
+from data_pipeline.shards.shard_files import MANIFEST_NAME
 from data_pipeline.text.documents import Source
 
 _SHARE_BYTES = 4 << 20  # of a source that are one job's, at least
@@ -218,8 +219,7 @@ def _shared_copy(vocab: Location, folder: Location) -> Location:
 
 
 def _save(value: Any, path: Location) -> None:
-    with atomic_file(path) as file:
-        pickle.dump(value, file)
+    write_whole(path, pickle.dumps(value))
 
 
 @lru_cache(maxsize=16)

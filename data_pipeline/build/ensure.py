@@ -13,6 +13,8 @@ from pathlib import Path
 
 from bert_jax.config.loader import load_config, to_dict
 from bert_jax.config.pretrain import DataConfig, PretrainConfig
+from bert_jax.io.files import local_copy, remove_tree
+from bert_jax.io.storage import Location, location
 from bert_jax.tokenization import Tokenizer
 from data_pipeline.build.parts import merge_shard, write_part
 from data_pipeline.build.shard_split import Split, missing_splits, plan_splits, split_folder, unfinished
@@ -39,7 +41,6 @@ from data_pipeline.build.vocabulary import (
 from data_pipeline.build.workers import Workers, exclusive, processor_count
 from data_pipeline.shards.checks import check_foreign, describe, difference, shard_settings
 from data_pipeline.shards.shard_files import INDEX_NAME, MANIFEST_NAME, read_index, read_manifest
-from data_pipeline.storage import Location, local_copy, location, remove_tree
 from data_pipeline.text.corpus import corpus_of
 from data_pipeline.text.documents import Source
 

@@ -6,10 +6,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from bert_jax.tokenization import Tokenizer, is_cjk, load_tokenizer
+from bert_jax.io.files import local_copy
+from bert_jax.io.storage import Location
+from bert_jax.tokenization import FILE_NAMES, Tokenizer, is_cjk, load_tokenizer
 from data_pipeline.shards.shard_files import ShardIndex, read_index, read_manifest, read_records
 from data_pipeline.shards.tfexample import decode_example
-from data_pipeline.storage import Location, local_copy
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -129,8 +130,12 @@ def inspect(
 
 
 def _tokenizer(folder: Location, vocab: Location | None, lower_case: bool) -> Tokenizer | None:
-    names = ("vocab.txt", "tokenizer.model")
-    beside = [place / name for place in (folder, folder.parent) for name in names if (place / name).is_file()]
+    beside = [
+        place / name
+        for place in (folder, folder.parent)
+        for name in FILE_NAMES.values()
+        if (place / name).is_file()
+    ]
     path = vocab or (beside[0] if beside else None)
     return load_tokenizer(local_copy(path), lower_case=lower_case) if path else None
 

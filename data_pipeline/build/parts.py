@@ -17,6 +17,8 @@ from itertools import pairwise
 
 import numpy as np
 
+from bert_jax.io.files import local_copy
+from bert_jax.io.storage import Location, ObjectPath
 from data_pipeline.build.instances import (
     Instances,
     InstanceSettings,
@@ -30,7 +32,6 @@ from data_pipeline.build.instances import (
 from data_pipeline.build.token_store import TokenStore, cached_tokenizer
 from data_pipeline.build.workers import scratch_file
 from data_pipeline.shards.shard_files import ShardEntry, encode_examples, scan_shard, write_records
-from data_pipeline.storage import Location, ObjectPath, local_copy
 
 PART_TOKENS = 1 << 18  # of one part, at least
 MOST_PARTS = 4096  # larger corpora get larger parts

@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 
 from bert_jax.config.pretrain import DataConfig
+from bert_jax.io.files import remove_tree, whole_file, write_whole
+from bert_jax.io.storage import Location, ObjectPath, location
 from bert_jax.tokenization import Tokenizer
 from data_pipeline.build.instances import InstanceSettings
 from data_pipeline.build.masking import MaskingSettings
@@ -19,12 +21,10 @@ from data_pipeline.shards.checks import pair_advice, shard_settings
 from data_pipeline.shards.shard_files import (
     MANIFEST_NAME,
     ShardEntry,
-    atomic_file,
     read_index,
     write_index,
     write_manifest,
 )
-from data_pipeline.storage import Location, ObjectPath, location, remove_tree
 
 
 def split_folder(data: DataConfig, split: str) -> Location:
@@ -105,9 +105,8 @@ class Split:
         for folder in (build / "parts", build / "shards"):
             folder.mkdir(parents=True, exist_ok=True)
             remove_scratch(folder)
-        with atomic_file(build / "documents.bin") as file:
-            file.write(self.documents.astype("<u8").tobytes())
-        with atomic_file(build / "continuation.npy") as file:
+        write_whole(build / "documents.bin", self.documents.astype("<u8").tobytes())
+        with whole_file(build / "continuation.npy") as part, part.open("wb") as file:
             np.save(file, self.tokenizer.continuation)
         job = SplitJob(
             store=self.store.folder,

@@ -27,11 +27,11 @@ import numpy as np
 
 from bert_jax.config.pretrain import DataConfig
 from bert_jax.hashing import hash_key
+from bert_jax.io.files import local_copy, remove_tree, write_whole
+from bert_jax.io.storage import Location, ObjectPath, location
 from bert_jax.tokenization import Tokenizer, is_cjk, load_tokenizer
 from data_pipeline.build.masking import uniform
 from data_pipeline.build.workers import Workers, remove_scratch, scratch_file, scratch_folder
-from data_pipeline.shards.shard_files import atomic_file
-from data_pipeline.storage import Location, ObjectPath, local_copy, location, remove_tree
 from data_pipeline.text.documents import Source, read_documents
 
 META_NAME = "store.json"
@@ -165,7 +165,9 @@ def chunk_folder(folder: Location, settings: dict[str, Any], sources: Sequence[S
     ``cut`` says how the text is cut: chunks that were cut in another way do not fit together.
     """
     # A file edited between two starts must not meet chunks of its older self.
-    state = json.dumps([settings, [source.path.stat().st_mtime_ns for source in sources], cut])
+    paths = [source.path for source in sources]
+    versions = [path.version() if isinstance(path, ObjectPath) else path.stat().st_mtime_ns for path in paths]
+    state = json.dumps([settings, versions, cut])
     chunks = folder / f".chunks-{hashlib.sha256(state.encode()).hexdigest()[:16]}"
     remove_chunks(folder, but=chunks)
     chunks.mkdir(parents=True, exist_ok=True)
@@ -338,8 +340,7 @@ def merge_chunks(
         "sentences": sentences,
         "tokens": tokens,
     }
-    with atomic_file(folder / META_NAME) as file:
-        file.write(json.dumps(meta, sort_keys=True, indent=1).encode() + b"\n")
+    write_whole(folder / META_NAME, json.dumps(meta, sort_keys=True, indent=1) + "\n")
 
 
 def _starts_uint64(lengths: np.ndarray) -> np.ndarray:

@@ -7,12 +7,12 @@ from typing import Any
 import numpy as np
 
 from bert_jax.config.pretrain import DataConfig
-from bert_jax.tokenization import Tokenizer, load_tokenizer
+from bert_jax.io.files import local_copy, write_whole
+from bert_jax.io.storage import Location, ObjectPath, location
+from bert_jax.tokenization import FILE_NAMES, Tokenizer, load_tokenizer
 from data_pipeline.build.token_store import content_hash, held_out, names_and_sizes
 from data_pipeline.build.workers import OneApart, exclusive
 from data_pipeline.shards.checks import describe, difference
-from data_pipeline.shards.shard_files import atomic_file
-from data_pipeline.storage import Location, ObjectPath, local_copy, location, new_file
 from data_pipeline.text.corpus import corpus_of
 from data_pipeline.text.documents import Source, read_documents
 
@@ -22,7 +22,7 @@ VOCAB_SETTINGS_NAME = "vocabulary.json"
 
 def vocabulary_path(data: DataConfig) -> Location:
     """``data.vocab``, or where the trained vocabulary lies."""
-    name = "vocab.txt" if data.tokenizer == "wordpiece" else "tokenizer.model"
+    name = FILE_NAMES["wordpiece" if data.tokenizer == "wordpiece" else "sentencepiece"]
     return location(data.vocab) if data.vocab else location(data.shards) / name
 
 
@@ -88,8 +88,7 @@ def place_vocabulary(path: Location, content: bytes) -> None:
     there: shards may have been made with it."""
     with exclusive(path.parent):
         if not path.is_file():
-            with atomic_file(path) as file:
-                file.write(content)
+            write_whole(path, content)
         elif path.read_bytes() != content:
             raise ValueError(
                 f"{path}: another vocabulary than the run's lies there; name another folder in data.shards"
@@ -124,9 +123,8 @@ def ensure_vocabulary(data: DataConfig, *, vocab_size: int, report: Report) -> L
 def train_in_place(data: DataConfig, sources: Sequence[Source], vocab_size: int, report: Report) -> Location:
     """Train the vocabulary where ``vocabulary_path`` says; the caller holds the folder."""
     path = vocabulary_path(data)
-    with atomic_file(path.with_name(VOCAB_SETTINGS_NAME)) as file:
-        settings = _vocabulary_settings(data, vocab_size, sources)
-        file.write(json.dumps(settings, sort_keys=True, indent=1).encode() + b"\n")
+    settings = _vocabulary_settings(data, vocab_size, sources)
+    write_whole(path.with_name(VOCAB_SETTINGS_NAME), json.dumps(settings, sort_keys=True, indent=1) + "\n")
     return _write_vocabulary(data, sources, path, vocab_size, report)
 
 
@@ -140,12 +138,6 @@ def write_vocabulary(data: DataConfig, output: Location, *, vocab_size: int, rep
 def _write_vocabulary(
     data: DataConfig, sources: Sequence[Source], output: Location, vocab_size: int, report: Report
 ) -> Location:
-    if isinstance(output, ObjectPath):
-        with new_file(output) as local:
-            _write_vocabulary(data, sources, local, vocab_size, report)
-        return output
-    for leftover in output.parent.glob(f".{output.name}.*.tmp"):
-        leftover.unlink()  # of a killed training
     report(f"training a {data.tokenizer} vocabulary of {vocab_size:,} pieces")
     with OneApart() as process:
         return next(process.run(_train_on_corpus, [(data, sources, output, vocab_size)]))

@@ -14,8 +14,9 @@ from multiprocessing import connection, resource_tracker
 from pathlib import Path
 from typing import Any, TypeVar
 
+from bert_jax.io.files import remove_tree, whole_file
 from bert_jax.io.folder_lock import hold_folder
-from data_pipeline.storage import Location, ObjectPath, new_file, remove_tree
+from bert_jax.io.storage import Location, ObjectPath
 
 R = TypeVar("R")
 _SCRATCH = "scratch-"
@@ -157,20 +158,9 @@ def exclusive(folder: Location) -> AbstractContextManager[None]:
     return hold_folder(folder, "another process is building here; wait for it or choose another folder")
 
 
-@contextmanager
-def scratch_file(final: Location) -> Iterator[Path]:
-    """A path to write to that becomes ``final`` when the block ends; apart for every process on any machine."""
-    if isinstance(final, ObjectPath):
-        with new_file(final) as path:
-            yield path
-        return
-    path = scratch_folder(final.parent) / final.name
-    try:
-        yield path
-        path.replace(final)
-    except BaseException:
-        path.unlink(missing_ok=True)
-        raise
+def scratch_file(final: Location) -> AbstractContextManager[Path]:
+    """:func:`whole_file` that several processes, on any machine, may use for one file."""
+    return whole_file(final, None if isinstance(final, ObjectPath) else scratch_folder(final.parent))
 
 
 def scratch_folder(folder: Path) -> Path:

@@ -6,9 +6,9 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from bert_jax.config.pretrain import DataConfig
+from bert_jax.io.storage import Location, StorageError, is_url
 from bert_jax.tokenization import Tokenizer
 from data_pipeline.shards.shard_files import ShardIndex
-from data_pipeline.storage import Location, StorageError, is_url
 
 _log = logging.getLogger(__name__)
 

@@ -8,23 +8,22 @@ shards were made. None of the three holds times, paths or worker counts, and all
 """
 
 import json
-import os
 import struct
 from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import google_crc32c
 import numpy as np
 
+from bert_jax.io.files import local_copy, whole_file, write_whole
+from bert_jax.io.storage import Location, location
 from data_pipeline.shards.tfexample import FeatureSummary, encode_examples, merge_summaries, summarise_examples
-from data_pipeline.storage import Location, ObjectPath, local_copy, location, new_file
 
 __all__ = [
-    "INDEX_NAME", "MANIFEST_NAME", "ShardEntry", "ShardIndex", "atomic_file", "encode_examples", "frame_headers",
+    "INDEX_NAME", "MANIFEST_NAME", "ShardEntry", "ShardIndex", "encode_examples", "frame_headers",
     "index_folder", "mask_crcs", "read_index", "read_manifest", "read_records", "scan_shard", "write_index",
     "write_manifest", "write_records",
 ]  # fmt: skip
@@ -126,30 +125,6 @@ class ShardIndex:
 # ------------------------------------------------------------------ writing
 
 
-@contextmanager
-def atomic_file(path: Location) -> Iterator[BinaryIO]:
-    """A file that appears at ``path`` whole, durable, and only when the block ends without an exception."""
-    if isinstance(path, ObjectPath):
-        with new_file(path) as local, local.open("wb") as file:
-            yield file
-        return
-    part = path.with_name(f".{path.name}.tmp")
-    try:
-        with part.open("wb") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        part.replace(path)
-    except BaseException:
-        part.unlink(missing_ok=True)
-        raise
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
-
-
 class _Scanner:
     """Collects what a ShardEntry holds while records pass by."""
 
@@ -190,7 +165,7 @@ def write_records(path: Path, records: Iterable[bytes]) -> ShardEntry:
     scanner = _Scanner(path)
     headers: dict[int, bytes] = {}
     chunk: list[bytes] = []
-    with atomic_file(path) as file:
+    with whole_file(path) as part, part.open("wb") as file:
 
         def flush() -> None:
             crcs = [google_crc32c.value(record) for record in chunk]
@@ -283,8 +258,7 @@ def write_index(folder: Location, entries: Iterable[ShardEntry]) -> ShardIndex:
     for column in ("lengths", "crcs"):
         body += [getattr(entry, column).astype("<u4").tobytes() for entry in ordered]
     data = b"".join(body)
-    with atomic_file(folder / INDEX_NAME) as file:
-        file.write(_MAGIC + struct.pack("<I", google_crc32c.value(data)) + data)
+    write_whole(folder / INDEX_NAME, _MAGIC + struct.pack("<I", google_crc32c.value(data)) + data)
     return ShardIndex(folder, ordered)
 
 
@@ -373,8 +347,8 @@ def write_manifest(folder: Location, manifest: Mapping[str, Any]) -> None:
     """Write ``manifest.json``, keys sorted, with a checksum of its own contents under ``crc32c``."""
     contents = {key: value for key, value in manifest.items() if key != "crc32c"}
     checksum = google_crc32c.value(json.dumps(contents, sort_keys=True).encode())
-    with atomic_file(folder / MANIFEST_NAME) as file:
-        file.write(json.dumps(contents | {"crc32c": checksum}, sort_keys=True, indent=1).encode() + b"\n")
+    contents["crc32c"] = checksum
+    write_whole(folder / MANIFEST_NAME, json.dumps(contents, sort_keys=True, indent=1) + "\n")
 
 
 def read_manifest(folder: Location | str) -> dict[str, Any] | None:

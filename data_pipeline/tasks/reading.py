@@ -4,8 +4,8 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 from bert_jax.config.finetune import TaskDataConfig, TaskKind
+from bert_jax.io.storage import ObjectPath
 from bert_jax.records import Record
-from data_pipeline.storage import ObjectPath
 from data_pipeline.tasks.columns import Columns, Split
 from data_pipeline.tasks.json_sets import read_clinc, read_squad
 from data_pipeline.tasks.tables import read_csv, read_jsonl, read_tsv

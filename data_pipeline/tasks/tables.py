@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 from itertools import chain
 
 from bert_jax.config.finetune import TaskDataConfig
+from bert_jax.io.storage import Location
 from bert_jax.records import Record
-from data_pipeline.storage import Location
 from data_pipeline.tasks.columns import Columns, Place, check_tags, make_record
 from data_pipeline.tasks.task_files import find_file, listed, read_lines, read_raw_lines, without_blank_end
 

@@ -4,8 +4,8 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from bert_jax.config.finetune import TaskDataConfig
+from bert_jax.io.storage import Location
 from bert_jax.records import Record
-from data_pipeline.storage import Location
 from data_pipeline.tasks.columns import Columns, blank_separated, check_tags
 from data_pipeline.tasks.task_files import find, find_file, plain_name, read_lines, without_blank_end
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from data_pipeline.storage import Location, is_url, location
+from bert_jax.io.storage import Location, is_url, location
 from data_pipeline.text.documents import COMPRESSIONS, Line, _read_lines
 
 # NAME[/CONFIG][:VERSION]:SPLIT of a prepared dataset, and FILE.json:PART+PART; both for a split of a larger thing.

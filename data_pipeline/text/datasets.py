@@ -15,8 +15,9 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from bert_jax.io.errors import first_line
+from bert_jax.io.storage import location
 from data_pipeline.host_tensorflow import load_tensorflow
-from data_pipeline.storage import location
 from data_pipeline.text.documents import Source
 
 _SECONDS_TO_ANSWER = 5.0
@@ -40,11 +41,6 @@ def is_reachable(host: str, port: int = 443) -> bool:
     thread.start()
     thread.join(_SECONDS_TO_ANSWER)
     return answered.is_set()
-
-
-def _one_line(error: BaseException) -> str:
-    lines = str(error).strip().splitlines()
-    return lines[0].rstrip(".") if lines else type(error).__name__
 
 
 # ------------------------------------------------------------------ TensorFlow Datasets
@@ -80,7 +76,7 @@ def _load_tfds() -> Any:
         import tensorflow_datasets as tfds
     except ImportError as error:
         raise ValueError(
-            f"tfds: corpora need TensorFlow Datasets ({_one_line(error)}); run: pip install 'bert_jax[data]'"
+            f"tfds: corpora need TensorFlow Datasets ({first_line(error)}); run: pip install 'bert_jax[data]'"
         ) from None
     tfds.disable_progress_bar()
     logging.getLogger("absl").setLevel(logging.ERROR)  # it warns of its own deprecated functions
@@ -131,7 +127,7 @@ def _tfds_builder(entry: str, data_dir: str) -> Any:
     except tfds.core.registered.DatasetNotFoundError:
         pass
     except Exception as error:
-        raise ValueError(f"{entry}: not readable in {folder}: {_one_line(error)}") from None
+        raise ValueError(f"{entry}: not readable in {folder}: {first_line(error)}") from None
     if not is_reachable("storage.googleapis.com"):
         bare, _, version = name.partition(":")
         raise ValueError(
@@ -143,7 +139,7 @@ def _tfds_builder(entry: str, data_dir: str) -> Any:
         builder = tfds.builder(name, data_dir=folder)
         builder.download_and_prepare()
     except Exception as error:
-        raise ValueError(f"{entry}: TensorFlow Datasets cannot prepare it: {_one_line(error)}") from None
+        raise ValueError(f"{entry}: TensorFlow Datasets cannot prepare it: {first_line(error)}") from None
     return builder
 
 
@@ -200,7 +196,7 @@ def hf_sources(entry: str, *, split: str) -> list[Source]:
     except Exception as error:
         advice = "; there is no network: copy a folder that save_to_disk wrote and name it as hf:FOLDER"
         advice = advice if os.environ.get("HF_HUB_OFFLINE") == "1" else ""
-        raise ValueError(f"{entry}: split {split!r} cannot be read: {_one_line(error)}{advice}") from None
+        raise ValueError(f"{entry}: split {split!r} cannot be read: {first_line(error)}{advice}") from None
     if dataset._indices is not None:
         raise ValueError(f"{entry}: holds a selection of its records; save it anew with save_to_disk")
     paths = [Path(file["filename"]) for file in dataset.cache_files]

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import chain, islice, pairwise
 from pathlib import PurePath
 
-from data_pipeline.storage import Location
+from bert_jax.io.storage import Location
 from data_pipeline.text.sentences import split_sentences
 
 TEXT_SUFFIXES = (".txt",)

@@ -1,12 +1,12 @@
 """Vocabulary training: WordPiece, and SentencePiece unigram or BPE. The same texts give the same bytes."""
 
-import os
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from itertools import chain, repeat
 from pathlib import Path
 from typing import Literal
 
+from bert_jax.io.files import write_whole
 from bert_jax.tokenization import (
     MAX_CHARS_PER_WORD,
     SPECIAL_PIECES,
@@ -51,21 +51,9 @@ def train_vocabulary(
         content = "".join(piece + "\n" for piece in pieces).encode()
     else:
         content = _train_sentencepiece(texts, kind, vocab_size, lower_case)
-    _write_atomically(output, content)
+    output.parent.mkdir(parents=True, exist_ok=True)
+    write_whole(output, content)
     return output
-
-
-def _write_atomically(path: Path, content: bytes) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with temporary.open("wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def count_words(texts: Iterable[str], lower_case: bool) -> Counter[str]:

@@ -1,6 +1,6 @@
 """Building: bytes that depend on nothing but text and settings, kills, checks of what is there.
 
-More kills: BERT_JAX_KILLS=10 python -m pytest -n 0 tests/data_pipeline/test_build.py -k kill
+More kills: BERT_JAX_KILLS=10 python -m pytest -m "" -n 0 tests/data_pipeline/test_build.py -k kill
 """
 
 import json
@@ -30,6 +30,8 @@ from data_pipeline.shards.tfexample import decode_example
 from data_pipeline.text.corpus import list_sources
 from data_pipeline.text.documents import read_documents
 from data_pipeline.text.vocabulary_training import train_vocabulary
+
+KILLS = int(os.environ.get("BERT_JAX_KILLS", "3"))
 
 
 def config(folder: Path, **changes: object) -> DataConfig:
@@ -410,14 +412,14 @@ def children(pid: int) -> set[int]:
 
 
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs /proc")
-def test_kill_at_any_moment(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kills", [1, pytest.param(KILLS, marks=pytest.mark.slow)])
+def test_kill_at_any_moment(tmp_path: Path, kills: int) -> None:
     write_corpus(tmp_path / "corpus.txt", documents=200, sentences=50)
     start = time.monotonic()
     subprocess.run(command(tmp_path / "whole"), check=True, stdout=subprocess.DEVNULL)
     duration = time.monotonic() - start
     expected = tree(tmp_path / "whole")
-    kills = int(os.environ.get("BERT_JAX_KILLS", "3"))
-    moments = random.Random(os.environ.get("BERT_JAX_KILLS", "seed"))
+    moments = random.Random(kills)
     folder = tmp_path / "killed"
     for kill in range(kills):
         # Progress is kept, so a fixed share of the time would hit the same stage only once.

@@ -10,6 +10,7 @@ import jax
 import ml_dtypes
 import numpy as np
 import pytest
+from builders import content, words
 from exported import MODEL, SPECS, random_weights
 from safetensors import safe_open
 from support import tiny_config, train_synthetic
@@ -28,9 +29,7 @@ from bert_jax.process import exits
 from bert_jax.training.checkpoint.restore import restore_newest
 
 DOCS = Path(__file__).resolve().parents[3] / "docs" / "weights.md"
-VOCABULARY = "".join(
-    f"{piece}\n" for piece in ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *(f"w{i}" for i in range(96)))
-).encode()
+VOCABULARY = content(words(96))
 
 
 def model(heads=None, family="bert", **values) -> ModelSpec:

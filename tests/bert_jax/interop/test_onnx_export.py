@@ -9,6 +9,7 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
+from builders import content, words
 from exported import MODEL, PLAIN, SPECS, random_weights
 from onnxruntime.quantization import quantize_dynamic
 
@@ -103,12 +104,11 @@ def test_tied_table_is_stored_once(tmp_path):
 
 
 def test_folder_holds_what_a_user_of_the_program_needs(tmp_path):
-    pieces = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *(f"w{i}" for i in range(96))]
-    content = ("\n".join(pieces) + "\n").encode()
+    vocabulary = content(words(96))
     spec = dataclasses.replace(SPECS["sequence"], tokenizer=TokenizerConfig(max_length=30))
-    weights = dataclasses.replace(random_weights(spec), tokenizer_content=content)
+    weights = dataclasses.replace(random_weights(spec), tokenizer_content=vocabulary)
     assert NO_TOKENIZER not in write_onnx(tmp_path, weights)
-    assert (tmp_path / "vocab.txt").read_bytes() == content
+    assert (tmp_path / "vocab.txt").read_bytes() == vocabulary
     assert json.loads((tmp_path / "config.json").read_text())["id2label"] == {"0": "no", "1": "yes", "2": "maybe"}
     described = json.loads(session(tmp_path).get_modelmeta().custom_metadata_map["bert_jax"])
     assert described["weights_dtype"] == "float32"

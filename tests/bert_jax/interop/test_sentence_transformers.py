@@ -6,17 +6,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support import write_vocabulary
+from builders import drawn, tiny_model, words
 
-from bert_jax.config import HeadsConfig, ModelConfig, ModelSpec, SentenceConfig, SentenceModule, TokenizerConfig
-from bert_jax.interop.exchange import ModelBundle, ReadOptions, parameter_shapes
+from bert_jax.config import HeadsConfig, ModelSpec, SentenceConfig, SentenceModule, TokenizerConfig
+from bert_jax.interop.exchange import ReadOptions, parameter_shapes
 from bert_jax.interop.hf.sentence_transformers import read_sentence_transformers, write_sentence_transformers
 from bert_jax.interop.readers import read_weights
 
-MODEL = ModelConfig(
-    vocab_size=40, hidden_size=8, num_layers=2, num_attention_heads=2, intermediate_size=16,
-    max_position_embeddings=32,
-)  # fmt: skip
+MODEL = tiny_model(40, hidden_size=8, intermediate_size=16, max_position_embeddings=32)
 DENSE = SentenceModule(kind="dense", features=5, activation="tanh")
 PLAIN = SentenceModule(kind="dense", features=4, bias=False)
 NORMALIZE = SentenceModule(kind="normalize")
@@ -44,11 +41,7 @@ def make_weights(tmp_path, sentence=SENTENCE, heads=None, **tokenizer):
         sentence=sentence,
         tokenizer=TokenizerConfig(max_length=tokenizer.pop("max_length", 20), **tokenizer),
     )
-    rng = np.random.default_rng(0)
-    params = {name: rng.normal(0, 0.3, shape).astype(np.float32) for name, shape in parameter_shapes(spec).items()}
-    return ModelBundle(
-        spec=spec, params=params, tokenizer_content=write_vocabulary(tmp_path / "v", 40).read_bytes()
-    )
+    return drawn(spec, 0.3, words(35))
 
 
 @pytest.fixture

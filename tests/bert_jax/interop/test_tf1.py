@@ -6,6 +6,7 @@ import json
 import ml_dtypes
 import numpy as np
 import pytest
+from builders import content, words
 from exported import SPECS, random_weights
 
 from bert_jax.config import ModelSpec, TokenizerConfig
@@ -16,9 +17,7 @@ from bert_jax.interop.tf1 import PREFIX, write_tf1
 
 tf = pytest.importorskip("tensorflow", reason="the data extra brings TensorFlow")
 
-VOCABULARY = "".join(
-    f"{piece}\n" for piece in ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *(f"w{i}" for i in range(96)))
-).encode()
+VOCABULARY = content(words(96))
 ELEVEN_KEYS = {
     "attention_probs_dropout_prob", "hidden_act", "hidden_dropout_prob", "hidden_size", "initializer_range",
     "intermediate_size", "max_position_embeddings", "num_attention_heads", "num_hidden_layers", "type_vocab_size",
