@@ -34,7 +34,7 @@ CARD = "README.md"
 
 
 class Writer(Protocol):
-    """Writes into an existing empty folder and returns what has to be said."""
+    """Write into an existing empty folder and return notes."""
 
     def __call__(self, folder: Path, weights: ModelBundle, *, dtype: StoredDtype) -> list[str]: ...
 

@@ -38,7 +38,7 @@ _READERS: tuple[tuple[Callable[[Path], bool], Reader], ...] = (
 
 def read_weights(path: Path, options: ReadOptions | None = None) -> ModelBundle:
     """Read ``path``, whatever its format. Raises ``ValueError`` in one line when it is none that is known, or when
-    an option is given that it has no use for."""
+    an option does not apply to it."""
     options = options or ReadOptions()
     read = _reader(path)
     _check_options(path, options, read)

@@ -327,7 +327,7 @@ def _write_notes(spec: ModelSpec) -> list[str]:
             "under the same name, which differs by at most 5e-4"
         )
     if not spec.heads.pooler:
-        notes.append("no pooler: google-research/bert creates one that is not initialised from this checkpoint")
+        notes.append("no pooler: google-research/bert creates one that is not initialized from this checkpoint")
     if spec.heads.sequence_labels:
         notes.append(
             f"labels have no place in a TF1 checkpoint; in id order: {', '.join(spec.heads.sequence_labels)}"

@@ -37,7 +37,7 @@ def padded_vocab_size(config: ModelConfig, execution: ExecutionConfig) -> int:
 
 
 class Encoder(nn.Module):
-    """The stack of encoder layers: scanned (stacked parameters) or unrolled, optionally rematerialised. With
+    """The stack of encoder layers: scanned (stacked parameters) or unrolled, optionally rematerialized. With
     ``collect`` the outputs of all layers come beside the last one's."""
 
     config: ModelConfig

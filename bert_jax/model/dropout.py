@@ -2,7 +2,7 @@
 
 Linen derives a module's key from its place in the tree, which differs between scanned and unrolled layers
 (logits 8e-3 apart). Here every site folds its layer and its own number into one key per microbatch, so
-scanned, unrolled and rematerialised layers draw the same bits.
+scanned, unrolled and rematerialized layers draw the same bits.
 
 A replica that holds some rows of a microbatch draws, with threefry, the bits that those rows have in the whole
 microbatch: dropout is equal on every mesh. With rbg each replica draws from a key of its own.

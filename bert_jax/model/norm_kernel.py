@@ -159,7 +159,7 @@ def _backward_kernel(
 def _normal(
     seeds: Any, vectors: Any, product: Any, residual: Any, epsilon: float, dropout_rate: float
 ) -> tuple[jax.Array, jax.Array, jax.Array | None]:
-    """Normalised sum, its inverse deviation, and dropout's factor of each value (0 or the scale)."""
+    """Normalized sum, its inverse deviation, and dropout's factor of each value (0 or the scale)."""
     dropped = product[...].astype(jnp.float32) + vectors[0:1]
     factor = None
     if dropout_rate:

@@ -25,7 +25,7 @@ _PARTS = {
 
 class ScalarMix(nn.Module):
     """Token features from hidden states (Devlin et al. 2018, section 5.3): one of them, four side by side, or a
-    learnt scalar mix, gamma * sum(softmax(w) * h) (Peters et al. 2018)."""
+    learned scalar mix, gamma * sum(softmax(w) * h) (Peters et al. 2018)."""
 
     kind: Features
 

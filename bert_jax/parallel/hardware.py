@@ -25,7 +25,7 @@ class Chip:
     memory_gb: float
     # Memory bandwidth of the whole chip, GB/s.
     memory_gb_per_s: float
-    # One link between neighbours, one direction, GB/s. GPU: what the board can send to the others of its host.
+    # One link between neighbors, one direction, GB/s. GPU: what the board can send to the others of its host.
     link_gb_per_s: float
     # Axes of the grid of links: 2 or 3 on a TPU (two links per axis), 0 where a switch joins the boards of a host.
     link_axes: int = 0
@@ -131,7 +131,7 @@ def find_chip(device_kind: str) -> Chip | None:
 
 
 def mfu(flops_per_second: float, device_kind: str, num_devices: int) -> float | None:
-    """Model FLOP utilisation: the share of the devices' bf16 peak that ``flops_per_second`` is.
+    """Model FLOP utilization: the share of the devices' bf16 peak that ``flops_per_second`` is.
 
     Args:
         flops_per_second: operations per second over all devices, as ``model.flops`` counts them.

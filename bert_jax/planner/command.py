@@ -66,7 +66,7 @@ def _check(options: PlanOptions) -> None:
             f"--topology: not given; allowed: {EXAMPLES}; --show_sharding takes a number of --devices as well"
         )
     if options.topology is not None and options.devices is not None:
-        raise ValueError("--devices: --topology says how many there are; leave one out")
+        raise ValueError("--devices: --topology gives their number; give one of the two")
     for name in ("devices", "tries"):
         value = getattr(options, name)
         if value is not None and value < 1:

@@ -112,7 +112,7 @@ def _ordered(
 
 def _spread(ordered: list[tuple[PretrainConfig, Plan]], count: int) -> list[tuple[PretrainConfig, Plan]]:
     """The first ``count`` in order, but of each (mesh, remat) the first before the second: arithmetic is too rough
-    to choose among neighbours."""
+    to choose among neighbors."""
     seen: dict[tuple[object, ...], int] = {}
     ranked = []
     for place, (config, plan) in enumerate(ordered):

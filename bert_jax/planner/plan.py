@@ -25,7 +25,7 @@ _MUCH_DROPOUT = 0.05
 
 @dataclass(frozen=True)
 class Plan:
-    """One recipe on one slice. docs/planning.md says what every field is; bytes are per jax device."""
+    """One recipe on one slice. docs/planning.md explains every field; bytes are per jax device."""
 
     topology: str
     chips: int

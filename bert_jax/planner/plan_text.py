@@ -23,7 +23,7 @@ _METHODS = {
 
 
 def plan_lines(plan: Plan, advice: str) -> list[str]:
-    """The plan as lines of text; ``advice`` says what to change when the step does not fit."""
+    """The plan as lines of text; ``advice`` names the change for a step that does not fit."""
     mesh = " ".join(f"{axis}={size}" for axis, size in plan.mesh.items())
     micro = f" in {plan.accumulation_steps} microbatches" if plan.accumulation_steps > 1 else ""
     lines = [

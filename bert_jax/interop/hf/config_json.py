@@ -234,7 +234,7 @@ def default_labels(count: int) -> tuple[str, ...]:
 
 
 def hf_class(spec: ModelSpec) -> str:
-    """The transformers class for the heads of ``spec``; ``CLASSES`` says what it holds (a pooler may not be in it).
+    """The transformers class for the heads of ``spec``; ``CLASSES`` lists its heads (maybe without pooler).
 
     Raises ``ValueError`` when no class holds these heads together.
     """

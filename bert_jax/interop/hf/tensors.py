@@ -47,7 +47,7 @@ def read_float32(tensor: Tensor, transpose: bool = False) -> np.ndarray:
 
 
 def open_tensors(folder: Path) -> tuple[str, dict[str, Tensor]]:
-    """Name of the file that says where the weights are, and every tensor by its name there.
+    """Return the name of the file or index with the weights, and every tensor by its name in it.
 
     Raises ``ValueError``: no weights, a damaged or foreign file, a name that leads out of the folder, torch files
     without torch.

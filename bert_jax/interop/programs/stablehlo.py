@@ -119,7 +119,7 @@ def _signature(spec: ModelSpec, exported: Any) -> dict[str, Any]:
         "jax_version": jax.__version__,
         "calling_convention_version": exported.calling_convention_version,
         "platforms": list(exported.platforms),
-        # The first argument of the MLIR function says which of them runs; then come weights and inputs.
+        # The first argument of the MLIR function selects one of them; then come weights and inputs.
         "platform_index_argument": len(exported.platforms) > 1,
         "free_sizes": {"batch": "at least 1", "sequence": f"1 to {spec.model.max_length}"},
         "weights": [_value(name, values) for name, values in params.items()],

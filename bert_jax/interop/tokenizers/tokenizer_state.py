@@ -37,7 +37,7 @@ def state_of(tokenizer: Tokenizer, config: TokenizerConfig, content: bytes) -> t
             "where two ways to cut a word are equally likely, or a letter carries several accents as characters of "
             "their own, the two libraries may cut differently"
         )
-        notes.append("the place in the text may differ at characters that normalisation drops or makes several of")
+        notes.append("the place in the text may differ at characters that normalization drops or makes several of")
         return sentencepiece_json(content), notes
     rules = wordpiece_rules(
         lower_case=config.lower_case, strip_accents=config.strip_accents, split_cjk=config.split_cjk
