@@ -21,12 +21,11 @@ from bert_jax.interop.tf1 import check_tf1, write_tf1
 from bert_jax.interop.verification import (
     Differences,
     check_hf,
+    check_read_back,
     check_sentence_transformers,
-    fingerprints,
     judge,
 )
 from bert_jax.io.files import whole_folder
-from bert_jax.process.exits import VERIFICATION_FAILED, Stop
 
 # Formats that this library reads back: their arrays must come back bit by bit.
 READ_BACK = ("hf", "sentence-transformers", "tf1", "npz")
@@ -95,7 +94,11 @@ def export_model(
         for note in notes:
             report(note)
         if verify:
-            _verify(partial, _as_stored(weights, dtype), format, peer_python, report)
+            stored = _as_stored(weights, dtype)
+            if format in READ_BACK:
+                check_read_back(partial, stored, report)
+            result = _consumer_differences(partial, stored, format, peer_python)
+            judge(result, "", ": not exported", report, strict=True)
     size = sum(file.stat().st_size for file in target.rglob("*") if file.is_file())
     report(f"{target}: {format}, {size / 1e6:,.1f} MB")
 
@@ -122,23 +125,6 @@ def _as_stored(bundle: ModelBundle, dtype: str) -> ModelBundle:
         return bundle
     rounded = {name: values.astype(ml_dtypes.bfloat16).astype(np.float32) for name, values in bundle.params.items()}
     return dataclasses.replace(bundle, params=rounded)
-
-
-def _verify(
-    folder: Path, bundle: ModelBundle, format: str, peer_python: str | None, report: Callable[[str], None]
-) -> None:
-    """Read ``folder`` by this library and by its consumer; raise ``Stop`` if ``bundle``, whose values are as
-    stored, differs."""
-    if format in READ_BACK:
-        again = read_weights(folder, ReadOptions())
-        if again.spec.model != bundle.spec.model or again.spec.heads != bundle.spec.heads:
-            raise Stop(VERIFICATION_FAILED, f"read back: {again.spec} instead of {bundle.spec}: not exported")
-        expected, stored = fingerprints(bundle), fingerprints(again)
-        differing = [name for name in expected if expected[name] != stored.get(name)]
-        if differing:
-            raise Stop(VERIFICATION_FAILED, f"read back: {differing[0]} differs from the model: not exported")
-        report(f"read back: {len(stored)} arrays, bitwise equal")
-    judge(_consumer_differences(folder, bundle, format, peer_python), "", ": not exported", report, strict=True)
 
 
 def _consumer_differences(

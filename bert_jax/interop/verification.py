@@ -12,6 +12,7 @@ from bert_jax.config import SentenceConfig
 from bert_jax.interop.exchange import ModelBundle
 from bert_jax.interop.hf.peer import peer_outputs
 from bert_jax.interop.programs.serving import largest_differences, output_names, sample_inputs
+from bert_jax.interop.readers import read_weights
 from bert_jax.process.exits import VERIFICATION_FAILED, Stop
 
 # Largest allowed differences from transformers and of a sentence vector from sentence-transformers, relative to the
@@ -61,6 +62,18 @@ def fingerprints(bundle: ModelBundle) -> dict[str, tuple[tuple[int, ...], bytes]
         name: (values.shape, hashlib.sha256(memoryview(np.ascontiguousarray(values)).cast("B")).digest())
         for name, values in bundle.params.items()
     }
+
+
+def check_read_back(folder: Path, bundle: ModelBundle, report: Callable[[str], None]) -> None:
+    """Read an export by this library; raise ``Stop`` if the network or a bit of ``bundle`` (as stored) differs."""
+    again = read_weights(folder)
+    if again.spec.model != bundle.spec.model or again.spec.heads != bundle.spec.heads:
+        raise Stop(VERIFICATION_FAILED, f"read back: {again.spec} instead of {bundle.spec}: not exported")
+    expected, stored = fingerprints(bundle), fingerprints(again)
+    differing = [name for name in expected if expected[name] != stored.get(name)]
+    if differing:
+        raise Stop(VERIFICATION_FAILED, f"read back: {differing[0]} differs from the model: not exported")
+    report(f"read back: {len(stored)} arrays, bitwise equal")
 
 
 def check_hf(folder: Path, bundle: ModelBundle, peer_python: str | None = None) -> Differences | str:
