@@ -74,15 +74,7 @@ def sharding_lines(rows: Sequence[Row], topology: Topology | None, mesh: dict[st
         )  # fmt: skip
     params, optimizer = totals(rows)
     table.append(("total", "", "", "", f"{params:,}", f"{optimizer:,}"))
-    widths = [max(len(line[i]) for line in table) for i in range(len(table[0]))]
-    right = (4, 5)
-    lines = [
-        "  ".join(
-            cell.rjust(width) if i in right else cell.ljust(width)
-            for i, (cell, width) in enumerate(zip(line, widths, strict=True))
-        ).rstrip()
-        for line in table
-    ]
+    lines = _columns(table, right=(4, 5))
     where = f"{topology.name}, " if topology else ""
     axes = " ".join(f"{axis}={size}" for axis, size in mesh.items())
     lines.insert(0, f"{where}mesh {axes}; bytes on one device, all layers of a row together")
@@ -93,6 +85,18 @@ def sharding_lines(rows: Sequence[Row], topology: Topology | None, mesh: dict[st
         f"{_devices(mesh)} devices"
     )
     return lines
+
+
+def _columns(table: Sequence[Sequence[str]], right: Sequence[int] = ()) -> list[str]:
+    """Lines of ``table`` with cells padded to the width of their column, on the left in the columns ``right``."""
+    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+    return [
+        "  ".join(
+            cell.rjust(width) if i in right else cell.ljust(width)
+            for i, (cell, width) in enumerate(zip(line, widths, strict=True))
+        ).rstrip()
+        for line in table
+    ]
 
 
 def totals(rows: Sequence[Row]) -> tuple[int, int]:
@@ -120,10 +124,7 @@ def search_lines(plans: Sequence[Plan], best: Plan | None) -> list[str]:
                 f"{plan.predicted_mfu:.1%}" if fits else "",
             )
         )  # fmt: skip
-    widths = [max(len(line[i]) for line in table) for i in range(len(table[0]))]
-    lines = [
-        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in table
-    ]
+    lines = _columns(table)
     hidden = len(plans) - len(shown)
     return [*lines, f"and {hidden} slower ones (all of them: --json)"] if hidden else lines
 

@@ -13,7 +13,7 @@ from jax.sharding import AbstractMesh, AxisType, PartitionSpec
 
 from bert_jax.batch import feature_shapes
 from bert_jax.config import PretrainConfig
-from bert_jax.model import BertForPretraining, BertModel
+from bert_jax.model import BertForPretraining
 from bert_jax.model.canonical import STACKED, VOCABULARY_ROWS, path_name
 from bert_jax.optim import make_optimizer
 from bert_jax.parallel import MESH_AXES, batch_sharding
@@ -50,20 +50,13 @@ def abstract_mesh(sizes: Mapping[str, int]) -> AbstractMesh:
 
 def abstract_train_state(config: PretrainConfig, mesh: Any) -> TrainState:
     """Shapes and shardings of the whole state on ``mesh``."""
-    model = _model(config)
     return abstract_state(
-        model,
+        BertForPretraining(config.model, config.execution, config.has_nsp),
         make_optimizer(config.optimizer),
         mesh,
         with_ema=config.optimizer.ema_decay > 0,
         shard_optimizer=config.mesh.shard_optimizer,
     )
-
-
-def _model(config: PretrainConfig) -> BertModel:
-    """The model for its parameters alone: without devices there is no kernel to choose."""
-    execution = dataclasses.replace(config.execution, attention="xla")
-    return BertForPretraining(config.model, execution, config.has_nsp, None)
 
 
 def device_bytes(tree: Any) -> int:
@@ -84,7 +77,8 @@ def sharding_table(config: PretrainConfig, sizes: Mapping[str, int]) -> list[Row
     mesh = abstract_mesh(sizes)
     state = abstract_train_state(config, mesh)
     boxed = jax.tree_util.tree_leaves_with_path(
-        abstract_params(_model(config)), is_leaf=lambda leaf: isinstance(leaf, nn.Partitioned)
+        abstract_params(BertForPretraining(config.model, config.execution, config.has_nsp)),
+        is_leaf=lambda leaf: isinstance(leaf, nn.Partitioned),
     )
     boxes = {path_name(path): leaf for path, leaf in boxed}
     moments: dict[str, list[Any]] = {}

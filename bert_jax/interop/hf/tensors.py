@@ -11,18 +11,13 @@ import numpy as np
 
 from bert_jax.interop.stored import listed
 from bert_jax.io.errors import one_line
-from bert_jax.io.safetensors_file import StoredTensor, aligned_empty, read_header, read_values
+from bert_jax.io.safetensors_file import DTYPES, StoredTensor, aligned_empty, read_header, read_values
 from bert_jax.io.untrusted_folder import inside, json_object, needed, read_small
 
 WEIGHT_FILES = (
     "model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json",
 )  # fmt: skip
 _FOREIGN = ("tf_model.h5", "flax_model.msgpack", "model.ckpt.index", "rust_model.ot")
-_NAMES = {
-    "F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16", "I64": "int64", "I32": "int32",
-    "I16": "int16", "I8": "int8", "U64": "uint64", "U32": "uint32", "U16": "uint16", "U8": "uint8", "BOOL": "bool",
-    "F8_E4M3": "float8", "F8_E5M2": "float8",
-}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -87,7 +82,7 @@ def _safetensors(file: Path) -> dict[str, Tensor]:
         return lambda: read_values(stored)
 
     return {
-        name: Tensor(stored.shape, _NAMES[stored.dtype], reader(stored))
+        name: Tensor(stored.shape, DTYPES[stored.dtype].name, reader(stored))
         for name, stored in read_header(file).items()
     }
 
