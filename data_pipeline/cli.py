@@ -124,7 +124,8 @@ def _report(line: str) -> None:
 
 
 def _vocab(words: list[str]) -> None:
-    from data_pipeline.build.ensure import STOPPED, ensure_vocabulary, write_vocabulary
+    from data_pipeline.build.ensure import STOPPED
+    from data_pipeline.build.vocabulary import ensure_vocabulary, write_vocabulary
 
     words, output = _take(words, "output")
     config = _config(words)

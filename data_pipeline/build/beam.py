@@ -23,7 +23,7 @@ from typing import Any
 
 from bert_jax.config.pretrain import DataConfig
 from bert_jax.tokenization import Tokenizer
-from data_pipeline.build.parts import merge_shard, write_part
+from data_pipeline.build.shard_jobs import merge_shard, write_part
 from data_pipeline.build.shard_split import PreparedSplit, plan_splits
 from data_pipeline.build.token_store import (
     META_NAME,

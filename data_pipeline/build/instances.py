@@ -211,7 +211,7 @@ def _coin_flips(keys: np.ndarray, stream: int, flips: np.ndarray) -> np.ndarray:
 def make_features(
     instances: Instances, keys: np.ndarray, pool: np.ndarray, pool_starts: np.ndarray, settings: InstanceSettings
 ) -> dict[str, np.ndarray]:
-    """Features of N instances by their names on disk, ready for ``shards.encode_examples``.
+    """Features of N instances by their names on disk, ready for ``tfexample.encode_examples``.
 
     ``pool`` int[P] holds the token ids that the segments point into and ``pool_starts`` bool[P] says which begin
     a word. Without masking settings the ids are unmasked and ``word_starts`` [N, S] stands beside them.

@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,10 +12,10 @@ from bert_jax.config.pretrain import DataConfig
 from bert_jax.tokenization import Tokenizer
 from data_pipeline.build.instances import InstanceSettings
 from data_pipeline.build.masking import MaskingSettings
-from data_pipeline.build.parts import Part, SplitJob, cut_parts
+from data_pipeline.build.shard_jobs import Part, SplitJob, cut_parts, merge_shard, write_part
 from data_pipeline.build.token_store import TokenStore, held_out
-from data_pipeline.build.workers import remove_scratch
-from data_pipeline.shards.checks import pair_advice, shard_settings
+from data_pipeline.build.workers import Workers, remove_scratch
+from data_pipeline.shards.compatibility import shard_settings
 from data_pipeline.shards.shard_files import (
     MANIFEST_NAME,
     ShardEntry,
@@ -49,7 +49,11 @@ def plan_splits(data: DataConfig, tokenizer: Tokenizer, store: TokenStore, names
         documents = np.flatnonzero(held if split == "eval" else ~held)
         distinct = len(np.unique(contents[documents]))
         if data.next_sentence == "nsp" and distinct < 2:
-            raise ValueError(pair_advice(store.meta["documents"], distinct, split))
+            raise ValueError(
+                "data.next_sentence: nsp draws its random sentences from other documents, but of "
+                f"{store.meta['documents']} document(s) only {distinct} is for {split}; separate documents by "
+                "blank lines, or give --data.next_sentence sop or none"
+            )
         if distinct == 0:
             raise ValueError(
                 f"data.eval_fraction: {data.eval_fraction} of {store.meta['documents']} document(s) leaves none to "
@@ -169,10 +173,19 @@ class PreparedSplit:
         return f"{self.name}: {read_index(self.target).records:,} instances in {self.job.num_shards} shard(s)"
 
 
-def unfinished(parts: Sequence[Part]) -> list[Part]:
-    """Parts that no earlier build has finished."""
-    there = {path.name for folder in {part[0].parent for part in parts} for path in folder.glob("*.table")}
-    return [part for part in parts if f"{part[0].name}.table" not in there]
+def build_split(split: Split, workers: Workers, report: Callable[[str], None]) -> None:
+    """Make the parts and shards that no earlier build has finished, and move the folder in place."""
+    report(split.summary)
+    prepared = split.prepare()
+    job, parts = prepared.job, prepared.parts
+    finished = {path.name for path in (job.folder.parent / "parts").glob("*.table")}
+    jobs = [(job, *part) for part in parts if f"{part[0].name}.table" not in finished]
+    for done, _ in enumerate(workers.run(write_part, jobs), start=len(parts) - len(jobs) + 1):
+        if done * 10 // len(parts) > (done - 1) * 10 // len(parts):
+            report(f"{split.name}: {done} of {len(parts)} parts")
+    paths = [part[0] for part in parts]
+    prepared.finish(workers.run(merge_shard, [(job, paths, shard) for shard in range(job.num_shards)]))
+    report(prepared.done())
 
 
 def _move(folder: Location, target: Location) -> None:

@@ -30,6 +30,7 @@ from bert_jax.hashing import hash_key
 from bert_jax.tokenization import Tokenizer, is_cjk, load_tokenizer
 from data_pipeline.build.masking import uniform
 from data_pipeline.build.workers import Workers, remove_scratch, scratch_file, scratch_folder
+from data_pipeline.shards.compatibility import differences
 from data_pipeline.shards.shard_files import atomic_file
 from data_pipeline.storage import Location, ObjectPath, local_copy, location, remove_tree
 from data_pipeline.text.documents import Source, read_documents
@@ -157,6 +158,21 @@ def store_settings(data: DataConfig, tokenizer: Tokenizer, sources: Sequence[Sou
 def store_folder(data: DataConfig) -> Location:
     """Where the token store of ``data`` lies."""
     return location(data.token_store) if data.token_store else location(data.shards) / "store"
+
+
+def existing_store(data: DataConfig, tokenizer: Tokenizer, sources: Sequence[Source]) -> TokenStore | None:
+    """Return the token store of ``data``, None without one; ``ValueError`` if it was made with other settings."""
+    folder = store_folder(data)
+    if not (folder / META_NAME).is_file():
+        return None
+    remove_chunks(folder)
+    store = TokenStore(folder)
+    if changed := differences(store.meta["settings"], store_settings(data, tokenizer, sources), "store"):
+        raise ValueError(
+            f"{folder}: tokens stored with other settings: {changed}; name another folder in data.token_store, or "
+            "delete this one"
+        )
+    return store
 
 
 def chunk_folder(folder: Location, settings: dict[str, Any], sources: Sequence[Source], cut: str) -> Location:

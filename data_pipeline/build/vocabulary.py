@@ -10,7 +10,7 @@ from bert_jax.config.pretrain import DataConfig
 from bert_jax.tokenization import Tokenizer, load_tokenizer
 from data_pipeline.build.token_store import content_hash, held_out, names_and_sizes
 from data_pipeline.build.workers import OneApart, exclusive
-from data_pipeline.shards.checks import describe, difference
+from data_pipeline.shards.compatibility import differences
 from data_pipeline.shards.shard_files import atomic_file
 from data_pipeline.storage import Location, ObjectPath, local_copy, location, new_file
 from data_pipeline.text.corpus import corpus_of
@@ -73,12 +73,10 @@ def existing_vocabulary(data: DataConfig, vocab_size: int) -> tuple[Location, To
             wanted = _vocabulary_settings(data, vocab_size, sources_if_there(data))
             # Older records say nothing of the text.
             wanted = {name: value for name, value in wanted.items() if name in recorded}
-            found = difference(recorded, wanted)
-            if found:
+            if changed := differences(recorded, wanted, "vocabulary"):
                 raise ValueError(
-                    f"{path}: trained with other settings: {describe(found, 'vocabulary')}; "
-                    "set them back, name the file in data.vocab to use it all the same, or name another folder in "
-                    "data.shards"
+                    f"{path}: trained with other settings: {changed}; set them back, name the file in data.vocab "
+                    "to use it anyway, or name another folder in data.shards"
                 )
     return path, load_vocabulary(data, path, vocab_size)
 

@@ -20,14 +20,8 @@ from typing import Any, BinaryIO
 import google_crc32c
 import numpy as np
 
-from data_pipeline.shards.tfexample import FeatureSummary, encode_examples, merge_summaries, summarise_examples
+from data_pipeline.shards.tfexample import FeatureSummary, merge_summaries, summarise_examples
 from data_pipeline.storage import Location, ObjectPath, local_copy, location, new_file
-
-__all__ = [
-    "INDEX_NAME", "MANIFEST_NAME", "ShardEntry", "ShardIndex", "atomic_file", "encode_examples", "frame_headers",
-    "index_folder", "mask_crcs", "read_index", "read_manifest", "read_records", "scan_shard", "write_index",
-    "write_manifest", "write_records",
-]  # fmt: skip
 
 INDEX_NAME = "records.index"
 MANIFEST_NAME = "manifest.json"

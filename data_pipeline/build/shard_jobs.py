@@ -29,7 +29,8 @@ from data_pipeline.build.instances import (
 )
 from data_pipeline.build.token_store import TokenStore, cached_tokenizer
 from data_pipeline.build.workers import scratch_file
-from data_pipeline.shards.shard_files import ShardEntry, encode_examples, scan_shard, write_records
+from data_pipeline.shards.shard_files import ShardEntry, scan_shard, write_records
+from data_pipeline.shards.tfexample import encode_examples
 from data_pipeline.storage import Location, ObjectPath, local_copy
 
 PART_TOKENS = 1 << 18  # of one part, at least
