@@ -26,6 +26,8 @@ from data_pipeline.shards.shard_files import (
 )
 from data_pipeline.storage import Location, ObjectPath, location, remove_tree
 
+_PARTS_VERSION = 2  # of the format of unfinished builds: parts of another one are not taken up
+
 
 def split_folder(data: DataConfig, split: str) -> Location:
     """Where the shards of ``split`` (train or eval) lie."""
@@ -102,7 +104,7 @@ class Split:
     def prepare(self) -> "PreparedSplit":
         """Make the folder of the build, or clear it of other builds and half-written files."""
         shards = location(self.data.shards)
-        build = shards / f".build-{self.name}-{_fingerprint([self._settings, self.store.meta])}"
+        build = shards / f".build-{self.name}-{_fingerprint([_PARTS_VERSION, self._settings, self.store.meta])}"
         for stale in shards.glob(f".build-{self.name}-*"):
             if stale != build:
                 remove_tree(stale)
