@@ -1,4 +1,4 @@
-"""From a DataConfig to a vocabulary and shards: what is there is checked, what is missing is built.
+"""From a DataConfig to a vocabulary and shards: existing ones are checked, missing ones are built.
 
 Stages, each finished by one rename: vocabulary, token store, and for each split parts, shards, folder. A build
 works in ``SHARDS/.build-*``; ``train/`` and ``eval/`` appear whole, with index and manifest. Run again after a
@@ -36,12 +36,12 @@ STOPPED = "stopped while preparing data; what is finished is kept: run the same 
 def ensure_data(
     data: DataConfig, *, vocab_size: int, report: Report, beam_options: Sequence[str] | None = None
 ) -> Path:
-    """Make sure that vocabulary and shards of ``data`` are there; returns the vocabulary's (local) path.
+    """Make sure that vocabulary and shards of ``data`` exist; returns the vocabulary's (local) path.
 
-    Builds what is missing: the vocabulary (of ``vocab_size`` pieces, on training documents only) when
+    Builds the missing ones: the vocabulary (of ``vocab_size`` pieces, on training documents only) when
     ``data.vocab`` is empty, the token store, and the shards; with ``beam_options``, the latter two under Apache
-    Beam. Checks what is there. ``ValueError`` (one line: what differs, what to do) when it was made with other
-    settings; nothing is ever rebuilt or used silently.
+    Beam. ``ValueError`` (one line: the differences, the remedy) if existing ones were made with other settings;
+    nothing is ever rebuilt or used silently.
     """
     vocab = _ensure(data, vocab_size, report, beam_options)
     shards = _shards_folder(data)
@@ -91,10 +91,10 @@ def _ensure(data: DataConfig, vocab_size: int, report: Report, beam_options: Seq
 
 
 def require_shards(config: PretrainConfig, words: Sequence[str]) -> Path:
-    """Return the vocabulary's (local) path for a run of several hosts, none of which builds what is missing.
+    """Return the vocabulary's (local) path for a run of several hosts, none of which builds missing shards.
 
     ``ValueError`` names the command that does, made from the run's own flags ``words`` (``--config FILE`` and
-    ``--section.key value``), or says what differs where shards are there.
+    ``--section.key value``), or lists the differences of existing shards.
     """
     shards = _shards_folder(config.data)
     is_there = is_external(shards)

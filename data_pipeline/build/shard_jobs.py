@@ -43,7 +43,7 @@ _REQUESTS = 16  # to an object store at once
 
 @dataclass(frozen=True, kw_only=True)
 class SplitJob:
-    """What all jobs of one split share. ``documents`` is a file with the split's document numbers, uint64."""
+    """Arguments of all jobs of one split. ``documents`` is a file with the split's document numbers, uint64."""
 
     store: Location
     documents: Location
@@ -53,7 +53,7 @@ class SplitJob:
     settings: InstanceSettings
 
 
-# What makes a part: its path without suffix, pass, first document of the split and end.
+# A part: its path without suffix, pass, first document of the split and end.
 Part = tuple[Location, int, int, int]
 
 

@@ -1,4 +1,4 @@
-"""One split of the documents on its way from the token store to its folder of shards, whoever does the jobs."""
+"""One split of the documents, from the token store to its folder of shards, under any runner of jobs."""
 
 import hashlib
 import json
@@ -30,7 +30,7 @@ _PARTS_VERSION = 2  # of the format of unfinished builds: parts of another one a
 
 
 def split_folder(data: DataConfig, split: str) -> Location:
-    """Where the shards of ``split`` (train or eval) lie."""
+    """Folder of the shards of ``split`` (train or eval)."""
     if split == "eval" and data.eval_shards:
         return location(data.eval_shards)
     return location(data.shards) / split
@@ -77,7 +77,7 @@ def _instance_settings(data: DataConfig, tokenizer: Tokenizer) -> InstanceSettin
 
 @dataclass(frozen=True, eq=False)
 class Split:
-    """One split on its way from the token store to its folder of shards."""
+    """One split, from the token store to its folder of shards."""
 
     data: DataConfig
     name: str
@@ -88,7 +88,7 @@ class Split:
 
     @property
     def summary(self) -> str:
-        """What there is to do, for a report."""
+        """Line of a report: the amount of work."""
         tokens, passes = self._tokens(), self._settings["data.dupe_factor"]
         return f"{self.name}: {len(tokens):,} documents, {int(tokens.sum()):,} tokens, {passes} pass(es)"
 
@@ -147,9 +147,9 @@ class Split:
 
 @dataclass(frozen=True, eq=False)
 class PreparedSplit:
-    """What the jobs of one split need, on any machine: all ``parts``, finished or not, and what to make of them.
+    """The jobs of one split, on any machine: all ``parts``, finished or not, and the shards to make of them.
 
-    ``facts`` is the manifest without what only the finished shards tell.
+    ``facts`` is the manifest without the figures of finished shards.
     """
 
     name: str

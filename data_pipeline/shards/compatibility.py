@@ -151,4 +151,6 @@ def warn_of_changed_files(index: ShardIndex) -> None:
     for entry, path, size in zip(index.entries, paths, sizes, strict=True):
         if size != entry.bytes:
             now = "is missing" if size is None else f"has {size} bytes"
-            _log.warning("%s %s, the index says %d bytes: what differs becomes blank rows", path, now, entry.bytes)
+            _log.warning(
+                "%s %s, the index says %d bytes: damaged records become blank rows", path, now, entry.bytes
+            )

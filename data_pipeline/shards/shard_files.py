@@ -1,9 +1,9 @@
 """The on-disk format: TFRecord shards, the index of a shard folder, and its manifest.
 
 A shard is a TFRecord file of serialized tf.train.Examples with google-research/bert's feature names. The index
-(one file per folder, ``records.index``) says what every byte should be: per shard its name, records, size,
+(one file per folder, ``records.index``) lists what it takes to check every byte: per shard its name, records, size,
 whole-file crc32c, feature shapes and value ranges, and per record its length and the crc32c of its payload. It
-makes any record readable in one seek and any damage visible. The manifest (``manifest.json``) says how the
+makes any record readable in one seek and any damage visible. The manifest (``manifest.json``) tells how the
 shards were made. None of the three holds times, paths or worker counts, and all are written atomically.
 """
 
@@ -82,7 +82,7 @@ class ShardEntry:
         return _id_range(self.features) if self.records else None
 
     def offsets(self) -> np.ndarray:
-        """Where each record's frame begins in the file, and the file's end: int64[records + 1]."""
+        """Offset of each record's frame in the file, and the file's end: int64[records + 1]."""
         return np.concatenate([[0], np.cumsum(self.lengths.astype(np.int64) + FRAME_BYTES)])
 
 
@@ -336,7 +336,7 @@ def index_folder(folder: Location | str) -> ShardIndex:
     """Scan every TFRecord in ``folder`` and write the index (the ``bert-data index DIR`` command).
 
     Shards are the files with ``.tfrecord`` in their names and all others that begin like a TFRecord. A damaged
-    one raises ``ValueError``: an index must not bless damage.
+    one raises ``ValueError``: an index must not list damaged records.
     """
     folder = location(folder)
     if not folder.is_dir():

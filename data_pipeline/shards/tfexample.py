@@ -1,4 +1,4 @@
-"""tf.train.Example in numpy: whole batches to bytes, and bytes back to where each feature's values lie.
+"""tf.train.Example in numpy: whole batches to bytes, and bytes back to the places of each feature's values.
 
 The wire format is protocol buffers' (Example {features=1}, Features {map<string, Feature> feature=1}, Feature
 {bytes_list=1, float_list=2, int64_list=3}, each list {repeated value=1, packed}). No TensorFlow here: a builder
@@ -59,7 +59,7 @@ def _pack_ints(values: np.ndarray) -> tuple[bytes, np.ndarray]:
 
 
 def encode_examples(features: Mapping[str, np.ndarray]) -> list[bytes]:
-    """Serialise N examples at once.
+    """Serialize N examples at once.
 
     ``features`` maps names to arrays [N, K]: integers and bools become int64 lists, floats float lists. Features
     are written sorted by name, so equal arrays give equal bytes. Returns N records. ``ValueError`` for arrays
@@ -150,15 +150,15 @@ def _fields(data: bytes, at: int, end: int) -> list[tuple[int, int, int]]:
     """Fields of a message as (tag, start, end) of their bodies; ``ValueError`` when they leave the message."""
     fields = []
     while at < end:
-        tag, at = _read_varint(data, at)
+        tag, start = _read_varint(data, at) if data[at] > 127 else (data[at], at + 1)
         wire = tag & 7
-        if wire == 0:
-            start, (_, at) = at, _read_varint(data, at)
-        elif wire in (1, 5):
-            start, at = at, at + (8 if wire == 1 else 4)
-        elif wire == 2:
-            size, start = _read_varint(data, at)
+        if wire == 2:
+            size, start = _read_varint(data, start) if data[start] > 127 else (data[start], start + 1)
             at = start + size
+        elif wire == 0:
+            _, at = _read_varint(data, start)
+        elif wire in (1, 5):
+            at = start + (8 if wire == 1 else 4)
         else:
             raise ValueError(f"wire type {wire}")
         if at > end:
@@ -168,7 +168,7 @@ def _fields(data: bytes, at: int, end: int) -> list[tuple[int, int, int]]:
 
 
 def parse_example(record: bytes) -> dict[str, tuple[str, list[tuple[int, int, int]]]]:
-    """Features of one serialised tf.train.Example: name -> (kind, pieces (tag, start, end) of its list).
+    """Features of one serialized tf.train.Example: name -> (kind, pieces (tag, start, end) of its list).
 
     Any legal encoding is understood: packed or not, any order. ``ValueError`` for bytes that are no Example.
     """

@@ -97,7 +97,7 @@ DAMAGES = {
 
 REASON_TEXTS = {
     "flip in payload checksum": "has another checksum stored with it",
-    "flip in payload": "has other contents than the index says",
+    "flip in payload": "has other contents than in the index",
     "flip in length": "has another length",
     "truncated": "lies beyond the end of the file",
     "empty": "lies beyond the end of the file",

@@ -97,5 +97,5 @@ def test_dynamic_masking_needs_unmasked_shards_and_a_vocabulary(unmasked, tmp_pa
         stream(make_shards(tmp_path, 20), config(masking="dynamic"))
     with pytest.raises(ValueError, match=r"data\.masking: static, but the shards .* hold no masks"):
         stream(unmasked)
-    with pytest.raises(ValueError, match=r"needs the vocabulary; give data\.vocab"):
+    with pytest.raises(ValueError, match=r"data\.masking: dynamic needs the vocabulary"):
         stream(unmasked, config(masking="dynamic"), tokenizer=None)
