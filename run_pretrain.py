@@ -62,7 +62,8 @@ def train(options: RunOptions, arguments: list[str]) -> None:
     from bert_jax.process import hosts
     from bert_jax.tokenization import load_tokenizer
     from bert_jax.training.pretrain import pretrain
-    from data_pipeline.build.ensure import STOPPED, ensure_data, place_vocabulary, require_shards
+    from data_pipeline.build.ensure import STOPPED, ensure_data, require_shards
+    from data_pipeline.build.vocabulary import place_vocabulary
     from data_pipeline.read.pretrain_input import ShardSource
 
     def report(line: str) -> None:
