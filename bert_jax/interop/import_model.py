@@ -95,19 +95,19 @@ def _compare_outputs(source: Path, saved: Path, peer_python: str | None, report:
     if not is_hf(encoder):
         report("outputs not compared: transformers does not read this format")
         return
-    said = model_parts(read_config(needed(encoder, CONFIG_FILE)), str(encoder / CONFIG_FILE))
+    config = model_parts(read_config(needed(encoder, CONFIG_FILE)), str(encoder / CONFIG_FILE))
     weights = read_native(saved, ReadOptions())
     if not all(np.isfinite(values).all() for values in weights.params.values()):
         report("outputs not compared: some weights are NaN or infinite")
         return
     end = "; nothing was imported"
     try:
-        random = _random_heads(weights, said.architecture)
+        random = _random_heads(weights, config.architecture)
         if random:
-            what = f"{said.architecture} would take random values for its {', '.join(random)} layer"
+            what = f"{config.architecture} would take random values for its {', '.join(random)} layer"
             report(f"outputs not compared: {what}")
         else:
-            spec = _as_class(weights.spec, said.architecture)
+            spec = _as_class(weights.spec, config.architecture)
             result = check_hf(encoder, dataclasses.replace(weights, spec=spec), peer_python)
             judge(result, f"error: {source}: ", end, report, strict=False)
         if sentences:

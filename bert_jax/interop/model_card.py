@@ -161,7 +161,7 @@ def _labels(labels: Sequence[str]) -> str:
 
 
 def _training(origin: Mapping[str, Any]) -> list[str]:
-    lines = [f"source: {_one_line(origin.get('format', 'not said'))}"]
+    lines = [f"source: {_one_line(origin.get('format', 'not stated'))}"]
     if "class" in origin:
         lines.append(f"class: {_one_line(origin['class'])}")
     if "step" in origin:
@@ -186,7 +186,7 @@ def _training(origin: Mapping[str, Any]) -> list[str]:
             f"{training.get('global_batch_size')} sequences per step"
         )
     if not recipe:
-        lines.append("data and training: not said by the source")
+        lines.append("data and training: not stated by the source")
     return lines
 
 

@@ -76,29 +76,29 @@ def read_tf1(path: Path, options: ReadOptions) -> ModelBundle:
     """
     prefix = _prefix(path)
     folder = prefix.parent
-    said, notes = tf1_model(read_config(needed(folder, CONFIG_FILE)), folder / CONFIG_FILE)
-    found = _Found(prefix, options, _Bundle.open(prefix), notes)
-    model = found.sizes(said)
+    config, notes = tf1_model(read_config(needed(folder, CONFIG_FILE)), folder / CONFIG_FILE)
+    reader = _CheckpointReader(prefix, options, _Bundle.open(prefix), notes)
+    model = reader.sizes(config)
     details = _details(folder, model)
     if options.activation is not None:
         model = dataclasses.replace(model, activation=options.activation)
     elif details is not None:
         model = dataclasses.replace(model, activation=details.model.activation)
     if options.activation is not None or details is not None:
-        found.notes = [note for note in found.notes if " says gelu: " not in note]
-    spec = ModelSpec(model=model, heads=found.heads(details))
-    params = found.read(spec)
+        reader.notes = [note for note in reader.notes if " says gelu: " not in note]
+    spec = ModelSpec(model=model, heads=reader.heads(details))
+    params = reader.read(spec)
     tokenizer, content, tokenizer_notes = read_tokenizer_files(folder, options)
     if tokenizer is not None and content is not None:
         if details is not None and details.tokenizer is not None and options.lower_case is None:
             tokenizer, tokenizer_notes = dataclasses.replace(details.tokenizer, file=tokenizer.file), ()
-        found.notes += check_vocabulary(folder, tokenizer, content, model.vocab_size)
+        reader.notes += check_vocabulary(folder, tokenizer, content, model.vocab_size)
         spec = dataclasses.replace(spec, tokenizer=tokenizer)
     return ModelBundle(
         spec=spec,
         params=params,
         tokenizer_content=content,
-        notes=(*found.notes, *tokenizer_notes),
+        notes=(*reader.notes, *tokenizer_notes),
         origin={"format": "TF1 checkpoint", "name": f"{folder.absolute().name}/{prefix.name}"},
     )
 
@@ -164,7 +164,7 @@ class _Bundle:
 
 
 @dataclass
-class _Found:
+class _CheckpointReader:
     """The variables of one checkpoint on their way to canonical parameters."""
 
     prefix: Path
@@ -190,7 +190,7 @@ class _Found:
         shape = self.bundle.shapes.get(name)
         return shape if shape is not None and len(shape) == rank else None
 
-    def sizes(self, said: ModelConfig) -> ModelConfig:
+    def sizes(self, config: ModelConfig) -> ModelConfig:
         """The model of bert_config.json; with ``allow_mismatch`` the variables' sizes take precedence."""
         real: dict[str, int] = {}
         for table, rows in (
@@ -207,16 +207,16 @@ class _Found:
         shape = self.shape("bert/encoder/layer_0/intermediate/dense/kernel")
         if shape is not None:
             real["intermediate_size"] = shape[1]
-        differing = {name: size for name, size in real.items() if size != getattr(said, name)}
+        differing = {name: size for name, size in real.items() if size != getattr(config, name)}
         texts = [
-            f"{name} is {getattr(said, name)} in {CONFIG_FILE}, {n} in the variables"
+            f"{name} is {getattr(config, name)} in {CONFIG_FILE}, {n} in the variables"
             for name, n in differing.items()
         ]
         if texts and not self.options.allow_mismatch:
             raise ValueError(f"{self.prefix}: {'; '.join(texts)}; with --allow_mismatch the variables decide")
         self.notes += [f"{text}: the variables decide" for text in texts]
         try:
-            return dataclasses.replace(said, **differing)
+            return dataclasses.replace(config, **differing)
         except ValueError as error:
             raise ValueError(f"{self.prefix}: the variables cannot decide: {error}") from None
 

@@ -109,15 +109,15 @@ def tf1_model(config: Mapping[str, Any], file: Path) -> tuple[ModelConfig, list[
         values[field] = value if key in _SIZES else float(value)
         if key not in config:
             notes.append(f"{file.name} does not say {key}: {value}, as google-research/bert takes it")
-    said = config.get("hidden_act", _DEFAULTS["hidden_act"])
-    if said == "gelu":
+    stated = config.get("hidden_act", _DEFAULTS["hidden_act"])
+    if stated == "gelu":
         notes.append(
             f"{file.name} says gelu: computed as google-research/bert's published code computes it (gelu_tanh); "
             "the weights of 2018 were trained with erf (gelu), which differs by at most 5e-4"
         )
-    elif said != "relu":
-        raise ValueError(f"{file}: hidden_act is {str(said)[:60]!r}; allowed: gelu, relu")
-    activation = "gelu_tanh" if said == "gelu" else "relu"
+    elif stated != "relu":
+        raise ValueError(f"{file}: hidden_act is {str(stated)[:60]!r}; allowed: gelu, relu")
+    activation = "gelu_tanh" if stated == "gelu" else "relu"
     try:
         return ModelConfig(**values, activation=activation, norm_epsilon=NORM_EPSILON), notes
     except ValueError as error:

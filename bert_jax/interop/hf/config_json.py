@@ -82,15 +82,15 @@ class HfConfig:
     model: ModelConfig
     # The first class of ``architectures`` that is known; None: none is.
     architecture: str | None
-    # Names of the classes in id order; None: not said.
+    # Names of the classes in id order; None: not stated.
     labels: tuple[str, ...] | None
-    # None: not said, so regression with one label and single_label with several.
+    # None: not stated, so regression with one label and single_label with several.
     problem: Literal["single_label", "multi_label", "regression"] | None
     # Dropout before the task head; None: the encoder's.
     dropout: float | None
     # Whether the MLM output layer is the word embeddings.
     tied: bool
-    # Stored dtype (``dtype``, before transformers 5 ``torch_dtype``); None: not said.
+    # Stored dtype (``dtype``, before transformers 5 ``torch_dtype``); None: not stated.
     dtype: str | None
     notes: tuple[str, ...] = ()
 
@@ -114,9 +114,9 @@ def model_parts(config: Mapping[str, Any], name: str) -> HfConfig:
     missing = [key for key in _NEEDED if key not in config]
     if missing:
         raise ValueError(f"{name}: missing {', '.join(missing)}")
-    said = config.get("hidden_act", "gelu")
-    if not isinstance(said, str) or said not in _ACTIVATIONS:
-        raise ValueError(f"{name}: hidden_act is {_short(said)}; allowed: {', '.join(_ACTIVATIONS)}")
+    activation = config.get("hidden_act", "gelu")
+    if not isinstance(activation, str) or activation not in _ACTIVATIONS:
+        raise ValueError(f"{name}: hidden_act is {_short(activation)}; allowed: {', '.join(_ACTIVATIONS)}")
     for key, default in (("hidden_act", "gelu"), ("layer_norm_eps", 1e-12)):
         if key not in config:
             notes.append(f"{name} lacks {key}: {default}, the default of transformers")
@@ -133,7 +133,7 @@ def model_parts(config: Mapping[str, Any], name: str) -> HfConfig:
             type_vocab_size=_integer(config, "type_vocab_size", name, 2),
             hidden_dropout=_number(config, "hidden_dropout_prob", name, 0.1),
             attention_dropout=_number(config, "attention_probs_dropout_prob", name, 0.1),
-            activation=_ACTIVATIONS[said],
+            activation=_ACTIVATIONS[activation],
             norm_epsilon=_number(config, "layer_norm_eps", name, 1e-12),
             initializer_range=_number(config, "initializer_range", name, 0.02),
         )
@@ -164,18 +164,18 @@ def _family(config: Mapping[str, Any], name: str) -> tuple[Literal["bert", "robe
     if not isinstance(classes, list) or not all(isinstance(item, str) for item in classes):
         raise ValueError(f"{name}: architectures is {_short(classes)}, not a list of names")
     known = next((item for item in classes if item in CLASSES), None)
-    said = config.get("model_type")
-    if said is None and known is not None:
-        said = next(family for family, prefix in _CLASS_PREFIX.items() if known.startswith(prefix))
-    if said is None:
+    family = config.get("model_type")
+    if family is None and known is not None:
+        family = next(name for name, prefix in _CLASS_PREFIX.items() if known.startswith(prefix))
+    if family is None:
         raise ValueError(f"{name}: neither model_type nor a known class in architectures; readable: {_supported()}")
-    if said not in _CLASS_PREFIX:
-        raise ValueError(f"{name}: model_type is {_short(said)}; readable: {_supported()}")
-    if classes and (known is None or not known.startswith(_CLASS_PREFIX[said])):
+    if family not in _CLASS_PREFIX:
+        raise ValueError(f"{name}: model_type is {_short(family)}; readable: {_supported()}")
+    if classes and (known is None or not known.startswith(_CLASS_PREFIX[family])):
         raise ValueError(
-            f"{name}: architectures is {_short(classes)} with model_type {said}; readable: {_supported()}"
+            f"{name}: architectures is {_short(classes)} with model_type {family}; readable: {_supported()}"
         )
-    return said, known
+    return family, known
 
 
 def _supported() -> str:
@@ -205,8 +205,8 @@ def _number(config: Mapping[str, Any], key: str, name: str, default: float | Non
 
 
 def _dtype(config: Mapping[str, Any]) -> str | None:
-    said = config.get("dtype", config.get("torch_dtype"))
-    return None if said is None else _short(said).strip('"').removeprefix("torch.")
+    stated = config.get("dtype", config.get("torch_dtype"))
+    return None if stated is None else _short(stated).strip('"').removeprefix("torch.")
 
 
 def _labels(config: Mapping[str, Any], name: str) -> tuple[str, ...] | None:

@@ -67,12 +67,12 @@ def peer_outputs(
             return None
         if done.returncode:
             raise ValueError(f"{folder}: it cannot be loaded there: {last[:300]}")
-        said = json.loads((Path(scratch) / "report.json").read_text(encoding="utf-8"))
+        answer = json.loads((Path(scratch) / "report.json").read_text(encoding="utf-8"))
         outputs = []
         for i in range(len(inputs)):
             with np.load(Path(scratch) / f"out_{i}.npz", allow_pickle=False) as arrays:
                 outputs.append(dict(arrays))
-    return PeerOutputs(said["version"], tuple(outputs), tuple(said["problems"]))
+    return PeerOutputs(answer["version"], tuple(outputs), tuple(answer["problems"]))
 
 
 def _batches(folder: Path) -> list[dict[str, np.ndarray]]:

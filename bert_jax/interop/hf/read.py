@@ -34,24 +34,24 @@ def read_hf(path: Path, options: ReadOptions) -> ModelBundle:
     Raises ``ValueError`` in one line: another type of model, damaged files, tensors that are missing, left over or
     of another shape, and (unless ``options.allow_mismatch``) a contradiction between config.json and tensors.
     """
-    said = model_parts(read_config(needed(path, CONFIG_FILE)), str(path / CONFIG_FILE))
-    found = _Found(path, said, options)
-    found.open()
-    spec = ModelSpec(model=found.sizes(), heads=found.heads(), family=said.family)
-    found.settle()
-    params = found.read(spec)
+    config = model_parts(read_config(needed(path, CONFIG_FILE)), str(path / CONFIG_FILE))
+    reader = _FolderReader(path, config, options)
+    reader.open()
+    spec = ModelSpec(model=reader.sizes(), heads=reader.heads(), family=config.family)
+    reader.settle()
+    params = reader.read(spec)
     tokenizer, content, tokenizer_notes = read_tokenizer_files(path, options)
     if tokenizer is not None and content is not None:
-        found.notes += check_vocabulary(path, tokenizer, content, spec.model.vocab_size)
+        reader.notes += check_vocabulary(path, tokenizer, content, spec.model.vocab_size)
         spec = dataclasses.replace(spec, tokenizer=tokenizer)
     origin: dict[str, Any] = {"format": "Hugging Face folder", "name": path.absolute().name}
-    if said.architecture:
-        origin["class"] = said.architecture
+    if config.architecture:
+        origin["class"] = config.architecture
     return ModelBundle(
         spec=spec,
         params=params,
         tokenizer_content=content,
-        notes=(*said.notes, *found.notes, *tokenizer_notes),
+        notes=(*config.notes, *reader.notes, *tokenizer_notes),
         origin=origin,
     )
 
@@ -71,11 +71,11 @@ def check_vocabulary(path: Path, config: TokenizerConfig, content: bytes, rows: 
 
 
 @dataclass
-class _Found:
+class _FolderReader:
     """The tensors of one folder on their way to canonical parameters."""
 
     path: Path
-    said: HfConfig
+    config: HfConfig
     options: ReadOptions
     notes: list[str] = field(default_factory=list)
     tensors: dict[str, Tensor] = field(default_factory=dict)
@@ -97,7 +97,7 @@ class _Found:
             if 0 in tensor.shape:
                 raise ValueError(f"{self.path / source}: {clean[:80]!r} is empty (shape {tensor.shape})")
             self.tensors[clean] = tensor
-        family = f"{self.said.family}."
+        family = f"{self.config.family}."
         self.prefix = family if any(name.startswith(family) for name in self.tensors) else ""
 
     def has(self, module: str) -> bool:
@@ -110,7 +110,7 @@ class _Found:
 
     def sizes(self) -> ModelConfig:
         """The model with the sizes of the tensors; contradictions to config.json are recorded."""
-        model, prefix = self.said.model, self.prefix
+        model, prefix = self.config.model, self.prefix
         self._take_tied_embeddings()
         real: dict[str, int] = {}
         for table, rows in (
@@ -123,7 +123,8 @@ class _Found:
         layers = {int(match[1]) for name in self.tensors if (match := _LAYER.match(name.removeprefix(prefix)))}
         if not layers or max(layers) >= len(self.tensors):
             raise ValueError(
-                f"{self.path}: the tensors are not those of {self.said.family} layers: {listed(list(self.tensors))}"
+                f"{self.path}: the tensors are not those of {self.config.family} layers: "
+                f"{listed(list(self.tensors))}"
             )
         real["num_layers"] = 1 + max(layers)
         shape = self.shape(f"{prefix}encoder.layer.0.intermediate.dense.weight", 2)
@@ -141,9 +142,9 @@ class _Found:
     def _take_tied_embeddings(self) -> None:
         """Of tied tensors a file may hold only the copy: then that is taken."""
         original = f"{self.prefix}embeddings.word_embeddings.weight"
-        weight, bias = TIED[self.said.family]
+        weight, bias = TIED[self.config.family]
         kept = weight.replace("decoder.weight", "bias")
-        if self.said.tied and original not in self.tensors and weight in self.tensors:
+        if self.config.tied and original not in self.tensors and weight in self.tensors:
             self.tensors[original] = self.tensors[weight]
             self.notes.append(f"word embeddings taken from {weight}, to which they are tied")
         if kept not in self.tensors and bias in self.tensors:
@@ -151,7 +152,7 @@ class _Found:
 
     def heads(self) -> HeadsConfig:
         """The heads whose tensors are present, with a note on each other head of the class in config.json."""
-        roberta = self.said.family == "roberta"
+        roberta = self.config.family == "roberta"
         kind = self._classifier_kind()
         if roberta and kind == "sequence" and self.has(f"{self.prefix}pooler"):
             for name in [name for name in self.tensors if name.startswith(f"{self.prefix}pooler.")]:
@@ -160,14 +161,14 @@ class _Found:
         nsp = self.has("cls.seq_relationship")
         pooler = self.has(f"{self.prefix}pooler") or nsp or kind in ("sequence", "choice")
         mlm = self.has("lm_head") if roberta else self.has("cls.predictions")
-        if mlm and roberta and self.said.model.activation != "gelu":
+        if mlm and roberta and self.config.model.activation != "gelu":
             raise ValueError(
                 f"{self.path}: RoBERTa's MLM head always has the activation gelu, and hidden_act is another; "
                 "readable are models in which both are gelu"
             )
         labels = self._labels(kind)
         span = self.has("qa_outputs")
-        problem = self.said.problem or ("regression" if len(labels) == 1 else "single_label")
+        problem = self.config.problem or ("regression" if len(labels) == 1 else "single_label")
         if kind == "sequence" and problem == "regression" and len(labels) > 1:
             raise ValueError(
                 f"{self.path}: problem_type regression with {len(labels)} outputs; readable: one output"
@@ -181,14 +182,14 @@ class _Found:
             token_labels=labels if kind == "token" else (),
             span=span,
             choice=kind == "choice",
-            dropout=self.said.dropout,
+            dropout=self.config.dropout,
         )
-        promised = CLASSES[self.said.architecture] if self.said.architecture else ()
+        promised = CLASSES[self.config.architecture] if self.config.architecture else ()
         for name in promised:
             if name not in heads.present():
                 what = "pooled output is" if name == "pooler" else f"{name} outputs are"
                 self.notes.append(
-                    f"{self.said.architecture} has a {name} layer, the tensors have none: {what} left out"
+                    f"{self.config.architecture} has a {name} layer, the tensors have none: {what} left out"
                 )
         return heads
 
@@ -198,30 +199,30 @@ class _Found:
             return None
         if self.has("classifier.out_proj"):
             return "sequence"
-        told = next((kind for word, kind in _KINDS.items() if word in (self.said.architecture or "")), None)
-        if told is None and not self.has(f"{self.prefix}pooler"):
+        known = next((kind for word, kind in _KINDS.items() if word in (self.config.architecture or "")), None)
+        if known is None and not self.has(f"{self.prefix}pooler"):
             return "token"  # the other two stand on the pooler
-        if told is None:
+        if known is None:
             classes = ", ".join(name for name in CLASSES if any(kind in name for kind in _KINDS))
             raise ValueError(
                 f"{self.path / CONFIG_FILE}: there is a classifier, and architectures does not say of what; "
                 f"put its class there: {classes}"
             )
-        return told
+        return known
 
     def _labels(self, kind: str | None) -> tuple[str, ...]:
         if kind not in ("sequence", "token"):
             return ()
         inner = ".out_proj" if self.has("classifier.out_proj") else ""
         shape = self.shape(f"classifier{inner}.weight", 2)
-        said = self.said.labels
-        if said is None:
+        labels = self.config.labels
+        if labels is None:
             count = shape[0] if shape is not None else 2
             self.notes.append(f"{CONFIG_FILE} names no labels: {count}, called LABEL_0 and so on")
             return default_labels(count)
-        if shape is None or len(said) == shape[0]:
-            return said
-        self.contradictions.append(("number of labels", len(said), shape[0]))
+        if shape is None or len(labels) == shape[0]:
+            return labels
+        self.contradictions.append(("number of labels", len(labels), shape[0]))
         return default_labels(shape[0])
 
     def settle(self) -> None:
@@ -229,7 +230,8 @@ class _Found:
         if not self.contradictions:
             return
         texts = [
-            f"{what} is {said} in {CONFIG_FILE}, {real} in the tensors" for what, said, real in self.contradictions
+            f"{what} is {stated} in {CONFIG_FILE}, {real} in the tensors"
+            for what, stated, real in self.contradictions
         ]
         if not self.options.allow_mismatch:
             raise ValueError(f"{self.path}: {'; '.join(texts)}; with --allow_mismatch the tensors decide")
@@ -238,7 +240,7 @@ class _Found:
     def read(self, spec: ModelSpec) -> dict[str, np.ndarray]:
         """Read every canonical parameter of ``spec``; a left-over tensor is an error."""
         names = hf_names(spec, self.prefix)
-        tied = TIED[self.said.family]
+        tied = TIED[self.config.family]
         expected = {entry.name for entry in names.values()}
         left_over = [
             name for name in self.tensors if name not in expected and not (spec.heads.mlm and name in tied)
@@ -265,8 +267,8 @@ class _Found:
             if not np.isfinite(params[canonical]).all():
                 bad.append(entry.name)
         stored = ", ".join(dtypes)
-        if self.said.dtype is not None and self.said.dtype != stored:
-            self.notes.append(f"{CONFIG_FILE} says dtype {self.said.dtype}, the tensors are {stored}: as stored")
+        if self.config.dtype is not None and self.config.dtype != stored:
+            self.notes.append(f"{CONFIG_FILE} says dtype {self.config.dtype}, the tensors are {stored}: as stored")
         for dtype, count in dtypes.items():
             if dtype != "float32":
                 verb = "rounded" if dtype == "float64" else "raised"
@@ -278,7 +280,7 @@ class _Found:
 
     def _check_tied(self, params: dict[str, np.ndarray]) -> None:
         """An MLM output layer of its own would be another function than the tied one."""
-        for name, original in TIED[self.said.family].items():
+        for name, original in TIED[self.config.family].items():
             tensor = self.tensors.get(name)
             if tensor is None or original not in params:
                 continue
@@ -291,8 +293,8 @@ class _Found:
                     f"{self.path}: {name} differs from {original}: an untied MLM output layer is not supported; "
                     "remove the MLM head's tensors to read the rest"
                 )
-        untied = not self.said.tied and "mlm_head/output_bias" in params
-        if untied and not any(name in self.tensors for name in TIED[self.said.family] if name.endswith("weight")):
+        untied = not self.config.tied and "mlm_head/output_bias" in params
+        if untied and not any(name in self.tensors for name in TIED[self.config.family] if name.endswith("weight")):
             raise ValueError(
                 f"{self.path}: tie_word_embeddings is false, and the output layer of the MLM head is not there; "
                 "remove the MLM head's tensors to read the rest"

@@ -161,30 +161,30 @@ def _settings(folder: Path, name: str) -> dict[str, Any]:
 
 def _pooling(folder: Path, width: int) -> SentenceConfig:
     file = needed(folder, "config.json")
-    said = read_config(file)
-    modes = said.get("pooling_mode")
+    settings = read_config(file)
+    modes = settings.get("pooling_mode")
     if modes is None:
-        modes = [mode for flag, mode in _FLAGS.items() if said.get(flag)] or ["mean"]
+        modes = [mode for flag, mode in _FLAGS.items() if settings.get(flag)] or ["mean"]
     modes = [modes] if isinstance(modes, str) else modes
     if not isinstance(modes, list) or not modes or len(modes) > len(_FLAGS):
         raise ValueError(f"{file}: pooling_mode is no name or list of names; readable: {', '.join(_POOLINGS)}")
     unknown = [str(mode)[:40] for mode in modes if mode not in _POOLINGS]
     if unknown:
         raise ValueError(f"{file}: the pooling mode {', '.join(unknown)} is not readable; readable: cls, mean, max")
-    stated = said.get("embedding_dimension", said.get("word_embedding_dimension", width))
+    stated = settings.get("embedding_dimension", settings.get("word_embedding_dimension", width))
     if stated != width:
         raise ValueError(f"{file}: the dimension is {str(stated)[:40]}, the encoder's width {width}")
-    include = said.get("include_prompt", True)
+    include = settings.get("include_prompt", True)
     if not isinstance(include, bool):
         raise ValueError(f"{file}: include_prompt is {str(include)[:40]}; allowed: true, false")
     return SentenceConfig(pooling=tuple(cast(list[Pooling], modes)), include_prompt=include)
 
 
-def _check_names(file: Path, said: Mapping[str, Any]) -> None:
+def _check_names(file: Path, settings: Mapping[str, Any]) -> None:
     """A module on anything but the sentence's vector computes another function."""
     for key in ("module_input_name", "module_output_name"):
-        if said.get(key) not in (None, "sentence_embedding"):
-            raise ValueError(f"{file}: {key} is {str(said[key])[:40]!r}; readable: 'sentence_embedding'")
+        if settings.get(key) not in (None, "sentence_embedding"):
+            raise ValueError(f"{file}: {key} is {str(settings[key])[:40]!r}; readable: 'sentence_embedding'")
 
 
 def _check_normalize(folder: Path) -> None:
@@ -194,21 +194,22 @@ def _check_normalize(folder: Path) -> None:
 
 def _dense(folder: Path, width: int) -> tuple[SentenceModule, dict[str, np.ndarray]]:
     file = needed(folder, "config.json")
-    said = read_config(file)
-    _check_names(file, said)
-    if said.get("use_residual"):
+    settings = read_config(file)
+    _check_names(file, settings)
+    if settings.get("use_residual"):
         raise ValueError(f"{file}: use_residual is not readable; readable are dense layers without it")
-    function = said.get("activation_function", _ACTIVATIONS["tanh"])
+    function = settings.get("activation_function", _ACTIVATIONS["tanh"])
     activation = next((name for name, full in _ACTIVATIONS.items() if full == function), None)
     if activation is None:
         raise ValueError(
             f"{file}: activation_function {str(function)[:80]!r} is not readable; readable: "
             f"{', '.join(_ACTIVATIONS.values())}"
         )
-    features, bias = said.get("out_features"), said.get("bias", True)
-    if said.get("in_features") != width or type(features) is not int or not 0 < features <= _MOST_FEATURES:
+    features, bias = settings.get("out_features"), settings.get("bias", True)
+    if settings.get("in_features") != width or type(features) is not int or not 0 < features <= _MOST_FEATURES:
         raise ValueError(
-            f"{file}: {str(said.get('in_features'))[:40]} to {str(features)[:40]} features; the input has {width}"
+            f"{file}: {str(settings.get('in_features'))[:40]} to {str(features)[:40]} features; the input has "
+            f"{width}"
         )
     if not isinstance(bias, bool):
         raise ValueError(f"{file}: bias is {str(bias)[:40]}; allowed: true, false")
@@ -225,23 +226,23 @@ def _dense(folder: Path, width: int) -> tuple[SentenceModule, dict[str, np.ndarr
 
 def _with_length(folder: Path, tokenizer: TokenizerConfig | None) -> tuple[TokenizerConfig | None, tuple[str, ...]]:
     """The tokenizer with what sentence_bert_config.json says of it; tokenizer_config.json was read before."""
-    said, file = _settings(folder, LENGTH_FILE), folder / LENGTH_FILE
+    settings, file = _settings(folder, LENGTH_FILE), folder / LENGTH_FILE
     for key, allowed in _PLAIN.items():
-        if said.get(key) is not None and said[key] not in allowed:
-            raise ValueError(f"{file}: {key} is {str(said[key])[:80]}; readable: {allowed[0]}")
+        if settings.get(key) is not None and settings[key] not in allowed:
+            raise ValueError(f"{file}: {key} is {str(settings[key])[:80]}; readable: {allowed[0]}")
     text = {"method": "forward", "method_output_name": "last_hidden_state"}
-    if said.get("modality_config", {"text": text}) != {"text": text}:
+    if settings.get("modality_config", {"text": text}) != {"text": text}:
         raise ValueError(f"{file}: modality_config is not that of plain text through an encoder")
-    unknown = sorted(set(said) - set(_PLAIN) - {"max_seq_length", "do_lower_case", "modality_config"})
+    unknown = sorted(set(settings) - set(_PLAIN) - {"max_seq_length", "do_lower_case", "modality_config"})
     notes = (f"{file}: not applied: {listed(unknown)}",) if unknown else ()
     if tokenizer is None:
         return None, notes
-    length = said.get("max_seq_length")
+    length = settings.get("max_seq_length")
     if length is not None:
         if type(length) is not int or length < 3:
             raise ValueError(f"{file}: max_seq_length is {str(length)[:40]}; allowed: 3 or more")
         tokenizer = dataclasses.replace(tokenizer, max_length=length)
-    if said.get("do_lower_case") is True and not tokenizer.lower_case and tokenizer.file.endswith(".txt"):
+    if settings.get("do_lower_case") is True and not tokenizer.lower_case and tokenizer.file.endswith(".txt"):
         # Lower-casing put before the tokenizer's own rules: accents stay unless those strip them.
         strip = bool(tokenizer.strip_accents)
         tokenizer = dataclasses.replace(tokenizer, lower_case=True, strip_accents=strip)
@@ -250,18 +251,18 @@ def _with_length(folder: Path, tokenizer: TokenizerConfig | None) -> tuple[Token
 
 def _model_settings(path: Path) -> dict[str, Any]:
     """Prompts and similarity of config_sentence_transformers.json."""
-    said, file = _settings(path, MODEL_FILE), path / MODEL_FILE
-    kind = said.get("model_type") or "SentenceTransformer"
+    settings, file = _settings(path, MODEL_FILE), path / MODEL_FILE
+    kind = settings.get("model_type") or "SentenceTransformer"
     if kind != "SentenceTransformer":
         raise ValueError(f"{file}: model_type is {str(kind)[:40]}; readable: SentenceTransformer")
-    prompts = said.get("prompts") or {}
+    prompts = settings.get("prompts") or {}
     if not isinstance(prompts, dict) or not all(isinstance(text, str | None) for text in prompts.values()):
         raise ValueError(f"{file}: prompts are no texts by name")
-    default = said.get("default_prompt_name") or ""
+    default = settings.get("default_prompt_name") or ""
     if default and default not in prompts:
         known = listed(list(prompts)) or "none"
         raise ValueError(f"{file}: default_prompt_name is {str(default)[:40]!r}; there are: {known}")
-    similarity = said.get("similarity_fn_name") or ""
+    similarity = settings.get("similarity_fn_name") or ""
     if similarity and similarity not in _SIMILARITIES:
         raise ValueError(
             f"{file}: similarity_fn_name is {str(similarity)[:40]!r}; allowed: {', '.join(_SIMILARITIES)}"

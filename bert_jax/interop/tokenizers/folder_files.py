@@ -266,15 +266,15 @@ class _Files:
         self, settings: Mapping[str, Any], state: Mapping[str, Any] | None, pieces: Sequence[str]
     ) -> TokenizerConfig:
         """Case, accents, CJK: as told, else as the files say, else guessed from the pieces."""
-        said = {ours: settings[theirs] for ours, theirs, _ in _RULES if theirs in settings}
-        rust = self.normalizer(state, said)
+        stated = {ours: settings[theirs] for ours, theirs, _ in _RULES if theirs in settings}
+        rust = self.normalizer(state, stated)
         # transformers builds the class BertTokenizer from tokenizer_config.json and any other from tokenizer.json.
         by_config = str(settings.get("tokenizer_class") or "BertTokenizer").removesuffix("Fast") == "BertTokenizer"
-        chosen = {**rust, **said} if by_config else {**said, **rust}
+        chosen = {**rust, **stated} if by_config else {**stated, **rust}
         for ours, theirs, rusts in _RULES:
-            if ours in said and ours in rust and said[ours] != rust[ours]:
+            if ours in stated and ours in rust and stated[ours] != rust[ours]:
                 self.notes.append(
-                    f"tokenizer_config.json says {theirs} {said[ours]}, tokenizer.json {rusts} {rust[ours]}: "
+                    f"tokenizer_config.json says {theirs} {stated[ours]}, tokenizer.json {rusts} {rust[ours]}: "
                     f"{chosen[ours]} is taken, as transformers does"
                 )
         if self.options.lower_case is not None:
@@ -288,13 +288,13 @@ class _Files:
             chosen |= self.guess(pieces, chosen)
         return TokenizerConfig(file="vocab.txt", **chosen)
 
-    def normalizer(self, state: Mapping[str, Any] | None, said: Mapping[str, Any]) -> dict[str, Any]:
+    def normalizer(self, state: Mapping[str, Any] | None, stated: Mapping[str, Any]) -> dict[str, Any]:
         """Rules of the normalizer of ``tokenizer.json``; ``ValueError`` if it is not BERT's."""
         if state is None:
             return {}
         normalizer, splits = part_of(state, "normalizer"), part_of(state, "pre_tokenizer")
         if normalizer.get("type") != "BertNormalizer" or splits.get("type") != "BertPreTokenizer":
-            if not _is_ours({"normalizer": normalizer, "pre_tokenizer": splits}, said):
+            if not _is_ours({"normalizer": normalizer, "pre_tokenizer": splits}, stated):
                 self.differ(
                     "tokenizer.json holds other rules than BERT's (BertNormalizer, BertPreTokenizer); they are not "
                     "applied here"
@@ -321,14 +321,14 @@ class _Files:
         return guessed
 
 
-def _is_ours(rules: Mapping[str, Any], said: Mapping[str, Any]) -> bool:
+def _is_ours(rules: Mapping[str, Any], stated: Mapping[str, Any]) -> bool:
     """Return True if this library writes these rules for the settings in tokenizer_config.json."""
-    if not {"lower_case", "split_cjk"} <= set(said) or not all(
-        value in (True, False, None) for value in said.values()
+    if not {"lower_case", "split_cjk"} <= set(stated) or not all(
+        value in (True, False, None) for value in stated.values()
     ):
         return False
     return rules == wordpiece_rules(
-        lower_case=said["lower_case"], strip_accents=said.get("strip_accents"), split_cjk=said["split_cjk"]
+        lower_case=stated["lower_case"], strip_accents=stated.get("strip_accents"), split_cjk=stated["split_cjk"]
     )
 
 

@@ -141,20 +141,20 @@ def sentencepiece_json(model: bytes) -> Json:
 
     Raises ``ValueError`` for a model with settings that the format cannot express.
     """
-    said = parse_model(model)
-    kind = {UNIGRAM: "Unigram", BPE: "BPE"}.get(said.kind)
+    parsed = parse_model(model)
+    kind = {UNIGRAM: "Unigram", BPE: "BPE"}.get(parsed.kind)
     odd = [] if kind else ["a type other than unigram and BPE"]
-    odd += ["byte fallback"] if said.byte_fallback else []
-    odd += ["blanks as suffixes"] if said.blanks_as_suffixes else []
-    odd += [] if said.dummy_prefix and said.escapes_blanks else ["no mark before the first word"]
-    odd += [] if said.squeezes_blanks else ["blanks that count"]
+    odd += ["byte fallback"] if parsed.byte_fallback else []
+    odd += ["blanks as suffixes"] if parsed.blanks_as_suffixes else []
+    odd += [] if parsed.dummy_prefix and parsed.escapes_blanks else ["no mark before the first word"]
+    odd += [] if parsed.squeezes_blanks else ["blanks that count"]
     if odd:
         raise ValueError(f"tokenizer.model: {', '.join(odd)}; tokenizer.json is not written for such a model")
-    pieces = [(piece.text, piece.score) for piece in said.pieces]
+    pieces = [(piece.text, piece.score) for piece in parsed.pieces]
     ids = {piece: i for i, (piece, _) in enumerate(pieces)}
     steps: list[Json] = []
-    if said.charsmap:
-        charsmap = base64.b64encode(said.charsmap).decode()
+    if parsed.charsmap:
+        charsmap = base64.b64encode(parsed.charsmap).decode()
         steps.append({"type": "Precompiled", "precompiled_charsmap": charsmap})
     marks = {"type": "Metaspace", "replacement": "\u2581", "prepend_scheme": "always", "split": False}
     # Cut at blanks first, so that a word's place in the text is without the blank before it.
@@ -165,7 +165,7 @@ def sentencepiece_json(model: bytes) -> Json:
         cut = {
             "type": "BPE", "dropout": None, "unk_token": "[UNK]", "continuing_subword_prefix": None,
             "end_of_word_suffix": None, "fuse_unk": True, "byte_fallback": False, "ignore_merges": False,
-            "vocab": ids, "merges": _ranked_merges(said.pieces, ids),
+            "vocab": ids, "merges": _ranked_merges(parsed.pieces, ids),
         }  # fmt: skip
     return {
         **_frame(ids),
