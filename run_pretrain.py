@@ -19,9 +19,10 @@ from typing import Any
 from bert_jax.config import PretrainConfig, dump_yaml, load_config
 from bert_jax.config.loader import RunOptions, Setting, take_options
 from bert_jax.io.storage import location
+from bert_jax.objectives.registry import check_name, objective_class
 from bert_jax.process.accelerators import keep_to_cpu_without_accelerator
 from bert_jax.process.exits import run_command
-from bert_jax.training.initial_model import asks_for_warm_start
+from bert_jax.training.launch import Launch, WarmStart, asks_for_warm_start
 
 
 def main() -> None:
@@ -56,12 +57,14 @@ def configure(options: RunOptions, arguments: list[str]) -> tuple[PretrainConfig
         PretrainConfig, arguments, prog="run_pretrain.py", extra=RunOptions,
         resolve=resolve if asks_for_warm_start(options, workdir) else None,
     )  # fmt: skip
+    check_name(config.objective)
     return config, start
 
 
 def train(options: RunOptions, arguments: list[str]) -> None:
     """Prepare the data, then pretrain."""
     config, start = configure(options, arguments)
+    objective = objective_class(config.objective)  # first: a wrong file is found before data are prepared
 
     from bert_jax.process import hosts
     from bert_jax.tokenization import load_tokenizer
@@ -83,18 +86,22 @@ def train(options: RunOptions, arguments: list[str]) -> None:
         else:
             vocabulary = require_shards(config, arguments)
     tokenizer = load_tokenizer(vocabulary, lower_case=config.data.lower_case)
-    pretrain(
-        config,
+    launch = Launch(
         workdir=location(options.folder("pretrain")),
-        source=ShardSource(config, tokenizer),
-        tokenizer=tokenizer,
-        vocabulary=vocabulary,
         stop=STOP,
         continue_from=location(options.continue_from) if options.continue_from else None,
-        warm_start=start.warm_start if start is not None else None,
+        warm_start=start.warm_start if start is not None else WarmStart(),
         allow_numeric_change=options.allow_numeric_change,
         host_timeout=options.host_timeout,
         started=STARTED,
+    )
+    pretrain(
+        config,
+        launch,
+        objective=objective,
+        source=ShardSource(config, tokenizer),
+        tokenizer=tokenizer,
+        vocabulary=vocabulary,
     )
 
 

@@ -9,7 +9,7 @@ import jax
 import numpy as np
 
 from bert_jax.batch import BatchInfo, feature_shapes
-from bert_jax.config import PretrainConfig, load_config
+from bert_jax.config import DataConfig, PretrainConfig, load_config
 
 TINY = (
     "--model.vocab_size 211 --model.hidden_size 32 --model.num_layers 1 --model.num_attention_heads 4 "
@@ -58,24 +58,46 @@ def write_vocabulary(folder: Path, size: int = 211) -> Path:
     return folder / "vocab.txt"
 
 
+def objective_of(config: PretrainConfig, mesh: Any = None) -> Any:
+    """The objective that ``config`` names, on ``mesh``."""
+    from bert_jax.objectives.registry import objective_class
+
+    return objective_class(config.objective)(config, mesh)
+
+
+def masked_lm(model: Any) -> Any:
+    """The masked-LM objective with ``model`` as its model."""
+    pairs = "nsp" if model.heads.nsp else "none"
+    data = DataConfig(seq_length=8, max_predictions=1, next_sentence=pairs)
+    objective = objective_of(PretrainConfig(model=model.config, execution=model.execution, data=data))
+    objective.model = model
+    return objective
+
+
 def train_synthetic(config: PretrainConfig, workdir: Path, **options: Any) -> None:
-    """Pretrain on :class:`SyntheticSource` in ``workdir``."""
+    """Pretrain on :class:`SyntheticSource` and the first device in ``workdir``."""
     vocabulary = write_vocabulary(workdir.parent)
-    pretrain_on(config, workdir, vocabulary, **{"source": SyntheticSource(config)} | options)
+    defaults = {"source": SyntheticSource(config), "devices": jax.devices()[:1]}
+    pretrain_on(config, workdir, vocabulary, **defaults | options)
 
 
 def pretrain_on(config: PretrainConfig, workdir: Path, vocabulary: Path, **options: Any) -> None:
-    """Pretrain in ``workdir`` with the tokenizer of ``vocabulary``."""
+    """Pretrain in ``workdir`` with the tokenizer of ``vocabulary``; ``options``: the source and fields of
+    ``Launch``."""
+    from bert_jax.objectives.registry import objective_class
     from bert_jax.process.signals import StopRequest
     from bert_jax.tokenization import load_tokenizer
+    from bert_jax.training.launch import Launch
     from bert_jax.training.pretrain import pretrain
 
+    source = options.pop("source")
     pretrain(
         config,
-        workdir=workdir,
+        Launch(workdir=workdir, **{"stop": StopRequest()} | options),
+        objective=objective_class(config.objective),
+        source=source,
         tokenizer=load_tokenizer(vocabulary),
         vocabulary=vocabulary,
-        **{"stop": StopRequest()} | options,
     )
 
 

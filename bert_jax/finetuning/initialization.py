@@ -19,7 +19,7 @@ from bert_jax.io.storage import Location, location
 from bert_jax.model.canonical import STACKED
 from bert_jax.tokenization import Tokenizer, build_tokenizer
 from bert_jax.training.checkpoint.restore import saved_steps
-from bert_jax.training.initial_model import RECORD, WarmStart
+from bert_jax.training.launch import RECORD, WarmStart
 
 # A tokenizer in a workdir, by its kind.
 _FILES = {"wordpiece": "vocab.txt", "sentencepiece": "tokenizer.model", "byte_bpe": "tokenizer.json"}

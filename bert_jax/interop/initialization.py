@@ -30,7 +30,7 @@ from bert_jax.interop.vocabulary_extension import (
 from bert_jax.io.storage import Location, location
 from bert_jax.tokenization import Tokenizer, WordPieceTokenizer, build_tokenizer, load_tokenizer
 from bert_jax.training.checkpoint.restore import saved_steps
-from bert_jax.training.initial_model import RECORD, WarmStart
+from bert_jax.training.launch import RECORD, WarmStart
 
 # What a run may say otherwise than its source: it changes no parameter. (A vocabulary is compared by its pieces.)
 MAY_DIFFER = {"model.hidden_dropout", "model.attention_dropout", "model.initializer_range", "data.vocab"}

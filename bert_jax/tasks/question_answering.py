@@ -12,9 +12,8 @@ from bert_jax.config.finetune import FinetuneConfig
 from bert_jax.inference.spans import Passage, Span, SpanPiece, Window, best_spans, span_inputs
 from bert_jax.metrics import Score, chinese_answer_scores, squad_scores
 from bert_jax.model.bert import BertOutput
-from bert_jax.objectives.denominator import denominator
 from bert_jax.objectives.span import span_loss
-from bert_jax.objectives.sums import Sums
+from bert_jax.objectives.sums import Sums, denominator
 from bert_jax.records import Answer, Record
 from bert_jax.tasks.task import Level, Prediction, Target, Task, Unit
 from bert_jax.tokenization import Tokenizer

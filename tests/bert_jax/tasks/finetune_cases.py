@@ -6,7 +6,6 @@ from pathlib import Path
 
 import jax
 import numpy as np
-import pytest
 
 from bert_jax.config import HeadsConfig, ModelConfig, ModelSpec, TokenizerConfig, load_config
 from bert_jax.config.finetune import FinetuneConfig
@@ -15,10 +14,10 @@ from bert_jax.finetuning.finetune import finetune
 from bert_jax.finetuning.initialization import resolve
 from bert_jax.interop.exchange import Weights, parameter_shapes
 from bert_jax.interop.saved_model import write_saved
-from bert_jax.parallel import make_mesh
 from bert_jax.process import exits
 from bert_jax.process.signals import StopRequest
 from bert_jax.records import Record
+from bert_jax.training.launch import Launch
 
 PIECES = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *(f"w{i}" for i in range(60)), "good", "bad"]
 MODEL = ModelConfig(
@@ -76,10 +75,8 @@ def configured(source: Path, workdir: Path, arguments: str = ""):
 def run(source: Path, workdir: Path, arguments: str = "", splits=SPLITS, tests=(), devices=1, **options):
     """Fine-tune in ``workdir`` on so many devices."""
     config, start = configured(source, workdir, arguments)
-    options = {"stop": StopRequest(), **options}
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("bert_jax.training.run.make_mesh", lambda config: make_mesh(config, jax.devices()[:devices]))
-        finetune(config, workdir=workdir, splits=splits, tests=tests, start=start, **options)
+    launch = Launch(workdir=workdir, **{"stop": StopRequest(), "devices": jax.devices()[:devices], **options})
+    finetune(config, launch, splits=splits, tests=tests, start=start)
 
 
 class StopAt:

@@ -18,6 +18,7 @@ from bert_jax.process import exits
 from bert_jax.process.signals import Interrupted, StopRequest
 from bert_jax.records import Answer, Record
 from bert_jax.training.job import Context
+from bert_jax.training.launch import Launch
 
 
 @pytest.fixture(scope="module")
@@ -171,7 +172,7 @@ def test_a_checkpoint_that_is_gone_is_no_fresh_start(source, workdir):
     shutil.rmtree(workdir / "checkpoints")
     before = contents(workdir)
     with pytest.raises(FolderTaken, match="its checkpoint is gone"):
-        finetune(config, workdir=workdir, splits=SPLITS, tests=(), start=start, stop=StopRequest())
+        finetune(config, Launch(workdir=workdir, stop=StopRequest()), splits=SPLITS, tests=(), start=start)
     assert contents(workdir) == before
 
 

@@ -18,7 +18,7 @@ from bert_jax.finetuning.finetune import FinetuneJob
 from bert_jax.finetuning.task_objective import check_layers, perturbed
 from bert_jax.inference.batching import Encoded
 from bert_jax.model import BertModel, from_canonical, to_canonical
-from bert_jax.optim import make_schedule, parameter_rates
+from bert_jax.optim import lr_multipliers, make_schedule
 from bert_jax.tasks.registry import TASKS, check_options
 from bert_jax.tasks.task import Unit
 from bert_jax.tokenization.wordpiece import WordPieceTokenizer
@@ -35,7 +35,7 @@ def params(scan=False, seed=0, model=MODEL):
 def rates(step, scan=False, model=MODEL, **options):
     """Canonical name -> factor at a step."""
     tree = params(scan, model=model)
-    factors = parameter_rates(FinetuneOptimizerConfig(**options), MODEL.num_layers, tree, steps_per_epoch=10)
+    factors = lr_multipliers(FinetuneOptimizerConfig(**options), MODEL.num_layers, tree, steps_per_epoch=10)
     full = jax.tree.map(lambda x, f: jnp.broadcast_to(f, x.shape), tree, factors(jnp.int32(step)))
     return {name: np.unique(values).tolist() for name, values in to_canonical(full, MODEL.vocab_size).items()}
 
@@ -93,7 +93,7 @@ def test_the_final_layer_norm_goes_with_the_top_layer(scan):
 
 
 def test_nothing_asked_for_costs_nothing():
-    assert parameter_rates(FinetuneOptimizerConfig(), MODEL.num_layers, params(), 10) is None
+    assert lr_multipliers(FinetuneOptimizerConfig(), MODEL.num_layers, params(), 10) is None
 
 
 def test_slanted_triangular():
