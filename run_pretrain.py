@@ -68,7 +68,8 @@ def train(options: RunOptions, arguments: list[str]) -> None:
 
     from bert_jax.process import hosts
     from bert_jax.tokenization import load_tokenizer
-    from bert_jax.training.pretrain import pretrain
+    from bert_jax.training.pretrain import PretrainJob
+    from bert_jax.training.run import train as run
     from data_pipeline import storage
     from data_pipeline.build.ensure import STOPPED, ensure_data, place_vocabulary, require_shards
     from data_pipeline.read.source import ShardSource
@@ -95,14 +96,7 @@ def train(options: RunOptions, arguments: list[str]) -> None:
         host_timeout=options.host_timeout,
         started=STARTED,
     )
-    pretrain(
-        config,
-        launch,
-        objective=objective,
-        source=ShardSource(config, tokenizer),
-        tokenizer=tokenizer,
-        vocabulary=vocabulary,
-    )
+    run(PretrainJob(config, objective, tokenizer, vocabulary, ShardSource(config, tokenizer)), launch)
 
 
 if __name__ == "__main__":

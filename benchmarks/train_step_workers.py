@@ -43,6 +43,7 @@ def ours() -> Step:
     from flax import linen as nn
 
     from bert_jax.config import OptimizerConfig, PretrainConfig
+    from bert_jax.objectives.masked_lm import MaskedLm
     from bert_jax.optim import make_optimizer
     from bert_jax.training.state import TrainState, initial_params
     from bert_jax.training.step import make_train_step

@@ -88,17 +88,13 @@ def pretrain_on(config: PretrainConfig, workdir: Path, vocabulary: Path, **optio
     from bert_jax.process.signals import StopRequest
     from bert_jax.tokenization import load_tokenizer
     from bert_jax.training.launch import Launch
-    from bert_jax.training.pretrain import pretrain
+    from bert_jax.training.pretrain import PretrainJob
+    from bert_jax.training.run import train
 
     source = options.pop("source")
-    pretrain(
-        config,
-        Launch(workdir=workdir, **{"stop": StopRequest()} | options),
-        objective=objective_class(config.objective),
-        source=source,
-        tokenizer=load_tokenizer(vocabulary),
-        vocabulary=vocabulary,
-    )
+    objective, tokenizer = objective_class(config.objective), load_tokenizer(vocabulary)
+    job = PretrainJob(config, objective, tokenizer, vocabulary, source)
+    train(job, Launch(workdir=workdir, **{"stop": StopRequest()} | options))
 
 
 TIMINGS = {"seconds_per_step", "tokens_per_second", "data_wait_fraction", "mfu"}

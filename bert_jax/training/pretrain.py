@@ -16,33 +16,14 @@ from bert_jax.parallel import host_rows, to_global, to_host
 from bert_jax.process import hosts
 from bert_jax.tokenization import Tokenizer
 from bert_jax.training.job import Context, Data, Job
-from bert_jax.training.launch import Launch
 from bert_jax.training.logging.report import write_report
 from bert_jax.training.memory import OutOfMemory, explain_memory
 from bert_jax.training.programs import TrainPrograms, pretraining_batch, train_programs
-from bert_jax.training.run import train
 from bert_jax.training.state import TrainState
 
 
-def pretrain(
-    config: PretrainConfig,
-    launch: Launch,
-    *,
-    objective: type[PretrainObjective],
-    source: PretrainSource,
-    tokenizer: Tokenizer,
-    vocabulary: Path,
-) -> None:
-    """Pretrain ``objective`` on the batches of ``source``, continuing what is in the workdir.
-
-    ``vocabulary`` is the file of ``tokenizer``. Raises ``ValueError`` for what the user can correct and
-    ``exits.Stop`` when the run ends early.
-    """
-    train(PretrainJob(config, objective, tokenizer, vocabulary, source), launch)
-
-
 class PretrainJob(Job):
-    """An objective on the batches of ``source``."""
+    """An objective on the batches of ``source``. ``vocabulary`` is the file of ``tokenizer``."""
 
     config: PretrainConfig
 

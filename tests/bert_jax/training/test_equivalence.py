@@ -29,9 +29,8 @@ def run(config, execution, *, mesh=None, accumulation=1, batch=None, dropout=Tru
         params = jax.device_put(params, shardings)
         batch = to_global(batch, mesh, len(batch["input_ids"]))
     key = make_prng_key(execution, 1) if dropout else None
-    loss, grads, _ = jax.jit(lambda p, b: loss_and_gradients(masked_lm(model), p, b, key, accumulation))(
-        params, batch
-    )
+    run = jax.jit(lambda p, b: loss_and_gradients(masked_lm(model), p, b, key, accumulation))
+    loss, grads, _ = run(params, batch)
     return float(loss), to_canonical(grads, VOCAB)
 
 
