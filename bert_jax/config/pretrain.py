@@ -173,7 +173,7 @@ class PretrainConfig:
         return {"objective": objective, "data.next_sentence (the sentence-pair head)": self.has_nsp}
 
     @property
-    def keeps_start(self) -> bool:
+    def stores_start_params(self) -> bool:
         """Whether the state holds the parameters that training started from."""
         return False
 

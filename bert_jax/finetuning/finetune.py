@@ -180,7 +180,7 @@ class FinetuneJob(Job):
             optimizer = dataclasses.replace(optimizer, frozen=(*optimizer.frozen, "embeddings", "encoder"))
         return make_programs(
             TaskObjective(self.task, config, model),
-            with_start=config.keeps_start,
+            with_start=config.stores_start_params,
             lr_multipliers=lr_multipliers(optimizer, *parts),
             unfreeze_updates=unfreeze_updates(optimizer, *parts),
             decay_toward_start=config.optimizer.decay_to_start,

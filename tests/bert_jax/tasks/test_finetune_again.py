@@ -51,11 +51,11 @@ def test_a_finished_run_says_so_and_changes_nothing(source, workdir, capsys):
     before = contents(workdir)
     run(source, workdir)
     said = capsys.readouterr().out
-    assert "is complete: 18 steps" in said and "it heeds" not in said
+    assert "is complete: 18 steps" in said and "have an effect" not in said
     run(source, workdir, "--task.name other --optimizer.learning_rate 1e-3")
     said = capsys.readouterr().out
     assert "changed since the checkpoint: task.name: " in said
-    assert "the run is complete, it heeds only other dev and test files, " in said
+    assert "have an effect: other dev and test files, " in said
     assert contents(workdir) == before
 
 
