@@ -128,7 +128,7 @@ class ObjectiveConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class PretrainConfig:
-    """Pretraining: masked language model and sentence-pair objective."""
+    """Options of pretraining."""
 
     model: ModelConfig = ModelConfig()
     execution: ExecutionConfig = ExecutionConfig()
@@ -138,7 +138,7 @@ class PretrainConfig:
     training: TrainingConfig = TrainingConfig()
     mesh: MeshConfig = MeshConfig()
 
-    # The option that says how long sequences are.
+    # Option with the length of sequences.
     LENGTH = "data.seq_length"
 
     def __post_init__(self) -> None:
@@ -168,16 +168,16 @@ class PretrainConfig:
 
     @property
     def heads_key(self) -> dict[str, object]:
-        """What decides, beside the model section, which parameters there are."""
+        """Values outside the model section on which the set of parameters depends."""
         objective = Path(self.objective.module).name or self.objective.name
         return {"objective": objective, "data.next_sentence (the sentence-pair head)": self.has_nsp}
 
     @property
     def stores_start_params(self) -> bool:
-        """Whether the state holds the parameters that training started from."""
+        """True if the state holds the parameters that training started from."""
         return False
 
     @property
     def has_nsp(self) -> bool:
-        """Whether the model has a head for the sentence-pair objective."""
+        """True if the model has a sentence-pair head."""
         return self.data.next_sentence != "none"

@@ -1,4 +1,4 @@
-"""What fine-tuning minimizes: the task's loss, losses beside it, on parameters that may be perturbed."""
+"""The objective of fine-tuning: the task's loss, losses beside it, on parameters that may be perturbed."""
 
 from collections.abc import Mapping
 from typing import Any

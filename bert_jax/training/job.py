@@ -85,7 +85,7 @@ class Job(ABC):
 
     @abstractmethod
     def data(self, mesh: Mesh, *, complete: bool) -> Data:
-        """Return training batches from the first one; for a ``complete`` run there may be none."""
+        """Return training batches from the first one; a ``complete`` run needs none."""
 
     @abstractmethod
     def batch_shapes(self, mesh: Mesh, data_step: int) -> Mapping[str, Any]:
@@ -97,7 +97,7 @@ class Job(ABC):
 
     @abstractmethod
     def has_eval_data(self) -> bool:
-        """Return True if there are held-out data."""
+        """Return True if the job has held-out data."""
 
     @abstractmethod
     def evaluate(self, context: Context, state: TrainState, step: int) -> bool:

@@ -39,7 +39,7 @@ class WarmStart:
 
 @dataclass(frozen=True, kw_only=True)
 class Launch:
-    """How one run is started."""
+    """Inputs of one run."""
 
     # Folder (or URL) of the run.
     workdir: Location

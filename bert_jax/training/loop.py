@@ -41,7 +41,7 @@ class ProfilerWindow:
             yield
 
     def finish(self, number: int, result: Any) -> None:
-        """End the trace once ``result`` of its last step is there."""
+        """End the trace when ``result`` of its last step is computed."""
         if self._running and number >= self._steps[1]:
             jax.block_until_ready(result)
             self.close()

@@ -33,7 +33,7 @@ def out_of_memory_error(error: Exception, what: str, advice: str, needed: int | 
         return error
     statistics = jax.local_devices()[0].memory_stats() or {}
     available = statistics.get("bytes_limit")
-    # What compilers and allocators say: "Used 17.89G of 15.48G hbm", "allocate 2.00GiB", "allocating 123 bytes".
+    # Words of compilers and allocators: "Used 17.89G of 15.48G hbm", "allocate 2.00GiB", "allocating 123 bytes".
     total = re.search(rf"Used {_AMOUNT} of {_AMOUNT}", text)
     asked = re.search(rf"(?:allocat\w*|reserve) {_AMOUNT}", text)
     if total:
@@ -72,7 +72,7 @@ def state_bytes(abstract: TrainState) -> int:
 
 
 def step_advice(config: RunConfig) -> str:
-    """What to change when the training step does not fit."""
+    """Return the options to change if the training step does not fit."""
     training, execution = config.training, config.execution
     remat = "" if execution.remat == "full" else f"set execution.remat (now {execution.remat}) to full, "
     dtype = "" if execution.dtype == "bfloat16" else "set execution.dtype bfloat16, "
@@ -83,7 +83,7 @@ def step_advice(config: RunConfig) -> str:
 
 
 def state_advice(config: RunConfig) -> str:
-    """What to change when parameters and optimizer state do not fit."""
+    """Return the options to change if parameters and optimizer state do not fit."""
     average = ", set optimizer.ema_decay 0" if config.optimizer.ema_decay else ""
     return (
         f"cut it over more devices with mesh.fsdp (now {config.mesh.fsdp}){average}, or train a smaller model "

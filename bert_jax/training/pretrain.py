@@ -39,10 +39,11 @@ class PretrainJob(Job):
         self._make_objective, self._source, self._vocabulary = objective, source, vocabulary
         self.max_blank_records = config.data.max_blank_records
         self._eval_batch_size = config.training.eval_batch_size or config.training.global_batch_size
+        self._eval_step: Any = None
 
     def programs(self, mesh: Mesh) -> TrainPrograms:
         self._objective = self._make_objective(self.config, mesh)
-        self._eval_rows = host_rows(mesh, self._eval_batch_size)
+        self._eval_rows, self._eval_step = host_rows(mesh, self._eval_batch_size), None
         return train_programs(self._objective)
 
     def write_tokenizer(self, folder: Path) -> None:
@@ -96,7 +97,8 @@ class PretrainJob(Job):
         """Return the (sum, weight) pairs of all held-out rows, float64[2] by name. ``DataBudgetError`` of one
         process is raised on all of them."""
         programs, totals, in_flight = context.programs, dict[str, np.ndarray](), list[Any]()
-        eval_step = context.watchdog.first_call(programs.eval_step, "compiling the evaluation step")
+        if self._eval_step is None:
+            self._eval_step = context.watchdog.first_call(programs.eval_step, "compiling the evaluation step")
 
         def drain(leave: int) -> None:
             while len(in_flight) > leave:
@@ -108,7 +110,7 @@ class PretrainJob(Job):
             for batch in held_out:
                 context.before_batch(step)
                 features = {name: batch[name] for name in self._objective.features}
-                in_flight.append(eval_step(params, to_global(features, programs.mesh, self._eval_batch_size)))
+                in_flight.append(self._eval_step(params, to_global(features, programs.mesh, self._eval_batch_size)))
                 drain(2)
         except DataBudgetError as error:
             problem = str(error)

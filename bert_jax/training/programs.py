@@ -43,11 +43,11 @@ _V5E_OPTIONS = {
 
 
 def compiler_options(mesh: Mesh) -> dict[str, str]:
-    """Options for compiling a training step on ``mesh``; what ``LIBTPU_INIT_ARGS`` sets is left as it says."""
+    """Return options to compile a training step on ``mesh``, without those that ``LIBTPU_INIT_ARGS`` sets."""
     if mesh.devices.flat[0].device_kind not in ("TPU v5 lite", "TPU v5e"):
         return {}
-    given = set(re.findall(r"--(\w+)", os.environ.get("LIBTPU_INIT_ARGS", "")))
-    return {name: value for name, value in _V5E_OPTIONS.items() if name not in given}
+    own = set(re.findall(r"--(\w+)", os.environ.get("LIBTPU_INIT_ARGS", "")))
+    return {name: value for name, value in _V5E_OPTIONS.items() if name not in own}
 
 
 @struct.dataclass
@@ -178,6 +178,6 @@ class TrainPrograms:
         return self._compiled[key]
 
     def gather(self, state: TrainState) -> Any:
-        """Return the parameters of ``state`` to evaluate, their moving average where there is one, as layers
-        compute with them: whole on each replica."""
+        """Return the parameters of ``state`` to evaluate, their moving average if it has one, as layers compute
+        with them: whole on each replica."""
         return self._gather(state.params if state.ema is None else state.ema)

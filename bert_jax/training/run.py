@@ -22,8 +22,8 @@ from bert_jax.training.workdir import Logs, describe_run, hold_workdir, stopped
 
 
 def train(job: Job, launch: Launch) -> None:
-    """Do ``job`` in ``launch.workdir`` and continue what is there. Every process of the run calls it with the same
-    config.
+    """Do ``job`` in ``launch.workdir``, continuing its newest checkpoint. Every process of the run calls it with
+    the same config.
 
     Raises ``ValueError`` for what the user can correct and ``exits.Stop`` when the run ends early.
     """
@@ -152,7 +152,7 @@ class Run:
             raise stopped(self.launch, f"stopped at step {step:,}") from None
 
     def _finish_complete(self, context: Context, start: Start) -> None:
-        """Write the results of a complete run unless they are there."""
+        """Write the results of a complete run unless the folder has them."""
         is_due = not self.job.is_finished(self.logs.folder)
         if hosts.lead_says("report_is_due", is_due, self.launch.host_timeout):
             self.job.finish(context, start.state)

@@ -44,7 +44,7 @@ def loss_and_gradients(
     Denominators are taken over the whole batch before the first backward pass, so accumulation gives the same
     gradient as one pass however unequal the microbatches' mask counts are. Each replica (part of the mesh axis
     ``data``) adds up the gradients of its own rows without communication; then they are summed once, in
-    ``reduction_dtype``, and laid out as ``shardings`` say (a tree like ``params``).
+    ``reduction_dtype``, and laid out by ``shardings`` (a tree like ``params``).
     """
     denominators = objective.denominators(batch)
     mesh = objective.mesh
@@ -127,7 +127,7 @@ def over_replicas(replica_gradients: Callable[..., Gradients], mesh: Mesh, input
 
 
 def sum_replicas(stacked: Any, shardings: Any, dtype: jnp.dtype) -> Any:
-    """Return the sum over the first axis, of which each replica holds one entry, laid out as ``shardings`` say.
+    """Return the sum over the first axis, of which each replica holds one entry, laid out by ``shardings``.
 
     Summed in ``dtype``, returned in float32. Each device sends once what others need: an all-reduce where every
     replica needs the whole, a reduce-scatter where each needs a part.
@@ -261,4 +261,8 @@ def _if_finite(
 
 def make_eval_step(objective: Objective) -> Callable[[Any, Batch], Sums]:
     """Return ``(params, batch) -> sums`` without dropout."""
-    return lambda params, batch: objective.sums(params, batch, None, start=None, axis=None)
+
+    def eval_step(params: Any, batch: Batch) -> Sums:
+        return objective.sums(params, batch, None, start=None, axis=None)
+
+    return eval_step

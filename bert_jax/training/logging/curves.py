@@ -39,7 +39,7 @@ _STYLE = {
 
 
 def series(records: Sequence[Mapping[str, Any]], split: str, key: str) -> tuple[np.ndarray, np.ndarray]:
-    """Steps and values of one metric, nulls left out."""
+    """Return steps and values of one metric without nulls."""
     points = [
         (record["step"], record[key])
         for record in records
@@ -50,7 +50,7 @@ def series(records: Sequence[Mapping[str, Any]], split: str, key: str) -> tuple[
 
 
 def thin(steps: np.ndarray, values: np.ndarray, max_points: int = _MAX_POINTS) -> tuple[np.ndarray, np.ndarray]:
-    """At most ``max_points`` points: means over equal runs of neighbours; the last point is kept as it is."""
+    """Return at most ``max_points`` points: means over equal groups of neighbors; the last point stays as it is."""
     if len(steps) <= max_points:
         return steps, values
     edges = np.linspace(0, len(steps) - 1, max_points).astype(int)
@@ -61,7 +61,7 @@ def thin(steps: np.ndarray, values: np.ndarray, max_points: int = _MAX_POINTS) -
 
 
 def smooth(values: np.ndarray) -> np.ndarray:
-    """Centred running mean over about a twentieth of the curve; at the ends, over what there is of it."""
+    """Return the centered running mean over about a twentieth of the curve, at the ends over fewer points."""
     half = len(values) // 40
     if half == 0:
         return values
@@ -117,7 +117,7 @@ def draw_curves(
 
 
 def _task_panels(records: Sequence[Mapping[str, Any]]) -> list[Panel]:
-    """Panels of a fine-tuning task: the first metrics of every split that it is evaluated on."""
+    """Return panels of a fine-tuning task: the first metrics of every evaluated split."""
     splits: dict[str, list[str]] = {}
     for record in records:
         split = record.get("split", "eval")
@@ -177,7 +177,7 @@ def _draw_panel(axes: Any, panel: Panel, records: Sequence[Mapping[str, Any]], d
 
 
 def _inline_svg(text: str) -> str:
-    """The svg element alone, scaling with the page; without addresses that only a stand-alone file needs."""
+    """Return the svg element, scaling with the page, without addresses that only a stand-alone file needs."""
     element = text[text.index("<svg") :]
     head, rest = element.split(">", 1)
     head = re.sub(r'\s(?:xmlns(?::\w+)?|width|height)="[^"]*"', "", head)
@@ -193,8 +193,8 @@ def _side_of(classes: int) -> float:
 def _draw_confusion(figure: Any, matrices: Mapping[str, Mapping[str, Any]], columns: int) -> None:
     """Draw a matrix for each split into a matplotlib (sub)figure, ``columns`` of them side by side.
 
-    ``matrices``: by split {"labels": names [C], "counts": [C][C]}, a row for each class as it is given, a column as
-    it is predicted. The color is the share of the row; cells show counts up to 20 classes.
+    ``matrices``: by split {"labels": names [C], "counts": [C][C]}, a row per label, a column per
+    prediction. The color is the share of the row; cells show counts up to 20 classes.
     """
     rows = math.ceil(len(matrices) / columns)
     places = figure.subplots(rows, columns, squeeze=False).flat

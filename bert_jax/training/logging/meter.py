@@ -78,7 +78,7 @@ class IntervalMeter:
 
 @dataclasses.dataclass
 class Clock:
-    """Wall time of an interval, without what is neither training nor input (evaluation, saves)."""
+    """Wall time of an interval without evaluations and saves."""
 
     started: float = dataclasses.field(default_factory=time.perf_counter)
     waited: float = 0.0
@@ -124,7 +124,7 @@ class Recorder:
         self.drain(MAX_IN_FLIGHT)
 
     def drain(self, leave: int = 0) -> None:
-        """Read metrics until ``leave`` steps are under way; raises what :class:`LossGuard` does."""
+        """Read metrics until ``leave`` steps are under way. Raises as :meth:`LossGuard.add`."""
         while len(self._in_flight) > leave:
             step, metrics, info = self._in_flight.popleft()
             metrics = metrics.unpack()

@@ -1,4 +1,4 @@
-"""Progress that a person can follow: a live bar on a terminal, plain lines elsewhere and in WORKDIR/train.log."""
+"""Progress of a run: a live bar on a terminal, plain lines elsewhere and in WORKDIR/train.log."""
 
 import atexit
 import time
@@ -63,7 +63,7 @@ def format_line(
         parts.append(f"{format_count(metrics['tokens_per_second'])} tok/s")
     if "mfu" in metrics:
         parts.append(f"mfu {_number(metrics['mfu'], '.1%')}")
-    if split not in ("", "eval"):  # a fine-tuning task has metrics of its own; the first ones say most
+    if split not in ("", "eval"):  # a fine-tuning task has metrics of its own, the most important first
         numbers = [(name, value) for name, value in metrics.items() if isinstance(value, float)]
         parts += [f"{name} {value:.4f}" for name, value in numbers[:_MOST_METRICS]]
     for label, key in (("skipped", "skipped_steps"), ("blank", "blank_records")):
