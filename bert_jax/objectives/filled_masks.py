@@ -59,7 +59,7 @@ def fill_batch(
         for slot, position in enumerate(features["mlm_positions"][row]):
             if not features["mlm_weights"][row, slot] or tokens[position] != tokenizer.mask_id:
                 continue
-            (answer,) = tokenizer.pieces([int(features["mlm_labels"][row, slot])])
+            answer = tokenizer.decode([int(features["mlm_labels"][row, slot])])
             filled.append(FilledMask(_predictions(tokenizer, ids[row, slot], probabilities[row, slot]), answer))
         if filled:
             texts.append(FilledText(text, tuple(filled)))
@@ -76,5 +76,4 @@ def fill_some(
 
 
 def _predictions(tokenizer: Tokenizer, ids: np.ndarray, probabilities: np.ndarray) -> tuple[tuple[str, float], ...]:
-    pieces = tokenizer.pieces([int(token) for token in ids])
-    return tuple((piece, float(p)) for piece, p in zip(pieces, probabilities, strict=True))
+    return tuple((tokenizer.decode([int(i)]), float(p)) for i, p in zip(ids, probabilities, strict=True))
