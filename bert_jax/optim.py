@@ -1,4 +1,4 @@
-"""Learning-rate schedules, weight-decay mask by name, and the update rules AdamW, BERT's Adam and LAMB.
+"""Learning-rate schedules, weight-decay mask by name, and the update rules AdamW, BERT's Adam, LAMB and Muon.
 
 The optimizer returns the direction of the step; the training step multiplies it by the learning rate, which is
 a function of ``TrainState.step`` alone (an optimizer's own counter stands still on a skipped step).
@@ -24,6 +24,13 @@ Schedule = Callable[[jax.Array | int], jax.Array]
 
 # google-research/bert excludes what matches LayerNorm, layer_norm or bias; embeddings are decayed.
 NO_DECAY = re.compile(r"layer_norm|bias")
+
+# Muon (Jordan 2024, github.com/KellerJordan/Muon): momentum, and the coefficients of the quintic, steep at 0.
+MUON_MOMENTUM = 0.95
+NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)
+NEWTON_SCHULZ_STEPS = 5
+# Root mean square of Muon's update, which AdamW's has as well (Liu et al. 2025, arXiv:2502.16982, section 2.2).
+MUON_RMS = 0.2
 
 
 def make_schedule(config: OptimizerConfig, num_steps: int) -> Schedule:
@@ -142,6 +149,56 @@ def scale_by_layer_trust_ratio() -> optax.GradientTransformation:
     return optax.GradientTransformation(lambda params: optax.EmptyState(), update)
 
 
+def is_muon_matrix(path: tuple[Any, ...]) -> bool:
+    """Return True if Muon orthogonalizes the updates of this parameter: a kernel of the encoder's layers."""
+    name = path_name(path)
+    return name.startswith("encoder/") and name.endswith("/kernel")
+
+
+def orthogonalize(matrices: jax.Array) -> jax.Array:
+    """Return U V^T of each matrix U S V^T, roughly: singular values from 0.7 to 1.2, 0 where S is 0.
+
+    ``matrices``: float32[..., in, out]; a kernel is one matrix of in x out dimensions, all heads together, and
+    dimensions before these (stacked layers) count several matrices.
+    """
+    a, b, c = NEWTON_SCHULZ
+    is_tall = matrices.shape[-2] > matrices.shape[-1]
+    x = matrices.mT if is_tall else matrices  # the products below cost the square of the shorter side
+    # Far below any gradient, whose scale then has no effect, and above the values whose squares underflow to 0.
+    x = x / (jnp.sqrt(jnp.sum(jnp.square(x), (-2, -1), keepdims=True)) + 1e-15)
+    for _ in range(NEWTON_SCHULZ_STEPS):
+        gram = x @ x.mT
+        x = a * x + (b * gram + c * gram @ gram) @ x
+    return x.mT if is_tall else x
+
+
+def scale_by_orthogonal_momentum() -> optax.GradientTransformation:
+    """Muon's direction: the orthogonalized Nesterov momentum of each matrix, times 0.2 sqrt(longer side).
+
+    The state is that of ``optax.trace``.
+    """
+    momentum = optax.trace(MUON_MOMENTUM, nesterov=True)
+
+    def direction(x: jax.Array) -> jax.Array:
+        return MUON_RMS * max(x.shape[-2:]) ** 0.5 * orthogonalize(x)
+
+    def update(grads: Any, state: optax.TraceState, params: Any = None) -> tuple[Any, optax.TraceState]:
+        updates, state = momentum.update(grads, state, params)
+        return jax.tree.map(direction, updates), state
+
+    return optax.GradientTransformation(momentum.init, update)
+
+
+def scale_by_muon(others: optax.GradientTransformation) -> optax.GradientTransformation:
+    """Muon for the encoder's matrices, ``others`` for embeddings, LayerNorms, biases and heads."""
+
+    def rule(path: tuple[Any, ...], _: Any) -> str:
+        return "muon" if is_muon_matrix(path) else "others"
+
+    rules = {"muon": scale_by_orthogonal_momentum(), "others": others}
+    return optax.partition(rules, lambda params: jax.tree_util.tree_map_with_path(rule, params))
+
+
 def clip_to_norm(max_norm: float) -> optax.GradientTransformation:
     """Gradients scaled down to a global norm of ``max_norm``, by one factor. ``optax.clip_by_global_norm`` divides
     and selects each element instead: the whole update takes a CPU three times as long.
@@ -168,12 +225,18 @@ def make_optimizer(config: OptimizerConfig, unfreeze_at: Any = None) -> optax.Gr
     decay = optax.add_decayed_weights(config.weight_decay, mask=decay_mask)
     if config.weight_decay and config.weight_decay_type == "l2":
         parts.append(decay)
+    if config.name == "muon":
+        # Matrices need no count of updates: momentum is 0 until they join, and its scale has no effect.
+        unfreeze_at = jax.tree_util.tree_map_with_path(
+            lambda path, step: optax.MaskedNode() if is_muon_matrix(path) else step, unfreeze_at
+        )
     if config.name == "bert_adam":
-        parts.append(scale_by_bert_adam(config.beta1, config.beta2, config.epsilon))
+        moments = scale_by_bert_adam(config.beta1, config.beta2, config.epsilon)
     elif unfreeze_at is None:
-        parts.append(optax.scale_by_adam(config.beta1, config.beta2, config.epsilon))
+        moments = optax.scale_by_adam(config.beta1, config.beta2, config.epsilon)
     else:
-        parts.append(scale_by_adam_with_start_step(config.beta1, config.beta2, config.epsilon, unfreeze_at))
+        moments = scale_by_adam_with_start_step(config.beta1, config.beta2, config.epsilon, unfreeze_at)
+    parts.append(scale_by_muon(moments) if config.name == "muon" else moments)
     if config.weight_decay and config.weight_decay_type == "decoupled":
         parts.append(decay)
     if config.name == "lamb":

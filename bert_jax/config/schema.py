@@ -141,8 +141,9 @@ class ExecutionConfig:
 class OptimizerConfig:
     """Update rule and learning-rate schedule."""
 
-    # adamw (bias-corrected), bert_adam (google-research/bert: no bias correction), lamb (You et al. 2019).
-    name: Literal["adamw", "bert_adam", "lamb"] = "adamw"
+    # adamw (bias-corrected), bert_adam (google-research/bert: no bias correction), lamb (You et al. 2019), muon
+    # (Jordan 2024: orthogonalized momentum for the encoder's matrices, adamw at the same rate for all others).
+    name: Literal["adamw", "bert_adam", "lamb", "muon"] = "adamw"
     # Peak learning rate.
     learning_rate: float = 1e-4
     # Steps of linear warmup from 0.
@@ -181,6 +182,10 @@ class OptimizerConfig:
         _require_probability("optimizer", self, "beta1", "beta2", "ema_decay")
         for name in ("final_fraction", "wsd_decay_fraction"):
             _require(0 <= getattr(self, name) <= 1, f"optimizer.{name}", getattr(self, name), "from 0 to 1")
+        _require(
+            self.name != "muon" or self.weight_decay_type == "decoupled", "optimizer.weight_decay_type",
+            self.weight_decay_type, "decoupled with optimizer.name muon",
+        )  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)

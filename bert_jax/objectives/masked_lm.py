@@ -111,9 +111,9 @@ class MaskedLm(PretrainObjective):
             for slot, position in enumerate(features["mlm_positions"][row]):
                 if not features["mlm_weights"][row, slot] or tokens[position] != tokenizer.mask_id:
                     continue
-                (answer,) = tokenizer.pieces([int(features["mlm_labels"][row, slot])])
-                pieces = tokenizer.pieces(ids[row, slot].tolist())
-                best = list(zip(pieces, probabilities[row, slot].tolist(), strict=True))
+                answer = tokenizer.decode([int(features["mlm_labels"][row, slot])])
+                words = [tokenizer.decode([token]) for token in ids[row, slot].tolist()]
+                best = list(zip(words, probabilities[row, slot].tolist(), strict=True))
                 masks.append({"predictions": best, "answer": answer})
             if masks:
                 texts.append({"text": text, "masks": masks})

@@ -29,6 +29,21 @@ _CHUNK = re.compile(f"[{CJK}]|[^{SPACE}{CJK}]+")
 _SPACED = re.compile(f"[^{SPACE}]+")
 _CJK_CHAR = re.compile(f"[{CJK}]")
 _ASCII_WORD = re.compile(r"[A-Za-z0-9]+|[!-/:-@\[-`{-~]")
+# Spaces between pieces that printed English lacks, in the order in which decode removes them: in dashes, before
+# closing signs, after opening signs, in contractions, before a plural's apostrophe, in hyphens, in numbers.
+_PRINTED = tuple(
+    (re.compile(pattern), replacement)
+    for pattern, replacement in (
+        (r"(?<!\S)- -(?!\S)", "--"),
+        (r" (?=[.,;:!?%)\]}](?:\s|[.,;:!?%)\]}]|$))", ""),
+        (r"(?<=[$#(\[{]) ", ""),
+        (r"(?<=[\w\]]) ' (?=(?:s|t|d|m|re|ve|ll)\b)", "'"),
+        (r"(?<=s) '(?=\s)", "'"),
+        (r"(?<=[\w\]]) - (?=[\w\[])", "-"),
+        (r"(?<=\d), (?=\d{3}\b)", ","),
+        (r"(?<=\d)\. (?=\d)", "."),
+    )
+)
 _CACHE_ENTRIES = 1 << 17  # bounds the memory of one cache to some 30 MB
 
 _Value = TypeVar("_Value")
@@ -204,7 +219,10 @@ class WordPieceTokenizer(Tokenizer):
         return ids, offsets
 
     def decode(self, ids: Iterable[int]) -> str:
-        return " ".join(self.pieces(ids)).replace(" ##", "")
+        text = " ".join(self.pieces(ids)).replace(" ##", "").removeprefix("##")
+        for pattern, replacement in _PRINTED:
+            text = pattern.sub(replacement, text)
+        return text
 
     def _match(self, word: str) -> bytes:
         """Greedy longest match first, as int32 bytes."""

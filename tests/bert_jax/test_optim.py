@@ -313,7 +313,7 @@ def test_clipping_leaves_small_gradients_alone():
 # ------------------------------------------------------------------ the training step
 
 RULES = ["--optimizer.name adamw", "--optimizer.name lamb", "--optimizer.name bert_adam",
-         "--optimizer.name adamw --optimizer.weight_decay_type l2"]  # fmt: skip
+         "--optimizer.name muon", "--optimizer.name adamw --optimizer.weight_decay_type l2"]  # fmt: skip
 
 
 def train(config, steps):

@@ -3,6 +3,7 @@
 import io
 import os
 import random
+import re
 import sys
 import unicodedata
 from itertools import chain, pairwise
@@ -155,6 +156,31 @@ def test_continuation_decode_and_fingerprint() -> None:
     assert tokenizer.fingerprint != WordPieceTokenizer([*pieces[:-2], "cat", "##able"], lower_case=True).fingerprint
     with pytest.raises(ValueError, match="no piece 'dog'"):
         tokenizer.piece_id("dog")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "the state's laws, the states' rights, which don't bind us; they'll do so.",
+        "[MASK]'s house and [MASK]'s",
+        "it cost $1,250 (or 3.5% of 40,000,000) in 1899, 12 of them.",
+        "a well-known fact -- the [MASK]-owners of [MASK], 1900.",
+        "is it so? no! (see [MASK].)",
+        "[MASK]ing and un[MASK] [MASK].",
+    ],
+)
+def test_decoded_text_reads_as_printed(text: str) -> None:
+    words = re.findall(r"\[MASK\]|\w+|[^\w\s]", text)
+    pieces = [f"##{word}" if word == "ing" else word for word in words]
+    tokenizer = WordPieceTokenizer(list(dict.fromkeys([*SPECIAL_PIECES, *pieces])), lower_case=True)
+    # A mask does not tell whether its piece continued a word.
+    expected = text.replace("un[MASK]", "un [MASK]")
+    assert tokenizer.decode([tokenizer.piece_id(piece) for piece in pieces]) == expected
+
+
+def test_a_continuation_alone_is_decoded_without_its_sign() -> None:
+    tokenizer = WordPieceTokenizer([*SPECIAL_PIECES, "##able", "cat"], lower_case=True)
+    assert [tokenizer.decode(ids) for ids in ([5], [5, 6], [])] == ["able", "able cat", ""]
 
 
 def test_batches_equal_single_texts_when_the_cache_overflows(monkeypatch: pytest.MonkeyPatch) -> None:
