@@ -384,7 +384,7 @@ def test_a_layer_that_joins_late_begins_with_steps_of_the_usual_size(source, tmp
     programs = job.programs(mesh)
     state = initial_state(programs.model, programs.optimizer, programs.abstract, 0)
     (adam,) = state.opt_state
-    moments = (adam._replace(count=adam.count + job._steps_per_epoch),)
+    moments = (adam._replace(count=adam.count + job.resolved.steps_per_epoch),)
     grads = jax.tree.map(jax.numpy.ones_like, state.params)
     direction = to_canonical(jax.jit(programs.optimizer.update)(grads, moments, None)[0], config.model.vocab_size)
     top = {name for name in direction if name.startswith("encoder/layer_1/")}
