@@ -419,7 +419,7 @@ def test_the_loss_of_a_lower_layer_is_that_of_a_model_which_ends_there(source, t
     ("arguments", "message"),
     [
         ("--loss.layers 2", "different layers from 1 to 1"),
-        ("--task.kind choice --loss.layers 1", "not for task.kind choice"),
+        ("--task.kind choice --loss.layers 1", "loss.layers: unknown option with task.kind choice"),
     ],
 )
 def test_layers_that_cannot_have_a_loss(source, tmp_path, arguments, message):
