@@ -62,8 +62,8 @@ def train(options: RunOptions, arguments: list[str]) -> None:
     from bert_jax.process import hosts
     from bert_jax.tokenization import load_tokenizer
     from bert_jax.training.pretrain import pretrain
-    from data_pipeline import storage
-    from data_pipeline.build.ensure import STOPPED, ensure_data, place_vocabulary, require_shards
+    from data_pipeline.build.ensure import STOPPED, ensure_data, require_shards
+    from data_pipeline.build.vocabulary import place_vocabulary
     from data_pipeline.read.pretrain_input import ShardSource
 
     def report(line: str) -> None:
@@ -72,7 +72,7 @@ def train(options: RunOptions, arguments: list[str]) -> None:
     with STOP.at_once(STOPPED):
         if start.vocabulary is not None and hosts.is_lead():
             path, content = start.vocabulary
-            place_vocabulary(storage.location(path), content)
+            place_vocabulary(location(path), content)
         hosts.barrier("vocabulary", options.host_timeout)
         if hosts.count() == 1:
             vocabulary = ensure_data(config.data, vocab_size=config.model.vocab_size, report=report)

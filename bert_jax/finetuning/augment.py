@@ -5,8 +5,7 @@ import dataclasses
 import numpy as np
 
 from bert_jax.config.finetune import FinetuneConfig
-from bert_jax.inference.batching import Encoded
-from bert_jax.tasks.task import ModelInput
+from bert_jax.tasks.task import Encoded, ModelInput
 from bert_jax.tokenization import Tokenizer
 
 MLM_SHARE = 0.15

@@ -26,14 +26,16 @@ from bert_jax.finetuning.evaluation import (
     result_lines,
     scores_of,
 )
-from bert_jax.finetuning.packing import Shape, plan_shapes
+from bert_jax.finetuning.packing import plan_shapes
 from bert_jax.finetuning.resolve import Splits, redrawn_layers, resolve_task
 from bert_jax.finetuning.results import export, result_entry, saved_model, write_predictions
 from bert_jax.finetuning.task_objective import TaskObjective, check_layers
+from bert_jax.inference.batching import Shape
 from bert_jax.interop.initialization import Start, initial_model, store_tokenizer
 from bert_jax.interop.readers import read_weights
 from bert_jax.interop.saved_model import BEST, replace_saved
-from bert_jax.io.storage import Location, ObjectPath, write_whole
+from bert_jax.io.files import write_whole
+from bert_jax.io.storage import Location, ObjectPath
 from bert_jax.metrics import Score
 from bert_jax.model import BertModel, from_canonical, to_canonical
 from bert_jax.optim import joining_updates, parameter_rates
@@ -247,11 +249,13 @@ class FinetuneJob(Job):
             self._save_best(context, params, step, {})
         # What was predicted with the same parameters stays; a run that went on has no report, so nothing does.
         made = {entry["split"]: entry for entry in read_results(folder) if entry["step"] == step}
-        asked = self.resolved.predicted_splits
+        asked, digests = self.resolved.predicted_splits, self.resolved.prediction_digests
+        due = [split for split in asked if made.get(split, {}).get("digest") != digests[split]]
         due = [
-            split for split in asked if made.get(split, {}).get("digest") != self.resolved.prediction_digests[split]
+            split
+            for split in asked
+            if hosts.broadcast_from_lead(f"predict_{split}", split in due, context.host_timeout)
         ]
-        due = [split for split in asked if hosts.lead_says(f"predict_{split}", split in due, context.host_timeout)]
         made |= {split: self._predict(context, params, split, step, began) for split in due}
         if not hosts.is_lead():
             return

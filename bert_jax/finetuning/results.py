@@ -17,7 +17,7 @@ from bert_jax.interop.exchange import ModelBundle, parameter_shapes
 from bert_jax.interop.export import export_model
 from bert_jax.interop.initialization import Start
 from bert_jax.interop.saved_model import BEST
-from bert_jax.io.storage import write_whole
+from bert_jax.io.files import write_whole
 from bert_jax.records import Record
 from bert_jax.tasks.task import Prediction
 

@@ -1,7 +1,6 @@
 """Weights out: any readable model as a folder of another format, complete or absent, read back before it counts."""
 
 import dataclasses
-import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Protocol
@@ -26,6 +25,7 @@ from bert_jax.interop.verification import (
     fingerprints,
     judge,
 )
+from bert_jax.io.files import whole_folder
 from bert_jax.process.exits import VERIFICATION_FAILED, Stop
 
 # Formats that this library reads back: their arrays must come back bit by bit.
@@ -87,11 +87,7 @@ def export_model(
     if heads is not None:
         weights = keep_heads(weights, heads)
     weights, notes = fit(weights, format, dtype)
-    partial = target.with_name(f".{target.name}.partial")
-    shutil.rmtree(partial, ignore_errors=True)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    partial.mkdir()
-    try:
+    with whole_folder(target, target.with_name(f".{target.name}.replaced")) as partial:
         notes += WRITERS[format](partial, weights, dtype=dtype)
         (partial / CARD).write_text(
             model_card(weights, format, dtype, architecture(partial), notes), encoding="utf-8"
@@ -100,9 +96,6 @@ def export_model(
             report(note)
         if verify:
             _verify(partial, _as_stored(weights, dtype), format, peer_python, report)
-        _put_in_place(partial, target)
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
     size = sum(file.stat().st_size for file in target.rglob("*") if file.is_file())
     report(f"{target}: {format}, {size / 1e6:,.1f} MB")
 
@@ -118,22 +111,6 @@ def _check_target(source: Path, target: Path, force: bool) -> None:
     for place, what in ((source, "the source"), (Path.cwd(), "the working folder"), (Path.home(), "your home")):
         if place.resolve().is_relative_to(target):
             raise ValueError(f"{target}: --force would delete {what} ({place}); give another folder")
-
-
-def _put_in_place(partial: Path, target: Path) -> None:
-    """Give the complete folder its name; what stood there goes only then."""
-    if not target.exists():
-        partial.rename(target)
-        return
-    old = target.with_name(f".{target.name}.replaced")
-    shutil.rmtree(old, ignore_errors=True)
-    target.rename(old)
-    try:
-        partial.rename(target)
-    except OSError:
-        old.rename(target)
-        raise
-    shutil.rmtree(old, ignore_errors=True)
 
 
 # ------------------------------------------------------------------ reading back

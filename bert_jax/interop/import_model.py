@@ -6,7 +6,6 @@ a process of its own, where those are installed.
 """
 
 import dataclasses
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -20,6 +19,7 @@ from bert_jax.interop.hf.sentence_transformers import encoder_folder, is_sentenc
 from bert_jax.interop.readers import read_weights
 from bert_jax.interop.saved_model import read_native, write_saved
 from bert_jax.interop.verification import check_hf, check_sentence_transformers, fingerprints, judge
+from bert_jax.io.files import whole_folder
 from bert_jax.io.untrusted_folder import needed
 from bert_jax.process import exits
 
@@ -46,9 +46,7 @@ def import_model(
     for note in weights.notes:
         report(note)
     report(_summary(weights))
-    unverified = target.with_name(f".{target.name}.unverified")
-    shutil.rmtree(unverified, ignore_errors=True)
-    try:
+    with whole_folder(target) as unverified:
         write_saved(unverified, weights)
         del weights  # so that one model at a time is in memory
         report(_compare_tensors(source, unverified, options))
@@ -56,10 +54,6 @@ def import_model(
             _compare_outputs(source, unverified, peer_python, report)
         else:
             report("outputs not compared: not wanted")
-        unverified.rename(target)
-    except BaseException:
-        shutil.rmtree(unverified, ignore_errors=True)
-        raise
 
 
 def _summary(weights: ModelBundle) -> str:

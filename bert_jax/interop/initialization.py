@@ -21,6 +21,7 @@ from bert_jax.config.schema import PRESETS
 from bert_jax.interop.exchange import ModelBundle, ReadOptions, parameter_shapes
 from bert_jax.interop.readers import leaves_activation_open, leaves_case_open, read_weights
 from bert_jax.interop.vocabulary_extension import POSITIONS, extend_positions, extend_rows, plan_vocabulary
+from bert_jax.io.errors import one_line
 from bert_jax.io.storage import Location, location
 from bert_jax.tokenization import FILE_NAMES, Tokenizer, build_tokenizer
 from bert_jax.training.checkpoint.restore import saved_steps
@@ -301,7 +302,7 @@ def _stored_tokenizer(workdir: Location) -> tuple[TokenizerConfig, bytes]:
         config = TokenizerConfig(**json.loads(path.read_text(encoding="utf-8")))
         return config, (workdir / config.file).read_bytes()
     except (OSError, ValueError, TypeError) as error:
-        problem = " ".join(str(error).split())
+        problem = one_line(error)
         raise ValueError(f"{path}: not readable ({problem}); restore it, or give another --workdir") from None
 
 
@@ -360,9 +361,8 @@ def read_record(workdir: Location) -> dict[str, Any] | None:
             raise ValueError(f"format {record['format']}")
         return {name: record[name] for name in ("init_from", "source", "resolved")}
     except (OSError, ValueError, TypeError, KeyError, yaml.YAMLError) as error:
-        problem = " ".join(str(error).split())
         raise ValueError(
-            f"{path}: not readable ({problem}); delete it and give --config {workdir}/config.yaml"
+            f"{path}: not readable ({one_line(error)}); delete it and give --config {workdir}/config.yaml"
         ) from None
 
 

@@ -9,6 +9,7 @@ from typing import IO, Any, NamedTuple
 
 import numpy as np
 
+from bert_jax.io.errors import one_line
 from bert_jax.io.safetensors_file import aligned_empty
 
 # Longest header of an array: a name, a flag and a shape.
@@ -77,8 +78,7 @@ class NpzFile:
         except OSError:
             raise
         except Exception as error:  # a damaged header ends in any of a dozen types
-            reason = " ".join(str(error).split())[:80]
-            raise ValueError(f"{where}: no array in numpy's format ({reason})") from None
+            raise ValueError(f"{where}: no array in numpy's format ({one_line(error, 80)})") from None
 
     def _fill(self, target: np.ndarray, stream: IO[bytes], where: str) -> None:
         done = 0
@@ -95,7 +95,7 @@ class NpzFile:
         except OSError:
             raise
         except Exception as error:  # a damaged file ends in any of a dozen types
-            raise ValueError(f"{self._file}: damaged or no npz file ({' '.join(str(error).split())})") from None
+            raise ValueError(f"{self._file}: damaged or no npz file ({one_line(error)})") from None
 
 
 def _check(header: Header, expected: Header | None, where: str) -> None:

@@ -4,6 +4,8 @@ import json
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from bert_jax.io.errors import one_line
+
 # Published descriptions and vocabularies are below 10 MB; parsed JSON takes up to 40 times its size.
 LARGEST = 16 << 20
 
@@ -61,7 +63,7 @@ def parse_json(content: str | bytes, where: Path | str) -> Any:
     try:
         return json.loads(content)
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"{where}: not JSON ({' '.join(str(error).split())[:200]})") from None
+        raise ValueError(f"{where}: not JSON ({one_line(error, 200)})") from None
 
 
 def json_object(content: str | bytes, where: Path | str, hint: str = "") -> dict[str, Any]:

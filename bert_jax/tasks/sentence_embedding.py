@@ -12,7 +12,6 @@ import numpy as np
 
 from bert_jax.config import HeadsConfig, SentenceConfig, SentenceModule
 from bert_jax.config.finetune import FinetuneConfig
-from bert_jax.inference.batching import Encoded
 from bert_jax.metrics import Score, classification_scores, regression_scores
 from bert_jax.metrics.score import mean_score
 from bert_jax.model.bert import BertOutput
@@ -20,13 +19,14 @@ from bert_jax.objectives.denominator import denominator
 from bert_jax.objectives.sums import Sums
 from bert_jax.records import Record
 from bert_jax.tasks.sentence_training import TRAININGS, PairOutput, record_texts
-from bert_jax.tasks.task import Level, ModelInput, Prediction, Target, Task
+from bert_jax.tasks.task import Encoded, Level, ModelInput, Prediction, Target, Task
 from bert_jax.tasks.text_classification import (
     class_number,
+    class_predictions,
     number_of,
     of_training_files,
+    probability_table,
     round_significant,
-    softmax,
 )
 from bert_jax.tasks.truncation import cut_text
 from bert_jax.tokenization import Tokenizer
@@ -159,8 +159,8 @@ class SentenceTask(Task):
     def decode(
         self, records: Sequence[Record], units: Sequence[ModelInput], outputs: Sequence[Mapping[str, np.ndarray]]
     ) -> list[Prediction]:
-        """``cosine`` of the first two texts (of a triplet also ``cosine_negative``), and with a classifier
-        ``prediction`` and ``scores``. ``rank`` of the second text among all second texts of the split, from 1,
+        """``cosine`` of the first two texts (of a triplet also ``cosine_negative``), with a classifier
+        :func:`class_predictions`, and ``rank`` of the second text among all second texts of the split, from 1,
         where there is no label."""
         if not units:
             return []
@@ -176,7 +176,7 @@ class SentenceTask(Task):
         predictions: list[Prediction] = []
         for i, (record, unit, output) in enumerate(zip(records, units, outputs, strict=True)):
             texts = len(unit.sequences)
-            one: Prediction = {} if record.label is None else {"label": record.label}
+            one: Prediction = {} if record.label is None else {"gold": record.label}
             if texts > 1:
                 one["cosine"] = round_significant(unit_NxKxE[i, 0] @ unit_NxKxE[i, 1])
             if texts > 2:
@@ -184,10 +184,7 @@ class SentenceTask(Task):
             if i in ranks:
                 one["rank"] = ranks[i]
             if "logits" in output and texts == 2:
-                chances = softmax(output["logits"].astype(np.float64))
-                labels = self.config.data.labels
-                one["prediction"] = labels[int(chances.argmax())]
-                one["scores"] = dict(zip(labels, chances.tolist(), strict=True))
+                one |= class_predictions(self.config.data.labels, output["logits"][None].astype(np.float64))[0]
             predictions.append(one)
         return predictions
 
@@ -220,9 +217,8 @@ class SentenceTask(Task):
             ranks = np.array([one["rank"] for one in predictions])
             return [mean_score("mrr", 1 / ranks), mean_score("precision@1", (ranks == 1).astype(float))]
         if gold.dtype.kind == "i":
-            predicted = np.array([labels.index(one["prediction"]) for one in predictions])
-            chances = np.array([[one["scores"][label] for label in labels] for one in predictions])
-            return classification_scores(gold, predicted, labels, chances)
+            predicted = np.array([labels.index(one["label"]) for one in predictions])
+            return classification_scores(gold, predicted, labels, probability_table(predictions, labels))
         cosines = np.array([one["cosine"] for one in predictions])
         named = {score.name: score for score in regression_scores(gold, cosines)}
         return [named["spearman"], named["pearson"]]

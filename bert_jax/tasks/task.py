@@ -13,7 +13,6 @@ import numpy as np
 
 from bert_jax.config import HeadsConfig, SentenceConfig
 from bert_jax.config.finetune import FinetuneConfig
-from bert_jax.inference.batching import Encoded
 from bert_jax.metrics import Score
 from bert_jax.model.bert import BertOutput
 from bert_jax.objectives.sums import Sums
@@ -23,6 +22,16 @@ from bert_jax.tokenization import Tokenizer
 Level = Literal["unit", "token", "position"]
 # A JSON-able object: one line of predictions_SPLIT.jsonl, without its id.
 Prediction = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """Token ids of one text or pair, special tokens included, with their segments."""
+
+    ids: Sequence[int]
+    types: Sequence[int]
+    # Read by the decoder of the outputs, not by the device.
+    extra: Any = None
 
 
 class Target(NamedTuple):

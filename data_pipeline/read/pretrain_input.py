@@ -18,6 +18,7 @@ import numpy as np
 from bert_jax.batch import PRETRAIN_FEATURES, BatchInfo, BatchIterator
 from bert_jax.config.pretrain import DataConfig, PretrainConfig
 from bert_jax.hashing import hash_key
+from bert_jax.io.storage import Location, StorageError, location
 from bert_jax.tokenization import Tokenizer
 from data_pipeline.build.masking import MaskingSettings, mask_batch
 from data_pipeline.host_tensorflow import THREADS, load_tensorflow
@@ -26,7 +27,6 @@ from data_pipeline.read.reader import BAD_IDS, BlankCounter, LaneReader, RawBatc
 from data_pipeline.shards.compatibility import Layout, check_layout, warn_of_changed_files
 from data_pipeline.shards.shard_files import ShardIndex, read_index
 from data_pipeline.shards.tfexample import encode_examples
-from data_pipeline.storage import Location, StorageError, location
 
 _log = logging.getLogger(__name__)
 

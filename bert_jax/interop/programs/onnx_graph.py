@@ -19,6 +19,7 @@ from bert_jax.interop.programs.serving import (
     sample_inputs,
     write_companions,
 )
+from bert_jax.io.errors import one_line
 
 FILE, DATA_FILE = "model.onnx", "model.onnx.data"
 # Key of the JSON in the file's metadata: dtype of the weights, sizes, labels, pooling, tokenizer.
@@ -57,7 +58,7 @@ def write_onnx(folder: Path, weights: ModelBundle, *, dtype: StoredDtype = "floa
         # By path: the checker then also looks at the file of external data.
         onnx.checker.check_model(str(folder / FILE), full_check=True)
     except onnx.checker.ValidationError as error:
-        raise ValueError(f"{folder / FILE}: not a valid ONNX model: {' '.join(str(error).split())}") from None
+        raise ValueError(f"{folder / FILE}: not a valid ONNX model: {one_line(error)}") from None
     return [*_notes(weights, graph, external, dtype), *write_companions(folder, weights, dtype)]
 
 

@@ -67,8 +67,8 @@ def test_it_learns_and_leaves_what_is_promised(learned):
     assert set(found["dev"]) >= {"task", "split", "n", "metrics", "seed", "seconds"}
     predictions = [json.loads(line) for line in (learned / "predictions_dev.jsonl").read_text().splitlines()]
     assert [one["id"] for one in predictions] == [record.id for record in SPLITS["dev"]]
-    assert all(one["prediction"] == one["label"] for one in predictions)
-    assert all(abs(sum(one["scores"].values()) - 1) < 1e-5 for one in predictions)
+    assert all(one["label"] == one["gold"] for one in predictions)
+    assert all(abs(sum(one["probabilities"].values()) - 1) < 1e-5 for one in predictions)
     assert (learned / "predictions_test.jsonl").exists() and (learned / "report.html").exists()
 
 
@@ -93,7 +93,7 @@ def test_the_confusion_matrices(learned):
     found = results(learned)
     for split in ("dev", "test"):
         predictions = [json.loads(line) for line in (learned / f"predictions_{split}.jsonl").open()]
-        pairs = Counter((one["label"], one["prediction"]) for one in predictions)
+        pairs = Counter((one["gold"], one["label"]) for one in predictions)
         expected = [[pairs[given, predicted] for predicted in "01"] for given in "01"]
         assert found[split]["confusion_matrix"] == {"labels": ["0", "1"], "counts": expected}
     assert expected[0][1] > expected[1][0] and sum(map(sum, expected)) == 9
@@ -109,8 +109,9 @@ def test_the_export_and_the_best_parameters_say_the_same(learned):
     for folder in ("export", "best", ""):
         found = bert_jax.load(learned / folder).predict(texts)
         for one, other in zip(found, predictions, strict=True):
-            assert one["label"] == other["prediction"]
-            assert abs(one["probabilities"]["1"] - other["scores"]["1"]) < 1e-5
+            assert list(one) == [name for name in other if name not in ("id", "gold")]
+            assert one["label"] == other["label"]
+            assert abs(one["probabilities"]["1"] - other["probabilities"]["1"]) < 1e-5
 
 
 @pytest.mark.parametrize(
@@ -199,7 +200,7 @@ def test_several_texts_in_a_row_of_their_own(source, tmp_path):
     for packing in ("true", "false"):
         run(source, tmp_path / packing, f"{options} --model.hidden_dropout 0 --input.packing {packing}", splits)
     one, other = (
-        [json.loads(line)["scores"] for line in (tmp_path / name / "predictions_dev.jsonl").open()]
+        [json.loads(line)["probabilities"] for line in (tmp_path / name / "predictions_dev.jsonl").open()]
         for name in ("true", "false")
     )
     assert len(one) == 5
@@ -215,7 +216,7 @@ def test_meshes_give_what_one_device_gives(source, tmp_path):
         if "loss" in one:
             assert one["loss"] == pytest.approx(other["loss"], rel=1e-5), one["step"]
     scores = [
-        [json.loads(line)["scores"]["1"] for line in (tmp_path / name / "predictions_dev.jsonl").open()]
+        [json.loads(line)["probabilities"]["1"] for line in (tmp_path / name / "predictions_dev.jsonl").open()]
         for name in ("one", "eight")
     ]
     # All 21 records, once each, though 8 devices do not divide them.
@@ -340,7 +341,7 @@ def test_losses_beside_the_task_are_learned_and_leave_no_trace(source, tmp_path)
     predictions = [json.loads(line) for line in (tmp_path / "w" / "predictions_dev.jsonl").open()]
     again = bert_jax.load(tmp_path / "w" / "best").predict([record.text for record in SPLITS["dev"]])
     assert all(
-        abs(one["probabilities"]["1"] - other["scores"]["1"]) < 1e-5
+        abs(one["probabilities"]["1"] - other["probabilities"]["1"]) < 1e-5
         for one, other in zip(again, predictions, strict=True)
     )
 

@@ -104,7 +104,7 @@ def test_another_dev_file_of_a_finished_run_chooses_nothing(source, tmp_path):
     run(source, workdir, options)  # nothing is learned: the first evaluation is the best
     saved = read_weights(workdir / "best")
     assert saved.origin["step"] == 9
-    predicted = [json.loads(line)["prediction"] for line in (workdir / "predictions_dev.jsonl").open()]
+    predicted = [json.loads(line)["label"] for line in (workdir / "predictions_dev.jsonl").open()]
     right = [dataclasses.replace(one, label=label) for one, label in zip(SPLITS["dev"], predicted, strict=True)]
     run(source, workdir, options, splits={"train": SPLITS["train"], "right": right})
     assert read_weights(workdir / "best").origin == saved.origin

@@ -241,7 +241,7 @@ def test_the_example_task_trains(tmp_path):
     run(saved_model(tmp_path / "model"), tmp_path / "w", options, splits)
     found = results(tmp_path / "w")["dev"]["metrics"]
     predictions = [json.loads(line) for line in (tmp_path / "w" / "predictions_dev.jsonl").open()]
-    right = [one["prediction"] == one["label"] for one in predictions]
+    right = [one["label"] == one["gold"] for one in predictions]
     assert found["accuracy/keywords"]["value"] == pytest.approx(sum(right[:12]) / 12)
     assert found["accuracy"]["value"] == pytest.approx(sum(right) / 21) and sum(right) >= 18
 

@@ -38,7 +38,8 @@ def predictions(config, count, first=0):
         "5.2",
         "1e-7",
     ]
-    return [f'{{"id": "{i}", "prediction": {labels[i % len(labels)]}}}' for i in range(first, first + count)]
+    name = "label" if config.data.labels else "value"
+    return [f'{{"id": "{i}", "{name}": {labels[i % len(labels)]}}}' for i in range(first, first + count)]
 
 
 def write_run(folder, task, edit=lambda lines: lines, splits=None):

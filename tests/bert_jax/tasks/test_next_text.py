@@ -7,10 +7,9 @@ from finetune_cases import PIECES, SPLITS, configured, lines, run, saved_model
 
 from bert_jax.finetuning.finetune import FinetuneJob
 from bert_jax.finetuning.nsp_auxiliary import next_text_units, text_parts
-from bert_jax.inference.batching import Encoded
 from bert_jax.interop.readers import read_weights
 from bert_jax.parallel import make_mesh
-from bert_jax.tasks.task import ModelInput
+from bert_jax.tasks.task import Encoded, ModelInput
 from bert_jax.tokenization.wordpiece import WordPieceTokenizer
 
 TOKENIZER = WordPieceTokenizer([*PIECES, "##x"], lower_case=False)

@@ -18,11 +18,10 @@ from bert_jax.config.sweep import FinetuneRunOptions
 from bert_jax.finetuning.augment import augmented
 from bert_jax.finetuning.finetune import FinetuneJob
 from bert_jax.finetuning.task_objective import check_layers, perturbed
-from bert_jax.inference.batching import Encoded
 from bert_jax.model import BertModel, from_canonical, to_canonical
 from bert_jax.optim import make_schedule, parameter_rates
 from bert_jax.tasks.registry import TASKS
-from bert_jax.tasks.task import ModelInput
+from bert_jax.tasks.task import Encoded, ModelInput
 from bert_jax.tokenization.wordpiece import WordPieceTokenizer
 from bert_jax.training.state import initial_params
 

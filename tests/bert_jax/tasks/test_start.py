@@ -85,7 +85,7 @@ def test_best_parameters_whose_replacement_was_killed(tmp_path, monkeypatch):
     rename = Path.rename
 
     def killed(self, target):
-        if (self.name, target.name) == ("best.new", "best"):
+        if (self.name, target.name) == (".best.partial", "best"):
             raise KeyboardInterrupt
         return rename(self, target)
 
