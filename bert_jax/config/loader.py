@@ -78,7 +78,7 @@ class RunOptions:
                 raise ValueError(f"{name}: {getattr(self, name)} is not allowed; allowed: 1 or more seconds")
 
     def folder(self, kind: str) -> str:
-        """Where a run goes: the workdir given, else one named after the recipe, without one after ``kind``."""
+        """Return the folder of a run: the workdir, else one named after the last recipe or, without one, ``kind``."""
         return self.workdir or f"runs/{Path(self.config[-1]).stem if self.config else kind}"
 
 
@@ -260,7 +260,7 @@ def _yaml_settings(
 
 
 def _unknown(key: str, types: dict[str, Any], also: Sequence[str] = ()) -> str:
-    """What is wrong with a key that is no option, and what was perhaps meant."""
+    """Return the end of the message for a key that is no option, with the option that was perhaps meant."""
     section, _, name = key.rpartition(".")
     sections = sorted({known.rpartition(".")[0] for known in types})
     if key in sections:

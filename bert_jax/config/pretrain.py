@@ -155,15 +155,15 @@ class PretrainConfig:
 
     @property
     def parameter_layout(self) -> dict[str, object]:
-        """What decides, beside the model section, which parameters there are."""
+        """Options beside the model section that decide which parameters exist."""
         return {"data.next_sentence (the sentence-pair head)": self.has_nsp}
 
     @property
     def keeps_start(self) -> bool:
-        """Whether the state holds the parameters that training started from."""
+        """Return True if the state holds the parameters that training started from."""
         return False
 
     @property
     def has_nsp(self) -> bool:
-        """Whether the model has a head for the sentence-pair objective."""
+        """Return True if the model has a head for the sentence-pair objective."""
         return self.data.next_sentence != "none"

@@ -203,7 +203,7 @@ class FinetuneJob(Job):
         return predict_split(self.task, self._predictors[mesh], params, records, inputs, before_batch)
 
     def _judge(self, values: Mapping[str, float | None], scores: Sequence[Score], step: int) -> bool:
-        """Whether this is the best evaluation so far."""
+        """Return True if this is the best evaluation so far."""
         score = choosing_score(self.config.task.metric, scores)
         split, min_delta = self.resolved.record_digests[self._devs[0]], self.config.training.min_delta
         return self._best.judge(score, values[score.name], step, split, min_delta)

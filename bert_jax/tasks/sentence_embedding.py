@@ -123,8 +123,8 @@ class SentenceTask(Task):
         self._gold(records)
 
     def _gold(self, records: Sequence[Record]) -> np.ndarray | None:
-        """What labelled records are scored by: int[n] of classes, float64[n] of values; None where it is not their
-        labels. ``ValueError`` for a label that does not fit the others."""
+        """Return the reference of labelled records: int[n] of classes, float64[n] of values; None if their labels
+        are not scored. ``ValueError`` for a label that does not fit the others."""
         if all(record.negatives for record in records) or all(record.label is None for record in records):
             return None
         labels = self.config.data.labels
@@ -194,7 +194,7 @@ class SentenceTask(Task):
 
     @classmethod
     def scored(cls, records: Sequence[Record]) -> list[int]:
-        """Of a split with labels, those that have one; triplets and splits without labels are scored without."""
+        """Return the labelled records of a split that has labels; triplets and other splits are scored without."""
         numbers = super().scored(records)
         labelled = [i for i in numbers if records[i].label is not None]
         return numbers if not labelled or all(records[i].negatives for i in numbers) else labelled
