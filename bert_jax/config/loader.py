@@ -78,7 +78,7 @@ class RunOptions:
                 raise ValueError(f"{name}: {getattr(self, name)} is not allowed; allowed: 1 or more seconds")
 
     def folder(self, kind: str) -> str:
-        """Return the folder of a run: the workdir, else one named after the last recipe or, without one, ``kind``."""
+        """Return the folder of a run: the workdir, else one named after the last recipe, else after ``kind``."""
         return self.workdir or f"runs/{Path(self.config[-1]).stem if self.config else kind}"
 
 
@@ -166,7 +166,7 @@ def build_config(
         for key, text in PRESETS[mode].items():
             parsed.setdefault(key, (_convert(types[key], text, f"preset {mode}: {key}"), f"preset {mode}"))
     values = {key: value for key, (value, _) in parsed.items()}
-    options = options_of(config_type)
+    options = options_of(config_type)  # type: ignore[arg-type]
     for key, (value, source) in parsed.items():
         selector = absence(config_type, key, values)
         if selector and value != options[key].default and not stored:
