@@ -168,10 +168,9 @@ def test_records_without_a_label_are_counted(source, tmp_path):
     config, start = configured(source, tmp_path / "w")
     blank = [dataclasses.replace(one, label=None) for one in SPLITS["dev"][:3]]
     splits = {**SPLITS, "dev": [*blank, *SPLITS["dev"][3:]], "test": blank}
-    assert module.FinetuneJob(config, splits, ["test"], start).notes == [
-        "dev: 3 of 21 records are not scored: no label"
-    ]
-    assert module.FinetuneJob(config, SPLITS, (), start).notes == []
+    resolved = module.FinetuneJob(config, splits, ["test"], start).resolved
+    assert resolved.notes == ("dev: 3 of 21 records are not scored: no label",)
+    assert module.FinetuneJob(config, SPLITS, (), start).resolved.notes == ()
 
 
 def test_packing_changes_no_prediction_and_no_step(source, tmp_path):
