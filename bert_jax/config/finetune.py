@@ -38,7 +38,7 @@ SentenceLoss = Literal["softmax", "cosine", "cosent", "triplet", "negatives", "s
 
 @dataclass(frozen=True, kw_only=True)
 class TaskConfig:
-    """What is learned from a record, and how a text becomes a model input."""
+    """The task, and the model inputs of its texts."""
 
     # classification, regression, multi_label: of a text or pair. qa: answers in a passage. tagging: a tag per word.
     # joint: both, intent and slots. choice: the right one of several. sentence: a vector per text (Sentence-BERT).
@@ -49,7 +49,7 @@ class TaskConfig:
     module: str = ""
     # Longest input in tokens, special tokens included.
     max_length: int = 128
-    # What is left of a longer text: longest_first (a pair's longer side loses its end), head, tail, head_tail,
+    # Remainder of a longer text: longest_first (a pair's longer side loses its end), head, tail, head_tail,
     # key_sentences (the most central ones, in order), windows (all of it, in several inputs; logits are averaged).
     truncation: Truncation = only("longest_first", {KIND: _CUT})  # noqa: RUF009 (a field)
     # Share of the tokens that head_tail takes from the head (Sun et al. 2019: 128 of 510).
@@ -212,7 +212,7 @@ class LossConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class RegularizationConfig:
-    """What keeps a large model from forgetting on little data."""
+    """Regularization of a large model on little data."""
 
     # Dropout before the task's head; -1: model.hidden_dropout.
     head_dropout: float = only(-1.0, {KIND: _HEAD})
@@ -423,7 +423,7 @@ class FinetuneConfig:
 
     @property
     def parameter_layout(self) -> dict[str, object]:
-        """What decides, beside the model section, which parameters there are."""
+        """Options beside the model section that decide which parameters exist."""
         return {
             "task.kind": self.task.kind,
             "task.module": self.task.module,
@@ -439,10 +439,10 @@ class FinetuneConfig:
 
     @property
     def stores_start_params(self) -> bool:
-        """Whether the state holds the parameters that training started from."""
+        """Return True if the state holds the parameters that training started from."""
         return self.regularization.mixout > 0 or self.optimizer.decay_to_start
 
     @property
     def name(self) -> str:
-        """What the task is called."""
+        """Name of the task in results."""
         return self.task.name or self.task.kind

@@ -78,7 +78,7 @@ class RunOptions:
                 raise ValueError(f"{name}: {getattr(self, name)} is not allowed; allowed: 1 or more seconds")
 
     def folder(self, kind: str) -> str:
-        """Where a run goes: the workdir given, else one named after the recipe, without one after ``kind``."""
+        """Return the folder of a run: the workdir, else one named after the last recipe, else after ``kind``."""
         return self.workdir or f"runs/{Path(self.config[-1]).stem if self.config else kind}"
 
 
@@ -166,7 +166,7 @@ def build_config(
         for key, text in PRESETS[mode].items():
             parsed.setdefault(key, (_convert(types[key], text, f"preset {mode}: {key}"), f"preset {mode}"))
     values = {key: value for key, (value, _) in parsed.items()}
-    options = options_of(config_type)
+    options = options_of(config_type)  # type: ignore[arg-type]
     for key, (value, source) in parsed.items():
         selector = absence(config_type, key, values)
         if selector and value != options[key].default and not stored:
@@ -260,7 +260,7 @@ def _yaml_settings(
 
 
 def _unknown(key: str, types: dict[str, Any], also: Sequence[str] = ()) -> str:
-    """What is wrong with a key that is no option, and what was perhaps meant."""
+    """Return the end of the message for a key that is no option, with the option that was perhaps meant."""
     section, _, name = key.rpartition(".")
     sections = sorted({known.rpartition(".")[0] for known in types})
     if key in sections:

@@ -41,7 +41,7 @@ def _require_positive(section: str, config: Any, *names: str) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig:
-    """What changes the function that the network computes. Defaults: BERT-base, uncased (Devlin et al. 2018)."""
+    """The function that the network computes. Defaults: BERT-base, uncased (Devlin et al. 2018)."""
 
     # Size of the vocabulary, special tokens included.
     vocab_size: int = 30522
@@ -114,7 +114,7 @@ class ModelConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class ExecutionConfig:
-    """How the same function runs: may change on resume without changing what is learned."""
+    """Execution of the same function: may change on resume without changing the result of training."""
 
     # Stack the layers' parameters and loop over them with lax.scan: compiles much faster; unrolled runs faster.
     scan_layers: bool = False
@@ -274,7 +274,7 @@ class TrainingConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class MeshConfig:
-    """How the devices are arranged; -1 takes what is left."""
+    """The device mesh; an axis of -1 takes the devices that remain."""
 
     # Replicas that see different rows of the batch.
     data: int = -1
@@ -295,7 +295,7 @@ class MeshConfig:
 
 
 class RunConfig(Protocol):
-    """What a run of training needs of a config, whatever is trained."""
+    """Sections and properties of a config that every run of training reads."""
 
     SEQ_LENGTH_OPTION: str
 

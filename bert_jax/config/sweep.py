@@ -38,7 +38,7 @@ class FinetuneRunOptions(RunOptions):
 
     @property
     def is_sweep(self) -> bool:
-        """Whether there is more than one run to make."""
+        """Return True if there is more than one run to make."""
         return bool(self.sweep) or self.seeds > 1
 
 
@@ -63,8 +63,8 @@ class Cell:
 
 
 def plan_cells(options: FinetuneRunOptions, settings: Sequence[Setting]) -> tuple[FinetuneConfig, list[Cell]]:
-    """What all runs share (``settings`` are those of the command, with the model's), and the runs in order: every
-    combination of what is swept, the last one changing fastest, each with every seed.
+    """Return the config that all runs share and the runs in order: every combination of the swept values, the last
+    one changing fastest, each with every seed. ``settings`` are those of the command and its model.
 
     Raises ``ValueError`` for a grid or a value that is not allowed, before anything runs.
     """
@@ -106,7 +106,7 @@ def _grid(words: Sequence[str]) -> dict[str, tuple[str, ...]]:
 
 
 def shared_settings(base: FinetuneConfig, cells: Sequence[Cell]) -> dict[str, object]:
-    """Every option that the runs of a sweep do not change, by its name."""
+    """Return every option that the runs of a sweep do not change, by its name."""
     swept = {key for cell in cells for key, _ in cell.settings} | {SEED}
     values: dict[str, object] = {}
     for name in field_types(FinetuneConfig):

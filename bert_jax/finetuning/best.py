@@ -10,7 +10,7 @@ from bert_jax.metrics import Score
 
 @dataclass
 class BestCheckpoint:
-    """What is kept in checkpoints of the evaluations that choose the parameters."""
+    """State of the evaluations that choose the parameters, as checkpoints keep it."""
 
     value: float | None = None
     step: int = 0
@@ -53,5 +53,5 @@ class BestCheckpoint:
 
     @classmethod
     def of(cls, state: Mapping[str, Any]) -> "BestCheckpoint":
-        """What :meth:`state` gave, also that of an older version."""
+        """Restore the value of :meth:`state`, also of an older version."""
         return cls(**{field.name: state[field.name] for field in dataclasses.fields(cls) if field.name in state})

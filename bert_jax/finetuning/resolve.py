@@ -1,38 +1,145 @@
-"""A fine-tuning config completed by the records: which of them are trained on, labels, steps, intervals, warmup."""
+"""A task resolved on its records: training examples, labels, steps, intervals, warmup, output layers."""
 
 import dataclasses
+import functools
+import hashlib
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
+import numpy as np
+
+from bert_jax.config import HeadsConfig
 from bert_jax.config.finetune import FinetuneConfig
+from bert_jax.finetuning.artifacts import records_digest
 from bert_jax.records import Record
-from bert_jax.tasks import sampling as selection
+from bert_jax.tasks import sampling
+from bert_jax.tasks.registry import task_class
+from bert_jax.tasks.task import ModelInput, Task
+from bert_jax.tokenization import Tokenizer
+from bert_jax.training.checkpoint.digest import json_digest
 
 Splits = Mapping[str, Sequence[Record]]
 
 
-def chosen_splits(config: FinetuneConfig, splits: Splits) -> dict[str, Sequence[Record]]:
-    """``splits`` with the training records that few-shot learning keeps."""
+@dataclass(frozen=True)
+class ResolvedTask:
+    """A task with everything that follows from its records."""
+
+    # Options with labels, tags, steps, intervals and warmup filled in.
+    config: FinetuneConfig
+    task: Task
+    # Records and their model inputs by split; of training the records that few-shot learning keeps.
+    records: Splits
+    inputs: Mapping[str, Sequence[ModelInput]]
+    # Splits that are evaluated; the first one chooses the best parameters.
+    dev_splits: tuple[str, ...]
+    # Lines for the log.
+    notes: tuple[str, ...]
+
+    @property
+    def predicted_splits(self) -> list[str]:
+        """Names of the splits that are predicted: all but training."""
+        return [split for split in self.records if split != "train"]
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Optimizer steps of one pass over the training examples."""
+        return math.ceil(len(self.inputs["train"]) / self.config.training.global_batch_size)
+
+    @property
+    def heads(self) -> HeadsConfig:
+        """Output layers of the saved model."""
+        heads, config = self.task.heads, self.config
+        return dataclasses.replace(
+            heads,
+            features=config.features.layers,
+            bilstm=config.features.bilstm_size if heads.token_labels else 0,
+            dropout=None if config.regularization.head_dropout < 0 else config.regularization.head_dropout,
+        )
+
+    @functools.cached_property
+    def record_digests(self) -> dict[str, str]:
+        """Digests of the records of each split, wherever their files lie."""
+        return {split: records_digest(records) for split, records in self.records.items()}
+
+    @functools.cached_property
+    def prediction_digests(self) -> dict[str, str]:
+        """Digests of the records of each predicted split and of the options that shape predictions."""
+        config = self.config
+        options = dataclasses.asdict(dataclasses.replace(config.task, name="", metric="", module=""))
+        options |= {name: dataclasses.asdict(getattr(config, name)) for name in ("qa", "tagging", "sentence")}
+        key = [options, config.training.restore_best]
+        return {split: json_digest([self.record_digests[split], key])[:16] for split in self.predicted_splits}
+
+    @functools.cached_property
+    def order_digest(self) -> str:
+        """Digest of the training examples, and of every option that decides which one comes when."""
+        digest, config = hashlib.sha256(), self.config
+        for one in self.inputs["train"]:
+            for sequence in one.sequences:
+                digest.update(np.asarray(sequence.ids, np.int32).tobytes() + b"|")
+            for name, values in sorted(one.targets.items()):
+                digest.update(name.encode() + np.asarray(values).tobytes())
+            digest.update(f"{one.weight}".encode())
+        key = [config.training.global_batch_size, config.training.seed, dataclasses.asdict(config.input)]
+        return json_digest([digest.hexdigest(), key])
+
+    def train_classes(self) -> np.ndarray:
+        """int64[n]: the class of each training example, as a number in ``data.labels``."""
+        labels, records = self.config.data.labels, self.records["train"]
+        return np.array([labels.index(records[one.record].label or "") for one in self.inputs["train"]])
+
+
+def resolve_task(
+    config: FinetuneConfig, splits: Splits, tests: Sequence[str], tokenizer: Tokenizer
+) -> ResolvedTask:
+    """Resolve the task of ``config`` on the records of ``splits``; ``tests`` are the splits that choose nothing.
+
+    Every record of every split becomes model inputs now, so that one that does not fit is found before training.
+    Raises ``ValueError`` for records that cannot be learned from or evaluated on.
+    """
+    kind, records = task_class(config), _chosen_splits(config, splits)
+    train = records.get("train", ())
+    if not train:
+        raise ValueError("data.train: there are no training records; name the files in data.train")
+    config = kind.from_data(config, records)
+    examples = kind(config, tokenizer, train).featurize(train, training=True)
+    if not examples:
+        raise ValueError("data.train: no training record gives anything to learn; look at data.columns")
+    config = with_steps(config, len(examples))
+    task = kind(config, tokenizer, train)
+    dev_splits = tuple(split for split in records if split != "train" and split not in tests)
+    notes = [*task.notes(config, records)]
+    for split, own in records.items():
+        unlabelled = sum(not task.is_labelled(record) for record in own)
+        if split in dev_splits and unlabelled == len(own):
+            raise ValueError(f"data.dev: split {split} has no labels, nothing to evaluate on; use data.test for it")
+        if split != "train" and 0 < unlabelled < len(own):
+            notes.append(f"{split}: {unlabelled:,} of {len(own):,} records are not scored: no label")
+    if config.training.patience and not dev_splits:
+        raise ValueError(
+            f"training.patience: {config.training.patience} has no use without a dev split; name a file in "
+            "data.dev, cut a split with data.dev_fraction, or leave it out"
+        )
+    inputs = {"train": examples} | {
+        split: task.featurize(own, training=False) for split, own in records.items() if split != "train"
+    }
+    return ResolvedTask(config, task, records, inputs, dev_splits, tuple(notes))
+
+
+def _chosen_splits(config: FinetuneConfig, splits: Splits) -> dict[str, Sequence[Record]]:
+    """Return ``splits`` with the training records that few-shot learning keeps."""
     chosen = dict(splits)
     if config.input.few_shot:
         labels = [record.label or "" for record in splits["train"]]
-        kept = selection.few_shot(labels, config.input.few_shot, config.data.split_seed)
+        kept = sampling.few_shot(labels, config.input.few_shot, config.data.split_seed)
         chosen["train"] = [splits["train"][i] for i in kept]
     return chosen
 
 
-def redrawn_layers(config: FinetuneConfig) -> tuple[str, ...]:
-    """Return prefixes of the parameters that ``regularization.reinit_layers`` draws anew: the top layers, and the
-    pooler with them."""
-    count, layers = config.regularization.reinit_layers, config.model.num_layers
-    if count > layers:
-        raise ValueError(f"regularization.reinit_layers: {count} is not allowed; the model has {layers} layers")
-    top = tuple(f"encoder/layer_{layers - 1 - i}/" for i in range(count))
-    return (*top, "pooler/") if count else ()
-
-
 def with_steps(config: FinetuneConfig, count: int) -> FinetuneConfig:
-    """``config`` with what follows from the number of training units."""
+    """Return ``config`` with the values that follow from the number of training examples."""
     training, optimizer = config.training, config.optimizer
     per_epoch = math.ceil(count / training.global_batch_size)
     steps = training.num_steps or max(1, math.ceil(training.num_epochs * per_epoch))
@@ -45,3 +152,13 @@ def with_steps(config: FinetuneConfig, count: int) -> FinetuneConfig:
     warmup = optimizer.warmup_steps or round(optimizer.warmup_fraction * steps)
     optimizer = dataclasses.replace(optimizer, warmup_steps=warmup)
     return dataclasses.replace(config, training=training, optimizer=optimizer)
+
+
+def redrawn_layers(config: FinetuneConfig) -> tuple[str, ...]:
+    """Return prefixes of the parameters that ``regularization.reinit_layers`` draws anew: the top layers, and the
+    pooler with them."""
+    count, layers = config.regularization.reinit_layers, config.model.num_layers
+    if count > layers:
+        raise ValueError(f"regularization.reinit_layers: {count} is not allowed; the model has {layers} layers")
+    top = tuple(f"encoder/layer_{layers - 1 - i}/" for i in range(count))
+    return (*top, "pooler/") if count else ()

@@ -32,7 +32,7 @@ class TaskObjective(Objective):
         self._task = task
 
     def denominators(self, batch: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
-        """Those of the task and of the losses beside it; a loss counts times its weight."""
+        """Denominators of the task and of the losses beside it; a loss counts times its weight."""
         options = self._task.config.loss
         found = self._task.denominators(batch)
         found |= {f"layer_{n}_loss": found["loss"] / options.layer_weight for n in options.layers}

@@ -58,7 +58,7 @@ class JointTask(TaggingTask):
 
     @property
     def intents(self) -> tuple[str, ...]:
-        """What the intents are called in exports, in id order."""
+        """Names of the intents in exports, in id order."""
         return self.config.data.label_names or self.config.data.labels
 
     @property

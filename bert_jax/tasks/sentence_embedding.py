@@ -5,7 +5,7 @@ Shapes: B rows, U units per row, K texts per unit, E width of a vector.
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import jax
 import numpy as np
@@ -15,11 +15,9 @@ from bert_jax.config.finetune import FinetuneConfig
 from bert_jax.metrics import Score, classification_scores, regression_scores
 from bert_jax.metrics.score import mean_score
 from bert_jax.model.bert import BertOutput
-from bert_jax.objectives.label_losses import softmax_loss
-from bert_jax.objectives.sentence_losses import cosent_loss, cosine_loss, in_batch_negatives_loss, triplet_loss
 from bert_jax.objectives.sums import Sums, denominator
 from bert_jax.records import Record
-from bert_jax.tasks.sampling import permutation
+from bert_jax.tasks.sentence_training import TRAININGS, PairOutput, record_texts
 from bert_jax.tasks.task import Encoded, Level, ModelInput, Prediction, Target, Task
 from bert_jax.tasks.text_classification import (
     class_number,
@@ -32,8 +30,6 @@ from bert_jax.tasks.text_classification import (
 from bert_jax.tasks.truncation import cut_text
 from bert_jax.tokenization import Tokenizer
 
-# Texts of a training example, hard negatives not counted.
-_TEXTS = {"softmax": 2, "cosine": 2, "cosent": 2, "triplet": 3, "negatives": 2, "simcse": 2}
 # Texts of a record that are scored: a pair, and of its negatives the first.
 _SCORED_TEXTS = 3
 # Cosines that ranks are taken of at a time.
@@ -52,36 +48,27 @@ class SentenceTask(Task):
 
     def __init__(self, config: FinetuneConfig, tokenizer: Tokenizer, records: Sequence[Record] = ()) -> None:
         super().__init__(config, tokenizer, records)
-        self._hard_negatives = _hard_negatives(config, records)
-        kinds = {"softmax": np.int32, "cosine": np.float32, "cosent": np.float32}
-        if self._of_classes:
-            kinds["negatives"] = np.int32
-        if config.sentence.loss in kinds:
-            self.targets = {"labels": Target("unit", kinds[config.sentence.loss])}  # type: ignore[misc]
-
-    @property
-    def _of_classes(self) -> bool:
-        """Whether other texts of an anchor's class are among the candidates, where they are no wrong answers."""
-        return self.config.sentence.loss == "negatives" and self.config.sentence.pairs_from_classes
+        self._training = TRAININGS[config.sentence.loss](config, records)
+        if self._training.label_type is not None:
+            self.targets = {"labels": Target("unit", self._training.label_type)}  # type: ignore[misc]
 
     @classmethod
     def from_data(cls, config: FinetuneConfig, splits: Mapping[str, Sequence[Record]]) -> FinetuneConfig:
-        train, data, options = splits["train"], config.data, config.sentence
-        most = _hard_negatives(config, train)
-        for record in train:
-            _check_texts(record, config, most)
-        if options.loss == "softmax" or (options.loss == "negatives" and options.pairs_from_classes):
-            # Of a cut dev split there may be pairs without a label.
-            given = {record.label for record in of_training_files(config, splits)} - {None}
-            labels = data.labels or tuple(sorted(map(str, given)))
-            if len(labels) < 2 and options.loss == "softmax":
-                raise ValueError(f"data.labels: {len(labels)} class ({', '.join(labels)}); two or more are needed")
-            data = dataclasses.replace(data, labels=labels)
-        return dataclasses.replace(config, data=data)
+        training = TRAININGS[config.sentence.loss](config, splits["train"])
+        for record in splits["train"]:
+            training.check(record)
+        if training.label_type is not np.int32:
+            return config
+        # Of a cut dev split there may be pairs without a label.
+        given = {record.label for record in of_training_files(config, splits)} - {None}
+        labels = config.data.labels or tuple(sorted(map(str, given)))
+        if len(labels) < 2 and config.sentence.loss == "softmax":
+            raise ValueError(f"data.labels: {len(labels)} class ({', '.join(labels)}); two or more are needed")
+        return dataclasses.replace(config, data=dataclasses.replace(config.data, labels=labels))
 
     @property
     def sequences_per_unit(self) -> int:
-        return _TEXTS[self.config.sentence.loss] + self._hard_negatives
+        return self._training.texts
 
     def sequences_of(self, units: Sequence[ModelInput]) -> int:
         most = max(len(unit.sequences) for unit in units)
@@ -105,13 +92,13 @@ class SentenceTask(Task):
     def featurize(self, records: Sequence[Record], *, training: bool) -> list[ModelInput]:
         if not training:
             self._check_scored([records[i] for i in self.scored(records)])
-        groups = self._training_texts(records) if training else [_scored_texts(record) for record in records]
+        groups = self._training.examples(records) if training else [_scored_texts(record) for record in records]
         flat = [text for group in groups for text in group]
         ids = iter(self.tokenizer.encode_batch(flat))
         units = []
         for i, (record, group) in enumerate(zip(records, groups, strict=True)):
             inputs = tuple(self._input(text, next(ids)) for text in group)
-            targets = self._target(record) if training else {}
+            targets = {"labels": self._training.label(record)} if training and self.targets else {}
             units.append(ModelInput(i, inputs, targets, float(training)))
         return units
 
@@ -120,51 +107,6 @@ class SentenceTask(Task):
         room = config.max_length - len(tokenizer.build_inputs([])[0])
         (kept,) = cut_text(text, ids, room, config, tokenizer)
         return Encoded(*tokenizer.build_inputs(kept))
-
-    def _training_texts(self, records: Sequence[Record]) -> list[tuple[str, ...]]:
-        options = self.config.sentence
-        if options.loss == "simcse":
-            return [(record.text, record.text) for record in records]
-        if not options.pairs_from_classes:
-            # A negative that the loss has no use for is not seen.
-            return [_texts(record)[: self.sequences_per_unit] for record in records]
-        seed, groups = self.config.data.split_seed, []
-        draws = permutation(len(records), seed, 1), permutation(len(records), seed, 2)
-        _, classes = np.unique([record.label or "" for record in records], return_inverse=True)
-        order, sizes = np.argsort(classes, kind="stable"), np.bincount(classes)
-        members = np.split(order, np.cumsum(sizes)[:-1])
-        # Place of a record among those of its class; and of each member how many of other classes stand before it.
-        place = np.empty(len(records), np.int64)
-        place[order] = np.concatenate([np.arange(size) for size in sizes])
-        before = [own - np.arange(len(own)) for own in members]
-        for i, record in enumerate(records):
-            own, outside = members[classes[i]], before[classes[i]]
-            own_count, other_count = len(own) - 1, len(records) - len(own)
-            if not own_count or not other_count:
-                raise ValueError(
-                    f"{record.source}: class {record.label!r} has one text, or is the only class: it makes no pairs"
-                )
-            drawn = draws[0][i] % own_count
-            texts = (record.text, records[own[drawn + (drawn >= place[i])]].text)
-            drawn = draws[1][i] % other_count
-            negative = records[drawn + np.searchsorted(outside, drawn, side="right")].text
-            groups.append((*texts, negative) if options.loss == "triplet" else texts)
-        return groups
-
-    def _target(self, record: Record) -> Mapping[str, Any]:
-        loss = self.config.sentence.loss
-        if loss == "softmax" or self._of_classes:
-            return {"labels": class_number(record, self.config.data.labels)}
-        if loss not in ("cosine", "cosent"):
-            return {}
-        scale = self.config.sentence.label_scale
-        value = number_of(record) / scale
-        if loss == "cosine" and not -1 <= value <= 1:
-            raise ValueError(
-                f"{record.source}: label {record.label} divided by sentence.label_scale {scale:g} is no cosine; "
-                "allowed: -1 to 1; set the scale to the largest label there may be"
-            )
-        return {"labels": value}
 
     def _check_scored(self, records: Sequence[Record]) -> None:
         """``ValueError`` for records that have labels which cannot be scored, or not by what the others are."""
@@ -180,8 +122,8 @@ class SentenceTask(Task):
         self._gold(records)
 
     def _gold(self, records: Sequence[Record]) -> np.ndarray | None:
-        """What labelled records are scored by: int[n] of classes, float64[n] of values; None where it is not their
-        labels. ``ValueError`` for a label that does not fit the others."""
+        """Return the reference of labelled records: int[n] of classes, float64[n] of values; None if their labels
+        are not scored. ``ValueError`` for a label that does not fit the others."""
         if all(record.negatives for record in records) or all(record.label is None for record in records):
             return None
         labels = self.config.data.labels
@@ -201,23 +143,7 @@ class SentenceTask(Task):
         return output.sentence_embeddings.reshape(rows, units, sequences // units, width)
 
     def loss(self, output: BertOutput, batch: Mapping[str, jax.Array], *, axis: str | None) -> Sums:
-        options, weights_BxU = self.config.sentence, batch["weights"]
-        if options.loss == "softmax":
-            assert output.pair_logits is not None
-            smoothing, gamma = self.config.loss.label_smoothing, self.config.loss.focal_gamma
-            return softmax_loss(
-                output.pair_logits, batch["labels"], weights_BxU, label_smoothing=smoothing, focal_gamma=gamma
-            )
-        embeddings_BxUxKxE = self._embeddings(output, batch)
-        match options.loss:
-            case "cosine":
-                return cosine_loss(embeddings_BxUxKxE, batch["labels"], weights_BxU)
-            case "cosent":
-                return cosent_loss(embeddings_BxUxKxE, batch["labels"], weights_BxU, scale=options.scale, axis=axis)
-            case "triplet":
-                return triplet_loss(embeddings_BxUxKxE, weights_BxU, margin=options.margin)
-        classes_BxU = batch["labels"] if self._of_classes else None
-        return in_batch_negatives_loss(embeddings_BxUxKxE, weights_BxU, classes_BxU, scale=options.scale, axis=axis)
+        return self._training.loss(PairOutput(self._embeddings(output, batch), output.pair_logits), batch, axis)
 
     def outputs(self, output: BertOutput, batch: Mapping[str, jax.Array]) -> dict[str, tuple[Level, jax.Array]]:
         embeddings_BxUxKxE = self._embeddings(output, batch)
@@ -267,7 +193,7 @@ class SentenceTask(Task):
 
     @classmethod
     def scored(cls, records: Sequence[Record]) -> list[int]:
-        """Of a split with labels, those that have one; triplets and splits without labels are scored without."""
+        """Return the labelled records of a split that has labels; triplets and other splits are scored without."""
         numbers = super().scored(records)
         labelled = [i for i in numbers if records[i].label is not None]
         return numbers if not labelled or all(records[i].negatives for i in numbers) else labelled
@@ -297,14 +223,9 @@ class SentenceTask(Task):
         return [named["spearman"], named["pearson"]]
 
 
-def _texts(record: Record) -> tuple[str, ...]:
-    pair = () if record.text_pair is None else (record.text_pair,)
-    return (record.text, *pair, *record.negatives)
-
-
 def _scored_texts(record: Record) -> tuple[str, ...]:
     """A negative is nothing without a second text."""
-    return _texts(record)[:_SCORED_TEXTS] if record.text_pair is not None else (record.text,)
+    return record_texts(record)[:_SCORED_TEXTS] if record.text_pair is not None else (record.text,)
 
 
 def _unit(vectors: np.ndarray) -> np.ndarray:
@@ -330,32 +251,3 @@ def _ranks(
         nearer = found > np.take_along_axis(found, number_N[own_Q[block], None], axis=1)
         ranks[block] = 1 + nearer @ times_M
     return ranks
-
-
-def _hard_negatives(config: FinetuneConfig, records: Sequence[Record]) -> int:
-    """Return the number of hard negatives of each training record; 0 for a loss that ignores them."""
-    if config.sentence.loss != "negatives" or config.sentence.pairs_from_classes:
-        return 0
-    return max((len(record.negatives) for record in records), default=0)
-
-
-def _check_texts(record: Record, config: FinetuneConfig, negatives: int) -> None:
-    """``ValueError`` for a training record that has not what the loss needs."""
-    loss, from_classes = config.sentence.loss, config.sentence.pairs_from_classes
-    if loss == "simcse":
-        return
-    if from_classes:
-        if record.label is None:
-            raise ValueError(f"{record.source}: no label; sentence.pairs_from_classes makes pairs of classes")
-        return
-    if record.text_pair is None:
-        raise ValueError(f"{record.source}: no second text; sentence.loss {loss} needs one (role text_pair)")
-    if loss == "triplet" and len(record.negatives) != 1:
-        raise ValueError(f"{record.source}: {len(record.negatives)} negatives; a triplet has one (role negative)")
-    if loss == "negatives" and len(record.negatives) != negatives:
-        raise ValueError(
-            f"{record.source}: {len(record.negatives)} hard negatives, others have {negatives}; give all the same "
-            "number"
-        )
-    if loss in ("softmax", "cosine", "cosent") and record.label is None:
-        raise ValueError(f"{record.source}: no label; sentence.loss {loss} needs one")

@@ -168,7 +168,7 @@ def tag_weights(batch: Mapping[str, jax.Array]) -> jax.Array:
 
 
 def are_entity_tags(tags: Iterable[str], prefixes: Sequence[str] = PREFIXES) -> bool:
-    """Whether tags mark entities: O, and one of ``prefixes`` with or without -TYPE."""
+    """Return True if tags mark entities: O, and one of ``prefixes`` with or without -TYPE."""
     return all(tag == "O" or tag.partition("-")[0] in prefixes for tag in tags)
 
 

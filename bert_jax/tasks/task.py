@@ -1,4 +1,4 @@
-"""What a task is: text to arrays, output layers, loss, outputs to predictions, metrics.
+"""The contract of a task: text to arrays, output layers, loss, outputs to predictions, metrics.
 
 Shapes: B rows, S tokens per row, C sequences per row, K sequences per unit, U = C / K units per row.
 """
@@ -35,7 +35,7 @@ class Encoded:
 
 
 class Target(NamedTuple):
-    """Where an array of a unit goes in a batch.
+    """Place of an array of a unit in a batch.
 
     ``unit``: [B, U, *shape]. ``token``: one value for each of its tokens, [B, S, *shape]. ``position``: a token of
     its first sequence, counted from that sequence's start; in the batch [B, U], counted from the row's.
@@ -109,7 +109,7 @@ class Task(ABC):
 
     @classmethod
     def is_labelled(cls, record: Record) -> bool:
-        """Whether a record says what is right, so that it can be scored."""
+        """Return True if a record has the reference that it is scored by."""
         return all(getattr(record, name) is not None for name in cls.gold)
 
     @classmethod
@@ -133,7 +133,7 @@ class Task(ABC):
 
     @property
     def sentence(self) -> SentenceConfig | None:
-        """How the model makes one vector of a sequence, for tasks on vectors."""
+        """Pooling of a sequence into one vector, for tasks on vectors."""
         return None
 
     @abstractmethod
@@ -158,7 +158,7 @@ class Task(ABC):
 
     @abstractmethod
     def outputs(self, output: BertOutput, batch: Mapping[str, jax.Array]) -> dict[str, tuple[Level, jax.Array]]:
-        """What predictions are made of: arrays [B, U, ...] (``unit``) or [B, S, ...] (``token``) by name."""
+        """Return arrays for predictions by name: [B, U, ...] (``unit``) or [B, S, ...] (``token``)."""
 
     @abstractmethod
     def decode(

@@ -201,7 +201,7 @@ class ClassificationTask(SequenceTask):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """What the classes are called in exports and metrics, in id order."""
+        """Names of the classes in exports and metrics, in id order."""
         return self.config.data.label_names or self.config.data.labels
 
     def _numbers(self, records: Sequence[Record], predictions: Sequence[Prediction]) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""What is left of a text that is longer than the model's input (Sun et al. 2019, section 4.2, and beyond)."""
+"""Truncation of texts that are longer than the model's input (Sun et al. 2019, section 4.2, and beyond)."""
 
 import re
 from collections import Counter

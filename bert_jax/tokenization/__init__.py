@@ -51,7 +51,7 @@ __all__ = [
 
 
 class TokenizerSettings(Protocol):
-    """What ``bert_jax.config.TokenizerConfig`` says of a tokenizer."""
+    """Settings of a tokenizer, as ``bert_jax.config.TokenizerConfig`` holds them."""
 
     @property
     def file(self) -> str: ...
@@ -71,14 +71,12 @@ def build_tokenizer(settings: TokenizerSettings, content: bytes, name: str) -> T
     wrong with the content.
     """
     suffix = Path(settings.file).suffix
-    if suffix == ".model":
-        return SentencePieceTokenizer(content, name=name)
-    if suffix == ".json":
-        return ByteBPETokenizer(content, name=name)
-    if suffix != ".txt":
+    if suffix not in (".txt", ".model", ".json"):
         raise ValueError(
             f"{name}: a vocabulary is a .txt (WordPiece), .model (SentencePiece) or .json (byte-level BPE) file"
         )
+    if other := _with_own_rules(suffix, content, name):
+        return other
     return WordPieceTokenizer(
         read_pieces(content, name),
         lower_case=settings.lower_case,
@@ -87,11 +85,18 @@ def build_tokenizer(settings: TokenizerSettings, content: bytes, name: str) -> T
     )
 
 
+def _with_own_rules(suffix: str, content: bytes, name: str) -> Tokenizer | None:
+    """Return the tokenizer of a file that carries its rules; None: a WordPiece vocabulary."""
+    if suffix == ".model":
+        return SentencePieceTokenizer(content, name=name)
+    return ByteBPETokenizer(content, name=name) if suffix == ".json" else None
+
+
 def load_tokenizer(path: str | Path, *, lower_case: bool = True) -> Tokenizer:
     """Tokenizer of a ``.txt`` (WordPiece, a piece a line), ``.model`` (SentencePiece) file or a
     ``tokenizer.json`` (byte-level BPE).
 
-    ``lower_case`` (lower-case and strip accents) applies to WordPiece; the others carry their own normalisation.
+    ``lower_case`` (lower-case and strip accents) applies to WordPiece; the others carry their own normalization.
     ``ValueError`` says what is wrong with the file.
     """
     path = Path(path)
@@ -103,8 +108,6 @@ def load_tokenizer(path: str | Path, *, lower_case: bool = True) -> Tokenizer:
     if not path.is_file():
         raise ValueError(f"{path}: no such vocabulary file")
     content = path.read_bytes()
-    if path.suffix == ".model":
-        return SentencePieceTokenizer(content, name=str(path))
-    if path.suffix == ".json":
-        return ByteBPETokenizer(content, name=str(path))
+    if other := _with_own_rules(path.suffix, content, str(path)):
+        return other
     return WordPieceTokenizer(read_pieces(content, str(path)), lower_case=lower_case)

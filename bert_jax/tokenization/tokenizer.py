@@ -1,4 +1,4 @@
-"""What every tokenizer offers: ids, offsets, model inputs."""
+"""The interface of every tokenizer: ids, offsets, model inputs."""
 
 import re
 from abc import ABC, abstractmethod
@@ -15,7 +15,7 @@ Offsets = list[tuple[int, int]]
 
 
 def longest_first(a: int, b: int, budget: int) -> tuple[int, int]:
-    """How many tokens of a pair of ``a`` and ``b`` tokens are kept when ``budget`` fit.
+    """Return the numbers of tokens that are kept of a pair of ``a`` and ``b`` tokens when ``budget`` fit.
 
     The shorter side stays whole where at least as much is left for the other; else each gets half, the odd one goes
     to the longer side, to ``b`` when they are equal: ``longest_first`` of Hugging Face's tokenizers.

@@ -91,13 +91,13 @@ class _Cache(dict[str, _Value]):
 
 @lru_cache(maxsize=1 << 16)
 def is_dropped(char: str) -> bool:
-    """Whether the reference takes ``char`` out of a text: control and format characters, U+0000, U+FFFD."""
+    """Return True if the reference removes ``char`` from a text: control and format characters, U+0000, U+FFFD."""
     return char in "\0\ufffd" or (char not in "\t\n\r" and unicodedata.category(char) in ("Cc", "Cf"))
 
 
 @lru_cache(maxsize=1 << 16)
 def is_punctuation(char: str) -> bool:
-    """Whether the reference splits at ``char``: every ASCII character but letters, digits, space; Unicode P*."""
+    """Return True if the reference splits at ``char``: all of ASCII but letters, digits, space; Unicode P*."""
     if char.isascii():
         return char > " " and char != "\x7f" and not char.isalnum()
     return unicodedata.category(char).startswith("P")
@@ -109,7 +109,7 @@ def _strip_accents(text: str) -> str:
 
 
 def is_cjk(char: str) -> bool:
-    """Whether ``char`` is always a word of its own, as punctuation is."""
+    """Return True if ``char`` is always a word of its own, as punctuation is."""
     return _CJK_CHAR.match(char) is not None
 
 

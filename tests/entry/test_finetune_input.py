@@ -247,8 +247,8 @@ def test_a_document_of_a_hundred_thousand_words(call, monkeypatch, case):
     assert code == 0, err
     (job,) = jobs
     features, info = next(job.data(make_mesh(job.config.mesh, jax.devices()[:1]), complete=False).batches)
-    units = job._units_of["dev"]
-    assert blank_scores(job.task, job.model, job._splits["dev"], units)
+    units = job.resolved.inputs["dev"]
+    assert blank_scores(job.task, job.model, job.resolved.records["dev"], units)
     spent = time.process_time() - began
     print(f"{case}: {spent:.1f} s, {len(units):,} inputs")
     assert spent < 20

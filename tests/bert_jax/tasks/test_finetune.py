@@ -168,10 +168,9 @@ def test_records_without_a_label_are_counted(source, tmp_path):
     config, start = configured(source, tmp_path / "w")
     blank = [dataclasses.replace(one, label=None) for one in SPLITS["dev"][:3]]
     splits = {**SPLITS, "dev": [*blank, *SPLITS["dev"][3:]], "test": blank}
-    assert module.FinetuneJob(config, splits, ["test"], start).notes == [
-        "dev: 3 of 21 records are not scored: no label"
-    ]
-    assert module.FinetuneJob(config, SPLITS, (), start).notes == []
+    resolved = module.FinetuneJob(config, splits, ["test"], start).resolved
+    assert resolved.notes == ("dev: 3 of 21 records are not scored: no label",)
+    assert module.FinetuneJob(config, SPLITS, (), start).resolved.notes == ()
 
 
 def test_packing_changes_no_prediction_and_no_step(source, tmp_path):
@@ -385,7 +384,7 @@ def test_a_layer_that_joins_late_begins_with_steps_of_the_usual_size(source, tmp
     programs = job.programs(mesh)
     state = initial_state(programs.model, programs.optimizer, programs.abstract, 0)
     (adam,) = state.opt_state
-    moments = (adam._replace(count=adam.count + job._steps_per_epoch),)
+    moments = (adam._replace(count=adam.count + job.resolved.steps_per_epoch),)
     grads = jax.tree.map(jax.numpy.ones_like, state.params)
     direction = to_canonical(jax.jit(programs.optimizer.update)(grads, moments, None)[0], config.model.vocab_size)
     top = {name for name in direction if name.startswith("encoder/layer_1/")}
@@ -420,7 +419,7 @@ def test_the_loss_of_a_lower_layer_is_that_of_a_model_which_ends_there(source, t
     ("arguments", "message"),
     [
         ("--loss.layers 2", "different layers from 1 to 1"),
-        ("--task.kind choice --loss.layers 1", "not for task.kind choice"),
+        ("--task.kind choice --loss.layers 1", "loss.layers: unknown option with task.kind choice"),
     ],
 )
 def test_layers_that_cannot_have_a_loss(source, tmp_path, arguments, message):

@@ -14,6 +14,7 @@ from bert_jax.finetuning.evaluation import point_values, scores_of
 from bert_jax.records import Record
 from bert_jax.tasks.sampling import permutation
 from bert_jax.tasks.sentence_embedding import SentenceTask
+from bert_jax.tasks.sentence_training import TRAININGS
 from bert_jax.tokenization.wordpiece import WordPieceTokenizer
 
 TOKENIZER = WordPieceTokenizer(PIECES, lower_case=False)
@@ -109,26 +110,30 @@ def labelled(count, classes):
     return [Record(id=str(i), source="f", text=f"t{i}", label=f"c{n}") for i, n in enumerate(numbers)]
 
 
+def examples(loss, records):
+    """Texts of the training examples, as pairs of classes."""
+    return TRAININGS[loss](task_of(loss, pairs_from_classes=True).config, records).examples(records)
+
+
 @pytest.mark.parametrize(("count", "classes"), [(4, 2), (60, 2), (61, 7), (90, 45)])
 def test_texts_of_classes_are_drawn_among_all_others(count, classes):
     records = labelled(count, classes)
-    found = task_of("triplet", pairs_from_classes=True)._training_texts(records)
+    found = examples("triplet", records)
     assert found == list(drawn_one_by_one(records, 0))
-    pairs = task_of("negatives", pairs_from_classes=True)._training_texts(records)
-    assert pairs == [group[:2] for group in found]
+    assert examples("negatives", records) == [group[:2] for group in found]
 
 
 @pytest.mark.parametrize("labels", ["aab", "aa"])
 def test_classes_that_make_no_pairs(labels):
     records = [dataclasses.replace(one, label=label) for one, label in zip(labelled(3, 2), labels, strict=False)]
     with pytest.raises(ValueError, match="has one text, or is the only class"):
-        task_of("negatives", pairs_from_classes=True)._training_texts(records)
+        examples("negatives", records)
 
 
 def test_pairs_of_many_classes_take_little_memory():
-    records, task = labelled(6000, 3000), task_of("triplet", pairs_from_classes=True)
+    records = labelled(6000, 3000)
     tracemalloc.start()
-    task._training_texts(records)
+    examples("triplet", records)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < 2**23  # one index array per class of all others: 137 MiB
