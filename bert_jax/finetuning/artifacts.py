@@ -1,4 +1,4 @@
-"""What a finished run of a task left in its workdir: its config, ``metrics.json``, ``predictions_SPLIT.jsonl``."""
+"""Files of a finished run of a task in its workdir: its config, ``metrics.json``, ``predictions_SPLIT.jsonl``."""
 
 import dataclasses
 import hashlib
@@ -29,7 +29,7 @@ def read_options(workdir: Location, names: Collection[str]) -> FinetuneConfig:
 
 
 def read_results(workdir: Location) -> list[dict[str, Any]]:
-    """What ``metrics.json`` holds of each split; empty unless the run is complete: the report is written last."""
+    """Entries of ``metrics.json``, one per split; none unless the run is complete: the report is written last."""
     if not ((workdir / METRICS).is_file() and (workdir / HTML_FILE).is_file()):
         return []
     entries: list[dict[str, Any]] = json.loads((workdir / METRICS).read_text(encoding="utf-8"))
@@ -37,7 +37,7 @@ def read_results(workdir: Location) -> list[dict[str, Any]]:
 
 
 def records_digest(records: Iterable[Record]) -> str:
-    """Of what the records hold, wherever their files lie."""
+    """Digest of the content of records, wherever their files lie."""
     digest = hashlib.sha256()
     groups: dict[str, int] = {}  # numbered: their names may hold the file's
     for record in records:

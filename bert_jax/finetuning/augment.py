@@ -1,4 +1,4 @@
-"""What training does to an input beside learning from it: masked tokens, words left out."""
+"""Augmentation of the inputs of training: masked tokens, deleted words."""
 
 import dataclasses
 

@@ -238,12 +238,12 @@ def test_command_says_what_the_library_says_and_how_much_is_right(call, nli, tmp
     source.write_text("".join(json.dumps(line) + "\n" for line in lines))
     code, out, err = call("--input", source, *options)
     assert (code, [json.loads(line) for line in out]) == (0, expected)
-    assert err[0] == "7 labelled texts" and err[1].startswith(f"accuracy {5 / 7:.4f} [")
+    assert err[0] == "7 labeled texts" and err[1].startswith(f"accuracy {5 / 7:.4f} [")
     pairs = [(one["probabilities"]["w4"], label == "w4") for one, label in zip(expected[:7], right, strict=False)]
     wins = [a > b for a, is_right in pairs if is_right for b, other in pairs if not other]
     assert err[2].startswith("f1_macro ") and err[3].startswith(f"auroc {np.mean(wins):.4f} [") and len(err) == 4
     code, out, err = call("--input", source, *options, "--output", tmp_path / "out.jsonl")
-    assert (code, out[0], err) == (0, "7 labelled texts", [])
+    assert (code, out[0], err) == (0, "7 labeled texts", [])
     assert [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()] == expected
 
 
