@@ -46,8 +46,8 @@ def frequency_bands(table: np.ndarray, counts: np.ndarray) -> list[Band]:
     """Length and anisotropy of rows of an embedding table [V, E] by ``counts`` (int[V]) of pieces.
 
     The bands of Li et al. 2020 ("On the Sentence Embeddings from Pre-trained Language Models", table 1): the 100
-    most frequent pieces, those up to 500, up to 5,000, and the rest. Pieces that do not occur are skipped, and a band
-    of one piece too.
+    most frequent pieces, those up to 500, up to 5,000, and the rest. Pieces that do not occur are skipped, as is
+    a band of one piece.
     """
     ranked = np.argsort(-counts, kind="stable")[: np.count_nonzero(counts)]
     ends = (*(end for end in _BAND_ENDS if end < len(ranked)), len(ranked))
