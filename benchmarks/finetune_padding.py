@@ -21,7 +21,7 @@ from finetune_runs import prepare
 
 from bert_jax.finetuning.evaluation import Predictor
 from bert_jax.finetuning.finetune import FinetuneJob
-from bert_jax.finetuning.packing import Shape
+from bert_jax.inference.batching import Shape
 from bert_jax.parallel import make_mesh, to_global
 from bert_jax.process.accelerators import keep_to_cpu_without_accelerator
 from bert_jax.training.programs import TrainPrograms

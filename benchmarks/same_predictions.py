@@ -191,12 +191,13 @@ def run_all(models: Path, folder: Path, only: Sequence[str]) -> None:
                 held.enter_context(contextlib.redirect_stdout(held.enter_context(target.open("w"))))
             if code := main(words):
                 raise SystemExit(f"{name}: exit code {code}")
+    runs = {name: words for name, words in RUNS.items() if f"finetune_{name}".startswith(tuple(only))}
+    if not runs:
+        return
     sys.path.insert(0, str(root))
     import run_finetune
 
-    for name, options in RUNS.items():
-        if not f"finetune_{name}".startswith(tuple(only)):
-            continue
+    for name, options in runs.items():
         kind, *more = options.split()
         data = "pairs" if name == "pair_negatives" else kind
         with tempfile.TemporaryDirectory() as scratch:

@@ -1,4 +1,4 @@
-"""How much vectors point the same way: those of texts, and those of pieces by their frequency.
+"""Anisotropy: the common direction of vectors of texts, and of pieces by their frequency.
 
 Shapes: N vectors, V pieces, E width of a vector.
 """
@@ -18,7 +18,7 @@ _BAND_ENDS = (100, 500, 5000)
 
 def anisotropy(vectors: np.ndarray) -> float:
     """Mean cosine of all pairs of different rows of ``vectors`` [N, E] (Ethayarajh 2019): 0 where they point every
-    way. Rows of zeros, which have no cosine, are left out; ``ValueError`` where fewer than two others are there."""
+    way. Rows of zeros, which have no cosine, are skipped; ``ValueError`` for fewer than two others."""
     total, count = np.zeros(vectors.shape[1]), 0
     for start in range(0, len(vectors), BLOCK):
         block = np.asarray(vectors[start : start + BLOCK], np.float64)
@@ -43,11 +43,11 @@ class Band:
 
 
 def frequency_bands(table: np.ndarray, counts: np.ndarray) -> list[Band]:
-    """How the rows of an embedding table [V, E] point, by how often their pieces occur (``counts``, int[V]).
+    """Length and anisotropy of rows of an embedding table [V, E] by ``counts`` (int[V]) of pieces.
 
     The bands of Li et al. 2020 ("On the Sentence Embeddings from Pre-trained Language Models", table 1): the 100
-    most frequent pieces, those up to 500, up to 5,000, and the rest. Pieces that do not occur are left out, and so
-    is a band of one piece.
+    most frequent pieces, those up to 500, up to 5,000, and the rest. Pieces that do not occur are skipped, as is
+    a band of one piece.
     """
     ranked = np.argsort(-counts, kind="stable")[: np.count_nonzero(counts)]
     ends = (*(end for end in _BAND_ENDS if end < len(ranked)), len(ranked))

@@ -35,7 +35,7 @@ class Clusters(NamedTuple):
         return np.flatnonzero(self.labels == cluster)
 
     def central(self, cluster: int) -> int:
-        """The member that is nearest to the cluster's centre, the lower row of equal ones."""
+        """The member that is nearest to the cluster's center, the lower row of equal ones."""
         members = self.members(cluster)
         return int(members[self.nearness[members].argmax()])
 
@@ -51,7 +51,7 @@ def kmeans(
 ) -> Clusters:
     """Lloyd's algorithm on vectors of length 1 from ``restarts`` drawn starts, the one with the least inertia.
 
-    cosine: centres have length 1 too (spherical k-means, Dhillon and Modha 2001), the inertia is the sum of
+    cosine: centers have length 1 too (spherical k-means, Dhillon and Modha 2001), the inertia is the sum of
     1 - cosine. euclidean: the sum of squared distances. The same ``seed`` gives the same clusters, and none is
     empty. Raises ``ValueError`` for more clusters than different vectors.
     """
@@ -112,15 +112,15 @@ def _lloyd(
     unit_NxE: np.ndarray, clusters: int, distance: Distance, rng: np.random.Generator, iterations: int
 ) -> tuple[float, np.ndarray]:
     """Inertia and int64[N] labels of one start."""
-    centres_KxE = unit_NxE[_starts(unit_NxE, clusters, rng)]
+    centers_KxE = unit_NxE[_starts(unit_NxE, clusters, rng)]
     labels = np.full(len(unit_NxE), -1)
     for _ in range(iterations):
         before = labels
-        labels, costs_N = _assign(unit_NxE, centres_KxE, distance)
+        labels, costs_N = _assign(unit_NxE, centers_KxE, distance)
         _fill_empty(labels, costs_N, clusters)
         if np.array_equal(labels, before):
             break
-        centres_KxE = _centres(unit_NxE, labels, clusters, distance)
+        centers_KxE = _centers(unit_NxE, labels, clusters, distance)
     return float(costs_N.sum()), labels
 
 
@@ -139,14 +139,14 @@ def _starts(unit_NxE: np.ndarray, clusters: int, rng: np.random.Generator) -> li
     return chosen
 
 
-def _assign(unit_NxE: np.ndarray, centres_KxE: np.ndarray, distance: Distance) -> tuple[np.ndarray, np.ndarray]:
-    """int64[N] the nearest centre of each vector, and float64[N] what it costs."""
+def _assign(unit_NxE: np.ndarray, centers_KxE: np.ndarray, distance: Distance) -> tuple[np.ndarray, np.ndarray]:
+    """int64[N] the nearest center of each vector, and float64[N] its cost."""
     labels, costs = np.empty(len(unit_NxE), np.int64), np.empty(len(unit_NxE))
-    squares_K = (centres_KxE**2).sum(axis=1)
-    size = max(1, BLOCK * 64 // len(centres_KxE))
+    squares_K = (centers_KxE**2).sum(axis=1)
+    size = max(1, BLOCK * 64 // len(centers_KxE))
     for start in range(0, len(unit_NxE), size):
         part = slice(start, start + size)
-        cosines = unit_NxE[part] @ centres_KxE.T
+        cosines = unit_NxE[part] @ centers_KxE.T
         cost = 1 - cosines if distance == "cosine" else 1 + squares_K - 2 * cosines
         labels[part] = cost.argmin(axis=1)
         costs[part] = cost.min(axis=1)
@@ -154,7 +154,7 @@ def _assign(unit_NxE: np.ndarray, centres_KxE: np.ndarray, distance: Distance) -
 
 
 def _fill_empty(labels: np.ndarray, costs: np.ndarray, clusters: int) -> None:
-    """Give each empty cluster the vector that is farthest from its centre, of a cluster that has others."""
+    """Give each empty cluster the vector that is farthest from its center, of a cluster that has others."""
     sizes = np.bincount(labels, minlength=clusters)
     for empty in np.flatnonzero(sizes == 0):
         row = int(np.where(sizes[labels] > 1, costs, -1).argmax())
@@ -163,7 +163,7 @@ def _fill_empty(labels: np.ndarray, costs: np.ndarray, clusters: int) -> None:
         labels[row], costs[row] = empty, 0
 
 
-def _centres(unit_NxE: np.ndarray, labels: np.ndarray, clusters: int, distance: Distance) -> np.ndarray:
+def _centers(unit_NxE: np.ndarray, labels: np.ndarray, clusters: int, distance: Distance) -> np.ndarray:
     order = np.argsort(labels, kind="stable")
     sizes = np.bincount(labels, minlength=clusters)
     firsts = np.cumsum(sizes) - sizes
@@ -181,11 +181,11 @@ def _described(unit_NxE: np.ndarray, labels: np.ndarray) -> Clusters:
     rank = np.empty(len(sizes), np.int64)
     rank[np.lexsort((firsts, -sizes))] = np.arange(len(sizes))
     ordered = rank[numbers]
-    centres_KxE = _centres(unit_NxE, ordered, len(sizes), "cosine")
+    centers_KxE = _centers(unit_NxE, ordered, len(sizes), "cosine")
     nearness = np.empty(len(ordered))
     for start in range(0, len(ordered), BLOCK):
         part = slice(start, start + BLOCK)
-        nearness[part] = (unit_NxE[part].astype(np.float64) * centres_KxE[ordered[part]]).sum(axis=1)
+        nearness[part] = (unit_NxE[part].astype(np.float64) * centers_KxE[ordered[part]]).sum(axis=1)
     return Clusters(ordered, nearness)
 
 

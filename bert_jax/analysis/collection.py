@@ -38,7 +38,7 @@ class Collection:
 
 
 def read_collection(source: str | None, texts: Sequence[str] = ()) -> Collection:
-    """What the file ``source`` ("-": standard input) holds, or ``texts``.
+    """Read the file ``source`` ("-": standard input), or take ``texts``.
 
     A text file has a text a line; the ids are numbers from 0, blank lines not counted, as the rows of the .npy file
     that ``bert-jax embed`` makes of it. A .jsonl file has ``{"id", "text"}``, where either all or none have an id
@@ -72,7 +72,7 @@ def first_twice(ids: list[Id], name: str) -> list[Id]:
 
 
 def is_id(value: Any) -> bool:
-    """Whether a JSON value can be an id: text or a whole number."""
+    """Return True if a JSON value can be an id: text or a whole number."""
     return isinstance(value, str | int) and not isinstance(value, bool)
 
 

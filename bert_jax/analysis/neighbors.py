@@ -1,4 +1,4 @@
-"""Exact nearest neighbours of vectors, in blocks, and how well they are what was asked for.
+"""Exact nearest neighbors of vectors, in blocks, and their retrieval scores.
 
 Shapes: Q queries, N entries of the corpus, E width of a vector, K hits, W candidates.
 """
@@ -145,7 +145,7 @@ def _greatest_length(vectors: np.ndarray) -> float:
     return max(float(np.linalg.norm(part, axis=1).max()) for part in parts)
 
 
-# ------------------------------------------------------------------ as JSON lines, and how good
+# ------------------------------------------------------------------ JSON lines and scores
 
 
 def hit_lines(found: Iterator[Hits], queries: Collection, corpus: Collection) -> Iterator[dict[str, Any]]:

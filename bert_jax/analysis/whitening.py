@@ -40,8 +40,8 @@ def fit_whitening(vectors: np.ndarray, dimensions: int | None = None) -> Whiteni
     mean = np.mean(vectors, axis=0, dtype=np.float64)
     covariance = np.zeros((len(mean), len(mean)))
     for start in range(0, len(vectors), BLOCK):
-        centred = vectors[start : start + BLOCK] - mean
-        covariance += centred.T @ centred / len(vectors)
+        centered = vectors[start : start + BLOCK] - mean
+        covariance += centered.T @ centered / len(vectors)
     variances, directions = np.linalg.eigh(covariance)
     variances, directions = variances[::-1], directions[:, ::-1]
     varying = int((variances > max(_NOISE * variances[0], 0)).sum())

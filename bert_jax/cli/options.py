@@ -114,7 +114,7 @@ def model(texts: str = "", *, required: bool = True, with_labels: bool = True) -
 
 
 def pooling(parser: argparse.ArgumentParser) -> None:
-    """How a text becomes one vector."""
+    """Options that make one vector of a text."""
     parser.add_argument("--pooling", choices=("cls", "mean", "max"), help="default: the model's own, else mean")
     parser.add_argument("--normalize", type=truth, metavar="{true,false}", help="default: as the model's own")
 
@@ -157,7 +157,7 @@ def streaming(arguments: argparse.Namespace) -> tuple[Any, dict[str, Any]]:
 
 
 def run_options(arguments: argparse.Namespace) -> dict[str, Any]:
-    """How texts run through a model, the same for every use of it."""
+    """Options of every function that runs texts through a model."""
     if arguments.batch_tokens is not None and arguments.batch_tokens < 1:
         raise ValueError(f"--batch_tokens: {arguments.batch_tokens} is not allowed; allowed: 1 or more")
     return {"batch_tokens": arguments.batch_tokens, "progress": _progress_counter()}

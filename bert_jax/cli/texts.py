@@ -54,7 +54,7 @@ def _whole_numbers(name: str, text: str) -> tuple[int, ...]:
 
 
 def predict_command(arguments: argparse.Namespace) -> None:
-    """What the task head says, as JSON lines: class names with probabilities (values for regression), tags, an
+    """Predictions of the task head, as JSON lines: class names with probabilities (values for regression), tags, an
     answer, a choice. JSON input: text and text_pair (span heads: question and passage), text and choices, or the
     words of a text to be tagged."""
     from bert_jax.inference.predict import predict
@@ -65,9 +65,9 @@ def predict_command(arguments: argparse.Namespace) -> None:
 
 
 def zero_shot_command(arguments: argparse.Namespace) -> None:
-    """Which of some labels fits a text, by a model that was not trained on them: JSON lines as those of predict. A
-    model trained on natural language inference says which hypothesis the text entails, a masked-LM model which
-    words fit the mask of a prompt."""
+    """Choose among labels that the model was not trained on: JSON lines as those of predict. A model trained on
+    natural language inference reads a hypothesis for every label, a masked-LM model scores words at the mask of a
+    prompt."""
     from bert_jax.inference.text_files import write_json_lines
     from bert_jax.inference.zero_shot import right_answer, scores, zero_shot
 
@@ -103,15 +103,15 @@ def zero_shot_command(arguments: argparse.Namespace) -> None:
     write_json_lines(rows(), arguments.output)
     tell = say if arguments.output is None else print
     if right:
-        tell(f"{len(right):,} labelled texts")
+        tell(f"{len(right):,} labeled texts")
         for name, (value, low, high) in scores(right, answered, [*labels], multi_label).items():
             tell(f"{name} {value:.4f} [{low:.4f}, {high:.4f}]")
 
 
-def _label_words(given: Sequence[str]) -> dict[str, list[str]]:
+def _label_words(words_of_labels: Sequence[str]) -> dict[str, list[str]]:
     """LABEL=WORD,WORD or LABEL alone, its own word."""
     labels: dict[str, list[str]] = {}
-    for text in given:
+    for text in words_of_labels:
         label, equals, words = (part.strip() for part in text.partition("="))
         if not label or (not equals and "," in label):
             allowed = "LABEL, or LABEL=WORD,WORD, and a blank before the next"
@@ -131,7 +131,7 @@ def fill_mask_command(arguments: argparse.Namespace) -> None:
     filled = fill_mask(load_model(arguments), (_text_of(value) for value in inputs), top=arguments.top, **options)
     if arguments.json:
         masks = ((text.text, [{"predictions": mask.predictions} for mask in text.masks]) for text in filled)
-        write_json_lines(({"text": text, "masks": found} for text, found in masks), None)
+        write_json_lines(({"text": text, "masks": best} for text, best in masks), None)
         return
     for text in filled:
         print(text.text)

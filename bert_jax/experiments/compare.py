@@ -66,7 +66,7 @@ def compare(
     first: Location, second: Location, split: str = "dev", metric: str | None = None,
     *, seed: int = 0, resamples: int = 1000,
 ) -> Comparison:  # fmt: skip
-    """Compare the runs of two workdirs on the labelled records of ``split``.
+    """Compare the runs of two workdirs on the labeled records of ``split``.
 
     ``metric``: a name of metrics.json; None: ``task.metric`` of the first run, else its task's first one. Accuracy
     is tested by McNemar's exact test, other metrics by the paired bootstrap, which gives all intervals. Raises
@@ -183,7 +183,7 @@ def _read_run(workdir: Location, split: str) -> _Run:
 
 
 def _record(line: Mapping[str, Any], config: FinetuneConfig, where: str) -> Record:
-    """What the task's metrics read of a record, from its line of predictions."""
+    """The record, as far as the task's metrics read it, from its line of predictions."""
     kind, labels = config.task.kind, config.data.labels
     reader, fields = _READERS[kind]
     found = reader(line, labels) if isinstance(line.get("id"), str) else None

@@ -60,7 +60,7 @@ def write_submission(workdirs: Iterable[Location], output: Path) -> list[str]:
             raise ValueError(f"{workdir}: task.name {task!r} is no task of GLUE; allowed: {', '.join(FILES)}")
         there = predicted_splits(workdir)
         splits = FILES[task]
-        # Without any of them the first says what is there instead.
+        # Without any of them the error of the first names the splits that exist.
         for split in [each for each in splits if each in there] or list(splits)[:1]:
             name = splits[split].name
             if name in sources:

@@ -79,7 +79,9 @@ def read_predictions(workdir: Location, split: str) -> Iterator[tuple[str, dict[
 def in_new_form(line: dict[str, Any]) -> dict[str, Any]:
     """``line`` as it is, or one of an older run, where ``label`` was the right answer, ``prediction`` the predicted
     class, classes, choice or value, and ``scores`` the probabilities, under the names of today."""
-    if "prediction" not in line and ("label" not in line or "probabilities" in line):
+    # A pair of texts that is not of classes had no prediction.
+    is_old_pair = "label" in line and "cosine" in line and "probabilities" not in line
+    if "prediction" not in line and not is_old_pair:
         return line
     line = dict(line)
     prediction, scores = line.pop("prediction", None), line.pop("scores", None)

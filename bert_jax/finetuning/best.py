@@ -23,7 +23,7 @@ class BestCheckpoint:
     split: str = ""
 
     def judge(self, score: Score, value: float | None, step: int, split: str, min_delta: float) -> bool:
-        """Take in the ``value`` of an evaluation; whether it is the best. One that is not defined, such as the
+        """Take in the ``value`` of an evaluation; True if it is the best. One that is not defined, such as the
         correlation of constants, never is."""
         sign = 1 if score.higher_is_better else -1
         better = value is not None and (self.value is None or sign * (value - self.value) > max(min_delta, 0.0))
@@ -35,7 +35,7 @@ class BestCheckpoint:
         return better
 
     def require_same(self, metric: str, split: str) -> None:
-        """``ValueError`` where further values would not be of the same kind as those so far."""
+        """Raise ``ValueError`` if further values could not be compared with those so far."""
         if metric != self.metric:
             raise ValueError(
                 f"task.metric: the run chose by {self.metric} so far, now {metric}: their values cannot be "

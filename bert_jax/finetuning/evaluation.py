@@ -1,4 +1,4 @@
-"""Predictions of a task for whole splits, and what its metrics say of them."""
+"""Predictions of a task for whole splits, and their metrics."""
 
 import functools
 import json
@@ -96,7 +96,7 @@ def predict_split(
 
 
 def scores_of(task: Task, records: Sequence[Record], predictions: Sequence[Prediction]) -> tuple[list[Score], int]:
-    """Scores over the labelled records, and how many those are."""
+    """Scores over the labeled records, and the number of those."""
     records, predictions = _labelled(task, records, predictions)
     return (task.scores(records, predictions), len(records)) if records else ([], 0)
 
@@ -137,7 +137,7 @@ def blank_scores(
 
 
 def confusion_of(task: Task, records: Sequence[Record], predictions: Sequence[Prediction]) -> dict[str, Any] | None:
-    """``Task.confusion`` of the labelled records, JSON-able; None where there is none."""
+    """``Task.confusion`` of the labeled records, JSON-able; None where there is none."""
     records, predictions = _labelled(task, records, predictions)
     found = task.confusion(records, predictions) if records else None
     return found and {"labels": list(found.labels), "counts": found.counts.tolist()}

@@ -45,7 +45,7 @@ def embed(
         normalize: divide by the Euclidean norm or do not; None: as the model's own.
         prompt: put before every text. prompt_name: the model's prompt of that name; neither: its default prompt.
 
-    Raises ``ValueError`` for a pooling or prompt that there is not, and a model without a vocabulary.
+    Raises ``ValueError`` for an unknown pooling or prompt, and a model without a vocabulary.
     """
     sentence = sentence_config(loaded.spec, pooling, normalize)
     text = prompt_text(loaded.spec, prompt, prompt_name)
@@ -63,7 +63,7 @@ def embed(
 
 
 def sentence_config(spec: ModelSpec, pooling: str | None, normalize: bool | None) -> SentenceConfig:
-    """How token outputs become one vector: the model's own way, changed as asked for."""
+    """Pooling and modules from token outputs to one vector: the model's own, with the options applied."""
     if pooling is not None and pooling not in POOLINGS:
         raise ValueError(f"pooling: {pooling!r} is not allowed; allowed: {', '.join(POOLINGS)}")
     own = spec.sentence or SentenceConfig()
@@ -78,7 +78,7 @@ def sentence_config(spec: ModelSpec, pooling: str | None, normalize: bool | None
 
 
 def vector_width(spec: ModelSpec, pooling: str | None) -> int:
-    """E, the width of the vectors that :func:`embed` gives."""
+    """E, the width of the vectors of :func:`embed`."""
     sentence = sentence_config(spec, pooling, None)
     dense = [module.features for module in sentence.modules if module.kind == "dense"]
     return dense[-1] if dense else spec.model.hidden_size * len(sentence.pooling)
@@ -138,7 +138,7 @@ def embed_tokens(
     """(pieces, float32[layers, tokens, H]) of every text, special tokens included.
 
     ``layers`` counts encoder layers from 0, or from the last one with -1, as google-research/bert's
-    ``extract_features.py`` does. Raises ``ValueError`` for one that there is not.
+    ``extract_features.py`` does. Raises ``ValueError`` for a layer that does not exist.
     """
     count = loaded.spec.model.num_layers
     wrong = [str(layer) for layer in layers if not -count <= layer < count]

@@ -1,4 +1,4 @@
-"""A model ready for use: what :func:`load` makes of any readable path."""
+"""A model ready for use, loaded from any readable path."""
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -39,7 +39,7 @@ class LoadedModel(Engine):
         )
 
     def predict(self, texts: str | Iterable[Any], **options: Any) -> Any:
-        """What the task head says: a list of one dict per text, of one text its dict; see ``predict.predict``."""
+        """Predictions of the task head: a list of dicts, of one text its dict; see ``predict.predict``."""
         if isinstance(texts, str):
             return next(predict(self, [texts], **options))
         return list(predict(self, texts, **options))
@@ -52,7 +52,7 @@ class LoadedModel(Engine):
         return list(fill_mask(self, texts, **options))
 
     def zero_shot(self, texts: str | Iterable[str], labels: Labels, **options: Any) -> Any:
-        """Which of ``labels`` fit, without training: a list of one dict per text, of one text its dict; see
+        """Choose among ``labels`` without training: a list of one dict per text, of one text its dict; see
         ``zero_shot.zero_shot``."""
         if isinstance(texts, str):
             return next(zero_shot(self, [texts], labels, **options))

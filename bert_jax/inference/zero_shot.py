@@ -262,19 +262,19 @@ def _piece(loaded: Engine, word: str, written_apart: bool) -> int:
     return ids[0]
 
 
-# ------------------------------------------------------------------ what is right
+# ------------------------------------------------------------------ right answers
 
 
 def right_answer(value: Any, labels: Sequence[str], multi_label: bool) -> Any:
-    """What an input says is right: ``label``, with ``multi_label`` those of ``labels``; None where it does not say.
+    """The right answer of an input: its ``label``, with ``multi_label`` its ``labels``; None if it has none.
 
     Raises ``ValueError`` for one that is none of ``labels``.
     """
     name = "labels" if multi_label else "label"
-    given = value.get(name) if isinstance(value, Mapping) else None
-    if given is None:
+    right = value.get(name) if isinstance(value, Mapping) else None
+    if right is None:
         return None
-    names = [str(one) for one in given] if multi_label and isinstance(given, list) else [str(given)]
+    names = [str(one) for one in right] if multi_label and isinstance(right, list) else [str(right)]
     for one in names:
         if one not in labels:
             raise ValueError(
@@ -287,8 +287,8 @@ def right_answer(value: Any, labels: Sequence[str], multi_label: bool) -> Any:
 def scores(
     right: Sequence[Any], rows: Sequence[Mapping[str, Any]], labels: Sequence[str], multi_label: bool
 ) -> dict[str, Interval]:
-    """accuracy, f1_macro and auroc (with ``multi_label`` mean_average_precision) with 95% intervals, of what
-    :func:`zero_shot` gave for texts whose answers are ``right``; what is not defined for them is left out.
+    """accuracy, f1_macro and auroc (with ``multi_label`` mean_average_precision) with 95% intervals, of the
+    predictions ``rows`` of texts whose answers are ``right``; without scores that are not defined for them.
 
     The last one asks for the order of the probabilities alone: labels may be told apart although one word is
     likelier than another whatever the text.

@@ -25,7 +25,7 @@ def retrieval_scores(
     hits = np.zeros((n, longest), bool)
     for query, (found, right) in enumerate(zip(ranked, map(frozenset, relevant), strict=True)):
         if not right:
-            raise ValueError(f"query {query} has no relevant id; leave it out")
+            raise ValueError(f"query {query} has no relevant id; remove it")
         if len(set(found)) != len(found):
             raise ValueError(f"query {query} has an id twice in its ranked list")
         hits[query, : len(found)] = [one in right for one in found]

@@ -1,4 +1,4 @@
-"""What every metric shares: a score that can be taken of any resample, and checked inputs."""
+"""Base of every metric: a score that can be taken of any resample, and checked inputs."""
 
 from collections.abc import Callable, Sized
 from dataclasses import dataclass

@@ -28,7 +28,7 @@ def normalize(text: str) -> str:
 
 
 def exact_and_f1(prediction: str, references: Sequence[str]) -> tuple[float, float]:
-    """Each the maximum over ``references``; one that normalises to nothing is dropped, none left is no answer."""
+    """Each the maximum over ``references``; one that normalizes to nothing is dropped, none left is no answer."""
     predicted = normalize(prediction)
     golds = [gold for gold in map(normalize, references) if gold] or [""]
     return float(predicted in golds), max(_bag_f1(predicted.split(), gold.split()) for gold in golds)

@@ -61,7 +61,7 @@ class Window:
 
 @dataclass(frozen=True, eq=False)
 class SpanPiece:
-    """What the head says of one window: logits of every input token."""
+    """Outputs of the span head for one window: logits of every input token."""
 
     starts: np.ndarray
     ends: np.ndarray

@@ -50,7 +50,7 @@ def word_windows(
 ) -> Iterator[list[Window]]:
     """Windows of every record's words, in order; a record without words has one that scores none.
 
-    With ``context`` the words of the record's neighbours stand around its own, as many as fit; neighbours are the
+    With ``context`` the words of the record's neighbors stand around its own, as many as fit; neighbors are the
     consecutive records with the same ``group``, "" being none.
     """
     room = room_for_words(tokenizer, max_length)

@@ -96,7 +96,7 @@ def test_the_longest_hypothesis_says_how_much_of_the_text_all_of_them_see(nli):
 
 
 def test_entailment_of_several_labels(nli):
-    named = {"template": "w9 {}, w8?", "several": True}
+    named = {"template": "w9 {}, w8?", "multi_label": True}
     texts = random_texts(8, 20)
     rows = nli.zero_shot(texts, WORDS, **named)
     assert len({tuple(row["labels"]) for row in rows}) > 1
@@ -113,7 +113,7 @@ def test_entailment_of_several_labels(nli):
 )
 def test_without_a_class_of_contradiction_it_is_the_share_of_all(classes, at, options):
     loaded = nli_model(classes)
-    row = loaded.zero_shot("w7 w8", ["w3", "w1"], template="w9 {}", several=True, **options)
+    row = loaded.zero_shot("w7 w8", ["w3", "w1"], template="w9 {}", multi_label=True, **options)
     chances = [softmax(logits)[at] for logits in nli_logits(loaded, "w7 w8", ["w9 w3", "w9 w1"])]
     np.testing.assert_allclose([*row["probabilities"].values()], chances, atol=BAR)
 
@@ -136,7 +136,11 @@ def test_without_a_class_of_contradiction_it_is_the_share_of_all(classes, at, op
         (HeadsConfig(pooler=True, sequence_labels=NLI), {"template": "w1 " * 66 + "{}"}, "takes 70 tokens"),
         (HeadsConfig(pooler=True, sequence_labels=NLI), {"template": "{text} [MASK]"}, "no masked-LM head there"),
         (HeadsConfig(pooler=True, sequence_labels=NLI), {"labels": ["w1"]}, "labels: w1; give 2 or more"),
-        (HeadsConfig(pooler=True, sequence_labels=NLI), {"labels": [], "several": True}, "none; give 1 or more"),
+        (
+            HeadsConfig(pooler=True, sequence_labels=NLI),
+            {"labels": [], "multi_label": True},
+            "none; give 1 or more",
+        ),
         (HeadsConfig(pooler=True, sequence_labels=NLI), {"labels": {"a": [], "b": ["c"]}}, "'a' has the words"),
         (HeadsConfig(pooler=True, sequence_labels=NLI), {"labels": {"a": "bc", "b": ["c"]}}, "'a' has the words"),
         (
@@ -147,7 +151,7 @@ def test_without_a_class_of_contradiction_it_is_the_share_of_all(classes, at, op
         (HeadsConfig(mlm=True), {"template": "{text}"}, r"has 0 times \[MASK\]; allowed: once"),
         (HeadsConfig(mlm=True), {"template": "[MASK] {text} [MASK]"}, "has 2 times"),
         (HeadsConfig(mlm=True), {"template": "{text} [MASK]" + " w1" * 67}, "takes 70 tokens"),
-        (HeadsConfig(mlm=True), {"template": "{text} [MASK]", "several": True}, "several labels per text need"),
+        (HeadsConfig(mlm=True), {"template": "{text} [MASK]", "multi_label": True}, "several labels per text need"),
         (
             HeadsConfig(mlm=True),
             {"template": "{text} [MASK]", "entailment": "a"},
@@ -238,18 +242,18 @@ def test_command_says_what_the_library_says_and_how_much_is_right(call, nli, tmp
     source.write_text("".join(json.dumps(line) + "\n" for line in lines))
     code, out, err = call("--input", source, *options)
     assert (code, [json.loads(line) for line in out]) == (0, expected)
-    assert err[0] == "7 labelled texts" and err[1].startswith(f"accuracy {5 / 7:.4f} [")
+    assert err[0] == "7 labeled texts" and err[1].startswith(f"accuracy {5 / 7:.4f} [")
     pairs = [(one["probabilities"]["w4"], label == "w4") for one, label in zip(expected[:7], right, strict=False)]
     wins = [a > b for a, is_right in pairs if is_right for b, other in pairs if not other]
     assert err[2].startswith("f1_macro ") and err[3].startswith(f"auroc {np.mean(wins):.4f} [") and len(err) == 4
     code, out, err = call("--input", source, *options, "--output", tmp_path / "out.jsonl")
-    assert (code, out[0], err) == (0, "7 labelled texts", [])
+    assert (code, out[0], err) == (0, "7 labeled texts", [])
     assert [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()] == expected
 
 
 def test_command_with_several_labels(call, nli, tmp_path):
     texts = random_texts(8, 20)
-    chosen = [row["labels"] for row in nli.zero_shot(texts, ["w1", "w2"], several=True)]
+    chosen = [row["labels"] for row in nli.zero_shot(texts, ["w1", "w2"], multi_label=True)]
     chosen[2] = [label for label in ("w1", "w2") if label not in chosen[2]]
     source = tmp_path / "texts.jsonl"
     rows = zip(texts, chosen, strict=True)
