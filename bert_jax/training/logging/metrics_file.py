@@ -114,7 +114,7 @@ def _complete_lines(content: bytes) -> Iterator[tuple[bytes, dict[str, Any]]]:
             continue
         try:
             record = json.loads(line)
-        except ValueError:  # torn or damaged: cannot be told from a line that was never written
+        except ValueError:  # torn or damaged: equal to a line that was never written
             continue
         if isinstance(record, dict) and isinstance(record.get("step"), int):
             yield line, record
