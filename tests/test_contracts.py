@@ -99,7 +99,7 @@ def test_three_functions_import_tensorflow():
     }
     assert found == {
         ("data_pipeline/host_tensorflow.py", "load_tensorflow"),
-        ("data_pipeline/text/datasets.py", "_load_tfds"),
+        ("data_pipeline/text/datasets.py", "load_tfds"),
         ("bert_jax/interop/tf1.py", "_tensorflow"),
     }
 

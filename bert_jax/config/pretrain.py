@@ -5,6 +5,7 @@ The same rules as in ``schema``: frozen, hashable, validated when built; no jax 
 
 import math
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 from bert_jax.config.schema import (
@@ -115,18 +116,30 @@ class DataConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ObjectiveConfig:
+    """The objective that pretraining minimizes."""
+
+    # Row of bert_jax.objectives.registry: masked_lm (masked tokens and sentence pairs; Devlin et al. 2018).
+    name: str = "masked_lm"
+    # Python file that defines a class Objective (bert_jax.objectives.objective.PretrainObjective), used instead of
+    # objective.name; empty: none.
+    module: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
 class PretrainConfig:
-    """Pretraining: masked language model and sentence-pair objective."""
+    """Options of pretraining."""
 
     model: ModelConfig = ModelConfig()
     execution: ExecutionConfig = ExecutionConfig()
     data: DataConfig = DataConfig()
+    objective: ObjectiveConfig = ObjectiveConfig()
     optimizer: OptimizerConfig = OptimizerConfig()
     training: TrainingConfig = TrainingConfig()
     mesh: MeshConfig = MeshConfig()
 
-    # The option that says how long sequences are.
-    LENGTH = "data.seq_length"
+    # The option that holds the length of sequences.
+    SEQ_LENGTH_OPTION = "data.seq_length"
 
     def __post_init__(self) -> None:
         _require(
@@ -154,16 +167,17 @@ class PretrainConfig:
         return self.data.lanes or math.gcd(*sizes, 64)
 
     @property
-    def heads_key(self) -> dict[str, object]:
-        """What decides, beside the model section, which parameters there are."""
-        return {"data.next_sentence (the sentence-pair head)": self.has_nsp}
+    def parameter_layout(self) -> dict[str, object]:
+        """Values outside the model section on which the set of parameters depends."""
+        objective = Path(self.objective.module).name or self.objective.name
+        return {"objective": objective, "data.next_sentence (the sentence-pair head)": self.has_nsp}
 
     @property
-    def keeps_start(self) -> bool:
-        """Whether the state holds the parameters that training started from."""
+    def stores_start_params(self) -> bool:
+        """True if the state holds the parameters that training started from."""
         return False
 
     @property
     def has_nsp(self) -> bool:
-        """Whether the model has a head for the sentence-pair objective."""
+        """True if the model has a sentence-pair head."""
         return self.data.next_sentence != "none"

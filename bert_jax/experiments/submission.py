@@ -94,7 +94,7 @@ def _file(workdir: Location, split: str, wanted: GlueFile) -> str:
                 f"{where}: index {identity!r} {wrong} those of {wanted.name}; allowed: 0 to {last:,}, each once, "
                 "as in GLUE's test file"
             )
-        found[number] = _answer(line.get("prediction"), wanted, where)
+        found[number] = _answer(line.get("label" if wanted.classes else "value"), wanted, where)
     lacking = [number for number, answer in enumerate(found) if answer is None]
     if lacking:
         raise ValueError(

@@ -15,7 +15,8 @@ from bert_jax.config.finetune import FinetuneConfig
 from bert_jax.finetuning import nsp_auxiliary as next_text
 from bert_jax.finetuning.augment import augmented, mask_batch
 from bert_jax.finetuning.nsp_auxiliary import next_text_units
-from bert_jax.finetuning.packing import Shape, choose_shape, pack_batch
+from bert_jax.finetuning.packing import choose_shape
+from bert_jax.inference.batching import Shape, pack_batch
 from bert_jax.tasks.sampling import epoch_order
 from bert_jax.tasks.task import ModelInput, Task
 

@@ -9,8 +9,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from bert_jax.inference.batching import Encoded
-from bert_jax.tasks.task import ModelInput, Target
+from bert_jax.tasks.task import Encoded, ModelInput, Target
 from bert_jax.tokenization import Tokenizer, longest_first
 
 # Of the units that this module makes; 0 = is next, 1 = another's, as in pretraining.

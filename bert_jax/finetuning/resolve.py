@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from bert_jax.config.finetune import FinetuneConfig
 from bert_jax.records import Record
 from bert_jax.tasks import sampling as selection
-from bert_jax.tasks.task import Task
 
 Splits = Mapping[str, Sequence[Record]]
 
@@ -20,19 +19,6 @@ def chosen_splits(config: FinetuneConfig, splits: Splits) -> dict[str, Sequence[
         kept = selection.few_shot(labels, config.input.few_shot, config.data.split_seed)
         chosen["train"] = [splits["train"][i] for i in kept]
     return chosen
-
-
-def filled_from_records(kind: type[Task], config: FinetuneConfig, splits: Splits) -> FinetuneConfig:
-    """``kind.from_data``, which fills in options that nobody else sets; those of this run's own config fit."""
-    filled = kind.from_data(config, splits)
-    for name in ("class_weights", "hard_negatives"):
-        given, found = getattr(config, name), getattr(filled, name)
-        if given and given != found:
-            raise ValueError(
-                f"{name}: {given} is not allowed: it follows from the training records ({found}); leave it out "
-                "(see loss.class_weights)"
-            )
-    return filled
 
 
 def redrawn_layers(config: FinetuneConfig) -> tuple[str, ...]:

@@ -15,7 +15,8 @@ from typing import Any
 import yaml
 
 from bert_jax.config import HeadsConfig, ModelConfig, ModelSpec, PretrainConfig, TokenizerConfig, pretraining_heads
-from bert_jax.config.loader import RunOptions, Setting, field_types, parse_settings, read_settings
+from bert_jax.config.loader import RunOptions, Setting, parse_settings, read_settings
+from bert_jax.config.options import field_types
 from bert_jax.config.schema import PRESETS
 from bert_jax.interop.exchange import ModelBundle, ReadOptions, parameter_shapes
 from bert_jax.interop.readers import leaves_activation_open, leaves_case_open, read_weights
@@ -24,7 +25,7 @@ from bert_jax.io.errors import one_line
 from bert_jax.io.storage import Location, location
 from bert_jax.tokenization import FILE_NAMES, Tokenizer, build_tokenizer
 from bert_jax.training.checkpoint.restore import saved_steps
-from bert_jax.training.initial_model import RECORD, InitialModel
+from bert_jax.training.launch import RECORD, InitialModel
 
 # Options in which a run may differ from its model: they change no parameter. (A vocabulary is compared by pieces.)
 MAY_DIFFER = {"model.hidden_dropout", "model.attention_dropout", "model.initializer_range", "data.vocab"}

@@ -1,4 +1,4 @@
-"""What is in a folder of shards: counts, masking, pairs, lengths, damage, and a few examples to read."""
+"""Contents of a folder of shards: counts, masking, pairs, lengths, damage, and a few examples to read."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -85,7 +85,7 @@ def word_groups(
 ) -> np.ndarray:
     """Number of the word that each token of a record belongs to, int[S].
 
-    ``cut`` segments Chinese text; the text of a run of Chinese pieces is what it is given.
+    ``cut`` segments Chinese text; it gets the text of a run of Chinese pieces.
     """
     ids = original_ids(row)
     starts = np.ones(len(row["input_ids"]), bool)
@@ -116,7 +116,7 @@ def _chinese_runs(pieces: Sequence[str]) -> Iterator[tuple[int, int]]:
 def inspect(
     folder: Location, *, examples: int, most_records: int, vocab: Location | None, lower_case: bool
 ) -> None:
-    """Print what ``folder`` (or its train/ and eval/) holds; colours on a terminal.
+    """Print the contents of ``folder`` (or of its train/ and eval/); colors on a terminal.
 
     ``ValueError`` for a folder without index, damaged records or a missing vocabulary file.
     """

@@ -31,7 +31,7 @@ def processor_count() -> int:
 class Workers:
     """``count`` processes (1: none, jobs run here); a context manager. Jobs are module-level functions.
 
-    A block that ends with an exception, an interrupt among them, kills the processes and what they work on.
+    A block that ends with an exception, an interrupt among them, kills the processes and drops their jobs.
     """
 
     def __init__(self, count: int) -> None:
@@ -59,7 +59,7 @@ class Workers:
     def run(self, job: Callable[..., R], arguments: Iterable[tuple[Any, ...]]) -> Iterator[R]:
         """Results of ``job(*a)`` for every a, as they finish; arguments are drawn no faster than jobs finish.
 
-        What a job raises is raised here; ``ValueError`` when a process was killed.
+        An exception of a job is raised here; ``ValueError`` if a process was killed.
         """
         if self._executor is None:
             for values in arguments:
@@ -99,13 +99,13 @@ class OneApart(Workers):
 
 
 def _start_worker() -> None:
-    # How the pool itself ends its processes when one was killed. SIGINT stays held.
+    # The pool ends its processes with SIGTERM when one was killed. SIGINT stays blocked.
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
     threading.Thread(target=_exit_with_parent, daemon=True).start()
 
 
 def _exit_with_parent() -> None:
-    """A killed parent cannot stop its workers: they watch it, or they would wait for jobs for ever."""
+    """A killed parent cannot stop its workers: they watch it, or they would wait for jobs forever."""
     parent = multiprocessing.parent_process()
     if parent is not None:
         connection.wait([parent.sentinel])
@@ -164,13 +164,13 @@ def scratch_file(final: Location) -> AbstractContextManager[Path]:
 
 
 def scratch_folder(folder: Path) -> Path:
-    """A folder in ``folder`` for what is half written; apart for every process on any machine."""
+    """A folder in ``folder`` for unfinished files, one for every process on any machine."""
     scratch = folder / f"{_SCRATCH}{os.getpid()}-{_PROCESS}"
     scratch.mkdir(exist_ok=True)
     return scratch
 
 
 def remove_scratch(folder: Location) -> None:
-    """Remove what killed processes left half written in ``folder``."""
+    """Remove the unfinished files of killed processes in ``folder``."""
     for path in folder.glob(f"{_SCRATCH}*"):
         remove_tree(path)

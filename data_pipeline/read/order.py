@@ -28,7 +28,7 @@ from data_pipeline.shards.shard_files import ShardIndex
 
 @dataclass(frozen=True)
 class BatchSizes:
-    """Batch size by data step: ``ramp`` is pairs of (steps, size), then ``final`` for ever."""
+    """Batch size by data step: ``ramp`` is pairs of (steps, size), ``final`` holds after them."""
 
     final: int
     ramp: tuple[int, ...] = ()
@@ -156,7 +156,7 @@ class HostRows:
         return own
 
     def cuts_lanes(self) -> bool:
-        """Whether some lane is fed by this host only in part (or its rows are not in the order of lanes)."""
+        """Return True if this host feeds a lane only in part (or its rows are not in the order of lanes)."""
         if self.rows is None:
             return False
         share = self.sizes.final // self.lanes

@@ -1,7 +1,7 @@
 """Records of indexed shards, every byte checked against the index; damage becomes a reason, never an exception.
 
-A record counts as damaged when any byte of its frame (length, checksums, payload) differs from what the index
-says, or when it cannot be read at all. It is returned as None with the reason, so that no later record shifts.
+A record counts as damaged if any byte of its frame (length, checksums, payload) differs from the index, or if it
+cannot be read at all. It is returned as None with the reason, so that no later record shifts.
 """
 
 import contextlib
@@ -37,7 +37,7 @@ REASONS = (
     "lies beyond the end of the file",
     "has another length, or a damaged length checksum",
     "has another checksum stored with it",
-    "has other contents than the index says (checksum)",
+    "has other contents than in the index (checksum)",
     "holds token ids outside the vocabulary",
 )
 UNREADABLE, BEYOND_END, BAD_LENGTH, BAD_FOOTER, BAD_PAYLOAD, BAD_IDS = range(1, len(REASONS))
@@ -86,7 +86,7 @@ class RecordReader:
         return self.index.entries[shard].name, number - int(self._first[shard])
 
     def _block_offsets(self, shard: int) -> np.ndarray:
-        """Where every ``_BLOCK``-th record begins, counted once per file."""
+        """Offset of every ``_BLOCK``-th record, counted once per file."""
         if shard in self._blocks:
             return self._blocks[shard]
         lengths = self.index.entries[shard].lengths
@@ -96,7 +96,7 @@ class RecordReader:
         return self._blocks[shard]
 
     def _offset(self, shard: int, record: int) -> int:
-        """Where the frame of ``record`` begins in its file."""
+        """Offset of the frame of ``record`` in its file."""
         block = record // _BLOCK
         rest = self.index.entries[shard].lengths[block * _BLOCK : record]
         return int(self._block_offsets(shard)[block]) + int(rest.sum(dtype=np.int64)) + len(rest) * FRAME_BYTES
@@ -133,7 +133,7 @@ class RecordReader:
             requests.append(_Request(name, self._offset(shard, first), memoryview(data)[begin:stop]))
             done = here.stop
         for (here, begin, stop), got in zip(places, self.files.read(requests), strict=True):
-            data[begin + max(got, 0) : stop] = 0  # np.empty holds whatever was there before
+            data[begin + max(got, 0) : stop] = 0  # np.empty holds old contents
             status[here][frame_ends[here] > begin + got] = BEYOND_END if got >= 0 else UNREADABLE
         starts, ends = frame_starts + HEADER_BYTES, frame_ends - (FRAME_BYTES - HEADER_BYTES)
         footers = data[ends[:, None] + np.arange(4)] != mask_crcs(crcs)[:, None].view(np.uint8).reshape(-1, 4)
@@ -184,7 +184,7 @@ class LocalFiles:
 
 
 class ObjectFiles:
-    """The same for an object store: many requests at once, and windows always whole, since each request waits."""
+    """Shards in an object store: many requests at once, and windows always whole, since each request waits."""
 
     loaders, whole_windows = _REQUESTS, 1 << 30
 

@@ -26,7 +26,7 @@ def read_conll(name: str, columns: Columns, data: TaskDataConfig) -> Iterator[Re
 
     The word stands first and the tag last, or where ``words=N`` and ``tags=N`` say. ``group`` is the document
     (FILE:NUMBER): one begins at each -DOCSTART- line; in a file without any, each sentence is its own. In .conllu
-    files comments, ranges and empty nodes are left out, ``# newdoc`` begins a document; elsewhere "#" is a word.
+    files comments, ranges and empty nodes are ignored, ``# newdoc`` begins a document; elsewhere "#" is a word.
     """
     path = find_file(name)
     is_conllu = plain_name(path.name).suffix == ".conllu"

@@ -10,7 +10,7 @@ from bert_jax.io.errors import first_line
 from bert_jax.records import Record
 from data_pipeline.tasks.columns import Columns, check_tags, make_record
 from data_pipeline.tasks.task_files import listed, split_address
-from data_pipeline.text.datasets import _load_tfds
+from data_pipeline.text.datasets import load_tfds
 
 
 def read_tfds(name: str, columns: Columns, data: TaskDataConfig) -> Iterator[Record]:
@@ -19,7 +19,7 @@ def read_tfds(name: str, columns: Columns, data: TaskDataConfig) -> Iterator[Rec
     Classes are the names that the dataset has for them; -1 is no label. ``ValueError`` when it is not prepared.
     """
     dataset, split = split_address(name, dataset=True)
-    tfds = _load_tfds()
+    tfds = load_tfds()
     builder = _builder(tfds, dataset, data.tfds_data_dir)
     splits = listed(builder.info.splits)
     if not split:

@@ -1,7 +1,7 @@
 """Corpora that another library has prepared: TensorFlow Datasets (``tfds:``) and Hugging Face datasets (``hf:``).
 
-Each file of the dataset's split is a source, so that many workers can read one dataset. What is on disk is used as
-it is; only when there is nothing, and the network answers within seconds, is a dataset fetched.
+Each file of the dataset's split is a source, so that many workers can read one dataset. A dataset on disk is used
+unchanged; it is fetched only if there is none and the network answers within seconds.
 """
 
 import logging
@@ -24,7 +24,7 @@ _SECONDS_TO_ANSWER = 5.0
 
 
 def is_reachable(host: str, port: int = 443) -> bool:
-    """Whether a server answers within seconds; behind a proxy, taken for granted."""
+    """Return True if a server answers within seconds; behind a proxy, it is assumed to."""
     if any(name in os.environ for name in ("HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy")):
         return True
     answered = threading.Event()
@@ -58,7 +58,7 @@ class TfdsShard:
 
     def __call__(self, field: str) -> Iterator[str]:
         """The texts in ``field``; ``ValueError`` when the records have no such text."""
-        tfds = _load_tfds()
+        tfds = load_tfds()
         builder = tfds.builder_from_directory(self.builder_dir)
         _check_tfds_field(builder, field)
         dataset = builder.as_dataset(
@@ -70,7 +70,8 @@ class TfdsShard:
             yield record[field].decode("utf-8", "replace")
 
 
-def _load_tfds() -> Any:
+def load_tfds() -> Any:
+    """TensorFlow Datasets, quiet; ``ValueError`` if it is not installed."""
     load_tensorflow()
     try:
         import tensorflow_datasets as tfds
@@ -85,7 +86,7 @@ def _load_tfds() -> Any:
 
 def _check_tfds_field(builder: Any, field: str) -> None:
     features = builder.info.features
-    texts = [name for name in sorted(features) if isinstance(features[name], _load_tfds().features.Text)]
+    texts = [name for name in sorted(features) if isinstance(features[name], load_tfds().features.Text)]
     if field not in texts:
         raise ValueError(
             f"data.json_field: {field!r} is no text of tfds:{builder.info.full_name}; allowed: "
@@ -95,7 +96,7 @@ def _check_tfds_field(builder: Any, field: str) -> None:
 
 def tfds_sources(entry: str, *, data_dir: str, split: str) -> list[Source]:
     """Sources of ``tfds:NAME[/CONFIG][:VERSION]``, one a file, prepared in ``data_dir`` (empty: TFDS's own folder)
-    or fetched to there. ``ValueError`` (one line) says which files to put where when there is no network."""
+    or fetched to there. Without a network, ``ValueError`` (one line) names the files and their folder."""
     builder = _tfds_builder(entry, data_dir)
     known = builder.info.splits
     try:
@@ -119,7 +120,7 @@ def tfds_sources(entry: str, *, data_dir: str, split: str) -> list[Source]:
 
 
 def _tfds_builder(entry: str, data_dir: str) -> Any:
-    tfds = _load_tfds()
+    tfds = load_tfds()
     name = entry.removeprefix("tfds:")
     folder = data_dir or os.environ.get("TFDS_DATA_DIR") or str(Path.home() / "tensorflow_datasets")
     try:

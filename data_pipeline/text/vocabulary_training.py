@@ -57,7 +57,7 @@ def train_vocabulary(
 
 
 def count_words(texts: Iterable[str], lower_case: bool) -> Counter[str]:
-    """How often each word occurs, words cut as the tokenizer cuts them; memory is bounded by dropping rare ones."""
+    """Count each word, cut as the tokenizer cuts words; rare words are dropped to bound memory."""
     words: Counter[str] = Counter()
     seen: Counter[str] = Counter()
     for text in texts:
@@ -111,7 +111,7 @@ def _train_wordpiece(texts: Iterable[str], vocab_size: int, lower_case: bool) ->
         raise ValueError("the corpus holds no text to train a vocabulary on")
     initial, continuing = _alphabet(words, (vocab_size - len(SPECIAL_PIECES)) // 2)
     known = set(initial)
-    # A word with a character outside the alphabet is [UNK] whatever is learnt from it.
+    # A word with a character outside the alphabet is always [UNK].
     usable = [
         (word, count)
         for word, count in sorted(words.items())
@@ -150,7 +150,7 @@ def _sample(texts: Iterable[str], max_characters: int) -> list[str]:
 
 
 def _train_sentencepiece(texts: Iterable[str], kind: str, vocab_size: int, lower_case: bool) -> bytes:
-    """Serialised model; ids 0 to 4 are [PAD] [UNK] [CLS] [SEP] [MASK]."""
+    """Serialized model; ids 0 to 4 are [PAD] [UNK] [CLS] [SEP] [MASK]."""
     from io import BytesIO
 
     from sentencepiece import SentencePieceTrainer
@@ -178,7 +178,7 @@ def _train_sentencepiece(texts: Iterable[str], kind: str, vocab_size: int, lower
             eos_piece="[SEP]",
             control_symbols=["[MASK]"],
             max_sentence_length=1 << 24,
-            num_threads=2,  # fixed: the sums of expectation maximisation depend on it
+            num_threads=2,  # fixed: the sums of expectation maximization depend on it
             minloglevel=2,
         )
     except RuntimeError as error:

@@ -12,7 +12,7 @@ import pytest
 from inference_models import make_weights
 
 import bert_jax
-from bert_jax.cli.main import main as cli
+from bert_jax.cli import main as cli
 from bert_jax.config import HeadsConfig, SentenceConfig, SentenceModule
 from bert_jax.interop import export, import_model
 from bert_jax.interop.saved_model import write_saved

@@ -25,11 +25,13 @@ from bert_jax.config import HeadsConfig, load_config
 from bert_jax.config.finetune import FinetuneConfig
 from bert_jax.config.loader import RunOptions
 from bert_jax.finetuning import finetune as module
+from bert_jax.finetuning.best import BestCheckpoint
 from bert_jax.finetuning.evaluation import blank_scores
 from bert_jax.finetuning.task_objective import TaskObjective
 from bert_jax.interop.initialization import plan_start
 from bert_jax.interop.readers import read_weights
 from bert_jax.io.storage import location
+from bert_jax.metrics import Score
 from bert_jax.model import BertModel, to_canonical
 from bert_jax.parallel import batch_sharding, make_mesh
 from bert_jax.process import exits
@@ -65,8 +67,8 @@ def test_it_learns_and_leaves_what_is_promised(learned):
     assert set(found["dev"]) >= {"task", "split", "n", "metrics", "seed", "seconds"}
     predictions = [json.loads(line) for line in (learned / "predictions_dev.jsonl").read_text().splitlines()]
     assert [one["id"] for one in predictions] == [record.id for record in SPLITS["dev"]]
-    assert all(one["prediction"] == one["label"] for one in predictions)
-    assert all(abs(sum(one["scores"].values()) - 1) < 1e-5 for one in predictions)
+    assert all(one["label"] == one["gold"] for one in predictions)
+    assert all(abs(sum(one["probabilities"].values()) - 1) < 1e-5 for one in predictions)
     assert (learned / "predictions_test.jsonl").exists() and (learned / "report.html").exists()
 
 
@@ -91,7 +93,7 @@ def test_the_confusion_matrices(learned):
     found = results(learned)
     for split in ("dev", "test"):
         predictions = [json.loads(line) for line in (learned / f"predictions_{split}.jsonl").open()]
-        pairs = Counter((one["label"], one["prediction"]) for one in predictions)
+        pairs = Counter((one["gold"], one["label"]) for one in predictions)
         expected = [[pairs[given, predicted] for predicted in "01"] for given in "01"]
         assert found[split]["confusion_matrix"] == {"labels": ["0", "1"], "counts": expected}
     assert expected[0][1] > expected[1][0] and sum(map(sum, expected)) == 9
@@ -107,8 +109,9 @@ def test_the_export_and_the_best_parameters_say_the_same(learned):
     for folder in ("export", "best", ""):
         found = bert_jax.load(learned / folder).predict(texts)
         for one, other in zip(found, predictions, strict=True):
-            assert one["label"] == other["prediction"]
-            assert abs(one["probabilities"]["1"] - other["scores"]["1"]) < 1e-5
+            assert list(one) == [name for name in other if name not in ("id", "gold")]
+            assert one["label"] == other["label"]
+            assert abs(one["probabilities"]["1"] - other["probabilities"]["1"]) < 1e-5
 
 
 @pytest.mark.parametrize(
@@ -197,7 +200,7 @@ def test_several_texts_in_a_row_of_their_own(source, tmp_path):
     for packing in ("true", "false"):
         run(source, tmp_path / packing, f"{options} --model.hidden_dropout 0 --input.packing {packing}", splits)
     one, other = (
-        [json.loads(line)["scores"] for line in (tmp_path / name / "predictions_dev.jsonl").open()]
+        [json.loads(line)["probabilities"] for line in (tmp_path / name / "predictions_dev.jsonl").open()]
         for name in ("true", "false")
     )
     assert len(one) == 5
@@ -213,7 +216,7 @@ def test_meshes_give_what_one_device_gives(source, tmp_path):
         if "loss" in one:
             assert one["loss"] == pytest.approx(other["loss"], rel=1e-5), one["step"]
     scores = [
-        [json.loads(line)["scores"]["1"] for line in (tmp_path / name / "predictions_dev.jsonl").open()]
+        [json.loads(line)["probabilities"]["1"] for line in (tmp_path / name / "predictions_dev.jsonl").open()]
         for name in ("one", "eight")
     ]
     # All 21 records, once each, though 8 devices do not divide them.
@@ -229,6 +232,14 @@ def test_it_stops_when_nothing_gets_better_and_keeps_the_best(source, tmp_path):
     assert results(workdir)["dev"]["step"] == evaluations[best]["step"]
     run(source, workdir, "--training.num_epochs 30 --training.patience 2")  # complete, not continued
     assert [line for line in lines(workdir) if line.get("split") == "dev"] == evaluations
+
+
+def test_an_evaluation_is_better_by_min_delta_or_not_at_all():
+    best, accuracy = BestCheckpoint(), Score("accuracy", len)
+    judged = [
+        best.judge(accuracy, value, step, "dev", min_delta=0.1) for step, value in enumerate((0.5, 0.55, 0.65))
+    ]
+    assert judged == [True, False, True] and (best.value, best.step, best.waited) == (0.65, 2, 0)
 
 
 def test_the_last_parameters_where_the_best_are_not_asked_for(source, tmp_path):
@@ -266,17 +277,10 @@ def test_a_finished_task_starts_another_one_with_or_without_its_head(source, lea
         ("--regularization.reinit_layers 3", SPLITS, "reinit_layers: 3 is not allowed; the model has 2 layers"),
         ("--optimizer.frozen layer_7", SPLITS, "optimizer.frozen: 'layer_7' is not allowed"),
         ("--features.layers concat_last_four", SPLITS, "needs 4 layers"),
-        ("--task.kind tagging --input.word_dropout 0.1", SPLITS, "whose labels belong to words"),
         ("--input.few_shot 60", SPLITS, "has 3[0-9]"),
-        ("--task.kind regression --loss.class_weights balanced", SPLITS, "has no use for task.kind regression"),
         ("--training.eval_batches 3", SPLITS, "eval_batches: 3 is not allowed; allowed: nothing in fine-tuning"),
-        ("--features.bilstm_size 8", SPLITS, "has no use for task.kind classification; it is for joint, tagging"),
         ("--task.kind sentence --sentence.loss simcse", SPLITS, "a label, but no second text to compare with"),
-        (
-            "--task.kind sentence --sentence.loss simcse --features.frozen_encoder true",
-            SPLITS,
-            "features.frozen_encoder: True has no use for sentence.loss simcse; it is for softmax",
-        ),
+        ("--task.kind choice --task.truncation windows", SPLITS, "task.truncation: 'windows' is not allowed"),
     ],
 )
 def test_bad_input_is_one_line(source, tmp_path, arguments, splits, message):
@@ -337,7 +341,7 @@ def test_losses_beside_the_task_are_learned_and_leave_no_trace(source, tmp_path)
     predictions = [json.loads(line) for line in (tmp_path / "w" / "predictions_dev.jsonl").open()]
     again = bert_jax.load(tmp_path / "w" / "best").predict([record.text for record in SPLITS["dev"]])
     assert all(
-        abs(one["probabilities"]["1"] - other["scores"]["1"]) < 1e-5
+        abs(one["probabilities"]["1"] - other["probabilities"]["1"]) < 1e-5
         for one, other in zip(again, predictions, strict=True)
     )
 
@@ -398,7 +402,7 @@ def test_the_loss_of_a_lower_layer_is_that_of_a_model_which_ends_there(source, t
     batch = {name: jax.numpy.asarray(x) for name, x in job._batches(mesh).pack(0)[0].items()}
     params = initial_params(job.model, 0)
     params["sequence_head"]["kernel"] *= 200  # so that the layers differ
-    whole, *_ = loss_and_gradients(job.model, params, batch, None, 1, objective=TaskObjective(job.task))
+    whole, *_ = loss_and_gradients(TaskObjective(job.task, job.config, job.model), params, batch, None, 1)
     one_layer = {**params, "encoder": {"layer_0": params["encoder"]["layer_0"]}}
     losses = []
     for layers, tree in ((2, params), (1, one_layer)):

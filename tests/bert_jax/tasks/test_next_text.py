@@ -7,10 +7,9 @@ from finetune_cases import PIECES, SPLITS, configured, lines, run, saved_model
 
 from bert_jax.finetuning.finetune import FinetuneJob
 from bert_jax.finetuning.nsp_auxiliary import next_text_units, text_parts
-from bert_jax.inference.batching import Encoded
 from bert_jax.interop.readers import read_weights
 from bert_jax.parallel import make_mesh
-from bert_jax.tasks.task import ModelInput
+from bert_jax.tasks.task import Encoded, ModelInput
 from bert_jax.tokenization.wordpiece import WordPieceTokenizer
 
 TOKENIZER = WordPieceTokenizer([*PIECES, "##x"], lower_case=False)
@@ -88,5 +87,5 @@ def test_it_is_learned_and_leaves_no_trace(source, tmp_path):
     assert all(0 < line["nsp_loss"] < 2 for line in lines(tmp_path / "w") if line.get("nsp_loss") is not None)
     assert any("nsp_accuracy" in line for line in lines(tmp_path / "w"))
     assert not any(name.startswith("nsp_head") for name in read_weights(tmp_path / "w" / "best").params)
-    with pytest.raises(ValueError, match=r"loss.nsp_weight: 1.0 has no use for task.kind choice"):
+    with pytest.raises(ValueError, match=r"loss.nsp_weight: unknown option with task.kind choice"):
         run(source, tmp_path / "x", "--loss.nsp_weight 1 --task.kind choice")

@@ -15,8 +15,8 @@ from golden.task_cases import PIECES, TASK_CASES, TaskCase, weight
 from bert_jax.config import ExecutionConfig, MeshConfig, ModelConfig
 from bert_jax.config.finetune import FinetuneConfig
 from bert_jax.finetuning.finetune import FinetuneJob
-from bert_jax.finetuning.packing import Shape, fill_rows, pack_batch
 from bert_jax.finetuning.task_objective import TaskObjective
+from bert_jax.inference.batching import Shape, fill_rows, pack_batch
 from bert_jax.interop.initialization import Start
 from bert_jax.model import to_canonical
 from bert_jax.model.canonical import from_canonical
@@ -69,7 +69,7 @@ def make_job(case: TaskCase, execution: str = "unrolled") -> FinetuneJob:
 def packed(job: FinetuneJob, records: list[Record], *, length: int = ROW, rows: int = 0) -> dict[str, np.ndarray]:
     """The batch of all records, in ``rows`` rows, of which some are blank; 0: one more than are needed."""
     units = job.task.featurize(records, training=True)
-    filled = fill_rows([unit.length for unit in units], length, UNITS)
+    filled = fill_rows([unit.length for unit in units], (length,), UNITS)
     assert len(filled) < len(units), "no units share a row"
     assert not rows or len(filled) < rows, "no row is blank"
     shape, pad_id = Shape(rows or len(filled) + 1, length, UNITS), job.task.tokenizer.pad_id
@@ -86,11 +86,12 @@ def drawn(job: FinetuneJob) -> dict:
 
 def step(job: FinetuneJob, batch: dict, accumulation: int = 1, mesh_sizes: tuple[int, int, int] | None = None):
     """(loss, canonical gradients) of the batch, without dropout."""
-    model, objective = job.model, TaskObjective(job.task)
+    model = job.model
     if mesh_sizes is not None:
         mesh = make_mesh(MeshConfig(**dict(zip(("data", "fsdp", "tensor"), mesh_sizes, strict=True))))
         model, batch = model.clone(mesh=mesh), to_global(batch, mesh, len(batch["input_ids"]))
-    run = jax.jit(lambda p, b: loss_and_gradients(model, p, b, None, accumulation, objective=objective)[:2])
+    objective = TaskObjective(job.task, job.config, model)
+    run = jax.jit(lambda p, b: loss_and_gradients(objective, p, b, None, accumulation)[:2])
     loss, gradients = jax.device_get(run(drawn(job), batch))
     return float(loss), {name: np.asarray(value) for name, value in to_canonical(gradients, VOCAB).items()}
 

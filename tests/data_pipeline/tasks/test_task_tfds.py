@@ -26,7 +26,7 @@ def pair(i: int, label: int) -> dict:
 
 
 def store(folder, name, config, features, splits):
-    tfds = prepared._load_tfds()
+    tfds = prepared.load_tfds()
     tfds.dataset_builders.store_as_tfds_dataset(
         name=name, config=config, version="1.2.0", data_dir=folder, features=tfds.features.FeaturesDict(features),
         split_datasets={name: enumerate(examples) for name, examples in splits.items()},
@@ -37,7 +37,7 @@ def store(folder, name, config, features, splits):
 @pytest.fixture(scope="module")
 def data_dir(tmp_path_factory):
     """Two prepared datasets: pairs with a class and a score in three files, and questions."""
-    folder, f = tmp_path_factory.mktemp("tfds"), prepared._load_tfds().features
+    folder, f = tmp_path_factory.mktemp("tfds"), prepared.load_tfds().features
     features = {"idx": f.Scalar(np.int64), "score": f.Scalar(np.float32)}
     features |= {"sentence1": f.Text(), "sentence2": f.Text(), "words": f.Sequence(f.Text())}
     features["label"] = f.ClassLabel(names=["entailment", "not_entailment"])
