@@ -13,8 +13,8 @@ from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
 from bert_jax.config import RunConfig, dump_yaml
-from bert_jax.io.folder_lock import hold_folder
 from bert_jax.io.files import write_whole
+from bert_jax.io.folder_lock import hold_folder
 from bert_jax.io.storage import Location, ObjectPath, StorageError
 from bert_jax.process import exits
 from bert_jax.training.checkpoint.restore import saved_steps
