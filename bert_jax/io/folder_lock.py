@@ -1,4 +1,4 @@
-"""A folder that one process at a time may change. Needs no jax: text is prepared without it."""
+"""A folder that one process at a time may change. Imports no jax: text is prepared without it."""
 
 import contextlib
 import fcntl
@@ -14,8 +14,8 @@ class FolderTaken(ValueError):
 def hold_folder(folder: Path, taken: str) -> Iterator[None]:
     """Make ``folder`` if it is missing and hold it until the block ends (or the process, however it ends).
 
-    Raises :class:`FolderTaken` "FOLDER: TAKEN" when another process, or this one, holds it already; ``taken`` says
-    what that means and what to do.
+    Raises :class:`FolderTaken` "FOLDER: TAKEN" when another process, or this one, holds it already; ``taken``
+    explains that and names a remedy.
     """
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / ".lock").open("a") as file:

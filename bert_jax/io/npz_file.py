@@ -52,7 +52,7 @@ class NpzFile:
         """Read the array ``name`` into page-aligned memory of its own.
 
         Raises ``ValueError`` for one that is not as ``expected``, is not of plain little-endian numbers, is
-        damaged, or has another size than its header says: before memory is taken for it.
+        damaged, or has another size than its header declares: before memory is allocated for it.
         """
         member, where = self._members[name], f"{self._file}: {name}"
         with self._guarded(lambda: self._archive.open(member)) as stream:

@@ -41,7 +41,7 @@ class StoredTensor:
 
 
 def aligned_empty(shape: tuple[int, ...], dtype: np.dtype | str = "float32") -> np.ndarray:
-    """An array without values whose data begins at a page, so that jax on CPU can use it without a copy.
+    """Return an uninitialized array whose data begins at a page, so that jax on CPU can use it without a copy.
 
     Its memory is mapped for it alone and goes back to the system with it: freed parts of malloc's heap stay with
     the process, here nearly the size of the model.
@@ -53,7 +53,7 @@ def aligned_empty(shape: tuple[int, ...], dtype: np.dtype | str = "float32") -> 
 
 
 def read_header(file: Path) -> dict[str, StoredTensor]:
-    """Every tensor of ``file``, checked against its size.
+    """Return every tensor of ``file``, checked against its size.
 
     Raises ``ValueError`` in one line: cut off, a header that is no header, sizes that contradict each other,
     tensors that overlap or leave holes.
@@ -122,7 +122,7 @@ def _check_layout(file: Path, tensors: dict[str, StoredTensor], start: int, size
 
 
 def read_values(tensor: StoredTensor) -> np.ndarray:
-    """The tensor as it is stored, in memory of its own. Raises ``ValueError`` when the file ends before it."""
+    """Return the stored tensor, in memory of its own. Raises ``ValueError`` when the file ends before it."""
     values = aligned_empty(tensor.shape, DTYPES[tensor.dtype])
     view = memoryview(values.reshape(-1).view(np.uint8))
     descriptor = os.open(tensor.file, os.O_RDONLY | os.O_CLOEXEC)

@@ -43,7 +43,7 @@ def inside(folder: Path, name: str) -> Path | None:
 
 
 def needed(folder: Path, name: str) -> Path:
-    """Like :func:`inside`, but a file that is not there raises ``ValueError``."""
+    """Like :func:`inside`; a missing file raises ``ValueError``."""
     path = inside(folder, name)
     if path is None:
         raise ValueError(f"{folder / name}: not there")
@@ -51,7 +51,7 @@ def needed(folder: Path, name: str) -> Path:
 
 
 def read_small(file: Path, what: str, most: int = LARGEST) -> bytes:
-    """The content of ``file``, which is to be ``what``. Raises ``ValueError`` above ``most`` bytes."""
+    """Return the content of ``file``, named ``what`` in the error. Raises ``ValueError`` above ``most`` bytes."""
     size = file.stat().st_size
     if size > most:
         raise ValueError(f"{file}: {size} bytes; {what} is at most {most}")
@@ -59,7 +59,7 @@ def read_small(file: Path, what: str, most: int = LARGEST) -> bytes:
 
 
 def parse_json(content: str | bytes, where: Path | str) -> Any:
-    """Any JSON value. Raises ``ValueError`` in one line for what is not JSON."""
+    """Parse any JSON value. Raises ``ValueError`` in one line for other content."""
     try:
         return json.loads(content)
     except (ValueError, RecursionError) as error:
@@ -67,7 +67,7 @@ def parse_json(content: str | bytes, where: Path | str) -> Any:
 
 
 def json_object(content: str | bytes, where: Path | str, hint: str = "") -> dict[str, Any]:
-    """A JSON object. Raises ``ValueError`` in one line, ended by ``hint``, for anything else."""
+    """Parse a JSON object. Raises ``ValueError`` in one line, ended by ``hint``, for other content."""
     value = parse_json(content, where)
     if not isinstance(value, dict):
         raise ValueError(f"{where}: not a JSON object{hint}")

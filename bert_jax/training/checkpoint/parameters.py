@@ -142,17 +142,18 @@ def read_arrays(
     """
     arrays: dict[str, np.ndarray] = {}
     path = epath.Path(str(folder))
-    with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
-        stored = flat(checkpointer.metadata(path).item_metadata.tree)
-        stored = {name: array for name, array in stored.items() if name.startswith(prefix)}
-        check(stored)
-        for names in _groups({name: 4 * math.prod(array.shape) for name, array in stored.items()}):
-            args = ocp.args.PyTreeRestore(
-                item=nested({n: jax.ShapeDtypeStruct(stored[n].shape, stored[n].dtype) for n in names}),
-                restore_args=nested({n: ocp.RestoreArgs(restore_type=np.ndarray) for n in names}),
-                partial_restore=True,
-            )
-            arrays |= flat(checkpointer.restore(path, args=args))
+    handler = ocp.PyTreeCheckpointHandler()
+    stored = flat(handler.metadata(path).tree)
+    stored = {name: array for name, array in stored.items() if name.startswith(prefix)}
+    check(stored)
+    for names in _groups({name: 4 * math.prod(array.shape) for name, array in stored.items()}):
+        args = ocp.args.PyTreeRestore(
+            item=nested({n: jax.ShapeDtypeStruct(stored[n].shape, stored[n].dtype) for n in names}),
+            restore_args=nested({n: ocp.RestoreArgs(restore_type=np.ndarray) for n in names}),
+            partial_restore=True,
+        )
+        arrays |= flat(handler.restore(path, args=args))
+    handler.close()
     return arrays
 
 

@@ -2,11 +2,13 @@
 
 import contextlib
 import dataclasses
+import functools
 import json
 import logging
-import threading
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import orbax.checkpoint as ocp
@@ -36,7 +38,19 @@ class _NotOfOrbax(logging.Filter):
         return "orbax" not in record.pathname or record.levelno < logging.ERROR
 
 
-_quiet = _NotOfOrbax()
+@functools.cache
+def _quiet_failed_saves() -> None:
+    """Keep a failed save to the one exception that :class:`CheckpointWriter` raises."""
+    logging.getLogger("absl").addFilter(_NotOfOrbax())
+    hook = sys.unraisablehook
+
+    def without_late_writes(unraisable: Any) -> None:
+        # tensorstore raises it for each write that ends after its event loop was closed
+        # (test_a_save_that_fails_on_one_process_ends_all).
+        if unraisable.exc_type is not RuntimeError or str(unraisable.exc_value) != "Event loop is closed":
+            hook(unraisable)
+
+    sys.unraisablehook = without_late_writes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -115,7 +129,7 @@ class CheckpointWriter:
         like: TrainState | None = None,
         before_commit: Callable[[], None] = lambda: None,
     ) -> None:
-        logging.getLogger("absl").addFilter(_quiet)
+        _quiet_failed_saves()
         self.config, self._before_commit = config, before_commit
         self.folder = checkpoint_folder(workdir)
         training = config.training
@@ -131,14 +145,12 @@ class CheckpointWriter:
         self._lost: BaseException | None = None  # several processes: why this one's part of a save failed
         handlers = {"state": _StateHandler(self._note), "meta": _MetaHandler(self._note)}
         self._manager = ocp.CheckpointManager(str(self.folder), options=options, item_handlers=handlers)
-        self._compiler: threading.Thread | None = None
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
+        # The work beside the steps that the next save waits for: compiling the digest, listing files.
+        self._beside: Future[None] | None = None
         if like is not None:
-            arguments = like, config.model.vocab_size
-            self._compiler = threading.Thread(target=compile_digest, args=arguments, name="checkpoint-digest")
-            self._compiler.start()
+            self._beside = self._thread.submit(compile_digest, like, config.model.vocab_size)
         self._unlisted: int | None = None
-        self._lister: threading.Thread | None = None
-        self._failure: BaseException | None = None
 
     def _note(self, error: BaseException) -> None:
         if hosts.count() > 1:
@@ -159,9 +171,6 @@ class CheckpointWriter:
         """Start to save ``state`` and ``meta`` (JSON) under ``state.step``; returns once the values are safe from
         being donated. Raises the error of an earlier save."""
         self.wait()
-        if self._compiler is not None:
-            self._compiler.join()
-            self._compiler = None
         step = int(state.step)
         # A copy: it is written in the background, while the run goes on and changes what it was made from.
         unit = json.loads(json.dumps({"format": FORMAT, "step": step, "config": to_dict(self.config), **meta}))
@@ -190,15 +199,8 @@ class CheckpointWriter:
             step, self._unlisted = self._unlisted, None
             with self._one_line():
                 self._manager.check_for_errors()
-            self._lister = threading.Thread(target=self._list, args=(step,), name="checkpoint-checksums")
-            self._lister.start()
-
-    def _list(self, step: int) -> None:
-        try:
             if hosts.is_lead():
-                write_checksums(self.folder / str(step))
-        except BaseException as error:
-            self._failure = error
+                self._beside = self._thread.submit(write_checksums, self.folder / str(step))
 
     def is_writing(self) -> bool:
         """Return True while a save is being written; for other threads."""
@@ -206,7 +208,7 @@ class CheckpointWriter:
 
     def is_saving(self) -> bool:
         """Return True while a save is being written or listed."""
-        return self._unlisted is not None or (self._lister is not None and self._lister.is_alive())
+        return self._unlisted is not None or (self._beside is not None and not self._beside.done())
 
     def wait(self) -> None:
         """Block until the save under way is committed and listed; raise its error."""
@@ -220,17 +222,15 @@ class CheckpointWriter:
             self._unlisted = None  # not committed, so there is nothing to list
             raise
         self.poll()
-        if self._lister is not None:
-            self._lister.join()
-            self._lister = None
-        if self._failure is not None:
-            failure, self._failure = self._failure, None
-            raise failure
+        beside, self._beside = self._beside, None
+        if beside is not None:
+            beside.result()
 
     def close(self) -> None:
         """Finish the save under way and release the manager."""
         self.wait()
         self._manager.close()
+        self._thread.shutdown()
 
     @contextlib.contextmanager
     def _one_line(self) -> Iterator[None]:

@@ -122,21 +122,30 @@ def test_a_request_refused_for_the_moment_is_tried_again(monkeypatch, caplog, er
 
 
 @pytest.mark.parametrize(
-    ("error", "line", "code", "tries"),
+    ("error", "text", "code", "tries"),
     [
-        (HttpError(503, "Unavailable\nmore"), "stopped: {}/a: not reachable, tried 4 times: Unavailable;", 45, 4),
-        (HttpError(403, "Forbidden"), "error: {}/a: access refused (Forbidden); run: gcloud auth", 2, 1),
-        (DefaultCredentialsError("none"), "error: {}/a: access refused (none); run: gcloud auth", 2, 1),
-        (HttpError(400, "Bad name"), "error: {}/a: Bad name", 2, 1),
-        (FileNotFoundError("bucket"), "error: {}/a: cannot be written; is the bucket there?", 2, 1),
+        (HttpError(503, "Unavailable\nmore"), "Unavailable", 45, 4),
+        (HttpError(403, "Forbidden"), "access refused (Forbidden)", 2, 1),
+        (OSError("Forbidden: bucket/run/a\nno access"), "access refused (Forbidden: bucket/run/a)", 2, 1),
+        (DefaultCredentialsError("none"), "access refused (none)", 2, 1),
+        (HttpError(400, "Bad name"), "Bad name", 2, 1),
+        (FileNotFoundError("bucket"), "bucket", 2, 1),
     ],
 )  # fmt: skip
-def test_what_no_waiting_mends_is_one_line(monkeypatch, capsys, error, line, code, tries):
-    """What may go by itself has the code that supervisors start again after."""
+def test_a_lasting_failure_is_one_line(monkeypatch, capsys, error, text, code, tries):
+    """A failure that may pass has the code after which supervisors start again."""
     calls = refuse(monkeypatch, "pipe_file", error)
     assert run_command(lambda: (ObjectPath(URL) / "a").write_text("x")) == code
-    said = capsys.readouterr().err
-    assert said.startswith(line.format(URL)) and said.count("\n") == 1 and len(calls) == tries
+    line = capsys.readouterr().err
+    assert line.startswith(f"{'stopped' if code == 45 else 'error'}: {URL}/a: ") and text in line
+    assert line.count("\n") == 1 and len(calls) == tries
+
+
+def test_a_range_beyond_the_end_is_empty(monkeypatch):
+    (ObjectPath(URL) / "a").write_bytes(b"0123")
+    assert (ObjectPath(URL) / "a").read_range(2, 10) == b"23"
+    refuse(monkeypatch, "cat_file", HttpError(416, "Requested range not satisfiable"))
+    assert (ObjectPath(URL) / "a").read_range(9, 10) == b""
 
 
 def test_existence_is_not_guessed_from_an_error(monkeypatch):
