@@ -6,7 +6,7 @@ from collections.abc import Iterable
 import numpy as np
 
 from bert_jax.config import ModelConfig, ModelSpec
-from bert_jax.interop.exchange import Weights, parameter_shapes
+from bert_jax.interop.exchange import ModelBundle, parameter_shapes
 from bert_jax.process.signals import StopRequest
 from bert_jax.tokenization import SPECIAL_PIECES
 
@@ -32,7 +32,7 @@ def tiny_model(vocab_size: int, **sizes: int) -> ModelConfig:
 
 def drawn(
     spec: ModelSpec, deviation: float, pieces: Iterable[str] | None = None, *, seed: int = 0, center: float = 1.0
-) -> Weights:
+) -> ModelBundle:
     """Weights with every value drawn from a normal distribution, so that each of them shows in the outputs:
     LayerNorm scales around ``center``, all others around 0. ``pieces``: the vocabulary."""
     rng = np.random.default_rng(seed)
@@ -40,7 +40,7 @@ def drawn(
         name: rng.normal(center if name.endswith("scale") else 0, deviation, shape).astype(np.float32)
         for name, shape in parameter_shapes(spec).items()
     }
-    return Weights(spec=spec, params=params, tokenizer_content=None if pieces is None else content(pieces))
+    return ModelBundle(spec=spec, params=params, tokenizer_content=None if pieces is None else content(pieces))
 
 
 class StopAt(StopRequest):

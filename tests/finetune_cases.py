@@ -14,8 +14,8 @@ from bert_jax.config import HeadsConfig, ModelConfig, ModelSpec, TokenizerConfig
 from bert_jax.config.finetune import FinetuneConfig
 from bert_jax.config.loader import RunOptions
 from bert_jax.finetuning.finetune import finetune
-from bert_jax.finetuning.initialization import resolve
-from bert_jax.interop.exchange import Weights, parameter_shapes
+from bert_jax.interop.exchange import ModelBundle, parameter_shapes
+from bert_jax.interop.initialization import plan_start
 from bert_jax.interop.saved_model import write_saved
 from bert_jax.parallel import make_mesh
 from bert_jax.process.signals import StopRequest
@@ -41,7 +41,7 @@ def saved_model(folder: Path, heads: HeadsConfig = HeadsConfig(pooler=True)) -> 
         rng.normal(0, 0.05, shape).astype(np.float32) * (not name.endswith("bias"))
         for name, shape in parameter_shapes(spec).items()
     }  # fmt: skip
-    write_saved(folder, Weights(spec=spec, params=params, tokenizer_content=content(PIECES)))
+    write_saved(folder, ModelBundle(spec=spec, params=params, tokenizer_content=content(PIECES)))
     return folder
 
 
@@ -62,15 +62,9 @@ SPLITS = {"train": records(70, 1), "dev": records(21, 2)}
 
 def configured(source: Path, workdir: Path, arguments: str = ""):
     """(config, start) as run_finetune.py makes them."""
-    start = None
-
-    def merge(settings):
-        nonlocal start
-        start, settings = resolve(RunOptions(init_from=str(source)), workdir, settings)
-        return settings
-
-    config = load_config(FinetuneConfig, f"{ARGUMENTS} {arguments}".split(), resolve=merge)
-    return config, start
+    words = f"{ARGUMENTS} {arguments}".split()
+    start = plan_start(FinetuneConfig, RunOptions(init_from=str(source)), workdir, words)
+    return load_config(FinetuneConfig, words, extra_settings=start.settings), start
 
 
 def run(source: Path, workdir: Path, arguments: str = "", splits=SPLITS, tests=(), devices=1, **options):

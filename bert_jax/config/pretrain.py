@@ -125,8 +125,8 @@ class PretrainConfig:
     training: TrainingConfig = TrainingConfig()
     mesh: MeshConfig = MeshConfig()
 
-    # The option that says how long sequences are.
-    LENGTH = "data.seq_length"
+    # The option that holds the length of sequences.
+    SEQ_LENGTH_OPTION = "data.seq_length"
 
     def __post_init__(self) -> None:
         _require(
@@ -154,7 +154,7 @@ class PretrainConfig:
         return self.data.lanes or math.gcd(*sizes, 64)
 
     @property
-    def heads_key(self) -> dict[str, object]:
+    def parameter_layout(self) -> dict[str, object]:
         """What decides, beside the model section, which parameters there are."""
         return {"data.next_sentence (the sentence-pair head)": self.has_nsp}
 

@@ -40,7 +40,7 @@ def evaluate_held_out(
     except DataBudgetError as error:
         problem = str(error)
     drain(0)
-    problems = [text for text in hosts.gather("evaluation", problem, host_timeout) if text]
+    problems = [text for text in hosts.all_gather_text("evaluation", problem, host_timeout) if text]
     if problems:
         raise DataBudgetError(problems[0])
     values: dict[str, Any] = {name: total / weight for name, (total, weight) in totals.items() if weight}

@@ -9,8 +9,9 @@ from typing import Any
 import jax
 
 from bert_jax.config import differences, dump_yaml, to_dict
+from bert_jax.io.files import write_whole
 from bert_jax.io.folder_lock import FolderTaken
-from bert_jax.io.storage import Location, write_whole
+from bert_jax.io.storage import Location
 from bert_jax.parallel import make_mesh
 from bert_jax.parallel.hardware import mfu
 from bert_jax.process import exits, hosts
@@ -20,7 +21,7 @@ from bert_jax.tokenization import Tokenizer
 from bert_jax.training.checkpoint.digest import json_digest
 from bert_jax.training.checkpoint.restore import NoCheckpoint, Restored, restore_newest, saved_steps, set_aside
 from bert_jax.training.checkpoint.writer import CheckpointWriter
-from bert_jax.training.initial_model import RECORD, WarmStart
+from bert_jax.training.initial_model import RECORD, InitialModel
 from bert_jax.training.job import Context, Job
 from bert_jax.training.logging.meter import IntervalMeter
 from bert_jax.training.logging.metrics_file import MetricsWriter
@@ -52,7 +53,7 @@ def train(job: Job, *, workdir: Location, **inputs: Any) -> None:
 
     def check_stop() -> None:
         if stop:
-            line = f"stopped while waiting for {workdir}, {stop.told()}: run the same command to continue"
+            line = f"stopped while waiting for {workdir}, {stop.reason()}: run the same command to continue"
             raise exits.Stop(stop.exit_code, line)
 
     taken = "another run is using this workdir; wait for it or give another --workdir"
@@ -60,7 +61,7 @@ def train(job: Job, *, workdir: Location, **inputs: Any) -> None:
         hold_workdir(workdir, taken, lead=hosts.is_lead(), check_stop=check_stop) as logs,
         Watchdog(job.config.training.watchdog_seconds) as watchdog,
     ):
-        watchdog.others = hosts.peers_doing(lambda: watchdog.doing, watchdog.dump_if_stuck)
+        watchdog.others = hosts.exchange_activity(lambda: watchdog.doing, watchdog.dump_if_stuck)
         while True:
             try:
                 return run(job, workdir=workdir, logs=logs, watchdog=watchdog, rollback=rollback, **inputs)
@@ -79,7 +80,7 @@ def run(
     watchdog: Watchdog,
     rollback: RollBack | None = None,
     continue_from: Location | None = None,
-    warm_start: WarmStart | None = None,
+    warm_start: InitialModel | None = None,
     allow_numeric_change: bool = False,
     host_timeout: float = 300.0,
     started: float | None = None,
@@ -91,7 +92,7 @@ def run(
     Every process of the run comes here with the same config; they wait ``host_timeout`` seconds for each other.
     """
     started = time.perf_counter() if started is None else started
-    warm_start = warm_start or WarmStart()
+    warm_start = warm_start or InitialModel()
 
     # --- Workdir ---------------------------------------------------------------------------------------------
     config, training, lead, folder = job.config, job.config.training, hosts.is_lead(), logs.folder
@@ -199,14 +200,14 @@ def run(
     )
     is_made = writer.has(first_step, job.eval_split) and job.knows_evaluation(first_step)
     is_due = is_due and restored is not None and job.evaluates() and not is_made
-    if hosts.lead_says("evaluation_is_due", is_due, host_timeout):
+    if hosts.broadcast_from_lead("evaluation_is_due", is_due, host_timeout):
         try:
             complete = job.evaluate(context, state, first_step) or complete
         except Interrupted:
             raise _stopped(stop, f"stopped at step {first_step:,}", workdir) from None
 
     if data.batches is None or complete:
-        if hosts.lead_says("report_is_due", not job.is_finished(folder), host_timeout):
+        if hosts.broadcast_from_lead("report_is_due", not job.is_finished(folder), host_timeout):
             job.finish(context, state)
         progress.line(f"{workdir} is complete: {first_step:,} steps; see report.html there")
         writer.close()
@@ -299,7 +300,7 @@ def run(
 
 def _stopped(stop: StopRequest, what: str, workdir: Location) -> exits.Stop:
     saved = f"saved in {workdir}" if saved_steps(workdir) else "nothing to save yet"
-    line = f"{what}, {stop.told()}; {saved}: run the same command to continue"
+    line = f"{what}, {stop.reason()}; {saved}: run the same command to continue"
     return exits.Stop(stop.exit_code, line, agreed=True)
 
 

@@ -14,7 +14,7 @@ from bert_jax.model.dropout import DropoutKey, replica_key
 from bert_jax.objectives.pretraining import PretrainingObjective, pretraining_loss
 from bert_jax.objectives.sums import Objective, Sums
 from bert_jax.optim import Schedule
-from bert_jax.parallel import axis_names, place
+from bert_jax.parallel import axis_names, constrain_tree
 from bert_jax.training.state import TrainState, compute_shardings
 
 Batch = Mapping[str, jax.Array]
@@ -75,7 +75,7 @@ def loss_and_gradients(
             if key is not None and replicas > 1:
                 rows_key = replica_key(rows_key, replica[0], replicas, rows["input_ids"].shape[0])
             (loss, sums), grads = jax.value_and_grad(microbatch_loss, has_aux=True)(params, rows, rows_key)
-            return loss, place(grads, shardings, mesh), sums
+            return loss, constrain_tree(grads, shardings, mesh), sums
 
         if accumulation_steps == 1:
             return gradients(rows, 0)
@@ -185,7 +185,7 @@ def make_train_step(
         key = jax.random.fold_in(base_key, state.step)
         # Gathered where a layer first needs them, beside the products of those before.
         whole, start = (
-            tree if tree is None or model.mesh is None else place(tree, layouts, model.mesh)
+            tree if tree is None or model.mesh is None else constrain_tree(tree, layouts, model.mesh)
             for tree in (state.params, state.start)
         )
         loss, grads, sums = loss_and_gradients(

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import run_pretrain
 from bert_jax.process.exits import run_command
-from data_pipeline.read.source import ShardSource
+from data_pipeline.read.pretrain_input import ShardSource
 
 
 class Recorded:

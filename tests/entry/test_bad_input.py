@@ -24,7 +24,7 @@ import command
 import pytest
 import yaml
 
-from bert_jax.cli.main import main as cli
+from bert_jax.cli import main as cli
 from bert_jax.config import PretrainConfig, load_config
 from bert_jax.process.exits import run_command
 from bert_jax.training.checkpoint.restore import saved_steps

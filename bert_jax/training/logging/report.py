@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from bert_jax.io.files import write_whole
 from bert_jax.training.logging.confusion import draw_confusion, side_of
 from bert_jax.training.logging.metrics_file import read_metrics
 from bert_jax.training.logging.progress import format_count
@@ -77,7 +78,7 @@ def write_report(workdir: Path | str, data: Mapping[str, Any] | None = None) -> 
     workdir = Path(workdir)
     data_path = workdir / DATA_FILE
     if data is not None:
-        _replace(data_path, json.dumps(data, indent=1, ensure_ascii=False).encode())
+        write_whole(data_path, json.dumps(data, indent=1, ensure_ascii=False))
     elif data_path.exists():
         data = json.loads(data_path.read_text(encoding="utf-8"))
     data = data or {}
@@ -87,16 +88,10 @@ def write_report(workdir: Path | str, data: Mapping[str, Any] | None = None) -> 
 
     title = data.get("title", workdir.resolve().name)
     image, svg = draw_curves(records, data.get("unigram_loss"), title, data.get("confusion") or {})
-    _replace(workdir / IMAGE_FILE, image)
+    write_whole(workdir / IMAGE_FILE, image)
     page = _page(title, data, records, svg, config)
-    _replace(workdir / HTML_FILE, page.encode())
+    write_whole(workdir / HTML_FILE, page)
     return workdir / HTML_FILE
-
-
-def _replace(path: Path, content: bytes) -> None:
-    temporary = path.with_name(path.name + ".tmp")
-    temporary.write_bytes(content)
-    temporary.replace(path)
 
 
 # Curves ---------------------------------------------------------------------------------------------------------

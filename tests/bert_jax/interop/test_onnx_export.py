@@ -14,7 +14,7 @@ from exported import MODEL, PLAIN, SPECS, random_weights
 from onnxruntime.quantization import quantize_dynamic
 
 from bert_jax.config import HeadsConfig, TokenizerConfig
-from bert_jax.interop.exchange import Weights, parameter_shapes
+from bert_jax.interop.exchange import ModelBundle, parameter_shapes
 from bert_jax.interop.programs import onnx_graph, serving
 from bert_jax.interop.programs.onnx_graph import check_onnx, write_onnx
 
@@ -32,7 +32,7 @@ def inputs(ids: np.ndarray) -> dict[str, np.ndarray]:
     return {"input_ids": ids, "attention_mask": np.ones_like(ids), "token_type_ids": np.zeros_like(ids)}
 
 
-def weight_bytes(weights: Weights) -> int:
+def weight_bytes(weights: ModelBundle) -> int:
     return sum(values.nbytes for values in weights.params.values())
 
 
@@ -155,7 +155,7 @@ def test_bfloat16_halves_the_file_and_computes_in_float32(tmp_path, monkeypatch,
         weights.spec,
         weights.params,
         lambda sample: dict(zip(found, session(tmp_path).run(list(found), sample), strict=True)),
-        SHAPES,
+        serving.sample_inputs(weights.spec, SHAPES),
     )
     assert min(exact.values()) > 1e-4
 

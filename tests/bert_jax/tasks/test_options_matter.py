@@ -9,7 +9,6 @@ import pytest
 from finetune_cases import SPLITS, configured, saved_model
 
 from bert_jax.finetuning.finetune import FinetuneJob
-from bert_jax.finetuning.initialization import warm_start
 from bert_jax.model import to_canonical
 from bert_jax.parallel import make_mesh, to_global
 from bert_jax.records import Record
@@ -43,7 +42,7 @@ def end_of(tmp_path_factory):
         job = FinetuneJob(config, {"train": records, "dev": records[:8]}, [], start)
         mesh = make_mesh(config.mesh, jax.devices()[:1])
         programs = job.programs(mesh)
-        given = warm_start(start, job.config, job.model.heads, job.model.sentence).params
+        given = job.initial_model().params
         state = initial_state(programs.model, programs.optimizer, programs.abstract, config.training.seed, given)
         batches = job.data(mesh, complete=False).batches
         for _ in range(STEPS):

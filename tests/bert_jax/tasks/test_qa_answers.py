@@ -10,7 +10,7 @@ from qa_cases import LETTERS, TOKENIZER, make_task, record
 from bert_jax.config import HeadsConfig, ModelSpec, TokenizerConfig
 from bert_jax.config.finetune import QaConfig
 from bert_jax.inference.loaded import prepare
-from bert_jax.inference.spans import Passage, SpanPiece, best_spans, span_inputs
+from bert_jax.tasks.spans import Passage, SpanPiece, best_spans, span_inputs
 
 
 def windows(passage, question="y z", max_length=64, **qa):
@@ -156,13 +156,15 @@ def test_no_answer_above_the_threshold(threshold, text):
     task = make_task(max_length=11, doc_stride=4, no_answer=True, null_threshold=threshold)
     prediction = decode(task, "a b c d e f g h", {"c": 2.0}, {"c": 3.0}, [8.0, 6.0])
     span = {"start": 4, "end": 5} if text else {"start": 0, "end": 0}
-    assert prediction == {"text": text, **span, "score": 5.0, "null_odds": 1.5, "best_text": "c"}
+    assert prediction == {
+        "answer": text, **span, "score": 5.0, "no_answer_score": 6.5, "best_answer": "c"
+    }  # fmt: skip
 
 
 def test_an_answer_is_always_given_where_there_always_is_one():
     task = make_task(max_length=11, doc_stride=4)
     prediction = decode(task, "a b c d e f g h", {"c": 2.0}, {"c": 3.0}, [8.0, 6.0])
-    assert prediction == {"text": "c", "start": 4, "end": 5, "score": 5.0, "null_odds": 1.5}
+    assert prediction == {"answer": "c", "start": 4, "end": 5, "score": 5.0, "no_answer_score": 6.5}
 
 
 def test_an_empty_passage_has_no_answer():
@@ -170,11 +172,11 @@ def test_an_empty_passage_has_no_answer():
         one = record("q", "  ", ("a", 0))
         units = task.featurize([one], training=False)
         (prediction,) = task.decode([one], units, [{"start_logits": np.ones(4), "end_logits": np.ones(4)}])
-        assert (prediction["text"], prediction["score"], prediction["null_odds"]) == ("", 2.0, 0.0)
+        assert (prediction["answer"], prediction["score"], prediction["no_answer_score"]) == ("", 2.0, 2.0)
 
 
 def test_chinese_scoring_refuses_no_answer():
-    with pytest.raises(ValueError, match=r"^qa\.scoring: 'chinese' has no score") as caught:
+    with pytest.raises(ValueError, match=r"^qa\.scoring: 'chinese' is not allowed; allowed: english") as caught:
         make_task(no_answer=True, scoring="chinese")
     assert "\n" not in str(caught.value)
 
@@ -224,6 +226,6 @@ def test_predictions_of_a_saved_model_are_the_same(loaded):
     predictions = task.decode(records, units, outputs)
     others = loaded.predict([(one.text, one.text_pair) for one in records])
     for ours, theirs in zip(predictions, others, strict=True):
-        assert (ours["text"], ours["start"], ours["end"]) == (theirs["answer"], theirs["start"], theirs["end"])
-        assert ours["text"] and ours["score"] == pytest.approx(theirs["score"], abs=1e-4)
-        assert ours["null_odds"] + ours["score"] == pytest.approx(theirs["no_answer_score"], abs=1e-4)
+        assert (ours["answer"], ours["start"], ours["end"]) == (theirs["answer"], theirs["start"], theirs["end"])
+        assert ours["answer"] and ours["score"] == pytest.approx(theirs["score"], abs=1e-4)
+        assert ours["no_answer_score"] == pytest.approx(theirs["no_answer_score"], abs=1e-4)

@@ -10,7 +10,7 @@ from bert_jax.config import ExecutionConfig
 from bert_jax.metrics import value
 from bert_jax.model.bert import BertModel
 from bert_jax.tasks.intent_slots import JointTask
-from bert_jax.tasks.tagging import TaggingTask
+from bert_jax.tasks.tagging import TaggingTask, predicted_tags
 
 RECORDS = [
     record("1 2x 3 4", "B-a I-a O B-b", "play"),
@@ -53,5 +53,5 @@ def test_a_small_model_learns_by_heart(kind, crf):
     assert losses[-1] < 0.1 * losses[0]
     outputs = outputs_of(task.outputs(model.apply({"params": params}, batch), batch), places)
     predictions = task.decode(RECORDS, units, outputs)
-    assert [tuple(p["tags"]) for p in predictions] == [r.tags for r in RECORDS]
+    assert [tuple(predicted_tags(p)) for p in predictions] == [r.tags for r in RECORDS]
     assert value(task.scores(RECORDS, predictions)[0], len(RECORDS)) == 1
