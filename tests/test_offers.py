@@ -19,7 +19,7 @@ REPOSITORY = Path(__file__).resolve().parents[1]
 RECORDED = REPOSITORY / "tests" / "golden" / "offers.json"
 # "command --option" or "command: option" as recorded -> its new name, or why it is gone or has another default.
 RENAMED = {
-    "run_finetune.py --class_weights": "follows from the records and loss.class_weights; still read from stored configs",
+    "run_finetune.py --class_weights": "follows from the records; still read from stored configs",
     "run_finetune.py --hard_negatives": "follows from the records; still read from stored configs",
 }
 VERDICTS = ["refused", "encoder only", "yes"]
