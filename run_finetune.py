@@ -26,6 +26,7 @@ from bert_jax.io.storage import location
 from bert_jax.process import exits
 from bert_jax.process.accelerators import keep_to_cpu_without_accelerator
 from bert_jax.process.exits import run_command
+from bert_jax.training.launch import Launch
 
 if TYPE_CHECKING:
     from bert_jax.interop.initialization import Start
@@ -109,17 +110,14 @@ def train(options: FinetuneRunOptions, arguments: list[str], started: float = ST
     from data_pipeline.tasks import read_splits, split_names
 
     splits = read_splits(config.data, config.task.kind)
-    finetune(
-        config,
+    launch = Launch(
         workdir=location(options.folder("finetune")),
-        splits=splits,
-        tests=split_names(config.data)[1],
-        start=start,
         stop=STOP,
         allow_numeric_change=options.allow_numeric_change,
         host_timeout=options.host_timeout,
         started=started,
     )
+    finetune(config, launch, splits=splits, tests=split_names(config.data)[1], start=start)
 
 
 if __name__ == "__main__":

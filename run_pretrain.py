@@ -19,8 +19,10 @@ from typing import TYPE_CHECKING
 from bert_jax.config import PretrainConfig, dump_yaml, load_config
 from bert_jax.config.loader import RunOptions, take_options
 from bert_jax.io.storage import location
+from bert_jax.objectives.registry import check_name, objective_class
 from bert_jax.process.accelerators import keep_to_cpu_without_accelerator
 from bert_jax.process.exits import run_command
+from bert_jax.training.launch import Launch
 
 if TYPE_CHECKING:
     from bert_jax.interop.initialization import Start
@@ -51,17 +53,20 @@ def configure(options: RunOptions, arguments: list[str]) -> "tuple[PretrainConfi
 
     start = plan_start(PretrainConfig, options, location(options.folder("pretrain")), arguments)
     config = load_config(PretrainConfig, arguments, extra=RunOptions, extra_settings=start.settings)
+    check_name(config.objective)
     return config, start
 
 
 def train(options: RunOptions, arguments: list[str]) -> None:
     """Prepare the data, then pretrain."""
     config, start = configure(options, arguments)
+    objective = objective_class(config.objective)  # first: a wrong file is found before data are prepared
 
     from bert_jax.interop.initialization import initial_model, pretraining_spec
     from bert_jax.process import hosts
     from bert_jax.tokenization import load_tokenizer
-    from bert_jax.training.pretrain import pretrain
+    from bert_jax.training.pretrain import PretrainJob
+    from bert_jax.training.run import train as run
     from data_pipeline.build.ensure import STOPPED, ensure_data, require_shards
     from data_pipeline.build.vocabulary import place_vocabulary
     from data_pipeline.read.pretrain_input import ShardSource
@@ -81,19 +86,16 @@ def train(options: RunOptions, arguments: list[str]) -> None:
     tokenizer = load_tokenizer(vocabulary, lower_case=config.data.lower_case)
     initial = initial_model(start, pretraining_spec(config))
     del start  # the arrays go once the devices hold them
-    pretrain(
-        config,
+    launch = Launch(
         workdir=location(options.folder("pretrain")),
-        source=ShardSource(config, tokenizer),
-        tokenizer=tokenizer,
-        vocabulary=vocabulary,
         stop=STOP,
         continue_from=location(options.continue_from) if options.continue_from else None,
-        warm_start=initial,
+        initial=initial,
         allow_numeric_change=options.allow_numeric_change,
         host_timeout=options.host_timeout,
         started=STARTED,
     )
+    run(PretrainJob(config, objective, tokenizer, vocabulary, ShardSource(config, tokenizer)), launch)
 
 
 if __name__ == "__main__":

@@ -18,15 +18,15 @@ from pathlib import Path
 import jax
 
 from bert_jax.config import PretrainConfig, load_config
+from bert_jax.objectives.registry import objective_class
 from bert_jax.parallel import host_rows, make_mesh
 from bert_jax.process.signals import StopRequest
 from bert_jax.process.watchdog import Watchdog
 from bert_jax.tokenization import load_tokenizer
-from bert_jax.training.logging.meter import IntervalMeter
+from bert_jax.training.logging.meter import IntervalMeter, Recorder
 from bert_jax.training.logging.metrics_file import MetricsWriter
-from bert_jax.training.logging.profiler import ProfilerWindow
 from bert_jax.training.logging.progress import Progress
-from bert_jax.training.loop import Recorder, run_steps
+from bert_jax.training.loop import Loop, ProfilerWindow
 from bert_jax.training.prefetch import DevicePrefetcher
 from bert_jax.training.programs import train_programs
 from bert_jax.training.spikes import LossGuard
@@ -47,7 +47,7 @@ def main() -> int:
         lower_case=config.data.lower_case,
     )
     mesh = make_mesh(config.mesh)
-    programs = train_programs(config, mesh)
+    programs = train_programs(objective_class(config.objective)(config, mesh))
     state = initial_state(programs.model, programs.optimizer, programs.abstract, training.seed)
     source = ShardSource(config, tokenizer)
     batches = DevicePrefetcher(
@@ -73,14 +73,16 @@ def main() -> int:
             jax.block_until_ready((state, metrics))
             alone = time.perf_counter() - began
             window = dataclasses.replace(training, num_steps=first + options.steps)
-            recorder = Recorder(window, IntervalMeter(0), LossGuard(window), programs.unpack, write)
+            recorder = Recorder(window, IntervalMeter(0), LossGuard(window), write)
             began = time.perf_counter()
-            state = run_steps(
-                state, first, window, step_for=programs.step_for, batches=batches, recorder=recorder,
-                evaluate=lambda state, step: False, save=lambda state, step: None, settle=lambda: None,
-                poll=progress.tick, profiler=ProfilerWindow(Path(folder), ()), stop=StopRequest(),
+            loop = Loop(
+                window, step_for=programs.step_for, batches=batches, recorder=recorder,
+                evaluate=lambda state, step: False, save=lambda state, step: None,
+                finish_pending_save=lambda: None, poll=progress.tick,
+                profiler=ProfilerWindow(Path(folder), ()), stop=StopRequest(),
                 watchdog=Watchdog(training.watchdog_seconds),
             )  # fmt: skip
+            state = loop.run(state, first)
             jax.block_until_ready(state)
             whole = time.perf_counter() - began
             first += options.steps

@@ -87,6 +87,7 @@ def ours(topology: str, rows: int, prng: str, layers: int) -> str:
 
     prepare_environment()
     from bert_jax.config import PretrainConfig, load_config
+    from bert_jax.objectives.registry import objective_class
     from bert_jax.parallel import make_mesh
     from bert_jax.training.programs import pretraining_batch, train_programs
 
@@ -100,8 +101,9 @@ def ours(topology: str, rows: int, prng: str, layers: int) -> str:
         PretrainConfig, [word for name, value in settings.items() for word in (f"--{name}", str(value))]
     )
     mesh = make_mesh(config.mesh, devices)
-    programs = train_programs(config, mesh)
-    batch = pretraining_batch(config, mesh, rows * len(devices))
+    objective = objective_class(config.objective)(config, mesh)
+    programs = train_programs(objective)
+    batch = pretraining_batch(objective, rows * len(devices))
     text: str = programs.step_for(batch).as_text()  # type: ignore[attr-defined]
     return text
 

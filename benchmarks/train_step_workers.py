@@ -42,16 +42,17 @@ def ours() -> Step:
     import jax.numpy as jnp
     from flax import linen as nn
 
-    from bert_jax.config import ExecutionConfig, ModelConfig, OptimizerConfig
-    from bert_jax.model import BertForPretraining
-    from bert_jax.optim import make_optimizer, make_schedule
+    from bert_jax.config import OptimizerConfig, PretrainConfig
+    from bert_jax.objectives.masked_lm import MaskedLm
+    from bert_jax.optim import make_optimizer
     from bert_jax.training.state import TrainState, initial_params
     from bert_jax.training.step import make_train_step
 
-    model = BertForPretraining(ModelConfig(), ExecutionConfig())
+    objective = MaskedLm(PretrainConfig(), None)
+    model = objective.model
     config = OptimizerConfig(learning_rate=LEARNING_RATE, warmup_steps=WARMUP, weight_decay=WEIGHT_DECAY)
     optimizer = make_optimizer(config)
-    step = make_train_step(model, optimizer, make_schedule(config, 1_000_000), config, 1, jax.random.key(0))
+    step = make_train_step(objective, optimizer, config, 1_000_000, 1, jax.random.key(0))
     compiled = jax.jit(step, donate_argnums=0)
     params = nn.unbox(jax.jit(lambda: initial_params(model, 0))())
     state = TrainState(jnp.zeros((), jnp.int32), params, optimizer.init(params))

@@ -27,6 +27,7 @@ def first_step(cache: str) -> dict[str, float]:
 
     from bert_jax.batch import synthetic_batch
     from bert_jax.config import PretrainConfig, load_config
+    from bert_jax.objectives.registry import objective_class
     from bert_jax.parallel import make_mesh, to_global
     from bert_jax.training.programs import train_programs
     from bert_jax.training.state import initial_state
@@ -35,7 +36,7 @@ def first_step(cache: str) -> dict[str, float]:
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)
     config = load_config(PretrainConfig, ARGUMENTS)
     mesh = make_mesh(config.mesh)
-    programs = train_programs(config, mesh)
+    programs = train_programs(objective_class(config.objective)(config, mesh))
     state = jax.block_until_ready(initial_state(programs.model, programs.optimizer, programs.abstract, 0))
     rows = config.training.global_batch_size
     batch = synthetic_batch(rows, config.data.seq_length, config.data.max_predictions, config.model.vocab_size)

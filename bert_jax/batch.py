@@ -29,7 +29,7 @@ PRETRAIN_FEATURES: dict[str, tuple[str, type]] = {
 
 @dataclass(frozen=True)
 class BatchInfo:
-    """What the host knows about a batch beside its features."""
+    """Facts about a batch beside its features."""
 
     data_step: int  # number of the batch in the data order, from 0
     epoch: float  # passes over the records after this batch
@@ -56,7 +56,7 @@ class BatchIterator(Protocol):
         ...
 
     def skip(self, batches: int) -> None:
-        """Leave out the next ``batches`` batches (1 or more); the state records it."""
+        """Skip the next ``batches`` batches (1 or more); the state records it."""
         ...
 
     def restore(self, state: Mapping[str, Any]) -> None:
@@ -68,24 +68,24 @@ class PretrainSource(Protocol):
     """Where batches come from; ``data_pipeline.read.pretrain_input`` implements it."""
 
     def train(self, rows: list[int]) -> BatchIterator:
-        """Endless training batches of this host's ``rows``."""
+        """Return endless training batches of this host's ``rows``."""
         ...
 
     def held_out(
         self, batch_size: int, rows: list[int], max_batches: int
     ) -> Iterator[dict[str, np.ndarray]] | None:
-        """Held-out batches, each record once (0 ``max_batches``: all), or ``None`` without held-out data."""
+        """Return held-out batches, each record once (0 ``max_batches``: all), or ``None`` without held-out data."""
         ...
 
     def unigram_cross_entropy(self) -> float | None:
-        """Nats per held-out target of the training targets' unigram distribution (add-one)."""
+        """Return nats per held-out target of the training targets' unigram distribution (add-one)."""
         ...
 
 
 def feature_shapes(
     batch_size: int, seq_length: int, max_predictions: int, sequences_per_row: int = 1
 ) -> dict[str, tuple[tuple[int, ...], type]]:
-    """Shape and dtype of every pretraining feature, e.g. ``{"input_ids": ((B, S), np.int32), ...}``."""
+    """Return shape and dtype of every pretraining feature, e.g. ``{"input_ids": ((B, S), np.int32), ...}``."""
     sizes = {"S": seq_length, "M": max_predictions, "C": sequences_per_row}
     return {name: ((batch_size, sizes[dim]), dtype) for name, (dim, dtype) in PRETRAIN_FEATURES.items()}
 

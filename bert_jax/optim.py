@@ -1,4 +1,4 @@
-"""Schedules, decay mask by name, and the update rules AdamW, BERT's Adam and LAMB, from optax parts.
+"""Learning-rate schedules, weight-decay mask by name, and the update rules AdamW, BERT's Adam and LAMB.
 
 The optimizer returns the direction of the step; the training step multiplies it by the learning rate, which is
 a function of ``TrainState.step`` alone (an optimizer's own counter stands still on a skipped step).
@@ -94,9 +94,11 @@ def scale_by_bert_adam(beta1: float, beta2: float, epsilon: float) -> optax.Grad
     return optax.GradientTransformation(init, update)
 
 
-def scale_by_late_adam(beta1: float, beta2: float, epsilon: float, joining: Any) -> optax.GradientTransformation:
-    """Adam whose bias correction counts from the update at which a parameter joins; ``joining`` is a tree of these
-    numbers, that broadcasts to the parameters.
+def scale_by_adam_with_start_step(
+    beta1: float, beta2: float, epsilon: float, unfreeze_at: Any
+) -> optax.GradientTransformation:
+    """Adam whose bias correction counts from the update at which a parameter is unfrozen; ``unfreeze_at`` is a tree
+    of these numbers that broadcasts to the parameters.
 
     Moments are 0 until then, whatever an L2 decay adds to the gradients: corrected by the count of all updates, the
     first steps would be up to six times too large. The state is that of ``optax.scale_by_adam``.
@@ -104,7 +106,7 @@ def scale_by_late_adam(beta1: float, beta2: float, epsilon: float, joining: Any)
     adam = optax.scale_by_adam(beta1, beta2, epsilon)
 
     def update(grads: Any, state: optax.ScaleByAdamState, params: Any = None) -> tuple[Any, optax.ScaleByAdamState]:
-        own = jax.tree.map(lambda join: state.count + 1 - join, joining)
+        own = jax.tree.map(lambda first: state.count + 1 - first, unfreeze_at)
         grads = jax.tree.map(lambda g, count: jnp.where(count > 0, g, 0.0), grads, own)
         _, state = adam.update(grads, state, params)
 
@@ -153,11 +155,12 @@ def clip_to_norm(max_norm: float) -> optax.GradientTransformation:
     return optax.GradientTransformation(lambda params: optax.EmptyState(), update)
 
 
-def make_optimizer(config: OptimizerConfig, joining: Any = None) -> optax.GradientTransformation:
+def make_optimizer(config: OptimizerConfig, unfreeze_at: Any = None) -> optax.GradientTransformation:
     """Gradients to step direction d, to be applied as ``params - learning_rate * d``.
 
-    Order: clip by global norm, coupled L2 (if chosen), moments, decoupled decay, trust ratio (LAMB). ``joining``:
-    see :func:`joining_updates`; the state is the same with it. BERT's Adam, which corrects nothing, ignores it.
+    Order: clip by global norm, coupled L2 (if chosen), moments, decoupled decay, trust ratio (LAMB).
+    ``unfreeze_at``: see :func:`unfreeze_updates`; the state is the same with it. BERT's Adam, which corrects
+    nothing, ignores it.
     """
     parts: list[optax.GradientTransformation] = []
     if config.clip_norm:
@@ -167,10 +170,10 @@ def make_optimizer(config: OptimizerConfig, joining: Any = None) -> optax.Gradie
         parts.append(decay)
     if config.name == "bert_adam":
         parts.append(scale_by_bert_adam(config.beta1, config.beta2, config.epsilon))
-    elif joining is None:
+    elif unfreeze_at is None:
         parts.append(optax.scale_by_adam(config.beta1, config.beta2, config.epsilon))
     else:
-        parts.append(scale_by_late_adam(config.beta1, config.beta2, config.epsilon, joining))
+        parts.append(scale_by_adam_with_start_step(config.beta1, config.beta2, config.epsilon, unfreeze_at))
     if config.weight_decay and config.weight_decay_type == "decoupled":
         parts.append(decay)
     if config.name == "lamb":
@@ -196,27 +199,27 @@ def by_part(value: Callable[[str, int], Any], num_layers: int, like: Any) -> Any
     return jax.tree_util.tree_map_with_path(one, like)
 
 
-def _turn_steps(config: FinetuneOptimizerConfig, steps_per_epoch: int) -> int:
-    """Steps between two layers that join, one at least; 0: all learn from the first."""
+def _unfreeze_steps(config: FinetuneOptimizerConfig, steps_per_epoch: int) -> int:
+    """Steps between the unfreezing of two layers, at least 1; 0: all train from the first step."""
     return max(1, round(config.unfreeze_every * steps_per_epoch)) if config.unfreeze_every else 0
 
 
-def joining_updates(config: FinetuneOptimizerConfig, num_layers: int, like: Any, steps_per_epoch: int) -> Any:
-    """The update from which each parameter learns, a tree that broadcasts to ``like``; None: all from the first."""
-    turn_steps = _turn_steps(config, steps_per_epoch)
-    if not turn_steps:
+def unfreeze_updates(config: FinetuneOptimizerConfig, num_layers: int, like: Any, steps_per_epoch: int) -> Any:
+    """Return the first update of each parameter, a tree that broadcasts to ``like``; None: the first for all."""
+    unfreeze_steps = _unfreeze_steps(config, steps_per_epoch)
+    if not unfreeze_steps:
         return None
-    return jax.tree.map(np.asarray, by_part(lambda _, depth: jnp.int32(depth * turn_steps), num_layers, like))
+    return jax.tree.map(np.asarray, by_part(lambda _, depth: jnp.int32(depth * unfreeze_steps), num_layers, like))
 
 
-def parameter_rates(
+def lr_multipliers(
     config: FinetuneOptimizerConfig, num_layers: int, like: Any, steps_per_epoch: int
 ) -> Callable[[jax.Array], Any] | None:
-    """Each parameter's factor on the learning rate at a step, a tree that broadcasts to ``like``; None: all 1.
+    """Return each parameter's factor on the learning rate at a step, a tree that broadcasts to ``like``; None: 1.
 
     Layer-wise decay (Howard and Ruder 2018; Clark et al. 2020): heads 1, the top layer ``layer_decay``, each one
     below that times as much, embeddings least. 0 for ``frozen`` parts and, with ``unfreeze_every``, for layers
-    whose turn has not come: the top one joins after so many epochs, the next one after twice as many.
+    that are still frozen: the top one is unfrozen after so many epochs, the next one after twice as many.
     """
     known = ("embeddings", "encoder", "pooler", *(f"layer_{i}" for i in range(num_layers)))
     for part in config.frozen:
@@ -224,13 +227,13 @@ def parameter_rates(
             raise ValueError(f"optimizer.frozen: {part!r} is not allowed; allowed: {', '.join(known)}")
     if config.layer_decay == 1 and not config.frozen and not config.unfreeze_every:
         return None
-    turn_steps = _turn_steps(config, steps_per_epoch)
+    unfreeze_steps = _unfreeze_steps(config, steps_per_epoch)
 
     def factor(part: str, depth: int, step: jax.Array) -> jax.Array:
         layer_frozen = part.startswith("layer_") and "encoder" in config.frozen
         if part in config.frozen or layer_frozen:
             return jnp.zeros(())
         value = jnp.full((), config.layer_decay**depth)
-        return jnp.where(step >= depth * turn_steps, value, 0.0) if turn_steps else value
+        return jnp.where(step >= depth * unfreeze_steps, value, 0.0) if unfreeze_steps else value
 
     return lambda step: by_part(lambda part, depth: factor(part, depth, step), num_layers, like)

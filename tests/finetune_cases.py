@@ -6,7 +6,6 @@ from pathlib import Path
 
 import jax
 import numpy as np
-import pytest
 from builders import content, words
 from support import untimed
 
@@ -17,9 +16,9 @@ from bert_jax.finetuning.finetune import finetune
 from bert_jax.interop.exchange import ModelBundle, parameter_shapes
 from bert_jax.interop.initialization import plan_start
 from bert_jax.interop.saved_model import write_saved
-from bert_jax.parallel import make_mesh
 from bert_jax.process.signals import StopRequest
 from bert_jax.records import Record
+from bert_jax.training.launch import Launch
 
 PIECES = [*words(60), "good", "bad"]
 MODEL = ModelConfig(
@@ -70,10 +69,8 @@ def configured(source: Path, workdir: Path, arguments: str = ""):
 def run(source: Path, workdir: Path, arguments: str = "", splits=SPLITS, tests=(), devices=1, **options):
     """Fine-tune in ``workdir`` on so many devices."""
     config, start = configured(source, workdir, arguments)
-    options = {"stop": StopRequest(), **options}
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("bert_jax.training.run.make_mesh", lambda config: make_mesh(config, jax.devices()[:devices]))
-        finetune(config, workdir=workdir, splits=splits, tests=tests, start=start, **options)
+    launch = Launch(workdir=workdir, **{"stop": StopRequest(), "devices": jax.devices()[:devices], **options})
+    finetune(config, launch, splits=splits, tests=tests, start=start)
 
 
 def results(workdir: Path) -> dict[str, dict]:

@@ -10,7 +10,7 @@ import numpy as np
 from builders import content, words
 
 from bert_jax.batch import BatchInfo, feature_shapes
-from bert_jax.config import PretrainConfig, load_config
+from bert_jax.config import DataConfig, PretrainConfig, load_config
 from bert_jax.training.logging.metrics_file import TIMING_KEYS
 
 TINY = (
@@ -59,25 +59,43 @@ def write_vocabulary(folder: Path, size: int = 211) -> Path:
     return folder / "vocab.txt"
 
 
+def objective_of(config: PretrainConfig, mesh: Any = None) -> Any:
+    """The objective that ``config`` names, on ``mesh``."""
+    from bert_jax.objectives.registry import objective_class
+
+    return objective_class(config.objective)(config, mesh)
+
+
+def masked_lm(model: Any) -> Any:
+    """The masked-LM objective with ``model`` as its model."""
+    pairs = "nsp" if model.heads.nsp else "none"
+    data = DataConfig(seq_length=8, max_predictions=1, next_sentence=pairs)
+    objective = objective_of(PretrainConfig(model=model.config, execution=model.execution, data=data))
+    objective.model = model
+    return objective
+
+
 def train_synthetic(config: PretrainConfig, workdir: Path, **options: Any) -> None:
-    """Pretrain on :class:`SyntheticSource` in ``workdir``."""
+    """Pretrain on :class:`SyntheticSource` and the first device in ``workdir``."""
     vocabulary = write_vocabulary(workdir.parent)
-    pretrain_on(config, workdir, vocabulary, **{"source": SyntheticSource(config)} | options)
+    defaults = {"source": SyntheticSource(config), "devices": jax.devices()[:1]}
+    pretrain_on(config, workdir, vocabulary, **defaults | options)
 
 
 def pretrain_on(config: PretrainConfig, workdir: Path, vocabulary: Path, **options: Any) -> None:
-    """Pretrain in ``workdir`` with the tokenizer of ``vocabulary``."""
+    """Pretrain in ``workdir`` with the tokenizer of ``vocabulary``; ``options``: the source and fields of
+    ``Launch``."""
+    from bert_jax.objectives.registry import objective_class
     from bert_jax.process.signals import StopRequest
     from bert_jax.tokenization import load_tokenizer
-    from bert_jax.training.pretrain import pretrain
+    from bert_jax.training.launch import Launch
+    from bert_jax.training.pretrain import PretrainJob
+    from bert_jax.training.run import train
 
-    pretrain(
-        config,
-        workdir=workdir,
-        tokenizer=load_tokenizer(vocabulary),
-        vocabulary=vocabulary,
-        **{"stop": StopRequest()} | options,
-    )
+    source = options.pop("source")
+    objective, tokenizer = objective_class(config.objective), load_tokenizer(vocabulary)
+    job = PretrainJob(config, objective, tokenizer, vocabulary, source)
+    train(job, Launch(workdir=workdir, **{"stop": StopRequest()} | options))
 
 
 def untimed(records: list[dict[str, Any]]) -> list[dict[str, Any]]:

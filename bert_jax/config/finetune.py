@@ -438,7 +438,7 @@ class FinetuneConfig:
         }
 
     @property
-    def keeps_start(self) -> bool:
+    def stores_start_params(self) -> bool:
         """Whether the state holds the parameters that training started from."""
         return self.regularization.mixout > 0 or self.optimizer.decay_to_start
 

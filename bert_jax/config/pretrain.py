@@ -5,6 +5,7 @@ The same rules as in ``schema``: frozen, hashable, validated when built; no jax 
 
 import math
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 from bert_jax.config.schema import (
@@ -115,12 +116,24 @@ class DataConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ObjectiveConfig:
+    """The objective that pretraining minimizes."""
+
+    # Row of bert_jax.objectives.registry: masked_lm (masked tokens and sentence pairs; Devlin et al. 2018).
+    name: str = "masked_lm"
+    # Python file that defines a class Objective (bert_jax.objectives.objective.PretrainObjective), used instead of
+    # objective.name; empty: none.
+    module: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
 class PretrainConfig:
-    """Pretraining: masked language model and sentence-pair objective."""
+    """Options of pretraining."""
 
     model: ModelConfig = ModelConfig()
     execution: ExecutionConfig = ExecutionConfig()
     data: DataConfig = DataConfig()
+    objective: ObjectiveConfig = ObjectiveConfig()
     optimizer: OptimizerConfig = OptimizerConfig()
     training: TrainingConfig = TrainingConfig()
     mesh: MeshConfig = MeshConfig()
@@ -155,15 +168,16 @@ class PretrainConfig:
 
     @property
     def parameter_layout(self) -> dict[str, object]:
-        """What decides, beside the model section, which parameters there are."""
-        return {"data.next_sentence (the sentence-pair head)": self.has_nsp}
+        """Values outside the model section on which the set of parameters depends."""
+        objective = Path(self.objective.module).name or self.objective.name
+        return {"objective": objective, "data.next_sentence (the sentence-pair head)": self.has_nsp}
 
     @property
-    def keeps_start(self) -> bool:
-        """Whether the state holds the parameters that training started from."""
+    def stores_start_params(self) -> bool:
+        """True if the state holds the parameters that training started from."""
         return False
 
     @property
     def has_nsp(self) -> bool:
-        """Whether the model has a head for the sentence-pair objective."""
+        """True if the model has a sentence-pair head."""
         return self.data.next_sentence != "none"

@@ -42,17 +42,17 @@ from bert_jax.interop.initialization import Start, initial_model, store_tokenize
 from bert_jax.interop.readers import read_weights
 from bert_jax.interop.saved_model import BEST, replace_saved
 from bert_jax.io.files import write_whole
-from bert_jax.io.storage import Location, ObjectPath
+from bert_jax.io.storage import ObjectPath
 from bert_jax.metrics import Score
 from bert_jax.model import BertModel, from_canonical, to_canonical
-from bert_jax.optim import joining_updates, parameter_rates
+from bert_jax.optim import lr_multipliers, unfreeze_updates
 from bert_jax.parallel import host_rows, to_host
 from bert_jax.process import hosts
 from bert_jax.tasks.registry import task_class
 from bert_jax.tasks.task import Task
 from bert_jax.training.checkpoint.digest import json_digest
-from bert_jax.training.initial_model import InitialModel
 from bert_jax.training.job import Context, Data, Job
+from bert_jax.training.launch import InitialModel, Launch
 from bert_jax.training.logging.report import write_report
 from bert_jax.training.programs import TrainPrograms, make_programs, with_shardings
 from bert_jax.training.run import train
@@ -62,20 +62,18 @@ from bert_jax.training.state import TrainState, abstract_params
 EXPORT = "export"
 
 
-def finetune(
-    config: FinetuneConfig, *, workdir: Location, splits: Splits, tests: Sequence[str], start: Start, **inputs: Any
-) -> None:
+def finetune(config: FinetuneConfig, launch: Launch, *, splits: Splits, tests: Sequence[str], start: Start) -> None:
     """Train the task of ``config`` on ``splits["train"]``, evaluate on the other splits, and predict all of them;
-    ``tests`` are those that choose nothing. See ``run.run`` for ``inputs``.
+    ``tests`` are those that choose nothing.
 
     Raises ``ValueError`` for what the user can mend and ``exits.Stop`` when the run ends early.
     """
-    if isinstance(workdir, ObjectPath):
-        raise ValueError(f"--workdir {workdir}: fine-tuning writes to a folder that all hosts see; give one")
+    if isinstance(launch.workdir, ObjectPath):
+        raise ValueError(f"--workdir {launch.workdir}: fine-tuning writes to a folder that all hosts see; give one")
     job = FinetuneJob(config, splits, tests, start)
     initial = job.initial_model()
     initial = dataclasses.replace(initial, messages=(*initial.messages, *job.notes))
-    train(job, workdir=workdir, warm_start=initial, **inputs)
+    train(job, dataclasses.replace(launch, initial=initial))
 
 
 class FinetuneJob(Job):
@@ -83,8 +81,8 @@ class FinetuneJob(Job):
 
     config: FinetuneConfig
     eval_split = "dev"
-    what_a_complete_run_heeds = (
-        "only other dev and test files, training.restore_best and options of prediction (task.max_length, "
+    options_used_after_completion = (
+        "other dev and test files, training.restore_best and options of prediction (task.max_length, "
         "task.truncation, qa, tagging, sentence)"
     )
 
@@ -187,13 +185,11 @@ class FinetuneJob(Job):
         if config.features.frozen_encoder:  # weight decay and losses beside the task's own move it neither
             optimizer = dataclasses.replace(optimizer, frozen=(*optimizer.frozen, "embeddings", "encoder"))
         return make_programs(
-            config,
-            model,
-            with_start=config.keeps_start,
-            objective=TaskObjective(self.task),
-            rates=parameter_rates(optimizer, *parts),
-            joining=joining_updates(optimizer, *parts),
-            decay_to_start=config.optimizer.decay_to_start,
+            TaskObjective(self.task, config, model),
+            with_start=config.stores_start_params,
+            lr_multipliers=lr_multipliers(optimizer, *parts),
+            unfreeze_updates=unfreeze_updates(optimizer, *parts),
+            decay_toward_start=config.optimizer.decay_to_start,
         )
 
     def write_tokenizer(self, folder: Path) -> None:
@@ -255,13 +251,13 @@ class FinetuneJob(Job):
     def flops_per_sequence(self) -> float:
         return 0.0
 
-    def evaluates(self) -> bool:
+    def has_eval_data(self) -> bool:
         return bool(self._devs)
 
     def evaluate(self, context: Context, state: TrainState, step: int) -> bool:
         if not self._devs:
             return False
-        params = context.programs.gather(state.params if state.ema is None else state.ema)
+        params = context.programs.gather(state)
         # All of them before anything changes: a signal between two leaves the evaluation to be made again.
         found = {split: self._scores(context, params, split, step) for split in self._devs}
         values = {split: point_values(*scored) for split, scored in found.items()}
@@ -269,11 +265,11 @@ class FinetuneJob(Job):
         is_best = self._best.judged < step and self._judge(values[self._devs[0]], found[self._devs[0]][0], step)
         for split in self._devs:
             # An evaluation made again, because the checkpoint does not know of it, has its line.
-            if not context.writer.has(step, split):
-                context.write(step, {"split": split, **values[split]})
+            if not context.log.has(step, split):
+                context.log.write(step, {"split": split, **values[split]})
         if is_best and self.config.training.restore_best:
             self._save_best(context, params, step, values)
-        return self.is_over(step)
+        return self.stopped_early()
 
     def _scores(self, context: Context, params: Any, split: str, step: int) -> tuple[list[Score], int]:
         assert self._predictor is not None
@@ -289,14 +285,14 @@ class FinetuneJob(Job):
         split, min_delta = self._contents[self._devs[0]], self.config.training.min_delta
         return self._best.judge(score, values[score.name], step, split, min_delta)
 
-    def is_over(self, step: int) -> bool:
+    def stopped_early(self) -> bool:
         patience = self.config.training.patience
         return bool(patience) and self._best.waited >= patience
 
     def state(self) -> dict[str, Any]:
         return self._best.state()
 
-    def knows_evaluation(self, step: int) -> bool:
+    def eval_is_recorded(self, step: int) -> bool:
         return self._best.judged >= step
 
     def restore(self, state: Mapping[str, Any]) -> None:
@@ -335,7 +331,7 @@ class FinetuneJob(Job):
         began = time.perf_counter()
         folder, config, step = context.folder, self.config, int(state.step)
         use_best = config.training.restore_best and bool(self._best.step)
-        params = context.programs.gather(state.params if state.ema is None else state.ema)
+        params = context.programs.gather(state)
         if use_best:
             stored = read_weights(folder / BEST)
             like = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), params)
@@ -353,7 +349,7 @@ class FinetuneJob(Job):
         due = [
             split
             for split in asked
-            if hosts.broadcast_from_lead(f"predict_{split}", split in due, context.host_timeout)
+            if hosts.broadcast_from_lead(f"predict_{split}", split in due, context.launch.host_timeout)
         ]
         made |= {split: self._predict(context, params, split, step, began) for split in due}
         if not hosts.is_lead():
@@ -368,9 +364,10 @@ class FinetuneJob(Job):
         lines += self._export(folder)
         evaluation = {name: found["value"] for result in results[:1] for name, found in result["metrics"].items()}
         matrices = {found["split"]: found["confusion_matrix"] for found in results if "confusion_matrix" in found}
-        write_report(folder, {"summary": lines, "evaluation": evaluation, "confusion": matrices})
-        for line in [*lines, f"report: {context.workdir}/report.html"]:
-            context.progress.line(line)
+        content = {"summary": lines, "evaluation": evaluation, "confusion": matrices}
+        write_report(folder, TaskObjective.display, content)
+        for line in [*lines, f"report: {context.launch.workdir}/report.html"]:
+            context.log.line(line)
 
     def _predict(self, context: Context, params: Any, split: str, step: int, began: float) -> dict[str, Any]:
         """Write the predictions of a split; its entry of metrics.json."""

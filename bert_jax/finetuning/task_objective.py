@@ -1,4 +1,4 @@
-"""What fine-tuning minimises: the task's loss, losses beside it, on parameters that may be perturbed."""
+"""The objective of fine-tuning: the task's loss, losses beside it, on parameters that may be perturbed."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -11,18 +11,24 @@ from bert_jax.config.finetune import FinetuneConfig
 from bert_jax.model import BertModel
 from bert_jax.model.canonical import STACKED, path_name
 from bert_jax.model.dropout import DropoutKey, ShardKey
-from bert_jax.objectives.pretraining import MLM_EPSILON
-from bert_jax.objectives.sums import Sums, weighted_cross_entropy
+from bert_jax.objectives.display import Display
+from bert_jax.objectives.masked_lm import COLUMNS, MLM_EPSILON, PANELS
+from bert_jax.objectives.objective import Objective
+from bert_jax.objectives.sums import Sums, padding_sums, weighted_cross_entropy
 from bert_jax.tasks.task import Task
 
 # Weight dropout and mixout draw after all sites of the layers.
 _WEIGHTS = 1 << 20
 
 
-class TaskObjective:
-    """``bert_jax.objectives.sums.Objective`` of a task."""
+class TaskObjective(Objective):
+    """The loss of a task, losses beside it, on parameters that may be perturbed."""
 
-    def __init__(self, task: Task) -> None:
+    # Of the pretraining losses that may stand beside the task's.
+    display = Display(columns=COLUMNS, panels=PANELS)
+
+    def __init__(self, task: Task, config: FinetuneConfig, model: BertModel) -> None:
+        super().__init__(config, model)
         self._task = task
 
     def denominators(self, batch: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
@@ -38,7 +44,6 @@ class TaskObjective:
 
     def sums(
         self,
-        model: BertModel,
         params: Any,
         batch: Mapping[str, jax.Array],
         key: DropoutKey | None,
@@ -50,11 +55,11 @@ class TaskObjective:
         options = self._task.config.regularization
         if key is not None and (options.weight_dropout or options.mixout):
             params = perturbed(params, start, key, options.weight_dropout, options.mixout)
-        output = model.apply({"params": params}, batch, key)
+        output = self.model.apply({"params": params}, batch, key)
         sums = self._task.loss(output, batch, axis=axis)
         for number in self._task.config.loss.layers:
             hidden_BxSxH = output.hidden_states[number]
-            logits = model.apply({"params": params}, hidden_BxSxH, batch, key, method="pooled_logits")
+            logits = self.model.apply({"params": params}, hidden_BxSxH, batch, key, method="pooled_logits")
             sums[f"layer_{number}_loss"] = self._task.loss(
                 output.replace(sequence_logits=logits), batch, axis=axis
             )["loss"]
@@ -62,12 +67,10 @@ class TaskObjective:
             sums |= weighted_cross_entropy("mlm", output.mlm_logits, batch["mlm_labels"], batch["mlm_weights"])
         if self._task.config.loss.nsp_weight:
             sums |= weighted_cross_entropy("nsp", output.nsp_logits, batch["nsp_labels"], batch["nsp_weights"])
-        padding = (batch["sequence_ids"] == 0).astype(jnp.float32)
-        sums["padding_fraction"] = (jnp.sum(padding), jnp.asarray(padding.size, jnp.float32))
-        return sums
+        return sums | padding_sums(batch)
 
     def damaged_rows(self, batch: Mapping[str, jax.Array]) -> jax.Array:
-        """None: rows that no unit needed are blank too."""
+        """Return 0: rows that no unit needed are blank too."""
         return jnp.zeros((), jnp.int32)
 
 

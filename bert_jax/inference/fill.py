@@ -1,5 +1,6 @@
 """Fill masks with any model that has a masked-LM head."""
 
+import dataclasses
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -9,13 +10,28 @@ import numpy as np
 
 from bert_jax.inference.batching import DeviceOutputs, Outputs, Progress
 from bert_jax.inference.engine import Engine, checked_texts
-from bert_jax.objectives.filled_masks import FilledMask, FilledText
 from bert_jax.tasks.task import ModelInput
 
 # Masks of a row that the program looks up; with more of them it looks at every position.
 _MASKS = 16
 # Logits over the vocabulary are large: fewer texts wait for theirs.
 _WINDOW = 1024
+
+
+@dataclasses.dataclass(frozen=True)
+class FilledMask:
+    """One masked position: the best pieces with their probabilities, and the right one where known."""
+
+    predictions: tuple[tuple[str, float], ...]
+    answer: str | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class FilledText:
+    """A text with ``[MASK]``s and the predictions for each of them, in order."""
+
+    text: str
+    masks: tuple[FilledMask, ...]
 
 
 def fill_mask(

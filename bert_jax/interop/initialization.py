@@ -25,7 +25,7 @@ from bert_jax.io.errors import one_line
 from bert_jax.io.storage import Location, location
 from bert_jax.tokenization import FILE_NAMES, Tokenizer, build_tokenizer
 from bert_jax.training.checkpoint.restore import saved_steps
-from bert_jax.training.initial_model import RECORD, InitialModel
+from bert_jax.training.launch import RECORD, InitialModel
 
 # Options in which a run may differ from its model: they change no parameter. (A vocabulary is compared by pieces.)
 MAY_DIFFER = {"model.hidden_dropout", "model.attention_dropout", "model.initializer_range", "data.vocab"}

@@ -8,8 +8,7 @@ Sequence ids ascend along a row. What is not scored reaches neither values nor g
 import jax
 import jax.numpy as jnp
 
-from bert_jax.objectives.denominator import denominator
-from bert_jax.objectives.sums import Sums
+from bert_jax.objectives.sums import Sums, denominator
 
 
 def chain_starts(sequence_ids_BxS: jax.Array, is_scored_BxS: jax.Array) -> jax.Array:
@@ -20,7 +19,7 @@ def chain_starts(sequence_ids_BxS: jax.Array, is_scored_BxS: jax.Array) -> jax.A
 
 
 def crf_denominator(sequence_ids_BxS: jax.Array, is_scored_BxS: jax.Array) -> jax.Array:
-    """Chains in the whole global batch; 1 where there is none."""
+    """Chains in the whole global batch; 1 without any."""
     return denominator(chain_starts(sequence_ids_BxS, is_scored_BxS).astype(jnp.float32))
 
 

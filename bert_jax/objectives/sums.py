@@ -1,7 +1,6 @@
-"""The (sum, weight) pair, what makes it, and what a training step minimises."""
+"""(sum, weight) pairs: the form in which losses and metrics of microbatches, replicas and steps are added."""
 
 from collections.abc import Mapping
-from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -9,27 +8,13 @@ import jax.numpy as jnp
 Sums = dict[str, tuple[jax.Array, jax.Array]]
 
 
-class Objective(Protocol):
-    """The loss is the sum over :meth:`denominators` of sum / denominator, over the global batch."""
+def denominator(weights: jax.Array) -> jax.Array:
+    """Sum of ``weights`` over the whole global batch (before it is split), or 1 where all are 0.
 
-    def denominators(self, batch: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
-        """Denominator of each loss, of the whole global batch: known before its first forward pass."""
-        ...
-
-    def sums(
-        self, model: Any, params: Any, batch: Mapping[str, jax.Array], key: Any, *, start: Any, axis: str | None
-    ) -> Sums:
-        """Losses and what is logged beside them, of some rows of the batch; ``padding_fraction`` among them.
-
-        ``key``: of dropout, None for none. ``start``: the parameters that training started from (0 where
-        they were drawn), where the state keeps them.
-        ``axis``: the mesh axis over which other replicas compute the batch's other rows.
-        """
-        ...
-
-    def damaged_rows(self, batch: Mapping[str, jax.Array]) -> jax.Array:
-        """How many rows of the batch stand for records that could not be read."""
-        ...
+    For every loss except softmax_loss (class weights) and crf_loss (chains), which have denominators of their own.
+    """
+    total = jnp.sum(weights)
+    return jnp.where(total > 0, total, 1.0)
 
 
 def weighted_cross_entropy(name: str, logits: jax.Array, labels: jax.Array, weights: jax.Array) -> Sums:
@@ -45,3 +30,9 @@ def weighted_cross_entropy(name: str, logits: jax.Array, labels: jax.Array, weig
         f"{name}_loss": (jnp.sum(nll * weights), weight),
         f"{name}_accuracy": (jnp.sum(correct * weights), weight),
     }
+
+
+def padding_sums(batch: Mapping[str, jax.Array]) -> Sums:
+    """``padding_fraction``: padding tokens among all tokens of the rows."""
+    padding = (batch["sequence_ids"] == 0).astype(jnp.float32)
+    return {"padding_fraction": (jnp.sum(padding), jnp.asarray(padding.size, jnp.float32))}

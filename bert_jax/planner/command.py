@@ -14,7 +14,7 @@ from bert_jax.planner.plan import Asked, make_plan
 from bert_jax.planner.plan_text import plan_lines, search_lines, sharding_lines, totals
 from bert_jax.planner.sharding_table import sharding_table
 from bert_jax.planner.topology import EXAMPLES, Topology, parse_topology
-from bert_jax.training.programs import step_advice
+from bert_jax.training.memory import step_advice
 
 
 @dataclass(frozen=True)

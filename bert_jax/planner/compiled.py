@@ -43,13 +43,15 @@ def compile_step(config: PretrainConfig, topology: Topology) -> CompiledStep:
     prepare_environment()
     import jax
 
+    from bert_jax.objectives.registry import objective_class
     from bert_jax.parallel import make_mesh
     from bert_jax.planner.sharding_table import device_bytes
     from bert_jax.training.programs import pretraining_batch, train_programs
 
     mesh = make_mesh(config.mesh, tpu_devices(topology))
-    programs = train_programs(config, mesh)
-    batch = pretraining_batch(config, mesh, config.training.global_batch_size)
+    objective = objective_class(config.objective)(config, mesh)
+    programs = train_programs(objective)
+    batch = pretraining_batch(objective, config.training.global_batch_size)
     arguments = device_bytes((programs.abstract, batch))
     hbm = topology.chip.device_program_bytes
     began = time.perf_counter()

@@ -1,10 +1,7 @@
 """The tasks by their kinds, and tasks of the user's own."""
 
-import importlib.util
-import sys
-from pathlib import Path
-
 from bert_jax.config.finetune import FinetuneConfig
+from bert_jax.io.user_module import user_class
 from bert_jax.tasks.intent_slots import JointTask
 from bert_jax.tasks.multiple_choice import ChoiceTask
 from bert_jax.tasks.question_answering import QaTask
@@ -29,19 +26,4 @@ def task_class(config: FinetuneConfig) -> type[Task]:
     """The class of ``task.kind``, or the ``Task`` that the file ``task.module`` defines. Raises ``ValueError``."""
     if not config.task.module:
         return TASKS[config.task.kind]
-    path = Path(config.task.module)
-    if path.suffix != ".py" or not path.is_file():
-        raise ValueError(f"task.module: {path} is no Python file; give one that defines a class Task")
-    name = f"task_module_{path.stem}"  # not one that another module has
-    spec = importlib.util.spec_from_file_location(name, path)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    try:
-        spec.loader.exec_module(module)
-    except Exception as error:
-        raise ValueError(f"task.module: {path}: {type(error).__name__}: {error}") from error
-    task = getattr(module, "Task", None)
-    if not (isinstance(task, type) and issubclass(task, Task) and task is not Task):
-        raise ValueError(f"task.module: {path} defines no class Task that extends bert_jax.tasks.task.Task")
-    return task
+    return user_class(config.task.module, "task.module", Task)

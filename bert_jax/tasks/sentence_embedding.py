@@ -15,10 +15,9 @@ from bert_jax.config.finetune import FinetuneConfig
 from bert_jax.metrics import Score, classification_scores, regression_scores
 from bert_jax.metrics.score import mean_score
 from bert_jax.model.bert import BertOutput
-from bert_jax.objectives.denominator import denominator
 from bert_jax.objectives.label_losses import softmax_loss
 from bert_jax.objectives.sentence_losses import cosent_loss, cosine_loss, in_batch_negatives_loss, triplet_loss
-from bert_jax.objectives.sums import Sums
+from bert_jax.objectives.sums import Sums, denominator
 from bert_jax.records import Record
 from bert_jax.tasks.sampling import permutation
 from bert_jax.tasks.task import Encoded, Level, ModelInput, Prediction, Target, Task

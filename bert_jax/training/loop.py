@@ -1,174 +1,149 @@
-"""The training loop: one for pretraining and fine-tuning. Its order is fixed; see :func:`run_steps`."""
+"""The training loop: one for pretraining and fine-tuning. Its order is fixed; see :meth:`Loop.run`."""
 
-import collections
 import contextlib
 import dataclasses
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import jax
-import numpy as np
 
 from bert_jax.batch import BatchInfo, DataBudgetError
 from bert_jax.config import TrainingConfig
 from bert_jax.process import exits
 from bert_jax.process.signals import Interrupted, StopRequest
 from bert_jax.process.watchdog import Watchdog
-from bert_jax.training.logging.meter import IntervalMeter
-from bert_jax.training.logging.profiler import ProfilerWindow
-from bert_jax.training.prefetch import DevicePrefetcher
-from bert_jax.training.spikes import LossGuard
+from bert_jax.training.logging.meter import Recorder
+from bert_jax.training.programs import StepFunction
 from bert_jax.training.state import TrainState
 
-# Steps that may be under way while the host goes on: enough to hide the host, few enough to bound memory.
-MAX_IN_FLIGHT = 2
+Batches = Iterator[tuple[Mapping[str, jax.Array], BatchInfo]]
 
-StepFunction = Callable[[TrainState, Mapping[str, jax.Array]], tuple[TrainState, jax.Array]]
+
+class ProfilerWindow:
+    """Traces steps ``first..last`` (``training.profile_steps``) into ``WORKDIR/profile``; every step is named."""
+
+    def __init__(self, folder: Path, steps: tuple[int, ...]) -> None:
+        self._folder, self._steps = folder, steps
+        self._running = False
+
+    @contextlib.contextmanager
+    def step(self, number: int) -> Iterator[None]:
+        """Surround the dispatch of step ``number`` (from 1)."""
+        if not self._steps:
+            yield
+            return
+        if not self._running and self._steps[0] <= number <= self._steps[1]:
+            jax.profiler.start_trace(str(self._folder), create_perfetto_trace=True)
+            self._running = True
+        with jax.profiler.StepTraceAnnotation("train_step", step_num=number):
+            yield
+
+    def finish(self, number: int, result: Any) -> None:
+        """End the trace when ``result`` of its last step is computed."""
+        if self._running and number >= self._steps[1]:
+            jax.block_until_ready(result)
+            self.close()
+
+    def close(self) -> None:
+        """End a trace that is still running, as when the run ends inside the window."""
+        if self._running:
+            jax.profiler.stop_trace()
+            self._running = False
 
 
 @dataclasses.dataclass
-class Clock:
-    """Wall time of an interval, without what is neither training nor input (evaluation, saves)."""
+class Loop:
+    """Steps, evaluations and saves of a run in their order."""
 
-    started: float = dataclasses.field(default_factory=time.perf_counter)
-    waited: float = 0.0
-    steps: int = 0
-    tokens: float = 0.0
-    sequences: int = 0
+    config: TrainingConfig
+    step_for: Callable[[Mapping[str, jax.Array]], StepFunction]
+    batches: Batches
+    recorder: Recorder
+    # Returns True if the run should end with this step.
+    evaluate: Callable[[TrainState, int], bool]
+    save: Callable[[TrainState, int], None]
+    finish_pending_save: Callable[[], None]
+    # Called after each step.
+    poll: Callable[[int], None]
+    profiler: ProfilerWindow
+    stop: StopRequest
+    watchdog: Watchdog
 
-    def exclude(self, seconds: float) -> None:
-        """Take ``seconds`` out of the interval."""
-        self.started += seconds
+    def run(self, state: TrainState, first_step: int) -> TrainState:
+        """Train from ``first_step`` to ``config.num_steps``, or until ``evaluate`` returns True, and return the
+        final state.
 
-    def line(self) -> dict[str, float]:
-        """Seconds per step, real tokens and sequences per second, share of the time spent waiting for data."""
-        seconds = max(time.perf_counter() - self.started, 1e-9)
-        return {
-            "seconds_per_step": seconds / max(self.steps, 1),
-            "tokens_per_second": self.tokens / seconds,
-            "sequences_per_second": self.sequences / seconds,
-            "data_wait_fraction": self.waited / seconds,
-        }
+        The order is fixed: a batch is taken, the step is dispatched, its line is logged, then evaluation, then the
+        save; only then the next batch is taken. So a checkpoint holds the position after its own step, and every
+        line up to its step is in the log before it exists. One exception: an evaluation that is interrupted, by
+        damaged records (``DataBudgetError``) or a signal (``Interrupted``), has no line, but its step is saved;
+        the resumed run begins with that evaluation.
+        """
+        config, step, saved, last = self.config, first_step, first_step, False
+        self.watchdog.beat(f"step {step + 1:,}")
+        while step < config.num_steps and not last:
+            self.watchdog.doing = f"step {step + 1:,}"
+            if self.stop.reached():
+                if step > saved:
+                    self._timed(self.save, state, step, "saving")
+                raise self._stopped(step)
+            if (step + 1) % config.checkpoint_interval == 0 and step > first_step:
+                # The save before is complete before the next one is due: a kill costs less than two intervals.
+                self._timed(lambda *_: self.finish_pending_save(), state, step, "completing a save")
+            state, step = self._step(state, step + 1), step + 1
+            last = step == config.num_steps
+            if last or (config.eval_interval and step % config.eval_interval == 0):
+                last = self._evaluate(state, step) or last
+            if last or step % config.checkpoint_interval == 0:
+                self._timed(self.save, state, step, "saving")
+                saved = step
+            self.poll(step)
+        self.recorder.drain()
+        return state
 
-
-class Recorder:
-    """Turns steps into log lines. ``unpack`` makes a step's metrics of its array, ``write`` gets (step, line);
-    values are read a few steps late, and each that comes is a ``beat``: a step was done."""
-
-    def __init__(
-        self,
-        config: TrainingConfig,
-        meter: IntervalMeter,
-        guard: LossGuard,
-        unpack: Callable[[np.ndarray], Mapping[str, Any]],
-        write: Callable[[int, dict[str, Any]], None],
-        beat: Callable[[str], None] = lambda doing: None,
-    ) -> None:
-        self.config, self.meter, self.guard, self._unpack, self._write = config, meter, guard, unpack, write
-        self._beat = beat
-        self._in_flight: collections.deque[tuple[int, Any, BatchInfo]] = collections.deque()
-        self.clock = Clock()
-
-    def add(self, step: int, metrics: Any, info: BatchInfo) -> None:
-        """Take the metrics of ``step`` (a device array) without waiting for them."""
-        self._in_flight.append((step, metrics, info))
-        self.drain(MAX_IN_FLIGHT)
-
-    def drain(self, leave: int = 0) -> None:
-        """Read metrics until ``leave`` steps are under way; raises what :class:`LossGuard` does."""
-        while len(self._in_flight) > leave:
-            step, metrics, info = self._in_flight.popleft()
-            metrics = self._unpack(np.asarray(metrics))
-            self._beat(f"step {step + 1:,}")
-            self.meter.add(metrics)
-            self.clock.steps += 1
-            self.clock.tokens += float(metrics["tokens"])
-            self.clock.sequences += info.sequences
-            if step % self.config.log_interval == 0 or step == self.config.num_steps:
-                position = {"epoch": info.epoch, "examples_seen": info.examples_seen}
-                self._write(step, {**self.meter.line(), **self.clock.line(), **position})
-                self.clock = Clock()
-            self.guard.add(step, float(metrics["loss"]), self.meter.bad_in_a_row)
-
-
-def run_steps(
-    state: TrainState,
-    first_step: int,
-    config: TrainingConfig,
-    *,
-    step_for: Callable[[Mapping[str, jax.Array]], StepFunction],
-    batches: DevicePrefetcher,
-    recorder: Recorder,
-    evaluate: Callable[[TrainState, int], bool],
-    save: Callable[[TrainState, int], None],
-    settle: Callable[[], None],
-    poll: Callable[[int], None],
-    profiler: ProfilerWindow,
-    stop: StopRequest,
-    watchdog: Watchdog,
-) -> TrainState:
-    """Train from ``first_step`` to ``config.num_steps``, or until ``evaluate`` says that it was enough, and return
-    the final state.
-
-    The order is law: a batch is taken, the step is dispatched, its line is logged, then evaluation, then the
-    save; only then the next batch is taken. So a checkpoint holds the position after its own step, and every
-    line up to its step is in the log before it exists. One exception: an evaluation that is broken off, by
-    damaged records (``DataBudgetError``) or a signal (``Interrupted``), has no line, but what was trained is saved;
-    resumed, the run begins with that evaluation.
-    """
-
-    def timed(action: Callable[[TrainState, int], Any], state: TrainState, step: int, phase: str = "") -> Any:
-        recorder.drain()
+    def _step(self, state: TrainState, step: int) -> TrainState:
+        """Take a batch and dispatch ``step``."""
         began = time.perf_counter()
-        with watchdog.phase(phase) if phase else contextlib.nullcontext():
-            answer = action(state, step)
-        recorder.clock.exclude(time.perf_counter() - began)
-        watchdog.beat(f"step {step + 1:,}")
-        return answer
-
-    def stopped(step: int) -> exits.Stop:
-        return exits.Stop(stop.exit_code, f"stopped at step {step:,} of {config.num_steps:,}", agreed=True)
-
-    step, saved = first_step, first_step
-    watchdog.beat(f"step {step + 1:,}")
-    last = False
-    while step < config.num_steps and not last:
-        watchdog.doing = f"step {step + 1:,}"
-        if stop.reached():
-            if step > saved:
-                timed(save, state, step, "saving")
-            raise stopped(step)
-        if (step + 1) % config.checkpoint_interval == 0 and step > first_step:
-            # The save before is complete before the next one is due: a kill costs less than two intervals.
-            timed(lambda state, step: settle(), state, step, "completing a save")
-        began = time.perf_counter()
-        batch, info = next(batches)
-        recorder.clock.waited += time.perf_counter() - began
-        with watchdog.phase("compiling the training step"):
-            run = step_for(batch)
-        step += 1
-        with profiler.step(step):
+        batch, info = next(self.batches)
+        self.recorder.clock.waited += time.perf_counter() - began
+        with self.watchdog.phase("compiling the training step"):
+            run = self.step_for(batch)
+        with self.profiler.step(step):
             state, metrics = run(state, batch)
         del batch  # here, because giving its buffers back takes milliseconds that are no waiting for data
-        profiler.finish(step, state.step)
-        recorder.add(step, metrics, info)
-        last = step == config.num_steps
-        if last or (config.eval_interval and step % config.eval_interval == 0):
-            try:
-                last = timed(evaluate, state, step) or last
-            except Interrupted:
-                timed(save, state, step, "saving")
-                raise stopped(step) from None
-            except DataBudgetError as error:
-                timed(save, state, step, "saving")
-                raise DataBudgetError(
-                    f"evaluation at step {step:,}: {error}; the step is saved, and the same command continues with "
-                    "this evaluation"
-                ) from None
-        if last or step % config.checkpoint_interval == 0:
-            timed(save, state, step, "saving")
-            saved = step
-        poll(step)
-    recorder.drain()
-    return state
+        self.profiler.finish(step, state.step)
+        self.recorder.add(step, metrics, info)
+        return state
+
+    def _evaluate(self, state: TrainState, step: int) -> bool:
+        """Evaluate; an evaluation that ends early saves its step."""
+        try:
+            return bool(self._timed(self.evaluate, state, step))
+        except Interrupted:
+            self._timed(self.save, state, step, "saving")
+            raise self._stopped(step) from None
+        except DataBudgetError as error:
+            self._timed(self.save, state, step, "saving")
+            raise DataBudgetError(
+                f"evaluation at step {step:,}: {error}; the step is saved, and the same command continues with "
+                "this evaluation"
+            ) from None
+
+    def _timed(
+        self, action: Callable[[TrainState, int], Any], state: TrainState, step: int, phase: str = ""
+    ) -> Any:
+        """Call ``action`` outside the time of the interval."""
+        self.recorder.drain()
+        began = time.perf_counter()
+        with self.watchdog.phase(phase) if phase else contextlib.nullcontext():
+            answer = action(state, step)
+        self.recorder.clock.exclude(time.perf_counter() - began)
+        self.watchdog.beat(f"step {step + 1:,}")
+        return answer
+
+    def _stopped(self, step: int) -> exits.Stop:
+        return exits.Stop(
+            self.stop.exit_code, f"stopped at step {step:,} of {self.config.num_steps:,}", agreed=True
+        )

@@ -2,7 +2,7 @@
 
 import queue
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -15,9 +15,12 @@ from bert_jax.parallel import to_global
 class DevicePrefetcher:
     """Yields ``(global batch, info)``; ``state`` is the position after the batches *returned*, not read ahead."""
 
-    def __init__(self, iterator: BatchIterator, mesh: Mesh, host_share: float, depth: int) -> None:
-        """``host_share``: the part of a batch's rows that this process feeds."""
-        self._iterator, self._mesh, self._host_share = iterator, mesh, host_share
+    def __init__(
+        self, iterator: BatchIterator, mesh: Mesh, host_share: float, depth: int, names: Sequence[str] = ()
+    ) -> None:
+        """``host_share``: the part of a batch's rows that this process feeds. ``names``: features that are put on
+        the devices; empty: all."""
+        self._iterator, self._mesh, self._host_share, self._names = iterator, mesh, host_share, names
         self._queue: queue.Queue[Any] = queue.Queue(maxsize=depth)
         self._closed = threading.Event()
         self.state: Mapping[str, Any] = iterator.state()
@@ -28,6 +31,7 @@ class DevicePrefetcher:
         try:
             while not self._closed.is_set():
                 features, info = next(self._iterator)
+                features = {name: features[name] for name in self._names or features}
                 rows = next(iter(features.values())).shape[0]
                 batch = to_global(features, self._mesh, round(rows / self._host_share))
                 self._put((batch, info, self._iterator.state()))

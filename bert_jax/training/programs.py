@@ -1,27 +1,31 @@
-"""The training step compiled ahead of time, and what to say when something does not fit the device."""
+"""Programs of a run: the training step compiled ahead of time, the evaluation step."""
 
-import contextlib
-import math
 import os
 import re
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from flax import struct
 from jax.sharding import Mesh
 
-from bert_jax.batch import feature_shapes
-from bert_jax.config import PretrainConfig, RunConfig
-from bert_jax.model import BertForPretraining, BertModel
-from bert_jax.optim import make_optimizer, make_schedule
+from bert_jax.objectives.objective import Objective, PretrainObjective
+from bert_jax.optim import make_optimizer
 from bert_jax.parallel import batch_sharding, check_batches
-from bert_jax.training.loop import StepFunction
-from bert_jax.training.state import TrainState, abstract_state, compute_shardings, make_prng_key, state_shardings
-from bert_jax.training.step import make_train_step
+from bert_jax.training.memory import explain_memory, gib, state_bytes, step_advice
+from bert_jax.training.state import (
+    TrainState,
+    abstract_state,
+    compute_shardings,
+    make_prng_key,
+    parameter_count,
+    state_shardings,
+)
+from bert_jax.training.step import make_eval_step, make_train_step
 
 # Gradients are summed in several collectives as the backward pass yields them, beside its products, instead of in
 # one after it. The compiler does so only when sums are not joined to ones of more than this many bytes. On v5e
@@ -39,36 +43,61 @@ _V5E_OPTIONS = {
 
 
 def compiler_options(mesh: Mesh) -> dict[str, str]:
-    """Options for compiling a training step on ``mesh``; what ``LIBTPU_INIT_ARGS`` sets is left as it says."""
+    """Return options to compile a training step on ``mesh``, without those that ``LIBTPU_INIT_ARGS`` sets."""
     if mesh.devices.flat[0].device_kind not in ("TPU v5 lite", "TPU v5e"):
         return {}
-    given = set(re.findall(r"--(\w+)", os.environ.get("LIBTPU_INIT_ARGS", "")))
-    return {name: value for name, value in _V5E_OPTIONS.items() if name not in given}
+    own = set(re.findall(r"--(\w+)", os.environ.get("LIBTPU_INIT_ARGS", "")))
+    return {name: value for name, value in _V5E_OPTIONS.items() if name not in own}
 
 
-def train_programs(config: PretrainConfig, mesh: Mesh) -> "TrainPrograms":
-    """Model, optimizer, state and step of ``config`` on ``mesh``, nothing allocated or compiled yet.
+@struct.dataclass
+class StepMetrics:
+    """Metrics of one step as one float32 array, which is one transfer to the host instead of twenty."""
 
-    The devices of ``mesh`` need not be there: those of ``jax.experimental.topologies`` compile as well. Raises
+    values: Any  # float32[leaves]
+    tree: jax.tree_util.PyTreeDef = struct.field(pytree_node=False)
+
+    @classmethod
+    def pack(cls, metrics: Mapping[str, Any]) -> "StepMetrics":
+        """Pack ``metrics`` of scalars, inside the compiled step."""
+        leaves, tree = jax.tree.flatten(metrics)
+        return cls(jnp.stack([leaf.astype(jnp.float32) for leaf in leaves]), tree)
+
+    def unpack(self) -> dict[str, Any]:
+        """Return the metrics as :func:`bert_jax.training.step.make_train_step` names them; waits for the step."""
+        metrics: dict[str, Any] = jax.tree.unflatten(self.tree, np.asarray(self.values).tolist())
+        return metrics
+
+
+StepFunction = Callable[[TrainState, Mapping[str, jax.Array]], tuple[TrainState, StepMetrics]]
+
+
+def train_programs(objective: PretrainObjective) -> "TrainPrograms":
+    """Programs of pretraining on the mesh of ``objective``, nothing allocated or compiled yet.
+
+    The devices of the mesh may be absent: those of ``jax.experimental.topologies`` compile as well. Raises
     ``ValueError`` when a batch of the run cannot be cut evenly over the mesh.
     """
-    check_batches(config.training, mesh.shape)
-    return make_programs(config, BertForPretraining(config.model, config.execution, config.has_nsp, mesh))
+    assert objective.mesh is not None
+    check_batches(objective.config.training, objective.mesh.shape)
+    return make_programs(objective)
 
 
 def make_programs(
-    config: RunConfig, model: BertModel, *, with_start: bool = False, joining: Any = None, **step_options: Any
+    objective: Objective, *, with_start: bool = False, unfreeze_updates: Any = None, **step_options: Any
 ) -> "TrainPrograms":
-    """Optimizer, state and step of ``model`` (with its mesh) as ``config`` says. ``with_start``: the state keeps
-    the parameters that training started from. ``joining``: see :func:`bert_jax.optim.make_optimizer`;
-    ``step_options``: see :func:`bert_jax.training.step.make_train_step`."""
-    training, shard_optimizer, mesh = config.training, config.mesh.shard_optimizer, model.mesh
-    optimizer = make_optimizer(config.optimizer, joining)
+    """Programs of ``objective`` on its mesh. ``with_start``: the state keeps the parameters that training started
+    from. ``unfreeze_updates``: see :func:`bert_jax.optim.make_optimizer`; ``step_options``: see
+    :func:`bert_jax.training.step.make_train_step`."""
+    config, model, mesh = objective.config, objective.model, objective.mesh
+    assert mesh is not None
+    training, shard_optimizer = config.training, config.mesh.shard_optimizer
+    optimizer = make_optimizer(config.optimizer, unfreeze_updates)
     step = make_train_step(
-        model,
+        objective,
         optimizer,
-        make_schedule(config.optimizer, training.num_steps),
         config.optimizer,
+        training.num_steps,
         training.accumulation_steps,
         make_prng_key(config.execution, training.seed),
         reduction_dtype=training.gradient_reduction_dtype,
@@ -79,13 +108,13 @@ def make_programs(
         model, optimizer, mesh, with_ema=config.optimizer.ema_decay > 0, with_start=with_start,
         shard_optimizer=shard_optimizer,
     )  # fmt: skip
-    return TrainPrograms(step, abstract, config, mesh, model, optimizer)
+    return TrainPrograms(step, abstract, objective, optimizer)
 
 
-def pretraining_batch(config: PretrainConfig, mesh: Mesh, batch_size: int) -> dict[str, jax.ShapeDtypeStruct]:
+def pretraining_batch(objective: PretrainObjective, batch_size: int) -> dict[str, jax.ShapeDtypeStruct]:
     """Shapes, dtypes and shardings of a global batch of ``batch_size`` rows."""
-    shapes = feature_shapes(batch_size, config.data.seq_length, config.data.max_predictions)
-    return with_shardings({name: jax.ShapeDtypeStruct(*shape) for name, shape in shapes.items()}, mesh)
+    assert objective.mesh is not None
+    return with_shardings(objective.batch_shapes(batch_size), objective.mesh)
 
 
 def with_shardings(batch: Mapping[str, Any], mesh: Mesh) -> dict[str, jax.ShapeDtypeStruct]:
@@ -95,139 +124,60 @@ def with_shardings(batch: Mapping[str, Any], mesh: Mesh) -> dict[str, jax.ShapeD
 
 
 class TrainPrograms:
-    """What a run computes, and its training steps compiled ahead of time, one per shape of batch. A step's metrics
-    come as one array, which is one transfer to the host instead of twenty; :meth:`unpack` takes it apart."""
+    """Programs of one objective on its mesh: training steps compiled ahead of time, one per shape of batch, and the
+    evaluation step."""
 
     def __init__(
         self,
         step: Callable[..., Any],
         abstract: TrainState,
-        config: RunConfig,
-        mesh: Mesh,
-        model: BertModel,
+        objective: Objective,
         optimizer: optax.GradientTransformation,
     ) -> None:
-        self.abstract, self.config, self.mesh = abstract, config, mesh
-        self.model, self.optimizer = model, optimizer
+        assert objective.mesh is not None
+        self.objective, self.abstract, self.optimizer = objective, abstract, optimizer
+        self.mesh, self.model = objective.mesh, objective.model
         shardings = jax.tree.map(lambda leaf: leaf.sharding, abstract)
-        self._metrics: Any = None  # their tree, known once a step is traced
 
-        def packed(state: TrainState, batch: Any) -> tuple[TrainState, jax.Array]:
+        def packed(state: TrainState, batch: Any) -> tuple[TrainState, StepMetrics]:
             state, metrics = step(state, batch)
-            leaves, self._metrics = jax.tree.flatten(metrics)
-            return state, jnp.stack([leaf.astype(jnp.float32) for leaf in leaves])
+            return state, StepMetrics.pack(metrics)
 
         packed.__name__ = "train_step"  # the name in a profiler's trace
         self._step = jax.jit(
-            packed, donate_argnums=0, out_shardings=(shardings, None), compiler_options=compiler_options(mesh)
+            packed, donate_argnums=0, out_shardings=(shardings, None), compiler_options=compiler_options(self.mesh)
         )
-        self._gather = jax.jit(lambda params: params, out_shardings=compute_shardings(model, mesh))
+        self.eval_step = jax.jit(make_eval_step(objective))
+        self._gather = jax.jit(lambda params: params, out_shardings=compute_shardings(self.model, self.mesh))
         self._compiled: dict[tuple[Any, ...], StepFunction] = {}
         self.compile_seconds = 0.0
         self.memory: Any = None
 
+    @property
+    def parameter_count(self) -> int:
+        """Number of canonical (unpadded) parameters."""
+        return parameter_count(self.abstract.params, self.objective.config.model.vocab_size)
+
     def lower(self, batch: Mapping[str, Any]) -> jax.stages.Lowered:
-        """The step for batches of the shapes of ``batch``, ready for ``.compile()``."""
+        """Lower the step for batches of the shapes of ``batch``, ready for ``.compile()``."""
         return self._step.lower(self.abstract, with_shardings(batch, self.mesh))
 
     def step_for(self, batch: Mapping[str, Any]) -> StepFunction:
-        """The compiled step for batches (global arrays, or their shapes) of the shapes of ``batch``."""
+        """Return the compiled step for batches (global arrays, or their shapes) of the shapes of ``batch``."""
         key = tuple((name, x.shape) for name, x in sorted(batch.items()))
         if key not in self._compiled:
             began = time.perf_counter()
-            # Before it is compiled, what it needs is known at the least.
+            # Before it is compiled, only the size of its state is known.
             least = state_bytes(self.abstract)
-            what = f"the training step (its state alone takes {_gib(least)})"
-            with explain_memory(what, step_advice(self.config)):
+            what = f"the training step (its state alone takes {gib(least)})"
+            with explain_memory(what, step_advice(self.objective.config)):
                 compiled = self.lower(batch).compile()
             self.compile_seconds += time.perf_counter() - began
             self.memory = compiled.memory_analysis()
             self._compiled[key] = compiled
         return self._compiled[key]
 
-    def gather(self, params: Any) -> Any:
-        """Parameters, or their average, of a state as layers compute with them: whole on each replica."""
-        return self._gather(params)
-
-    def unpack(self, values: np.ndarray) -> dict[str, Any]:
-        """The metrics of a step, as :func:`training.step.make_train_step` names them, from their array."""
-        metrics: dict[str, Any] = jax.tree.unflatten(self._metrics, values.tolist())
-        return metrics
-
-
-class OutOfMemory(ValueError):
-    """A device has too little memory; the message is one line with what needed how much and what to change."""
-
-
-@contextlib.contextmanager
-def explain_memory(what: str, advice: str, needed: Callable[[], int | None] = lambda: None) -> Iterator[None]:
-    """Raise :class:`OutOfMemory` when a device runs out of memory inside the block. ``what`` was done,
-    ``needed`` tells its bytes per device where they are known, ``advice`` what to change."""
-    try:
-        yield
-    except jax.errors.JaxRuntimeError as error:
-        raise out_of_memory_error(error, what, advice, needed()) from None
-
-
-def out_of_memory_error(error: Exception, what: str, advice: str, needed: int | None) -> Exception:
-    """:class:`OutOfMemory` for a device out of memory; any other error is returned as it is."""
-    text = str(error)
-    if "RESOURCE_EXHAUSTED" not in text:
-        return error
-    statistics = jax.local_devices()[0].memory_stats() or {}
-    available = statistics.get("bytes_limit")
-    # What compilers and allocators say: "Used 17.89G of 15.48G hbm", "allocate 2.00GiB", "allocating 123 bytes".
-    total = re.search(rf"Used {_AMOUNT} of {_AMOUNT}", text)
-    asked = re.search(rf"(?:allocat\w*|reserve) {_AMOUNT}", text)
-    if total:
-        needed, available = _bytes(total[1], total[2]), _bytes(total[3], total[4])
-    amounts = [f"{_gib(needed)} per device" if needed else "more per device than there is"]
-    if asked and not total:
-        amounts.append(f"the last {_gib(_bytes(asked[1], asked[2]))} of it were refused")
-    amounts.append(f"available {_gib(available)}" if available else "available unknown")
-    return OutOfMemory(f"out of device memory: {what} needs {', '.join(amounts)}; {advice}")
-
-
-_AMOUNT = r"([\d.]+\d|\d+) ?([KMGT]?)"
-
-
-def _bytes(number: str, unit: str) -> int:
-    return round(float(number) * 1024 ** " KMGT".index(unit or " "))
-
-
-def _gib(amount: int) -> str:
-    return f"{amount / 2**30:,.1f} GiB" if amount >= 2**26 else f"{amount:,} bytes"
-
-
-def step_bytes(memory: Any) -> int | None:
-    """Peak bytes per device of a compiled program, None before it is compiled."""
-    if memory is None:
-        return None
-    peak = memory.argument_size_in_bytes + memory.output_size_in_bytes + memory.temp_size_in_bytes
-    return peak - memory.alias_size_in_bytes
-
-
-def state_bytes(abstract: TrainState) -> int:
-    """Bytes of the state on one device."""
-    leaves = jax.tree.leaves(abstract)
-    return sum(math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize for leaf in leaves)
-
-
-def step_advice(config: RunConfig) -> str:
-    """What to change when the training step does not fit."""
-    training, execution = config.training, config.execution
-    remat = "" if execution.remat == "full" else f"set execution.remat (now {execution.remat}) to full, "
-    dtype = "" if execution.dtype == "bfloat16" else "set execution.dtype bfloat16, "
-    return (
-        f"raise training.accumulation_steps (now {training.accumulation_steps}), lower training.global_batch_size "
-        f"(now {training.global_batch_size}) or {config.SEQ_LENGTH_OPTION}, {remat}{dtype}or use more devices"
-    )
-
-
-def state_advice(config: RunConfig) -> str:
-    """What to change when parameters and optimizer state do not fit."""
-    average = ", set optimizer.ema_decay 0" if config.optimizer.ema_decay else ""
-    return (
-        f"cut it over more devices with mesh.fsdp (now {config.mesh.fsdp}){average}, or train a smaller model "
-        "(model.num_layers, model.hidden_size)"
-    )
+    def gather(self, state: TrainState) -> Any:
+        """Return the parameters of ``state`` to evaluate, their moving average if it has one, as layers compute
+        with them: whole on each replica."""
+        return self._gather(state.params if state.ema is None else state.ema)

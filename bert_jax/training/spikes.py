@@ -1,4 +1,4 @@
-"""When the loss goes wrong: what counts as a spike, and going back to before it."""
+"""Loss spikes: their detection, and going back to a checkpoint before one."""
 
 import math
 from collections.abc import Mapping
@@ -10,8 +10,8 @@ from bert_jax.process import exits
 
 
 class RollBack(Exception):
-    """The run is to go back to the newest checkpoint before ``first_step`` and to leave out the batches up to that
-    of ``last_step`` and ``training.spike_skip_batches`` more."""
+    """The run must go back to the newest checkpoint before ``first_step`` and skip the batches up to that of
+    ``last_step`` and ``training.spike_skip_batches`` more."""
 
     def __init__(self, first_step: int, last_step: int, reason: str) -> None:
         super().__init__(reason)
@@ -19,7 +19,7 @@ class RollBack(Exception):
 
 
 class LossGuard:
-    """Judges every step's loss. Its state goes into the checkpoint, so a resumed run judges alike.
+    """Watches the loss of every step. Its state goes into the checkpoint, so a resumed run decides the same.
 
     The loss's mean and deviation are exponential, over ``training.spike_window`` steps. A spike enters neither:
     the run goes back to before it.
@@ -31,7 +31,7 @@ class LossGuard:
         self._seen, self._mean, self._variance = 0, 0.0, 0.0
 
     def add(self, step: int, loss: float, bad_in_a_row: int) -> None:
-        """Take the loss of ``step`` (nats), of which the last ``bad_in_a_row`` were not finite.
+        """Take the loss of ``step`` (nats); the last ``bad_in_a_row`` losses were not finite.
 
         Raises :class:`RollBack` after a spike or ``training.max_bad_steps`` non-finite steps, or ``exits.Stop``
         (44) when the run may not go back again.
@@ -78,7 +78,7 @@ class LossGuard:
         )
 
     def go_back(self, rollback: RollBack, step: int, iterator: BatchIterator) -> str:
-        """After the state of ``step`` was restored: leave the batches out, count it, and say so."""
+        """Skip the batches after the state of ``step`` was restored, count the rollback and return the warning."""
         count = rollback.last_step - step + self._config.spike_skip_batches
         iterator.skip(count)
         self.rollbacks += 1

@@ -1,4 +1,4 @@
-"""TrainState: everything that lives on devices, how it starts and how it is cut over the mesh."""
+"""TrainState: the arrays of a run on devices, their first values and their sharding."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -31,14 +31,14 @@ class TrainState:
 
 
 def make_prng_key(execution: ExecutionConfig, seed: int) -> jax.Array:
-    """Base key of dropout, of the implementation that ``execution.prng`` names."""
+    """Return the base key of dropout, of the implementation that ``execution.prng`` names."""
     return jax.random.key(seed, impl={"threefry": "threefry2x32", "rbg": "rbg"}[execution.prng])
 
 
 def initial_params(model: BertModel, seed: int, loaded: Mapping[str, Any] | None = None) -> Any:
     """Parameters in the running layout. The values depend on the seed and the canonical names alone: they are
-    drawn in the unrolled, unpadded layout, then stacked and padded. Canonical arrays in ``loaded`` take the place
-    of drawn ones; raises ``ValueError`` for one that the model has not or in another shape."""
+    drawn in the unrolled, unpadded layout, then stacked and padded. Canonical arrays in ``loaded`` replace
+    drawn ones; raises ``ValueError`` for one that the model lacks or of another shape."""
     plain = dataclasses.replace(model.execution, scan_layers=False, vocab_multiple=1)
     source = model.clone(execution=plain, mesh=None)
     batch = {n: jnp.zeros(s, d) for n, (s, d) in feature_shapes(1, 8, 1).items()}
@@ -49,13 +49,13 @@ def initial_params(model: BertModel, seed: int, loaded: Mapping[str, Any] | None
 
 
 def compute_shardings(model: BertModel, mesh: Mesh) -> Any:
-    """Sharding that layers compute with, a tree like the parameters': whole on each replica."""
+    """Return the sharding that layers compute with, a tree like the parameters': whole on each replica."""
     return shardings(abstract_params(model), mesh)
 
 
 def state_shardings(model: BertModel, mesh: Mesh, *, shard_optimizer: bool) -> Any:
-    """Sharding of parameters between steps, summed gradients, moments and moving average, a tree like the
-    parameters'. With ``shard_optimizer`` each replica holds and updates a part of them, else all."""
+    """Return the sharding of parameters between steps, summed gradients, moments and moving average, a tree like
+    the parameters'. With ``shard_optimizer`` each replica holds and updates a part of them, else all."""
     return shardings(abstract_params(model), mesh, replicas=shard_optimizer)
 
 
@@ -68,7 +68,7 @@ def abstract_state(
     with_start: bool = False,
     shard_optimizer: bool = True,
 ) -> TrainState:
-    """Shapes, dtypes and shardings of the whole state, without allocating it."""
+    """Return shapes, dtypes and shardings of the whole state, without allocating it."""
     params = nn.unbox(abstract_params(model))
     held = state_shardings(model, mesh, shard_optimizer=shard_optimizer)
     by_name = {path_name(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(held)}

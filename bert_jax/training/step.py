@@ -6,18 +6,18 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import optax
-from jax.sharding import PartitionSpec
+from jax.sharding import Mesh, PartitionSpec
 
 from bert_jax.config import OptimizerConfig
-from bert_jax.model import BertModel
 from bert_jax.model.dropout import DropoutKey, replica_key
-from bert_jax.objectives.pretraining import PretrainingObjective, pretraining_loss
-from bert_jax.objectives.sums import Objective, Sums
-from bert_jax.optim import Schedule
+from bert_jax.objectives.objective import Batch, Objective
+from bert_jax.objectives.sums import Sums
+from bert_jax.optim import make_schedule
 from bert_jax.parallel import axis_names, constrain_tree
 from bert_jax.training.state import TrainState, compute_shardings
 
-Batch = Mapping[str, jax.Array]
+# Loss, gradients and sums of some rows.
+Gradients = tuple[jax.Array, Any, Sums]
 
 
 def split_microbatches(batch: Batch, count: int) -> dict[str, jax.Array]:
@@ -29,86 +29,105 @@ def split_microbatches(batch: Batch, count: int) -> dict[str, jax.Array]:
 
 
 def loss_and_gradients(
-    model: BertModel,
+    objective: Objective,
     params: Any,
     batch: Batch,
     key: jax.Array | None,
     accumulation_steps: int,
     *,
-    objective: Objective | None = None,
     start: Any = None,
     reduction_dtype: str = "float32",
     shardings: Any = None,
-) -> tuple[jax.Array, Any, Sums]:
-    """Loss of the global batch, its gradients (float32), and the summed metrics; ``objective`` is pretraining's
-    where none is given.
+) -> Gradients:
+    """Return the loss of the global batch, its gradients (float32) and the summed metrics.
 
     Denominators are taken over the whole batch before the first backward pass, so accumulation gives the same
     gradient as one pass however unequal the microbatches' mask counts are. Each replica (part of the mesh axis
-    ``data``) adds up the gradients of its own rows without a word to the others; then they are summed once, in
-    ``reduction_dtype``, and laid out as ``shardings`` say (a tree like ``params``).
+    ``data``) adds up the gradients of its own rows without communication; then they are summed once, in
+    ``reduction_dtype``, and laid out by ``shardings`` (a tree like ``params``).
     """
-    objective = objective or PretrainingObjective(model.heads.nsp)
     denominators = objective.denominators(batch)
-    mesh = model.mesh
+    mesh = objective.mesh
     replicas = 1 if mesh is None else mesh.shape["data"]
-    axis = "data" if replicas > 1 else None
     if mesh is not None and shardings is None:
-        shardings = compute_shardings(model, mesh)
+        shardings = compute_shardings(objective.model, mesh)
 
-    def accumulate(
-        params: Any,
-        start: Any,
-        rows: Batch,
-        key: jax.Array | None,
-        denominators: dict[str, jax.Array],
-        replica: jax.Array,
-    ) -> tuple[jax.Array, Any, Sums]:
-        """What the rows of one replica add to loss, gradients and metrics."""
-
-        def microbatch_loss(params: Any, rows: Batch, key: DropoutKey | None) -> tuple[jax.Array, Sums]:
-            sums = objective.sums(model, params, rows, key, start=start, axis=axis)
-            return sum(sums[name][0] / denominator for name, denominator in denominators.items()), sums
-
-        def gradients(rows: Batch, index: jax.Array | int) -> tuple[jax.Array, Any, Sums]:
+    def replica_gradients(
+        params: Any, start: Any, rows: Batch, key: Any, denominators: dict[str, jax.Array], replica: jax.Array
+    ) -> Gradients:
+        def gradients(rows: Batch, index: jax.Array | int) -> Gradients:
             rows_key: DropoutKey | None = None if key is None else jax.random.fold_in(key, index)
             if key is not None and replicas > 1:
                 rows_key = replica_key(rows_key, replica[0], replicas, rows["input_ids"].shape[0])
-            (loss, sums), grads = jax.value_and_grad(microbatch_loss, has_aux=True)(params, rows, rows_key)
-            return loss, constrain_tree(grads, shardings, mesh), sums
+            axis = "data" if replicas > 1 else None
+            return microbatch_gradients(
+                objective, params, rows, rows_key, denominators, start=start, axis=axis, shardings=shardings
+            )
 
-        if accumulation_steps == 1:
-            return gradients(rows, 0)
-        split = split_microbatches(rows, accumulation_steps)
-        shapes = jax.eval_shape(gradients, {name: x[0] for name, x in split.items()}, 0)
+        return accumulate(gradients, rows, accumulation_steps)
 
-        def add(total: Any, inputs: tuple[Batch, jax.Array]) -> tuple[Any, None]:
-            return jax.tree.map(jnp.add, total, gradients(*inputs)), None
-
-        zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
-        return jax.lax.scan(add, zeros, (split, jnp.arange(accumulation_steps)))[0]
-
-    numbers = jnp.arange(replicas)
+    inputs = params, start, batch, key, denominators, jnp.arange(replicas)
     if mesh is None or replicas == 1:
-        return accumulate(params, start, batch, key, denominators, numbers)
+        return replica_gradients(*inputs)
+    loss, grads, sums = over_replicas(replica_gradients, mesh, inputs)
+    with jax.named_scope("gradient_reduction"):
+        grads = sum_replicas(grads, shardings, jnp.dtype(reduction_dtype))
+    return jnp.sum(loss), grads, jax.tree.map(jnp.sum, sums)
+
+
+def microbatch_gradients(
+    objective: Objective,
+    params: Any,
+    rows: Batch,
+    key: DropoutKey | None,
+    denominators: Mapping[str, jax.Array],
+    *,
+    start: Any,
+    axis: str | None,
+    shardings: Any,
+) -> Gradients:
+    """Return the contribution of ``rows`` to loss, gradients and sums."""
+
+    def loss_of(params: Any) -> tuple[jax.Array, Sums]:
+        sums = objective.sums(params, rows, key, start=start, axis=axis)
+        return sum(sums[name][0] / denominator for name, denominator in denominators.items()), sums
+
+    (loss, sums), grads = jax.value_and_grad(loss_of, has_aux=True)(params)
+    return loss, constrain_tree(grads, shardings, objective.mesh), sums
+
+
+def accumulate(gradients: Callable[[Batch, Any], Gradients], rows: Batch, count: int) -> Gradients:
+    """Return the sum of ``gradients(microbatch, index)`` over ``count`` microbatches of ``rows``, one at a time."""
+    if count == 1:
+        return gradients(rows, 0)
+    split = split_microbatches(rows, count)
+    shapes = jax.eval_shape(gradients, {name: x[0] for name, x in split.items()}, 0)
+
+    def add(total: Any, inputs: tuple[Batch, jax.Array]) -> tuple[Any, None]:
+        return jax.tree.map(jnp.add, total, gradients(*inputs)), None
+
+    zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
+    return jax.lax.scan(add, zeros, (split, jnp.arange(count)))[0]
+
+
+def over_replicas(replica_gradients: Callable[..., Gradients], mesh: Mesh, inputs: tuple[Any, ...]) -> Gradients:
+    """Return :data:`Gradients` stacked over the replicas; each computes ``replica_gradients`` of its own rows and
+    its own number, the third and the last of ``inputs``."""
     whole, by_rows = PartitionSpec(), PartitionSpec("data")
     # The compiler cuts what a replica computes over fsdp and tensor; over data nothing is left to it.
     apart = jax.shard_map(
-        lambda *inputs: jax.tree.map(lambda x: x[None], accumulate(*inputs)),
+        lambda *inputs: jax.tree.map(lambda x: x[None], replica_gradients(*inputs)),
         mesh=mesh,
         in_specs=(whole, whole, by_rows, whole, whole, by_rows),
         out_specs=by_rows,
         axis_names={axis for axis, size in mesh.shape.items() if axis == "data" or size == 1},
         check_vma=False,
     )
-    loss, grads, sums = apart(params, start, batch, key, denominators, numbers)
-    with jax.named_scope("gradient_reduction"):
-        grads = sum_replicas(grads, shardings, jnp.dtype(reduction_dtype))
-    return jnp.sum(loss), grads, jax.tree.map(jnp.sum, sums)
+    return apart(*inputs)
 
 
 def sum_replicas(stacked: Any, shardings: Any, dtype: jnp.dtype) -> Any:
-    """Sum over the first axis, of which each replica holds one entry, laid out as ``shardings`` say.
+    """Return the sum over the first axis, of which each replica holds one entry, laid out by ``shardings``.
 
     Summed in ``dtype``, returned in float32. Each device sends once what others need: an all-reduce where every
     replica needs the whole, a reduce-scatter where each needs a part.
@@ -148,96 +167,102 @@ def sum_replicas(stacked: Any, shardings: Any, dtype: jnp.dtype) -> Any:
 
 
 def make_train_step(
-    model: BertModel,
+    objective: Objective,
     optimizer: optax.GradientTransformation,
-    schedule: Schedule,
     config: OptimizerConfig,
+    num_steps: int,
     accumulation_steps: int,
     base_key: jax.Array,
     *,
-    objective: Objective | None = None,
-    rates: Callable[[jax.Array], Any] | None = None,
-    decay_to_start: bool = False,
+    lr_multipliers: Callable[[jax.Array], Any] | None = None,
+    decay_toward_start: bool = False,
     reduction_dtype: str = "float32",
     shardings: Any = None,
 ) -> Callable[[TrainState, Batch], tuple[TrainState, dict[str, Any]]]:
-    """``(state, batch) -> (state, metrics)``; metrics hold (sum, weight) pairs and scalars of this step.
+    """Return ``(state, batch) -> (state, metrics)``; metrics hold (sum, weight) pairs and scalars of this step.
 
     On a non-finite loss or gradient norm parameters, moments and average stay bitwise unchanged and only
     ``step`` advances, so the data and the dropout key move on. ``shardings`` (a tree like the parameters') are
     those of parameters between steps, summed gradients, moments and average: the update runs on such parts, and
-    what the replicas share of the parameters is gathered in float32 at the start of a step. ``rates`` gives each
-    parameter's factor on the learning rate at a step, a tree like the parameters'; one of 0 stays as it is. With
-    ``decay_to_start`` weight decay pulls towards ``state.start``, so what was drawn towards 0.
+    what the replicas share of the parameters is gathered in float32 at the start of a step. ``lr_multipliers``
+    gives each parameter's factor on the learning rate at a step, a tree like the parameters'; a parameter with
+    factor 0 does not change. With ``decay_toward_start`` weight decay pulls toward ``state.start``, so what was
+    drawn toward 0.
     """
-
-    layouts = None if model.mesh is None else compute_shardings(model, model.mesh)
-    platform = jax.default_backend() if model.mesh is None else model.mesh.devices.flat[0].platform
-
-    def apply_if(finite: jax.Array, update: Callable[..., Any], state: TrainState, grads: Any) -> Any:
-        old = state.params, state.opt_state, state.ema
-        if platform == "cpu":
-            # A choice of each element would first copy the moments: the update reads what it overwrites.
-            return jax.lax.cond(finite, update, lambda state, grads: old, state, grads)
-        return jax.tree.map(lambda new, old: jnp.where(finite, new, old), update(state, grads), old)
+    model, mesh = objective.model, objective.mesh
+    layouts = None if mesh is None else compute_shardings(model, mesh)
+    platform = jax.default_backend() if mesh is None else mesh.devices.flat[0].platform
+    schedule = make_schedule(config, num_steps)
 
     def train_step(state: TrainState, batch: Batch) -> tuple[TrainState, dict[str, Any]]:
         key = jax.random.fold_in(base_key, state.step)
         # Gathered where a layer first needs them, beside the products of those before.
         whole, start = (
-            tree if tree is None or model.mesh is None else constrain_tree(tree, layouts, model.mesh)
+            tree if tree is None or mesh is None else constrain_tree(tree, layouts, mesh)
             for tree in (state.params, state.start)
         )
         loss, grads, sums = loss_and_gradients(
-            model,
-            whole,
-            batch,
-            key,
-            accumulation_steps,
-            objective=objective,
-            start=start,
-            reduction_dtype=reduction_dtype,
-            shardings=shardings,
-        )
+            objective, whole, batch, key, accumulation_steps,
+            start=start, reduction_dtype=reduction_dtype, shardings=shardings,
+        )  # fmt: skip
         learning_rate = schedule(state.step)
         with jax.named_scope("optimizer"):
-            factors = None if rates is None else rates(state.step)
-            # What stands still takes no part in norm and clipping: what always does, the compiler leaves out of the
-            # backward pass.
+            factors = None if lr_multipliers is None else lr_multipliers(state.step)
+            # A parameter that does not change takes no part in norm and clipping: the compiler leaves out of the
+            # backward pass what never changes.
             if factors is not None:
                 grads = jax.tree.map(lambda g, factor: jnp.where(factor == 0, 0.0, g), grads, factors)
             grad_norm = optax.tree.norm(grads)
             finite = jnp.isfinite(loss) & jnp.isfinite(grad_norm)
 
             def update(state: TrainState, grads: Any) -> tuple[Any, Any, Any]:
-                """Parameters, optimizer state and average after the step."""
-                decayed = state.params
-                if decay_to_start:
-                    decayed = jax.tree.map(jnp.subtract, state.params, state.start)
-                direction, opt_state = optimizer.update(grads, state.opt_state, decayed)
-                if factors is not None:
-                    direction = jax.tree.map(jnp.multiply, direction, factors)
-                params = jax.tree.map(lambda p, d: p - learning_rate * d, state.params, direction)
-                ema = state.ema
-                if ema is not None:
-                    ema = jax.tree.map(lambda e, p: e + (1 - config.ema_decay) * (p - e), ema, params)
-                return params, opt_state, ema
+                origin = state.start if decay_toward_start else None
+                return _updated(state, grads, optimizer, learning_rate, factors, origin, config.ema_decay)
 
-            params, opt_state, ema = apply_if(finite, update, state, grads)
+            params, opt_state, ema = _if_finite(finite, update, state, grads, platform)
             new_state = state.replace(step=state.step + 1, params=params, opt_state=opt_state, ema=ema)
         tokens = sums["padding_fraction"][1] - sums["padding_fraction"][0]
-        blank_rows = (objective or PretrainingObjective(model.heads.nsp)).damaged_rows(batch)
-        scalars = {"loss": loss, "grad_norm": grad_norm, "learning_rate": learning_rate, "tokens": tokens}
-        return new_state, {"sums": sums, "finite": finite, "blank_rows": blank_rows, **scalars}
+        scalars = {"loss": loss, "grad_norm": grad_norm, "tokens": tokens, "last": {"learning_rate": learning_rate}}
+        return new_state, {"sums": sums, "finite": finite, "blank_rows": objective.damaged_rows(batch), **scalars}
 
     return train_step
 
 
-def make_eval_step(model: BertModel) -> Callable[[Any, Batch], Sums]:
-    """``(params, batch) -> sums`` without dropout."""
+def _updated(
+    state: TrainState,
+    grads: Any,
+    optimizer: optax.GradientTransformation,
+    learning_rate: jax.Array,
+    factors: Any,
+    origin: Any,
+    ema_decay: float,
+) -> tuple[Any, Any, Any]:
+    """Return parameters, optimizer state and average after the step; weight decay pulls toward ``origin``."""
+    decayed = state.params if origin is None else jax.tree.map(jnp.subtract, state.params, origin)
+    direction, opt_state = optimizer.update(grads, state.opt_state, decayed)
+    if factors is not None:
+        direction = jax.tree.map(jnp.multiply, direction, factors)
+    params = jax.tree.map(lambda p, d: p - learning_rate * d, state.params, direction)
+    ema = state.ema
+    if ema is not None:
+        ema = jax.tree.map(lambda e, p: e + (1 - ema_decay) * (p - e), ema, params)
+    return params, opt_state, ema
+
+
+def _if_finite(
+    finite: jax.Array, update: Callable[..., Any], state: TrainState, grads: Any, platform: str
+) -> tuple[Any, Any, Any]:
+    old = state.params, state.opt_state, state.ema
+    if platform == "cpu":
+        # A choice of each element would first copy the moments: the update reads what it overwrites.
+        return jax.lax.cond(finite, update, lambda state, grads: old, state, grads)
+    return jax.tree.map(lambda new, old: jnp.where(finite, new, old), update(state, grads), old)
+
+
+def make_eval_step(objective: Objective) -> Callable[[Any, Batch], Sums]:
+    """Return ``(params, batch) -> sums`` without dropout."""
 
     def eval_step(params: Any, batch: Batch) -> Sums:
-        output = model.apply({"params": params}, batch, None)
-        return pretraining_loss(output.mlm_logits, output.nsp_logits, batch)
+        return objective.sums(params, batch, None, start=None, axis=None)
 
     return eval_step

@@ -12,8 +12,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
+from bert_jax.config import RunConfig, dump_yaml
 from bert_jax.io.folder_lock import hold_folder
+from bert_jax.io.files import write_whole
 from bert_jax.io.storage import Location, ObjectPath, StorageError
+from bert_jax.process import exits
+from bert_jax.training.checkpoint.restore import saved_steps
+from bert_jax.training.launch import RECORD, Launch
 
 _log = logging.getLogger(__name__)
 
@@ -74,6 +79,21 @@ def hold_workdir(
         except StorageError as error:
             raise type(error)(f"{error}; {kept}") from None
     shutil.rmtree(folder)
+
+
+def describe_run(folder: Path, config: RunConfig, record: str) -> None:
+    """Write config.yaml and (unless empty) the record of the initial model, and delete a report of an older run."""
+    write_whole(folder / "config.yaml", dump_yaml(config))
+    if record:
+        write_whole(folder / RECORD, record)
+    (folder / "report.html").unlink(missing_ok=True)
+
+
+def stopped(launch: Launch, what: str) -> exits.Stop:
+    """Return the end of a run by a signal, which names what is saved."""
+    saved = f"saved in {launch.workdir}" if saved_steps(launch.workdir) else "nothing to save yet"
+    line = f"{what}, {launch.stop.reason()}; {saved}: run the same command to continue"
+    return exits.Stop(launch.stop.exit_code, line, agreed=True)
 
 
 class _Mirror:

@@ -7,13 +7,13 @@ import jax
 import numpy as np
 import pytest
 from flax import linen as nn
-from support import random_batch, tiny_config
+from support import masked_lm, random_batch, tiny_config
 
 from bert_jax.config import ExecutionConfig, MeshConfig, ModelConfig, OptimizerConfig
 from bert_jax.config.finetune import FinetuneOptimizerConfig
 from bert_jax.model import BertForPretraining, from_canonical, to_canonical
 from bert_jax.model.canonical import path_name
-from bert_jax.optim import decay_mask, joining_updates, make_optimizer, make_schedule, parameter_rates
+from bert_jax.optim import decay_mask, lr_multipliers, make_optimizer, make_schedule, unfreeze_updates
 from bert_jax.parallel import make_mesh, shardings
 from bert_jax.training.state import TrainState, abstract_params, initial_params, make_prng_key
 from bert_jax.training.step import make_train_step
@@ -280,8 +280,8 @@ def test_layers_that_join_late_start_as_if_the_run_began_with_them(name, kind, s
     like = structure(scanned, rows=16)
     exact = Numpy(config, start, turns)
     params = from_canonical(start, like, VOCABULARY)
-    optimizer = make_optimizer(config, joining_updates(config, LAYERS, like, steps_per_epoch=4))
-    rates = parameter_rates(config, LAYERS, like, steps_per_epoch=4)
+    optimizer = make_optimizer(config, unfreeze_updates(config, LAYERS, like, steps_per_epoch=4))
+    rates = lr_multipliers(config, LAYERS, like, steps_per_epoch=4)
     state = optimizer.init(params)
     assert jax.tree.structure(state) == jax.tree.structure(make_optimizer(config).init(params))
 
@@ -319,9 +319,9 @@ RULES = ["--optimizer.name adamw", "--optimizer.name lamb", "--optimizer.name be
 def train(config, steps):
     """States (numpy, the first one before any step) and gradient norms of ``steps`` training steps."""
     model = BertForPretraining(config.model, config.execution, config.has_nsp)
-    optimizer, schedule = make_optimizer(config.optimizer), make_schedule(config.optimizer, steps)
+    optimizer = make_optimizer(config.optimizer)
     key = make_prng_key(config.execution, 0)
-    run = jax.jit(make_train_step(model, optimizer, schedule, config.optimizer, 1, key))
+    run = jax.jit(make_train_step(masked_lm(model), optimizer, config.optimizer, steps, 1, key))
     params = initial_params(model, seed=0)
     ema = params if config.optimizer.ema_decay else None
     state = TrainState(np.int32(0), params, optimizer.init(params), ema)

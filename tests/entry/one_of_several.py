@@ -62,8 +62,9 @@ def learn(folder):
     )
     batch, found = support.random_batch(config, 1), []
     for mesh in (make_mesh(MeshConfig(data=2, tensor=2)), make_mesh(MeshConfig(data=1), jax.local_devices()[:1])):
-        programs = train_programs(config, mesh)
-        step = programs.step_for(pretraining_batch(config, mesh, 32))
+        objective = support.objective_of(config, mesh)
+        programs = train_programs(objective)
+        step = programs.step_for(pretraining_batch(objective, 32))
         rows = list(host_rows(mesh, 32)) if mesh.size > 1 else list(range(32))
         own = to_global({name: x[rows] for name, x in batch.items()}, mesh, 32)
         start = jax.block_until_ready(initial_state(programs.model, programs.optimizer, programs.abstract, 3))

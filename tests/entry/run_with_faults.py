@@ -20,7 +20,7 @@ from bert_jax.config import PretrainConfig, load_config
 from bert_jax.config.loader import RunOptions, take_options
 from bert_jax.process import hosts
 from bert_jax.process.exits import run_command
-from bert_jax.training import pretrain
+from bert_jax.training.pretrain import PretrainJob
 
 KIND, STEP, PROCESS = (*os.environ.get("BERT_JAX_FAULT", "").split(":"), "-1", "-1")[:3]
 
@@ -46,7 +46,7 @@ class Source(SyntheticSource):
 def main() -> None:
     options, arguments = take_options(RunOptions, sys.argv[1:])
     config = load_config(PretrainConfig, arguments)
-    pretrain.finish = lambda *_: []  # drawing takes longer than the run
+    PretrainJob.finish = lambda *_: None  # drawing takes longer than the run
     hosts.start(options)
     if hosts.count() > 1:
         STOP.share()

@@ -281,7 +281,7 @@ def fitting_config(
     changed = [line for line in changed if line.partition(":")[0] not in may_change]
     old, new = stored_config.parameter_layout, config.parameter_layout
     changed += [f"{name}: {old[name]} -> {value}" for name, value in new.items() if old[name] != value]
-    if config.keeps_start and not stored_config.keeps_start:
+    if config.stores_start_params and not stored_config.stores_start_params:
         changed.append("it has no start parameters (regularization.mixout, optimizer.decay_to_start)")
     if changed:
         raise Unfit(
@@ -315,7 +315,7 @@ def _abstract(config: RunConfig, mesh: Mesh, model: BertModel | None) -> TrainSt
         optimizer,
         mesh,
         with_ema=config.optimizer.ema_decay > 0,
-        with_start=config.keeps_start,
+        with_start=config.stores_start_params,
         shard_optimizer=config.mesh.shard_optimizer,
     )
 

@@ -1,19 +1,29 @@
-"""Metrics of a log interval: sums and weights over its steps, divided once, when the line is written."""
+"""Training lines: sums and weights over the steps of an interval, divided once, when the line is written."""
 
-from collections.abc import Mapping
+import collections
+import dataclasses
+import time
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from bert_jax.batch import DataBudgetError
+from bert_jax.batch import BatchInfo, DataBudgetError
+from bert_jax.config import TrainingConfig
+from bert_jax.training.spikes import LossGuard
 
-# Present in every line, null where there is nothing to say (no such head, every step skipped).
-ALWAYS = ("loss", "mlm_loss", "nsp_loss", "mlm_accuracy", "nsp_accuracy", "grad_norm", "padding_fraction")
+# Steps that may be under way while the host goes on: enough to hide the host, few enough to bound memory.
+MAX_IN_FLIGHT = 2
 
 
 class IntervalMeter:
-    """Adds up the metrics of steps. Its state goes into the checkpoint, so a resumed run logs the same lines."""
+    """Adds up the metrics of steps. Its state goes into the checkpoint, so a resumed run logs the same lines.
 
-    def __init__(self, max_blank_records: int) -> None:
+    Every line holds loss, ``keys``, gradient norm and padding; a value is null without such a head, or if every
+    step was skipped.
+    """
+
+    def __init__(self, max_blank_records: int, keys: Sequence[str] = ()) -> None:
         self._max_blank_records = max_blank_records
+        self._keys = ("loss", *keys, "grad_norm", "padding_fraction")
         self.blank_records = 0  # rows without content, of all processes, since the phase began
         self.skipped_steps = 0  # since the phase began
         self.bad_in_a_row = 0
@@ -23,10 +33,10 @@ class IntervalMeter:
     def add(self, metrics: Mapping[str, Any]) -> None:
         """Add one step's metrics (host values). A skipped step counts, but its values are left out.
 
-        Raises ``DataBudgetError`` above ``max_blank_records`` damaged records: a process that reads all rows
-        finds that by itself and earlier.
+        ``last`` holds values of which a line gives those of the last step. Raises ``DataBudgetError`` above
+        ``max_blank_records`` damaged records: a process that reads all rows raises it earlier.
         """
-        self._last = {"learning_rate": float(metrics["learning_rate"])}
+        self._last = dict(metrics["last"])
         self.blank_records += int(metrics["blank_rows"])
         allowed = self._max_blank_records
         if self.blank_records > allowed:
@@ -47,7 +57,7 @@ class IntervalMeter:
 
     def line(self) -> dict[str, float | int | None]:
         """Means since the last line; starts the next interval."""
-        means: dict[str, float | None] = dict.fromkeys(ALWAYS)
+        means: dict[str, float | None] = dict.fromkeys(self._keys)
         means |= {name: total / weight if weight else None for name, (total, weight) in self._sums.items()}
         self._sums = {}
         counts = {"skipped_steps": self.skipped_steps, "blank_records": self.blank_records}
@@ -64,3 +74,67 @@ class IntervalMeter:
         self.skipped_steps, self.bad_in_a_row = state["skipped_steps"], state["bad_in_a_row"]
         self.blank_records = state["blank_records"]
         self._sums = {name: list(pair) for name, pair in state["sums"].items()}
+
+
+@dataclasses.dataclass
+class Clock:
+    """Wall time of an interval without evaluations and saves."""
+
+    started: float = dataclasses.field(default_factory=time.perf_counter)
+    waited: float = 0.0
+    steps: int = 0
+    tokens: float = 0.0
+    sequences: int = 0
+
+    def exclude(self, seconds: float) -> None:
+        """Take ``seconds`` out of the interval."""
+        self.started += seconds
+
+    def line(self) -> dict[str, float]:
+        """Seconds per step, real tokens and sequences per second, share of the time spent waiting for data."""
+        seconds = max(time.perf_counter() - self.started, 1e-9)
+        return {
+            "seconds_per_step": seconds / max(self.steps, 1),
+            "tokens_per_second": self.tokens / seconds,
+            "sequences_per_second": self.sequences / seconds,
+            "data_wait_fraction": self.waited / seconds,
+        }
+
+
+class Recorder:
+    """Makes log lines of the metrics of steps and calls ``write(step, line)``. Values are read a few steps late;
+    each one that arrives is a ``beat``: a step was done."""
+
+    def __init__(
+        self,
+        config: TrainingConfig,
+        meter: IntervalMeter,
+        guard: LossGuard,
+        write: Callable[[int, dict[str, Any]], None],
+        beat: Callable[[str], None] = lambda doing: None,
+    ) -> None:
+        self.config, self.meter, self.guard, self._write = config, meter, guard, write
+        self._beat = beat
+        self._in_flight: collections.deque[tuple[int, Any, BatchInfo]] = collections.deque()
+        self.clock = Clock()
+
+    def add(self, step: int, metrics: Any, info: BatchInfo) -> None:
+        """Take the ``StepMetrics`` of ``step`` without waiting for them."""
+        self._in_flight.append((step, metrics, info))
+        self.drain(MAX_IN_FLIGHT)
+
+    def drain(self, leave: int = 0) -> None:
+        """Read metrics until ``leave`` steps are under way. Raises as :meth:`LossGuard.add`."""
+        while len(self._in_flight) > leave:
+            step, metrics, info = self._in_flight.popleft()
+            metrics = metrics.unpack()
+            self._beat(f"step {step + 1:,}")
+            self.meter.add(metrics)
+            self.clock.steps += 1
+            self.clock.tokens += float(metrics["tokens"])
+            self.clock.sequences += info.sequences
+            if step % self.config.log_interval == 0 or step == self.config.num_steps:
+                position = {"epoch": info.epoch, "examples_seen": info.examples_seen}
+                self._write(step, {**self.meter.line(), **self.clock.line(), **position})
+                self.clock = Clock()
+            self.guard.add(step, float(metrics["loss"]), self.meter.bad_in_a_row)

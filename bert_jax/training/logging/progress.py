@@ -1,9 +1,9 @@
-"""Progress that a person can follow: a live bar on a terminal, plain lines elsewhere and in WORKDIR/train.log."""
+"""Progress of a run: a live bar on a terminal, plain lines elsewhere and in WORKDIR/train.log."""
 
 import atexit
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, TextIO
@@ -12,6 +12,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, TaskProgressColumn, TextColumn
 from rich.progress import Progress as Bar
+
+from bert_jax.objectives.display import RUN_COLUMNS, Column
 
 # Log lines over which the speed for the ETA is taken: short enough to follow a change, long enough to be steady.
 _ETA_WINDOW = 20
@@ -37,43 +39,44 @@ def format_count(value: float) -> str:
     return f"{value:.0f}"
 
 
-def format_line(step: int, total_steps: int, metrics: Mapping[str, Any], eta: float | None = None) -> str:
-    """One log line; what ``metrics`` lacks is left out, an unknown MFU reads n/a.
+def format_line(
+    step: int,
+    total_steps: int,
+    metrics: Mapping[str, Any],
+    eta: float | None = None,
+    columns: Sequence[Column] = (),
+) -> str:
+    """Return one log line with the ``columns`` of the objective; a missing value is left out, an unknown MFU reads
+    n/a.
 
-    ``step 1,200/10,000  loss 5.123  mlm 4.812 (acc 0.214)  nsp 0.631 (acc 0.620)  lr 9.9e-05  grad 1.42
-    0.123 s/step  8.30k tok/s  mfu n/a  eta 0:12:03``
+    ``step 1,200/10,000  loss 5.123  token 4.812 (acc 0.214)  lr 9.9e-05  grad 1.42  0.123 s/step
+    8.30k tok/s  mfu n/a  eta 0:12:03``
     """
     split = metrics.get("split", "")
-    evaluation = bool(split)
     parts = [f"{split} step {step:,}/{total_steps:,}".strip()]
     if "loss" in metrics:
         parts.append(f"loss {_number(metrics['loss'], '.3f')}")
-    for name in ("mlm", "nsp"):
-        # A run without the sentence-pair objective reports null or nothing: no column for it.
-        if metrics.get(f"{name}_loss") is not None:
-            accuracy = _number(metrics.get(f"{name}_accuracy"), ".3f")
-            parts.append(f"{name} {_number(metrics[f'{name}_loss'], '.3f')} (acc {accuracy})")
-    columns = (
-        ("lr {}", "learning_rate", ".2g"),
-        ("grad {}", "grad_norm", ".3g"),
-        ("{} s/step", "seconds_per_step", ".3f"),
-    )
-    for template, key, style in columns:
-        if key in metrics:
-            parts.append(template.format(_number(metrics[key], style)))
+    # A run without a head reports null or nothing: no column for it.
+    parts += [_column(column, metrics) for column in columns if metrics.get(column.key) is not None]
+    parts += [_column(column, metrics) for column in RUN_COLUMNS if column.key in metrics]
     if metrics.get("tokens_per_second") is not None:
         parts.append(f"{format_count(metrics['tokens_per_second'])} tok/s")
     if "mfu" in metrics:
         parts.append(f"mfu {_number(metrics['mfu'], '.1%')}")
-    if split not in ("", "eval"):  # a fine-tuning task has metrics of its own; the first ones say most
+    if split not in ("", "eval"):  # a fine-tuning task has metrics of its own, the most important first
         numbers = [(name, value) for name, value in metrics.items() if isinstance(value, float)]
         parts += [f"{name} {value:.4f}" for name, value in numbers[:_MOST_METRICS]]
     for label, key in (("skipped", "skipped_steps"), ("blank", "blank_records")):
         if metrics.get(key):
             parts.append(f"{label} {metrics[key]:,}")
-    if eta is not None and not evaluation:
+    if eta is not None and not split:
         parts.append(f"eta {format_duration(eta)}")
     return "  ".join(parts)
+
+
+def _column(column: Column, metrics: Mapping[str, Any]) -> str:
+    text = column.template.format(_number(metrics[column.key], column.style))
+    return f"{text} (acc {_number(metrics.get(column.accuracy), column.style)})" if column.accuracy else text
 
 
 def _number(value: Any, style: str) -> str:
@@ -90,6 +93,7 @@ class Progress:
         total_steps: step at which the run ends.
         start_step: step from which this start of the run continues.
         log_path: log file, appended to; None: no file.
+        columns: columns of the objective; the first one also stands beside the bar.
         lead: False shows and writes nothing (all processes of a run but one).
         console: where to show; default: standard output.
     """
@@ -100,10 +104,11 @@ class Progress:
         start_step: int = 0,
         log_path: Path | None = None,
         *,
+        columns: Sequence[Column] = (),
         lead: bool = True,
         console: Console | None = None,
     ):
-        self._total = total_steps
+        self._total, self._columns = total_steps, columns
         self._lead = lead
         self._log: TextIO | None = None
         self._bar: Bar | None = None
@@ -145,13 +150,13 @@ class Progress:
         if not evaluation:
             self._marks.append((time.monotonic(), step))
         eta = self._eta(step, metrics)
-        line = format_line(step, self._total, metrics, eta)
+        line = format_line(step, self._total, metrics, eta, self._columns)
         self._write_log(line)
         if self._bar is None or evaluation:
             self._print(line)
         else:
             self.tick(step)
-            self._bar.update(self._task, status=_status(metrics, eta))
+            self._bar.update(self._task, status=self._status(metrics, eta))
 
     def line(self, text: str) -> None:
         """Show a message and log it."""
@@ -203,14 +208,12 @@ class Progress:
             self._console.file.write(text + "\n")
             self._console.file.flush()
 
-
-def _status(metrics: Mapping[str, Any], eta: float | None) -> str:
-    """What stands right of the bar: short, it shares one line with it."""
-    parts = []
-    if metrics.get("mlm_loss") is not None:
-        parts.append(f"mlm {metrics['mlm_loss']:.3f}")
-    if metrics.get("tokens_per_second") is not None:
-        parts.append(f"{format_count(metrics['tokens_per_second'])} tok/s")
-    if eta is not None:
-        parts.append(f"eta {format_duration(eta)}")
-    return "  ".join(parts)
+    def _status(self, metrics: Mapping[str, Any], eta: float | None) -> str:
+        """Return the text right of the bar: short, it shares one line with it."""
+        first = [column for column in self._columns[:1] if metrics.get(column.key) is not None]
+        parts = [column.template.format(_number(metrics[column.key], column.style)) for column in first]
+        if metrics.get("tokens_per_second") is not None:
+            parts.append(f"{format_count(metrics['tokens_per_second'])} tok/s")
+        if eta is not None:
+            parts.append(f"eta {format_duration(eta)}")
+        return "  ".join(parts)

@@ -27,7 +27,7 @@ from bert_jax.model import BertForPretraining, to_canonical
 from bert_jax.optim import make_optimizer
 from bert_jax.parallel import make_mesh
 from bert_jax.tokenization import load_tokenizer
-from bert_jax.training.initial_model import RECORD
+from bert_jax.training.launch import RECORD
 from bert_jax.training.state import abstract_state, initial_state
 
 ALL = HeadsConfig(mlm=True, nsp=True, pooler=True)

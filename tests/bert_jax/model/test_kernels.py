@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from support import random_batch, relative_difference, tiny_config
+from support import masked_lm, random_batch, relative_difference, tiny_config
 
 from bert_jax.config import ExecutionConfig, MeshConfig, ModelConfig
 from bert_jax.model import BertForPretraining, attention_kernel, norm_kernel, to_canonical
@@ -231,7 +231,7 @@ def loss_of_model(config, mesh=None, **execution):
     if mesh is not None:
         batch = to_global(batch, mesh, len(batch["input_ids"]))
     key = make_prng_key(execution, 1)
-    loss, grads, _ = jax.jit(lambda p, b: loss_and_gradients(model, p, b, key, 1))(params, batch)
+    loss, grads, _ = jax.jit(lambda p, b: loss_and_gradients(masked_lm(model), p, b, key, 1))(params, batch)
     return loss, to_canonical(grads, config.model.vocab_size)
 
 

@@ -18,10 +18,11 @@ from golden.cases import (
     curve_case,
     weights,
 )
+from support import masked_lm
 
 from bert_jax.config import ExecutionConfig, ModelConfig, OptimizerConfig
 from bert_jax.model import BertForPretraining, BertModel, from_canonical, to_canonical
-from bert_jax.optim import make_optimizer, make_schedule
+from bert_jax.optim import make_optimizer
 from bert_jax.training.state import TrainState, abstract_params
 from bert_jax.training.step import loss_and_gradients, make_train_step
 
@@ -50,7 +51,7 @@ def build(model: dict, execution: ExecutionConfig) -> tuple[BertModel, dict]:
 
 def compiled_gradients(network: BertForPretraining):
     """Jitted ``(params, batch) -> (loss, gradients, sums)`` without dropout."""
-    return jax.jit(lambda params, features: loss_and_gradients(network, params, features, None, 1))
+    return jax.jit(lambda params, features: loss_and_gradients(masked_lm(network), params, features, None, 1))
 
 
 def assert_gradients_agree(given: dict, recorded: dict, bar: float) -> None:
@@ -117,7 +118,7 @@ def test_loss_curve_equals_torch(mode: str) -> None:
         clip_norm=1.0,
     )
     optimizer = make_optimizer(config)
-    step = make_train_step(network, optimizer, make_schedule(config, CURVE_STEPS), config, 1, jax.random.key(0))
+    step = make_train_step(masked_lm(network), optimizer, config, CURVE_STEPS, 1, jax.random.key(0))
     compiled = jax.jit(step, donate_argnums=0)
     state = TrainState(jnp.zeros((), jnp.int32), params, optimizer.init(params))
     for i in range(CURVE_STEPS):

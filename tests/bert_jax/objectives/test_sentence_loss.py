@@ -9,7 +9,6 @@ from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 from recorded import Slots, assert_recorded, given
 
-from bert_jax.objectives.denominator import denominator
 from bert_jax.objectives.label_losses import softmax_loss
 from bert_jax.objectives.sentence_losses import (
     cosent_loss,
@@ -18,6 +17,7 @@ from bert_jax.objectives.sentence_losses import (
     pair_features,
     triplet_loss,
 )
+from bert_jax.objectives.sums import denominator
 
 SLOTS = Slots(6, (4, 2))
 

@@ -5,7 +5,7 @@ import re
 from dataclasses import dataclass
 
 import pytest
-from support import tiny_config
+from support import objective_of, tiny_config
 
 from bert_jax.parallel import make_mesh
 from bert_jax.planner.topology import parse_topology, tpu_devices
@@ -74,8 +74,9 @@ def collectives(text: str) -> list[Collective]:
 def compiled(*arguments: str) -> str:
     config = tiny_config(MODEL, *arguments)
     mesh = make_mesh(config.mesh, tpu_devices(parse_topology("v5e:4x4")))
-    batch = pretraining_batch(config, mesh, config.training.global_batch_size)
-    return train_programs(config, mesh).lower(batch).compile().as_text()
+    objective = objective_of(config, mesh)
+    batch = pretraining_batch(objective, config.training.global_batch_size)
+    return train_programs(objective).lower(batch).compile().as_text()
 
 
 def test_the_reader_sees_what_it_should():

@@ -97,9 +97,8 @@ import contextlib, time
 import numpy as np
 from bert_jax.batch import BatchInfo
 from bert_jax.config import TrainingConfig
-from bert_jax.training.loop import Recorder, run_steps
-from bert_jax.training.logging.meter import IntervalMeter
-from bert_jax.training.logging.profiler import ProfilerWindow
+from bert_jax.training.loop import Loop, ProfilerWindow
+from bert_jax.training.logging.meter import IntervalMeter, Recorder
 from bert_jax.process.signals import StopRequest
 from bert_jax.training.spikes import LossGuard
 from bert_jax.process.watchdog import Watchdog
@@ -109,9 +108,10 @@ class State:
 
 class Late:  # the metrics of a step, there when the step is done
     def __init__(self, step): self.step = step
-    def __array__(self, dtype=None, copy=None):
+    def unpack(self):
         time.sleep(2.5 if self.step in {slow} else 0.01)
-        return np.zeros(1)
+        scalars = dict(loss=1.0, tokens=1.0, finite=True, blank_rows=0, grad_norm=1.0)
+        return dict(scalars, sums=dict(), last=dict(learning_rate=0.0))
 
 steps = iter(range(1, 100))
 config = TrainingConfig(num_steps=6, global_batch_size=1, checkpoint_interval=2)
@@ -121,17 +121,14 @@ def write(state, step):  # takes 2.5 s, beside the steps
     done = time.monotonic() + 2.5
     watchdog.is_writing = lambda: time.monotonic() < done
 
-metrics = dict(loss=1.0, tokens=1.0, finite=True, blank_rows=0, grad_norm=1.0, learning_rate=0.0, sums=dict())
-recorder = Recorder(
-    config, IntervalMeter(0), LossGuard(config), lambda array: metrics, lambda step, line: None, watchdog.beat
-)
-run_steps(
-    State(), 0, config, recorder=recorder, watchdog=watchdog, stop=StopRequest(),
+recorder = Recorder(config, IntervalMeter(0), LossGuard(config), lambda step, line: None, watchdog.beat)
+Loop(
+    config, recorder=recorder, watchdog=watchdog, stop=StopRequest(),
     step_for=lambda batch: lambda state, batch: (state, Late(next(steps))),
     batches=(({{"input_ids": np.zeros((1, 1))}}, BatchInfo(0, 0.0, 0, 1)) for _ in iter(int, 1)),
-    evaluate=lambda state, step: False, save=write, settle=lambda: None, poll=lambda step: None,
+    evaluate=lambda state, step: False, save=write, finish_pending_save=lambda: None, poll=lambda step: None,
     profiler=ProfilerWindow(None, ()),
-)
+).run(State(), 0)
 print("done", flush=True)
 """
 

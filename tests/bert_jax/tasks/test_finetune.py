@@ -412,7 +412,7 @@ def test_the_loss_of_a_lower_layer_is_that_of_a_model_which_ends_there(source, t
     batch = {name: jax.numpy.asarray(x) for name, x in job._batches(mesh).pack(0)[0].items()}
     params = initial_params(job.model, 0)
     params["sequence_head"]["kernel"] *= 200  # so that the layers differ
-    whole, *_ = loss_and_gradients(job.model, params, batch, None, 1, objective=TaskObjective(job.task))
+    whole, *_ = loss_and_gradients(TaskObjective(job.task, job.config, job.model), params, batch, None, 1)
     one_layer = {**params, "encoder": {"layer_0": params["encoder"]["layer_0"]}}
     losses = []
     for layers, tree in ((2, params), (1, one_layer)):

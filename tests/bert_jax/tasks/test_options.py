@@ -19,7 +19,7 @@ from bert_jax.finetuning.augment import augmented
 from bert_jax.finetuning.finetune import FinetuneJob
 from bert_jax.finetuning.task_objective import check_layers, perturbed
 from bert_jax.model import BertModel, from_canonical, to_canonical
-from bert_jax.optim import make_schedule, parameter_rates
+from bert_jax.optim import lr_multipliers, make_schedule
 from bert_jax.tasks.registry import TASKS
 from bert_jax.tasks.task import Encoded, ModelInput
 from bert_jax.tokenization.wordpiece import WordPieceTokenizer
@@ -36,7 +36,7 @@ def params(scan=False, seed=0, model=MODEL):
 def rates(step, scan=False, model=MODEL, **options):
     """Canonical name -> factor at a step."""
     tree = params(scan, model=model)
-    factors = parameter_rates(FinetuneOptimizerConfig(**options), MODEL.num_layers, tree, steps_per_epoch=10)
+    factors = lr_multipliers(FinetuneOptimizerConfig(**options), MODEL.num_layers, tree, steps_per_epoch=10)
     full = jax.tree.map(lambda x, f: jnp.broadcast_to(f, x.shape), tree, factors(jnp.int32(step)))
     return {name: np.unique(values).tolist() for name, values in to_canonical(full, MODEL.vocab_size).items()}
 
@@ -94,7 +94,7 @@ def test_the_final_layer_norm_goes_with_the_top_layer(scan):
 
 
 def test_nothing_asked_for_costs_nothing():
-    assert parameter_rates(FinetuneOptimizerConfig(), MODEL.num_layers, params(), 10) is None
+    assert lr_multipliers(FinetuneOptimizerConfig(), MODEL.num_layers, params(), 10) is None
 
 
 def test_slanted_triangular():

@@ -16,7 +16,7 @@ from bert_jax.interop import saved_model as native
 from bert_jax.interop.initialization import initial_model, plan_start, store_tokenizer, whole_name
 from bert_jax.interop.readers import read_weights
 from bert_jax.interop.saved_model import replace_saved
-from bert_jax.training.initial_model import RECORD
+from bert_jax.training.launch import RECORD
 
 TAGS = ("O", "B-PER", "I-PER")
 LAYERS = ("feature_mix", "bilstm")

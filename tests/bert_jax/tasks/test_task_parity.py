@@ -86,11 +86,12 @@ def drawn(job: FinetuneJob) -> dict:
 
 def step(job: FinetuneJob, batch: dict, accumulation: int = 1, mesh_sizes: tuple[int, int, int] | None = None):
     """(loss, canonical gradients) of the batch, without dropout."""
-    model, objective = job.model, TaskObjective(job.task)
+    model = job.model
     if mesh_sizes is not None:
         mesh = make_mesh(MeshConfig(**dict(zip(("data", "fsdp", "tensor"), mesh_sizes, strict=True))))
         model, batch = model.clone(mesh=mesh), to_global(batch, mesh, len(batch["input_ids"]))
-    run = jax.jit(lambda p, b: loss_and_gradients(model, p, b, None, accumulation, objective=objective)[:2])
+    objective = TaskObjective(job.task, job.config, model)
+    run = jax.jit(lambda p, b: loss_and_gradients(objective, p, b, None, accumulation)[:2])
     loss, gradients = jax.device_get(run(drawn(job), batch))
     return float(loss), {name: np.asarray(value) for name, value in to_canonical(gradients, VOCAB).items()}
 

@@ -26,11 +26,10 @@ def one_device():
 def run(tmp_path_factory):
     """A workdir with checkpoints of steps 2, 4 and 6."""
     folder = tmp_path_factory.mktemp("run")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("bert_jax.training.run.make_mesh", lambda config: one_device())
-        config = tiny_config("--model.num_layers 2 --optimizer.ema_decay 0.9 --training.num_steps 6",
-                             "--training.checkpoint_interval 2")  # fmt: skip
-        train_synthetic(config, folder / "w")
+    config = tiny_config(
+        "--model.num_layers 2 --optimizer.ema_decay 0.9 --training.num_steps 6", "--training.checkpoint_interval 2"
+    )
+    train_synthetic(config, folder / "w")
     assert saved_steps(folder / "w") == [2, 4, 6]
     return folder / "w"
 

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import linen as nn
-from support import random_batch, relative_difference, tiny_config
+from support import masked_lm, random_batch, relative_difference, tiny_config
 
 from bert_jax.config import ExecutionConfig, MeshConfig
 from bert_jax.model import BertForPretraining, from_canonical, to_canonical
@@ -29,7 +29,8 @@ def run(config, execution, *, mesh=None, accumulation=1, batch=None, dropout=Tru
         params = jax.device_put(params, shardings)
         batch = to_global(batch, mesh, len(batch["input_ids"]))
     key = make_prng_key(execution, 1) if dropout else None
-    loss, grads, _ = jax.jit(lambda p, b: loss_and_gradients(model, p, b, key, accumulation))(params, batch)
+    run = jax.jit(lambda p, b: loss_and_gradients(masked_lm(model), p, b, key, accumulation))
+    loss, grads, _ = run(params, batch)
     return float(loss), to_canonical(grads, VOCAB)
 
 
@@ -75,7 +76,7 @@ def test_remat_is_in_the_program(remat):
     def jaxpr(execution):
         model = BertForPretraining(CONFIG.model, execution)
         params, batch = initial_params(model, 0), random_batch(CONFIG)
-        return str(jax.make_jaxpr(lambda p: loss_and_gradients(model, p, batch, None, 1)[0])(params))
+        return str(jax.make_jaxpr(lambda p: loss_and_gradients(masked_lm(model), p, batch, None, 1)[0])(params))
 
     assert "remat" in jaxpr(ExecutionConfig(remat=remat)) or "checkpoint" in jaxpr(ExecutionConfig(remat=remat))
     plain = jaxpr(ExecutionConfig())
@@ -198,7 +199,7 @@ def test_model_options_change_the_function_and_have_gradients(arguments):
     config = tiny_config("--model.num_layers 2", arguments)
     model = BertForPretraining(config.model, ExecutionConfig(scan_layers=True), config.has_nsp)
     params = initial_params(model, 3)
-    loss, grads, _ = loss_and_gradients(model, params, random_batch(config), None, 1)
+    loss, grads, _ = loss_and_gradients(masked_lm(model), params, random_batch(config), None, 1)
     assert abs(float(loss) - run(CONFIG, ExecutionConfig(), dropout=False)[0]) > 1e-6
     for name, grad in to_canonical(grads, VOCAB).items():
         # A constant added to every key moves no softmax, so the key bias has no gradient by nature.

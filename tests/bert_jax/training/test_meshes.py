@@ -10,16 +10,16 @@ import math
 import os
 
 import jax
-import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
-from support import random_batch, relative_difference, tiny_config
+from support import objective_of, random_batch, relative_difference, tiny_config
 
 from bert_jax.config import MeshConfig, PretrainConfig, load_config
 from bert_jax.model import to_canonical
 from bert_jax.parallel import make_mesh, to_global
 from bert_jax.parallel.axes import over_replicas
-from bert_jax.training.programs import state_bytes, train_programs
+from bert_jax.training.memory import state_bytes
+from bert_jax.training.programs import train_programs
 from bert_jax.training.state import initial_state, parameter_count
 
 FULL = os.environ.get("BERT_JAX_MESHES") == "full"
@@ -51,7 +51,7 @@ def two_steps(sizes, vocab_size, accumulation, dropout, shard_optimizer=True, op
     )  # fmt: skip
     data, fsdp, tensor = sizes
     mesh = make_mesh(MeshConfig(data=data, fsdp=fsdp, tensor=tensor), jax.devices()[: math.prod(sizes)])
-    programs = train_programs(config, mesh)
+    programs = train_programs(objective_of(config, mesh))
     state = initial_state(programs.model, programs.optimizer, programs.abstract, 3)
     batches = [to_global(random_batch(config, seed), mesh, 32) for seed in (1, 2)]
     run = programs.step_for(batches[0])
@@ -59,7 +59,7 @@ def two_steps(sizes, vocab_size, accumulation, dropout, shard_optimizer=True, op
     trees = {"gradients": state.opt_state[0].mu, "params": state.params, "ema": state.ema}
     values = {name: to_canonical(jax.device_get(tree), vocab_size) for name, tree in trees.items()}
     _, second = run(state, batches[1])
-    losses = [programs.unpack(np.asarray(metrics))["loss"] for metrics in (first, second)]
+    losses = [metrics.unpack()["loss"] for metrics in (first, second)]
     return losses, values
 
 
@@ -121,7 +121,7 @@ def test_bytes_of_a_large_models_state_on_one_device(mesh, shares):
         "--model.intermediate_size 4096 --execution.scan_layers true"
     )
     config = load_config(PretrainConfig, f"{large} {mesh}".split())
-    programs = train_programs(config, make_mesh(config.mesh))
+    programs = train_programs(objective_of(config, make_mesh(config.mesh)))
     count = parameter_count(programs.abstract.params, config.model.vocab_size)
     copies = 3 if config.optimizer.ema_decay else 2
     expected = 4 * count / shares[0] + 4 * copies * count / shares[1]

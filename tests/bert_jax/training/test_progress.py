@@ -7,6 +7,7 @@ import sys
 import pytest
 from rich.console import Console
 
+from bert_jax.objectives.masked_lm import COLUMNS
 from bert_jax.training.logging import progress
 from bert_jax.training.logging.progress import Progress, format_count, format_duration, format_line
 
@@ -53,7 +54,7 @@ def test_format_count(value, text):
 
 
 def test_train_line():
-    assert format_line(1200, 10_000, METRICS, eta=723) == (
+    assert format_line(1200, 10_000, METRICS, 723, COLUMNS) == (
         "step 1,200/10,000  loss 5.123  mlm 4.812 (acc 0.214)  nsp 0.631 (acc 0.620)  lr 9.9e-05  grad 1.42  "
         "0.123 s/step  8.30k tok/s  mfu n/a  eta 0:12:03"
     )
@@ -67,12 +68,12 @@ def test_line_shows_trouble_and_mfu():
 
 def test_eval_line_without_nsp():
     metrics = {"split": "eval", "loss": 4.5, "mlm_loss": 4.5, "mlm_accuracy": 0.25, "nsp_loss": None}
-    assert format_line(50, 100, metrics, eta=60) == "eval step 50/100  loss 4.500  mlm 4.500 (acc 0.250)"
+    assert format_line(50, 100, metrics, 60, COLUMNS) == "eval step 50/100  loss 4.500  mlm 4.500 (acc 0.250)"
 
 
 def test_plain_output_and_log_file(tmp_path):
     output = io.StringIO()
-    shown = Progress(100, 0, tmp_path / "logs" / "train.log", console=Console(file=output))
+    shown = Progress(100, 0, tmp_path / "logs" / "train.log", columns=COLUMNS, console=Console(file=output))
     shown.line("training on [MASK] tokens")
     shown.tick(5)
     shown.update(10, METRICS)
@@ -94,7 +95,7 @@ def test_plain_output_and_log_file(tmp_path):
 def test_terminal_shows_bar_and_messages(tmp_path):
     output = io.StringIO()
     console = Console(file=output, force_terminal=True, width=110, color_system=None)
-    with Progress(100, 0, tmp_path / "train.log", console=console) as shown:
+    with Progress(100, 0, tmp_path / "train.log", columns=COLUMNS, console=console) as shown:
         shown.line("filled: the [mask] sat")
         shown.update(40, METRICS)
         shown.update(40, {"split": "eval", "loss": 4.5})

@@ -10,7 +10,11 @@ from html.parser import HTMLParser
 import numpy as np
 import pytest
 
-from bert_jax.training.logging.report import format_value, series, smooth, thin, write_report
+from bert_jax.objectives.masked_lm import MaskedLm
+from bert_jax.training.logging.curves import series, smooth, thin
+from bert_jax.training.logging.report import format_value, write_report
+
+DISPLAY = MaskedLm.display
 
 DATA = {
     "title": "run <1>",
@@ -87,7 +91,7 @@ def read_page(workdir):
 def test_everything_there(tmp_path):
     write_metrics(tmp_path, 200)
     (tmp_path / "config.yaml").write_text("model:\n  vocab_size: 8192  # <b>\n")
-    assert write_report(tmp_path, DATA) == tmp_path / "report.html"
+    assert write_report(tmp_path, DISPLAY, DATA) == tmp_path / "report.html"
     page, text = read_page(tmp_path)
     for words in (
         "run <1>",
@@ -105,14 +109,14 @@ def test_everything_there(tmp_path):
     titles = ("masked-token loss (nats)", "sentence-pair loss (nats)", "learning rate", "gradient norm", "unigram")
     for title in titles:
         assert title in text
-    assert "model FLOP utilisation" not in text  # null throughout: no panel, no tile
+    assert "model FLOP utilization" not in text  # null throughout: no panel, no tile
 
 
 def test_again_without_data_gives_the_same(tmp_path):
     write_metrics(tmp_path, 30)
-    write_report(tmp_path, DATA)
+    write_report(tmp_path, DISPLAY, DATA)
     first = (tmp_path / "report.html").read_bytes()
-    write_report(tmp_path)
+    write_report(tmp_path, DISPLAY)
     assert (tmp_path / "report.html").read_bytes() == first
     assert sorted(path.name for path in tmp_path.iterdir()) == [
         "metrics.jsonl", "report.html", "report.png", "report_data.json",
@@ -123,7 +127,7 @@ def test_again_without_data_gives_the_same(tmp_path):
 def test_short_runs(tmp_path, count):
     if count:
         write_metrics(tmp_path, count)
-    write_report(tmp_path)
+    write_report(tmp_path, DISPLAY)
     text = read_page(tmp_path)[1]
     assert ("no metrics yet" in text) == (count == 0)
 
@@ -132,7 +136,7 @@ def test_without_evaluation_and_sentence_pairs(tmp_path):
     write_metrics(tmp_path, 50, evaluations=False, nsp=False)
     with (tmp_path / "metrics.jsonl").open("a") as file:
         file.write('{"step": 51, "lo')  # the run is still writing
-    write_report(tmp_path)
+    write_report(tmp_path, DISPLAY)
     text = read_page(tmp_path)[1]
     assert "held-out" not in text
     assert "sentence-pair" not in text
@@ -141,7 +145,7 @@ def test_without_evaluation_and_sentence_pairs(tmp_path):
 
 def test_long_runs_are_thinned(tmp_path):
     write_metrics(tmp_path, 100_000)
-    write_report(tmp_path)
+    write_report(tmp_path, DISPLAY)
     read_page(tmp_path)
     assert (tmp_path / "report.html").stat().st_size < 1_000_000
 
@@ -194,7 +198,7 @@ def test_format_value(name, value, text):
 def test_confusion_matrices(tmp_path, classes, names):
     """Counts stand in the cells up to 20 classes, and not more than 40 names at a side."""
     matrices = {split: matrix_of(classes) for split in ("one", "two")[: 1 if classes == 20 else 2]}
-    write_report(tmp_path, {"confusion": matrices})
+    write_report(tmp_path, DISPLAY, {"confusion": matrices})
     text = read_page(tmp_path)[1]
     shown = re.findall(r"^\s*(\d{4,})\s*$", text, re.MULTILINE)
     expected = [f"{count}" for matrix in matrices.values() for row in matrix["counts"][:-1] for count in row]
@@ -211,7 +215,7 @@ def test_names_of_classes_in_the_picture(tmp_path):
     counts = [[1] * 4] * 4
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        write_report(tmp_path, {"confusion": {"dev": {"labels": names, "counts": counts}}})
+        write_report(tmp_path, DISPLAY, {"confusion": {"dev": {"labels": names, "counts": counts}}})
     text = read_page(tmp_path)[1]
     for name in (*names[:2], "two words", f"{'x' * 23}\u2026"):
         assert name in text
@@ -224,7 +228,7 @@ def test_a_task_shows_the_first_metrics_of_its_splits(tmp_path):
             for split in ("dev_matched", "dev_mismatched"):
                 values = {"split": split, "accuracy": 0.5 + step / 100, "f1_macro": 0.4, "auroc": 0.3}
                 file.write(json.dumps({"step": step, **values}) + "\n")
-    page = write_report(tmp_path, {"evaluation": {"accuracy": 0.7}}).read_text()
+    page = write_report(tmp_path, DISPLAY, {"evaluation": {"accuracy": 0.7}}).read_text()
     for title in ("dev_matched: accuracy", "dev_matched: f1 macro", "dev_mismatched: accuracy"):
         assert title in page
     assert "auroc" not in page

@@ -4,25 +4,18 @@ import dataclasses
 
 import jax
 import pytest
-from support import SyntheticSource, tiny_config, train_synthetic, untimed
+from support import SyntheticSource, objective_of, tiny_config, train_synthetic, untimed
 
 from bert_jax.batch import DataBudgetError
 from bert_jax.config import MeshConfig
 from bert_jax.model import BertForPretraining
 from bert_jax.optim import make_optimizer
 from bert_jax.parallel import make_mesh
-from bert_jax.training import pretrain
 from bert_jax.training.checkpoint.restore import saved_steps
 from bert_jax.training.logging.metrics_file import read_metrics
-from bert_jax.training.programs import OutOfMemory, TrainPrograms, explain_memory, pretraining_batch, state_bytes
+from bert_jax.training.memory import OutOfMemory, explain_memory, state_bytes
+from bert_jax.training.programs import TrainPrograms, pretraining_batch
 from bert_jax.training.state import abstract_state
-
-
-@pytest.fixture(autouse=True)
-def one_device(monkeypatch):
-    one = make_mesh(MeshConfig(), jax.devices()[:1])
-    monkeypatch.setattr("bert_jax.training.run.make_mesh", lambda config: one)
-
 
 # ------------------------------------------------------------------ device memory
 
@@ -83,13 +76,13 @@ def test_a_state_beyond_any_memory(tmp_path):
 @pytest.mark.parametrize(
     ("target", "line"),
     [
-        ("bert_jax.training.run.initial_state",
+        ("bert_jax.training.start.initial_state",
          r"the model's state needs [\d,]+ bytes per device, .*mesh\.fsdp"),
-        ("bert_jax.training.run.restore_newest",
+        ("bert_jax.training.start.restore_newest",
          r"the model's state needs [\d,]+ bytes per device, .*mesh\.fsdp"),
-        ("bert_jax.training.pretrain.evaluate_held_out",
+        ("bert_jax.training.pretrain.PretrainJob._totals",
          r"an evaluation step needs .*; lower training\.eval_batch_size \(now 8\)$"),
-        ("bert_jax.training.run.CheckpointWriter.save", r"saving the state needs .*mesh\.fsdp"),
+        ("bert_jax.training.fit.CheckpointWriter.save", r"saving the state needs .*mesh\.fsdp"),
         ("bert_jax.training.loop.Recorder.add",
          r"the training step needs [\d,]+ bytes per device, .*raise training\.accumulation_steps \(now 1\)"),
     ],
@@ -106,15 +99,16 @@ def test_a_step_that_does_not_compile_names_its_state():
     mesh = make_mesh(MeshConfig(), jax.devices()[:1])
     model = BertForPretraining(config.model, config.execution, config.has_nsp)
     abstract = abstract_state(model, make_optimizer(config.optimizer), mesh, with_ema=False)
-    programs = TrainPrograms(no_memory(), abstract, config, mesh, model, make_optimizer(config.optimizer))
+    objective = objective_of(config, mesh)
+    programs = TrainPrograms(no_memory(), abstract, objective, make_optimizer(config.optimizer))
     with pytest.raises(OutOfMemory, match=rf"\(its state alone takes {state_bytes(abstract):,} bytes\) needs more"):
-        programs.step_for(pretraining_batch(config, mesh, 8))
+        programs.step_for(pretraining_batch(objective, 8))
 
 
 def test_a_report_goes_without_filled_masks(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(pretrain, "fill_some", no_memory())
+    monkeypatch.setattr("bert_jax.objectives.masked_lm.top_pieces", no_memory())
     train_synthetic(tiny_config("--training.num_steps 2"), tmp_path / "w")
-    assert "filling masks needs" in capsys.readouterr().out
+    assert "computing the samples needs" in capsys.readouterr().out
     assert (tmp_path / "w" / "report.html").exists() and saved_steps(tmp_path / "w") == [2]
 
 

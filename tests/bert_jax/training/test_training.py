@@ -17,13 +17,6 @@ from bert_jax.training.checkpoint.restore import restore_newest, saved_steps
 from bert_jax.training.logging.metrics_file import read_metrics
 
 
-@pytest.fixture(autouse=True)
-def one_device(monkeypatch):
-    """These tests are about time, not space: one device compiles and runs faster."""
-    one = make_mesh(MeshConfig(), jax.devices()[:1])
-    monkeypatch.setattr("bert_jax.training.run.make_mesh", lambda config: one)
-
-
 def final_state(workdir, config):
     mesh = make_mesh(MeshConfig(), jax.devices()[:1])
     return restore_newest(workdir, config, mesh, read_only=True, may_change=set(), report=print)

@@ -1,0 +1,32 @@
+"""Classes that a user's own Python file defines."""
+
+import importlib.util
+import sys
+from pathlib import Path
+from typing import TypeVar
+
+T = TypeVar("T")
+
+
+def user_class(file: str, option: str, base: type[T]) -> type[T]:
+    """Return the subclass of ``base`` that the Python file of ``option`` (``task.module``) defines under the name
+    of the option's section (``Task``). Raises ``ValueError``."""
+    section, path = option.partition(".")[0], Path(file)
+    name = section.capitalize()
+    if path.suffix != ".py" or not path.is_file():
+        raise ValueError(f"{option}: {path} is no Python file; give one that defines a class {name}")
+    module_name = f"{section}_module_{path.stem}"  # a name that no other module has
+    spec = importlib.util.spec_from_file_location(module_name, path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[module_name] = module
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        raise ValueError(f"{option}: {path}: {type(error).__name__}: {error}") from error
+    defined = getattr(module, name, None)
+    if not (isinstance(defined, type) and issubclass(defined, base) and defined is not base):
+        raise ValueError(
+            f"{option}: {path} defines no class {name} that extends {base.__module__}.{base.__qualname__}"
+        )
+    return defined

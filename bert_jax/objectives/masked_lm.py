@@ -1,0 +1,197 @@
+"""Masked language model and sentence pairs (Devlin et al. 2018; google-research/bert ``run_pretraining.py``)."""
+
+import html
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh
+
+from bert_jax.batch import PretrainSource
+from bert_jax.config import PretrainConfig
+from bert_jax.model import BertForPretraining, BertModel
+from bert_jax.model.flops import training_flops_per_sequence
+from bert_jax.objectives.display import Column, Display, Panel, Tile
+from bert_jax.objectives.objective import Batch, PretrainObjective
+from bert_jax.objectives.sums import Sums, padding_sums, weighted_cross_entropy
+from bert_jax.tokenization import Tokenizer
+
+# The reference adds this to the MLM weight so that a batch without any masked position gives 0.
+MLM_EPSILON = 1e-5
+# Rows of a held-out batch whose masks are filled, and predictions of each mask.
+SAMPLE_ROWS, SAMPLE_PIECES = 8, 5
+
+
+def _sections(data: Mapping[str, Any]) -> list[tuple[str, str]]:
+    masks = data.get("filled_masks")
+    return [("Filled masks", _filled_masks(masks))] if masks else []
+
+
+COLUMNS = (
+    Column("mlm {}", "mlm_loss", accuracy="mlm_accuracy"),
+    Column("nsp {}", "nsp_loss", accuracy="nsp_accuracy"),
+)
+PANELS = (
+    Panel("masked-token loss (nats)", "mlm_loss", baseline=("unigram_loss", "unigram")),
+    Panel("masked-token accuracy", "mlm_accuracy", percent=True),
+    Panel("sentence-pair loss (nats)", "nsp_loss"),
+    Panel("sentence-pair accuracy", "nsp_accuracy", percent=True),
+)
+
+
+class MaskedLm(PretrainObjective):
+    """Cross-entropy of the masked tokens, plus that of the sentence pairs unless ``data.next_sentence`` is none."""
+
+    display = Display(
+        keys=("mlm_loss", "nsp_loss", "mlm_accuracy", "nsp_accuracy"),
+        columns=COLUMNS,
+        panels=PANELS,
+        tiles=(
+            Tile("held-out masked-token loss", "mlm_loss"),
+            Tile("of the unigram distribution", "unigram_loss"),
+            Tile("held-out masked-token accuracy", "mlm_accuracy"),
+            Tile("held-out sentence-pair accuracy", "nsp_accuracy"),
+        ),
+        sections=_sections,
+    )
+
+    @staticmethod
+    def make_model(config: PretrainConfig, mesh: Mesh | None) -> BertModel:
+        return BertForPretraining(config.model, config.execution, config.has_nsp, mesh)
+
+    def denominators(self, batch: Batch) -> dict[str, jax.Array]:
+        denominators = {"mlm_loss": jnp.sum(batch["mlm_weights"]) + MLM_EPSILON}
+        if self.model.heads.nsp:
+            denominators["nsp_loss"] = jnp.maximum(jnp.sum(batch["nsp_weights"]), MLM_EPSILON)
+        return denominators
+
+    def sums(self, params: Any, batch: Batch, key: Any, *, start: Any = None, axis: str | None = None) -> Sums:
+        """Sums of losses, accuracies and padding; see :meth:`Objective.sums`."""
+        output = self.model.apply({"params": params}, batch, key)
+        with jax.named_scope("mlm_loss"):  # a plan counts its time to the head
+            sums = weighted_cross_entropy("mlm", output.mlm_logits, batch["mlm_labels"], batch["mlm_weights"])
+        if output.nsp_logits is not None:
+            sums |= weighted_cross_entropy("nsp", output.nsp_logits, batch["nsp_labels"], batch["nsp_weights"])
+        return sums | padding_sums(batch)
+
+    def flops_per_sequence(self) -> float:
+        data = self.config.data
+        return training_flops_per_sequence(
+            self.config.model,
+            seq_length=data.seq_length,
+            max_predictions=data.max_predictions,
+            has_nsp=self.config.has_nsp,
+        )
+
+    def evaluation(self, totals: Mapping[str, np.ndarray]) -> dict[str, Any]:
+        values = super().evaluation(totals)
+        values["loss"] = values.get("mlm_loss", 0.0) + values.get("nsp_loss", 0.0)
+        values["targets"] = int(totals["mlm_loss"][1]) if "mlm_loss" in totals else 0
+        return values
+
+    def baselines(self, source: PretrainSource) -> dict[str, Any]:
+        return {"unigram_cross_entropy": source.unigram_cross_entropy()}
+
+    def samples(self, params: Any, tokenizer: Tokenizer, batch: Mapping[str, np.ndarray]) -> list[Any]:
+        """Masks of the first rows of ``batch``, filled on one device: of each row the text with [MASK]s and, for
+        each mask, the best pieces with their probabilities and the right piece."""
+        features = {name: values[:SAMPLE_ROWS] for name, values in batch.items()}
+        probabilities, ids = top_pieces(
+            self.model.clone(mesh=None), params, features, SAMPLE_PIECES, tokenizer.vocab_size
+        )
+        texts = []
+        for row in range(len(ids)):
+            tokens = features["input_ids"][row]
+            length = int((features["sequence_ids"][row] > 0).sum())
+            frame = tokenizer.cls_id, tokenizer.sep_id
+            text = tokenizer.decode([int(token) for token in tokens[:length] if token not in frame])
+            masks = []
+            for slot, position in enumerate(features["mlm_positions"][row]):
+                if not features["mlm_weights"][row, slot] or tokens[position] != tokenizer.mask_id:
+                    continue
+                (answer,) = tokenizer.pieces([int(features["mlm_labels"][row, slot])])
+                pieces = tokenizer.pieces(ids[row, slot].tolist())
+                best = list(zip(pieces, probabilities[row, slot].tolist(), strict=True))
+                masks.append({"predictions": best, "answer": answer})
+            if masks:
+                texts.append({"text": text, "masks": masks})
+        return texts
+
+    def result_lines(self, final: Mapping[str, Any], samples: Sequence[Any]) -> list[str]:
+        lines = []
+        if final:
+            lines.append(
+                f"held-out: MLM loss {final['mlm_loss']:.4f} nats on {final['targets']:,} targets, "
+                f"accuracy {final['mlm_accuracy']:.4f}"
+            )
+            unigram = final.get("unigram_cross_entropy")
+            if unigram is not None:
+                lines.append(
+                    f"unigram distribution of the training targets: {unigram:.4f} nats on the same targets; "
+                    f"the model is {unigram - final['mlm_loss']:.4f} nats better"
+                )
+            if "nsp_accuracy" in final:
+                lines.append(f"sentence pairs: accuracy {final['nsp_accuracy']:.4f}, loss {final['nsp_loss']:.4f}")
+        for sample in samples[:5]:
+            lines.append(sample["text"])
+            for mask in sample["masks"][:3]:
+                best = ", ".join(f"{piece} {probability:.2f}" for piece, probability in mask["predictions"][:3])
+                lines.append(f"    [MASK] was {mask['answer']}: {best}")
+        return lines
+
+    def report_data(self, final: Mapping[str, Any], samples: Sequence[Any]) -> dict[str, Any]:
+        evaluation = {
+            name: value for name, value in final.items() if name not in ("step", "split", "unigram_cross_entropy")
+        }
+        return {
+            "summary": self.result_lines(final, ()),  # the filled masks have a section of their own
+            "evaluation": evaluation,
+            "unigram_loss": final.get("unigram_cross_entropy"),
+            "filled_masks": list(samples),
+        }
+
+
+def top_pieces(
+    model: BertModel, params: Any, features: Mapping[str, Any], count: int, pieces: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return (probabilities float32[B, M, count], ids int32[B, M, count]) of the masked positions, best first.
+
+    Among the first ``pieces`` ids, because a model may have more rows than its vocabulary has pieces.
+    """
+    count = min(count, pieces)
+
+    @jax.jit
+    def run(params: Any, features: Mapping[str, Any]) -> tuple[jax.Array, jax.Array]:
+        logits = model.apply({"params": params}, features, None).mlm_logits[..., :pieces]
+        return jax.lax.top_k(jax.nn.softmax(logits, axis=-1), count)
+
+    probabilities, ids = run(jax.tree.map(jnp.asarray, params), dict(features))
+    return np.asarray(probabilities), np.asarray(ids)
+
+
+def _filled_masks(items: Sequence[Mapping[str, Any]]) -> str:
+    """Each sentence with its best predictions in place (green: right), and the next ones below."""
+    entries = []
+    for item in items:
+        pieces = str(item.get("text", "")).split("[MASK]")
+        masks = list(item.get("masks") or ())
+        sentence, details = html.escape(pieces[0]), []
+        for index, tail in enumerate(pieces[1:]):
+            mask = masks[index] if index < len(masks) else {}
+            predictions, answer = mask.get("predictions") or (), mask.get("answer")
+            best = str(predictions[0][0]) if predictions else "[MASK]"
+            right = " right" if best == answer else ""
+            sentence += f'<span class="mask{right}">{html.escape(best)}</span>{html.escape(tail)}'
+            guesses = "".join(
+                f'<span class="guess">{html.escape(str(piece))} {probability:.0%}</span>'
+                for piece, probability in predictions
+            )
+            original = f"<b>{html.escape(str(answer))}</b>: " if answer is not None else ""
+            details.append(f'<div class="soft">{original}{guesses}</div>')
+        entries.append(f'<li class="sentence">{sentence}{"".join(details)}</li>')
+    note = (
+        '<div class="soft">best guess in place, green where it is right; below: the original and all guesses</div>'
+    )
+    return f'<div class="card">{note}<ul>{"".join(entries)}</ul></div>'

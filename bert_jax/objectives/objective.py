@@ -1,0 +1,104 @@
+"""The contract of an objective: what training minimizes, and how its results are evaluated and shown."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import linen as nn
+from jax.sharding import Mesh
+
+from bert_jax.batch import PRETRAIN_FEATURES, PretrainSource, feature_shapes
+from bert_jax.config import PretrainConfig, RunConfig
+from bert_jax.objectives.display import Display
+from bert_jax.objectives.sums import Sums
+from bert_jax.tokenization import Tokenizer
+
+Batch = Mapping[str, jax.Array]
+
+
+class Objective(ABC):
+    """The loss of a batch is the sum over :meth:`denominators` of sum / denominator, over the global batch.
+
+    A pretraining objective extends :class:`PretrainObjective`.
+    """
+
+    display: ClassVar[Display] = Display()
+
+    def __init__(self, config: RunConfig, model: Any) -> None:
+        """``model``: a Linen module with the fields ``config``, ``execution`` and ``mesh``. ``model.init(key,
+        features)`` draws the parameter tree, so several networks are one module that holds them."""
+        self.config, self.model = config, model
+
+    @property
+    def mesh(self) -> Mesh | None:
+        """The device mesh that the model computes on; None: one device."""
+        return self.model.mesh
+
+    @abstractmethod
+    def denominators(self, batch: Batch) -> dict[str, jax.Array]:
+        """Return the denominator of each loss over the whole global batch, before its first forward pass."""
+
+    @abstractmethod
+    def sums(self, params: Any, batch: Batch, key: Any, *, start: Any, axis: str | None) -> Sums:
+        """Return (sum, weight) of losses and metrics of some rows of the batch, ``padding_fraction`` among them.
+
+        ``key``: of dropout, None for none. ``start``: the parameters that training started from (0 where they were
+        drawn), where the state keeps them. ``axis``: the mesh axis over which other replicas compute the batch's
+        other rows.
+        """
+
+    def damaged_rows(self, batch: Batch) -> jax.Array:
+        """Return the number of rows that replace damaged records: blank ones."""
+        return jnp.sum(jnp.all(batch["sequence_ids"] == 0, axis=-1))
+
+
+class PretrainObjective(Objective):
+    """An objective on the batches of shards. The subclass constructs its model from the config and the mesh."""
+
+    config: PretrainConfig
+    # Features of ``bert_jax.batch.PRETRAIN_FEATURES`` that are sent to the devices.
+    features: ClassVar[Sequence[str]] = tuple(PRETRAIN_FEATURES)
+
+    def __init__(self, config: PretrainConfig, mesh: Mesh | None) -> None:
+        super().__init__(config, self.make_model(config, mesh))
+
+    @staticmethod
+    @abstractmethod
+    def make_model(config: PretrainConfig, mesh: Mesh | None) -> nn.Module:
+        """Return the module whose parameters are trained."""
+
+    def batch_shapes(self, batch_size: int) -> dict[str, jax.ShapeDtypeStruct]:
+        """Return shape and dtype of each feature of a global batch."""
+        shapes = feature_shapes(batch_size, self.config.data.seq_length, self.config.data.max_predictions)
+        return {name: jax.ShapeDtypeStruct(*shapes[name]) for name in shapes if name in self.features}
+
+    def flops_per_sequence(self) -> float:
+        """Return training FLOPs of a sequence; 0: unknown, the MFU is null."""
+        return 0.0
+
+    def evaluation(self, totals: Mapping[str, np.ndarray]) -> dict[str, Any]:
+        """Return the values of an evaluation from ``totals``, (sum, weight) float64[2] of all held-out rows.
+
+        ``loss`` must be among them; default: the mean of each pair.
+        """
+        return {name: float(total / weight) for name, (total, weight) in totals.items() if weight}
+
+    def baselines(self, source: PretrainSource) -> dict[str, Any]:
+        """Return values that the last evaluation is compared with, computed by the lead; default: none."""
+        return {}
+
+    def samples(self, params: Any, tokenizer: Tokenizer, batch: Mapping[str, np.ndarray]) -> list[Any]:
+        """Return predictions (JSON) on a held-out batch by ``params`` (host arrays); default: none."""
+        return []
+
+    def result_lines(self, final: Mapping[str, Any], samples: Sequence[Any]) -> list[str]:
+        """Return the lines that are printed at the end; ``final``: the last evaluation, empty without one."""
+        return [f"held-out: loss {final['loss']:.4f} nats"] if final else []
+
+    def report_data(self, final: Mapping[str, Any], samples: Sequence[Any]) -> dict[str, Any]:
+        """Return the content of report_data.json; see ``bert_jax.training.logging.report.write_report``."""
+        evaluation = {name: value for name, value in final.items() if name not in ("step", "split")}
+        return {"summary": self.result_lines(final, ()), "evaluation": evaluation, "samples": list(samples)}

@@ -1,0 +1,36 @@
+"""Pretraining objectives by name, and those of a user's own file. Imports jax only to load a class."""
+
+import difflib
+import importlib
+from typing import TYPE_CHECKING
+
+from bert_jax.config.pretrain import ObjectiveConfig
+
+if TYPE_CHECKING:
+    from bert_jax.objectives.objective import PretrainObjective
+
+# Module and class of each ``objective.name``.
+OBJECTIVES = {
+    "masked_lm": ("bert_jax.objectives.masked_lm", "MaskedLm"),
+}
+
+
+def check_name(config: ObjectiveConfig) -> None:
+    """Raise ``ValueError`` for an unknown ``objective.name``."""
+    if config.name not in OBJECTIVES:
+        close = difflib.get_close_matches(config.name, OBJECTIVES, n=1)
+        hint = f"; did you mean {close[0]!r}?" if close else ""
+        raise ValueError(f"objective.name: {config.name!r} is not allowed; allowed: {', '.join(OBJECTIVES)}{hint}")
+
+
+def objective_class(config: ObjectiveConfig) -> type["PretrainObjective"]:
+    """Return the class of ``objective.module``, else of ``objective.name``. Raises ``ValueError``."""
+    check_name(config)
+    if config.module:
+        from bert_jax.io.user_module import user_class
+        from bert_jax.objectives.objective import PretrainObjective
+
+        return user_class(config.module, "objective.module", PretrainObjective)
+    module, name = OBJECTIVES[config.name]
+    loaded: type[PretrainObjective] = getattr(importlib.import_module(module), name)
+    return loaded

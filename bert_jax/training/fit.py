@@ -1,0 +1,89 @@
+"""From the first state to the last: compile the step, run the loop, save."""
+
+from collections.abc import Callable
+from typing import Any
+
+from bert_jax.parallel.hardware import mfu
+from bert_jax.training.checkpoint.writer import CheckpointWriter
+from bert_jax.training.job import Context, Data, Job
+from bert_jax.training.logging.meter import Recorder
+from bert_jax.training.loop import Loop, ProfilerWindow
+from bert_jax.training.memory import explain_memory, state_advice, step_advice, step_bytes
+from bert_jax.training.prefetch import DevicePrefetcher
+from bert_jax.training.start import Start
+from bert_jax.training.state import TrainState
+
+
+def compile_step(job: Job, context: Context, data_step: int) -> None:
+    """Compile the training step for the batch of ``data_step``, so that the first step is not the slow one."""
+    with context.watchdog.phase("compiling the training step"):
+        context.programs.step_for(job.batch_shapes(context.programs.mesh, data_step))
+        # Processes compile at their own pace; a collective would not wait as long as this does.
+        context.barrier("compiled")
+
+
+def fit(job: Job, context: Context, start: Start, data: Data, upload: Callable[[], None]) -> TrainState:
+    """Train from ``start`` to the last step and return the final state. Every way out completes the pending save;
+    ``upload`` is called before a save becomes a checkpoint.
+
+    Raises ``exits.Stop`` when the run ends early and ``RollBack`` when it goes back to a checkpoint.
+    """
+    programs, watchdog, config = context.programs, context.watchdog, job.config
+    assert data.batches is not None
+    batches = DevicePrefetcher(data.batches, programs.mesh, data.host_share, data.prefetch, data.features)
+    checkpoints = CheckpointWriter(context.launch.workdir, config, programs.abstract, upload)
+    watchdog.is_writing = checkpoints.is_writing
+    profiler = ProfilerWindow(context.folder / "profile", config.training.profile_steps)
+
+    def save(state: TrainState, step: int) -> None:
+        with explain_memory("saving the state", state_advice(config)):
+            meta = checkpoint_meta(job, start, programs.parameter_count)
+            checkpoints.save(state, {"data": batches.state, **meta})
+
+    def poll(step: int) -> None:
+        checkpoints.poll()
+        context.log.tick(step)
+
+    state, start.state = start.state, None  # the first step takes its buffers
+    assert state is not None
+    try:
+        with explain_memory("the training step", step_advice(config), lambda: step_bytes(programs.memory)):
+            loop = Loop(
+                config.training, programs.step_for, batches,
+                Recorder(config.training, start.meter, start.guard, line_writer(job, context), watchdog.beat),
+                evaluate=lambda state, step: job.evaluate(context, state, step),
+                save=save, finish_pending_save=checkpoints.wait, poll=poll, profiler=profiler,
+                stop=context.launch.stop, watchdog=watchdog,
+            )  # fmt: skip
+            return loop.run(state, start.step)
+    finally:
+        profiler.close()
+        batches.close()
+        with watchdog.phase("completing the last save"):
+            checkpoints.close()
+
+
+def line_writer(job: Job, context: Context) -> Any:
+    """Return a function that writes the line of a step with its MFU."""
+    mesh, flops = context.programs.mesh, job.flops_per_sequence()
+    device_kind = mesh.devices.flat[0].device_kind
+
+    def write(step: int, values: dict[str, Any]) -> None:
+        rate = values.pop("sequences_per_second")
+        values["mfu"] = mfu(rate * flops, device_kind, mesh.size) if flops else None
+        context.log.write(step, values)
+
+    return write
+
+
+def checkpoint_meta(job: Job, start: Start, parameters: int) -> dict[str, Any]:
+    """Return the JSON part of a checkpoint without the position of the data."""
+    return {
+        "phase_start": start.phase_start,
+        "meter": start.meter.state(),
+        "guard": start.guard.state(),
+        "job": job.state(),
+        "prng": job.config.execution.prng,
+        "tokenizer": job.tokenizer.fingerprint,
+        "parameters": parameters,
+    }

@@ -1,0 +1,62 @@
+"""Inputs of a run that are not part of its config. Imports no jax."""
+
+import dataclasses
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from bert_jax.io.storage import Location
+from bert_jax.process.signals import StopRequest
+
+if TYPE_CHECKING:
+    import jax
+
+# File beside the checkpoints: the part of the config that the initial model fixed, so that a resumed run needs no
+# flags for it.
+RECORD = "warm_start.yaml"
+
+
+@dataclass(kw_only=True)
+class InitialModel:
+    """The initial model, read by ``bert_jax.interop``: parameters that a run starts from instead of drawn ones."""
+
+    # Canonical name -> float32 array; a name that is missing is drawn.
+    params: dict[str, np.ndarray] = field(default_factory=dict)
+    # Lines for the log.
+    messages: tuple[str, ...] = ()
+    # Text of WORKDIR/warm_start.yaml; empty: the file stays as it is.
+    record: str = ""
+    # The run has a checkpoint of its own, and without it nothing to start from.
+    resumes: bool = False
+
+    def take_params(self) -> dict[str, np.ndarray]:
+        """Return the parameters and keep none, so that their host memory is freed while the run goes on."""
+        params, self.params = self.params, {}
+        return params
+
+
+@dataclass(frozen=True, kw_only=True)
+class Launch:
+    """Inputs of one run."""
+
+    # Folder (or URL) of the run.
+    workdir: Location
+    # Asked between steps and between batches of an evaluation.
+    stop: StopRequest
+    # Workdir of an earlier phase whose state carries over.
+    continue_from: Location | None = None
+    # Parameters of step 0; a run that has a checkpoint only logs the messages.
+    initial: InitialModel = field(default_factory=InitialModel)
+    # Let a resumed run change execution.prng.
+    allow_numeric_change: bool = False
+    # Seconds that the processes of the run wait for each other.
+    host_timeout: float = 300.0
+    # Start of the process by ``time.perf_counter``; None: now.
+    started: float | None = None
+    # Devices of the mesh; None: all.
+    devices: "list[jax.Device] | None" = None
+
+    def resumed(self) -> "Launch":
+        """Return the launch of the same run from its own checkpoint."""
+        return dataclasses.replace(self, initial=InitialModel(), started=None)

@@ -1,0 +1,227 @@
+"""Diagrams of a run: metrics over steps, and confusion matrices of a classifier."""
+
+import io
+import math
+import re
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from bert_jax.objectives.display import FIRST_PANELS, LAST_PANELS, Panel
+
+# Metrics of a split of a task that are drawn.
+_TASK_METRICS = 2
+# Points drawn per curve: more than pixels would only make the file large.
+_MAX_POINTS = 800
+_TRAIN_COLOR, _EVAL_COLOR, _BASELINE_COLOR = "#4269d0", "#e8590c", "#868e96"
+# Classes up to which a matrix shows counts, and all names: more would not be legible.
+_MOST_COUNTS, _MOST_NAMES = 20, 40
+_LONGEST_NAME = 24
+_STYLE = {
+    "axes.edgecolor": "#ced4da",
+    "axes.labelcolor": "#495057",
+    "axes.spines.right": False,
+    "axes.spines.top": False,
+    "axes.titlecolor": "#212529",
+    "axes.titlelocation": "left",
+    "axes.titlesize": 10.5,
+    "axes.titleweight": "bold",
+    "font.size": 9,
+    "grid.color": "#e9ecef",
+    "legend.frameon": False,
+    "svg.fonttype": "none",  # text stays text: small, and searchable in the page
+    "svg.hashsalt": "report",  # same curves, same bytes
+    "xtick.color": "#868e96",
+    "ytick.color": "#868e96",
+}
+
+
+def series(records: Sequence[Mapping[str, Any]], split: str, key: str) -> tuple[np.ndarray, np.ndarray]:
+    """Return steps and values of one metric without nulls."""
+    points = [
+        (record["step"], record[key])
+        for record in records
+        if record.get("split", "train") == split and isinstance(record.get(key), int | float)
+    ]
+    steps, values = zip(*points, strict=True) if points else ((), ())
+    return np.asarray(steps, float), np.asarray(values, float)
+
+
+def thin(steps: np.ndarray, values: np.ndarray, max_points: int = _MAX_POINTS) -> tuple[np.ndarray, np.ndarray]:
+    """Return at most ``max_points`` points: means over equal groups of neighbors; the last point stays as it is."""
+    if len(steps) <= max_points:
+        return steps, values
+    edges = np.linspace(0, len(steps) - 1, max_points).astype(int)
+    counts = np.diff(edges)
+    mean_steps = np.add.reduceat(steps[:-1], edges[:-1]) / counts
+    mean_values = np.add.reduceat(values[:-1], edges[:-1]) / counts
+    return np.append(mean_steps, steps[-1]), np.append(mean_values, values[-1])
+
+
+def smooth(values: np.ndarray) -> np.ndarray:
+    """Return the centered running mean over about a twentieth of the curve, at the ends over fewer points."""
+    half = len(values) // 40
+    if half == 0:
+        return values
+    sums = np.concatenate([[0.0], np.cumsum(values)])
+    index = np.arange(len(values))
+    first, last = np.maximum(index - half, 0), np.minimum(index + half, len(values) - 1)
+    return (sums[last + 1] - sums[first]) / (last + 1 - first)
+
+
+def draw_curves(
+    records: Sequence[Mapping[str, Any]], data: Mapping[str, Any], panels: Sequence[Panel], title: str
+) -> tuple[bytes, str]:
+    """Return the diagrams, and below them the confusion matrices of ``data`` by split, as PNG bytes and as an
+    inline SVG element; panels without data are left out, baselines are values of ``data``."""
+    import matplotlib
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    matrices = data.get("confusion") or {}
+    present = [
+        panel
+        for panel in (*_task_panels(records), *FIRST_PANELS, *panels, *LAST_PANELS)
+        if len(series(records, "train", panel.key)[0]) or len(series(records, panel.split, panel.key)[0])
+    ]
+    columns = min(3, max(1, len(present)))
+    rows = max(1, -(-len(present) // columns))
+    side = max((_side_of(len(matrix["labels"])) for matrix in matrices.values()), default=0.0)
+    width, height = max(5.0, 4.3 * columns, side), 2.9 * rows + 0.5
+    beside = max(1, min(len(matrices), int(width / side))) if matrices else 1
+    below = side * -(-len(matrices) // beside)
+    with matplotlib.rc_context(_STYLE), warnings.catch_warnings():
+        # A name in a script that matplotlib's font lacks: boxes in the PNG; the page has the text itself.
+        warnings.filterwarnings("ignore", "Glyph .* missing from")
+        figure = Figure(figsize=(width, height + below), layout="constrained")
+        FigureCanvasAgg(figure)
+        curves = figure
+        if matrices:
+            curves, lower = figure.subfigures(2, 1, height_ratios=(height, below))
+            _draw_confusion(lower, matrices, beside)
+        curves.suptitle(f"{title}  (over steps)", x=0.01, ha="left", fontsize=12, color="#868e96")
+        if not present:
+            curves.text(0.5, 0.45, "no metrics yet", ha="center", color="#868e96", fontsize=12)
+        for index, panel in enumerate(present):
+            _draw_panel(curves.add_subplot(rows, columns, index + 1), panel, records, data)
+        if figure.axes:
+            figure.get_layout_engine().execute(figure)
+        figure.set_layout_engine("none")  # once for both files: it takes as long as drawing one
+        image, vector = io.BytesIO(), io.StringIO()
+        figure.savefig(image, format="png", dpi=130)
+        curves.suptitle("")  # the page has its own heading
+        figure.savefig(vector, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
+    return image.getvalue(), _inline_svg(vector.getvalue())
+
+
+def _task_panels(records: Sequence[Mapping[str, Any]]) -> list[Panel]:
+    """Return panels of a fine-tuning task: the first metrics of every evaluated split."""
+    splits: dict[str, list[str]] = {}
+    for record in records:
+        split = record.get("split", "eval")
+        if split != "eval":
+            splits.setdefault(split, [name for name, value in record.items() if isinstance(value, float)])
+    return [
+        Panel(f"{split}: {name.replace('_', ' ')}", name, noisy=False, split=split)
+        for split, names in splits.items()
+        for name in names[:_TASK_METRICS]
+    ]
+
+
+def _draw_panel(axes: Any, panel: Panel, records: Sequence[Mapping[str, Any]], data: Mapping[str, Any]) -> None:
+    from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
+
+    steps, values = thin(*series(records, "train", panel.key))
+    if len(steps):
+        few = len(steps) < 3
+        smoothed = smooth(values) if panel.noisy else values
+        if smoothed is not values:
+            axes.plot(steps, values, color=_TRAIN_COLOR, alpha=0.25, linewidth=0.8)
+        axes.plot(steps, smoothed, color=_TRAIN_COLOR, linewidth=1.6, label="training", marker="o" if few else None)
+    eval_steps, eval_values = thin(*series(records, panel.split, panel.key))
+    if len(eval_steps):
+        marker = "o" if len(eval_steps) <= 40 else None
+        axes.plot(
+            eval_steps,
+            eval_values,
+            color=_EVAL_COLOR,
+            linewidth=1.2,
+            marker=marker,
+            markersize=4,
+            label="held-out" if panel.split == "eval" else panel.split,
+        )
+    key, label = panel.baseline
+    if data.get(key) is not None:
+        axes.axhline(data[key], color=_BASELINE_COLOR, linestyle="--", linewidth=1, label=label)
+    drawn = np.concatenate([values, eval_values])
+    if panel.log and len(drawn) and drawn.min() > 0 and drawn.max() > 10 * drawn.min():
+        axes.set_yscale("log")
+        axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+        axes.yaxis.set_minor_formatter(NullFormatter())
+    elif panel.percent:
+        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{100 * value:g}%"))
+    elif panel.key == "tokens_per_second":
+        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value / 1000:,g}k"))
+    if panel.key in ("tokens_per_second", "mfu"):
+        axes.set_ylim(bottom=0)
+    axes.xaxis.set_major_locator(MaxNLocator(5, integer=True))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
+    axes.set_title(panel.title)
+    axes.grid(True, linewidth=0.8)
+    axes.set_axisbelow(True)
+    if len(axes.get_legend_handles_labels()[1]) > 1:
+        axes.legend(fontsize=8)
+
+
+def _inline_svg(text: str) -> str:
+    """Return the svg element, scaling with the page, without addresses that only a stand-alone file needs."""
+    element = text[text.index("<svg") :]
+    head, rest = element.split(">", 1)
+    head = re.sub(r'\s(?:xmlns(?::\w+)?|width|height)="[^"]*"', "", head)
+    rest = re.sub(r"<metadata>.*?</metadata>", "", rest, flags=re.DOTALL).replace("xlink:href", "href")
+    return f'{head} role="img" aria-label="curves of the run">{rest}'
+
+
+def _side_of(classes: int) -> float:
+    """Return the inches of the square for a matrix of ``classes`` classes, names included."""
+    return min(9.0, max(3.6, 1.6 + 0.37 * classes))
+
+
+def _draw_confusion(figure: Any, matrices: Mapping[str, Mapping[str, Any]], columns: int) -> None:
+    """Draw a matrix for each split into a matplotlib (sub)figure, ``columns`` of them side by side.
+
+    ``matrices``: by split {"labels": names [C], "counts": [C][C]}, a row per label, a column per
+    prediction. The color is the share of the row; cells show counts up to 20 classes.
+    """
+    rows = math.ceil(len(matrices) / columns)
+    places = figure.subplots(rows, columns, squeeze=False).flat
+    for axes, (split, matrix) in zip(places, matrices.items(), strict=False):
+        _draw_matrix(axes, split, [_short(str(name)) for name in matrix["labels"]], np.array(matrix["counts"]))
+    for axes in list(places)[len(matrices) :]:
+        axes.set_axis_off()
+
+
+def _draw_matrix(axes: Any, split: str, names: list[str], counts: np.ndarray) -> None:
+    classes = len(names)
+    shares = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
+    axes.imshow(shares, cmap="Blues", vmin=0, vmax=1, interpolation="none")
+    if classes <= _MOST_COUNTS:
+        for (row, column), count in np.ndenumerate(counts):
+            color = "white" if shares[row, column] > 0.5 else "#495057"
+            axes.text(column, row, f"{count}", ha="center", va="center", color=color, fontsize=7)
+    shown = range(0, classes, math.ceil(classes / _MOST_NAMES))
+    text = {"labels": [names[i] for i in shown], "parse_math": False, "fontsize": 8 if len(shown) <= 12 else 6.5}
+    axes.set_yticks(shown, **text)
+    axes.set_xticks(shown, **text, rotation=0 if sum(map(len, names)) <= 24 else 90)
+    axes.tick_params(length=0)
+    axes.spines[:].set_visible(False)
+    axes.set_anchor("W")
+    axes.set(title=f"{split}: confusion matrix", xlabel="predicted", ylabel="given")
+
+
+def _short(name: str) -> str:
+    name = " ".join(name.split())
+    return name if len(name) <= _LONGEST_NAME else f"{name[: _LONGEST_NAME - 1]}…"

@@ -1,0 +1,36 @@
+"""The logs of a run: metrics.jsonl, train.log, the terminal."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from bert_jax.objectives.display import Column
+from bert_jax.training.logging.metrics_file import MetricsWriter, read_metrics
+from bert_jax.training.logging.progress import Progress
+
+
+class RunLog:
+    """Logs in ``folder`` from ``first_step`` on, written and shown by the lead process alone."""
+
+    def __init__(
+        self, folder: Path, total_steps: int, first_step: int, columns: Sequence[Column], *, lead: bool
+    ) -> None:
+        self.folder = folder
+        self._progress = Progress(total_steps, first_step, folder / "train.log", columns=columns, lead=lead)
+        self._metrics = MetricsWriter(folder, first_step, lead=lead)
+        self.line, self.tick = self._progress.line, self._progress.tick
+        self.has = self._metrics.has
+
+    def write(self, step: int, values: Mapping[str, Any]) -> None:
+        """Write the line of a step, or with ``split`` of an evaluation, to metrics.jsonl and show it."""
+        self._metrics.write(step, values)
+        self._progress.update(step, values)
+
+    def last(self, split: str) -> dict[str, Any]:
+        """Return the newest line of ``split`` in metrics.jsonl; empty without one."""
+        return next((line for line in reversed(read_metrics(self.folder)) if line.get("split") == split), {})
+
+    def close(self) -> None:
+        """Close the files and take the bar down; may be called twice."""
+        self._metrics.close()
+        self._progress.close()

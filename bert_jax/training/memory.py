@@ -1,0 +1,91 @@
+"""Device memory: errors in one line with advice, and bytes of state and step."""
+
+import contextlib
+import math
+import re
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+
+from bert_jax.config import RunConfig
+from bert_jax.training.state import TrainState
+
+
+class OutOfMemory(ValueError):
+    """A device has too little memory; the message is one line with what needed how much and what to change."""
+
+
+@contextlib.contextmanager
+def explain_memory(what: str, advice: str, needed: Callable[[], int | None] = lambda: None) -> Iterator[None]:
+    """Raise :class:`OutOfMemory` when a device runs out of memory inside the block. ``what`` was done,
+    ``needed`` tells its bytes per device where they are known, ``advice`` what to change."""
+    try:
+        yield
+    except jax.errors.JaxRuntimeError as error:
+        raise out_of_memory_error(error, what, advice, needed()) from None
+
+
+def out_of_memory_error(error: Exception, what: str, advice: str, needed: int | None) -> Exception:
+    """:class:`OutOfMemory` for a device out of memory; any other error is returned as it is."""
+    text = str(error)
+    if "RESOURCE_EXHAUSTED" not in text:
+        return error
+    statistics = jax.local_devices()[0].memory_stats() or {}
+    available = statistics.get("bytes_limit")
+    # Words of compilers and allocators: "Used 17.89G of 15.48G hbm", "allocate 2.00GiB", "allocating 123 bytes".
+    total = re.search(rf"Used {_AMOUNT} of {_AMOUNT}", text)
+    asked = re.search(rf"(?:allocat\w*|reserve) {_AMOUNT}", text)
+    if total:
+        needed, available = _bytes(total[1], total[2]), _bytes(total[3], total[4])
+    amounts = [f"{gib(needed)} per device" if needed else "more per device than there is"]
+    if asked and not total:
+        amounts.append(f"the last {gib(_bytes(asked[1], asked[2]))} of it were refused")
+    amounts.append(f"available {gib(available)}" if available else "available unknown")
+    return OutOfMemory(f"out of device memory: {what} needs {', '.join(amounts)}; {advice}")
+
+
+_AMOUNT = r"([\d.]+\d|\d+) ?([KMGT]?)"
+
+
+def _bytes(number: str, unit: str) -> int:
+    return round(float(number) * 1024 ** " KMGT".index(unit or " "))
+
+
+def gib(amount: int) -> str:
+    """``amount`` bytes as a person reads them."""
+    return f"{amount / 2**30:,.1f} GiB" if amount >= 2**26 else f"{amount:,} bytes"
+
+
+def step_bytes(memory: Any) -> int | None:
+    """Peak bytes per device of a compiled program, None before it is compiled."""
+    if memory is None:
+        return None
+    peak = memory.argument_size_in_bytes + memory.output_size_in_bytes + memory.temp_size_in_bytes
+    return peak - memory.alias_size_in_bytes
+
+
+def state_bytes(abstract: TrainState) -> int:
+    """Bytes of the state on one device."""
+    leaves = jax.tree.leaves(abstract)
+    return sum(math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize for leaf in leaves)
+
+
+def step_advice(config: RunConfig) -> str:
+    """Return the options to change if the training step does not fit."""
+    training, execution = config.training, config.execution
+    remat = "" if execution.remat == "full" else f"set execution.remat (now {execution.remat}) to full, "
+    dtype = "" if execution.dtype == "bfloat16" else "set execution.dtype bfloat16, "
+    return (
+        f"raise training.accumulation_steps (now {training.accumulation_steps}), lower training.global_batch_size "
+        f"(now {training.global_batch_size}) or {config.SEQ_LENGTH_OPTION}, {remat}{dtype}or use more devices"
+    )
+
+
+def state_advice(config: RunConfig) -> str:
+    """Return the options to change if parameters and optimizer state do not fit."""
+    average = ", set optimizer.ema_decay 0" if config.optimizer.ema_decay else ""
+    return (
+        f"cut it over more devices with mesh.fsdp (now {config.mesh.fsdp}){average}, or train a smaller model "
+        "(model.num_layers, model.hidden_size)"
+    )

@@ -1,0 +1,124 @@
+"""The first state of a run: its own newest checkpoint, else the end of an earlier phase, else step 0."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+
+from bert_jax.config import differences
+from bert_jax.io.folder_lock import FolderTaken
+from bert_jax.process import exits
+from bert_jax.tokenization import Tokenizer
+from bert_jax.training.checkpoint.restore import NoCheckpoint, Restored, restore_newest, set_aside
+from bert_jax.training.job import Job
+from bert_jax.training.launch import Launch
+from bert_jax.training.logging.meter import IntervalMeter
+from bert_jax.training.memory import explain_memory, state_advice, state_bytes
+from bert_jax.training.programs import TrainPrograms
+from bert_jax.training.spikes import LossGuard, RollBack
+from bert_jax.training.state import TrainState, initial_state
+
+# Options of the model that a new phase may change: they change no parameter.
+PHASE_MAY_CHANGE = {"model.hidden_dropout", "model.attention_dropout"}
+
+
+@dataclass
+class Start:
+    """The first state of a run. ``state`` is handed on to the loop, which donates it."""
+
+    state: TrainState | None
+    step: int
+    # Step at which the phase began.
+    phase_start: int
+    meter: IntervalMeter
+    guard: LossGuard
+    # JSON part of the run's own checkpoint, and lines for the options that changed since then.
+    meta: dict[str, Any] | None = None
+    changed: tuple[str, ...] = ()
+
+
+def find_start(
+    job: Job, programs: TrainPrograms, launch: Launch, rollback: RollBack | None, report: Callable[[str], None]
+) -> Start:
+    """Return the first state. ``rollback``: the run goes back to before its first step; ``report`` takes messages
+    for the log. Raises ``ValueError``, or ``exits.Stop`` without a checkpoint to go back to."""
+    if rollback is not None:
+        set_aside(launch.workdir, rollback.first_step)
+    memory = "the model's state", state_advice(job.config), lambda: state_bytes(programs.abstract)
+    with explain_memory(*memory):
+        restored = restore_newest(
+            launch.workdir, job.config, programs.mesh, programs.model,
+            read_only=False, may_change=set(), report=report,
+        )  # fmt: skip
+        meter = IntervalMeter(job.max_blank_records, programs.objective.display.keys)
+        guard = LossGuard(job.config.training)
+        if restored is not None:
+            return _resumed(restored, job, meter, guard, launch.allow_numeric_change, report)
+        if launch.initial.resumes:
+            raise FolderTaken(f"{launch.workdir}: its checkpoint is gone; another process ended the run meanwhile")
+        if rollback is not None:
+            line = f"stopped: {rollback}; there is no checkpoint before it"
+            raise exits.Stop(exits.NON_FINITE, line, agreed=True)
+        if launch.continue_from is not None:
+            before = _end_of_phase(job, programs, launch, report)
+            return Start(before.state, before.step, before.step, meter, guard)
+        seed, params = job.config.training.seed, launch.initial.take_params()
+        state = initial_state(programs.model, programs.optimizer, programs.abstract, seed, params)
+        return Start(jax.block_until_ready(state), 0, 0, meter, guard)
+
+
+def _end_of_phase(job: Job, programs: TrainPrograms, launch: Launch, report: Callable[[str], None]) -> Restored:
+    """Return the checkpoint with which the phase ``launch.continue_from`` ended."""
+    folder, num_steps = launch.continue_from, job.config.training.num_steps
+    assert folder is not None
+    before = restore_newest(
+        folder, job.config, programs.mesh, programs.model,
+        read_only=True, may_change=PHASE_MAY_CHANGE, report=report,
+    )  # fmt: skip
+    if before is None:
+        raise NoCheckpoint(f"--continue_from {folder}: there is no checkpoint")
+    _check_vocabulary(before, job.tokenizer)
+    if before.step >= num_steps:
+        raise ValueError(
+            f"training.num_steps: {num_steps} is not above step {before.step}, where {folder} "
+            "ended; it counts the steps of earlier phases too"
+        )
+    report(f"new phase from {folder} at step {before.step:,}")
+    return before
+
+
+def _resumed(
+    restored: Restored,
+    job: Job,
+    meter: IntervalMeter,
+    guard: LossGuard,
+    allow_numeric_change: bool,
+    report: Callable[[str], None],
+) -> Start:
+    """Continue from the run's own checkpoint. Raises ``ValueError`` for a change that alters what is learned."""
+    prng = job.config.execution.prng
+    _check_vocabulary(restored, job.tokenizer)
+    if restored.meta["prng"] != prng and not allow_numeric_change:
+        raise ValueError(
+            f"execution.prng: the checkpoint was made with {restored.meta['prng']}, now {prng}: "
+            "dropout would draw other numbers; add --allow_numeric_change if that is meant"
+        )
+    report(f"continuing at step {restored.step:,}")
+    changed = tuple(differences(restored.config, job.config))
+    for line in changed:
+        report(f"changed since the checkpoint: {line}")
+    meta = restored.meta
+    meter.restore(meta["meter"])
+    if "guard" in meta:  # older checkpoints have none
+        guard.restore(meta["guard"])
+    job.restore(meta.get("job", {}))
+    return Start(restored.state, restored.step, meta["phase_start"], meter, guard, meta, changed)
+
+
+def _check_vocabulary(restored: Restored, tokenizer: Tokenizer) -> None:
+    if restored.meta["tokenizer"] != tokenizer.fingerprint:
+        raise ValueError(
+            "data.vocab: the checkpoint was trained with another vocabulary (fingerprint "
+            f"{restored.meta['tokenizer'][:12]}, now {tokenizer.fingerprint[:12]}); give the same one"
+        )
