@@ -21,7 +21,7 @@ def imported(name):
 @pytest.fixture
 def one_device(monkeypatch):
     """Runs on the first device alone, whose programs compile in half the time; for recipes with mesh.data 1."""
-    monkeypatch.setattr("bert_jax.training.run.make_mesh", lambda config: make_mesh(config, jax.devices()[:1]))
+    monkeypatch.setattr("bert_jax.training.run.make_mesh", lambda config, _: make_mesh(config, jax.devices()[:1]))
 
 
 @pytest.fixture(scope="module")
