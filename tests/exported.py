@@ -1,8 +1,10 @@
 """Tiny models of every kind that an exporter has to handle, with weights large enough for a mistake to show."""
 
 import dataclasses
+from collections.abc import Iterable
 
 import numpy as np
+import pytest
 
 from bert_jax.config import HeadsConfig, ModelConfig, ModelSpec, SentenceConfig, SentenceModule, pretraining_heads
 from bert_jax.interop.exchange import ModelBundle, parameter_shapes
@@ -61,6 +63,14 @@ SPECS = {
     "sentence": dataclasses.replace(PLAIN, sentence=SentenceConfig(modules=(SentenceModule(kind="normalize"),))),
     "sentence_dense": ModelSpec(model=MODEL, heads=HeadsConfig(pooler=True), sentence=DENSE),
 }
+
+
+QUICK = {"plain", "pretraining", "token", "several", "roberta", "sentence_dense"}
+
+
+def mostly_slow(names: Iterable[str]) -> list:
+    """Parameters of a test that compiles programs of its own for each: all but ``QUICK`` are slow tests."""
+    return [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in names]
 
 
 def random_weights(spec: ModelSpec, seed: int = 0) -> ModelBundle:

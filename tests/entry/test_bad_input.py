@@ -314,12 +314,15 @@ def test_fill_mask_refusals(capsys, trained, monkeypatch, tmp_path):
     assert ended.value.code == 2
 
 
-def test_fill_mask_from_a_scanned_padded_checkpoint_with_average(capsys, trained, tmp_path, program, monkeypatch):
+def test_fill_mask_from_a_scanned_padded_checkpoint_with_average(
+    capsys, trained, tmp_path, program, one_device, monkeypatch
+):
     """What is read back follows the recipe of the run: other layouts, moving average."""
     recipe = yaml.safe_load((trained / "recipe.yaml").read_text())
     recipe["execution"] = {"scan_layers": True, "vocab_multiple": 128}
     recipe["optimizer"]["ema_decay"] = 0.5
     recipe["training"]["num_steps"] = 1
+    recipe["mesh"]["data"] = 1
     (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(recipe))
     words = ["--config", tmp_path / "recipe.yaml", "--workdir", tmp_path / "run"]
     monkeypatch.setattr(sys, "argv", ["run_pretrain.py", *map(str, words)])

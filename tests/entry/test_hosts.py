@@ -102,6 +102,7 @@ def whole(request, tmp_path_factory):
     return path, folder / "whole"
 
 
+@pytest.mark.slow
 def test_a_chain_of_layouts_is_one_run(whole):
     path, reference = whole
     workdir = reference.with_name("chain")

@@ -54,6 +54,7 @@ def test_a_failing_process_ends_all_with_its_line(tmp_path, case, code, own, tol
     assert time.monotonic() - began < 60, "nobody waits for the barrier's limit"
 
 
+@pytest.mark.slow
 @pytest.mark.entry
 def test_the_first_gradients_of_two_processes_are_those_of_one(tmp_path):
     """The reduce-scatter of jaxlib's gloo gives wrong ends of arrays when a program runs for the first time."""
@@ -62,6 +63,7 @@ def test_the_first_gradients_of_two_processes_are_those_of_one(tmp_path):
         assert "the same gradients" in out
 
 
+@pytest.mark.slow
 @pytest.mark.entry
 def test_a_process_that_loses_its_data_ends_all(tmp_path):
     for code, _, err in run("lose_data", tmp_path):
@@ -70,6 +72,7 @@ def test_a_process_that_loses_its_data_ends_all(tmp_path):
         assert "Traceback" not in err
 
 
+@pytest.mark.slow
 @pytest.mark.entry
 def test_damaged_records_of_all_processes_count(tmp_path):
     results = run("read_damage", tmp_path)

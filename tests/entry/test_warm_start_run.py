@@ -16,7 +16,7 @@ WORDS = "embeddings/word_embeddings/embedding"
 
 
 @pytest.fixture
-def pretrain(program, monkeypatch, capsys):
+def pretrain(program, one_device, monkeypatch, capsys):
     """Call: exit code, standard output and standard error of ``run_pretrain.py`` with these words."""
 
     def call(*words):
@@ -31,7 +31,7 @@ def pretrain(program, monkeypatch, capsys):
 def test_words_are_added_trained_and_there_after_a_resume(pretrain, tmp_path):
     settings = {"num_steps": 2, "log_interval": 1, "eval_interval": 0}
     # Too few pieces for words to be whole.
-    recipe = command.recipe(tmp_path, model={"vocab_size": 31}, training=settings)
+    recipe = command.recipe(tmp_path, model={"vocab_size": 31}, training=settings, mesh={"data": 1})
     source = tmp_path / "source"
     code, _, err = pretrain("--config", recipe, "--workdir", source)
     assert code == 0, err
@@ -78,7 +78,7 @@ def test_words_are_added_trained_and_there_after_a_resume(pretrain, tmp_path):
 
 
 def test_print_config_shows_what_a_start_fixes_and_writes_nothing(pretrain, tmp_path):
-    recipe = command.recipe(tmp_path, training={"num_steps": 1, "eval_interval": 0})
+    recipe = command.recipe(tmp_path, training={"num_steps": 1, "eval_interval": 0}, mesh={"data": 1})
     source = tmp_path / "source"
     assert pretrain("--config", recipe, "--workdir", source)[0] == 0
     bare = tmp_path / "bare.yaml"

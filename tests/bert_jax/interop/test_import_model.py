@@ -231,6 +231,7 @@ print(status("VmHWM") - before)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+@pytest.mark.slow
 def test_memory(tmp_path):
     """Peak above that of the imports: 1.5 x the weights, and 120 MB for the start of jax."""
     config = {"hidden_size": 1024, "num_attention_heads": 16, "intermediate_size": 4096, "num_hidden_layers": 10}

@@ -10,7 +10,7 @@ import onnx
 import onnxruntime
 import pytest
 from builders import content, words
-from exported import MODEL, PLAIN, SPECS, random_weights
+from exported import MODEL, PLAIN, SPECS, mostly_slow, random_weights
 from onnxruntime.quantization import quantize_dynamic
 
 from bert_jax.config import HeadsConfig, TokenizerConfig
@@ -36,7 +36,7 @@ def weight_bytes(weights: ModelBundle) -> int:
     return sum(values.nbytes for values in weights.params.values())
 
 
-@pytest.mark.parametrize("name", SPECS)
+@pytest.mark.parametrize("name", mostly_slow(SPECS))
 def test_outputs_equal_those_of_the_model(tmp_path, name):
     weights = random_weights(SPECS[name])
     write_onnx(tmp_path, weights)

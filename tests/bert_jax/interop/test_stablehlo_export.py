@@ -9,7 +9,7 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
-from exported import MODEL, PLAIN, SPECS, random_weights
+from exported import MODEL, PLAIN, SPECS, mostly_slow, random_weights
 from safetensors.numpy import load_file
 
 from bert_jax.config import HeadsConfig
@@ -44,7 +44,7 @@ def span(tmp_path_factory) -> tuple[Path, ModelBundle]:
     return folder, weights
 
 
-@pytest.mark.parametrize("name", TRIED)
+@pytest.mark.parametrize("name", mostly_slow(TRIED))
 def test_outputs_equal_those_of_the_model(tmp_path, name):
     weights = random_weights(SPECS[name])
     assert weights.spec.model.max_length == SHAPES[-1][1]

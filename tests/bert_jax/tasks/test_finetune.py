@@ -222,6 +222,7 @@ def test_meshes_give_what_one_device_gives(source, tmp_path):
     assert len(scores[0]) == len(scores[1]) == 21 and np.allclose(*scores, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_it_stops_when_nothing_gets_better_and_keeps_the_best(source, tmp_path):
     workdir = tmp_path / "w"
     run(source, workdir, "--training.num_epochs 30 --training.patience 2")
@@ -241,6 +242,7 @@ def test_an_evaluation_is_better_by_min_delta_or_not_at_all():
     assert judged == [True, False, True] and (best.value, best.step, best.waited) == (0.65, 2, 0)
 
 
+@pytest.mark.slow
 def test_the_last_parameters_where_the_best_are_not_asked_for(source, tmp_path):
     run(source, tmp_path / "w", "--training.restore_best false --training.num_epochs 1")
     assert results(tmp_path / "w")["dev"]["step"] == 9
@@ -310,6 +312,7 @@ def test_a_drawn_model_is_as_large_as_its_vocabulary(tmp_path):
         size("--model.vocab_size", "9")
 
 
+@pytest.mark.slow
 def test_fewer_records_than_a_batch(source, tmp_path):
     splits = {"train": records(3, 1), "dev": records(2, 2)}
     run(source, tmp_path / "w", "--task.kind regression --training.num_epochs 2", splits)
@@ -332,6 +335,7 @@ def test_the_heads_of_pretraining_go_on_learning(tmp_path):
 LOWER = "--loss.layers 1 --loss.layer_weight 0.2"
 
 
+@pytest.mark.slow
 def test_losses_beside_the_task_are_learned_and_leave_no_trace(source, tmp_path):
     run(source, tmp_path / "w", f"{LOWER} --loss.mlm_weight 0.5 --training.num_epochs 3")
     found = [line for line in lines(tmp_path / "w") if "mlm_loss" in line and line["mlm_loss"] is not None]
@@ -373,7 +377,13 @@ def test_frozen_parts_stay_as_they_are_and_cost_no_backward_pass(source, tmp_pat
 
 
 @pytest.mark.parametrize(
-    "options", ["", "--execution.scan_layers true --mesh.data 2 --mesh.fsdp 2 --mesh.tensor 2"]
+    "options",
+    [
+        "",
+        pytest.param(
+            "--execution.scan_layers true --mesh.data 2 --mesh.fsdp 2 --mesh.tensor 2", marks=pytest.mark.slow
+        ),
+    ],
 )
 def test_a_layer_that_joins_late_begins_with_steps_of_the_usual_size(source, tmp_path, options):
     """Without what else scales it, Adam's first step is 1; the top layer's comes after an epoch."""
