@@ -262,7 +262,8 @@ def tokenize_chunk(path: Location, documents: list[list[str]], vocab: str, lower
         ids, lengths = tokenizer.encode_flat(texts)
     else:
         ids, lengths, arrays["word_starts"] = _encode_segmented(tokenizer, texts)
-    sentences = np.add.reduceat(lengths > 0, _starts(list(map(len, documents))), dtype=np.int64)
+    starts = np.cumsum([0, *map(len, documents)])[:-1]
+    sentences = np.add.reduceat(lengths > 0, starts, dtype=np.int64)
     contents = np.array([content_hash(document) for document in documents], np.uint64)
     arrays["ids"] = ids.astype(_id_dtype(tokenizer))
     arrays["lengths"] = lengths[lengths > 0].astype(np.uint32)
@@ -275,10 +276,6 @@ def tokenize_chunk(path: Location, documents: list[list[str]], vocab: str, lower
 
 def _id_dtype(tokenizer: Tokenizer) -> str:
     return "<u2" if tokenizer.vocab_size <= 1 << 16 else "<u4"
-
-
-def _starts(lengths: Sequence[int]) -> np.ndarray:
-    return np.cumsum([0, *lengths[:-1]])
 
 
 def _encode_segmented(tokenizer: Tokenizer, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
