@@ -109,9 +109,9 @@ class Columns:
 
     def require_inputs(self) -> None:
         """``ValueError`` when columns are given but not what every record must have."""
-        given = [role for role, _ in self.roles]
+        roles = [role for role, _ in self.roles]
         for role in self.inputs:
-            if given and role not in given:
+            if roles and role not in roles:
                 raise ValueError(
                     f"data.columns: no {role}=COLUMN for {self.split} files, which {self.kind} needs; given: "
                     f"{', '.join(f'{role}={column}' for role, column in self.roles)}"

@@ -78,9 +78,9 @@ def _header(first: Row, columns: Columns, data: TaskDataConfig, path: Location) 
     if has_header:
         return [name.strip() for name in first[1]]
     if not columns.by_number:
-        given = listed(f"{role}={column}" for role, column in columns.roles) or "none"
+        named = listed(f"{role}={column}" for role, column in columns.roles) or "none"
         raise ValueError(
-            f"{path}: data.columns: {given} is not allowed with data.header false; allowed: ROLE=NUMBER, from 1"
+            f"{path}: data.columns: {named} is not allowed with data.header false; allowed: ROLE=NUMBER, from 1"
         )
     return None
 
