@@ -22,7 +22,6 @@ from pathlib import Path
 PACKAGES = ("bert_jax", "data_pipeline")
 MOST_IMPORTS, MOST_FUNCTION, MOST_FILE, FEW_LINES, MOST_FILES = 12, 60, 400, 40, 13
 FEWER_LINES = 2_000
-# Rooms are the folders of the packages, with ``bert_jax`` itself for the modules beside them.
 OBJECTIVE = re.compile(r"(?<![a-z])(mlm|nsp)(?![a-z])", re.IGNORECASE)
 
 
@@ -52,18 +51,12 @@ class House:
                     imported |= {full} if full in self.trees else {node.module} & set(self.trees)
         return imported - {module}
 
-    def room(self, module: str) -> str:
-        """The folder of ``module``."""
-        return Path(self.names[module]).parent.as_posix()
-
     def circles(self) -> list[list[str]]:
         """Sets of top rooms (``bert_jax/model``) that import each other, directly or by way of others."""
         edges: dict[str, set[str]] = defaultdict(set)
         for module, imported in self.imports.items():
             for other in imported:
-                here, there = ("/".join(self.room(m).split("/")[:2]) for m in (module, other))
-                # A module beside the rooms is a room of its own.
-                here, there = (self.names[m] if r in PACKAGES else r for m, r in ((module, here), (other, there)))
+                here, there = self._top_room(module), self._top_room(other)
                 if here != there and not there.endswith("__init__.py"):
                     edges[here].add(there)
         reached = {room: self._reach(room, edges) for room in edges}
@@ -73,6 +66,10 @@ class House:
             if room in reached[room]
         }
         return sorted(map(list, groups))
+
+    def _top_room(self, module: str) -> str:
+        """The package's folder that holds ``module``; a module beside the folders is a room of its own."""
+        return "/".join(Path(self.names[module]).parts[:2])
 
     @staticmethod
     def _reach(room: str, edges: dict[str, set[str]]) -> set[str]:

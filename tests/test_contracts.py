@@ -1,6 +1,7 @@
 """What may import what: the layers, TensorFlow and jax kept out of where they do not belong."""
 
 import ast
+import importlib.util
 import json
 import subprocess
 import sys
@@ -69,6 +70,28 @@ def test_the_data_pipeline_brings_tensorflow_late_and_jax_never():
     names = modules("data_pipeline")
     assert {"data_pipeline.read.pretrain_input", "data_pipeline.cli"} <= set(names)
     assert not loaded_after(names) & {"jax", "jaxlib", "flax", "tensorflow", "tensorflow_datasets", "jieba"}
+
+
+@pytest.fixture(scope="module")
+def house():
+    """The checkout, counted by ``benchmarks/house.py``."""
+    spec = importlib.util.spec_from_file_location("house", REPOSITORY / "benchmarks" / "house.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module.House(REPOSITORY)
+
+
+def test_no_circle_between_rooms_and_no_full_room(house):
+    assert house.circles() == []
+    assert house.full_rooms() == {}
+
+
+def test_the_data_pipeline_keeps_the_limits_of_size(house):
+    assert not [name for name in house.many_imports() if name.startswith("data_pipeline")]
+    assert not [name for name in house.long_functions() if name.startswith("data_pipeline")]
+    assert not [
+        name for name, lines in house.file_lines().items() if lines > 400 and name.startswith("data_pipeline")
+    ]
 
 
 def tensorflow_imports(path):

@@ -262,16 +262,12 @@ def _open_records(parts: Sequence[Location], slices: Sequence[_Slice]) -> Iterat
             list(pool.map(fetch, range(len(parts))))
             yield [file.fileno()] * len(parts), [start - begin for start, begin in zip(starts, first, strict=True)]
         return
-    _allow_open_files(len(parts) + 64)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft < (count := len(parts) + 64):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (min(count, hard) if hard >= 0 else count, hard))
     files = [os.open(path.with_suffix(".records"), os.O_RDONLY) for path in parts]
     try:
         yield files, [0] * len(parts)
     finally:
         for opened in files:
             os.close(opened)
-
-
-def _allow_open_files(count: int) -> None:
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft < count:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (min(count, hard) if hard >= 0 else count, hard))

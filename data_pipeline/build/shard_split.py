@@ -104,7 +104,8 @@ class Split:
     def prepare(self) -> "PreparedSplit":
         """Make the folder of the build, or clear it of other builds and half-written files."""
         shards = location(self.data.shards)
-        build = shards / f".build-{self.name}-{_fingerprint([_PARTS_VERSION, self._settings, self.store.meta])}"
+        content = json.dumps([_PARTS_VERSION, self._settings, self.store.meta], sort_keys=True)
+        build = shards / f".build-{self.name}-{hashlib.sha256(content.encode()).hexdigest()[:16]}"
         for stale in shards.glob(f".build-{self.name}-*"):
             if stale != build:
                 remove_tree(stale)
@@ -199,7 +200,3 @@ def _move(folder: Location, target: Location) -> None:
     if target.is_dir() and not any(target.iterdir()):
         target.rmdir()
     folder.rename(target)
-
-
-def _fingerprint(value: Any) -> str:
-    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:16]

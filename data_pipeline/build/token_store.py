@@ -59,10 +59,10 @@ class TokenStore:
             raise self._damaged(f"{META_NAME} is not readable") from None
         for name, size in sizes.items():
             path = self.folder / f"{name}.bin"
-            found = path.stat().st_size if path.is_file() else None
-            if found != size:
-                is_there = "is missing" if found is None else f"has {found:,} bytes instead of {size:,}"
-                raise self._damaged(f"{path.name} {is_there}")
+            on_disk = path.stat().st_size if path.is_file() else None
+            if on_disk != size:
+                state = "is missing" if on_disk is None else f"has {on_disk:,} bytes instead of {size:,}"
+                raise self._damaged(f"{path.name} {state}")
         self.dtype = np.dtype(self.meta["dtype"])
         # Random places are read, a million times: an object store would charge and delay each.
         local = {name: local_copy(folder / f"{name}.bin") for name in sizes}
@@ -206,7 +206,7 @@ def build_store(
     """
     settings = store_settings(data, tokenizer, sources)
     chunks = chunk_folder(folder, settings, sources, "all in one")
-    there = {path.name for path in chunks.glob("*.npz")}
+    finished = {path.name for path in chunks.glob("*.npz")}
     total = 0
 
     def jobs() -> Iterator[tuple[Any, ...]]:
@@ -214,7 +214,7 @@ def build_store(
         for number, documents in enumerate(cut_documents(sources, data)):
             total = number + 1
             path = chunks / f"{number:06d}.npz"
-            if path.name not in there:
+            if path.name not in finished:
                 yield path, documents, str(vocab), data.lower_case, data.word_segmenter
 
     characters = 0
@@ -264,7 +264,8 @@ def tokenize_chunk(path: Location, documents: list[list[str]], vocab: str, lower
         ids, lengths = tokenizer.encode_flat(texts)
     else:
         ids, lengths, arrays["word_starts"] = _encode_segmented(tokenizer, texts)
-    sentences = np.add.reduceat(lengths > 0, _starts(list(map(len, documents))), dtype=np.int64)
+    starts = np.cumsum([0, *map(len, documents)])[:-1]
+    sentences = np.add.reduceat(lengths > 0, starts, dtype=np.int64)
     contents = np.array([content_hash(document) for document in documents], np.uint64)
     arrays["ids"] = ids.astype(_id_dtype(tokenizer))
     arrays["lengths"] = lengths[lengths > 0].astype(np.uint32)
@@ -279,25 +280,21 @@ def _id_dtype(tokenizer: Tokenizer) -> str:
     return "<u2" if tokenizer.vocab_size <= 1 << 16 else "<u4"
 
 
-def _starts(lengths: Sequence[int]) -> np.ndarray:
-    return np.cumsum([0, *lengths[:-1]])
-
-
 def _encode_segmented(tokenizer: Tokenizer, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Ids, number per text, and word starts: jieba's words where the text is Chinese, the tokenizer's elsewhere."""
     jieba = load_jieba()
     ids: list[int] = []
     lengths, starts = [], []
     for text in texts:
-        found, offsets = tokenizer.encode_with_offsets(text)
+        tokens, offsets = tokenizer.encode_with_offsets(text)
         words = {start for _, start, _ in jieba.tokenize(text)}
-        for token, (start, _) in zip(found, offsets, strict=True):
+        for token, (start, _) in zip(tokens, offsets, strict=True):
             if start < len(text) and (is_cjk(text[start]) or (start > 0 and is_cjk(text[start - 1]))):
                 starts.append(start in words)
             else:
                 starts.append(not tokenizer.continuation[token])
-        ids += found
-        lengths.append(len(found))
+        ids += tokens
+        lengths.append(len(tokens))
     return np.array(ids, np.int32), np.array(lengths, np.int64), np.array(starts, bool)
 
 
@@ -346,8 +343,8 @@ def merge_chunks(
         raise ValueError("the corpus yields no token: it holds no text that the vocabulary covers (data.corpus)")
     for name in _ARRAYS:
         if name != "word_starts" or settings["data.word_segmenter"] != "none":
-            made, final = scratch / f"{name}.bin", folder / f"{name}.bin"
-            final.upload(made) if isinstance(final, ObjectPath) else made.replace(final)
+            built, final = scratch / f"{name}.bin", folder / f"{name}.bin"
+            final.upload(built) if isinstance(final, ObjectPath) else built.replace(final)
     shutil.rmtree(scratch)
     meta = {
         "settings": settings,

@@ -165,14 +165,14 @@ class LocalFiles:
 
     def read(self, requests: Sequence[_Request]) -> list[int]:
         """Fill the targets; per request the bytes that the file had, -1 when it cannot be read."""
-        found = []
+        counts = []
         with contextlib.ExitStack() as files:
             opened: dict[str, int | None] = {}
             for name, offset, target in requests:
                 if name not in opened:
                     opened[name] = self._open(name, files)
-                found.append(_read_into(opened[name], offset, target))
-        return found
+                counts.append(_read_into(opened[name], offset, target))
+        return counts
 
     def _open(self, name: str, files: contextlib.ExitStack) -> int | None:
         try:
@@ -310,13 +310,13 @@ class SequentialReader:
     def batch(self, number: int) -> RawBatch:
         """The host's rows of batch ``number``; filler rows have status 0 and a number after the last record's."""
         wanted = number * self.batch_size + self._rows
-        there = wanted < self.reader.index.records
+        exists = wanted < self.reader.index.records
         records: list[bytes | None] = [None] * len(wanted)
         status = np.zeros(len(wanted), np.int64)
-        if there.any():
-            first = int(wanted[there].min())
-            loaded = self.reader.load(((first, int(wanted[there].max()) + 1),))
-            for row in np.flatnonzero(there).tolist():
+        if exists.any():
+            first = int(wanted[exists].min())
+            loaded = self.reader.load(((first, int(wanted[exists].max()) + 1),))
+            for row in np.flatnonzero(exists).tolist():
                 records[row], status[row] = loaded[int(wanted[row]) - first]
         return RawBatch(records, status, wanted, np.zeros(len(wanted), np.int64))
 

@@ -86,8 +86,8 @@ class ShardEntry:
 
 
 def _id_range(features: Mapping[str, FeatureSummary]) -> tuple[int, int] | None:
-    found = [features[name] for name in ID_FEATURES if name in features]
-    return (min(f.min_value for f in found), max(f.max_value for f in found)) if found else None
+    summaries = [features[name] for name in ID_FEATURES if name in features]
+    return (min(f.min_value for f in summaries), max(f.max_value for f in summaries)) if summaries else None
 
 
 @dataclass(frozen=True, eq=False)

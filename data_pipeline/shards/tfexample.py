@@ -172,7 +172,7 @@ def parse_example(record: bytes) -> dict[str, tuple[str, list[tuple[int, int, in
 
     Any legal encoding is understood: packed or not, any order. ``ValueError`` for bytes that are no Example.
     """
-    found: dict[str, tuple[str, list[tuple[int, int, int]]]] = {}
+    features: dict[str, tuple[str, list[tuple[int, int, int]]]] = {}
     try:
         for tag, start, end in _fields(record, 0, len(record)):
             if tag != 0x0A:
@@ -183,10 +183,10 @@ def parse_example(record: bytes) -> dict[str, tuple[str, list[tuple[int, int, in
                 kind, pieces = "int64", []
                 for kind_tag, a, b in _fields(record, *value):
                     kind, pieces = _TAG_KINDS[kind_tag], _fields(record, a, b)
-                found[record[slice(*key)].decode()] = (kind, pieces)
+                features[record[slice(*key)].decode()] = (kind, pieces)
     except (IndexError, KeyError, UnicodeDecodeError, ValueError) as error:
         raise ValueError(f"not a tf.train.Example ({error})") from None
-    return found
+    return features
 
 
 def _read_varints(data: bytes) -> tuple[np.ndarray, np.ndarray]:

@@ -109,9 +109,9 @@ class Columns:
 
     def require_inputs(self) -> None:
         """``ValueError`` when columns are given but not what every record must have."""
-        given = [role for role, _ in self.roles]
+        roles = [role for role, _ in self.roles]
         for role in self.inputs:
-            if given and role not in given:
+            if roles and role not in roles:
                 raise ValueError(
                     f"data.columns: no {role}=COLUMN for {self.split} files, which {self.kind} needs; given: "
                     f"{', '.join(f'{role}={column}' for role, column in self.roles)}"
@@ -122,10 +122,11 @@ class Columns:
 
 
 def make_record(fields: Iterable[tuple[str, Any]], *, source: str, number: int, separator: str) -> Record:
-    """A record of (role, value) pairs; values are text, numbers, lists of them where a role has several, or None.
+    """Make a record of (role, value) pairs; values are text, numbers, lists of them for some roles, or None.
 
     ``number`` is the id of a record that has none, ``separator`` stands between ``labels`` in one text. White
     space around labels, tags, ids and groups is no part of them; an empty label is none, as is an empty negative.
+    ``ValueError`` for tags that are not one for each word.
     """
     values: dict[str, Any] = {}
     for role, value in fields:
@@ -142,7 +143,7 @@ def make_record(fields: Iterable[tuple[str, Any]], *, source: str, number: int, 
 
     prefix = text("choice_prefix") or ""
     identity = stripped("id")
-    return Record(
+    record = Record(
         id=str(number) if identity is None else identity,
         source=source,
         text=text("text") or "",
@@ -156,6 +157,8 @@ def make_record(fields: Iterable[tuple[str, Any]], *, source: str, number: int, 
         answers=answers_of(values["answers"], source) if "answers" in values else None,
         group=stripped("group") or "",
     )
+    check_tags(record)
+    return record
 
 
 def check_tags(record: Record) -> None:

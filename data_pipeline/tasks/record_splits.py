@@ -143,10 +143,6 @@ def _group_keys(records: Sequence[Record], group_by: str) -> list[str]:
     return [f"record {first.setdefault(r.group, i) if r.group else i}" for i, r in enumerate(records)]
 
 
-def _texts_of(record: Record) -> tuple[str | None, ...]:
-    return record.text, record.text_pair, *record.choices, *record.negatives, " ".join(record.words)
-
-
 def _components(records: Sequence[Record]) -> list[str]:
     """Records that share a text, also by way of others, have the same key: the number of the first of them."""
     parent = list(range(len(records)))
@@ -159,7 +155,8 @@ def _components(records: Sequence[Record]) -> list[str]:
 
     first: dict[str, int] = {}
     for i, record in enumerate(records):
-        for text in filter(None, _texts_of(record)):
+        texts = (record.text, record.text_pair, *record.choices, *record.negatives, " ".join(record.words))
+        for text in filter(None, texts):
             a, b = root(first.setdefault(text, i)), root(i)
             parent[max(a, b)] = min(a, b)
     return [f"record {root(i)}" for i in range(len(records))]

@@ -8,7 +8,7 @@ from itertools import chain
 from bert_jax.config.finetune import TaskDataConfig
 from bert_jax.io.storage import Location
 from bert_jax.records import Record
-from data_pipeline.tasks.columns import Columns, Place, check_tags, make_record
+from data_pipeline.tasks.columns import Columns, Place, make_record
 from data_pipeline.tasks.task_files import find_file, listed, read_lines, read_raw_lines, without_blank_end
 
 Row = tuple[int, list[str]]  # number of its first line in the file, and its fields
@@ -66,14 +66,8 @@ def _records(path: Location, rows: Iterator[Row], columns: Columns, data: TaskDa
     for number, (line, fields) in enumerate(rows):
         if len(fields) < width or (header and any(fields[width:])):
             raise ValueError(_misfit(path, line, fields, rows, width, header))
-        yield _record(places, fields, source=f"{path}:{line}", number=number, separator=data.label_separator)
-
-
-def _record(places: Sequence[Place], fields: Sequence[str], *, source: str, number: int, separator: str) -> Record:
-    values = ((role, fields[column]) for role, column in places)
-    record = make_record(values, source=source, number=number, separator=separator)
-    check_tags(record)
-    return record
+        values = ((role, fields[column]) for role, column in places)
+        yield make_record(values, source=f"{path}:{line}", number=number, separator=data.label_separator)
 
 
 def _header(first: Row, columns: Columns, data: TaskDataConfig, path: Location) -> list[str] | None:
@@ -84,9 +78,9 @@ def _header(first: Row, columns: Columns, data: TaskDataConfig, path: Location) 
     if has_header:
         return [name.strip() for name in first[1]]
     if not columns.by_number:
-        given = listed(f"{role}={column}" for role, column in columns.roles) or "none"
+        named = listed(f"{role}={column}" for role, column in columns.roles) or "none"
         raise ValueError(
-            f"{path}: data.columns: {given} is not allowed with data.header false; allowed: ROLE=NUMBER, from 1"
+            f"{path}: data.columns: {named} is not allowed with data.header false; allowed: ROLE=NUMBER, from 1"
         )
     return None
 
@@ -125,7 +119,5 @@ def read_jsonl(name: str, columns: Columns, data: TaskDataConfig) -> Iterator[Re
         for role, value in fields:
             if value is None and role in columns.inputs:
                 raise ValueError(f"{source}: {role} is null; allowed: a text")
-        record = make_record(fields, source=source, number=number, separator=data.label_separator)
-        check_tags(record)
-        yield record
+        yield make_record(fields, source=source, number=number, separator=data.label_separator)
         number += 1

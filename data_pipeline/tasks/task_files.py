@@ -42,9 +42,9 @@ def find(name: str) -> Location:
     path = location(name)
     if path.exists():
         return path
-    there = [entry.name for entry in path.parent.iterdir()] if path.parent.is_dir() else []
-    where = "" if there else f"; there is no folder {path.parent} either"
-    raise ValueError(f"{path}: no such file or folder{where or did_you_mean(path.name, there)}")
+    names = [entry.name for entry in path.parent.iterdir()] if path.parent.is_dir() else []
+    where = "" if names else f"; there is no folder {path.parent} either"
+    raise ValueError(f"{path}: no such file or folder{where or did_you_mean(path.name, names)}")
 
 
 def find_file(name: str) -> Location:

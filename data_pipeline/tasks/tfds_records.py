@@ -8,7 +8,7 @@ from typing import Any
 from bert_jax.config.finetune import TaskDataConfig
 from bert_jax.io.errors import first_line
 from bert_jax.records import Record
-from data_pipeline.tasks.columns import Columns, check_tags, make_record
+from data_pipeline.tasks.columns import Columns, make_record
 from data_pipeline.tasks.task_files import listed, split_address
 from data_pipeline.text.datasets import load_tfds
 
@@ -39,9 +39,7 @@ def read_tfds(name: str, columns: Columns, data: TaskDataConfig) -> Iterator[Rec
     for number, example in enumerate(tfds.as_numpy(records)):
         fields = [(role, _plain(example[names[i]], features[names[i]])) for role, i in places]
         source = f"tfds:{dataset}:{split}: record {number}"
-        record = make_record(fields, source=source, number=number, separator=data.label_separator)
-        check_tags(record)
-        yield record
+        yield make_record(fields, source=source, number=number, separator=data.label_separator)
 
 
 def _builder(tfds: Any, dataset: str, data_dir: str) -> Any:
@@ -56,7 +54,7 @@ def _builder(tfds: Any, dataset: str, data_dir: str) -> Any:
 
 
 def _plain(value: Any, feature: Any) -> Any:
-    """A feature's value as texts, numbers, and lists and dicts of them."""
+    """Return a feature's value as texts, numbers, and lists and dicts of them."""
     if isinstance(value, dict):
         return {name: _plain(one, feature[name]) for name, one in value.items()}
     if getattr(value, "ndim", 0):
@@ -65,5 +63,5 @@ def _plain(value: Any, feature: Any) -> Any:
         return value.decode("utf-8", "replace")
     if hasattr(feature, "int2str"):
         return None if value < 0 else feature.int2str(int(value))
-    # numpy writes a float32 as it was given (3.8), Python's float as it is stored (3.7999999523162842).
+    # numpy prints the shortest text of a float32 (3.8), Python all digits (3.7999999523162842).
     return str(value).lower()

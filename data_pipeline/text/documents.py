@@ -60,7 +60,8 @@ def read_documents(source: Source, *, line: str, json_field: str) -> Iterator[li
     lines = numbered_lines(source.path)
     if source.is_json or source.records:
         texts = source.records(json_field) if source.records else _json_texts(lines, source.path, json_field)
-        blocks: Iterator[list[str]] = filter(None, map(_lines_of, texts))
+        stripped_lines = ([part for part in map(str.strip, text.split("\n")) if part] for text in texts)
+        blocks: Iterator[list[str]] = filter(None, stripped_lines)
         sample = list(islice(blocks, _SAMPLE_LINES))
         first = list(chain.from_iterable(sample))[:_SAMPLE_LINES]
         blocks = chain(sample, blocks)
@@ -99,11 +100,6 @@ def _blocks(lines: Iterable[str], *, one_document: bool) -> Iterator[list[str]]:
             block = []
     if block:
         yield block
-
-
-def _lines_of(text: str) -> list[str]:
-    """Non-blank lines of a record's text."""
-    return [part for part in map(str.strip, text.split("\n")) if part]
 
 
 def _json_texts(lines: Iterator[Line], path: Location, field: str) -> Iterator[str]:

@@ -1,7 +1,7 @@
 """Vocabulary training: WordPiece, and SentencePiece unigram or BPE. The same texts give the same bytes."""
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from itertools import chain, repeat
 from pathlib import Path
 from typing import Literal
@@ -161,7 +161,7 @@ def _train_sentencepiece(texts: Iterable[str], kind: str, vocab_size: int, lower
     model = BytesIO()
     try:
         SentencePieceTrainer.train(
-            sentence_iterator=_without_newlines(lines),
+            sentence_iterator=(line.replace("\n", " ") for line in lines),
             model_writer=model,
             model_type=kind,
             vocab_size=vocab_size,
@@ -185,10 +185,6 @@ def _train_sentencepiece(texts: Iterable[str], kind: str, vocab_size: int, lower
         reason = " ".join(str(error).split("] ")[-1].split())
         raise ValueError(f"SentencePiece cannot train on this corpus: {reason}") from None
     return model.getvalue()
-
-
-def _without_newlines(lines: list[str]) -> Iterator[str]:
-    return (line.replace("\n", " ") for line in lines)
 
 
 def _coverage(lines: list[str], characters: int, lower_case: bool) -> float:
