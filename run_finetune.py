@@ -15,19 +15,21 @@ from bert_jax.process.signals import StopRequest
 STOP = StopRequest.install()  # before the heavy imports: a signal that comes during them is not lost
 
 import dataclasses
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from bert_jax.config import dump_yaml, load_config
 from bert_jax.config.finetune import FinetuneConfig
-from bert_jax.config.loader import Setting, take_options
-from bert_jax.config.sweep import FinetuneRunOptions, plan_cells
+from bert_jax.config.loader import read_settings, take_options
+from bert_jax.config.sweep import Cell, FinetuneRunOptions, plan_cells
 from bert_jax.io.storage import location
 from bert_jax.process import exits
 from bert_jax.process.accelerators import keep_to_cpu_without_accelerator
 from bert_jax.process.exits import run_command
 from bert_jax.training.launch import Launch
+
+if TYPE_CHECKING:
+    from bert_jax.interop.initialization import Start
 
 
 def main() -> int:
@@ -52,26 +54,29 @@ def main() -> int:
 
 
 def shown(options: FinetuneRunOptions, arguments: list[str]) -> FinetuneConfig:
-    """The config as far as it is known before records are read: with the model's sizes where there is a model, of
-    a sweep what its runs share."""
+    """Return the config as far as it is known before records are read: with the model's sizes if there is a model,
+    of a sweep the options that its runs share."""
     from bert_jax.training.checkpoint.restore import saved_steps
 
     if not (options.init_from or saved_steps(location(options.folder("finetune")))):
-        return load_config(FinetuneConfig, arguments, prog="run_finetune.py", extra=FinetuneRunOptions)
-    settings: list[Setting] = []
-    config, _ = configure(options, arguments, settings.extend)
-    return plan_cells(options, settings)[0] if options.is_sweep else config
+        return load_config(FinetuneConfig, arguments, extra=FinetuneRunOptions)
+    if options.is_sweep:
+        return plan(options, arguments)[0]
+    return configure(options, arguments)[0]
+
+
+def plan(options: FinetuneRunOptions, arguments: list[str]) -> tuple[FinetuneConfig, list[Cell]]:
+    """Return the config that all runs of a sweep share, and the runs."""
+    start = configure(options, arguments)[1]
+    return plan_cells(options, [*read_settings(arguments), *start.settings])
 
 
 def sweep(options: FinetuneRunOptions, arguments: list[str]) -> int:
-    """Every run of ``--sweep`` and ``--seeds``; returns the exit code."""
-    # Settings of the command, with those of the model that all runs start from.
-    shared: list[Setting] = []
-    configure(options, arguments, shared.extend)
-    base, cells = plan_cells(options, shared)
+    """Make every run of ``--sweep`` and ``--seeds``; returns the exit code."""
+    base, cells = plan(options, arguments)
 
     from bert_jax.experiments.sweep import run_sweep
-    from bert_jax.finetuning.initialization import whole_name
+    from bert_jax.interop.initialization import whole_name
 
     def one(folder: Path, more: list[str]) -> None:
         own = dataclasses.replace(options, workdir=str(folder), sweep=(), seeds=1)
@@ -88,24 +93,12 @@ def sweep(options: FinetuneRunOptions, arguments: list[str]) -> int:
     )
 
 
-def configure(
-    options: FinetuneRunOptions, arguments: list[str], note: Callable[[list[Setting]], None] = lambda _: None
-) -> tuple[FinetuneConfig, Any]:
-    """The config with the model section of the model that the run starts from, and that start. ``note`` is told the
-    settings that make it."""
-    workdir, start = location(options.folder("finetune")), None
+def configure(options: FinetuneRunOptions, arguments: list[str]) -> "tuple[FinetuneConfig, Start]":
+    """Return the resolved config, and the start that fixes its model section."""
+    from bert_jax.interop.initialization import plan_start
 
-    def resolve(settings: list[Setting]) -> list[Setting]:
-        nonlocal start
-        from bert_jax.finetuning import initialization as starts
-
-        start, settings = starts.resolve(options, workdir, settings)
-        note(settings)
-        return settings
-
-    config = load_config(
-        FinetuneConfig, arguments, prog="run_finetune.py", extra=FinetuneRunOptions, resolve=resolve
-    )
+    start = plan_start(FinetuneConfig, options, location(options.folder("finetune")), arguments)
+    config = load_config(FinetuneConfig, arguments, extra=FinetuneRunOptions, extra_settings=start.settings)
     return config, start
 
 

@@ -14,20 +14,25 @@ from bert_jax.process.signals import StopRequest
 
 STOP = StopRequest.install()  # before the heavy imports: a signal that comes during them is not lost
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 from bert_jax.config import PretrainConfig, dump_yaml, load_config
-from bert_jax.config.loader import RunOptions, Setting, take_options
+from bert_jax.config.loader import RunOptions, take_options
 from bert_jax.io.storage import location
 from bert_jax.objectives.registry import check_name, objective_class
 from bert_jax.process.accelerators import keep_to_cpu_without_accelerator
 from bert_jax.process.exits import run_command
-from bert_jax.training.launch import Launch, WarmStart, asks_for_warm_start
+from bert_jax.training.launch import Launch
+
+if TYPE_CHECKING:
+    from bert_jax.interop.initialization import Start
 
 
 def main() -> None:
     options, arguments = take_options(RunOptions, sys.argv[1:])
-    if options.print_config or {"--help", "-h"} & set(arguments):
+    if {"--help", "-h"} & set(arguments):  # ends here, before jax is imported
+        load_config(PretrainConfig, arguments, prog="run_pretrain.py", extra=RunOptions)
+    if options.print_config:
         config, _ = configure(options, arguments)
         print(dump_yaml(config), end="")
         return
@@ -42,21 +47,12 @@ def main() -> None:
         train(options, arguments)
 
 
-def configure(options: RunOptions, arguments: list[str]) -> tuple[PretrainConfig, Any]:
-    """The resolved config, and how the run starts (``warm_start.Start``) if not from drawn parameters."""
-    workdir, start = location(options.folder("pretrain")), None
+def configure(options: RunOptions, arguments: list[str]) -> "tuple[PretrainConfig, Start]":
+    """Return the resolved config, and the start that fixes some of it."""
+    from bert_jax.interop.initialization import plan_start
 
-    def resolve(settings: list[Setting]) -> list[Setting]:
-        nonlocal start
-        from bert_jax.interop import initialization as warm_start
-
-        start, settings = warm_start.resolve(options, workdir, settings)
-        return settings
-
-    config = load_config(
-        PretrainConfig, arguments, prog="run_pretrain.py", extra=RunOptions,
-        resolve=resolve if asks_for_warm_start(options, workdir) else None,
-    )  # fmt: skip
+    start = plan_start(PretrainConfig, options, location(options.folder("pretrain")), arguments)
+    config = load_config(PretrainConfig, arguments, extra=RunOptions, extra_settings=start.settings)
     check_name(config.objective)
     return config, start
 
@@ -66,32 +62,35 @@ def train(options: RunOptions, arguments: list[str]) -> None:
     config, start = configure(options, arguments)
     objective = objective_class(config.objective)  # first: a wrong file is found before data are prepared
 
+    from bert_jax.interop.initialization import initial_model, pretraining_spec
     from bert_jax.process import hosts
     from bert_jax.tokenization import load_tokenizer
     from bert_jax.training.pretrain import PretrainJob
     from bert_jax.training.run import train as run
-    from data_pipeline import storage
-    from data_pipeline.build.ensure import STOPPED, ensure_data, place_vocabulary, require_shards
-    from data_pipeline.read.source import ShardSource
+    from data_pipeline.build.ensure import STOPPED, ensure_data, require_shards
+    from data_pipeline.build.vocabulary import place_vocabulary
+    from data_pipeline.read.pretrain_input import ShardSource
 
     def report(line: str) -> None:
         print(line, flush=True)
 
     with STOP.at_once(STOPPED):
-        if start is not None and start.vocabulary is not None and hosts.is_lead():
+        if start.vocabulary is not None and hosts.is_lead():
             path, content = start.vocabulary
-            place_vocabulary(storage.location(path), content)
+            place_vocabulary(location(path), content)
         hosts.barrier("vocabulary", options.host_timeout)
         if hosts.count() == 1:
             vocabulary = ensure_data(config.data, vocab_size=config.model.vocab_size, report=report)
         else:
             vocabulary = require_shards(config, arguments)
     tokenizer = load_tokenizer(vocabulary, lower_case=config.data.lower_case)
+    initial = initial_model(start, pretraining_spec(config))
+    del start  # the arrays go once the devices hold them
     launch = Launch(
         workdir=location(options.folder("pretrain")),
         stop=STOP,
         continue_from=location(options.continue_from) if options.continue_from else None,
-        warm_start=start.warm_start if start is not None else WarmStart(),
+        initial_model=initial,
         allow_numeric_change=options.allow_numeric_change,
         host_timeout=options.host_timeout,
         started=STARTED,

@@ -15,8 +15,8 @@ import jax
 import numpy as np
 
 from bert_jax.config import ExecutionConfig, PretrainConfig, load_config
-from bert_jax.config.loader import RunOptions, Setting
-from bert_jax.interop.initialization import resolve
+from bert_jax.config.loader import RunOptions
+from bert_jax.interop.initialization import initial_model, plan_start, pretraining_spec
 from bert_jax.interop.readers import read_weights
 from bert_jax.model import BertForPretraining, from_canonical
 from bert_jax.tokenization import load_tokenizer
@@ -58,14 +58,11 @@ def main() -> None:
 
     config = load_config(PretrainConfig, ["--config", str(arguments.run / "config.yaml")])
     data = config.data
-    settings = [
-        Setting("config", "data.shards", data.shards),
-        Setting("config", "data.seq_length", str(data.seq_length)),
-        Setting("config", "data.next_sentence", data.next_sentence),
-    ]
+    given = {"shards": data.shards, "seq_length": str(data.seq_length), "next_sentence": data.next_sentence}
+    words = [word for name, value in given.items() for word in (f"--data.{name}", value)]
     # A folder that is not there: the start itself is asked for, not the run.
     options = RunOptions(init_from=arguments.source, add_words=arguments.words)
-    start, _ = resolve(options, arguments.run / "no run", settings)
+    start = plan_start(PretrainConfig, options, arguments.run / "no run", words)
     vocabulary = load_tokenizer(arguments.run / Path(data.vocab).name, lower_case=data.lower_case)
     known = source_pieces(arguments.source)
     added = np.arange(config.model.vocab_size) >= known
@@ -74,7 +71,7 @@ def main() -> None:
     batches = list(
         eval_batches(data, folder=folder, batch_size=64, max_batches=arguments.batches, tokenizer=vocabulary)
     )
-    before = losses(config, start.warm_start.params, batches, added)
+    before = losses(config, initial_model(start, pretraining_spec(config)).params, batches, added)
     after = losses(config, dict(read_weights(arguments.run).params), batches, added)
     for name in GROUPS:
         (first, count), (last, _) = before[name], after[name]

@@ -21,7 +21,6 @@ from finetune_runs import prepare
 
 from bert_jax.finetuning.evaluation import Predictor
 from bert_jax.finetuning.finetune import FinetuneJob
-from bert_jax.finetuning.initialization import warm_start
 from bert_jax.finetuning.packing import Shape
 from bert_jax.parallel import make_mesh, to_global
 from bert_jax.process.accelerators import keep_to_cpu_without_accelerator
@@ -83,7 +82,7 @@ def main() -> int:
     fixed = prepare([*options.arguments, "--input.packing", "false"], compared=False)
     config = packed.config
     size, limit = config.training.global_batch_size, config.task.max_length
-    start = warm_start(packed.start, config, packed.job.model.heads, packed.job.model.sentence).params
+    start = packed.job.initial_model().params
     ways = [
         Way("packed", packed.job, start, []),
         Way(f"rows of {limit}", fixed.job, start, []),

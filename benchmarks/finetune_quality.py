@@ -66,6 +66,11 @@ def predictions(run: Prepared, folder: Path, split: str) -> list[Prediction]:
     return run.task.decode(run.splits[split], units, outputs)
 
 
+def null_odds(prediction: Prediction) -> float:
+    """By how much no answer is likelier than the best one."""
+    return prediction["no_answer_score"] - prediction["score"]
+
+
 @dataclass(frozen=True)
 class Scored:
     """A metric of ``count`` records."""
@@ -90,7 +95,7 @@ def scored(run: Prepared, split: str, predictions: Sequence[Prediction]) -> dict
     choosing = set(titles[::2])
     halves = [
         [
-            (one["best_text"], [answer.text for answer in record.answers or ()], one["null_odds"])
+            (one["best_answer"], [answer.text for answer in record.answers or ()], null_odds(one))
             for record, one in zip(records, predictions, strict=True)
             if record.answers is not None and (record.group in choosing) is chooses
         ]

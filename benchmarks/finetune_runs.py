@@ -15,16 +15,16 @@ import numpy as np
 
 from bert_jax.config import ModelSpec, load_config
 from bert_jax.config.finetune import FinetuneConfig
-from bert_jax.config.loader import RunOptions, Setting, take_options
-from bert_jax.finetuning import initialization as starts
+from bert_jax.config.loader import RunOptions, take_options
 from bert_jax.finetuning.finetune import FinetuneJob
-from bert_jax.interop.exchange import Weights, parameter_shapes
+from bert_jax.interop.exchange import ModelBundle, parameter_shapes
 from bert_jax.interop.hf.write import write_hf
+from bert_jax.interop.initialization import Start, plan_start
 from bert_jax.model import to_canonical
 from bert_jax.parallel import to_host
 from bert_jax.records import Record
 from bert_jax.tasks.sampling import epoch_order
-from bert_jax.tasks.task import Task, Unit
+from bert_jax.tasks.task import ModelInput, Task
 from bert_jax.training.state import initial_params
 from data_pipeline.tasks import read_splits, split_names
 
@@ -43,7 +43,7 @@ class Prepared:
 
     job: FinetuneJob
     splits: Mapping[str, Sequence[Record]]
-    start: starts.Start
+    start: Start
 
     @property
     def config(self) -> FinetuneConfig:
@@ -57,22 +57,15 @@ class Prepared:
     def predicted(self) -> list[str]:
         return [split for split in self.splits if split != "train"]
 
-    def units(self, split: str) -> list[Unit]:
+    def units(self, split: str) -> list[ModelInput]:
         return self.task.featurize(self.splits[split], training=split == "train")
 
 
 def prepare(arguments: list[str], *, compared: bool = True) -> Prepared:
     """The run of such options; ``compared``: with the other side, so it must be one that Trainer can do."""
     options, rest = take_options(RunOptions, arguments)
-    start = None
-
-    def resolve(settings: list[Setting]) -> list[Setting]:
-        nonlocal start
-        start, settings = starts.resolve(options, Path("no run"), settings)
-        return settings
-
-    config = load_config(FinetuneConfig, rest, extra=RunOptions, resolve=resolve)
-    assert start is not None
+    start = plan_start(FinetuneConfig, options, Path("no run"), rest)
+    config = load_config(FinetuneConfig, rest, extra=RunOptions, extra_settings=start.settings)
     if compared:
         check(config)
     splits = read_splits(config.data, config.task.kind)
@@ -122,7 +115,7 @@ def write_features(run: Prepared, folder: Path, seeds: Sequence[int], splits: Se
     (folder / "settings.json").write_text(json.dumps(settings, indent=1) + "\n")
 
 
-def arrays_of(units: Sequence[Unit]) -> dict[str, np.ndarray]:
+def arrays_of(units: Sequence[ModelInput]) -> dict[str, np.ndarray]:
     sequences = [unit.sequences[0] for unit in units]
     return {
         "lengths": np.array([len(one.ids) for one in sequences], np.int64),
@@ -131,7 +124,7 @@ def arrays_of(units: Sequence[Unit]) -> dict[str, np.ndarray]:
     }
 
 
-def targets_of(units: Sequence[Unit], kind: str) -> dict[str, np.ndarray]:
+def targets_of(units: Sequence[ModelInput], kind: str) -> dict[str, np.ndarray]:
     if kind == "tagging":
         labels = [
             np.where(unit.targets["tag_scored"] * unit.weight > 0, unit.targets["tag_labels"], UNLABELLED)
@@ -152,14 +145,16 @@ def targets_of(units: Sequence[Unit], kind: str) -> dict[str, np.ndarray]:
 def write_start(run: Prepared, folder: Path) -> None:
     """The parameters of step 0, the new head too, as a Hugging Face folder of a model without dropout."""
     config, model = run.config, run.job.model
-    loaded = starts.warm_start(run.start, config, model.heads, model.sentence).params
+    loaded = run.job.initial_model().params
     flat = to_canonical(to_host(initial_params(model, config.training.seed, loaded)), config.model.vocab_size)
     still = dataclasses.replace(config.model, hidden_dropout=0.0, attention_dropout=0.0)
     spec = ModelSpec(model=still, heads=run.job.heads, tokenizer=run.start.tokenizer_config)
     arrays = {name: np.asarray(flat[name], np.float32) for name in parameter_shapes(spec)}
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
-    write_hf(folder, Weights(spec=spec, params=arrays, tokenizer_content=run.start.tokenizer_content, origin={}))
+    write_hf(
+        folder, ModelBundle(spec=spec, params=arrays, tokenizer_content=run.start.tokenizer_content, origin={})
+    )
 
 
 # ------------------------------------------------------------------ running both sides

@@ -32,7 +32,7 @@ from bert_jax.training.programs import train_programs
 from bert_jax.training.spikes import LossGuard
 from bert_jax.training.state import initial_state
 from data_pipeline.build.ensure import ensure_data
-from data_pipeline.read.source import ShardSource
+from data_pipeline.read.pretrain_input import ShardSource
 
 
 def main() -> int:

@@ -25,7 +25,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from bert_jax.config.pretrain import DataConfig
 from data_pipeline.host_tensorflow import load_tensorflow
 from data_pipeline.read.pretrain_input import pretrain_batches
-from data_pipeline.shards.shard_files import encode_examples, write_index, write_records
+from data_pipeline.shards.shard_files import write_index, write_records
+from data_pipeline.shards.tfexample import encode_examples
 
 # name: sequence length, predictions, files, records in all, lanes
 CASES = {

@@ -24,6 +24,7 @@ import numpy as np
 
 from bert_jax.config import load_config
 from bert_jax.config.finetune import FinetuneConfig
+from bert_jax.finetuning.artifacts import predicted_splits, read_predictions
 from bert_jax.metrics import auroc
 from bert_jax.records import Record
 from data_pipeline.tasks import read_splits
@@ -69,7 +70,7 @@ def regression(python: str, recipe: str, splits: Mapping[str, Sequence[Record]])
     classes, found = json.loads(done.stdout)
     return {
         name: [
-            {"label": record.label, "scores": dict(zip(classes, row, strict=True))}
+            {"gold": record.label, "probabilities": dict(zip(classes, row, strict=True))}
             for record, row in zip(splits[name], rows, strict=True)
         ]
         for name, rows in found.items()
@@ -78,15 +79,15 @@ def regression(python: str, recipe: str, splits: Mapping[str, Sequence[Record]])
 
 def scored(predictions: Sequence[Mapping[str, Any]]) -> str:
     """Accuracy of what is in scope and, where something is not, AUROC of both scores."""
-    outside = np.array([one["label"] == OUT_OF_SCOPE for one in predictions])
-    right = [max(one["scores"], key=one["scores"].get) == one["label"] for one in predictions]
+    outside = np.array([one["gold"] == OUT_OF_SCOPE for one in predictions])
+    right = [max(one["probabilities"], key=one["probabilities"].get) == one["gold"] for one in predictions]
     said = f"accuracy {100 * np.array(right)[~outside].mean():.2f} ({(~outside).sum():,})"
     if not outside.any():
         return said
-    best = [max(p for name, p in one["scores"].items() if name != OUT_OF_SCOPE) for one in predictions]
+    best = [max(p for name, p in one["probabilities"].items() if name != OUT_OF_SCOPE) for one in predictions]
     said += f"; AUROC out of scope ({outside.sum():,}): 1 - greatest {auroc(outside, 1 - np.array(best)):.4f}"
-    if OUT_OF_SCOPE in predictions[0]["scores"]:
-        of_class = np.array([one["scores"][OUT_OF_SCOPE] for one in predictions])
+    if OUT_OF_SCOPE in predictions[0]["probabilities"]:
+        of_class = np.array([one["probabilities"][OUT_OF_SCOPE] for one in predictions])
         said += f", class oos {auroc(outside, of_class):.4f}"
     return said
 
@@ -109,9 +110,9 @@ def main() -> int:
             for name, predictions in regression(options.peer_python, recipe, chosen).items():
                 print(f"{recipe}, TF-IDF{way}, {name}: {scored(predictions)}", flush=True)
     for folder in options.run:
-        for path in sorted(folder.glob("predictions_*.jsonl")):
-            predictions = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-            print(f"{folder}, {path.stem.removeprefix('predictions_')}: {scored(predictions)}", flush=True)
+        for split in predicted_splits(folder):
+            predictions = [line for _, line in read_predictions(folder, split)]
+            print(f"{folder}, {split}: {scored(predictions)}", flush=True)
     return 0
 
 

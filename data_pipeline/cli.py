@@ -12,10 +12,10 @@ from typing import Any, TypeVar
 from bert_jax.config.finetune import FinetuneConfig, TaskDataConfig
 from bert_jax.config.loader import load_config
 from bert_jax.config.pretrain import DataConfig, PretrainConfig
+from bert_jax.io.storage import Location, location
 from bert_jax.process.exits import run_command
 from bert_jax.process.signals import StopRequest
 from bert_jax.records import Record
-from data_pipeline.storage import Location, location
 
 USAGE = """usage: bert-data COMMAND [options]
 
@@ -26,9 +26,9 @@ commands:
              bert-data shards --config configs/quickstart.yaml --workers 4
            under Apache Beam, on this machine or on a cluster by Beam's own options
              bert-data shards --config RECIPE --runner beam [-- --runner=DataflowRunner --project=P ...]
-  index    index TFRecords that somebody else made
+  index    index TFRecords of another writer
              bert-data index DIR
-  inspect  what is in a folder of shards; --vocab FILE if it is not beside them, --records N to read (20000)
+  inspect  describe a folder of shards; --vocab FILE if it is not beside them, --records N to read (20000)
              bert-data inspect DIR --examples 3
   records  a task file of fine-tuning as JSON lines, for the commands of bert-jax; by its columns, or by a recipe
              bert-data records dev.tsv --columns text=sentence label=label
@@ -59,22 +59,22 @@ class RecordOptions:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line; returns the exit code (0 done, 2 the user's mistake, told in one line)."""
+    """Run the command line; returns the exit code (0 done, 2 a mistake of the user, explained in one line)."""
     words = list(sys.argv[1:] if argv is None else argv)
-    commands: dict[str, Callable[[list[str]], None]] = {
-        "vocab": _vocab, "shards": _shards, "index": _index, "inspect": _inspect, "records": _records,
-    }  # fmt: skip
     if not words or words[0] in ("-h", "--help"):
         print(USAGE, end="")
         return 0 if words else 2
-    if words[0] not in commands:
-        return run_command(lambda: _refuse(f"{words[0]}: unknown command; allowed: {', '.join(commands)}"))
-    if {"-h", "--help"} & set(words[1:]):
-        return run_command(lambda: _help(words[0]))
-    return run_command(lambda: commands[words[0]](words[1:]))
+    return run_command(lambda: _run(words[0], words[1:]))
 
 
-def _help(command: str) -> None:
+def _run(command: str, words: list[str]) -> None:
+    commands: dict[str, Callable[[list[str]], None]] = {
+        "vocab": _vocab, "shards": _shards, "index": _index, "inspect": _inspect, "records": _records,
+    }  # fmt: skip
+    if command not in commands:
+        raise ValueError(f"{command}: unknown command; allowed: {', '.join(commands)}")
+    if not {"-h", "--help"} & set(words):
+        return commands[command](words)
     print(USAGE)
     options = {"vocab": DataOptions, "shards": DataOptions, "records": RecordOptions}
     if command in options:
@@ -83,16 +83,7 @@ def _help(command: str) -> None:
     sys.stdout.flush()  # here, a reader that is gone (`| head`) is no error
 
 
-def _refuse(message: str) -> None:
-    raise ValueError(message)
-
-
-def _config(words: Sequence[str]) -> PretrainConfig:
-    """The recipe and flags of pretraining as a config."""
-    return _config_of(PretrainConfig, words, DataConfig, _SHORT)
-
-
-def _config_of(config_type: type[C], words: Sequence[str], data_type: type, short: Mapping[str, str]) -> C:
+def _config(config_type: type[C], words: Sequence[str], data_type: type, short: Mapping[str, str]) -> C:
     """The recipe and flags as a config; option names without a section belong to ``data``."""
     fields = {field.name: f"data.{field.name}" for field in dataclasses.fields(data_type)} | dict(short)
     full = []
@@ -105,18 +96,18 @@ def _config_of(config_type: type[C], words: Sequence[str], data_type: type, shor
 def _take(words: Sequence[str], flag: str) -> tuple[list[str], str | None]:
     """``words`` without ``--flag VALUE`` or ``--flag=VALUE``, and the value."""
     kept: list[str] = []
-    found: str | None = None
+    value: str | None = None
     rest = iter(words)
     for word in rest:
         if word == f"--{flag}":
-            found = next(rest, None)
-            if found is None or found.startswith("--"):
+            value = next(rest, None)
+            if value is None or value.startswith("--"):
                 raise ValueError(f"command line: {flag}: needs a value")
         elif word.startswith(f"--{flag}="):
-            found = word.partition("=")[2]
+            value = word.partition("=")[2]
         else:
             kept.append(word)
-    return kept, found
+    return kept, value
 
 
 def _report(line: str) -> None:
@@ -124,10 +115,11 @@ def _report(line: str) -> None:
 
 
 def _vocab(words: list[str]) -> None:
-    from data_pipeline.build.ensure import STOPPED, ensure_vocabulary, write_vocabulary
+    from data_pipeline.build.ensure import STOPPED
+    from data_pipeline.build.vocabulary import ensure_vocabulary, write_vocabulary
 
     words, output = _take(words, "output")
-    config = _config(words)
+    config = _config(PretrainConfig, words, DataConfig, _SHORT)
     size = config.model.vocab_size
     with StopRequest().at_once(STOPPED):
         if output is None:
@@ -145,7 +137,8 @@ def _shards(words: list[str]) -> None:
     if dataset is not None:
         words += ["--data.corpus", f"tfds:{dataset}"]
     words, output = _take(words, "output")
-    config = _config([*words, *(["--data.shards", output] if output is not None else [])])
+    words += ["--data.shards", output] if output is not None else []
+    config = _config(PretrainConfig, words, DataConfig, _SHORT)
     size = config.model.vocab_size
     with StopRequest().at_once(STOPPED):
         vocab = ensure_data(config.data, vocab_size=size, report=_report, beam_options=beam_options)
@@ -201,22 +194,22 @@ def _records(words: list[str]) -> None:
 
     if not words or words[0].startswith("--"):
         raise ValueError("bert-data records: needs a file before the options: bert-data records FILE ...")
-    config = _config_of(FinetuneConfig, words[1:], TaskDataConfig, {"kind": "task.kind"})
+    config = _config(FinetuneConfig, words[1:], TaskDataConfig, {"kind": "task.kind"})
     for record in read_named(words[0], config.data, config.task.kind, "dev"):
         _report(json.dumps(_as_json(record), ensure_ascii=False))
 
 
 def _as_json(record: Record) -> dict[str, Any]:
-    """What the record has, under the names by which a .jsonl file is read."""
+    """The fields that the record has, by the names under which a .jsonl file is read."""
     empty = Record(id="", source=record.source)
-    there = {
+    fields = {
         field.name: getattr(record, field.name)
         for field in dataclasses.fields(Record)
         if getattr(record, field.name) != getattr(empty, field.name) or (field.name == "text" and not record.words)
     }
     if record.answers is not None:
-        there["answers"] = [{"text": answer.text, "answer_start": answer.start} for answer in record.answers]
-    return there
+        fields["answers"] = [{"text": answer.text, "answer_start": answer.start} for answer in record.answers]
+    return fields
 
 
 def _count(text: str | None, name: str, default: int) -> int:

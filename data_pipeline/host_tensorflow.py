@@ -18,7 +18,7 @@ def load_tensorflow() -> Any:
     except ImportError:
         raise ValueError("TensorFlow is not installed; run: pip install 'bert_jax[data]'") from None
 
-    # Whoever started TensorFlow before us in this process keeps his thread pools.
+    # TensorFlow that already runs in this process keeps its thread pools.
     with contextlib.suppress(RuntimeError):
         tf.config.threading.set_intra_op_parallelism_threads(THREADS)
         tf.config.threading.set_inter_op_parallelism_threads(THREADS)

@@ -60,7 +60,7 @@ def start(*arguments: object, devices: int = 8) -> subprocess.Popen:
     return subprocess.Popen(
         [sys.executable, str(REPOSITORY / "run_pretrain.py"), *map(str, arguments)],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=REPOSITORY,
-        env=os.environ | {"XLA_FLAGS": xla_flags(devices)},
+        env=environment(devices),
     )  # fmt: skip
 
 
@@ -69,6 +69,13 @@ def run(*arguments: object, devices: int = 8) -> tuple[int, str, str]:
     process = start(*arguments, devices=devices)
     out, err = process.communicate(timeout=600)
     return process.returncode, out, err
+
+
+def environment(devices: int = 8, **variables: str) -> dict[str, str]:
+    """Environment of a process with so many virtual devices that imports the project and the tests' modules."""
+    # The repository first: tests/ has folders of the same names as the packages.
+    paths = f"{REPOSITORY}{os.pathsep}{REPOSITORY / 'tests'}"
+    return os.environ | {"XLA_FLAGS": xla_flags(devices), "PYTHONPATH": paths} | variables
 
 
 def xla_flags(devices: int) -> str:
@@ -84,7 +91,6 @@ def run_hosts(
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    environment = os.environ | {"XLA_FLAGS": xla_flags(devices)}
     processes = []
     for index in range(count):
         others = ["--coordinator", f"127.0.0.1:{port}", "--num_processes", count, "--process_id", index]
@@ -97,7 +103,7 @@ def run_hosts(
         processes.append(
             subprocess.Popen(
                 [str(word) for word in words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-                cwd=REPOSITORY, env=environment, start_new_session=True,
+                cwd=REPOSITORY, env=environment(devices), start_new_session=True,
             )
         )  # fmt: skip
     try:

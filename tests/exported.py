@@ -5,7 +5,7 @@ import dataclasses
 import numpy as np
 
 from bert_jax.config import HeadsConfig, ModelConfig, ModelSpec, SentenceConfig, SentenceModule, pretraining_heads
-from bert_jax.interop.exchange import Weights, parameter_shapes
+from bert_jax.interop.exchange import ModelBundle, parameter_shapes
 
 MODEL = ModelConfig(
     vocab_size=101, hidden_size=32, num_layers=2, num_attention_heads=4, intermediate_size=48,
@@ -62,7 +62,7 @@ SPECS = {
 }
 
 
-def random_weights(spec: ModelSpec, seed: int = 0) -> Weights:
+def random_weights(spec: ModelSpec, seed: int = 0) -> ModelBundle:
     """Kernels that keep the variance, biases and LayerNorms that do something."""
     rng = np.random.default_rng(seed)
     params = {}
@@ -73,4 +73,4 @@ def random_weights(spec: ModelSpec, seed: int = 0) -> Weights:
         else:
             values *= np.float32(0.3)
         params[name] = values + np.float32(1) if name.endswith("scale") else values
-    return Weights(spec=spec, params=params)
+    return ModelBundle(spec=spec, params=params)

@@ -2,35 +2,30 @@
 
 import jax
 import numpy as np
+from builders import drawn, tiny_model, words
 
-from bert_jax.config import HeadsConfig, ModelConfig, ModelSpec, TokenizerConfig
+from bert_jax.config import HeadsConfig, ModelSpec, TokenizerConfig
 from bert_jax.inference.loaded import prepare
-from bert_jax.interop.exchange import Weights, parameter_shapes
 
 # Compiled once per model.
 PLAIN: dict = {}
-PIECES = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *(f"w{i}" for i in range(40)), "##x", "##y", ",", "?"]
+PIECES = [*words(40), "##x", "##y", ",", "?"]
 
 
 def make_weights(heads=None, sentence=None, max_length=0, positions=70, family="bert", seed=0, layers=2, types=2):
     """A model of two layers with every weight drawn, so that each of them shows in the outputs."""
     offset = 2 if family == "roberta" else 0
     spec = ModelSpec(
-        model=ModelConfig(
-            vocab_size=len(PIECES) + 3, hidden_size=16, num_layers=layers, num_attention_heads=4,
-            intermediate_size=24, max_position_embeddings=positions, position_offset=offset, type_vocab_size=types,
+        model=tiny_model(
+            len(PIECES) + 3, num_layers=layers, num_attention_heads=4, max_position_embeddings=positions,
+            position_offset=offset, type_vocab_size=types,
         ),
         heads=heads or HeadsConfig(pooler=True),
         sentence=sentence,
         tokenizer=TokenizerConfig(max_length=max_length),
         family=family,
     )  # fmt: skip
-    rng = np.random.default_rng(seed)
-    params = {
-        name: rng.normal(1 if name.endswith("scale") else 0, 0.2, shape).astype(np.float32)
-        for name, shape in parameter_shapes(spec).items()
-    }
-    return Weights(spec=spec, params=params, tokenizer_content=("\n".join(PIECES) + "\n").encode())
+    return drawn(spec, 0.2, PIECES, seed=seed)
 
 
 def make_model(*arguments, **options):

@@ -9,6 +9,7 @@ from bert_jax.config.pretrain import DataConfig
 from data_pipeline.read.order import LaneOrder
 from data_pipeline.read.pretrain_input import pretrain_batches
 from data_pipeline.shards import shard_files as shards
+from data_pipeline.shards.tfexample import encode_examples
 
 S, M, VOCAB = 16, 3, 1000
 TOKENIZER = SimpleNamespace(vocab_size=VOCAB)
@@ -45,7 +46,7 @@ def make_shards(folder: Path, *counts: int) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     start, entries = 0, []
     for i, count in enumerate(counts):
-        records = shards.encode_examples(example_features(np.arange(start, start + count))) if count else []
+        records = encode_examples(example_features(np.arange(start, start + count))) if count else []
         entries.append(shards.write_records(folder / f"shard-{i:05d}-of-{len(counts):05d}.tfrecord", records))
         start += count
     shards.write_index(folder, entries)

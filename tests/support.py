@@ -7,9 +7,11 @@ from typing import Any
 
 import jax
 import numpy as np
+from builders import content, words
 
 from bert_jax.batch import BatchInfo, feature_shapes
 from bert_jax.config import DataConfig, PretrainConfig, load_config
+from bert_jax.training.logging.metrics_file import TIMING_KEYS
 
 TINY = (
     "--model.vocab_size 211 --model.hidden_size 32 --model.num_layers 1 --model.num_attention_heads 4 "
@@ -53,8 +55,7 @@ def random_batch(config: PretrainConfig, seed: int = 0, rows: int | None = None)
 def write_vocabulary(folder: Path, size: int = 211) -> Path:
     """A WordPiece vocabulary of ``size`` pieces: the special tokens and w0, w1, ..."""
     folder.mkdir(parents=True, exist_ok=True)
-    pieces = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *(f"w{i}" for i in range(size - 5))]
-    (folder / "vocab.txt").write_text("\n".join(pieces) + "\n")
+    (folder / "vocab.txt").write_bytes(content(words(size - 5)))
     return folder / "vocab.txt"
 
 
@@ -96,12 +97,9 @@ def pretrain_on(config: PretrainConfig, workdir: Path, vocabulary: Path, **optio
     train(job, Launch(workdir=workdir, **{"stop": StopRequest()} | options))
 
 
-TIMINGS = {"seconds_per_step", "tokens_per_second", "data_wait_fraction", "mfu"}
-
-
 def untimed(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Metric lines without what depends on the clock."""
-    return [{key: value for key, value in record.items() if key not in TIMINGS} for record in records]
+    return [{key: value for key, value in record.items() if key not in TIMING_KEYS} for record in records]
 
 
 @dataclasses.dataclass

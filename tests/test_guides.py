@@ -12,7 +12,7 @@ from bert_jax.config import PretrainConfig, load_config
 from bert_jax.config.loader import RunOptions, take_options
 from bert_jax.planner.topology import parse_topology
 from bert_jax.process import exits
-from bert_jax.process.discovery import given
+from bert_jax.process.discovery import configured
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 GUIDES = sorted((REPOSITORY / "docs" / "guides").glob("*.md"))
@@ -75,7 +75,7 @@ def test_the_environment_of_gpu_pods(monkeypatch):
     for name, value in re.findall(r'\{name: (\w+), value: "(.*?)"\}', text):
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("JOB_COMPLETION_INDEX", "3")
-    assert given(RunOptions()) == ("bert-node-0-0.bert:8482", 4, 3)
+    assert configured(RunOptions()) == ("bert-node-0-0.bert:8482", 4, 3)
 
 
 @pytest.mark.parametrize("image", IMAGES, ids=lambda path: path.stem)

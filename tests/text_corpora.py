@@ -4,12 +4,12 @@ from pathlib import Path
 
 import numpy as np
 
-SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+from bert_jax.tokenization import SPECIAL_PIECES
 
 
 def write_vocab(path: Path, words: int = 400) -> Path:
     """A WordPiece vocabulary: specials, words w0, w1, ... that mark their document, pieces ##a to ##j."""
-    pieces = [*SPECIAL, ".", *(f"w{i}" for i in range(words)), *(f"##{c}" for c in "abcdefghij")]
+    pieces = [*SPECIAL_PIECES, ".", *(f"w{i}" for i in range(words)), *(f"##{c}" for c in "abcdefghij")]
     path.write_text("\n".join(pieces) + "\n")
     return path
 

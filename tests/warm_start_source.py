@@ -1,19 +1,14 @@
 """A tiny model's sizes and vocabulary, and what warm starts from it need: random arrays, files of words."""
 
-import numpy as np
+from builders import drawn, tiny_model
 
-from bert_jax.config import ModelConfig
-from bert_jax.interop.exchange import parameter_shapes
-from bert_jax.tokenization import WordPieceTokenizer, byte_bpe_content
+from bert_jax.tokenization import SPECIAL_PIECES, WordPieceTokenizer, byte_bpe_content
 
-SPECIALS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 PIECES = [
-    *SPECIALS, "[unused0]", "[unused1]", "co", "##vid", "##ien", "the", "cat", "##s", "a", "re", "##sume", "\u4e2d",
+    *SPECIAL_PIECES, "[unused0]", "[unused1]", "co", "##vid", "##ien", "the", "cat", "##s", "a", "re", "##sume",
+    "\u4e2d",
 ]  # fmt: skip
-MODEL = ModelConfig(
-    vocab_size=len(PIECES), hidden_size=8, num_layers=2, num_attention_heads=2, intermediate_size=16,
-    max_position_embeddings=16,
-)  # fmt: skip
+MODEL = tiny_model(len(PIECES), hidden_size=8, intermediate_size=16, max_position_embeddings=16)
 
 
 def tokenizer(**settings):
@@ -27,8 +22,7 @@ def byte_bpe():
 
 
 def arrays(spec, seed=0):
-    rng = np.random.default_rng(seed)
-    return {name: rng.normal(size=shape).astype(np.float32) for name, shape in parameter_shapes(spec).items()}
+    return drawn(spec, 1, seed=seed).params
 
 
 def write_words(folder, *lines):

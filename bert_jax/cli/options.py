@@ -1,10 +1,43 @@
-"""What the subcommands of ``bert-jax`` share: options that read a model, its texts, and what is said meanwhile."""
+"""The table row of a subcommand of ``bert-jax``, and the options that subcommands share."""
 
 import argparse
 import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 READABLE = "workdir, saved model, Hugging Face or sentence-transformers folder, TF1 checkpoint prefix, npz export"
+
+# Adds options to a parser.
+Options = Callable[[argparse.ArgumentParser], Any]
+
+
+@dataclass(frozen=True)
+class Command:
+    """A subcommand: ``run`` is called with the arguments, its docstring is the description."""
+
+    name: str
+    help: str
+    run: Callable[[argparse.Namespace], None]
+    options: Sequence[Options]
+    # Further settings of the parser.
+    parser: Mapping[str, Any] = field(default_factory=dict)
+
+    def add(self, commands: Any) -> None:
+        """Add the parser of the subcommand to those of ``commands``."""
+        parser = commands.add_parser(self.name, help=self.help, description=self.run.__doc__, **self.parser)
+        parser.set_defaults(run=self.run)
+        for add in self.options:
+            add(parser)
+
+
+def option(*names: str, **settings: Any) -> Options:
+    """An option or a positional argument by the settings of ``add_argument``."""
+    return lambda parser: parser.add_argument(*names, **settings)
+
+
+# ------------------------------------------------------------------ types
 
 
 def truth(text: str) -> bool:
@@ -22,42 +55,78 @@ def names_of(text: str) -> tuple[str, ...]:
     return names
 
 
-def add_command(commands: Any, name: str, run: Any, help: str, **options: Any) -> argparse.ArgumentParser:
-    """A subcommand whose function ``run`` is called with the arguments; its docstring is the description."""
-    command: argparse.ArgumentParser = commands.add_parser(name, help=help, description=run.__doc__, **options)
-    command.set_defaults(run=run)
-    return command
+# ------------------------------------------------------------------ shared options
 
 
-def add_reading(command: argparse.ArgumentParser, *, with_labels: bool = True) -> None:
+def reading(*, with_labels: bool = True) -> Options:
     """Options of every command that reads a model; ``with_labels``: also the names of its head's classes."""
-    group = command.add_argument_group("reading the model")
-    group.add_argument(
-        "--do_lower_case", type=truth, metavar="{true,false}",
-        help="case of a vocabulary whose folder does not say it (default: guessed from the pieces, and said)",
-    )  # fmt: skip
-    command.set_defaults(class_names=None)
-    if with_labels:
+
+    def add(parser: argparse.ArgumentParser) -> None:
+        group = parser.add_argument_group("reading the model")
         group.add_argument(
-            "--labels", dest="class_names", type=names_of, metavar="A,B,...",
-            help="class names of the task head, in id order (default: as the model names them)",
+            "--do_lower_case", type=truth, metavar="{true,false}",
+            help="case of a vocabulary whose folder does not state it (default: guessed from the pieces)",
         )  # fmt: skip
-    group.add_argument(
-        "--activation", choices=("gelu", "gelu_tanh"),
-        help="what a TF1 checkpoint's gelu is: erf (gelu) or, as in the published code and by default, tanh",
-    )  # fmt: skip
-    group.add_argument(
-        "--ema", type=truth, metavar="{true,false}",
-        help="the parameters' moving average or the parameters (default: the average where there is one)",
-    )  # fmt: skip
-    group.add_argument(
-        "--allow_mismatch", action="store_true",
-        help="go on where config and tensors contradict each other (the tensors decide)",
-    )  # fmt: skip
+        parser.set_defaults(class_names=None)
+        if with_labels:
+            group.add_argument(
+                "--labels", dest="class_names", type=names_of, metavar="A,B,...",
+                help="class names of the task head, in id order (default: as the model names them)",
+            )  # fmt: skip
+        group.add_argument(
+            "--activation", choices=("gelu", "gelu_tanh"),
+            help="gelu of a TF1 checkpoint: erf (gelu) or, as in the published code and by default, tanh",
+        )  # fmt: skip
+        group.add_argument(
+            "--ema", type=truth, metavar="{true,false}",
+            help="the parameters' moving average or the parameters (default: the average if the model has one)",
+        )  # fmt: skip
+        group.add_argument(
+            "--allow_mismatch", action="store_true",
+            help="continue where config and tensors contradict each other (the tensors decide)",
+        )  # fmt: skip
+
+    return add
+
+
+def model(texts: str = "", *, required: bool = True, with_labels: bool = True) -> Options:
+    """A model, and ``texts`` to run it on; without ``required`` vectors may take its place."""
+
+    def add(parser: argparse.ArgumentParser) -> None:
+        parser.add_argument("--model", required=required, metavar="DIR_OR_PREFIX", help=READABLE)
+        parser.add_argument(
+            "--dtype", choices=("float32", "bfloat16"), default="float32", help="of the computation"
+        )
+        if texts:
+            parser.add_argument("texts", nargs="*", metavar="TEXT", help=texts)
+            parser.add_argument(
+                "--input", metavar="FILE",
+                help="texts, one a line (blank ones are skipped), or .jsonl (default: stdin)",
+            )  # fmt: skip
+            parser.add_argument(
+                "--json_lines", action="store_true", help="the input holds JSON objects, one a line"
+            )
+        if texts or not required:
+            parser.add_argument("--batch_tokens", type=int, metavar="N", help="tokens that run at a time")
+        reading(with_labels=with_labels)(parser)
+
+    return add
+
+
+def pooling(parser: argparse.ArgumentParser) -> None:
+    """How a text becomes one vector."""
+    parser.add_argument("--pooling", choices=("cls", "mean", "max"), help="default: the model's own, else mean")
+    parser.add_argument("--normalize", type=truth, metavar="{true,false}", help="default: as the model's own")
+
+
+OUTPUT = option("--output", type=Path, metavar="FILE", help="JSON lines (default: standard output)")
+
+
+# ------------------------------------------------------------------ arguments to objects
 
 
 def read_options(arguments: argparse.Namespace) -> Any:
-    """What :func:`add_reading` added, as the readers take it."""
+    """``ReadOptions`` from the arguments of :func:`reading`."""
     from bert_jax.interop.exchange import ReadOptions
 
     return ReadOptions(
@@ -69,43 +138,18 @@ def read_options(arguments: argparse.Namespace) -> Any:
     )
 
 
-def add_model(
-    command: argparse.ArgumentParser, texts: str = "", *, required: bool = True, with_labels: bool = True
-) -> None:
-    """A model, and ``texts`` to run it on; without ``required`` there may be vectors in its place."""
-    command.add_argument("--model", required=required, metavar="DIR_OR_PREFIX", help=READABLE)
-    command.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32", help="of the computation")
-    if texts:
-        command.add_argument("texts", nargs="*", metavar="TEXT", help=texts)
-        command.add_argument(
-            "--input",
-            metavar="FILE",
-            help="texts, one a line (blank ones are left out), or .jsonl (default: stdin)",
-        )
-        command.add_argument("--json_lines", action="store_true", help="the input holds JSON objects, one a line")
-    if texts or not required:
-        command.add_argument("--batch_tokens", type=int, metavar="N", help="tokens that run at a time")
-    add_reading(command, with_labels=with_labels)
-
-
-def add_pooling(command: argparse.ArgumentParser) -> None:
-    """How a text becomes one vector."""
-    command.add_argument("--pooling", choices=("cls", "mean", "max"), help="default: the model's own, else mean")
-    command.add_argument("--normalize", type=truth, metavar="{true,false}", help="default: as the model's own")
-
-
 def load_model(arguments: argparse.Namespace) -> Any:
-    """The model of ``--model``; what there is to say of how it was read goes to standard error."""
+    """The model of ``--model``; notes of its reader go to standard error."""
     from bert_jax.inference.loaded import load
 
-    model = load(arguments.model, dtype=arguments.dtype, options=read_options(arguments))
-    for note in model.notes:
+    loaded = load(arguments.model, dtype=arguments.dtype, options=read_options(arguments))
+    for note in loaded.notes:
         say(note)
-    return model
+    return loaded
 
 
 def streaming(arguments: argparse.Namespace) -> tuple[Any, dict[str, Any]]:
-    """The inputs and the options that every command over texts hands on."""
+    """The inputs of a command over texts, and the options of :func:`run_options`."""
     from bert_jax.inference.text_files import read_texts
 
     options = run_options(arguments)
@@ -120,7 +164,7 @@ def run_options(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def say(line: str) -> None:
-    """A line for the person, apart from the results."""
+    """Print a line for the person, apart from the results."""
     print(line, file=sys.stderr, flush=True)
 
 

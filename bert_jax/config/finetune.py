@@ -1,8 +1,8 @@
 """Options of fine-tuning (``run_finetune.py``): the task, its files, and what training has beside pretraining's.
 
-The same rules as in ``schema``: frozen, hashable, validated when built; no jax import. What follows from the data
-(labels, number of steps) is filled in by ``dataclasses.replace`` before the run begins, so that the config written
-beside a checkpoint holds every value that the run used.
+The same rules as in ``schema``: frozen, hashable, validated when built; no jax import. An option names the kinds of
+tasks that have it (``only``); for the other kinds it does not exist. Labels, tags and the number of steps, if they
+are left open, are completed from the training records, so that the config beside a checkpoint holds them.
 """
 
 from dataclasses import dataclass
@@ -17,9 +17,21 @@ from bert_jax.config.schema import (
     _require,
     _require_positive,
     _require_probability,
+    only,
 )
 from bert_jax.config.spec import Features, Pooling
 
+# Options that select which other ones exist.
+KIND, TRUNCATION, LOSS, CRF = "task.kind", "task.truncation", "sentence.loss", "tagging.crf"
+# Kinds of tasks whose label belongs to a whole text or pair, whose texts task.truncation cuts, with a tag per word.
+_WHOLE = ("classification", "regression", "multi_label")
+_CUT = (*_WHOLE, "choice", "sentence")
+_WORDS = ("tagging", "joint")
+_SOFTMAX = {KIND: ("classification", "choice", *_WORDS, "sentence"), LOSS: ("softmax",), CRF: (False,)}
+_FOCAL = {**_SOFTMAX, KIND: ("multi_label", *_SOFTMAX[KIND])}
+_HEAD = (*_WHOLE, "choice", *_WORDS)
+
+Truncation = Literal["longest_first", "head", "tail", "head_tail", "key_sentences", "windows"]
 TaskKind = Literal["classification", "regression", "multi_label", "qa", "tagging", "joint", "choice", "sentence"]
 SentenceLoss = Literal["softmax", "cosine", "cosent", "triplet", "negatives", "simcse"]
 
@@ -39,18 +51,22 @@ class TaskConfig:
     max_length: int = 128
     # What is left of a longer text: longest_first (a pair's longer side loses its end), head, tail, head_tail,
     # key_sentences (the most central ones, in order), windows (all of it, in several inputs; logits are averaged).
-    truncation: Literal["longest_first", "head", "tail", "head_tail", "key_sentences", "windows"] = "longest_first"
+    truncation: Truncation = only("longest_first", {KIND: _CUT})  # noqa: RUF009 (a field)
     # Share of the tokens that head_tail takes from the head (Sun et al. 2019: 128 of 510).
-    head_share: float = 0.25
+    head_share: float = only(0.25, {KIND: _CUT, TRUNCATION: ("head_tail",)})
     # Tokens that neighbouring windows share.
-    window_overlap: int = 32
+    window_overlap: int = only(32, {KIND: _WHOLE, TRUNCATION: ("windows",)})
     # Most windows of one text; 0: as many as it has.
-    max_windows: int = 0
+    max_windows: int = only(0, {KIND: _WHOLE, TRUNCATION: ("windows",)})
     # The metric that chooses the best checkpoint; empty: the first one of the task.
     metric: str = ""
 
     def __post_init__(self) -> None:
         _require(self.max_length >= 8, "task.max_length", self.max_length, "8 or more")
+        _require(
+            self.truncation != "windows" or self.kind in _WHOLE or bool(self.module), "task.truncation",
+            self.truncation, f"one model input per text with task.kind {self.kind}",
+        )  # fmt: skip
         _require(0 < self.head_share < 1, "task.head_share", self.head_share, "above 0, below 1")
         for name in ("window_overlap", "max_windows"):
             _require(getattr(self, name) >= 0, f"task.{name}", getattr(self, name), "0 or more")
@@ -85,11 +101,13 @@ class TaskDataConfig:
     # Whether the first line names the columns; auto: when a column is given by name, or none is given.
     header: Literal["auto", "true", "false"] = "auto"
     # Classes in id order, as the files write them; empty: those of the training files, sorted.
-    labels: tuple[str, ...] = ()
+    labels: tuple[str, ...] = only(
+        (), {KIND: ("classification", "multi_label", "choice", "joint", "sentence"), LOSS: ("softmax", "negatives")}
+    )
     # What the classes are called in exports and metrics; empty: as in the files. Predictions are as in the files.
-    label_names: tuple[str, ...] = ()
+    label_names: tuple[str, ...] = only((), {KIND: ("classification", "multi_label", "joint")})
     # Tags in id order; empty: those of the training files, sorted.
-    tags: tuple[str, ...] = ()
+    tags: tuple[str, ...] = only((), {KIND: _WORDS})
     # Between several labels of one text (multi_label).
     label_separator: str = ","
     # Share of the training records that becomes dev where there are no dev files.
@@ -147,16 +165,17 @@ class InputConfig:
     # Most compiled shapes of the training step.
     max_shapes: int = 8
     # Draw every class equally often.
-    balanced: bool = False
+    balanced: bool = only(False, {KIND: ("classification",)})
     # Examples of each class, drawn by data.split_seed; 0: all.
-    few_shot: int = 0
+    few_shot: int = only(0, {KIND: ("classification",)})
     # Share of the tokens that becomes [MASK] in training.
     mask_fraction: float = 0.0
     # Share of the words that is left out in training.
-    word_dropout: float = 0.0
-    # Share of the words in spans that are left out in training, and the longest such span.
-    span_deletion: float = 0.0
-    span_max: int = 5
+    word_dropout: float = only(0.0, {KIND: _CUT})
+    # Share of the words that is left out in spans in training.
+    span_deletion: float = only(0.0, {KIND: _CUT})
+    # Longest such span in words.
+    span_max: int = only(5, {KIND: _CUT})
 
     def __post_init__(self) -> None:
         _require_positive("input", self, "max_shapes", "span_max")
@@ -169,20 +188,20 @@ class LossConfig:
     """The loss of classes, and losses beside the task's own."""
 
     # Share of the probability that is spread over all classes.
-    label_smoothing: float = 0.0
+    label_smoothing: float = only(0.0, _SOFTMAX)
     # Focal loss (Lin et al. 2017): (1 - p) ** gamma times the cross-entropy.
-    focal_gamma: float = 0.0
+    focal_gamma: float = only(0.0, _FOCAL)
     # Weights of the classes: none, or balanced (n / (classes * count)).
-    class_weights: Literal["none", "balanced"] = "none"
+    class_weights: Literal["none", "balanced"] = only("none", {KIND: ("classification",)})
     # Weight of a masked-LM loss on the task's own text, of which training then sees 15% masked; 0: off.
     mlm_weight: float = 0.0
     # Weight of a next-sentence loss on the task's own text: whether a text's second part is its own. Every example
     # is then seen twice; 0: off.
-    nsp_weight: float = 0.0
+    nsp_weight: float = only(0.0, {KIND: (*_WHOLE, "qa", *_WORDS)})
     # Encoder layers (1 = the first) whose first token also predicts the label, through the same head.
-    layers: tuple[int, ...] = ()
+    layers: tuple[int, ...] = only((), {KIND: _WHOLE})
     # Weight of each of those.
-    layer_weight: float = 0.1
+    layer_weight: float = only(0.1, {KIND: _WHOLE})
 
     def __post_init__(self) -> None:
         _require_probability("loss", self, "label_smoothing")
@@ -196,7 +215,7 @@ class RegularizationConfig:
     """What keeps a large model from forgetting on little data."""
 
     # Dropout before the task's head; -1: model.hidden_dropout.
-    head_dropout: float = -1.0
+    head_dropout: float = only(-1.0, {KIND: _HEAD})
     # Probability with which a weight is zero during a step (DropConnect), in all matrices of the encoder.
     weight_dropout: float = 0.0
     # Probability with which a weight has its start value during a step (Lee et al. 2020), in the matrices of
@@ -225,13 +244,13 @@ class RegularizationConfig:
 class FeaturesConfig:
     """Which hidden states the task's head sees, and what stands between (the paper's section 5.3)."""
 
-    # last; embeddings; second_to_last; weighted_last_four and weighted_all (a learnt scalar mix, Peters et al.
-    # 2018); concat_last_four.
-    layers: Features = "last"
+    # Hidden states that the head reads: last, embeddings, second_to_last, weighted_last_four and weighted_all (a
+    # learned scalar mix, Peters et al. 2018), concat_last_four.
+    layers: Features = only("last", {KIND: (*_HEAD, "qa")})  # noqa: RUF009 (a field)
     # The encoder stays as it is, without dropout.
-    frozen_encoder: bool = False
+    frozen_encoder: bool = only(False, {LOSS: ("softmax",)})
     # Width of each direction of a two-layer BiLSTM before the head; 0: none.
-    bilstm_size: int = 0
+    bilstm_size: int = only(0, {KIND: _WORDS})
 
     def __post_init__(self) -> None:
         _require(self.bilstm_size >= 0, "features.bilstm_size", self.bilstm_size, "0 or more")
@@ -258,6 +277,10 @@ class QaConfig:
 
     def __post_init__(self) -> None:
         _require_positive("qa", self, "doc_stride", "max_query_length", "max_answer_length", "n_best")
+        _require(
+            not self.no_answer or self.scoring == "english", "qa.scoring", self.scoring,
+            "english with qa.no_answer, questions without an answer have no other score",
+        )  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -285,15 +308,15 @@ class SentenceTaskConfig:
     # Vectors are divided by their length.
     normalize: bool = False
     # Width of a hidden layer between (u, v, |u - v|) and the classes; 0: none.
-    hidden_size: int = 0
+    hidden_size: int = only(0, {LOSS: ("softmax",)})
     # Cosines are multiplied by this (cosent, negatives, simcse).
-    scale: float = 20.0
+    scale: float = only(20.0, {LOSS: ("cosent", "negatives", "simcse")})
     # Distance by which the positive must be nearer (triplet).
-    margin: float = 5.0
+    margin: float = only(5.0, {LOSS: ("triplet",)})
     # Positive pairs are texts with the same label (negatives, triplet).
-    pairs_from_classes: bool = False
+    pairs_from_classes: bool = only(False, {LOSS: ("negatives", "triplet")})
     # Labels of cosine and cosent are divided by this: the top of their scale.
-    label_scale: float = 1.0
+    label_scale: float = only(1.0, {LOSS: ("cosine", "cosent")})
 
     def __post_init__(self) -> None:
         _require_positive("sentence", self, "scale", "margin", "label_scale")
@@ -354,7 +377,7 @@ class FinetuneTrainingConfig(TrainingConfig):
     # Take the parameters of the best evaluation at the end, not the last ones.
     restore_best: bool = True
 
-    FROM_DATA = ("num_steps", "checkpoint_interval")
+    ZERO_MEANS_INFERRED = ("num_steps", "checkpoint_interval")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -376,21 +399,21 @@ class FinetuneConfig:
     loss: LossConfig = LossConfig()
     regularization: RegularizationConfig = RegularizationConfig()
     features: FeaturesConfig = FeaturesConfig()
-    qa: QaConfig = QaConfig()
-    tagging: TaggingConfig = TaggingConfig()
-    sentence: SentenceTaskConfig = SentenceTaskConfig()
+    qa: QaConfig = only(QaConfig(), {KIND: ("qa",)})  # noqa: RUF009 (frozen)
+    tagging: TaggingConfig = only(TaggingConfig(), {KIND: _WORDS})  # noqa: RUF009
+    sentence: SentenceTaskConfig = only(SentenceTaskConfig(), {KIND: ("sentence",)})  # noqa: RUF009
     model: ModelConfig = ModelConfig()
     execution: ExecutionConfig = ExecutionConfig()
     optimizer: FinetuneOptimizerConfig = FinetuneOptimizerConfig()
     training: FinetuneTrainingConfig = FinetuneTrainingConfig()
     mesh: MeshConfig = MeshConfig()
-    # Filled in from the training records, for loss.class_weights: a weight for each of data.labels.
-    class_weights: tuple[float, ...] = ()
-    # Filled in from the training records: hard negatives of each, for sentence.loss negatives.
-    hard_negatives: int = 0
 
-    # The option that says how long sequences are.
-    LENGTH = "task.max_length"
+    # The option that holds the length of sequences.
+    SEQ_LENGTH_OPTION = "task.max_length"
+    # With this option every other one exists: a task of the user's own may use it.
+    ALL_OPTIONS_WITH = "task.module"
+    # Keys in records of older runs whose values follow from the training records.
+    FORMER_OPTIONS = ("class_weights", "hard_negatives")
 
     def __post_init__(self) -> None:
         _require(
@@ -399,7 +422,7 @@ class FinetuneConfig:
         )  # fmt: skip
 
     @property
-    def heads_key(self) -> dict[str, object]:
+    def parameter_layout(self) -> dict[str, object]:
         """What decides, beside the model section, which parameters there are."""
         return {
             "task.kind": self.task.kind,

@@ -3,20 +3,22 @@
 A YAML file is read as a list of flags, so a typo in a file and a typo on the command line are found by the
 same code and give the same message: ``SOURCE: key: what; allowed; did you mean``, where SOURCE is
 ``file:line`` or ``command line``. Later layers win: preset of ``training.mode``, ``--config`` files in order,
-flags. ``tyro`` renders ``--help`` from the same dataclasses.
+flags. An option of other choices (``schema.only``) is refused like an unknown one.
 """
 
 import dataclasses
 import difflib
 import math
+import operator
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple, TypeVar, get_args, get_origin, get_type_hints
+from typing import Any, Literal, NamedTuple, TypeVar, get_args, get_origin, get_type_hints
 
-import tyro
 import yaml
 
+from bert_jax.config.help import print_help
+from bert_jax.config.options import absence, field_types, options_of
 from bert_jax.config.schema import PRESETS
 
 C = TypeVar("C")
@@ -82,8 +84,8 @@ class RunOptions:
 
 def take_options(options_type: type[C], argv: Sequence[str]) -> tuple[C, list[str]]:
     """Split ``argv`` into the options of ``options_type`` and the rest, in which ``--config`` stays. A bare flag
-    means true, or what ``options_type.BARE`` says. Raises ``ValueError`` with one line on a wrong value."""
-    types, bare = field_types(options_type), getattr(options_type, "BARE", {})
+    means true, or ``options_type.VALUE_WITHOUT_ARGUMENT``. Raises ``ValueError`` with one line on a wrong value."""
+    types, bare = field_types(options_type), getattr(options_type, "VALUE_WITHOUT_ARGUMENT", {})
     settings: list[Setting] = []
     rest: list[str] = []
     files, flags = split_arguments([word for word in argv if word not in ("--help", "-h")])
@@ -109,23 +111,26 @@ def load_config(
     argv: Sequence[str],
     prog: str | None = None,
     extra: type | None = None,
-    resolve: Callable[[list[Setting]], list[Setting]] | None = None,
+    extra_settings: Sequence[Setting] = (),
 ) -> C:
     """Build ``config_type`` from command-line arguments.
 
     ``argv`` holds ``--config FILE`` (repeatable) and ``--section.key value ...`` in any order. ``--help``
-    prints every option (those of ``extra`` too) and exits. ``resolve`` may put other settings in the place of the
-    given ones, before they are applied. Raises ``ValueError`` with one line on any mistake.
+    prints every option (those of ``extra`` too) and exits. ``extra_settings`` replace those of ``argv``. Raises
+    ``ValueError`` with one line on any mistake.
     """
+    settings, also = read_settings(argv), [*field_types(extra)] if extra else []
     if "--help" in argv or "-h" in argv:
-        _print_help(config_type, extra, prog)
-    files, flags = split_arguments(argv)
-    settings = [setting for file in files for setting in read_yaml(Path(file))] + flags
-    also = [*field_types(extra)] if extra else []
-    if resolve is not None:
-        parse_settings(config_type, settings, also)
-        settings = resolve(settings)
-    return build_config(config_type, settings, also)
+        given = {key: value for key, (value, _) in parse_settings(config_type, settings, also).items()}
+        print_help(config_type, extra, prog or "", given)
+        raise SystemExit(0)
+    return build_config(config_type, [*settings, *extra_settings], also)
+
+
+def read_settings(argv: Sequence[str]) -> list[Setting]:
+    """Return the settings of the ``--config`` files and then of the flags."""
+    files, flags = split_arguments([word for word in argv if word not in ("--help", "-h")])
+    return [setting for file in files for setting in read_yaml(Path(file))] + flags
 
 
 def parse_settings(
@@ -135,18 +140,25 @@ def parse_settings(
 
     Raises ``ValueError`` for an unknown key or a value of the wrong type.
     """
-    types = field_types(config_type)
+    types, former = field_types(config_type), getattr(config_type, "FORMER_OPTIONS", ())
     parsed: dict[str, tuple[Any, str]] = {}
     for source, key, value in settings:
+        if key in former and source != "command line":
+            continue  # in the record of an older run
         if key not in types:
             raise ValueError(f"{source}: {key}: {_unknown(key, types, also)}")
         parsed[key] = (_convert(types[key], value, f"{source}: {key}"), source)
     return parsed
 
 
-def build_config(config_type: type[C], settings: Sequence[Setting], also: Sequence[str] = ()) -> C:
-    """Check and apply ``settings`` in order over the preset that ``training.mode`` names. ``also`` lists options
-    that are taken elsewhere, so that a misspelt one gets a hint."""
+def build_config(
+    config_type: type[C], settings: Sequence[Setting], also: Sequence[str] = (), *, stored: bool = False
+) -> C:
+    """Check and apply ``settings`` in order over the preset that ``training.mode`` names.
+
+    ``also`` lists options that are taken elsewhere, so that a misspelt one gets a hint. An option that does not
+    exist with the other values may have its default; in a ``stored`` config, of an older version, any value.
+    """
     types = field_types(config_type)
     parsed = parse_settings(config_type, settings, also)
     if "training.mode" in types:
@@ -154,8 +166,23 @@ def build_config(config_type: type[C], settings: Sequence[Setting], also: Sequen
         for key, text in PRESETS[mode].items():
             parsed.setdefault(key, (_convert(types[key], text, f"preset {mode}: {key}"), f"preset {mode}"))
     values = {key: value for key, (value, _) in parsed.items()}
+    options = options_of(config_type)
+    for key, (value, source) in parsed.items():
+        selector = absence(config_type, key, values)
+        if selector and value != options[key].default and not stored:
+            allowed = ", ".join(map(_written, options[key].conditions[selector]))
+            now = _written(values.get(selector, options[selector].default))
+            raise ValueError(
+                f"{source}: {key}: unknown option with {selector} {now}; it is an option of {selector} {allowed}"
+            )
+        if selector:
+            del values[key]
     sources = {key: source for key, (_, source) in parsed.items()}
     return _construct(config_type, values, sources)
+
+
+def _written(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def split_arguments(argv: Sequence[str]) -> tuple[list[str], list[Setting]]:
@@ -230,17 +257,6 @@ def _yaml_settings(
         if node.tag == NULL:
             raise ValueError(f"{source}: {key}: has no value")
         yield Setting(source, key, node.value)
-
-
-def field_types(config_type: type, prefix: str = "") -> dict[str, Any]:
-    """Type of every leaf option by dotted name."""
-    types: dict[str, Any] = {}
-    for name, hint in get_type_hints(config_type).items():
-        if dataclasses.is_dataclass(hint):
-            types |= field_types(hint, f"{prefix}{name}.")  # type: ignore[arg-type]
-        else:
-            types[f"{prefix}{name}"] = hint
-    return types
 
 
 def _unknown(key: str, types: dict[str, Any], also: Sequence[str] = ()) -> str:
@@ -331,14 +347,21 @@ def _construct(config_type: type[C], values: dict[str, Any], sources: dict[str, 
 
 
 def to_dict(config: Any) -> dict[str, Any]:
-    """The config as nested plain dicts, lists and scalars."""
+    """Return the options that exist with the config's values, as nested plain dicts, lists and scalars."""
+    flat, found = _flat(config), dict[str, Any]()
+    for key, value in flat.items():
+        if not absence(type(config), key, flat):
+            *sections, name = key.split(".")
+            node = found
+            for section in sections:
+                node = node.setdefault(section, {})
+            node[name] = list(value) if isinstance(value, tuple) else value
+    return found
 
-    def plain(value: Any) -> Any:
-        if isinstance(value, dict):
-            return {key: plain(item) for key, item in value.items()}
-        return list(value) if isinstance(value, tuple) else value
 
-    return plain(dataclasses.asdict(config))
+def _flat(config: Any) -> dict[str, Any]:
+    """Return the value of every option by dotted name."""
+    return {key: operator.attrgetter(key)(config) for key in field_types(type(config))}
 
 
 def dump_yaml(config: Any) -> str:
@@ -359,35 +382,14 @@ def from_dict(config_type: type[C], values: dict[str, Any]) -> C:
                 settings.append(Setting("stored config", f"{prefix}{name}", text))
 
     walk(values, "")
-    return build_config(config_type, settings)
+    return build_config(config_type, settings, stored=True)
 
 
 def differences(old: Any, new: Any) -> list[str]:
     """``key: old -> new`` for every option in which two configs of one type differ."""
-
-    def flat(node: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-        for name, value in node.items():
-            if isinstance(value, dict):
-                yield from flat(value, f"{prefix}{name}.")
-            else:
-                yield f"{prefix}{name}", value
-
-    before, after = dict(flat(to_dict(old))), dict(flat(to_dict(new)))
-    return [f"{key}: {before[key]} -> {after[key]}" for key in after if before[key] != after[key]]
+    before, after = _flat(old), _flat(new)
+    return [f"{key}: {_listed(before[key])} -> {_listed(after[key])}" for key in after if before[key] != after[key]]
 
 
-def _print_help(config_type: type, extra: type | None, prog: str | None) -> None:
-    """Every option with type, default and meaning; exits with 0."""
-    fields = [(name, hint, hint()) for name, hint in get_type_hints(config_type).items()]
-    if extra:
-        # Shown without a section, as it is written.
-        fields.insert(0, ("run", Annotated[extra, tyro.conf.arg(name="")], extra()))
-    shown = dataclasses.make_dataclass("Options", fields, frozen=True)
-    tyro.cli(
-        shown, args=["--help"], prog=prog, use_underscores=True, description=_first_line(config_type),
-        config=(tyro.conf.FlagConversionOff,),
-    )  # fmt: skip
-
-
-def _first_line(config_type: type) -> str:
-    return (config_type.__doc__ or "").strip().partition("\n")[0]
+def _listed(value: Any) -> Any:
+    return list(value) if isinstance(value, tuple) else value

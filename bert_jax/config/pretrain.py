@@ -138,8 +138,8 @@ class PretrainConfig:
     training: TrainingConfig = TrainingConfig()
     mesh: MeshConfig = MeshConfig()
 
-    # Option with the length of sequences.
-    LENGTH = "data.seq_length"
+    # The option that holds the length of sequences.
+    SEQ_LENGTH_OPTION = "data.seq_length"
 
     def __post_init__(self) -> None:
         _require(
@@ -167,7 +167,7 @@ class PretrainConfig:
         return self.data.lanes or math.gcd(*sizes, 64)
 
     @property
-    def heads_key(self) -> dict[str, object]:
+    def parameter_layout(self) -> dict[str, object]:
         """Values outside the model section on which the set of parameters depends."""
         objective = Path(self.objective.module).name or self.objective.name
         return {"objective": objective, "data.next_sentence (the sentence-pair head)": self.has_nsp}

@@ -6,8 +6,20 @@ value that cannot work raises ``ValueError`` with what was given and what is all
 a config after it was built; what follows from several fields is a property. No jax import here.
 """
 
-from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol, TypeVar
+
+T = TypeVar("T")
+
+
+def only(default: T, conditions: Mapping[str, tuple[Any, ...]]) -> T:
+    """Return a field that exists only where each option of ``conditions`` has one of its values there.
+
+    The loader refuses the option elsewhere, and neither ``--help`` nor a stored config holds it; in Python the
+    field keeps its default. A condition on an option that does not exist itself does not count.
+    """
+    return field(default=default, metadata={"only": conditions})
 
 
 def _require(ok: bool, field: str, given: Any, allowed: str) -> None:
@@ -217,17 +229,17 @@ class TrainingConfig:
     # Folder of compiled programs that later starts reuse; empty: WORKDIR/compilation_cache; none: off.
     compilation_cache: str = ""
 
-    # Options of which 0 means: as the data say.
-    FROM_DATA = tuple[str, ...]()
+    # Options whose value follows from the training data where they are 0.
+    ZERO_MEANS_INFERRED = tuple[str, ...]()
 
     def __post_init__(self) -> None:
         positive = (
             "num_steps", "global_batch_size", "accumulation_steps", "log_interval", "checkpoint_interval",
             "keep_checkpoints", "max_bad_steps", "spike_window",
         )  # fmt: skip
-        _require_positive("training", self, *(name for name in positive if name not in self.FROM_DATA))
+        _require_positive("training", self, *(name for name in positive if name not in self.ZERO_MEANS_INFERRED))
         for name in (
-            *self.FROM_DATA,
+            *self.ZERO_MEANS_INFERRED,
             "eval_interval", "eval_batches", "eval_batch_size", "keep_every", "seed", "spike_deviations",
             "spike_rollbacks", "spike_skip_batches", "watchdog_seconds",
         ):  # fmt: skip
@@ -272,7 +284,7 @@ class MeshConfig:
 class RunConfig(Protocol):
     """What a run of training needs of a config, whatever is trained."""
 
-    LENGTH: str
+    SEQ_LENGTH_OPTION: str
 
     @property
     def model(self) -> ModelConfig: ...
@@ -285,7 +297,7 @@ class RunConfig(Protocol):
     @property
     def mesh(self) -> MeshConfig: ...
     @property
-    def heads_key(self) -> dict[str, object]: ...
+    def parameter_layout(self) -> dict[str, object]: ...
     @property
     def stores_start_params(self) -> bool: ...
 

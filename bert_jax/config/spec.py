@@ -1,7 +1,7 @@
-"""What a saved model is apart from its weights: sizes, output layers, pooling, tokenizer; written by machines.
+"""Description of a saved model apart from its weights: sizes, heads, pooling, tokenizer; written by machines.
 
-A recipe (``schema``) says how a model is made; a spec says what came out, so any reader of weights can build the
-same function. No jax import here.
+A recipe (``schema``) states how a model is trained, a spec the resulting network, so that any reader of weights can
+build the same function. No jax import here.
 """
 
 import dataclasses
@@ -24,7 +24,7 @@ Features = Literal["last", "embeddings", "second_to_last", "weighted_last_four",
 
 @dataclass(frozen=True, kw_only=True)
 class HeadsConfig:
-    """Which output layers a model has. A head that is not here has no parameters and gives no output."""
+    """Output layers of a model. An absent head has no parameters and gives no output."""
 
     # tanh(dense(first token)); nsp, sequence and choice heads stand on it.
     pooler: bool = False
@@ -34,7 +34,7 @@ class HeadsConfig:
     nsp: bool = False
     # Names of the classes of the sequence head, in id order; empty: no such head. Regression has one.
     sequence_labels: tuple[str, ...] = ()
-    # What the sequence head's logits mean: softmax, independent sigmoids, or values.
+    # Meaning of the sequence head's logits: softmax, independent sigmoids, or values.
     problem: Problem = "single_label"
     # Names of the tags of the token head, in id order; empty: no such head.
     token_labels: tuple[str, ...] = ()
@@ -48,7 +48,7 @@ class HeadsConfig:
     # layer before them, 0 for none.
     pair_labels: tuple[str, ...] = ()
     pair_hidden: int = 0
-    # What sequence, token, span and choice heads see, and the width of a BiLSTM before the token head (0: none).
+    # Input of sequence, token, span and choice heads; width of a BiLSTM before the token head (0: none).
     features: Features = "last"
     bilstm: int = 0
     # Dropout before the task heads; None: model.hidden_dropout.
@@ -64,12 +64,12 @@ class HeadsConfig:
         for name in ("sequence_labels", "token_labels", "pair_labels"):
             labels = getattr(self, name)
             if len(set(labels)) != len(labels):
-                raise ValueError(f"heads.{name}: a label stands there twice: {', '.join(labels)}")
+                raise ValueError(f"heads.{name}: a label appears twice: {', '.join(labels)}")
         if self.problem == "regression" and len(self.sequence_labels) > 1:
             raise ValueError(f"heads.problem: regression has one output, got {len(self.sequence_labels)}")
 
     def present(self) -> tuple[str, ...]:
-        """Names of the heads that are there: of pooler, mlm, nsp, sequence, token, span, choice."""
+        """Names of the heads that are present: of pooler, mlm, nsp, sequence, token, span, choice."""
         flags = {
             "pooler": self.pooler, "mlm": self.mlm, "nsp": self.nsp, "sequence": bool(self.sequence_labels),
             "token": bool(self.token_labels), "span": self.span, "choice": self.choice,
@@ -77,20 +77,17 @@ class HeadsConfig:
         return tuple(name for name, there in flags.items() if there)
 
     def output_sizes(self) -> dict[str, int]:
-        """Outputs of every head that is one dense layer and is there: of nsp, sequence, token, span, choice."""
+        """Outputs of every present head that is one dense layer: of nsp, sequence, token, span, choice."""
         sizes = {
             "nsp": 2 * self.nsp, "sequence": len(self.sequence_labels), "token": len(self.token_labels),
             "span": 2 * self.span, "choice": 1 * self.choice,
         }  # fmt: skip
         return {name: size for name, size in sizes.items() if size}
 
-    def feature_count(self, model: ModelConfig) -> int:
-        """How many hidden states the features are made of. ``ValueError`` when the model has fewer."""
+    def check_features(self, model: ModelConfig) -> None:
+        """Raise ``ValueError`` if ``model`` has fewer layers than the features are made of."""
         if self.features.endswith("last_four") and model.num_layers < 4:
             raise ValueError(f"features.layers: {self.features} needs 4 layers, the model has {model.num_layers}")
-        return {"weighted_all": model.num_layers, "weighted_last_four": 4, "concat_last_four": 4}.get(
-            self.features, 1
-        )
 
     def feature_width(self, model: ModelConfig) -> int:
         """Width of a token's features."""
@@ -114,7 +111,7 @@ class SentenceModule:
 
 @dataclass(frozen=True, kw_only=True)
 class SentenceConfig:
-    """How token outputs become one vector per text (Sentence-BERT; Reimers and Gurevych 2019)."""
+    """Reduction of token outputs to one vector per text (Sentence-BERT; Reimers and Gurevych 2019)."""
 
     # Poolings whose results stand side by side, in this order.
     pooling: tuple[Pooling, ...] = ("mean",)
@@ -158,6 +155,9 @@ class ModelSpec:
     tokenizer: TokenizerConfig | None = None
     # bert or roberta: how Hugging Face names this architecture's parts.
     family: Literal["bert", "roberta"] = "bert"
+
+    def __post_init__(self) -> None:
+        self.heads.check_features(self.model)
 
     @property
     def max_length(self) -> int:

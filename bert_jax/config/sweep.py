@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from bert_jax.config.finetune import FinetuneConfig
-from bert_jax.config.loader import RunOptions, Setting, build_config, field_types, parse_settings
+from bert_jax.config.loader import RunOptions, Setting, build_config, parse_settings
+from bert_jax.config.options import field_types
 
 SEED = "training.seed"
 # Devlin et al. 2018, appendix A.3, with the learning rates of section 4.1.
@@ -27,8 +28,8 @@ class FinetuneRunOptions(RunOptions):
     # Run so many seeds, counted from training.seed, and report mean, standard deviation and best.
     seeds: int = 1
 
-    # What an option without a value means.
-    BARE = MappingProxyType({"sweep": ["paper"]})
+    # Value of an option that stands without one.
+    VALUE_WITHOUT_ARGUMENT = MappingProxyType({"sweep": ["paper"]})
 
     def __post_init__(self) -> None:
         super().__post_init__()

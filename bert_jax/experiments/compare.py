@@ -194,55 +194,56 @@ def _record(line: Mapping[str, Any], config: FinetuneConfig, where: str) -> Reco
 
 
 def _class(line: Mapping[str, Any], labels: tuple[str, ...]) -> Record | None:
-    fits = line.get("label") in (None, *labels) and line.get("prediction") in labels and _has_scores(line, labels)
-    return Record(id="", source="", label=line.get("label")) if fits else None
+    gold = line.get("gold")
+    fits = gold in (None, *labels) and line.get("label") in labels and _has_probabilities(line, labels)
+    return Record(id="", source="", label=gold) if fits else None
 
 
 def _classes(line: Mapping[str, Any], labels: tuple[str, ...]) -> Record | None:
-    given, guessed = line.get("label", []), line.get("prediction")
-    lists = isinstance(given, list) and isinstance(guessed, list)
-    if not (lists and all(one in labels for one in (*given, *guessed)) and _has_scores(line, labels)):
+    gold, predicted = line.get("gold", []), line.get("labels")
+    lists = isinstance(gold, list) and isinstance(predicted, list)
+    if not (lists and all(one in labels for one in (*gold, *predicted)) and _has_probabilities(line, labels)):
         return None
-    # In the order of the files; the metrics ask for the set.
-    return Record(id="", source="", labels=tuple(sorted(given)) if "label" in line else None)
+    # In the order of the files; the metrics read the set.
+    return Record(id="", source="", labels=tuple(sorted(gold)) if "gold" in line else None)
 
 
 def _value(line: Mapping[str, Any], _: tuple[str, ...]) -> Record | None:
-    label = line.get("label")
-    fits = _is_number(line.get("prediction")) and (label is None or _is_number(label))
-    return Record(id="", source="", label=None if label is None else repr(float(label))) if fits else None
+    gold = line.get("gold")
+    fits = _is_number(line.get("value")) and (gold is None or _is_number(gold))
+    return Record(id="", source="", label=None if gold is None else repr(float(gold))) if fits else None
 
 
 def _choice(line: Mapping[str, Any], labels: tuple[str, ...]) -> Record | None:
-    label, guessed = line.get("label"), line.get("prediction")
-    numbers = [one for one in (label, guessed) if one is not None]
-    fits = guessed is not None and all(type(one) is int and 0 <= one < len(labels) for one in numbers)
-    return Record(id="", source="", label=None if label is None else str(label)) if fits else None
+    gold, predicted = line.get("gold"), line.get("choice")
+    numbers = [one for one in (gold, predicted) if one is not None]
+    fits = predicted is not None and all(type(one) is int and 0 <= one < len(labels) for one in numbers)
+    return Record(id="", source="", label=None if gold is None else str(gold)) if fits else None
 
 
 def _pair(line: Mapping[str, Any], labels: tuple[str, ...]) -> Record | None:
-    """Of sentence embeddings: what is there says how records are scored (``SentenceTask.scores``)."""
-    label = line.get("label")
-    is_triplet, is_class = "cosine_negative" in line, label in labels and "prediction" in line
-    fits = label is None or isinstance(label, str)
+    """Of sentence embeddings: the fields decide how records are scored (``SentenceTask.scores``)."""
+    gold = line.get("gold")
+    is_triplet, is_class = "cosine_negative" in line, gold in labels and "label" in line
+    fits = gold is None or isinstance(gold, str)
     fits &= all(_is_number(line[name]) for name in ("cosine", "cosine_negative", "rank") if name in line)
-    fits &= is_class or label is None or is_triplet or (_as_number(label) and "cosine" in line)
-    fits &= not is_class or (line["prediction"] in labels and _has_scores(line, labels))
+    fits &= is_class or gold is None or is_triplet or (_as_number(gold) and "cosine" in line)
+    fits &= not is_class or (line["label"] in labels and _has_probabilities(line, labels))
     fits &= not is_triplet or "cosine" in line
     if not fits:
         return None
     # A text alone is neither right nor wrong.
     pair = "" if is_triplet or "rank" in line else None
-    return Record(id="", source="", label=label, text_pair=pair, negatives=("",) if is_triplet else ())
+    return Record(id="", source="", label=gold, text_pair=pair, negatives=("",) if is_triplet else ())
 
 
-def _has_scores(line: Mapping[str, Any], labels: Sequence[str]) -> bool:
-    scores = line.get("scores")
-    return isinstance(scores, dict) and all(_is_number(scores.get(label)) for label in labels)
+def _has_probabilities(line: Mapping[str, Any], labels: Sequence[str]) -> bool:
+    values = line.get("probabilities")
+    return isinstance(values, dict) and all(_is_number(values.get(label)) for label in labels)
 
 
-def _is_number(given: Any) -> bool:
-    return isinstance(given, int | float) and not isinstance(given, bool)
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _as_number(text: Any) -> bool:
@@ -253,9 +254,9 @@ def _as_number(text: Any) -> bool:
 
 
 _READERS: dict[str, tuple[Callable[[Mapping[str, Any], tuple[str, ...]], Record | None], str]] = {
-    "classification": (_class, "label, prediction and scores of data.labels"),
-    "multi_label": (_classes, "label, prediction (lists) and scores of data.labels"),
-    "regression": (_value, "label and prediction, numbers"),
-    "choice": (_choice, "label and prediction, numbers of choices"),
-    "sentence": (_pair, "label and cosine, or prediction, or rank, or cosine_negative"),
+    "classification": (_class, "gold, label and probabilities of data.labels"),
+    "multi_label": (_classes, "gold, labels (lists) and probabilities of data.labels"),
+    "regression": (_value, "gold and value, numbers"),
+    "choice": (_choice, "gold and choice, numbers of choices"),
+    "sentence": (_pair, "gold and cosine, or label, or rank, or cosine_negative"),
 }

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from bert_jax.finetuning.artifacts import predicted_splits, read_options, read_predictions
-from bert_jax.io.storage import Location, write_whole
+from bert_jax.io.files import whole_file, write_whole
+from bert_jax.io.storage import Location
 
 ZIP = "submission.zip"
 _BINARY, _TWO, _THREE = ("0", "1"), ("entailment", "not_entailment"), ("entailment", "neutral", "contradiction")
@@ -69,11 +70,9 @@ def write_submission(workdirs: Iterable[Location], output: Path) -> list[str]:
     output.mkdir(parents=True, exist_ok=True)
     for name, text in files.items():
         write_whole(output / f"{name}.tsv", text)
-    temporary = output / f"{ZIP}.tmp"
-    with zipfile.ZipFile(temporary, "w", zipfile.ZIP_DEFLATED) as archive:
+    with whole_file(output / ZIP) as part, zipfile.ZipFile(part, "w", zipfile.ZIP_DEFLATED) as archive:
         for name, text in files.items():
             archive.writestr(f"{name}.tsv", text)
-    temporary.replace(output / ZIP)
     wanted = [one.name for splits in FILES.values() for one in splits.values()]
     missing = [name for name in wanted if name not in files]
     said = [f"{output / name}.tsv: {text.count(chr(10)) - 1:,} predictions" for name, text in files.items()]
@@ -95,7 +94,7 @@ def _file(workdir: Location, split: str, wanted: GlueFile) -> str:
                 f"{where}: index {identity!r} {wrong} those of {wanted.name}; allowed: 0 to {last:,}, each once, "
                 "as in GLUE's test file"
             )
-        found[number] = _answer(line.get("prediction"), wanted, where)
+        found[number] = _answer(line.get("label" if wanted.classes else "value"), wanted, where)
     lacking = [number for number, answer in enumerate(found) if answer is None]
     if lacking:
         raise ValueError(

@@ -20,8 +20,8 @@ import jax
 from bert_jax.config.finetune import FinetuneConfig
 from bert_jax.config.sweep import Cell, shared_settings
 from bert_jax.finetuning.artifacts import read_results
+from bert_jax.io.files import write_whole
 from bert_jax.io.folder_lock import FolderTaken, hold_folder
-from bert_jax.io.storage import write_whole
 from bert_jax.process import exits, hosts
 from bert_jax.process.signals import StopRequest
 
@@ -56,14 +56,14 @@ def run_sweep(
     taken, failed = 0, 0
     for number, cell in enumerate(cells):
         folder = workdir / RUNS / cell.name
-        if hosts.lead_says("is_finished", bool(read_results(folder)), host_timeout):
+        if hosts.broadcast_from_lead("is_finished", bool(read_results(folder)), host_timeout):
             _drop_checkpoints(folder)
             continue
-        if hosts.lead_says("is_taken", hosts.is_lead() and _is_taken(folder), host_timeout):
+        if hosts.broadcast_from_lead("is_taken", hosts.is_lead() and _is_taken(folder), host_timeout):
             taken += 1
             continue
         if stop.reached():
-            line = f"stopped before run {number + 1}, {stop.told()}: run the same command to continue"
+            line = f"stopped before run {number + 1}, {stop.reason()}: run the same command to continue"
             raise exits.Stop(stop.exit_code, line, agreed=True)
         _say(f"--- run {number + 1} of {len(cells)}: {folder}")
         try:

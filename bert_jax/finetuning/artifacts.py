@@ -73,4 +73,25 @@ def read_predictions(workdir: Location, split: str) -> Iterator[tuple[str, dict[
         raise ValueError(f"{file}: not valid UTF-8") from None
     for number, text in enumerate(lines, 1):
         where = f"{file}:{number}"
-        yield where, json_object(text, where)
+        yield where, in_new_form(json_object(text, where))
+
+
+def in_new_form(line: dict[str, Any]) -> dict[str, Any]:
+    """``line`` as it is, or one of an older run, where ``label`` was the right answer, ``prediction`` the predicted
+    class, classes, choice or value, and ``scores`` the probabilities, under the names of today."""
+    if "prediction" not in line and ("label" not in line or "probabilities" in line):
+        return line
+    line = dict(line)
+    prediction, scores = line.pop("prediction", None), line.pop("scores", None)
+    gold = {"gold": line.pop("label")} if "label" in line else {}
+    if isinstance(prediction, list):
+        line["labels"] = prediction
+    elif isinstance(prediction, str):
+        line["label"] = prediction
+        if isinstance(scores, dict) and prediction in scores:
+            line["score"] = scores[prediction]
+    elif prediction is not None:
+        line["choice" if isinstance(scores, list) else "value"] = prediction
+    if scores is not None:
+        line["probabilities"] = scores
+    return line | gold

@@ -5,26 +5,13 @@ import dataclasses
 import numpy as np
 
 from bert_jax.config.finetune import FinetuneConfig
-from bert_jax.inference.batching import Encoded
-from bert_jax.tasks.task import Unit
+from bert_jax.tasks.task import Encoded, ModelInput
 from bert_jax.tokenization import Tokenizer
 
 MLM_SHARE = 0.15
-# Targets whose places in a text a deletion would move.
-_KEEPS_WORDS = {"qa", "tagging", "joint"}
 
 
-def check_augmentation(config: FinetuneConfig) -> None:
-    """``ValueError`` for deletions where each word has its own label."""
-    options = config.input
-    if (options.word_dropout or options.span_deletion) and config.task.kind in _KEEPS_WORDS:
-        raise ValueError(
-            f"input.word_dropout, input.span_deletion: not for {config.task.kind}, whose labels belong to words; "
-            "use input.mask_fraction"
-        )
-
-
-def augmented(unit: Unit, config: FinetuneConfig, tokenizer: Tokenizer, key: tuple[int, int]) -> Unit:
+def augmented(unit: ModelInput, config: FinetuneConfig, tokenizer: Tokenizer, key: tuple[int, int]) -> ModelInput:
     """``unit`` as training sees it at (data step, number of the unit); itself where nothing is asked for."""
     options = config.input
     if not (options.mask_fraction or options.word_dropout or options.span_deletion):

@@ -15,9 +15,10 @@ from bert_jax.config.finetune import FinetuneConfig
 from bert_jax.finetuning import nsp_auxiliary as next_text
 from bert_jax.finetuning.augment import augmented, mask_batch
 from bert_jax.finetuning.nsp_auxiliary import next_text_units
-from bert_jax.finetuning.packing import Shape, choose_shape, pack_batch
+from bert_jax.finetuning.packing import choose_shape
+from bert_jax.inference.batching import Shape, pack_batch
 from bert_jax.tasks.sampling import epoch_order
-from bert_jax.tasks.task import Task, Unit
+from bert_jax.tasks.task import ModelInput, Task
 
 
 class ExampleBatches:
@@ -29,7 +30,7 @@ class ExampleBatches:
     def __init__(
         self,
         task: Task,
-        units: Sequence[Unit],
+        units: Sequence[ModelInput],
         shapes: Sequence[Shape],
         rows_of: Callable[[int], list[int]],
         fingerprint: str,
@@ -61,7 +62,7 @@ class ExampleBatches:
             for number in numbers
         ]
         task, config, seed, targets = self._task, self._config, self._config.training.seed, self._task.targets
-        also: list[Unit] = []
+        also: list[ModelInput] = []
         if config.loss.nsp_weight:
             plain = [self._units[number] for number in numbers]
             also = next_text_units(

@@ -9,7 +9,7 @@ from bert_jax.metrics import Score
 
 
 @dataclass
-class Best:
+class BestCheckpoint:
     """What is kept in checkpoints of the evaluations that choose the parameters."""
 
     value: float | None = None
@@ -52,6 +52,6 @@ class Best:
         return dataclasses.asdict(self)
 
     @classmethod
-    def of(cls, state: Mapping[str, Any]) -> "Best":
+    def of(cls, state: Mapping[str, Any]) -> "BestCheckpoint":
         """What :meth:`state` gave, also that of an older version."""
         return cls(**{field.name: state[field.name] for field in dataclasses.fields(cls) if field.name in state})

@@ -13,12 +13,22 @@ import numpy as np
 from flax import linen as nn
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from bert_jax.finetuning.packing import Packed, Shape, fill_rows, pack_batch, row_length
+from bert_jax.finetuning.packing import row_length
+from bert_jax.inference.batching import (
+    DeviceOutputs,
+    Outputs,
+    Packed,
+    Shape,
+    by_level,
+    pack_batch,
+    packed_batches,
+    run_packed,
+)
 from bert_jax.metrics import Score, confidence_intervals, value
 from bert_jax.model import BertModel
 from bert_jax.parallel import host_rows, to_global
 from bert_jax.records import Record
-from bert_jax.tasks.task import Level, Prediction, Task, Unit
+from bert_jax.tasks.task import ModelInput, Prediction, Task
 from bert_jax.training.state import abstract_params
 
 # Tokens of a batch per device.
@@ -29,80 +39,56 @@ _MOST_INTERVALS = 40
 
 
 class Predictor:
-    """Runs units through the model on a mesh. A step is compiled once per shape; a split has one."""
+    """Runs model inputs through the model on a mesh. A step is compiled once per shape; a split has one."""
 
     def __init__(self, task: Task, model: BertModel, mesh: Mesh) -> None:
         self._task, self._mesh = task, mesh
-        self._levels: dict[str, Level] = {}
-
-        run = functools.partial(_run, task, model, self._levels)
         # Every process gets all outputs.
-        self.step = jax.jit(run, out_shardings=NamedSharding(mesh, PartitionSpec()))
+        replicated = NamedSharding(mesh, PartitionSpec())
+        self.step = jax.jit(functools.partial(_run, task, model), out_shardings=replicated)
 
     def outputs(
-        self, params: Any, units: Sequence[Unit], before_batch: Callable[[], None] = lambda: None
-    ) -> list[dict[str, np.ndarray]]:
-        """Outputs of every unit, in order: one entry of ``unit`` arrays, of ``token`` arrays its tokens."""
-        found: list[dict[str, np.ndarray]] = [{} for _ in units]
-        waiting: list[tuple[Packed, dict[str, jax.Array]]] = []
+        self, params: Any, units: Sequence[ModelInput], before_batch: Callable[[], None] = lambda: None
+    ) -> list[Outputs]:
+        """Outputs of every input, in order: one entry of ``unit`` arrays, of ``token`` arrays its tokens."""
 
-        def collect() -> None:
-            packed, arrays = waiting.pop(0)
-            values = {name: np.asarray(array) for name, array in arrays.items()}
-            for number, row, slot, first in packed.places:
-                tokens = slice(first, first + units[number].length)
-                found[number] = {
-                    name: array[row, tokens] if self._levels[name] == "token" else array[row, slot]
-                    for name, array in values.items()
-                }
-
-        for packed in self._batches(units):
+        def program(features: dict[str, np.ndarray]) -> DeviceOutputs:
             before_batch()
-            count = len(packed.features["input_ids"])
+            count = len(features["input_ids"])
             rows = host_rows(self._mesh, count)
-            own = {name: array[rows] for name, array in packed.features.items()}
-            waiting.append((packed, self.step(params, to_global(own, self._mesh, count))))
-            if len(waiting) > 2:
-                collect()
-        while waiting:
-            collect()
-        return found
+            own = {name: array[rows] for name, array in features.items()}
+            outputs: DeviceOutputs = self.step(params, to_global(own, self._mesh, count))
+            return outputs
 
-    def _batches(self, units: Sequence[Unit]) -> Iterator[Packed]:
-        if not units:
-            return
-        task, sizes = self._task, self._mesh.shape
+        return run_packed(program, units, self._batches(units)) if units else []
+
+    def _batches(self, units: Sequence[ModelInput]) -> Iterator[Packed]:
+        task, mesh = self._task, self._mesh.shape
         config = task.config
-        parts = sizes["data"] * sizes["fsdp"]
-        lengths = [unit.length for unit in units]
-        longest = max(lengths)
+        parts = mesh["data"] * mesh["fsdp"]
+        longest = max(unit.length for unit in units)
         limit = max(config.task.max_length * task.sequences_per_unit, longest)
         length = row_length(longest) if config.input.packing else limit
-        most = min(_MOST_UNITS, 1 + length // 8) if config.input.packing else 1
-        rows = fill_rows(lengths, length, most)
-        assert rows is not None
+        per_row = min(_MOST_UNITS, 1 + length // 8) if config.input.packing else 1
         tokens = _CPU_TOKENS if self._mesh.devices.flat[0].platform == "cpu" else _TOKENS
-        # As many rows as memory likes, not more than there are.
-        size = parts * max(1, min(tokens // length, math.ceil(len(rows) / parts)))
-        shape = Shape(size, length, most)
-        for start in range(0, len(rows), size):
-            yield pack_batch(
-                units, rows[start : start + size], shape,
-                sequences=task.sequences_of(units), targets=task.targets, pad_id=task.tokenizer.pad_id,
-            )  # fmt: skip
+
+        def sizes(length: int, rows: int) -> Sequence[int]:
+            # As many rows as memory likes, not more than there are.
+            return (parts * max(1, min(tokens // length, math.ceil(rows / parts))),)
+
+        return packed_batches(units, (length,), per_row, sizes, **_packing(task, units))
 
 
-def _run(
-    task: Task, model: BertModel, levels: dict[str, Level], params: Any, batch: Mapping[str, jax.Array]
-) -> dict[str, jax.Array]:
-    """Outputs of a batch; what level each is of is written to ``levels``."""
-    outputs = task.outputs(model.apply({"params": params}, batch, None), batch)
-    levels.update({name: level for name, (level, _) in outputs.items()})
-    return {name: array for name, (_, array) in outputs.items()}
+def _packing(task: Task, units: Sequence[ModelInput]) -> dict[str, Any]:
+    return {"sequences": task.sequences_of(units), "targets": task.targets, "pad_id": task.tokenizer.pad_id}
+
+
+def _run(task: Task, model: BertModel, params: Any, batch: Mapping[str, jax.Array]) -> DeviceOutputs:
+    return by_level(task.outputs(model.apply({"params": params}, batch, None), batch))
 
 
 def predict_split(
-    task: Task, predictor: Predictor, params: Any, records: Sequence[Record], units: Sequence[Unit],
+    task: Task, predictor: Predictor, params: Any, records: Sequence[Record], units: Sequence[ModelInput],
     before_batch: Callable[[], None] = lambda: None,
 ) -> list[Prediction]:  # fmt: skip
     """A prediction for every record."""
@@ -128,22 +114,21 @@ def choosing_score(metric: str, scores: Sequence[Score]) -> Score:
     return found
 
 
-def blank_scores(task: Task, model: BertModel, records: Sequence[Record], units: Sequence[Unit]) -> list[Score]:
+def blank_scores(
+    task: Task, model: BertModel, records: Sequence[Record], units: Sequence[ModelInput]
+) -> list[Score]:
     """The scores that the task will have of these records: of outputs that are all 0, in the shapes that the model
     gives. Nothing is compiled or run."""
-    levels: dict[str, Level] = {}
-    length = row_length(units[0].length)
-    batch = pack_batch(
-        units[:1], [[0]], Shape(1, length, 1),
-        sequences=task.sequences_of(units), targets=task.targets, pad_id=task.tokenizer.pad_id,
-    ).features  # fmt: skip
-    shapes = jax.eval_shape(functools.partial(_run, task, model, levels), nn.unbox(abstract_params(model)), batch)
-    blank = {name: np.zeros(found.shape[2:], found.dtype) for name, found in shapes.items()}
+    shape = Shape(1, row_length(units[0].length), 1)
+    batch = pack_batch(units[:1], [[0]], shape, **_packing(task, units)).features
+    shapes = jax.eval_shape(functools.partial(_run, task, model), nn.unbox(abstract_params(model)), batch)
+    blank = {
+        level: {name: np.zeros(like.shape[2:], like.dtype) for name, like in arrays.items()}
+        for level, arrays in shapes.items()
+    }
     outputs = [
-        {
-            name: np.broadcast_to(array, (unit.length, *array.shape)) if levels[name] == "token" else array
-            for name, array in blank.items()
-        }
+        blank.get("unit", {})
+        | {name: np.broadcast_to(one, (unit.length, *one.shape)) for name, one in blank.get("token", {}).items()}
         for unit in units
     ]
     with warnings.catch_warnings():

@@ -18,9 +18,8 @@ from jax.sharding import Mesh
 from bert_jax.config import HeadsConfig, ModelSpec, to_dict
 from bert_jax.config.finetune import FinetuneConfig
 from bert_jax.finetuning.artifacts import METRICS, PREDICTIONS, read_results, records_digest
-from bert_jax.finetuning.augment import check_augmentation
 from bert_jax.finetuning.batches import ExampleBatches
-from bert_jax.finetuning.best import Best
+from bert_jax.finetuning.best import BestCheckpoint
 from bert_jax.finetuning.evaluation import (
     Predictor,
     blank_scores,
@@ -33,25 +32,27 @@ from bert_jax.finetuning.evaluation import (
     scores_of,
     with_intervals,
 )
-from bert_jax.finetuning.initialization import Start, store_tokenizer, warm_start
-from bert_jax.finetuning.packing import Shape, plan_shapes
-from bert_jax.finetuning.resolve import Splits, chosen_splits, filled_from_records, with_steps
+from bert_jax.finetuning.packing import plan_shapes
+from bert_jax.finetuning.resolve import Splits, chosen_splits, redrawn_layers, with_steps
 from bert_jax.finetuning.task_objective import TaskObjective, check_layers
-from bert_jax.interop.exchange import Weights, parameter_shapes
+from bert_jax.inference.batching import Shape
+from bert_jax.interop.exchange import ModelBundle, parameter_shapes
 from bert_jax.interop.export import export_model
+from bert_jax.interop.initialization import Start, initial_model, store_tokenizer
 from bert_jax.interop.readers import read_weights
 from bert_jax.interop.saved_model import BEST, replace_saved
-from bert_jax.io.storage import ObjectPath, write_whole
+from bert_jax.io.files import write_whole
+from bert_jax.io.storage import ObjectPath
 from bert_jax.metrics import Score
 from bert_jax.model import BertModel, from_canonical, to_canonical
 from bert_jax.optim import lr_multipliers, unfreeze_updates
 from bert_jax.parallel import host_rows, to_host
 from bert_jax.process import hosts
-from bert_jax.tasks.registry import check_options, task_class
+from bert_jax.tasks.registry import task_class
 from bert_jax.tasks.task import Task
 from bert_jax.training.checkpoint.digest import json_digest
 from bert_jax.training.job import Context, Data, Job
-from bert_jax.training.launch import Launch
+from bert_jax.training.launch import InitialModel, Launch
 from bert_jax.training.logging.report import write_report
 from bert_jax.training.programs import TrainPrograms, make_programs, with_shardings
 from bert_jax.training.run import train
@@ -70,9 +71,9 @@ def finetune(config: FinetuneConfig, launch: Launch, *, splits: Splits, tests: S
     if isinstance(launch.workdir, ObjectPath):
         raise ValueError(f"--workdir {launch.workdir}: fine-tuning writes to a folder that all hosts see; give one")
     job = FinetuneJob(config, splits, tests, start)
-    first = warm_start(start, job.config, job.model.heads, job.model.sentence)
-    first = dataclasses.replace(first, messages=(*first.messages, *job.notes), resumes=start.resumes)
-    train(job, dataclasses.replace(launch, warm_start=first))
+    initial = job.initial_model()
+    initial = dataclasses.replace(initial, messages=(*initial.messages, *job.notes))
+    train(job, dataclasses.replace(launch, initial_model=initial))
 
 
 class FinetuneJob(Job):
@@ -88,18 +89,16 @@ class FinetuneJob(Job):
     def __init__(self, config: FinetuneConfig, splits: Splits, tests: Sequence[str], start: Start) -> None:
         tokenizer = start.tokenizer
         kind = task_class(config)
-        check_options(config)
-        check_augmentation(config)
         splits = chosen_splits(config, splits)
         if not splits.get("train"):
             raise ValueError("data.train: there are no training records; name the files in data.train")
-        config = filled_from_records(kind, config, splits)
-        self._units = kind(config, tokenizer).featurize(splits["train"], training=True)
+        config = kind.from_data(config, splits)
+        self._units = kind(config, tokenizer, splits["train"]).featurize(splits["train"], training=True)
         if not self._units:
             raise ValueError("data.train: no training record gives anything to learn; look at data.columns")
         config = with_steps(config, len(self._units))
         super().__init__(config, tokenizer)
-        self.task: Task = kind(config, tokenizer)
+        self.task: Task = kind(config, tokenizer, splits["train"])
         self.notes = self.task.notes(config, splits)
         self._splits, self._tests, self._start = splits, tests, start
         self._devs = [name for name in splits if name != "train" and name not in tests]
@@ -124,7 +123,7 @@ class FinetuneJob(Job):
         }
         self._shapes: list[Shape] = []
         self._predictor: Predictor | None = None
-        self._best = Best()
+        self._best = BestCheckpoint()
         self.eval_split = self._devs[0] if self._devs else "dev"
         heads = dataclasses.replace(
             self.task.heads,
@@ -132,7 +131,7 @@ class FinetuneJob(Job):
             bilstm=config.features.bilstm_size if self.task.heads.token_labels else 0,
             dropout=None if config.regularization.head_dropout < 0 else config.regularization.head_dropout,
         )
-        heads.feature_count(config.model)
+        heads.check_features(config.model)
         check_layers(config, heads)
         self.heads = heads  # of what comes out
         self.model = BertModel(
@@ -167,6 +166,13 @@ class FinetuneJob(Job):
         return {
             split: json_digest([found, key])[:16] for split, found in self._contents.items() if split != "train"
         }
+
+    def initial_model(self) -> InitialModel:
+        """Return the parameters of the start that the model of training has."""
+        model, config = self.model, self.config
+        spec = ModelSpec(model=config.model, heads=model.heads, sentence=model.sentence)
+        redraw_head = config.regularization.reinit_head
+        return initial_model(self._start, spec, redrawn=redrawn_layers(config), redraw_head=redraw_head)
 
     # --- What run() asks for -----------------------------------------------------------------------------------
 
@@ -290,11 +296,11 @@ class FinetuneJob(Job):
         return self._best.judged >= step
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        self._best = Best.of(state)
+        self._best = BestCheckpoint.of(state)
 
     # --- What comes out ------------------------------------------------------------------------------------------
 
-    def _weights(self, params: Any, step: int, values: Mapping[str, Mapping[str, float | None]]) -> Weights:
+    def _weights(self, params: Any, step: int, values: Mapping[str, Mapping[str, float | None]]) -> ModelBundle:
         """Parameters in exchange form, with metrics of the dev splits; every process calls it."""
         config = self.config
         flat = to_canonical(to_host(params), config.model.vocab_size)
@@ -311,7 +317,7 @@ class FinetuneJob(Job):
             "recipe": to_dict(config), "metrics": {"step": step, **metrics} if metrics else {},
         }  # fmt: skip
         arrays = {name: np.asarray(flat[name], np.float32) for name in parameter_shapes(spec)}
-        return Weights(spec=spec, params=arrays, tokenizer_content=self._start.tokenizer_content, origin=origin)
+        return ModelBundle(spec=spec, params=arrays, tokenizer_content=self._start.tokenizer_content, origin=origin)
 
     def _save_best(
         self, context: Context, params: Any, step: int, values: Mapping[str, Mapping[str, float | None]]
@@ -343,7 +349,7 @@ class FinetuneJob(Job):
         due = [
             split
             for split in asked
-            if hosts.lead_says(f"predict_{split}", split in due, context.launch.host_timeout)
+            if hosts.broadcast_from_lead(f"predict_{split}", split in due, context.launch.host_timeout)
         ]
         made |= {split: self._predict(context, params, split, step, began) for split in due}
         if not hosts.is_lead():

@@ -9,8 +9,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from bert_jax.inference.batching import Encoded
-from bert_jax.tasks.task import Target, Unit
+from bert_jax.tasks.task import Encoded, ModelInput, Target
 from bert_jax.tokenization import Tokenizer, longest_first
 
 # Of the units that this module makes; 0 = is next, 1 = another's, as in pretraining.
@@ -34,14 +33,14 @@ def text_parts(sequence: Encoded, tokenizer: Tokenizer) -> tuple[list[int], list
 
 
 def next_text_units(
-    chosen: Sequence[Unit],
-    units: Sequence[Unit],
+    chosen: Sequence[ModelInput],
+    units: Sequence[ModelInput],
     tokenizer: Tokenizer,
     *,
     max_length: int,
     types: int,
     key: tuple[int, int],
-) -> list[Unit]:
+) -> list[ModelInput]:
     """A unit for each of ``chosen`` that has two parts, of at most ``max_length`` tokens; ``units`` are those that
     other parts are drawn from, by ``key`` (seed, data step). ``types``: how many segments the model knows."""
     rng = np.random.default_rng([*key, 12])
@@ -58,5 +57,7 @@ def next_text_units(
         kept = longest_first(len(first), len(second), room)
         ids, segments = tokenizer.build_inputs(first[: kept[0]], second[: kept[1]])
         sequence = Encoded(ids, segments if types > 1 else [0] * len(ids))
-        found.append(Unit(unit.record, (sequence,), {"nsp_labels": int(is_other), "nsp_weights": 1.0}, weight=0.0))
+        found.append(
+            ModelInput(unit.record, (sequence,), {"nsp_labels": int(is_other), "nsp_weights": 1.0}, weight=0.0)
+        )
     return found

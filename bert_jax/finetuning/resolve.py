@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from bert_jax.config.finetune import FinetuneConfig
 from bert_jax.records import Record
 from bert_jax.tasks import sampling as selection
-from bert_jax.tasks.task import Task
 
 Splits = Mapping[str, Sequence[Record]]
 
@@ -22,17 +21,14 @@ def chosen_splits(config: FinetuneConfig, splits: Splits) -> dict[str, Sequence[
     return chosen
 
 
-def filled_from_records(kind: type[Task], config: FinetuneConfig, splits: Splits) -> FinetuneConfig:
-    """``kind.from_data``, which fills in options that nobody else sets; those of this run's own config fit."""
-    filled = kind.from_data(config, splits)
-    for name in ("class_weights", "hard_negatives"):
-        given, found = getattr(config, name), getattr(filled, name)
-        if given and given != found:
-            raise ValueError(
-                f"{name}: {given} is not allowed: it follows from the training records ({found}); leave it out "
-                "(see loss.class_weights)"
-            )
-    return filled
+def redrawn_layers(config: FinetuneConfig) -> tuple[str, ...]:
+    """Return prefixes of the parameters that ``regularization.reinit_layers`` draws anew: the top layers, and the
+    pooler with them."""
+    count, layers = config.regularization.reinit_layers, config.model.num_layers
+    if count > layers:
+        raise ValueError(f"regularization.reinit_layers: {count} is not allowed; the model has {layers} layers")
+    top = tuple(f"encoder/layer_{layers - 1 - i}/" for i in range(count))
+    return (*top, "pooler/") if count else ()
 
 
 def with_steps(config: FinetuneConfig, count: int) -> FinetuneConfig:

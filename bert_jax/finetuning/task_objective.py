@@ -100,12 +100,10 @@ def perturbed(params: Any, start: Any, key: DropoutKey, weight_dropout: float, m
 
 
 def check_layers(config: FinetuneConfig, heads: HeadsConfig) -> None:
-    """``ValueError`` for ``loss.layers`` that a model with ``heads`` has not or whose pooler cannot read them."""
+    """``ValueError`` for ``loss.layers`` that a model with ``heads`` lacks or whose pooler cannot read them."""
     layers, count = config.loss.layers, config.model.num_layers
     if not layers:
         return
-    if not heads.sequence_labels or heads.token_labels:
-        raise ValueError(f"loss.layers: not for task.kind {config.task.kind}, only for one label of a whole text")
     wrong = [layer for layer in layers if not 0 < layer < count]
     if wrong or len(set(layers)) < len(layers):
         raise ValueError(

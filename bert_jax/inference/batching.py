@@ -1,194 +1,197 @@
-"""Texts through a model: sequences packed into rows of a few fixed shapes, results back in the order of the input.
+"""Model inputs packed into rows of a few fixed shapes, and run through a program.
 
-Shapes: B rows, S tokens per row, C sequences per row.
+A batch keeps its inputs, whatever shape it takes: packing changes nothing that is computed of them. Shapes: B rows,
+S tokens per row, U inputs per row, K sequences per input.
 """
 
-import itertools
-from bisect import bisect_left, insort
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
-from typing import Any, TypeVar
+import heapq
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import jax
 import numpy as np
 
-# With the small batch of the first length at most eight compiled shapes per program.
-ROW_LENGTHS = (64, 96, 128, 192, 256, 384, 512)
-LONG_ROW_LENGTHS = (64, 128, 256, 512, 1024, 2048)
-SEQUENCES_PER_ROW = 8
-# Tokens of one batch: on a CPU as many as its caches like, elsewhere enough to fill the device.
-BATCH_TOKENS = {"cpu": 1024}
-ACCELERATOR_BATCH_TOKENS = 16384
-# Texts that are read before the first result is given; they are sorted by length among themselves.
-WINDOW = 4096
+from bert_jax.tasks.task import Level, ModelInput, Target
+
+ROW_LENGTHS = (32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096)
 _IN_FLIGHT = 4
-_SMALL = 8  # a few short texts run in a batch of this fraction
 
-Input = TypeVar("Input")
-Result = TypeVar("Result")
-
-
-@dataclass(frozen=True)
-class Encoded:
-    """One sequence of tokens, special tokens included."""
-
-    ids: Sequence[int]
-    types: Sequence[int]
-    # What the reader of the result needs beside it.
-    extra: Any = None
-
-
-@dataclass
-class Row:
-    """Sequences that share a row: (number of the sequence, its first token)."""
-
-    length: int
-    items: list[tuple[int, int]] = field(default_factory=list)
-    used: int = 0
-
-
-@dataclass(frozen=True)
-class Place:
-    """Where in a batch a sequence stands."""
-
-    row: int
-    slot: int  # it is the slot-th sequence of its row, from 0
-    start: int
-    length: int
-
-    @property
-    def tokens(self) -> slice:
-        """Its positions in the row."""
-        return slice(self.start, self.start + self.length)
-
-
-Program = Callable[[dict[str, np.ndarray]], Any]
-Take = Callable[[Any, Place, Encoded], Result]
+# Arrays on the device by level and name; the arrays of one model input by name.
+DeviceOutputs = Mapping[Level, Mapping[str, Any]]
+Outputs = dict[str, np.ndarray]
+Program = Callable[[dict[str, np.ndarray]], DeviceOutputs]
 Progress = Callable[[int], None]
 
 
+@dataclass(frozen=True, order=True)
+class Shape:
+    """Rows, tokens per row and inputs per row of a batch."""
+
+    rows: int
+    length: int
+    units: int
+
+
+@dataclass(frozen=True)
+class Packed:
+    """A batch on the host: features, and the place of each input."""
+
+    features: dict[str, np.ndarray]
+    # (number of the input, its row, its slot, its first token)
+    places: list[tuple[int, int, int, int]]
+
+
 def row_lengths(limit: int) -> tuple[int, ...]:
-    """Lengths of rows for a model that takes ``limit`` tokens: at most seven, ``limit`` the last."""
-    ladder = ROW_LENGTHS if limit <= ROW_LENGTHS[-1] else LONG_ROW_LENGTHS
+    """Lengths of rows for inputs of at most ``limit`` tokens: at most seven, ``limit`` the last. With a second,
+    small batch of the first length a program has at most eight compiled shapes."""
+    ladder = ROW_LENGTHS[2:9] if limit <= 512 else ROW_LENGTHS[2:14:2]
     return (*(length for length in ladder if length < limit), limit)
 
 
-def pack(lengths: Sequence[int], ladder: Sequence[int]) -> list[Row]:
-    """Rows that hold every sequence once, the longest first; each goes where the least space is left over."""
-    rows: list[Row] = []
-    free: dict[int, list[Row]] = {}
-    spaces: list[int] = []  # the keys of ``free``, sorted
+def fill_rows(
+    lengths: Sequence[int], ladder: Sequence[int], units: int, rows: int | None = None
+) -> list[list[int]] | None:
+    """Numbers of the inputs of each row, the longest placed first and where least space is left; ``None`` when they
+    do not fit ``rows`` rows. A row has the least length of ``ladder`` that takes its first input."""
+    filled: list[list[int]] = []
+    # Rows that take more, a heap of numbers for each space that is left; of ``spaces`` the bits of those there are.
+    # So the row of an input is found at once: a test set has hundreds of thousands of them.
+    waiting: dict[int, list[int]] = defaultdict(list)
+    spaces = 0
     for number in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
-        length = lengths[number]
-        at = bisect_left(spaces, length)
-        if at < len(spaces):
-            space = spaces[at]
-            row = free[space].pop()
-            if not free[space]:
-                del free[space], spaces[at]
+        need = lengths[number]
+        enough = spaces >> need
+        if enough:
+            space = need + (enough & -enough).bit_length() - 1
+            row = heapq.heappop(waiting[space])
+            spaces ^= 0 if waiting[space] else 1 << space
+        elif need > ladder[-1] or len(filled) == rows:
+            return None
         else:
-            row = Row(next(rung for rung in ladder if rung >= length))
-            rows.append(row)
-        row.items.append((number, row.used))
-        row.used += length
-        space = row.length - row.used
-        if space and len(row.items) < SEQUENCES_PER_ROW:
-            if space not in free:
-                free[space] = []
-                insort(spaces, space)
-            free[space].append(row)
-    return rows
+            row, space = len(filled), _rung(need, ladder)
+            filled.append([])
+        filled[row].append(number)
+        if len(filled[row]) < units:
+            heapq.heappush(waiting[space - need], row)
+            spaces |= 1 << (space - need)
+    return filled
 
 
-def batches(rows: Sequence[Row], ladder: Sequence[int], tokens: int) -> Iterator[tuple[list[Row], int]]:
-    """Rows of one length in groups, with the number of rows that the batch has; the last one is filled up."""
-    for length, group in itertools.groupby(sorted(rows, key=lambda row: -row.length), lambda row: row.length):
-        size = max(1, tokens // length)
-        small = max(1, size // _SMALL)
-        waiting = list(group)
-        for start in range(0, len(waiting), size):
-            part = waiting[start : start + size]
-            yield part, small if length == ladder[0] and len(part) <= small else size
+def _rung(length: int, ladder: Sequence[int]) -> int:
+    return next(rung for rung in ladder if rung >= length)
 
 
-def features(rows: Sequence[Row], size: int, sequences: Sequence[Encoded], pad_id: int) -> dict[str, np.ndarray]:
-    """The batch of ``rows`` (``bert_jax.batch``): int32[size, S], ``cls_positions`` int32[size, C]."""
-    length = rows[0].length
-    names = ("input_ids", "token_type_ids", "sequence_ids", "position_ids")
-    batch = {name: np.zeros((size, length), np.int32) for name in names}
-    batch["input_ids"][:] = pad_id
-    batch["cls_positions"] = np.zeros((size, SEQUENCES_PER_ROW), np.int32)
-    counting = np.arange(length, dtype=np.int32)
-    for i, row in enumerate(rows):
-        for slot, (number, start) in enumerate(row.items):
-            sequence = sequences[number]
-            end = start + len(sequence.ids)
-            batch["input_ids"][i, start:end] = sequence.ids
-            batch["token_type_ids"][i, start:end] = sequence.types
-            batch["sequence_ids"][i, start:end] = slot + 1
-            batch["position_ids"][i, start:end] = counting[: end - start]
-            batch["cls_positions"][i, slot] = start
-    return batch
+def pack_batch(
+    units: Sequence[ModelInput],
+    rows: Sequence[Sequence[int]],
+    shape: Shape,
+    *,
+    pad_id: int,
+    sequences: int = 1,
+    targets: Mapping[str, Target] | None = None,
+) -> Packed:
+    """The batch of ``units`` whose numbers ``rows`` name; see ``bert_jax.tasks.task.Task`` for its features.
+
+    Args:
+        sequences: K; an input with fewer sequences leaves their slots empty.
+        targets: names and places of the targets of the inputs.
+    """
+    size, targets = (shape.rows, shape.length), targets or {}
+    features = {name: np.zeros(size, np.int32) for name in ("token_type_ids", "sequence_ids", "position_ids")} | {
+        "input_ids": np.full(size, pad_id, np.int32)
+    }
+    features["cls_positions"] = np.zeros((shape.rows, shape.units * sequences), np.int32)
+    features["weights"] = np.zeros((shape.rows, shape.units), np.float32)
+    for name, target in targets.items():
+        dims = size if target.level == "token" else (shape.rows, shape.units)
+        features[name] = np.zeros((*dims, *target.shape), target.dtype)
+    counting = np.arange(shape.length, dtype=np.int32)
+    places = []
+    for i, numbers in enumerate(rows):
+        start = 0
+        for slot, number in enumerate(numbers):
+            unit, first = units[number], start
+            for k, sequence in enumerate(unit.sequences):
+                end = start + len(sequence.ids)
+                features["input_ids"][i, start:end] = sequence.ids
+                features["token_type_ids"][i, start:end] = sequence.types
+                features["sequence_ids"][i, start:end] = slot * sequences + k + 1
+                features["position_ids"][i, start:end] = counting[: end - start]
+                features["cls_positions"][i, slot * sequences + k] = start
+                start = end
+            features["weights"][i, slot] = unit.weight
+            for name, value in unit.targets.items():
+                level = targets[name].level
+                if level == "token":
+                    features[name][i, first:start] = value
+                else:
+                    features[name][i, slot] = value + first if level == "position" else value
+            places.append((number, i, slot, first))
+    return Packed(features, places)
+
+
+def packed_batches(
+    units: Sequence[ModelInput],
+    ladder: Sequence[int],
+    per_row: int,
+    sizes: Callable[[int, int], Sequence[int]],
+    **options: Any,
+) -> Iterator[Packed]:
+    """Batches that hold every input once, those of the longest rows first.
+
+    Args:
+        ladder: lengths of rows.
+        per_row: U.
+        sizes: numbers of rows that a batch may have, ascending, of the length of its rows and the number of all
+            rows of that length; the last batch has the least that takes what is left.
+        options: of :func:`pack_batch`.
+    """
+    rows = fill_rows([unit.length for unit in units], ladder, per_row)
+    assert rows is not None, f"an input has more than {ladder[-1]} tokens"
+    by_length: dict[int, list[list[int]]] = defaultdict(list)
+    for row in rows:
+        by_length[_rung(units[row[0]].length, ladder)].append(row)
+    for length, waiting in by_length.items():  # the longest are filled first
+        allowed = sizes(length, len(waiting))
+        while waiting:
+            size = next((size for size in allowed if size >= len(waiting)), allowed[-1])
+            yield pack_batch(units, waiting[:size], Shape(size, length, per_row), **options)
+            waiting = waiting[size:]
+
+
+def by_level(outputs: Mapping[str, tuple[Level, jax.Array]]) -> dict[Level, dict[str, jax.Array]]:
+    """``Task.outputs`` as a program returns them: arrays alone, by level and name."""
+    levels: dict[Level, dict[str, jax.Array]] = {}
+    for name, (level, array) in outputs.items():
+        levels.setdefault(level, {})[name] = array
+    return levels
 
 
 def run_packed(
-    program: Program, take: Take, sequences: Sequence[Encoded], ladder: Sequence[int], pad_id: int, tokens: int
-) -> Iterator[list[tuple[int, Any]]]:
-    """(number, result) of the sequences of one batch after another, in no order; ``program`` runs ahead."""
-    waiting: deque[tuple[list[Row], Any]] = deque()
+    program: Program, units: Sequence[ModelInput], batches: Iterable[Packed], progress: Progress | None = None
+) -> list[Outputs]:
+    """Outputs of every input, in order: one entry of ``unit`` arrays, of ``token`` arrays its tokens. A few batches
+    run ahead of the one that is collected; ``progress`` receives the number of inputs of each."""
+    outputs: list[Outputs] = [{} for _ in units]
+    waiting: deque[tuple[Packed, DeviceOutputs]] = deque()
 
-    def collect() -> list[tuple[int, Any]]:
-        rows, output = waiting.popleft()
-        arrays = jax.tree.map(np.asarray, output)
-        return [
-            (number, take(arrays, Place(i, slot, start, len(sequences[number].ids)), sequences[number]))
-            for i, row in enumerate(rows)
-            for slot, (number, start) in enumerate(row.items)
-        ]
+    def collect() -> None:
+        packed, arrays = waiting.popleft()
+        levels = jax.tree.map(np.asarray, arrays)
+        of_units, of_tokens = levels.get("unit", {}), levels.get("token", {})
+        for number, row, slot, first in packed.places:
+            tokens = slice(first, first + units[number].length)
+            outputs[number] = {name: array[row, slot] for name, array in of_units.items()}
+            outputs[number] |= {name: array[row, tokens] for name, array in of_tokens.items()}
+        if progress is not None:
+            progress(len(packed.places))
 
-    rows = pack([len(sequence.ids) for sequence in sequences], ladder)
-    for part, size in batches(rows, ladder, tokens):
-        waiting.append((part, program(features(part, size, sequences, pad_id))))
+    for packed in batches:
+        waiting.append((packed, program(packed.features)))
         if len(waiting) > _IN_FLIGHT:
-            yield collect()
+            collect()
     while waiting:
-        yield collect()
-
-
-def stream(
-    inputs: Iterable[Input],
-    encode: Callable[[list[Input]], list[list[Encoded]]],
-    program: Program,
-    take: Take,
-    *,
-    limit: int,
-    pad_id: int,
-    window: int = WINDOW,
-    batch_tokens: int | None = None,
-    progress: Progress | None = None,
-) -> Iterator[list[Any]]:
-    """For every input, in order, the results of its sequences. ``inputs`` may be endless: ``window`` of them are
-    read at a time.
-
-    Args:
-        encode: sequences of every input of a window, each of at most ``limit`` tokens.
-        program: arrays of a batch, on the device.
-        take: the result of one sequence from the arrays of its batch (numpy).
-        progress: called with the number of sequences done since the last call.
-    """
-    ladder = row_lengths(limit)
-    tokens = batch_tokens or BATCH_TOKENS.get(jax.default_backend(), ACCELERATOR_BATCH_TOKENS)
-    reading = iter(inputs)
-    while part := list(itertools.islice(reading, window)):
-        encoded = encode(part)
-        sequences = [sequence for several in encoded for sequence in several]
-        results: list[Any] = [None] * len(sequences)
-        for done in run_packed(program, take, sequences, ladder, pad_id, tokens):
-            for number, result in done:
-                results[number] = result
-            if progress is not None:
-                progress(len(done))
-        ends = np.cumsum([len(several) for several in encoded]).tolist()
-        for several, end in zip(encoded, ends, strict=True):
-            yield results[end - len(several) : end]
+        collect()
+    return outputs

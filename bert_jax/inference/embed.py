@@ -1,6 +1,6 @@
 """Texts to vectors: one per text (Sentence-BERT; Reimers and Gurevych 2019), or those of every token and layer.
 
-Shapes: B rows, S tokens, C sequences per row, H width, E width of an embedding.
+Shapes: B rows, S tokens, C sequences per row, L layers, H width, E width of an embedding.
 """
 
 import re
@@ -12,10 +12,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from bert_jax.config import ModelSpec, SentenceConfig, SentenceModule
-from bert_jax.inference.batching import SEQUENCES_PER_ROW, Encoded, Place, Progress
+from bert_jax.inference.batching import DeviceOutputs, Progress
 from bert_jax.inference.engine import Engine, Text, checked_texts
 from bert_jax.model.layers import INTERMEDIATES
 from bert_jax.model.pooling import SentenceHead
+from bert_jax.tasks.task import ModelInput
 
 POOLINGS = ("cls", "mean", "max")
 LAST_FOUR = (-1, -2, -3, -4)
@@ -50,17 +51,15 @@ def embed(
     text = prompt_text(loaded.spec, prompt, prompt_name)
     skipped = 0 if sentence.include_prompt else prompt_length(loaded, text)
 
-    def encode(part: list[str]) -> list[list[Encoded]]:
-        return [[encoded] for encoded in loaded.encode([text + one for one in part])]
-
-    def take(vectors: np.ndarray, place: Place, _: Encoded) -> np.ndarray:
-        return vectors[place.row, place.slot]
+    def featurize(part: list[str]) -> list[ModelInput]:
+        encoded = loaded.encode([text + one for one in part])
+        return [ModelInput(i, (sequence,)) for i, sequence in enumerate(encoded)]
 
     run = loaded.program(("embed", sentence), _pooled(loaded, sentence))
-    results = loaded.stream(
-        checked_texts(texts), encode, run, take, np.int32(skipped), batch_tokens=batch_tokens, progress=progress
+    windows = loaded.windows(
+        checked_texts(texts), featurize, run, np.int32(skipped), batch_tokens=batch_tokens, progress=progress
     )
-    return (result[0] for result in results)
+    return (output["vectors"] for _, _, outputs in windows for output in outputs)
 
 
 def sentence_config(spec: ModelSpec, pooling: str | None, normalize: bool | None) -> SentenceConfig:
@@ -113,14 +112,14 @@ def _pooled(loaded: Engine, sentence: SentenceConfig) -> Callable[..., jax.Array
     encoder = loaded.model.clone(sentence=None)
     head = SentenceHead(loaded.spec.model, sentence)
 
-    def run(params: Any, batch: dict[str, jax.Array], skipped: jax.Array) -> jax.Array:
+    def run(params: Any, batch: dict[str, jax.Array], skipped: jax.Array) -> DeviceOutputs:
         x_BxSxH = encoder.apply({"params": params}, batch).sequence_output
-        slots_C = 1 + jnp.arange(SEQUENCES_PER_ROW)
+        slots_C = 1 + jnp.arange(batch["cls_positions"].shape[1])
         seen_CxBxS = batch["sequence_ids"] == slots_C[:, None, None]
         seen_CxBxS &= batch["position_ids"] >= skipped
         own = {"params": params.get("sentence_head", {})}
         vectors_CxBxE = jax.vmap(lambda seen_BxS: head.apply(own, x_BxSxH, seen_BxS))(seen_CxBxS)
-        return jnp.swapaxes(vectors_CxBxE, 0, 1)
+        return {"unit": {"vectors": jnp.swapaxes(vectors_CxBxE, 0, 1)}}
 
     return run
 
@@ -148,23 +147,25 @@ def embed_tokens(
     chosen = tuple(layer % count for layer in layers)
     tokenizer = loaded.need_tokenizer()
 
-    def run(params: Any, batch: dict[str, jax.Array]) -> jax.Array:
+    def run(params: Any, batch: dict[str, jax.Array]) -> DeviceOutputs:
         encoder = loaded.model.clone(sentence=None)
         _, state = encoder.apply({"params": params}, batch, mutable=[INTERMEDIATES])
         seen = state[INTERMEDIATES]["encoder"]
-        return jnp.stack([seen[f"layer_{i}"]["hidden_states"][0] for i in chosen], axis=1).astype(jnp.float32)
+        hidden_BxSxLxH = jnp.stack([seen[f"layer_{i}"]["hidden_states"][0] for i in chosen], axis=2)
+        return {"token": {"hidden": hidden_BxSxLxH.astype(jnp.float32)}}
 
-    def encode(part: list[Text]) -> list[list[Encoded]]:
-        return [[encoded] for encoded in loaded.encode(part)]
+    def featurize(part: list[Text]) -> list[ModelInput]:
+        return [ModelInput(i, (sequence,)) for i, sequence in enumerate(loaded.encode(part))]
 
-    def take(hidden: np.ndarray, place: Place, encoded: Encoded) -> tuple[list[str], np.ndarray]:
-        return tokenizer.pieces(encoded.ids), hidden[place.row, :, place.tokens]
-
-    results = loaded.stream(
-        checked_texts(texts, pairs=True), encode, loaded.program(("tokens", chosen), run), take,
+    windows = loaded.windows(
+        checked_texts(texts, pairs=True), featurize, loaded.program(("tokens", chosen), run),
         window=_TOKEN_WINDOW, batch_tokens=batch_tokens, progress=progress,
     )  # fmt: skip
-    return (result[0] for result in results)
+    return (
+        (tokenizer.pieces(unit.sequences[0].ids), output["hidden"].swapaxes(0, 1))
+        for _, units, outputs in windows
+        for unit, output in zip(units, outputs, strict=True)
+    )
 
 
 def extract_features(

@@ -1,18 +1,26 @@
 """A model and its tokenizer as the functions of this package use them."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import jax
 
 from bert_jax.config import ModelSpec
-from bert_jax.inference.batching import WINDOW, Encoded, Progress, Take, stream
+from bert_jax.inference.batching import Outputs, Progress, packed_batches, row_lengths, run_packed
 from bert_jax.model import BertModel
+from bert_jax.tasks.task import Encoded, ModelInput, Target
 from bert_jax.tokenization import Tokenizer
 
 # A text, or a text and the one that it stands beside.
 Text = str | tuple[str, str]
+# Texts that are read before the first result is returned; they are sorted by length among themselves.
+WINDOW = 4096
+INPUTS_PER_ROW = 8
+# Tokens of one batch: on a CPU as many as its caches like, elsewhere enough to fill the device.
+_CPU_TOKENS, _TOKENS = 1024, 16384
+_SMALL = 8  # a few short texts run in a batch of this fraction
 
 
 def checked_texts(texts: Iterable[Any], *, pairs: bool = False) -> Iterator[Any]:
@@ -34,13 +42,13 @@ class Engine:
     model: BertModel
     params: Any
     tokenizer: Tokenizer | None
-    # What there is to say of how it was read.
+    # Remarks of the reader of its files.
     notes: tuple[str, ...] = ()
     name: str = "the model"
     _programs: dict[Any, Callable[..., Any]] = field(default_factory=dict, repr=False)
 
     def need_tokenizer(self) -> Tokenizer:
-        """The tokenizer; ``ValueError`` when the model came without one."""
+        """Return the tokenizer; ``ValueError`` when the model came without one."""
         if self.tokenizer is None:
             raise ValueError(f"{self.name}: no vocabulary there, so it takes ids only (bert-jax forward)")
         return self.tokenizer
@@ -53,12 +61,10 @@ class Engine:
         seconds = dict(zip(pairs, tokenizer.encode_batch([texts[i][1] for i in pairs]), strict=True))
         return [self.build(first, seconds.get(i)) for i, first in enumerate(firsts)]
 
-    def build(self, a: Sequence[int], b: Sequence[int] | None = None, extra: Any = None) -> Encoded:
+    def build(self, a: Sequence[int], b: Sequence[int] | None = None) -> Encoded:
         """One model input from ids of a text or pair, cut to the model's length."""
         ids, types = self.need_tokenizer().build_inputs(a, b, self.spec.max_length)
-        if self.spec.model.type_vocab_size == 1:
-            types = [0] * len(ids)
-        return Encoded(ids, types, extra)
+        return Encoded(ids, types if self.spec.model.type_vocab_size > 1 else [0] * len(ids))
 
     def program(self, key: Any, function: Callable[..., Any]) -> Callable[..., Any]:
         """``function(params, ...)`` compiled, kept under ``key``. Matrix products of float32 stay float32 on every
@@ -73,20 +79,45 @@ class Engine:
             self._programs[key] = jax.jit(traced)
         return self._programs[key]
 
-    def stream(
+    def windows(
         self,
         inputs: Iterable[Any],
-        encode: Callable[[list[Any]], list[list[Encoded]]],
+        featurize: Callable[[list[Any]], list[ModelInput]],
         run: Callable[..., Any],
-        take: Take,
         *arguments: Any,
+        sequences: Callable[[Sequence[ModelInput]], int] = lambda units: 1,
+        targets: Mapping[str, Target] | None = None,
         window: int = WINDOW,
         batch_tokens: int | None = None,
         progress: Progress | None = None,
-    ) -> Iterator[list[Any]]:
-        """``batching.stream`` of the compiled ``run(params, features, *arguments)``."""
-        return stream(
-            inputs, encode, lambda batch: run(self.params, batch, *arguments), take,
-            limit=self.spec.max_length, pad_id=self.need_tokenizer().pad_id, window=window,
-            batch_tokens=batch_tokens, progress=progress,
-        )  # fmt: skip
+    ) -> Iterator[tuple[list[Any], list[ModelInput], list[Outputs]]]:
+        """Runs of ``window`` inputs, in order, with their model inputs and the outputs of each; ``inputs`` may be
+        endless.
+
+        Args:
+            featurize: model inputs of the inputs of a window, in order.
+            run: ``run(params, features, *arguments)``, a program whose outputs are arrays by level and name.
+            sequences: K of the batches of a window.
+            targets: targets of the model inputs that the program reads.
+            batch_tokens: tokens of one batch; None: what suits the device.
+            progress: called with the number of model inputs that were run since the last call.
+        """
+        tokens = batch_tokens or (_CPU_TOKENS if jax.default_backend() == "cpu" else _TOKENS)
+        pad_id, reading = self.need_tokenizer().pad_id, iter(inputs)
+        while part := list(itertools.islice(reading, window)):
+            units = featurize(part)
+            most = sequences(units) if units else 1
+            ladder = row_lengths(self.spec.max_length * most)
+
+            def sizes(length: int, _: int, first: int = ladder[0]) -> Sequence[int]:
+                size = max(1, tokens // length)
+                return (max(1, size // _SMALL), size) if length == first else (size,)
+
+            batches = packed_batches(
+                units, ladder, INPUTS_PER_ROW, sizes, pad_id=pad_id, sequences=most, targets=targets
+            )
+            yield (
+                part,
+                units,
+                run_packed(lambda features: run(self.params, features, *arguments), units, batches, progress),
+            )

@@ -8,8 +8,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from bert_jax.inference.batching import Encoded, Place, Progress
+from bert_jax.inference.batching import DeviceOutputs, Outputs, Progress
 from bert_jax.inference.engine import Engine, checked_texts
+from bert_jax.tasks.task import ModelInput
 
 # Masks of a row that the program looks up; with more of them it looks at every position.
 _MASKS = 16
@@ -56,26 +57,24 @@ def fill_mask(
     limit = loaded.spec.max_length
     mask = tokenizer.pieces([tokenizer.mask_id])[0]
 
-    def encode(part: list[str]) -> list[list[Encoded]]:
-        encoded = []
-        for text in part:
+    def featurize(part: list[str]) -> list[ModelInput]:
+        units = []
+        for number, text in enumerate(part):
             ids = tokenizer.encode_with_masks(text)
             if tokenizer.mask_id not in ids:
                 raise ValueError(f"{text!r} holds no {mask}; write {mask} where a word is to be filled in")
             if len(ids) + 2 > limit:
                 raise ValueError(f"a text has {len(ids) + 2} tokens with the special ones; the model takes {limit}")
-            encoded.append([loaded.build(ids, extra=text)])
-        return encoded
+            units.append(ModelInput(number, (loaded.build(ids),)))
+        return units
 
-    def take(best: tuple[np.ndarray, ...], place: Place, encoded: Encoded) -> FilledText:
-        probabilities, ids, positions = best
-        masks = []
-        for token in np.flatnonzero(np.asarray(encoded.ids) == tokenizer.mask_id).tolist():
-            slot = int(np.flatnonzero(positions[place.row] == place.start + token)[0])
-            names = tokenizer.pieces(ids[place.row, slot].tolist())
-            chances = probabilities[place.row, slot].tolist()
-            masks.append(FilledMask(tuple(zip(names, chances, strict=True))))
-        return FilledText(encoded.extra, tuple(masks))
+    def filled(text: str, unit: ModelInput, output: Outputs) -> FilledText:
+        masks = np.flatnonzero(np.asarray(unit.sequences[0].ids) == tokenizer.mask_id)
+        best = zip(output["ids"][masks].tolist(), output["probabilities"][masks].tolist(), strict=True)
+        return FilledText(
+            text,
+            tuple(FilledMask(tuple(zip(tokenizer.pieces(ids), values, strict=True))) for ids, values in best),
+        )
 
     def run(params: Any, batch: dict[str, np.ndarray]) -> Any:
         most = int((batch["input_ids"] == tokenizer.mask_id).sum(axis=1).max())
@@ -83,21 +82,28 @@ def fill_mask(
         best = _best(loaded, tokenizer.mask_id, slots, count, pieces)
         return loaded.program(("fill", slots, count), best)(params, batch)
 
-    results = loaded.stream(
-        checked_texts(texts), encode, run, take, window=_WINDOW, batch_tokens=batch_tokens, progress=progress
+    windows = loaded.windows(
+        checked_texts(texts), featurize, run, window=_WINDOW, batch_tokens=batch_tokens, progress=progress
     )
-    return (result[0] for result in results)
+    return (filled(*one) for part, units, outputs in windows for one in zip(part, units, outputs, strict=True))
 
 
 def _best(loaded: Engine, mask_id: int, slots: int, count: int, pieces: int) -> Any:
-    """(probabilities [B, slots, count], ids [B, slots, count], positions [B, slots]) of the masks of a batch, which
-    come first in each row."""
+    """A program: ``probabilities`` and ``ids`` [B, S, count] of the best pieces at the masks of a batch, at most
+    ``slots`` of each row; elsewhere they mean nothing."""
     model = loaded.model.clone(sentence=None)
 
-    def run(params: Any, batch: dict[str, jax.Array]) -> tuple[jax.Array, ...]:
+    def run(params: Any, batch: dict[str, jax.Array]) -> DeviceOutputs:
         is_mask_BxS = (batch["input_ids"] == mask_id).astype(jnp.int32)
-        _, positions = jax.lax.top_k(is_mask_BxS, slots)
-        logits = model.apply({"params": params}, {**batch, "mlm_positions": positions}).mlm_logits[..., :pieces]
-        return (*jax.lax.top_k(jax.nn.softmax(logits, axis=-1), count), positions)
+        _, positions_BxM = jax.lax.top_k(is_mask_BxS, slots)  # masks come first
+        logits = model.apply({"params": params}, {**batch, "mlm_positions": positions_BxM}).mlm_logits[..., :pieces]
+        best = jax.lax.top_k(jax.nn.softmax(logits, axis=-1), count)
+        rows_Bx1 = jnp.arange(len(positions_BxM))[:, None]
+        return {
+            "token": {
+                name: jnp.zeros((*is_mask_BxS.shape, count), values.dtype).at[rows_Bx1, positions_BxM].set(values)
+                for name, values in zip(("probabilities", "ids"), best, strict=True)
+            }
+        }
 
     return run

@@ -12,9 +12,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from bert_jax.inference.engine import Engine
-from bert_jax.inference.text_files import complete_or_none
 from bert_jax.interop.programs.serving import position_ids
 from bert_jax.interop.stored import listed
+from bert_jax.io.files import whole_file
 from bert_jax.io.npz_file import NpzFile
 from bert_jax.model import BertOutput
 from bert_jax.model.layers import INTERMEDIATES
@@ -37,7 +37,7 @@ def forward_npz(
             raise ValueError(f"{source}: holds {listed(unknown, 10)}; allowed: {', '.join(INPUTS)}")
         inputs = {name: arrays.read(name) for name in arrays.names}
     outputs = forward(loaded, inputs, hidden_states=hidden_states, attentions=attentions)
-    with complete_or_none(target) as partial, partial.open("wb") as stream:
+    with whole_file(target) as partial, partial.open("wb") as stream:
         np.savez(stream, **outputs)
     return {name: values.shape for name, values in outputs.items()}
 

@@ -15,7 +15,7 @@ from bert_jax.inference.fill import fill_mask
 from bert_jax.inference.forward import forward
 from bert_jax.inference.predict import predict
 from bert_jax.inference.zero_shot import Labels, zero_shot
-from bert_jax.interop.exchange import ReadOptions, Weights
+from bert_jax.interop.exchange import ModelBundle, ReadOptions
 from bert_jax.interop.readers import read_weights
 from bert_jax.model import BertModel
 from bert_jax.tokenization import build_tokenizer
@@ -80,7 +80,7 @@ def load(
 
 
 def prepare(
-    weights: Weights, *, dtype: Literal["float32", "bfloat16"] = "float32", name: str = "the model"
+    weights: ModelBundle, *, dtype: Literal["float32", "bfloat16"] = "float32", name: str = "the model"
 ) -> LoadedModel:
     """A model in exchange form, ready for use."""
     spec = weights.spec

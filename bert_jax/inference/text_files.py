@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from bert_jax.io.files import whole_file
 from bert_jax.io.untrusted_folder import json_object
 
 # Room for the header of an npy file, which holds the number of rows, known only at the end.
@@ -51,24 +52,6 @@ def read_texts(texts: Sequence[str], source: str | None, json_lines: bool) -> It
             raise ValueError(f"{name}: no text given; {other}")
 
 
-@contextlib.contextmanager
-def complete_or_none(target: Path) -> Iterator[Path]:
-    """A path beside ``target`` to write to, which gets that name when the block ends well and is removed otherwise.
-
-    Folders above it are made. Raises ``ValueError`` for a target that is there and no plain file.
-    """
-    target = target.resolve()
-    if target.exists() and not target.is_file():
-        raise ValueError(f"{target}: not a file; name a file for the output")
-    target.parent.mkdir(parents=True, exist_ok=True)
-    partial = target.with_name(f".{target.name}.partial")
-    try:
-        yield partial
-        partial.rename(target)
-    finally:
-        partial.unlink(missing_ok=True)
-
-
 def write_json_lines(rows: Iterable[Mapping[str, Any]], target: Path | None) -> None:
     """Write each row as a JSON line to ``target`` (None: standard output, flushed row by row).
 
@@ -78,7 +61,7 @@ def write_json_lines(rows: Iterable[Mapping[str, Any]], target: Path | None) -> 
         for row in rows:
             print(json.dumps(row, ensure_ascii=False), flush=True)
         return
-    with complete_or_none(target) as partial, partial.open("w", encoding="utf-8") as file:
+    with whole_file(target) as partial, partial.open("w", encoding="utf-8") as file:
         for row in rows:
             file.write(json.dumps(row, ensure_ascii=False) + "\n")
 
@@ -89,7 +72,7 @@ def write_npy(rows: Iterable[np.ndarray], target: Path) -> tuple[int, int]:
     The file gets its name when it is complete.
     """
     count = width = 0
-    with complete_or_none(target) as partial, partial.open("wb") as file:
+    with whole_file(target) as partial, partial.open("wb") as file:
         file.write(bytes(_HEADER))
         for row in rows:
             count, width = count + 1, row.size

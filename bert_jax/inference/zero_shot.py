@@ -15,10 +15,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from bert_jax.inference.batching import SEQUENCES_PER_ROW, WINDOW, Encoded, Place
-from bert_jax.inference.engine import Engine, checked_texts
-from bert_jax.inference.predict import class_answer
+from bert_jax.inference.batching import DeviceOutputs, Outputs
+from bert_jax.inference.engine import WINDOW, Engine, checked_texts
 from bert_jax.metrics import Interval, classification_scores, confidence_intervals, multi_label_scores
+from bert_jax.tasks.task import ModelInput
+from bert_jax.tasks.text_classification import class_predictions, multi_label_predictions, probability_table
 
 HYPOTHESIS = "This text is about {}."
 _LABEL, _TEXT = "{}", "{text}"
@@ -37,7 +38,7 @@ def zero_shot(
     labels: Labels,
     *,
     template: str | None = None,
-    several: bool = False,
+    multi_label: bool = False,
     entailment: str | None = None,
     **options: Any,
 ) -> Iterator[dict[str, Any]]:
@@ -46,7 +47,7 @@ def zero_shot(
     The logit of a label is the mean over its words; ``label``, ``score`` and ``probabilities`` come of a softmax
     over the labels. A word's logit is, by the form of the template,
 
-    * "... {} ...": that of entailment, where the word stands in the place of {}. With ``several`` labels per text
+    * "... {} ...": that of entailment, where the word stands in the place of {}. With ``multi_label`` per text
       it is that of entailment against contradiction (against all other classes, where none is called so), and
       ``probabilities`` are sigmoids; ``labels`` are those of at least 0.5.
     * "... {text} ... [MASK] ...": its own at the mask.
@@ -62,15 +63,15 @@ def zero_shot(
     Raises ``ValueError`` for a model without the head or class, a template of another form or that leaves no room
     for a text, and at a mask words that are not one piece of the vocabulary.
     """
-    words = _words_of(labels, several)
-    flat = [word for several_words in words.values() for word in several_words]
+    words = _words_of(labels, multi_label)
+    flat = [word for words_of_label in words.values() for word in words_of_label]
     template = HYPOTHESIS if template is None else template
-    found = template.count(_LABEL), template.count(_TEXT)
-    if found == (1, 0):
-        logits = _by_entailment(loaded, texts, flat, template, several, entailment, options)
-    elif found == (0, 1):
-        if several or entailment is not None:
-            what = "several labels per text need" if several else "a class called entailment needs"
+    places = template.count(_LABEL), template.count(_TEXT)
+    if places == (1, 0):
+        logits = _by_entailment(loaded, texts, flat, template, multi_label, entailment, options)
+    elif places == (0, 1):
+        if multi_label or entailment is not None:
+            what = "several labels per text need" if multi_label else "a class called entailment needs"
             raise ValueError(f"template: {what} hypotheses, with {{}} for the label; {template!r} has a mask")
         logits = _by_prompt(loaded, texts, flat, template, options)
     else:
@@ -78,17 +79,20 @@ def zero_shot(
             f"template: {template!r} is not allowed; allowed: a hypothesis with one {{}} for the label, or a "
             "prompt with one {text} and a mask"
         )
-    ends = np.cumsum([len(several_words) for several_words in words.values()])[:-1]
-    return (
-        class_answer([*words], np.array([part.mean() for part in np.split(row, ends)]), several, truncated)
-        for row, truncated in logits
-    )
+    ends = np.cumsum([len(words_of_label) for words_of_label in words.values()])[:-1]
+    decode = multi_label_predictions if multi_label else class_predictions
+
+    def prediction(row_W: np.ndarray, truncated: bool) -> dict[str, Any]:
+        means = np.array([[part.mean() for part in np.split(row_W, ends)]])
+        return {**decode([*words], means)[0], **({"truncated": True} if truncated else {})}
+
+    return (prediction(row_W, truncated) for row_W, truncated in logits)
 
 
-def _words_of(labels: Labels, several: bool) -> dict[str, Sequence[str]]:
+def _words_of(labels: Labels, multi_label: bool) -> dict[str, Sequence[str]]:
     """The words of every label, in order. Raises ``ValueError`` for what cannot be told apart."""
     pairs = [*(labels.items() if isinstance(labels, Mapping) else ((label, (label,)) for label in labels))]
-    least = 1 if several else 2
+    least = 1 if multi_label else 2
     if len(pairs) < least:
         raise ValueError(f"labels: {', '.join(label for label, _ in pairs) or 'none'}; give {least} or more")
     seen: dict[str, str] = {}
@@ -112,7 +116,7 @@ def _by_entailment(
     texts: Iterable[str],
     words: Sequence[str],
     template: str,
-    several: bool,
+    multi_label: bool,
     entailment: str | None,
     options: Mapping[str, Any],
 ) -> Logits:
@@ -123,27 +127,27 @@ def _by_entailment(
     taken = max(map(len, hypotheses)) + len(tokenizer.build_inputs([], [])[0])
     room = _room(loaded, taken, template)
 
-    def encode(part: list[str]) -> list[list[Encoded]]:
+    def featurize(part: list[str]) -> list[ModelInput]:
         return [
-            [loaded.build(ids[:room], hypothesis, len(ids) > room) for hypothesis in hypotheses]
-            for ids in tokenizer.encode_batch(part)
+            ModelInput(number, (loaded.build(ids[:room], hypothesis),), extra=len(ids) > room)
+            for number, ids in enumerate(tokenizer.encode_batch(part))
+            for hypothesis in hypotheses
         ]
 
-    def run(params: Any, batch: dict[str, jax.Array]) -> jax.Array:
-        return model.apply({"params": params}, batch).sequence_logits
+    def run(params: Any, batch: dict[str, jax.Array]) -> DeviceOutputs:
+        return {"unit": {"logits": model.apply({"params": params}, batch).sequence_logits}}
 
-    def take(logits_BxCxN: np.ndarray, place: Place, encoded: Encoded) -> tuple[float, bool]:
-        row = logits_BxCxN[place.row, place.slot].astype(np.float64)
-        return row[yes] - np.logaddexp.reduce(row[no]) if several else row[yes], encoded.extra
-
-    results = loaded.stream(
-        checked_texts(texts), encode, loaded.program("entailment", run), take,
+    windows = loaded.windows(
+        checked_texts(texts), featurize, loaded.program("entailment", run),
         window=max(1, WINDOW // len(words)), **options,
     )  # fmt: skip
-    return (
-        (np.array([logit for logit, _ in of_text]), any(truncated for _, truncated in of_text))
-        for of_text in results
-    )
+
+    def rows(units: Sequence[ModelInput], outputs: Sequence[Outputs]) -> Logits:
+        logits = np.stack([output["logits"] for output in outputs]).astype(np.float64)
+        scores = logits[:, yes] - np.logaddexp.reduce(logits[:, no], axis=1) if multi_label else logits[:, yes]
+        return zip(scores.reshape(-1, len(words)), [unit.extra for unit in units[:: len(words)]], strict=True)
+
+    return (row for _, units, outputs in windows for row in rows(units, outputs))
 
 
 def _entailment(loaded: Engine, entailment: str | None) -> tuple[int, list[int]]:
@@ -211,33 +215,36 @@ def _by_prompt(
     def cut(text: str, ids: list[int]) -> list[int]:
         """The prompt of as much of ``text`` as the model takes. It is cut between characters, because what is left
         and the template around it are made into pieces together."""
+        if len(ids) <= limit:
+            return ids
         ends = [end for _, end in tokenizer.encode_with_offsets(text)[1]]
         while len(ids) > limit:
             ends = ends[: limit - len(ids)]
             (ids,) = prompts([text[: ends[-1]] if ends else ""])
         return ids
 
-    def encode(part: list[str]) -> list[list[Encoded]]:
-        whole = zip(part, prompts(part), strict=True)
+    def featurize(part: list[str]) -> list[ModelInput]:
         return [
-            [loaded.build(ids if len(ids) <= limit else cut(text, ids), extra=len(ids) > limit)]
-            for text, ids in whole
+            ModelInput(number, (loaded.build(cut(text, ids)),), extra=len(ids) > limit)
+            for number, (text, ids) in enumerate(zip(part, prompts(part), strict=True))
         ]
 
-    def run(params: Any, batch: dict[str, jax.Array], ids_W: jax.Array) -> jax.Array:
+    def run(params: Any, batch: dict[str, jax.Array], ids_W: jax.Array) -> DeviceOutputs:
         # Every sequence has one mask, and they stand in a row in the order of their slots.
         is_mask_BxS = (batch["input_ids"] == tokenizer.mask_id).astype(jnp.int32)
-        _, positions_BxC = jax.lax.top_k(is_mask_BxS, min(SEQUENCES_PER_ROW, is_mask_BxS.shape[1]))
+        count = min(batch["cls_positions"].shape[1], is_mask_BxS.shape[1])
+        _, positions_BxC = jax.lax.top_k(is_mask_BxS, count)
         logits = model.apply({"params": params}, {**batch, "mlm_positions": positions_BxC}).mlm_logits
-        return logits[..., ids_W]
+        return {"unit": {"logits": logits[..., ids_W]}}
 
-    def take(logits_BxCxW: np.ndarray, place: Place, encoded: Encoded) -> tuple[np.ndarray, bool]:
-        return logits_BxCxW[place.row, place.slot].astype(np.float64), encoded.extra
-
-    results = loaded.stream(
-        checked_texts(texts), encode, loaded.program("prompt", run), take, ids_W, window=_PROMPT_WINDOW, **options
+    windows = loaded.windows(
+        checked_texts(texts), featurize, loaded.program("prompt", run), ids_W, window=_PROMPT_WINDOW, **options
     )
-    return (result[0] for result in results)
+    return (
+        (output["logits"].astype(np.float64), unit.extra)
+        for _, units, outputs in windows
+        for unit, output in zip(units, outputs, strict=True)
+    )
 
 
 def _piece(loaded: Engine, word: str, written_apart: bool) -> int:
@@ -258,43 +265,43 @@ def _piece(loaded: Engine, word: str, written_apart: bool) -> int:
 # ------------------------------------------------------------------ what is right
 
 
-def right_answer(value: Any, labels: Sequence[str], several: bool) -> Any:
-    """What an input says is right: ``label``, with ``several`` those of ``labels``; None where it does not say.
+def right_answer(value: Any, labels: Sequence[str], multi_label: bool) -> Any:
+    """What an input says is right: ``label``, with ``multi_label`` those of ``labels``; None where it does not say.
 
     Raises ``ValueError`` for one that is none of ``labels``.
     """
-    name = "labels" if several else "label"
+    name = "labels" if multi_label else "label"
     given = value.get(name) if isinstance(value, Mapping) else None
     if given is None:
         return None
-    names = [str(one) for one in given] if several and isinstance(given, list) else [str(given)]
+    names = [str(one) for one in given] if multi_label and isinstance(given, list) else [str(given)]
     for one in names:
         if one not in labels:
             raise ValueError(
                 f"{str(value)[:80]}: {name}: {one!r} is none of the labels ({', '.join(labels)}); they are written "
                 "as in the input, LABEL=WORD gives one other words"
             )
-    return names if several else names[0]
+    return names if multi_label else names[0]
 
 
 def scores(
-    right: Sequence[Any], rows: Sequence[Mapping[str, Any]], labels: Sequence[str], several: bool
+    right: Sequence[Any], rows: Sequence[Mapping[str, Any]], labels: Sequence[str], multi_label: bool
 ) -> dict[str, Interval]:
-    """accuracy, f1_macro and auroc (with ``several`` mean_average_precision) with 95% intervals, of what
+    """accuracy, f1_macro and auroc (with ``multi_label`` mean_average_precision) with 95% intervals, of what
     :func:`zero_shot` gave for texts whose answers are ``right``; what is not defined for them is left out.
 
     The last one asks for the order of the probabilities alone: labels may be told apart although one word is
     likelier than another whatever the text.
     """
-    chances = np.array([[*row["probabilities"].values()] for row in rows])
-    if several:
+    probabilities = probability_table(rows, labels)
+    if multi_label:
         both = (right, [row["labels"] for row in rows])
         marks = [np.array([[label in one for label in labels] for one in answers], int) for answers in both]
-        all_scores = multi_label_scores(*marks, labels, chances)
+        all_scores = multi_label_scores(*marks, labels, probabilities)
     else:
         both = (right, [row["label"] for row in rows])
         numbers = [np.array([labels.index(one) for one in answers]) for answers in both]
-        all_scores = classification_scores(*numbers, labels, chances)
+        all_scores = classification_scores(*numbers, labels, probabilities)
     chosen = [score for score in all_scores if score.name in _SCORES]
     intervals = confidence_intervals(chosen, len(right), seed=0)
     named = {score.name: interval for score, interval in zip(chosen, intervals, strict=True)}

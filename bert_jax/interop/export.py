@@ -1,21 +1,31 @@
 """Weights out: any readable model as a folder of another format, complete or absent, read back before it counts."""
 
 import dataclasses
-import json
-import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Protocol
 
 import ml_dtypes
 import numpy as np
 
-from bert_jax.interop.exchange import ReadOptions, Weights
+from bert_jax.interop.exchange import ModelBundle, ReadOptions, StoredDtype
 from bert_jax.interop.export_table import DTYPES, FORMATS, fit, keep_heads
-from bert_jax.interop.hf.check import Differences, check_hf, check_sentence_transformers
-from bert_jax.interop.hf.config_json import CONFIG_FILE
-from bert_jax.interop.model_card import model_card
+from bert_jax.interop.hf.sentence_transformers import write_sentence_transformers
+from bert_jax.interop.hf.write import write_hf
+from bert_jax.interop.model_card import architecture, model_card
+from bert_jax.interop.npz import check_npz, write_npz
+from bert_jax.interop.programs.onnx_graph import check_onnx, write_onnx
+from bert_jax.interop.programs.stablehlo import check_stablehlo, write_stablehlo
 from bert_jax.interop.readers import read_weights
+from bert_jax.interop.tf1 import check_tf1, write_tf1
+from bert_jax.interop.verification import (
+    Differences,
+    check_hf,
+    check_sentence_transformers,
+    fingerprints,
+    judge,
+)
+from bert_jax.io.files import whole_folder
 from bert_jax.process.exits import VERIFICATION_FAILED, Stop
 
 # Formats that this library reads back: their arrays must come back bit by bit.
@@ -26,7 +36,17 @@ CARD = "README.md"
 class Writer(Protocol):
     """Writes into an existing empty folder and returns what has to be said."""
 
-    def __call__(self, folder: Path, weights: Weights, *, dtype: Literal["float32", "bfloat16"]) -> list[str]: ...
+    def __call__(self, folder: Path, weights: ModelBundle, *, dtype: StoredDtype) -> list[str]: ...
+
+
+WRITERS: dict[str, Writer] = {
+    "hf": write_hf,
+    "sentence-transformers": write_sentence_transformers,
+    "tf1": write_tf1,
+    "onnx": write_onnx,
+    "stablehlo": write_stablehlo,
+    "npz": write_npz,
+}
 
 
 def export_model(
@@ -67,22 +87,15 @@ def export_model(
     if heads is not None:
         weights = keep_heads(weights, heads)
     weights, notes = fit(weights, format, dtype)
-    partial = target.with_name(f".{target.name}.partial")
-    shutil.rmtree(partial, ignore_errors=True)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    partial.mkdir()
-    try:
-        notes += _writer(format)(partial, weights, dtype=dtype)
+    with whole_folder(target, target.with_name(f".{target.name}.replaced")) as partial:
+        notes += WRITERS[format](partial, weights, dtype=dtype)
         (partial / CARD).write_text(
-            model_card(weights, format, dtype, _architecture(partial), notes), encoding="utf-8"
+            model_card(weights, format, dtype, architecture(partial), notes), encoding="utf-8"
         )
         for note in notes:
             report(note)
         if verify:
-            _verify(partial, weights, format, dtype, peer_python, report)
-        _put_in_place(partial, target)
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
+            _verify(partial, _as_stored(weights, dtype), format, peer_python, report)
     size = sum(file.stat().st_size for file in target.rglob("*") if file.is_file())
     report(f"{target}: {format}, {size / 1e6:,.1f} MB")
 
@@ -100,148 +113,53 @@ def _check_target(source: Path, target: Path, force: bool) -> None:
             raise ValueError(f"{target}: --force would delete {what} ({place}); give another folder")
 
 
-def _put_in_place(partial: Path, target: Path) -> None:
-    """Give the complete folder its name; what stood there goes only then."""
-    if not target.exists():
-        partial.rename(target)
-        return
-    old = target.with_name(f".{target.name}.replaced")
-    shutil.rmtree(old, ignore_errors=True)
-    target.rename(old)
-    try:
-        partial.rename(target)
-    except OSError:
-        old.rename(target)
-        raise
-    shutil.rmtree(old, ignore_errors=True)
-
-
-def _architecture(folder: Path) -> str | None:
-    file = folder / CONFIG_FILE
-    if not file.is_file():
-        return None
-    return next(iter(json.loads(file.read_text(encoding="utf-8")).get("architectures") or ()), None)
-
-
-def _writer(format: str) -> Writer:
-    match format:
-        case "hf":
-            from bert_jax.interop.hf.write import write_hf
-
-            return write_hf
-        case "sentence-transformers":
-            from bert_jax.interop.hf.sentence_transformers import write_sentence_transformers
-
-            return write_sentence_transformers
-        case "tf1":
-            from bert_jax.interop.tf1 import write_tf1
-
-            return write_tf1
-        case "onnx":
-            from bert_jax.interop.programs.onnx_graph import write_onnx
-
-            return write_onnx
-        case "stablehlo":
-            from bert_jax.interop.programs.stablehlo import write_stablehlo
-
-            return write_stablehlo
-        case "npz":
-            from bert_jax.interop.npz import write_npz
-
-            return write_npz
-    raise AssertionError(format)
-
-
 # ------------------------------------------------------------------ reading back
 
 
-def as_stored(weights: Weights, dtype: str) -> Weights:
-    """``weights`` with every value rounded as ``dtype`` stores it, in float32."""
+def _as_stored(bundle: ModelBundle, dtype: str) -> ModelBundle:
+    """Return ``bundle`` with every value rounded as ``dtype`` stores it, in float32."""
     if dtype == "float32":
-        return weights
-    rounded = {name: _rounded(values) for name, values in weights.params.items()}
-    return dataclasses.replace(weights, params=rounded)
-
-
-def _rounded(values: np.ndarray) -> np.ndarray:
-    return values.astype(ml_dtypes.bfloat16).astype(np.float32)
+        return bundle
+    rounded = {name: values.astype(ml_dtypes.bfloat16).astype(np.float32) for name, values in bundle.params.items()}
+    return dataclasses.replace(bundle, params=rounded)
 
 
 def _verify(
-    folder: Path, weights: Weights, format: str, dtype: str, peer_python: str | None, report: Callable[[str], None]
+    folder: Path, bundle: ModelBundle, format: str, peer_python: str | None, report: Callable[[str], None]
 ) -> None:
-    weights = as_stored(weights, dtype)
+    """Read ``folder`` by this library and by its consumer; raise ``Stop`` if ``bundle``, whose values are as
+    stored, differs."""
     if format in READ_BACK:
-        count = _compare_arrays(folder, weights)
-        report(f"read back: {count} arrays, bitwise equal")
-    given = _consumer_differences(folder, weights, format, peer_python)
-    if isinstance(given, str):
-        report(f"not compared with {given}")
-        return
-    shown = ", ".join(f"{name} {difference:.3g}" for name, (difference, _) in given.values.items())
-    report(f"largest difference from {given.consumer}: {shown}")
-    if given.problems:
-        raise Stop(VERIFICATION_FAILED, f"{given.consumer} reports {'; '.join(given.problems[:10])}: not exported")
-    over = [
-        f"{name} by {difference:.3g} (allowed: {bar:.3g})"
-        for name, (difference, bar) in given.values.items()
-        if not difference <= bar
-    ]
-    if over:
-        raise Stop(VERIFICATION_FAILED, f"{given.consumer} differs in {', '.join(over)}: not exported")
-
-
-def _compare_arrays(folder: Path, weights: Weights) -> int:
-    """Read ``folder`` by this library; raises ``Stop`` when a bit of an array or the description differs."""
-    again = read_weights(folder, ReadOptions())
-    if again.spec.model != weights.spec.model or again.spec.heads != weights.spec.heads:
-        raise Stop(VERIFICATION_FAILED, f"read back: {again.spec} instead of {weights.spec}: not exported")
-    for name, values in weights.params.items():
-        if name not in again.params or not same_bits(values, again.params[name]):
-            raise Stop(VERIFICATION_FAILED, f"read back: {name} differs from the model: not exported")
-    return len(again.params)
-
-
-def same_bits(one: np.ndarray, other: np.ndarray) -> bool:
-    """Whether two float32 arrays are equal in shape and every bit."""
-    return one.shape == other.shape and np.array_equal(
-        np.ascontiguousarray(one).view(np.uint32), np.ascontiguousarray(other).view(np.uint32)
-    )
+        again = read_weights(folder, ReadOptions())
+        if again.spec.model != bundle.spec.model or again.spec.heads != bundle.spec.heads:
+            raise Stop(VERIFICATION_FAILED, f"read back: {again.spec} instead of {bundle.spec}: not exported")
+        expected, stored = fingerprints(bundle), fingerprints(again)
+        differing = [name for name in expected if expected[name] != stored.get(name)]
+        if differing:
+            raise Stop(VERIFICATION_FAILED, f"read back: {differing[0]} differs from the model: not exported")
+        report(f"read back: {len(stored)} arrays, bitwise equal")
+    judge(_consumer_differences(folder, bundle, format, peer_python), "", ": not exported", report, strict=True)
 
 
 def _consumer_differences(
-    folder: Path, weights: Weights, format: str, peer_python: str | None
+    folder: Path, bundle: ModelBundle, format: str, peer_python: str | None
 ) -> Differences | str:
-    """By the consumer's own route; a text says why there was no comparison."""
+    """Compare by the consumer's own route; a text states why there was no comparison."""
     match format:
         case "hf":
-            return check_hf(folder, weights, peer_python)
+            return check_hf(folder, bundle, peer_python)
         case "sentence-transformers":
-            return check_sentence_transformers(folder, weights, peer_python)
+            return check_sentence_transformers(folder, bundle, peer_python)
         case "npz":
-            from bert_jax.interop.npz import check_npz
-
-            return _arrays("numpy", check_npz(folder, weights))
+            return Differences("numpy", {"arrays": (check_npz(folder, bundle), 0.0)})
         case "tf1":
-            from bert_jax.interop.tf1 import check_tf1
-
-            return _arrays("tf.train.load_checkpoint", check_tf1(folder, weights))
+            return Differences("tf.train.load_checkpoint", {"arrays": (check_tf1(folder, bundle), 0.0)})
         case "onnx":
-            from bert_jax.interop.programs.onnx_graph import check_onnx
-
-            values = check_onnx(folder, weights)
-            return "onnxruntime: it is not installed" if values is None else _bar("onnxruntime", values, 1e-4)
+            consumer, bar, values = "onnxruntime", 1e-4, check_onnx(folder, bundle)
         case "stablehlo":
-            from bert_jax.interop.programs.stablehlo import check_stablehlo
-
-            values = check_stablehlo(folder, weights)
-            return "jax.export: no device for it" if values is None else _bar("jax.export", values, 1e-5)
-    raise AssertionError(format)
-
-
-def _arrays(consumer: str, difference: float) -> Differences:
-    return Differences(consumer, {"arrays": (difference, 0.0)})
-
-
-def _bar(consumer: str, values: Mapping[str, float], bar: float) -> Differences:
+            consumer, bar, values = "jax.export", 1e-5, check_stablehlo(folder, bundle)
+        case _:
+            raise AssertionError(format)
+    if values is None:
+        return f"{consumer}: it is not installed"
     return Differences(consumer, {name: (value, bar) for name, value in values.items()})

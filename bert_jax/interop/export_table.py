@@ -1,12 +1,16 @@
-"""What every format can hold of a model: one table, read by the exporter and shown in docs/weights.md."""
+"""Contents of a model that each format can hold: one table, read by the exporter and shown in docs/weights.md."""
 
 import dataclasses
 from collections.abc import Iterator, Sequence
-from typing import Literal
+from typing import Any, Literal
 
-from bert_jax.config import HeadsConfig, ModelSpec
-from bert_jax.interop.exchange import Weights, parameter_shapes
+from bert_jax.config import HeadsConfig, ModelConfig, ModelSpec
+from bert_jax.config.switches import EVERY_FIELD, unsupported_fields
+from bert_jax.interop import tf1_names
+from bert_jax.interop.exchange import ModelBundle, parameter_shapes
+from bert_jax.interop.hf import config_json
 from bert_jax.interop.hf.config_json import heads_of_class, hf_class
+from bert_jax.interop.programs import onnx_layers
 
 FORMATS = ("hf", "sentence-transformers", "tf1", "onnx", "stablehlo", "npz")
 DTYPES = ("float32", "bfloat16")
@@ -62,24 +66,34 @@ _CELLS: dict[str, tuple[Verdict, ...]] = {
     "several heads": (_R, _E, _Y, _Y, _Y, _Y),
     "features":      (_R, _R, _R, _R, _R, _Y),
     "roberta":       (_Y, _Y, _R, _Y, _Y, _Y),
-    "pre-norm":      (_R, _R, _R, _Y, _Y, _Y),
-    "sinusoidal":    (_R, _R, _R, _Y, _Y, _Y),
     "roberta mlm":   (_R, _Y, _R, _Y, _Y, _Y),
     "offset":        (_R, _R, _R, _Y, _Y, _Y),
-    "gelu":          (_Y, _Y, _Y, _Y, _Y, _Y),
-    "gelu_tanh":     (_Y, _Y, _Y, _Y, _Y, _Y),
-    "gelu_sigmoid":  (_Y, _Y, _R, _Y, _Y, _Y),
-    "relu":          (_Y, _Y, _Y, _Y, _Y, _Y),
-    "epsilon":       (_Y, _Y, _R, _Y, _Y, _Y),
     "bfloat16":      (_Y, _Y, _R, _Y, _Y, _Y),
 }  # fmt: skip
-TABLE: dict[str, dict[str, Verdict]] = {
-    row: dict(zip(FORMATS, cells, strict=True)) for row, cells in _CELLS.items()
+# Rows that state one field of the model: the cells follow from what the writers support.
+_FIELD_ROWS: dict[str, tuple[str, Any]] = {
+    "pre-norm": ("norm_position", "pre"),
+    "sinusoidal": ("position_embeddings", "sinusoidal"),
+    **{kind: ("activation", kind) for kind in ("gelu", "gelu_tanh", "gelu_sigmoid", "relu")},
+    "epsilon": ("norm_epsilon", 1e-5),
 }
+# By the order of FORMATS; sentence-transformers loads its encoder with transformers.
+_WRITERS = (config_json.SUPPORTED, config_json.SUPPORTED, tf1_names.SUPPORTED, onnx_layers.SUPPORTED)
+SUPPORTED = dict(zip(FORMATS, (*_WRITERS, EVERY_FIELD, EVERY_FIELD), strict=True))
+
+
+def _cells(row: str) -> tuple[Verdict, ...]:
+    if row not in _FIELD_ROWS:
+        return _CELLS[row]
+    model = dataclasses.replace(ModelConfig(), **dict([_FIELD_ROWS[row]]))
+    return tuple(_R if unsupported_fields(model, table, "") else _Y for table in SUPPORTED.values())
+
+
+TABLE: dict[str, dict[str, Verdict]] = {row: dict(zip(FORMATS, _cells(row), strict=True)) for row in ROWS}
 
 
 def rows_of(spec: ModelSpec, dtype: str = "float32") -> Iterator[str]:
-    """The rows of the table that apply to a model."""
+    """Yield the rows of the table that apply to a model."""
     heads, model = spec.heads.present(), spec.model
     if not heads and spec.sentence is None:
         yield "no head"
@@ -102,34 +116,37 @@ def rows_of(spec: ModelSpec, dtype: str = "float32") -> Iterator[str]:
             yield "roberta mlm"
     if (model.position_offset > 0) != (spec.family == "roberta"):
         yield "offset"
-    if model.norm_position == "pre":
-        yield "pre-norm"
-    if model.position_embeddings == "sinusoidal":
-        yield "sinusoidal"
-    yield model.activation
-    if model.norm_epsilon != 1e-12:
-        yield "epsilon"
+    for row, (field, value) in _FIELD_ROWS.items():
+        if getattr(model, field) == value or (row == "epsilon" and model.norm_epsilon != 1e-12):
+            yield row
     if dtype == "bfloat16":
         yield "bfloat16"
 
 
-def fit(weights: Weights, format: str, dtype: str = "float32") -> tuple[Weights, list[str]]:
-    """``weights`` without what ``format`` cannot hold, and a line for each thing left out.
+def fit(weights: ModelBundle, format: str, dtype: str = "float32") -> tuple[ModelBundle, list[str]]:
+    """Return ``weights`` without the parts that ``format`` cannot hold, and a line for each dropped part.
 
-    Raises ``ValueError`` where the table says refused.
+    Raises ``ValueError`` where the table has "refused" and for a switch of the model that the format does not
+    support.
     """
     rows = list(rows_of(weights.spec, dtype))
-    refused = [row for row in rows if TABLE[row][format] == "refused"]
+    fields = unsupported_fields(weights.spec.model, SUPPORTED[format], format)
+    refused = [row for row in rows if TABLE[row][format] == "refused" and row not in _FIELD_ROWS]
     if "several heads" in refused:
         raise ValueError(
             f"{format}: no transformers class ({weights.spec.family}) holds the heads "
             f"{', '.join(weights.spec.heads.present())} together; choose some with --heads, or use another format"
         )
-    if refused:
-        others = [other for other in FORMATS if all(TABLE[row][other] != "refused" for row in rows)]
+    if refused or fields:
+        others = [
+            other
+            for other in FORMATS
+            if all(TABLE[row][other] != "refused" for row in rows)
+            and not unsupported_fields(weights.spec.model, SUPPORTED[other], other)
+        ]
         raise ValueError(
-            f"{format} cannot hold this model ({'; '.join(ROWS[row] for row in refused)}); "
-            f"formats that can: {', '.join(others)}"
+            f"{format}: {'; '.join([*fields, *(f'{ROWS[row]}: not supported' for row in refused)])}; "
+            f"formats that can: {', '.join(others) or 'none'}"
         )
     notes = []
     dropped = [row for row in rows if TABLE[row][format] == "encoder only" and row != "several heads"]
@@ -151,8 +168,8 @@ def _parts(spec: ModelSpec) -> list[str]:
     return [*heads.present(), *(name for name, there in others.items() if there)]
 
 
-def keep_heads(weights: Weights, names: Sequence[str]) -> Weights:
-    """``weights`` with the heads in ``names`` alone, and the pooler where one of them stands on it.
+def keep_heads(weights: ModelBundle, names: Sequence[str]) -> ModelBundle:
+    """Return ``weights`` with the heads in ``names`` alone, and the pooler where one of them needs it.
 
     Raises ``ValueError`` for a name that the model does not have.
     """
@@ -183,7 +200,7 @@ def keep_heads(weights: Weights, names: Sequence[str]) -> Weights:
 
 
 def markdown_table() -> str:
-    """The table as docs/weights.md shows it."""
+    """Return the table as docs/weights.md shows it."""
     lines = [f"| | {' | '.join(FORMATS)} |", f"|{'---|' * (len(FORMATS) + 1)}"]
     lines += [
         f"| `{row}`: {meaning} | {' | '.join(TABLE[row][format] for format in FORMATS)} |"

@@ -6,21 +6,20 @@ a process of its own, where those are installed.
 """
 
 import dataclasses
-import hashlib
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 
 from bert_jax.config import HeadsConfig, ModelSpec
-from bert_jax.interop.exchange import ReadOptions, Weights
-from bert_jax.interop.hf.check import Differences, check_hf, check_sentence_transformers
+from bert_jax.interop.exchange import ModelBundle, ReadOptions
 from bert_jax.interop.hf.config_json import CLASSES, CONFIG_FILE, model_parts, read_config
 from bert_jax.interop.hf.read import is_hf
 from bert_jax.interop.hf.sentence_transformers import encoder_folder, is_sentence_transformers
 from bert_jax.interop.readers import read_weights
 from bert_jax.interop.saved_model import read_native, write_saved
+from bert_jax.interop.verification import check_hf, check_sentence_transformers, fingerprints, judge
+from bert_jax.io.files import whole_folder
 from bert_jax.io.untrusted_folder import needed
 from bert_jax.process import exits
 
@@ -47,9 +46,7 @@ def import_model(
     for note in weights.notes:
         report(note)
     report(_summary(weights))
-    unverified = target.with_name(f".{target.name}.unverified")
-    shutil.rmtree(unverified, ignore_errors=True)
-    try:
+    with whole_folder(target) as unverified:
         write_saved(unverified, weights)
         del weights  # so that one model at a time is in memory
         report(_compare_tensors(source, unverified, options))
@@ -57,13 +54,9 @@ def import_model(
             _compare_outputs(source, unverified, peer_python, report)
         else:
             report("outputs not compared: not wanted")
-        unverified.rename(target)
-    except BaseException:
-        shutil.rmtree(unverified, ignore_errors=True)
-        raise
 
 
-def _summary(weights: Weights) -> str:
+def _summary(weights: ModelBundle) -> str:
     model = weights.spec.model
     tokenizer = weights.spec.tokenizer
     return (
@@ -73,21 +66,13 @@ def _summary(weights: Weights) -> str:
     )
 
 
-def _fingerprints(weights: Weights) -> dict[str, tuple[tuple[int, ...], bytes]]:
-    """Shape and sha256 of every tensor: what stays when the tensors go to make room for the other side's."""
-    return {
-        name: (values.shape, hashlib.sha256(memoryview(np.ascontiguousarray(values)).cast("B")).digest())
-        for name, values in weights.params.items()
-    }
-
-
 def _compare_tensors(source: Path, saved: Path, options: ReadOptions) -> str:
     """Read both once more; raise ``exits.Stop`` unless spec, tokenizer and every bit agree."""
     again = read_weights(source, options)
-    spec, content, expected = again.spec, again.tokenizer_content, _fingerprints(again)
+    spec, content, expected = again.spec, again.tokenizer_content, fingerprints(again)
     del again
     written = read_native(saved, ReadOptions())
-    found = _fingerprints(written)
+    found = fingerprints(written)
     differing = sorted(name for name in {*expected, *found} if expected.get(name) != found.get(name))
     if spec != written.spec:
         differing.insert(0, "its description")
@@ -115,6 +100,7 @@ def _compare_outputs(source: Path, saved: Path, peer_python: str | None, report:
     if not all(np.isfinite(values).all() for values in weights.params.values()):
         report("outputs not compared: some weights are NaN or infinite")
         return
+    end = "; nothing was imported"
     try:
         random = _random_heads(weights, said.architecture)
         if random:
@@ -123,31 +109,15 @@ def _compare_outputs(source: Path, saved: Path, peer_python: str | None, report:
         else:
             spec = _as_class(weights.spec, said.architecture)
             result = check_hf(encoder, dataclasses.replace(weights, spec=spec), peer_python)
-            _judge(result, source, report)
+            judge(result, f"error: {source}: ", end, report, strict=False)
         if sentences:
-            _judge(check_sentence_transformers(source, weights, peer_python), source, report)
+            result = check_sentence_transformers(source, weights, peer_python)
+            judge(result, f"error: {source}: ", end, report, strict=False)
     except ValueError as error:
         raise ValueError(f"{error}; without this comparison: --no_verify") from None
 
 
-def _judge(result: Differences | str, source: Path, report: Callable[[str], None]) -> None:
-    """Report what a comparison gave; raise ``exits.Stop`` above the bar."""
-    if isinstance(result, str):
-        report(f"outputs not compared: {result}")
-        return
-    for problem in result.problems:
-        report(f"{result.consumer} says: {problem}")
-    for name, (difference, bar) in result.values.items():
-        report(f"{name}: largest difference from {result.consumer} {difference:.1e} (allowed {bar:.1e})")
-    above = [name for name, (difference, bar) in result.values.items() if not difference <= bar]
-    if above:
-        raise exits.Stop(
-            exits.VERIFICATION_FAILED,
-            f"error: {source}: {', '.join(above)}: not what {result.consumer} computes; nothing was imported",
-        )
-
-
-def _random_heads(weights: Weights, architecture: str | None) -> list[str]:
+def _random_heads(weights: ModelBundle, architecture: str | None) -> list[str]:
     """The heads that the transformers class has and the source lacks: they would be random there."""
     held = CLASSES[architecture] if architecture is not None else ()
     return [name for name in held if name != "pooler" and name not in weights.spec.heads.present()]

@@ -1,278 +1,194 @@
-"""Starting a pretraining run from a model that is there (``run_pretrain.py --init_from``).
+"""The start of a run: drawn parameters, another model (``--init_from``), an earlier phase (``--continue_from``) or
+the run's own checkpoint.
 
-The source fixes the ``model`` section and the vocabulary; what the recipe or the flags say of them must agree. What
-was fixed is kept in ``WORKDIR/warm_start.yaml``, so that a resumed run has it without flags and without the source.
+:func:`plan_start` runs before the options are loaded. A model fixes the ``model`` section and the tokenizer; the
+command's options must agree with it. ``WORKDIR/warm_start.yaml`` records the fixed options, so that a resumed run
+needs neither the flags nor the model.
 """
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+import json
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import yaml
 
-from bert_jax.config import ModelConfig, ModelSpec, PretrainConfig, TokenizerConfig, pretraining_heads
-from bert_jax.config.loader import RunOptions, Setting, parse_settings
+from bert_jax.config import HeadsConfig, ModelConfig, ModelSpec, PretrainConfig, TokenizerConfig, pretraining_heads
+from bert_jax.config.loader import RunOptions, Setting, parse_settings, read_settings
+from bert_jax.config.options import field_types
 from bert_jax.config.schema import PRESETS
-from bert_jax.interop.exchange import ReadOptions, Weights, parameter_shapes
+from bert_jax.interop.exchange import ModelBundle, ReadOptions, parameter_shapes
 from bert_jax.interop.readers import leaves_activation_open, leaves_case_open, read_weights
-from bert_jax.interop.vocabulary_extension import (
-    POSITIONS,
-    Extension,
-    compare,
-    extend_positions,
-    extend_rows,
-    read_words,
-    require_wordpiece,
-    with_words,
-)
+from bert_jax.interop.vocabulary_extension import POSITIONS, extend_positions, extend_rows, plan_vocabulary
+from bert_jax.io.errors import one_line
 from bert_jax.io.storage import Location, location
-from bert_jax.tokenization import Tokenizer, WordPieceTokenizer, build_tokenizer, load_tokenizer
+from bert_jax.tokenization import FILE_NAMES, Tokenizer, build_tokenizer
 from bert_jax.training.checkpoint.restore import saved_steps
-from bert_jax.training.launch import RECORD, WarmStart
+from bert_jax.training.launch import RECORD, InitialModel
 
-# What a run may say otherwise than its source: it changes no parameter. (A vocabulary is compared by its pieces.)
+# Options in which a run may differ from its model: they change no parameter. (A vocabulary is compared by pieces.)
 MAY_DIFFER = {"model.hidden_dropout", "model.attention_dropout", "model.initializer_range", "data.vocab"}
-_FILES = {"wordpiece": "vocab.txt", "sentencepiece": "tokenizer.model", "byte_bpe": "tokenizer.json"}
-_PARTS = {"mlm_head": "MLM head", "nsp_head": "sentence-pair head", "pooler": "pooler"}
-_FLAGS = ("init_from", "add_words", "vocab_slots", "extend_positions")
+# Settings of the tokenizer, beside its file in a workdir of fine-tuning.
+TOKENIZER_FILE = "tokenizer_settings.json"
 _FORMAT = 1
+_EXTENSIONS = ("add_words", "vocab_slots", "extend_positions")
+_PRETRAINING_HEADS = ("mlm_head", "nsp_head")
+# Layers of a task between the encoder and its head.
+_TASK_LAYERS = ("feature_mix", "bilstm")
 
-Values = Mapping[str, tuple[Any, str]]
+# Typed value and source of an option by its key.
+Given = Mapping[str, tuple[Any, str]]
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Start:
-    """How a run starts: what training is given, and the vocabulary that has to lie with the shards."""
+    """The plan of a start. Nothing is written before training begins."""
 
-    warm_start: WarmStart
-    # File (or URL) and content; None: the run's vocabulary is there.
+    # Options that the model or its record fixes; they replace those of the command.
+    settings: tuple[Setting, ...] = ()
+    # Lines for the log.
+    messages: tuple[str, ...] = ()
+    # Model with the vocabulary and positions of the run; None: parameters are drawn, or restored from a checkpoint.
+    weights: ModelBundle | None = None
+    # Text of WORKDIR/warm_start.yaml; empty: the file stays as it is.
+    record: str = ""
+    # Absolute name of the model that the parameters of step 0 came from; empty: they were drawn.
+    source: str = ""
+    # The run has a checkpoint of its own, without which it cannot start.
+    resumes: bool = False
+    # Pretraining: path (or URL) and content of the vocabulary file to be written; None: it is in place.
     vocabulary: tuple[str, bytes] | None = None
+    # Fine-tuning: settings and file content of the tokenizer.
+    tokenizer_config: TokenizerConfig = TokenizerConfig()  # noqa: RUF009 (frozen)
+    tokenizer_content: bytes = b""
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The tokenizer of a fine-tuning run."""
+        return build_tokenizer(self.tokenizer_config, self.tokenizer_content, self.source or "data.vocab")
 
 
-def resolve(options: RunOptions, workdir: Location, settings: Sequence[Setting]) -> tuple[Start, list[Setting]]:
-    """The start that ``options`` and ``workdir`` ask for, and ``settings`` with what it fixes. Writes nothing.
+def plan_start(config_type: type, options: RunOptions, workdir: Location, arguments: Sequence[str]) -> Start:
+    """Plan the start of a run with options of ``config_type``; ``arguments`` are those of its command line.
 
-    A workdir with a checkpoint continues from that, whatever the options. Raises ``ValueError`` in one line: a
-    source that cannot be read, settings that contradict it, words that cannot be added.
+    A workdir with a checkpoint continues from it. Raises ``ValueError`` in one line: a model that cannot be read,
+    options that contradict it, words that cannot be added.
     """
+    given = parse_settings(config_type, read_settings(arguments), [*field_types(type(options))])
+    if config_type is PretrainConfig:
+        return _plan_pretraining(options, workdir, given)
+    return _plan_finetuning(options, workdir, given)
+
+
+def initial_model(
+    start: Start, spec: ModelSpec, *, redrawn: tuple[str, ...] = (), redraw_head: bool = False
+) -> InitialModel:
+    """Return the parameters of ``start`` that a model of ``spec`` has; the other ones are drawn.
+
+    A task's head and its CRF need equal classes in both models. ``redrawn`` are prefixes of names that are drawn
+    in any case; ``redraw_head`` draws the task's head and the layers before it.
+    """
+    messages = [*start.messages]
+    kept = {}
+    if start.weights is not None:
+        wanted, heads = parameter_shapes(spec), start.weights.spec.heads
+        for name, shape in wanted.items():
+            part, values = name.partition("/")[0], start.weights.params.get(name)
+            is_of_classes = part == "crf" or (part.endswith("_head") and part not in _PRETRAINING_HEADS)
+            if values is None or tuple(values.shape) != shape or name.startswith(redrawn):
+                continue
+            if redraw_head and (is_of_classes or part in _TASK_LAYERS):
+                continue
+            if not is_of_classes or _has_classes_of(heads, spec.heads):
+                kept[name] = values
+        drawn = dict.fromkeys(_part(name) for name in wanted if name not in kept)
+        unused = dict.fromkeys(_part(name) for name in start.weights.params if name not in wanted)
+        messages += [f"drawn anew: {', '.join(drawn)}"] if drawn else []
+        messages += [f"not used: {', '.join(unused)}"] if unused else []
+    return InitialModel(params=kept, messages=tuple(messages), record=start.record, resumes=start.resumes)
+
+
+def _has_classes_of(source: HeadsConfig, own: HeadsConfig) -> bool:
+    names = ("sequence_labels", "token_labels", "pair_labels", "problem")
+    return all(getattr(source, name) == getattr(own, name) for name in names)
+
+
+def _part(name: str) -> str:
+    parts = name.split("/")
+    return "/".join(parts[:2]) if parts[0] == "encoder" else parts[0]
+
+
+# ------------------------------------------------------------------ pretraining
+
+
+def _plan_pretraining(options: RunOptions, workdir: Location, given: Given) -> Start:
+    flags = [f"--{flag}" for flag in ("init_from", *_EXTENSIONS) if getattr(options, flag)]
     if options.init_from and options.continue_from:
         raise ValueError(
             "--init_from starts at step 0 with a fresh optimizer, --continue_from goes on with an earlier run; "
             "give one of them"
         )
     if saved_steps(workdir):
-        unused = [f"--{flag}" for flag in _FLAGS if getattr(options, flag)]
-        said = f"{', '.join(unused)}: not looked at, the run continues from its own checkpoint"
-        start = Start(WarmStart(messages=(said,) if unused else ()))
-        return start, _with_record(workdir, settings)
+        message = f"{', '.join(flags)}: ignored, the run continues from its own checkpoint"
+        return Start(settings=_recorded_settings(workdir, given), messages=(message,) if flags else ())
     if options.continue_from:
-        return Start(WarmStart()), _with_record(location(options.continue_from), settings)
+        return Start(settings=_recorded_settings(location(options.continue_from), given))
     if options.init_from:
-        return _fresh(options, settings)
-    record = read_record(workdir)
-    if record is not None:
+        return _pretraining_from(options, given)
+    if record := read_record(workdir):
         raise ValueError(
             f"{workdir}: its run was to start from {record['init_from']} and saved no checkpoint; give the same "
             "--init_from again, or another --workdir"
         )
-    flag = next(flag for flag in _FLAGS if getattr(options, flag))
-    raise ValueError(f"--{flag}: needs --init_from, the model that it is about")
+    if flags:
+        raise ValueError(f"{flags[0]}: needs --init_from, the model to extend")
+    return Start()
 
 
-def _with_record(workdir: Location, settings: Sequence[Setting]) -> list[Setting]:
-    record = read_record(workdir)
-    if record is None:
-        return list(settings)
-    return merge_settings(settings, record["source"], record["resolved"], f"{workdir / RECORD}")
-
-
-def read_record(workdir: Location) -> dict[str, Any] | None:
-    """What a start wrote into ``WORKDIR/warm_start.yaml``, None where there is none."""
-    path = workdir / RECORD
-    if not path.is_file():
-        return None
-    try:
-        record = yaml.safe_load(path.read_text(encoding="utf-8"))
-        if record["format"] != _FORMAT:
-            raise ValueError(f"format {record['format']}")
-        return {name: record[name] for name in ("init_from", "source", "resolved")}
-    except (OSError, ValueError, TypeError, KeyError, yaml.YAMLError) as error:
-        problem = " ".join(str(error).split())
-        raise ValueError(
-            f"{path}: not readable ({problem}); delete it and give --config {workdir}/config.yaml"
-        ) from None
-
-
-def record_text(name: str, source: Mapping[str, Any], resolved: Mapping[str, Any]) -> str:
-    """Text of ``WORKDIR/warm_start.yaml``: what the model ``name`` has, and what the run made of it."""
-    record = {"format": _FORMAT, "init_from": name, "source": dict(source), "resolved": dict(resolved)}
-    return yaml.safe_dump(record, sort_keys=False)
-
-
-def merge_settings(
-    settings: Sequence[Setting],
-    source: Mapping[str, Any],
-    resolved: Mapping[str, Any],
-    name: str,
-    config_type: type = PretrainConfig,
-) -> list[Setting]:
-    """``resolved``, then those ``settings`` that it leaves open. Raises ``ValueError`` for one that is neither what
-    the source has nor what was resolved."""
-    for key, (value, where) in parse_settings(config_type, settings).items():
-        if key not in resolved or key in MAY_DIFFER or value in (source[key], resolved[key]):
-            continue
-        raise ValueError(f"{where}: {key}: {value}, but {name} has {source[key]}; leave it out or give that")
-    fixed = [Setting(name, key, str(value)) for key, value in resolved.items()]
-    return fixed + [setting for setting in settings if setting.key not in resolved or setting.key in MAY_DIFFER]
-
-
-def _fresh(options: RunOptions, settings: Sequence[Setting]) -> tuple[Start, list[Setting]]:
-    values = parse_settings(PretrainConfig, settings)
-    given = {key: value for key, (value, _) in values.items()}
-    name = options.init_from
+def _pretraining_from(options: RunOptions, given: Given) -> Start:
+    """Start from ``--init_from``, with the words and positions that the run adds."""
+    values, name = {key: value for key, (value, _) in given.items()}, options.init_from
     weights = read_weights(Path(name), _read_options(Path(name), given))
     source = weights.spec.model
-    vocabulary = _Vocabulary.of(options, weights, given)
-    positions, position_notes = _positions(options, source, values)
+    vocabulary = plan_vocabulary(options, weights, values)
+    positions, position_notes = _positions(options, source, given)
     model = dataclasses.replace(
         source,
         vocab_size=max(source.vocab_size, len(vocabulary.extension.pieces)),
         max_position_embeddings=positions,
     )
     params = extend_rows(weights.params, vocabulary.extension.made_of, model.vocab_size)
-    if POSITIONS in params and positions > len(params[POSITIONS]):
-        assert options.extend_positions
+    if POSITIONS in params and options.extend_positions and positions > len(params[POSITIONS]):
         params[POSITIONS] = extend_positions(
             params[POSITIONS], positions, source.position_offset, options.extend_positions
         )
-    has_nsp = given.get("data.next_sentence", PretrainConfig().data.next_sentence) != "none"
-    params, head_notes = _for_pretraining(params, model, has_nsp)
-
     fixed = {"data.vocab": vocabulary.path, **vocabulary.settings}
-    before, after = (model_section(config) | fixed for config in (source, model))
-    settings = merge_settings(settings, before, after, name)
-    notes = [f"starts from {name}", *weights.notes, *vocabulary.notes, *position_notes, *head_notes]
-    start = WarmStart(params=params, messages=tuple(notes), record=record_text(name, before, after))
-    place = None if vocabulary.content is None else (vocabulary.path, vocabulary.content)
-    return Start(start, place), settings
+    before, after = (_model_section(config) | fixed for config in (source, model))
+    return Start(
+        settings=_fixed_settings(given, before, after, name),
+        messages=(f"starts from {name}", *weights.notes, *vocabulary.notes, *position_notes),
+        weights=dataclasses.replace(weights, spec=dataclasses.replace(weights.spec, model=model), params=params),
+        record=_record_text(name, before, after),
+        source=whole_name(name),
+        vocabulary=None if vocabulary.content is None else (vocabulary.path, vocabulary.content),
+    )
 
 
-def _read_options(path: Path, given: Mapping[str, Any]) -> ReadOptions:
-    """What the settings say where a source leaves it open."""
-    preset = PRESETS[given.get("training.mode", "standard")]
-    activation = given.get("model.activation", preset.get("model.activation"))
-    is_open = leaves_activation_open(path) and activation in ("gelu", "gelu_tanh")
-    # A model of ours says its case; where the recipe says another, that is a contradiction to name below.
-    lower_case = given.get("data.lower_case") if leaves_case_open(path) else None
-    return ReadOptions(lower_case=lower_case, activation=activation if is_open else None)
+def pretraining_spec(config: PretrainConfig) -> ModelSpec:
+    """The model of a pretraining run."""
+    return ModelSpec(model=config.model, heads=pretraining_heads(config.has_nsp))
 
 
-def model_section(model: ModelConfig) -> dict[str, Any]:
-    """The options of the model section by their keys."""
-    return {f"model.{key}": value for key, value in dataclasses.asdict(model).items()}
-
-
-# ------------------------------------------------------------------ vocabulary
-
-
-@dataclasses.dataclass(frozen=True)
-class _Vocabulary:
-    """The run's vocabulary: file, content if it is to be written, settings, words added to the source's, notes."""
-
-    path: str
-    content: bytes | None
-    settings: dict[str, Any]
-    extension: Extension
-    notes: tuple[str, ...] = ()
-
-    @classmethod
-    def of(cls, options: RunOptions, weights: Weights, given: Mapping[str, Any]) -> "_Vocabulary":
-        vocab: str = given.get("data.vocab", "")
-        config, content = weights.spec.tokenizer, weights.tokenizer_content
-        if options.vocab_slots and not options.add_words:
-            raise ValueError("--vocab_slots: needs --add_words, the words to put there")
-        if config is None or content is None:
-            return cls._without_source(options, weights, vocab, given)
-        tokenizer = _source_tokenizer(config, content, options.init_from)
-        settings = {"data.lower_case": config.lower_case} if tokenizer.kind == "wordpiece" else {}
-        if vocab and not options.add_words:
-            extension = _given(vocab, tokenizer, config, options.init_from)
-            return cls(vocab, None, settings, extension, extension.notes)
-        shards: str = given.get("data.shards", "")
-        if not shards:
-            raise ValueError("data.shards: not given; name the folder of the shards, to be built there if missing")
-        path = str(location(shards) / _FILES[tokenizer.kind])
-        if not options.add_words:
-            return cls(path, content, settings, _as_it_is(tokenizer))
-        if vocab and location(vocab).resolve() != location(path).resolve():
-            raise ValueError(f"data.vocab: --add_words makes the run's vocabulary, {path}; leave data.vocab out")
-        wordpiece = require_wordpiece(tokenizer, "--add_words")
-        words, notes = read_words(Path(options.add_words), wordpiece)
-        extension = with_words(wordpiece, words, in_slots=options.vocab_slots)
-        content = ("\n".join(extension.pieces) + "\n").encode()
-        return cls(path, content, settings, extension, (*notes, *extension.notes))
-
-    @classmethod
-    def _without_source(
-        cls, options: RunOptions, weights: Weights, vocab: str, given: Mapping[str, Any]
-    ) -> "_Vocabulary":
-        if options.add_words or not vocab:
-            what = "--add_words" if options.add_words else "data.vocab"
-            raise ValueError(
-                f"{what}: {options.init_from} comes without a tokenizer; name its vocabulary in data.vocab"
-            )
-        lower_case = given.get("data.lower_case", PretrainConfig().data.lower_case)
-        tokenizer = load_tokenizer(vocab, lower_case=lower_case)
-        rows = weights.spec.model.vocab_size
-        if tokenizer.vocab_size > rows:
-            raise ValueError(
-                f"data.vocab: {vocab} has {tokenizer.vocab_size} pieces, but {options.init_from} {rows} rows"
-            )
-        note = f"{options.init_from} comes without a tokenizer: {vocab} is taken for its vocabulary"
-        return cls(vocab, None, {}, _as_it_is(tokenizer), (note,))
-
-
-def _as_it_is(tokenizer: Tokenizer) -> Extension:
-    return Extension(tuple(tokenizer.pieces(range(tokenizer.vocab_size))), {})
-
-
-def _source_tokenizer(config: TokenizerConfig, content: bytes, name: str) -> Tokenizer:
-    """The source's tokenizer. Raises ``ValueError`` when shards cannot be made with its settings."""
-    tokenizer = build_tokenizer(config, content, name)
-    plain = TokenizerConfig(file=config.file, lower_case=config.lower_case)
-    if build_tokenizer(plain, content, name).fingerprint != tokenizer.fingerprint:
-        raise ValueError(
-            f"{name}: its tokenizer has lower_case {config.lower_case}, strip_accents {config.strip_accents}, "
-            f"split_cjk {config.split_cjk}; shards are made with accents stripped where text is lower-cased, and "
-            "with CJK characters apart"
-        )
-    return tokenizer
-
-
-def _given(vocab: str, tokenizer: Tokenizer, config: TokenizerConfig, name: str) -> Extension:
-    """``data.vocab`` as the source's vocabulary or one that begins with it."""
-    other = load_tokenizer(vocab, lower_case=config.lower_case)
-    if other.fingerprint == tokenizer.fingerprint:
-        return _as_it_is(tokenizer)
-    if not isinstance(other, WordPieceTokenizer) or not isinstance(tokenizer, WordPieceTokenizer):
-        raise ValueError(f"data.vocab: {vocab} is not the vocabulary of {name}; leave it out to use that")
-    return compare(tokenizer, other.pieces(range(other.vocab_size)), f"data.vocab: {vocab}")
-
-
-# ------------------------------------------------------------------ positions and heads
-
-
-def _positions(options: RunOptions, source: ModelConfig, values: Values) -> tuple[int, list[str]]:
-    """Rows of the position table that the run needs, and what to say of them."""
+def _positions(options: RunOptions, source: ModelConfig, given: Given) -> tuple[int, list[str]]:
+    """Return the rows of the position table that the run needs, and lines for the log."""
     rows = source.max_position_embeddings
     if source.position_embeddings == "sinusoidal":
-        return values.get("model.max_position_embeddings", (rows, ""))[0], []
-    length = values.get("data.seq_length", (PretrainConfig().data.seq_length, "the default"))
+        return given.get("model.max_position_embeddings", (rows, ""))[0], []
+    length = given.get("data.seq_length", (PretrainConfig().data.seq_length, "the default"))
     asked = [("data.seq_length", length[0] + source.position_offset, *length)]
-    if "model.max_position_embeddings" in values:
-        table = values["model.max_position_embeddings"]
+    if "model.max_position_embeddings" in given:
+        table = given["model.max_position_embeddings"]
         asked.append(("model.max_position_embeddings", table[0], *table))
     key, wanted, value, where = max(asked, key=lambda one: one[1])
     if wanted <= rows:
@@ -287,13 +203,169 @@ def _positions(options: RunOptions, source: ModelConfig, values: Values) -> tupl
     return wanted, [f"positions: {source.max_length} -> {grown} ({options.extend_positions})"]
 
 
-def _for_pretraining(
-    params: Mapping[str, np.ndarray], model: ModelConfig, has_nsp: bool
-) -> tuple[dict[str, np.ndarray], list[str]]:
-    """Those of ``params`` that pretraining has, and a line for each head that is left out or starts fresh."""
-    shapes = parameter_shapes(ModelSpec(model=model, heads=pretraining_heads(has_nsp)))
-    kept = {name: params[name] for name in shapes if name in params}
-    missing = {name.partition("/")[0]: None for name in shapes if name not in kept}
-    unused = {name.partition("/")[0]: None for name in params if name not in shapes}
-    notes = [f"{_PARTS[part]}: not in the source, starts fresh" for part in missing]
-    return kept, notes + [f"{_PARTS.get(part, part)}: not part of this pretraining, left out" for part in unused]
+# ------------------------------------------------------------------ fine-tuning
+
+
+def _plan_finetuning(options: RunOptions, workdir: Location, given: Given) -> Start:
+    for flag in ("continue_from", *_EXTENSIONS):
+        if getattr(options, flag):
+            raise ValueError(f"--{flag}: only for pretraining; fine-tuning starts from --init_from unchanged")
+    if saved_steps(workdir):
+        record = read_record(workdir)
+        source = record["init_from"] if record else ""
+        if options.init_from and whole_name(options.init_from) != whole_name(source):
+            raise ValueError(
+                f"--init_from {options.init_from}: the run in {workdir} began from {source or 'drawn weights'}; "
+                "give another --workdir, or leave --init_from out to continue that run"
+            )
+        config, content = _stored_tokenizer(workdir)
+        settings = _recorded_settings(workdir, given) if record else _vocabulary_size(config, content, given)
+        return Start(
+            settings=settings, source=source, resumes=True, tokenizer_config=config, tokenizer_content=content
+        )
+    if options.init_from:
+        return _finetuning_from(options.init_from, given)
+    vocab = given.get("data.vocab", ("", ""))[0]
+    if not vocab:
+        raise ValueError(
+            "--init_from: not given: the model to fine-tune; without one give data.vocab and a model section"
+        )
+    if mixout := given.get("regularization.mixout", (0.0, ""))[0]:
+        raise ValueError(
+            f"regularization.mixout: {mixout} needs --init_from, the model whose weights it returns to; give one, "
+            "or leave it out"
+        )
+    config, content = _vocabulary_file(vocab, given)
+    settings = _vocabulary_size(config, content, given)
+    return Start(settings=settings, tokenizer_config=config, tokenizer_content=content)
+
+
+def _finetuning_from(name: str, given: Given) -> Start:
+    weights = read_weights(Path(name), _read_options(Path(name), given))
+    notes = [f"starts from {name}", *weights.notes]
+    config, content = weights.spec.tokenizer, weights.tokenizer_content
+    if config is None or content is None:
+        vocab = given.get("data.vocab", ("", ""))[0]
+        if not vocab:
+            raise ValueError(f"data.vocab: {name} comes without a tokenizer; name its vocabulary there")
+        config, content = _vocabulary_file(vocab, given)
+        notes.append(f"{name} comes without a tokenizer: {vocab} is taken for its vocabulary")
+    pieces, model = build_tokenizer(config, content, name).vocab_size, weights.spec.model
+    if pieces > model.vocab_size:
+        raise ValueError(f"{name}: its vocabulary has {pieces} pieces and its table {model.vocab_size} rows")
+    section = _model_section(model)
+    return Start(
+        settings=_fixed_settings(given, section, section, name),
+        messages=tuple(notes),
+        weights=weights,
+        record=_record_text(whole_name(name), section, section),
+        source=whole_name(name),
+        tokenizer_config=config,
+        tokenizer_content=content,
+    )
+
+
+def _vocabulary_size(config: TokenizerConfig, content: bytes, given: Given) -> tuple[Setting, ...]:
+    """Return ``model.vocab_size`` of a model that is drawn: the tokenizer's, if the command gives none."""
+    pieces = build_tokenizer(config, content, "data.vocab").vocab_size
+    size = given.get("model.vocab_size", (pieces, ""))[0]
+    if size < pieces:
+        raise ValueError(
+            f"model.vocab_size: {size} is not allowed; the vocabulary has {pieces} pieces: leave it out, or give "
+            "at least that"
+        )
+    return (Setting("data.vocab", "model.vocab_size", str(size)),)
+
+
+def _vocabulary_file(name: str, given: Given) -> tuple[TokenizerConfig, bytes]:
+    """Return settings and content of the tokenizer of ``data.vocab``."""
+    path, names = Path(name), {Path(file).suffix: file for file in FILE_NAMES.values()}
+    if path.suffix not in names or not path.is_file():
+        raise ValueError(
+            f"data.vocab: {path} is no vocabulary file; give a vocab.txt (WordPiece), .model (SentencePiece) or "
+            "tokenizer.json (byte-level BPE)"
+        )
+    lower_case = given.get("data.lower_case", (True, ""))[0]
+    return TokenizerConfig(file=names[path.suffix], lower_case=lower_case), path.read_bytes()
+
+
+def store_tokenizer(folder: Path, start: Start) -> None:
+    """Write the tokenizer's file and settings into the workdir of a fine-tuning run."""
+    (folder / start.tokenizer_config.file).write_bytes(start.tokenizer_content)
+    text = json.dumps(dataclasses.asdict(start.tokenizer_config), indent=1)
+    (folder / TOKENIZER_FILE).write_text(f"{text}\n", encoding="utf-8")
+
+
+def _stored_tokenizer(workdir: Location) -> tuple[TokenizerConfig, bytes]:
+    path = workdir / TOKENIZER_FILE
+    try:
+        config = TokenizerConfig(**json.loads(path.read_text(encoding="utf-8")))
+        return config, (workdir / config.file).read_bytes()
+    except (OSError, ValueError, TypeError) as error:
+        problem = one_line(error)
+        raise ValueError(f"{path}: not readable ({problem}); restore it, or give another --workdir") from None
+
+
+# ------------------------------------------------------------------ options that a model fixes
+
+
+def whole_name(source: str) -> str:
+    """Return the absolute name of ``--init_from``, links resolved; a URL stays."""
+    return str(location(source).resolve()) if source else ""
+
+
+def _read_options(path: Path, given: Given) -> ReadOptions:
+    """Return what the options say where the model at ``path`` leaves it open."""
+    values = {key: value for key, (value, _) in given.items()}
+    activation = values.get(
+        "model.activation", PRESETS[values.get("training.mode", "standard")].get("model.activation")
+    )
+    is_open = leaves_activation_open(path) and activation in ("gelu", "gelu_tanh")
+    # A model of this library states its case; a recipe with another one contradicts it.
+    lower_case = values.get("data.lower_case") if leaves_case_open(path) else None
+    return ReadOptions(lower_case=lower_case, activation=activation if is_open else None)
+
+
+def _model_section(model: ModelConfig) -> dict[str, Any]:
+    return {f"model.{key}": value for key, value in dataclasses.asdict(model).items()}
+
+
+def _fixed_settings(
+    given: Given, source: Mapping[str, Any], resolved: Mapping[str, Any], name: str
+) -> tuple[Setting, ...]:
+    """Return settings of ``resolved``. ``ValueError`` for an option of the command that is neither the value of the
+    source nor the resolved one."""
+    own: Collection[str] = MAY_DIFFER & given.keys()
+    for key, (value, where) in given.items():
+        if key in resolved and key not in own and value not in (source[key], resolved[key]):
+            raise ValueError(f"{where}: {key}: {value}, but {name} has {source[key]}; leave it out or give that")
+    return tuple(Setting(name, key, str(value)) for key, value in resolved.items() if key not in own)
+
+
+def _recorded_settings(workdir: Location, given: Given) -> tuple[Setting, ...]:
+    record = read_record(workdir)
+    if record is None:
+        return ()
+    return _fixed_settings(given, record["source"], record["resolved"], f"{workdir / RECORD}")
+
+
+def read_record(workdir: Location) -> dict[str, Any] | None:
+    """Return the content of ``WORKDIR/warm_start.yaml``: ``init_from``, and options of the model (``source``) and
+    of the run (``resolved``) by key. None: no such file. Raises ``ValueError`` if it is damaged."""
+    path = workdir / RECORD
+    if not path.is_file():
+        return None
+    try:
+        record = yaml.safe_load(path.read_text(encoding="utf-8"))
+        if record["format"] != _FORMAT:
+            raise ValueError(f"format {record['format']}")
+        return {name: record[name] for name in ("init_from", "source", "resolved")}
+    except (OSError, ValueError, TypeError, KeyError, yaml.YAMLError) as error:
+        raise ValueError(
+            f"{path}: not readable ({one_line(error)}); delete it and give --config {workdir}/config.yaml"
+        ) from None
+
+
+def _record_text(name: str, source: Mapping[str, Any], resolved: Mapping[str, Any]) -> str:
+    record = {"format": _FORMAT, "init_from": name, "source": dict(source), "resolved": dict(resolved)}
+    return yaml.safe_dump(record, sort_keys=False)

@@ -1,11 +1,14 @@
-"""``README.md`` of an export: what the model is, where it comes from, what its outputs mean, how to load it."""
+"""``README.md`` of an export: sizes, origin, metrics and outputs of the model, code that loads it."""
 
 import json
+import math
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from bert_jax.config import ModelSpec
-from bert_jax.interop.exchange import Weights, parameter_shapes
+from bert_jax.interop.exchange import ModelBundle, parameter_shapes
+from bert_jax.interop.hf.config_json import CONFIG_FILE
 from bert_jax.interop.programs.serving import output_names
 
 _ACTIVATIONS = {
@@ -24,7 +27,17 @@ _LIBRARIES = {"hf": "transformers", "sentence-transformers": "sentence-transform
 _PROGRAMS = ("onnx", "stablehlo")
 
 
-def model_card(weights: Weights, format: str, dtype: str, architecture: str | None, notes: Sequence[str]) -> str:
+def architecture(folder: Path) -> str | None:
+    """Return the transformers class that the config.json of ``folder`` names."""
+    file = folder / CONFIG_FILE
+    if not file.is_file():
+        return None
+    return next(iter(json.loads(file.read_text(encoding="utf-8")).get("architectures") or ()), None)
+
+
+def model_card(
+    weights: ModelBundle, format: str, dtype: str, architecture: str | None, notes: Sequence[str]
+) -> str:
     """Markdown. ``architecture`` is the transformers class of a Hugging Face folder; ``notes`` are the writer's."""
     spec, origin = weights.spec, weights.origin
     parts = [
@@ -72,19 +85,12 @@ def _one_line(value: Any) -> str:
 
 def _summary(spec: ModelSpec, dtype: str) -> str:
     model = spec.model
-    count = sum(_size(shape) for shape in parameter_shapes(spec).values())
+    count = sum(map(math.prod, parameter_shapes(spec).values()))
     heads = ", ".join([*spec.heads.present(), *(["sentence"] if spec.sentence is not None else [])])
     return (
         f"A {spec.family.upper() if spec.family == 'bert' else 'RoBERTa'} encoder of {model.num_layers} layers, "
         f"width {model.hidden_size}, {count:,} parameters ({dtype}); heads: {heads or 'none'}."
     )
-
-
-def _size(shape: tuple[int, ...]) -> int:
-    size = 1
-    for length in shape:
-        size *= length
-    return size
 
 
 def _facts(spec: ModelSpec, dtype: str) -> list[tuple[str, str]]:
@@ -117,7 +123,7 @@ def _outputs(spec: ModelSpec, format: str) -> list[str]:
 
 
 def _meanings(spec: ModelSpec) -> dict[str, str]:
-    """What each output is that the model can give, by its name in :data:`serving.FIELDS`."""
+    """Meaning of each output of the model, by its name in :data:`serving.FIELDS`."""
     heads = spec.heads
     meanings = {"last_hidden_state": "one vector per token"}
     if heads.pooler:

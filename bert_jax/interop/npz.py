@@ -7,13 +7,13 @@ import json
 import math
 import zipfile
 from pathlib import Path
-from typing import Literal
 
 import ml_dtypes
 import numpy as np
 
 from bert_jax.config import ModelSpec, spec_from_json, spec_to_json
-from bert_jax.interop.exchange import ReadOptions, Weights, check_shapes, parameter_shapes
+from bert_jax.config.switches import EVERY_FIELD, check_fields
+from bert_jax.interop.exchange import ModelBundle, ReadOptions, StoredDtype, check_shapes, parameter_shapes
 from bert_jax.interop.stored import listed
 from bert_jax.io.npz_file import Header, NpzFile
 from bert_jax.io.safetensors_file import aligned_empty
@@ -25,15 +25,16 @@ _DATE = (1980, 1, 1, 0, 0, 0)  # of every member, so that equal weights give equ
 
 
 def is_npz(path: Path) -> bool:
-    """Whether ``path`` is such a folder or its weights.npz."""
+    """Return True if ``path`` is such a folder or its weights.npz."""
     return (path / WEIGHTS_FILE).exists() or path.name == WEIGHTS_FILE
 
 
-def write_npz(folder: Path, weights: Weights, *, dtype: Literal["float32", "bfloat16"] = "float32") -> list[str]:
+def write_npz(folder: Path, weights: ModelBundle, *, dtype: StoredDtype = "float32") -> list[str]:
     """Write every parameter under its canonical name into the empty ``folder``; returns notes.
 
     bfloat16 is rounded to nearest even and stored as uint16; ``dtypes.json`` names the dtype of every array.
     """
+    check_fields(weights.spec.model, EVERY_FIELD, "npz")
     check_shapes(weights.spec, weights.params, folder)
     with zipfile.ZipFile(folder / WEIGHTS_FILE, "w", zipfile.ZIP_STORED, allowZip64=True) as archive:
         for name in parameter_shapes(weights.spec):
@@ -52,8 +53,8 @@ def write_npz(folder: Path, weights: Weights, *, dtype: Literal["float32", "bflo
     return []
 
 
-def read_npz(path: Path, options: ReadOptions) -> Weights:
-    """What :func:`write_npz` wrote, by its folder or weights.npz; never unpickles.
+def read_npz(path: Path, options: ReadOptions) -> ModelBundle:
+    """Read a folder of :func:`write_npz`, by its path or that of its weights.npz; nothing is unpickled.
 
     Raises ``ValueError`` in one line: files missing, damaged or of another model, arrays of Python objects.
     """
@@ -69,11 +70,11 @@ def read_npz(path: Path, options: ReadOptions) -> Weights:
     if spec.tokenizer is not None:
         content = needed(folder, spec.tokenizer.file).read_bytes()
     origin = {"format": "npz", "name": folder.absolute().name}
-    return Weights(spec=spec, params=params, tokenizer_content=content, notes=tuple(notes), origin=origin)
+    return ModelBundle(spec=spec, params=params, tokenizer_content=content, notes=tuple(notes), origin=origin)
 
 
-def check_npz(folder: Path, weights: Weights) -> float:
-    """Largest difference of any array from ``weights`` (values as stored), read with numpy alone."""
+def check_npz(folder: Path, weights: ModelBundle) -> float:
+    """Return the largest difference of any array from ``weights`` (values as stored), read with numpy alone."""
     dtypes = json.loads((folder / DTYPES_FILE).read_text(encoding="utf-8"))
     worst = 0.0
     with np.load(folder / WEIGHTS_FILE, allow_pickle=False) as arrays:
@@ -88,7 +89,8 @@ def check_npz(folder: Path, weights: Weights) -> float:
 
 
 def largest_difference(one: np.ndarray, other: np.ndarray) -> float:
-    """Largest absolute difference of two arrays; infinite where shapes differ. NaNs in the same place are equal."""
+    """Return the largest absolute difference of two arrays; infinite where shapes differ. NaNs in one place
+    are equal."""
     if one.shape != other.shape:
         return math.inf
     unequal = one != other
@@ -114,7 +116,7 @@ def _dtypes(folder: Path) -> dict[str, str]:
 
 
 def _read_params(file: Path, spec: ModelSpec, dtypes: dict[str, str]) -> dict[str, np.ndarray]:
-    """float32 of every parameter of ``spec``; what lies there beside them is an error."""
+    """Read every parameter of ``spec`` as float32; a left-over array is an error."""
     expected = parameter_shapes(spec)
     params = {}
     with NpzFile(file) as arrays:
@@ -124,7 +126,7 @@ def _read_params(file: Path, spec: ModelSpec, dtypes: dict[str, str]) -> dict[st
             raise ValueError(f"{file}: the arrays are not those of {SPEC_FILE}: {listed(problems)}")
         for name, shape in expected.items():
             stored = _STORED[dtypes.get(name, "float32")]
-            values = arrays.read(name, expected=Header(stored, False, shape))
+            values = arrays.read(name, expected=Header(shape, False, np.dtype(stored)))
             if stored == _STORED["bfloat16"]:
                 params[name] = aligned_empty(shape)
                 np.copyto(params[name], values.view(ml_dtypes.bfloat16), casting="unsafe")

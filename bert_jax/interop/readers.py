@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from bert_jax.interop.exchange import ReadOptions, Weights
+from bert_jax.interop.exchange import ModelBundle, ReadOptions
 from bert_jax.interop.hf.read import is_hf, read_hf
 from bert_jax.interop.hf.sentence_transformers import is_sentence_transformers, read_sentence_transformers
 from bert_jax.interop.hf.tensors import WEIGHT_FILES
@@ -24,7 +24,7 @@ _PROGRAMS = {
     "model.onnx": "an ONNX export, for onnxruntime (model.onnx)",
     "program.bin": "a StableHLO export, for jax.export (program.bin with weights.safetensors)",
 }
-Reader = Callable[[Path, ReadOptions], Weights]
+Reader = Callable[[Path, ReadOptions], ModelBundle]
 # The first that knows the path reads it: an npz export has a model.json like a saved model, and a folder of
 # Hugging Face may hold the TF1 checkpoint that it was made from. One of sentence-transformers is also one of those.
 _READERS: tuple[tuple[Callable[[Path], bool], Reader], ...] = (
@@ -36,7 +36,7 @@ _READERS: tuple[tuple[Callable[[Path], bool], Reader], ...] = (
 )
 
 
-def read_weights(path: Path, options: ReadOptions | None = None) -> Weights:
+def read_weights(path: Path, options: ReadOptions | None = None) -> ModelBundle:
     """Read ``path``, whatever its format. Raises ``ValueError`` in one line when it is none that is known, or when
     an option is given that it has no use for."""
     options = options or ReadOptions()
@@ -50,7 +50,7 @@ def read_weights(path: Path, options: ReadOptions | None = None) -> Weights:
     return weights if options.labels is None else _labelled(path, weights, options.labels)
 
 
-def _labelled(path: Path, weights: Weights, labels: tuple[str, ...]) -> Weights:
+def _labelled(path: Path, weights: ModelBundle, labels: tuple[str, ...]) -> ModelBundle:
     """``weights`` with other names of the classes."""
     heads = weights.spec.heads
     fields = [name for name in ("sequence_labels", "token_labels") if getattr(heads, name)]
@@ -67,12 +67,12 @@ def _labelled(path: Path, weights: Weights, labels: tuple[str, ...]) -> Weights:
 
 
 def leaves_activation_open(path: Path) -> bool:
-    """Whether the model at ``path`` may not say which activation it was trained with (a TF1 checkpoint)."""
+    """Return True if the model at ``path`` may not state its activation (a TF1 checkpoint)."""
     return _reader(path) is read_tf1
 
 
 def leaves_case_open(path: Path) -> bool:
-    """Whether the model at ``path`` may not say the case of its vocabulary (anybody's but this library's)."""
+    """Return True if the model at ``path`` may not state the case of its vocabulary (any but this library's)."""
     return _reader(path) not in (read_native, read_npz)
 
 

@@ -6,19 +6,10 @@ parameters and carries the same proofs as a run's (``training.integrity``).
 
 import hashlib
 import json
-import math
-import shutil
 import sys
-from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
-
-import jax
-import numpy as np
-import orbax.checkpoint as ocp
 
 from bert_jax.config import (
-    MeshConfig,
     ModelSpec,
     PretrainConfig,
     TokenizerConfig,
@@ -28,37 +19,32 @@ from bert_jax.config import (
     spec_to_json,
     to_dict,
 )
-from bert_jax.interop.exchange import ReadOptions, Weights, check_shapes, parameter_shapes
-from bert_jax.model import to_canonical
-from bert_jax.model.canonical import path_name
-from bert_jax.parallel import make_mesh
-from bert_jax.tokenization import load_tokenizer
+from bert_jax.interop.exchange import ModelBundle, ReadOptions, check_shapes, parameter_shapes
+from bert_jax.io.files import whole_folder
+from bert_jax.tokenization import FILE_NAMES, load_tokenizer
 from bert_jax.training.checkpoint.digest import (
     check_files,
-    digest_lines,
     json_digest,
-    lines_digest,
     write_checksums,
 )
-from bert_jax.training.checkpoint.restore import NoCheckpoint, checkpoint_folder, restore_newest, saved_steps
+from bert_jax.training.checkpoint.parameters import arrays_digest, read_arrays, read_parameters, save_arrays
+from bert_jax.training.checkpoint.restore import NoCheckpoint, checkpoint_folder, saved_steps
 from bert_jax.training.logging.metrics_file import read_metrics
 
 SPEC_FILE = "model.json"
 # Folder of a fine-tuning run's workdir with its best parameters, a saved model.
 BEST = "best"
-_TOKENIZER_FILES = {".txt": "vocab.txt", ".model": "tokenizer.model", ".json": "tokenizer.json"}
-_GROUP_BYTES = 16 << 20
 
 
 def is_native(path: Path) -> bool:
-    """Whether ``path`` is a saved model or the workdir of a run."""
+    """Return True if ``path`` is a saved model or the workdir of a run."""
     path = _whole(path)
     return (path / SPEC_FILE).is_file() or (
         (path / "config.yaml").is_file() and not (path / "config.json").is_file()
     )
 
 
-def read_native(path: Path, options: ReadOptions) -> Weights:
+def read_native(path: Path, options: ReadOptions) -> ModelBundle:
     """A saved model, the best parameters of a fine-tuning run, or the newest sound checkpoint of a pretraining run
     (its moving average where it has one and ``options.ema`` does not say otherwise).
 
@@ -90,7 +76,7 @@ def _older(folder: Path) -> Path:
     return folder.with_name(f"{folder.name}.old")
 
 
-def write_saved(folder: Path, weights: Weights, step: int = 0) -> None:
+def write_saved(folder: Path, weights: ModelBundle, step: int = 0) -> None:
     """Write ``weights`` as a saved model into ``folder``, which must not exist or be empty; all or nothing.
 
     Raises ``ValueError`` for a folder with content or parameters that do not fit the spec.
@@ -98,107 +84,31 @@ def write_saved(folder: Path, weights: Weights, step: int = 0) -> None:
     check_shapes(weights.spec, weights.params, folder)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ValueError(f"{folder}: not empty; give a new folder")
-    partial = folder.absolute().with_name(f".{folder.name}.partial")
-    shutil.rmtree(partial, ignore_errors=True)
-    target = partial / "checkpoints" / str(step)
-    target.mkdir(parents=True)
-    try:
+    with whole_folder(folder) as partial:
+        target = partial / "checkpoints" / str(step)
+        target.mkdir(parents=True)
         meta = {
             "format": 1,
             "step": step,
             "spec": json.loads(spec_to_json(weights.spec)),
             "tokenizer_sha256": _sha256(weights.tokenizer_content),
             "origin": dict(weights.origin),
-            "digest": _digest(weights.params.items(), weights.spec.model.vocab_size),
+            "digest": arrays_digest(weights.params, weights.spec.model.vocab_size),
         }
         meta["json_digest"] = json_digest(meta)
-        _save_arrays(target / "state", weights.params)
+        save_arrays(target / "state", weights.params)
         (target / "meta.json").write_text(json.dumps(meta, indent=1, ensure_ascii=False), encoding="utf-8")
         write_checksums(target)
         if weights.spec.tokenizer is not None and weights.tokenizer_content is not None:
             (partial / weights.spec.tokenizer.file).write_bytes(weights.tokenizer_content)
         (partial / SPEC_FILE).write_text(spec_to_json(weights.spec), encoding="utf-8")
-        if folder.exists():
-            folder.rmdir()
-        partial.rename(folder)
-    except BaseException:
-        shutil.rmtree(partial, ignore_errors=True)
-        raise
 
 
 def _sha256(content: bytes | None) -> str | None:
     return None if content is None else hashlib.sha256(content).hexdigest()
 
 
-def _nested(flat: Mapping[str, Any]) -> dict[str, Any]:
-    tree: dict[str, Any] = {}
-    for name, leaf in flat.items():
-        *parents, last = name.split("/")
-        node = tree
-        for part in parents:
-            node = node.setdefault(part, {})
-        node[last] = leaf
-    return tree
-
-
-def _flat(tree: Any) -> dict[str, Any]:
-    return {path_name(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
-
-
-def _digest(params: Iterable[tuple[str, np.ndarray]], vocab_size: int) -> str:
-    """The digest of a checkpoint of ``params``, one tensor on the device at a time."""
-    lines: list[str] = []
-    for name, values in params:
-        lines += digest_lines(_nested({name: jax.device_put(values, may_alias=True)}), vocab_size)
-    return lines_digest(lines)
-
-
-def _save_arrays(folder: Path, params: Mapping[str, np.ndarray]) -> None:
-    """An Orbax checkpoint of ``params``, written from where they lie.
-
-    Orbax by itself copies host arrays first and holds all compressed chunks until the end: together once more the
-    size of the model, for 8% less on disk.
-    """
-    registry = ocp.type_handlers.create_type_handler_registry(
-        (np.ndarray, ocp.type_handlers.NumpyHandler(deepcopy_host_arrays=False)),
-        (jax.Array, ocp.type_handlers.ArrayHandler()),
-    )
-    handler = ocp.PyTreeCheckpointHandler(use_compression=False, type_handler_registry=registry)
-    nested = _nested({name: np.asarray(values) for name, values in params.items()})
-    with ocp.Checkpointer(handler) as checkpointer:
-        checkpointer.save(folder, args=ocp.args.PyTreeSave(nested))
-
-
-def _restore_arrays(folder: Path, spec: ModelSpec) -> dict[str, np.ndarray]:
-    """The arrays of an Orbax checkpoint, some at a time: a whole restore holds much of them twice."""
-    params: dict[str, np.ndarray] = {}
-    with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
-        stored = _flat(checkpointer.metadata(folder).item_metadata.tree)
-        check_shapes(spec, stored, folder)
-        for names in _groups({name: 4 * math.prod(array.shape) for name, array in stored.items()}):
-            args = ocp.args.PyTreeRestore(
-                item=_nested({n: jax.ShapeDtypeStruct(stored[n].shape, stored[n].dtype) for n in names}),
-                restore_args=_nested({n: ocp.RestoreArgs(restore_type=np.ndarray) for n in names}),
-                partial_restore=True,
-            )
-            params |= _flat(checkpointer.restore(folder, args=args))
-    return {name: params[name] for name in parameter_shapes(spec)}
-
-
-def _groups(sizes: Mapping[str, int]) -> Iterator[list[str]]:
-    """Names in groups of at most ``_GROUP_BYTES`` together, or of one that is larger."""
-    group: list[str] = []
-    total = 0
-    for name, size in sizes.items():
-        if group and total + size > _GROUP_BYTES:
-            yield group
-            group, total = [], 0
-        group.append(name)
-        total += size
-    yield group
-
-
-def _read_saved(path: Path) -> Weights:
+def _read_saved(path: Path) -> ModelBundle:
     spec = spec_from_json((path / SPEC_FILE).read_text(encoding="utf-8"), str(path / SPEC_FILE))
     steps = saved_steps(path)
     if not steps:
@@ -221,13 +131,14 @@ def _read_saved(path: Path) -> Weights:
         content = file.read_bytes()
         if _sha256(content) != meta["tokenizer_sha256"]:
             raise ValueError(f"{file}: not the vocabulary that the model was saved with")
-    params = _restore_arrays(folder / "state", spec)
-    if _digest(params.items(), spec.model.vocab_size) != meta["digest"]:
+    stored = read_arrays(folder / "state", check=lambda shapes: check_shapes(spec, shapes, folder / "state"))
+    params = {name: stored[name] for name in parameter_shapes(spec)}
+    if arrays_digest(params, spec.model.vocab_size) != meta["digest"]:
         raise ValueError(f"{folder}: damaged (its values differ from their digest)")
-    return Weights(spec=spec, params=params, tokenizer_content=content, origin=meta["origin"])
+    return ModelBundle(spec=spec, params=params, tokenizer_content=content, origin=meta["origin"])
 
 
-def _read_run(workdir: Path, options: ReadOptions) -> Weights:
+def _read_run(workdir: Path, options: ReadOptions) -> ModelBundle:
     config = load_config(PretrainConfig, ["--config", str(workdir / "config.yaml")])
     vocabularies = [
         path
@@ -241,20 +152,12 @@ def _read_run(workdir: Path, options: ReadOptions) -> Weights:
         )
     content = vocabularies[0].read_bytes()
     tokenizer = load_tokenizer(vocabularies[0], lower_case=config.data.lower_case)
-    mesh = make_mesh(MeshConfig(), jax.local_devices()[:1])
-    restored = restore_newest(
-        workdir, config, mesh, read_only=True, may_change=set(), report=lambda line: print(line, file=sys.stderr)
-    )
-    if restored is None:
+    stored = read_parameters(workdir, config, average=options.ema, report=lambda line: print(line, file=sys.stderr))
+    if stored is None:
         raise NoCheckpoint(f"{workdir}: no checkpoint there yet")
-    if restored.meta["tokenizer"] != tokenizer.fingerprint:
+    if stored.meta["tokenizer"] != tokenizer.fingerprint:
         raise ValueError(f"{vocabularies[0]}: not the vocabulary that the model was trained with")
-    state = restored.state
-    if options.ema and state.ema is None:
-        raise ValueError(f"{workdir}: no moving average there; optimizer.ema_decay was 0")
-    averaged = state.ema is not None and options.ema is not False
-    params = to_canonical(state.ema if averaged else state.params, config.model.vocab_size)
-    name = _TOKENIZER_FILES[vocabularies[0].suffix]
+    name = FILE_NAMES[tokenizer.kind]
     spec = ModelSpec(
         model=config.model,
         heads=pretraining_heads(config.has_nsp),
@@ -263,32 +166,25 @@ def _read_run(workdir: Path, options: ReadOptions) -> Weights:
         tokenizer=TokenizerConfig(file=name, lower_case=tokenizer.lower_case),
     )
     evaluations = [
-        line for line in read_metrics(workdir) if line.get("split") == "eval" and line["step"] <= restored.step
+        line for line in read_metrics(workdir) if line.get("split") == "eval" and line["step"] <= stored.step
     ]
     origin = {
         "format": "pretraining run",
         "name": workdir.absolute().name,
-        "step": restored.step,
-        "moving_average": averaged,
+        "step": stored.step,
+        "moving_average": stored.averaged,
         "recipe": to_dict(config),
         # The newest evaluation up to this step; measured on the moving average where the run has one.
         "metrics": dict(evaluations[-1]) if evaluations else {},
     }
-    # numpy copies: the device buffers may go
-    arrays = {name: np.asarray(values) for name, values in params.items()}
-    return Weights(spec=spec, params=arrays, tokenizer_content=content, origin=origin)
+    return ModelBundle(spec=spec, params=stored.arrays, tokenizer_content=content, origin=origin)
 
 
-def replace_saved(folder: Path, weights: Weights, step: int) -> None:
+def replace_saved(folder: Path, weights: ModelBundle, step: int) -> None:
     """Write a saved model in the place of an older one; at any moment a whole one is there, under this name or with
     ``.old`` behind it."""
-    new, old = folder.with_name(f"{folder.name}.new"), _older(folder)
+    old = _older(folder)
     if old.exists() and not folder.exists():  # an earlier call was killed
         old.rename(folder)
-    for path in (new, old):
-        shutil.rmtree(path, ignore_errors=True)
-    write_saved(new, weights, step)
-    if folder.exists():
-        folder.rename(old)
-    new.rename(folder)
-    shutil.rmtree(old, ignore_errors=True)
+    with whole_folder(folder, old) as new:
+        write_saved(new, weights, step)

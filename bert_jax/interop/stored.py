@@ -1,4 +1,4 @@
-"""Parameters as a format stores them: under which name, which way round, and whether those of a model are there."""
+"""Parameters as a format stores them: name, orientation, and the check that a file has those of a model."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ FLOATS = ("float32", "float16", "bfloat16", "float64")
 
 @dataclass(frozen=True)
 class StoredName:
-    """What a format calls a parameter."""
+    """Name and orientation of a parameter in a format."""
 
     name: str
     # Whether it is the transpose of the canonical array.

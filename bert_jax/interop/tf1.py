@@ -12,12 +12,12 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
 from bert_jax.config import HeadsConfig, ModelConfig, ModelSpec, spec_from_json, spec_to_json
-from bert_jax.interop.exchange import ReadOptions, Weights, check_shapes
+from bert_jax.interop.exchange import ModelBundle, ReadOptions, StoredDtype, check_shapes
 from bert_jax.interop.hf.config_json import default_labels, read_config
 from bert_jax.interop.hf.read import check_vocabulary
 from bert_jax.interop.npz import largest_difference
@@ -28,7 +28,7 @@ from bert_jax.io.safetensors_file import aligned_empty
 from bert_jax.io.untrusted_folder import inside, needed, read_small
 
 PREFIX = "bert_model.ckpt"
-# What bert_config.json has no key for: written by write_tf1 and read back where it is there.
+# Settings without a key in bert_config.json: written by write_tf1 and read back if present.
 DETAILS_FILE = "bert_jax.json"
 EMA = "/ExponentialMovingAverage"
 # State of optimizers and the step counter: no weights.
@@ -60,13 +60,13 @@ def _tensorflow() -> Any:
 
 
 def is_tf1(path: Path) -> bool:
-    """Whether ``path`` looks like a checkpoint prefix (or one of its files), or a folder that holds one."""
+    """Return True if ``path`` looks like a checkpoint prefix (or one of its files) or a folder that holds one."""
     if path.is_dir():
         return (path / CONFIG_FILE).exists() or any(path.glob("*.ckpt*.index"))
     return Path(f"{path}.index").exists() or ".ckpt" in path.name
 
 
-def read_tf1(path: Path, options: ReadOptions) -> Weights:
+def read_tf1(path: Path, options: ReadOptions) -> ModelBundle:
     """A checkpoint of google-research/bert, by its prefix or the one folder that holds it.
 
     Encoder, pooler, ``cls/*``, and the output layers of run_classifier.py and run_squad.py where they are there;
@@ -94,7 +94,7 @@ def read_tf1(path: Path, options: ReadOptions) -> Weights:
             tokenizer, tokenizer_notes = dataclasses.replace(details.tokenizer, file=tokenizer.file), ()
         found.notes += check_vocabulary(folder, tokenizer, content, model.vocab_size)
         spec = dataclasses.replace(spec, tokenizer=tokenizer)
-    return Weights(
+    return ModelBundle(
         spec=spec,
         params=params,
         tokenizer_content=content,
@@ -117,7 +117,7 @@ def _prefix(path: Path) -> Path:
 
 
 def _details(folder: Path, model: ModelConfig) -> ModelSpec | None:
-    """What an export of ours says beyond bert_config.json, if it is of the same model."""
+    """Description beyond bert_config.json in an export of this library, if it is of the same model."""
     file = inside(folder, DETAILS_FILE)
     if file is None:
         return None
@@ -191,7 +191,7 @@ class _Found:
         return shape if shape is not None and len(shape) == rank else None
 
     def sizes(self, said: ModelConfig) -> ModelConfig:
-        """The model as bert_config.json says it; with ``allow_mismatch`` the variables' sizes come first."""
+        """The model of bert_config.json; with ``allow_mismatch`` the variables' sizes take precedence."""
         real: dict[str, int] = {}
         for table, rows in (
             ("word", "vocab_size"), ("position", "max_position_embeddings"), ("token_type", "type_vocab_size")
@@ -221,7 +221,7 @@ class _Found:
             raise ValueError(f"{self.prefix}: the variables cannot decide: {error}") from None
 
     def heads(self, details: ModelSpec | None) -> HeadsConfig:
-        """The heads whose variables are there."""
+        """The heads whose variables are present."""
         outputs = {"nsp": "cls/seq_relationship/", "sequence": "", "span": "cls/squad/"}
         there = {head: self.shape(f"{name}output_weights") for head, name in outputs.items()}
         pooler = any(name.startswith("bert/pooler/") for name in self.names)
@@ -255,7 +255,7 @@ class _Found:
         return default_labels(count)
 
     def read(self, spec: ModelSpec) -> dict[str, np.ndarray]:
-        """Every canonical parameter of ``spec``; what lies there beside them is an error."""
+        """Read every canonical parameter of ``spec``; a left-over variable is an error."""
         suffix = EMA if self.options.ema else ""
         names = {
             canonical: dataclasses.replace(entry, name=f"{entry.name}{suffix}")
@@ -292,7 +292,7 @@ class _Found:
 # ------------------------------------------------------------------ writing
 
 
-def write_tf1(folder: Path, weights: Weights, *, dtype: Literal["float32", "bfloat16"] = "float32") -> list[str]:
+def write_tf1(folder: Path, weights: ModelBundle, *, dtype: StoredDtype = "float32") -> list[str]:
     """``bert_model.ckpt.*``, ``bert_config.json`` (eleven keys), the vocabulary, and ``bert_jax.json``.
 
     ``folder`` exists and is empty. Returns notes. Raises ``ValueError`` for what google-research/bert cannot
@@ -347,7 +347,7 @@ def _save(prefix: Path, names: Sequence[str], values: Iterable[np.ndarray]) -> N
     tf.raw_ops.SaveV2(prefix=str(prefix), tensor_names=names, shape_and_slices=[""] * len(tensors), tensors=tensors)
 
 
-def check_tf1(folder: Path, weights: Weights) -> float:
+def check_tf1(folder: Path, weights: ModelBundle) -> float:
     """Largest difference of any variable from ``weights``, read by ``tf.train.load_checkpoint``."""
     reader = _tensorflow().train.load_checkpoint(str(folder / PREFIX))
     names = tf1_names(weights.spec)

@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from bert_jax.config import ModelConfig, ModelSpec
+from bert_jax.config.switches import SIZES, Supported, check_fields
 from bert_jax.interop.exchange import parameter_shapes
 from bert_jax.interop.stored import StoredName
 
 CONFIG_FILE = "bert_config.json"
-# What google-research/bert computes with, whatever bert_config.json says.
+# google-research/bert computes with this value, whatever is in bert_config.json.
 NORM_EPSILON = 1e-12
 # Heads that google-research/bert's programs have variables for.
 HEADS = ("pooler", "mlm", "nsp", "sequence", "span")
@@ -54,12 +55,19 @@ _DEFAULTS: dict[str, Any] = {
     "attention_probs_dropout_prob": 0.1, "initializer_range": 0.02, "hidden_act": "gelu",
 }  # fmt: skip
 _ACTIVATIONS_OUT = {"gelu": "gelu", "gelu_tanh": "gelu", "relu": "relu"}
+SUPPORTED: Supported = SIZES | {
+    "position_offset": (0,),
+    "activation": tuple(_ACTIVATIONS_OUT),
+    "norm_position": ("post",),
+    "norm_epsilon": (NORM_EPSILON,),
+    "position_embeddings": ("learned",),
+}
 
 
 def tf1_names(spec: ModelSpec) -> dict[str, StoredName]:
     """Canonical name -> variable of every parameter, in the order of parameter_shapes.
 
-    ``spec`` has none but :data:`HEADS`, post-norm and learned positions.
+    ``spec`` has no heads but :data:`HEADS`, and a model that :data:`SUPPORTED` lists.
     """
     return {name: _variable(name) for name in parameter_shapes(spec)}
 
@@ -81,27 +89,14 @@ def _variable(name: str) -> StoredName:
 
 def tf1_config(model: ModelConfig) -> dict[str, Any]:
     """The eleven keys of ``bert_config.json``. ``ValueError`` for what google-research/bert cannot compute."""
-    if model.norm_position != "post" or model.position_embeddings != "learned" or model.position_offset:
-        raise ValueError(
-            "tf1: google-research/bert has post-norm and learned positions from 0; this model has "
-            f"{model.norm_position}-norm and {model.position_embeddings} positions from {model.position_offset}"
-        )
-    if model.activation not in _ACTIVATIONS_OUT:
-        raise ValueError(
-            f"tf1: google-research/bert has no activation {model.activation}; it has {', '.join(_ACTIVATIONS_OUT)}"
-        )
-    if model.norm_epsilon != NORM_EPSILON:
-        raise ValueError(
-            f"tf1: google-research/bert's LayerNorm always has the epsilon {NORM_EPSILON}, "
-            f"this model {model.norm_epsilon}"
-        )
+    check_fields(model, SUPPORTED, "tf1")
     values = {**_SIZES, **_NUMBERS}
     config = {key: getattr(model, field) for key, field in values.items()}
     return dict(sorted({**config, "hidden_act": _ACTIVATIONS_OUT[model.activation]}.items()))
 
 
 def tf1_model(config: Mapping[str, Any], file: Path) -> tuple[ModelConfig, list[str]]:
-    """What ``bert_config.json`` says, and notes. Raises ``ValueError``: a missing, mistyped or unusable value."""
+    """Return the model of ``bert_config.json`` and notes. Raises ``ValueError`` for a missing or unusable value."""
     if "vocab_size" not in config:
         raise ValueError(f"{file}: missing vocab_size; expected google-research/bert's keys")
     values: dict[str, Any] = {}

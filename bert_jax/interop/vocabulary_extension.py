@@ -1,18 +1,31 @@
-"""Growing a model that is there: words added to its WordPiece vocabulary, rows added to its position table.
+"""The vocabulary of a pretraining run that starts from a model: the model's own, or one with words added.
 
 A new word's rows (word embedding, MLM output bias) start as the mean of the rows of the pieces that the old
-tokenizer made of it. Everything else stays as it is.
+tokenizer made of it. Everything else stays as it is. The position table grows here, too.
 """
 
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
-from bert_jax.tokenization import MAX_CHARS_PER_WORD, Tokenizer, WordPieceTokenizer, chunks, split_words
+from bert_jax.config import PretrainConfig, TokenizerConfig
+from bert_jax.config.loader import RunOptions
+from bert_jax.interop.exchange import ModelBundle
+from bert_jax.io.storage import location
+from bert_jax.tokenization import (
+    FILE_NAMES,
+    MAX_CHARS_PER_WORD,
+    Tokenizer,
+    WordPieceTokenizer,
+    build_tokenizer,
+    chunks,
+    load_tokenizer,
+    split_words,
+)
 
 WORD_ROWS = ("embeddings/word_embeddings/embedding", "mlm_head/output_bias")
 POSITIONS = "embeddings/position_embeddings/embedding"
@@ -27,6 +40,94 @@ class Extension:
     pieces: tuple[str, ...]
     made_of: Mapping[int, tuple[int, ...]]
     notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class RunVocabulary:
+    """The vocabulary of a run: its file, the content if the file is to be written, and options that it fixes."""
+
+    path: str
+    content: bytes | None
+    settings: Mapping[str, Any]
+    extension: Extension
+    notes: tuple[str, ...] = ()
+
+
+def plan_vocabulary(options: RunOptions, weights: ModelBundle, values: Mapping[str, Any]) -> RunVocabulary:
+    """Return the vocabulary of a run that starts from ``weights``, with the words of ``--add_words``.
+
+    ``values`` are the options of the command by key. ``ValueError`` for a vocabulary that is not the model's.
+    """
+    vocab: str = values.get("data.vocab", "")
+    config, content = weights.spec.tokenizer, weights.tokenizer_content
+    if options.vocab_slots and not options.add_words:
+        raise ValueError("--vocab_slots: needs --add_words, the words to put there")
+    if config is None or content is None:
+        return _named_vocabulary(options, weights, vocab, values)
+    tokenizer = _source_tokenizer(config, content, options.init_from)
+    settings = {"data.lower_case": config.lower_case} if tokenizer.kind == "wordpiece" else {}
+    if vocab and not options.add_words:
+        extension = _compared(vocab, tokenizer, config, options.init_from)
+        return RunVocabulary(vocab, None, settings, extension, extension.notes)
+    shards: str = values.get("data.shards", "")
+    if not shards:
+        raise ValueError("data.shards: not given; name the folder of the shards, to be built there if missing")
+    path = str(location(shards) / FILE_NAMES[tokenizer.kind])
+    if not options.add_words:
+        return RunVocabulary(path, content, settings, _unchanged(tokenizer))
+    if vocab and location(vocab).resolve() != location(path).resolve():
+        raise ValueError(f"data.vocab: --add_words makes the run's vocabulary, {path}; leave data.vocab out")
+    wordpiece = require_wordpiece(tokenizer, "--add_words")
+    words, notes = read_words(Path(options.add_words), wordpiece)
+    extension = with_words(wordpiece, words, in_slots=options.vocab_slots)
+    content = ("\n".join(extension.pieces) + "\n").encode()
+    return RunVocabulary(path, content, settings, extension, (*notes, *extension.notes))
+
+
+def _named_vocabulary(
+    options: RunOptions, weights: ModelBundle, vocab: str, values: Mapping[str, Any]
+) -> RunVocabulary:
+    """The vocabulary that ``data.vocab`` names for a model without a tokenizer."""
+    if options.add_words or not vocab:
+        what = "--add_words" if options.add_words else "data.vocab"
+        raise ValueError(
+            f"{what}: {options.init_from} comes without a tokenizer; name its vocabulary in data.vocab"
+        )
+    lower_case = values.get("data.lower_case", PretrainConfig().data.lower_case)
+    tokenizer, rows = load_tokenizer(vocab, lower_case=lower_case), weights.spec.model.vocab_size
+    if tokenizer.vocab_size > rows:
+        raise ValueError(
+            f"data.vocab: {vocab} has {tokenizer.vocab_size} pieces, but {options.init_from} {rows} rows"
+        )
+    note = f"{options.init_from} comes without a tokenizer: {vocab} is taken for its vocabulary"
+    return RunVocabulary(vocab, None, {}, _unchanged(tokenizer), (note,))
+
+
+def _unchanged(tokenizer: Tokenizer) -> Extension:
+    return Extension(tuple(tokenizer.pieces(range(tokenizer.vocab_size))), {})
+
+
+def _source_tokenizer(config: TokenizerConfig, content: bytes, name: str) -> Tokenizer:
+    """The source's tokenizer. Raises ``ValueError`` when shards cannot be made with its settings."""
+    tokenizer = build_tokenizer(config, content, name)
+    plain = TokenizerConfig(file=config.file, lower_case=config.lower_case)
+    if build_tokenizer(plain, content, name).fingerprint != tokenizer.fingerprint:
+        raise ValueError(
+            f"{name}: its tokenizer has lower_case {config.lower_case}, strip_accents {config.strip_accents}, "
+            f"split_cjk {config.split_cjk}; shards are made with accents stripped where text is lower-cased, and "
+            "with CJK characters apart"
+        )
+    return tokenizer
+
+
+def _compared(vocab: str, tokenizer: Tokenizer, config: TokenizerConfig, name: str) -> Extension:
+    """``data.vocab`` as the source's vocabulary or one that begins with it."""
+    other = load_tokenizer(vocab, lower_case=config.lower_case)
+    if other.fingerprint == tokenizer.fingerprint:
+        return _unchanged(tokenizer)
+    if not isinstance(other, WordPieceTokenizer) or not isinstance(tokenizer, WordPieceTokenizer):
+        raise ValueError(f"data.vocab: {vocab} is not the vocabulary of {name}; leave it out to use that")
+    return compare(tokenizer, other.pieces(range(other.vocab_size)), f"data.vocab: {vocab}")
 
 
 def require_wordpiece(tokenizer: Tokenizer, what: str) -> WordPieceTokenizer:

@@ -29,7 +29,7 @@ DTYPES: dict[str, np.dtype] = {
 
 @dataclass(frozen=True)
 class StoredTensor:
-    """Where a tensor lies."""
+    """Position of a tensor."""
 
     file: Path
     # Of the file: F32, BF16, ...
@@ -83,7 +83,7 @@ def read_header(file: Path) -> dict[str, StoredTensor]:
 def _no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     result = dict(pairs)
     if len(result) != len(pairs):
-        raise ValueError("a name stands there twice")
+        raise ValueError("a name appears twice")
     return result
 
 

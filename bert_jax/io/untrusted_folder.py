@@ -1,15 +1,17 @@
-"""Files of a folder that somebody else made: a name in it may lead anywhere, and a file may hold anything."""
+"""Files of an untrusted folder: a name in it may lead anywhere, and a file may hold anything."""
 
 import json
 from pathlib import Path, PurePosixPath
 from typing import Any
+
+from bert_jax.io.errors import one_line
 
 # Published descriptions and vocabularies are below 10 MB; parsed JSON takes up to 40 times its size.
 LARGEST = 16 << 20
 
 
 def inside(folder: Path, name: str) -> Path | None:
-    """The regular file ``name`` of ``folder``, or None when there is none.
+    """Return the regular file ``name`` of ``folder``, or None if it is absent.
 
     Raises ``ValueError`` for an absolute name, one with ``..``, and a link that leads out of the folder (but into
     the ``blobs`` folder of a Hugging Face cache, whose snapshots are made of such links).
@@ -61,7 +63,7 @@ def parse_json(content: str | bytes, where: Path | str) -> Any:
     try:
         return json.loads(content)
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"{where}: not JSON ({' '.join(str(error).split())[:200]})") from None
+        raise ValueError(f"{where}: not JSON ({one_line(error, 200)})") from None
 
 
 def json_object(content: str | bytes, where: Path | str, hint: str = "") -> dict[str, Any]:

@@ -9,9 +9,10 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
+from bert_jax.config import ModelConfig
 from bert_jax.model import attention_kernel
 from bert_jax.model.dropout import DropoutKey, dropout
-from bert_jax.model.kernels import on_each_device, on_tpu, seed_words, use_kernel
+from bert_jax.model.kernels import on_tpu, seed_words, shard_mapped, use_kernel
 from bert_jax.parallel.axes import Axes
 
 # Finite, so a row without any visible key (a blank row) gives a uniform softmax instead of NaN.
@@ -19,7 +20,7 @@ MASKED_SCORE = -1e9
 
 
 def visible_keys(sequence_ids_BxS: jax.Array) -> jax.Array:
-    """bool[B, 1, S, T]: may query s look at key t?
+    """bool[B, 1, S, T]: True where query s sees key t.
 
     A key is visible iff its id is not 0 and equals the query's; a query with id 0 sees every key whose id is
     1, as in google-research/bert, where padding queries attend like all others (no loss uses their output).
@@ -74,19 +75,21 @@ def kernel_attention(
     dropout draws other bits; interpreted off a TPU. Returns [B, S, H]."""
     rate = 0.0 if dropout_key is None else dropout_rate
 
-    def attend(part: Callable[[str], jax.Array], *operands: jax.Array) -> jax.Array:
+    def attend(device_index: Callable[[str], jax.Array], *operands: jax.Array) -> jax.Array:
         query, key, value, biases, ids, words = operands
         rows, width = query.shape[0], query.shape[2]
-        first_row, first_head = words[2] + part("act_batch") * rows, part("act_heads") * (width // head_size)
+        first_row = words[2] + device_index("act_batch") * rows
+        first_head = device_index("act_heads") * (width // head_size)
         seeds = jnp.stack([words[0], words[1], first_row, jnp.int32(first_head)])
         return attention_kernel.attend(query, key, value, biases, ids, seeds, head_size, rate, not on_tpu(mesh))
 
     cut: Axes = ("act_batch", "act_length", "act_heads")
-    run = on_each_device(attend, mesh, (cut, cut, cut, (None, "act_heads"), cut[:2], (None,)), cut)
+    run = shard_mapped(attend, mesh, (cut, cut, cut, (None, "act_heads"), cut[:2], (None,)), cut)
     return run(query_BxSxH, key_BxTxH, value_BxTxH, biases_3xH, sequence_ids_BxS, seed_words(dropout_key))
 
 
-def use_kernel_attention(name: str, mesh: Mesh | None, length: int, width: int, head_size: int) -> bool:
-    """Does ``execution.attention`` say :func:`kernel_attention`? Raises ``ValueError`` where ``pallas`` cannot."""
-    cut = mesh.shape["tensor"] if mesh is not None else 1
-    return use_kernel(name, "attention", mesh, attention_kernel.unsupported(length, width // cut, head_size))
+def use_kernel_attention(choice: str, mesh: Mesh | None, model: ModelConfig, length: int) -> bool:
+    """Return True if ``execution.attention``, set to ``choice``, selects :func:`kernel_attention`. Raises
+    ``ValueError`` for ``pallas`` where the kernel cannot run."""
+    parts = mesh.shape["tensor"] if mesh is not None else 1
+    return use_kernel(choice, "attention", mesh, attention_kernel.unsupported(model, length, parts))

@@ -17,6 +17,8 @@ import numpy as np
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
+from bert_jax.config.schema import ModelConfig
+from bert_jax.config.switches import ANY, SIZES, Supported, unsupported_fields
 from bert_jax.model.kernels import LANES, iota, keep, mix
 
 # Longest rows whose keys, scores of one query block and gradients fit the fast memory beside each other.
@@ -27,8 +29,22 @@ _TILE_QUERIES = 256
 _MASKED_SCORE = -1e9
 
 
-def unsupported(length: int, width: int, head_size: int) -> str:
-    """Why the kernel cannot do ``length`` tokens of ``width`` in heads of ``head_size``; empty if it can."""
+# No field beside the sizes reaches the kernel, but a new value of one may change what query and key are.
+_SUPPORTED: Supported = SIZES | {
+    "position_offset": ANY,
+    "activation": ANY,
+    "norm_position": ANY,
+    "norm_epsilon": ANY,
+    "position_embeddings": ("learned", "sinusoidal"),
+}
+
+
+def unsupported(model: ModelConfig, length: int, parts: int = 1) -> str:
+    """Return the reason why the kernel cannot run rows of ``length`` tokens with the heads of ``model`` cut into
+    ``parts``; empty if it can."""
+    width, head_size = model.hidden_size // parts, model.head_size
+    for line in unsupported_fields(model, _SUPPORTED, "the attention kernel"):
+        return line
     if length % LANES or length > MAX_LENGTH:
         return f"length {length} is not a multiple of {LANES} up to {MAX_LENGTH}"
     if LANES % head_size or width % LANES:
@@ -240,7 +256,8 @@ def _first_place(seeds: Any, rows: int, head_size: int) -> tuple[Any, Any]:
 def _dropped(
     seeds: Any, row: Any, head: Any, begin: int, shape: tuple[int, ...], rate: float
 ) -> tuple[jax.Array, float]:
-    """Which probabilities of a row and head stay, in the tile whose queries start at ``begin``, and the factor."""
+    """Mask of the probabilities of a row and head that stay, in the tile whose queries start at ``begin``, and the
+    factor."""
     first = mix(mix(seeds[0] + row, seeds[1]) + head, begin)
     queries, keys = shape
     half = (queries // 2, keys)

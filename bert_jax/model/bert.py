@@ -24,10 +24,10 @@ from bert_jax.model.layers import (
     activation,
     compute_dtype,
 )
+from bert_jax.model.matmul import matmul_f32_grad
 from bert_jax.model.pooling import SentenceHead
-from bert_jax.model.product import product
-from bert_jax.model.task_layers import BiLstm, Crf, FeatureMix, PairHead
-from bert_jax.parallel.axes import constrain, declared
+from bert_jax.model.task_layers import BiLstm, Crf, PairHead, ScalarMix
+from bert_jax.parallel.axes import constrain, with_logical_axes
 
 
 def padded_vocab_size(config: ModelConfig, execution: ExecutionConfig) -> int:
@@ -91,12 +91,14 @@ class MlmHead(nn.Module):
         x_BxMxH = Dense(config.hidden_size, ("embed", "pooled"), config, dtype, name="transform")(x_BxMxH)
         x_BxMxH = LayerNorm(config, dtype, name="layer_norm")(activation(config, x_BxMxH))
         rows = table_VxH.shape[0]
-        bias_V = self.param("output_bias", declared(nn.initializers.zeros_init(), ("vocab",)), (rows,))
+        bias_V = self.param("output_bias", with_logical_axes(nn.initializers.zeros_init(), ("vocab",)), (rows,))
         if on_tpu(self.mesh):
             # Positions first: [M, B] becomes one dimension without a copy, because tiles of 8 rows divide B, not M.
-            logits_BxMxV = product(x_BxMxH.swapaxes(0, 1), table_VxH, 1, jnp.dtype("float32")).swapaxes(0, 1)
+            logits_BxMxV = matmul_f32_grad(x_BxMxH.swapaxes(0, 1), table_VxH, 1, jnp.dtype("float32")).swapaxes(
+                0, 1
+            )
         else:
-            logits_BxMxV = product(x_BxMxH, table_VxH, 1, jnp.dtype("float32"))
+            logits_BxMxV = matmul_f32_grad(x_BxMxH, table_VxH, 1, jnp.dtype("float32"))
         logits_BxMxV = constrain(logits_BxMxV + bias_V, ("act_batch", "act_predictions", "act_vocab"), self.mesh)
         if rows == config.vocab_size:
             return logits_BxMxV
@@ -153,7 +155,7 @@ class BertModel(nn.Module):
         collect = self.all_layers or heads.features != "last"
         self.encoder = Encoder(config, self.execution, self.mesh, collect)
         if heads.features != "last":
-            self.feature_mix = FeatureMix(heads.features)
+            self.feature_mix = ScalarMix(heads.features)
         if heads.bilstm:
             self.bilstm = BiLstm(heads.bilstm, config)
         if heads.crf:

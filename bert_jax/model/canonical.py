@@ -7,10 +7,14 @@ moving averages. Everything that leaves the process or compares two runs uses ca
 
 import functools
 from collections.abc import Callable, Iterator, Mapping
+from types import MappingProxyType
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+from flax import linen as nn
+
+from bert_jax.batch import feature_shapes
 
 STACKED = "encoder/layers/"
 VOCABULARY_ROWS = ("word_embeddings/embedding", "mlm_head/output_bias")
@@ -47,6 +51,22 @@ def canonical_leaves(tree: Any, vocab_size: int) -> Iterator[tuple[str, Any]]:
 def to_canonical(tree: Any, vocab_size: int) -> dict[str, Any]:
     """Flat dict of :func:`canonical_leaves`."""
     return dict(canonical_leaves(tree, vocab_size))
+
+
+@functools.cache  # traced once per model: planning asks for many meshes
+def abstract_params(model: nn.Module) -> Any:
+    """Boxed shapes of the running tree of a ``BertModel`` (``nn.Partitioned`` around ``jax.ShapeDtypeStruct``)."""
+    length = min(8, model.config.max_position_embeddings)
+    batch = {n: jnp.zeros(s, d) for n, (s, d) in feature_shapes(1, length, 1).items()}
+    return jax.eval_shape(lambda: model.init(jax.random.key(0), batch)["params"])
+
+
+@functools.cache
+def canonical_shapes(model: nn.Module) -> Mapping[str, tuple[int, ...]]:
+    """Canonical name and shape of every parameter of a ``BertModel``, sorted by name."""
+    params, vocab_size = nn.unbox(abstract_params(model)), model.config.vocab_size
+    canonical = jax.eval_shape(lambda tree: to_canonical(tree, vocab_size), params)
+    return MappingProxyType({name: leaf.shape for name, leaf in canonical.items()})
 
 
 def clear_padding(tree: Any, vocab_size: int) -> Any:

@@ -1,31 +1,107 @@
-"""Floating-point operations of training, by formula.
+"""Floating-point operations of a program, counted in its trace.
 
-A compiler's own count is no substitute: it counts the body of a scanned loop once. The formula counts matrix
-products only (a multiply and an add are two operations) and takes the backward pass as twice the forward.
-Recomputation (remat) is not counted, so it lowers the model FLOP utilisation, as it should.
+Matrix products and convolutions count, a multiply and an add as two operations. A loop counts as often as it runs
+(a compiler's own count takes the body of a scanned loop once) and a kernel as its cost estimate states.
 """
 
-from bert_jax.config.schema import ModelConfig
+import functools
+import math
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import Any
 
-# Backward = two matrix products per forward product: one for the inputs, one for the weights.
-_FORWARD_AND_BACKWARD = 3
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+
+from bert_jax.batch import feature_shapes
+from bert_jax.config.schema import ExecutionConfig, ModelConfig
+from bert_jax.model.bert import BertForPretraining
+from bert_jax.model.canonical import abstract_params
+
+
+def traced_flops(function: Callable[..., Any], *arguments: Any) -> Counter[str]:
+    """Return the operations of ``function`` on ``arguments`` (arrays or shape structs) by named scope.
+
+    What the trace computes twice (``jax.checkpoint``) counts twice. Raises ``ValueError`` for a matrix product in a
+    loop of unknown length.
+    """
+    counts: Counter[str] = Counter()
+    _add(jax.make_jaxpr(function)(*arguments).jaxpr, 1, "", counts)
+    return counts
+
+
+def _add(jaxpr: Any, times: int, scope: str, counts: Counter[str]) -> None:
+    for equation in jaxpr.eqns:
+        kind, params = equation.primitive.name, equation.params
+        here = f"{scope}/{equation.source_info.name_stack}"
+        if kind == "pallas_call":
+            estimate = params["cost_estimate"]
+            counts[here] += times * estimate.flops if estimate is not None else 0
+        elif kind in ("dot_general", "conv_general_dilated"):
+            counts[here] += times * 2 * _multiplications(equation)
+        elif kind == "cond":
+            branches = [Counter[str]() for _ in params["branches"]]
+            for branch, found in zip(params["branches"], branches, strict=True):
+                _add(branch.jaxpr, times, here, found)
+            counts += max(branches, key=Counter.total)
+        else:
+            rounds = params["length"] if kind == "scan" else 1
+            if kind == "shard_map":  # its body is the program of one device
+                rounds = math.prod(params["mesh"].shape[axis] for axis in params["manual_axes"])
+            before = counts.total()
+            for inner in _inner(params):
+                _add(inner, times * rounds, here, counts)
+            if kind == "while" and counts.total() > before:
+                raise ValueError(f"{here}: matrix products in a loop of unknown length")
+
+
+def _multiplications(equation: Any) -> int:
+    left, right = (variable.aval.shape for variable in equation.invars)
+    size = math.prod(equation.outvars[0].aval.shape)
+    numbers = equation.params["dimension_numbers"]
+    if equation.primitive.name == "dot_general":
+        (contracted, _), _ = numbers
+        return size * math.prod(left[dim] for dim in contracted)
+    return size * math.prod(right) // right[numbers.rhs_spec[0]]
+
+
+def _inner(params: dict[str, Any]) -> Iterator[Any]:
+    """Programs among the parameters of an operation, such as the body of a loop."""
+    for value in params.values():
+        for item in value if isinstance(value, tuple | list) else (value,):
+            item = getattr(item, "jaxpr", item)
+            if hasattr(item, "eqns"):
+                yield item
+
+
+@functools.cache
+def training_flops(model: ModelConfig, *, seq_length: int, max_predictions: int, has_nsp: bool) -> Counter[str]:
+    """Return the operations of one pretraining sequence, forward and backward, by named scope.
+
+    Those of the model, however it runs: an unpadded vocabulary, no kernel, nothing recomputed. Recomputation so
+    lowers the model FLOP utilization, as it should.
+
+    Args:
+        model: sizes of the network.
+        seq_length: tokens per sequence, padding included.
+        max_predictions: positions that reach the vocabulary projection; fillers count, they are computed.
+        has_nsp: whether the model has pooler and sentence-pair head.
+    """
+    execution = ExecutionConfig(scan_layers=True, vocab_multiple=1, attention="xla", residual_norm="xla")
+    network = BertForPretraining(model, execution, has_nsp)
+    shapes = feature_shapes(1, seq_length, max_predictions).items()
+    batch = {name: jax.ShapeDtypeStruct(shape, dtype) for name, (shape, dtype) in shapes}
+
+    def loss(params: Any, batch: dict[str, jax.Array]) -> jax.Array:
+        output = network.apply({"params": params}, batch)
+        return jnp.sum(output.mlm_logits) + (jnp.sum(output.nsp_logits) if has_nsp else 0)
+
+    return traced_flops(jax.grad(loss), nn.unbox(abstract_params(network)), batch)
 
 
 def training_flops_per_sequence(
     model: ModelConfig, *, seq_length: int, max_predictions: int, has_nsp: bool = True
 ) -> int:
-    """Operations that one training step spends on one sequence of ``seq_length`` tokens, padding included.
-
-    Args:
-        model: sizes of the network.
-        seq_length: tokens per sequence (S).
-        max_predictions: positions that reach the vocabulary projection (M); fillers count, they are computed.
-        has_nsp: whether pooler and sentence-pair head are there.
-    """
-    hidden, feed_forward = model.hidden_size, model.intermediate_size
-    projections = 8 * hidden**2 + 4 * hidden * feed_forward  # query, key, value, output; feed-forward in and out
-    attention = 4 * hidden * seq_length**2  # scores, and weights times values
-    encoder = model.num_layers * (projections * seq_length + attention)
-    mlm_head = max_predictions * (2 * hidden**2 + 2 * hidden * model.vocab_size)
-    nsp_head = 2 * hidden**2 + 4 * hidden if has_nsp else 0
-    return _FORWARD_AND_BACKWARD * (encoder + mlm_head + nsp_head)
+    """Return the sum of :func:`training_flops`."""
+    return training_flops(model, seq_length=seq_length, max_predictions=max_predictions, has_nsp=has_nsp).total()

@@ -1,4 +1,4 @@
-"""What the TPU kernels share: where they can run, how they are cut over devices, and dropout bits inside them.
+"""Common part of the TPU kernels: choice, partition over devices, and dropout bits inside them.
 
 The bits are a hash of each value's place in the global batch, not the chip's generator: they are the same on every
 device, mesh and block size, and the backward pass computes them again instead of storing them.
@@ -19,34 +19,34 @@ LANES = 128
 
 
 def on_tpu(mesh: Mesh | None) -> bool:
-    """Does the program run on TPUs? (A program may be compiled for a mesh of TPUs that this host has not.)"""
+    """Return True if the program runs on TPUs (it may be compiled for a mesh of TPUs that this host has not)."""
     return (jax.default_backend() if mesh is None else mesh.devices.flat[0].platform) == "tpu"
 
 
 def use_kernel(choice: str, option: str, mesh: Mesh | None, reason: str) -> bool:
-    """What ``execution.<option>``, set to ``choice``, says about a kernel that cannot do something for ``reason``
+    """Return True if ``execution.<option>``, set to ``choice``, selects a kernel that cannot run for ``reason``
     (empty: it can). ``auto`` takes kernels on TPU meshes. Raises ``ValueError`` where ``pallas`` is impossible."""
     if choice == "pallas" and reason:
         raise ValueError(f"execution.{option} pallas: {reason}; set execution.{option} xla or auto")
     return choice == "pallas" or (choice == "auto" and mesh is not None and on_tpu(mesh) and not reason)
 
 
-def on_each_device(
+def shard_mapped(
     function: Callable[..., Any], mesh: Mesh | None, in_axes: tuple[Axes, ...], out_axes: Axes
 ) -> Callable[..., Any]:
-    """``function(part, *operands)`` on what each device holds of operands cut by logical axes: the compiler cannot
-    cut a kernel. ``part(axis)`` is the number of the device's piece along a logical axis."""
+    """Return ``function(device_index, *operands)`` on each device's part of operands cut by logical axes
+    (the compiler cannot cut a kernel). ``device_index(axis)`` is the number of the part along a logical axis."""
     manual = jax.sharding.get_abstract_mesh().manual_axes
     cut = () if mesh is None else tuple(a for a in mesh.axis_names if mesh.shape[a] > 1 and a not in manual)
 
     def axes_of(axis: str | None) -> tuple[str, ...]:
         return tuple(name for name in RULES[axis] if name in cut) if axis else ()
 
-    def part(axis: str) -> jax.Array | int:
+    def device_index(axis: str) -> jax.Array | int:
         return jax.lax.axis_index(axes_of(axis)) if axes_of(axis) else 0
 
     def local(*operands: Any) -> Any:
-        return function(part, *operands)
+        return function(device_index, *operands)
 
     def spec(axes: Axes) -> PartitionSpec:
         return PartitionSpec(*(axes_of(axis) or None for axis in axes))
@@ -74,8 +74,8 @@ def seed_words(key: DropoutKey | None) -> jax.Array:
 
 
 def keep(words: jax.Array, rate: float, axis: int) -> tuple[jax.Array, float]:
-    """Which values stay, and the factor for them; ``rate`` is exact to 2**-17. Each of ``words`` (random int32)
-    decides about two: one in the first half of ``axis``, one in the second."""
+    """Mask of the values that stay, and the factor for them; ``rate`` is exact to 2**-17. Each of ``words`` (random
+    int32) decides about two: one in the first half of ``axis``, one in the second."""
     threshold = min(max(round(rate * 65536), 1), 65535)
     bits = jnp.concatenate([words & 0xFFFF, jax.lax.shift_right_logical(words, 16)], axis=axis)
     return bits >= threshold, 65536 / (65536 - threshold)

@@ -25,12 +25,12 @@ from bert_jax.model.attention import (
     visible_keys,
 )
 from bert_jax.model.dropout import DropoutKey, Site, dropout, site_key
-from bert_jax.model.kernels import on_each_device, on_tpu, seed_words, use_kernel
-from bert_jax.model.product import add_bias, product
-from bert_jax.parallel.axes import Axes, constrain, declared
+from bert_jax.model.kernels import on_tpu, seed_words, shard_mapped, use_kernel
+from bert_jax.model.matmul import add_bias, matmul_f32_grad
+from bert_jax.parallel.axes import Axes, constrain, with_logical_axes
 
 ACT = ("act_batch", "act_length", "act_embed")
-# Collection of what only a look inside the network asks for: hidden states and attention probabilities.
+# Collection of hidden states and attention probabilities, filled on request.
 INTERMEDIATES = "intermediates"
 
 
@@ -70,16 +70,18 @@ class Dense(nn.Module):
 
     def setup_parameters(self, inputs: int) -> tuple[jax.Array, jax.Array]:
         """Kernel [in, out] and bias [out] in float32."""
-        kernel = self.param("kernel", declared(weight_init(self.config), self.axes), (inputs, self.features))
+        kernel = self.param(
+            "kernel", with_logical_axes(weight_init(self.config), self.axes), (inputs, self.features)
+        )
         if not self.use_bias:
             return kernel, jnp.zeros((self.features,))
-        bias = self.param("bias", declared(nn.initializers.zeros_init(), self.axes[-1:]), (self.features,))
+        bias = self.param("bias", with_logical_axes(nn.initializers.zeros_init(), self.axes[-1:]), (self.features,))
         return kernel, bias
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
         kernel, bias = self.setup_parameters(x.shape[-1])
-        return add_bias(product(x, kernel), bias)
+        return add_bias(matmul_f32_grad(x, kernel), bias)
 
 
 class DenseParameters(Dense):
@@ -98,8 +100,8 @@ class LayerNorm(nn.Module):
 
     def setup_parameters(self, width: int) -> tuple[jax.Array, jax.Array]:
         """Scale and bias [width] in float32."""
-        scale = self.param("scale", declared(nn.initializers.ones_init(), ("norm",)), (width,))
-        return scale, self.param("bias", declared(nn.initializers.zeros_init(), ("norm",)), (width,))
+        scale = self.param("scale", with_logical_axes(nn.initializers.ones_init(), ("norm",)), (width,))
+        return scale, self.param("bias", with_logical_axes(nn.initializers.zeros_init(), ("norm",)), (width,))
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
@@ -130,7 +132,7 @@ class Embedding(nn.Module):
     @nn.compact
     def __call__(self) -> jax.Array:
         shape = (self.rows, self.config.hidden_size)
-        return self.param("embedding", declared(weight_init(self.config), self.axes), shape)
+        return self.param("embedding", with_logical_axes(weight_init(self.config), self.axes), shape)
 
 
 def sinusoidal_positions(length: int, width: int) -> np.ndarray:
@@ -179,7 +181,7 @@ class Embeddings(nn.Module):
         return constrain(x_BxSxH, ACT, self.mesh), words_VxH
 
 
-def finish_block(
+def output_residual_norm(
     block: "SelfAttention | FeedForward",
     inner: jax.Array,
     x_BxSxH: jax.Array,
@@ -187,30 +189,33 @@ def finish_block(
     dropout_key: DropoutKey | None,
     activate: Callable[[jax.Array], jax.Array] = lambda x: x,
 ) -> jax.Array:
-    """What ends both blocks of a layer: ``activate`` and output projection of ``inner`` [B, S, ..], dropout,
+    """The end of both blocks of a layer: ``activate`` and output projection of ``inner`` [B, S, ..], dropout,
     residual ``x`` and, with ``norm_position`` post, LayerNorm. ``axes`` are those of the projection's weights."""
     config, dtype, mesh = block.config, compute_dtype(block.execution), block.mesh
     length, width = x_BxSxH.shape[1:]
     kernel, bias = DenseParameters(width, axes, config, dtype, name="output")(inner.shape[-1])
 
     def project(inner: jax.Array, kernel: jax.Array) -> jax.Array:
-        return product(activate(inner), kernel)
+        return matmul_f32_grad(activate(inner), kernel)
 
     if block.execution.scan_layers:
         # A loop copies what its backward pass needs into stacked arrays: to activate again is cheaper.
         project = jax.checkpoint(project, prevent_cse=False)
     product_BxSxH = project(inner, kernel)
-    pre = config.norm_position == "pre"
-    reason = "model.norm_position is pre" if pre else norm_kernel.unsupported(length, width)
+    reason = norm_kernel.unsupported(config, length)
     if block.is_initializing() or not use_kernel(block.execution.residual_norm, "residual_norm", mesh, reason):
         sum_BxSxH = x_BxSxH + dropout(add_bias(product_BxSxH, bias), config.hidden_dropout, dropout_key)
-        return sum_BxSxH if pre else LayerNorm(config, dtype, name="layer_norm")(sum_BxSxH)
+        return (
+            sum_BxSxH if config.norm_position == "pre" else LayerNorm(config, dtype, name="layer_norm")(sum_BxSxH)
+        )
     vectors = (bias, *LayerNormParameters(config, dtype, name="layer_norm")(width))
     rate = 0.0 if dropout_key is None else config.hidden_dropout
 
-    def add_norm(part: Callable[[str], Any], dense: jax.Array, residual: jax.Array, *others: jax.Array) -> Any:
+    def add_norm(
+        device_index: Callable[[str], Any], dense: jax.Array, residual: jax.Array, *others: jax.Array
+    ) -> Any:
         *vectors, words = others
-        first_token = (words[2] + part("act_batch") * dense.shape[0]) * length
+        first_token = (words[2] + device_index("act_batch") * dense.shape[0]) * length
         flat = [y.reshape(-1, width) for y in (dense, residual)]
         out = norm_kernel.add_norm(
             flat[0], vectors[0], flat[1], vectors[1], vectors[2], words, first_token, config.norm_epsilon, rate,
@@ -218,7 +223,7 @@ def finish_block(
         )  # fmt: skip
         return out.reshape(dense.shape)
 
-    run = on_each_device(add_norm, mesh, (ACT, ACT, (None,), (None,), (None,), (None,)), ACT)
+    run = shard_mapped(add_norm, mesh, (ACT, ACT, (None,), (None,), (None,), (None,)), ACT)
     with jax.named_scope("add_norm"):
         return run(constrain(product_BxSxH, ACT, mesh), x_BxSxH, *vectors, seed_words(dropout_key))
 
@@ -251,7 +256,7 @@ class SelfAttention(nn.Module):
         attend: Callable[..., jax.Array]
         # Parameters are made with short dummy rows, which kernels need not be able to do.
         plain = look_inside or self.is_initializing()
-        if not plain and use_kernel_attention(self.execution.attention, mesh, length, width, head_size):
+        if not plain and use_kernel_attention(self.execution.attention, mesh, config, length):
             products = [constrain(y, ("act_batch", "act_length", "act_heads"), mesh) for y in products]
             attend = functools.partial(kernel_attention, head_size=head_size, dropout_rate=rate, mesh=mesh)
             operands = [*products, jnp.stack(biases), sequence_ids_BxS]
@@ -268,7 +273,7 @@ class SelfAttention(nn.Module):
         with jax.named_scope("dot_product_attention"):
             context = attend(*operands, dropout_key=probabilities_key)
         context_BxSxH = constrain(context.reshape(heads_shape), axes, mesh).reshape(batch, length, width)
-        return finish_block(self, context_BxSxH, x_BxSxH, ("heads", "embed"), output_key)
+        return output_residual_norm(self, context_BxSxH, x_BxSxH, ("heads", "embed"), output_key)
 
     def _project(self, x_BxSxH: jax.Array, dtype: jnp.dtype) -> tuple[list[jax.Array], list[jax.Array]]:
         """Query, key and value without their biases, each [B, S, H], and the biases, each [H]."""
@@ -279,9 +284,9 @@ class SelfAttention(nn.Module):
         ]
         biases = [bias for _, bias in pairs]
         if not self.execution.fused_qkv:
-            return [product(x_BxSxH, kernel) for kernel, _ in pairs], biases
+            return [matmul_f32_grad(x_BxSxH, kernel) for kernel, _ in pairs], biases
         # Stacked on a new axis, which no mesh axis cuts, so heads stay where they are.
-        fused_BxSx3xH = product(x_BxSxH, jnp.stack([kernel for kernel, _ in pairs], axis=1))
+        fused_BxSx3xH = matmul_f32_grad(x_BxSxH, jnp.stack([kernel for kernel, _ in pairs], axis=1))
         return [fused_BxSx3xH[:, :, i] for i in range(3)], biases
 
 
@@ -303,7 +308,7 @@ class FeedForward(nn.Module):
         )
         hidden_BxSxF = constrain(hidden_BxSxF, ("act_batch", "act_length", "act_mlp"), self.mesh)
         activate = functools.partial(activation, config)
-        return finish_block(self, hidden_BxSxF, x_BxSxH, ("mlp", "embed"), output_key, activate)
+        return output_residual_norm(self, hidden_BxSxF, x_BxSxH, ("mlp", "embed"), output_key, activate)
 
 
 class EncoderLayer(nn.Module):

@@ -13,14 +13,28 @@ import numpy as np
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
+from bert_jax.config.schema import ModelConfig
+from bert_jax.config.switches import ANY, SIZES, Supported, unsupported_fields
 from bert_jax.model.kernels import LANES, iota, keep, mix
 
 # Tokens of one block, from what fits the fast memory.
 _BLOCK_TOKENS = 256
 
 
-def unsupported(length: int, width: int) -> str:
-    """Why the kernel cannot do rows of ``length`` tokens of ``width``; empty if it can."""
+_SUPPORTED: Supported = SIZES | {
+    "position_offset": ANY,
+    "activation": ANY,
+    "norm_position": ("post",),
+    "norm_epsilon": ANY,
+    "position_embeddings": ANY,
+}
+
+
+def unsupported(model: ModelConfig, length: int) -> str:
+    """Return the reason why the kernel cannot run rows of ``length`` tokens of ``model``; empty if it can."""
+    width = model.hidden_size
+    for line in unsupported_fields(model, _SUPPORTED, "the residual_norm kernel"):
+        return line
     if width % (2 * LANES) or width > 2048:
         return f"width {width} is not a multiple of {2 * LANES} up to 2048"
     return f"length {length} is not a multiple of 8" if length % 8 else ""

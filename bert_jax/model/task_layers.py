@@ -1,4 +1,4 @@
-"""What may stand between the encoder and a task's output layer, and output layers that are more than a dense one.
+"""Layers between the encoder and a task's output layer, and output layers that are more than a dense one.
 
 Shapes: B rows, S tokens, H width of the encoder, F width of the features, U units per row, E width of an embedding.
 """
@@ -10,7 +10,7 @@ from flax import linen as nn
 from bert_jax.config import HeadsConfig, ModelConfig
 from bert_jax.config.spec import Features
 from bert_jax.model.layers import Dense
-from bert_jax.parallel.axes import declared
+from bert_jax.parallel.axes import with_logical_axes
 
 # Hidden states (0: embeddings, then the layers) that each kind of features is made of.
 _PARTS = {
@@ -23,7 +23,7 @@ _PARTS = {
 }
 
 
-class FeatureMix(nn.Module):
+class ScalarMix(nn.Module):
     """Token features from hidden states (Devlin et al. 2018, section 5.3): one of them, four side by side, or a
     learnt scalar mix, gamma * sum(softmax(w) * h) (Peters et al. 2018)."""
 
@@ -37,8 +37,8 @@ class FeatureMix(nn.Module):
             return jnp.concatenate(list(parts), axis=-1)
         if not self.kind.startswith("weighted"):
             return parts[0]
-        weights = self.param("weights", declared(nn.initializers.zeros_init(), (None,)), (parts.shape[0],))
-        gamma = self.param("gamma", declared(nn.initializers.ones_init(), (None,)), (1,))
+        weights = self.param("weights", with_logical_axes(nn.initializers.zeros_init(), (None,)), (parts.shape[0],))
+        gamma = self.param("gamma", with_logical_axes(nn.initializers.ones_init(), (None,)), (1,))
         return gamma * jnp.einsum("n,nbsh->bsh", jax.nn.softmax(weights), parts)
 
 
@@ -63,7 +63,7 @@ class BiLstm(nn.Module):
                 )(x_BxSxF)
                 recurrent = self.param(
                     f"{direction}_{layer}_recurrent",
-                    declared(nn.initializers.orthogonal(), ("embed", "pooled")),
+                    with_logical_axes(nn.initializers.orthogonal(), ("embed", "pooled")),
                     (self.size, 4 * self.size),
                 )
                 backward = direction == "backward"
@@ -103,9 +103,9 @@ class Crf(nn.Module):
     @nn.compact
     def __call__(self) -> tuple[jax.Array, jax.Array, jax.Array]:
         zeros, size = nn.initializers.zeros_init(), self.labels
-        transitions = self.param("transitions", declared(zeros, ("classes", None)), (size, size))
-        start = self.param("start", declared(zeros, ("classes",)), (size,))
-        return transitions, start, self.param("end", declared(zeros, ("classes",)), (size,))
+        transitions = self.param("transitions", with_logical_axes(zeros, ("classes", None)), (size, size))
+        start = self.param("start", with_logical_axes(zeros, ("classes",)), (size,))
+        return transitions, start, self.param("end", with_logical_axes(zeros, ("classes",)), (size,))
 
 
 class PairHead(nn.Module):

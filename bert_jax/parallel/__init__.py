@@ -5,10 +5,10 @@ from bert_jax.parallel.axes import (
     automatic_axes,
     axis_names,
     constrain,
-    declared,
-    place,
+    constrain_tree,
     shardings,
     to_spec,
+    with_logical_axes,
 )
 from bert_jax.parallel.mesh import batch_sharding, check_batches, host_rows, make_mesh, to_global, to_host
 
@@ -19,12 +19,12 @@ __all__ = [
     "batch_sharding",
     "check_batches",
     "constrain",
-    "declared",
+    "constrain_tree",
     "host_rows",
     "make_mesh",
-    "place",
     "shardings",
     "to_global",
     "to_host",
     "to_spec",
+    "with_logical_axes",
 ]

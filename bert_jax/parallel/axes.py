@@ -113,7 +113,7 @@ def sharding_here(mesh: Mesh, spec: PartitionSpec) -> NamedSharding:
     return NamedSharding(inside if inside.manual_axes else mesh, spec)
 
 
-def place(tree: Any, shardings: Any, mesh: Mesh | None) -> Any:
+def constrain_tree(tree: Any, shardings: Any, mesh: Mesh | None) -> Any:
     """``tree`` of arrays laid out as ``shardings`` say, over those of their mesh axes that are automatic here."""
     free = automatic_axes(mesh)
 
@@ -125,7 +125,7 @@ def place(tree: Any, shardings: Any, mesh: Mesh | None) -> Any:
     return jax.tree.map(one, tree, shardings) if free else tree
 
 
-def declared(initializer: Callable[..., Any], axes: Axes) -> Callable[..., Any]:
+def with_logical_axes(initializer: Callable[..., Any], axes: Axes) -> Callable[..., Any]:
     """``initializer`` whose parameter carries its logical axes; raises ``ValueError`` on an unknown name."""
     check_axes(axes)
     return nn.with_partitioning(initializer, axes)

@@ -134,7 +134,7 @@ def mfu(flops_per_second: float, device_kind: str, num_devices: int) -> float | 
     """Model FLOP utilisation: the share of the devices' bf16 peak that ``flops_per_second`` is.
 
     Args:
-        flops_per_second: operations per second over all devices, by the formula of ``planner.flops``.
+        flops_per_second: operations per second over all devices, as ``model.flops`` counts them.
         device_kind: ``jax.devices()[0].device_kind``.
         num_devices: jax devices that take part, over all hosts.
 

@@ -15,9 +15,10 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from bert_jax.config import PretrainConfig
-from bert_jax.model import attention_kernel
-from bert_jax.model.flops import training_flops_per_sequence
+from bert_jax.config import ExecutionConfig, PretrainConfig
+from bert_jax.model import BertForPretraining, attention_kernel
+from bert_jax.model.canonical import canonical_shapes
+from bert_jax.model.flops import training_flops
 from bert_jax.planner.cycles import PARTS, collective_seconds
 from bert_jax.planner.topology import Topology
 
@@ -54,7 +55,7 @@ class StepEstimate:
 
     @property
     def fits(self) -> bool:
-        """Whether the memory holds both."""
+        """True if the memory holds both."""
         return self.peak_bytes <= self.hbm_bytes
 
 
@@ -79,9 +80,8 @@ def estimate_step(
 
 
 def _keeps_scores(config: PretrainConfig, topology: Topology, mesh_shape: Mapping[str, int]) -> bool:
-    """Whether attention probabilities reach memory: not where the kernel for TPUs makes them."""
-    width = config.model.hidden_size // mesh_shape["tensor"]
-    can = not attention_kernel.unsupported(config.data.seq_length, width, config.model.head_size)
+    """Return True if attention probabilities reach memory: not where the kernel for TPUs computes them."""
+    can = not attention_kernel.unsupported(config.model, config.data.seq_length, mesh_shape["tensor"])
     return not (topology.is_tpu and config.execution.attention != "xla" and can)
 
 
@@ -113,15 +113,10 @@ def rows_per_device(config: PretrainConfig, mesh_shape: Mapping[str, int]) -> fl
 
 
 def parameter_count(config: PretrainConfig) -> int:
-    """Parameters of the encoder, the embeddings and both heads (padding of the vocabulary left out)."""
-    model, hidden = config.model, config.model.hidden_size
-    layer = 4 * hidden * (hidden + 1) + 2 * hidden * model.intermediate_size + model.intermediate_size + 5 * hidden
-    rows = model.vocab_size + model.type_vocab_size
-    rows += model.max_position_embeddings if model.position_embeddings == "learned" else 0
-    heads = hidden * (hidden + 1) + 2 * hidden + model.vocab_size
-    if config.has_nsp:
-        heads += hidden * (hidden + 1) + 2 * (hidden + 1)
-    return model.num_layers * layer + rows * hidden + 2 * hidden + heads
+    """Number of canonical parameters of the pretraining model."""
+    # Stacked layers are traced as one.
+    model = BertForPretraining(config.model, ExecutionConfig(scan_layers=True, vocab_multiple=1), config.has_nsp)
+    return sum(map(math.prod, canonical_shapes(model).values()))
 
 
 def _seconds(config: PretrainConfig, topology: Topology, mesh_shape: Mapping[str, int]) -> dict[str, float]:
@@ -133,12 +128,12 @@ def _seconds(config: PretrainConfig, topology: Topology, mesh_shape: Mapping[str
     rate = chip.device_peak_flops * _PRODUCTS * (1 if item == 2 else _FLOAT32_PRODUCTS)
     memory = chip.device_memory_bandwidth
 
-    products = training_flops_per_sequence(
-        model, seq_length=length, max_predictions=data.max_predictions, has_nsp=config.has_nsp
+    flops = training_flops(model, seq_length=length, max_predictions=data.max_predictions, has_nsp=config.has_nsp)
+    attention, head = (
+        sum(count for scope, count in flops.items() if name in scope)
+        for name in ("dot_product_attention", "mlm_head")
     )
-    attention = 3 * 4 * model.num_layers * hidden * length**2
-    head = 3 * data.max_predictions * (2 * hidden**2 + 2 * hidden * model.vocab_size)
-    encoder = products - attention - head
+    encoder = flops.total() - attention - head
     again = {"none": (1, 1), "attention": (1, 4 / 3), "full": (4 / 3, 4 / 3)}[execution.remat]
     probabilities = model.num_layers * model.num_attention_heads * length**2
     elementwise = _ELEMENTWISE * item / 2 * model.num_layers * hidden * length / memory

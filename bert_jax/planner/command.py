@@ -37,7 +37,7 @@ class PlanOptions:
 
     @property
     def asked(self) -> Asked:
-        """What every plan is asked for."""
+        """Request of every plan."""
         return Asked(self.price_per_chip_hour, self.first_step)
 
 

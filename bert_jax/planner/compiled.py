@@ -12,7 +12,7 @@ from bert_jax.planner.topology import Topology, prepare_environment, tpu_devices
 
 @dataclass(frozen=True)
 class CompiledStep:
-    """What the compiler says of a step. Bytes are per jax device."""
+    """Figures of the compiler for a step. Bytes are per jax device."""
 
     # State and batch, held during the whole step.
     argument_bytes: int
@@ -31,7 +31,7 @@ class CompiledStep:
 
     @property
     def fits(self) -> bool:
-        """Whether a device's memory holds the step."""
+        """True if a device's memory holds the step."""
         return bool(self.hlo) and self.peak_bytes <= self.hbm_bytes
 
 

@@ -100,7 +100,7 @@ def even_grid(chips: int, axes: int) -> tuple[int, ...]:
 
 @dataclass
 class _Timeline:
-    """Where the schedule of one computation stands, in seconds since it began."""
+    """Progress of the schedule of one computation, in seconds since it began."""
 
     now: float = 0.0
     free: dict[str, float] = field(default_factory=lambda: {"memory": 0.0, "links": 0.0})
@@ -353,8 +353,8 @@ def spanned_axes(chips: int, grid: Sequence[int]) -> list[int]:
 
 
 def is_ring(axis: int, grid: Sequence[int], chip: Chip) -> bool:
-    """Does an axis of ``axis`` chips close to a ring? On chips with three axes whole cubes of 4 do, on chips with
-    two only the 16 of a full pod (v5e, v6e) do."""
+    """Return True if an axis of ``axis`` chips closes to a ring. On chips with three axes whole cubes of 4 do, on
+    chips with two only the 16 of a full pod (v5e, v6e) do."""
     if axis not in grid:
         return False
     return axis % 4 == 0 and all(n % 4 == 0 for n in grid) if chip.link_axes == 3 else axis == 16

@@ -126,7 +126,7 @@ class Module:
         yield from self.computations[computation].instructions.values()
 
     def trip_count(self, loop: Instruction, computation: str) -> int | None:
-        """How often the body of a ``while`` of ``computation`` runs; None when the text does not tell."""
+        """Rounds of a ``while`` of ``computation``; None if the text does not tell."""
         known = re.search(r'"known_trip_count":\{"n":"(\d+)"\}', loop.attributes)
         if known:
             return int(known[1])

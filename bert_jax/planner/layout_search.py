@@ -1,7 +1,8 @@
-"""Which layout of a recipe is fastest on a slice: batch per device x recomputation x scan x mesh.
+"""Search for the fastest layout of a recipe on a slice: batch per device x recomputation x scan x mesh.
 
-The recipe's global batch, and so what is learned, stays (microbatches change the batch per device), unless other
-batches are asked for. Arithmetic drops what cannot fit and orders the rest; on a TPU the first few are compiled.
+The recipe's global batch, and so the function learned, stays (microbatches change the batch per device), unless
+other batches are asked for. Arithmetic drops what cannot fit and orders the rest; on a TPU the first few are
+compiled.
 """
 
 import dataclasses
@@ -21,7 +22,7 @@ _FULL = 0.97
 
 @dataclass(frozen=True)
 class Found:
-    """What a search found; ``config`` is the recipe changed as the best plan says, None where nothing fits."""
+    """Result of a search; ``config`` is the recipe with the layout of the best plan, None where nothing fits."""
 
     plans: list[Plan]
     best: Plan | None

@@ -1,4 +1,4 @@
-"""A plan: what a recipe would take and give on a slice, predicted."""
+"""Plans: predicted memory, time and cost of a recipe on a slice."""
 
 import dataclasses
 import functools
@@ -71,7 +71,7 @@ class Plan:
 
 @dataclass(frozen=True)
 class Asked:
-    """What a plan is asked for beside the recipe."""
+    """Request of a plan beside the recipe."""
 
     price_per_chip_hour: float | None = None
     # Steps that earlier phases have done.
@@ -208,7 +208,7 @@ def full_steps(config: PretrainConfig, first_step: int) -> float:
 
 
 def _warnings(config: PretrainConfig, topology: Topology, cost: StepCost | StepEstimate | None) -> list[str]:
-    """What makes a recipe slow on its hardware, with the option that changes it."""
+    """Causes of slowness of a recipe on its hardware, each with the option that changes it."""
     execution, lines = config.execution, []
     dropout = cost.shares["dropout"] if cost else 0.0
     if topology.is_tpu and execution.prng == "threefry" and dropout > _MUCH_DROPOUT:

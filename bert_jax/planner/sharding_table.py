@@ -1,4 +1,4 @@
-"""How a recipe's parameters and optimizer state are cut over a mesh, without any device."""
+"""Partition of a recipe's parameters and optimizer state over a mesh, without any device."""
 
 import dataclasses
 import math

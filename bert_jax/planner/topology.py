@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from bert_jax.io.errors import one_line
 from bert_jax.parallel.hardware import GPUS, TPUS, Chip
 
 
@@ -60,7 +61,7 @@ class Topology:
 
     @property
     def is_tpu(self) -> bool:
-        """Whether programs can be compiled for it without owning it."""
+        """True if programs can be compiled for it without owning it."""
         return bool(self.chip.link_axes)
 
     @property
@@ -185,8 +186,7 @@ def tpu_devices(topology: Topology) -> list[Any]:
         with _quiet():
             described = topologies.get_topology_desc(platform="tpu", topology_name=topology.name, **options)
     except jax.errors.JaxRuntimeError as error:
-        reason = " ".join(str(error).split())
-        raise ValueError(f"--topology {topology.name}: libtpu has no such slice: {reason}") from None
+        raise ValueError(f"--topology {topology.name}: libtpu has no such slice: {one_line(error)}") from None
     devices = list(described.devices)
     assert len(devices) == topology.num_devices, (topology, len(devices))
     return devices

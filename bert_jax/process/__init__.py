@@ -1,1 +1,1 @@
-"""The processes of a run: start-up, signals, peers, exit codes."""
+"""The processes of a run: start-up, signals, heartbeats, exit codes."""

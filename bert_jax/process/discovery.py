@@ -1,7 +1,7 @@
-"""Whether this process is one of several that make a run, by flags, environment or what it runs on.
+"""Detection of a run of several processes, by flags, environment or machine.
 
-Only whether, and what jax would get wrong: how the processes find each other is jax's own doing
-(``jax.distributed.initialize``).
+The processes then find each other through ``jax.distributed.initialize``; here is only the detection, and the
+settings that jax would get wrong.
 """
 
 import os
@@ -17,13 +17,13 @@ from bert_jax.config.loader import RunOptions
 
 
 def _platforms() -> str | None:
-    """What jax is to run on: from JAX_PLATFORMS, else jax says tpu,cpu where it finds TPU chips."""
+    """Platforms of jax: from JAX_PLATFORMS, else tpu,cpu where jax finds TPU chips."""
     platforms: str | None = jax.config.jax_platforms  # type: ignore[attr-defined]
     return platforms
 
 
-def given(options: RunOptions) -> tuple[str, int, int] | None:
-    """(coordinator, processes, index) from the flags, else from the environment; None when nothing is given."""
+def configured(options: RunOptions) -> tuple[str, int, int] | None:
+    """Return (coordinator, processes, index) from the flags, else from the environment, else None."""
     coordinator = options.coordinator or os.environ.get("JAX_COORDINATOR_ADDRESS", "")
     processes = options.num_processes or _variable("JAX_NUM_PROCESSES", 0)
     process = options.process_id if options.process_id >= 0 else _variable("JAX_PROCESS_ID", -1)
@@ -50,7 +50,7 @@ def given(options: RunOptions) -> tuple[str, int, int] | None:
 
 
 def check_port(coordinator: str) -> None:
-    """``ValueError`` when this host, that of process 0, cannot give out the coordinator's port; jax would crash."""
+    """Raise ``ValueError`` when the coordinator's port is not free on this host, process 0's; jax would crash."""
     port = int(coordinator.rpartition(":")[2])
     with socket.socket() as trial:
         trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as of a run that has just ended
@@ -71,7 +71,7 @@ def _variable(name: str, default: int) -> int:
 
 
 def is_tpu_pod() -> bool:
-    """Whether this is one of several hosts of a TPU slice or of several slices, on GKE or on TPU VMs."""
+    """Return True on one of several hosts of a TPU slice or of several slices, on GKE or on TPU VMs."""
     if not (_platforms() or "").startswith("tpu"):
         return False
     if int(os.environ.get("MEGASCALE_NUM_SLICES") or 1) > 1:
@@ -85,7 +85,7 @@ def is_tpu_pod() -> bool:
 
 
 def _metadata(key: str) -> str | None:
-    """An attribute of this TPU VM from Google's metadata server; None where there is no such server or key."""
+    """Return an attribute of this TPU VM from Google's metadata server; None without such a server or key."""
     server = os.environ.get("GCE_METADATA_IP", "metadata.google.internal")
     url = f"http://{server}/computeMetadata/v1/instance/attributes/{key}"
     request = urllib.request.Request(url, headers={"Metadata-Flavor": "Google"})
@@ -101,7 +101,7 @@ def _metadata(key: str) -> str | None:
 
 
 def is_slurm_step() -> bool:
-    """Whether ``srun`` started this as one of several tasks. A batch script's own shell is not one of them."""
+    """Return True if ``srun`` started this as one of several tasks; the shell of a batch script is none."""
     wanted = ("SLURM_JOB_ID", "SLURM_STEP_NODELIST", "SLURM_NTASKS", "SLURM_PROCID", "SLURM_LOCALID")
     tasks = "SLURM_STEP_NUM_TASKS" if os.environ.get("SLURM_STEP_NUM_TASKS") else "SLURM_NTASKS"
     return all(name in os.environ for name in wanted) and _variable(tasks, 1) > 1

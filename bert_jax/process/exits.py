@@ -5,9 +5,11 @@ import gc
 import os
 import sys
 from collections.abc import Callable
+from typing import NoReturn
 
 from bert_jax.batch import DataBudgetError
-from bert_jax.io.object_paths import StorageUnavailable
+from bert_jax.io.errors import one_line
+from bert_jax.io.storage import StorageUnavailable
 
 OK, USER_ERROR, VERIFICATION_FAILED, PREEMPTED, DATA_BUDGET, NON_FINITE, WATCHDOG = 0, 2, 3, 42, 43, 44, 45
 INTERRUPTED = 130
@@ -22,20 +24,27 @@ class Stop(Exception):
     def __init__(self, code: int, message: str, *, agreed: bool = False) -> None:
         super().__init__(message)
         self.code = code
-        self.agreed = agreed  # every process of the run stops at the same step, so nobody has to be told
+        self.agreed = agreed  # every process of the run stops at the same step, so it is not published
+
+
+def end_now(code: int, line: str = "") -> NoReturn:
+    """End this process from any thread, with ``line`` on stderr; threads, devices and locks are not waited for."""
+    if line:
+        os.write(2, f"{line}\n".encode())
+    os._exit(code)
 
 
 def run_command(command: Callable[[], int | None]) -> int:
     """Run ``command`` and return its exit code; a user's mistake becomes one line on stderr and code 2.
 
-    What :func:`outcome` does not know is ours and keeps its traceback. Collecting garbage becomes rarer: tracing
-    makes millions of objects that stay, and Python would look through them again and again.
+    An error that :func:`outcome` does not know is a fault of the program and keeps its traceback. Garbage
+    collection becomes rarer: tracing makes millions of objects that stay, and each collection would visit them.
     """
     gc.set_threshold(100_000, 20, 50)
     try:
         return command() or OK
     except BrokenPipeError:
-        # The reader of our output is gone (for example `| head`): nothing is left to say.
+        # The reader of the output is gone (for example `| head`).
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return OK
     except (Exception, KeyboardInterrupt) as error:
@@ -50,8 +59,8 @@ def run_command(command: Callable[[], int | None]) -> int:
 def outcome(error: BaseException) -> tuple[int, str] | None:
     """Exit code and line of an error that ends a command; ``None`` for a fault of the program.
 
-    A ``ValueError`` or ``OSError`` is the user's to mend; a full disk is too, which the checkpoint library reports
-    in several types.
+    A ``ValueError`` or ``OSError`` is for the user to correct; so is a full disk, which the checkpoint library
+    reports in several types.
     """
     if isinstance(error, Stop):
         return error.code, str(error)
@@ -63,7 +72,7 @@ def outcome(error: BaseException) -> tuple[int, str] | None:
         return WATCHDOG, f"stopped: {error}"
     if isinstance(error, OSError):
         return USER_ERROR, _os_error_line(error)
-    text = " ".join(str(error).split())
+    text = one_line(error)
     full = next((reason for reason in DISK_FULL if reason in text), None)
     if full is None and not isinstance(error, ValueError):
         return None

@@ -1,7 +1,6 @@
-"""Ctrl-C and SIGTERM ask to save and stop. Imports nothing heavy: installed before anything else."""
+"""Ctrl-C and SIGTERM: save and stop. Imports nothing heavy, because it is installed before all other modules."""
 
 import contextlib
-import os
 import signal
 import sys
 import time
@@ -16,7 +15,7 @@ AGREED_WITHIN = 900.0
 
 
 class Interrupted(Exception):
-    """Work that is no step (an evaluation) is broken off, because the run is to stop."""
+    """Ends work that is no step (an evaluation), because the run is to stop."""
 
 
 class StopRequest:
@@ -27,7 +26,7 @@ class StopRequest:
         self.signal: signal.Signals | None = None
         self._came = 0.0  # when it came; monotonic clock
         self._interrupts = False
-        self._notify: Callable[[int], object] | None = None  # tells the other hosts
+        self._notify: Callable[[int], object] | None = None  # sends the signal to the other hosts
         self._tick, self._reached = 0, False
         self._where = ""
 
@@ -41,7 +40,7 @@ class StopRequest:
 
     @contextlib.contextmanager
     def at_once(self, message: str) -> Iterator[None]:
-        """For work that may be broken off anywhere: a signal ends the block within a moment with
+        """Surround work that may be interrupted anywhere: a signal ends the block within a moment with
         ``exits.Stop(message)``, also one that came before it. Handles both signals inside the block, installed or
         not; in the main thread only."""
         before = {number: signal.signal(number, self._handle) for number in SIGNALS}
@@ -50,7 +49,7 @@ class StopRequest:
             if not self:
                 yield
         except BaseException:
-            if not self:  # else it is the interrupt, or what the interrupted work made of it
+            if not self:  # else it is the interrupt, or an error that follows from it
                 raise
         finally:
             self._interrupts = False
@@ -62,9 +61,12 @@ class StopRequest:
             raise exits.Stop(self.exit_code, message)
 
     def share(self) -> None:
-        """With several hosts: tell them all what comes to this one. To be called right after
-        ``jax.distributed.initialize``, whose preemption service has taken SIGTERM over: a signal then reaches the
-        service alone, and one that came before would be lost. Here the handler is put back in front of it."""
+        """With several hosts: send the signals of this one to all. Call it right after
+        ``jax.distributed.initialize``, whose preemption service has replaced the handler of SIGTERM: a signal then
+        reaches the service alone, and one that came before would be lost. This puts the handler back in front.
+
+        By ctypes: Python does not return a handler that C code has set (test_signals_kills_and_standstills).
+        """
         import ctypes
 
         library = ctypes.CDLL(None)
@@ -76,7 +78,7 @@ class StopRequest:
         self.reached()
 
     def reached(self) -> bool:
-        """Whether to stop here and now: true on all hosts at the same call.
+        """Return True if the run stops here: the same on all hosts at the same call.
 
         Every host calls it equally often and at the same places: on joining, after restoring, before each
         step and each evaluation batch. The service agrees on the number of a call that no host has made yet.
@@ -96,15 +98,15 @@ class StopRequest:
         from bert_jax.process import hosts
 
         own = f"{self.signal.name} {time.monotonic() - self._came}" if self.signal else ""
-        answers = [answer.split() for answer in hosts.gather("stop", own, AGREED_WITHIN)]
-        told = {host: answer for host, answer in enumerate(answers) if answer}
-        # Ctrl-C wins: a person is there, and no supervisor is to start the run again.
-        names = {name for name, _ in told.values()}
+        answers = [answer.split() for answer in hosts.all_gather_text("stop", own, AGREED_WITHIN)]
+        signaled = {host: answer for host, answer in enumerate(answers) if answer}
+        # Ctrl-C wins: it comes from a person, and no supervisor is to start the run again.
+        names = {name for name, _ in signaled.values()}
         self.signal = signal.SIGINT if "SIGINT" in names else signal.SIGTERM
-        self._came = time.monotonic() - max((float(age) for _, age in told.values()), default=0.0)
-        self._where = f" on host {', '.join(map(str, told))}" if told else ""
+        self._came = time.monotonic() - max((float(age) for _, age in signaled.values()), default=0.0)
+        self._where = f" on host {', '.join(map(str, signaled))}" if signaled else ""
 
-    def told(self) -> str:
+    def reason(self) -> str:
         """``2.3 s after SIGTERM on host 1``, for the last line of a run that was stopped."""
         assert self.signal is not None
         return f"{time.monotonic() - self._came:.1f} s after {self.signal.name}{self._where}"
@@ -112,7 +114,7 @@ class StopRequest:
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if self.signal is not None:
             if number == signal.SIGINT:
-                os._exit(exits.INTERRUPTED)
+                exits.end_now(exits.INTERRUPTED)
             return
         self.signal, self._came = signal.Signals(number), time.monotonic()
         if self._notify is not None:

@@ -1,4 +1,4 @@
-"""Ends a run in which nothing happens any more: one stuck host would hold all others for ever."""
+"""The watchdog ends a run that makes no progress: one stuck host would block all others for ever."""
 
 import contextlib
 import faulthandler
@@ -10,7 +10,7 @@ from typing import Any
 
 from bert_jax.process import exits
 
-# What has no beats of its own (start-up, compiling, restoring, a save) may take this many times the limit.
+# Work without beats of its own (start-up, compiling, restoring, a save) may take this many times the limit.
 PHASE_FACTOR = 10
 # A step beside which a save is written may take this many times the limit: all are out within twice the limit even
 # where a save cannot end because a process is stuck.
@@ -26,13 +26,13 @@ class Watchdog:
     ``limit`` seconds (0: never). Until the first beat, and in a :meth:`phase`, it waits ``PHASE_FACTOR`` times as
     long. It needs no other host and no lock of theirs, so it works while every collective is stuck.
 
-    Time in which this process itself stood still (Ctrl-Z, a suspended machine) does not count. What cannot be
-    seen: a main thread that never gives up the interpreter's lock.
+    Time in which this process itself stood still (Ctrl-Z, a suspended machine) does not count. A main thread that
+    never gives up the interpreter's lock goes unnoticed.
     """
 
     def __init__(self, limit: float) -> None:
         self._limit = limit
-        self.others: Callable[[], str] = lambda: ""  # what is known of the other processes, for the last line
+        self.others: Callable[[], str] = lambda: ""  # describes the other processes, for the last line
         # Whether a save is written beside the steps, which then wait for memory and disk.
         self.is_writing: Callable[[], bool] = lambda: False
         self._beats, self._idle, self._stood = 0, 0.0, 0.0  # seconds that count, and all of them
@@ -44,7 +44,7 @@ class Watchdog:
             self._thread.start()
 
     def beat(self, doing: str) -> None:
-        """Something has been done; ``doing`` says what comes now. Costs nothing; call it at every step."""
+        """Report progress; ``doing`` names the work that follows. Costs nothing; call it at every step."""
         self.doing, self._factor = doing, 1
         self._beats += 1
 
@@ -107,10 +107,10 @@ class Watchdog:
 
     def _bark(self) -> None:
         self._dump("The checkpoints are sound: run the same command on all hosts to continue")
-        os._exit(exits.WATCHDOG)
+        exits.end_now(exits.WATCHDOG)
 
     def _dump(self, advice: str) -> None:
-        exit_anyway = threading.Timer(DUMP_SECONDS, os._exit, [exits.WATCHDOG])
+        exit_anyway = threading.Timer(DUMP_SECONDS, exits.end_now, [exits.WATCHDOG])
         exit_anyway.daemon = True
         exit_anyway.start()
         others = self.others()

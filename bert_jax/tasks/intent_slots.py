@@ -7,7 +7,6 @@ from typing import ClassVar
 
 import jax
 import numpy as np
-from scipy.special import softmax
 
 from bert_jax.config import HeadsConfig
 from bert_jax.config.finetune import FinetuneConfig
@@ -16,8 +15,9 @@ from bert_jax.model.bert import BertOutput
 from bert_jax.objectives.label_losses import softmax_denominator, softmax_loss
 from bert_jax.objectives.sums import Sums
 from bert_jax.records import Record
-from bert_jax.tasks.tagging import TaggingTask, check_entity_tags
-from bert_jax.tasks.task import Level, Prediction, Target, Unit
+from bert_jax.tasks.tagging import TaggingTask, check_entity_tags, predicted_tags
+from bert_jax.tasks.task import Level, ModelInput, Prediction, Target
+from bert_jax.tasks.text_classification import class_predictions
 
 
 class JointTask(TaggingTask):
@@ -65,7 +65,7 @@ class JointTask(TaggingTask):
     def heads(self) -> HeadsConfig:
         return dataclasses.replace(super().heads, pooler=True, sequence_labels=self.intents)
 
-    def featurize(self, records: Sequence[Record], *, training: bool) -> list[Unit]:
+    def featurize(self, records: Sequence[Record], *, training: bool) -> list[ModelInput]:
         units = super().featurize(records, training=training)
         windows = Counter(unit.record for unit in units)
         labels = self.config.data.labels
@@ -104,27 +104,19 @@ class JointTask(TaggingTask):
         return {"intent_logits": ("unit", output.sequence_logits), **super().outputs(output, batch)}
 
     def decode(
-        self, records: Sequence[Record], units: Sequence[Unit], outputs: Sequence[Mapping[str, np.ndarray]]
+        self, records: Sequence[Record], units: Sequence[ModelInput], outputs: Sequence[Mapping[str, np.ndarray]]
     ) -> list[Prediction]:
-        """``prediction``, the intent (as the files write it), ``scores``, the probability of each intent, ``tags``,
-        one per word, and without a CRF ``tag_scores``, the probability of each tag. Scores are not rounded, those
-        of tags to six decimals."""
+        """The intent (as the files write it) by :func:`class_predictions`, with the ``tokens`` of tagging."""
         logits = np.zeros((len(records), len(self.intents)))
         windows = np.zeros(len(records))
         for unit, output in zip(units, outputs, strict=True):
             logits[unit.record] += output["intent_logits"]
             windows[unit.record] += 1
-        chances, labels = softmax(logits / windows[:, None], axis=-1), self.config.data.labels
+        intents = class_predictions(self.config.data.labels, logits / windows[:, None])
         tagged = super().decode(records, units, outputs)
         return [
-            {
-                **({} if record.label is None else {"label": record.label}),
-                "prediction": labels[int(row.argmax())],
-                "scores": dict(zip(labels, row.tolist(), strict=True)),
-                "tags": of_words["tags"],
-                **({"tag_scores": of_words["scores"]} if "scores" in of_words else {}),
-            }
-            for record, row, of_words in zip(records, chances, tagged, strict=True)
+            {**intent, **tokens, **({} if record.label is None else {"gold": record.label})}
+            for record, intent, tokens in zip(records, intents, tagged, strict=True)
         ]
 
     def scores(self, records: Sequence[Record], predictions: Sequence[Prediction]) -> list[Score]:
@@ -132,9 +124,9 @@ class JointTask(TaggingTask):
         slots = [Score(f"slot_{s.name}", s.of, s.higher_is_better) for s in super().scores(records, predictions)]
         found = joint_scores(
             [_given_label(record) for record in records],
-            [prediction["prediction"] for prediction in predictions],
+            [prediction["label"] for prediction in predictions],
             [record.tags or () for record in records],
-            [prediction["tags"] for prediction in predictions],
+            [predicted_tags(prediction) for prediction in predictions],
         )
         return [*found, *slots]
 

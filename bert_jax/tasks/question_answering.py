@@ -8,15 +8,13 @@ import jax
 import numpy as np
 
 from bert_jax.config import HeadsConfig
-from bert_jax.config.finetune import FinetuneConfig
-from bert_jax.inference.spans import Passage, Span, SpanPiece, Window, best_spans, span_inputs
 from bert_jax.metrics import Score, chinese_answer_scores, squad_scores
 from bert_jax.model.bert import BertOutput
 from bert_jax.objectives.span import span_loss
 from bert_jax.objectives.sums import Sums, denominator
 from bert_jax.records import Answer, Record
-from bert_jax.tasks.task import Level, Prediction, Target, Task, Unit
-from bert_jax.tokenization import Tokenizer
+from bert_jax.tasks.spans import Passage, Span, SpanPiece, Window, best_spans, span_inputs
+from bert_jax.tasks.task import Level, ModelInput, Prediction, Target, Task
 
 # As a span of tokens: it lies in no window.
 NOWHERE = (-1, -1)
@@ -36,19 +34,11 @@ class QaTask(Task):
     }  # fmt: skip
     gold = ("answers",)
 
-    def __init__(self, config: FinetuneConfig, tokenizer: Tokenizer) -> None:
-        super().__init__(config, tokenizer)
-        if config.qa.no_answer and config.qa.scoring == "chinese":
-            raise ValueError(
-                "qa.scoring: 'chinese' has no score for questions without an answer; allowed with qa.no_answer: "
-                "english; set one of the two"
-            )
-
     @property
     def heads(self) -> HeadsConfig:
         return HeadsConfig(span=True, pooler=False)
 
-    def featurize(self, records: Sequence[Record], *, training: bool) -> list[Unit]:
+    def featurize(self, records: Sequence[Record], *, training: bool) -> list[ModelInput]:
         task, qa, types = self.config.task, self.config.qa, self.config.model.type_vocab_size
         questions = self.tokenizer.encode_batch([record.text for record in records])
         passages: dict[str, Passage] = {}  # many questions have the same one
@@ -62,7 +52,7 @@ class QaTask(Task):
             answer = self._answer(record, passage, training)
             for encoded in span_inputs(self.tokenizer, question, passage, qa, task.max_length, types):
                 targets = {} if answer is None else _targets(encoded.extra, *answer)
-                units.append(Unit(number, (encoded,), targets, float(answer is not None), encoded.extra))
+                units.append(ModelInput(number, (encoded,), targets, float(answer is not None), encoded.extra))
         return units
 
     def _answer(self, record: Record, passage: Passage, training: bool) -> tuple[int, int] | None:
@@ -102,11 +92,11 @@ class QaTask(Task):
         return {"start_logits": ("token", output.start_logits), "end_logits": ("token", output.end_logits)}
 
     def decode(
-        self, records: Sequence[Record], units: Sequence[Unit], outputs: Sequence[Mapping[str, np.ndarray]]
+        self, records: Sequence[Record], units: Sequence[ModelInput], outputs: Sequence[Mapping[str, np.ndarray]]
     ) -> list[Prediction]:
-        """``text`` ("": no answer), the passage's characters ``start`` to ``end``; ``score`` of the best answer
-        and ``null_odds``, by how much that of no answer is above it. With ``qa.no_answer`` also ``best_text``, the
-        best answer even where none is predicted."""
+        """``answer`` ("": none), the passage's characters ``start`` to ``end``, ``score`` of the best answer and
+        ``no_answer_score`` of none. With ``qa.no_answer`` also ``best_answer``, the best one even where none is
+        predicted."""
         questions: list[list[SpanPiece]] = [[] for _ in records]
         for unit, output in zip(units, outputs, strict=True):
             questions[unit.record].append(SpanPiece(output["start_logits"], output["end_logits"], unit.extra))
@@ -114,13 +104,11 @@ class QaTask(Task):
 
     def _prediction(self, span: Span) -> Prediction:
         qa = self.config.qa
-        null_odds = round(span.null_score - span.score, 6)
-        score = {"score": round(span.score, 6), "null_odds": null_odds}
-        found = {"text": span.text, "start": span.start, "end": span.end, **score}
-        if not qa.no_answer:
-            return found
-        nothing = {"text": "", "start": 0, "end": 0, **score}
-        return {**(nothing if null_odds > qa.null_threshold else found), "best_text": span.text}
+        answer = {"answer": span.text, "start": span.start, "end": span.end}
+        if qa.no_answer and span.null_score - span.score > qa.null_threshold:
+            answer = {"answer": "", "start": 0, "end": 0}
+        best = {"best_answer": span.text} if qa.no_answer else {}
+        return {**answer, "score": span.score, "no_answer_score": span.null_score, **best}
 
     def scores(self, records: Sequence[Record], predictions: Sequence[Prediction]) -> list[Score]:
         """f1 and exact; with ``qa.no_answer`` more of each: ``/has_answer``, ``/no_answer``, ``/best_threshold``
@@ -129,12 +117,12 @@ class QaTask(Task):
         references = [[answer.text for answer in record.answers or ()] for record, _ in labelled]
         qa = self.config.qa
         if qa.scoring == "chinese":
-            scores = chinese_answer_scores([prediction["text"] for _, prediction in labelled], references)
+            scores = chinese_answer_scores([prediction["answer"] for _, prediction in labelled], references)
         elif not qa.no_answer:
-            scores, _ = squad_scores([prediction["text"] for _, prediction in labelled], references)
+            scores, _ = squad_scores([prediction["answer"] for _, prediction in labelled], references)
         else:
-            spans = [prediction["best_text"] for _, prediction in labelled]
-            odds = [prediction["null_odds"] for _, prediction in labelled]
+            spans = [prediction["best_answer"] for _, prediction in labelled]
+            odds = [prediction["no_answer_score"] - prediction["score"] for _, prediction in labelled]
             scores, best = squad_scores(spans, references, odds, qa.null_threshold)
             scores += [_threshold("f1", best.f1), _threshold("exact", best.exact)]
         return sorted(scores, key=lambda score: score.name != "f1")

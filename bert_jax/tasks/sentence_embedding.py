@@ -12,7 +12,6 @@ import numpy as np
 
 from bert_jax.config import HeadsConfig, SentenceConfig, SentenceModule
 from bert_jax.config.finetune import FinetuneConfig
-from bert_jax.inference.batching import Encoded
 from bert_jax.metrics import Score, classification_scores, regression_scores
 from bert_jax.metrics.score import mean_score
 from bert_jax.model.bert import BertOutput
@@ -21,8 +20,15 @@ from bert_jax.objectives.sentence_losses import cosent_loss, cosine_loss, in_bat
 from bert_jax.objectives.sums import Sums, denominator
 from bert_jax.records import Record
 from bert_jax.tasks.sampling import permutation
-from bert_jax.tasks.task import Level, Prediction, Target, Task, Unit
-from bert_jax.tasks.text_classification import class_number, number_of, of_training_files, significant, softmax
+from bert_jax.tasks.task import Encoded, Level, ModelInput, Prediction, Target, Task
+from bert_jax.tasks.text_classification import (
+    class_number,
+    class_predictions,
+    number_of,
+    of_training_files,
+    probability_table,
+    round_significant,
+)
 from bert_jax.tasks.truncation import cut_text
 from bert_jax.tokenization import Tokenizer
 
@@ -44,10 +50,9 @@ class SentenceTask(Task):
 
     targets: ClassVar[Mapping[str, Target]] = {}
 
-    def __init__(self, config: FinetuneConfig, tokenizer: Tokenizer) -> None:
-        super().__init__(config, tokenizer)
-        if config.task.truncation == "windows":
-            raise ValueError("task.truncation: a sentence has one vector; windows give several; choose another")
+    def __init__(self, config: FinetuneConfig, tokenizer: Tokenizer, records: Sequence[Record] = ()) -> None:
+        super().__init__(config, tokenizer, records)
+        self._hard_negatives = _hard_negatives(config, records)
         kinds = {"softmax": np.int32, "cosine": np.float32, "cosent": np.float32}
         if self._of_classes:
             kinds["negatives"] = np.int32
@@ -62,8 +67,7 @@ class SentenceTask(Task):
     @classmethod
     def from_data(cls, config: FinetuneConfig, splits: Mapping[str, Sequence[Record]]) -> FinetuneConfig:
         train, data, options = splits["train"], config.data, config.sentence
-        uses_negatives = options.loss == "negatives" and not options.pairs_from_classes
-        most = max((len(record.negatives) for record in train), default=0) if uses_negatives else 0
+        most = _hard_negatives(config, train)
         for record in train:
             _check_texts(record, config, most)
         if options.loss == "softmax" or (options.loss == "negatives" and options.pairs_from_classes):
@@ -73,14 +77,13 @@ class SentenceTask(Task):
             if len(labels) < 2 and options.loss == "softmax":
                 raise ValueError(f"data.labels: {len(labels)} class ({', '.join(labels)}); two or more are needed")
             data = dataclasses.replace(data, labels=labels)
-        return dataclasses.replace(config, data=data, hard_negatives=most)
+        return dataclasses.replace(config, data=data)
 
     @property
     def sequences_per_unit(self) -> int:
-        loss = self.config.sentence.loss
-        return _TEXTS[loss] + (self.config.hard_negatives if loss == "negatives" else 0)
+        return _TEXTS[self.config.sentence.loss] + self._hard_negatives
 
-    def sequences_of(self, units: Sequence[Unit]) -> int:
+    def sequences_of(self, units: Sequence[ModelInput]) -> int:
         most = max(len(unit.sequences) for unit in units)
         # The classifier takes the texts of a row two by two.
         return most + most % 2 if self.config.sentence.loss == "softmax" else most
@@ -99,7 +102,7 @@ class SentenceTask(Task):
 
     # ------------------------------------------------------------------ records to units
 
-    def featurize(self, records: Sequence[Record], *, training: bool) -> list[Unit]:
+    def featurize(self, records: Sequence[Record], *, training: bool) -> list[ModelInput]:
         if not training:
             self._check_scored([records[i] for i in self.scored(records)])
         groups = self._training_texts(records) if training else [_scored_texts(record) for record in records]
@@ -109,7 +112,7 @@ class SentenceTask(Task):
         for i, (record, group) in enumerate(zip(records, groups, strict=True)):
             inputs = tuple(self._input(text, next(ids)) for text in group)
             targets = self._target(record) if training else {}
-            units.append(Unit(i, inputs, targets, float(training)))
+            units.append(ModelInput(i, inputs, targets, float(training)))
         return units
 
     def _input(self, text: str, ids: Sequence[int]) -> Encoded:
@@ -227,10 +230,10 @@ class SentenceTask(Task):
     # ------------------------------------------------------------------ outputs to predictions and metrics
 
     def decode(
-        self, records: Sequence[Record], units: Sequence[Unit], outputs: Sequence[Mapping[str, np.ndarray]]
+        self, records: Sequence[Record], units: Sequence[ModelInput], outputs: Sequence[Mapping[str, np.ndarray]]
     ) -> list[Prediction]:
-        """``cosine`` of the first two texts (of a triplet also ``cosine_negative``), and with a classifier
-        ``prediction`` and ``scores``. ``rank`` of the second text among all second texts of the split, from 1,
+        """``cosine`` of the first two texts (of a triplet also ``cosine_negative``), with a classifier
+        :func:`class_predictions`, and ``rank`` of the second text among all second texts of the split, from 1,
         where there is no label."""
         if not units:
             return []
@@ -246,18 +249,15 @@ class SentenceTask(Task):
         predictions: list[Prediction] = []
         for i, (record, unit, output) in enumerate(zip(records, units, outputs, strict=True)):
             texts = len(unit.sequences)
-            one: Prediction = {} if record.label is None else {"label": record.label}
+            one: Prediction = {} if record.label is None else {"gold": record.label}
             if texts > 1:
-                one["cosine"] = significant(unit_NxKxE[i, 0] @ unit_NxKxE[i, 1])
+                one["cosine"] = round_significant(unit_NxKxE[i, 0] @ unit_NxKxE[i, 1])
             if texts > 2:
-                one["cosine_negative"] = significant(unit_NxKxE[i, 0] @ unit_NxKxE[i, 2])
+                one["cosine_negative"] = round_significant(unit_NxKxE[i, 0] @ unit_NxKxE[i, 2])
             if i in ranks:
                 one["rank"] = ranks[i]
             if "logits" in output and texts == 2:
-                chances = softmax(output["logits"].astype(np.float64))
-                labels = self.config.data.labels
-                one["prediction"] = labels[int(chances.argmax())]
-                one["scores"] = dict(zip(labels, chances.tolist(), strict=True))
+                one |= class_predictions(self.config.data.labels, output["logits"][None].astype(np.float64))[0]
             predictions.append(one)
         return predictions
 
@@ -290,9 +290,8 @@ class SentenceTask(Task):
             ranks = np.array([one["rank"] for one in predictions])
             return [mean_score("mrr", 1 / ranks), mean_score("precision@1", (ranks == 1).astype(float))]
         if gold.dtype.kind == "i":
-            predicted = np.array([labels.index(one["prediction"]) for one in predictions])
-            chances = np.array([[one["scores"][label] for label in labels] for one in predictions])
-            return classification_scores(gold, predicted, labels, chances)
+            predicted = np.array([labels.index(one["label"]) for one in predictions])
+            return classification_scores(gold, predicted, labels, probability_table(predictions, labels))
         cosines = np.array([one["cosine"] for one in predictions])
         named = {score.name: score for score in regression_scores(gold, cosines)}
         return [named["spearman"], named["pearson"]]
@@ -333,11 +332,16 @@ def _ranks(
     return ranks
 
 
+def _hard_negatives(config: FinetuneConfig, records: Sequence[Record]) -> int:
+    """Return the number of hard negatives of each training record; 0 for a loss that ignores them."""
+    if config.sentence.loss != "negatives" or config.sentence.pairs_from_classes:
+        return 0
+    return max((len(record.negatives) for record in records), default=0)
+
+
 def _check_texts(record: Record, config: FinetuneConfig, negatives: int) -> None:
     """``ValueError`` for a training record that has not what the loss needs."""
     loss, from_classes = config.sentence.loss, config.sentence.pairs_from_classes
-    if from_classes and loss not in ("negatives", "triplet"):
-        raise ValueError(f"sentence.pairs_from_classes: not with sentence.loss {loss}; use negatives or triplet")
     if loss == "simcse":
         return
     if from_classes:

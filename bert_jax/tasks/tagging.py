@@ -14,15 +14,14 @@ import numpy as np
 
 from bert_jax.config import HeadsConfig
 from bert_jax.config.finetune import FinetuneConfig
-from bert_jax.inference.words import Window, word_windows
 from bert_jax.metrics import Score, tag_accuracy, tagging_scores
 from bert_jax.model.bert import BertOutput
 from bert_jax.objectives.crf import crf_decode, crf_denominator, crf_loss
 from bert_jax.objectives.label_losses import softmax_denominator, softmax_loss
 from bert_jax.objectives.sums import Sums
 from bert_jax.records import Record
-from bert_jax.tasks.task import Level, Prediction, Target, Task, Unit
-from bert_jax.tokenization import Tokenizer
+from bert_jax.tasks.task import Level, ModelInput, Prediction, Target, Task
+from bert_jax.tasks.words import Window, word_windows
 
 # What entity tags begin with (B-PER), by the two readings of ``bert_jax.metrics.entities``.
 PREFIXES, STRICT_PREFIXES = ("B", "I", "E", "S"), ("B", "I")
@@ -33,7 +32,7 @@ class TaggingTask(Task):
     """One tag per word. The first piece of a word carries it; its other pieces and special tokens have none.
 
     Too long a text goes through several windows, each a chain of its own for a CRF; a word is trained and tagged
-    in the one where it has the most context. ``Unit.extra`` is the :class:`Window`. Records without tags have
+    in the one where it has the most context. ``ModelInput.extra`` is the :class:`Window`. Records without tags have
     targets too (of weight 0): the device must know which tokens are scored.
     """
 
@@ -42,10 +41,6 @@ class TaggingTask(Task):
         "tag_scored": Target("token", np.float32),  # 1: the first piece of a word, in the word's window
     }
     gold = ("tags",)
-
-    def __init__(self, config: FinetuneConfig, tokenizer: Tokenizer) -> None:
-        super().__init__(config, tokenizer)
-        _check_loss(config)
 
     @classmethod
     def from_data(cls, config: FinetuneConfig, splits: Mapping[str, Sequence[Record]]) -> FinetuneConfig:
@@ -81,7 +76,7 @@ class TaggingTask(Task):
 
     # ------------------------------------------------------------------ records to units
 
-    def featurize(self, records: Sequence[Record], *, training: bool) -> list[Unit]:
+    def featurize(self, records: Sequence[Record], *, training: bool) -> list[ModelInput]:
         config = self.config
         windows = word_windows(
             records, self.tokenizer, config.task.max_length, context=config.tagging.document_context
@@ -91,7 +86,7 @@ class TaggingTask(Task):
             if training and not record.words:
                 continue
             labels = _labels(record, config.data.tags, training)
-            units += [_unit(number, window, labels) for window in several]
+            units += [window_input(number, window, labels) for window in several]
         return units
 
     # ------------------------------------------------------------------ on the device
@@ -131,9 +126,9 @@ class TaggingTask(Task):
     # ------------------------------------------------------------------ outputs to predictions and metrics
 
     def decode(
-        self, records: Sequence[Record], units: Sequence[Unit], outputs: Sequence[Mapping[str, np.ndarray]]
+        self, records: Sequence[Record], units: Sequence[ModelInput], outputs: Sequence[Mapping[str, np.ndarray]]
     ) -> list[Prediction]:
-        """``tags``, one per word, and without a CRF ``scores``, the probability of each."""
+        """``tokens``, one per word: ``text``, ``label`` and, without a CRF, ``score``, its probability."""
         numbers = [np.zeros(len(record.words), np.int32) for record in records]
         scores = [np.zeros(len(record.words)) for record in records]
         for unit, output in zip(units, outputs, strict=True):
@@ -141,17 +136,23 @@ class TaggingTask(Task):
             numbers[unit.record][window.words] = output["tags"][window.tokens]
             if not self.config.tagging.crf:
                 scores[unit.record][window.words] = output["scores"][window.tokens]
-        names = self.config.data.tags
-        predictions: list[Prediction] = [{"tags": [names[i] for i in found]} for found in numbers]
-        if not self.config.tagging.crf:
-            for prediction, of_words in zip(predictions, scores, strict=True):
-                prediction["scores"] = of_words.round(6).tolist()
-        return predictions
+        tags, has_scores = self.config.data.tags, not self.config.tagging.crf
+        return [
+            {
+                "tokens": [
+                    {"text": word, "label": tags[number], **({"score": score} if has_scores else {})}
+                    for word, number, score in zip(
+                        record.words, of_words.tolist(), scores_of_words.tolist(), strict=True
+                    )
+                ]
+            }
+            for record, of_words, scores_of_words in zip(records, numbers, scores, strict=True)
+        ]
 
     def scores(self, records: Sequence[Record], predictions: Sequence[Prediction]) -> list[Score]:
         """f1, precision and recall of entities, accuracy of tags, each type's; of other tags accuracy alone."""
         gold = [_given(record) for record in records]
-        predicted = [prediction["tags"] for prediction in predictions]
+        predicted = [predicted_tags(prediction) for prediction in predictions]
         if not are_entity_tags(self.config.data.tags):
             return [tag_accuracy(gold, predicted)]
         check_entity_tags(records, self.config.tagging.scoring)
@@ -171,7 +172,7 @@ def are_entity_tags(tags: Iterable[str], prefixes: Sequence[str] = PREFIXES) -> 
     return all(tag == "O" or tag.partition("-")[0] in prefixes for tag in tags)
 
 
-def _unit(number: int, window: Window, labels: np.ndarray) -> Unit:
+def window_input(number: int, window: Window, labels: np.ndarray) -> ModelInput:
     """The unit of a window; ``labels`` are those of all words of the record, -1 where there is none."""
     here = labels[window.words]
     values = np.zeros(len(window.encoded.ids), np.int32)
@@ -181,7 +182,12 @@ def _unit(number: int, window: Window, labels: np.ndarray) -> Unit:
     # A chain with a tag that the model has not has no probability, so the loss leaves out the whole window.
     weight = float(len(here) > 0 and here.min() >= 0)
     targets = {"tag_labels": values, "tag_scored": scored}
-    return Unit(number, (window.encoded,), targets, weight, window)
+    return ModelInput(number, (window.encoded,), targets, weight, window)
+
+
+def predicted_tags(prediction: Prediction) -> list[str]:
+    """The tag of each word."""
+    return [token["label"] for token in prediction["tokens"]]
 
 
 def _given(record: Record) -> tuple[str, ...]:
@@ -211,14 +217,6 @@ def _labels(record: Record, tags: tuple[str, ...], training: bool) -> np.ndarray
 @lru_cache(maxsize=8)
 def _known(tags: tuple[str, ...]) -> dict[str, int]:
     return {tag: i for i, tag in enumerate(tags)}
-
-
-def _check_loss(config: FinetuneConfig) -> None:
-    if config.loss.class_weights != "none":
-        raise ValueError(f"loss.class_weights: {config.loss.class_weights!r} does not go with tags; set it to none")
-    for name in ("label_smoothing", "focal_gamma"):
-        if config.tagging.crf and getattr(config.loss, name):
-            raise ValueError(f"loss.{name}: {getattr(config.loss, name)} does not go with tagging.crf; set it to 0")
 
 
 def check_entity_tags(records: Sequence[Record], scoring: str) -> None:

@@ -13,7 +13,6 @@ import numpy as np
 
 from bert_jax.config import HeadsConfig, SentenceConfig
 from bert_jax.config.finetune import FinetuneConfig
-from bert_jax.inference.batching import Encoded
 from bert_jax.metrics import Score
 from bert_jax.model.bert import BertOutput
 from bert_jax.objectives.sums import Sums
@@ -23,6 +22,16 @@ from bert_jax.tokenization import Tokenizer
 Level = Literal["unit", "token", "position"]
 # A JSON-able object: one line of predictions_SPLIT.jsonl, without its id.
 Prediction = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """Token ids of one text or pair, special tokens included, with their segments."""
+
+    ids: Sequence[int]
+    types: Sequence[int]
+    # Read by the decoder of the outputs, not by the device.
+    extra: Any = None
 
 
 class Target(NamedTuple):
@@ -39,7 +48,7 @@ class Target(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Unit:
+class ModelInput:
     """Sequences that stand one after the other in one row: an example, or a window of one.
 
     ``targets`` has an entry for every name in ``Task.targets``; of level ``token`` an array as long as all its
@@ -69,7 +78,7 @@ class Confusion(NamedTuple):
 
 
 class Task(ABC):
-    """A kind of task with its config, tokenizer and labels. Nothing changes after it was made.
+    """A kind of task with its config, tokenizer and labels. Nothing changes after construction.
 
     ``features`` of a batch are those of ``bert_jax.batch`` (``cls_positions`` [B, C]), every target of ``targets``
     under its name, and ``weights`` float32[B, U].
@@ -80,7 +89,9 @@ class Task(ABC):
     # Fields of a record that say what is right.
     gold: ClassVar[tuple[str, ...]] = ("label",)
 
-    def __init__(self, config: FinetuneConfig, tokenizer: Tokenizer) -> None:
+    def __init__(self, config: FinetuneConfig, tokenizer: Tokenizer, records: Sequence[Record] = ()) -> None:
+        """``config`` is completed by :meth:`from_data`; ``records`` are those of training, for values that follow
+        from them and are no options, such as weights of classes."""
         self.config, self.tokenizer = config, tokenizer
 
     @classmethod
@@ -111,7 +122,7 @@ class Task(ABC):
         """K of training."""
         return 1
 
-    def sequences_of(self, units: Sequence[Unit]) -> int:
+    def sequences_of(self, units: Sequence[ModelInput]) -> int:
         """K of batches of such ``units``, one or more, that are predicted."""
         return self.sequences_per_unit
 
@@ -126,7 +137,7 @@ class Task(ABC):
         return None
 
     @abstractmethod
-    def featurize(self, records: Sequence[Record], *, training: bool) -> list[Unit]:
+    def featurize(self, records: Sequence[Record], *, training: bool) -> list[ModelInput]:
         """Units of every record, in the order of the records; those of a record stand together.
 
         With ``training`` a record may be left out (a window without an answer, an unlabelled word sequence).
@@ -151,7 +162,7 @@ class Task(ABC):
 
     @abstractmethod
     def decode(
-        self, records: Sequence[Record], units: Sequence[Unit], outputs: Sequence[Mapping[str, np.ndarray]]
+        self, records: Sequence[Record], units: Sequence[ModelInput], outputs: Sequence[Mapping[str, np.ndarray]]
     ) -> list[Prediction]:
         """A prediction for every record, in order. ``outputs[i]`` are those of ``units[i]``: one entry of a
         ``unit`` array, of a ``token`` array as many as the unit has tokens."""

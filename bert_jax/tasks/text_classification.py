@@ -14,10 +14,10 @@ from typing import Any, ClassVar
 import jax
 import jax.numpy as jnp
 import numpy as np
+from scipy.special import expit, softmax
 
 from bert_jax.config import HeadsConfig
 from bert_jax.config.finetune import FinetuneConfig
-from bert_jax.inference.batching import Encoded
 from bert_jax.metrics import Score, classification_scores, confusion_matrix, multi_label_scores, regression_scores
 from bert_jax.model.bert import BertOutput
 from bert_jax.objectives.label_losses import (
@@ -29,26 +29,21 @@ from bert_jax.objectives.label_losses import (
 )
 from bert_jax.objectives.sums import Sums
 from bert_jax.records import Record
-from bert_jax.tasks.task import Confusion, Level, Prediction, Target, Task, Unit
+from bert_jax.tasks.task import Confusion, Encoded, Level, ModelInput, Prediction, Target, Task
 from bert_jax.tasks.truncation import cut_pair, cut_text
 from bert_jax.tokenization import Tokenizer
 
 
 class SequenceTask(Task):
-    """What the tasks on texts and pairs share: model inputs, and outputs averaged over a text's windows."""
+    """Base of the tasks on texts and pairs: model inputs, and outputs averaged over a text's windows."""
 
-    def __init__(self, config: FinetuneConfig, tokenizer: Tokenizer) -> None:
-        super().__init__(config, tokenizer)
-        balanced = config.loss.class_weights == "balanced"
-        self._class_weights = jnp.asarray(config.class_weights, jnp.float32) if balanced else None
-
-    def featurize(self, records: Sequence[Record], *, training: bool) -> list[Unit]:
+    def featurize(self, records: Sequence[Record], *, training: bool) -> list[ModelInput]:
         units = []
         for number, (record, inputs) in enumerate(zip(records, self.inputs(records), strict=True)):
             targets = self.target(record, training=training)
             # Windows of one text count as one example together.
             weight = 1 / len(inputs) if targets else 0.0
-            units += [Unit(number, (one,), targets, weight) for one in inputs]
+            units += [ModelInput(number, (one,), targets, weight) for one in inputs]
         return units
 
     def inputs(self, records: Sequence[Record]) -> list[list[Encoded]]:
@@ -63,20 +58,22 @@ class SequenceTask(Task):
             zip(paired, tokenizer.encode_batch([records[i].text_pair or "" for i in paired]), strict=True)
         )
         one, two = (len(tokenizer.build_inputs([], pair)[0]) for pair in (None, []))
-        found: list[list[Encoded]] = []
+        inputs: list[list[Encoded]] = []
         for i, record in enumerate(records):
             if i in seconds:
                 texts = (record.text, record.text_pair or "")
-                a, b = cut_pair(texts, (firsts[i], seconds[i]), config.max_length - two, config, tokenizer)
-                found.append([self._build(a, b)])
+                pair = firsts[i], seconds[i]
+                a, b = cut_pair(texts, pair, config.max_length - two, config, tokenizer)
+                inputs.append([self._build(a, b, len(a) + len(b) < sum(map(len, pair)))])
             else:
                 parts = cut_text(record.text, firsts[i], config.max_length - one, config, tokenizer)
-                found.append([self._build(part) for part in parts])
-        return found
+                is_cut = sum(map(len, parts)) < len(firsts[i])
+                inputs.append([self._build(part, None, is_cut) for part in parts])
+        return inputs
 
-    def _build(self, a: Sequence[int], b: Sequence[int] | None = None) -> Encoded:
+    def _build(self, a: Sequence[int], b: Sequence[int] | None, is_cut: bool) -> Encoded:
         ids, types = self.tokenizer.build_inputs(a, b)
-        return Encoded(ids, types if self.config.model.type_vocab_size > 1 else [0] * len(ids))
+        return Encoded(ids, types if self.config.model.type_vocab_size > 1 else [0] * len(ids), is_cut)
 
     @abstractmethod
     def target(self, record: Record, *, training: bool) -> Mapping[str, Any]:
@@ -87,7 +84,7 @@ class SequenceTask(Task):
         return {"logits": ("unit", output.sequence_logits)}
 
     def mean_logits(
-        self, count: int, units: Sequence[Unit], outputs: Sequence[Mapping[str, np.ndarray]]
+        self, count: int, units: Sequence[ModelInput], outputs: Sequence[Mapping[str, np.ndarray]]
     ) -> np.ndarray:
         """float64[records, L]: logits, averaged over a record's windows."""
         sums = np.zeros((count, *outputs[0]["logits"].shape) if outputs else (count, 1))
@@ -96,6 +93,37 @@ class SequenceTask(Task):
             sums[unit.record] += output["logits"]
             windows[unit.record] += 1
         return sums / np.maximum(windows, 1)[:, None]
+
+
+def class_predictions(labels: Sequence[str], logits_NxL: np.ndarray) -> list[Prediction]:
+    """``label``, its ``score`` and the ``probabilities`` of all classes for each of N texts."""
+    probabilities_NxL = softmax(logits_NxL, axis=-1)
+    return [
+        {"label": labels[best], "score": row[best], "probabilities": dict(zip(labels, row, strict=True))}
+        for best, row in zip(probabilities_NxL.argmax(-1).tolist(), probabilities_NxL.tolist(), strict=True)
+    ]
+
+
+def multi_label_predictions(labels: Sequence[str], logits_NxL: np.ndarray) -> list[Prediction]:
+    """``labels``, the classes of at least 0.5, and the ``probabilities`` of all classes for each of N texts."""
+    named = [dict(zip(labels, row, strict=True)) for row in expit(logits_NxL).tolist()]
+    return [{"labels": [label for label, p in one.items() if p >= 0.5], "probabilities": one} for one in named]
+
+
+def completed(
+    predictions: Sequence[Prediction], units: Sequence[ModelInput], gold: Sequence[Any]
+) -> list[Prediction]:
+    """``predictions`` with ``truncated`` where the model did not read all of a text, and with ``gold``, the right
+    answer, where the record has it."""
+    truncated = {unit.record for unit in units if any(one.extra for one in unit.sequences)}
+    return [
+        {
+            **prediction,
+            **({"truncated": True} if i in truncated else {}),
+            **({} if right is None else {"gold": right}),
+        }
+        for i, (prediction, right) in enumerate(zip(predictions, gold, strict=True))
+    ]
 
 
 def of_training_files(config: FinetuneConfig, splits: Mapping[str, Sequence[Record]]) -> list[Record]:
@@ -108,9 +136,17 @@ class ClassificationTask(SequenceTask):
 
     targets: ClassVar[Mapping[str, Target]] = {"labels": Target("unit", np.int32)}
 
+    def __init__(self, config: FinetuneConfig, tokenizer: Tokenizer, records: Sequence[Record] = ()) -> None:
+        super().__init__(config, tokenizer, records)
+        self._class_weights = None
+        if config.loss.class_weights == "balanced":
+            counts, labels = Counter(record.label for record in records), config.data.labels
+            weights = [len(records) / (len(labels) * counts[label]) if counts[label] else 0.0 for label in labels]
+            self._class_weights = jnp.asarray(weights, jnp.float32)
+
     @classmethod
     def from_data(cls, config: FinetuneConfig, splits: Mapping[str, Sequence[Record]]) -> FinetuneConfig:
-        data, train = config.data, splits.get("train", ())
+        data = config.data
         seen = {record.label for record in of_training_files(config, splits)} - {None}
         labels = data.labels or tuple(sorted(map(str, seen)))
         if len(labels) < 2:
@@ -118,11 +154,7 @@ class ClassificationTask(SequenceTask):
                 f"data.labels: the training files have {len(labels)} class ({', '.join(labels) or 'no labels'}); "
                 "two or more are needed: check data.columns, or name them all in data.labels"
             )
-        counts = Counter(record.label for record in train)
-        weights = tuple(len(train) / (len(labels) * counts[label]) if counts[label] else 0.0 for label in labels)
-        return dataclasses.replace(
-            config, data=dataclasses.replace(data, labels=labels), class_weights=weights if train else ()
-        )
+        return dataclasses.replace(config, data=dataclasses.replace(data, labels=labels))
 
     @property
     def heads(self) -> HeadsConfig:
@@ -149,27 +181,20 @@ class ClassificationTask(SequenceTask):
         )  # fmt: skip
 
     def decode(
-        self, records: Sequence[Record], units: Sequence[Unit], outputs: Sequence[Mapping[str, np.ndarray]]
+        self, records: Sequence[Record], units: Sequence[ModelInput], outputs: Sequence[Mapping[str, np.ndarray]]
     ) -> list[Prediction]:
-        """``prediction`` (as the files write classes) and ``scores``, the probability of each.
+        """:func:`class_predictions`, classes as the files write them.
 
-        Scores are not rounded: those of a confident model lie near 0 and 1, and AUROC asks for their order.
+        Probabilities are not rounded: those of a confident model lie near 0 and 1, and AUROC reads their order.
         """
-        chances = softmax(self.mean_logits(len(records), units, outputs))
-        labels = self.config.data.labels
-        return [
-            {
-                **({} if record.label is None else {"label": record.label}),
-                "prediction": labels[int(row.argmax())],
-                "scores": dict(zip(labels, row.tolist(), strict=True)),
-            }
-            for record, row in zip(records, chances, strict=True)
-        ]
+        logits = self.mean_logits(len(records), units, outputs)
+        predictions = class_predictions(self.config.data.labels, logits)
+        return completed(predictions, units, [record.label for record in records])
 
     def scores(self, records: Sequence[Record], predictions: Sequence[Prediction]) -> list[Score]:
         labels = self.config.data.labels
-        chances = np.array([[one["scores"][label] for label in labels] for one in predictions])
-        return classification_scores(*self._numbers(records, predictions), self.names, chances)
+        probabilities = probability_table(predictions, labels)
+        return classification_scores(*self._numbers(records, predictions), self.names, probabilities)
 
     def confusion(self, records: Sequence[Record], predictions: Sequence[Prediction]) -> Confusion | None:
         return Confusion(self.names, confusion_matrix(*self._numbers(records, predictions), len(self.names)))
@@ -183,7 +208,7 @@ class ClassificationTask(SequenceTask):
         """int64[2, n]: the classes of records, and those predicted."""
         numbers = {label: i for i, label in enumerate(self.config.data.labels)}
         pairs = zip(records, predictions, strict=True)
-        return np.array([[numbers[record.label or ""], numbers[one["prediction"]]] for record, one in pairs]).T
+        return np.array([[numbers[record.label or ""], numbers[one["label"]]] for record, one in pairs]).T
 
 
 class MultiLabelTask(ClassificationTask):
@@ -192,8 +217,8 @@ class MultiLabelTask(ClassificationTask):
     gold = ("labels",)
     targets: ClassVar[Mapping[str, Target]] = {}
 
-    def __init__(self, config: FinetuneConfig, tokenizer: Tokenizer) -> None:
-        super().__init__(config, tokenizer)
+    def __init__(self, config: FinetuneConfig, tokenizer: Tokenizer, records: Sequence[Record] = ()) -> None:
+        super().__init__(config, tokenizer, records)
         self.targets = {"labels": Target("unit", np.float32, (len(config.data.labels),))}  # type: ignore[misc]
 
     @classmethod
@@ -226,26 +251,18 @@ class MultiLabelTask(ClassificationTask):
         )
 
     def decode(
-        self, records: Sequence[Record], units: Sequence[Unit], outputs: Sequence[Mapping[str, np.ndarray]]
+        self, records: Sequence[Record], units: Sequence[ModelInput], outputs: Sequence[Mapping[str, np.ndarray]]
     ) -> list[Prediction]:
-        """``prediction``, the classes of at least 0.5, and ``scores``, the probability of each, not rounded."""
-        chances = 1 / (1 + np.exp(-self.mean_logits(len(records), units, outputs)))
-        labels = self.config.data.labels
-        return [
-            {
-                **({} if record.labels is None else {"label": list(record.labels)}),
-                "prediction": [label for label, chance in zip(labels, row, strict=True) if chance >= 0.5],
-                "scores": dict(zip(labels, row.tolist(), strict=True)),
-            }
-            for record, row in zip(records, chances, strict=True)
-        ]
+        """:func:`multi_label_predictions`, classes as the files write them."""
+        logits = self.mean_logits(len(records), units, outputs)
+        gold = [None if record.labels is None else list(record.labels) for record in records]
+        return completed(multi_label_predictions(self.config.data.labels, logits), units, gold)
 
     def scores(self, records: Sequence[Record], predictions: Sequence[Prediction]) -> list[Score]:
         labels = self.config.data.labels
         gold = np.array([np.isin(labels, record.labels or ()) for record in records])
-        predicted = np.array([np.isin(labels, one["prediction"]) for one in predictions])
-        chances = np.array([[one["scores"][label] for label in labels] for one in predictions])
-        return multi_label_scores(gold, predicted, self.names, chances)
+        predicted = np.array([np.isin(labels, one["labels"]) for one in predictions])
+        return multi_label_scores(gold, predicted, self.names, probability_table(predictions, labels))
 
     def confusion(self, records: Sequence[Record], predictions: Sequence[Prediction]) -> None:
         return None
@@ -273,28 +290,26 @@ class RegressionTask(SequenceTask):
         return regression_loss(output.sequence_logits, batch["values"], batch["weights"])
 
     def decode(
-        self, records: Sequence[Record], units: Sequence[Unit], outputs: Sequence[Mapping[str, np.ndarray]]
+        self, records: Sequence[Record], units: Sequence[ModelInput], outputs: Sequence[Mapping[str, np.ndarray]]
     ) -> list[Prediction]:
+        """``value`` of each record."""
         values = self.mean_logits(len(records), units, outputs)[:, 0]
-        return [
-            {**({} if record.label is None else {"label": number_of(record)}), "prediction": significant(value)}
-            for record, value in zip(records, values, strict=True)
-        ]
+        gold = [None if record.label is None else number_of(record) for record in records]
+        return completed([{"value": round_significant(value)} for value in values], units, gold)
 
     def scores(self, records: Sequence[Record], predictions: Sequence[Prediction]) -> list[Score]:
-        predicted = np.array([one["prediction"] for one in predictions])
+        predicted = np.array([one["value"] for one in predictions])
         if np.ptp(predicted) == 0:
             warnings.warn("all predicted values are the same: their correlation is not defined", stacklevel=2)
         return regression_scores(np.array([number_of(record) for record in records]), predicted)
 
 
-def softmax(logits: np.ndarray) -> np.ndarray:
-    """Probabilities over the last dimension."""
-    powers = np.exp(logits - logits.max(axis=-1, keepdims=True))
-    return powers / powers.sum(axis=-1, keepdims=True)
+def probability_table(predictions: Sequence[Prediction], labels: Sequence[str]) -> np.ndarray:
+    """float64[N, L]: the probability of every class."""
+    return np.array([[one["probabilities"][label] for label in labels] for one in predictions])
 
 
-def significant(value: float) -> float:
+def round_significant(value: float) -> float:
     """A float32 value in the nine digits that tell it from all others."""
     return float(f"{value:.9g}")
 

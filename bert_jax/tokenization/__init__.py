@@ -20,8 +20,12 @@ from bert_jax.tokenization.wordpiece import (
     split_words,
 )
 
+# Name of a tokenizer's file by kind, in shards, workdirs and saved models.
+FILE_NAMES = {"wordpiece": "vocab.txt", "sentencepiece": "tokenizer.model", "byte_bpe": "tokenizer.json"}
+
 __all__ = [
     "CJK",
+    "FILE_NAMES",
     "MAX_CHARS_PER_WORD",
     "ROBERTA_PIECES",
     "SPACE",

@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from bert_jax.config.loader import RunOptions
-from bert_jax.io.storage import Location, location
+from bert_jax.io.storage import Location
 from bert_jax.process.signals import StopRequest
 
 if TYPE_CHECKING:
@@ -19,8 +18,8 @@ RECORD = "warm_start.yaml"
 
 
 @dataclass(kw_only=True)
-class WarmStart:
-    """The initial model, read by ``bert_jax.interop``: parameters that a run starts from instead of drawn ones."""
+class InitialModel:
+    """Parameters that a run starts from instead of drawn ones; ``bert_jax.interop.initialization`` plans them."""
 
     # Canonical name -> float32 array; a name that is missing is drawn.
     params: dict[str, np.ndarray] = field(default_factory=dict)
@@ -48,7 +47,7 @@ class Launch:
     # Workdir of an earlier phase whose state carries over.
     continue_from: Location | None = None
     # Parameters of step 0; a run that has a checkpoint only logs the messages.
-    warm_start: WarmStart = field(default_factory=WarmStart)
+    initial_model: InitialModel = field(default_factory=InitialModel)
     # Let a resumed run change execution.prng.
     allow_numeric_change: bool = False
     # Seconds that the processes of the run wait for each other.
@@ -60,11 +59,4 @@ class Launch:
 
     def resumed(self) -> "Launch":
         """Return the launch of the same run from its own checkpoint."""
-        return dataclasses.replace(self, warm_start=WarmStart(), started=None)
-
-
-def asks_for_warm_start(options: RunOptions, workdir: Location) -> bool:
-    """Return True if the options or the run in ``workdir`` (or in the phase before) name an initial model."""
-    folders = [workdir, *([location(options.continue_from)] if options.continue_from else [])]
-    flags = (options.init_from, options.add_words, options.vocab_slots, options.extend_positions)
-    return any(flags) or any((folder / RECORD).is_file() for folder in folders)
+        return dataclasses.replace(self, initial_model=InitialModel(), started=None)

@@ -78,7 +78,7 @@ def step_advice(config: RunConfig) -> str:
     dtype = "" if execution.dtype == "bfloat16" else "set execution.dtype bfloat16, "
     return (
         f"raise training.accumulation_steps (now {training.accumulation_steps}), lower training.global_batch_size "
-        f"(now {training.global_batch_size}) or {config.LENGTH}, {remat}{dtype}or use more devices"
+        f"(now {training.global_batch_size}) or {config.SEQ_LENGTH_OPTION}, {remat}{dtype}or use more devices"
     )
 
 

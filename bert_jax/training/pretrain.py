@@ -115,7 +115,9 @@ class PretrainJob(Job):
         except DataBudgetError as error:
             problem = str(error)
         drain(0)
-        problems = [text for text in hosts.gather("evaluation", problem, context.launch.host_timeout) if text]
+        problems = [
+            text for text in hosts.all_gather_text("evaluation", problem, context.launch.host_timeout) if text
+        ]
         if problems:
             raise DataBudgetError(problems[0])
         return totals

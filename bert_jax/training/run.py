@@ -31,7 +31,7 @@ def train(job: Job, launch: Launch) -> None:
 
     def check_stop() -> None:
         if stop:
-            line = f"stopped while waiting for {workdir}, {stop.told()}: run the same command to continue"
+            line = f"stopped while waiting for {workdir}, {stop.reason()}: run the same command to continue"
             raise exits.Stop(stop.exit_code, line)
 
     taken = "another run is using this workdir; wait for it or give another --workdir"
@@ -39,7 +39,7 @@ def train(job: Job, launch: Launch) -> None:
         hold_workdir(workdir, taken, lead=hosts.is_lead(), check_stop=check_stop) as logs,
         Watchdog(job.config.training.watchdog_seconds) as watchdog,
     ):
-        watchdog.others = hosts.peers_doing(lambda: watchdog.doing, watchdog.dump_if_stuck)
+        watchdog.others = hosts.exchange_activity(lambda: watchdog.doing, watchdog.dump_if_stuck)
         rollback = None
         while True:
             try:
@@ -59,7 +59,7 @@ class Run:
         """``rollback``: the reason for which the attempt before this one ended, and the batches to skip."""
         self.job, self.launch, self.logs, self.watchdog, self.rollback = job, launch, logs, watchdog, rollback
         self.began = time.perf_counter() if launch.started is None else launch.started
-        self.messages = [*launch.warm_start.messages]
+        self.messages = [*launch.initial_model.messages]
 
     def run(self) -> None:
         """All phases in their order."""
@@ -75,7 +75,7 @@ class Run:
         data = self._load_data(start, programs.mesh, complete)
         after_data = time.perf_counter()
         if hosts.is_lead() and not complete:
-            describe_run(self.logs.folder, job.config, launch.warm_start.record)
+            describe_run(self.logs.folder, job.config, launch.initial_model.record)
             job.write_tokenizer(self.logs.folder)
         context = self._open_log(programs, start)
         try:
@@ -144,7 +144,7 @@ class Run:
         )
         is_made = context.log.has(step, job.eval_split) and job.eval_is_recorded(step)
         is_due = is_due and start.meta is not None and job.has_eval_data() and not is_made
-        if not hosts.lead_says("evaluation_is_due", is_due, self.launch.host_timeout):
+        if not hosts.broadcast_from_lead("evaluation_is_due", is_due, self.launch.host_timeout):
             return False
         try:
             return job.evaluate(context, start.state, step)
@@ -154,6 +154,6 @@ class Run:
     def _finish_complete(self, context: Context, start: Start) -> None:
         """Write the results of a complete run unless the folder has them."""
         is_due = not self.job.is_finished(self.logs.folder)
-        if hosts.lead_says("report_is_due", is_due, self.launch.host_timeout):
+        if hosts.broadcast_from_lead("report_is_due", is_due, self.launch.host_timeout):
             self.job.finish(context, start.state)
         context.log.line(f"{self.launch.workdir} is complete: {start.step:,} steps; see report.html there")

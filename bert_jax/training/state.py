@@ -1,7 +1,6 @@
 """TrainState: the arrays of a run on devices, their first values and their sharding."""
 
 import dataclasses
-import functools
 from collections.abc import Mapping
 from typing import Any
 
@@ -15,7 +14,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from bert_jax.batch import feature_shapes
 from bert_jax.config import ExecutionConfig
 from bert_jax.model import BertModel, from_canonical, to_canonical
-from bert_jax.model.canonical import path_name
+from bert_jax.model.canonical import abstract_params, path_name
 from bert_jax.parallel import shardings
 
 
@@ -29,14 +28,6 @@ class TrainState:
     opt_state: Any
     ema: Any = None
     start: Any = None
-
-
-@functools.cache  # traced once per model: planning asks for many meshes
-def abstract_params(model: BertModel) -> Any:
-    """Boxed shapes of the running tree (``nn.Partitioned`` around ``jax.ShapeDtypeStruct``)."""
-    length = min(8, model.config.max_position_embeddings)
-    batch = {n: jnp.zeros(s, d) for n, (s, d) in feature_shapes(1, length, 1).items()}
-    return jax.eval_shape(lambda: model.init(jax.random.key(0), batch)["params"])
 
 
 def make_prng_key(execution: ExecutionConfig, seed: int) -> jax.Array:

@@ -13,7 +13,7 @@ from bert_jax.model.dropout import DropoutKey, replica_key
 from bert_jax.objectives.objective import Batch, Objective
 from bert_jax.objectives.sums import Sums
 from bert_jax.optim import make_schedule
-from bert_jax.parallel import axis_names, place
+from bert_jax.parallel import axis_names, constrain_tree
 from bert_jax.training.state import TrainState, compute_shardings
 
 # Loss, gradients and sums of some rows.
@@ -93,7 +93,7 @@ def microbatch_gradients(
         return sum(sums[name][0] / denominator for name, denominator in denominators.items()), sums
 
     (loss, sums), grads = jax.value_and_grad(loss_of, has_aux=True)(params)
-    return loss, place(grads, shardings, objective.mesh), sums
+    return loss, constrain_tree(grads, shardings, objective.mesh), sums
 
 
 def accumulate(gradients: Callable[[Batch, Any], Gradients], rows: Batch, count: int) -> Gradients:
@@ -198,7 +198,7 @@ def make_train_step(
         key = jax.random.fold_in(base_key, state.step)
         # Gathered where a layer first needs them, beside the products of those before.
         whole, start = (
-            tree if tree is None or mesh is None else place(tree, layouts, mesh)
+            tree if tree is None or mesh is None else constrain_tree(tree, layouts, mesh)
             for tree in (state.params, state.start)
         )
         loss, grads, sums = loss_and_gradients(

@@ -1,4 +1,4 @@
-"""The workdir of a run: its logs in a local folder, and the copy of them in an object store when it is a URL."""
+"""The workdir of a run: its logs in a local folder, and their copy in an object store when it is a URL."""
 
 import contextlib
 import logging
@@ -13,15 +13,16 @@ from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
 from bert_jax.config import RunConfig, dump_yaml
+from bert_jax.io.files import write_whole
 from bert_jax.io.folder_lock import hold_folder
-from bert_jax.io.storage import Location, ObjectPath, StorageError, write_whole
+from bert_jax.io.storage import Location, ObjectPath, StorageError
 from bert_jax.process import exits
 from bert_jax.training.checkpoint.restore import saved_steps
 from bert_jax.training.launch import RECORD, Launch
 
 _log = logging.getLogger(__name__)
 
-# A run writes its lease anew every RENEWAL seconds; one that has not changed for LEASE seconds belongs to nobody.
+# A run writes its lease anew every RENEWAL seconds; one that has not changed for LEASE seconds has expired.
 RENEWAL, LEASE = 15.0, 60.0
 LEASE_NAME = ".lease"
 # Parts of a workdir that are not its logs: they are written straight to the store.
@@ -29,7 +30,7 @@ NOT_LOGS = ("checkpoints", "damaged_checkpoints", "rolled_back_checkpoints", "co
 
 
 class Logs(NamedTuple):
-    """Where a run writes what is not a checkpoint: a local folder, and what brings it to the workdir."""
+    """The local folder for all files of a run but checkpoints, and the function that copies it to the workdir."""
 
     folder: Path
     upload: Callable[[], None]
@@ -91,7 +92,7 @@ def describe_run(folder: Path, config: RunConfig, record: str) -> None:
 def stopped(launch: Launch, what: str) -> exits.Stop:
     """Return the end of a run by a signal, which names what is saved."""
     saved = f"saved in {launch.workdir}" if saved_steps(launch.workdir) else "nothing to save yet"
-    line = f"{what}, {launch.stop.told()}; {saved}: run the same command to continue"
+    line = f"{what}, {launch.stop.reason()}; {saved}: run the same command to continue"
     return exits.Stop(launch.stop.exit_code, line, agreed=True)
 
 
@@ -100,7 +101,7 @@ class _Mirror:
 
     def __init__(self, workdir: ObjectPath, folder: Path, lease: "_Lease") -> None:
         self._workdir, self._folder, self._lease = workdir, folder, lease
-        self._known: dict[PurePosixPath, tuple[int, int]] = {}  # size and time of change of what both sides have
+        self._known: dict[PurePosixPath, tuple[int, int]] = {}  # size and time of change of the files on both sides
         self._lock = threading.Lock()
 
     def download(self) -> None:
@@ -118,21 +119,21 @@ class _Mirror:
                 self._known[name] = _signature(local)
 
     def upload(self) -> None:
-        """Bring every file that has changed to the store, and remove what is gone here."""
+        """Copy every changed file to the store, and remove there the files that are gone here."""
         with self._lock:
             self._lease.check()
-            found = set()
+            present = set()
             for local in sorted(self._folder.rglob("*")):
                 with contextlib.suppress(FileNotFoundError):  # it was renamed meanwhile
                     name = PurePosixPath(local.relative_to(self._folder).as_posix())
                     if not local.is_file() or local.suffix == ".tmp":
                         continue
                     signature = _signature(local)
-                    found.add(name)
+                    present.add(name)
                     if self._known.get(name) != signature:
                         (self._workdir / name).write_bytes(local.read_bytes())
                         self._known[name] = signature
-            for name in self._known.keys() - found:
+            for name in self._known.keys() - present:
                 (self._workdir / name).unlink(missing_ok=True)
                 del self._known[name]
 
@@ -159,7 +160,7 @@ class _Lease:
         while before and waited < LEASE:
             if not waited:
                 _log.warning(
-                    "%s: another run held this workdir; seeing for %.0f s whether it lives", self._path, LEASE
+                    "%s: another run held this workdir; waiting %.0f s for a sign of it", self._path, LEASE
                 )
             look = time.monotonic() + min(RENEWAL / 3, LEASE)
             while time.monotonic() < look:
@@ -182,7 +183,7 @@ class _Lease:
                 self._path.unlink(missing_ok=True)
 
     def check(self) -> None:
-        """``StorageError`` when another run has taken the workdir meanwhile."""
+        """Raise ``StorageError`` when another run has taken the workdir meanwhile."""
         if self._lost.is_set():
             raise StorageError(self._taken)
 

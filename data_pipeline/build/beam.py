@@ -22,8 +22,10 @@ from pathlib import Path
 from typing import Any
 
 from bert_jax.config.pretrain import DataConfig
+from bert_jax.io.files import local_copy, write_whole
+from bert_jax.io.storage import Location, ObjectPath, location
 from bert_jax.tokenization import Tokenizer
-from data_pipeline.build.parts import merge_shard, write_part
+from data_pipeline.build.shard_jobs import merge_shard, write_part
 from data_pipeline.build.shard_split import PreparedSplit, plan_splits
 from data_pipeline.build.token_store import (
     META_NAME,
@@ -38,8 +40,7 @@ from data_pipeline.build.token_store import (
     tokenize_chunk,
 )
 from data_pipeline.build.workers import processor_count
-from data_pipeline.shards.shard_files import MANIFEST_NAME, atomic_file
-from data_pipeline.storage import Location, ObjectPath, local_copy, location
+from data_pipeline.shards.shard_files import MANIFEST_NAME
 from data_pipeline.text.documents import Source
 
 _SHARE_BYTES = 4 << 20  # of a source that are one job's, at least
@@ -85,7 +86,7 @@ def build_with_beam(
 
 
 def load_beam() -> Any:
-    """Apache Beam, without what it says when it is imported; ``ValueError`` when it is not installed."""
+    """Apache Beam, imported without its messages; ``ValueError`` if it is not installed."""
     before = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:
@@ -120,14 +121,14 @@ def check_options(data: DataConfig, options: Sequence[str]) -> Any:
             "--default_sdk_harness_log_level=ERROR",
         ]
         options = [*embedded, f"--direct_num_workers={workers}", *options]
-    said = io.StringIO()
+    messages = io.StringIO()
     try:
-        with contextlib.redirect_stderr(said):
+        with contextlib.redirect_stderr(messages):
             chosen = PipelineOptions(list(options))
             known = chosen.get_all_options()
             unknown = sorted(set(chosen.get_all_options(retain_unknown_options=True)) - set(known))
     except SystemExit:
-        line = said.getvalue().strip().splitlines()[-1].rpartition("error: ")[2]
+        line = messages.getvalue().strip().splitlines()[-1].rpartition("error: ")[2]
         raise ValueError(f"command line, after --: {line}") from None
     if workers and unknown:
         raise ValueError(f"command line, after --: {unknown[0]}: no option of Apache Beam")
@@ -180,12 +181,12 @@ def _add_steps(beam: Any, pipeline: Any, jobs: "_Jobs", *, has_store: bool) -> N
     )
 
 
-# ------------------------------------------------------------------ what the jobs share
+# ------------------------------------------------------------------ shared by the jobs
 
 
 @dataclasses.dataclass(frozen=True)
 class _Plan:
-    """What a pipeline builds from; a file, since a pipeline's description must stay small."""
+    """Inputs of a pipeline; a file, since a pipeline's description must stay small."""
 
     data: DataConfig
     vocab: Location
@@ -196,8 +197,10 @@ class _Plan:
 
     @property
     def shares(self) -> list[tuple[int, int, int]]:
-        """What one job tokenizes: (source, k, n) are the pieces k, k + n, ... of a source. Each of the n reads the
-        whole source, so they are few: many files make better use of many workers than one large file."""
+        """Shares of text, one a job: (source, k, n) are the pieces k, k + n, ... of a source.
+
+        Each of the n jobs reads the whole source, so they are few: many files suit many workers better than one
+        large file."""
         sizes = (size for _, size in self.settings["data.corpus"])
         counts = [min(max(1, size // _SHARE_BYTES), _MOST_SHARES) for size in sizes]
         return [(source, k, n) for source, n in enumerate(counts) for k in range(n)]
@@ -218,13 +221,12 @@ def _shared_copy(vocab: Location, folder: Location) -> Location:
 
 
 def _save(value: Any, path: Location) -> None:
-    with atomic_file(path) as file:
-        pickle.dump(value, file)
+    write_whole(path, pickle.dumps(value))
 
 
 @lru_cache(maxsize=16)
 def _load(path: Location) -> Any:
-    """What ``_save`` has written; a pipeline's folder is its own, so nothing there changes."""
+    """Load a value of ``_save``; a pipeline's folder is its own, so nothing there changes."""
     return pickle.loads(path.read_bytes())
 
 

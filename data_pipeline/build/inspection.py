@@ -1,4 +1,4 @@
-"""What is in a folder of shards: counts, masking, pairs, lengths, damage, and a few examples to read."""
+"""Contents of a folder of shards: counts, masking, pairs, lengths, damage, and a few examples to read."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -6,10 +6,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from bert_jax.tokenization import Tokenizer, is_cjk, load_tokenizer
+from bert_jax.io.files import local_copy
+from bert_jax.io.storage import Location
+from bert_jax.tokenization import FILE_NAMES, Tokenizer, is_cjk, load_tokenizer
 from data_pipeline.shards.shard_files import ShardIndex, read_index, read_manifest, read_records
 from data_pipeline.shards.tfexample import decode_example
-from data_pipeline.storage import Location, local_copy
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -84,7 +85,7 @@ def word_groups(
 ) -> np.ndarray:
     """Number of the word that each token of a record belongs to, int[S].
 
-    ``cut`` segments Chinese text; the text of a run of Chinese pieces is what it is given.
+    ``cut`` segments Chinese text; it gets the text of a run of Chinese pieces.
     """
     ids = original_ids(row)
     starts = np.ones(len(row["input_ids"]), bool)
@@ -115,7 +116,7 @@ def _chinese_runs(pieces: Sequence[str]) -> Iterator[tuple[int, int]]:
 def inspect(
     folder: Location, *, examples: int, most_records: int, vocab: Location | None, lower_case: bool
 ) -> None:
-    """Print what ``folder`` (or its train/ and eval/) holds; colours on a terminal.
+    """Print the contents of ``folder`` (or of its train/ and eval/); colors on a terminal.
 
     ``ValueError`` for a folder without index, damaged records or a missing vocabulary file.
     """
@@ -129,8 +130,12 @@ def inspect(
 
 
 def _tokenizer(folder: Location, vocab: Location | None, lower_case: bool) -> Tokenizer | None:
-    names = ("vocab.txt", "tokenizer.model")
-    beside = [place / name for place in (folder, folder.parent) for name in names if (place / name).is_file()]
+    beside = [
+        place / name
+        for place in (folder, folder.parent)
+        for name in FILE_NAMES.values()
+        if (place / name).is_file()
+    ]
     path = vocab or (beside[0] if beside else None)
     return load_tokenizer(local_copy(path), lower_case=lower_case) if path else None
 

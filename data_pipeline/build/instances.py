@@ -1,11 +1,11 @@
-"""Documents to training instances: which sentences go together, truncation, and the arrays of a batch; numpy.
+"""Documents to training instances: sentence pairs, truncation, and the arrays of a batch; numpy.
 
 The rules are those of google-research/bert's create_pretraining_data.py (``nsp``); ``sop`` (Lan et al. 2019) keeps
 or swaps the order of two consecutive parts, ``none`` cuts documents into single segments of full length.
 
 Randomness is counter-based. A (document, pass) has the key hash(seed, document, pass) and its instance j the key
-hash(seed, document, pass, j), both with ``order.hash_key``; every draw is a hash of (key, stream, counter). So an
-instance depends on nothing that was made before it, in any process.
+hash(seed, document, pass, j), both with ``bert_jax.hashing.hash_key``; every draw is a hash of (key, stream,
+counter). So an instance depends on nothing that was made before it, in any process.
 
 Legend: N instances, S tokens per row, M most predictions per row.
 """
@@ -30,7 +30,7 @@ IS_NEXT, IS_RANDOM = 0, 1
 
 @dataclass(frozen=True, kw_only=True)
 class InstanceSettings:
-    """What an instance is. ``masking`` is None for shards that are masked when they are read."""
+    """Settings of instances. ``masking`` is None for shards that are masked when they are read."""
 
     seq_length: int
     next_sentence: Literal["nsp", "sop", "none"]
@@ -211,10 +211,10 @@ def _coin_flips(keys: np.ndarray, stream: int, flips: np.ndarray) -> np.ndarray:
 def make_features(
     instances: Instances, keys: np.ndarray, pool: np.ndarray, pool_starts: np.ndarray, settings: InstanceSettings
 ) -> dict[str, np.ndarray]:
-    """Features of N instances by their names on disk, ready for ``shards.encode_examples``.
+    """Features of N instances by their names on disk, ready for ``tfexample.encode_examples``.
 
-    ``pool`` int[P] holds the token ids that the segments point into and ``pool_starts`` bool[P] says which begin
-    a word. Without masking settings the ids are unmasked and ``word_starts`` [N, S] stands beside them.
+    ``pool`` int[P] holds the token ids that the segments point into and ``pool_starts`` bool[P] is True where a
+    word begins. Without masking settings the ids are unmasked and ``word_starts`` [N, S] stands beside them.
     """
     instances = truncate(instances, keys, settings.budget)
     column = np.arange(settings.seq_length)

@@ -1,7 +1,7 @@
 """Choosing and replacing the tokens that the masked language model predicts; numpy, a whole batch at once.
 
-Randomness is counter-based: every draw is the SplitMix64 hash (``order.hash_key``) of (row key, stream,
-position), so what happens to a row depends on its key alone, not on the batch, the process or earlier draws.
+Randomness is counter-based: every draw is the SplitMix64 hash (``bert_jax.hashing``) of (row key, stream,
+position), so the masks of a row depend on its key alone, not on the batch, the process or earlier draws.
 
 Legend: B rows, S tokens per row, M most predictions per row, W words.
 """
@@ -22,7 +22,7 @@ _NEVER = np.uint64(2**64 - 1)
 
 @dataclass(frozen=True, kw_only=True)
 class MaskingSettings:
-    """What is masked and by what. ``mask_id`` and ``vocab_size`` belong to the tokenizer."""
+    """Units to mask, and their replacements. ``mask_id`` and ``vocab_size`` belong to the tokenizer."""
 
     unit: Literal["token", "whole_word", "span"]
     fraction: float
@@ -112,7 +112,7 @@ def mask_batch(
 def _replacements(
     labels: np.ndarray, positions: np.ndarray, keys: np.ndarray, config: MaskingSettings
 ) -> np.ndarray:
-    """What stands where ``labels`` [B, M] stood: [MASK], a random id of the whole vocabulary, or themselves."""
+    """Replacements of ``labels`` [B, M]: [MASK], a random id of the whole vocabulary, or themselves."""
     share = uniform(hash_key(keys[:, None], _REPLACEMENT, positions))
     random_ids = below(hash_key(keys[:, None], _RANDOM_TOKEN, positions), config.vocab_size)
     kept_or_random = np.where(share < config.mask_token_share + config.random_token_share, random_ids, labels)

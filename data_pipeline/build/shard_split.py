@@ -1,34 +1,36 @@
-"""One split of the documents on its way from the token store to its folder of shards, whoever does the jobs."""
+"""One split of the documents, from the token store to its folder of shards, under any runner of jobs."""
 
 import hashlib
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from bert_jax.config.pretrain import DataConfig
+from bert_jax.io.files import remove_tree, whole_file, write_whole
+from bert_jax.io.storage import Location, ObjectPath, location
 from bert_jax.tokenization import Tokenizer
 from data_pipeline.build.instances import InstanceSettings
 from data_pipeline.build.masking import MaskingSettings
-from data_pipeline.build.parts import Part, SplitJob, cut_parts
+from data_pipeline.build.shard_jobs import Part, SplitJob, cut_parts, merge_shard, write_part
 from data_pipeline.build.token_store import TokenStore, held_out
-from data_pipeline.build.workers import remove_scratch
-from data_pipeline.shards.checks import pair_advice, shard_settings
+from data_pipeline.build.workers import Workers, remove_scratch
+from data_pipeline.shards.compatibility import shard_settings
 from data_pipeline.shards.shard_files import (
     MANIFEST_NAME,
     ShardEntry,
-    atomic_file,
     read_index,
     write_index,
     write_manifest,
 )
-from data_pipeline.storage import Location, ObjectPath, location, remove_tree
+
+_PARTS_VERSION = 2  # of the format of unfinished builds: parts of another one are not taken up
 
 
 def split_folder(data: DataConfig, split: str) -> Location:
-    """Where the shards of ``split`` (train or eval) lie."""
+    """Folder of the shards of ``split`` (train or eval)."""
     if split == "eval" and data.eval_shards:
         return location(data.eval_shards)
     return location(data.shards) / split
@@ -49,7 +51,11 @@ def plan_splits(data: DataConfig, tokenizer: Tokenizer, store: TokenStore, names
         documents = np.flatnonzero(held if split == "eval" else ~held)
         distinct = len(np.unique(contents[documents]))
         if data.next_sentence == "nsp" and distinct < 2:
-            raise ValueError(pair_advice(store.meta["documents"], distinct, split))
+            raise ValueError(
+                "data.next_sentence: nsp draws its random sentences from other documents, but of "
+                f"{store.meta['documents']} document(s) only {distinct} is for {split}; separate documents by "
+                "blank lines, or give --data.next_sentence sop or none"
+            )
         if distinct == 0:
             raise ValueError(
                 f"data.eval_fraction: {data.eval_fraction} of {store.meta['documents']} document(s) leaves none to "
@@ -71,7 +77,7 @@ def _instance_settings(data: DataConfig, tokenizer: Tokenizer) -> InstanceSettin
 
 @dataclass(frozen=True, eq=False)
 class Split:
-    """One split on its way from the token store to its folder of shards."""
+    """One split, from the token store to its folder of shards."""
 
     data: DataConfig
     name: str
@@ -82,7 +88,7 @@ class Split:
 
     @property
     def summary(self) -> str:
-        """What there is to do, for a report."""
+        """Line of a report: the amount of work."""
         tokens, passes = self._tokens(), self._settings["data.dupe_factor"]
         return f"{self.name}: {len(tokens):,} documents, {int(tokens.sum()):,} tokens, {passes} pass(es)"
 
@@ -98,16 +104,15 @@ class Split:
     def prepare(self) -> "PreparedSplit":
         """Make the folder of the build, or clear it of other builds and half-written files."""
         shards = location(self.data.shards)
-        build = shards / f".build-{self.name}-{_fingerprint([self._settings, self.store.meta])}"
+        build = shards / f".build-{self.name}-{_fingerprint([_PARTS_VERSION, self._settings, self.store.meta])}"
         for stale in shards.glob(f".build-{self.name}-*"):
             if stale != build:
                 remove_tree(stale)
         for folder in (build / "parts", build / "shards"):
             folder.mkdir(parents=True, exist_ok=True)
             remove_scratch(folder)
-        with atomic_file(build / "documents.bin") as file:
-            file.write(self.documents.astype("<u8").tobytes())
-        with atomic_file(build / "continuation.npy") as file:
+        write_whole(build / "documents.bin", self.documents.astype("<u8").tobytes())
+        with whole_file(build / "continuation.npy") as part, part.open("wb") as file:
             np.save(file, self.tokenizer.continuation)
         job = SplitJob(
             store=self.store.folder,
@@ -141,9 +146,9 @@ class Split:
 
 @dataclass(frozen=True, eq=False)
 class PreparedSplit:
-    """What the jobs of one split need, on any machine: all ``parts``, finished or not, and what to make of them.
+    """The jobs of one split, on any machine: all ``parts``, finished or not, and the shards to make of them.
 
-    ``facts`` is the manifest without what only the finished shards tell.
+    ``facts`` is the manifest without the figures of finished shards.
     """
 
     name: str
@@ -169,10 +174,19 @@ class PreparedSplit:
         return f"{self.name}: {read_index(self.target).records:,} instances in {self.job.num_shards} shard(s)"
 
 
-def unfinished(parts: Sequence[Part]) -> list[Part]:
-    """Parts that no earlier build has finished."""
-    there = {path.name for folder in {part[0].parent for part in parts} for path in folder.glob("*.table")}
-    return [part for part in parts if f"{part[0].name}.table" not in there]
+def build_split(split: Split, workers: Workers, report: Callable[[str], None]) -> None:
+    """Make the parts and shards that no earlier build has finished, and move the folder in place."""
+    report(split.summary)
+    prepared = split.prepare()
+    job, parts = prepared.job, prepared.parts
+    finished = {path.name for path in (job.folder.parent / "parts").glob("*.table")}
+    jobs = [(job, *part) for part in parts if f"{part[0].name}.table" not in finished]
+    for done, _ in enumerate(workers.run(write_part, jobs), start=len(parts) - len(jobs) + 1):
+        if done * 10 // len(parts) > (done - 1) * 10 // len(parts):
+            report(f"{split.name}: {done} of {len(parts)} parts")
+    paths = [part[0] for part in parts]
+    prepared.finish(workers.run(merge_shard, [(job, paths, shard) for shard in range(job.num_shards)]))
+    report(prepared.done())
 
 
 def _move(folder: Location, target: Location) -> None:

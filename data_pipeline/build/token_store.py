@@ -9,7 +9,7 @@ finished. D documents, N sentences, T tokens.
     documents.bin    uint64[D + 1, 2]         first sentence and first token of every document, and (N, T)
     contents.bin     uint64[D]                hash of the document's text
 
-Documents that yield no token are left out; the others are numbered in the order of the sources.
+Documents that yield no token are skipped; the others are numbered in the order of the sources.
 """
 
 import hashlib
@@ -27,11 +27,12 @@ import numpy as np
 
 from bert_jax.config.pretrain import DataConfig
 from bert_jax.hashing import hash_key
+from bert_jax.io.files import local_copy, remove_tree, write_whole
+from bert_jax.io.storage import Location, ObjectPath, location
 from bert_jax.tokenization import Tokenizer, is_cjk, load_tokenizer
 from data_pipeline.build.masking import uniform
 from data_pipeline.build.workers import Workers, remove_scratch, scratch_file, scratch_folder
-from data_pipeline.shards.shard_files import atomic_file
-from data_pipeline.storage import Location, ObjectPath, local_copy, location, remove_tree
+from data_pipeline.shards.compatibility import differences
 from data_pipeline.text.documents import Source, read_documents
 
 META_NAME = "store.json"
@@ -46,7 +47,7 @@ _ARRAYS = ("ids", "word_starts", "sentences", "documents", "contents")
 class TokenStore:
     """A finished store, opened for reading. Token ids are read, not mapped, so memory stays small.
 
-    ``ValueError`` (one line) when a file is missing or has another size than ``store.json`` says.
+    ``ValueError`` (one line) if a file is missing or has another size than in ``store.json``.
     """
 
     def __init__(self, folder: Location) -> None:
@@ -84,7 +85,7 @@ class TokenStore:
 
     @property
     def has_word_starts(self) -> bool:
-        """Whether a word segmenter has marked the words."""
+        """True if a word segmenter has marked the words."""
         return self._word_starts is not None
 
     def sentence_ends(self, start: int, stop: int) -> np.ndarray:
@@ -97,13 +98,13 @@ class TokenStore:
         return np.frombuffer(os.pread(self._ids, size * (stop - start), size * start), self.dtype)
 
     def word_starts(self, start: int, stop: int) -> np.ndarray:
-        """Whether tokens [start, stop) begin a word, bool; only with ``has_word_starts``."""
+        """True for each of tokens [start, stop) that begins a word, bool; only with ``has_word_starts``."""
         assert self._word_starts is not None
         return np.frombuffer(os.pread(self._word_starts, stop - start, start), bool)
 
 
 def _file_sizes(meta: dict[str, Any]) -> dict[str, int]:
-    """Bytes of every array of a store by its name, from what ``store.json`` says."""
+    """Bytes of every array of a store by its name, from the contents of ``store.json``."""
     documents, sentences, tokens = (int(meta[name]) for name in ("documents", "sentences", "tokens"))
     sizes = {
         "ids": tokens * np.dtype(meta["dtype"]).itemsize,
@@ -121,7 +122,7 @@ def content_hash(document: Sequence[str]) -> int:
 
 
 def held_out(contents: np.ndarray, *, seed: int, fraction: float) -> np.ndarray:
-    """Which documents are held out, bool[D]: decided by (seed, content), so duplicates stay together.
+    """Mark the held-out documents, bool[D]: decided by (seed, content), so duplicates stay together.
 
     With a fraction above 0, at least two distinct documents are held out and two are trained on where there are
     four; with two or three, one is held out.
@@ -139,12 +140,12 @@ def held_out(contents: np.ndarray, *, seed: int, fraction: float) -> np.ndarray:
 
 
 def names_and_sizes(sources: Sequence[Source]) -> list[list[Any]]:
-    """What identifies a corpus on every machine: name and size in bytes of each file."""
+    """Identity of a corpus on every machine: name and size in bytes of each file."""
     return [[source.name, source.path.stat().st_size] for source in sources]
 
 
 def store_settings(data: DataConfig, tokenizer: Tokenizer, sources: Sequence[Source]) -> dict[str, Any]:
-    """What a store's contents follow from."""
+    """Settings that determine a store's contents."""
     return {
         "vocabulary": tokenizer.fingerprint,
         "data.line": data.line,
@@ -155,17 +156,34 @@ def store_settings(data: DataConfig, tokenizer: Tokenizer, sources: Sequence[Sou
 
 
 def store_folder(data: DataConfig) -> Location:
-    """Where the token store of ``data`` lies."""
+    """Folder of the token store of ``data``."""
     return location(data.token_store) if data.token_store else location(data.shards) / "store"
+
+
+def existing_store(data: DataConfig, tokenizer: Tokenizer, sources: Sequence[Source]) -> TokenStore | None:
+    """Return the token store of ``data``, None without one; ``ValueError`` if it was made with other settings."""
+    folder = store_folder(data)
+    if not (folder / META_NAME).is_file():
+        return None
+    remove_chunks(folder)
+    store = TokenStore(folder)
+    if changed := differences(store.meta["settings"], store_settings(data, tokenizer, sources), "store"):
+        raise ValueError(
+            f"{folder}: tokens stored with other settings: {changed}; name another folder in data.token_store, or "
+            "delete this one"
+        )
+    return store
 
 
 def chunk_folder(folder: Location, settings: dict[str, Any], sources: Sequence[Source], cut: str) -> Location:
     """The folder of the chunks of an unfinished store, made if missing; those of other settings are removed.
 
-    ``cut`` says how the text is cut: chunks that were cut in another way do not fit together.
+    ``cut`` names the way of cutting the text: chunks of different ways do not fit together.
     """
     # A file edited between two starts must not meet chunks of its older self.
-    state = json.dumps([settings, [source.path.stat().st_mtime_ns for source in sources], cut])
+    paths = [source.path for source in sources]
+    versions = [path.version() if isinstance(path, ObjectPath) else path.stat().st_mtime_ns for path in paths]
+    state = json.dumps([settings, versions, cut])
     chunks = folder / f".chunks-{hashlib.sha256(state.encode()).hexdigest()[:16]}"
     remove_chunks(folder, but=chunks)
     chunks.mkdir(parents=True, exist_ok=True)
@@ -338,8 +356,7 @@ def merge_chunks(
         "sentences": sentences,
         "tokens": tokens,
     }
-    with atomic_file(folder / META_NAME) as file:
-        file.write(json.dumps(meta, sort_keys=True, indent=1).encode() + b"\n")
+    write_whole(folder / META_NAME, json.dumps(meta, sort_keys=True, indent=1) + "\n")
 
 
 def _starts_uint64(lengths: np.ndarray) -> np.ndarray:

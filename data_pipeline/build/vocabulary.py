@@ -1,4 +1,4 @@
-"""From a DataConfig to a vocabulary file: one that is there is checked, a missing one is trained in its place."""
+"""From a DataConfig to a vocabulary file: an existing one is checked, a missing one is trained in its place."""
 
 import json
 from collections.abc import Callable, Iterator, Sequence
@@ -7,12 +7,12 @@ from typing import Any
 import numpy as np
 
 from bert_jax.config.pretrain import DataConfig
-from bert_jax.tokenization import Tokenizer, load_tokenizer
+from bert_jax.io.files import local_copy, write_whole
+from bert_jax.io.storage import Location, ObjectPath, location
+from bert_jax.tokenization import FILE_NAMES, Tokenizer, load_tokenizer
 from data_pipeline.build.token_store import content_hash, held_out, names_and_sizes
 from data_pipeline.build.workers import OneApart, exclusive
-from data_pipeline.shards.checks import describe, difference
-from data_pipeline.shards.shard_files import atomic_file
-from data_pipeline.storage import Location, ObjectPath, local_copy, location, new_file
+from data_pipeline.shards.compatibility import differences
 from data_pipeline.text.corpus import corpus_of
 from data_pipeline.text.documents import Source, read_documents
 
@@ -21,8 +21,8 @@ VOCAB_SETTINGS_NAME = "vocabulary.json"
 
 
 def vocabulary_path(data: DataConfig) -> Location:
-    """``data.vocab``, or where the trained vocabulary lies."""
-    name = "vocab.txt" if data.tokenizer == "wordpiece" else "tokenizer.model"
+    """``data.vocab``, or the path of the trained vocabulary."""
+    name = FILE_NAMES["wordpiece" if data.tokenizer == "wordpiece" else "sentencepiece"]
     return location(data.vocab) if data.vocab else location(data.shards) / name
 
 
@@ -40,7 +40,7 @@ def load_vocabulary(data: DataConfig, path: Location, vocab_size: int) -> Tokeni
 
 
 def _vocabulary_settings(data: DataConfig, vocab_size: int, sources: Sequence[Source] | None) -> dict[str, Any]:
-    """What a trained vocabulary follows from; without ``sources``, but for the text."""
+    """Settings that determine a trained vocabulary; without ``sources``, those beside the text."""
     settings = {
         "data.tokenizer": data.tokenizer,
         "data.lower_case": data.lower_case,
@@ -62,7 +62,7 @@ def sources_if_there(data: DataConfig) -> list[Source] | None:
 
 
 def existing_vocabulary(data: DataConfig, vocab_size: int) -> tuple[Location, Tokenizer | None]:
-    """Where the vocabulary lies, and its tokenizer if it is there; ``ValueError`` when it is another one."""
+    """Path of the vocabulary, and its tokenizer if it exists; ``ValueError`` if it has other settings."""
     path = vocabulary_path(data)
     if not data.vocab:
         settings = path.with_name(VOCAB_SETTINGS_NAME)
@@ -71,25 +71,22 @@ def existing_vocabulary(data: DataConfig, vocab_size: int) -> tuple[Location, To
         if settings.is_file():
             recorded = json.loads(settings.read_text())
             wanted = _vocabulary_settings(data, vocab_size, sources_if_there(data))
-            # Older records say nothing of the text.
+            # Older records do not name the text.
             wanted = {name: value for name, value in wanted.items() if name in recorded}
-            found = difference(recorded, wanted)
-            if found:
+            if changed := differences(recorded, wanted, "vocabulary"):
                 raise ValueError(
-                    f"{path}: trained with other settings: {describe(found, 'vocabulary')}; "
-                    "set them back, name the file in data.vocab to use it all the same, or name another folder in "
-                    "data.shards"
+                    f"{path}: trained with other settings: {changed}; set them back, name the file in data.vocab "
+                    "to use it anyway, or name another folder in data.shards"
                 )
     return path, load_vocabulary(data, path, vocab_size)
 
 
 def place_vocabulary(path: Location, content: bytes) -> None:
-    """Put a vocabulary that the run was given where ``data.vocab`` expects it. ``ValueError`` when another one is
+    """Write the vocabulary of an initial model to the path in ``data.vocab``. ``ValueError`` if another one is
     there: shards may have been made with it."""
     with exclusive(path.parent):
         if not path.is_file():
-            with atomic_file(path) as file:
-                file.write(content)
+            write_whole(path, content)
         elif path.read_bytes() != content:
             raise ValueError(
                 f"{path}: another vocabulary than the run's lies there; name another folder in data.shards"
@@ -122,11 +119,10 @@ def ensure_vocabulary(data: DataConfig, *, vocab_size: int, report: Report) -> L
 
 
 def train_in_place(data: DataConfig, sources: Sequence[Source], vocab_size: int, report: Report) -> Location:
-    """Train the vocabulary where ``vocabulary_path`` says; the caller holds the folder."""
+    """Train the vocabulary at ``vocabulary_path``; the caller holds the folder."""
     path = vocabulary_path(data)
-    with atomic_file(path.with_name(VOCAB_SETTINGS_NAME)) as file:
-        settings = _vocabulary_settings(data, vocab_size, sources)
-        file.write(json.dumps(settings, sort_keys=True, indent=1).encode() + b"\n")
+    settings = _vocabulary_settings(data, vocab_size, sources)
+    write_whole(path.with_name(VOCAB_SETTINGS_NAME), json.dumps(settings, sort_keys=True, indent=1) + "\n")
     return _write_vocabulary(data, sources, path, vocab_size, report)
 
 
@@ -140,12 +136,6 @@ def write_vocabulary(data: DataConfig, output: Location, *, vocab_size: int, rep
 def _write_vocabulary(
     data: DataConfig, sources: Sequence[Source], output: Location, vocab_size: int, report: Report
 ) -> Location:
-    if isinstance(output, ObjectPath):
-        with new_file(output) as local:
-            _write_vocabulary(data, sources, local, vocab_size, report)
-        return output
-    for leftover in output.parent.glob(f".{output.name}.*.tmp"):
-        leftover.unlink()  # of a killed training
     report(f"training a {data.tokenizer} vocabulary of {vocab_size:,} pieces")
     with OneApart() as process:
         return next(process.run(_train_on_corpus, [(data, sources, output, vocab_size)]))

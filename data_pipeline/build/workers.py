@@ -14,8 +14,9 @@ from multiprocessing import connection, resource_tracker
 from pathlib import Path
 from typing import Any, TypeVar
 
+from bert_jax.io.files import remove_tree, whole_file
 from bert_jax.io.folder_lock import hold_folder
-from data_pipeline.storage import Location, ObjectPath, new_file, remove_tree
+from bert_jax.io.storage import Location, ObjectPath
 
 R = TypeVar("R")
 _SCRATCH = "scratch-"
@@ -30,7 +31,7 @@ def processor_count() -> int:
 class Workers:
     """``count`` processes (1: none, jobs run here); a context manager. Jobs are module-level functions.
 
-    A block that ends with an exception, an interrupt among them, kills the processes and what they work on.
+    A block that ends with an exception, an interrupt among them, kills the processes and drops their jobs.
     """
 
     def __init__(self, count: int) -> None:
@@ -58,7 +59,7 @@ class Workers:
     def run(self, job: Callable[..., R], arguments: Iterable[tuple[Any, ...]]) -> Iterator[R]:
         """Results of ``job(*a)`` for every a, as they finish; arguments are drawn no faster than jobs finish.
 
-        What a job raises is raised here; ``ValueError`` when a process was killed.
+        An exception of a job is raised here; ``ValueError`` if a process was killed.
         """
         if self._executor is None:
             for values in arguments:
@@ -98,13 +99,13 @@ class OneApart(Workers):
 
 
 def _start_worker() -> None:
-    # How the pool itself ends its processes when one was killed. SIGINT stays held.
+    # The pool ends its processes with SIGTERM when one was killed. SIGINT stays blocked.
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
     threading.Thread(target=_exit_with_parent, daemon=True).start()
 
 
 def _exit_with_parent() -> None:
-    """A killed parent cannot stop its workers: they watch it, or they would wait for jobs for ever."""
+    """A killed parent cannot stop its workers: they watch it, or they would wait for jobs forever."""
     parent = multiprocessing.parent_process()
     if parent is not None:
         connection.wait([parent.sentinel])
@@ -157,30 +158,19 @@ def exclusive(folder: Location) -> AbstractContextManager[None]:
     return hold_folder(folder, "another process is building here; wait for it or choose another folder")
 
 
-@contextmanager
-def scratch_file(final: Location) -> Iterator[Path]:
-    """A path to write to that becomes ``final`` when the block ends; apart for every process on any machine."""
-    if isinstance(final, ObjectPath):
-        with new_file(final) as path:
-            yield path
-        return
-    path = scratch_folder(final.parent) / final.name
-    try:
-        yield path
-        path.replace(final)
-    except BaseException:
-        path.unlink(missing_ok=True)
-        raise
+def scratch_file(final: Location) -> AbstractContextManager[Path]:
+    """:func:`whole_file` that several processes, on any machine, may use for one file."""
+    return whole_file(final, None if isinstance(final, ObjectPath) else scratch_folder(final.parent))
 
 
 def scratch_folder(folder: Path) -> Path:
-    """A folder in ``folder`` for what is half written; apart for every process on any machine."""
+    """A folder in ``folder`` for unfinished files, one for every process on any machine."""
     scratch = folder / f"{_SCRATCH}{os.getpid()}-{_PROCESS}"
     scratch.mkdir(exist_ok=True)
     return scratch
 
 
 def remove_scratch(folder: Location) -> None:
-    """Remove what killed processes left half written in ``folder``."""
+    """Remove the unfinished files of killed processes in ``folder``."""
     for path in folder.glob(f"{_SCRATCH}*"):
         remove_tree(path)

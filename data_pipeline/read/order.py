@@ -12,18 +12,23 @@ Row r of a global batch of B rows is drawn from lane r // (B / V), so hosts that
 contiguous lanes, whatever their number. Nothing here depends on hosts, files or time.
 """
 
+import hashlib
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 
+from bert_jax.config.pretrain import DataConfig
 from bert_jax.hashing import permutation
+from data_pipeline.shards.shard_files import ShardIndex
 
 
 @dataclass(frozen=True)
 class BatchSizes:
-    """Batch size by data step: ``ramp`` is pairs of (steps, size), then ``final`` for ever."""
+    """Batch size by data step: ``ramp`` is pairs of (steps, size), ``final`` holds after them."""
 
     final: int
     ramp: tuple[int, ...] = ()
@@ -53,7 +58,7 @@ def usable_lanes(lanes: int, records: int) -> int:
 
 
 @dataclass(frozen=True)
-class Window:
+class LaneWindow:
     """A part of one lane's epoch that is read whole: record ranges [start, stop) and the order of their records.
 
     ``order`` permutes the concatenation of the ranges; ``start`` is the window's first position in the epoch.
@@ -110,7 +115,7 @@ class LaneOrder:
         sizes = self._segment_starts[segments + 1] - self._segment_starts[segments]
         return segments, edges, np.concatenate([[0], np.cumsum(sizes)])[edges]
 
-    def window(self, lane: int, position: int) -> tuple[int, Window]:
+    def window(self, lane: int, position: int) -> tuple[int, LaneWindow]:
         """The epoch and the window that hold ``position`` (records drawn from ``lane`` since the start)."""
         epoch, offset = divmod(position, self.lane_records(lane))
         segments, edges, record_edges = self.lane_windows(lane, epoch)
@@ -119,7 +124,7 @@ class LaneOrder:
         chosen = segments[edges[number] : edges[number + 1]].tolist()
         ranges = tuple((int(starts[s]), int(starts[s + 1])) for s in chosen)
         size = int(record_edges[number + 1] - record_edges[number])
-        return epoch, Window(
+        return epoch, LaneWindow(
             start=int(record_edges[number]),
             ranges=ranges,
             order=permutation(size, self.seed, 2, lane, epoch, number),
@@ -151,7 +156,7 @@ class HostRows:
         return own
 
     def cuts_lanes(self) -> bool:
-        """Whether some lane is fed by this host only in part (or its rows are not in the order of lanes)."""
+        """Return True if this host feeds a lane only in part (or its rows are not in the order of lanes)."""
         if self.rows is None:
             return False
         share = self.sizes.final // self.lanes
@@ -169,3 +174,24 @@ class HostRows:
             lanes = list(dict.fromkeys(r // (self.sizes.final // self.lanes) for r in self.rows))
             rows = (np.array(lanes)[:, None] * share + np.arange(share)).ravel()
         return rows // share, rows % share
+
+
+def order_facts(index: ShardIndex, data: DataConfig, order: LaneOrder, sizes: BatchSizes) -> dict[str, Any]:
+    """Return what the order of data depends on, readable, with a fingerprint that covers the masking too."""
+    shards = json.dumps([[e.records, e.bytes, e.crc32c] for e in index.entries]).encode()
+    facts: dict[str, Any] = {
+        "training.seed": order.seed,
+        "training.global_batch_size": sizes.final,
+        "training.batch_ramp": list(sizes.ramp),
+        "lanes": order.lanes,
+        "data.window_segments": order.window_segments,
+        "data.segment_records": order.segment_records,
+        "records": order.records,
+        "shards": hashlib.sha256(shards).hexdigest()[:16],
+    }
+    content = [data.masking]
+    if data.masking == "dynamic":
+        content += [data.mask_unit, data.mask_fraction, data.mask_token_share, data.random_token_share]
+        content += [data.max_predictions, data.span_mean, data.span_max]
+    text = json.dumps([1, facts, content], sort_keys=True)
+    return facts | {"fingerprint": hashlib.sha256(text.encode()).hexdigest()[:16]}

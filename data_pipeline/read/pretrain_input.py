@@ -1,78 +1,99 @@
-"""Shards to host batches in the order of ``data_pipeline.read.order``: the training stream, held-out batches.
+"""Shards to batches in the order of ``data_pipeline.read.order``: what a pretraining run reads.
 
-Shards lie in a local folder or in an object store. Damaged records become blank rows, which are counted here.
+One map of a tf.data pipeline reads and verifies the serialized examples of a whole batch (numpy). The next parses
+them together in TensorFlow, masks them if masking is dynamic, and lays out the contract of ``bert_jax.batch``. Both
+run ahead by ``data.prefetch`` batches. Damaged records become blank rows, counted when a batch is handed out.
 """
 
-import hashlib
-import json
+import dataclasses
+import functools
 import logging
+import sys
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from bert_jax.batch import PRETRAIN_FEATURES, BatchInfo, DataBudgetError
-from bert_jax.config.pretrain import DataConfig
+from bert_jax.batch import PRETRAIN_FEATURES, BatchInfo, BatchIterator
+from bert_jax.config.pretrain import DataConfig, PretrainConfig
 from bert_jax.hashing import hash_key
+from bert_jax.io.storage import Location, StorageError, location
 from bert_jax.tokenization import Tokenizer
 from data_pipeline.build.masking import MaskingSettings, mask_batch
-from data_pipeline.read.order import BatchSizes, HostRows, LaneOrder, usable_lanes
-from data_pipeline.read.reader import REASONS, LaneReader, RawBatch, RecordReader, SequentialReader
-from data_pipeline.read.tf_stream import Stream, read_batches
+from data_pipeline.host_tensorflow import THREADS, load_tensorflow
+from data_pipeline.read.order import BatchSizes, HostRows, LaneOrder, order_facts, usable_lanes
+from data_pipeline.read.reader import BAD_IDS, BlankCounter, LaneReader, RawBatch, RecordReader, SequentialReader
 from data_pipeline.shards.compatibility import Layout, check_layout, warn_of_changed_files
 from data_pipeline.shards.shard_files import ShardIndex, read_index
-from data_pipeline.storage import Location
+from data_pipeline.shards.tfexample import encode_examples
 
 _log = logging.getLogger(__name__)
 
-_NAMED_BLANKS = 100  # damaged records named one by one; beyond, only when their number doubles
 _KEPT_SKIPS = 16  # skipped ranges that the state lists; it stays under 1 KB
-_EVAL_EPOCH = 1 << 62  # no training epoch gets here: held-out masks are keyed apart
+_NO_END = 1 << 62  # more steps and epochs than any training has; held-out masks are keyed with it
+_BASELINE_BATCHES = 2000  # training batches that the unigram distribution is counted on: a sharp estimate
+
+Masker = Callable[[np.ndarray, np.ndarray, np.ndarray, np.ndarray], Sequence[np.ndarray]]
 
 
-def _features(batch: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    return {name: batch[name] for name in PRETRAIN_FEATURES}
+class ShardSource:
+    """Batches of the shards that ``config.data`` names (a ``bert_jax.batch.PretrainSource``)."""
 
+    def __init__(self, config: PretrainConfig, tokenizer: Tokenizer) -> None:
+        self._config, self._tokenizer = config, tokenizer
+        shards, held_out = location(config.data.shards), config.data.eval_shards
+        self._train = shards / "train" if (shards / "train").is_dir() else shards
+        self._eval: Location | None = location(held_out) if held_out else shards / "eval"
+        if not self._eval.is_dir():
+            if held_out:
+                raise ValueError(
+                    f"data.eval_shards: {held_out} is not a folder; name one of held-out shards, or none"
+                )
+            self._eval = None
 
-# ------------------------------------------------------------------ damage
+    def train(self, rows: list[int]) -> BatchIterator:
+        """Endless training batches of this host's ``rows``."""
+        config = self._config
+        return pretrain_batches(
+            config.data, folder=self._train, lanes=config.lanes, batch_size=config.training.global_batch_size,
+            batch_ramp=config.training.batch_ramp, seed=config.training.seed, rows=rows, tokenizer=self._tokenizer,
+        )  # fmt: skip
 
+    def held_out(
+        self, batch_size: int, rows: list[int], max_batches: int
+    ) -> Iterator[dict[str, np.ndarray]] | None:
+        """Held-out batches, each record once (0 ``max_batches``: all), or ``None`` without held-out data."""
+        if self._eval is None:
+            return None
+        return eval_batches(
+            self._config.data, folder=self._eval, batch_size=batch_size, rows=rows, max_batches=max_batches,
+            tokenizer=self._tokenizer,
+        )  # fmt: skip
 
-class _BlankCounter:
-    """Counts the blank rows of consumed batches, names them, and stops above the budget: at once, or (where only a
-    part of the rows is read here, and the other processes would wait for theirs) when :meth:`check` is called."""
+    def unigram_cross_entropy(self) -> float | None:
+        """Nats per held-out target of the training targets' unigram distribution (add-one).
 
-    def __init__(self, reader: RecordReader, budget: int, *, at_once: bool) -> None:
-        self.reader, self.budget, self.at_once, self.count = reader, budget, at_once, 0
-        self._last = ""
-        self._named: set[int] = set()
+        Large training sets are counted on their first million records.
+        """
+        if self._eval is None:
+            return None
+        train = self._target_counts(self._train, _BASELINE_BATCHES).astype(np.float64) + 1
+        held_out = self._target_counts(self._eval, 0)
+        return float(-(held_out @ np.log(train / train.sum())) / held_out.sum())
 
-    def add(self, batch: Mapping[str, np.ndarray]) -> None:
-        """Take in a batch that is about to be handed out; ``DataBudgetError`` leaves the count as it was."""
-        damaged = np.flatnonzero(batch["status"])
-        if not len(damaged):
-            return
-        for row in damaged:
-            self._last = self._name(int(batch["numbers"][row]), int(batch["status"][row]))
-        if self.at_once:
-            self.check(len(damaged))
-        self.count += len(damaged)
-
-    def check(self, more: int = 0) -> None:
-        """``DataBudgetError`` if the count and ``more`` are above the budget."""
-        if self.count + more > self.budget:
-            raise DataBudgetError(
-                f"{self.count + more} damaged records, more than data.max_blank_records ({self.budget}); restore "
-                f"the shards or allow more; the last: {self._last}"
-            )
-
-    def _name(self, number: int, reason: int) -> str:
-        file, record = self.reader.locate(number)
-        text = f"{self.reader.index.folder / file}: record {record} {REASONS[reason]}"
-        if number not in self._named:
-            self._named.add(number)
-            if len(self._named) <= _NAMED_BLANKS or len(self._named).bit_count() == 1:
-                _log.warning("blank row instead of a damaged record (%d so far): %s", len(self._named), text)
-        return text
+    def _target_counts(self, folder: Location, max_batches: int) -> np.ndarray:
+        """Count how often each id is predicted: int64[vocabulary]."""
+        counts = np.zeros(self._config.model.vocab_size, np.int64)
+        # A damaged record is not counted; it must not end the run at its last evaluation.
+        data = dataclasses.replace(self._config.data, max_blank_records=sys.maxsize)
+        batches = eval_batches(
+            data, folder=folder, batch_size=512, max_batches=max_batches, tokenizer=self._tokenizer
+        )
+        for batch in batches:
+            labels = batch["mlm_labels"][batch["mlm_weights"] > 0]
+            counts += np.bincount(labels, minlength=len(counts))
+        return counts
 
 
 # ------------------------------------------------------------------ training
@@ -83,29 +104,35 @@ class PretrainBatches:
 
     def __init__(
         self, index: ShardIndex, layout: Layout, data: DataConfig, order: LaneOrder, sizes: BatchSizes,
-        rows: HostRows, mask: Callable | None,
+        rows: HostRows, mask: Masker | None,
     ) -> None:  # fmt: skip
         self._layout, self._data, self._order, self._sizes, self._mask = layout, data, order, sizes, mask
         self._records, self._rows = RecordReader(index), rows
         # Otherwise the training step counts the blank rows of all processes, and stops them together.
         whole = rows.rows is None or len(rows.rows) == sizes.final
-        self._blanks = _BlankCounter(self._records, data.max_blank_records, at_once=whole)
-        self._order_facts = _order_facts(index, data, order, sizes)
+        self._blanks = BlankCounter(self._records, data.max_blank_records, at_once=whole)
+        self._order_facts = order_facts(index, data, order, sizes)
         self._data_step = self._skipped_examples = 0
         self._skipped: list[tuple[int, int]] = []
-        self._stream: Stream | None = None
+        self._stream: _Stream | None = None
 
     def __iter__(self) -> "PretrainBatches":
         return self
 
     def __next__(self) -> tuple[dict[str, np.ndarray], BatchInfo]:
-        """Next features and their info; ``DataBudgetError`` above ``data.max_blank_records`` damaged records, if
-        these are all rows of the batch."""
+        """Return the next features and their info.
+
+        ``DataBudgetError`` above ``data.max_blank_records`` damaged records, if these are all rows of the batch.
+        """
         if self._stream is None:
-            # A reader of its own: threads of a stream that was just closed may still be in the old one.
+            # A reader of its own: threads of a stream that was just closed may still use the old one.
             reader = LaneReader(self._records, self._order, self._sizes, self._rows)
-            self._stream = read_batches(
-                reader, self._layout, self._data, steps=(self._data_step, 1 << 62), keys=self._keys, mask=self._mask
+
+            def keys(raw: RawBatch) -> np.ndarray:
+                return hash_key(self._order.seed, 3, raw.epochs, raw.numbers)
+
+            self._stream = _Stream(
+                reader.batch, self._layout, self._data, steps=(self._data_step, _NO_END), keys=keys, mask=self._mask
             )
         batch = next(self._stream)
         self._blanks.add(batch)
@@ -117,10 +144,10 @@ class PretrainBatches:
             sequences=end - self._sizes.start(self._data_step),
         )
         self._data_step += 1
-        return _features(batch), info
+        return {name: batch[name] for name in PRETRAIN_FEATURES}, info
 
     def skip(self, batches: int) -> None:
-        """Leave out the next ``batches`` batches (after a loss spike); the state records it."""
+        """Skip the next ``batches`` batches (after a loss spike); the state records it."""
         if batches <= 0:
             raise ValueError(f"batches to skip: {batches} is not allowed; allowed: 1 or more")
         start, stop = self._data_step, self._data_step + batches
@@ -132,7 +159,7 @@ class PretrainBatches:
         self.close()
 
     def state(self) -> dict[str, Any]:
-        """Position after the batches returned so far (what was read ahead does not count): JSON under 1 KB."""
+        """Return the position after the batches handed out so far, not read ahead: JSON under 1 KB."""
         return {
             "data_step": self._data_step,
             "skipped": [list(pair) for pair in self._skipped],
@@ -143,7 +170,7 @@ class PretrainBatches:
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Continue after ``state``; ``ValueError`` names what differs when it belongs to another order of data."""
+        """Continue after ``state``; ``ValueError`` names the differences if it belongs to another order of data."""
         if state["fingerprint"] != self._order_facts["fingerprint"]:
             differences = [
                 f"{key} was {was}, now {self._order_facts.get(key)}"
@@ -166,48 +193,17 @@ class PretrainBatches:
             self._stream.close()
         self._stream = None
 
-    def _keys(self, raw: RawBatch) -> np.ndarray:
-        return hash_key(self._order.seed, 3, raw.epochs, raw.numbers)
-
-
-def _order_facts(index: ShardIndex, data: DataConfig, order: LaneOrder, sizes: BatchSizes) -> dict[str, Any]:
-    """What the order of data depends on, readable, and its fingerprint."""
-    shards = json.dumps([[e.records, e.bytes, e.crc32c] for e in index.entries]).encode()
-    facts: dict[str, Any] = {
-        "training.seed": order.seed,
-        "training.global_batch_size": sizes.final,
-        "training.batch_ramp": list(sizes.ramp),
-        "lanes": order.lanes,
-        "data.window_segments": order.window_segments,
-        "data.segment_records": order.segment_records,
-        "records": order.records,
-        "shards": hashlib.sha256(shards).hexdigest()[:16],
-    }
-    content = [data.masking]
-    if data.masking == "dynamic":
-        content += [data.mask_unit, data.mask_fraction, data.mask_token_share, data.random_token_share]
-        content += [data.max_predictions, data.span_mean, data.span_max]
-    text = json.dumps([1, facts, content], sort_keys=True)
-    return facts | {"fingerprint": hashlib.sha256(text.encode()).hexdigest()[:16]}
-
 
 def pretrain_batches(
-    data: DataConfig,
-    *,
-    folder: Location,
-    lanes: int,
-    batch_size: int,
-    batch_ramp: tuple[int, ...] = (),
-    seed: int,
-    rows: Sequence[int] | None = None,
-    tokenizer: Tokenizer | None = None,
-) -> PretrainBatches:
-    """The training stream over the indexed shards in ``folder``.
+    data: DataConfig, *, folder: Location, lanes: int, batch_size: int, batch_ramp: tuple[int, ...] = (), seed: int,
+    rows: Sequence[int] | None = None, tokenizer: Tokenizer | None = None,
+) -> PretrainBatches:  # fmt: skip
+    """Open the training stream over the indexed shards in ``folder``.
 
     ``lanes`` divides every batch size; ``batch_ramp`` is pairs of (steps, batch size) that come before
     ``batch_size``; ``rows`` are the rows of the global batch that this host feeds (None: all). The tokenizer is
-    needed for dynamic masking, and without it ids are not checked. ``ValueError`` (one line) when there is no
-    index or the shards and the config disagree.
+    needed for dynamic masking, and without it ids are not checked. ``ValueError`` (one line) without an index, or
+    if the shards and the config disagree.
     """
     index = read_index(folder)
     layout = check_layout(index, data, tokenizer)
@@ -219,18 +215,12 @@ def pretrain_batches(
     usable = usable_lanes(lanes, index.records)
     if usable != lanes:
         _log.warning("data.lanes: %d falls to %d: there are only %d records", lanes, usable, index.records)
-    order = LaneOrder(
-        records=index.records,
-        lanes=usable,
-        segment_records=data.segment_records,
-        window_segments=data.window_segments,
-        seed=seed,
-    )
+    order = LaneOrder(index.records, usable, data.segment_records, data.window_segments, seed)
     host_rows = HostRows.of(usable, sizes, rows)
     if host_rows.cuts_lanes():
         _log.warning(
-            "data.lanes: of %d lanes several processes read the same one, which takes more time and memory; with a "
-            "multiple of their number they do not", usable,
+            "data.lanes: several processes read the same of %d lanes, which takes more time and memory; use a "
+            "multiple of their number", usable,
         )  # fmt: skip
     return PretrainBatches(index, layout, data, order, sizes, host_rows, _masker(data, tokenizer))
 
@@ -239,19 +229,14 @@ def pretrain_batches(
 
 
 def eval_batches(
-    data: DataConfig,
-    *,
-    folder: Location,
-    batch_size: int,
-    rows: Sequence[int] | None = None,
-    max_batches: int = 0,
+    data: DataConfig, *, folder: Location, batch_size: int, rows: Sequence[int] | None = None, max_batches: int = 0,
     tokenizer: Tokenizer | None = None,
-) -> Iterator[dict[str, np.ndarray]]:
+) -> Iterator[dict[str, np.ndarray]]:  # fmt: skip
     """Each held-out record once, in file order; the last batch is filled with blank rows.
 
     ``max_batches`` above 0 stops after so many. Masks are the same in every call, dynamic shards included.
-    Checks happen at the call, not at the first batch. ``DataBudgetError`` while iterating, or, when these ``rows``
-    are not all, after the last batch, which the other hosts need too.
+    Checks happen at the call, not at the first batch. ``DataBudgetError`` while iterating, or, if ``rows`` are not
+    all, after the last batch, which the other hosts need too.
     """
     index = read_index(folder)
     layout = check_layout(index, data, tokenizer)
@@ -263,28 +248,28 @@ def eval_batches(
     count = min(count, max_batches) if max_batches else count
 
     def keys(raw: RawBatch) -> np.ndarray:
-        return hash_key(data.seed, 3, _EVAL_EPOCH, raw.numbers)
+        return hash_key(data.seed, 3, _NO_END, raw.numbers)
 
     def stream() -> Iterator[dict[str, np.ndarray]]:
         whole = rows is None or len(rows) == batch_size
-        blanks = _BlankCounter(records, data.max_blank_records, at_once=whole)
-        for batch in read_batches(reader, layout, data, steps=(0, count), keys=keys, mask=mask):
+        blanks = BlankCounter(records, data.max_blank_records, at_once=whole)
+        for batch in _Stream(reader.batch, layout, data, steps=(0, count), keys=keys, mask=mask):
             blanks.add(batch)
-            yield _features(batch)
+            yield {name: batch[name] for name in PRETRAIN_FEATURES}
         blanks.check()
 
     return stream()
 
 
-# ------------------------------------------------------------------ masking at read time
+# ------------------------------------------------------------------ reading ahead, parsing, masking
 
 
-def _masker(data: DataConfig, tokenizer: Tokenizer | None) -> Callable[..., Sequence[np.ndarray]] | None:
+def _masker(data: DataConfig, tokenizer: Tokenizer | None) -> Masker | None:
     """Function from (ids, word starts, input mask, keys) to (masked ids, positions, labels, weights), or None."""
     if data.masking != "dynamic":
         return None
     if tokenizer is None:
-        raise ValueError("data.masking: dynamic needs the vocabulary; give data.vocab")
+        raise ValueError("data.masking: dynamic needs the vocabulary; name it in data.vocab")
     settings = MaskingSettings.from_config(data, mask_id=tokenizer.mask_id, vocab_size=tokenizer.vocab_size)
     cls_id, sep_id = tokenizer.cls_id, tokenizer.sep_id
 
@@ -292,13 +277,124 @@ def _masker(data: DataConfig, tokenizer: Tokenizer | None) -> Callable[..., Sequ
         ids: np.ndarray, word_starts: np.ndarray, input_mask: np.ndarray, keys: np.ndarray
     ) -> Sequence[np.ndarray]:
         maskable = (input_mask > 0) & (ids != cls_id) & (ids != sep_id)
+        limit = data.max_predictions
         return mask_batch(
-            ids,
-            word_starts > 0,
-            maskable,
-            keys.view(np.uint64),
-            max_predictions=data.max_predictions,
-            config=settings,
+            ids, word_starts > 0, maskable, keys.view(np.uint64), max_predictions=limit, config=settings
         )
 
     return mask
+
+
+class _Stream:
+    """Batches ``steps[0]`` to before ``steps[1]``, read ahead: contract features, ``status`` and ``numbers``.
+
+    Its threads are gone after ``close``, and before the interpreter ends: threads that still call Python then hang
+    or abort the process.
+    """
+
+    def __init__(
+        self, read: Callable[[int], RawBatch], layout: Layout, data: DataConfig, *, steps: tuple[int, int],
+        keys: Callable[[RawBatch], np.ndarray], mask: Masker | None,
+    ) -> None:  # fmt: skip
+        tf = load_tensorflow()
+        kinds = {"int64": np.int64, "float": np.float32}
+        empty = {stored: np.zeros((1, length), kinds[kind]) for stored, kind, length in layout.features.values()}
+        (blank,) = encode_examples(empty)
+        self._failures: list[StorageError] = []
+        failures, readers = (
+            self._failures,
+            [read],
+        )  # TensorFlow keeps `fetch` for ever, and must not keep the reader
+
+        def fetch(step: np.ndarray) -> tuple[np.ndarray, ...]:
+            try:
+                raw = readers[0](int(step))
+            except StorageError as error:
+                failures.append(error)  # TensorFlow passes on no exception, only its text with a traceback
+                raise
+            live = np.array([record is not None for record in raw.records])
+            records = [blank if record is None else record for record in raw.records]
+            key = np.zeros(len(records), np.int64) if mask is None else keys(raw).view(np.int64)
+            return np.array(records, object), live, raw.status, raw.numbers, key
+
+        def read_batch(step: Any) -> Any:
+            types = [tf.string, tf.bool, tf.int64, tf.int64, tf.int64]
+            tensors = tf.numpy_function(fetch, [step], types, stateful=True)
+            for tensor in tensors:
+                tensor.set_shape([None])
+            return tuple(tensors)
+
+        options = tf.data.Options()
+        options.autotune.enabled = False
+        options.deterministic = True
+        options.threading.private_threadpool_size = THREADS
+        options.threading.max_intra_op_parallelism = THREADS
+        plain = (
+            tf.autograph.experimental.do_not_convert
+        )  # rewriting this code would take half a second, for nothing
+        parse = plain(functools.partial(_parse, tf, layout, data, mask))
+        dataset = tf.data.Dataset.range(*steps).map(plain(read_batch)).map(parse, num_parallel_calls=THREADS)
+        self._iterator = [dataset.prefetch(data.prefetch).with_options(options).as_numpy_iterator()]
+        self.close = weakref.finalize(
+            self, lambda *parts: [part.clear() for part in parts], self._iterator, readers
+        )
+
+    def __iter__(self) -> "_Stream":
+        return self
+
+    def __next__(self) -> dict[str, np.ndarray]:
+        """Return the next batch; ``StorageError`` if its object store can no longer be used."""
+        try:
+            return next(self._iterator[0])
+        except load_tensorflow().errors.OpError:
+            if self._failures:
+                raise self._failures[0] from None
+            raise
+
+
+def _parse(
+    tf: Any, layout: Layout, data: DataConfig, mask: Masker | None,
+    records: Any, live: Any, status: Any, numbers: Any, keys: Any,
+) -> dict[str, Any]:  # fmt: skip
+    """Lay out the batch contract of serialized examples (graph code); rows that are not ``live`` are all zero."""
+    kinds = {"int64": tf.int64, "float": tf.float32}
+    spec = {
+        stored: tf.io.FixedLenFeature([length], kinds[kind]) for stored, kind, length in layout.features.values()
+    }
+    parsed = tf.io.parse_example(records, spec)
+    features = {name: parsed[stored] for name, (stored, _, _) in layout.features.items()}
+    if layout.vocab_size is not None:
+        for name in {"input_ids", "masked_lm_ids"} & set(features):
+            good = tf.reduce_all((features[name] >= 0) & (features[name] < layout.vocab_size), axis=1)
+            status = tf.where(live & ~good, tf.constant(BAD_IDS, tf.int64), status)
+            live = live & good
+    factor = tf.cast(live, tf.int32)[:, None]
+    ints = {
+        name: tf.cast(value, tf.int32) * factor for name, value in features.items() if name != "masked_lm_weights"
+    }
+    weight = tf.cast(factor, tf.float32)
+    if mask is None:
+        weights = tf.cast(features["masked_lm_weights"], tf.float32)
+        masked = [ints["masked_lm_positions"], ints["masked_lm_ids"], weights]
+    else:
+        arguments = [ints["input_ids"], ints["word_starts"], ints["input_mask"], keys]
+        ints["input_ids"], *masked = tf.numpy_function(mask, arguments, [tf.int32, tf.int32, tf.int32, tf.float32])
+        ints["input_ids"].set_shape([None, data.seq_length])
+        for tensor in masked:
+            tensor.set_shape([None, data.max_predictions])
+    rows = tf.shape(ints["input_ids"])[0]
+    labels = ints["next_sentence_labels"] if layout.has_labels else tf.zeros([rows, 1], tf.int32)
+    return {
+        "input_ids": ints["input_ids"] * factor,
+        "token_type_ids": ints["segment_ids"],
+        "sequence_ids": ints["input_mask"],
+        "position_ids": tf.broadcast_to(tf.range(data.seq_length), [rows, data.seq_length]) * factor,
+        "mlm_positions": masked[0] * factor,
+        "mlm_labels": masked[1] * factor,
+        "mlm_weights": masked[2] * weight,
+        "cls_positions": tf.zeros([rows, 1], tf.int32),
+        "nsp_labels": labels,
+        "nsp_weights": weight * float(layout.has_labels),
+        "status": status,
+        "numbers": numbers,
+    }

@@ -1,12 +1,13 @@
 """Records of indexed shards, every byte checked against the index; damage becomes a reason, never an exception.
 
-A record counts as damaged when any byte of its frame (length, checksums, payload) differs from what the index
-says, or when it cannot be read at all. It is returned as None with the reason, so that no later record shifts.
+A record counts as damaged if any byte of its frame (length, checksums, payload) differs from the index, or if it
+cannot be read at all. It is returned as None with the reason, so that no later record shifts.
 """
 
 import contextlib
+import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +16,8 @@ from typing import NamedTuple
 import google_crc32c
 import numpy as np
 
+from bert_jax.batch import DataBudgetError
+from bert_jax.io.storage import ObjectPath, StorageError
 from data_pipeline.read.order import BatchSizes, HostRows, LaneOrder
 from data_pipeline.shards.shard_files import (
     FRAME_BYTES,
@@ -24,7 +27,8 @@ from data_pipeline.shards.shard_files import (
     frame_headers,
     mask_crcs,
 )
-from data_pipeline.storage import ObjectPath, StorageError
+
+_log = logging.getLogger(__name__)
 
 # Status of a row; 0 is good. The texts end the log line "FILE: record N ...".
 REASONS = (
@@ -33,7 +37,7 @@ REASONS = (
     "lies beyond the end of the file",
     "has another length, or a damaged length checksum",
     "has another checksum stored with it",
-    "has other contents than the index says (checksum)",
+    "has other contents than in the index (checksum)",
     "holds token ids outside the vocabulary",
 )
 UNREADABLE, BEYOND_END, BAD_LENGTH, BAD_FOOTER, BAD_PAYLOAD, BAD_IDS = range(1, len(REASONS))
@@ -42,6 +46,7 @@ _BLOCK = 1024  # records between the byte offsets that are kept in memory
 _LOADERS = 4  # threads that read for several lanes at once
 _WHOLE_WINDOWS = 4  # windows read whole in one batch, at most
 _REQUESTS = 16  # to an object store at once
+_NAMED_BLANKS = 100  # damaged records named one by one; beyond, only when their number doubles
 
 
 @dataclass
@@ -81,7 +86,7 @@ class RecordReader:
         return self.index.entries[shard].name, number - int(self._first[shard])
 
     def _block_offsets(self, shard: int) -> np.ndarray:
-        """Where every ``_BLOCK``-th record begins, counted once per file."""
+        """Offset of every ``_BLOCK``-th record, counted once per file."""
         if shard in self._blocks:
             return self._blocks[shard]
         lengths = self.index.entries[shard].lengths
@@ -91,7 +96,7 @@ class RecordReader:
         return self._blocks[shard]
 
     def _offset(self, shard: int, record: int) -> int:
-        """Where the frame of ``record`` begins in its file."""
+        """Offset of the frame of ``record`` in its file."""
         block = record // _BLOCK
         rest = self.index.entries[shard].lengths[block * _BLOCK : record]
         return int(self._block_offsets(shard)[block]) + int(rest.sum(dtype=np.int64)) + len(rest) * FRAME_BYTES
@@ -128,7 +133,7 @@ class RecordReader:
             requests.append(_Request(name, self._offset(shard, first), memoryview(data)[begin:stop]))
             done = here.stop
         for (here, begin, stop), got in zip(places, self.files.read(requests), strict=True):
-            data[begin + max(got, 0) : stop] = 0  # np.empty holds whatever was there before
+            data[begin + max(got, 0) : stop] = 0  # np.empty holds old contents
             status[here][frame_ends[here] > begin + got] = BEYOND_END if got >= 0 else UNREADABLE
         starts, ends = frame_starts + HEADER_BYTES, frame_ends - (FRAME_BYTES - HEADER_BYTES)
         footers = data[ends[:, None] + np.arange(4)] != mask_crcs(crcs)[:, None].view(np.uint8).reshape(-1, 4)
@@ -179,7 +184,7 @@ class LocalFiles:
 
 
 class ObjectFiles:
-    """The same for an object store: many requests at once, and windows always whole, since each request waits."""
+    """Shards in an object store: many requests at once, and windows always whole, since each request waits."""
 
     loaders, whole_windows = _REQUESTS, 1 << 30
 
@@ -314,3 +319,41 @@ class SequentialReader:
             for row in np.flatnonzero(there).tolist():
                 records[row], status[row] = loaded[int(wanted[row]) - first]
         return RawBatch(records, status, wanted, np.zeros(len(wanted), np.int64))
+
+
+class BlankCounter:
+    """Counts and names the blank rows of the batches handed out, and stops above the budget: ``at_once``, or, if
+    this process reads only a part of the rows and others wait for theirs, in :meth:`check`."""
+
+    def __init__(self, reader: RecordReader, budget: int, *, at_once: bool) -> None:
+        self.reader, self.budget, self.at_once, self.count = reader, budget, at_once, 0
+        self._last = ""
+        self._named: set[int] = set()
+
+    def add(self, batch: Mapping[str, np.ndarray]) -> None:
+        """Count a batch that is about to be handed out; ``DataBudgetError`` leaves the count unchanged."""
+        damaged = np.flatnonzero(batch["status"])
+        if not len(damaged):
+            return
+        for row in damaged:
+            self._last = self._name(int(batch["numbers"][row]), int(batch["status"][row]))
+        if self.at_once:
+            self.check(len(damaged))
+        self.count += len(damaged)
+
+    def check(self, more: int = 0) -> None:
+        """``DataBudgetError`` if the count and ``more`` are above the budget."""
+        if self.count + more > self.budget:
+            raise DataBudgetError(
+                f"{self.count + more} damaged records, more than data.max_blank_records ({self.budget}); restore "
+                f"the shards or allow more; the last: {self._last}"
+            )
+
+    def _name(self, number: int, reason: int) -> str:
+        file, record = self.reader.locate(number)
+        text = f"{self.reader.index.folder / file}: record {record} {REASONS[reason]}"
+        if number not in self._named:
+            self._named.add(number)
+            if len(self._named) <= _NAMED_BLANKS or len(self._named).bit_count() == 1:
+                _log.warning("blank row instead of a damaged record (%d so far): %s", len(self._named), text)
+        return text

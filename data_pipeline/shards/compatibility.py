@@ -1,14 +1,18 @@
-"""Whether the shards of a folder are what the config asks for, told from their index before anything is read."""
+"""Shards against the config: the settings that they were built with, and the features that their index lists.
+
+Everything is checked before a record is read.
+"""
 
 import logging
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import Any
 
 from bert_jax.config.pretrain import DataConfig
+from bert_jax.io.storage import Location, StorageError, is_url
 from bert_jax.tokenization import Tokenizer
 from data_pipeline.shards.shard_files import ShardIndex
-from data_pipeline.storage import Location, StorageError, is_url
 
 _log = logging.getLogger(__name__)
 
@@ -16,6 +20,52 @@ _log = logging.getLogger(__name__)
 _OTHER_NAMES = {"input_ids": "input_word_ids", "segment_ids": "input_type_ids"}
 _STAT_THREADS = 16  # an object store answers slowly, but many at once
 _MASKED = ("masked_lm_positions", "masked_lm_ids", "masked_lm_weights")
+_MASKING = (
+    "max_predictions", "mask_unit", "mask_fraction", "mask_token_share", "random_token_share",
+)  # fmt: skip
+_ALWAYS = (
+    "seq_length", "masking", "word_segmenter", "next_sentence", "short_sequence_fraction", "seed", "eval_fraction",
+    "line", "json_field",
+)  # fmt: skip
+_SHARDS_PER_EVAL_SHARD = 16
+
+
+# ------------------------------------------------------------------ settings
+
+
+def shard_settings(data: DataConfig, tokenizer: Tokenizer, split: str) -> dict[str, Any]:
+    """Return every setting that determines the bytes of a split's shards, by its name in the configuration.
+
+    Held-out text gets one pass and a sixteenth of the shards. Dynamic masking happens at read time, so its
+    settings are not part of such shards.
+    """
+    names = [*_ALWAYS, *(_MASKING if data.masking == "static" else ())]
+    if data.masking == "static" and data.mask_unit == "span":
+        names += ["span_mean", "span_max"]
+    settings = {f"data.{name}": getattr(data, name) for name in names}
+    is_train = split == "train"
+    settings["data.dupe_factor"] = data.dupe_factor if is_train else 1
+    settings["data.num_shards"] = data.num_shards if is_train else max(1, data.num_shards // _SHARDS_PER_EVAL_SHARD)
+    return settings | {"vocabulary": tokenizer.fingerprint}
+
+
+def differences(recorded: Mapping[str, Any], wanted: Mapping[str, Any], owner: str) -> str:
+    """Return ``name: OWNER X, config Y, ...`` for settings of ``wanted`` that were recorded otherwise, else ""."""
+
+    def short(value: Any) -> str:
+        if isinstance(value, list) and value:
+            return f"{len(value)} file(s) from {value[0][0]} on, {sum(size for _, size in value):,} bytes"
+        text = str(value)
+        return text[:12] + "..." if len(text) == 64 else text
+
+    return ", ".join(
+        f"{name}: {owner} {short(recorded.get(name))}, config {short(value)}"
+        for name, value in sorted(wanted.items())
+        if recorded.get(name) != value
+    )
+
+
+# ------------------------------------------------------------------ features
 
 
 @dataclass(frozen=True)
@@ -29,8 +79,8 @@ class Layout:
 
 
 def check_layout(index: ShardIndex, data: DataConfig, tokenizer: Tokenizer | None) -> Layout:
-    """Check the shards against the config; ``ValueError`` names the first difference."""
-    folder, found = index.folder, index.features
+    """Return what to parse; ``ValueError`` names the first difference between the shards and the config."""
+    folder, stored_features = index.folder, index.features
     if not index.records:
         raise ValueError(f"{folder}: the shards hold no records; build them again with more text")
     dynamic = data.masking == "dynamic"
@@ -39,21 +89,23 @@ def check_layout(index: ShardIndex, data: DataConfig, tokenizer: Tokenizer | Non
     has_labels = data.next_sentence != "none"
     if has_labels:
         lengths["next_sentence_labels"] = 1
-    if dynamic and "word_starts" not in found:
-        raise ValueError(f"data.masking: dynamic, but the shards in {folder} were masked when built; give static")
-    if not dynamic and "masked_lm_ids" not in found:
-        raise ValueError(f"data.masking: static, but the shards in {folder} hold no masks; give dynamic")
+    if dynamic and "word_starts" not in stored_features:
+        raise ValueError(f"data.masking: dynamic, but the shards in {folder} were masked when built; use static")
+    if not dynamic and "masked_lm_ids" not in stored_features:
+        raise ValueError(f"data.masking: static, but the shards in {folder} hold no masks; use dynamic")
     features = {}
     for name, length in lengths.items():
-        stored = name if name in found else _OTHER_NAMES.get(name, name)
-        if stored not in found:
-            raise ValueError(f"{folder}: the shards lack the feature {name}; they hold {', '.join(sorted(found))}")
-        summary = found[stored]
+        stored = name if name in stored_features else _OTHER_NAMES.get(name, name)
+        if stored not in stored_features:
+            raise ValueError(
+                f"{folder}: the shards lack the feature {name}; they hold {', '.join(sorted(stored_features))}"
+            )
+        summary = stored_features[stored]
         if (summary.min_length, summary.max_length) != (length, length):
             option = {data.seq_length: "data.seq_length"}.get(length, "data.max_predictions")
             option = "one label" if name == "next_sentence_labels" else f"{option} {length}"
-            given = " to ".join(map(str, sorted({summary.min_length, summary.max_length})))
-            raise ValueError(f"{folder}: {name} has {given} values a record, the config wants {option}")
+            lengths_found = " to ".join(map(str, sorted({summary.min_length, summary.max_length})))
+            raise ValueError(f"{folder}: {name} has {lengths_found} values a record, the config wants {option}")
         features[name] = (stored, summary.kind, length)
     _check_ranges(index, features, tokenizer)
     return Layout(features, dynamic, has_labels, tokenizer.vocab_size if tokenizer else None)
@@ -62,7 +114,7 @@ def check_layout(index: ShardIndex, data: DataConfig, tokenizer: Tokenizer | Non
 def _check_ranges(
     index: ShardIndex, features: Mapping[str, tuple[str, str, int]], tokenizer: Tokenizer | None
 ) -> None:
-    """``ValueError`` when the index shows values that a model must not be fed."""
+    """Raise ``ValueError`` for values in the index that no model may get."""
     limits = {"input_mask": 2, "next_sentence_labels": 2, "masked_lm_positions": features["input_ids"][2]}
     limits["segment_ids"] = 1 << 15
     if tokenizer is not None:
@@ -80,7 +132,7 @@ def _check_ranges(
 
 
 def warn_of_changed_files(index: ShardIndex) -> None:
-    """One warning for each file that is missing or has another size than the index says."""
+    """Warn of each file that is missing or has another size than in the index."""
 
     def size_of(path: Location) -> int | None:
         try:
@@ -99,4 +151,6 @@ def warn_of_changed_files(index: ShardIndex) -> None:
     for entry, path, size in zip(index.entries, paths, sizes, strict=True):
         if size != entry.bytes:
             now = "is missing" if size is None else f"has {size} bytes"
-            _log.warning("%s %s, the index says %d bytes: what differs becomes blank rows", path, now, entry.bytes)
+            _log.warning(
+                "%s %s, the index says %d bytes: damaged records become blank rows", path, now, entry.bytes
+            )

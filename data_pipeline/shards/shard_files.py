@@ -1,33 +1,27 @@
 """The on-disk format: TFRecord shards, the index of a shard folder, and its manifest.
 
-A shard is a TFRecord file of serialised tf.train.Examples with google-research/bert's feature names. The index
-(one file per folder, ``records.index``) says what every byte should be: per shard its name, records, size,
+A shard is a TFRecord file of serialized tf.train.Examples with google-research/bert's feature names. The index
+(one file per folder, ``records.index``) lists what it takes to check every byte: per shard its name, records, size,
 whole-file crc32c, feature shapes and value ranges, and per record its length and the crc32c of its payload. It
-makes any record readable in one seek and any damage visible. The manifest (``manifest.json``) says how the
+makes any record readable in one seek and any damage visible. The manifest (``manifest.json``) tells how the
 shards were made. None of the three holds times, paths or worker counts, and all are written atomically.
 """
 
 import json
-import os
 import struct
 from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from itertools import islice
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import google_crc32c
 import numpy as np
 
-from data_pipeline.shards.tfexample import FeatureSummary, encode_examples, merge_summaries, summarise_examples
-from data_pipeline.storage import Location, ObjectPath, local_copy, location, new_file
-
-__all__ = [
-    "INDEX_NAME", "MANIFEST_NAME", "ShardEntry", "ShardIndex", "atomic_file", "encode_examples", "frame_headers",
-    "index_folder", "mask_crcs", "read_index", "read_manifest", "read_records", "scan_shard", "write_index",
-    "write_manifest", "write_records",
-]  # fmt: skip
+from bert_jax.io.files import local_copy, whole_file, write_whole
+from bert_jax.io.storage import Location, location
+from data_pipeline.shards.tfexample import FeatureSummary, merge_summaries, summarize_examples
 
 INDEX_NAME = "records.index"
 MANIFEST_NAME = "manifest.json"
@@ -39,7 +33,7 @@ ID_FEATURES = ("input_ids", "input_word_ids", "masked_lm_ids")
 _MAGIC = b"BERTIDX1"
 _FIXED_BYTES = 20  # magic, uint32 crc32c of all that follows, uint64 bytes of the JSON header
 _MASK_DELTA = 0xA282EAD8
-_CHUNK = 1024  # records summarised together
+_CHUNK = 1024  # records summarized together
 _LARGEST_RECORD = 1 << 30
 
 
@@ -67,7 +61,7 @@ def _frame_header(length: int) -> bytes:
 
 @dataclass(frozen=True, eq=False)
 class ShardEntry:
-    """What the index knows of one shard. ``lengths`` and ``crcs`` (uint32[records]) are of the payloads."""
+    """The index of one shard; ``lengths`` and ``crcs`` (uint32[records]) are of the payloads."""
 
     name: str
     bytes: int
@@ -87,7 +81,7 @@ class ShardEntry:
         return _id_range(self.features) if self.records else None
 
     def offsets(self) -> np.ndarray:
-        """Where each record's frame begins in the file, and the file's end: int64[records + 1]."""
+        """Offset of each record's frame in the file, and the file's end: int64[records + 1]."""
         return np.concatenate([[0], np.cumsum(self.lengths.astype(np.int64) + FRAME_BYTES)])
 
 
@@ -126,46 +120,33 @@ class ShardIndex:
 # ------------------------------------------------------------------ writing
 
 
-@contextmanager
-def atomic_file(path: Location) -> Iterator[BinaryIO]:
-    """A file that appears at ``path`` whole, durable, and only when the block ends without an exception."""
-    if isinstance(path, ObjectPath):
-        with new_file(path) as local, local.open("wb") as file:
-            yield file
-        return
-    part = path.with_name(f".{path.name}.tmp")
-    try:
-        with part.open("wb") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        part.replace(path)
-    except BaseException:
-        part.unlink(missing_ok=True)
-        raise
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
-
-
 class _Scanner:
-    """Collects what a ShardEntry holds while records pass by."""
+    """Collects what a ShardEntry holds while records pass by.
 
-    def __init__(self, path: Location) -> None:
-        self.path = path
+    ``bounds`` int64[F, 2]: the least and largest values of all features in name order, where they are known; the
+    records must then have equal lengths, and only the first is parsed.
+    """
+
+    def __init__(self, path: Location, bounds: np.ndarray | None = None) -> None:
+        self.path, self.bounds = path, bounds
         self.lengths, self.crcs = array("I"), array("I")  # 4 bytes each, where a list takes 36
         self.bytes = self.crc32c = 0
         self.features: dict[str, FeatureSummary] | None = None
 
     def add(self, records: Sequence[bytes], crcs: Sequence[int], framed: bytes) -> None:
-        """The next records, the checksums of their payloads, and all their bytes as they stand in the file."""
+        """Take the next records, the checksums of their payloads, and all their bytes as they stand in the file."""
         if not records:
             return
         try:
-            summary = summarise_examples(records, first=len(self.lengths))
-            self.features = merge_summaries(self.features, summary)
+            if self.bounds is None:
+                summary = summarize_examples(records, first=len(self.lengths))
+                self.features = merge_summaries(self.features, summary)
+            elif self.features is None:
+                summary = summarize_examples(records[:1])
+                self.features = {
+                    name: replace(summary[name], min_value=least, max_value=largest)
+                    for name, (least, largest) in zip(sorted(summary), self.bounds.tolist(), strict=True)
+                }
         except ValueError as error:
             raise ValueError(f"{self.path}: {error}") from None
         self.lengths.extend(map(len, records))
@@ -185,29 +166,22 @@ class _Scanner:
         )
 
 
-def write_records(path: Path, records: Iterable[bytes]) -> ShardEntry:
-    """Write serialised examples as one TFRecord shard, atomically; returns its index entry."""
-    scanner = _Scanner(path)
-    headers: dict[int, bytes] = {}
-    chunk: list[bytes] = []
-    with atomic_file(path) as file:
+def write_records(path: Path, records: Iterable[bytes], bounds: np.ndarray | None = None) -> ShardEntry:
+    """Write serialized examples as one TFRecord shard, atomically; returns its index entry.
 
-        def flush() -> None:
+    ``bounds`` spares parsing them: see :func:`data_pipeline.shards.tfexample.value_bounds`, over all records.
+    """
+    scanner = _Scanner(path, bounds)
+    stream = iter(records)
+    with whole_file(path) as part, part.open("wb") as file:
+        while chunk := list(islice(stream, _CHUNK)):
             crcs = [google_crc32c.value(record) for record in chunk]
-            parts = []
-            for record, footer in zip(chunk, mask_crcs(np.array(crcs, np.uint32)).tolist(), strict=True):
-                header = headers.get(len(record)) or headers.setdefault(len(record), _frame_header(len(record)))
-                parts += (header, record, footer.to_bytes(4, "little"))
-            framed = b"".join(parts)
+            headers = frame_headers(np.array(list(map(len, chunk))))
+            footers = mask_crcs(np.array(crcs, np.uint32)).astype("<u4")
+            rows = zip(headers, chunk, footers, strict=True)
+            framed = b"".join(part for h, record, f in rows for part in (h.tobytes(), record, f.tobytes()))
             scanner.add(chunk, crcs, framed)
             file.write(framed)
-            chunk.clear()
-
-        for record in records:
-            chunk.append(record)
-            if len(chunk) == _CHUNK:
-                flush()
-        flush()
     return scanner.entry()
 
 
@@ -244,21 +218,13 @@ def read_records(path: Location) -> Iterator[bytes]:
     return (payload for payload, _, _ in _read_frames(path))
 
 
-def scan_shard(path: Location) -> ShardEntry:
+def scan_shard(path: Location, bounds: np.ndarray | None = None) -> ShardEntry:
     """Index entry of an existing shard; ``ValueError`` (file, record, what) when it is damaged."""
-    scanner = _Scanner(path)
-    chunk: list[tuple[bytes, int, bytes]] = []
-    for frame in _read_frames(path):
-        chunk.append(frame)
-        if len(chunk) == _CHUNK:
-            scanner.add(*_columns(chunk))
-            chunk.clear()
-    scanner.add(*_columns(chunk))
+    scanner, frames = _Scanner(path, bounds), _read_frames(path)
+    while chunk := list(islice(frames, _CHUNK)):
+        payloads, crcs, framed = zip(*chunk, strict=True)
+        scanner.add(payloads, crcs, b"".join(framed))
     return scanner.entry()
-
-
-def _columns(frames: Sequence[tuple[bytes, int, bytes]]) -> tuple[list[bytes], list[int], bytes]:
-    return [f[0] for f in frames], [f[1] for f in frames], b"".join(f[2] for f in frames)
 
 
 # ------------------------------------------------------------------ index
@@ -283,8 +249,7 @@ def write_index(folder: Location, entries: Iterable[ShardEntry]) -> ShardIndex:
     for column in ("lengths", "crcs"):
         body += [getattr(entry, column).astype("<u4").tobytes() for entry in ordered]
     data = b"".join(body)
-    with atomic_file(folder / INDEX_NAME) as file:
-        file.write(_MAGIC + struct.pack("<I", google_crc32c.value(data)) + data)
+    write_whole(folder / INDEX_NAME, _MAGIC + struct.pack("<I", google_crc32c.value(data)) + data)
     return ShardIndex(folder, ordered)
 
 
@@ -345,7 +310,7 @@ def index_folder(folder: Location | str) -> ShardIndex:
     """Scan every TFRecord in ``folder`` and write the index (the ``bert-data index DIR`` command).
 
     Shards are the files with ``.tfrecord`` in their names and all others that begin like a TFRecord. A damaged
-    one raises ``ValueError``: an index must not bless damage.
+    one raises ``ValueError``: an index must not list damaged records.
     """
     folder = location(folder)
     if not folder.is_dir():
@@ -373,8 +338,8 @@ def write_manifest(folder: Location, manifest: Mapping[str, Any]) -> None:
     """Write ``manifest.json``, keys sorted, with a checksum of its own contents under ``crc32c``."""
     contents = {key: value for key, value in manifest.items() if key != "crc32c"}
     checksum = google_crc32c.value(json.dumps(contents, sort_keys=True).encode())
-    with atomic_file(folder / MANIFEST_NAME) as file:
-        file.write(json.dumps(contents | {"crc32c": checksum}, sort_keys=True, indent=1).encode() + b"\n")
+    contents["crc32c"] = checksum
+    write_whole(folder / MANIFEST_NAME, json.dumps(contents, sort_keys=True, indent=1) + "\n")
 
 
 def read_manifest(folder: Location | str) -> dict[str, Any] | None:

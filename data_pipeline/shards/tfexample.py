@@ -1,4 +1,4 @@
-"""tf.train.Example in numpy: whole batches to bytes, and bytes back to where each feature's values lie.
+"""tf.train.Example in numpy: whole batches to bytes, and bytes back to the places of each feature's values.
 
 The wire format is protocol buffers' (Example {features=1}, Features {map<string, Feature> feature=1}, Feature
 {bytes_list=1, float_list=2, int64_list=3}, each list {repeated value=1, packed}). No TensorFlow here: a builder
@@ -6,15 +6,13 @@ process would pay seconds and hundreds of megabytes for a few varints.
 """
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 _KIND_TAGS = {"bytes": 0x0A, "float": 0x12, "int64": 0x1A}
 _TAG_KINDS = {tag: kind for kind, tag in _KIND_TAGS.items()}
-# Different orders of features that one chunk may hold before its records are walked one by one.
-_MOST_TEMPLATES = 4
 
 
 def varint(value: int) -> bytes:
@@ -61,7 +59,7 @@ def _pack_ints(values: np.ndarray) -> tuple[bytes, np.ndarray]:
 
 
 def encode_examples(features: Mapping[str, np.ndarray]) -> list[bytes]:
-    """Serialise N examples at once.
+    """Serialize N examples at once.
 
     ``features`` maps names to arrays [N, K]: integers and bools become int64 lists, floats float lists. Features
     are written sorted by name, so equal arrays give equal bytes. Returns N records. ``ValueError`` for arrays
@@ -152,15 +150,15 @@ def _fields(data: bytes, at: int, end: int) -> list[tuple[int, int, int]]:
     """Fields of a message as (tag, start, end) of their bodies; ``ValueError`` when they leave the message."""
     fields = []
     while at < end:
-        tag, at = _read_varint(data, at)
+        tag, start = _read_varint(data, at) if data[at] > 127 else (data[at], at + 1)
         wire = tag & 7
-        if wire == 0:
-            start, (_, at) = at, _read_varint(data, at)
-        elif wire in (1, 5):
-            start, at = at, at + (8 if wire == 1 else 4)
-        elif wire == 2:
-            size, start = _read_varint(data, at)
+        if wire == 2:
+            size, start = _read_varint(data, start) if data[start] > 127 else (data[start], start + 1)
             at = start + size
+        elif wire == 0:
+            _, at = _read_varint(data, start)
+        elif wire in (1, 5):
+            at = start + (8 if wire == 1 else 4)
         else:
             raise ValueError(f"wire type {wire}")
         if at > end:
@@ -170,7 +168,7 @@ def _fields(data: bytes, at: int, end: int) -> list[tuple[int, int, int]]:
 
 
 def parse_example(record: bytes) -> dict[str, tuple[str, list[tuple[int, int, int]]]]:
-    """Features of one serialised tf.train.Example: name -> (kind, pieces (tag, start, end) of its list).
+    """Features of one serialized tf.train.Example: name -> (kind, pieces (tag, start, end) of its list).
 
     Any legal encoding is understood: packed or not, any order. ``ValueError`` for bytes that are no Example.
     """
@@ -191,163 +189,84 @@ def parse_example(record: bytes) -> dict[str, tuple[str, list[tuple[int, int, in
     return found
 
 
-def feature_values(record: bytes, kind: str, pieces: Sequence[tuple[int, int, int]]) -> list:
-    """Values of a feature found by ``parse_example``: ints, floats or bytes."""
-    values: list = []
-    for tag, start, end in pieces:
-        if kind == "bytes":
-            values.append(record[start:end])
-        elif kind == "float":
-            values.extend(np.frombuffer(record[start:end], "<f4").tolist())
-        elif tag & 7 == 0:
-            values.append(_signed(_read_varint(record, start)[0]))
-        else:
-            at = start
-            while at < end:
-                value, at = _read_varint(record, at)
-                values.append(_signed(value))
-            if at != end:
-                raise ValueError("a value that ends after its list")
-    return values
-
-
-def _signed(value: int) -> int:
-    return value - (1 << 64) if value >> 63 else value
+def _read_varints(data: bytes) -> tuple[np.ndarray, np.ndarray]:
+    """Decode varints that follow each other: their values int64[N], and where each ends int64[N]."""
+    octets = np.frombuffer(data, np.uint8)
+    ends = np.flatnonzero(octets < 128) + 1
+    starts = np.concatenate([[0], ends[:-1]])
+    widths = ends - starts
+    if len(octets) and (not len(ends) or ends[-1] != len(octets) or widths.max() > 10):
+        raise ValueError("not a tf.train.Example (a value that ends after its list)")
+    values = np.zeros(len(ends), np.uint64)
+    for group in range(int(widths.max(initial=0))):
+        longer = widths > group
+        part = octets[starts[longer] + group].astype(np.uint64)
+        values[longer] |= (part & np.uint64(127)) << np.uint64(7 * group)
+    return values.view(np.int64), ends
 
 
 def decode_example(record: bytes) -> dict[str, np.ndarray]:
-    """One serialised tf.train.Example as arrays (int64, float32 or object); for tools, not for the input path."""
-    dtypes = {"int64": np.int64, "float": np.float32, "bytes": object}
-    return {
-        name: np.array(feature_values(record, kind, pieces), dtypes[kind])
-        for name, (kind, pieces) in parse_example(record).items()
-    }
-
-
-def _summarise_one(record: bytes) -> dict[str, FeatureSummary]:
-    summary = {}
+    """One serialized tf.train.Example as arrays (int64, float32 or object); for tools, not for the input path."""
+    features: dict[str, np.ndarray] = {}
     for name, (kind, pieces) in parse_example(record).items():
-        try:
-            values = feature_values(record, kind, pieces)
-        except ValueError as error:
-            raise ValueError(f"not a tf.train.Example ({name}: {error})") from None
-        least, largest = (min(values), max(values)) if kind == "int64" and values else (0, 0)
-        summary[name] = FeatureSummary(kind, len(values), len(values), least, largest)
-    return summary
+        body = [record[start:end] for _, start, end in pieces]
+        if kind == "bytes":
+            features[name] = np.array(body, object)
+        elif kind == "float":
+            features[name] = np.frombuffer(b"".join(body), "<f4")
+        else:
+            features[name] = _read_varints(b"".join(body))[0]
+    return features
 
 
-class _Spans:
-    """The records of a chunk walked in step: one cursor per record over the joined bytes."""
+def value_bounds(features: Mapping[str, np.ndarray]) -> np.ndarray:
+    """Least and largest value of each record's features in name order, int64[N, F, 2]; 0 for floats.
 
-    def __init__(self, records: Sequence[bytes]) -> None:
-        self.bytes = np.frombuffer(b"".join(records) + bytes(16), np.uint8)
-        ends = np.cumsum([len(r) for r in records])
-        self.starts, self.ends = ends - [len(r) for r in records], ends
-        is_last = self.bytes < 128  # last byte of a varint
-        self.varint_ends = np.flatnonzero(is_last)
-        self.varints_before = np.concatenate([[0], np.cumsum(is_last)])
-
-    def varint(self, at: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Lengths of up to three bytes at ``at``; longer ones come out wrong and fail the checks that follow."""
-        first = self.bytes[at].astype(np.int64)
-        if first.max(initial=0) < 128:
-            return first, at + 1
-        second, third = (self.bytes[np.minimum(at + i, len(self.bytes) - 1)].astype(np.int64) for i in (1, 2))
-        long, longer = first > 127, (first > 127) & (second > 127)
-        value = (first & 127) | np.where(long, (second & 127) << 7, 0) | np.where(longer, third << 14, 0)
-        return value, at + 1 + long + longer
-
-    def follow(self, rows: np.ndarray, template: dict) -> tuple[np.ndarray, dict[str, tuple]]:
-        """Which of ``rows`` have the template's features in its order, packed; and the spans of their values."""
-        limit = len(self.bytes) - 1
-        good = np.ones(len(rows), bool)
-        at, end = self.starts[rows], self.ends[rows]
-
-        def expect(literal: bytes) -> None:
-            nonlocal at
-            for byte in literal:
-                good[self.bytes[np.minimum(at, limit)] != byte] = False
-                at = at + 1
-
-        def length() -> np.ndarray:
-            nonlocal at
-            value, at = self.varint(np.minimum(at, limit))
-            return at + value
-
-        expect(b"\x0a")
-        good[length() != end] = False
-        spans = {}
-        for name, (kind, _) in template.items():
-            expect(b"\x0a")
-            entry_end = length()
-            expect(_field(0x0A, name.encode()) + b"\x12")
-            good[length() != entry_end] = False
-            expect(bytes((_KIND_TAGS[kind],)))
-            good[length() != entry_end] = False
-            expect(b"\x0a")
-            good[length() != entry_end] = False
-            whole = (
-                (entry_end - at) % 4 == 0 if kind == "float" else self.bytes[np.minimum(entry_end, limit) - 1] < 128
-            )
-            good[~whole] = False
-            spans[name] = (kind, at, entry_end)
-            at = entry_end
-        good[at != end] = False
-        return good, spans
-
-    def summarise(self, kind: str, start: np.ndarray, end: np.ndarray) -> FeatureSummary:
-        """Counts and value range of one packed feature over the records whose values lie in [start, end)."""
-        if kind == "float":
-            lengths = (end - start) // 4
-            return FeatureSummary(kind, int(lengths.min()), int(lengths.max()))
-        first, last = self.varints_before[start], self.varints_before[end]
-        lengths = last - first
-        total = int(lengths.sum())
-        if total == 0:
-            return FeatureSummary(kind, 0, 0)
-        which = np.repeat(first - (np.cumsum(lengths) - lengths), lengths) + np.arange(total)
-        value_end = self.varint_ends[which]
-        value_start = np.empty(total, np.int64)
-        value_start[1:] = value_end[:-1] + 1
-        value_start[(np.cumsum(lengths) - lengths)[lengths > 0]] = start[lengths > 0]
-        width = value_end - value_start + 1
-        values = np.zeros(total, np.uint64)
-        for group in range(min(int(width.max()), 10)):
-            more = width > group
-            byte = self.bytes[value_start[more] + group].astype(np.uint64)
-            values[more] |= (byte & np.uint64(127)) << np.uint64(7 * group)
-        signed = values.view(np.int64)
-        return FeatureSummary(kind, int(lengths.min()), int(lengths.max()), int(signed.min()), int(signed.max()))
+    ``features`` are as :func:`encode_examples` takes them.
+    """
+    columns = [np.asarray(features[name]) for name in sorted(features)]
+    pairs = [np.stack([c.min(1), c.max(1)], 1) if c.dtype.kind != "f" else np.zeros((len(c), 2)) for c in columns]
+    return np.stack(pairs, 1).astype(np.int64)
 
 
-def summarise_examples(records: Sequence[bytes], first: int = 0) -> dict[str, FeatureSummary]:
-    """What N serialised examples hold, feature by feature.
+def summarize_examples(records: Sequence[bytes], first: int = 0) -> dict[str, FeatureSummary]:
+    """Summary of N serialized examples, feature by feature.
 
     ``ValueError`` that begins with ``record I:`` (counted from ``first``) for one that is no tf.train.Example.
     """
-    spans = _Spans(records)
-    open_rows = np.arange(len(records))
-    summary: dict[str, FeatureSummary] | None = None
-    for _ in range(_MOST_TEMPLATES):
-        if not len(open_rows):
-            break
-        template = _numbered(parse_example, records, int(open_rows[0]), first)
-        if not all(kind != "bytes" and len(p) == 1 and p[0][0] == 0x0A for kind, p in template.values()):
-            break
-        good, found = spans.follow(open_rows, template)
-        if not good[0]:
-            break
-        summary = merge_summaries(
-            summary, {n: spans.summarise(kind, a[good], b[good]) for n, (kind, a, b) in sorted(found.items())}
-        )
-        open_rows = open_rows[~good]
-    for row in open_rows.tolist():
-        summary = merge_summaries(summary, _numbered(_summarise_one, records, row, first))
-    return summary or {}
-
-
-def _numbered(parse: Callable[[bytes], dict], records: Sequence[bytes], row: int, first: int) -> dict:
     try:
-        return parse(records[row])
-    except ValueError as error:
-        raise ValueError(f"record {first + row}: {error}") from None
+        return _summarize(records)
+    except ValueError:
+        for row, record in enumerate(records):
+            try:
+                _summarize([record])
+            except ValueError as error:
+                raise ValueError(f"record {first + row}: {error}") from None
+        raise
+
+
+def _summarize(records: Sequence[bytes]) -> dict[str, FeatureSummary]:
+    columns: dict[str, tuple[str, list[int], list[bytes]]] = {}  # kind, number or bytes of values, int64 values
+    for record in records:
+        for name, (kind, pieces) in parse_example(record).items():
+            known, sizes, bodies = columns.setdefault(name, (kind, [], []))
+            if kind != known:
+                raise ValueError(f"feature {name!r} is {known} in one record and {kind} in another")
+            sizes.append(len(pieces) if kind == "bytes" else sum(end - start for _, start, end in pieces))
+            if kind == "int64":
+                bodies += [record[start:end] for _, start, end in pieces]
+    summary = {}
+    for name, (kind, sizes, bodies) in sorted(columns.items()):
+        lengths, values = np.array(sizes), np.zeros(1, np.int64)
+        if kind == "float":
+            lengths = lengths // 4
+        elif kind == "int64":
+            values, ends = _read_varints(b"".join(bodies))
+            edges = np.cumsum([0, *sizes])
+            if not np.isin(edges[1:], [0, *ends]).all():
+                raise ValueError(f"not a tf.train.Example ({name}: a value that ends after its list)")
+            lengths = np.diff(np.searchsorted(ends, edges, side="right"))
+        fewest = 0 if len(sizes) < len(records) else int(lengths.min())
+        least, largest = (int(values.min()), int(values.max())) if values.size else (0, 0)
+        summary[name] = FeatureSummary(kind, fewest, int(lengths.max()), least, largest)
+    return summary

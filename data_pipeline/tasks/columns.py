@@ -1,4 +1,4 @@
-"""Where in a line or entry the parts of a record stand (``data.columns``), and records made of them."""
+"""Places of a record's parts in a line or entry (``data.columns``), and records made of them."""
 
 import re
 from collections import Counter
@@ -16,7 +16,7 @@ _SEVERAL = ("negative", "choice")
 _LABELS = ("label", "labels", "tags", "answers")
 # Other names of roles, where columns are found by the roles' names: those of the record's fields.
 _ALIASES = {"negatives": "negative", "choices": "choice"}
-# What a record is not one without, and what a labelled one has.
+# Parts that every record must have, and parts of a labeled one.
 _INPUTS: Mapping[TaskKind, tuple[str, ...]] = {
     "classification": ("text",), "regression": ("text",), "multi_label": ("text",), "sentence": ("text",),
     "qa": ("text", "text_pair"), "tagging": ("words",), "joint": ("words",), "choice": ("choice",),
@@ -58,14 +58,14 @@ class Columns:
 
     @property
     def by_number(self) -> bool:
-        """Whether all columns are given, by their numbers."""
+        """True if all columns are named by their numbers."""
         return bool(self.roles) and all(column.isdecimal() for _, column in self.roles)
 
     def find(self, names: Sequence[str], where: str, *, numbers: bool = False) -> list[Place]:
         """Places of the roles among ``names``, the names of the columns; ``where`` is for messages.
 
-        With ``numbers`` a column without such a name may be a number from 1. A label that is not there is left out
-        of a test file. ``ValueError`` lists the columns that there are.
+        With ``numbers`` a column without such a name may be a number from 1. A missing label is
+        ignored in a test file. ``ValueError`` lists the columns that there are.
         """
         if not self.roles:
             return self._find_by_role(names, where)

@@ -1,11 +1,11 @@
-"""Which reader a file needs, and what every reader's records are checked for."""
+"""The reader of a file, by its format, and checks of every reader's records."""
 
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 from bert_jax.config.finetune import TaskDataConfig, TaskKind
+from bert_jax.io.storage import ObjectPath
 from bert_jax.records import Record
-from data_pipeline.storage import ObjectPath
 from data_pipeline.tasks.columns import Columns, Split
 from data_pipeline.tasks.json_sets import read_clinc, read_squad
 from data_pipeline.tasks.tables import read_csv, read_jsonl, read_tsv
@@ -46,7 +46,7 @@ def read_file(
 
 
 def format_of(name: str, data: TaskDataConfig, kind: TaskKind) -> str:
-    """The format of a file: ``data.format``, or what its name and the kind of task say.
+    """The format of a file: ``data.format``, or, with ``auto``, by its name and the kind of task.
 
     A .json file is SQuAD's for qa and else CLINC150's; .txt is conll for tagging, snips for joint and else tsv;
     a folder holds slots; ``tfds:`` begins a prepared dataset.

@@ -113,8 +113,8 @@ def draw(records: Sequence[Record], count: int, *, seed: int) -> list[Record]:
 
 
 def _chosen(records: Sequence[Record], numbers: Sequence[int]) -> list[Record]:
-    """Those records. Sentences of words with another one left out between them are of different documents now:
-    the context of a sentence is what stands beside it."""
+    """Those records. Sentences of words with a dropped one between them belong to different documents now:
+    the context of a sentence is its neighbors."""
     kept, part = [], 0
     for before, number in zip([-1, *numbers], numbers, strict=False):
         record = records[number]

@@ -6,14 +6,14 @@ from collections.abc import Iterator, Sequence
 from itertools import chain
 
 from bert_jax.config.finetune import TaskDataConfig
+from bert_jax.io.storage import Location
 from bert_jax.records import Record
-from data_pipeline.storage import Location
 from data_pipeline.tasks.columns import Columns, Place, check_tags, make_record
 from data_pipeline.tasks.task_files import find_file, listed, read_lines, read_raw_lines, without_blank_end
 
 Row = tuple[int, list[str]]  # number of its first line in the file, and its fields
 
-_LONGEST_FIELD = 1 << 30  # characters; the csv module refuses fields above 131,072 unless told otherwise
+_LONGEST_FIELD = 1 << 30  # characters; the csv module refuses fields above 131,072 by default
 
 
 def read_tsv(name: str, columns: Columns, data: TaskDataConfig) -> Iterator[Record]:
@@ -94,7 +94,7 @@ def _header(first: Row, columns: Columns, data: TaskDataConfig, path: Location) 
 def _misfit(
     path: Location, line: int, fields: Sequence[str], rows: Iterator[Row], width: int, header: list[str] | None
 ) -> str:
-    """What is wrong with a line of too few or too many fields, and how many more there are like it."""
+    """Message about a line of too few or too many fields, with the number of such lines that follow."""
     exact = header is not None
     more = sum(len(fields) < width or (exact and any(fields[width:])) for _, fields in rows)
     allowed = f"{width}, as many as the header names" if exact else f"{width} or more (data.columns)"

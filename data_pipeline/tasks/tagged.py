@@ -4,8 +4,8 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from bert_jax.config.finetune import TaskDataConfig
+from bert_jax.io.storage import Location
 from bert_jax.records import Record
-from data_pipeline.storage import Location
 from data_pipeline.tasks.columns import Columns, blank_separated, check_tags
 from data_pipeline.tasks.task_files import find, find_file, plain_name, read_lines, without_blank_end
 
@@ -26,7 +26,7 @@ def read_conll(name: str, columns: Columns, data: TaskDataConfig) -> Iterator[Re
 
     The word stands first and the tag last, or where ``words=N`` and ``tags=N`` say. ``group`` is the document
     (FILE:NUMBER): one begins at each -DOCSTART- line; in a file without any, each sentence is its own. In .conllu
-    files comments, ranges and empty nodes are left out, ``# newdoc`` begins a document; elsewhere "#" is a word.
+    files comments, ranges and empty nodes are ignored, ``# newdoc`` begins a document; elsewhere "#" is a word.
     """
     path = find_file(name)
     is_conllu = plain_name(path.name).suffix == ".conllu"

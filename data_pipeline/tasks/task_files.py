@@ -1,4 +1,4 @@
-"""Task files on disk: how they are named, their lines and their JSON."""
+"""Task files on disk: names, lines, JSON."""
 
 import difflib
 import json
@@ -7,8 +7,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from data_pipeline.storage import Location, is_url, location
-from data_pipeline.text.documents import COMPRESSIONS, Line, _read_lines
+from bert_jax.io.storage import Location, is_url, location
+from data_pipeline.text.documents import COMPRESSIONS, Line, numbered_lines
 
 # NAME[/CONFIG][:VERSION]:SPLIT of a prepared dataset, and FILE.json:PART+PART; both for a split of a larger thing.
 _DATASET = re.compile(r"(?:tfds:)?(?P<place>[^:\[\]]+(?::\d+\.\d+\.\d+)?)(?::(?P<part>.+))?", re.ASCII)
@@ -16,7 +16,7 @@ _JSON_PART = re.compile(r"(?P<place>.+\.json(?:\.gz|\.zst)?):(?P<part>[^/:]+)")
 
 
 def is_dataset(name: str, file_format: str) -> bool:
-    """Whether a file of a config is a prepared dataset rather than a file."""
+    """Return True if a name in a config is a prepared dataset rather than a file."""
     return name.startswith("tfds:") or file_format == "tfds"
 
 
@@ -57,12 +57,12 @@ def find_file(name: str) -> Location:
 
 def read_lines(path: Location) -> Iterator[Line]:
     """Numbered lines of a UTF-8 file without their ends (\\n or \\r\\n, and nothing else ends one)."""
-    return ((number, line.removesuffix("\n").removesuffix("\r")) for number, line in _read_lines(path))
+    return ((number, line.removesuffix("\n").removesuffix("\r")) for number, line in numbered_lines(path))
 
 
 def read_raw_lines(path: Location) -> Iterator[str]:
     """Lines of a UTF-8 file, each with its own end."""
-    return (line.removesuffix("\n") + "\n" for _, line in _read_lines(path))
+    return (line.removesuffix("\n") + "\n" for _, line in numbered_lines(path))
 
 
 def without_blank_end(lines: Iterable[Line]) -> Iterator[Line]:
@@ -87,7 +87,7 @@ def read_json(path: Location) -> Any:
 
 
 def characters(text: str) -> str:
-    """``text`` where JSON spells a lone surrogate, which is no character, with "?" in its place."""
+    """``text`` with "?" for each lone surrogate, which JSON can spell but which is no character."""
     return text.encode("utf-8", "replace").decode()
 
 

@@ -6,10 +6,11 @@ from pathlib import Path
 from typing import Any
 
 from bert_jax.config.finetune import TaskDataConfig
+from bert_jax.io.errors import first_line
 from bert_jax.records import Record
 from data_pipeline.tasks.columns import Columns, check_tags, make_record
 from data_pipeline.tasks.task_files import listed, split_address
-from data_pipeline.text.datasets import _load_tfds, _one_line
+from data_pipeline.text.datasets import load_tfds
 
 
 def read_tfds(name: str, columns: Columns, data: TaskDataConfig) -> Iterator[Record]:
@@ -18,7 +19,7 @@ def read_tfds(name: str, columns: Columns, data: TaskDataConfig) -> Iterator[Rec
     Classes are the names that the dataset has for them; -1 is no label. ``ValueError`` when it is not prepared.
     """
     dataset, split = split_address(name, dataset=True)
-    tfds = _load_tfds()
+    tfds = load_tfds()
     builder = _builder(tfds, dataset, data.tfds_data_dir)
     splits = listed(builder.info.splits)
     if not split:
@@ -34,7 +35,7 @@ def read_tfds(name: str, columns: Columns, data: TaskDataConfig) -> Iterator[Rec
             decoders=tfds.decode.PartialDecoding({names[column]: True for _, column in places}),
         )
     except Exception as error:  # TFDS raises several kinds for a split that is not there
-        raise ValueError(f"tfds:{dataset}: split {split!r}: {_one_line(error)}; there are: {splits}") from None
+        raise ValueError(f"tfds:{dataset}: split {split!r}: {first_line(error)}; there are: {splits}") from None
     for number, example in enumerate(tfds.as_numpy(records)):
         fields = [(role, _plain(example[names[i]], features[names[i]])) for role, i in places]
         source = f"tfds:{dataset}:{split}: record {number}"
@@ -49,7 +50,7 @@ def _builder(tfds: Any, dataset: str, data_dir: str) -> Any:
         return tfds.core.read_only_builder.builder_from_files(dataset, data_dir=folder)
     except Exception as error:
         raise ValueError(
-            f"tfds:{dataset}: not prepared in {folder} ({_one_line(error)}); prepare it there, or name its folder "
+            f"tfds:{dataset}: not prepared in {folder} ({first_line(error)}); prepare it there, or name its folder "
             "in data.tfds_data_dir"
         ) from None
 

@@ -5,7 +5,7 @@ from importlib import metadata
 from pathlib import Path
 
 from bert_jax.config.pretrain import DataConfig
-from data_pipeline.storage import Location, location
+from bert_jax.io.storage import Location, location
 from data_pipeline.text.datasets import hf_sources, tfds_sources
 from data_pipeline.text.documents import Source, is_text_file
 

@@ -1,7 +1,7 @@
 """Corpora that another library has prepared: TensorFlow Datasets (``tfds:``) and Hugging Face datasets (``hf:``).
 
-Each file of the dataset's split is a source, so that many workers can read one dataset. What is on disk is used as
-it is; only when there is nothing, and the network answers within seconds, is a dataset fetched.
+Each file of the dataset's split is a source, so that many workers can read one dataset. A dataset on disk is used
+unchanged; it is fetched only if there is none and the network answers within seconds.
 """
 
 import logging
@@ -15,15 +15,16 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from bert_jax.io.errors import first_line
+from bert_jax.io.storage import location
 from data_pipeline.host_tensorflow import load_tensorflow
-from data_pipeline.storage import location
 from data_pipeline.text.documents import Source
 
 _SECONDS_TO_ANSWER = 5.0
 
 
 def is_reachable(host: str, port: int = 443) -> bool:
-    """Whether a server answers within seconds; behind a proxy, taken for granted."""
+    """Return True if a server answers within seconds; behind a proxy, it is assumed to."""
     if any(name in os.environ for name in ("HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy")):
         return True
     answered = threading.Event()
@@ -42,11 +43,6 @@ def is_reachable(host: str, port: int = 443) -> bool:
     return answered.is_set()
 
 
-def _one_line(error: BaseException) -> str:
-    lines = str(error).strip().splitlines()
-    return lines[0].rstrip(".") if lines else type(error).__name__
-
-
 # ------------------------------------------------------------------ TensorFlow Datasets
 
 
@@ -62,7 +58,7 @@ class TfdsShard:
 
     def __call__(self, field: str) -> Iterator[str]:
         """The texts in ``field``; ``ValueError`` when the records have no such text."""
-        tfds = _load_tfds()
+        tfds = load_tfds()
         builder = tfds.builder_from_directory(self.builder_dir)
         _check_tfds_field(builder, field)
         dataset = builder.as_dataset(
@@ -74,13 +70,14 @@ class TfdsShard:
             yield record[field].decode("utf-8", "replace")
 
 
-def _load_tfds() -> Any:
+def load_tfds() -> Any:
+    """TensorFlow Datasets, quiet; ``ValueError`` if it is not installed."""
     load_tensorflow()
     try:
         import tensorflow_datasets as tfds
     except ImportError as error:
         raise ValueError(
-            f"tfds: corpora need TensorFlow Datasets ({_one_line(error)}); run: pip install 'bert_jax[data]'"
+            f"tfds: corpora need TensorFlow Datasets ({first_line(error)}); run: pip install 'bert_jax[data]'"
         ) from None
     tfds.disable_progress_bar()
     logging.getLogger("absl").setLevel(logging.ERROR)  # it warns of its own deprecated functions
@@ -89,7 +86,7 @@ def _load_tfds() -> Any:
 
 def _check_tfds_field(builder: Any, field: str) -> None:
     features = builder.info.features
-    texts = [name for name in sorted(features) if isinstance(features[name], _load_tfds().features.Text)]
+    texts = [name for name in sorted(features) if isinstance(features[name], load_tfds().features.Text)]
     if field not in texts:
         raise ValueError(
             f"data.json_field: {field!r} is no text of tfds:{builder.info.full_name}; allowed: "
@@ -99,7 +96,7 @@ def _check_tfds_field(builder: Any, field: str) -> None:
 
 def tfds_sources(entry: str, *, data_dir: str, split: str) -> list[Source]:
     """Sources of ``tfds:NAME[/CONFIG][:VERSION]``, one a file, prepared in ``data_dir`` (empty: TFDS's own folder)
-    or fetched to there. ``ValueError`` (one line) says which files to put where when there is no network."""
+    or fetched to there. Without a network, ``ValueError`` (one line) names the files and their folder."""
     builder = _tfds_builder(entry, data_dir)
     known = builder.info.splits
     try:
@@ -123,7 +120,7 @@ def tfds_sources(entry: str, *, data_dir: str, split: str) -> list[Source]:
 
 
 def _tfds_builder(entry: str, data_dir: str) -> Any:
-    tfds = _load_tfds()
+    tfds = load_tfds()
     name = entry.removeprefix("tfds:")
     folder = data_dir or os.environ.get("TFDS_DATA_DIR") or str(Path.home() / "tensorflow_datasets")
     try:
@@ -131,7 +128,7 @@ def _tfds_builder(entry: str, data_dir: str) -> Any:
     except tfds.core.registered.DatasetNotFoundError:
         pass
     except Exception as error:
-        raise ValueError(f"{entry}: not readable in {folder}: {_one_line(error)}") from None
+        raise ValueError(f"{entry}: not readable in {folder}: {first_line(error)}") from None
     if not is_reachable("storage.googleapis.com"):
         bare, _, version = name.partition(":")
         raise ValueError(
@@ -143,7 +140,7 @@ def _tfds_builder(entry: str, data_dir: str) -> Any:
         builder = tfds.builder(name, data_dir=folder)
         builder.download_and_prepare()
     except Exception as error:
-        raise ValueError(f"{entry}: TensorFlow Datasets cannot prepare it: {_one_line(error)}") from None
+        raise ValueError(f"{entry}: TensorFlow Datasets cannot prepare it: {first_line(error)}") from None
     return builder
 
 
@@ -200,7 +197,7 @@ def hf_sources(entry: str, *, split: str) -> list[Source]:
     except Exception as error:
         advice = "; there is no network: copy a folder that save_to_disk wrote and name it as hf:FOLDER"
         advice = advice if os.environ.get("HF_HUB_OFFLINE") == "1" else ""
-        raise ValueError(f"{entry}: split {split!r} cannot be read: {_one_line(error)}{advice}") from None
+        raise ValueError(f"{entry}: split {split!r} cannot be read: {first_line(error)}{advice}") from None
     if dataset._indices is not None:
         raise ValueError(f"{entry}: holds a selection of its records; save it anew with save_to_disk")
     paths = [Path(file["filename"]) for file in dataset.cache_files]

@@ -8,14 +8,14 @@ from dataclasses import dataclass
 from itertools import chain, islice, pairwise
 from pathlib import PurePath
 
-from data_pipeline.storage import Location
+from bert_jax.io.storage import Location
 from data_pipeline.text.sentences import split_sentences
 
 TEXT_SUFFIXES = (".txt",)
 JSON_SUFFIXES = (".jsonl", ".ndjson")
 COMPRESSIONS = (".gz", ".zst")
-_SAMPLE_LINES = 200  # lines that decide what a line is
-_BLANK_SAMPLE = 10_000  # lines that decide what a blank line is: the first document may be long
+_SAMPLE_LINES = 200  # lines that decide the unit of a line
+_BLANK_SAMPLE = 10_000  # lines that decide the unit between blank lines: the first document may be long
 _MAX_SENTENCES = 1_000_000  # a longer document is cut, so that a file without blank lines stays readable
 
 Line = tuple[int, str]  # number in the file, from 1, and text
@@ -27,7 +27,7 @@ class Source:
 
     path: Location
     name: str
-    # What a blank line separates. documents; paragraphs: the file is one document; auto: documents if any of its
+    # The unit between blank lines. documents; paragraphs: the file is one document; auto: documents if any of its
     # first blocks has several lines, else paragraphs.
     blank_lines: str = "documents"
     # Of a dataset's file: the texts of its records, a document each, from the name of their field.
@@ -43,7 +43,7 @@ def _plain_suffix(path: Location | PurePath) -> str:
 
 
 def is_text_file(relative: PurePath) -> bool:
-    """Whether a file of a folder is text, by its suffix; hidden files and what is in hidden folders are not."""
+    """Return True for a text file, by its suffix; hidden files and files in hidden folders are not text."""
     is_hidden = any(part.startswith(".") for part in relative.parts)
     return not is_hidden and _plain_suffix(relative) in TEXT_SUFFIXES + JSON_SUFFIXES
 
@@ -51,13 +51,13 @@ def is_text_file(relative: PurePath) -> bool:
 def read_documents(source: Source, *, line: str, json_field: str) -> Iterator[list[str]]:
     """Documents of a file, each a list of stripped sentences, never empty; read as a stream.
 
-    ``line`` says what a line is: sentence, paragraph (split into sentences) or auto (decided by the file's first
+    ``line`` is the unit of a line: sentence, paragraph (split into sentences) or auto (decided by the file's first
     lines). In JSON lines each line is a document, in a dataset each record; the lines of its field are treated
     likewise. ``ValueError`` names file and line where the text is not UTF-8, not JSON or has no such field.
     """
     if line not in ("auto", "sentence", "paragraph"):
         raise ValueError(f"data.line {line!r}: one of auto, sentence, paragraph")
-    lines = _read_lines(source.path)
+    lines = numbered_lines(source.path)
     if source.is_json or source.records:
         texts = source.records(json_field) if source.records else _json_texts(lines, source.path, json_field)
         blocks: Iterator[list[str]] = filter(None, map(_lines_of, texts))
@@ -78,7 +78,7 @@ def read_documents(source: Source, *, line: str, json_field: str) -> Iterator[li
 
 
 def _are_sentences(lines: Sequence[str]) -> bool:
-    """Whether at most one line in twenty holds more than one sentence."""
+    """Return True if at most one line in twenty holds more than one sentence."""
     return 20 * sum(len(split_sentences(line)) > 1 for line in lines) <= len(lines)
 
 
@@ -121,7 +121,7 @@ def _json_texts(lines: Iterator[Line], path: Location, field: str) -> Iterator[s
         yield text.encode("utf-8", "replace").decode()
 
 
-def _read_lines(path: Location) -> Iterator[Line]:
+def numbered_lines(path: Location) -> Iterator[Line]:
     """Numbered lines of a UTF-8 file; only a newline ends a line; a byte order mark is dropped."""
     import zstandard
 

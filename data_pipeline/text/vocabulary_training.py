@@ -1,12 +1,12 @@
 """Vocabulary training: WordPiece, and SentencePiece unigram or BPE. The same texts give the same bytes."""
 
-import os
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from itertools import chain, repeat
 from pathlib import Path
 from typing import Literal
 
+from bert_jax.io.files import write_whole
 from bert_jax.tokenization import (
     MAX_CHARS_PER_WORD,
     SPECIAL_PIECES,
@@ -51,25 +51,13 @@ def train_vocabulary(
         content = "".join(piece + "\n" for piece in pieces).encode()
     else:
         content = _train_sentencepiece(texts, kind, vocab_size, lower_case)
-    _write_atomically(output, content)
+    output.parent.mkdir(parents=True, exist_ok=True)
+    write_whole(output, content)
     return output
 
 
-def _write_atomically(path: Path, content: bytes) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with temporary.open("wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
-
-
 def count_words(texts: Iterable[str], lower_case: bool) -> Counter[str]:
-    """How often each word occurs, words cut as the tokenizer cuts them; memory is bounded by dropping rare ones."""
+    """Count each word, cut as the tokenizer cuts words; rare words are dropped to bound memory."""
     words: Counter[str] = Counter()
     seen: Counter[str] = Counter()
     for text in texts:
@@ -123,7 +111,7 @@ def _train_wordpiece(texts: Iterable[str], vocab_size: int, lower_case: bool) ->
         raise ValueError("the corpus holds no text to train a vocabulary on")
     initial, continuing = _alphabet(words, (vocab_size - len(SPECIAL_PIECES)) // 2)
     known = set(initial)
-    # A word with a character outside the alphabet is [UNK] whatever is learnt from it.
+    # A word with a character outside the alphabet is always [UNK].
     usable = [
         (word, count)
         for word, count in sorted(words.items())
@@ -162,7 +150,7 @@ def _sample(texts: Iterable[str], max_characters: int) -> list[str]:
 
 
 def _train_sentencepiece(texts: Iterable[str], kind: str, vocab_size: int, lower_case: bool) -> bytes:
-    """Serialised model; ids 0 to 4 are [PAD] [UNK] [CLS] [SEP] [MASK]."""
+    """Serialized model; ids 0 to 4 are [PAD] [UNK] [CLS] [SEP] [MASK]."""
     from io import BytesIO
 
     from sentencepiece import SentencePieceTrainer
@@ -190,7 +178,7 @@ def _train_sentencepiece(texts: Iterable[str], kind: str, vocab_size: int, lower
             eos_piece="[SEP]",
             control_symbols=["[MASK]"],
             max_sentence_length=1 << 24,
-            num_threads=2,  # fixed: the sums of expectation maximisation depend on it
+            num_threads=2,  # fixed: the sums of expectation maximization depend on it
             minloglevel=2,
         )
     except RuntimeError as error:

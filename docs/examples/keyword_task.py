@@ -11,11 +11,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from bert_jax.inference.batching import Encoded
 from bert_jax.metrics import Score
 from bert_jax.metrics.score import mean_score
 from bert_jax.records import Record
-from bert_jax.tasks.task import Prediction
+from bert_jax.tasks.task import Encoded, Prediction
 from bert_jax.tasks.text_classification import ClassificationTask
 
 KEYWORDS = {"no", "not", "never", "nothing"}
@@ -33,6 +32,6 @@ class Task(ClassificationTask):
         return super().inputs([dataclasses.replace(record, text_pair=keywords(record)) for record in records])
 
     def scores(self, records: Sequence[Record], predictions: Sequence[Prediction]) -> list[Score]:
-        right = np.array([one["prediction"] == one["label"] for one in predictions])
+        right = np.array([one["label"] == one["gold"] for one in predictions])
         found = np.array([bool(keywords(record)) for record in records])
         return [*super().scores(records, predictions), mean_score("accuracy/keywords", right, found)]

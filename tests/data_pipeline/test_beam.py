@@ -11,12 +11,11 @@ from pathlib import Path
 import pytest
 from text_corpora import tree, write_corpus, write_vocab
 
+from bert_jax.io.files import remove_tree
+from bert_jax.io.storage import ObjectPath
 from data_pipeline.build import beam as beam_module
-from data_pipeline.build import parts as parts_module
-from data_pipeline.build import token_store
+from data_pipeline.build import shard_jobs, token_store
 from data_pipeline.cli import main
-from data_pipeline.host_tensorflow import load_tensorflow
-from data_pipeline.storage import ObjectPath, remove_tree
 
 pytest.importorskip("apache_beam", reason="needs the extra beam")
 
@@ -31,7 +30,7 @@ OPTIONS = [
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder of three texts, cut into many chunks and parts."""
     monkeypatch.setattr(token_store, "CHUNK_CHARACTERS", 1500)
-    monkeypatch.setattr(parts_module, "PART_TOKENS", 800)
+    monkeypatch.setattr(shard_jobs, "PART_TOKENS", 800)
     text = tmp_path / "text"
     text.mkdir()
     write_corpus(text / "b.txt", 25, seed=1)
@@ -63,6 +62,7 @@ def test_the_bytes_of_the_process_pool(place: Path, more: list[str], capsys: pyt
     assert "under Apache Beam" in out and "instances in 3 shard(s)" in out and err == ""
 
 
+@pytest.mark.slow
 def test_two_worker_processes(place: Path) -> None:
     """Nothing but files and names passes between the steps."""
     corpus = ["--corpus", str(place / "text"), "--vocab", str(place / "vocab.txt"), *OPTIONS]
@@ -98,26 +98,24 @@ def test_finished_work_is_kept(place: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert main(words) == 2
     monkeypatch.undo()
     monkeypatch.setattr(token_store, "CHUNK_CHARACTERS", 1500)
-    monkeypatch.setattr(parts_module, "PART_TOKENS", 800)
+    monkeypatch.setattr(shard_jobs, "PART_TOKENS", 800)
     fail_after("tokenize_chunk", 10**6)
     fail_after("write_part", 3)
     assert main(words) == 2
     assert len(made) > 6 and not (place / "beam" / "train").exists()
     monkeypatch.undo()
     monkeypatch.setattr(token_store, "CHUNK_CHARACTERS", 1500)
-    monkeypatch.setattr(parts_module, "PART_TOKENS", 800)
+    monkeypatch.setattr(shard_jobs, "PART_TOKENS", 800)
     fail_after("write_part", 10**6)
     assert main(words) == 0
     assert tree(place / "beam") == expected
 
 
 def test_an_object_store(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Text, token store, parts and shards in TensorFlow's ``ram://``, which stands for ``gs://``."""
-    load_tensorflow()
+    """Text, token store, parts and shards in fsspec's ``memory://``, which stands for ``gs://``."""
     monkeypatch.setattr("tempfile.tempdir", str(place))
     expected = pool(place)
-    bucket = ObjectPath(f"ram://{place.name}")
-    (bucket / "text").mkdir()
+    bucket = ObjectPath(f"memory://{place.name}")
     for file in (place / "text").iterdir():
         (bucket / "text" / file.name).upload(file)
     (bucket / "vocab.txt").upload(place / "vocab.txt")
@@ -172,6 +170,7 @@ def test_beam_is_not_installed(place: Path, monkeypatch, capsys: pytest.CaptureF
     assert "pip install 'bert_jax[beam]'" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 42)])
 def test_a_signal_ends_it_and_the_next_build_goes_on(place: Path, number: signal.Signals, code: int) -> None:
     write_corpus(place / "text" / "b.txt", 300, 60)

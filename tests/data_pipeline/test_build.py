@@ -1,6 +1,6 @@
 """Building: bytes that depend on nothing but text and settings, kills, checks of what is there.
 
-More kills: BERT_JAX_KILLS=10 python -m pytest -n 0 tests/data_pipeline/test_build.py -k kill
+More kills: BERT_JAX_KILLS=10 python -m pytest -m "" -n 0 tests/data_pipeline/test_build.py -k kill
 """
 
 import json
@@ -21,15 +21,18 @@ from text_corpora import tree, write_corpus, write_vocab
 from bert_jax.config.pretrain import DataConfig
 from bert_jax.tokenization import load_tokenizer
 from data_pipeline.build import ensure as build_module
-from data_pipeline.build import parts as parts_module
-from data_pipeline.build.ensure import ensure_data, training_texts
+from data_pipeline.build import shard_jobs, shard_split
+from data_pipeline.build.ensure import ensure_data
 from data_pipeline.build.token_store import content_hash, held_out
+from data_pipeline.build.vocabulary import training_texts
 from data_pipeline.build.workers import Workers, exclusive
 from data_pipeline.shards.shard_files import read_index, read_manifest, read_records, write_records
 from data_pipeline.shards.tfexample import decode_example
 from data_pipeline.text.corpus import list_sources
 from data_pipeline.text.documents import read_documents
 from data_pipeline.text.vocabulary_training import train_vocabulary
+
+KILLS = int(os.environ.get("BERT_JAX_KILLS", "3"))
 
 
 def config(folder: Path, **changes: object) -> DataConfig:
@@ -109,7 +112,7 @@ def test_workers_do_not_change_a_byte(
     tmp_path: Path, changes: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("data_pipeline.build.token_store.CHUNK_CHARACTERS", 5000)
-    monkeypatch.setattr("data_pipeline.build.parts.PART_TOKENS", 1000)
+    monkeypatch.setattr("data_pipeline.build.shard_jobs.PART_TOKENS", 1000)
     write_corpus(tmp_path / "corpus.txt", documents=60)
     trees = [
         tree(build(tmp_path / f"workers{n}", vocab="", vocab_size=300, workers=n, **changes)) for n in (1, 2, 4)
@@ -121,7 +124,7 @@ def test_workers_do_not_change_a_byte(
 
 def test_part_size_does_not_change_the_shards(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     build(place)
-    monkeypatch.setattr("data_pipeline.build.parts.PART_TOKENS", 200)
+    monkeypatch.setattr("data_pipeline.build.shard_jobs.PART_TOKENS", 200)
     build(place.parent / "small_parts")
     # Only documents that share a place would swap; places are 64 bits.
     assert tree(place) == tree(place.parent / "small_parts")
@@ -273,30 +276,30 @@ def test_duplicates_of_one_document_are_no_negatives(place: Path) -> None:
         build(place, eval_fraction=0.0)
 
 
-def test_foreign_shards(place: Path) -> None:
+def test_external_shards(place: Path) -> None:
     build(place)
-    foreign = place.parent / "foreign"
-    foreign.mkdir()
+    external = place.parent / "external"
+    external.mkdir()
     records = [r for e in read_index(place / "train").entries for r in read_records(place / "train" / e.name)]
-    write_records(foreign / "part.tfrecord", records)
-    with pytest.raises(ValueError, match=f"bert-data index {foreign}"):
-        build(foreign)
+    write_records(external / "part.tfrecord", records)
+    with pytest.raises(ValueError, match=f"bert-data index {external}"):
+        build(external)
     from data_pipeline.shards.shard_files import index_folder
 
-    index_folder(foreign)
+    index_folder(external)
     lines: list[str] = []
-    path = ensure_data(config(foreign, corpus=()), vocab_size=1000, report=lines.append)
+    path = ensure_data(config(external, corpus=()), vocab_size=1000, report=lines.append)
     assert path == place.parent / "vocab.txt" and lines == []
     for change, message in [
-        ({"seq_length": 64}, "data.seq_length: shards 32, config 64"),
-        ({"max_predictions": 20}, "data.max_predictions: shards 5, config 20"),
-        ({"masking": "dynamic"}, "data.masking: shards static, config dynamic"),
+        ({"seq_length": 64}, "input_ids has 32 values .* data.seq_length 64"),
+        ({"max_predictions": 20}, "has 5 values .* data.max_predictions 20"),
+        ({"masking": "dynamic"}, "data.masking: dynamic"),
     ]:
         with pytest.raises(ValueError, match=message):
-            build(foreign, **change)
+            build(external, **change)
     write_vocab(place.parent / "vocab.txt", words=20)
-    with pytest.raises(ValueError, match=r"token ids from 0 to \d+, but the vocabulary has 36 pieces"):
-        build(foreign)
+    with pytest.raises(ValueError, match=r"input_ids from 0 to \d+, allowed: 0 to 35"):
+        build(external)
 
 
 def test_no_folder_and_no_corpus(place: Path) -> None:
@@ -333,9 +336,9 @@ def test_worker_results_and_errors() -> None:
             list(workers.run(_sum, [(1, 1), (-3, 1), (2, 2)]))
 
 
-@pytest.mark.parametrize(("module", "name"), [(build_module, "write_part"), (parts_module, "write_records")])
+@pytest.mark.parametrize(("module", "name"), [(shard_split, "write_part"), (shard_jobs, "write_records")])
 def test_finished_work_is_kept(place: Path, module: ModuleType, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(parts_module, "PART_TOKENS", 500)
+    monkeypatch.setattr(shard_jobs, "PART_TOKENS", 500)
     build(place.parent / "whole", eval_fraction=0.0)
     real = getattr(module, name)
     made: list[str] = []
@@ -410,14 +413,14 @@ def children(pid: int) -> set[int]:
 
 
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs /proc")
-def test_kill_at_any_moment(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kills", [1, pytest.param(KILLS, marks=pytest.mark.slow)])
+def test_kill_at_any_moment(tmp_path: Path, kills: int) -> None:
     write_corpus(tmp_path / "corpus.txt", documents=200, sentences=50)
     start = time.monotonic()
     subprocess.run(command(tmp_path / "whole"), check=True, stdout=subprocess.DEVNULL)
     duration = time.monotonic() - start
     expected = tree(tmp_path / "whole")
-    kills = int(os.environ.get("BERT_JAX_KILLS", "3"))
-    moments = random.Random(os.environ.get("BERT_JAX_KILLS", "seed"))
+    moments = random.Random(kills)
     folder = tmp_path / "killed"
     for kill in range(kills):
         # Progress is kept, so a fixed share of the time would hit the same stage only once.

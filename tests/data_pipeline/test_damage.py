@@ -19,6 +19,7 @@ from input_shards import (
 from bert_jax.batch import DataBudgetError
 from data_pipeline.read.pretrain_input import eval_batches
 from data_pipeline.shards import shard_files as shards
+from data_pipeline.shards.tfexample import encode_examples
 
 
 def flip(at: int):
@@ -71,7 +72,7 @@ def foreign_ids(path: Path, entry: shards.ShardEntry) -> set[int]:
     """Ids outside the vocabulary that the index hides: checksums fit, only the look at the ids can tell."""
     features = example_features(np.arange(64, 128))
     features["input_ids"][20, 5], features["masked_lm_ids"][33, 1] = VOCAB, -1
-    forged = shards.write_records(path, shards.encode_examples(features))
+    forged = shards.write_records(path, encode_examples(features))
     entries = [e for e in shards.read_index(path.parent).entries if e.name != path.name]
     shards.write_index(path.parent, [*entries, dataclasses.replace(forged, features=entry.features)])
     return {20, 33}
@@ -96,7 +97,7 @@ DAMAGES = {
 
 REASON_TEXTS = {
     "flip in payload checksum": "has another checksum stored with it",
-    "flip in payload": "has other contents than the index says",
+    "flip in payload": "has other contents than in the index",
     "flip in length": "has another length",
     "truncated": "lies beyond the end of the file",
     "empty": "lies beyond the end of the file",

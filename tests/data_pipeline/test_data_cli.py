@@ -7,8 +7,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from text_corpora import SPECIAL, tree, write_corpus, write_vocab
+from text_corpora import tree, write_corpus, write_vocab
 
+from bert_jax.tokenization import SPECIAL_PIECES
 from data_pipeline.cli import main
 from data_pipeline.shards.shard_files import read_index, read_manifest, read_records, write_records
 
@@ -179,7 +180,7 @@ def test_chinese_whole_words(place: Path, capsys: pytest.CaptureFixture[str]) ->
     documents = ["\n".join(sentences[i % 4 :] + sentences[: i % 4] * (i // 4 + 1)) for i in range(24)]
     (place / "corpus.txt").write_text("\n\n".join(documents) + "\n")
     characters = sorted(set("".join(sentences)))
-    (place / "vocab.txt").write_text("\n".join([*SPECIAL, *characters]) + "\n")
+    (place / "vocab.txt").write_text("\n".join([*SPECIAL_PIECES, *characters]) + "\n")
     whole = {}
     for unit in ("token", "whole_word"):
         folder = place / unit

@@ -21,6 +21,7 @@ from input_shards import (
 
 from data_pipeline.read.pretrain_input import eval_batches
 from data_pipeline.shards import shard_files as shards
+from data_pipeline.shards.tfexample import encode_examples
 
 MASKER = SimpleNamespace(vocab_size=VOCAB, mask_id=4, cls_id=2, sep_id=3)
 
@@ -35,7 +36,7 @@ def unmasked(tmp_path_factory) -> Path:
     features["input_ids"][:, 0], features["input_ids"][np.arange(256), last] = 2, 3
     features["word_starts"] = features["input_mask"] * (np.arange(S) % 2)
     folder = tmp_path_factory.mktemp("unmasked")
-    shards.write_index(folder, [shards.write_records(folder / "a.tfrecord", shards.encode_examples(features))])
+    shards.write_index(folder, [shards.write_records(folder / "a.tfrecord", encode_examples(features))])
     return folder
 
 
@@ -96,5 +97,5 @@ def test_dynamic_masking_needs_unmasked_shards_and_a_vocabulary(unmasked, tmp_pa
         stream(make_shards(tmp_path, 20), config(masking="dynamic"))
     with pytest.raises(ValueError, match=r"data\.masking: static, but the shards .* hold no masks"):
         stream(unmasked)
-    with pytest.raises(ValueError, match=r"needs the vocabulary; give data\.vocab"):
+    with pytest.raises(ValueError, match=r"data\.masking: dynamic needs the vocabulary"):
         stream(unmasked, config(masking="dynamic"), tokenizer=None)

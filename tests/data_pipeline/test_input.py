@@ -26,6 +26,7 @@ from input_shards import (
 from bert_jax.batch import feature_shapes
 from data_pipeline.read.pretrain_input import eval_batches
 from data_pipeline.shards import shard_files as shards
+from data_pipeline.shards.tfexample import encode_examples
 
 
 @pytest.fixture(scope="module")
@@ -241,7 +242,7 @@ def test_unusable_values_are_refused_before_training(tmp_path):
                 del features[feature]
             else:
                 features[feature][5, -1] = value
-        entry = shards.write_records(tmp_path / name / "a.tfrecord", shards.encode_examples(features))
+        entry = shards.write_records(tmp_path / name / "a.tfrecord", encode_examples(features))
         shards.write_index(tmp_path / name, [entry])
         return tmp_path / name
 

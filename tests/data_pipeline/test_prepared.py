@@ -49,7 +49,7 @@ def build(place: Path, *more: str) -> int:
 @pytest.fixture(scope="module")
 def data_dir(tmp_path_factory: pytest.TempPathFactory, texts: list[str]) -> Path:
     """A prepared dataset of two splits, the first in three files."""
-    tfds = prepared._load_tfds()
+    tfds = prepared.load_tfds()
     folder = tmp_path_factory.mktemp("tfds")
     features = {
         "title": tfds.features.Text(),

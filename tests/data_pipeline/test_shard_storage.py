@@ -1,25 +1,26 @@
 """Shards in an object store: the same batches as from local files, retries, and one line for a lost bucket.
 
-TensorFlow's ``ram://`` file system stands in for ``gs://``: the code above it is the same.
+fsspec's ``memory://`` file system stands in for ``gs://``: the code above it is the same.
 """
 
 import logging
+import tempfile
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
+from fsspec.implementations.memory import MemoryFileSystem
 from input_shards import assert_equal, config, make_shards, record_numbers, stream, take
 
-from bert_jax.io import object_paths
+from bert_jax.io import storage
+from bert_jax.io.files import local_copy, remove_tree
+from bert_jax.io.storage import ObjectPath, StorageError, location
 from bert_jax.process.exits import run_command
-from data_pipeline import storage
 from data_pipeline.cli import main
-from data_pipeline.host_tensorflow import load_tensorflow
 from data_pipeline.read import pretrain_input as reading
 from data_pipeline.shards.shard_files import INDEX_NAME, index_folder, read_index
-from data_pipeline.storage import ObjectPath, StorageError, local_copy, location
 
 
 @pytest.fixture
@@ -30,42 +31,46 @@ def local(tmp_path: Path) -> Path:
 @pytest.fixture
 def bucket(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[ObjectPath]:
     """An empty folder of a store; waits between tries take no time."""
-    load_tensorflow()
-    monkeypatch.setattr(object_paths, "WAITS", (0.0, 0.0, 0.0))
-    monkeypatch.setattr(storage.tempfile, "tempdir", str(tmp_path))
-    folder = ObjectPath(f"ram://{uuid.uuid4().hex}")
-    folder.mkdir()
+    monkeypatch.setattr(storage, "WAITS", (0.0, 0.0, 0.0))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    folder = ObjectPath(f"memory://{uuid.uuid4().hex}")
     yield folder
     if folder.exists():
-        storage.remove_tree(folder)
+        remove_tree(folder)
 
 
 def upload(folder: Path, bucket: ObjectPath) -> ObjectPath:
     target = bucket / folder.name
-    target.mkdir()
     for file in folder.iterdir():
         (target / file.name).upload(file)
     return target
 
 
-def break_reads(
-    folder: ObjectPath, monkeypatch: pytest.MonkeyPatch, error: str, times: int, name: str = ""
-) -> list[str]:
-    """The next ``times`` reads of the folder's files whose names hold ``name`` raise TensorFlow's error.
+class HttpError(Exception):
+    """As gcsfs raises it."""
 
-    Returns their URLs. Reads of other folders pass: threads of a stream that an earlier test dropped may still
+    def __init__(self, code: int) -> None:
+        super().__init__(f"status {code} of the test\nmore")
+        self.code = code
+
+
+def break_reads(
+    folder: ObjectPath, monkeypatch: pytest.MonkeyPatch, error: Exception, times: int, name: str = ""
+) -> list[str]:
+    """The next ``times`` reads of the folder's files whose names hold ``name`` raise ``error``.
+
+    Returns their keys. Reads of other folders pass: threads of a stream that an earlier test dropped may still
     be at work.
     """
-    tf = load_tensorflow()
-    real, broken = tf.io.gfile.GFile, []
+    real, broken = MemoryFileSystem.cat_file, []
 
-    def opening(url: str, mode: str):
-        if url.startswith(str(folder)) and name in url and len(broken) < times:
-            broken.append(url)
-            raise getattr(tf.errors, error)(None, None, "HTTP response code 503 of the test\nmore")
-        return real(url, mode)
+    def reading(self, path: str, *arguments, **options):
+        if folder.parent.name in path and name in path and len(broken) < times:
+            broken.append(path)
+            raise error
+        return real(self, path, *arguments, **options)
 
-    monkeypatch.setattr(tf.io.gfile, "GFile", opening)
+    monkeypatch.setattr(MemoryFileSystem, "cat_file", reading)
     return broken
 
 
@@ -87,16 +92,16 @@ def test_the_same_batches_as_from_local_files(local: Path, bucket: ObjectPath, r
 def test_a_503_is_tried_again(local: Path, bucket: ObjectPath, monkeypatch, caplog) -> None:
     remote = upload(local, bucket)
     expected = take(stream(local), 20)
-    for error in ("UnavailableError", "ResourceExhaustedError", "AbortedError"):
+    for error in (HttpError(503), HttpError(429), RuntimeError("ABORTED: status of the test\nmore")):
         batches = stream(remote)
         broken = break_reads(remote, monkeypatch, error, 3, "tfrecord")
         with caplog.at_level(logging.WARNING):
             assert_equal(expected, take(batches, 20))
         batches.close()
         assert len(broken) == 3
-        assert "503 of the test; trying again" in caplog.text and "more" not in caplog.text
+        assert "of the test; trying again" in caplog.text and "more" not in caplog.text
         monkeypatch.undo()
-        monkeypatch.setattr(object_paths, "WAITS", (0.0, 0.0, 0.0))
+        monkeypatch.setattr(storage, "WAITS", (0.0, 0.0, 0.0))
 
 
 def test_damage_becomes_the_same_blank_rows(local: Path, bucket: ObjectPath, caplog) -> None:
@@ -125,9 +130,9 @@ def test_a_lost_bucket_ends_with_one_line(local: Path, bucket: ObjectPath, lost:
     batches = stream(remote)
     next(batches)
     if lost == "folder":
-        storage.remove_tree(remote)
+        remove_tree(remote)
     else:
-        break_reads(remote, monkeypatch, "UnavailableError", 10**9)
+        break_reads(remote, monkeypatch, HttpError(503), 10**9)
     assert run_command(lambda: take(batches, 1000) and None) == (2 if lost == "folder" else 45)
     lines = capsys.readouterr().err.splitlines()
     said = [line for line in lines if line.startswith(("error: ", "stopped: "))]
@@ -137,7 +142,7 @@ def test_a_lost_bucket_ends_with_one_line(local: Path, bucket: ObjectPath, lost:
 
 def test_refused_access_and_other_schemes(local: Path, bucket: ObjectPath, monkeypatch) -> None:
     remote = upload(local, bucket)
-    broken = break_reads(remote, monkeypatch, "PermissionDeniedError", 10**9)
+    broken = break_reads(remote, monkeypatch, HttpError(403), 10**9)
     with pytest.raises(StorageError, match=r"access refused .*gcloud auth application-default login.*permissions$"):
         stream(remote)
     assert len(broken) == 1  # asking again would not help
@@ -168,7 +173,6 @@ def test_locations(bucket: ObjectPath, tmp_path: Path) -> None:
     assert location(str(tmp_path)) == tmp_path
     (tmp_path / "x").write_bytes(bytes(range(200)))
     path = bucket / "a/b.txt.gz"
-    (bucket / "a").mkdir()
     path.upload(tmp_path / "x")
     assert (path.name, path.stem, path.suffix, str(path.parent)) == ("b.txt.gz", "b.txt", ".gz", f"{bucket}/a")
     assert path.is_file() and not path.is_dir() and (bucket / "a").is_dir() and not (bucket / "b").exists()
@@ -180,7 +184,6 @@ def test_locations(bucket: ObjectPath, tmp_path: Path) -> None:
     copy = local_copy(path)
     assert copy.read_bytes() == path.read_bytes() and local_copy(path) == copy and local_copy(copy) == copy
     (tmp_path / "x").write_bytes(b"other")
-    path.unlink()  # ram:// would append
     path.upload(tmp_path / "x")
     assert local_copy(path).read_bytes() == b"other"
     path.replace(bucket / "moved")

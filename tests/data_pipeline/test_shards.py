@@ -148,9 +148,9 @@ def test_features_of_equal_shape_in_another_order_are_told_apart(tmp_path: Path)
     records = []
     for row in range(10):
         one = {"ab": small[row : row + 1], "cd": large[row : row + 1]}
-        swapped = shards.encode_examples({"ab": one["cd"], "cd": one["ab"]})[0]
+        swapped = tfexample.encode_examples({"ab": one["cd"], "cd": one["ab"]})[0]
         other_order = swapped.replace(b"ab", b"--").replace(b"cd", b"ab").replace(b"--", b"cd")
-        records.append(other_order if row % 2 else shards.encode_examples(one)[0])
+        records.append(other_order if row % 2 else tfexample.encode_examples(one)[0])
     found = shards.write_records(tmp_path / "a.tfrecord", records).features
     assert (found["ab"].min_value, found["ab"].max_value) == (0, 29)
     assert (found["cd"].min_value, found["cd"].max_value) == (60, 89)

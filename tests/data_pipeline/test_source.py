@@ -13,7 +13,7 @@ from text_corpora import write_corpus, write_vocab
 from bert_jax.config import DataConfig, ModelConfig, PretrainConfig, TrainingConfig
 from bert_jax.tokenization import load_tokenizer
 from data_pipeline.build.ensure import ensure_data
-from data_pipeline.read.source import ShardSource
+from data_pipeline.read.pretrain_input import ShardSource
 
 VOCABULARY = 416
 

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from text_corpora import SPECIAL, write_corpus, write_vocab
+from text_corpora import write_corpus, write_vocab
 
 from bert_jax.config.pretrain import DataConfig
-from bert_jax.tokenization import load_tokenizer
+from bert_jax.tokenization import SPECIAL_PIECES, load_tokenizer
 from data_pipeline.build import token_store
 from data_pipeline.build.token_store import META_NAME, TokenStore, build_store, content_hash, held_out
 from data_pipeline.build.workers import Workers
@@ -102,7 +102,7 @@ def test_chinese_words(tmp_path: Path) -> None:
     pytest.importorskip("jieba")
     sentence = "南京市长江大桥很长 tested 了"
     characters = sorted(set(sentence) - set(" tested"))
-    (tmp_path / "vocab.txt").write_text("\n".join([*SPECIAL, *characters, "test", "##ed"]) + "\n")
+    (tmp_path / "vocab.txt").write_text("\n".join([*SPECIAL_PIECES, *characters, "test", "##ed"]) + "\n")
     (tmp_path / "a.txt").write_text(f"{sentence}\n")
     store = build(tmp_path / "store", [tmp_path / "a.txt"], tmp_path / "vocab.txt", word_segmenter="jieba")
     pieces = load_tokenizer(tmp_path / "vocab.txt").pieces(store.ids(0, 13).tolist())

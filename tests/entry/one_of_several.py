@@ -7,10 +7,6 @@ import sys
 import time
 from pathlib import Path
 
-# The repository first: tests/ has folders of the same names as the packages.
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-
 from bert_jax.config.loader import RunOptions, take_options
 from bert_jax.process import hosts
 from bert_jax.process.exits import Stop, run_command
@@ -18,8 +14,8 @@ from bert_jax.process.exits import Stop, run_command
 
 def agree(folder):
     for turn in range(3):
-        print("gathered", *hosts.gather("numbers", f"{turn}.{hosts.index()}", 20))
-    print("lead says", hosts.lead_says("first", hosts.is_lead(), 20))
+        print("gathered", *hosts.all_gather_text("numbers", f"{turn}.{hosts.index()}", 20))
+    print("lead says", hosts.broadcast_from_lead("first", hosts.is_lead(), 20))
     hosts.require_shared(folder, 20)
     hosts.require_equal("recipe", "the same", "never said", 20)
     own = folder / str(hosts.index())

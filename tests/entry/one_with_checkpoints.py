@@ -6,10 +6,6 @@ python one_with_checkpoints.py CASE FOLDER --coordinator HOST:PORT --num_process
 import sys
 from pathlib import Path
 
-# The repository first: tests/ has folders of the same names as the packages.
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-
 from bert_jax.config.loader import RunOptions, take_options
 from bert_jax.process import hosts
 from bert_jax.process.exits import run_command

@@ -8,10 +8,9 @@ import sys
 import zlib
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 import run_pretrain
 from bert_jax.process.exits import run_command
-from data_pipeline.read.source import ShardSource
+from data_pipeline.read.pretrain_input import ShardSource
 
 
 class Recorded:

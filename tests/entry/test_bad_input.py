@@ -24,7 +24,7 @@ import command
 import pytest
 import yaml
 
-from bert_jax.cli.main import main as cli
+from bert_jax.cli import main as cli
 from bert_jax.config import PretrainConfig, load_config
 from bert_jax.process.exits import run_command
 from bert_jax.training.checkpoint.restore import saved_steps
@@ -223,6 +223,7 @@ def test_disk_full_while_shards_are_built(tmp_path):
     assert files(tmp_path / "notes" / "whole" / "shards") == files(tmp_path / "other")
 
 
+@pytest.mark.slow
 def test_disk_full_while_a_checkpoint_is_saved(tmp_path, trained):
     """Complete checkpoints stay, the half one is not taken for one, and with space the run goes on to its end."""
     words = [

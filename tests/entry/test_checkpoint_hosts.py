@@ -32,7 +32,9 @@ def trained(tmp_path_factory):
     return folder / "run"
 
 
-@pytest.mark.parametrize("case", ["restore_bad_files", "restore_bad_contents"])
+@pytest.mark.parametrize(
+    "case", ["restore_bad_files", pytest.param("restore_bad_contents", marks=pytest.mark.slow)]
+)
 def test_a_checkpoint_that_one_process_finds_damaged_is_skipped_by_all(trained, tmp_path, case):
     shutil.copytree(trained, tmp_path / "run")
     meta = json.loads((trained / "checkpoints" / "4" / "meta" / "metadata").read_text())
@@ -44,6 +46,7 @@ def test_a_checkpoint_that_one_process_finds_damaged_is_skipped_by_all(trained, 
     assert check_files(tmp_path / "run" / "damaged_checkpoints" / "6") is None  # moved whole, once
 
 
+@pytest.mark.slow
 def test_a_save_that_fails_on_one_process_ends_all(tmp_path):
     began = time.monotonic()
     results = run("fail_to_save", tmp_path)

@@ -52,10 +52,7 @@ class Run:
                 f"--training.compilation_cache {cache} --num_processes 2 --coordinator 127.0.0.1:{port}"
             ).split()
         )
-        environment = os.environ | {
-            "XLA_FLAGS": command.xla_flags(2), "BERT_JAX_FAULT": fault,
-            "PYTHONPATH": f"{command.REPOSITORY}:{command.REPOSITORY / 'tests'}",
-        }  # fmt: skip
+        environment = command.environment(2, BERT_JAX_FAULT=fault)
         if not cached:
             del environment["JAX_COMPILATION_CACHE_DIR"]
         program = Path(__file__).with_name("run_with_faults.py")
@@ -213,6 +210,7 @@ STANDSTILLS = [
 FEW = [Fault("SIGTERM", "evaluation", 1), Fault("SIGKILL", "save", 0), Fault("SIGSTOP", "step", 1)]
 
 
+@pytest.mark.slow
 def test_signals_kills_and_standstills(tmp_path):
     """One of each; every run continues from what the one before it saved."""
     support.write_vocabulary(tmp_path)

@@ -15,13 +15,10 @@ import math
 import os
 import sys
 import time
-from pathlib import Path
 
 import jax
 import numpy as np
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parent.parent / "bert_jax" / "tasks"))
 from finetune_cases import lines, results, saved_model
 
 from bert_jax.finetuning import finetune
@@ -193,8 +190,8 @@ def test_a_file_that_is_odd_but_right(call, tmp_path):
     }
     for found, labels in zip(predictions.values(), ("0101", "0000"), strict=True):
         assert [one["id"] for one in found] == list("abcd")
-        assert [one["label"] for one in found] == list(labels)
-    losses = [-math.log(one["scores"]["0"]) for one in predictions["test"]]
+        assert [one["gold"] for one in found] == list(labels)
+    losses = [-math.log(one["probabilities"]["0"]) for one in predictions["test"]]
     assert len({round(loss, 4) for loss in losses}) == 4  # so that a record that counts twice would show
     (step,) = (line for line in lines(tmp_path / "w") if "loss" in line)
     assert step["loss"] == pytest.approx(np.mean(losses), abs=2e-5) and step["examples_seen"] == 4

@@ -13,8 +13,7 @@ import command
 import pytest
 
 from bert_jax.config.loader import RunOptions, take_options
-from bert_jax.process import discovery as cluster
-from bert_jax.process import hosts
+from bert_jax.process import discovery, hosts
 from bert_jax.process.accelerators import DEVICE_FILES
 
 PROGRAM = Path(__file__).with_name("one_of_several.py")
@@ -82,7 +81,7 @@ def test_damaged_records_of_all_processes_count(tmp_path):
 def refused(*arguments):
     options, _ = take_options(RunOptions, [str(word) for word in arguments])
     with pytest.raises(ValueError) as error:
-        cluster.given(options)
+        discovery.configured(options)
     return str(error.value)
 
 
@@ -113,66 +112,67 @@ def test_flags_that_do_not_fit_together_are_refused(bare):
 
 
 def test_the_environment_tells_of_other_processes(bare):
-    assert cluster.given(RunOptions()) is None
+    assert discovery.configured(RunOptions()) is None
     bare.setenv("JOB_COMPLETION_INDEX", "3")  # of any Kubernetes job: says nothing alone
-    assert cluster.given(RunOptions()) is None
+    assert discovery.configured(RunOptions()) is None
     bare.setenv("JAX_COORDINATOR_ADDRESS", "job-0.jobs:1234")
     bare.setenv("JAX_NUM_PROCESSES", "4")
-    assert cluster.given(RunOptions()) == ("job-0.jobs:1234", 4, 3)
+    assert discovery.configured(RunOptions()) == ("job-0.jobs:1234", 4, 3)
     bare.setenv("JAX_PROCESS_ID", "1")
-    assert cluster.given(RunOptions()) == ("job-0.jobs:1234", 4, 1)
-    assert cluster.given(RunOptions(num_processes=2, process_id=0)) == ("job-0.jobs:1234", 2, 0)
+    assert discovery.configured(RunOptions()) == ("job-0.jobs:1234", 4, 1)
+    assert discovery.configured(RunOptions(num_processes=2, process_id=0)) == ("job-0.jobs:1234", 2, 0)
 
 
 def test_a_slurm_step_of_several_tasks_is_found(bare):
-    assert not cluster.is_slurm_step()
+    assert not discovery.is_slurm_step()
     step = {"JOB_ID": "7", "STEP_NODELIST": "n[1-2]", "NTASKS": "2", "PROCID": "1", "LOCALID": "0"}
     for name, value in step.items():
         bare.setenv(f"SLURM_{name}", value)
-    assert cluster.is_slurm_step()
-    assert cluster.slurm_devices() is None  # no GPU
+    assert discovery.is_slurm_step()
+    assert discovery.slurm_devices() is None  # no GPU
     bare.setenv("SLURM_GPUS_ON_NODE", "8")
-    assert cluster.slurm_devices() is None  # eight tasks a node: jax's rule, one GPU each
+    assert discovery.slurm_devices() is None  # eight tasks a node: jax's rule, one GPU each
     bare.setenv("SLURM_STEP_TASKS_PER_NODE", "1(x2)")
-    assert cluster.slurm_devices() == list(range(8))
+    assert discovery.slurm_devices() == list(range(8))
     bare.setenv("SLURM_STEP_TASKS_PER_NODE", "8(x2)")
     bare.setenv("CUDA_VISIBLE_DEVICES", "5")  # --gpus-per-task=1
-    assert cluster.slurm_devices() == [0]
+    assert discovery.slurm_devices() == [0]
     bare.setenv("SLURM_STEP_NUM_TASKS", "1")  # a shell inside an allocation of two tasks
-    assert not cluster.is_slurm_step()
+    assert not discovery.is_slurm_step()
     bare.delenv("SLURM_STEP_NUM_TASKS")
     bare.delenv("SLURM_STEP_NODELIST")  # a batch script
-    assert not cluster.is_slurm_step()
+    assert not discovery.is_slurm_step()
 
 
 def test_a_tpu_pod_is_found_and_nothing_else_is_one(bare):
     answers = {}
-    bare.setattr(cluster, "_metadata", answers.get)
-    bare.setattr(cluster, "_platforms", lambda: "cpu")
+    bare.setattr(discovery, "_metadata", answers.get)
+    bare.setattr(discovery, "_platforms", lambda: "cpu")
     bare.setenv("TPU_WORKER_HOSTNAMES", "a,b")
-    assert not cluster.is_tpu_pod()  # no TPU in this machine
-    bare.setattr(cluster, "_platforms", lambda: "tpu,cpu")
-    assert cluster.is_tpu_pod()  # GKE
+    assert not discovery.is_tpu_pod()  # no TPU in this machine
+    bare.setattr(discovery, "_platforms", lambda: "tpu,cpu")
+    assert discovery.is_tpu_pod()  # GKE
     bare.setenv("TPU_WORKER_HOSTNAMES", "localhost")
-    assert not cluster.is_tpu_pod()
+    assert not discovery.is_tpu_pod()
     bare.setenv("MEGASCALE_NUM_SLICES", "2")
-    assert cluster.is_tpu_pod()  # two slices of one host
+    assert discovery.is_tpu_pod()  # two slices of one host
     bare.delenv("MEGASCALE_NUM_SLICES")
     bare.delenv("TPU_WORKER_HOSTNAMES")
-    assert not cluster.is_tpu_pod()  # no metadata server
+    assert not discovery.is_tpu_pod()  # no metadata server
     answers["worker-network-endpoints"] = "unknown:unknown:10.0.0.1"
-    assert not cluster.is_tpu_pod()  # one TPU VM
+    assert not discovery.is_tpu_pod()  # one TPU VM
     answers["worker-network-endpoints"] = "a:b:10.0.0.1,a:b:10.0.0.2"
-    assert cluster.is_tpu_pod()
+    assert discovery.is_tpu_pod()
     answers |= {"worker-network-endpoints": "10.0.0.1", "tpu-env": "MEGASCALE_NUM_SLICES: '2'"}
-    assert cluster.is_tpu_pod()
+    assert discovery.is_tpu_pod()
 
 
 def test_processes_that_do_not_all_come_end_with_one_line():
     words = ["--coordinator", "127.0.0.1:9", "--num_processes", "2", "--process_id", "1", "--host_timeout", "2"]
     began = time.monotonic()
     result = subprocess.run(
-        [sys.executable, PROGRAM, "agree", ".", *words], capture_output=True, text=True, timeout=100
+        [sys.executable, PROGRAM, "agree", ".", *words], capture_output=True, text=True, timeout=100,
+        env=command.environment(1),
     )  # fmt: skip
     assert result.returncode == 45
     assert re.fullmatch(
@@ -188,7 +188,8 @@ def test_a_coordinators_port_that_is_taken_is_one_line():
         address = f"127.0.0.1:{other.getsockname()[1]}"
         words = ["--coordinator", address, "--num_processes", "2", "--process_id", "0"]
         result = subprocess.run(
-            [sys.executable, PROGRAM, "agree", ".", *words], capture_output=True, text=True, timeout=100
+            [sys.executable, PROGRAM, "agree", ".", *words], capture_output=True, text=True, timeout=100,
+        env=command.environment(1),
         )  # fmt: skip
     assert result.returncode == 2
     assert re.fullmatch(
@@ -198,7 +199,7 @@ def test_a_coordinators_port_that_is_taken_is_one_line():
 
 def test_one_process_needs_nobody(tmp_path):
     assert (hosts.count(), hosts.index(), hosts.is_lead()) == (1, 0, True)
-    assert hosts.gather("name", "value", 1) == ["value"]
+    assert hosts.all_gather_text("name", "value", 1) == ["value"]
     hosts.barrier("name", 1)
     hosts.require_shared(tmp_path, 1)
     with hosts.ends_together(1):

@@ -1,6 +1,6 @@
 """kill -9 at any moment of a run, then the same command again: nothing is lost, nothing is doubled.
 
-BERT_JAX_KILLS sets how many kills are tried (default 3).
+The slow variant tries BERT_JAX_KILLS kills (default 3).
 """
 
 import json
@@ -12,6 +12,7 @@ import command
 import jax
 import numpy as np
 import pytest
+from support import untimed
 
 from bert_jax.config import PretrainConfig, load_config
 from bert_jax.parallel import make_mesh
@@ -77,27 +78,28 @@ def moments(workdir, count):
         return lambda: logged_step(workdir) >= step and saving()
 
     chosen = [
-        lambda: after_seconds(1.5), lambda: saving_after(5), lambda: after(25), lambda: after(20),
+        lambda: saving_after(5), lambda: after_seconds(1.5), lambda: after(25), lambda: after(20),
         lambda: saving_after(30), lambda: after_seconds(4.0), lambda: after(35), lambda: saving_after(40),
         lambda: after(45), lambda: saving_after(50), lambda: after(55),
     ]  # fmt: skip
     return [chosen[i % len(chosen)] for i in range(count)]
 
 
-def test_kills_leave_the_result_bitwise_the_same(tmp_path):
+@pytest.mark.parametrize("count", [1, pytest.param(KILLS, marks=pytest.mark.slow)])
+def test_kills_leave_the_result_bitwise_the_same(tmp_path, count):
     recipe = command.recipe(tmp_path, mesh={"data": DEVICES})
     whole, cut = tmp_path / "whole", tmp_path / "cut"
     code, _, err = command.run("--config", recipe, "--workdir", whole, devices=DEVICES)
     assert code == 0, err
     kills, repeated = 0, []
-    for moment in moments(cut, KILLS):
+    for moment in moments(cut, count):
         process = command.start("--config", recipe, "--workdir", cut, devices=DEVICES)
         if not kill_when(process, moment()):
             break
         kills += 1
         reached, safe = logged_step(cut), max(saved_steps(cut), default=0)
         repeated.append(reached - safe)
-    assert kills == KILLS
+    assert kills == count
     interval = 10
     assert max(repeated) <= 2 * interval - 1, repeated
     code, _, err = command.run("--config", recipe, "--workdir", cut, devices=DEVICES)
@@ -105,11 +107,7 @@ def test_kills_leave_the_result_bitwise_the_same(tmp_path):
     first, second = newest_state(whole, recipe), newest_state(cut, recipe)
     assert first.step == second.step == 60
     jax.tree.map(np.testing.assert_array_equal, first.state, second.state)
-
-    def untimed(workdir):
-        return [{k: v for k, v in line.items() if k not in TIMING_KEYS} for line in read_metrics(workdir)]
-
-    assert untimed(whole) == untimed(cut)
+    assert untimed(read_metrics(whole)) == untimed(read_metrics(cut))
     steps = [(line["step"], line.get("split")) for line in read_metrics(cut)]
     assert len(set(steps)) == len(steps) == 12 + 3
     assert scalars(whole) == scalars(cut)

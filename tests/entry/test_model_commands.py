@@ -1,6 +1,5 @@
 """``bert-jax import | export | embed | predict | forward`` as a person calls them."""
 
-import importlib
 import io
 import json
 import os
@@ -13,8 +12,9 @@ import pytest
 from inference_models import make_weights
 
 import bert_jax
-from bert_jax.cli.main import main as cli
+from bert_jax.cli import main as cli
 from bert_jax.config import HeadsConfig, SentenceConfig, SentenceModule
+from bert_jax.interop import export, import_model
 from bert_jax.interop.saved_model import write_saved
 
 TEXTS = ["w1 w2 w3", "w4", "w5 w6 w7 w8 w9 , w1"]
@@ -167,15 +167,14 @@ def test_an_exported_program_is_no_model(folder, call, refused, tmp_path, format
 @pytest.mark.parametrize(("number", "expected"), [(signal.SIGTERM, 42), (signal.SIGINT, 130)])
 @pytest.mark.parametrize("words", [("export", "--format", "npz"), ("import",)])
 def test_a_stopped_command_leaves_nothing(folder, call, tmp_path, monkeypatch, words, number, expected):
-    module = "bert_jax.interop.npz" if "export" in words else "bert_jax.interop.import_model"
-    name = "write_npz" if "export" in words else "write_saved"
-    write = getattr(importlib.import_module(module), name)
+    table, name = (export.WRITERS, "npz") if "export" in words else (vars(import_model), "write_saved")
+    write = table[name]
 
     def interrupted(*arguments, **options):
         write(*arguments, **options)
         os.kill(os.getpid(), number)
 
-    monkeypatch.setattr(f"{module}.{name}", interrupted)
+    monkeypatch.setitem(table, name, interrupted)
     code, _, err = call(*words, "--from", folder / "classifier", "--to", tmp_path / "out")
     assert (code, err) == (expected, "stopped; what was not complete is not there: run the same command again\n")
     assert list(tmp_path.iterdir()) == []

@@ -1,4 +1,4 @@
-"""``config.json`` of Hugging Face folders: what it says of a model, and what to write for one.
+"""``config.json`` of Hugging Face folders, read and written.
 
 Keys, defaults and their meaning are those of transformers' ``BertConfig`` and ``RobertaConfig``.
 """
@@ -11,14 +11,15 @@ from pathlib import Path
 from typing import Any, Literal
 
 from bert_jax.config import HeadsConfig, ModelConfig, ModelSpec
+from bert_jax.config.switches import ANY, SIZES, Supported, check_fields
 from bert_jax.io.untrusted_folder import json_object, read_small
 
 CONFIG_FILE = "config.json"
 # A larger one is no description of a model.
 _MOST_LABELS = 1 << 20
 
-# What a class holds beside the encoder. The heads of a model are those whose tensors are there; its class says what
-# "classifier" means.
+# Heads of each class. The heads of a model are those whose tensors are present; its class tells what "classifier"
+# means.
 CLASSES: dict[str, tuple[str, ...]] = {
     "BertModel": ("pooler",),
     "BertForPreTraining": ("pooler", "mlm", "nsp"),
@@ -48,12 +49,19 @@ _ACTIVATIONS = {
     "relu": "relu",
 }
 _ACTIVATIONS_OUT = {"gelu": "gelu", "gelu_tanh": "gelu_new", "gelu_sigmoid": "quick_gelu", "relu": "relu"}
+SUPPORTED: Supported = SIZES | {
+    "position_offset": ANY,
+    "activation": tuple(_ACTIVATIONS_OUT),
+    "norm_position": ("post",),
+    "norm_epsilon": ANY,
+    "position_embeddings": ("learned",),
+}
 _PROBLEMS = {
     "single_label_classification": "single_label",
     "multi_label_classification": "multi_label",
     "regression": "regression",
 }
-# Set to anything but these, they mean a function that is not this model's.
+# Any other value means another function than this model's.
 _REFUSED: dict[str, tuple[Any, ...]] = {
     "is_decoder": (False, None),
     "add_cross_attention": (False, None),
@@ -68,7 +76,7 @@ _NEEDED = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_head
 
 @dataclass(frozen=True, kw_only=True)
 class HfConfig:
-    """What a ``config.json`` says. Which heads there are, the tensors decide."""
+    """Content of a ``config.json``. The tensors decide which heads the model has."""
 
     family: Literal["bert", "roberta"]
     model: ModelConfig
@@ -93,7 +101,7 @@ def read_config(file: Path) -> dict[str, Any]:
 
 
 def model_parts(config: Mapping[str, Any], name: str) -> HfConfig:
-    """What ``config`` says of the model; ``name`` is for messages.
+    """Parse ``config``; ``name`` is for messages.
 
     Raises ``ValueError``: another type of model or another function than this library's, code that would have to
     run (``auto_map``), a value of the wrong type.
@@ -111,7 +119,7 @@ def model_parts(config: Mapping[str, Any], name: str) -> HfConfig:
         raise ValueError(f"{name}: hidden_act is {_short(said)}; allowed: {', '.join(_ACTIVATIONS)}")
     for key, default in (("hidden_act", "gelu"), ("layer_norm_eps", 1e-12)):
         if key not in config:
-            notes.append(f"{name} does not say {key}: {default}, as transformers takes it")
+            notes.append(f"{name} lacks {key}: {default}, the default of transformers")
     pad = _integer(config, "pad_token_id", name, 1) if family == "roberta" else -1
     try:
         model = ModelConfig(
@@ -221,7 +229,7 @@ def _labels(config: Mapping[str, Any], name: str) -> tuple[str, ...] | None:
 
 
 def default_labels(count: int) -> tuple[str, ...]:
-    """What transformers calls classes that have no names."""
+    """Names that transformers gives to classes without names."""
     return tuple(f"LABEL_{i}" for i in range(count))
 
 
@@ -253,11 +261,7 @@ def hf_config(spec: ModelSpec, dtype: str) -> dict[str, Any]:
     Raises ``ValueError`` for what transformers' classes cannot compute.
     """
     model, heads = spec.model, spec.heads
-    if model.norm_position != "post" or model.position_embeddings != "learned":
-        raise ValueError(
-            "transformers' BERT has post-norm and learned positions; this model has "
-            f"{model.norm_position}-norm and {model.position_embeddings} positions"
-        )
+    check_fields(model, SUPPORTED, "transformers")
     if (model.position_offset > 0) != (spec.family == "roberta"):
         raise ValueError(f"position_offset {model.position_offset} does not exist in transformers' {spec.family}")
     if spec.family == "roberta" and heads.mlm and model.activation != "gelu":

@@ -49,7 +49,7 @@ CLASSIFIERS = ("sequence", "token", "choice")
 
 
 def has_prefix(heads: HeadsConfig) -> bool:
-    """Whether the encoder's names begin with the family (``bert.``): in classes with a head they do."""
+    """Return True if the encoder's names begin with the family (``bert.``), as in classes with a head."""
     return any(name != "pooler" for name in heads.present())
 
 
@@ -57,15 +57,10 @@ def hf_names(spec: ModelSpec, prefix: str | None = None) -> dict[str, StoredName
     """Canonical name -> tensor of every parameter but the sentence head's, in the order of parameter_shapes.
 
     ``prefix`` (with its dot) is that of the encoder; None: as the transformers class for these heads has it.
-    Raises ``ValueError`` for what no such folder can hold: pre-norm, sinusoidal positions, two of the heads that
-    share a name, a sentence-pair head in RoBERTa.
+    ``spec.model`` has what ``config_json.SUPPORTED`` lists. Raises ``ValueError`` for two of the heads that share a
+    name and for a sentence-pair head in RoBERTa.
     """
     heads, family = spec.heads, spec.family
-    if spec.model.norm_position != "post" or spec.model.position_embeddings != "learned":
-        raise ValueError(
-            "a Hugging Face folder holds post-norm models with learned positions; this one has "
-            f"{spec.model.norm_position}-norm and {spec.model.position_embeddings} positions"
-        )
     clash = [name for name in CLASSIFIERS if name in heads.present()]
     if len(clash) > 1:
         raise ValueError(f"a Hugging Face folder holds one of the heads {', '.join(clash)}: they share a name")

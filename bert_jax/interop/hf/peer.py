@@ -16,15 +16,13 @@ from typing import Any
 
 import numpy as np
 
-# Largest allowed difference, relative to the largest value of an output (at least 1).
-BAR = 2e-5
 _MISSING = 7  # exit code: torch or the library is not installed
 _TIMEOUT = 1800
 
 
 @dataclass(frozen=True)
 class PeerOutputs:
-    """What transformers makes of a folder."""
+    """Outputs of a folder in transformers."""
 
     version: str
     # Of every batch of inputs: output name -> values.

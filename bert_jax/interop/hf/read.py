@@ -1,4 +1,4 @@
-"""Hugging Face folders of BERT and RoBERTa in: what their tensors are, checked against what config.json says."""
+"""Reader of Hugging Face folders of BERT and RoBERTa; the tensors are checked against config.json."""
 
 import dataclasses
 import re
@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from bert_jax.config import HeadsConfig, ModelConfig, ModelSpec, TokenizerConfig
-from bert_jax.interop.exchange import ReadOptions, Weights
+from bert_jax.interop.exchange import ModelBundle, ReadOptions
 from bert_jax.interop.hf.config_json import CLASSES, CONFIG_FILE, HfConfig, default_labels, model_parts, read_config
 from bert_jax.interop.hf.names import BUFFERS, TIED, hf_names
 from bert_jax.interop.hf.tensors import Tensor, open_tensors, read_float32
@@ -19,17 +19,17 @@ from bert_jax.io.untrusted_folder import needed
 from bert_jax.tokenization import build_tokenizer
 
 _LAYER = re.compile(r"encoder\.layer\.(\d{1,6})\.")
-# What of a class's name says which head is called "classifier".
+# Part of a class's name -> head that is called "classifier".
 _KINDS = {"SequenceClassification": "sequence", "TokenClassification": "token", "MultipleChoice": "choice"}
 
 
 def is_hf(path: Path) -> bool:
-    """Whether ``path`` is a folder with Hugging Face's description of a model."""
+    """Return True if ``path`` is a folder with Hugging Face's description of a model."""
     return (path / CONFIG_FILE).is_file()
 
 
-def read_hf(path: Path, options: ReadOptions) -> Weights:
-    """A Hugging Face folder of BERT or RoBERTa: encoder, whichever heads its tensors hold, tokenizer.
+def read_hf(path: Path, options: ReadOptions) -> ModelBundle:
+    """Read a Hugging Face folder of BERT or RoBERTa: encoder, all heads whose tensors it has, tokenizer.
 
     Raises ``ValueError`` in one line: another type of model, damaged files, tensors that are missing, left over or
     of another shape, and (unless ``options.allow_mismatch``) a contradiction between config.json and tensors.
@@ -47,7 +47,7 @@ def read_hf(path: Path, options: ReadOptions) -> Weights:
     origin: dict[str, Any] = {"format": "Hugging Face folder", "name": path.absolute().name}
     if said.architecture:
         origin["class"] = said.architecture
-    return Weights(
+    return ModelBundle(
         spec=spec,
         params=params,
         tokenizer_content=content,
@@ -109,7 +109,7 @@ class _Found:
         return tensor.shape if tensor is not None and len(tensor.shape) == rank else None
 
     def sizes(self) -> ModelConfig:
-        """The model with the sizes that the tensors have; where config.json says otherwise is noted down."""
+        """The model with the sizes of the tensors; contradictions to config.json are recorded."""
         model, prefix = self.said.model, self.prefix
         self._take_tied_embeddings()
         real: dict[str, int] = {}
@@ -150,7 +150,7 @@ class _Found:
             self.tensors[kept] = self.tensors.pop(bias)
 
     def heads(self) -> HeadsConfig:
-        """The heads whose tensors are there; what the class in config.json promises beyond them is said."""
+        """The heads whose tensors are present, with a note on each other head of the class in config.json."""
         roberta = self.said.family == "roberta"
         kind = self._classifier_kind()
         if roberta and kind == "sequence" and self.has(f"{self.prefix}pooler"):
@@ -225,7 +225,7 @@ class _Found:
         return default_labels(shape[0])
 
     def settle(self) -> None:
-        """Raise ``ValueError`` with every contradiction, or say which were decided by the tensors."""
+        """Raise ``ValueError`` with every contradiction, or note which the tensors decided."""
         if not self.contradictions:
             return
         texts = [
@@ -236,7 +236,7 @@ class _Found:
         self.notes += [f"{text}: the tensors decide" for text in texts]
 
     def read(self, spec: ModelSpec) -> dict[str, np.ndarray]:
-        """Every canonical parameter of ``spec``; what lies there beside them is an error."""
+        """Read every canonical parameter of ``spec``; a left-over tensor is an error."""
         names = hf_names(spec, self.prefix)
         tied = TIED[self.said.family]
         expected = {entry.name for entry in names.values()}

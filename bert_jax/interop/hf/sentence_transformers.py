@@ -9,13 +9,13 @@ import dataclasses
 import json
 from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
-from typing import Any, Literal, cast
+from typing import Any, cast
 
 import numpy as np
 
 from bert_jax.config import HeadsConfig, ModelSpec, SentenceConfig, SentenceModule, TokenizerConfig
 from bert_jax.config.spec import Activation, Pooling
-from bert_jax.interop.exchange import ReadOptions, Weights, check_shapes
+from bert_jax.interop.exchange import ModelBundle, ReadOptions, StoredDtype, check_shapes
 from bert_jax.interop.hf.config_json import read_config
 from bert_jax.interop.hf.read import read_hf
 from bert_jax.interop.hf.tensors import open_tensors, read_float32
@@ -61,7 +61,7 @@ _PLAIN = {
 
 
 def is_sentence_transformers(path: Path) -> bool:
-    """Whether ``path`` is a folder with a list of sentence-transformers modules."""
+    """Return True if ``path`` is a folder with a list of sentence-transformers modules."""
     return (path / MODULES_FILE).is_file() or (path / MODULES_FILE).is_symlink()
 
 
@@ -70,7 +70,7 @@ def encoder_folder(path: Path) -> Path:
     return _modules(path)[0][1]
 
 
-def read_sentence_transformers(path: Path, options: ReadOptions) -> Weights:
+def read_sentence_transformers(path: Path, options: ReadOptions) -> ModelBundle:
     """The encoder, pooling, dense layers, prompts and length of a sentence-transformers folder.
 
     Padding and truncation are never taken from tokenizer.json. Raises ``ValueError`` in one line: modules or
@@ -102,7 +102,7 @@ def read_sentence_transformers(path: Path, options: ReadOptions) -> Weights:
         width = step.features
     tokenizer, notes = _with_length(modules[0][1], encoder.spec.tokenizer)
     sentence = dataclasses.replace(sentence, modules=tuple(steps), **_model_settings(path))
-    return Weights(
+    return ModelBundle(
         spec=dataclasses.replace(encoder.spec, sentence=sentence, tokenizer=tokenizer),
         params=params,
         tokenizer_content=encoder.tokenizer_content,
@@ -276,9 +276,7 @@ def _model_settings(path: Path) -> dict[str, Any]:
 # ------------------------------------------------------------------ writing
 
 
-def write_sentence_transformers(
-    folder: Path, weights: Weights, *, dtype: Literal["float32", "bfloat16"] = "float32"
-) -> list[str]:
+def write_sentence_transformers(folder: Path, weights: ModelBundle, *, dtype: StoredDtype = "float32") -> list[str]:
     """Write what ``sentence_transformers.SentenceTransformer`` loads: encoder, pooling, the modules after it.
 
     ``folder`` exists and is empty. A model without pooling of its own gets mean pooling, and the notes say so; task
@@ -342,7 +340,7 @@ def _pooling_settings(spec: ModelSpec, sentence: SentenceConfig) -> dict[str, An
     return {"embedding_dimension": spec.model.hidden_size, "pooling_mode": list(sentence.pooling), **common}
 
 
-def _write_dense(folder: Path, module: SentenceModule, name: str, weights: Weights, dtype: str) -> None:
+def _write_dense(folder: Path, module: SentenceModule, name: str, weights: ModelBundle, dtype: str) -> None:
     names = {f"{name}/kernel": StoredName("linear.weight", True)}
     if module.bias:
         names[f"{name}/bias"] = StoredName("linear.bias", False)

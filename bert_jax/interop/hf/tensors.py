@@ -1,4 +1,4 @@
-"""The tensors of a Hugging Face folder, wherever they lie: safetensors or torch files, whole or in shards."""
+"""The tensors of a Hugging Face folder in safetensors or torch files, whole or in shards."""
 
 import math
 import zipfile
@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from bert_jax.interop.stored import listed
+from bert_jax.io.errors import one_line
 from bert_jax.io.safetensors_file import StoredTensor, aligned_empty, read_header, read_values
 from bert_jax.io.untrusted_folder import inside, json_object, needed, read_small
 
@@ -108,8 +109,9 @@ def _torch(file: Path) -> dict[str, Tensor]:
         # Files from before torch 1.6 are no zip and cannot be mapped.
         state = torch.load(file, map_location="cpu", weights_only=True, mmap=whole_zip)
     except Exception as error:  # of whatever type: it is the file's content that raised it
-        reason = " ".join(str(error).split())[:160]
-        raise ValueError(f"{file}: not a torch file of plain tensors ({type(error).__name__}: {reason})") from None
+        raise ValueError(
+            f"{file}: not a torch file of plain tensors ({type(error).__name__}: {one_line(error, 160)})"
+        ) from None
     if not isinstance(state, dict) or not all(isinstance(name, str) for name in state):
         raise ValueError(f"{file}: holds a {type(state).__name__}, not a map from names to tensors")
     return {name: _torch_tensor(torch, file, name, value, size) for name, value in state.items()}

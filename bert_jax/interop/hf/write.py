@@ -1,16 +1,16 @@
-"""Hugging Face folders out: ``config.json``, ``model.safetensors`` and the tokenizer's files."""
+"""Writer of Hugging Face folders: ``config.json``, ``model.safetensors`` and the tokenizer's files."""
 
 import dataclasses
 import json
 import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import ml_dtypes
 import numpy as np
 
-from bert_jax.interop.exchange import Weights, check_shapes
+from bert_jax.interop.exchange import ModelBundle, StoredDtype, check_shapes
 from bert_jax.interop.hf.config_json import CONFIG_FILE, heads_of_class, hf_class, hf_config
 from bert_jax.interop.hf.names import hf_names
 from bert_jax.interop.stored import StoredName
@@ -20,7 +20,7 @@ WEIGHTS_FILE = "model.safetensors"
 _STORED = {"float32": ("F32", np.dtype("<f4")), "bfloat16": ("BF16", np.dtype(ml_dtypes.bfloat16))}
 
 
-def write_hf(folder: Path, weights: Weights, *, dtype: Literal["float32", "bfloat16"] = "float32") -> list[str]:
+def write_hf(folder: Path, weights: ModelBundle, *, dtype: StoredDtype = "float32") -> list[str]:
     """Write what transformers' class for the heads of ``weights`` loads; a sentence head is left to the caller.
 
     ``folder`` exists and is empty. The tied output layer is not repeated. Returns notes: a pooler that the class
@@ -48,7 +48,8 @@ def write_hf(folder: Path, weights: Weights, *, dtype: Literal["float32", "bfloa
 def write_safetensors(
     file: Path, params: Mapping[str, np.ndarray], names: Mapping[str, StoredName], dtype: str
 ) -> None:
-    """The parameters that ``names`` lists, under those names; one tensor is in memory beside ``params``.
+    """Write the parameters that ``names`` lists under those names; one tensor is in memory beside ``params``
+    (``safetensors.numpy.save_file`` wants transposed copies of all at once).
 
     bfloat16 is rounded to nearest even.
     """

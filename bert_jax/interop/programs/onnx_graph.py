@@ -1,17 +1,25 @@
-"""Weights out as an ONNX file: ``model.onnx``, with its weights beside it when they are too large for one file."""
+"""Writer of ONNX files: ``model.onnx``, with its weights beside it when they are too large for one file."""
 
 import dataclasses
 import json
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import ml_dtypes
 import numpy as np
 
 from bert_jax.config import ModelSpec
-from bert_jax.interop.exchange import Weights, check_shapes
-from bert_jax.interop.programs.onnx_layers import FLOAT, INT64, Graph, add_network
-from bert_jax.interop.programs.serving import INPUTS, largest_differences, output_shapes, write_companions
+from bert_jax.config.switches import check_fields
+from bert_jax.interop.exchange import ModelBundle, StoredDtype, check_shapes
+from bert_jax.interop.programs.onnx_layers import FLOAT, INT64, SUPPORTED, Graph, add_network
+from bert_jax.interop.programs.serving import (
+    INPUTS,
+    largest_differences,
+    output_shapes,
+    sample_inputs,
+    write_companions,
+)
+from bert_jax.io.errors import one_line
 
 FILE, DATA_FILE = "model.onnx", "model.onnx.data"
 # Key of the JSON in the file's metadata: dtype of the weights, sizes, labels, pooling, tokenizer.
@@ -23,8 +31,8 @@ EXTERNAL_DATA_BYTES = 2_000_000_000
 ALIGNMENT = 4096
 
 
-def write_onnx(folder: Path, weights: Weights, *, dtype: Literal["float32", "bfloat16"] = "float32") -> list[str]:
-    """Write ``model.onnx``, config.json and the tokenizer's files into ``folder``; returns what has to be said.
+def write_onnx(folder: Path, weights: ModelBundle, *, dtype: StoredDtype = "float32") -> list[str]:
+    """Write ``model.onnx``, config.json and the tokenizer's files into ``folder``; returns notes.
 
     Inputs int64[batch, sequence]: input_ids, attention_mask, token_type_ids; outputs ``serving.output_names``,
     float32. With bfloat16 the weights are stored so and raised to float32 when the file is loaded.
@@ -34,6 +42,7 @@ def write_onnx(folder: Path, weights: Weights, *, dtype: Literal["float32", "bfl
         import onnx
     except ImportError:
         raise ValueError("ONNX export needs the onnx package: pip install 'bert_jax[onnx]'") from None
+    check_fields(weights.spec.model, SUPPORTED, "onnx")
     check_shapes(weights.spec, weights.params, folder)
     graph = Graph(weights.spec, cast_weights=dtype == "bfloat16")
     outputs = add_network(graph)
@@ -49,11 +58,13 @@ def write_onnx(folder: Path, weights: Weights, *, dtype: Literal["float32", "bfl
         # By path: the checker then also looks at the file of external data.
         onnx.checker.check_model(str(folder / FILE), full_check=True)
     except onnx.checker.ValidationError as error:
-        raise ValueError(f"{folder / FILE}: not a valid ONNX model: {' '.join(str(error).split())}") from None
+        raise ValueError(f"{folder / FILE}: not a valid ONNX model: {one_line(error)}") from None
     return [*_notes(weights, graph, external, dtype), *write_companions(folder, weights, dtype)]
 
 
-def check_onnx(folder: Path, weights: Weights, shapes: tuple[tuple[int, int], ...] = ()) -> dict[str, float] | None:
+def check_onnx(
+    folder: Path, weights: ModelBundle, shapes: tuple[tuple[int, int], ...] = ()
+) -> dict[str, float] | None:
     """Run the file that :func:`write_onnx` wrote in onnxruntime: the largest difference of every output from
     the model itself (with the weights as stored). ``None`` where onnxruntime is not installed."""
     try:
@@ -65,7 +76,10 @@ def check_onnx(folder: Path, weights: Weights, shapes: tuple[tuple[int, int], ..
     dtype = json.loads(session.get_modelmeta().custom_metadata_map[METADATA])["weights_dtype"]
     params = {name: _stored(values, dtype).astype(np.float32) for name, values in weights.params.items()}
     return largest_differences(
-        weights.spec, params, lambda inputs: dict(zip(names, session.run(names, inputs), strict=True)), shapes
+        weights.spec,
+        params,
+        lambda inputs: dict(zip(names, session.run(names, inputs), strict=True)),
+        sample_inputs(weights.spec, shapes),
     )
 
 
@@ -120,7 +134,7 @@ def _model(spec: ModelSpec, graph: Graph, outputs: list[str], tensors: list[Any]
     return model
 
 
-def _notes(weights: Weights, graph: Graph, external: bool, dtype: str) -> list[str]:
+def _notes(weights: ModelBundle, graph: Graph, external: bool, dtype: str) -> list[str]:
     unused = sorted({name.split("/")[0] for name in weights.params if name not in graph.weights})
     notes = [f"{part}: left out, no output of the ONNX file uses it" for part in unused]
     if external:

@@ -10,11 +10,21 @@ from typing import Any
 import numpy as np
 
 from bert_jax.config import ModelSpec
+from bert_jax.config.switches import ANY, SIZES, Supported
 from bert_jax.interop.programs.serving import FIELDS, output_names
 from bert_jax.model.attention import MASKED_SCORE
 from bert_jax.model.layers import sinusoidal_positions
 
 FLOAT, INT64 = 1, 7  # onnx.TensorProto.DataType
+
+
+SUPPORTED: Supported = SIZES | {
+    "position_offset": ANY,
+    "activation": ("gelu", "gelu_tanh", "gelu_sigmoid", "relu"),
+    "norm_position": ("post", "pre"),
+    "norm_epsilon": ANY,
+    "position_embeddings": ("learned", "sinusoidal"),
+}
 
 
 class Graph:

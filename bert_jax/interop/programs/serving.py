@@ -1,8 +1,8 @@
-"""What a model offers once exported as a program: input and output names, and the function to compare with."""
+"""Interface of an exported program: names of inputs and outputs, and the function to compare with."""
 
 import functools
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ import numpy as np
 from flax import traverse_util
 
 from bert_jax.config import ExecutionConfig, ModelSpec
-from bert_jax.interop.exchange import Weights, parameter_shapes
+from bert_jax.interop.exchange import ModelBundle, parameter_shapes
 from bert_jax.interop.hf.config_json import CONFIG_FILE, hf_config
 from bert_jax.model import BertModel, BertOutput
 
@@ -56,9 +56,9 @@ def output_names(spec: ModelSpec) -> dict[str, str]:
     return {field: field for field in fields}
 
 
-def write_companions(folder: Path, weights: Weights, dtype: str) -> list[str]:
-    """Write what a program's user needs beside it: the tokenizer's files and, where a transformers class has this
-    model's heads, its config.json. Returns what has to be said."""
+def write_companions(folder: Path, weights: ModelBundle, dtype: str) -> list[str]:
+    """Write the files that belong to a program: those of the tokenizer and, where a transformers class has this
+    model's heads, its config.json. Returns notes."""
     notes = []
     try:
         config = hf_config(weights.spec, dtype)
@@ -149,22 +149,24 @@ def largest_differences(
     spec: ModelSpec,
     params: Mapping[str, np.ndarray],
     program: Callable[[dict[str, np.ndarray]], Mapping[str, np.ndarray]],
-    shapes: tuple[tuple[int, int], ...] = (),
+    batches: Iterable[dict[str, np.ndarray]],
     *,
+    names: Sequence[str] | None = None,
     compiled: bool = False,
 ) -> dict[str, float]:
-    """Largest absolute difference of every output of ``program`` from :func:`forward` over sample inputs.
+    """Return the largest absolute difference of each output of ``program`` from :func:`forward` over ``batches``;
+    infinite where shapes differ or a value is not finite.
 
-    ``compiled`` runs forward as one program of the same compiler (rounding then differs least), else operation by
-    operation, which needs no compilation per shape.
-    Infinite where shapes differ or a value is not finite. Raises ``ValueError`` when output names differ.
+    ``names`` are the outputs that the program gives, all by default. ``compiled`` runs forward as one program of
+    the same compiler (rounding then differs least), else operation by operation, which needs no compilation per
+    shape. Raises ``ValueError`` if output names differ.
     """
     reference: Callable[..., dict[str, jax.Array]] = functools.partial(forward, spec)
     if compiled:
         reference = jax.jit(reference)
-    worst = dict.fromkeys(output_names(spec), 0.0)
+    worst = dict.fromkeys(output_names(spec) if names is None else names, 0.0)
     on_device = {name: jnp.asarray(values, jnp.float32) for name, values in params.items()}
-    for inputs in sample_inputs(spec, shapes):
+    for inputs in batches:
         expected = reference(on_device, *(jnp.asarray(inputs[name], jnp.int32) for name in INPUTS))
         given = program(inputs)
         if list(given) != list(worst):

@@ -1,4 +1,4 @@
-"""Weights out as a StableHLO program: one file that XLA runs on cpu, cuda and tpu, its weights beside it.
+"""Writer of StableHLO programs: one file that XLA runs on cpu, cuda and tpu, its weights beside it.
 
 ``program.bin`` is what ``jax.export.deserialize`` reads, ``program.mlir`` the same program as text,
 ``weights.safetensors`` its weights by canonical name, ``signature.json`` the order and types of everything.
@@ -9,7 +9,7 @@ import dataclasses
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import jax
 import jax.export
@@ -18,13 +18,15 @@ import numpy as np
 from safetensors.numpy import load_file
 
 from bert_jax.config import ModelSpec
-from bert_jax.interop.exchange import Weights, check_shapes, parameter_shapes
+from bert_jax.config.switches import EVERY_FIELD, check_fields
+from bert_jax.interop.exchange import ModelBundle, StoredDtype, check_shapes, parameter_shapes
 from bert_jax.interop.hf.write import write_safetensors
 from bert_jax.interop.programs.serving import (
     INPUTS,
     forward,
     largest_differences,
     output_names,
+    sample_inputs,
     symbolic_sizes,
     write_companions,
 )
@@ -34,15 +36,14 @@ PROGRAM, TEXT, WEIGHTS, SIGNATURE = "program.bin", "program.mlir", "weights.safe
 PLATFORMS = ("cpu", "cuda", "tpu")
 
 
-def write_stablehlo(
-    folder: Path, weights: Weights, *, dtype: Literal["float32", "bfloat16"] = "float32"
-) -> list[str]:
+def write_stablehlo(folder: Path, weights: ModelBundle, *, dtype: StoredDtype = "float32") -> list[str]:
     """Write program, text, weights, signature, config.json and tokenizer files into ``folder``; returns notes.
 
     The program is called with (weights by name, input_ids, attention_mask, token_type_ids), the inputs
     int32[batch, sequence] of any batch and any length up to the model's; it gives float32 outputs by the names
     of ``serving.output_names``. With bfloat16 the weights are stored and passed so; arithmetic is float32.
     """
+    check_fields(weights.spec.model, EVERY_FIELD, "stablehlo")
     check_shapes(weights.spec, weights.params, folder)
     exported = _export(weights.spec, jnp.dtype(dtype))
     (folder / PROGRAM).write_bytes(exported.serialize())
@@ -55,7 +56,7 @@ def write_stablehlo(
 
 
 def check_stablehlo(
-    folder: Path, weights: Weights, shapes: tuple[tuple[int, int], ...] = ()
+    folder: Path, weights: ModelBundle, shapes: tuple[tuple[int, int], ...] = ()
 ) -> dict[str, float] | None:
     """Run the program that :func:`write_stablehlo` wrote, on this machine, with the weights beside it: the
     largest difference of every output from the model itself (with the weights as stored)."""
@@ -69,7 +70,7 @@ def check_stablehlo(
         outputs = program.call(on_device, *(jnp.asarray(inputs[name], jnp.int32) for name in INPUTS))
         return {name: np.asarray(outputs[name]) for name in sorted(outputs, key=names.index)}
 
-    return largest_differences(weights.spec, rounded, run, shapes, compiled=True)
+    return largest_differences(weights.spec, rounded, run, sample_inputs(weights.spec, shapes), compiled=True)
 
 
 def _export(spec: ModelSpec, dtype: Any) -> Any:
@@ -108,7 +109,7 @@ def _notes(spec: ModelSpec, dtype: str) -> list[str]:
 
 
 def _signature(spec: ModelSpec, exported: Any) -> dict[str, Any]:
-    """What a consumer has to know, JSON-able: versions, free sizes, arguments and outputs in program order."""
+    """JSON-able description for consumers: versions, free sizes, arguments and outputs in program order."""
     (arguments, _), outputs = (
         jax.tree.unflatten(tree, values)
         for tree, values in ((exported.in_tree, exported.in_avals), (exported.out_tree, exported.out_avals))

@@ -1,7 +1,7 @@
 """Tokenizer files of Hugging Face folders, in and out.
 
-In: which vocabulary, which rules, who decides where files differ. Out: files of which ``AutoTokenizer`` makes the
-tokenizer that the model was trained with, and where it does not.
+Reading chooses vocabulary and rules, also where files differ. Writing makes files from which ``AutoTokenizer``
+builds the tokenizer that the model was trained with, and notes where the two differ.
 """
 
 import dataclasses
@@ -47,7 +47,7 @@ _RULES = (
 def read_tokenizer_files(
     folder: Path, options: ReadOptions
 ) -> tuple[TokenizerConfig | None, bytes | None, tuple[str, ...]]:
-    """What a folder's tokenizer files say: settings, the content of the one file kept, notes.
+    """Read a folder's tokenizer files: settings, the content of the one file kept, notes.
 
     Nothing but the size of a file is looked at before it is known to be small enough to parse.
     ``tokenizer.model`` goes before ``tokenizer.json``, ``vocab.txt`` (kept byte for byte) gives the pieces where it
@@ -289,7 +289,7 @@ class _Files:
         return TokenizerConfig(file="vocab.txt", **chosen)
 
     def normalizer(self, state: Mapping[str, Any] | None, said: Mapping[str, Any]) -> dict[str, Any]:
-        """What the normalizer of ``tokenizer.json`` says of the rules; ``ValueError`` where it is not BERT's."""
+        """Rules of the normalizer of ``tokenizer.json``; ``ValueError`` if it is not BERT's."""
         if state is None:
             return {}
         normalizer, splits = part_of(state, "normalizer"), part_of(state, "pre_tokenizer")
@@ -322,7 +322,7 @@ class _Files:
 
 
 def _is_ours(rules: Mapping[str, Any], said: Mapping[str, Any]) -> bool:
-    """Whether the rules are those that this library writes for the settings in tokenizer_config.json."""
+    """Return True if this library writes these rules for the settings in tokenizer_config.json."""
     if not {"lower_case", "split_cjk"} <= set(said) or not all(
         value in (True, False, None) for value in said.values()
     ):

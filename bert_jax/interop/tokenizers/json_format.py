@@ -27,7 +27,7 @@ Json = dict[str, Any]
 
 
 def _characters(accepts: Callable[[str], bool]) -> str:
-    """What stands between [ and ] of a regular expression for all characters that ``accepts`` takes."""
+    """Content of [ ] in a regular expression for all characters that ``accepts`` takes."""
     parts: list[str] = []
     start: int | None = None
     for point in range(sys.maxunicode + 2):
@@ -55,7 +55,7 @@ def _classes() -> Mapping[str, str]:
 
 
 def _ends_word(text: str) -> bool:
-    """Whether the capital sigma at the end of ``text`` becomes a final one."""
+    """Return True if the capital sigma at the end of ``text`` becomes a final one."""
     return text.lower()[-1] == "\u03c2"
 
 
@@ -94,7 +94,7 @@ def _special(piece: str, number: int) -> Json:
 
 
 def _frame(ids: Mapping[str, int]) -> Json:
-    """What every tokenizer with BERT's special pieces has: they are cut out of a text; inputs as BERT's."""
+    """Common part of tokenizers with BERT's special pieces: they are cut out of a text; inputs as BERT's."""
 
     def token(piece: str, kind: int) -> Json:
         return {"SpecialToken": {"id": piece, "type_id": kind}}

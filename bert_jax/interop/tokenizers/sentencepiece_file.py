@@ -1,4 +1,4 @@
-"""What a SentencePiece model file says: pieces and normalization, of which the library gives only the former.
+"""Content of a SentencePiece model file: pieces and normalization, of which the library gives only the former.
 
 The generated classes that come with the library demand the protobuf release that they were made with, which another
 package may forbid; the few fields needed are read by themselves (sentencepiece_model.proto).

@@ -1,4 +1,4 @@
-"""Proof that a checkpoint is what was saved: checksums of its files and a digest of its values.
+"""Proof that a checkpoint holds the saved values: checksums of its files and a digest of the values.
 
 A flipped bit in a payload file restores silently wrong, so a checkpoint carries (1) size and crc32c of every
 file, itself checksummed, written after the commit, and (2) a digest of path, shape, dtype and bits of every
@@ -17,7 +17,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
-from bert_jax.io.storage import Location, write_whole
+from bert_jax.io.files import write_whole
+from bert_jax.io.storage import Location
 from bert_jax.model.canonical import STACKED, VOCABULARY_ROWS, path_name
 
 CHECKSUM_FILE = "checksums.json"
@@ -25,7 +26,7 @@ _LEAVES_AT_ONCE = 48
 
 
 def _mix(x: jax.Array) -> jax.Array:
-    """A bijection of uint32 that spreads every bit (the finaliser of MurmurHash3)."""
+    """A bijection of uint32 that spreads every bit (the finalizer of MurmurHash3)."""
     x = (x ^ (x >> 16)) * jnp.uint32(0x85EBCA6B)
     x = (x ^ (x >> 13)) * jnp.uint32(0xC2B2AE35)
     return x ^ (x >> 16)
@@ -57,8 +58,15 @@ def tree_digest(tree: Any, vocab_size: int) -> str:
 
 
 def lines_digest(lines: list[str]) -> str:
-    """sha256 over sorted :func:`digest_lines`, which may come from several trees that make one."""
+    """sha256 over sorted :func:`digest_lines`, which may come from several trees."""
     return hashlib.sha256("\n".join(sorted(lines)).encode()).hexdigest()
+
+
+def part_digests(lines: list[str]) -> dict[str, str]:
+    """Digests of the parameters alone (``params``) and of their moving average (``ema``), where the lines of a
+    state have them."""
+    parts = {part: [line for line in lines if line.startswith(f"{part}/")] for part in ("params", "ema")}
+    return {part: lines_digest(own) for part, own in parts.items() if own}
 
 
 def digest_lines(tree: Any, vocab_size: int) -> list[str]:
@@ -67,8 +75,8 @@ def digest_lines(tree: Any, vocab_size: int) -> list[str]:
 
 
 def start_digest(tree: Any, vocab_size: int) -> Callable[[], list[str]]:
-    """Start to compute the digests of ``tree``, whose buffers may be donated afterwards; what is returned waits for
-    them, in any thread, and gives :func:`digest_lines`."""
+    """Start to compute the digests of ``tree``, whose buffers may be donated afterwards. The returned function
+    waits for them, in any thread, and returns :func:`digest_lines`."""
     pending = []
     for kind, leaves in _alike(tree, vocab_size):
         digests = _digest_program(kind, len(leaves))([leaf for _, leaf in leaves])
@@ -89,13 +97,13 @@ def start_digest(tree: Any, vocab_size: int) -> Callable[[], list[str]]:
 
 
 def compile_digest(tree: Any, vocab_size: int) -> None:
-    """Compile what :func:`start_digest` runs for arrays like those of ``tree`` (shapes, dtypes, shardings)."""
+    """Compile the programs of :func:`start_digest` for arrays of the shapes, dtypes and shardings of ``tree``."""
     for kind, leaves in _alike(tree, vocab_size):
         _digest_program(kind, len(leaves))
 
 
 class _Kind(NamedTuple):
-    """What a program that digests a leaf depends on. ``rows``: where padding follows, how many rows are real."""
+    """Key of a program that digests a leaf. ``rows``: number of rows before padding, None without padding."""
 
     shape: tuple[int, ...]
     dtype: np.dtype
@@ -105,7 +113,7 @@ class _Kind(NamedTuple):
 
 
 def _alike(tree: Any, vocab_size: int) -> Iterator[tuple[_Kind, list[tuple[str, Any]]]]:
-    """Leaves of one kind, with their names, a few dozen at a time: a device queues few programs, and whoever
+    """Leaves of one kind, with their names, a few dozen at a time: a device queues few programs, and the call that
     dispatches more of them waits."""
     kinds: dict[_Kind, list[tuple[str, Any]]] = {}
     for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
@@ -167,9 +175,9 @@ def write_checksums(folder: Location) -> None:
 
 
 def check_files(folder: Location, share: tuple[int, int] = (0, 1)) -> str | None:
-    """What is wrong with the files of a checkpoint, or ``None``. Without a checksum file (a kill between the
-    commit and its writing) nothing is said: the digest decides. ``share`` (i, n) looks at every n-th file from the
-    i-th on, for n processes that look together."""
+    """Return the first fault of the files of a checkpoint, or ``None``. Without a checksum file (a kill between the
+    commit and its writing) the digest alone decides. ``share`` (i, n) checks every n-th file from the i-th on, for
+    n processes that check together."""
     path = folder / CHECKSUM_FILE
     if not path.exists():
         return None

@@ -2,7 +2,7 @@
 
 Layout: ``WORKDIR/checkpoints/STEP/{state, meta, checksums.json}``. The tree on disk has the running layout
 (stacked or not, padded or not), which ``meta`` names; restoring converts. A checkpoint that fails a check is
-moved to ``WORKDIR/damaged_checkpoints`` (renamed, never deleted) and the one before it is used.
+quarantined in ``WORKDIR/damaged_checkpoints`` (renamed, never deleted) and the one before it is used.
 """
 
 import dataclasses
@@ -17,8 +17,15 @@ from etils import epath
 from jax.sharding import Mesh
 
 from bert_jax.config import PretrainConfig, RunConfig, differences, from_dict
-from bert_jax.io.object_paths import StorageUnavailable
-from bert_jax.io.storage import Location, ObjectPath, StorageError, is_transient, lacks_permission
+from bert_jax.io.errors import first_line
+from bert_jax.io.storage import (
+    Location,
+    ObjectPath,
+    StorageError,
+    StorageUnavailable,
+    is_transient,
+    lacks_permission,
+)
 from bert_jax.model import BertForPretraining, BertModel, from_canonical, to_canonical
 from bert_jax.model.canonical import clear_padding, path_name
 from bert_jax.optim import make_optimizer
@@ -30,9 +37,9 @@ FORMAT = 1
 META_FILE = "metadata"
 # Written last by Orbax where a folder cannot be renamed.
 COMMIT_FILE = "commit_success.txt"
-# Folders of a workdir for checkpoints that are not used any more, but not deleted either.
-DAMAGED, ROLLED_BACK = ASIDE = ("damaged_checkpoints", "rolled_back_checkpoints")
-# Seconds for which processes wait for each other's look at a checkpoint.
+# Folders of a workdir for checkpoints that are out of use, but not deleted.
+DAMAGED, ROLLED_BACK = QUARANTINE_FOLDERS = ("damaged_checkpoints", "rolled_back_checkpoints")
+# Seconds for which processes wait for each other's check of a checkpoint.
 AGREEMENT_SECONDS = 900.0
 
 
@@ -51,7 +58,7 @@ class Restored:
 
 
 def checkpoint_folder(workdir: Location) -> Location:
-    """Where the checkpoints of a run lie."""
+    """Return the folder of a run's checkpoints."""
     return workdir.absolute() / "checkpoints"
 
 
@@ -62,8 +69,8 @@ def saved_steps(workdir: Location) -> list[int]:
         return []
     steps = sorted(int(path.name) for path in folder.iterdir() if path.name.isdigit() and path.is_dir())
     if isinstance(folder, ObjectPath):
-        # A store cannot rename a folder: what is complete, and what is set aside, is told by an object.
-        aside = {mark.name for where in ASIDE for mark in _marks(workdir / where)}
+        # A store cannot rename a folder: an object marks a complete checkpoint, and one that is set aside.
+        aside = {mark.name for where in QUARANTINE_FOLDERS for mark in _marks(workdir / where)}
         steps = [s for s in steps if str(s) not in aside and (folder / str(s) / COMMIT_FILE).is_file()]
     return steps
 
@@ -100,12 +107,12 @@ def restore_newest(
     Returns ``None`` when there is no checkpoint at all. Raises ``ValueError`` when it was saved with another
     ``model`` section (options in ``may_change`` aside) or another optimizer. A bad one is moved aside
     (with ``read_only``: left where it is), reported, and the one before it tried; when all are bad, raises
-    :class:`NoCheckpoint`. With several processes all call it and use the same one: what is bad in the eyes of one
-    is bad for all, before anything is restored together.
+    :class:`NoCheckpoint`. With several processes all call it and use the same one: a checkpoint that one process
+    rejects is rejected by all, before anything is restored together.
     """
     if not read_only and hosts.is_lead() and isinstance(workdir, ObjectPath):
         _finish_moves(workdir)
-    steps = json.loads(hosts.gather("checkpoints", json.dumps(saved_steps(workdir)), AGREEMENT_SECONDS)[0])
+    steps = json.loads(hosts.all_gather_text("checkpoints", json.dumps(saved_steps(workdir)), AGREEMENT_SECONDS)[0])
     bad: list[str] = []
     for step in reversed(steps):
         found = _verified(workdir, step, config, mesh, model, may_change)
@@ -118,32 +125,38 @@ def restore_newest(
             if hosts.is_lead():
                 where = f"; moved to {_move_aside(workdir, step, DAMAGED)}"
         report(f"WARNING: checkpoint {step} is damaged ({found}){where}")
-    aside = workdir.absolute() / DAMAGED
-    if bad or (aside.is_dir() and any(aside.iterdir())):
+    raise_if_damaged(workdir, bad)
+    return None
+
+
+def raise_if_damaged(workdir: Location, bad: list[str]) -> None:
+    """Raise :class:`NoCheckpoint` when a run without a sound checkpoint has or had damaged ones: it must not look
+    like one that never began."""
+    quarantine = workdir.absolute() / DAMAGED
+    if bad or (quarantine.is_dir() and any(quarantine.iterdir())):
         raise NoCheckpoint(
-            f"{workdir}: all checkpoints are damaged ({'; '.join(bad) or f'they lie in {aside}'}); "
+            f"{workdir}: all checkpoints are damaged ({'; '.join(bad) or f'they lie in {quarantine}'}); "
             "restore one from a copy, or give another --workdir to start anew"
         )
-    return None
 
 
 def _verified(
     workdir: Location, step: int, config: RunConfig, mesh: Mesh, model: BertModel | None, may_change: set[str]
 ) -> Restored | str:
-    """The checkpoint of ``step``, or what is wrong with it: what the first process that finds something says."""
+    """The checkpoint of ``step``, or its fault as the first process that finds one reports it."""
     folder = checkpoint_folder(workdir) / str(step)
     share = hosts.index(), hosts.count()
-    problem = _agreed(f"files of {step}", _problem_of(lambda: check_files(folder, share)))
+    problem = _agreed(f"files of {step}", problem_of(lambda: check_files(folder, share)))
     if problem is not None:
         return problem
     parts: dict[str, Any] = {}
 
     def read() -> None:
         parts["meta"] = read_meta(folder)
-        parts["config"] = _fitting_config(folder, step, parts["meta"], config, may_change)
+        parts["config"] = fitting_config(folder, step, parts["meta"], config, may_change)
         parts["state"] = _read_state(folder, parts["config"], mesh, model)
 
-    problem = _agreed(f"contents of {step}", _problem_of(read))
+    problem = _agreed(f"contents of {step}", problem_of(read))
     if problem is not None:
         return problem
     meta, stored, state = parts["meta"], parts["config"], parts["state"]
@@ -152,7 +165,7 @@ def _verified(
         same = tree_digest(state, stored.model.vocab_size) == meta["digest"]
         return None if same else "its values differ from their digest"
 
-    problem = _agreed(f"values of {step}", _problem_of(check_digest))
+    problem = _agreed(f"values of {step}", problem_of(check_digest))
     if problem is not None:
         return problem
     # The digest is of canonical values: padded rows are not among them.
@@ -160,16 +173,16 @@ def _verified(
     return Restored(step, _adapt(state, stored, config, mesh, model), meta, stored)
 
 
-def _problem_of(look: Callable[[], str | None]) -> str | None:
-    """What ``look`` finds wrong, or fails with when that is the checkpoint's fault."""
+def problem_of(look: Callable[[], str | None]) -> str | None:
+    """Return the fault that ``look`` returns, or its error when that is the checkpoint's fault."""
     try:
         return look()
-    except (_Unfit, PermissionError, StorageError):
+    except (Unfit, PermissionError, StorageError):
         raise
     except Exception as error:  # Orbax and tensorstore raise six types, bare Exception among them.
         if _is_shortage(error):
             raise  # the machine's fault, not the checkpoint's: nothing is moved
-        problem = str(error).strip().partition("\n")[0][:200] or type(error).__name__
+        problem = first_line(error)
         if is_transient(error):
             raise StorageUnavailable(f"a checkpoint cannot be read: {problem}; run again") from None
         if lacks_permission(error):
@@ -179,7 +192,7 @@ def _problem_of(look: Callable[[], str | None]) -> str | None:
 
 def _agreed(what: str, problem: str | None) -> str | None:
     """The first problem that any process has."""
-    found = hosts.gather(what, problem or "", AGREEMENT_SECONDS)
+    found = hosts.all_gather_text(what, problem or "", AGREEMENT_SECONDS)
     worst = next(((i, text) for i, text in enumerate(found) if text), None)
     if worst is None or len(found) == 1:
         return problem
@@ -187,7 +200,7 @@ def _agreed(what: str, problem: str | None) -> str | None:
 
 
 def _is_shortage(error: Exception) -> bool:
-    """Did the machine run out of something (device memory, file handles) rather than find damage?"""
+    """Return True if the machine ran out of a resource (device memory, file handles)."""
     shortage = isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EIO)
     return shortage or isinstance(error, MemoryError) or "RESOURCE_EXHAUSTED" in str(error)
 
@@ -204,7 +217,7 @@ def set_aside(workdir: Location, first_step: int) -> None:
 
 def _move_aside(workdir: Location, step: int, where: str) -> Location:
     if isinstance(workdir, ObjectPath):
-        # An object that marks it comes first: killed between two files, nobody takes what is left for whole.
+        # The object that marks it comes first: after a kill between two files the rest does not count as whole.
         (workdir / where / str(step)).touch()
         return _finish_move(workdir, step, where)
     folder = workdir.absolute() / where
@@ -215,8 +228,8 @@ def _move_aside(workdir: Location, step: int, where: str) -> Location:
 
 
 def _finish_moves(workdir: ObjectPath) -> None:
-    """Finish what an earlier start began to move."""
-    for where in ASIDE:
+    """Finish moves that an earlier start began."""
+    for where in QUARANTINE_FOLDERS:
         for mark in _marks(workdir / where):
             _finish_move(workdir, int(mark.name), where)
 
@@ -224,13 +237,13 @@ def _finish_moves(workdir: ObjectPath) -> None:
 def _finish_move(workdir: ObjectPath, step: int, where: str) -> ObjectPath:
     source, target = checkpoint_folder(workdir) / str(step), _unused(workdir / where, f"step_{step}")
     for path in source.rglob("*"):
-        path.move(target / path.relative_to(source))
+        path.replace(target / path.relative_to(source))
     (workdir / where / str(step)).unlink()
     return target
 
 
 def _unused(folder: Location, name: str) -> Location:
-    """``folder / name``, numbered when that is there already."""
+    """``folder / name``, numbered when it exists already."""
     count, target = 1, folder / name
     while target.exists():
         count += 1
@@ -238,7 +251,7 @@ def _unused(folder: Location, name: str) -> Location:
     return target
 
 
-class _Unfit(ValueError):
+class Unfit(ValueError):
     """The checkpoint is sound but does not fit this config."""
 
 
@@ -251,27 +264,27 @@ def read_meta(folder: Location) -> dict[str, Any]:
     return unit
 
 
-def _fitting_config(
+def fitting_config(
     folder: Location, step: int, meta: Mapping[str, Any], config: RunConfig, may_change: set[str]
 ) -> Any:
-    """The stored config; :class:`_Unfit` when ``config`` cannot go on from it."""
+    """The stored config; :class:`Unfit` when ``config`` cannot go on from it."""
     if meta["step"] != step:
         raise ValueError(f"its JSON part belongs to step {meta['step']}")
-    # From here on the JSON part is proven sound: what it says is not damage.
+    # From here on the JSON part is proven sound: its content is not damage.
     try:
         stored_config: Any = from_dict(type(config), meta["config"])
     except ValueError as error:
-        raise _Unfit(f"{folder}: saved by a version with other options: {error}") from None
+        raise Unfit(f"{folder}: saved by a version with other options: {error}") from None
     if meta["format"] != FORMAT:
-        raise _Unfit(f"{folder}: checkpoint format {meta['format']}, this version reads {FORMAT}")
+        raise Unfit(f"{folder}: checkpoint format {meta['format']}, this version reads {FORMAT}")
     changed = [line for line in differences(stored_config, config) if line.startswith("model.")]
     changed = [line for line in changed if line.partition(":")[0] not in may_change]
-    old, new = stored_config.heads_key, config.heads_key
+    old, new = stored_config.parameter_layout, config.parameter_layout
     changed += [f"{name}: {old[name]} -> {value}" for name, value in new.items() if old[name] != value]
     if config.stores_start_params and not stored_config.stores_start_params:
         changed.append("it has no start parameters (regularization.mixout, optimizer.decay_to_start)")
     if changed:
-        raise _Unfit(
+        raise Unfit(
             f"{folder}: the checkpoint was saved with another model (saved -> now): {'; '.join(changed)}; "
             "use the saved values or another --workdir"
         )
@@ -279,7 +292,7 @@ def _fitting_config(
 
 
 def _read_state(folder: Location, stored: RunConfig, mesh: Mesh, model: BertModel | None) -> TrainState:
-    """The stored state, not verified; each process reads what its devices hold."""
+    """The stored state, not verified; each process reads the part of its devices."""
     stored_like = _abstract(stored, mesh, model)
     item = nested(stored_like)
     restore_args = ocp.checkpoint_utils.construct_restore_args(item)
@@ -332,4 +345,4 @@ def _adapt(
         )
         return convert(state)
     except ValueError as error:
-        raise _Unfit(f"the checkpoint does not fit the configured optimizer or heads: {error}") from None
+        raise Unfit(f"the checkpoint does not fit the configured optimizer or heads: {error}") from None

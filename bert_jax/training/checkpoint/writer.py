@@ -2,10 +2,8 @@
 
 import contextlib
 import dataclasses
-import functools
 import json
 import logging
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -15,13 +13,14 @@ import orbax.checkpoint as ocp
 from orbax.checkpoint import checkpoint_managers
 
 from bert_jax.config import RunConfig, to_dict
-from bert_jax.io.object_paths import StorageUnavailable
-from bert_jax.io.storage import Location, ObjectPath, StorageError, is_transient
+from bert_jax.io.errors import first_line
+from bert_jax.io.storage import Location, ObjectPath, StorageError, StorageUnavailable, is_transient
 from bert_jax.process import hosts
 from bert_jax.training.checkpoint.digest import (
     compile_digest,
     json_digest,
     lines_digest,
+    part_digests,
     start_digest,
     write_checksums,
 )
@@ -29,72 +28,84 @@ from bert_jax.training.checkpoint.restore import FORMAT, META_FILE, checkpoint_f
 from bert_jax.training.state import TrainState
 
 
-@functools.cache
-def _quiet_failed_saves() -> None:
-    """Keep a failed save to the one exception that :class:`CheckpointWriter` raises.
+class _NotOfOrbax(logging.Filter):
+    """Drops the tracebacks that Orbax logs of a failed save, one from each thread: :class:`CheckpointWriter` raises
+    the error (test_a_save_that_fails_on_one_process_ends_all)."""
 
-    Orbax also logs it with its traceback from each thread, asyncio logs the tasks that are left over, and
-    tensorstore prints a traceback for each write that comes back to the event loop closed meanwhile.
-    """
-    for name in ("absl", "asyncio"):
-        logging.getLogger(name).setLevel(logging.CRITICAL)
-    hook = sys.unraisablehook
-
-    def without_late_writes(unraisable: Any) -> None:
-        if unraisable.exc_type is not RuntimeError or str(unraisable.exc_value) != "Event loop is closed":
-            hook(unraisable)
-
-    sys.unraisablehook = without_late_writes
+    def filter(self, record: logging.LogRecord) -> bool:
+        return "orbax" not in record.pathname or record.levelno < logging.ERROR
 
 
-class _MetaHandler(ocp.AsyncCheckpointHandler):
-    """Writes the JSON part, which is complete only in the background: the commit waits for it."""
-
-    async def async_save(self, directory: Any, args: "_MetaSave") -> list[ocp.future.Future]:
-        return [ocp.future.CommitFutureAwaitingContractedSignals(self._write(directory, args.complete))]
-
-    async def _write(self, directory: Any, complete: Callable[[], dict[str, Any]]) -> None:
-        unit = complete()
-        if hosts.is_lead():
-            (directory / META_FILE).write_text(json.dumps(unit))
-
-    def save(self, directory: Any, args: "_MetaSave") -> None:
-        raise NotImplementedError("saves are asynchronous")
-
-    def restore(self, directory: Any, args: Any = None) -> None:
-        raise NotImplementedError("read_meta reads it")
-
-
-@ocp.args.register_with_handler(_MetaHandler, for_save=True, for_restore=True)
-@dataclasses.dataclass
-class _MetaSave(ocp.args.CheckpointArgs):
-    complete: Callable[[], dict[str, Any]]
+_quiet = _NotOfOrbax()
 
 
 @dataclasses.dataclass(frozen=True)
-class _Noted:
-    """A future of a save that says what it fails with at once."""
+class _Reported:
+    """A future of a save that reports its failure at once."""
 
     future: ocp.future.Future
-    note: Callable[[BaseException], None]
+    report: Callable[[BaseException], None]
 
     def result(self, timeout: float | None = None) -> Any:
         try:
             return self.future.result(timeout)
         except BaseException as error:
-            self.note(error)
+            self.report(error)
             raise
 
     def cancel(self) -> bool | None:
         return self.future.cancel()
 
 
+class _StateHandler(ocp.PyTreeCheckpointHandler):
+    """Writes the arrays. Uncompressed: floats shrink by a tenth, at several times the CPU time and a second copy of
+    the state."""
+
+    def __init__(self, report: Callable[[BaseException], None]) -> None:
+        super().__init__(use_compression=False)
+        self._report = report
+
+    async def async_save(self, *arguments: Any, **options: Any) -> list[ocp.future.Future]:
+        futures = await super().async_save(*arguments, **options)
+        return [_Reported(future, self._report) for future in futures or ()]
+
+
+class _MetaHandler(ocp.JsonCheckpointHandler):
+    """Writes the JSON part, which is a function: it is complete only in the background, and the commit waits."""
+
+    def __init__(self, report: Callable[[BaseException], None]) -> None:
+        super().__init__(META_FILE)
+        self._report = report
+
+    async def async_save(self, directory: Any, item: Any = None, args: Any = None) -> list[ocp.future.Future]:
+        future = ocp.future.CommitFutureAwaitingContractedSignals(self._write(directory, args.item))
+        return [_Reported(future, self._report)]
+
+    async def _write(self, directory: Any, complete: Callable[[], dict[str, Any]]) -> None:
+        unit = complete()
+        if hosts.is_lead():
+            (directory / META_FILE).write_text(json.dumps(unit))
+
+
+# Orbax chooses the handler of an item by the type of its arguments.
+@ocp.args.register_with_handler(_StateHandler, for_save=True, for_restore=True)
+@dataclasses.dataclass
+class _SaveState(ocp.args.PyTreeSave):
+    pass
+
+
+@ocp.args.register_with_handler(_MetaHandler, for_save=True, for_restore=True)
+@dataclasses.dataclass
+class _SaveMeta(ocp.args.JsonSave):
+    pass
+
+
 class CheckpointWriter:
     """Saves checkpoints of one run; made and called by every process of it. ``close()`` waits for the last save.
 
     ``like`` (arrays or their shapes, with shardings) lets the digest be compiled while the first steps run.
-    ``before_commit`` is called in the background, before a save becomes one: what must not be older than it goes
-    first. A save that fails raises from a later call, on the process on which it failed.
+    ``before_commit`` is called in the background, before a save is committed, to store files that must not be
+    older. A save that fails raises from a later call, on the process on which it failed.
     """
 
     def __init__(
@@ -104,7 +115,7 @@ class CheckpointWriter:
         like: TrainState | None = None,
         before_commit: Callable[[], None] = lambda: None,
     ) -> None:
-        _quiet_failed_saves()
+        logging.getLogger("absl").addFilter(_quiet)
         self.config, self._before_commit = config, before_commit
         self.folder = checkpoint_folder(workdir)
         training = config.training
@@ -117,11 +128,8 @@ class CheckpointWriter:
             enable_async_checkpointing=True,
             async_options=ocp.options.AsyncOptions(barrier_sync_fn=self._barrier if hosts.count() > 1 else None),
         )
-        # Uncompressed: floats shrink by a tenth, at several times the CPU time and a second copy of the state.
-        handlers = {"state": ocp.PyTreeCheckpointHandler(use_compression=False), "meta": _MetaHandler()}
         self._lost: BaseException | None = None  # several processes: why this one's part of a save failed
-        for handler in handlers.values() if hosts.count() > 1 else ():
-            handler.async_save = self._noting(handler.async_save)
+        handlers = {"state": _StateHandler(self._note), "meta": _MetaHandler(self._note)}
         self._manager = ocp.CheckpointManager(str(self.folder), options=options, item_handlers=handlers)
         self._compiler: threading.Thread | None = None
         if like is not None:
@@ -132,14 +140,9 @@ class CheckpointWriter:
         self._lister: threading.Thread | None = None
         self._failure: BaseException | None = None
 
-    def _noting(self, async_save: Callable[..., Any]) -> Callable[..., Any]:
-        def note(error: BaseException) -> None:
+    def _note(self, error: BaseException) -> None:
+        if hosts.count() > 1:
             self._lost = error
-
-        async def noted(*arguments: Any, **options: Any) -> list[_Noted]:
-            return [_Noted(future, note) for future in await async_save(*arguments, **options) or ()]
-
-        return noted
 
     def _barrier(self, *, key: str, timeout_ms: int) -> None:
         """Orbax's wait for the other processes; one whose part failed does not wait, but ends the run."""
@@ -154,7 +157,7 @@ class CheckpointWriter:
 
     def save(self, state: TrainState, meta: Mapping[str, Any]) -> None:
         """Start to save ``state`` and ``meta`` (JSON) under ``state.step``; returns once the values are safe from
-        being donated. Raises what an earlier save failed with."""
+        being donated. Raises the error of an earlier save."""
         self.wait()
         if self._compiler is not None:
             self._compiler.join()
@@ -165,14 +168,16 @@ class CheckpointWriter:
         digest = start_digest(state, self.config.model.vocab_size)
 
         def complete() -> dict[str, Any]:
-            unit["digest"] = lines_digest(digest())
+            lines = digest()
+            unit["digest"] = lines_digest(lines)
+            unit["digests"] = part_digests(lines)
             unit["json_digest"] = json_digest(unit)
             self._before_commit()
             return unit
 
         saved = self._manager.save(
             step,
-            args=ocp.args.Composite(state=ocp.args.PyTreeSave(nested(state)), meta=_MetaSave(complete)),
+            args=ocp.args.Composite(state=_SaveState(nested(state)), meta=_SaveMeta(complete)),
             force=True,
         )
         assert saved, f"checkpoint {step} was not taken"
@@ -196,15 +201,15 @@ class CheckpointWriter:
             self._failure = error
 
     def is_writing(self) -> bool:
-        """Whether a save is still being written; asked by other threads."""
+        """Return True while a save is being written; for other threads."""
         return self._unlisted is not None and self._manager.is_saving_in_progress()
 
     def is_saving(self) -> bool:
-        """Whether a save is still being written or listed."""
+        """Return True while a save is being written or listed."""
         return self._unlisted is not None or (self._lister is not None and self._lister.is_alive())
 
     def wait(self) -> None:
-        """Block until the save under way is committed and listed; raises what it failed with."""
+        """Block until the save under way is committed and listed; raise its error."""
         while hosts.count() > 1 and self._manager.is_saving_in_progress():
             self._raise_lost()  # Orbax would wait for processes that wait for this one
             time.sleep(0.01)
@@ -229,7 +234,7 @@ class CheckpointWriter:
 
     @contextlib.contextmanager
     def _one_line(self) -> Iterator[None]:
-        """What a save in an object store fails with, in whatever type, as ``StorageError``."""
+        """Turn any error of a save in an object store into ``StorageError``."""
         try:
             yield
         except StorageError:
@@ -237,6 +242,7 @@ class CheckpointWriter:
         except Exception as error:
             if not isinstance(self.folder, ObjectPath):
                 raise
-            text = str(error).strip().partition("\n")[0][:200] or type(error).__name__
             kind = StorageUnavailable if is_transient(error) else StorageError
-            raise kind(f"{self.folder}: a save failed: {text}; run the same command to go on") from None
+            raise kind(
+                f"{self.folder}: a save failed: {first_line(error)}; run the same command to go on"
+            ) from None

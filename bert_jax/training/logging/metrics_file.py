@@ -8,13 +8,12 @@ logged step exactly once, in order, however often and wherever the run was kille
 import json
 import math
 import socket
-import struct
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import google_crc32c
+from bert_jax.io.files import write_whole
 
 METRICS_FILE = "metrics.jsonl"
 TENSORBOARD_FOLDER = "tensorboard"
@@ -23,7 +22,7 @@ TIMING_KEYS = ("seconds_per_step", "tokens_per_second", "mfu", "data_wait_fracti
 
 
 def read_metrics(workdir: Path) -> list[dict[str, Any]]:
-    """Return all complete lines of WORKDIR/metrics.jsonl in order; empty without a file. Skips a torn line."""
+    """All readable lines of WORKDIR/metrics.jsonl, in order; empty when there is no file. Skips a torn line."""
     path = Path(workdir) / METRICS_FILE
     if not path.exists():
         return []
@@ -42,7 +41,7 @@ class MetricsWriter:
 
     def __init__(self, workdir: Path | str, start_step: int = 0, *, lead: bool = True):
         self._lead = lead
-        # Last step written, per split: what is on disk already is not written twice.
+        # Last step written, per split: no line is written twice.
         self._last_step: dict[str, int] = {}
         if not lead:
             return
@@ -56,7 +55,7 @@ class MetricsWriter:
         self._file = path.open("ab")
 
     def has(self, step: int, split: str = "train") -> bool:
-        """Return True if the line of ``step`` is on disk already."""
+        """Return True if the line of ``step`` (split train or eval) is on disk already."""
         return step <= self._last_step.get(split, -1)
 
     def write(self, step: int, metrics: Mapping[str, Any]) -> bool:
@@ -68,7 +67,7 @@ class MetricsWriter:
                 null. ``split: eval`` marks an evaluation.
 
         Returns:
-            False if the line was on disk before (a resumed run repeats an evaluation) and nothing was written.
+            False when the line was there before (a resumed run repeats an evaluation) and nothing was written.
         """
         if not self._lead:
             return False
@@ -79,12 +78,13 @@ class MetricsWriter:
         self._file.write(_encode(record))
         self._file.flush()
         self._events.write(record, time.time())
+        self._events.flush()
         self._last_step[_split(record)] = int(step)
         return True
 
     def close(self) -> None:
         """Close both files; may be called twice."""
-        if self._lead:
+        if self._lead and not self._file.closed:
             self._file.close()
             self._events.close()
 
@@ -114,14 +114,14 @@ def _complete_lines(content: bytes) -> Iterator[tuple[bytes, dict[str, Any]]]:
             continue
         try:
             record = json.loads(line)
-        except ValueError:  # torn or damaged: not distinguishable from a line that was never written
+        except ValueError:  # torn or damaged: cannot be told from a line that was never written
             continue
         if isinstance(record, dict) and isinstance(record.get("step"), int):
             yield line, record
 
 
 def _trim(path: Path, start_step: int) -> list[dict[str, Any]]:
-    """Drop lines after ``start_step``, torn lines and repeated steps from the file; returns what stays."""
+    """Drop lines after ``start_step``, torn lines and repeated steps from the file; return the rest."""
     if not path.exists():
         return []
     content = path.read_bytes()
@@ -133,9 +133,7 @@ def _trim(path: Path, start_step: int) -> list[dict[str, Any]]:
             kept.append((line, record))
     trimmed = b"".join(line for line, _ in kept)
     if trimmed != content:
-        temporary = path.with_name(path.name + ".tmp")
-        temporary.write_bytes(trimmed)
-        temporary.replace(path)
+        write_whole(path, trimmed)
     return [record for _, record in kept]
 
 
@@ -143,88 +141,75 @@ def _trim(path: Path, start_step: int) -> list[dict[str, Any]]:
 
 
 class _EventFile:
-    """One TensorBoard event file; written synchronously, so that a flushed event is on disk.
+    """The one TensorBoard event file of a folder; written synchronously, so that a flushed event is on disk.
 
-    Making one replaces all older event files of the folder by a file that holds ``records``.
+    A new one holds ``records`` and replaces all older files. ``SummaryWriter(purge_step=...)`` would keep them, and
+    with them the gap of an event that a kill tore off (test_torn_event_file_is_rebuilt).
     """
 
     def __init__(self, folder: Path, records: list[dict[str, Any]]):
-        from tensorboardX.proto import event_pb2  # 0.3 s, and only the lead process needs it
+        # 0.3 s, and only the lead process needs it
+        from tensorboardX.event_file_writer import EventsWriter
+        from tensorboardX.proto.event_pb2 import Event, SessionLog
 
-        self._proto = event_pb2
+        self._event = Event
         folder.mkdir(parents=True, exist_ok=True)
+        for unfinished in folder.glob("rebuilding.*"):
+            unfinished.unlink()
         old = sorted(folder.glob("events.out.tfevents.*"))
-        wall_times = _wall_times(old)
-        path = folder / _next_name(old)
-        temporary = folder / "rebuilding.tmp"
-        now = time.time()
-        with temporary.open("wb") as file:
-            self._file = file
-            self._append(event_pb2.Event(wall_time=now, file_version="brain.Event:2"))
-            # A START at step 0 makes a TensorBoard that is running forget what it read from the older files.
-            start = event_pb2.SessionLog(status=event_pb2.SessionLog.START)
-            self._append(event_pb2.Event(wall_time=now, step=0, session_log=start))
-            for record in records:
-                self.write(record, wall_times.get((_split(record), record["step"]), now))
+        wall_times, now = _wall_times(old), time.time()
+        self._writer = EventsWriter(str(folder / "rebuilding"))
+        # A START at step 0 makes a TensorBoard that is running forget the events of the older files.
+        self._writer.write_event(Event(wall_time=now, step=0, session_log=SessionLog(status=SessionLog.START)))
+        for record in records:
+            self.write(record, wall_times.get((_split(record), record["step"]), now))
+        self._writer.flush()
         # Old files go first: killed in between, the next start rebuilds; the other order could leave steps twice.
-        for other in old:
-            other.unlink()
-        temporary.rename(path)
-        self._file = path.open("ab")
+        for path in old:
+            path.unlink()
+        (new,) = folder.glob("rebuilding.*")
+        # TensorBoard reads files in the order of their names.
+        seconds = [int(path.name.split(".")[3]) + 1 for path in old if path.name.split(".")[3].isdigit()]
+        new.rename(folder / f"events.out.tfevents.{max([int(now), *seconds])}.{socket.gethostname()}")
 
     def write(self, record: Mapping[str, Any], wall_time: float) -> None:
-        """Append the numbers of one line as scalars train/NAME or eval/NAME and flush."""
-        event = self._proto.Event(wall_time=wall_time, step=record["step"])
+        """Append the numbers of one line as scalars train/NAME or eval/NAME."""
+        event = self._event(wall_time=wall_time, step=record["step"])
         for name, value in record.items():
             if name not in ("step", "split") and isinstance(value, int | float):
                 event.summary.value.add(tag=f"{_split(record)}/{name}", simple_value=value)
-        self._append(event)
-        self._file.flush()
+        self._writer.write_event(event)
+
+    def flush(self) -> None:
+        self._writer.flush()
 
     def close(self) -> None:
-        self._file.close()
-
-    def _append(self, event: Any) -> None:
-        payload = event.SerializeToString()
-        header = struct.pack("<Q", len(payload))
-        checksums = [struct.pack("<I", _masked_crc(part)) for part in (header, payload)]
-        self._file.write(header + checksums[0] + payload + checksums[1])
-
-
-def _masked_crc(data: bytes) -> int:
-    """The checksum of the TFRecord framing: crc32c rotated by 15 bits plus a constant."""
-    crc = google_crc32c.value(data)
-    return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
-
-
-def _next_name(old: list[Path]) -> str:
-    """A name that sorts after the old ones: TensorBoard reads files in the order of their names."""
-    seconds = [int(path.name.split(".")[3]) for path in old if path.name.split(".")[3].isdigit()]
-    return f"events.out.tfevents.{max([int(time.time()), *(s + 1 for s in seconds)])}.{socket.gethostname()}"
+        self._writer.close()
 
 
 def read_events(path: Path) -> Iterator[Any]:
     """The events (tensorboardX protos) of one file, up to a torn or damaged record."""
-    from tensorboardX.proto import event_pb2
+    from google.protobuf.message import DecodeError
+    from tensorboardX.proto.event_pb2 import Event
 
-    content = path.read_bytes()
-    offset = 0
+    content, offset = path.read_bytes(), 0
+    # A record is a length of 8 bytes, its checksum, the event and its checksum.
     while offset + 12 <= len(content):
-        header = content[offset : offset + 8]
-        (length,) = struct.unpack("<Q", header)
-        payload = content[offset + 12 : offset + 12 + length]
-        footer = content[offset + 12 + length : offset + 16 + length]
-        if len(footer) < 4 or footer != struct.pack("<I", _masked_crc(payload)):
+        end = offset + 12 + int.from_bytes(content[offset : offset + 8], "little")
+        if end + 4 > len(content):
             return
-        yield event_pb2.Event.FromString(payload)
-        offset += 16 + length
+        try:
+            yield Event.FromString(content[offset + 12 : end])
+        except DecodeError:
+            return
+        offset = end + 4
 
 
 def _wall_times(paths: list[Path]) -> dict[tuple[str, int], float]:
     """When each (split, step) was first written, so that rebuilt events keep their place on the time axis."""
-    times: dict[tuple[str, int], float] = {}
-    for path in paths:
-        for event in read_events(path):
-            if event.summary.value:
-                times[event.summary.value[0].tag.split("/")[0], event.step] = event.wall_time
-    return times
+    return {
+        (event.summary.value[0].tag.split("/")[0], event.step): event.wall_time
+        for path in paths
+        for event in read_events(path)
+        if event.summary.value
+    }

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from bert_jax.io.files import write_whole
 from bert_jax.objectives.display import RUN_TILES, Display
 from bert_jax.training.logging.curves import draw_curves
 from bert_jax.training.logging.metrics_file import read_metrics
@@ -37,7 +38,7 @@ def write_report(workdir: Path | str, display: Display, data: Mapping[str, Any] 
     workdir = Path(workdir)
     data_path = workdir / DATA_FILE
     if data is not None:
-        _replace(data_path, json.dumps(data, indent=1, ensure_ascii=False).encode())
+        write_whole(data_path, json.dumps(data, indent=1, ensure_ascii=False))
     elif data_path.exists():
         data = json.loads(data_path.read_text(encoding="utf-8"))
     data = data or {}
@@ -47,16 +48,10 @@ def write_report(workdir: Path | str, display: Display, data: Mapping[str, Any] 
 
     title = data.get("title", workdir.resolve().name)
     image, svg = draw_curves(records, data, display.panels, title)
-    _replace(workdir / IMAGE_FILE, image)
+    write_whole(workdir / IMAGE_FILE, image)
     page = _page(title, display, data, records, svg, config)
-    _replace(workdir / HTML_FILE, page.encode())
+    write_whole(workdir / HTML_FILE, page)
     return workdir / HTML_FILE
-
-
-def _replace(path: Path, content: bytes) -> None:
-    temporary = path.with_name(path.name + ".tmp")
-    temporary.write_bytes(content)
-    temporary.replace(path)
 
 
 # Page -----------------------------------------------------------------------------------------------------------

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from warm_start_source import PIECES, SPECIALS, byte_bpe, tokenizer, write_words
+from warm_start_source import PIECES, byte_bpe, tokenizer, write_words
 
 from bert_jax.interop.vocabulary_extension import (
     compare,
@@ -12,7 +12,7 @@ from bert_jax.interop.vocabulary_extension import (
     require_wordpiece,
     with_words,
 )
-from bert_jax.tokenization import ByteBPETokenizer, WordPieceTokenizer
+from bert_jax.tokenization import SPECIAL_PIECES, ByteBPETokenizer, WordPieceTokenizer
 
 # ------------------------------------------------------------------ words
 
@@ -74,7 +74,7 @@ def test_words_at_the_end_keep_every_id_and_are_found():
 
 def test_words_in_slots_take_the_first_ones_and_the_size_stays():
     extension = with_words(tokenizer(), ["covid"], in_slots=True)
-    assert list(extension.pieces) == [*SPECIALS, "covid", *PIECES[6:]]
+    assert list(extension.pieces) == [*SPECIAL_PIECES, "covid", *PIECES[6:]]
     assert extension.made_of == {5: (7, 8)}
     with pytest.raises(ValueError, match=r"3 words to add, but the vocabulary has 2 \[unusedN\] pieces"):
         with_words(tokenizer(), ["covid", "cats", "resume"], in_slots=True)
@@ -82,7 +82,7 @@ def test_words_in_slots_take_the_first_ones_and_the_size_stays():
 
 def test_a_given_vocabulary_may_only_add_words():
     old = tokenizer()
-    both = compare(old, [*SPECIALS, "covid", *PIECES[6:], "cats", "[unused2]"], "v")
+    both = compare(old, [*SPECIAL_PIECES, "covid", *PIECES[6:], "cats", "[unused2]"], "v")
     assert both.made_of == {5: (7, 8), len(PIECES): (11, 12)}
     assert compare(old, PIECES, "v").made_of == {}
     for pieces, message in [

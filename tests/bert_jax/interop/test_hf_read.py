@@ -11,7 +11,7 @@ import pytest
 from golden.hf_cases import CLASSES, inputs
 from hf_folders import FIXTURES, drop, load, make_folder, rename, save
 
-from bert_jax.interop.exchange import ReadOptions, Weights
+from bert_jax.interop.exchange import ModelBundle, ReadOptions
 from bert_jax.interop.hf.config_json import CLASSES as READABLE
 from bert_jax.interop.hf.config_json import hf_class, hf_config, model_parts
 from bert_jax.interop.hf.names import hf_names
@@ -21,17 +21,17 @@ from bert_jax.interop.readers import read_weights
 WORDS = "bert.embeddings.word_embeddings.weight"
 
 
-def read(folder: Path, **options) -> Weights:
+def read(folder: Path, **options) -> ModelBundle:
     return read_weights(folder, ReadOptions(**options))
 
 
-def same_params(one: Weights, other: Weights) -> bool:
+def same_params(one: ModelBundle, other: ModelBundle) -> bool:
     return list(one.params) == list(other.params) and all(
         np.array_equal(one.params[name], other.params[name]) for name in one.params
     )
 
 
-def said(weights: Weights, *words: str) -> bool:
+def said(weights: ModelBundle, *words: str) -> bool:
     return any(all(word in note for word in words) for note in weights.notes)
 
 
@@ -343,7 +343,7 @@ def test_missing_and_left_over_are_both_listed(tmp_path):
     with pytest.raises(ValueError) as error:
         read(folder)
     for name in (
-        "missing bert.encoder.layer.1.output.dense.weight",
+        "missing bert.encoder.layer.1.output.dense.bias",
         "left over bert.encoder.layer.1.output.rank.bias",
     ):
         assert name in str(error.value)

@@ -13,12 +13,12 @@ import pytest
 from hf_folders import drop, make_folder
 
 from bert_jax.interop import import_model as module
-from bert_jax.interop.exchange import ReadOptions, Weights, parameter_shapes
-from bert_jax.interop.hf.check import Differences, check_hf
+from bert_jax.interop.exchange import ModelBundle, ReadOptions, parameter_shapes
 from bert_jax.interop.hf.names import hf_names
 from bert_jax.interop.import_model import import_model
 from bert_jax.interop.readers import read_weights
 from bert_jax.interop.saved_model import write_saved
+from bert_jax.interop.verification import Differences, check_hf
 from bert_jax.process import exits
 
 
@@ -85,19 +85,19 @@ class TestOptionsOnASavedModel:
             read_weights(saved, ReadOptions(lower_case=False))
 
 
-def _one_bit(weights: Weights) -> Weights:
+def _one_bit(weights: ModelBundle) -> ModelBundle:
     params = dict(weights.params)
     values = params["encoder/layer_1/attention/value/kernel"].copy()
     values.view(np.uint32)[3, 5] ^= 1
     return dataclasses.replace(weights, params={**params, "encoder/layer_1/attention/value/kernel": values})
 
 
-def _other_spec(weights: Weights) -> Weights:
+def _other_spec(weights: ModelBundle) -> ModelBundle:
     model = dataclasses.replace(weights.spec.model, norm_epsilon=1e-6)
     return dataclasses.replace(weights, spec=dataclasses.replace(weights.spec, model=model))
 
 
-def _other_vocabulary(weights: Weights) -> Weights:
+def _other_vocabulary(weights: ModelBundle) -> ModelBundle:
     content = weights.tokenizer_content.replace(b"w1\n", b"x1\n")
     return dataclasses.replace(weights, tokenizer_content=content)
 
@@ -135,12 +135,12 @@ class TestOutputs:
         result = Differences("transformers 9", {"logits": (1e-6, 2e-5)}, ("unexpected: cls.x",))
         lines, asked = self.run(tmp_path, monkeypatch, result)
         assert "logits: largest difference from transformers 9 1.0e-06 (allowed 2.0e-05)" in lines
-        assert "transformers 9 says: unexpected: cls.x" in lines and asked[0][0] == tmp_path / "hf"
+        assert "transformers 9 reports unexpected: cls.x" in lines and asked[0][0] == tmp_path / "hf"
 
     @pytest.mark.parametrize("difference", [3e-5, math.inf, math.nan])
     def test_different(self, tmp_path, monkeypatch, difference):
         result = Differences("transformers 9", {"a": (0.0, 2e-5), "logits": (difference, 2e-5)})
-        with pytest.raises(exits.Stop, match="logits: not what transformers 9 computes") as stop:
+        with pytest.raises(exits.Stop, match="transformers 9 differs in logits by") as stop:
             self.run(tmp_path, monkeypatch, result)
         assert stop.value.code == exits.VERIFICATION_FAILED and not (tmp_path / "out").exists()
 
@@ -182,7 +182,7 @@ class TestOutputs:
         assert vectors[0] == tmp_path / "st" and vectors[1].spec.sentence.pooling == ("mean",)
 
     def test_sentence_vectors_differ(self, tmp_path, monkeypatch):
-        with pytest.raises(exits.Stop, match="sentence_embedding: not what sentence-transformers 9 computes"):
+        with pytest.raises(exits.Stop, match="sentence-transformers 9 differs in sentence_embedding by"):
             self.run_sentences(tmp_path, monkeypatch, "", 2e-5)
         assert not (tmp_path / "out").exists()
 

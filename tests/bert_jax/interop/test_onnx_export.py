@@ -9,11 +9,12 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
+from builders import content, words
 from exported import MODEL, PLAIN, SPECS, random_weights
 from onnxruntime.quantization import quantize_dynamic
 
 from bert_jax.config import HeadsConfig, TokenizerConfig
-from bert_jax.interop.exchange import Weights, parameter_shapes
+from bert_jax.interop.exchange import ModelBundle, parameter_shapes
 from bert_jax.interop.programs import onnx_graph, serving
 from bert_jax.interop.programs.onnx_graph import check_onnx, write_onnx
 
@@ -31,7 +32,7 @@ def inputs(ids: np.ndarray) -> dict[str, np.ndarray]:
     return {"input_ids": ids, "attention_mask": np.ones_like(ids), "token_type_ids": np.zeros_like(ids)}
 
 
-def weight_bytes(weights: Weights) -> int:
+def weight_bytes(weights: ModelBundle) -> int:
     return sum(values.nbytes for values in weights.params.values())
 
 
@@ -103,12 +104,11 @@ def test_tied_table_is_stored_once(tmp_path):
 
 
 def test_folder_holds_what_a_user_of_the_program_needs(tmp_path):
-    pieces = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *(f"w{i}" for i in range(96))]
-    content = ("\n".join(pieces) + "\n").encode()
+    vocabulary = content(words(96))
     spec = dataclasses.replace(SPECS["sequence"], tokenizer=TokenizerConfig(max_length=30))
-    weights = dataclasses.replace(random_weights(spec), tokenizer_content=content)
+    weights = dataclasses.replace(random_weights(spec), tokenizer_content=vocabulary)
     assert NO_TOKENIZER not in write_onnx(tmp_path, weights)
-    assert (tmp_path / "vocab.txt").read_bytes() == content
+    assert (tmp_path / "vocab.txt").read_bytes() == vocabulary
     assert json.loads((tmp_path / "config.json").read_text())["id2label"] == {"0": "no", "1": "yes", "2": "maybe"}
     described = json.loads(session(tmp_path).get_modelmeta().custom_metadata_map["bert_jax"])
     assert described["weights_dtype"] == "float32"
@@ -155,7 +155,7 @@ def test_bfloat16_halves_the_file_and_computes_in_float32(tmp_path, monkeypatch,
         weights.spec,
         weights.params,
         lambda sample: dict(zip(found, session(tmp_path).run(list(found), sample), strict=True)),
-        SHAPES,
+        serving.sample_inputs(weights.spec, SHAPES),
     )
     assert min(exact.values()) > 1e-4
 

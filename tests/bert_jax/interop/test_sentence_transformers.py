@@ -6,17 +6,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support import write_vocabulary
+from builders import drawn, tiny_model, words
 
-from bert_jax.config import HeadsConfig, ModelConfig, ModelSpec, SentenceConfig, SentenceModule, TokenizerConfig
-from bert_jax.interop.exchange import ReadOptions, Weights, parameter_shapes
+from bert_jax.config import HeadsConfig, ModelSpec, SentenceConfig, SentenceModule, TokenizerConfig
+from bert_jax.interop.exchange import ReadOptions, parameter_shapes
 from bert_jax.interop.hf.sentence_transformers import read_sentence_transformers, write_sentence_transformers
 from bert_jax.interop.readers import read_weights
 
-MODEL = ModelConfig(
-    vocab_size=40, hidden_size=8, num_layers=2, num_attention_heads=2, intermediate_size=16,
-    max_position_embeddings=32,
-)  # fmt: skip
+MODEL = tiny_model(40, hidden_size=8, intermediate_size=16, max_position_embeddings=32)
 DENSE = SentenceModule(kind="dense", features=5, activation="tanh")
 PLAIN = SentenceModule(kind="dense", features=4, bias=False)
 NORMALIZE = SentenceModule(kind="normalize")
@@ -44,9 +41,7 @@ def make_weights(tmp_path, sentence=SENTENCE, heads=None, **tokenizer):
         sentence=sentence,
         tokenizer=TokenizerConfig(max_length=tokenizer.pop("max_length", 20), **tokenizer),
     )
-    rng = np.random.default_rng(0)
-    params = {name: rng.normal(0, 0.3, shape).astype(np.float32) for name, shape in parameter_shapes(spec).items()}
-    return Weights(spec=spec, params=params, tokenizer_content=write_vocabulary(tmp_path / "v", 40).read_bytes())
+    return drawn(spec, 0.3, words(35))
 
 
 @pytest.fixture
@@ -102,7 +97,7 @@ def test_a_model_comes_back_bitwise(tmp_path, sentence):
     write_sentence_transformers(target, weights)
     again = read_weights(target)
     assert again.spec == weights.spec
-    assert list(again.params) == list(parameter_shapes(weights.spec))
+    assert again.params.keys() == parameter_shapes(weights.spec).keys()
     for name, values in weights.params.items():
         np.testing.assert_array_equal(again.params[name], values, err_msg=name)
     assert again.tokenizer_content == weights.tokenizer_content

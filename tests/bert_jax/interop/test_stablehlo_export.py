@@ -13,7 +13,7 @@ from exported import MODEL, PLAIN, SPECS, random_weights
 from safetensors.numpy import load_file
 
 from bert_jax.config import HeadsConfig
-from bert_jax.interop.exchange import Weights
+from bert_jax.interop.exchange import ModelBundle
 from bert_jax.interop.programs import serving
 from bert_jax.interop.programs.stablehlo import check_stablehlo, write_stablehlo
 
@@ -37,7 +37,7 @@ assert not any(name.startswith(("bert_jax", "flax")) for name in sys.modules)
 
 
 @pytest.fixture(scope="module")
-def span(tmp_path_factory) -> tuple[Path, Weights]:
+def span(tmp_path_factory) -> tuple[Path, ModelBundle]:
     """Folder of a program with the span head, and its weights; not to be written to."""
     folder, weights = tmp_path_factory.mktemp("span"), random_weights(SPECS["span"])
     write_stablehlo(folder, weights)

@@ -7,7 +7,8 @@ import jax
 import numpy as np
 import pytest
 import yaml
-from warm_start_source import MODEL, PIECES, SPECIALS, arrays, byte_bpe, write_words
+from builders import words
+from warm_start_source import MODEL, PIECES, arrays, byte_bpe, write_words
 
 from bert_jax.config import (
     ExecutionConfig,
@@ -16,10 +17,11 @@ from bert_jax.config import (
     ModelSpec,
     PretrainConfig,
     TokenizerConfig,
+    load_config,
 )
-from bert_jax.config.loader import RunOptions, Setting, build_config
-from bert_jax.interop.exchange import Weights
-from bert_jax.interop.initialization import resolve
+from bert_jax.config.loader import RunOptions
+from bert_jax.interop.exchange import ModelBundle
+from bert_jax.interop.initialization import initial_model, plan_start, pretraining_spec
 from bert_jax.interop.saved_model import write_saved
 from bert_jax.model import BertForPretraining, to_canonical
 from bert_jax.optim import make_optimizer
@@ -35,7 +37,7 @@ def save(folder, *, model=MODEL, heads=ALL, config=TokenizerConfig(), content="\
     spec = ModelSpec(
         model=model, heads=heads, tokenizer=config, family="roberta" if model.position_offset else "bert"
     )
-    write_saved(folder, Weights(spec=spec, params=arrays(spec), tokenizer_content=content if config else None))
+    write_saved(folder, ModelBundle(spec=spec, params=arrays(spec), tokenizer_content=content if config else None))
     return arrays(spec)
 
 
@@ -47,12 +49,17 @@ def refused():
 
 
 def plan(tmp_path, *flags, settings=None, workdir="run", **options):
-    """(start, config) of ``resolve`` on the model in ``tmp_path / "source"``."""
+    """(start, config) of ``plan_start`` on the model in ``tmp_path / "source"``."""
     options = {"init_from": str(tmp_path / "source")} | options
     given = {"data.shards": str(tmp_path / "shards"), "data.seq_length": "16"} | (settings or {})
-    listed = [Setting("recipe", key, value) for key, value in given.items()]
-    start, resolved = resolve(RunOptions(**options), tmp_path / workdir, listed)
-    return start, build_config(PretrainConfig, resolved)
+    words = [word for key, value in given.items() for word in (f"--{key}", value)]
+    start = plan_start(PretrainConfig, RunOptions(**options), tmp_path / workdir, words)
+    return start, load_config(PretrainConfig, words, extra_settings=start.settings)
+
+
+def initial(start, config):
+    """The parameters that the run starts from, and its messages."""
+    return initial_model(start, pretraining_spec(config))
 
 
 def test_the_source_gives_model_vocabulary_and_parameters(tmp_path):
@@ -64,9 +71,10 @@ def test_the_source_gives_model_vocabulary_and_parameters(tmp_path):
     assert start.vocabulary == (str(tmp_path / "shards" / "vocab.txt"), "\n".join(PIECES).encode())
     bucket, _ = plan(tmp_path, settings={"data.shards": "gs://bucket/shards"})
     assert bucket.vocabulary == ("gs://bucket/shards/vocab.txt", start.vocabulary[1])
-    assert list(start.warm_start.params) == list(params)
+    found = initial(start, config).params
+    assert list(found) == list(params)
     for name, values in params.items():
-        np.testing.assert_array_equal(start.warm_start.params[name], values)
+        np.testing.assert_array_equal(found[name], values)
     assert not (tmp_path / "shards").exists() and not (tmp_path / "run").exists()
 
 
@@ -79,11 +87,11 @@ def test_the_source_decides_over_the_preset(tmp_path):
 def test_what_contradicts_the_source_names_both_values(tmp_path):
     save(tmp_path / "source", config=TokenizerConfig(lower_case=False))
     for key, value, message in [
-        ("model.num_layers", "12", f"recipe: model.num_layers: 12, but {tmp_path}/source has 2; leave it out"),
-        ("model.vocab_size", "30522", "recipe: model.vocab_size: 30522, but"),
-        ("model.max_position_embeddings", "8", "recipe: model.max_position_embeddings: 8, but"),
-        ("data.lower_case", "true", "recipe: data.lower_case: True, but"),
-        ("data.seq_length", "17", f"recipe: data.seq_length: 17, but {tmp_path}/source has 16 positions; add "
+        ("model.num_layers", "12", f"command line: model.num_layers: 12, but {tmp_path}/source has 2"),
+        ("model.vocab_size", "30522", "command line: model.vocab_size: 30522, but"),
+        ("model.max_position_embeddings", "8", "command line: model.max_position_embeddings: 8, but"),
+        ("data.lower_case", "true", "command line: data.lower_case: True, but"),
+        ("data.seq_length", "17", f"command line: data.seq_length: 17, but {tmp_path}/source has 16 positions; add "
          "--extend_positions tile or interpolate"),
     ]:  # fmt: skip
         with refused() as error:
@@ -93,15 +101,13 @@ def test_what_contradicts_the_source_names_both_values(tmp_path):
 
 def test_heads_that_are_not_there_start_fresh_and_others_are_left_out(tmp_path):
     save(tmp_path / "source", heads=HeadsConfig(pooler=True, sequence_labels=("no", "yes")))
-    start, _ = plan(tmp_path)
-    assert {name.partition("/")[0] for name in start.warm_start.params} == {"embeddings", "encoder", "pooler"}
-    said = start.warm_start.messages
-    assert "MLM head: not in the source, starts fresh" in said
-    assert "sentence-pair head: not in the source, starts fresh" in said
-    assert "sequence_head: not part of this pretraining, left out" in said
+    found = initial(*plan(tmp_path))
+    assert {name.partition("/")[0] for name in found.params} == {"embeddings", "encoder", "pooler"}
+    assert {"drawn anew: mlm_head, nsp_head", "not used: sequence_head"} < set(found.messages)
     start, config = plan(tmp_path, settings={"data.next_sentence": "none"})
-    assert "pooler: not part of this pretraining, left out" in start.warm_start.messages
-    assert not config.has_nsp and not any(name.startswith("pooler") for name in start.warm_start.params)
+    found = initial(start, config)
+    assert {"drawn anew: mlm_head", "not used: pooler, sequence_head"} < set(found.messages)
+    assert not config.has_nsp and not any(name.startswith("pooler") for name in found.params)
 
 
 def test_added_words_grow_the_model_and_its_vocabulary(tmp_path):
@@ -113,11 +119,12 @@ def test_added_words_grow_the_model_and_its_vocabulary(tmp_path):
     (tmp_path / "vocab.txt").write_bytes(start.vocabulary[1])
     assert load_tokenizer(tmp_path / "vocab.txt").encode("covid cats the") == [17, 18, 10]
     name = "embeddings/word_embeddings/embedding"
-    new = start.warm_start.params[name]
+    found = initial(start, config)
+    new = found.params[name]
     np.testing.assert_array_equal(new[:17], params[name])
     np.testing.assert_allclose(new[17], (params[name][7] + params[name][8]) / 2, rtol=1e-6)
-    assert start.warm_start.params["mlm_head/output_bias"].shape == (19,)
-    assert "1 word(s) are pieces already: the" in start.warm_start.messages
+    assert found.params["mlm_head/output_bias"].shape == (19,)
+    assert "1 word(s) are pieces already: the" in start.messages
     slots, config = plan(tmp_path, add_words=path, vocab_slots=True)
     assert config.model.vocab_size == 17
     assert slots.vocabulary[1].decode().split("\n")[5:8] == ["covid", "cats", "co"]
@@ -125,7 +132,7 @@ def test_added_words_grow_the_model_and_its_vocabulary(tmp_path):
     grown = str(tmp_path / "vocab.txt")
     named, config = plan(tmp_path, settings={"data.vocab": grown})
     assert (config.data.vocab, config.model.vocab_size, named.vocabulary) == (grown, 19, None)
-    np.testing.assert_array_equal(named.warm_start.params[name], new)
+    np.testing.assert_array_equal(initial(named, config).params[name], new)
     with pytest.raises(
         ValueError, match=r"data.vocab: --add_words makes the run's vocabulary, .*leave data.vocab out"
     ):
@@ -143,7 +150,7 @@ def test_rows_that_no_piece_has_are_used_first(tmp_path):
 def test_a_vocabulary_that_is_not_the_sources(tmp_path):
     save(tmp_path / "source")
     other = tmp_path / "other.txt"
-    other.write_text("\n".join([*SPECIALS, *(f"w{i}" for i in range(12))]))
+    other.write_text("\n".join(words(12)))
     with pytest.raises(ValueError, match=r"data.vocab: .*other.txt: piece 5 is 'w0', .*has '\[unused0\]'|piece 7"):
         plan(tmp_path, settings={"data.vocab": str(other)})
 
@@ -158,7 +165,7 @@ def test_a_source_without_a_tokenizer_needs_a_vocabulary(tmp_path):
     vocab.write_text("\n".join(PIECES))
     start, config = plan(tmp_path, settings={"data.vocab": str(vocab)})
     assert config.model == MODEL and start.vocabulary is None
-    assert any("is taken for its vocabulary" in line for line in start.warm_start.messages)
+    assert any("is taken for its vocabulary" in line for line in start.messages)
     vocab.write_text("\n".join([*PIECES, "more"]))
     with pytest.raises(ValueError, match=r"has 18 pieces, but .* 17 rows"):
         plan(tmp_path, settings={"data.vocab": str(vocab)})
@@ -178,15 +185,16 @@ def test_positions_grow_when_asked_for(tmp_path):
     start, config = plan(tmp_path, extend_positions="tile", settings=longer)
     assert config.model.max_position_embeddings == config.data.seq_length == 24
     np.testing.assert_array_equal(
-        start.warm_start.params["embeddings/position_embeddings/embedding"], np.concatenate([table, table[:8]])
+        initial(start, config).params["embeddings/position_embeddings/embedding"],
+        np.concatenate([table, table[:8]]),
     )
-    assert "positions: 16 -> 24 (tile)" in start.warm_start.messages
+    assert "positions: 16 -> 24 (tile)" in start.messages
     wider = {"model.max_position_embeddings": "40"}
     start, config = plan(tmp_path, extend_positions="interpolate", settings=wider)
     assert config.model.max_position_embeddings == 40
     start, config = plan(tmp_path, extend_positions="tile")
     assert config.model == MODEL
-    assert "--extend_positions: not needed" in " ".join(start.warm_start.messages)
+    assert "--extend_positions: not needed" in " ".join(start.messages)
 
 
 def test_a_roberta_keeps_the_rows_before_its_first_position(tmp_path):
@@ -201,7 +209,8 @@ def test_a_roberta_keeps_the_rows_before_its_first_position(tmp_path):
     assert (config.model.max_position_embeddings, config.model.position_offset) == (22, 2)
     table = params["embeddings/position_embeddings/embedding"]
     np.testing.assert_array_equal(
-        start.warm_start.params["embeddings/position_embeddings/embedding"], np.concatenate([table, table[2:6]])
+        initial(start, config).params["embeddings/position_embeddings/embedding"],
+        np.concatenate([table, table[2:6]]),
     )
     assert start.vocabulary == (str(tmp_path / "shards" / "tokenizer.json"), content)
     with pytest.raises(ValueError, match=r"model.type_vocab_size: 1 is not allowed; allowed: 2 or more"):
@@ -234,7 +243,7 @@ def test_a_workdir_that_was_to_start_from_a_model_does_not_start_from_nothing(tm
     save(tmp_path / "source")
     start, _ = plan(tmp_path)
     (tmp_path / "run").mkdir()
-    (tmp_path / "run" / RECORD).write_text(start.warm_start.record)
+    (tmp_path / "run" / RECORD).write_text(start.record)
     with pytest.raises(ValueError, match=r"was to start from .*source and saved no checkpoint; give the same"):
         plan(tmp_path, init_from="")
     for text in ("{", "format: 7", "[]", "format: 1"):
@@ -250,19 +259,17 @@ def test_a_checkpoint_goes_before_every_flag_and_needs_none(tmp_path):
     )
     run = tmp_path / "run"
     (run / "checkpoints" / "5").mkdir(parents=True)
-    (run / RECORD).write_text(start.warm_start.record)
-    assert json.loads(json.dumps(yaml.safe_load(start.warm_start.record)))["init_from"] == str(tmp_path / "source")
+    (run / RECORD).write_text(start.record)
+    assert json.loads(json.dumps(yaml.safe_load(start.record)))["init_from"] == str(tmp_path / "source")
     again, same = plan(tmp_path, init_from="gone", add_words="gone.txt", settings={"model.vocab_size": "17"})
-    assert same == config and not again.warm_start.params and again.vocabulary is None
-    assert again.warm_start.messages == (
-        "--init_from, --add_words: not looked at, the run continues from its own checkpoint",
-    )
+    assert same == config and not again.weights and again.vocabulary is None
+    assert again.messages == ("--init_from, --add_words: ignored, the run continues from its own checkpoint",)
     bare, same = plan(tmp_path, init_from="")
-    assert same == config and not bare.warm_start.messages
+    assert same == config and not bare.messages
     # The next phase has the same model without flags.
     _, same = plan(tmp_path, init_from="", workdir="two", continue_from=str(run))
     assert same == config
-    with pytest.raises(ValueError, match=f"recipe: model.num_layers: 3, but .*{RECORD} has 2"):
+    with pytest.raises(ValueError, match=f"command line: model.num_layers: 3, but .*{RECORD} has 2"):
         plan(tmp_path, init_from="", settings={"model.num_layers": "3"})
 
 

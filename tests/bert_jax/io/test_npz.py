@@ -25,7 +25,7 @@ def test_what_is_written_comes_back_bit_by_bit(name, dtype, tmp_path):
     weights = random_weights(SPECS[name])
     write_npz(tmp_path, weights, dtype=dtype)
     again = read_weights(tmp_path)
-    assert again.spec == weights.spec and list(again.params) == list(parameter_shapes(weights.spec))
+    assert again.spec == weights.spec and again.params.keys() == parameter_shapes(weights.spec).keys()
     assert any("raised to float32" in note for note in again.notes) == (dtype == "bfloat16")
     for key, values in weights.params.items():
         values = values.astype(ml_dtypes.bfloat16).astype(np.float32) if dtype == "bfloat16" else values
@@ -128,8 +128,8 @@ ARRAYS = {
     "long": (RIGHT + b"x", "4225 bytes are not the shape"),
     "short": (RIGHT[:-1], r"4223 bytes are not the shape \(32, 32\) of <f4, which has 4224"),
     "bomb": (RIGHT + bytes(1 << 24), "16781440 bytes are not the shape"),
-    "header": (RIGHT[:9] + b"\xff" + RIGHT[10:], "a header of 65"),
-    "literal": (RIGHT.replace(b"'descr'", b"1//0000"), "a damaged header"),
+    "header": (RIGHT[:9] + b"\xff" + RIGHT[10:], "no array in numpy's format"),
+    "literal": (RIGHT.replace(b"'descr'", b"1//0000"), "no array in numpy's format"),
     "empty": (b"", "no array in numpy's format"),
 }
 

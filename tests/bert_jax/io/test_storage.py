@@ -7,7 +7,7 @@ import time
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
-from bert_jax.io import object_paths
+from bert_jax.io import storage
 from bert_jax.io.storage import ObjectPath, StorageError, location
 from bert_jax.process.exits import Stop, run_command
 from bert_jax.training import workdir as workdirs
@@ -26,7 +26,7 @@ def store(monkeypatch):
     """An empty store, waits of milliseconds."""
     monkeypatch.setattr(MemoryFileSystem, "store", {})
     monkeypatch.setattr(MemoryFileSystem, "pseudo_dirs", [""])
-    monkeypatch.setattr(object_paths, "WAITS", (0.001, 0.001, 0.001))
+    monkeypatch.setattr(storage, "WAITS", (0.001, 0.001, 0.001))
     monkeypatch.setattr(workdirs, "RENEWAL", 0.03)
     monkeypatch.setattr(workdirs, "LEASE", 0.3)
     return MemoryFileSystem.store

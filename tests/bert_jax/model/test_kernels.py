@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from support import masked_lm, random_batch, relative_difference, tiny_config
 
-from bert_jax.config import ExecutionConfig, MeshConfig
-from bert_jax.model import BertForPretraining, norm_kernel, to_canonical
+from bert_jax.config import ExecutionConfig, MeshConfig, ModelConfig
+from bert_jax.model import BertForPretraining, attention_kernel, norm_kernel, to_canonical
 from bert_jax.model.attention import dot_product_attention, kernel_attention, use_kernel_attention
 from bert_jax.model.dropout import ShardKey
 from bert_jax.model.kernels import seed_words
@@ -134,12 +134,28 @@ def test_rows_of_a_replica_draw_the_bits_of_the_whole_batch():
 
 def test_what_the_kernel_cannot_do():
     for length, width, size in ((100, 768, 64), (4096, 768, 64), (128, 320, 64), (128, 480, 96)):
+        model = ModelConfig(hidden_size=width, num_attention_heads=width // size)
         with pytest.raises(ValueError, match="attention pallas"):
-            use_kernel_attention("pallas", None, length, width, size)
-        assert not use_kernel_attention("auto", None, length, width, size)
-    assert use_kernel_attention("pallas", None, 128, 768, 64)
-    assert not use_kernel_attention("auto", None, 128, 768, 64)  # no TPU here
-    assert not use_kernel_attention("xla", None, 128, 768, 64)
+            use_kernel_attention("pallas", None, model, length)
+        assert not use_kernel_attention("auto", None, model, length)
+    base = ModelConfig()
+    assert use_kernel_attention("pallas", None, base, 128)
+    assert not use_kernel_attention("auto", None, base, 128)  # no TPU here
+    assert not use_kernel_attention("xla", None, base, 128)
+
+
+def test_kernels_refuse_a_switch_that_they_do_not_list():
+    @dataclasses.dataclass(frozen=True, kw_only=True)
+    class Extended(ModelConfig):
+        new_switch: int = 0
+
+    for kernel in (attention_kernel, norm_kernel):
+        assert not kernel.unsupported(Extended(), 128)
+        assert kernel.unsupported(Extended(new_switch=1), 128).startswith("model.new_switch: 1 is not supported")
+    assert norm_kernel.unsupported(ModelConfig(norm_position="pre"), 128).startswith("model.norm_position: pre")
+    with pytest.raises(ValueError, match=r"model\.new_switch: 1"):
+        use_kernel_attention("pallas", None, Extended(new_switch=1), 128)
+    assert not use_kernel_attention("auto", None, Extended(new_switch=1), 128)
 
 
 def norm_operands(width=512):

@@ -292,6 +292,7 @@ print(json.dumps({
 """
 
 
+@pytest.mark.slow
 def test_real_compilations_give_sane_times():
     """A lone product at 60 to 100% of the peak; layers in a loop within 10% of layers written out.
 

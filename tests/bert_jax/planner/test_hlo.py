@@ -108,6 +108,7 @@ ENTRY %main (a: f32[4]) -> f32[4] {
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_replicas_sum_gradients_once_in_the_dtype_asked_for(dtype):
     found = collectives(compiled(f"--training.gradient_reduction_dtype {dtype}"))
@@ -125,6 +126,7 @@ def test_replicas_sum_gradients_once_in_the_dtype_asked_for(dtype):
     assert len([c for c in matrices if set(c.shape) & {HIDDEN}]) <= 2 * 6 + 3 + 2 + 1
 
 
+@pytest.mark.slow
 def test_parts_of_a_replica_sum_gradients_of_weights_in_float32():
     """With fsdp and tensor the compiler sums inside the loop; activations may be summed in bfloat16."""
     found = collectives(compiled("--mesh.data 4 --mesh.fsdp 2 --mesh.tensor 2"))
@@ -135,6 +137,7 @@ def test_parts_of_a_replica_sum_gradients_of_weights_in_float32():
     assert sums and {c.dtype for c in sums} == {"f32"}
 
 
+@pytest.mark.slow
 def test_sums_run_beside_the_backward_pass_and_the_users_options_win(monkeypatch):
     text = compiled("--training.accumulation_steps 1 --model.hidden_size 512 --model.intermediate_size 2048")
     assert "AsyncCollectiveStart" in text

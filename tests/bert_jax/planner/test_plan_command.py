@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from bert_jax.cli.main import main as cli
+from bert_jax.cli import main as cli
 from bert_jax.config import PretrainConfig, load_config
 from bert_jax.planner.plan import Asked, make_plan
 from bert_jax.planner.topology import parse_topology
@@ -111,6 +111,7 @@ def test_without_libtpu_one_line_names_the_extra(capsys, monkeypatch):
 
 
 @pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="libtpu is for Linux on x86-64")
+@pytest.mark.slow
 def test_real_compilation_for_a_tpu(capsys):
     """A tiny recipe through the whole command: compiled for 4 chips, and refused for lack of memory."""
     code, out, _ = run(capsys, "--topology", "v5e:2x2", "--json", *TINY)

@@ -1,9 +1,11 @@
-"""FLOP formula and hardware table."""
+"""FLOPs of a traced training step and the hardware table."""
 
+import jax
+import jax.numpy as jnp
 import pytest
 
 from bert_jax.config.schema import ModelConfig
-from bert_jax.model.flops import training_flops_per_sequence
+from bert_jax.model.flops import traced_flops, training_flops, training_flops_per_sequence
 from bert_jax.parallel.hardware import find_chip, mfu
 
 BASE = ModelConfig()
@@ -18,6 +20,47 @@ def test_published_table(model, seq_length, max_predictions, gflop):
     flops = training_flops_per_sequence(model, seq_length=seq_length, max_predictions=max_predictions)
     digits = len(str(gflop).split(".")[1])
     assert round(flops / 1e9, digits) == gflop
+
+
+@pytest.mark.parametrize(("model", "has_nsp"), [(BASE, True), (LARGE, False)])
+def test_traced_operations_are_those_of_the_formula(model, has_nsp):
+    """The published formula, and the product of one-hot segment ids with their table, which it leaves out."""
+    length, predictions, hidden = 128, 20, model.hidden_size
+    found = training_flops(model, seq_length=length, max_predictions=predictions, has_nsp=has_nsp)
+    attention = 4 * model.num_layers * hidden * length**2
+    products = model.num_layers * length * (8 * hidden**2 + 4 * hidden * model.intermediate_size)
+    heads = predictions * (2 * hidden**2 + 2 * hidden * model.vocab_size)
+    heads += (2 * hidden**2 + 4 * hidden) * has_nsp
+    segments = 2 * (2 * length * model.type_vocab_size * hidden)  # no gradient of the ids
+    assert found.total() == 3 * (attention + products + heads) + segments
+    assert sum(n for scope, n in found.items() if "dot_product_attention" in scope) == 3 * attention
+
+
+def test_loops_and_branches_count_as_they_run():
+    x = jax.ShapeDtypeStruct((4, 4), "float32")
+    one = 2 * 4**3
+
+    def loop(x):
+        return jax.lax.scan(lambda carry, _: (carry @ carry, None), x, length=5)[0]
+
+    def branch(x):
+        return jax.lax.cond(x[0, 0] > 0, lambda y: y @ y @ y, lambda y: y, x)
+
+    assert traced_flops(loop, x).total() == 5 * one
+    assert traced_flops(lambda x: loop(branch(x)), x).total() == 7 * one
+    # Recomputation is in the trace: the product and, backward, the product again and its two gradients.
+    again = jax.grad(lambda x: jax.checkpoint(lambda y: jnp.sin(y @ y))(x).sum())
+    assert traced_flops(again, x).total() == 4 * one
+    kernel = jax.ShapeDtypeStruct((3, 3, 4, 8), "float32")
+    image = jax.ShapeDtypeStruct((1, 6, 6, 4), "float32")
+    convolved = traced_flops(
+        lambda x, k: jax.lax.conv_general_dilated(x, k, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")),
+        image,
+        kernel,
+    )
+    assert convolved.total() == 2 * 36 * 8 * 9 * 4
+    with pytest.raises(ValueError, match="loop of unknown length"):
+        traced_flops(lambda x: jax.lax.while_loop(lambda y: y[0, 0] < 9, lambda y: y @ y, x), x)
 
 
 def test_without_nsp_only_pooler_and_head_are_missing():

@@ -10,13 +10,12 @@ import numpy as np
 from bert_jax.config.finetune import FinetuneConfig
 from bert_jax.records import Answer, Record
 from bert_jax.tasks.question_answering import QaTask
-from bert_jax.tokenization.wordpiece import WordPieceTokenizer
+from bert_jax.tokenization import SPECIAL_PIECES, WordPieceTokenizer
 
-SPECIALS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 CHINESE = "天地玄黄宇宙洪荒日月盈昃辰宿列张"
 LETTERS = string.ascii_lowercase
 TOKENIZER = WordPieceTokenizer(
-    [*SPECIALS, *LETTERS, *(f"##{letter}" for letter in LETTERS), *"0123456789.,?'()。，", *CHINESE],
+    [*SPECIAL_PIECES, *LETTERS, *(f"##{letter}" for letter in LETTERS), *"0123456789.,?'()。，", *CHINESE],
     lower_case=True,
 )
 

@@ -5,15 +5,14 @@ import dataclasses
 import numpy as np
 
 from bert_jax.config.finetune import FinetuneConfig
-from bert_jax.finetuning.packing import Shape, fill_rows, pack_batch
+from bert_jax.inference.batching import Shape, fill_rows, pack_batch
 from bert_jax.records import Record
-from bert_jax.tokenization.wordpiece import WordPieceTokenizer
+from bert_jax.tokenization import SPECIAL_PIECES, WordPieceTokenizer
 
-SPECIALS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 WORDS = 900
 UNITS = 8  # per row
 # Word number n is "n", followed by an x for every further piece; ids[n] == 5 + n.
-TOKENIZER = WordPieceTokenizer([*SPECIALS, *map(str, range(WORDS)), "##x"], lower_case=False)
+TOKENIZER = WordPieceTokenizer([*SPECIAL_PIECES, *map(str, range(WORDS)), "##x"], lower_case=False)
 CONTINUED = TOKENIZER.piece_id("##x")
 
 
@@ -48,7 +47,7 @@ def pieces(words):
 
 def batch_of(task, units, length=64):
     """(batch of all units in rows of ``length``, place of each unit: row, slot, tokens)."""
-    rows = fill_rows([unit.length for unit in units], length, UNITS)
+    rows = fill_rows([unit.length for unit in units], (length,), UNITS)
     shape = Shape(len(rows), length, UNITS)
     packed = pack_batch(units, rows, shape, sequences=1, targets=task.targets, pad_id=TOKENIZER.pad_id)
     places = {number: (row, slot, start) for number, row, slot, start in packed.places}

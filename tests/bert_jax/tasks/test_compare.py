@@ -6,10 +6,11 @@ from math import comb
 import numpy as np
 import pytest
 
-from bert_jax.cli.main import main as cli
+from bert_jax.cli import main as cli
 from bert_jax.config import dump_yaml, load_config
 from bert_jax.config.finetune import FinetuneConfig
 from bert_jax.experiments.compare import compare, table
+from bert_jax.finetuning.artifacts import read_predictions
 from bert_jax.metrics import regression_scores, value
 
 CLASSES = "--task.kind classification --data.labels no yes"
@@ -26,7 +27,8 @@ def workdir(folder, arguments, lines, split="dev"):
 def of_class(number, label, prediction):
     chance = 0.9 if prediction == "yes" else 0.1
     return {
-        "id": f"r{number}", "label": label, "prediction": prediction, "scores": {"no": 1 - chance, "yes": chance}
+        "id": f"r{number}", "label": prediction, "score": 0.9, "probabilities": {"no": 1 - chance, "yes": chance},
+        "gold": label,
     }  # fmt: skip
 
 
@@ -93,12 +95,12 @@ def test_records_without_a_label_are_left_out(runs):
         lines = [json.loads(line) for line in (folder / "predictions_dev.jsonl").read_text().splitlines()]
         for line in lines:
             if line["id"] in ("r0", "r39"):
-                del line["label"]
+                del line["gold"]
         workdir(folder, CLASSES, lines)
     found = compare(*runs)
     assert (found.records, found.only_a, found.only_b) == (38, 0, 9)
     for folder in runs:
-        workdir(folder, CLASSES, [{k: v for k, v in line.items() if k != "label"} for line in guesses(RIGHT_A)])
+        workdir(folder, CLASSES, [{k: v for k, v in line.items() if k != "gold"} for line in guesses(RIGHT_A)])
     with pytest.raises(ValueError, match="split dev has no labels"):
         compare(*runs)
 
@@ -109,7 +111,7 @@ def test_regression(tmp_path):
     guessed = [gold + rng.normal(0, spread, 60) for spread in (0.3, 1.5)]
     a, b = (
         workdir(tmp_path / name, "--task.kind regression", [
-            {"id": str(i), "label": float(gold[i]), "prediction": round(float(x), 6)} for i, x in enumerate(values)
+            {"id": str(i), "gold": float(gold[i]), "value": round(float(x), 6)} for i, x in enumerate(values)
         ]) for name, values in zip("ab", guessed, strict=True)
     )  # fmt: skip
     expected = [{s.name: value(s, 60) for s in regression_scores(gold, values.round(6))} for values in guessed]
@@ -140,24 +142,24 @@ def test_sentence_pairs_and_triplets(tmp_path, field, metric):
 
 
 def test_sentence_values_and_choices_and_several_labels(tmp_path):
-    lines = [{"id": str(i), "label": f"{i}.0", "cosine": i / 10} for i in range(6)]
+    lines = [{"id": str(i), "gold": f"{i}.0", "cosine": i / 10} for i in range(6)]
     a = workdir(tmp_path / "a", "--task.kind sentence --sentence.loss cosine", lines)
     assert (compare(a, a).metric, compare(a, a).value_a) == ("spearman", pytest.approx(1))
     a = workdir(tmp_path / "a", "--task.kind sentence --sentence.loss cosine", [
         *lines, {"id": "6", "cosine": 0.1, "rank": 2}
     ])  # fmt: skip
     assert compare(a, a).records == 6
-    lines = [{"id": str(i), "label": i % 2, "prediction": 1, "scores": [0.2, 0.8]} for i in range(6)]
+    lines = [{"id": str(i), "gold": i % 2, "choice": 1, "probabilities": [0.2, 0.8]} for i in range(6)]
     a = workdir(tmp_path / "a", "--task.kind choice --data.labels 0 1", lines)
     assert (compare(a, a).metric, compare(a, a).value_a) == ("accuracy", 0.5)
     scores = {"x": 1.0, "y": 0.5}
     guessed = [["x", "y"][: 1 + i % 2] for i in range(6)]
     lines = [
-        {"id": str(i), "label": ["y", "x"], "prediction": one, "scores": scores} for i, one in enumerate(guessed)
+        {"id": str(i), "gold": ["y", "x"], "labels": one, "probabilities": scores} for i, one in enumerate(guessed)
     ]
     a = workdir(tmp_path / "a", "--task.kind multi_label --data.labels x y", lines)
     b = workdir(tmp_path / "b", "--task.kind multi_label --data.labels x y", [
-        {**line, "label": ["x", "y"], "prediction": ["y", "x"]} for line in lines
+        {**line, "gold": ["x", "y"], "labels": ["y", "x"]} for line in lines
     ])  # fmt: skip
     found = compare(a, b)
     assert (found.value_a, found.value_b, found.only_b) == (0.5, 1, 3)
@@ -171,9 +173,12 @@ def test_predictions_that_do_not_say_what_was_right(tmp_path, kind):
 
 
 BAD_LINES = [
-    ({"id": "r0", "label": "maybe", "prediction": "no", "scores": {"no": 1, "yes": 0}}, "no prediction of classif"),
-    ({"id": "r0", "label": "no", "prediction": "no", "scores": {"no": 1}}, "no prediction of classification"),
-    ({"id": "r0", "label": "no"}, "no prediction of classification; it has id, label"),
+    (
+        {"id": "r0", "gold": "maybe", "label": "no", "probabilities": {"no": 1, "yes": 0}},
+        "no prediction of classif",
+    ),
+    ({"id": "r0", "gold": "no", "label": "no", "probabilities": {"no": 1}}, "no prediction of classification"),
+    ({"id": "r0", "gold": "no"}, "no prediction of classification"),
     (
         {"id": 0, **{k: v for k, v in of_class(0, "no", "no").items() if k != "id"}},
         "no prediction of classification",
@@ -196,11 +201,11 @@ def test_lines_that_do_not_fit(runs, line, message):
 
 def test_runs_that_do_not_fit(runs, tmp_path):
     a, b = runs
-    values = [{"id": "r0", "label": 1.0, "prediction": 1.0}]
+    values = [{"id": "r0", "gold": 1.0, "value": 1.0}]
     for arguments, lines, message in (
         ("--task.kind regression", values, "a is of classification, .*b is of regression|of regression; compare"),
         ("--task.kind classification --data.labels no yes maybe", [
-            {**line, "scores": {**line["scores"], "maybe": 0.0}} for line in guesses(RIGHT_B)
+            {**line, "probabilities": {**line["probabilities"], "maybe": 0.0}} for line in guesses(RIGHT_B)
         ], "have different labels: no, yes and maybe, no, yes"),
     ):  # fmt: skip
         workdir(b, arguments, lines)
@@ -223,6 +228,31 @@ def test_runs_that_do_not_fit(runs, tmp_path):
         (b / "config.yaml").write_text(content)
         with pytest.raises(ValueError, match=message):
             compare(a, b)
+
+
+OLD_FORM = [
+    (
+        {"id": "0", "label": "no", "prediction": "yes", "scores": {"no": 0.2, "yes": 0.8}},
+        {"id": "0", "label": "yes", "score": 0.8, "probabilities": {"no": 0.2, "yes": 0.8}, "gold": "no"},
+    ),
+    (
+        {"id": "0", "label": ["x"], "prediction": [], "scores": {"x": 0.2}},
+        {"id": "0", "labels": [], "probabilities": {"x": 0.2}, "gold": ["x"]},
+    ),
+    ({"id": "0", "label": 1.5, "prediction": 2.0}, {"id": "0", "value": 2.0, "gold": 1.5}),
+    (
+        {"id": "0", "label": 0, "prediction": 1, "scores": [0.2, 0.8]},
+        {"id": "0", "choice": 1, "probabilities": [0.2, 0.8], "gold": 0},
+    ),
+    ({"id": "0", "label": "3.5", "cosine": 0.5}, {"id": "0", "cosine": 0.5, "gold": "3.5"}),
+    ({"id": "0", "cosine": 0.5, "rank": 2}, {"id": "0", "cosine": 0.5, "rank": 2}),
+]
+
+
+@pytest.mark.parametrize(("old", "new"), OLD_FORM)
+def test_predictions_of_older_runs_are_read(tmp_path, old, new):
+    folder = workdir(tmp_path / "a", CLASSES, [old, new])
+    assert [line for _, line in read_predictions(folder, "dev")] == [new, new]
 
 
 def test_options_of_another_version_do_not_matter(runs):

@@ -7,10 +7,10 @@ from collections import Counter
 import jax
 import numpy as np
 import pytest
+from builders import StopAt
 from finetune_cases import (
     PIECES,
     SPLITS,
-    StopAt,
     configured,
     lines,
     records,
@@ -25,11 +25,13 @@ from bert_jax.config import HeadsConfig, load_config
 from bert_jax.config.finetune import FinetuneConfig
 from bert_jax.config.loader import RunOptions
 from bert_jax.finetuning import finetune as module
+from bert_jax.finetuning.best import BestCheckpoint
 from bert_jax.finetuning.evaluation import blank_scores
-from bert_jax.finetuning.initialization import resolve
 from bert_jax.finetuning.task_objective import TaskObjective
+from bert_jax.interop.initialization import plan_start
 from bert_jax.interop.readers import read_weights
 from bert_jax.io.storage import location
+from bert_jax.metrics import Score
 from bert_jax.model import BertModel, to_canonical
 from bert_jax.parallel import batch_sharding, make_mesh
 from bert_jax.process import exits
@@ -65,8 +67,8 @@ def test_it_learns_and_leaves_what_is_promised(learned):
     assert set(found["dev"]) >= {"task", "split", "n", "metrics", "seed", "seconds"}
     predictions = [json.loads(line) for line in (learned / "predictions_dev.jsonl").read_text().splitlines()]
     assert [one["id"] for one in predictions] == [record.id for record in SPLITS["dev"]]
-    assert all(one["prediction"] == one["label"] for one in predictions)
-    assert all(abs(sum(one["scores"].values()) - 1) < 1e-5 for one in predictions)
+    assert all(one["label"] == one["gold"] for one in predictions)
+    assert all(abs(sum(one["probabilities"].values()) - 1) < 1e-5 for one in predictions)
     assert (learned / "predictions_test.jsonl").exists() and (learned / "report.html").exists()
 
 
@@ -91,7 +93,7 @@ def test_the_confusion_matrices(learned):
     found = results(learned)
     for split in ("dev", "test"):
         predictions = [json.loads(line) for line in (learned / f"predictions_{split}.jsonl").open()]
-        pairs = Counter((one["label"], one["prediction"]) for one in predictions)
+        pairs = Counter((one["gold"], one["label"]) for one in predictions)
         expected = [[pairs[given, predicted] for predicted in "01"] for given in "01"]
         assert found[split]["confusion_matrix"] == {"labels": ["0", "1"], "counts": expected}
     assert expected[0][1] > expected[1][0] and sum(map(sum, expected)) == 9
@@ -107,8 +109,9 @@ def test_the_export_and_the_best_parameters_say_the_same(learned):
     for folder in ("export", "best", ""):
         found = bert_jax.load(learned / folder).predict(texts)
         for one, other in zip(found, predictions, strict=True):
-            assert one["label"] == other["prediction"]
-            assert abs(one["probabilities"]["1"] - other["scores"]["1"]) < 1e-5
+            assert list(one) == [name for name in other if name not in ("id", "gold")]
+            assert one["label"] == other["label"]
+            assert abs(one["probabilities"]["1"] - other["probabilities"]["1"]) < 1e-5
 
 
 @pytest.mark.parametrize(
@@ -197,7 +200,7 @@ def test_several_texts_in_a_row_of_their_own(source, tmp_path):
     for packing in ("true", "false"):
         run(source, tmp_path / packing, f"{options} --model.hidden_dropout 0 --input.packing {packing}", splits)
     one, other = (
-        [json.loads(line)["scores"] for line in (tmp_path / name / "predictions_dev.jsonl").open()]
+        [json.loads(line)["probabilities"] for line in (tmp_path / name / "predictions_dev.jsonl").open()]
         for name in ("true", "false")
     )
     assert len(one) == 5
@@ -213,7 +216,7 @@ def test_meshes_give_what_one_device_gives(source, tmp_path):
         if "loss" in one:
             assert one["loss"] == pytest.approx(other["loss"], rel=1e-5), one["step"]
     scores = [
-        [json.loads(line)["scores"]["1"] for line in (tmp_path / name / "predictions_dev.jsonl").open()]
+        [json.loads(line)["probabilities"]["1"] for line in (tmp_path / name / "predictions_dev.jsonl").open()]
         for name in ("one", "eight")
     ]
     # All 21 records, once each, though 8 devices do not divide them.
@@ -231,6 +234,14 @@ def test_it_stops_when_nothing_gets_better_and_keeps_the_best(source, tmp_path):
     assert [line for line in lines(workdir) if line.get("split") == "dev"] == evaluations
 
 
+def test_an_evaluation_is_better_by_min_delta_or_not_at_all():
+    best, accuracy = BestCheckpoint(), Score("accuracy", len)
+    judged = [
+        best.judge(accuracy, value, step, "dev", min_delta=0.1) for step, value in enumerate((0.5, 0.55, 0.65))
+    ]
+    assert judged == [True, False, True] and (best.value, best.step, best.waited) == (0.65, 2, 0)
+
+
 def test_the_last_parameters_where_the_best_are_not_asked_for(source, tmp_path):
     run(source, tmp_path / "w", "--training.restore_best false --training.num_epochs 1")
     assert results(tmp_path / "w")["dev"]["step"] == 9
@@ -240,14 +251,14 @@ def test_a_finished_task_starts_another_one_with_or_without_its_head(source, lea
     """Intermediate-task training: the same classes keep the head, others drop it."""
     config, start = configured(learned / "best", tmp_path / "w")
     job = module.FinetuneJob(config, SPLITS, (), start)
-    kept = module.warm_start(start, job.config, job.model.heads, None)
+    kept = job.initial_model()
     assert "sequence_head/kernel" in kept.params and not any("drawn anew" in line for line in kept.messages)
     config, _ = configured(learned / "best", tmp_path / "w", "--regularization.reinit_head true")
-    drawn = module.warm_start(start, config, job.model.heads, None)
+    drawn = module.FinetuneJob(config, SPLITS, (), start).initial_model()
     assert set(kept.params) - set(drawn.params) == {"sequence_head/kernel", "sequence_head/bias"}
     renamed = with_labels(SPLITS, lambda label: {"0": "no", "1": "yes"}[label])
     job = module.FinetuneJob(config, renamed, (), start)
-    dropped = module.warm_start(start, job.config, job.model.heads, None)
+    dropped = job.initial_model()
     assert "sequence_head/kernel" not in dropped.params
     assert "drawn anew: sequence_head" in dropped.messages
 
@@ -266,17 +277,10 @@ def test_a_finished_task_starts_another_one_with_or_without_its_head(source, lea
         ("--regularization.reinit_layers 3", SPLITS, "reinit_layers: 3 is not allowed; the model has 2 layers"),
         ("--optimizer.frozen layer_7", SPLITS, "optimizer.frozen: 'layer_7' is not allowed"),
         ("--features.layers concat_last_four", SPLITS, "needs 4 layers"),
-        ("--task.kind tagging --input.word_dropout 0.1", SPLITS, "whose labels belong to words"),
         ("--input.few_shot 60", SPLITS, "has 3[0-9]"),
-        ("--task.kind regression --loss.class_weights balanced", SPLITS, "has no use for task.kind regression"),
         ("--training.eval_batches 3", SPLITS, "eval_batches: 3 is not allowed; allowed: nothing in fine-tuning"),
-        ("--features.bilstm_size 8", SPLITS, "has no use for task.kind classification; it is for joint, tagging"),
         ("--task.kind sentence --sentence.loss simcse", SPLITS, "a label, but no second text to compare with"),
-        (
-            "--task.kind sentence --sentence.loss simcse --features.frozen_encoder true",
-            SPLITS,
-            "features.frozen_encoder: True has no use for sentence.loss simcse; it is for softmax",
-        ),
+        ("--task.kind choice --task.truncation windows", SPLITS, "task.truncation: 'windows' is not allowed"),
     ],
 )
 def test_bad_input_is_one_line(source, tmp_path, arguments, splits, message):
@@ -286,8 +290,8 @@ def test_bad_input_is_one_line(source, tmp_path, arguments, splits, message):
 
 
 def test_what_pretraining_alone_can_do_is_refused(source, tmp_path):
-    with pytest.raises(ValueError, match="--add_words: for pretraining"):
-        resolve(RunOptions(init_from=str(source), add_words="words.txt"), tmp_path / "w", [])
+    with pytest.raises(ValueError, match="--add_words: "):
+        plan_start(FinetuneConfig, RunOptions(init_from=str(source), add_words="words.txt"), tmp_path / "w", [])
     with pytest.raises(ValueError, match="memory://bucket/w: fine-tuning writes to a folder"):
         run(source, location("memory://bucket/w"))
 
@@ -297,10 +301,8 @@ def test_a_drawn_model_is_as_large_as_its_vocabulary(tmp_path):
 
     def size(*arguments):
         arguments = ("--data.vocab", str(tmp_path / "vocab.txt"), *arguments)
-        found = load_config(
-            FinetuneConfig, arguments, resolve=lambda given: resolve(RunOptions(), tmp_path, given)[1]
-        )
-        return found.model.vocab_size
+        start = plan_start(FinetuneConfig, RunOptions(), tmp_path, arguments)
+        return load_config(FinetuneConfig, arguments, extra_settings=start.settings).model.vocab_size
 
     assert size() == len(PIECES) and size("--model.vocab_size", "80") == 80
     with pytest.raises(
@@ -323,7 +325,7 @@ def test_the_heads_of_pretraining_go_on_learning(tmp_path):
     source = saved_model(tmp_path / "model", HeadsConfig(pooler=True, mlm=True, nsp=True))
     config, start = configured(source, tmp_path / "w", "--loss.mlm_weight 0.5 --loss.nsp_weight 0.5")
     job = module.FinetuneJob(config, SPLITS, (), start)
-    first = module.warm_start(start, job.config, job.model.heads, None)
+    first = job.initial_model()
     assert {"mlm_head/transform/kernel", "mlm_head/output_bias", "nsp_head/kernel"} < set(first.params)
     assert "drawn anew: sequence_head" in first.messages
 
@@ -339,7 +341,7 @@ def test_losses_beside_the_task_are_learned_and_leave_no_trace(source, tmp_path)
     predictions = [json.loads(line) for line in (tmp_path / "w" / "predictions_dev.jsonl").open()]
     again = bert_jax.load(tmp_path / "w" / "best").predict([record.text for record in SPLITS["dev"]])
     assert all(
-        abs(one["probabilities"]["1"] - other["scores"]["1"]) < 1e-5
+        abs(one["probabilities"]["1"] - other["probabilities"]["1"]) < 1e-5
         for one, other in zip(again, predictions, strict=True)
     )
 

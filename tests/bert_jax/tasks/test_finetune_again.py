@@ -7,9 +7,10 @@ import shutil
 import jax
 import numpy as np
 import pytest
-from finetune_cases import SPLITS, StopAt, configured, lines, records, results, run, saved_model
+from builders import StopAt
+from finetune_cases import SPLITS, configured, lines, records, results, run, saved_model
 
-from bert_jax.finetuning.best import Best
+from bert_jax.finetuning.best import BestCheckpoint
 from bert_jax.finetuning.finetune import FinetuneJob, finetune
 from bert_jax.interop.readers import read_weights
 from bert_jax.io.folder_lock import FolderTaken
@@ -104,7 +105,7 @@ def test_another_dev_file_of_a_finished_run_chooses_nothing(source, tmp_path):
     run(source, workdir, options)  # nothing is learned: the first evaluation is the best
     saved = read_weights(workdir / "best")
     assert saved.origin["step"] == 9
-    predicted = [json.loads(line)["prediction"] for line in (workdir / "predictions_dev.jsonl").open()]
+    predicted = [json.loads(line)["label"] for line in (workdir / "predictions_dev.jsonl").open()]
     right = [dataclasses.replace(one, label=label) for one, label in zip(SPLITS["dev"], predicted, strict=True)]
     run(source, workdir, options, splits={"train": SPLITS["train"], "right": right})
     assert read_weights(workdir / "best").origin == saved.origin
@@ -127,8 +128,10 @@ def test_values_of_another_kind_are_not_compared(source, workdir):
 
 def test_a_checkpoint_of_an_older_version_goes_on():
     state = {"value": 0.5, "step": 9, "waited": 1, "over": False, "judged": 18, "metric": "f1"}
-    assert Best.of(state) == Best(value=0.5, step=9, waited=1, judged=18, metric="f1")
-    assert Best.of(Best(step=3, metric="f1", split="a").state()) == Best(step=3, metric="f1", split="a")
+    assert BestCheckpoint.of(state) == BestCheckpoint(value=0.5, step=9, waited=1, judged=18, metric="f1")
+    assert BestCheckpoint.of(BestCheckpoint(step=3, metric="f1", split="a").state()) == BestCheckpoint(
+        step=3, metric="f1", split="a"
+    )
 
 
 def test_the_step_is_that_of_the_parameters(source, tmp_path, capsys):

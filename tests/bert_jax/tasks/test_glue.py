@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from bert_jax.cli.main import main as cli
+from bert_jax.cli import main as cli
 from bert_jax.config import dump_yaml, load_config
 from bert_jax.config.finetune import FinetuneConfig
 from bert_jax.experiments.submission import FILES, write_submission
@@ -38,7 +38,8 @@ def predictions(config, count, first=0):
         "5.2",
         "1e-7",
     ]
-    return [f'{{"id": "{i}", "prediction": {labels[i % len(labels)]}}}' for i in range(first, first + count)]
+    name = "label" if config.data.labels else "value"
+    return [f'{{"id": "{i}", "{name}": {labels[i % len(labels)]}}}' for i in range(first, first + count)]
 
 
 def write_run(folder, task, edit=lambda lines: lines, splits=None):

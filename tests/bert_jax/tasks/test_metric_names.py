@@ -5,11 +5,11 @@ import dataclasses
 import pytest
 from golden.task_cases import PIECES, TASK_CASES
 
-from bert_jax.config import ModelConfig, TokenizerConfig
+from bert_jax.config import ModelConfig
 from bert_jax.config.finetune import FinetuneConfig
 from bert_jax.finetuning.evaluation import blank_scores
 from bert_jax.finetuning.finetune import FinetuneJob
-from bert_jax.finetuning.initialization import Start
+from bert_jax.interop.initialization import Start
 from bert_jax.records import Answer, Record
 from bert_jax.tasks.registry import TASKS
 
@@ -27,7 +27,7 @@ def job_of(case, metric=""):
     options = {"task": {"kind": case.kind, "max_length": 64, "metric": metric}, **case.options}
     plain = FinetuneConfig()
     sections = {name: dataclasses.replace(getattr(plain, name), **given) for name, given in options.items()}
-    start = Start(None, TokenizerConfig(), ("\n".join(PIECES) + "\n").encode())
+    start = Start(tokenizer_content=("\n".join(PIECES) + "\n").encode())
     config = FinetuneConfig(model=ModelConfig(**case.model), **sections)
     return FinetuneJob(config, {"train": records, "dev": records}, (), start), records
 

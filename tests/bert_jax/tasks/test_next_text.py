@@ -7,10 +7,9 @@ from finetune_cases import PIECES, SPLITS, configured, lines, run, saved_model
 
 from bert_jax.finetuning.finetune import FinetuneJob
 from bert_jax.finetuning.nsp_auxiliary import next_text_units, text_parts
-from bert_jax.inference.batching import Encoded
 from bert_jax.interop.readers import read_weights
 from bert_jax.parallel import make_mesh
-from bert_jax.tasks.task import Unit
+from bert_jax.tasks.task import Encoded, ModelInput
 from bert_jax.tokenization.wordpiece import WordPieceTokenizer
 
 TOKENIZER = WordPieceTokenizer([*PIECES, "##x"], lower_case=False)
@@ -38,7 +37,7 @@ def test_parts_of_a_text(given, first, second):
 
 
 def test_half_of_the_second_parts_are_of_another_record_and_said_to_be():
-    units = [Unit(i, (encoded(f"w{i} w{i} w{i} w{i}"),), {"labels": 1}) for i in range(50)]
+    units = [ModelInput(i, (encoded(f"w{i} w{i} w{i} w{i}"),), {"labels": 1}) for i in range(50)]
     found = []
     for step in range(20):
         made = next_text_units(units, units, TOKENIZER, max_length=32, types=2, key=(0, step))
@@ -55,7 +54,10 @@ def test_half_of_the_second_parts_are_of_another_record_and_said_to_be():
 
 
 def test_what_has_no_second_part_is_left_out_and_long_ones_are_cut():
-    units = [Unit(0, (encoded("w1"),)), Unit(1, (encoded(" ".join(["w1"] * 20), " ".join(["w2"] * 3)),))]
+    units = [
+        ModelInput(0, (encoded("w1"),)),
+        ModelInput(1, (encoded(" ".join(["w1"] * 20), " ".join(["w2"] * 3)),)),
+    ]
     (made,) = next_text_units(units, units[1:], TOKENIZER, max_length=12, types=1, key=(0, 0))
     assert TOKENIZER.pieces(made.sequences[0].ids) == ["[CLS]", *["w1"] * 6, "[SEP]", *["w2"] * 3, "[SEP]"]
     assert set(made.sequences[0].types) == {0}
@@ -85,5 +87,5 @@ def test_it_is_learned_and_leaves_no_trace(source, tmp_path):
     assert all(0 < line["nsp_loss"] < 2 for line in lines(tmp_path / "w") if line.get("nsp_loss") is not None)
     assert any("nsp_accuracy" in line for line in lines(tmp_path / "w"))
     assert not any(name.startswith("nsp_head") for name in read_weights(tmp_path / "w" / "best").params)
-    with pytest.raises(ValueError, match=r"loss.nsp_weight: 1.0 has no use for task.kind choice"):
+    with pytest.raises(ValueError, match=r"loss.nsp_weight: unknown option with task.kind choice"):
         run(source, tmp_path / "x", "--loss.nsp_weight 1 --task.kind choice")

@@ -1,7 +1,8 @@
 """Options of training against formulas of their own: rates per parameter, perturbed weights, augmentation."""
 
 import dataclasses
-import re
+import tempfile
+from pathlib import Path
 from typing import get_args
 
 import jax
@@ -10,17 +11,17 @@ import numpy as np
 import pytest
 from finetune_cases import MODEL, PIECES, SPLITS, configured, saved_model
 
-from bert_jax.config import ExecutionConfig, HeadsConfig, load_config
+from bert_jax.config import ExecutionConfig, HeadsConfig, from_dict, load_config, to_dict
 from bert_jax.config.finetune import FinetuneConfig, FinetuneOptimizerConfig, InputConfig, LossConfig
 from bert_jax.config.spec import Features
+from bert_jax.config.sweep import FinetuneRunOptions
 from bert_jax.finetuning.augment import augmented
 from bert_jax.finetuning.finetune import FinetuneJob
 from bert_jax.finetuning.task_objective import check_layers, perturbed
-from bert_jax.inference.batching import Encoded
 from bert_jax.model import BertModel, from_canonical, to_canonical
 from bert_jax.optim import lr_multipliers, make_schedule
-from bert_jax.tasks.registry import TASKS, check_options
-from bert_jax.tasks.task import Unit
+from bert_jax.tasks.registry import TASKS
+from bert_jax.tasks.task import Encoded, ModelInput
 from bert_jax.tokenization.wordpiece import WordPieceTokenizer
 from bert_jax.training.state import initial_params
 
@@ -150,7 +151,7 @@ def test_weight_dropout_scales_what_it_keeps():
 
 def unit(words):
     ids, types = TOKENIZER.build_inputs(TOKENIZER.encode(" ".join(words)))
-    return Unit(0, (Encoded(ids, types),), {"labels": 1})
+    return ModelInput(0, (Encoded(ids, types),), {"labels": 1})
 
 
 def changed(words, seed=0, **options):
@@ -212,6 +213,7 @@ def test_the_loss_of_a_layer_needs_a_pooler_of_its_width(features):
 
 CUT = {"classification", "regression", "multi_label", "choice", "sentence"}
 CLASSES = {"classification", "multi_label", "choice", "joint", "sentence"}
+WHOLE = {"classification", "regression", "multi_label"}
 
 
 @pytest.mark.parametrize(
@@ -225,55 +227,86 @@ CLASSES = {"classification", "multi_label", "choice", "joint", "sentence"}
         ("--tagging.crf true", {"tagging", "joint"}),
         ("--qa.no_answer true", {"qa"}),
         ("--sentence.pooling cls", {"sentence"}),
+        ("--loss.class_weights balanced", {"classification"}),
+        ("--loss.nsp_weight 1", {*TASKS} - {"choice", "sentence"}),
+        ("--loss.layers 1", WHOLE),
+        ("--input.word_dropout 0.1", CUT),
+        ("--features.bilstm_size 8", {"tagging", "joint"}),
     ],
 )
-def test_an_option_is_refused_where_it_would_be_ignored(words, kinds):
+def test_an_option_exists_only_for_the_kinds_that_use_it(words, kinds):
     option = words.split()[0].removeprefix("--")
     for kind in TASKS:
-        for loss in ("softmax", "simcse") if kind == "sentence" and option != "data.labels" else ("softmax",):
-            is_named = (kind in CLASSES and loss == "softmax") or option == "data.label_names"
-            labels = "--data.labels 0 1" if is_named else ""
-            sentence = f"--sentence.loss {loss}" if kind == "sentence" else ""
-            config = load_config(FinetuneConfig, f"--task.kind {kind} {sentence} {labels} {words}".split())
-            if kind in kinds:
-                check_options(config)
-                continue
-            with pytest.raises(ValueError, match=rf"^{option}: .* has no use for task.kind {kind}; ") as raised:
-                check_options(config)
-            assert str(raised.value).endswith(f"it is for {', '.join(sorted(kinds))}; leave it out")
+        if kind in kinds:
+            labels = "--data.labels 0 1" if option == "data.label_names" else ""
+            config = load_config(FinetuneConfig, f"--task.kind {kind} {labels} {words}".split())
+            section, name = option.split(".")
+            assert name in to_dict(config)[section]
+            continue
+        with pytest.raises(
+            ValueError, match=rf"^command line: {option}: unknown option with task.kind {kind};"
+        ) as error:
+            load_config(FinetuneConfig, f"--task.kind {kind} {words}".split())
+        assert set(str(error.value).rpartition("task.kind ")[2].split(", ")) == set(kinds)
 
 
-SENTENCE = "--task.kind sentence --sentence.loss"
+def test_an_option_of_another_kind_may_have_its_default():
+    """As in the configs that older runs left behind."""
+    config = load_config(FinetuneConfig, ["--task.kind", "regression", "--qa.n_best", "20", "--data.labels"])
+    assert config == load_config(FinetuneConfig, ["--task.kind", "regression"])
+    stored = to_dict(config)
+    assert "qa" not in stored and "labels" not in stored["data"]
+    older = stored | {"qa": {"n_best": 7}, "class_weights": [1.0, 5.0], "hard_negatives": 0}
+    assert from_dict(FinetuneConfig, older) == config
+    # A task of the user's own may read every option.
+    words = f"--task.module {__file__} --qa.n_best 7"
+    assert to_dict(load_config(FinetuneConfig, words.split()))["qa"]["n_best"] == 7
+
+
+def test_help_shows_the_options_of_the_kind(capsys):
+    for words, shown, hidden in [
+        ("--task.kind qa", "--qa.n_best", "--tagging.crf"),
+        ("--config recipe.yaml", "--tagging.crf", "--sentence.loss"),
+        ("", "[only with task.kind tagging, joint]", None),
+    ]:
+        with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory() as folder:
+            patch.chdir(folder)
+            Path("recipe.yaml").write_text("task:\n  kind: tagging\n")
+            with pytest.raises(SystemExit) as ended:
+                load_config(FinetuneConfig, [*words.split(), "--help"], extra=FinetuneRunOptions)
+        text = capsys.readouterr().out
+        assert not ended.value.code and shown in text and "--seeds" in text
+        assert hidden is None or hidden not in text
+
+
+SENTENCE, CRF = "--task.kind sentence --sentence.loss", "--task.kind tagging --tagging.crf true"
 
 
 @pytest.mark.parametrize(
-    ("words", "message"),
+    ("words", "option", "where"),
     [
-        ("--task.head_share 0.5", "has no use for task.truncation longest_first; it is for head_tail"),
-        (
-            "--task.truncation tail --task.window_overlap 4",
-            "has no use for task.truncation tail; it is for windows",
-        ),
-        ("--task.max_windows 4", "task.max_windows: 4 has no use for task.truncation longest_first"),
-        (f"{SENTENCE} softmax --sentence.margin 2", "has no use for sentence.loss softmax; it is for triplet"),
-        (f"{SENTENCE} cosine --sentence.scale 5", "it is for cosent, negatives, simcse; leave it out"),
-        (f"{SENTENCE} softmax --sentence.label_scale 5", "it is for cosent, cosine; leave it out"),
-        (f"{SENTENCE} cosine --sentence.hidden_size 8", "it is for softmax; leave it out"),
+        ("--task.head_share 0.5", "task.head_share", "task.truncation head_tail"),
+        ("--task.truncation tail --task.window_overlap 4", "task.window_overlap", "task.truncation windows"),
+        ("--task.max_windows 4", "task.max_windows", "task.truncation windows"),
+        (f"{SENTENCE} softmax --sentence.margin 2", "sentence.margin", "sentence.loss triplet"),
+        (f"{SENTENCE} cosine --sentence.scale 5", "sentence.scale", "sentence.loss cosent, negatives, simcse"),
+        (f"{SENTENCE} softmax --sentence.label_scale 5", "sentence.label_scale", "sentence.loss cosine, cosent"),
+        (f"{SENTENCE} cosine --sentence.hidden_size 8", "sentence.hidden_size", "sentence.loss softmax"),
+        (f"{SENTENCE} cosine --loss.label_smoothing 0.1", "loss.label_smoothing", "sentence.loss softmax"),
+        (f"{SENTENCE} simcse --features.frozen_encoder true", "features.frozen_encoder", "sentence.loss softmax"),
+        (f"{SENTENCE} cosine --sentence.pairs_from_classes true", "sentence.pairs_from_classes", "triplet"),
+        (f"{CRF} --loss.label_smoothing 0.1", "loss.label_smoothing", "tagging.crf false"),
+        (f"{CRF} --loss.focal_gamma 2", "loss.focal_gamma", "tagging.crf false"),
     ],
-)
-def test_an_option_of_another_choice_is_refused(words, message):
-    with pytest.raises(ValueError, match=re.escape(message)):
-        check_options(load_config(FinetuneConfig, words.split()))
+)  # fmt: skip
+def test_an_option_exists_only_with_the_choice_that_uses_it(words, option, where):
+    with pytest.raises(ValueError, match=rf"^command line: {option}: unknown option .*{where}$"):
+        load_config(FinetuneConfig, words.split())
 
 
-@pytest.mark.parametrize("words", ["--class_weights 1 5", "--class_weights 1 5 --loss.class_weights balanced"])
-def test_what_the_data_say_is_not_taken_from_the_command_line(tmp_path, words):
-    config, start = configured(saved_model(tmp_path / "model"), tmp_path / "w", words)
-    with pytest.raises(
-        ValueError, match=r"class_weights: \(1.0, 5.0\) is not allowed: it follows from the training"
-    ):
-        FinetuneJob(config, SPLITS, [], start)
-    # The config that a run leaves has them, as it found them.
-    config, start = configured(tmp_path / "model", tmp_path / "w")
+def test_class_weights_follow_from_the_training_records(tmp_path):
+    with pytest.raises(ValueError, match="command line: class_weights: unknown"):
+        load_config(FinetuneConfig, ["--class_weights", "1", "5"])
+    config, start = configured(saved_model(tmp_path / "model"), tmp_path / "w", "--loss.class_weights balanced")
     once = FinetuneJob(config, SPLITS, [], start).config
-    assert FinetuneJob(once, SPLITS, [], start).config == once and once.class_weights
+    assert FinetuneJob(once, SPLITS, [], start).config == once and "class_weights" not in to_dict(once)

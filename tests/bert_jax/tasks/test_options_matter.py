@@ -9,7 +9,6 @@ import pytest
 from finetune_cases import SPLITS, configured, saved_model
 
 from bert_jax.finetuning.finetune import FinetuneJob
-from bert_jax.finetuning.initialization import warm_start
 from bert_jax.model import to_canonical
 from bert_jax.parallel import make_mesh, to_global
 from bert_jax.records import Record
@@ -43,7 +42,7 @@ def end_of(tmp_path_factory):
         job = FinetuneJob(config, {"train": records, "dev": records[:8]}, [], start)
         mesh = make_mesh(config.mesh, jax.devices()[:1])
         programs = job.programs(mesh)
-        given = warm_start(start, job.config, job.model.heads, job.model.sentence).params
+        given = job.initial_model().params
         state = initial_state(programs.model, programs.optimizer, programs.abstract, config.training.seed, given)
         batches = job.data(mesh, complete=False).batches
         for _ in range(STEPS):
@@ -62,9 +61,21 @@ def distance(one, other):
     return max(float(np.abs(one[name] - other[name]).max()) for name in common)
 
 
+# Every run compiles a step of its own: these few stand for the others outside .ci/run.
+FEW = (
+    "--optimizer.layer_decay 0.5", "--loss.label_smoothing 0.2", "--task.truncation tail",
+    "--training.accumulation_steps 2", "--execution.scan_layers true",
+)  # fmt: skip
+
+
+def mostly_slow(cases):
+    """``cases``, in which the first value is options; all but ``FEW`` are marked as slow."""
+    return [pytest.param(*case, marks=[] if case[0] in FEW else pytest.mark.slow) for case in cases]
+
+
 @pytest.mark.parametrize(
     ("options", "which"),
-    [
+    mostly_slow([
         ("--model.hidden_dropout 0.4", "texts"),
         ("--model.attention_dropout 0.4", "texts"),
         ("--regularization.head_dropout 0.6", "texts"),
@@ -108,7 +119,7 @@ def distance(one, other):
         (f"{TAGGING} --tagging.crf true", "tagged"),
         (f"{TAGGING} --features.bilstm_size 8", "tagged"),
         ("--training.seed 4", "texts"),
-    ],
+    ]),
 )  # fmt: skip
 def test_an_option_changes_the_run(end_of, options, which):
     found = end_of(options, which)
@@ -120,15 +131,15 @@ def test_an_option_changes_the_run(end_of, options, which):
 
 @pytest.mark.parametrize(
     "options",
-    [
-        "--input.packing false",
-        "--input.max_shapes 8",
-        "--training.accumulation_steps 2",
-        "--execution.scan_layers true",
-        "--loss.focal_gamma 0 --loss.label_smoothing 0 --loss.mlm_weight 0 --regularization.mixout 0",
-        "--optimizer.layer_decay 1 --optimizer.decay_to_start false --features.layers last",
-    ],
-)
+    mostly_slow([
+        ("--input.packing false",),
+        ("--input.max_shapes 8",),
+        ("--training.accumulation_steps 2",),
+        ("--execution.scan_layers true",),
+        ("--loss.focal_gamma 0 --loss.label_smoothing 0 --loss.mlm_weight 0 --regularization.mixout 0",),
+        ("--optimizer.layer_decay 1 --optimizer.decay_to_start false --features.layers last",),
+    ]),
+)  # fmt: skip
 def test_an_option_that_should_not_change_it(end_of, options):
     plain = "--model.hidden_dropout 0 --model.attention_dropout 0"
     assert distance(end_of(f"{plain} {options}"), end_of(plain)) < 2e-4

@@ -5,9 +5,9 @@ import time
 import numpy as np
 import pytest
 
-from bert_jax.finetuning.packing import Shape, choose_shape, fill_rows, pack_batch, plan_shapes
-from bert_jax.inference.batching import Encoded
-from bert_jax.tasks.task import Target, Unit
+from bert_jax.finetuning.packing import choose_shape, plan_shapes
+from bert_jax.inference.batching import Shape, fill_rows, pack_batch
+from bert_jax.tasks.task import Encoded, ModelInput, Target
 
 OPTIONS = {"steps": 2000, "width": 384, "parts": 1, "most": 8, "packing": True, "limit": 128}
 
@@ -22,7 +22,7 @@ def test_every_unit_is_in_one_row_and_rows_hold_what_they_can():
     rng = np.random.default_rng(1)
     for _ in range(50):
         lengths = rng.integers(1, 65, rng.integers(1, 60)).tolist()
-        rows = fill_rows(lengths, 64, 5)
+        rows = fill_rows(lengths, (64,), 5)
         assert sorted(number for row in rows for number in row) == list(range(len(lengths)))
         assert all(sum(lengths[n] for n in row) <= 64 and len(row) <= 5 for row in rows)
 
@@ -44,20 +44,20 @@ def test_the_row_with_least_space_is_filled():
     rng = np.random.default_rng(2)
     for _ in range(100):
         lengths, units = rng.integers(1, 33, rng.integers(1, 60)).tolist(), int(rng.integers(1, 9))
-        assert fill_rows(lengths, 32, units) == by_definition(lengths, 32, units)
+        assert fill_rows(lengths, (32,), units) == by_definition(lengths, 32, units)
 
 
 def test_a_test_set_of_hundreds_of_thousands_takes_seconds():
     lengths = short_lengths(400_000).tolist()
     began = time.process_time()
-    rows = fill_rows(lengths, 64, 9)
+    rows = fill_rows(lengths, (64,), 9)
     assert time.process_time() - began < 8 and sum(map(len, rows)) == 400_000
 
 
 def test_what_does_not_fit_is_told():
-    assert fill_rows([10, 65], 64, 4) is None
-    assert fill_rows([40, 40], 64, 4, rows=1) is None
-    assert fill_rows([10, 10, 10], 64, 2, rows=1) is None
+    assert fill_rows([10, 65], (64,), 4) is None
+    assert fill_rows([40, 40], (64,), 4, rows=1) is None
+    assert fill_rows([10, 10, 10], (64,), 2, rows=1) is None
 
 
 @pytest.mark.parametrize("parts", [1, 8])
@@ -95,9 +95,9 @@ def test_a_batch_holds_sequences_targets_and_places():
         "tag": Target("token", np.float32),
     }
     units = [
-        Unit(0, (Encoded([2, 7, 3], [0, 0, 0]), Encoded([2, 8, 9, 3], [0, 0, 1, 1])),
+        ModelInput(0, (Encoded([2, 7, 3], [0, 0, 0]), Encoded([2, 8, 9, 3], [0, 0, 1, 1])),
              {"label": 4, "start": 1, "tag": np.arange(7)}, 0.5),
-        Unit(1, (Encoded([2, 3], [0, 0]), Encoded([2, 6, 3], [0, 1, 1])),
+        ModelInput(1, (Encoded([2, 3], [0, 0]), Encoded([2, 6, 3], [0, 1, 1])),
              {"label": 5, "start": 2, "tag": np.arange(10, 15)}),
     ]  # fmt: skip
     packed = pack_batch(units, [[1, 0]], Shape(2, 16, 3), sequences=2, targets=targets, pad_id=1)

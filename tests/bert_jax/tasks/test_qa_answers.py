@@ -4,13 +4,13 @@ import time
 
 import numpy as np
 import pytest
-from qa_cases import LETTERS, SPECIALS, TOKENIZER, make_task, record
+from builders import drawn, tiny_model, words
+from qa_cases import LETTERS, TOKENIZER, make_task, record
 
-from bert_jax.config import HeadsConfig, ModelConfig, ModelSpec, TokenizerConfig
+from bert_jax.config import HeadsConfig, ModelSpec, TokenizerConfig
 from bert_jax.config.finetune import QaConfig
 from bert_jax.inference.loaded import prepare
-from bert_jax.inference.spans import Passage, SpanPiece, best_spans, span_inputs
-from bert_jax.interop.exchange import Weights, parameter_shapes
+from bert_jax.tasks.spans import Passage, SpanPiece, best_spans, span_inputs
 
 
 def windows(passage, question="y z", max_length=64, **qa):
@@ -156,13 +156,15 @@ def test_no_answer_above_the_threshold(threshold, text):
     task = make_task(max_length=11, doc_stride=4, no_answer=True, null_threshold=threshold)
     prediction = decode(task, "a b c d e f g h", {"c": 2.0}, {"c": 3.0}, [8.0, 6.0])
     span = {"start": 4, "end": 5} if text else {"start": 0, "end": 0}
-    assert prediction == {"text": text, **span, "score": 5.0, "null_odds": 1.5, "best_text": "c"}
+    assert prediction == {
+        "answer": text, **span, "score": 5.0, "no_answer_score": 6.5, "best_answer": "c"
+    }  # fmt: skip
 
 
 def test_an_answer_is_always_given_where_there_always_is_one():
     task = make_task(max_length=11, doc_stride=4)
     prediction = decode(task, "a b c d e f g h", {"c": 2.0}, {"c": 3.0}, [8.0, 6.0])
-    assert prediction == {"text": "c", "start": 4, "end": 5, "score": 5.0, "null_odds": 1.5}
+    assert prediction == {"answer": "c", "start": 4, "end": 5, "score": 5.0, "no_answer_score": 6.5}
 
 
 def test_an_empty_passage_has_no_answer():
@@ -170,11 +172,11 @@ def test_an_empty_passage_has_no_answer():
         one = record("q", "  ", ("a", 0))
         units = task.featurize([one], training=False)
         (prediction,) = task.decode([one], units, [{"start_logits": np.ones(4), "end_logits": np.ones(4)}])
-        assert (prediction["text"], prediction["score"], prediction["null_odds"]) == ("", 2.0, 0.0)
+        assert (prediction["answer"], prediction["score"], prediction["no_answer_score"]) == ("", 2.0, 2.0)
 
 
 def test_chinese_scoring_refuses_no_answer():
-    with pytest.raises(ValueError, match=r"^qa\.scoring: 'chinese' has no score") as caught:
+    with pytest.raises(ValueError, match=r"^qa\.scoring: 'chinese' is not allowed; allowed: english") as caught:
         make_task(no_answer=True, scoring="chinese")
     assert "\n" not in str(caught.value)
 
@@ -195,21 +197,13 @@ def test_ten_thousand_questions_take_seconds():
 @pytest.fixture(scope="module")
 def loaded():
     """A small model of drawn weights with a span head."""
-    pieces = [*SPECIALS, *(f"w{i}" for i in range(40)), "##x"]
+    pieces = [*words(40), "##x"]
     spec = ModelSpec(
-        model=ModelConfig(
-            vocab_size=len(pieces), hidden_size=16, num_layers=1, num_attention_heads=2, intermediate_size=24,
-            max_position_embeddings=200,
-        ),
+        model=tiny_model(len(pieces), num_layers=1, max_position_embeddings=200),
         heads=HeadsConfig(span=True),
         tokenizer=TokenizerConfig(),
     )  # fmt: skip
-    rng = np.random.default_rng(0)
-    params = {
-        name: rng.normal(1 if name.endswith("scale") else 0, 0.3, shape).astype(np.float32)
-        for name, shape in parameter_shapes(spec).items()
-    }
-    return prepare(Weights(spec=spec, params=params, tokenizer_content="\n".join(pieces).encode()))
+    return prepare(drawn(spec, 0.3, pieces))
 
 
 def test_predictions_of_a_saved_model_are_the_same(loaded):
@@ -232,6 +226,6 @@ def test_predictions_of_a_saved_model_are_the_same(loaded):
     predictions = task.decode(records, units, outputs)
     others = loaded.predict([(one.text, one.text_pair) for one in records])
     for ours, theirs in zip(predictions, others, strict=True):
-        assert (ours["text"], ours["start"], ours["end"]) == (theirs["answer"], theirs["start"], theirs["end"])
-        assert ours["text"] and ours["score"] == pytest.approx(theirs["score"], abs=1e-4)
-        assert ours["null_odds"] + ours["score"] == pytest.approx(theirs["no_answer_score"], abs=1e-4)
+        assert (ours["answer"], ours["start"], ours["end"]) == (theirs["answer"], theirs["start"], theirs["end"])
+        assert ours["answer"] and ours["score"] == pytest.approx(theirs["score"], abs=1e-4)
+        assert ours["no_answer_score"] == pytest.approx(theirs["no_answer_score"], abs=1e-4)

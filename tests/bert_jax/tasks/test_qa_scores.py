@@ -8,7 +8,7 @@ import pytest
 from qa_cases import CHINESE, LETTERS, TOKENIZER, make_task, perfect, record
 
 from bert_jax.config import HeadsConfig
-from bert_jax.inference.batching import features, pack
+from bert_jax.inference.batching import Shape, fill_rows, pack_batch
 from bert_jax.metrics import value
 from bert_jax.model.bert import BertOutput
 
@@ -22,7 +22,7 @@ def scored(task, rows):
     for text, odds, _ in rows:
         shown = "" if task.config.qa.no_answer and odds > task.config.qa.null_threshold else text
         predictions.append(
-            {"text": shown, "null_odds": odds, "best_text": text, "score": 0.0, "start": 0, "end": 0}
+            {"answer": shown, "no_answer_score": odds, "best_answer": text, "score": 0.0, "start": 0, "end": 0}
         )
     scores = task.scores(records, predictions)
     n = sum(golds is not None for *_, golds in rows)
@@ -81,32 +81,24 @@ def test_loss_of_packed_windows():
     records = [long, record("y", "a b"), record("y", "c d", labelled=False)]
     units = task.featurize(records, training=False)
     assert len(units) == 4 and [unit.weight for unit in units] == [1, 1, 1, 0]
-    sequences = [unit.sequences[0] for unit in units]
-    rows = pack([unit.length for unit in units], (40,))
-    batch = features(rows, len(rows), sequences, 0)
-    slots = batch["cls_positions"].shape[1]
-    batch["weights"] = np.zeros((len(rows), slots), np.float32)
-    batch |= {name: np.zeros((len(rows), slots), np.int32) for name in task.targets}
-    rng = np.random.default_rng(0)
-    logits = rng.normal(0, 2, (2, len(rows), 40)).astype(np.float32)
+    rows = fill_rows([unit.length for unit in units], (40,), 8)
+    batch, places = vars(pack_batch(units, rows, Shape(1, 40, 8), targets=task.targets, pad_id=0)).values()
+    logits = np.random.default_rng(0).normal(0, 2, (2, 1, 40)).astype(np.float32)
     expected = 0.0
-    for i, row in enumerate(rows):
-        for slot, (number, first) in enumerate(row.items):
-            unit = units[number]
-            batch["weights"][i, slot] = unit.weight
-            for name, values in zip(task.targets, logits, strict=True):
-                target = unit.targets.get(name, 0)
-                batch[name][i, slot] = first + target
-                own = values[i, first : first + unit.length].astype(np.float64)
-                expected += unit.weight * (np.log(np.exp(own).sum()) - own[target]) / 2
-    assert len(rows) == 1 and len(rows[0].items) == 4
+    for number, row, _, first in places:
+        unit = units[number]
+        for name, values in zip(task.targets, logits, strict=True):
+            target = unit.targets.get(name, 0)
+            own = values[row, first : first + unit.length].astype(np.float64)
+            expected += unit.weight * (np.log(np.exp(own).sum()) - own[target]) / 2
+    assert len(rows) == 1 and len(rows[0]) == 4
     output = BertOutput(
         sequence_output=None, start_logits=jnp.asarray(logits[0]), end_logits=jnp.asarray(logits[1])
     )
     sums = task.loss(output, batch, axis=None)
     np.testing.assert_allclose(sums["loss"], (expected, 3.0), rtol=1e-5)
     assert {name: float(total) for name, total in task.denominators(batch).items()} == {"loss": 3.0}
-    empty = {**batch, "weights": np.zeros((1, slots), np.float32)}
+    empty = {**batch, "weights": np.zeros((1, 8), np.float32)}
     assert float(task.denominators(empty)["loss"]) == 1.0
     given = task.outputs(output, batch)
     assert [level for level, _ in given.values()] == ["token", "token"]
@@ -155,9 +147,9 @@ def test_perfect_outputs_give_perfect_scores(chinese):
     predictions = task.decode(records, units, perfect(units))
     for one, prediction in zip(records, predictions, strict=True):
         given = [(answer.text, answer.start) for answer in one.answers] or [("", 0)]
-        assert [(prediction["text"], prediction["start"])] == given
-        assert one.text_pair[prediction["start"] : prediction["end"]] == prediction["text"]
+        assert [(prediction["answer"], prediction["start"])] == given
+        assert one.text_pair[prediction["start"] : prediction["end"]] == prediction["answer"]
     values = {score.name: value(score, len(records)) for score in task.scores(records, predictions)}
     assert values["f1"] == values["exact"] == 1.0
-    worse = [{**prediction, "text": "zzz", "best_text": "zzz"} for prediction in predictions]
+    worse = [{**prediction, "answer": "zzz", "best_answer": "zzz"} for prediction in predictions]
     assert value(task.scores(records, worse)[0], len(records)) < 0.4

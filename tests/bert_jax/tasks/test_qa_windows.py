@@ -5,9 +5,9 @@ import pytest
 from qa_cases import CHINESE, LETTERS, TOKENIZER, make_task, record
 
 from bert_jax.config.finetune import QaConfig
-from bert_jax.inference.spans import Passage, span_inputs
 from bert_jax.records import Answer
 from bert_jax.tasks.question_answering import find_answer
+from bert_jax.tasks.spans import Passage, span_inputs
 from bert_jax.tokenization import ROBERTA_PIECES, ByteBPETokenizer, byte_bpe_content
 
 

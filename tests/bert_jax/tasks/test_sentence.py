@@ -66,12 +66,12 @@ def test_texts_that_training_has_no_use_for_are_not_seen():
     for loss, given in (("cosine", 2), ("simcse", 2), ("negatives", 5)):
         records = texts(8, 0, 3, LABELS["cosine"])
         config = SentenceTask.from_data(task_of(loss).config, {"train": records})
-        task = SentenceTask(config, TOKENIZER)
+        task = SentenceTask(config, TOKENIZER, records)
         units = task.featurize(records, training=True)
         assert {len(unit.sequences) for unit in units} == {given} == {task.sequences_per_unit}, loss
     classes = texts(8, 0, 2, LABELS["softmax"])
     config = SentenceTask.from_data(task_of("negatives", pairs_from_classes=True).config, {"train": classes})
-    assert SentenceTask(config, TOKENIZER).sequences_per_unit == 2
+    assert SentenceTask(config, TOKENIZER, classes).sequences_per_unit == 2
 
 
 def test_a_negative_without_a_second_text_is_none():

@@ -7,11 +7,13 @@ import numpy as np
 import pytest
 from finetune_cases import PIECES, configured, saved_model
 
-from bert_jax.config import HeadsConfig
-from bert_jax.config.loader import RunOptions, Setting
-from bert_jax.finetuning import initialization as module
-from bert_jax.finetuning.initialization import resolve, store_tokenizer, warm_start, whole_name
+from bert_jax.config import HeadsConfig, ModelSpec
+from bert_jax.config.finetune import FinetuneConfig
+from bert_jax.config.loader import RunOptions
+from bert_jax.finetuning.resolve import redrawn_layers
+from bert_jax.interop import initialization as module
 from bert_jax.interop import saved_model as native
+from bert_jax.interop.initialization import initial_model, plan_start, store_tokenizer, whole_name
 from bert_jax.interop.readers import read_weights
 from bert_jax.interop.saved_model import replace_saved
 from bert_jax.training.launch import RECORD
@@ -37,7 +39,10 @@ def test_parts_of_a_tagger(tmp_path, tags, options, drawn):
     """What belongs to the tags is only for the same ones; the task's own layers go with ``reinit_head``."""
     source = saved_model(tmp_path / "model", tagger(TAGS))
     config, start = configured(source, tmp_path / "w", options)
-    found = warm_start(start, config, tagger(tags), None)
+    spec = ModelSpec(model=config.model, heads=tagger(tags))
+    found = initial_model(
+        start, spec, redrawn=redrawn_layers(config), redraw_head=config.regularization.reinit_head
+    )
     parts = {name.partition("/")[0] for name in found.params}
     assert parts == {"embeddings", "encoder", *LAYERS, "token_head", "crf"}.difference(drawn)
     (said,) = [line for line in found.messages if line.startswith("drawn anew")] or [""]
@@ -46,11 +51,10 @@ def test_parts_of_a_tagger(tmp_path, tags, options, drawn):
 
 def test_mixout_needs_weights_to_go_back_to(tmp_path):
     (tmp_path / "vocab.txt").write_text("\n".join(PIECES) + "\n")
-    given = {"data.vocab": str(tmp_path / "vocab.txt"), "regularization.mixout": "0.1"}
-    settings = [Setting("command line", key, value) for key, value in given.items()]
-    with pytest.raises(ValueError, match=r"^regularization.mixout: 0.1 has no use without --init_from, the model "):
-        resolve(RunOptions(), tmp_path / "w", settings)
-    resolve(RunOptions(), tmp_path / "w", settings[:1])
+    words = ["--data.vocab", str(tmp_path / "vocab.txt"), "--regularization.mixout", "0.1"]
+    with pytest.raises(ValueError, match=r"^regularization.mixout: 0.1 .*--init_from"):
+        plan_start(FinetuneConfig, RunOptions(), tmp_path / "w", words)
+    plan_start(FinetuneConfig, RunOptions(), tmp_path / "w", words[:2])
 
 
 def test_the_same_model_from_another_working_directory(tmp_path, monkeypatch):
@@ -66,9 +70,9 @@ def test_the_same_model_from_another_working_directory(tmp_path, monkeypatch):
     saved_model(workdir / "model")
     (workdir / "link").symlink_to(source)
     for name in (source, "link", "../one/model"):
-        resolve(RunOptions(init_from=str(name)), workdir, [])
+        plan_start(FinetuneConfig, RunOptions(init_from=str(name)), workdir, [])
     with pytest.raises(ValueError, match=f"^--init_from model: the run in {workdir} began from {source}; give "):
-        resolve(RunOptions(init_from="model"), workdir, [])
+        plan_start(FinetuneConfig, RunOptions(init_from="model"), workdir, [])
     assert whole_name("gs://bucket/model") == "gs://bucket/model" and not whole_name("")
 
 
@@ -81,7 +85,7 @@ def test_best_parameters_whose_replacement_was_killed(tmp_path, monkeypatch):
     rename = Path.rename
 
     def killed(self, target):
-        if (self.name, target.name) == ("best.new", "best"):
+        if (self.name, target.name) == (".best.partial", "best"):
             raise KeyboardInterrupt
         return rename(self, target)
 

@@ -139,10 +139,15 @@ def test_outputs_become_intents_slots_and_their_probabilities():
     predictions = task.decode(given, units, outputs_of(task.outputs(output, batch), places))
     # As the files write labels, whatever exports call them.
     scores = [{"book": 0.25, "play": 0.5, "rate": 0.25}, {"book": 0.25, "play": 0.25, "rate": 0.5}]
-    assert [prediction.pop("scores") for prediction in predictions] == [pytest.approx(one) for one in scores]
+    assert [prediction.pop("probabilities") for prediction in predictions] == [pytest.approx(one) for one in scores]
     assert predictions == [
-        {"label": "rate", "prediction": "play", "tags": ["O", "B-day"], "tag_scores": [0.75, 0.75]},
-        {"prediction": "rate", "tags": ["I-day"], "tag_scores": [0.75]},
+        {
+            "label": "play",
+            "score": pytest.approx(0.5),
+            "tokens": tagged(("1x", "O"), ("2", "B-day"), score=0.75),
+            "gold": "rate",
+        },
+        {"label": "rate", "score": pytest.approx(0.5), "tokens": tagged(("3", "I-day"), score=0.75)},
     ]
 
 
@@ -154,9 +159,15 @@ def test_the_windows_of_a_text_are_averaged():
         for unit, logits in zip(units, [(0, 0, 4), (3, 0, 0), (0, 1, 0)], strict=True)
     ]
     predictions = task.decode(texts, units, outputs)
-    assert [p["prediction"] for p in predictions] == ["rate", "play"]
+    assert [p["label"] for p in predictions] == ["rate", "play"]
     chance = np.exp(2) / (np.exp(1.5) + np.exp(0) + np.exp(2))  # of the means 1.5, 0, 2
-    assert predictions[0]["scores"]["rate"] == pytest.approx(chance, abs=1e-12)
+    assert predictions[0]["probabilities"]["rate"] == pytest.approx(chance, abs=1e-12)
+
+
+def tagged(*pairs, **values):
+    return [
+        {"text": text, "label": label, **{k: pytest.approx(v) for k, v in values.items()}} for text, label in pairs
+    ]
 
 
 @pytest.mark.parametrize("names", [(), ("Book", "Play", "Rate")])
@@ -175,9 +186,9 @@ def test_gold_outputs_score_1(names):
 def test_scores_by_hand():
     gold = [record("1 2", "B-day I-day", "play"), record("3", "B-day", "rate"), record("4", "O", "sing")]
     predicted = [
-        {"prediction": "play", "tags": ["B-day", "I-day"]},
-        {"prediction": "rate", "tags": ["O"]},
-        {"prediction": "book", "tags": ["O"]},
+        {"label": "play", "tokens": tagged(("1", "B-day"), ("2", "I-day"))},
+        {"label": "rate", "tokens": tagged(("3", "O"))},
+        {"label": "book", "tokens": tagged(("4", "O"))},
     ]
     scores = {s.name: value(s, 3) for s in task_of().scores(gold, predicted)}
     assert scores["sentence_accuracy"] == pytest.approx(1 / 3)
@@ -194,7 +205,7 @@ def test_every_word_of_real_requests_has_one_slot(real_data, max_length):
     records = splits["train"] + splits["valid"]
     units = task.featurize(records, training=True)
     predictions = task.decode(records, units, perfect(task, units, records))
-    assert [len(p["tags"]) for p in predictions] == [len(r.words) for r in records]
+    assert [len(p["tokens"]) for p in predictions] == [len(r.words) for r in records]
     assert {value(s, len(records)) for s in task.scores(records, predictions)} == {1.0}
 
 

@@ -3,13 +3,14 @@
 import jax
 import optax
 import pytest
+from builders import tiny_model
 from tagging_cases import TOKENIZER, batch_of, config, outputs_of, record
 
-from bert_jax.config import ExecutionConfig, ModelConfig
+from bert_jax.config import ExecutionConfig
 from bert_jax.metrics import value
 from bert_jax.model.bert import BertModel
 from bert_jax.tasks.intent_slots import JointTask
-from bert_jax.tasks.tagging import TaggingTask
+from bert_jax.tasks.tagging import TaggingTask, predicted_tags
 
 RECORDS = [
     record("1 2x 3 4", "B-a I-a O B-b", "play"),
@@ -17,10 +18,9 @@ RECORDS = [
     record("7xx 1 2 3 9 10 11 12 13 14 15", "O B-a I-a I-a O O O B-b I-b O B-a", "play"),
     record("3 3", "O B-a", "rate"),
 ]
-MODEL = ModelConfig(
-    vocab_size=TOKENIZER.vocab_size, hidden_size=32, num_layers=1, num_attention_heads=2, intermediate_size=64,
-    max_position_embeddings=16,
-)  # fmt: skip
+MODEL = tiny_model(
+    TOKENIZER.vocab_size, hidden_size=32, num_layers=1, intermediate_size=64, max_position_embeddings=16
+)
 
 
 @pytest.mark.parametrize(("kind", "crf"), [(TaggingTask, False), (TaggingTask, True), (JointTask, True)])
@@ -53,5 +53,5 @@ def test_a_small_model_learns_by_heart(kind, crf):
     assert losses[-1] < 0.1 * losses[0]
     outputs = outputs_of(task.outputs(model.apply({"params": params}, batch), batch), places)
     predictions = task.decode(RECORDS, units, outputs)
-    assert [tuple(p["tags"]) for p in predictions] == [r.tags for r in RECORDS]
+    assert [tuple(predicted_tags(p)) for p in predictions] == [r.tags for r in RECORDS]
     assert value(task.scores(RECORDS, predictions)[0], len(RECORDS)) == 1

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from tagging_cases import TOKENIZER, pieces, random_sentences, record
 
-from bert_jax.inference.batching import Encoded
-from bert_jax.inference.words import encode_words, owners, window_spans, word_windows
+from bert_jax.tasks.task import Encoded
+from bert_jax.tasks.words import encode_words, owners, window_spans, word_windows
 from bert_jax.tokenization import ROBERTA_PIECES, byte_bpe_content
 from bert_jax.tokenization.byte_bpe import ByteBPETokenizer
 

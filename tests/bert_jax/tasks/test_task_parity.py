@@ -12,12 +12,12 @@ import pytest
 from flax import linen as nn
 from golden.task_cases import PIECES, TASK_CASES, TaskCase, weight
 
-from bert_jax.config import ExecutionConfig, MeshConfig, ModelConfig, TokenizerConfig
+from bert_jax.config import ExecutionConfig, MeshConfig, ModelConfig
 from bert_jax.config.finetune import FinetuneConfig
 from bert_jax.finetuning.finetune import FinetuneJob
-from bert_jax.finetuning.initialization import Start
-from bert_jax.finetuning.packing import Shape, fill_rows, pack_batch
 from bert_jax.finetuning.task_objective import TaskObjective
+from bert_jax.inference.batching import Shape, fill_rows, pack_batch
+from bert_jax.interop.initialization import Start
 from bert_jax.model import to_canonical
 from bert_jax.model.canonical import from_canonical
 from bert_jax.parallel import make_mesh, to_global
@@ -62,14 +62,14 @@ def make_job(case: TaskCase, execution: str = "unrolled") -> FinetuneJob:
     options = {"task": {"kind": case.kind, "max_length": ROW}, **case.options}
     sections = {name: dataclasses.replace(getattr(plain, name), **given) for name, given in options.items()}
     config = FinetuneConfig(model=ModelConfig(**case.model), execution=EXECUTIONS[execution], **sections)
-    start = Start(None, TokenizerConfig(), ("\n".join(PIECES) + "\n").encode())
+    start = Start(tokenizer_content=("\n".join(PIECES) + "\n").encode())
     return FinetuneJob(config, {"train": records_of(case)}, (), start)
 
 
 def packed(job: FinetuneJob, records: list[Record], *, length: int = ROW, rows: int = 0) -> dict[str, np.ndarray]:
     """The batch of all records, in ``rows`` rows, of which some are blank; 0: one more than are needed."""
     units = job.task.featurize(records, training=True)
-    filled = fill_rows([unit.length for unit in units], length, UNITS)
+    filled = fill_rows([unit.length for unit in units], (length,), UNITS)
     assert len(filled) < len(units), "no units share a row"
     assert not rows or len(filled) < rows, "no row is blank"
     shape, pad_id = Shape(rows or len(filled) + 1, length, UNITS), job.task.tokenizer.pad_id

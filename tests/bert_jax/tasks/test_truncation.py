@@ -8,11 +8,9 @@ import pytest
 
 from bert_jax.config.finetune import TaskConfig
 from bert_jax.tasks.truncation import centrality, cut_pair, cut_text, windows
-from bert_jax.tokenization.wordpiece import WordPieceTokenizer
+from bert_jax.tokenization import SPECIAL_PIECES, WordPieceTokenizer
 
-TOKENIZER = WordPieceTokenizer(
-    ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", ".", *(f"w{i}" for i in range(1000))], lower_case=False
-)
+TOKENIZER = WordPieceTokenizer([*SPECIAL_PIECES, ".", *(f"w{i}" for i in range(1000))], lower_case=False)
 IDS = list(range(6, 1006))
 TEXT = " ".join(f"w{i}" for i in range(1000))
 

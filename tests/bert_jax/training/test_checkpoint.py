@@ -1,6 +1,8 @@
 """Damage to checkpoints: every file, three ways; fall back, never silently, never to a fresh start."""
 
+import json
 import shutil
+from pathlib import Path
 
 import jax
 import numpy as np
@@ -10,7 +12,7 @@ from support import tiny_config, train_synthetic
 from bert_jax.config import ExecutionConfig, MeshConfig
 from bert_jax.model import to_canonical
 from bert_jax.parallel import make_mesh
-from bert_jax.training.checkpoint.digest import check_files, tree_digest, write_checksums
+from bert_jax.training.checkpoint.digest import check_files, json_digest, tree_digest, write_checksums
 from bert_jax.training.checkpoint.restore import NoCheckpoint, checkpoint_folder, restore_newest, saved_steps
 
 CONFIG = tiny_config("--model.num_layers 2 --optimizer.ema_decay 0.9 --training.num_steps 6")
@@ -58,32 +60,49 @@ def files_of(workdir, step):
     return sorted(path for path in (checkpoint_folder(workdir) / str(step)).rglob("*") if path.is_file())
 
 
+DAMAGES = {"flip": flip, "truncate": truncate, "remove": lambda path: path.unlink()}
+
+
 def test_every_file_damaged_in_every_way_is_noticed(run, tmp_path):
+    workdir = copy(run, tmp_path)
+    folder = checkpoint_folder(workdir) / "6"
+    assert len(files_of(workdir, 6)) > 10
+    for file in files_of(workdir, 6):
+        content = file.read_bytes()
+        for name, damage in DAMAGES.items():
+            damage(file)
+            # A kill between the commit and the listing leaves none: the digest decides.
+            unlisted = file.name == "checksums.json" and name == "remove"
+            assert (check_files(folder) is None) == unlisted, (file, name)
+            file.write_bytes(content)
+    assert check_files(folder) is None
+
+
+@pytest.mark.parametrize("every", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_a_damaged_file_makes_the_run_continue_from_the_checkpoint_before(run, tmp_path, every):
     sound = restore(run)[0]
     assert sound.step == 6
     names = [path.relative_to(checkpoint_folder(run)) for path in files_of(run, 6)]
-    assert len(names) > 10
-    outcomes = {}
+    if not every:
+        largest = max(names, key=lambda name: (checkpoint_folder(run) / name).stat().st_size)
+        names = [largest, *(name for name in names if name.name == "checksums.json")]
+    outcomes = []
     for name in names:
-        for damage in (flip, truncate, lambda path: path.unlink()):
+        for kind, damage in DAMAGES.items():
             workdir = tmp_path / "w"
             shutil.rmtree(workdir, ignore_errors=True)
             shutil.copytree(run, workdir)
             damage(checkpoint_folder(workdir) / name)
             restored, reports = restore(workdir)
-            if (
-                name.name == "checksums.json"
-                and not (checkpoint_folder(workdir) / name).exists()
-                and restored.step == 6
-            ):
-                # A kill between the commit and the listing looks like this: the digest decides, rightly.
+            if name.name == "checksums.json" and kind == "remove":
                 jax.tree.map(np.testing.assert_array_equal, restored.state, sound.state)
+                assert restored.step == 6
                 continue
-            assert restored.step == 4, (name, damage)
+            assert restored.step == 4, (name, kind)
             assert len(reports) == 1 and "checkpoint 6 is damaged" in reports[0]
             assert (workdir / "damaged_checkpoints" / "6").is_dir()
             assert saved_steps(workdir) == [2, 4]
-            outcomes[name, damage] = reports[0]
+            outcomes.append(name)
     assert len(outcomes) == 3 * len(names) - 1
 
 
@@ -271,3 +290,61 @@ def test_what_is_saved_is_what_was_given(run, tmp_path):
     meter["sums"]["loss"] = [1.0, 1.0]
     writer.close()
     assert read_meta(checkpoint_folder(tmp_path / "w") / "6")["meter"] == {"sums": {}}
+
+
+def bytes_read():
+    """Bytes that this process has read so far."""
+    return int(Path("/proc/self/io").read_text().split("rchar: ")[1].split()[0])
+
+
+@pytest.mark.parametrize("average", [None, False])
+def test_parameters_are_read_alone(tmp_path, average):
+    """At most 1.1 times their bytes, though the state holds four times as much."""
+    from bert_jax.training.checkpoint.parameters import read_parameters
+    from bert_jax.training.checkpoint.writer import CheckpointWriter
+    from bert_jax.training.state import TrainState
+
+    config = tiny_config("--model.vocab_size 40000 --model.hidden_size 64 --optimizer.ema_decay 0.9")
+    table = np.random.default_rng(0).standard_normal((4, 40_000, 64), np.float32)
+    params, first, second, ema = ({"word_embeddings": {"embedding": jax.numpy.asarray(part)}} for part in table)
+    state = TrainState(jax.numpy.int32(6), params, {"mu": first, "nu": second}, ema)
+    (tmp_path / "w").mkdir()
+    writer = CheckpointWriter(tmp_path / "w", config)
+    writer.save(state, {"data": {}})
+    writer.close()
+    before = bytes_read()
+    found = read_parameters(tmp_path / "w", config, average=average, report=pytest.fail)
+    assert bytes_read() - before < 1.1 * table[0].nbytes
+    assert (found.step, found.averaged) == (6, average is None)
+    expected = table[3] if average is None else table[0]
+    np.testing.assert_array_equal(found.arrays["word_embeddings/embedding"], expected)
+
+
+@pytest.mark.parametrize("has_digests", [True, False])
+def test_parameters_of_the_newest_sound_checkpoint(run, tmp_path, has_digests):
+    """Also from checkpoints of versions that stored no digest of the parameters alone."""
+    from bert_jax.training.checkpoint.parameters import read_parameters
+    from bert_jax.training.checkpoint.restore import read_meta
+
+    workdir = copy(run, tmp_path)
+    if not has_digests:
+        for step in saved_steps(workdir):
+            folder = checkpoint_folder(workdir) / str(step)
+            meta = read_meta(folder)
+            del meta["digests"]
+            meta["json_digest"] = json_digest(meta)
+            (folder / "meta" / "metadata").write_text(json.dumps(meta))
+            (folder / "checksums.json").unlink()
+    sound = restore(workdir, read_only=True)[0]
+    reports = []
+    for average, tree in ((None, sound.state.ema), (True, sound.state.ema), (False, sound.state.params)):
+        found = read_parameters(workdir, CONFIG, average=average, report=reports.append)
+        expected = to_canonical(tree, CONFIG.model.vocab_size)
+        assert found.step == 6 and found.arrays.keys() == expected.keys() and not reports
+        jax.tree.map(np.testing.assert_array_equal, found.arrays, {name: expected[name] for name in found.arrays})
+    payloads = [path for path in files_of(workdir, 6) if "/d/" in path.as_posix()]
+    for payload in payloads:
+        flip(payload)
+    assert read_parameters(workdir, CONFIG, average=None, report=reports.append).step == 4
+    assert len(reports) == 1 and "checkpoint 6" in reports[0]
+    assert saved_steps(workdir) == [2, 4, 6]

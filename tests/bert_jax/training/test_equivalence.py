@@ -208,9 +208,9 @@ def test_model_options_change_the_function_and_have_gradients(arguments):
 
 
 def test_unknown_logical_axis_raises():
-    from bert_jax.parallel import constrain, declared
+    from bert_jax.parallel import constrain, with_logical_axes
 
     with pytest.raises(ValueError, match="unknown logical axis 'act_bacth'"):
         constrain(jnp.zeros((2, 2)), ("act_bacth", None), None)
     with pytest.raises(ValueError, match="unknown logical axis 'embd'"):
-        declared(nn.initializers.zeros_init(), ("embd",))
+        with_logical_axes(nn.initializers.zeros_init(), ("embd",))

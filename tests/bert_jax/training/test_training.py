@@ -6,13 +6,13 @@ import signal
 import jax
 import numpy as np
 import pytest
+from builders import StopAt
 from support import SyntheticSource, tiny_config, train_synthetic, untimed
 
 from bert_jax.config import MeshConfig
 from bert_jax.io.folder_lock import hold_folder
 from bert_jax.parallel import make_mesh
 from bert_jax.process.exits import Stop
-from bert_jax.process.signals import StopRequest
 from bert_jax.training.checkpoint.restore import restore_newest, saved_steps
 from bert_jax.training.logging.metrics_file import read_metrics
 
@@ -24,20 +24,6 @@ def final_state(workdir, config):
 
 def assert_states_equal(first, second):
     jax.tree.map(np.testing.assert_array_equal, first.state, second.state)
-
-
-class StopAt(StopRequest):
-    """Asks to stop once it was asked a number of times: after restoring, before each step and evaluation batch."""
-
-    def __init__(self, times, number=signal.SIGTERM):
-        super().__init__()
-        self.left, self.number = times, number
-
-    def reached(self):
-        self.left -= 1
-        if self.left < 0:
-            self.signal = self.number
-        return super().reached()
 
 
 def test_same_run_twice_is_bitwise_equal(tmp_path):

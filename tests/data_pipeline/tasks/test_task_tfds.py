@@ -1,4 +1,4 @@
-"""What is read by way of TensorFlow: prepared datasets, and files in an object store (here ``ram://``)."""
+"""What is read by way of TensorFlow: prepared datasets, and files in an object store (here ``memory://``)."""
 
 import uuid
 
@@ -7,8 +7,8 @@ import pytest
 from task_files import read
 
 from bert_jax.config.finetune import TaskDataConfig
+from bert_jax.io.storage import ObjectPath
 from bert_jax.records import Answer, Record
-from data_pipeline.host_tensorflow import load_tensorflow
 from data_pipeline.tasks import read_splits
 from data_pipeline.text import datasets as prepared
 
@@ -26,7 +26,7 @@ def pair(i: int, label: int) -> dict:
 
 
 def store(folder, name, config, features, splits):
-    tfds = prepared._load_tfds()
+    tfds = prepared.load_tfds()
     tfds.dataset_builders.store_as_tfds_dataset(
         name=name, config=config, version="1.2.0", data_dir=folder, features=tfds.features.FeaturesDict(features),
         split_datasets={name: enumerate(examples) for name, examples in splits.items()},
@@ -37,7 +37,7 @@ def store(folder, name, config, features, splits):
 @pytest.fixture(scope="module")
 def data_dir(tmp_path_factory):
     """Two prepared datasets: pairs with a class and a score in three files, and questions."""
-    folder, f = tmp_path_factory.mktemp("tfds"), prepared._load_tfds().features
+    folder, f = tmp_path_factory.mktemp("tfds"), prepared.load_tfds().features
     features = {"idx": f.Scalar(np.int64), "score": f.Scalar(np.float32)}
     features |= {"sentence1": f.Text(), "sentence2": f.Text(), "words": f.Sequence(f.Text())}
     features["label"] = f.ClassLabel(names=["entailment", "not_entailment"])
@@ -116,12 +116,10 @@ def test_mistakes_and_no_download(data_dir, name, columns, message, monkeypatch)
 
 
 def test_files_in_an_object_store():
-    gfile, bucket = load_tensorflow().io.gfile, f"ram://{uuid.uuid4().hex}"
-    gfile.makedirs(bucket)
+    bucket = f"memory://{uuid.uuid4().hex}"
     contents = {"seq.in": "a b\n", "seq.out": "O O\n", "label": "i\n", "x.csv": 'text,label\n"A\nB",1\n'}
     for name, content in contents.items():
-        with gfile.GFile(f"{bucket}/{name}", "w") as file:
-            file.write(content)
+        ObjectPath(f"{bucket}/{name}").write_text(content)
     records = read_splits(TaskDataConfig(dir=bucket, train=("x.csv",)), "classification")["train"]
     assert records == [Record(id="0", source=f"{bucket}/x.csv:2", text="A\nB", label="1")]
     slots = read_splits(TaskDataConfig(test=(bucket,)), "joint")["test"]

@@ -10,8 +10,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from bert_jax.inference.batching import Encoded
 from bert_jax.records import Record
+from bert_jax.tasks.task import Encoded
 from bert_jax.tokenization import Tokenizer
 
 Span = tuple[int, int]

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3))
-def product(x: jax.Array, kernel: jax.Array, axis: int = 0, dtype: jnp.dtype | None = None) -> jax.Array:
+def matmul_f32_grad(x: jax.Array, kernel: jax.Array, axis: int = 0, dtype: jnp.dtype | None = None) -> jax.Array:
     """Sum over the last axis of ``x`` and ``axis`` of ``kernel`` (used in the dtype of ``x``): [*rows, *out].
 
     The result has ``dtype``, or that of ``x``.
@@ -26,7 +26,7 @@ def product(x: jax.Array, kernel: jax.Array, axis: int = 0, dtype: jnp.dtype | N
 def _forward(
     x: jax.Array, kernel: jax.Array, axis: int, dtype: jnp.dtype | None
 ) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
-    return product(x, kernel, axis, dtype), (x, kernel)
+    return matmul_f32_grad(x, kernel, axis, dtype), (x, kernel)
 
 
 def _backward(
@@ -46,7 +46,7 @@ def _backward(
     return x_gradient.astype(x.dtype).reshape(x.shape), jnp.moveaxis(kernel_gradient, -1, axis)
 
 
-product.defvjp(_forward, _backward)
+matmul_f32_grad.defvjp(_forward, _backward)
 
 
 def add_bias(x: jax.Array, bias: jax.Array) -> jax.Array:

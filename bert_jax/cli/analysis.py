@@ -1,40 +1,13 @@
-"""The subcommands of ``bert-jax`` that look for likeness (search, cluster, anisotropy), and those on finished runs
-(compare, submission)."""
+"""Subcommands of ``bert-jax`` that compare vectors of texts."""
 
 import argparse
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from bert_jax.cli.options import add_command, add_model, add_pooling, load_model, run_options, say
+from bert_jax.cli.options import OUTPUT, Command, load_model, model, option, pooling, run_options, say
 
-_TEXTS = "a text a line (blank ones are left out), .jsonl with id and text, or .npy vectors of bert-jax embed"
-
-
-def _add_search(commands: Any) -> None:
-    command = add_command(commands, "search", search_command, "the texts of a corpus nearest to each query")
-    add_model(command, required=False)
-    command.add_argument("--corpus", required=True, metavar="FILE", help=_TEXTS)
-    command.add_argument(
-        "queries", nargs="*", metavar="QUERY", help="texts to look for (default: the corpus's own)"
-    )
-    command.add_argument("--queries", dest="query_file", metavar="FILE", help="queries in a file, as --corpus")
-    command.add_argument("--top", type=int, default=10, metavar="K", help="hits of each query (default: 10)")
-    command.add_argument("--similarity", choices=("cosine", "dot"), default="cosine", help="default: cosine")
-    command.add_argument("--keep_self", action="store_true", help="of the corpus's own texts keep each as its hit")
-    command.add_argument(
-        "--relevant", type=Path, metavar="FILE",
-        help='JSON lines {"query": id, "relevant": [ids]}: print MRR, precision, recall and NDCG, not the hits',
-    )  # fmt: skip
-    command.add_argument("--output", type=Path, metavar="FILE", help="JSON lines (default: standard output)")
-    add_pooling(command)
-    command.add_argument("--corpus_prompt", metavar="TEXT", help="put before every text of the corpus")
-    command.add_argument("--query_prompt", metavar="TEXT", help="put before every query")
-    command.add_argument("--whiten", action="store_true", help="whiten by the corpus's vectors (Su et al. 2021)")
-    command.add_argument(
-        "--dimensions", type=int, metavar="N", help="with --whiten: keep the N strongest directions"
-    )
+_TEXTS = "a text a line (blank ones are skipped), .jsonl with id and text, or .npy vectors of bert-jax embed"
 
 
 def search_command(arguments: argparse.Namespace) -> None:
@@ -104,10 +77,10 @@ def _vectors(arguments: argparse.Namespace, corpus: Any, queries: Any) -> tuple[
     from bert_jax.analysis.collection import embedded
     from bert_jax.analysis.whitening import fit_whitening
 
-    model, options = _model(arguments, corpus, queries)
-    vectors = embedded(corpus, model, prompt=arguments.corpus_prompt, **options)
+    loaded, options = _model(arguments, corpus, queries)
+    vectors = embedded(corpus, loaded, prompt=arguments.corpus_prompt, **options)
     own = queries is corpus
-    query_vectors = vectors if own else embedded(queries, model, prompt=arguments.query_prompt, **options)
+    query_vectors = vectors if own else embedded(queries, loaded, prompt=arguments.query_prompt, **options)
     if not arguments.whiten:
         return vectors, query_vectors
     if query_vectors.shape[1] != vectors.shape[1]:
@@ -127,30 +100,6 @@ def _model(arguments: argparse.Namespace, *collections: Any) -> tuple[Any, dict[
         raise ValueError(f"{texts[0].name}: texts need a model that makes vectors of them; give --model")
     options = {"pooling": arguments.pooling, "normalize": arguments.normalize, **run_options(arguments)}
     return load_model(arguments) if texts else None, options
-
-
-# ------------------------------------------------------------------ groups
-
-
-def _add_cluster(commands: Any) -> None:
-    command = add_command(commands, "cluster", cluster_command, "groups of like texts")
-    add_model(command, required=False, with_labels=False)
-    command.add_argument("--input", required=True, metavar="FILE", help=_TEXTS)
-    command.add_argument("--clusters", type=int, metavar="K", help="how many")
-    command.add_argument(
-        "--threshold", type=float, metavar="X", help="agglomerative: cosine distance, in their place"
-    )
-    command.add_argument("--method", choices=("kmeans", "agglomerative"), default="kmeans", help="default: kmeans")
-    command.add_argument("--distance", choices=("cosine", "euclidean"), help="of kmeans (default: cosine)")
-    command.add_argument("--seed", type=int, metavar="N", help="of kmeans' starts (default: 0)")
-    command.add_argument("--restarts", type=int, metavar="N", help="of kmeans, the best is taken (default: 10)")
-    command.add_argument(
-        "--labels", dest="label_file", metavar="FILE",
-        help="right groups, one a line or .jsonl with id and label: print purity, adjusted Rand index and NMI",
-    )  # fmt: skip
-    command.add_argument("--output", type=Path, metavar="FILE", help="JSON lines (default: standard output)")
-    add_pooling(command)
-    command.add_argument("--prompt", metavar="TEXT", help="put before every text")
 
 
 def cluster_command(arguments: argparse.Namespace) -> None:
@@ -174,8 +123,8 @@ def cluster_command(arguments: argparse.Namespace) -> None:
         raise ValueError(f"--seed: {arguments.seed} is not allowed; allowed: 0 or more")
     collection = read_collection(arguments.input)
     labels = read_labels(arguments.label_file, collection) if arguments.label_file is not None else None
-    model, options = _model(arguments, collection)
-    vectors = embedded(collection, model, prompt=arguments.prompt, **options)
+    loaded, options = _model(arguments, collection)
+    vectors = embedded(collection, loaded, prompt=arguments.prompt, **options)
     if is_kmeans:
         found = kmeans(vectors, arguments.clusters, **of_kmeans)
     else:
@@ -189,17 +138,6 @@ def cluster_command(arguments: argparse.Namespace) -> None:
         tell("  ".join(f"{name} {value:.4f}" for name, value in scores.items()))
 
 
-# ------------------------------------------------------------------ which way vectors point
-
-
-def _add_anisotropy(commands: Any) -> None:
-    command = add_command(commands, "anisotropy", anisotropy_command, "do vectors point every way, or all one?")
-    add_model(command, required=False, with_labels=False)
-    command.add_argument("--input", required=True, metavar="FILE", help=_TEXTS)
-    add_pooling(command)
-    command.add_argument("--prompt", metavar="TEXT", help="put before every text")
-
-
 def anisotropy_command(arguments: argparse.Namespace) -> None:
     """The mean cosine of all pairs of texts (0: they point every way), and of the rows of the model's embedding
     table, by how often their pieces occur in the texts (Li et al. 2020). What helps: search --whiten."""
@@ -207,65 +145,58 @@ def anisotropy_command(arguments: argparse.Namespace) -> None:
     from bert_jax.analysis.collection import embedded, read_collection
 
     collection = read_collection(arguments.input)
-    model, options = _model(arguments, collection)
-    vectors = embedded(collection, model, prompt=arguments.prompt, **options)
+    loaded, options = _model(arguments, collection)
+    vectors = embedded(collection, loaded, prompt=arguments.prompt, **options)
     print(f"{len(vectors):,} texts: mean cosine of all pairs {anisotropy(vectors):.4f}")
     if collection.texts is None:
         return
-    for band in frequency_bands(*counted_embeddings(model, collection.texts)):
+    for band in frequency_bands(*counted_embeddings(loaded, collection.texts)):
         ranks = f"pieces {band.first:,} to {band.last:,} by frequency"
         print(f"{ranks}: mean cosine of all pairs {band.anisotropy:.4f}, mean length {band.mean_length:.3f}")
 
 
-# ------------------------------------------------------------------ finished runs
-
-
-def _add_compare(commands: Any) -> None:
-    command = add_command(commands, "compare", compare_command, "is one fine-tuned model better than another?")
-    command.add_argument("first", metavar="A", help="workdir of run_finetune.py")
-    command.add_argument("second", metavar="B", help="another one, on the same records")
-    command.add_argument("--split", default="dev", help="of predictions_SPLIT.jsonl (default: dev)")
-    command.add_argument(
-        "--metric", metavar="NAME", help="as in metrics.json (default: task.metric, else the first)"
-    )
-    command.add_argument("--seed", type=int, default=0, metavar="N", help="of the resamples (default: 0)")
-    command.add_argument(
-        "--resamples", type=int, default=1000, metavar="N", help="of the bootstrap (default: 1000)"
-    )
-    command.add_argument("--json", action="store_true", help="one JSON object")
-
-
-def compare_command(arguments: argparse.Namespace) -> None:
-    """The difference of two fine-tuning runs on one split, with its 95% interval (paired bootstrap) and p-value: by
-    McNemar's exact test where a record is right or wrong, else by the bootstrap."""
-    from bert_jax.experiments.compare import compare, table
-    from bert_jax.io.storage import location
-
-    found = compare(
-        location(arguments.first), location(arguments.second), arguments.split, arguments.metric,
-        seed=arguments.seed, resamples=arguments.resamples,
-    )  # fmt: skip
-    if arguments.json:
-        print(json.dumps(found.as_dict(), ensure_ascii=False))
-        return
-    for line in table(found):
-        print(line)
-
-
-def _add_submission(commands: Any) -> None:
-    command = add_command(commands, "submission", submission_command, "the files for GLUE's leaderboard")
-    command.add_argument("workdirs", nargs="+", metavar="WORKDIR", help="of run_finetune.py on a GLUE recipe")
-    command.add_argument("--output", type=Path, required=True, metavar="DIR", help="folder of the files")
-
-
-def submission_command(arguments: argparse.Namespace) -> None:
-    """CoLA.tsv and the other files that GLUE's leaderboard takes, for the test sets that the runs have predicted,
-    and a zip of them."""
-    from bert_jax.experiments.submission import write_submission
-    from bert_jax.io.storage import location
-
-    for line in write_submission([location(name) for name in arguments.workdirs], arguments.output):
-        print(line)
-
-
-ADD_COMMANDS = (_add_search, _add_cluster, _add_anisotropy, _add_compare, _add_submission)
+_PROMPT = option("--prompt", metavar="TEXT", help="put before every text")
+COMMANDS = (
+    Command("search", "the texts of a corpus nearest to each query", search_command, (
+        model(required=False),
+        option("--corpus", required=True, metavar="FILE", help=_TEXTS),
+        option("queries", nargs="*", metavar="QUERY", help="texts to look for (default: the corpus's own)"),
+        option("--queries", dest="query_file", metavar="FILE", help="queries in a file, as --corpus"),
+        option("--top", type=int, default=10, metavar="K", help="hits of each query (default: 10)"),
+        option("--similarity", choices=("cosine", "dot"), default="cosine", help="default: cosine"),
+        option("--keep_self", action="store_true", help="of the corpus's own texts keep each as its hit"),
+        option(
+            "--relevant", type=Path, metavar="FILE",
+            help='JSON lines {"query": id, "relevant": [ids]}: print MRR, precision, recall and NDCG, not the hits',
+        ),
+        OUTPUT,
+        pooling,
+        option("--corpus_prompt", metavar="TEXT", help="put before every text of the corpus"),
+        option("--query_prompt", metavar="TEXT", help="put before every query"),
+        option("--whiten", action="store_true", help="whiten by the corpus's vectors (Su et al. 2021)"),
+        option("--dimensions", type=int, metavar="N", help="with --whiten: keep the N strongest directions"),
+    )),
+    Command("cluster", "groups of like texts", cluster_command, (
+        model(required=False, with_labels=False),
+        option("--input", required=True, metavar="FILE", help=_TEXTS),
+        option("--clusters", type=int, metavar="K", help="how many"),
+        option("--threshold", type=float, metavar="X", help="agglomerative: a cosine distance, not --clusters"),
+        option("--method", choices=("kmeans", "agglomerative"), default="kmeans", help="default: kmeans"),
+        option("--distance", choices=("cosine", "euclidean"), help="of kmeans (default: cosine)"),
+        option("--seed", type=int, metavar="N", help="of kmeans' starts (default: 0)"),
+        option("--restarts", type=int, metavar="N", help="of kmeans, the best is taken (default: 10)"),
+        option(
+            "--labels", dest="label_file", metavar="FILE",
+            help="right groups, one a line or .jsonl with id and label: print purity, adjusted Rand index and NMI",
+        ),
+        OUTPUT,
+        pooling,
+        _PROMPT,
+    )),
+    Command("anisotropy", "do vectors point every way, or all one?", anisotropy_command, (
+        model(required=False, with_labels=False),
+        option("--input", required=True, metavar="FILE", help=_TEXTS),
+        pooling,
+        _PROMPT,
+    )),
+)  # fmt: skip

@@ -12,13 +12,12 @@ What google-research/bert ``run_squad.py`` does, for predictions and for trainin
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from bert_jax.config.finetune import QaConfig
-from bert_jax.inference.batching import Encoded
-from bert_jax.inference.engine import Engine
+from bert_jax.tasks.task import Encoded
 from bert_jax.tokenization import Tokenizer
 
 # Windows whose spans are compared at once: bounds the memory.
@@ -126,15 +125,6 @@ def _layout(tokens: int, room: int, stride: int) -> list[tuple[int, np.ndarray]]
     return [(begin, owner[begin : begin + room] == number) for number, begin in enumerate(begins)]
 
 
-def encode_spans(loaded: Engine, question: str, passage: str) -> list[Encoded]:
-    """:func:`span_inputs` of two texts for a loaded model, by the reference's sizes."""
-    tokenizer, spec = loaded.need_tokenizer(), loaded.spec
-    return span_inputs(
-        tokenizer, tokenizer.encode(question), Passage.of(tokenizer, passage), QaConfig(), spec.max_length,
-        spec.model.type_vocab_size,
-    )  # fmt: skip
-
-
 # ------------------------------------------------------------------ outputs to answers
 
 
@@ -196,15 +186,3 @@ def _best_in_windows(pieces: Sequence[SpanPiece], n_best: int | None, longest: i
     rows, first = np.arange(len(pieces)), sums.argmax(axis=1)
     within = padded[rows[:, None], first[:, None] + np.arange(reach)]
     return sums[rows, first], first, first + within.argmax(axis=1)
-
-
-def best_answer(pieces: Sequence[SpanPiece]) -> dict[str, Any]:
-    """:func:`best_spans` of one question by the reference's sizes, JSON-able."""
-    (span,) = best_spans([pieces], QaConfig())
-    return {
-        "answer": span.text,
-        "start": span.start,
-        "end": span.end,
-        "score": round(span.score, 6),
-        "no_answer_score": round(span.null_score, 6),
-    }

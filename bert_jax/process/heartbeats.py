@@ -1,8 +1,7 @@
-"""Is every other process of the run still there? One that is gone would leave the others waiting for ever."""
+"""Heartbeats of the processes of a run: one that is gone would leave the others waiting for ever."""
 
 import contextlib
 import ctypes
-import os
 import signal
 import socket
 import threading
@@ -13,21 +12,21 @@ from typing import Any
 from bert_jax.process import exits
 
 FOLDER = "bert_jax/alive/"
-# Seconds for which this comes before jax's own heartbeats, which abort without a line about who is gone.
+# Seconds by which this limit ends before that of jax's own heartbeats, which abort without naming the lost process.
 JAX_LATER = 10
 RESUME = "run the same command on all hosts to continue from the newest checkpoint"
 
 
-class Peers:
-    """A thread by which this process says that it lives, and hears it of the others, through the key-value store
-    of jax's coordination service. One that is silent for ``limit`` seconds ends this process with code 45.
+class HeartbeatMonitor:
+    """A thread that writes the heartbeat of this process to the key-value store of jax's coordination service and
+    reads those of the others. One that is silent for ``limit`` seconds ends this process with code 45.
 
     Args:
         client: of the coordination service.
         address: HOST:PORT of that service, which the lead (process 0) holds.
         index, count: of this process, and of all.
         limit: seconds.
-        leave: ends this process, given those that are lost and a line.
+        leave: ends this process; arguments are the lost processes and a line.
     """
 
     def __init__(
@@ -44,20 +43,20 @@ class Peers:
         self.doing: Callable[[], str] = lambda: "starting"  # shown by the others when this process is lost
         self.before_leaving: Callable[[], None] = lambda: None
         self._interval = min(2.0, limit / 10)
-        self._values = dict.fromkeys(range(count), "")  # the last one that was heard of each process
+        self._values = dict.fromkeys(range(count), "")  # last value of each process
         self._silent = dict.fromkeys(range(count), 0.0)  # seconds since then
-        self._heard = dict.fromkeys(range(count), 0)  # how often
+        self._heard = dict.fromkeys(range(count), 0)  # number of its values
         self._closed = threading.Event()
-        self._thread = threading.Thread(target=self._watch, name="peers", daemon=True)
+        self._thread = threading.Thread(target=self._watch, name="heartbeats", daemon=True)
         self._thread.start()
         self._catch_abort()
 
     def describe(self) -> str:
-        """What is known of every other process, for a message."""
+        """Return the last known state of every other process, for a message."""
         return "; ".join(self._line(process) for process in self._values if process != self._index)
 
     def wait_for_verdict(self) -> None:
-        """After an error in a collective: return when all others prove to be there (the error has another
+        """After an error in a collective: return when all others have proven to live (the error has another
         reason). If one is gone, the process ends here when the limit is over."""
         heard, limit = dict(self._heard), time.monotonic() + self._limit + JAX_LATER
         while time.monotonic() < limit and not self._closed.is_set():
@@ -67,34 +66,34 @@ class Peers:
             time.sleep(self._interval / 4)
 
     def close(self) -> None:
-        """Stop watching and speaking; the others must do so too, at a barrier."""
+        """Stop the heartbeats; the others must do so too, at a barrier."""
         self._closed.set()
         self._thread.join(timeout=self._interval + 1)
 
     def _line(self, process: int) -> str:
         _, host, doing = (*self._values[process].split("|"), "", "", "")[:3]
         name = f"process {process}{f' ({host})' if host else ''}"
-        state = f"was last {doing}" if doing else "never said a word"
+        state = f"was last {doing}" if doing else "never sent a heartbeat"
         return f"{name} {state}, {self._silent[process]:.0f} s ago"
 
     def _watch(self) -> None:
         count, before = 0, time.monotonic()
         while not self._closed.wait(self._interval):
             count += 1
-            # Unreachable is the same as silent: nothing is heard of anybody.
+            # An unreachable service is the same as silence of all.
             with contextlib.suppress(RuntimeError):
                 own = f"{count}|{socket.gethostname()}|{self.doing()}"
                 self._client.key_value_set(f"{FOLDER}{self._index}", own, allow_overwrite=True)
                 self._listen(self._client.key_value_dir_get(FOLDER))
             now = time.monotonic()
-            # A process that was itself stopped for a while has no right to call others silent.
+            # Time in which this process itself stood still is not silence of the others.
             gap = min(now - before, self._limit / 4)
             before = now
             for process in self._silent:
                 self._silent[process] += gap
             lost = [process for process, silent in self._silent.items() if silent > self._limit + self._interval]
             if lost and not self._closed.is_set():
-                if self._index in lost:  # its own word did not come back either: it is the lead's service
+                if self._index in lost:  # its own value did not come back either: the lead's service is gone
                     lost = [0]
                 self._leave(lost, self._verdict(lost))
 
@@ -110,11 +109,11 @@ class Peers:
         return f"stopped: {'; '.join(map(self._line, lost))}, and is gone; {RESUME}"
 
     def _catch_abort(self) -> None:
-        """When the lead is gone its service is, and jax aborts this process at once: then too code 45 and a line.
-        What aborts while nobody seems to be gone goes on doing so (code 134).
+        """Give this process a line and code 45 when jax aborts it because the lead, with its service, is gone.
+        Any other abort goes on (code 134).
 
-        A handler of Python's own would never run, because abort() does not return to it; this one runs inside
-        abort(), in the thread of jax that called it.
+        By ctypes: a handler of Python never runs, because abort() does not return to the interpreter; this one runs
+        inside abort(), in the thread of jax that called it (test_faults: the lead is killed).
         """
 
         def handle(number: int) -> None:
@@ -123,8 +122,7 @@ class Peers:
                 lost = [0]
             if lost:
                 self.before_leaving()
-                os.write(2, f"{self._verdict(lost)}\n".encode())
-                os._exit(exits.WATCHDOG)
+                exits.end_now(exits.WATCHDOG, self._verdict(lost))
 
         self._handler = ctypes.CFUNCTYPE(None, ctypes.c_int)(handle)
         # Typed, because a pointer does not fit the int that ctypes takes a result for.

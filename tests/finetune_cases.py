@@ -6,20 +6,21 @@ from pathlib import Path
 
 import jax
 import numpy as np
+from builders import content, words
+from support import untimed
 
 from bert_jax.config import HeadsConfig, ModelConfig, ModelSpec, TokenizerConfig, load_config
 from bert_jax.config.finetune import FinetuneConfig
 from bert_jax.config.loader import RunOptions
 from bert_jax.finetuning.finetune import finetune
-from bert_jax.finetuning.initialization import resolve
-from bert_jax.interop.exchange import Weights, parameter_shapes
+from bert_jax.interop.exchange import ModelBundle, parameter_shapes
+from bert_jax.interop.initialization import plan_start
 from bert_jax.interop.saved_model import write_saved
-from bert_jax.process import exits
 from bert_jax.process.signals import StopRequest
 from bert_jax.records import Record
 from bert_jax.training.launch import Launch
 
-PIECES = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *(f"w{i}" for i in range(60)), "good", "bad"]
+PIECES = [*words(60), "good", "bad"]
 MODEL = ModelConfig(
     vocab_size=len(PIECES), hidden_size=32, num_layers=2, num_attention_heads=2, intermediate_size=64,
     max_position_embeddings=64,
@@ -39,8 +40,7 @@ def saved_model(folder: Path, heads: HeadsConfig = HeadsConfig(pooler=True)) -> 
         rng.normal(0, 0.05, shape).astype(np.float32) * (not name.endswith("bias"))
         for name, shape in parameter_shapes(spec).items()
     }  # fmt: skip
-    content = ("\n".join(PIECES) + "\n").encode()
-    write_saved(folder, Weights(spec=spec, params=params, tokenizer_content=content))
+    write_saved(folder, ModelBundle(spec=spec, params=params, tokenizer_content=content(PIECES)))
     return folder
 
 
@@ -61,15 +61,9 @@ SPLITS = {"train": records(70, 1), "dev": records(21, 2)}
 
 def configured(source: Path, workdir: Path, arguments: str = ""):
     """(config, start) as run_finetune.py makes them."""
-    start = None
-
-    def merge(settings):
-        nonlocal start
-        start, settings = resolve(RunOptions(init_from=str(source)), workdir, settings)
-        return settings
-
-    config = load_config(FinetuneConfig, f"{ARGUMENTS} {arguments}".split(), resolve=merge)
-    return config, start
+    words = f"{ARGUMENTS} {arguments}".split()
+    start = plan_start(FinetuneConfig, RunOptions(init_from=str(source)), workdir, words)
+    return load_config(FinetuneConfig, words, extra_settings=start.settings), start
 
 
 def run(source: Path, workdir: Path, arguments: str = "", splits=SPLITS, tests=(), devices=1, **options):
@@ -79,23 +73,6 @@ def run(source: Path, workdir: Path, arguments: str = "", splits=SPLITS, tests=(
     finetune(config, launch, splits=splits, tests=tests, start=start)
 
 
-class StopAt:
-    """A stop request that comes when it is asked for the so-manieth time."""
-
-    def __init__(self, calls):
-        self.calls, self.exit_code = calls, exits.PREEMPTED
-
-    def __bool__(self):
-        return False
-
-    def reached(self):
-        self.calls -= 1
-        return self.calls < 0
-
-    def told(self):
-        return "on request"
-
-
 def results(workdir: Path) -> dict[str, dict]:
     """Entries of metrics.json by split."""
     return {entry["split"]: entry for entry in json.loads((workdir / "metrics.json").read_text())}
@@ -103,9 +80,7 @@ def results(workdir: Path) -> dict[str, dict]:
 
 def lines(workdir: Path) -> list[dict]:
     """metrics.jsonl without what the clock decides."""
-    timings = {"seconds_per_step", "tokens_per_second", "data_wait_fraction", "mfu"}
-    found = [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
-    return [{key: value for key, value in line.items() if key not in timings} for line in found]
+    return untimed([json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()])
 
 
 def with_labels(splits, change):

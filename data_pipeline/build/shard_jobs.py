@@ -1,6 +1,6 @@
 """The jobs that turn a token store into shards: parts (some documents of one pass), then a merge for every shard.
 
-A part holds the serialised instances of consecutive documents, ordered by (shard, place), and a table; a merge
+A part holds the serialized instances of consecutive documents, ordered by (shard, place), and a table; a merge
 reads its shard's slice of all parts in order of place. Both are cut by the store's contents alone, so no byte
 depends on who does which job.
 """
@@ -14,9 +14,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
+from typing import NamedTuple
 
 import numpy as np
 
+from bert_jax.io.files import local_copy
+from bert_jax.io.storage import Location, ObjectPath
 from data_pipeline.build.instances import (
     Instances,
     InstanceSettings,
@@ -29,8 +32,8 @@ from data_pipeline.build.instances import (
 )
 from data_pipeline.build.token_store import TokenStore, cached_tokenizer
 from data_pipeline.build.workers import scratch_file
-from data_pipeline.shards.shard_files import ShardEntry, encode_examples, scan_shard, write_records
-from data_pipeline.storage import Location, ObjectPath, local_copy
+from data_pipeline.shards.shard_files import ShardEntry, scan_shard, write_records
+from data_pipeline.shards.tfexample import encode_examples, value_bounds
 
 PART_TOKENS = 1 << 18  # of one part, at least
 MOST_PARTS = 4096  # larger corpora get larger parts
@@ -41,7 +44,7 @@ _REQUESTS = 16  # to an object store at once
 
 @dataclass(frozen=True, kw_only=True)
 class SplitJob:
-    """What all jobs of one split share. ``documents`` is a file with the split's document numbers, uint64."""
+    """Arguments of all jobs of one split. ``documents`` is a file with the split's document numbers, uint64."""
 
     store: Location
     documents: Location
@@ -51,7 +54,7 @@ class SplitJob:
     settings: InstanceSettings
 
 
-# What makes a part: its path without suffix, pass, first document of the split and end.
+# A part: its path without suffix, pass, first document of the split and end.
 Part = tuple[Location, int, int, int]
 
 
@@ -147,39 +150,61 @@ def write_part(job: SplitJob, path: Location, pass_number: int, first: int, last
     instances, keys = Instances(*(column[order] for column in instances)), keys[order]
     block = max(1, _BLOCK_CELLS // job.settings.seq_length)
     lengths: list[int] = []
+    bounds = []
     with scratch_file(path.with_suffix(".records")) as part, part.open("wb") as file:
         for start in range(0, len(keys), block):
             stop = start + block
             chosen = instances.slice(start, stop)
-            records = encode_examples(make_features(chosen, keys[start:stop], ids, starts, job.settings))
+            features = make_features(chosen, keys[start:stop], ids, starts, job.settings)
+            records = encode_examples(features)
             lengths += map(len, records)
+            bounds.append(value_bounds(features))
             file.writelines(records)
-    _write_table(path, np.searchsorted(shard[order], np.arange(job.num_shards + 1)), place[order], lengths)
+    _write_table(path, np.searchsorted(shard[order], np.arange(job.num_shards + 1)), place[order], lengths, bounds)
     return len(keys)
 
 
 # ------------------------------------------------------------------ tables of parts
 
 
-def _write_table(path: Location, borders: np.ndarray, places: np.ndarray, lengths: Sequence[int]) -> None:
-    """The part is finished when its table is there: borders and byte offsets of the shards, places, lengths."""
+class _Slice(NamedTuple):
+    """One shard's records in a part: places uint64[N], offsets and lengths int64[N], bounds int64[1 or 0, F, 2]."""
+
+    places: np.ndarray
+    offsets: np.ndarray
+    lengths: np.ndarray
+    bounds: np.ndarray
+
+
+def _write_table(
+    path: Location, borders: np.ndarray, places: np.ndarray, lengths: Sequence[int], bounds: Sequence[np.ndarray]
+) -> None:
+    """Finish a part: number of features, borders and byte offsets of the shards, places, lengths, value bounds."""
     sizes = np.array(lengths, "<u4")
     offsets = np.concatenate([[0], np.cumsum(sizes, dtype=np.int64)])[borders]
+    values = np.concatenate(bounds) if bounds else np.zeros((0, 0, 2), np.int64)
+    table = np.zeros((len(borders) - 1, values.shape[1], 2), "<i8")
+    held = np.flatnonzero(np.diff(borders))
+    if len(held):
+        table[held, :, 0] = np.minimum.reduceat(values[:, :, 0], borders[held])
+        table[held, :, 1] = np.maximum.reduceat(values[:, :, 1], borders[held])
     with scratch_file(path.with_suffix(".table")) as part, part.open("wb") as file:
-        file.write(np.stack([borders, offsets]).astype("<u8").tobytes())
-        file.write(places.astype("<u8").tobytes())
-        file.write(sizes.tobytes())
+        file.write(np.array([values.shape[1], *borders, *offsets], "<u8").tobytes())
+        for column in (places.astype("<u8"), sizes, table):
+            file.write(column.tobytes())
 
 
-def _read_table(path: Location, shard: int, num_shards: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Places, offsets and lengths of one shard's records in a part."""
+def _read_table(path: Location, shard: int, num_shards: int) -> _Slice:
     table, width = path.with_suffix(".table"), num_shards + 1
-    header = _numbers(table, "<u8", 0, 2 * width).reshape(2, width).astype(np.int64)
-    first, last = header[0, shard : shard + 2].tolist()
-    places = _numbers(table, "<u8", 8 * (2 * width + first), last - first)
-    lengths = _numbers(table, "<u4", 8 * (2 * width + int(header[0, -1])) + 4 * first, last - first)
-    lengths = lengths.astype(np.int64)
-    return places, header[1, shard] + np.cumsum(lengths) - lengths, lengths
+    features, *header = _numbers(table, "<u8", 0, 1 + 2 * width).tolist()
+    first, last, count = header[shard], header[shard + 1], header[width - 1]
+    at = 8 * (1 + 2 * width)
+    places = _numbers(table, "<u8", at + 8 * first, last - first)
+    lengths = _numbers(table, "<u4", at + 8 * count + 4 * first, last - first).astype(np.int64)
+    pairs = 2 * features if last > first else 0
+    bounds = _numbers(table, "<i8", at + 12 * count + 16 * features * shard, pairs)
+    offsets = header[width + shard] + np.cumsum(lengths) - lengths
+    return _Slice(places, offsets, lengths, bounds.reshape(-1, features, 2) if pairs else bounds)
 
 
 def _numbers(path: Location, dtype: str, offset: int, count: int) -> np.ndarray:
@@ -190,25 +215,28 @@ def _numbers(path: Location, dtype: str, offset: int, count: int) -> np.ndarray:
 
 
 def merge_shard(job: SplitJob, parts: Sequence[Location], shard: int) -> ShardEntry:
-    """Job: write one shard from all parts, or scan it when it is finished already."""
+    """Job: write one shard from all parts, or scan it if it is finished."""
     final = job.folder / shard_name(shard, job.num_shards)
-    if final.exists():
-        return scan_shard(final)
-    with scratch_file(final) as path:
-        return write_records(path, _records_in_order(parts, shard, job.num_shards))
-
-
-def _records_in_order(parts: Sequence[Location], shard: int, num_shards: int) -> Iterator[bytes]:
-    """Records of one shard from all parts, ordered by place."""
     with ThreadPoolExecutor(_REQUESTS if isinstance(parts[0], ObjectPath) else 1) as pool:
-        tables = list(pool.map(lambda path: _read_table(path, shard, num_shards), parts))
-    places, offsets, lengths = (np.concatenate(column) for column in zip(*tables, strict=True))
-    counts = [len(table[0]) for table in tables]
+        slices = list(pool.map(lambda path: _read_table(path, shard, job.num_shards), parts))
+    held = [one.bounds for one in slices if len(one.bounds)]
+    bounds = None
+    if held:
+        pairs = np.concatenate(held)
+        bounds = np.stack([pairs[:, :, 0].min(0), pairs[:, :, 1].max(0)], 1)
+    if final.exists():
+        return scan_shard(final, bounds)
+    with scratch_file(final) as path:
+        return write_records(path, _records_in_order(parts, slices), bounds)
+
+
+def _records_in_order(parts: Sequence[Location], slices: Sequence[_Slice]) -> Iterator[bytes]:
+    """Records of one shard from all parts, ordered by place."""
+    places, offsets, lengths = (np.concatenate(column) for column in list(zip(*slices, strict=True))[:3])
+    counts = [len(one.places) for one in slices]
     part = np.repeat(np.arange(len(parts)), counts)
     order = np.argsort(places, kind="stable")
-    del places
-    with _open_records(parts, tables) as (files, shifts):
-        del tables
+    with _open_records(parts, slices) as (files, shifts):
         offsets += np.repeat(shifts, counts)
         for start in range(0, len(order), _MERGE_ROWS):
             rows = order[start : start + _MERGE_ROWS]
@@ -218,14 +246,12 @@ def _records_in_order(parts: Sequence[Location], shard: int, num_shards: int) ->
 
 
 @contextmanager
-def _open_records(
-    parts: Sequence[Location], tables: Sequence[tuple[np.ndarray, ...]]
-) -> Iterator[tuple[list[int], list[int]]]:
-    """For every part an open file, and what to add to the offsets of its records."""
+def _open_records(parts: Sequence[Location], slices: Sequence[_Slice]) -> Iterator[tuple[list[int], list[int]]]:
+    """An open file for every part, and the number to add to the offsets of its records."""
     if isinstance(parts[0], ObjectPath):
         # Record by record would be a request each. A shard's records lie together in every part: one request.
-        first = [int(offsets[0]) if len(offsets) else 0 for _, offsets, _ in tables]
-        sizes = [int(lengths.sum()) for _, _, lengths in tables]
+        first = [int(one.offsets[0]) if len(one.offsets) else 0 for one in slices]
+        sizes = [int(one.lengths.sum()) for one in slices]
         starts = np.cumsum([0, *sizes[:-1]]).tolist()
         with tempfile.TemporaryFile() as file, ThreadPoolExecutor(_REQUESTS) as pool:
 

@@ -1,0 +1,181 @@
+"""Figures of the structure: circles between rooms, sizes of files and functions, imports, lines of code.
+
+    python benchmarks/house.py [--base DIR]
+
+Counts the checkout in the working folder from its syntax trees; nothing is imported. ``--base`` names another
+checkout to compare the code lines with. Exit code 3 if a bar is missed: a circle between rooms, a module that
+imports more than 12 modules of the project, a function above 60 lines, a file above 400, a room of more than 13
+files, an objective named in ``bert_jax/training``, or, with ``--base``, fewer than 2,000 code lines less.
+"""
+
+import argparse
+import ast
+import io
+import json
+import re
+import sys
+import tokenize
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+
+PACKAGES = ("bert_jax", "data_pipeline")
+MOST_IMPORTS, MOST_FUNCTION, MOST_FILE, FEW_LINES, MOST_FILES = 12, 60, 400, 40, 13
+FEWER_LINES = 2_000
+# Rooms are the folders of the packages, with ``bert_jax`` itself for the modules beside them.
+OBJECTIVE = re.compile(r"(?<![a-z])(mlm|nsp)(?![a-z])", re.IGNORECASE)
+
+
+class House:
+    """The modules of a checkout, by their dotted names."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        paths = sorted(path for package in PACKAGES for path in (root / package).rglob("*.py"))
+        self.texts = {self._module(path): path.read_text(encoding="utf-8") for path in paths}
+        self.trees = {module: ast.parse(text) for module, text in self.texts.items()}
+        self.names = {self._module(path): path.relative_to(root).as_posix() for path in paths}
+        self.imports = {module: self._imports(module) for module in self.trees}
+
+    def _module(self, path: Path) -> str:
+        return ".".join(path.relative_to(self.root).with_suffix("").parts).removesuffix(".__init__")
+
+    def _imports(self, module: str) -> set[str]:
+        """Modules of the project that ``module`` imports, anywhere in its code."""
+        imported = set()
+        for node in ast.walk(self.trees[module]):
+            if isinstance(node, ast.Import):
+                imported |= {alias.name for alias in node.names if alias.name in self.trees}
+            elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+                for alias in node.names:
+                    full = f"{node.module}.{alias.name}"
+                    imported |= {full} if full in self.trees else {node.module} & set(self.trees)
+        return imported - {module}
+
+    def room(self, module: str) -> str:
+        """The folder of ``module``."""
+        return Path(self.names[module]).parent.as_posix()
+
+    def circles(self) -> list[list[str]]:
+        """Sets of top rooms (``bert_jax/model``) that import each other, directly or by way of others."""
+        edges: dict[str, set[str]] = defaultdict(set)
+        for module, imported in self.imports.items():
+            for other in imported:
+                here, there = ("/".join(self.room(m).split("/")[:2]) for m in (module, other))
+                # A module beside the rooms is a room of its own.
+                here, there = (self.names[m] if r in PACKAGES else r for m, r in ((module, here), (other, there)))
+                if here != there and not there.endswith("__init__.py"):
+                    edges[here].add(there)
+        reached = {room: self._reach(room, edges) for room in edges}
+        groups = {
+            tuple(sorted({room} | {other for other in reached[room] if room in reached.get(other, ())}))
+            for room in edges
+            if room in reached[room]
+        }
+        return sorted(map(list, groups))
+
+    @staticmethod
+    def _reach(room: str, edges: dict[str, set[str]]) -> set[str]:
+        seen: set[str] = set()
+        todo = [room]
+        while todo:
+            for other in edges.get(todo.pop(), set()) - seen:
+                seen.add(other)
+                todo.append(other)
+        return seen
+
+    def many_imports(self) -> dict[str, int]:
+        """Modules above the limit of imports."""
+        return {self.names[m]: len(i) for m, i in sorted(self.imports.items()) if len(i) > MOST_IMPORTS}
+
+    def long_functions(self) -> dict[str, int]:
+        """Functions above the limit of lines, from ``def`` to the end."""
+        return {
+            f"{self.names[module]}:{node.name}": node.end_lineno - node.lineno + 1
+            for module, tree in self.trees.items()
+            for node in ast.walk(tree)
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+            and node.end_lineno - node.lineno + 1 > MOST_FUNCTION
+        }
+
+    def file_lines(self) -> dict[str, int]:
+        """Lines of every file but ``__init__.py``."""
+        names = {m: n for m, n in self.names.items() if not n.endswith("__init__.py")}
+        return {name: self.texts[module].count("\n") for module, name in names.items()}
+
+    def full_rooms(self) -> dict[str, int]:
+        """Rooms with too many files, ``__init__.py`` not counted."""
+        counts: dict[str, int] = defaultdict(int)
+        for name in self.file_lines():
+            counts[Path(name).parent.as_posix()] += 1
+        return {room: count for room, count in sorted(counts.items()) if count > MOST_FILES}
+
+    def code_lines(self) -> int:
+        """Lines with code: neither blank, nor a comment, nor part of a docstring."""
+        return sum(len(set(_code_lines(text, self.trees[module]))) for module, text in self.texts.items())
+
+    def objectives_named(self) -> list[str]:
+        """Places in ``bert_jax/training`` where an objective stands by name."""
+        return [
+            f"{self.names[module]}:{number}: {line.strip()}"
+            for module, text in self.texts.items()
+            if module.startswith("bert_jax.training")
+            for number, line in enumerate(text.splitlines(), 1)
+            if OBJECTIVE.search(line)
+        ]
+
+
+def _code_lines(text: str, tree: ast.Module) -> Iterator[int]:
+    docstrings: set[int] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) and node.body:
+            first = node.body[0]
+            if (
+                isinstance(first, ast.Expr)
+                and isinstance(first.value, ast.Constant)
+                and isinstance(first.value.value, str)
+            ):
+                docstrings |= set(range(first.lineno, first.end_lineno + 1))
+    silent = (tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER)
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        if token.type not in silent:
+            yield from (line for line in range(token.start[0], token.end[0] + 1) if line not in docstrings)
+
+
+def main() -> int:
+    """Count, print and compare; the exit code."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--base", type=Path, help="another checkout, to compare the code lines with")
+    arguments = parser.parse_args()
+    house = House(Path.cwd())
+    lines = house.file_lines()
+    misses = {
+        "circles between rooms": house.circles(),
+        f"modules with more than {MOST_IMPORTS} imports": house.many_imports(),
+        f"functions above {MOST_FUNCTION} lines": house.long_functions(),
+        f"files above {MOST_FILE} lines": {name: n for name, n in lines.items() if n > MOST_FILE},
+        f"rooms with more than {MOST_FILES} files": house.full_rooms(),
+        "objectives named in training": house.objectives_named(),
+    }
+    small = {name: n for name, n in lines.items() if n < FEW_LINES}
+    for title, found in {**misses, f"files below {FEW_LINES} lines": small}.items():
+        print(f"{title}: {len(found)}")
+        for entry in found.items() if isinstance(found, dict) else found:
+            print("  ", *([entry] if isinstance(entry, str) else entry))
+    code = house.code_lines()
+    passed = not any(misses.values())
+    figures = {title: len(found) for title, found in misses.items()} | {
+        "small files": len(small),
+        "code lines": code,
+    }
+    if arguments.base:
+        fewer = House(arguments.base).code_lines() - code
+        figures["fewer code lines"] = fewer
+        passed &= fewer >= FEWER_LINES
+        print(f"code lines: {code:,}, {fewer:,} fewer than {arguments.base} (bar {FEWER_LINES:,})")
+    print(json.dumps(figures))
+    return 0 if passed else 3
+
+
+if __name__ == "__main__":
+    sys.exit(main())

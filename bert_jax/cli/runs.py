@@ -1,0 +1,85 @@
+"""Subcommands of ``bert-jax`` on runs: finished ones compared and submitted, one planned before it is rented."""
+
+import argparse
+import json
+from pathlib import Path
+
+from bert_jax.cli.options import Command, names_of, option
+
+
+def compare_command(arguments: argparse.Namespace) -> None:
+    """The difference of two fine-tuning runs on one split, with its 95% interval (paired bootstrap) and p-value: by
+    McNemar's exact test where a record is right or wrong, else by the bootstrap."""
+    from bert_jax.experiments.compare import compare, table
+    from bert_jax.io.storage import location
+
+    comparison = compare(
+        location(arguments.first), location(arguments.second), arguments.split, arguments.metric,
+        seed=arguments.seed, resamples=arguments.resamples,
+    )  # fmt: skip
+    if arguments.json:
+        print(json.dumps(comparison.as_dict(), ensure_ascii=False))
+        return
+    for line in table(comparison):
+        print(line)
+
+
+def submission_command(arguments: argparse.Namespace) -> None:
+    """CoLA.tsv and the other files that GLUE's leaderboard takes, for the test sets that the runs have predicted,
+    and a zip of them."""
+    from bert_jax.experiments.submission import write_submission
+    from bert_jax.io.storage import location
+
+    for line in write_submission([location(name) for name in arguments.workdirs], arguments.output):
+        print(line)
+
+
+def plan_command(arguments: argparse.Namespace) -> None:
+    """Predict memory, step time, MFU, duration and cost of a pretraining recipe on a TPU slice, by compiling its
+    training step ahead of time (extra: tpu), or on GPUs, by arithmetic. No accelerator is needed."""
+    from bert_jax.planner.topology import prepare_environment
+
+    prepare_environment()  # before jax is imported
+    from bert_jax.planner.command import PlanOptions, plan
+
+    options = {name: value for name, value in vars(arguments).items() if name not in ("command", "run", "config")}
+    files = [word for file in arguments.config for word in ("--config", file)]
+    plan(PlanOptions(**options | {"recipe": [*files, *arguments.recipe]}))
+
+
+_PLAN = {
+    "allow_abbrev": False,
+    "usage": "bert-jax plan --config FILE --topology NAME [options] [--section.key VALUE ...]",
+    "epilog": "--section.key VALUE: any option of a recipe, as for run_pretrain.py. See docs/planning.md.",
+}
+COMMANDS = (
+    Command("compare", "is one fine-tuned model better than another?", compare_command, (
+        option("first", metavar="A", help="workdir of run_finetune.py"),
+        option("second", metavar="B", help="another one, on the same records"),
+        option("--split", default="dev", help="of predictions_SPLIT.jsonl (default: dev)"),
+        option("--metric", metavar="NAME", help="as in metrics.json (default: task.metric, else the first)"),
+        option("--seed", type=int, default=0, metavar="N", help="of the resamples (default: 0)"),
+        option("--resamples", type=int, default=1000, metavar="N", help="of the bootstrap (default: 1000)"),
+        option("--json", action="store_true", help="one JSON object"),
+    )),
+    Command("submission", "the files for GLUE's leaderboard", submission_command, (
+        option("workdirs", nargs="+", metavar="WORKDIR", help="of run_finetune.py on a GLUE recipe"),
+        option("--output", type=Path, required=True, metavar="DIR", help="folder of the files"),
+    )),
+    Command("plan", "memory, speed, time and cost of a recipe on absent hardware", plan_command, (
+        option("--config", action="append", default=[], metavar="FILE", help="recipe; several stack"),
+        option("--topology", metavar="NAME", help="v5e:16x16, v5e-256, v5p:4x4x8, h100:8, ..."),
+        option("--devices", type=int, metavar="N", help="for --show_sharding, instead of --topology"),
+        option("--json", action="store_true", help="one JSON object"),
+        option("--price_per_chip_hour", type=float, metavar="X", help="gives the cost of the run"),
+        option("--first_step", type=int, default=0, metavar="N", help="steps done by earlier phases (default: 0)"),
+        option("--show_sharding", action="store_true", help="how every parameter is cut, and its bytes"),
+        option("--search", action="store_true", help="try microbatches, recomputation and meshes"),
+        option("--tries", type=int, default=8, metavar="N", help="most compilations (default: 8)"),
+        option(
+            "--batches", type=names_of, default=(), metavar="16,64,...",
+            help="with --search: sequences per device to try, with other global batches than the recipe's",
+        ),
+        option("--output", type=Path, metavar="FILE", help="with --search: the best, as a recipe"),
+    ), _PLAN),
+)  # fmt: skip

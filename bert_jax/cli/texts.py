@@ -1,0 +1,209 @@
+"""Subcommands of ``bert-jax`` that run a model on texts and ids."""
+
+import argparse
+import sys
+from collections import deque
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from bert_jax.cli.options import OUTPUT, Command, load_model, model, option, pooling, say, streaming
+
+_POOLED = ("pooling", "normalize", "prompt", "prompt_name")
+
+
+def embed_command(arguments: argparse.Namespace) -> None:
+    """One vector per text, or with --per_token those of every token and chosen layer."""
+    from bert_jax.inference.embed import LAST_FOUR, embed, extract_features
+    from bert_jax.inference.text_files import write_json_lines, write_npy
+
+    clash = [name for name in _POOLED if getattr(arguments, name) is not None] if arguments.per_token else []
+    if clash or (arguments.layers and not arguments.per_token):
+        what = f"--{clash[0]} has no meaning with --per_token" if clash else "--layers needs --per_token"
+        raise ValueError(f"{what}: choose one vector per text, or every token of some layers")
+    inputs, options = streaming(arguments)
+    texts = (_text_of(value) for value in inputs)
+    to_array = arguments.output is not None and arguments.output.suffix == ".npy"
+    if arguments.per_token:
+        if to_array:
+            raise ValueError(f"--output {arguments.output}: tokens of texts differ in number; give a .jsonl file")
+        layers = _whole_numbers("--layers", arguments.layers) if arguments.layers else LAST_FOUR
+        write_json_lines(extract_features(load_model(arguments), texts, layers=layers, **options), arguments.output)
+        return
+    chosen = {name: getattr(arguments, name) for name in _POOLED}
+    vectors = embed(load_model(arguments), texts, **chosen, **options)
+    if to_array:
+        count, width = write_npy(vectors, arguments.output)
+        say(f"{arguments.output}: float32[{count}, {width}]")
+        return
+    write_json_lines(({"embedding": [round(float(x), 7) for x in vector]} for vector in vectors), arguments.output)
+
+
+def _text_of(value: Any) -> str:
+    text = value if isinstance(value, str) else value.get("text")
+    if not isinstance(text, str):
+        raise ValueError(f'{str(value)[:80]}: no text there; write {{"text": "..."}}')
+    return text
+
+
+def _whole_numbers(name: str, text: str) -> tuple[int, ...]:
+    try:
+        return tuple(int(part) for part in text.split(","))
+    except ValueError:
+        raise ValueError(f"{name}: {text!r} is not allowed; allowed: whole numbers with commas, -1,-2") from None
+
+
+def predict_command(arguments: argparse.Namespace) -> None:
+    """What the task head says, as JSON lines: class names with probabilities (values for regression), tags, an
+    answer, a choice. JSON input: text and text_pair (span heads: question and passage), text and choices, or the
+    words of a text to be tagged."""
+    from bert_jax.inference.predict import predict
+    from bert_jax.inference.text_files import write_json_lines
+
+    inputs, options = streaming(arguments)
+    write_json_lines(predict(load_model(arguments), inputs, task=arguments.task, **options), arguments.output)
+
+
+def zero_shot_command(arguments: argparse.Namespace) -> None:
+    """Which of some labels fits a text, by a model that was not trained on them: JSON lines as those of predict. A
+    model trained on natural language inference says which hypothesis the text entails, a masked-LM model which
+    words fit the mask of a prompt."""
+    from bert_jax.inference.text_files import write_json_lines
+    from bert_jax.inference.zero_shot import right_answer, scores, zero_shot
+
+    if not arguments.texts and arguments.input is None and sys.stdin is not None and sys.stdin.isatty():
+        raise ValueError(
+            "no text given; texts stand before --labels, as all that follows it is labels, or in --input"
+        )
+    labels, multi_label = _label_words(arguments.labels), arguments.multi_label
+    inputs, options = streaming(arguments)
+    waiting: deque[Any] = deque()
+    right, answered = [], []
+
+    def texts() -> Iterator[str]:
+        for value in inputs:
+            if not isinstance(value, str) and value.get("text_pair"):
+                raise ValueError(f"{str(value)[:80]}: zero-shot takes one text, without text_pair")
+            waiting.append(right_answer(value, [*labels], multi_label))
+            yield _text_of(value)
+
+    results = zero_shot(
+        load_model(arguments), texts(), labels, template=arguments.template, multi_label=multi_label,
+        entailment=arguments.entailment, **options,
+    )  # fmt: skip
+
+    def rows() -> Iterator[dict[str, Any]]:
+        for row in results:
+            answer = waiting.popleft()
+            if answer is not None:
+                right.append(answer)
+                answered.append(row)
+            yield row
+
+    write_json_lines(rows(), arguments.output)
+    tell = say if arguments.output is None else print
+    if right:
+        tell(f"{len(right):,} labelled texts")
+        for name, (value, low, high) in scores(right, answered, [*labels], multi_label).items():
+            tell(f"{name} {value:.4f} [{low:.4f}, {high:.4f}]")
+
+
+def _label_words(given: Sequence[str]) -> dict[str, list[str]]:
+    """LABEL=WORD,WORD or LABEL alone, its own word."""
+    labels: dict[str, list[str]] = {}
+    for text in given:
+        label, equals, words = (part.strip() for part in text.partition("="))
+        if not label or (not equals and "," in label):
+            allowed = "LABEL, or LABEL=WORD,WORD, and a blank before the next"
+            raise ValueError(f"--labels: {text!r} is not allowed; allowed: {allowed}")
+        if label in labels:
+            raise ValueError(f"--labels: {label!r} is given twice; give it once, LABEL=WORD,WORD")
+        labels[label] = [word.strip() for word in words.split(",")] if equals else [label]
+    return labels
+
+
+def fill_mask_command(arguments: argparse.Namespace) -> None:
+    """The model's best pieces for each [MASK] of a text, with their probabilities."""
+    from bert_jax.inference.fill import fill_mask
+    from bert_jax.inference.text_files import write_json_lines
+
+    inputs, options = streaming(arguments)
+    filled = fill_mask(load_model(arguments), (_text_of(value) for value in inputs), top=arguments.top, **options)
+    if arguments.json:
+        masks = ((text.text, [{"predictions": mask.predictions} for mask in text.masks]) for text in filled)
+        write_json_lines(({"text": text, "masks": found} for text, found in masks), None)
+        return
+    for text in filled:
+        print(text.text)
+        for number, mask in enumerate(text.masks, 1):
+            label = f"  [MASK] {number}" if len(text.masks) > 1 else "  [MASK]"
+            best = "  ".join(f"{piece} {probability:.3f}" for piece, probability in mask.predictions)
+            print(f"{label}: {best}", flush=True)
+
+
+def forward_command(arguments: argparse.Namespace) -> None:
+    """Run the model on input_ids, attention_mask (default: 1) and token_type_ids (default: 0) of an npz file."""
+    from bert_jax.inference.forward import forward_npz
+
+    shapes = forward_npz(
+        load_model(arguments), arguments.input, arguments.output,
+        hidden_states=arguments.hidden_states, attentions=arguments.attentions,
+    )  # fmt: skip
+    for name, shape in shapes.items():
+        print(f"{name} {list(shape)}")
+
+
+def _prompts(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_mutually_exclusive_group()
+    group.add_argument("--prompt", metavar="TEXT", help="put before every text")
+    group.add_argument("--prompt_name", metavar="NAME", help="the model's prompt of that name")
+
+
+COMMANDS = (
+    Command("embed", "texts to vectors", embed_command, (
+        model("texts to embed"),
+        option("--output", type=Path, metavar="FILE", help=".npy: float32[texts, E]; else JSON lines"),
+        pooling,
+        _prompts,
+        option(
+            "--layers", metavar="-1,-2,...",
+            help="with --per_token: encoder layers, from 0, or from the last with -1 (default: -1,-2,-3,-4)",
+        ),
+        option(
+            "--per_token", action="store_true",
+            help="every token's vectors, as google-research/bert's extract_features.py writes them",
+        ),
+    )),
+    Command("predict", "labels, tags, answers or choices", predict_command, (
+        model("texts; pairs, questions and choices come as JSON lines"),
+        option("--task", choices=("sequence", "token", "span", "choice"), help="which head, if several"),
+        OUTPUT,
+    )),
+    Command("zero-shot", "classes that the model was not trained on", zero_shot_command, (
+        model("texts, before --labels; of JSON lines with a label the accuracy is reported", with_labels=False),
+        option(
+            "--labels", required=True, nargs="+", metavar="LABEL[=WORD,...]",
+            help="two or more, in the order of the output, with the words that stand for each (default: the label)",
+        ),
+        option(
+            "--template", metavar="TEXT",
+            help='for a model trained on inference a hypothesis with {} for the word (default: "This text is about '
+            '{}."), for a masked-LM model a prompt with {text} and a mask ("{text} It was [MASK].")',
+        ),
+        option("--multi_label", action="store_true", help="several labels of a text, or none, may hold"),
+        option("--entailment", metavar="NAME", help="the model's class (default: the one that begins with entail)"),
+        OUTPUT,
+    ), {"epilog": 'Example: bert-jax zero-shot "What a goal!" --model NLI_MODEL --labels sport politics'}),
+    Command("fill-mask", "the best pieces for each [MASK] of a text", fill_mask_command, (
+        model("texts with [MASK]"),
+        option("--top", type=int, default=5, help="pieces per mask (default: 5)"),
+        option("--json", action="store_true", help="one JSON object per text"),
+    )),
+    Command("forward", "every output on arrays of ids", forward_command, (
+        model(),
+        option("--input", required=True, type=Path, metavar="IN.npz", help="input_ids int[B, S], ..."),
+        option("--output", required=True, type=Path, metavar="OUT.npz"),
+        option("--hidden_states", action="store_true", help="add hidden_states [L+1, B, S, H]"),
+        option("--attentions", action="store_true", help="add attentions [L, B, A, S, S]"),
+    )),
+)  # fmt: skip

@@ -1,0 +1,71 @@
+"""Subcommands of ``bert-jax`` that bring weights in and out."""
+
+import argparse
+from pathlib import Path
+
+from bert_jax.cli.options import READABLE, Command, names_of, option, read_options, reading
+
+_FORMATS = ("hf", "sentence-transformers", "tf1", "onnx", "stablehlo", "npz")
+
+
+def import_command(arguments: argparse.Namespace) -> None:
+    """Read weights in any format, save them in this library's own, and prove that both are the same."""
+    from bert_jax.interop.import_model import import_model
+
+    import_model(
+        Path(arguments.source),
+        arguments.target,
+        read_options(arguments),
+        verify=not arguments.no_verify,
+        peer_python=arguments.peer_python,
+        report=print,
+    )
+
+
+def export_command(arguments: argparse.Namespace) -> None:
+    """Write a model in another format, load it back by the other library's own route, and report the difference."""
+    from bert_jax.interop.export import export_model
+
+    export_model(
+        Path(arguments.source),
+        arguments.target,
+        arguments.format,
+        dtype=arguments.dtype,
+        force=arguments.force,
+        heads=arguments.heads,
+        options=read_options(arguments),
+        verify=not arguments.no_verify,
+        peer_python=arguments.peer_python,
+        report=print,
+    )
+
+
+_CHECKING = (
+    option("--no_verify", action="store_true", help="do not compare outputs with the other library's"),
+    option(
+        "--peer_python", metavar="PYTHON",
+        help="Python that has the other library (transformers, ...), if this one has not",
+    ),
+)  # fmt: skip
+
+COMMANDS = (
+    Command("import", "make a saved model of weights in another format", import_command, (
+        option("--from", dest="source", required=True, metavar="DIR_OR_PREFIX", help=READABLE),
+        option("--to", dest="target", required=True, type=Path, metavar="WORKDIR", help="a new folder"),
+        reading(),
+        *_CHECKING,
+    )),
+    Command("export", "write a model in a format that others load", export_command, (
+        option("--from", dest="source", required=True, metavar="WORKDIR", help=READABLE),
+        option("--to", dest="target", required=True, type=Path, metavar="DIR", help="the new folder"),
+        option("--format", required=True, choices=_FORMATS, help="see docs/weights.md"),
+        option("--dtype", choices=("float32", "bfloat16"), default="float32", help="default: float32"),
+        option(
+            "--heads", type=names_of, metavar="HEAD,...",
+            help="export these output layers alone: mlm, nsp, sequence, token, span, choice, pooler (default: all)",
+        ),
+        option("--force", action="store_true", help="replace DIR if it is not empty"),
+        reading(),
+        *_CHECKING,
+    )),
+)  # fmt: skip

@@ -1,0 +1,74 @@
+"""``--help`` of a config class: every option with type, default and the comment above its field."""
+
+import dataclasses
+import inspect
+import re
+import textwrap
+from collections.abc import Mapping
+from typing import Any, Literal, get_args, get_origin, get_type_hints
+
+from bert_jax.config.options import Option, options_of
+
+_WIDTH = 100
+
+
+def print_help(config_type: type, extra: type | None, prog: str, given: Mapping[str, Any]) -> None:
+    """Print the options of ``extra``, then those of ``config_type`` by section. An option that the value of a
+    selecting option in ``given`` (key -> value) rules out is left out; the others name their conditions."""
+    print(f"usage: {prog} [--config FILE ...] [--SECTION.OPTION VALUE ...]\n\n{_first_line(config_type)}")
+    if extra:
+        _print_section(_first_line(extra), extra, "", options_of(extra), given)
+    options = options_of(config_type)
+    for name, section in get_type_hints(config_type).items():
+        if dataclasses.is_dataclass(section):
+            own = {key: option for key, option in options.items() if key.startswith(f"{name}.")}
+            _print_section(f"{name}: {_first_line(section)}", section, f"{name}.", own, given)  # type: ignore[arg-type]
+
+
+def _print_section(
+    title: str, section: type, prefix: str, options: Mapping[str, Option], given: Mapping[str, Any]
+) -> None:
+    comments, lines = comments_of(section), []
+    for key, option in options.items():
+        conditions = option.conditions.items()
+        if any(selector in given and given[selector] not in allowed for selector, allowed in conditions):
+            continue
+        default = " ".join(map(str, option.default)) if isinstance(option.default, tuple) else option.default
+        lines.append(f"  --{key} {_type_name(option.type)}  (default: {default})")
+        text, indent = comments[key.removeprefix(prefix)], " " * 6
+        for selector, allowed in conditions:
+            if selector not in given:
+                text += f" [only with {selector} {', '.join(map(str, allowed))}]"
+        lines += textwrap.wrap(
+            text, _WIDTH, initial_indent=indent, subsequent_indent=indent, break_on_hyphens=False
+        )
+    if lines:
+        print("\n".join(["", title, *lines]))
+
+
+def comments_of(section: type) -> dict[str, str]:
+    """Return the comment above each field as one text; a field without one keeps that of the base class."""
+    found: dict[str, str] = {}
+    for base in reversed([base for base in section.__mro__ if dataclasses.is_dataclass(base)]):
+        names, above = {field.name for field in dataclasses.fields(base)}, list[str]()
+        for line in map(str.strip, inspect.getsource(base).splitlines()):
+            if line.startswith("#"):
+                above.append(line.lstrip("# "))
+                continue
+            name = re.match(r"\w*", line)[0]  # type: ignore[index]
+            if name in names and above:
+                found[name] = " ".join(above)
+            above = []
+    return found
+
+
+def _type_name(hint: Any) -> str:
+    if get_origin(hint) is tuple:
+        return f"[{_type_name(get_args(hint)[0])} ...]"
+    if get_origin(hint) is Literal:
+        return f"{{{','.join(get_args(hint))}}}"
+    return "{true,false}" if hint is bool else hint.__name__.upper()
+
+
+def _first_line(config_type: type) -> str:
+    return (config_type.__doc__ or "").strip().partition("\n")[0]

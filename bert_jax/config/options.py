@@ -1,0 +1,48 @@
+"""The options of a config class by dotted name, and the ones that exist with given values of the others."""
+
+import dataclasses
+import functools
+from collections.abc import Mapping
+from typing import Any, NamedTuple, get_type_hints
+
+
+class Option(NamedTuple):
+    """One leaf field of a config."""
+
+    type: Any
+    default: Any
+    # Selecting option -> its values with which this option exists; see ``schema.only``.
+    conditions: Mapping[str, tuple[Any, ...]]
+
+
+@functools.cache
+def options_of(config_type: type) -> dict[str, Option]:
+    """Return every option of ``config_type`` by dotted name, in order."""
+    hints, found = get_type_hints(config_type), dict[str, Option]()
+    for field in dataclasses.fields(config_type):
+        conditions, hint = field.metadata.get("only", {}), hints[field.name]
+        if not dataclasses.is_dataclass(hint):
+            found[field.name] = Option(hint, field.default, conditions)
+            continue
+        for name, option in options_of(hint).items():  # type: ignore[arg-type]
+            found[f"{field.name}.{name}"] = option._replace(conditions={**conditions, **option.conditions})
+    return found
+
+
+def field_types(config_type: type) -> dict[str, Any]:
+    """Return the type of every option by dotted name."""
+    return {key: option.type for key, option in options_of(config_type).items()}
+
+
+def absence(config_type: type, key: str, values: Mapping[str, Any]) -> str:
+    """Return the selecting option whose value in ``values`` (else its default) rules out the option ``key``; empty
+    if the option exists. A selecting option that does not exist itself rules out nothing."""
+    options, opening = options_of(config_type), getattr(config_type, "ALL_OPTIONS_WITH", "")
+    if values.get(opening):
+        return ""
+    for selector, allowed in options[key].conditions.items():
+        if selector not in options or absence(config_type, selector, values):
+            continue
+        if values.get(selector, options[selector].default) not in allowed:
+            return selector
+    return ""

@@ -1,0 +1,116 @@
+"""Proof of an export or import: every bit of the parameters, and the outputs of the libraries that others use."""
+
+import dataclasses
+import hashlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from bert_jax.config import SentenceConfig
+from bert_jax.interop.exchange import ModelBundle
+from bert_jax.interop.hf.peer import peer_outputs
+from bert_jax.interop.programs.serving import largest_differences, output_names, sample_inputs
+from bert_jax.process.exits import VERIFICATION_FAILED, Stop
+
+# Largest allowed differences from transformers and of a sentence vector from sentence-transformers, relative to the
+# largest value of an output (at least 1).
+BAR, SENTENCE_BAR = 2e-5, 1e-5
+
+
+@dataclass(frozen=True)
+class Differences:
+    """Comparison of a model with the outputs or arrays that another library reads from its files."""
+
+    # "transformers 5.23.0", ...
+    consumer: str
+    # Output -> (largest absolute difference, the largest that is allowed).
+    values: Mapping[str, tuple[float, float]]
+    # Complaints of the consumer itself.
+    problems: tuple[str, ...] = ()
+
+
+def judge(result: Differences | str, where: str, end: str, report: Callable[[str], None], *, strict: bool) -> None:
+    """Report ``result``, or the text that states why nothing was compared.
+
+    Raises ``Stop`` with VERIFICATION_FAILED for a difference above its bar and, with ``strict``, for problems that
+    the consumer reports; the message begins with ``where`` and ends with ``end``.
+    """
+    if isinstance(result, str):
+        report(f"outputs not compared: {result}")
+        return
+    for name, (difference, bar) in result.values.items():
+        report(f"{name}: largest difference from {result.consumer} {difference:.1e} (allowed {bar:.1e})")
+    if result.problems and strict:
+        raise Stop(VERIFICATION_FAILED, f"{where}{result.consumer} reports {'; '.join(result.problems[:10])}{end}")
+    for problem in result.problems:
+        report(f"{result.consumer} reports {problem}")
+    above = [
+        f"{name} by {difference:.3g} (allowed: {bar:.3g})"
+        for name, (difference, bar) in result.values.items()
+        if not difference <= bar  # also NaN
+    ]
+    if above:
+        raise Stop(VERIFICATION_FAILED, f"{where}{result.consumer} differs in {', '.join(above)}{end}")
+
+
+def fingerprints(bundle: ModelBundle) -> dict[str, tuple[tuple[int, ...], bytes]]:
+    """Return shape and sha256 of every array, which remain when the arrays make room for others."""
+    return {
+        name: (values.shape, hashlib.sha256(memoryview(np.ascontiguousarray(values)).cast("B")).digest())
+        for name, values in bundle.params.items()
+    }
+
+
+def check_hf(folder: Path, bundle: ModelBundle, peer_python: str | None = None) -> Differences | str:
+    """Compare outputs of ``folder`` in transformers with those of ``bundle`` (values as stored, no sentence head)
+    in float32: one token, padded rows, full length. Returns a text where transformers or torch is not installed.
+
+    Raises ``ValueError`` if transformers cannot load the folder or gives other outputs.
+    """
+    batches = list(sample_inputs(bundle.spec))
+    return _check_peer("transformers", folder, bundle, batches, list(output_names(bundle.spec)), BAR, peer_python)
+
+
+def check_sentence_transformers(
+    folder: Path, bundle: ModelBundle, peer_python: str | None = None
+) -> Differences | str:
+    """Do the same with sentence-transformers: one vector per row, of rows padded right."""
+    spec = dataclasses.replace(bundle.spec, sentence=bundle.spec.sentence or SentenceConfig())
+    batches = []
+    for batch in sample_inputs(spec):
+        # It takes column 0 for the first token, so padding may not come first.
+        order = np.argsort(1 - batch["attention_mask"], axis=1, kind="stable")
+        batches.append({name: np.take_along_axis(values, order, axis=1) for name, values in batch.items()})
+    bundle = dataclasses.replace(bundle, spec=spec)
+    name = "sentence-transformers"
+    return _check_peer(name, folder, bundle, batches, ["sentence_embedding"], SENTENCE_BAR, peer_python)
+
+
+def _check_peer(
+    package: str,
+    folder: Path,
+    bundle: ModelBundle,
+    batches: list[dict[str, np.ndarray]],
+    names: list[str],
+    bar: float,
+    peer_python: str | None,
+) -> Differences | str:
+    peer = peer_outputs(folder, batches, peer_python, sentences=package == "sentence-transformers")
+    if peer is None:
+        python = peer_python or "this Python"
+        return f"{package}: {python} does not have both it and torch (--peer_python names a Python that has)"
+    for given in peer.outputs:
+        missing = [name for name in names if name not in given]
+        if missing:
+            raise ValueError(f"{folder}: loaded, it gives {', '.join(given)}, but not {', '.join(missing)}")
+    answers = ({name: given[name] for name in names} for given in peer.outputs)
+    differences = largest_differences(
+        bundle.spec, bundle.params, lambda _: next(answers), batches, names=names, compiled=True
+    )
+    values = {}
+    for name, difference in differences.items():
+        largest = max(float(np.max(np.abs(given[name]))) for given in peer.outputs)
+        values[name] = difference, bar * max(1.0, largest)
+    return Differences(f"{package} {peer.version}", values, peer.problems)

@@ -1,0 +1,117 @@
+"""Files that appear whole, local or in an object store, and this machine's copies of objects."""
+
+import contextlib
+import fcntl
+import hashlib
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from bert_jax.io.storage import BLOCK, Location, ObjectPath
+
+
+def remove_tree(folder: Location) -> None:
+    """Remove a folder with its content."""
+    if isinstance(folder, Path):
+        shutil.rmtree(folder)
+    else:
+        folder.remove_tree()
+
+
+def local_copy(path: Location) -> Path:
+    """Return ``path`` itself, or this machine's copy of an object, fetched by the first call.
+
+    Copies lie in the folder for temporary files (``TMPDIR``) and are shared by all processes of the machine.
+    """
+    if isinstance(path, Path):
+        return path
+    folder = Path(tempfile.gettempdir()) / f"bert-data-copies-{os.getuid()}"
+    folder = folder / hashlib.sha256(f"{path} {path.version()}".encode()).hexdigest()[:16]
+    folder.mkdir(parents=True, exist_ok=True)
+    final = folder / path.name
+    with (folder / ".lock").open("a") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # other processes wait for the copy instead of making their own
+        if not final.exists():
+            with whole_file(final) as part, path.open() as source, part.open("wb") as target:
+                shutil.copyfileobj(source, target, BLOCK)
+    return final
+
+
+@contextlib.contextmanager
+def whole_file(path: Location, scratch: Path | None = None) -> Iterator[Path]:
+    """Yield a local path to write to, which becomes ``path`` when the block ends; an exception leaves ``path`` as
+    it was.
+
+    Readers see the old file or the whole new one, also after a crash of the machine. A link is followed. With
+    ``scratch``, a folder of this process on the same disk, several processes may write one file, and a crash of
+    the machine may lose it. Raises ``ValueError`` when ``path`` exists and is not a file.
+    """
+    if isinstance(path, ObjectPath):
+        with tempfile.TemporaryDirectory(prefix="bert_jax-") as folder:
+            local = Path(folder) / path.name
+            yield local
+            path.upload(local)
+        return
+    final = path.resolve()
+    if final.exists() and not final.is_file():
+        raise ValueError(f"{path}: not a file; name a file for the output")
+    part = final.with_name(f".{final.name}.tmp") if scratch is None else scratch / final.name
+    try:
+        yield part
+        if scratch is None:
+            _sync(part)
+        part.replace(final)
+    except BaseException:
+        part.unlink(missing_ok=True)
+        raise
+    if scratch is None:
+        _sync(final.parent)
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def write_whole(path: Location, content: str | bytes) -> None:
+    """Make or replace a file by :func:`whole_file`."""
+    data = content.encode() if isinstance(content, str) else content
+    if isinstance(path, ObjectPath):
+        path.write_bytes(data)
+        return
+    with whole_file(path) as part:
+        part.write_bytes(data)
+
+
+@contextlib.contextmanager
+def whole_folder(folder: Path, replaced: Path | None = None) -> Iterator[Path]:
+    """Yield a new folder to fill, which becomes ``folder`` when the block ends; after an exception ``folder`` is as
+    before.
+
+    An existing ``folder`` must be empty, or stands at ``replaced`` until the new one has its name, and is then
+    removed.
+    """
+    folder = folder.absolute()
+    part = folder.with_name(f".{folder.name}.partial")
+    shutil.rmtree(part, ignore_errors=True)
+    part.mkdir(parents=True)
+    try:
+        yield part
+        if replaced is None or not folder.exists():
+            part.rename(folder)  # in the place of an empty folder too
+            return
+        shutil.rmtree(replaced, ignore_errors=True)
+        folder.rename(replaced)
+        try:
+            part.rename(folder)
+        except OSError:
+            replaced.rename(folder)
+            raise
+        shutil.rmtree(replaced, ignore_errors=True)
+    finally:
+        shutil.rmtree(part, ignore_errors=True)

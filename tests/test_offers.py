@@ -1,0 +1,167 @@
+"""The commands, options, recipes and export formats of the project against a recorded list: additions are free, a
+removal or a changed default is listed here with its reason."""
+
+import argparse
+import configparser
+import contextlib
+import importlib
+import io
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+RECORDED = REPOSITORY / "tests" / "golden" / "offers.json"
+# "command --option" or "command: option" as recorded -> its new name, or why it is gone or has another default.
+RENAMED: dict[str, str] = {}
+VERDICTS = ["refused", "encoder only", "yes"]
+
+
+def console_script(name):
+    """The function behind a console command, by its entry in setup.cfg."""
+    settings = configparser.ConfigParser()
+    settings.read(REPOSITORY / "setup.cfg")
+    target = re.search(rf"{name} = (\S+)", settings["options.entry_points"]["console_scripts"])[1]
+    module, _, function = target.partition(":")
+    return getattr(importlib.import_module(module), function)
+
+
+def options_of_help(text):
+    """Option -> default and choices, from the framed help of a config. Raises if an option states no default."""
+    lines = [line.strip("│").rstrip() for line in text.splitlines()]
+    options = {}
+    for chunk in re.split(r"\n (?=-)", "\n".join(lines))[1:]:
+        chunk = re.split(r"\n[╰╭]", chunk)[0]
+        words = " ".join(chunk.split())
+        name = words.split()[0]
+        if name.startswith("--"):
+            choices = re.match(r"\S+ \{(.*?)\}", words)
+            options[name] = {
+                "default": re.search(r".*\(default: ?(.*)\)$", words)[1],
+                "choices": choices[1].replace(" ", "").split(",") if choices else None,
+            }
+    return options
+
+
+def script_options(script):
+    done = subprocess.run(
+        [sys.executable, script, "--help"], cwd=REPOSITORY, env=os.environ | {"COLUMNS": "80"},
+        capture_output=True, text=True, timeout=300, check=True,
+    )  # fmt: skip
+    return options_of_help(done.stdout)
+
+
+def model_commands():
+    """Subcommand of ``bert-jax`` -> option -> default and choices, from its parser."""
+    parsers = []
+
+    def keep(parser, *_, **__):
+        parsers.append(parser)
+        raise SystemExit
+
+    with pytest.MonkeyPatch.context() as patch, contextlib.suppress(SystemExit):
+        patch.setattr(argparse.ArgumentParser, "parse_known_args", keep)
+        console_script("bert-jax")([])
+    (subparsers,) = (a for a in parsers[0]._actions if isinstance(a, argparse._SubParsersAction))
+    return {
+        command: {
+            name: {
+                "default": None if action.default is None else str(action.default),
+                "choices": [str(choice) for choice in action.choices] if action.choices else None,
+            }
+            for action in parser._actions
+            for name in action.option_strings or [action.dest]
+        }
+        for command, parser in subparsers.choices.items()
+    }
+
+
+def data_commands():
+    """The same for ``bert-data``; its own flags are those that the usage text names."""
+    main = console_script("bert-data")
+
+    def printed(*words):
+        out = io.TextIOWrapper(io.BytesIO(), encoding="utf-8")  # an encoding, or the help has no frames
+        with contextlib.redirect_stdout(out):
+            assert main([*words, "--help"]) == 0
+        out.flush()
+        return out.buffer.getvalue().decode()
+
+    usage = printed()
+    commands = re.findall(r"^  ([a-z]+)  +\S", usage, re.MULTILINE)
+    flags = {name: {"default": None, "choices": None} for name in re.findall(r" (--[a-z_]+)\b", usage)}
+    return {"of several commands": flags} | {name: options_of_help(printed(name)) for name in commands}
+
+
+def offers():
+    from bert_jax.interop.export_table import TABLE
+
+    recipes = sorted(path.relative_to(REPOSITORY).as_posix() for path in (REPOSITORY / "configs").rglob("*.yaml"))
+    return {
+        "scripts": {name: script_options(name) for name in ("run_pretrain.py", "run_finetune.py")},
+        "bert-jax": model_commands(),
+        "bert-data": data_commands(),
+        "recipes": recipes,
+        "formats": {row: dict(cells) for row, cells in TABLE.items()},
+    }
+
+
+@pytest.fixture(scope="module")
+def current():
+    found = offers()
+    if os.environ.get("UPDATE_GOLDEN") == "1":
+        RECORDED.write_text(json.dumps(found, indent=1, ensure_ascii=False) + "\n")
+    return found
+
+
+@pytest.fixture(scope="module")
+def recorded(current):
+    return json.loads(RECORDED.read_text())
+
+
+@pytest.mark.parametrize("group", ["scripts", "bert-jax", "bert-data"])
+def test_commands_and_options(group, recorded, current):
+    """Every recorded command and option exists, with the same default and at least the same choices."""
+    missing = []
+    for command, options in recorded[group].items():
+        assert command in current[group], f"{group}: no command {command}"
+        for name, before in options.items():
+            now = current[group][command].get(name)
+            if f"{command} {name}" in RENAMED:
+                continue
+            if now is None:
+                missing.append(f"{command} {name}")
+            elif now["default"] != before["default"]:
+                missing.append(f"{command} {name}: default {before['default']} is now {now['default']}")
+            elif gone := set(before["choices"] or []) - set(now["choices"] or before["choices"] or []):
+                missing.append(f"{command} {name}: without {', '.join(sorted(gone))}")
+    assert not missing
+
+
+def test_renamed_lists_only_recorded_options(recorded):
+    known = {
+        f"{command} {name}"
+        for group in ("scripts", "bert-jax", "bert-data")
+        for command, options in recorded[group].items()
+        for name in options
+    }
+    assert set(RENAMED) <= known
+
+
+def test_recipes(recorded, current):
+    assert set(recorded["recipes"]) <= set(current["recipes"])
+
+
+def test_formats_take_at_least_the_recorded_heads(recorded, current):
+    worse = [
+        f"{row} as {name}: {before} is now {current['formats'][row][name]}"
+        for row, cells in recorded["formats"].items()
+        for name, before in cells.items()
+        if VERDICTS.index(current["formats"][row][name]) < VERDICTS.index(before)
+    ]
+    assert not worse
