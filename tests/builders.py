@@ -56,3 +56,7 @@ class StopAt(StopRequest):
         if self.left < 0:
             self.signal = self.number
         return super().reached()
+
+    def reason(self) -> str:
+        self.signal = self.signal or self.number  # an evaluation that a test interrupts has had no signal
+        return super().reason()

@@ -69,8 +69,7 @@ def objective_of(config: PretrainConfig, mesh: Any = None) -> Any:
 def masked_lm(model: Any) -> Any:
     """The masked-LM objective with ``model`` as its model."""
     pairs = "nsp" if model.heads.nsp else "none"
-    data = DataConfig(seq_length=8, max_predictions=1, next_sentence=pairs)
-    objective = objective_of(PretrainConfig(model=model.config, execution=model.execution, data=data))
+    objective = objective_of(PretrainConfig(data=DataConfig(next_sentence=pairs)))
     objective.model = model
     return objective
 

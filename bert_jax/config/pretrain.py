@@ -119,7 +119,7 @@ class DataConfig:
 class ObjectiveConfig:
     """The objective that pretraining minimizes."""
 
-    # Row of bert_jax.objectives.registry: masked_lm (masked tokens and sentence pairs; Devlin et al. 2018).
+    # masked_lm: masked tokens, and sentence pairs unless data.next_sentence is none (Devlin et al. 2018).
     name: str = "masked_lm"
     # Python file that defines a class Objective (bert_jax.objectives.objective.PretrainObjective), used instead of
     # objective.name; empty: none.

@@ -61,7 +61,7 @@ def finetune(config: FinetuneConfig, launch: Launch, *, splits: Splits, tests: S
     job = FinetuneJob(config, splits, tests, start)
     initial = job.initial_model()
     initial = dataclasses.replace(initial, messages=(*initial.messages, *job.resolved.notes))
-    train(job, dataclasses.replace(launch, initial=initial))
+    train(job, dataclasses.replace(launch, initial_model=initial))
 
 
 class FinetuneJob(Job):

@@ -19,7 +19,7 @@ RECORD = "warm_start.yaml"
 
 @dataclass(kw_only=True)
 class InitialModel:
-    """The initial model, read by ``bert_jax.interop``: parameters that a run starts from instead of drawn ones."""
+    """Parameters that a run starts from instead of drawn ones; ``bert_jax.interop.initialization`` plans them."""
 
     # Canonical name -> float32 array; a name that is missing is drawn.
     params: dict[str, np.ndarray] = field(default_factory=dict)
@@ -47,7 +47,7 @@ class Launch:
     # Workdir of an earlier phase whose state carries over.
     continue_from: Location | None = None
     # Parameters of step 0; a run that has a checkpoint only logs the messages.
-    initial: InitialModel = field(default_factory=InitialModel)
+    initial_model: InitialModel = field(default_factory=InitialModel)
     # Let a resumed run change execution.prng.
     allow_numeric_change: bool = False
     # Seconds that the processes of the run wait for each other.
@@ -59,4 +59,4 @@ class Launch:
 
     def resumed(self) -> "Launch":
         """Return the launch of the same run from its own checkpoint."""
-        return dataclasses.replace(self, initial=InitialModel(), started=None)
+        return dataclasses.replace(self, initial_model=InitialModel(), started=None)

@@ -115,9 +115,11 @@ class PretrainJob(Job):
         except DataBudgetError as error:
             problem = str(error)
         drain(0)
-        problems = hosts.all_gather_text("evaluation", problem, context.launch.host_timeout)
-        if any(problems):
-            raise DataBudgetError(next(filter(None, problems)))
+        problems = [
+            text for text in hosts.all_gather_text("evaluation", problem, context.launch.host_timeout) if text
+        ]
+        if problems:
+            raise DataBudgetError(problems[0])
         return totals
 
     def finish(self, context: Context, state: TrainState) -> None:

@@ -59,7 +59,7 @@ class Run:
         """``rollback``: the reason for which the attempt before this one ended, and the batches to skip."""
         self.job, self.launch, self.logs, self.watchdog, self.rollback = job, launch, logs, watchdog, rollback
         self.began = time.perf_counter() if launch.started is None else launch.started
-        self.messages = [*launch.initial.messages]
+        self.messages = [*launch.initial_model.messages]
 
     def run(self) -> None:
         """All phases in their order."""
@@ -75,7 +75,7 @@ class Run:
         data = self._load_data(start, programs.mesh, complete)
         after_data = time.perf_counter()
         if hosts.is_lead() and not complete:
-            describe_run(self.logs.folder, job.config, launch.initial.record)
+            describe_run(self.logs.folder, job.config, launch.initial_model.record)
             job.write_tokenizer(self.logs.folder)
         context = self._open_log(programs, start)
         try:

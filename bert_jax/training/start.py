@@ -55,7 +55,7 @@ def find_start(
         guard = LossGuard(job.config.training)
         if restored is not None:
             return _resumed(restored, job, meter, guard, launch.allow_numeric_change, report)
-        if launch.initial.resumes:
+        if launch.initial_model.resumes:
             raise FolderTaken(f"{launch.workdir}: its checkpoint is gone; another process ended the run meanwhile")
         if rollback is not None:
             line = f"stopped: {rollback}; there is no checkpoint before it"
@@ -63,7 +63,7 @@ def find_start(
         if launch.continue_from is not None:
             before = _end_of_phase(job, programs, launch, report)
             return Start(before.state, before.step, before.step, meter, guard)
-        seed, params = job.config.training.seed, launch.initial.take_params()
+        seed, params = job.config.training.seed, launch.initial_model.take_params()
         state = initial_state(programs.model, programs.optimizer, programs.abstract, seed, params)
         return Start(jax.block_until_ready(state), 0, 0, meter, guard)
 

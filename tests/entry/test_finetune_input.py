@@ -240,7 +240,7 @@ def test_a_document_of_a_hundred_thousand_words(call, monkeypatch, case):
     takes seconds."""
     files, words, inputs = LONG[case]
     jobs = []
-    monkeypatch.setattr(finetune, "train", lambda job, **_: jobs.append(job))
+    monkeypatch.setattr(finetune, "train", lambda job, launch: jobs.append(job))
     name = next(iter(files)).partition("/")[0]
     began = time.process_time()
     code, _, err = call(files, f"--data.train {name} --data.dev {name} {words}")

@@ -22,7 +22,7 @@ TIMING_KEYS = ("seconds_per_step", "tokens_per_second", "mfu", "data_wait_fracti
 
 
 def read_metrics(workdir: Path) -> list[dict[str, Any]]:
-    """Return all complete lines of WORKDIR/metrics.jsonl in order; empty without a file. Skips a torn line."""
+    """All readable lines of WORKDIR/metrics.jsonl, in order; empty when there is no file. Skips a torn line."""
     path = Path(workdir) / METRICS_FILE
     if not path.exists():
         return []
@@ -55,7 +55,7 @@ class MetricsWriter:
         self._file = path.open("ab")
 
     def has(self, step: int, split: str = "train") -> bool:
-        """Return True if the line of ``step`` is on disk already."""
+        """Return True if the line of ``step`` (split train or eval) is on disk already."""
         return step <= self._last_step.get(split, -1)
 
     def write(self, step: int, metrics: Mapping[str, Any]) -> bool:
@@ -67,7 +67,7 @@ class MetricsWriter:
                 null. ``split: eval`` marks an evaluation.
 
         Returns:
-            False if the line was on disk before (a resumed run repeats an evaluation) and nothing was written.
+            False when the line was there before (a resumed run repeats an evaluation) and nothing was written.
         """
         if not self._lead:
             return False
@@ -114,7 +114,7 @@ def _complete_lines(content: bytes) -> Iterator[tuple[bytes, dict[str, Any]]]:
             continue
         try:
             record = json.loads(line)
-        except ValueError:  # torn or damaged: not distinguishable from a line that was never written
+        except ValueError:  # torn or damaged: cannot be told from a line that was never written
             continue
         if isinstance(record, dict) and isinstance(record.get("step"), int):
             yield line, record

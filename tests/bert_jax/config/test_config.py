@@ -132,9 +132,9 @@ def test_wrong_values(key, written, message, where):
 KEYS = [
     ("model.hiden_size", "unknown option; did you mean 'model.hidden_size'?"),
     ("model.corpus", "unknown option; allowed in model: vocab_size, hidden_size, "),
-    ("modle.hidden_size", "unknown section; allowed: data, execution, mesh, model, optimizer, training; "
+    ("modle.hidden_size", "unknown section; allowed: data, execution, mesh, model, objective, optimizer, training; "
      "did you mean 'model'?"),
-    ("zebra.hidden_size", "unknown section; allowed: data, execution, mesh, model, optimizer, training"),
+    ("zebra.hidden_size", "unknown section; allowed: data, execution, mesh, model, objective, optimizer, training"),
 ]  # fmt: skip
 
 

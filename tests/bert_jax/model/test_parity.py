@@ -124,7 +124,7 @@ def test_loss_curve_equals_torch(mode: str) -> None:
     for i in range(CURVE_STEPS):
         state, metrics = compiled(state, batch(curve_case(i)))
         # The rate of step 0 is 0 in both, so the first parameters to differ are those of step 2.
-        assert abs(float(metrics["learning_rate"]) - recorded["learning_rate"][i]) <= 1e-9
+        assert abs(float(metrics["last"]["learning_rate"]) - recorded["learning_rate"][i]) <= 1e-9
         assert abs(float(metrics["loss"]) - recorded["loss"][i]) <= 1e-4, f"step {i}"
         assert abs(float(metrics["grad_norm"]) / recorded["grad_norm"][i] - 1) <= 1e-3, f"step {i}"
     given = to_canonical(state.params, CURVE_MODEL["vocab_size"])

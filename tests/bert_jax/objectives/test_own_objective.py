@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from builders import StopAt
 from flax import linen as nn
 from jax.sharding import Mesh
 from support import masked_lm, objective_of, random_batch, tiny_config, train_synthetic, untimed
@@ -20,27 +21,12 @@ from bert_jax.objectives.registry import check_name, objective_class
 from bert_jax.objectives.sums import denominator, padding_sums, weighted_cross_entropy
 from bert_jax.parallel import make_mesh
 from bert_jax.process.exits import Stop
-from bert_jax.process.signals import StopRequest
 from bert_jax.training.logging.metrics_file import read_metrics
 from bert_jax.training.programs import pretraining_batch, train_programs
 from bert_jax.training.state import initial_params
 
 MODULE = Path(__file__).parents[3] / "docs" / "examples" / "smoothed_objective.py"
 OPTIONS = f"--objective.module {MODULE} --data.next_sentence none --training.num_steps 8"
-
-
-class StopAt(StopRequest):
-    """A stop request that arrives when it is asked for the so-manieth time."""
-
-    def __init__(self, calls):
-        super().__init__()
-        self.calls = calls
-
-    def reached(self):
-        self.calls -= 1
-        if self.calls < 0:
-            self._handle(15, None)
-        return bool(self)
 
 
 def test_it_trains_evaluates_reports_and_resumes(tmp_path):

@@ -155,7 +155,7 @@ def test_another_threshold_of_a_finished_run_predicts_again(source, tmp_path):
     options = "--task.kind qa --qa.no_answer true --qa.doc_stride 4 --training.num_epochs 1 --qa.null_threshold"
     for threshold, is_empty in ((-1e4, True), (1e4, False)):
         run(source, tmp_path / "w", f"{options} {threshold}", splits)
-        texts = [json.loads(line)["text"] for line in (tmp_path / "w" / "predictions_dev.jsonl").open()]
+        texts = [json.loads(line)["answer"] for line in (tmp_path / "w" / "predictions_dev.jsonl").open()]
         assert len(texts) == 8 and all((text == "") == is_empty for text in texts)
         assert results(tmp_path / "w")["dev"]["chosen_by"]["metric"] == "f1"
 
