@@ -12,7 +12,7 @@ from bert_jax.config import MeshConfig, OptimizerConfig
 from bert_jax.config.finetune import FinetuneOptimizerConfig
 from bert_jax.model import BertForPretraining, from_canonical, to_canonical
 from bert_jax.model.canonical import path_name
-from bert_jax.optim import is_muon_matrix, joining_updates, make_optimizer, orthogonalize
+from bert_jax.optim import is_muon_matrix, unfreeze_updates, make_optimizer, orthogonalize
 from bert_jax.parallel import make_mesh, to_global
 from bert_jax.training.checkpoint.restore import restore_newest
 from bert_jax.training.programs import train_programs
@@ -178,7 +178,7 @@ def test_a_resumed_run_is_bitwise_the_undisturbed_one(tmp_path):
 def test_layers_that_join_late_stand_still_until_then():
     config = FinetuneOptimizerConfig(name="muon", weight_decay=0.0, unfreeze_every=1.0)
     params = initial_params(network(), seed=0)
-    optimizer = make_optimizer(config, joining_updates(config, 3, params, steps_per_epoch=2))
+    optimizer = make_optimizer(config, unfreeze_updates(config, 3, params, steps_per_epoch=2))
     state = optimizer.init(params)
     assert jax.tree.structure(state) == jax.tree.structure(make_optimizer(config).init(params))
     grads = jax.tree.map(np.ones_like, params)
