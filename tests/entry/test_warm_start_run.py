@@ -73,7 +73,7 @@ def test_words_are_added_trained_and_there_after_a_resume(pretrain, tmp_path):
     assert "continuing at step 2" in out and saved_steps(run)[-1] == 3
     code, out, err = pretrain(*flags, *start, "--training.num_steps", "4")
     assert code == 0, err
-    assert "--init_from, --add_words: not looked at, the run continues from its own checkpoint" in out
+    assert "--init_from, --add_words: ignored, the run continues from its own checkpoint" in out
     assert not np.array_equal(read_weights(run).params[WORDS], after.params[WORDS])
 
 
