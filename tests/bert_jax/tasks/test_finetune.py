@@ -136,17 +136,19 @@ def test_a_stopped_run_resumes_bitwise(source, tmp_path, options):
 def test_a_signal_between_two_dev_splits_leaves_the_whole_evaluation_to_be_made(source, tmp_path, monkeypatch):
     splits = {"train": SPLITS["train"], "one": SPLITS["dev"], "two": records(5, 8)}
     run(source, tmp_path / "whole", splits=splits)
-    before, calls = Context.before_batch, []
+    before, calls, stop = Context.before_batch, [], StopAt(10**6)
 
     def interrupted(self, step):
         calls.append(step)
         if len(calls) == 2:  # the batch of the second split
+            stop.left = 0
+            assert stop.reached()
             raise Interrupted
         before(self, step)
 
     monkeypatch.setattr(Context, "before_batch", interrupted)
     with pytest.raises(exits.Stop):
-        run(source, tmp_path / "parts", splits=splits, stop=StopAt(10**6))
+        run(source, tmp_path / "parts", splits=splits, stop=stop)
     assert not any("split" in line for line in lines(tmp_path / "parts"))
     run(source, tmp_path / "parts", splits=splits)
     assert lines(tmp_path / "parts") == lines(tmp_path / "whole")
