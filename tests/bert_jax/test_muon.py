@@ -12,7 +12,7 @@ from bert_jax.config import MeshConfig, OptimizerConfig
 from bert_jax.config.finetune import FinetuneOptimizerConfig
 from bert_jax.model import BertForPretraining, from_canonical, to_canonical
 from bert_jax.model.canonical import path_name
-from bert_jax.optim import is_muon_matrix, unfreeze_updates, make_optimizer, orthogonalize
+from bert_jax.optim import is_muon_matrix, make_optimizer, orthogonalize, unfreeze_updates
 from bert_jax.parallel import make_mesh, to_global
 from bert_jax.training.checkpoint.restore import restore_newest
 from bert_jax.training.programs import train_programs
