@@ -33,12 +33,15 @@ from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
 
+import numpy as np
+
 ROOT = Path.cwd()
 MOST = {"ids": 12, "learning_rate": 5}
 SHARE_OF_BASE = 0.6
 DEPTH = 2
+STEP = "train_step"  # the function that is traced
 MOST_ITEMS = 40  # looked at in a container
-ID_NAMES = {"input_ids", "ids", "token_ids"}  # of arguments and keys
+ID_NAMES = {"input_ids", "input_ids_BxS", "ids", "token_ids"}  # of arguments and keys
 CONFIG = """
 data: {corpus: [CORPUS], shards: SHARDS, seq_length: 16, max_predictions: 3, dupe_factor: 2, num_shards: 2,
   eval_fraction: 0.2, workers: 1, masking: dynamic}
@@ -57,11 +60,16 @@ def is_record(value: Any) -> bool:
 
 
 def is_array(value: Any) -> bool:
-    """Return True for arrays and traced values of integers or texts; shapes and blank arrays hold no ids."""
+    """Return True for arrays of integers or texts; shapes and blank arrays hold no ids."""
     dtype = str(getattr(value, "dtype", ""))
     if type(value).__name__ == "ShapeDtypeStruct" or not any(kind in dtype for kind in ("int", "string", "object")):
         return False
-    return type(value).__name__ != "ndarray" or bool(value.any())
+    return type(value).__name__ not in ("ndarray", "ArrayImpl") or any(np.asarray(value).flat)
+
+
+def is_traced(value: Any) -> bool:
+    """Return True for a value that stands for an array while jax traces a program."""
+    return "Tracer" in type(value).__name__
 
 
 class Arrived(BaseException):
@@ -77,6 +85,7 @@ class Route:
         self._names: dict[CodeType, str | None] = {}
         self._ids: dict[int, Any] = {}  # arrays met under the name of the ids, kept alive
         self._traced = False
+        self._in_step = 0  # calls of the step under way
         self._loop: FrameType | None = None  # the main thread's function that was handed a batch
 
     def __call__(self, frame: FrameType, event: str, returned: Any) -> None:
@@ -85,13 +94,15 @@ class Route:
         if name is None:
             return
         if event == "call":
+            self._in_step += code.co_name == STEP
             count = code.co_argcount + code.co_kwonlyargcount + bool(code.co_flags & 4) + bool(code.co_flags & 8)
             local = frame.f_locals
             if any(self._holds(local[a], DEPTH, a) for a in code.co_varnames[:count] if a in local):
                 self._add(frame)
         elif event == "return":
             caller = frame.f_back
-            self._traced |= code.co_name == "train_step"
+            self._traced |= code.co_name == STEP
+            self._in_step -= code.co_name == STEP
             if self._traced and caller is not None and caller is self._loop:
                 raise Arrived
             if caller is not None and self._file(caller.f_code) and self._holds(returned, DEPTH):
@@ -119,7 +130,9 @@ class Route:
         if is_record(value):
             self._ids.setdefault(0, None)
             return True
-        if not self._ids:  # no record was read yet
+        if is_traced(value):  # outside the step: shapes of parameters and counts of operations
+            return self._in_step > 0 and name in ID_NAMES
+        if not self._ids and not self._in_step:  # no record was read yet
             return depth > 0 and any(self._holds(inner, depth - 1) for inner in contents(value).values())
         if id(value) in self._ids:
             return True
