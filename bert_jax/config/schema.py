@@ -74,6 +74,8 @@ class ModelConfig:
     position_embeddings: Literal["learned", "sinusoidal", "rotary"] = "learned"
     # Base of the wave lengths of rotary positions.
     rotary_base: float = 10_000.0
+    # Keys that a query sees: those of its whole sequence (bidirectional) or up to its own position (causal).
+    attention: Literal["bidirectional", "causal"] = "bidirectional"
     # Standard deviation of the truncated normal from which weights start (cut at two sigma, not rescaled).
     initializer_range: float = 0.02
 

@@ -19,14 +19,19 @@ from bert_jax.parallel.axes import Axes
 MASKED_SCORE = -1e9
 
 
-def visible_keys(sequence_ids_BxS: jax.Array) -> jax.Array:
+def visible_keys(sequence_ids_BxS: jax.Array, causal: bool = False) -> jax.Array:
     """bool[B, 1, S, T]: True where query s sees key t.
 
     A key is visible iff its id is not 0 and equals the query's; a query with id 0 sees every key whose id is
     1, as in google-research/bert, where padding queries attend like all others (no loss uses their output).
+    With ``causal`` no query sees a later key (Radford et al. 2018).
     """
     query_BxS = jnp.maximum(sequence_ids_BxS, 1)
-    return (query_BxS[:, :, None] == sequence_ids_BxS[:, None, :])[:, None]
+    visible_BxSxT = query_BxS[:, :, None] == sequence_ids_BxS[:, None, :]
+    if causal:
+        place_S = jnp.arange(sequence_ids_BxS.shape[1])
+        visible_BxSxT &= place_S[:, None] >= place_S
+    return visible_BxSxT[:, None]
 
 
 def attention_probabilities(
@@ -48,12 +53,14 @@ def dot_product_attention(
     *,
     dropout_rate: float,
     dropout_key: DropoutKey | None,
+    causal: bool = False,
 ) -> jax.Array:
     """Scaled dot-product attention with dropout on the probabilities (Vaswani et al. 2017; Devlin et al. 2018).
 
     Scores and softmax are float32; the products run in the inputs' dtype. Returns [B, S, A, D] in that dtype.
     """
-    probabilities_BxAxSxT = attention_probabilities(query_BxSxAxD, key_BxTxAxD, visible_keys(sequence_ids_BxS))
+    visible_Bx1xSxT = visible_keys(sequence_ids_BxS, causal)
+    probabilities_BxAxSxT = attention_probabilities(query_BxSxAxD, key_BxTxAxD, visible_Bx1xSxT)
     probabilities_BxAxSxT = dropout(probabilities_BxAxSxT.astype(value_BxTxAxD.dtype), dropout_rate, dropout_key)
     # In this order XLA's CPU product rounds less over many keys, and is no slower (docs/experiments.md).
     return jnp.einsum("BTAD,BAST->BSAD", value_BxTxAxD, probabilities_BxAxSxT)

@@ -272,6 +272,7 @@ class SelfAttention(nn.Module):
             inner_BxSxH = LayerNorm(config, dtype, name="layer_norm")(x_BxSxH)
         products, biases = self._project(inner_BxSxH, dtype)
         rate, mesh, head_size = config.attention_dropout, self.mesh, config.head_size
+        causal = config.attention == "causal"
         look_inside = self.is_mutable_collection(INTERMEDIATES)
         attend: Callable[..., jax.Array]
         # Parameters are made with short dummy rows, which kernels need not be able to do.
@@ -286,13 +287,13 @@ class SelfAttention(nn.Module):
                 tables = rotary_tables(config.max_position_embeddings, head_size, config.rotary_base)
                 turns = [jnp.take(table, position_ids_BxS, axis=0, mode="clip")[:, :, None] for table in tables]
                 heads[:2] = [rotate(y, *turns) for y in heads[:2]]
-            attend = functools.partial(dot_product_attention, dropout_rate=rate)
+            attend = functools.partial(dot_product_attention, dropout_rate=rate, causal=causal)
             operands = [*(constrain(y, axes, mesh) for y in heads), sequence_ids_BxS]
         if self.execution.remat == "attention":
             attend = jax.checkpoint(attend)
         if look_inside:
             query, key, *_ = operands
-            probabilities = attention_probabilities(query, key, visible_keys(sequence_ids_BxS))
+            probabilities = attention_probabilities(query, key, visible_keys(sequence_ids_BxS, causal))
             self.sow(INTERMEDIATES, "attentions", probabilities)
         with jax.named_scope("dot_product_attention"):
             context = attend(*operands, dropout_key=probabilities_key)

@@ -28,6 +28,7 @@ _SUPPORTED: Supported = SIZES | {
     "norm_epsilon": ANY,
     "position_embeddings": ANY,
     "rotary_base": ANY,
+    "attention": ANY,
 }
 
 
