@@ -120,6 +120,7 @@ class ObjectiveConfig:
     """The objective that pretraining minimizes."""
 
     # masked_lm: masked tokens, and sentence pairs unless data.next_sentence is none (Devlin et al. 2018).
+    # causal_lm: every next token, with model.attention causal and data.next_sentence none (Radford et al. 2018).
     name: str = "masked_lm"
     # Python file that defines a class Objective (bert_jax.objectives.objective.PretrainObjective), used instead of
     # objective.name; empty: none.

@@ -1,0 +1,144 @@
+"""Causal language model: every token predicts the next one (Radford et al. 2018, section 3.1).
+
+Shapes: B rows, S tokens, H width, V vocabulary.
+"""
+
+import html
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh
+
+from bert_jax.config import HeadsConfig, PretrainConfig
+from bert_jax.model import BertModel
+from bert_jax.model.matmul import matmul_f32_grad
+from bert_jax.objectives.display import Column, Display, Panel, Tile
+from bert_jax.objectives.objective import Batch, PretrainObjective
+from bert_jax.objectives.sums import Sums, denominator, padding_sums, weighted_cross_entropy
+from bert_jax.parallel.axes import constrain
+from bert_jax.tokenization import Tokenizer
+
+SAMPLE_ROWS = 5
+SAMPLE_TOKENS = 12
+
+
+class CausalModel(BertModel):
+    """The encoder with an output layer that is the table of word embeddings, without transform and bias."""
+
+    def __call__(self, features: Mapping[str, jax.Array], dropout_key: Any = None) -> jax.Array:  # type: ignore[override]
+        """float32[B, S, V]: logits of the next token; those of padded vocabulary rows are -inf."""
+        x_BxSxH, table_VxH = self.embeddings(
+            features["input_ids"], features["token_type_ids"], features["position_ids"], dropout_key
+        )
+        x_BxSxH, _ = self.encoder(x_BxSxH, features["sequence_ids"], features["position_ids"], dropout_key)
+        logits_BxSxV = matmul_f32_grad(x_BxSxH, table_VxH, 1, jnp.dtype("float32"))
+        logits_BxSxV = constrain(logits_BxSxV, ("act_batch", "act_length", "act_vocab"), self.mesh)
+        is_piece_V = jnp.arange(table_VxH.shape[0]) < self.config.vocab_size
+        return jnp.where(is_piece_V, logits_BxSxV, -jnp.inf)
+
+
+def original_ids(batch: Batch) -> jax.Array:
+    """int32[B, S]: the tokens of ``batch`` before they were masked."""
+    ids_BxS, positions_BxM = batch["input_ids"], batch["mlm_positions"]
+    masked_BxM = jnp.take_along_axis(ids_BxS, positions_BxM, axis=1)
+    tokens_BxM = jnp.where(batch["mlm_weights"] > 0, batch["mlm_labels"], masked_BxM)
+    return jnp.put_along_axis(ids_BxS, positions_BxM, tokens_BxM, axis=1, inplace=False)
+
+
+def next_weights(sequence_ids_BxS: jax.Array) -> jax.Array:
+    """float32[B, S - 1]: 1 where the token and the next one belong to one sequence."""
+    first, second = sequence_ids_BxS[:, :-1], sequence_ids_BxS[:, 1:]
+    return ((first == second) & (first > 0)).astype(jnp.float32)
+
+
+def _sections(data: Mapping[str, Any]) -> list[tuple[str, str]]:
+    items = [
+        f"<p>{html.escape(sample['prompt'])} <b>{html.escape(sample['continuation'])}</b></p>"
+        for sample in data.get("samples", ())
+    ]
+    return [("Held-out beginnings, continued by the most probable tokens", "".join(items))] if items else []
+
+
+class CausalLm(PretrainObjective):
+    """Cross-entropy of each token given those before it in its sequence."""
+
+    display = Display(
+        keys=("lm_loss", "lm_accuracy"),
+        columns=(Column("lm {}", "lm_loss", accuracy="lm_accuracy"),),
+        panels=(Panel("next-token loss (nats)", "lm_loss"), Panel("accuracy", "lm_accuracy", percent=True)),
+        tiles=(Tile("held-out next-token loss", "lm_loss"), Tile("held-out perplexity", "perplexity")),
+        sections=_sections,
+    )
+    features = (
+        "input_ids", "token_type_ids", "sequence_ids", "position_ids", "mlm_positions", "mlm_labels", "mlm_weights",
+    )  # fmt: skip
+
+    @staticmethod
+    def make_model(config: PretrainConfig, mesh: Mesh | None) -> CausalModel:
+        for key, value, wanted in (
+            ("model.attention", config.model.attention, "causal"),
+            ("data.next_sentence", config.data.next_sentence, "none"),
+        ):
+            if value != wanted:
+                raise ValueError(f"{key}: {value!r} is not allowed with objective.name causal_lm; set {wanted}")
+        return CausalModel(config.model, config.execution, HeadsConfig(), mesh=mesh)
+
+    def denominators(self, batch: Batch) -> dict[str, jax.Array]:
+        return {"lm_loss": denominator(next_weights(batch["sequence_ids"]))}
+
+    def sums(self, params: Any, batch: Batch, key: Any, *, start: Any = None, axis: str | None = None) -> Sums:
+        ids_BxS = original_ids(batch)
+        logits_BxSxV = self.model.apply({"params": params}, batch | {"input_ids": ids_BxS}, key)
+        weights = next_weights(batch["sequence_ids"])
+        return weighted_cross_entropy("lm", logits_BxSxV[:, :-1], ids_BxS[:, 1:], weights) | padding_sums(batch)
+
+    def evaluation(self, totals: Mapping[str, np.ndarray]) -> dict[str, Any]:
+        values = super().evaluation(totals)
+        loss = values.get("lm_loss", float("nan"))
+        targets = int(totals["lm_loss"][1]) if "lm_loss" in totals else 0
+        return values | {"loss": loss, "perplexity": float(np.exp(loss)), "targets": targets}
+
+    def samples(self, params: Any, tokenizer: Tokenizer, batch: Mapping[str, np.ndarray]) -> list[Any]:
+        """First half of some held-out rows, continued by the most probable tokens: prompt and continuation."""
+        model = self.model.clone(mesh=None)
+        rows = {name: np.array(batch[name][:SAMPLE_ROWS]) for name in self.features}
+        ids_BxS = np.array(original_ids(rows))
+        lengths_B = (rows["sequence_ids"] > 0).sum(axis=1)
+        starts_B = np.maximum(lengths_B // 2, 1)
+        pieces = tokenizer.vocab_size
+
+        @jax.jit
+        def next_tokens(params: Any, ids_BxS: jax.Array) -> jax.Array:
+            return jnp.argmax(
+                model.apply({"params": params}, rows | {"input_ids": ids_BxS}, None)[..., :pieces], -1
+            )
+
+        on_device = jax.tree.map(jnp.asarray, params)
+        ends_B = np.minimum(starts_B + SAMPLE_TOKENS, lengths_B)
+        generated = ids_BxS.copy()
+        for step in range(int((ends_B - starts_B).max(initial=0))):
+            likely_BxS = np.asarray(next_tokens(on_device, generated))
+            for row in np.flatnonzero(starts_B + step < ends_B):
+                generated[row, starts_B[row] + step] = likely_BxS[row, starts_B[row] + step - 1]
+        frame = (tokenizer.cls_id, tokenizer.sep_id)
+        texts = [
+            [[int(token) for token in part if token not in frame] for part in (own[:start], own[start:end])]
+            for own, start, end in zip(generated, starts_B, ends_B, strict=True)
+        ]
+        return [
+            {"prompt": tokenizer.decode(prompt), "continuation": tokenizer.decode(tokens)}
+            for (prompt, tokens), length in zip(texts, lengths_B, strict=True)
+            if length
+        ]
+
+    def result_lines(self, final: Mapping[str, Any], samples: Sequence[Any]) -> list[str]:
+        lines = []
+        if final:
+            lines.append(
+                f"held-out: next-token loss {final['lm_loss']:.4f} nats on {final['targets']:,} targets, "
+                f"perplexity {final['perplexity']:.1f}, accuracy {final['lm_accuracy']:.4f}"
+            )
+        return lines + [f"{sample['prompt']} -> {sample['continuation']}" for sample in samples]

@@ -1,0 +1,88 @@
+"""The causal language model: targets, loss, a run, its resume, and its refusals."""
+
+import json
+
+import jax
+import numpy as np
+import pytest
+from builders import StopAt
+from support import objective_of, random_batch, tiny_config, train_synthetic, untimed
+
+from bert_jax.objectives.causal_lm import next_weights, original_ids
+from bert_jax.process.exits import Stop
+from bert_jax.training.logging.metrics_file import read_metrics
+from bert_jax.training.state import initial_params
+
+OPTIONS = "--objective.name causal_lm --model.attention causal --data.next_sentence none"
+
+
+def test_logits_up_to_a_token_do_not_see_the_next_one():
+    objective, batch = objective_of(tiny_config(OPTIONS)), random_batch(tiny_config(OPTIONS), rows=2)
+    params = initial_params(objective.model, 0)
+    logits = jax.jit(lambda ids: objective.model.apply({"params": params}, batch | {"input_ids": ids}))
+    before, changed = np.asarray(logits(batch["input_ids"])), batch["input_ids"].copy()
+    changed[:, 6] += 1
+    after = np.asarray(logits(changed))
+    assert np.array_equal(before[:, :6], after[:, :6]) and not np.array_equal(before[:, 6], after[:, 6])
+
+
+def test_masked_tokens_are_put_back():
+    batch = random_batch(tiny_config(OPTIONS), rows=3)
+    ids = np.asarray(original_ids(batch))
+    is_masked = np.zeros_like(ids, bool)
+    for row in range(3):
+        places = batch["mlm_positions"][row][batch["mlm_weights"][row] > 0]
+        is_masked[row, places] = True
+        assert (ids[row, places] == batch["mlm_labels"][row][batch["mlm_weights"][row] > 0]).all()
+    assert is_masked.any() and (ids[~is_masked] == batch["input_ids"][~is_masked]).all()
+
+
+def test_the_last_token_of_a_sequence_predicts_nothing():
+    weights = np.asarray(next_weights(np.array([[1, 1, 2, 2, 0, 0]])))
+    assert weights.tolist() == [[1, 0, 1, 0, 0]]
+
+
+def test_its_loss_is_the_mean_over_next_tokens():
+    config = tiny_config(OPTIONS, "--model.hidden_dropout 0 --model.attention_dropout 0")
+    objective, batch = objective_of(config), random_batch(config)
+    params = initial_params(objective.model, 1)
+    ids = np.asarray(original_ids(batch))
+    logits = np.asarray(objective.model.apply({"params": params}, batch | {"input_ids": ids}), np.float64)
+    assert np.isneginf(logits[..., config.model.vocab_size :]).all()
+    logits = logits[..., : config.model.vocab_size]
+    log_p = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
+    nll = -np.take_along_axis(log_p[:, :-1], ids[:, 1:, None], -1)[..., 0]
+    used = (batch["sequence_ids"][:, 1:] > 0).astype(float)
+    total, weight = objective.sums(params, batch, None)["lm_loss"]
+    assert float(weight) == used.sum() == float(objective.denominators(batch)["lm_loss"])
+    assert float(total) == pytest.approx((nll * used).sum(), rel=1e-5)
+
+
+def test_it_trains_evaluates_reports_and_resumes(tmp_path):
+    config = tiny_config(OPTIONS, "--training.num_steps 8 --training.eval_interval 4 --training.eval_batches 2")
+    train_synthetic(config, tmp_path / "whole")
+    with pytest.raises(Stop):
+        train_synthetic(config, tmp_path / "cut", stop=StopAt(9))
+    train_synthetic(config, tmp_path / "cut")
+    lines = read_metrics(tmp_path / "whole")
+    assert untimed(read_metrics(tmp_path / "cut")) == untimed(lines)
+    evaluations = [line for line in lines if line.get("split") == "eval"]
+    assert evaluations[0]["loss"] > evaluations[1]["loss"] == evaluations[1]["lm_loss"]
+    assert evaluations[1]["perplexity"] == pytest.approx(np.exp(evaluations[1]["loss"]))
+    data = json.loads((tmp_path / "cut" / "report_data.json").read_text())
+    assert data["samples"] and all(sample["prompt"] and sample["continuation"] for sample in data["samples"])
+    page = (tmp_path / "cut" / "report.html").read_text()
+    assert "next-token loss (nats)" in page and "held-out perplexity" in page
+    assert "perplexity" in (tmp_path / "cut" / "train.log").read_text()
+
+
+@pytest.mark.parametrize(
+    ("options", "key"),
+    [
+        ("--objective.name causal_lm --data.next_sentence none", "model.attention"),
+        ("--objective.name causal_lm --model.attention causal", "data.next_sentence"),
+    ],
+)
+def test_an_encoder_that_sees_its_target_and_sentence_pairs_are_refused(options, key):
+    with pytest.raises(ValueError, match=rf"{key}: .* causal_lm"):
+        objective_of(tiny_config(options))
