@@ -13,8 +13,7 @@ from bert_jax.model.canonical import STACKED, path_name
 from bert_jax.model.dropout import DropoutKey, ShardKey
 from bert_jax.objectives.display import Display
 from bert_jax.objectives.masked_lm import COLUMNS, MLM_EPSILON, PANELS
-from bert_jax.objectives.objective import Objective
-from bert_jax.objectives.sums import Sums, padding_sums, weighted_cross_entropy
+from bert_jax.objectives.objective import Objective, Sums, padding_sums, weighted_cross_entropy
 from bert_jax.tasks.task import Task
 
 # Weight dropout and mixout draw after all sites of the layers.

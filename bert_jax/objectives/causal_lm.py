@@ -16,8 +16,14 @@ from bert_jax.config import HeadsConfig, PretrainConfig
 from bert_jax.model import BertModel
 from bert_jax.model.matmul import matmul_f32_grad
 from bert_jax.objectives.display import Column, Display, Panel, Tile
-from bert_jax.objectives.objective import Batch, PretrainObjective
-from bert_jax.objectives.sums import Sums, denominator, padding_sums, weighted_cross_entropy
+from bert_jax.objectives.objective import (
+    Batch,
+    PretrainObjective,
+    Sums,
+    denominator,
+    padding_sums,
+    weighted_cross_entropy,
+)
 from bert_jax.parallel.axes import constrain
 from bert_jax.tokenization import Tokenizer
 

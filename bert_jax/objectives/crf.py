@@ -8,7 +8,7 @@ Sequence ids ascend along a row. What is not scored reaches neither values nor g
 import jax
 import jax.numpy as jnp
 
-from bert_jax.objectives.sums import Sums, denominator
+from bert_jax.objectives.objective import Sums, denominator
 
 
 def chain_starts(sequence_ids_BxS: jax.Array, is_scored_BxS: jax.Array) -> jax.Array:

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from bert_jax.objectives.sums import Sums, denominator
+from bert_jax.objectives.objective import Sums, denominator
 
 # A float32 probability rounds to 1: then a power below 1 of 1 - p has no finite gradient.
 SMALLEST_COMPLEMENT = 1e-12

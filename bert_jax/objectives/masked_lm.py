@@ -14,8 +14,7 @@ from bert_jax.config import PretrainConfig
 from bert_jax.model import BertForPretraining, BertModel
 from bert_jax.model.flops import training_flops_per_sequence
 from bert_jax.objectives.display import Column, Display, Panel, Tile
-from bert_jax.objectives.objective import Batch, PretrainObjective
-from bert_jax.objectives.sums import Sums, padding_sums, weighted_cross_entropy
+from bert_jax.objectives.objective import Batch, PretrainObjective, Sums, padding_sums, weighted_cross_entropy
 from bert_jax.tokenization import Tokenizer
 
 # The reference adds this to the MLM weight so that a batch without any masked position gives 0.

@@ -1,4 +1,4 @@
-"""The contract of an objective: what training minimizes, and how its results are evaluated and shown."""
+"""The contract of an objective, its (sum, weight) pairs, and losses that several objectives share."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
@@ -13,10 +13,11 @@ from jax.sharding import Mesh
 from bert_jax.batch import PRETRAIN_FEATURES, PretrainSource, feature_shapes
 from bert_jax.config import PretrainConfig, RunConfig
 from bert_jax.objectives.display import Display
-from bert_jax.objectives.sums import Sums
 from bert_jax.tokenization import Tokenizer
 
 Batch = Mapping[str, jax.Array]
+# (sum, weight) of losses and metrics: added over microbatches, replicas and steps, divided once, last.
+Sums = dict[str, tuple[jax.Array, jax.Array]]
 
 
 class Objective(ABC):
@@ -102,3 +103,33 @@ class PretrainObjective(Objective):
         """Return the content of report_data.json; see ``bert_jax.training.logging.report.write_report``."""
         evaluation = {name: value for name, value in final.items() if name not in ("step", "split")}
         return {"summary": self.result_lines(final, ()), "evaluation": evaluation, "samples": list(samples)}
+
+
+def denominator(weights: jax.Array) -> jax.Array:
+    """Sum of ``weights`` over the whole global batch (before it is split), or 1 where all are 0.
+
+    For every loss except softmax_loss (class weights) and crf_loss (chains), which have denominators of their own.
+    """
+    total = jnp.sum(weights)
+    return jnp.where(total > 0, total, 1.0)
+
+
+def weighted_cross_entropy(name: str, logits: jax.Array, labels: jax.Array, weights: jax.Array) -> Sums:
+    """``{name}_loss`` and ``{name}_accuracy`` of float32 ``logits`` [..., V] against int ``labels`` [...]."""
+    # One value and zeros: a gather from logits that two mesh axes cut crashes the compiler (design/sharding.md).
+    is_label = jnp.arange(logits.shape[-1]) == labels[..., None]
+    label_logits = jnp.sum(jnp.where(is_label, logits, 0), axis=-1)
+    nll = jax.nn.logsumexp(logits, axis=-1) - label_logits
+    # The largest is known from the loss; argmax would be one more pass over the logits.
+    correct = (label_logits >= jnp.max(logits, axis=-1)).astype(jnp.float32)
+    weight = jnp.sum(weights)
+    return {
+        f"{name}_loss": (jnp.sum(nll * weights), weight),
+        f"{name}_accuracy": (jnp.sum(correct * weights), weight),
+    }
+
+
+def padding_sums(batch: Mapping[str, jax.Array]) -> Sums:
+    """``padding_fraction``: padding tokens among all tokens of the rows."""
+    padding = (batch["sequence_ids"] == 0).astype(jnp.float32)
+    return {"padding_fraction": (jnp.sum(padding), jnp.asarray(padding.size, jnp.float32))}

@@ -14,7 +14,7 @@ import functools
 import jax
 import jax.numpy as jnp
 
-from bert_jax.objectives.sums import Sums, weighted_cross_entropy
+from bert_jax.objectives.objective import Sums, weighted_cross_entropy
 
 # Finite, so that an empty batch has a finite loss, which its weight makes 0.
 ABSENT = -1e30

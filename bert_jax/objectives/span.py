@@ -3,7 +3,7 @@
 import jax
 import jax.numpy as jnp
 
-from bert_jax.objectives.sums import Sums
+from bert_jax.objectives.objective import Sums
 
 # Finite, so that a slot without any token has a finite loss, which its weight makes 0.
 ABSENT = -1e30

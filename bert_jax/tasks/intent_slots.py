@@ -13,7 +13,7 @@ from bert_jax.config.finetune import FinetuneConfig
 from bert_jax.metrics import Score, joint_scores
 from bert_jax.model.bert import BertOutput
 from bert_jax.objectives.label_losses import softmax_denominator, softmax_loss
-from bert_jax.objectives.sums import Sums
+from bert_jax.objectives.objective import Sums
 from bert_jax.records import Record
 from bert_jax.tasks.tagging import TaggingTask, check_entity_tags, predicted_tags
 from bert_jax.tasks.task import Level, ModelInput, Prediction, Target

@@ -16,7 +16,7 @@ from bert_jax.config.finetune import FinetuneConfig
 from bert_jax.metrics import Score, classification_scores
 from bert_jax.model.bert import BertOutput
 from bert_jax.objectives.label_losses import softmax_loss
-from bert_jax.objectives.sums import Sums, denominator
+from bert_jax.objectives.objective import Sums, denominator
 from bert_jax.records import Record
 from bert_jax.tasks.task import Level, ModelInput, Prediction, Target
 from bert_jax.tasks.text_classification import SequenceTask, class_number, completed, unlabelled

@@ -10,8 +10,8 @@ import numpy as np
 from bert_jax.config import HeadsConfig
 from bert_jax.metrics import Score, chinese_answer_scores, squad_scores
 from bert_jax.model.bert import BertOutput
+from bert_jax.objectives.objective import Sums, denominator
 from bert_jax.objectives.span import span_loss
-from bert_jax.objectives.sums import Sums, denominator
 from bert_jax.records import Answer, Record
 from bert_jax.tasks.spans import Passage, Span, SpanPiece, Window, best_spans, span_inputs
 from bert_jax.tasks.task import Level, ModelInput, Prediction, Target, Task

@@ -15,7 +15,7 @@ from bert_jax.config.finetune import FinetuneConfig
 from bert_jax.metrics import Score, classification_scores, regression_scores
 from bert_jax.metrics.score import mean_score
 from bert_jax.model.bert import BertOutput
-from bert_jax.objectives.sums import Sums, denominator
+from bert_jax.objectives.objective import Sums, denominator
 from bert_jax.records import Record
 from bert_jax.tasks.sentence_training import TRAININGS, PairOutput, record_texts
 from bert_jax.tasks.task import Encoded, Level, ModelInput, Prediction, Target, Task

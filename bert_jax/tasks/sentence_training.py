@@ -12,8 +12,8 @@ import numpy as np
 
 from bert_jax.config.finetune import FinetuneConfig
 from bert_jax.objectives.label_losses import softmax_loss
+from bert_jax.objectives.objective import Sums
 from bert_jax.objectives.sentence_losses import cosent_loss, cosine_loss, in_batch_negatives_loss, triplet_loss
-from bert_jax.objectives.sums import Sums
 from bert_jax.records import Record
 from bert_jax.tasks.sampling import permutation
 from bert_jax.tasks.text_classification import class_number, number_of

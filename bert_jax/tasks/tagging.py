@@ -18,7 +18,7 @@ from bert_jax.metrics import Score, tag_accuracy, tagging_scores
 from bert_jax.model.bert import BertOutput
 from bert_jax.objectives.crf import crf_decode, crf_denominator, crf_loss
 from bert_jax.objectives.label_losses import softmax_denominator, softmax_loss
-from bert_jax.objectives.sums import Sums
+from bert_jax.objectives.objective import Sums
 from bert_jax.records import Record
 from bert_jax.tasks.task import Level, ModelInput, Prediction, Target, Task
 from bert_jax.tasks.words import Window, word_windows

@@ -15,7 +15,7 @@ from bert_jax.config import HeadsConfig, SentenceConfig
 from bert_jax.config.finetune import FinetuneConfig
 from bert_jax.metrics import Score
 from bert_jax.model.bert import BertOutput
-from bert_jax.objectives.sums import Sums
+from bert_jax.objectives.objective import Sums
 from bert_jax.records import Record
 from bert_jax.tokenization import Tokenizer
 

@@ -27,7 +27,7 @@ from bert_jax.objectives.label_losses import (
     softmax_denominator,
     softmax_loss,
 )
-from bert_jax.objectives.sums import Sums
+from bert_jax.objectives.objective import Sums
 from bert_jax.records import Record
 from bert_jax.tasks.task import Confusion, Encoded, Level, ModelInput, Prediction, Target, Task
 from bert_jax.tasks.truncation import cut_pair, cut_text

@@ -10,8 +10,7 @@ from jax.sharding import Mesh, PartitionSpec
 
 from bert_jax.config import OptimizerConfig
 from bert_jax.model.dropout import DropoutKey, replica_key
-from bert_jax.objectives.objective import Batch, Objective
-from bert_jax.objectives.sums import Sums
+from bert_jax.objectives.objective import Batch, Objective, Sums
 from bert_jax.optim import make_schedule
 from bert_jax.parallel import axis_names, constrain_tree
 from bert_jax.training.state import TrainState, compute_shardings

@@ -12,8 +12,7 @@ import jax.numpy as jnp
 
 from bert_jax.model import BertForPretraining
 from bert_jax.objectives.display import Column, Display, Panel, Tile
-from bert_jax.objectives.objective import PretrainObjective
-from bert_jax.objectives.sums import denominator, padding_sums, weighted_cross_entropy
+from bert_jax.objectives.objective import PretrainObjective, denominator, padding_sums, weighted_cross_entropy
 
 SMOOTHING = 0.1
 

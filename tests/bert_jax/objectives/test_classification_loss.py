@@ -7,7 +7,7 @@ import pytest
 from recorded import Slots, assert_recorded, given
 
 from bert_jax.objectives.label_losses import multilabel_loss, regression_loss, softmax_denominator, softmax_loss
-from bert_jax.objectives.sums import denominator
+from bert_jax.objectives.objective import denominator
 
 SLOTS = Slots(7, (5, 2))
 LOGITS = SLOTS.fill(given("logits"), np.nan)

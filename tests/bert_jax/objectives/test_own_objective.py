@@ -16,9 +16,8 @@ from support import masked_lm, objective_of, random_batch, tiny_config, train_sy
 from bert_jax.config import ExecutionConfig, HeadsConfig, ModelConfig, dump_yaml, from_dict, to_dict
 from bert_jax.config.pretrain import ObjectiveConfig, PretrainConfig
 from bert_jax.model import BertForPretraining, BertModel, to_canonical
-from bert_jax.objectives.objective import PretrainObjective
+from bert_jax.objectives.objective import PretrainObjective, denominator, padding_sums, weighted_cross_entropy
 from bert_jax.objectives.registry import check_name, objective_class
-from bert_jax.objectives.sums import denominator, padding_sums, weighted_cross_entropy
 from bert_jax.parallel import make_mesh
 from bert_jax.process.exits import Stop
 from bert_jax.training.logging.metrics_file import read_metrics

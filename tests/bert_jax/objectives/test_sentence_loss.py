@@ -10,6 +10,7 @@ from jax.sharding import PartitionSpec as P
 from recorded import Slots, assert_recorded, given
 
 from bert_jax.objectives.label_losses import softmax_loss
+from bert_jax.objectives.objective import denominator
 from bert_jax.objectives.sentence_losses import (
     cosent_loss,
     cosine_loss,
@@ -17,7 +18,6 @@ from bert_jax.objectives.sentence_losses import (
     pair_features,
     triplet_loss,
 )
-from bert_jax.objectives.sums import denominator
 
 SLOTS = Slots(6, (4, 2))
 

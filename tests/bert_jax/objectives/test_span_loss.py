@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 from recorded import assert_recorded, given
 
+from bert_jax.objectives.objective import denominator
 from bert_jax.objectives.span import span_loss
-from bert_jax.objectives.sums import denominator
 
 LENGTHS = given("span_lengths")
 
