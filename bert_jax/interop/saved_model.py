@@ -14,13 +14,14 @@ from bert_jax.config import (
     PretrainConfig,
     TokenizerConfig,
     load_config,
-    pretraining_heads,
     spec_from_json,
     spec_to_json,
     to_dict,
 )
 from bert_jax.interop.exchange import ModelBundle, ReadOptions, check_shapes, parameter_shapes
 from bert_jax.io.files import whole_folder
+from bert_jax.model import BertModel
+from bert_jax.objectives.registry import objective_class
 from bert_jax.tokenization import FILE_NAMES, load_tokenizer
 from bert_jax.training.checkpoint.digest import (
     check_files,
@@ -152,7 +153,13 @@ def _read_run(workdir: Path, options: ReadOptions) -> ModelBundle:
         )
     content = vocabularies[0].read_bytes()
     tokenizer = load_tokenizer(vocabularies[0], lower_case=config.data.lower_case)
-    stored = read_parameters(workdir, config, average=options.ema, report=lambda line: print(line, file=sys.stderr))
+    objective = objective_class(config.objective)
+    model = objective.make_model(config, None)
+    if not isinstance(model, BertModel):
+        raise ValueError(f"{workdir}: no format holds the model of its objective ({objective.__name__})")
+    stored = read_parameters(
+        workdir, config, model, average=options.ema, report=lambda line: print(line, file=sys.stderr)
+    )
     if stored is None:
         raise NoCheckpoint(f"{workdir}: no checkpoint there yet")
     if stored.meta["tokenizer"] != tokenizer.fingerprint:
@@ -160,7 +167,7 @@ def _read_run(workdir: Path, options: ReadOptions) -> ModelBundle:
     name = FILE_NAMES[tokenizer.kind]
     spec = ModelSpec(
         model=config.model,
-        heads=pretraining_heads(config.has_nsp),
+        heads=model.heads,
         # A run that was started from a RoBERTa keeps the rows before its first position.
         family="roberta" if config.model.position_offset else "bert",
         tokenizer=TokenizerConfig(file=name, lower_case=tokenizer.lower_case),

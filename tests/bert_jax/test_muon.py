@@ -6,7 +6,7 @@ import jax
 import numpy as np
 import pytest
 from flax import linen as nn
-from support import random_batch, relative_difference, tiny_config, train_synthetic
+from support import objective_of, random_batch, relative_difference, tiny_config, train_synthetic
 
 from bert_jax.config import MeshConfig, OptimizerConfig
 from bert_jax.config.finetune import FinetuneOptimizerConfig
@@ -167,7 +167,10 @@ def test_a_resumed_run_is_bitwise_the_undisturbed_one(tmp_path):
     train_synthetic(part, tmp_path / "parts")
     train_synthetic(whole, tmp_path / "parts")
     mesh, options = make_mesh(MeshConfig()), {"read_only": False, "may_change": set(), "report": print}
-    restored = [restore_newest(tmp_path / name, whole, mesh, **options) for name in ("whole", "parts")]
+    restored = [
+        restore_newest(tmp_path / name, whole, mesh, objective_of(whole).model, **options)
+        for name in ("whole", "parts")
+    ]
     expected, other = (to_canonical(run.state, 211) for run in restored)
     assert expected.keys() == other.keys()
     assert any("muon" in name and name.endswith("layer_1/attention/query/kernel") for name in expected)

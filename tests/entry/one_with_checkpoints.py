@@ -56,9 +56,17 @@ def restore(folder, damaged_for_one=""):
             return real(*arguments)
 
         setattr(checkpoint, damaged_for_one, failing)
+    import support
+
     config = settings()
     restored = checkpoint.restore_newest(
-        folder / "run", config, make_mesh(config.mesh), read_only=False, may_change=set(), report=print
+        folder / "run",
+        config,
+        make_mesh(config.mesh),
+        support.objective_of(config).model,
+        read_only=False,
+        may_change=set(),
+        report=print,
     )
     print("restored", restored.step, restored.meta["digest"])
 

@@ -189,7 +189,15 @@ def undisturbed(workdir: Path) -> None:
 def state(workdir: Path):
     config = support.tiny_config()
     mesh = make_mesh(MeshConfig(), jax.devices()[:1])
-    return restore_newest(workdir, config, mesh, read_only=True, may_change=set(), report=print)
+    return restore_newest(
+        workdir,
+        config,
+        mesh,
+        support.objective_of(config, mesh).model,
+        read_only=True,
+        may_change=set(),
+        report=print,
+    )
 
 
 MOMENTS = ("start", "compile", "step", "save", "evaluation")

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import command
 import pytest
+from support import objective_of
 
 from bert_jax.config import PretrainConfig, load_config
 from bert_jax.parallel import make_mesh
@@ -87,8 +88,14 @@ def restored_digest(workdir, recipe):
     config = load_config(PretrainConfig, ["--config", str(recipe), *mesh_flags((2, 2, 2))])
     lines = []
     restored = restore_newest(
-        workdir, config, make_mesh(config.mesh), read_only=True, may_change=set(), report=lines.append
-    )
+        workdir,
+        config,
+        make_mesh(config.mesh),
+        objective_of(config).model,
+        read_only=True,
+        may_change=set(),
+        report=lines.append,
+    )  # fmt: skip
     assert not lines
     return restored.step
 

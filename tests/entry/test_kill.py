@@ -12,7 +12,7 @@ import command
 import jax
 import numpy as np
 import pytest
-from support import untimed
+from support import objective_of, untimed
 
 from bert_jax.config import PretrainConfig, load_config
 from bert_jax.parallel import make_mesh
@@ -38,7 +38,9 @@ def scalars(workdir):
 def newest_state(workdir, recipe):
     config = load_config(PretrainConfig, ["--config", str(recipe)])
     mesh = make_mesh(config.mesh, jax.devices()[:DEVICES])
-    return restore_newest(workdir, config, mesh, read_only=True, may_change=set(), report=print)
+    return restore_newest(
+        workdir, config, mesh, objective_of(config, mesh).model, read_only=True, may_change=set(), report=print
+    )
 
 
 def logged_step(workdir):

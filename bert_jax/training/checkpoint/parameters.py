@@ -11,7 +11,7 @@ from etils import epath
 
 from bert_jax.config import MeshConfig, RunConfig
 from bert_jax.io.storage import Location
-from bert_jax.model import to_canonical
+from bert_jax.model import BertModel, to_canonical
 from bert_jax.model.canonical import path_name
 from bert_jax.parallel import make_mesh
 from bert_jax.training.checkpoint.digest import digest_lines, lines_digest
@@ -40,7 +40,7 @@ class Parameters(NamedTuple):
 
 
 def read_parameters(
-    workdir: Location, config: RunConfig, *, average: bool | None, report: Callable[[str], None]
+    workdir: Location, config: RunConfig, model: BertModel, *, average: bool | None, report: Callable[[str], None]
 ) -> Parameters | None:
     """Read the parameters of the newest sound checkpoint of a run, or their moving average, and nothing else.
 
@@ -49,6 +49,7 @@ def read_parameters(
 
     Args:
         config: the config of the run.
+        model: the model of the run; its mesh does not matter.
         average: True for the moving average, False for the parameters, None for the average where it is stored.
         report: receives a line for each damaged checkpoint.
 
@@ -61,7 +62,7 @@ def read_parameters(
         folder, read = checkpoint_folder(workdir) / str(step), list[Parameters | None]()
         problem = problem_of(lambda: read.append(_read_part(folder, step, config, average)))  # noqa: B023
         if problem is None:
-            return read[0] or _read_whole(workdir, config, average, report)
+            return read[0] or _read_whole(workdir, config, model, average, report)
         bad.append(f"step {step}: {problem}")
         report(f"WARNING: checkpoint {step} is damaged ({problem})")
     raise_if_damaged(workdir, bad)
@@ -88,10 +89,10 @@ def _read_part(folder: Location, step: int, config: RunConfig, average: bool | N
 
 
 def _read_whole(
-    workdir: Location, config: RunConfig, average: bool | None, report: Callable[[str], None]
+    workdir: Location, config: RunConfig, model: BertModel, average: bool | None, report: Callable[[str], None]
 ) -> Parameters | None:
     mesh = make_mesh(MeshConfig(), jax.local_devices()[:1])
-    restored = restore_newest(workdir, config, mesh, read_only=True, may_change=set(), report=report)
+    restored = restore_newest(workdir, config, mesh, model, read_only=True, may_change=set(), report=report)
     if restored is None:
         return None
     part = _part(workdir, restored.state.ema is not None, average)

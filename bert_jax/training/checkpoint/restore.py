@@ -16,7 +16,7 @@ import orbax.checkpoint as ocp
 from etils import epath
 from jax.sharding import Mesh
 
-from bert_jax.config import PretrainConfig, RunConfig, differences, from_dict
+from bert_jax.config import RunConfig, differences, from_dict
 from bert_jax.io.errors import first_line
 from bert_jax.io.storage import (
     Location,
@@ -26,7 +26,7 @@ from bert_jax.io.storage import (
     is_transient,
     lacks_permission,
 )
-from bert_jax.model import BertForPretraining, BertModel, from_canonical, to_canonical
+from bert_jax.model import BertModel, from_canonical, to_canonical
 from bert_jax.model.canonical import clear_padding, path_name
 from bert_jax.optim import make_optimizer
 from bert_jax.process import hosts
@@ -95,14 +95,13 @@ def restore_newest(
     workdir: Location,
     config: RunConfig,
     mesh: Mesh,
-    model: BertModel | None = None,
+    model: BertModel,
     *,
     read_only: bool,
     may_change: set[str],
     report: Callable[[str], None],
 ) -> Restored | None:
-    """The newest checkpoint of ``workdir`` that passes every check, in the layout of ``config``. ``model`` is
-    pretraining's where none is given.
+    """Restore the newest checkpoint of ``workdir`` that passes every check, in the layout of ``config``.
 
     Returns ``None`` when there is no checkpoint at all. Raises ``ValueError`` when it was saved with another
     ``model`` section (options in ``may_change`` aside) or another optimizer. A bad one is moved aside
@@ -141,7 +140,7 @@ def raise_if_damaged(workdir: Location, bad: list[str]) -> None:
 
 
 def _verified(
-    workdir: Location, step: int, config: RunConfig, mesh: Mesh, model: BertModel | None, may_change: set[str]
+    workdir: Location, step: int, config: RunConfig, mesh: Mesh, model: BertModel, may_change: set[str]
 ) -> Restored | str:
     """The checkpoint of ``step``, or its fault as the first process that finds one reports it."""
     folder = checkpoint_folder(workdir) / str(step)
@@ -291,7 +290,7 @@ def fitting_config(
     return stored_config
 
 
-def _read_state(folder: Location, stored: RunConfig, mesh: Mesh, model: BertModel | None) -> TrainState:
+def _read_state(folder: Location, stored: RunConfig, mesh: Mesh, model: BertModel) -> TrainState:
     """The stored state, not verified; each process reads the part of its devices."""
     stored_like = _abstract(stored, mesh, model)
     item = nested(stored_like)
@@ -304,10 +303,7 @@ def _read_state(folder: Location, stored: RunConfig, mesh: Mesh, model: BertMode
     return jax.tree_util.tree_map_with_path(lambda path, _: by_name[path_name(path)], stored_like)
 
 
-def _abstract(config: RunConfig, mesh: Mesh, model: BertModel | None) -> TrainState:
-    if model is None:
-        assert isinstance(config, PretrainConfig)
-        model = BertForPretraining(config.model, config.execution, config.has_nsp, mesh)
+def _abstract(config: RunConfig, mesh: Mesh, model: BertModel) -> TrainState:
     model = model.clone(config=config.model, execution=config.execution, mesh=mesh)
     optimizer = make_optimizer(config.optimizer)
     return abstract_state(
@@ -320,9 +316,7 @@ def _abstract(config: RunConfig, mesh: Mesh, model: BertModel | None) -> TrainSt
     )
 
 
-def _adapt(
-    state: TrainState, stored: RunConfig, config: RunConfig, mesh: Mesh, model: BertModel | None
-) -> TrainState:
+def _adapt(state: TrainState, stored: RunConfig, config: RunConfig, mesh: Mesh, model: BertModel) -> TrainState:
     """The stored state in the layout that ``config`` runs, its moving average started or dropped as asked."""
     like = _abstract(config, mesh, model)
     same_layout = (stored.execution.scan_layers, stored.execution.vocab_multiple) == (

@@ -8,6 +8,7 @@ import pytest
 from builders import StopAt
 from support import objective_of, random_batch, tiny_config, train_synthetic, untimed
 
+from bert_jax.interop.readers import read_weights
 from bert_jax.objectives.causal_lm import next_weights, original_ids
 from bert_jax.process.exits import Stop
 from bert_jax.training.logging.metrics_file import read_metrics
@@ -74,6 +75,8 @@ def test_it_trains_evaluates_reports_and_resumes(tmp_path):
     page = (tmp_path / "cut" / "report.html").read_text()
     assert "next-token loss (nats)" in page and "held-out perplexity" in page
     assert "perplexity" in (tmp_path / "cut" / "train.log").read_text()
+    spec = read_weights(tmp_path / "cut").spec
+    assert spec.model.attention == "causal" and not spec.heads.mlm
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
-from support import tiny_config, train_synthetic
+from support import objective_of, tiny_config, train_synthetic
 
 from bert_jax.config import ExecutionConfig, MeshConfig
 from bert_jax.model import to_canonical
@@ -42,7 +42,7 @@ def copy(run, tmp_path):
 def restore(workdir, config=CONFIG, mesh=None, **options):
     reports = []
     options = {"read_only": False, "may_change": set(), "report": reports.append} | options
-    return restore_newest(workdir, config, mesh or one_device(), **options), reports
+    return restore_newest(workdir, config, mesh or one_device(), objective_of(config).model, **options), reports
 
 
 def flip(path):
@@ -313,7 +313,7 @@ def test_parameters_are_read_alone(tmp_path, average):
     writer.save(state, {"data": {}})
     writer.close()
     before = bytes_read()
-    found = read_parameters(tmp_path / "w", config, average=average, report=pytest.fail)
+    found = read_parameters(tmp_path / "w", config, objective_of(config).model, average=average, report=pytest.fail)
     assert bytes_read() - before < 1.1 * table[0].nbytes
     assert (found.step, found.averaged) == (6, average is None)
     expected = table[3] if average is None else table[0]
@@ -338,13 +338,14 @@ def test_parameters_of_the_newest_sound_checkpoint(run, tmp_path, has_digests):
     sound = restore(workdir, read_only=True)[0]
     reports = []
     for average, tree in ((None, sound.state.ema), (True, sound.state.ema), (False, sound.state.params)):
-        found = read_parameters(workdir, CONFIG, average=average, report=reports.append)
+        found = read_parameters(workdir, CONFIG, objective_of(CONFIG).model, average=average, report=reports.append)
         expected = to_canonical(tree, CONFIG.model.vocab_size)
         assert found.step == 6 and found.arrays.keys() == expected.keys() and not reports
         jax.tree.map(np.testing.assert_array_equal, found.arrays, {name: expected[name] for name in found.arrays})
     payloads = [path for path in files_of(workdir, 6) if "/d/" in path.as_posix()]
     for payload in payloads:
         flip(payload)
-    assert read_parameters(workdir, CONFIG, average=None, report=reports.append).step == 4
+    found = read_parameters(workdir, CONFIG, objective_of(CONFIG).model, average=None, report=reports.append)
+    assert found.step == 4
     assert len(reports) == 1 and "checkpoint 6" in reports[0]
     assert saved_steps(workdir) == [2, 4, 6]

@@ -8,7 +8,7 @@ import random
 import jax
 import numpy as np
 import pytest
-from support import SyntheticIterator, SyntheticSource, tiny_config, train_synthetic, untimed
+from support import SyntheticIterator, SyntheticSource, objective_of, tiny_config, train_synthetic, untimed
 
 from bert_jax.parallel import make_mesh
 from bert_jax.process.exits import Stop
@@ -66,7 +66,9 @@ def spiked(tmp_path_factory):
 
 def newest(workdir, config):
     mesh = make_mesh(config.mesh, jax.devices()[:1])
-    return restore_newest(workdir, config, mesh, read_only=True, may_change=set(), report=print)
+    return restore_newest(
+        workdir, config, mesh, objective_of(config, mesh).model, read_only=True, may_change=set(), report=print
+    )
 
 
 def assert_equal_runs(first, second, config):

@@ -7,7 +7,7 @@ import jax
 import numpy as np
 import pytest
 from builders import StopAt
-from support import SyntheticSource, tiny_config, train_synthetic, untimed
+from support import SyntheticSource, objective_of, tiny_config, train_synthetic, untimed
 
 from bert_jax.config import MeshConfig
 from bert_jax.io.folder_lock import hold_folder
@@ -19,7 +19,9 @@ from bert_jax.training.logging.metrics_file import read_metrics
 
 def final_state(workdir, config):
     mesh = make_mesh(MeshConfig(), jax.devices()[:1])
-    return restore_newest(workdir, config, mesh, read_only=True, may_change=set(), report=print)
+    return restore_newest(
+        workdir, config, mesh, objective_of(config, mesh).model, read_only=True, may_change=set(), report=print
+    )
 
 
 def assert_states_equal(first, second):
@@ -121,7 +123,15 @@ def test_the_state_at_the_border_of_phases_is_bitwise_the_old_one(tmp_path):
     train_synthetic(first, tmp_path / "one")
     second = tiny_config("--optimizer.ema_decay 0.9 --data.seq_length 32")
     mesh = make_mesh(MeshConfig(), jax.devices()[:1])
-    carried = restore_newest(tmp_path / "one", second, mesh, read_only=True, may_change=set(), report=print)
+    carried = restore_newest(
+        tmp_path / "one",
+        second,
+        mesh,
+        objective_of(second, mesh).model,
+        read_only=True,
+        may_change=set(),
+        report=print,
+    )
     assert_states_equal(final_state(tmp_path / "one", first), carried)
     assert int(carried.state.step) == 6 and carried.state.opt_state is not None
 
