@@ -125,7 +125,7 @@ def test_three_functions_import_tensorflow():
     assert found == {
         ("data_pipeline/host_tensorflow.py", "load_tensorflow"),
         ("data_pipeline/text/datasets.py", "load_tfds"),
-        ("bert_jax/interop/tf1.py", "_tensorflow"),
+        ("bert_jax/interop/tf1/checkpoint.py", "_tensorflow"),
     }
 
 

@@ -17,7 +17,7 @@ from bert_jax.interop.npz import check_npz, write_npz
 from bert_jax.interop.programs.onnx_graph import check_onnx, write_onnx
 from bert_jax.interop.programs.stablehlo import check_stablehlo, write_stablehlo
 from bert_jax.interop.readers import read_weights
-from bert_jax.interop.tf1 import check_tf1, write_tf1
+from bert_jax.interop.tf1.checkpoint import check_tf1, write_tf1
 from bert_jax.interop.verification import (
     Differences,
     check_hf,

@@ -6,11 +6,11 @@ from typing import Any, Literal
 
 from bert_jax.config import HeadsConfig, ModelConfig, ModelSpec
 from bert_jax.config.switches import EVERY_FIELD, unsupported_fields
-from bert_jax.interop import tf1_names
 from bert_jax.interop.exchange import ModelBundle, parameter_shapes
 from bert_jax.interop.hf import config_json
 from bert_jax.interop.hf.config_json import heads_of_class, hf_class
 from bert_jax.interop.programs import onnx_layers
+from bert_jax.interop.tf1 import names as tf1_names
 
 FORMATS = ("hf", "sentence-transformers", "tf1", "onnx", "stablehlo", "npz")
 DTYPES = ("float32", "bfloat16")

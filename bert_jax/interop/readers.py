@@ -12,7 +12,7 @@ from bert_jax.interop.hf.sentence_transformers import is_sentence_transformers, 
 from bert_jax.interop.hf.tensors import WEIGHT_FILES
 from bert_jax.interop.npz import is_npz, read_npz
 from bert_jax.interop.saved_model import is_native, read_native
-from bert_jax.interop.tf1 import is_tf1, read_tf1
+from bert_jax.interop.tf1.checkpoint import is_tf1, read_tf1
 
 SUPPORTED = (
     "a saved model or workdir of this library, a Hugging Face folder (config.json), a sentence-transformers "

@@ -13,7 +13,7 @@ from bert_jax.config import ModelSpec, TokenizerConfig
 from bert_jax.interop.exchange import ModelBundle, ReadOptions, parameter_shapes
 from bert_jax.interop.export_table import fit
 from bert_jax.interop.readers import read_weights
-from bert_jax.interop.tf1 import PREFIX, write_tf1
+from bert_jax.interop.tf1.checkpoint import PREFIX, write_tf1
 
 tf = pytest.importorskip("tensorflow", reason="the data extra brings TensorFlow")
 

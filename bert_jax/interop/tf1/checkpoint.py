@@ -22,7 +22,7 @@ from bert_jax.interop.hf.config_json import default_labels, read_config
 from bert_jax.interop.hf.read import check_vocabulary
 from bert_jax.interop.npz import largest_difference
 from bert_jax.interop.stored import FLOATS, check_stored, listed
-from bert_jax.interop.tf1_names import CONFIG_FILE, HEADS, tf1_config, tf1_model, tf1_names
+from bert_jax.interop.tf1.names import CONFIG_FILE, HEADS, tf1_config, tf1_model, tf1_names
 from bert_jax.interop.tokenizers.folder_files import read_tokenizer_files
 from bert_jax.io.safetensors_file import aligned_empty
 from bert_jax.io.untrusted_folder import inside, needed, read_small

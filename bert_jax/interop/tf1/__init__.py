@@ -1,0 +1,1 @@
+"""TF1 checkpoints of google-research/bert, in and out."""
