@@ -44,7 +44,8 @@ def whole_file(path: Location, scratch: Path | None = None) -> Iterator[Path]:
     """Yield a local path to write to, which becomes ``path`` when the block ends; an exception leaves ``path`` as
     it was.
 
-    Readers see the old file or the whole new one, also after a crash of the machine. A link is followed. With
+    Readers see the old file or the whole new one, also after a crash of the machine. A link is followed, missing
+    folders are made. With
     ``scratch``, a folder of this process on the same disk, several processes may write one file, and a crash of
     the machine may lose it. Raises ``ValueError`` when ``path`` exists and is not a file.
     """
@@ -57,6 +58,7 @@ def whole_file(path: Location, scratch: Path | None = None) -> Iterator[Path]:
     final = path.resolve()
     if final.exists() and not final.is_file():
         raise ValueError(f"{path}: not a file; name a file for the output")
+    final.parent.mkdir(parents=True, exist_ok=True)
     part = final.with_name(f".{final.name}.tmp") if scratch is None else scratch / final.name
     try:
         yield part

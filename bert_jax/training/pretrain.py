@@ -43,8 +43,9 @@ class PretrainJob(Job):
 
     def programs(self, mesh: Mesh) -> TrainPrograms:
         self._objective = self._make_objective(self.config, mesh)
+        programs = train_programs(self._objective)  # checks that the mesh divides every batch
         self._eval_rows, self._eval_step = host_rows(mesh, self._eval_batch_size), None
-        return train_programs(self._objective)
+        return programs
 
     def write_tokenizer(self, folder: Path) -> None:
         own = folder / self._vocabulary.name

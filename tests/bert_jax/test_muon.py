@@ -139,7 +139,7 @@ def steps_on(sizes, scan_layers, shard_optimizer=True):
     )
     data, fsdp, tensor = sizes
     mesh = make_mesh(MeshConfig(data=data, fsdp=fsdp, tensor=tensor), jax.devices()[: math.prod(sizes)])
-    programs = train_programs(config, mesh)
+    programs = train_programs(objective_of(config, mesh))
     state = initial_state(programs.model, programs.optimizer, programs.abstract, 3)
     for seed in (1, 2):
         batch = to_global(random_batch(config, seed), mesh, 16)
