@@ -180,6 +180,24 @@ def batch(case: Case) -> dict[str, np.ndarray]:
     }
 
 
+def causal_batch(step: int) -> dict[str, np.ndarray]:
+    """The batch of one step of the causal language model's curve: ``curve_case`` with two sequences in two rows."""
+    features = batch(curve_case(step))
+    for row, first in ((1, 9), (3, 4)):
+        length = features["sequence_ids"].shape[1]
+        features["sequence_ids"][row, first:] = 2
+        features["position_ids"][row, first:] = np.arange(length - first)
+    return features
+
+
+def original_tokens(features: Mapping[str, np.ndarray]) -> np.ndarray:
+    """The ids before masking: the label stands where its slot says."""
+    tokens = features["input_ids"].copy()
+    rows, slots = np.nonzero(features["mlm_weights"])
+    tokens[rows, features["mlm_positions"][rows, slots]] = features["mlm_labels"][rows, slots]
+    return tokens
+
+
 def learning_rate(step: int, *, bert2018: bool) -> float:
     """Rate of the recorded curves at a step counted from 0: linear warmup from 0, then linear decay to 0 at
     the last step; from the peak, or (``bert2018``) counted from step 0."""

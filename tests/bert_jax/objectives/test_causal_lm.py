@@ -1,20 +1,39 @@
-"""The causal language model: targets, loss, a run, its resume, and its refusals."""
+"""The causal language model: targets, loss, its curve against torch, a run, its resume, and its refusals."""
 
 import json
+from pathlib import Path
+from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from builders import StopAt
+from flax import linen as nn
+from golden.cases import (
+    CURVE_MODEL,
+    CURVE_PEAK,
+    CURVE_STEPS,
+    CURVE_WARMUP,
+    causal_batch,
+    learning_rate,
+    original_tokens,
+    weights,
+)
 from support import objective_of, random_batch, tiny_config, train_synthetic, untimed
 
+from bert_jax.config import DataConfig, ModelConfig, OptimizerConfig, PretrainConfig
 from bert_jax.interop.readers import read_weights
-from bert_jax.objectives.causal_lm import next_weights, original_ids
+from bert_jax.model import from_canonical
+from bert_jax.objectives.causal_lm import CausalLm, next_weights, original_ids
+from bert_jax.optim import make_optimizer
 from bert_jax.process.exits import Stop
 from bert_jax.training.logging.metrics_file import read_metrics
-from bert_jax.training.state import initial_params
+from bert_jax.training.state import TrainState, abstract_params, initial_params
+from bert_jax.training.step import make_train_step
 
 OPTIONS = "--objective.name causal_lm --model.attention causal --data.next_sentence none"
+RECORDED = Path(__file__).parents[2] / "golden" / "fixtures" / "causal_lm.npz"
 
 
 def test_logits_up_to_a_token_do_not_see_the_next_one():
@@ -57,6 +76,44 @@ def test_its_loss_is_the_mean_over_next_tokens():
     total, weight = objective.sums(params, batch, None)["lm_loss"]
     assert float(weight) == used.sum() == float(objective.denominators(batch)["lm_loss"])
     assert float(total) == pytest.approx((nll * used).sum(), rel=1e-5)
+
+
+def of_the_curve() -> tuple[CausalLm, dict[str, Any]]:
+    """The objective without dropout, and the shared weights of what its model has, in their running layout."""
+    model = ModelConfig(attention="causal", hidden_dropout=0.0, attention_dropout=0.0, **CURVE_MODEL)
+    data = DataConfig(next_sentence="none", seq_length=16, max_predictions=3)
+    objective = CausalLm(PretrainConfig(model=model, data=data), None)
+    given = {k: v for k, v in weights(CURVE_MODEL).items() if k.startswith(("embeddings/", "encoder/"))}
+    return objective, from_canonical(given, nn.unbox(abstract_params(objective.model)), model.vocab_size)
+
+
+def test_logits_equal_torch():
+    """Of the encoder with torch's own modules (tests/golden/record_causal.py), at every token."""
+    (objective, params), batch = of_the_curve(), causal_batch(0)
+    ids = original_tokens(batch)
+    logits = np.asarray(jax.jit(objective.model.apply)({"params": params}, batch | {"input_ids": ids}))
+    is_token = batch["sequence_ids"] > 0
+    with np.load(RECORDED) as recorded:
+        expected = recorded["logits"][is_token]
+    np.testing.assert_allclose(logits[is_token, : CURVE_MODEL["vocab_size"]], expected, rtol=0, atol=2e-5)
+
+
+def test_loss_curve_equals_torch():
+    """50 whole training steps: targets, forward, backward, clipping, optimizer and schedule."""
+    objective, params = of_the_curve()
+    config = OptimizerConfig(learning_rate=CURVE_PEAK, warmup_steps=CURVE_WARMUP, schedule="linear", clip_norm=1.0)
+    optimizer = make_optimizer(config)
+    step = make_train_step(objective, optimizer, config, CURVE_STEPS, 1, jax.random.key(0))
+    compiled = jax.jit(step, donate_argnums=0)
+    state = TrainState(jnp.zeros((), jnp.int32), params, optimizer.init(params))
+    with np.load(RECORDED) as recorded:
+        losses, norms = recorded["loss"], recorded["grad_norm"]
+    assert len(losses) == CURVE_STEPS and losses[-1] < 0.75 * losses[0]
+    for i in range(CURVE_STEPS):
+        state, metrics = compiled(state, causal_batch(i))
+        assert abs(float(metrics["last"]["learning_rate"]) - learning_rate(i, bert2018=False)) <= 1e-9
+        assert float(metrics["loss"]) == pytest.approx(losses[i], rel=1e-4), f"step {i}"
+        assert float(metrics["grad_norm"]) == pytest.approx(norms[i], rel=1e-3), f"step {i}"
 
 
 def test_it_trains_evaluates_reports_and_resumes(tmp_path):
