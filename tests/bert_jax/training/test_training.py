@@ -73,7 +73,8 @@ def test_a_bad_step_changes_nothing_but_the_step(tmp_path):
     from bert_jax.training.checkpoint import restore as checkpoint
 
     for step in (2, 3, 4):
-        states[step] = checkpoint._verified(tmp_path / "w", step, config, mesh, None, set()).state
+        model = objective_of(config, mesh).model
+        states[step] = checkpoint._verified(tmp_path / "w", step, config, mesh, model, set()).state
     jax.tree.map(np.testing.assert_array_equal, states[2].replace(step=0), states[3].replace(step=0))
     assert (states[2].step, states[3].step) == (2, 3)
     embedding = states[4].params["embeddings"]["word_embeddings"]["embedding"]
