@@ -20,6 +20,7 @@ import jax
 from bert_jax.config import PretrainConfig, load_config
 from bert_jax.objectives.registry import objective_class
 from bert_jax.parallel import host_rows, make_mesh
+from bert_jax.parallel.prefetch import DevicePrefetcher
 from bert_jax.process.signals import StopRequest
 from bert_jax.process.watchdog import Watchdog
 from bert_jax.tokenization import load_tokenizer
@@ -27,7 +28,6 @@ from bert_jax.training.logging.meter import IntervalMeter, Recorder
 from bert_jax.training.logging.metrics_file import MetricsWriter
 from bert_jax.training.logging.progress import Progress
 from bert_jax.training.loop import Loop, ProfilerWindow
-from bert_jax.training.prefetch import DevicePrefetcher
 from bert_jax.training.programs import train_programs
 from bert_jax.training.spikes import LossGuard
 from bert_jax.training.state import initial_state

@@ -4,12 +4,12 @@ from collections.abc import Callable
 from typing import Any
 
 from bert_jax.parallel.hardware import mfu
+from bert_jax.parallel.prefetch import DevicePrefetcher
 from bert_jax.training.checkpoint.writer import CheckpointWriter
 from bert_jax.training.job import Context, Data, Job
 from bert_jax.training.logging.meter import Recorder
 from bert_jax.training.loop import Loop, ProfilerWindow
 from bert_jax.training.memory import explain_memory, state_advice, step_advice, step_bytes
-from bert_jax.training.prefetch import DevicePrefetcher
 from bert_jax.training.start import Start
 from bert_jax.training.state import TrainState
 

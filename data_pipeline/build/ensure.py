@@ -15,9 +15,8 @@ from bert_jax.config.loader import load_config, to_dict
 from bert_jax.config.pretrain import DataConfig, PretrainConfig
 from bert_jax.io.files import local_copy, remove_tree
 from bert_jax.io.storage import Location, location
-from bert_jax.tokenization import Tokenizer
-from data_pipeline.build.shard_split import build_split, missing_splits, plan_splits, split_folder
-from data_pipeline.build.token_store import build_store, existing_store, names_and_sizes, store_folder
+from data_pipeline.build.shard_split import build_split, check_splits, missing_splits, plan_splits, split_folder
+from data_pipeline.build.token_store import build_store, existing_store, store_folder
 from data_pipeline.build.vocabulary import (
     Report,
     existing_vocabulary,
@@ -26,8 +25,8 @@ from data_pipeline.build.vocabulary import (
     train_in_place,
 )
 from data_pipeline.build.workers import Workers, exclusive, processor_count
-from data_pipeline.shards.compatibility import check_layout, differences, shard_settings
-from data_pipeline.shards.shard_files import INDEX_NAME, MANIFEST_NAME, read_index, read_manifest
+from data_pipeline.shards.compatibility import check_layout
+from data_pipeline.shards.shard_files import INDEX_NAME, MANIFEST_NAME, read_index
 from data_pipeline.text.corpus import corpus_of
 
 # The line of a build that a signal ends.
@@ -72,7 +71,7 @@ def _ensure(data: DataConfig, vocab_size: int, report: Report, beam_options: Seq
                 vocab = train_in_place(data, sources, vocab_size, report)
                 tokenizer = load_vocabulary(data, vocab, vocab_size)
             if missing:
-                _check_splits(data, tokenizer)
+                check_splits(data, tokenizer, None if missing_splits(data) else sources_if_there(data))
                 stack.enter_context(exclusive(store_folder(data)))
                 store = existing_store(data, tokenizer, sources)
                 if beam_options is None:
@@ -87,7 +86,7 @@ def _ensure(data: DataConfig, vocab_size: int, report: Report, beam_options: Seq
                     from data_pipeline.build.beam import build_with_beam
 
                     build_with_beam(data, vocab, tokenizer, sources, missing, beam_options, report)
-    _check_splits(data, tokenizer)
+    check_splits(data, tokenizer, None if missing_splits(data) else sources_if_there(data))
     return vocab
 
 
@@ -151,24 +150,3 @@ def _use_external(data: DataConfig, shards: Location, vocab_size: int) -> Locati
         if folder != evaluation or folder.is_dir():
             check_layout(read_index(folder), data, tokenizer)
     return vocab
-
-
-def _check_splits(data: DataConfig, tokenizer: Tokenizer) -> None:
-    """Raise ``ValueError`` for shards made with other settings; lists every difference."""
-    sources = None if missing_splits(data) else sources_if_there(data)
-    for split in ("train", "eval"):
-        folder = split_folder(data, split)
-        manifest = read_manifest(folder)
-        if manifest is None:
-            if folder.is_dir() and split == "eval" and data.eval_shards:
-                check_layout(read_index(folder), data, tokenizer)
-            continue
-        wanted = shard_settings(data, tokenizer, split)
-        if sources is not None and "data.corpus" in manifest["settings"]:
-            wanted["data.corpus"] = names_and_sizes(sources)
-        if changed := differences(manifest["settings"], wanted, "shards"):
-            raise ValueError(
-                f"{folder}: made with other settings: {changed}; set them back, or name another folder in "
-                "data.shards"
-            )
-        read_index(folder)

@@ -15,16 +15,18 @@ from bert_jax.tokenization import Tokenizer
 from data_pipeline.build.instances import InstanceSettings
 from data_pipeline.build.masking import MaskingSettings
 from data_pipeline.build.shard_jobs import Part, SplitJob, cut_parts, merge_shard, write_part
-from data_pipeline.build.token_store import TokenStore, held_out
+from data_pipeline.build.token_store import TokenStore, held_out, names_and_sizes
 from data_pipeline.build.workers import Workers, remove_scratch
-from data_pipeline.shards.compatibility import shard_settings
+from data_pipeline.shards.compatibility import check_layout, differences, shard_settings
 from data_pipeline.shards.shard_files import (
     MANIFEST_NAME,
     ShardEntry,
     read_index,
+    read_manifest,
     write_index,
     write_manifest,
 )
+from data_pipeline.text.documents import Source
 
 _PARTS_VERSION = 2  # of the format of unfinished builds: parts of another one are not taken up
 
@@ -40,6 +42,27 @@ def missing_splits(data: DataConfig) -> list[str]:
     """Splits that are to be built."""
     splits = ["train", "eval"] if data.eval_fraction > 0 and not data.eval_shards else ["train"]
     return [split for split in splits if not (split_folder(data, split) / MANIFEST_NAME).is_file()]
+
+
+def check_splits(data: DataConfig, tokenizer: Tokenizer, sources: Sequence[Source] | None) -> None:
+    """Raise ``ValueError`` for shards made with other settings; lists every difference. ``sources``: the corpus,
+    which is compared as well; None: it is not."""
+    for split in ("train", "eval"):
+        folder = split_folder(data, split)
+        manifest = read_manifest(folder)
+        if manifest is None:
+            if folder.is_dir() and split == "eval" and data.eval_shards:
+                check_layout(read_index(folder), data, tokenizer)
+            continue
+        wanted = shard_settings(data, tokenizer, split)
+        if sources is not None and "data.corpus" in manifest["settings"]:
+            wanted["data.corpus"] = names_and_sizes(sources)
+        if changed := differences(manifest["settings"], wanted, "shards"):
+            raise ValueError(
+                f"{folder}: made with other settings: {changed}; set them back, or name another folder in "
+                "data.shards"
+            )
+        read_index(folder)
 
 
 def plan_splits(data: DataConfig, tokenizer: Tokenizer, store: TokenStore, names: Sequence[str]) -> "list[Split]":

@@ -9,7 +9,7 @@ import jax
 from jax.sharding import Mesh
 
 from bert_jax.batch import BatchInfo, BatchIterator
-from bert_jax.parallel import to_global
+from bert_jax.parallel.mesh import to_global
 
 
 class DevicePrefetcher:
