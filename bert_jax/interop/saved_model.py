@@ -1,7 +1,7 @@
 """Models in this project's own form: a saved model (``model.json``) or the workdir of a pretraining run.
 
 A saved model is ``DIR/{model.json, vocabulary file, checkpoints/STEP}``; its checkpoint holds the canonical
-parameters and carries the same proofs as a run's (``training.integrity``).
+parameters and carries the same proofs as a run's (``bert_jax.training.checkpoint.digest``).
 """
 
 import hashlib
