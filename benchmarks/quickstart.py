@@ -23,18 +23,18 @@ import time
 from pathlib import Path
 
 import jax
-from bert_jax.training.evaluate import evaluate_held_out
-from data_pipeline.read.source import ShardSource
+import numpy as np
 
-from bert_jax.config import ExecutionConfig, MeshConfig, PretrainConfig, load_config
+from bert_jax.config import PretrainConfig, load_config
 from bert_jax.interop.readers import read_weights
-from bert_jax.model import BertForPretraining, from_canonical
-from bert_jax.parallel import make_mesh
+from bert_jax.model import from_canonical
+from bert_jax.objectives.registry import objective_class
 from bert_jax.process.accelerators import keep_to_cpu_without_accelerator
 from bert_jax.tokenization import load_tokenizer
 from bert_jax.training.state import initial_params
 from bert_jax.training.step import make_eval_step
 from data_pipeline.build.ensure import ensure_data
+from data_pipeline.read.pretrain_input import ShardSource
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 RECIPES = ("quickstart", "quickstart_bert")
@@ -59,13 +59,16 @@ class Rows:
         config = load_config(PretrainConfig, ["--config", str(workdir / "config.yaml")])
         if (workdir / "vocab.txt").read_bytes() != Path(self._vocabulary).read_bytes():
             raise ValueError(f"{workdir}: its vocabulary is not that of configs/quickstart_bert.yaml")
-        model = BertForPretraining(config.model, ExecutionConfig(), config.has_nsp)
+        objective = objective_class(config.objective)(config, None)
         weights = dict(read_weights(workdir).params)
-        params = from_canonical(weights, initial_params(model, 0), config.model.vocab_size)
+        params = from_canonical(weights, initial_params(objective.model, 0), config.model.vocab_size)
+        eval_step = jax.jit(make_eval_step(objective))
         size = self._config.training.global_batch_size
-        batches = self._source.held_out(size, list(range(size)), 0)
-        mesh = make_mesh(MeshConfig(), jax.devices()[:1])
-        values = evaluate_held_out(batches, jax.jit(make_eval_step(model)), params, mesh, size)
+        totals: dict[str, np.ndarray] = {}
+        for batch in self._source.held_out(size, list(range(size)), 0) or ():
+            for name, pair in eval_step(params, batch).items():
+                totals[name] = totals.get(name, np.zeros(2)) + np.asarray(pair, np.float64)
+        values = objective.evaluation(totals)
         return {name: values[name] for name in ("mlm_loss", "mlm_accuracy", "targets")}
 
 

@@ -3,8 +3,9 @@
 Here: what meets only in a whole run (shards, vocabulary and checkpoints that are there already, the workdir, the
 disk) and ``bert-jax fill-mask``. Elsewhere, because it needs no run:
 
-- unknown keys and sections, wrong types and values in YAML and flags, duplicate keys: bert_jax/config/test_config.py
-- batches and meshes: also bert_jax/training/test_training.py; damaged checkpoints: bert_jax/training/test_checkpoint.py
+- unknown keys and sections, wrong types and values in YAML and flags, duplicate keys:
+  bert_jax/config/test_config.py
+- batches and meshes: also bert_jax/training/test_training.py; damaged checkpoints: test_checkpoint.py beside it
 - missing, empty and one-document corpora, invalid UTF-8, vocabularies without [MASK], unwritable shard folders:
   data_pipeline/test_data_cli.py, test_build.py, test_corpus.py, bert_jax/tokenization/test_tokenization.py
 - fine-tuning: test_finetune_input.py
