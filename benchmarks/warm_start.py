@@ -22,7 +22,7 @@ COMPILE_EVENT = "/jax/core/compile/backend_compile_duration"
 
 
 def first_step(cache: str) -> dict[str, float]:
-    """Seconds of each part between an initialised state and the end of the first step."""
+    """Seconds of each part between an initialized state and the end of the first step."""
     import jax
 
     from bert_jax.batch import synthetic_batch
