@@ -6,7 +6,7 @@
 What stands after ``--`` are options of run_finetune.py. The same batches in three ways: packed into the planned
 shapes, rows of task.max_length (``--input.packing false``), and rows as long as the batch's longest example, to the
 next multiple of 8 (dynamic padding). They take turns, a round of steps each; compiling is not counted, but the
-number of shapes is said. Padding is over a whole epoch. Then the dev split is predicted packed and in rows of
+number of shapes is printed. Padding is over a whole epoch. Then the dev split is predicted packed and in rows of
 task.max_length: the largest difference of a logit.
 """
 
