@@ -60,7 +60,9 @@ def configure(options: RunOptions, arguments: list[str]) -> "tuple[PretrainConfi
 def train(options: RunOptions, arguments: list[str]) -> None:
     """Prepare the data, then pretrain."""
     config, start = configure(options, arguments)
-    objective = objective_class(config.objective)  # first: a wrong file is found before data are prepared
+    # First: a wrong file, or options that do not fit, are found before data are prepared.
+    objective = objective_class(config.objective)
+    model = objective.make_model(config, None)
 
     from bert_jax.interop.initialization import initial_model, pretraining_spec
     from bert_jax.process import hosts
@@ -84,7 +86,7 @@ def train(options: RunOptions, arguments: list[str]) -> None:
         else:
             vocabulary = require_shards(config, arguments)
     tokenizer = load_tokenizer(vocabulary, lower_case=config.data.lower_case)
-    initial = initial_model(start, pretraining_spec(config))
+    initial = initial_model(start, pretraining_spec(config, model))
     del start  # the arrays go once the devices hold them
     launch = Launch(
         workdir=location(options.folder("pretrain")),

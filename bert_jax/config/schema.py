@@ -95,7 +95,7 @@ class ModelConfig:
             self.num_attention_heads, f"a divisor of model.hidden_size ({self.hidden_size})",
         )  # fmt: skip
         _require(
-            self.position_embeddings == "learned" or self.hidden_size % 2 == 0, "model.hidden_size",
+            self.position_embeddings != "sinusoidal" or self.hidden_size % 2 == 0, "model.hidden_size",
             self.hidden_size, "an even number with sinusoidal positions",
         )  # fmt: skip
         _require(

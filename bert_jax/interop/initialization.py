@@ -14,7 +14,7 @@ from typing import Any
 
 import yaml
 
-from bert_jax.config import HeadsConfig, ModelConfig, ModelSpec, PretrainConfig, TokenizerConfig, pretraining_heads
+from bert_jax.config import HeadsConfig, ModelConfig, ModelSpec, PretrainConfig, TokenizerConfig
 from bert_jax.config.loader import RunOptions, Setting, parse_settings, read_settings
 from bert_jax.config.options import field_types
 from bert_jax.config.schema import PRESETS
@@ -175,9 +175,9 @@ def _pretraining_from(options: RunOptions, given: Given) -> Start:
     )
 
 
-def pretraining_spec(config: PretrainConfig) -> ModelSpec:
-    """The model of a pretraining run."""
-    return ModelSpec(model=config.model, heads=pretraining_heads(config.has_nsp))
+def pretraining_spec(config: PretrainConfig, model: Any) -> ModelSpec:
+    """Return the spec of the ``model`` that the objective of a pretraining run trains."""
+    return ModelSpec(model=config.model, heads=getattr(model, "heads", HeadsConfig()))
 
 
 def _positions(options: RunOptions, source: ModelConfig, given: Given) -> tuple[int, list[str]]:

@@ -4,6 +4,7 @@ A saved model is ``DIR/{model.json, vocabulary file, checkpoints/STEP}``; its ch
 parameters and carries the same proofs as a run's (``bert_jax.training.checkpoint.digest``).
 """
 
+import dataclasses
 import hashlib
 import json
 import sys
@@ -20,7 +21,6 @@ from bert_jax.config import (
 )
 from bert_jax.interop.exchange import ModelBundle, ReadOptions, check_shapes, parameter_shapes
 from bert_jax.io.files import whole_folder
-from bert_jax.model import BertModel
 from bert_jax.objectives.registry import objective_class
 from bert_jax.tokenization import FILE_NAMES, load_tokenizer
 from bert_jax.training.checkpoint.digest import (
@@ -122,7 +122,8 @@ def _read_saved(path: Path) -> ModelBundle:
     digest = meta.pop("json_digest", None)
     if digest != json_digest(meta):
         raise ValueError(f"{folder}: damaged (its JSON part differs from its digest)")
-    if meta["spec"] != json.loads(spec_to_json(spec)):
+    # As specs: an older version wrote fewer fields, which have their defaults.
+    if spec_from_json(json.dumps(meta["spec"]), str(folder)) != spec:
         raise ValueError(f"{path / SPEC_FILE}: differs from what the weights were saved with")
     content = None
     if spec.tokenizer is not None:
@@ -153,10 +154,9 @@ def _read_run(workdir: Path, options: ReadOptions) -> ModelBundle:
         )
     content = vocabularies[0].read_bytes()
     tokenizer = load_tokenizer(vocabularies[0], lower_case=config.data.lower_case)
-    objective = objective_class(config.objective)
-    model = objective.make_model(config, None)
-    if not isinstance(model, BertModel):
-        raise ValueError(f"{workdir}: no format holds the model of its objective ({objective.__name__})")
+    # Reading a folder does not run the file of objective.module: its model is read if its parameters are those of
+    # the masked-LM objective.
+    model = objective_class(dataclasses.replace(config.objective, module="")).make_model(config, None)
     stored = read_parameters(
         workdir, config, model, average=options.ema, report=lambda line: print(line, file=sys.stderr)
     )
@@ -172,6 +172,7 @@ def _read_run(workdir: Path, options: ReadOptions) -> ModelBundle:
         family="roberta" if config.model.position_offset else "bert",
         tokenizer=TokenizerConfig(file=name, lower_case=tokenizer.lower_case),
     )
+    check_shapes(spec, stored.arrays, workdir)
     evaluations = [
         line for line in read_metrics(workdir) if line.get("split") == "eval" and line["step"] <= stored.step
     ]

@@ -10,8 +10,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from builders import drawn, tiny_model
 from hf_folders import drop, make_folder
 
+from bert_jax.config import HeadsConfig, ModelSpec
 from bert_jax.interop import import_model as module
 from bert_jax.interop.exchange import ModelBundle, ReadOptions, parameter_shapes
 from bert_jax.interop.hf.names import hf_names
@@ -20,6 +22,7 @@ from bert_jax.interop.readers import read_weights
 from bert_jax.interop.saved_model import write_saved
 from bert_jax.interop.verification import Differences, check_hf
 from bert_jax.process import exits
+from bert_jax.training.checkpoint.digest import json_digest, write_checksums
 
 
 def run(source: Path, target: Path, *, verify: bool = False, **options) -> list[str]:
@@ -259,3 +262,19 @@ def test_memory(tmp_path):
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     shutil.rmtree(tmp_path / "out")
     assert int(done.stdout) <= 1.5 * end + 120e6, f"{int(done.stdout) / end:.2f} x the weights"
+
+
+def test_a_saved_model_of_a_version_with_fewer_fields_is_read(tmp_path):
+    weights = drawn(ModelSpec(model=tiny_model(12), heads=HeadsConfig(pooler=True)), 0.2)
+    write_saved(tmp_path / "m", weights)
+    listing = tmp_path / "m" / "checkpoints" / "0"
+    meta = json.loads((listing / "meta.json").read_text())
+    spec = json.loads((tmp_path / "m" / "model.json").read_text())
+    for fields in (meta["spec"]["model"], spec["model"]):
+        del fields["rotary_base"], fields["attention"]
+    del meta["json_digest"]
+    meta["json_digest"] = json_digest(meta)
+    (listing / "meta.json").write_text(json.dumps(meta))
+    (tmp_path / "m" / "model.json").write_text(json.dumps(spec))
+    write_checksums(listing)
+    assert read_weights(tmp_path / "m").spec == weights.spec

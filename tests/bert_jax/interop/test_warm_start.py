@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import yaml
 from builders import words
+from support import objective_of
 from warm_start_source import MODEL, PIECES, arrays, byte_bpe, write_words
 
 from bert_jax.config import (
@@ -59,7 +60,7 @@ def plan(tmp_path, *flags, settings=None, workdir="run", **options):
 
 def initial(start, config):
     """The parameters that the run starts from, and its messages."""
-    return initial_model(start, pretraining_spec(config))
+    return initial_model(start, pretraining_spec(config, objective_of(config).model))
 
 
 def test_the_source_gives_model_vocabulary_and_parameters(tmp_path):

@@ -15,6 +15,7 @@ from support import masked_lm, objective_of, random_batch, tiny_config, train_sy
 
 from bert_jax.config import ExecutionConfig, HeadsConfig, ModelConfig, dump_yaml, from_dict, to_dict
 from bert_jax.config.pretrain import ObjectiveConfig, PretrainConfig
+from bert_jax.interop.readers import read_weights
 from bert_jax.model import BertForPretraining, BertModel, to_canonical
 from bert_jax.objectives.objective import PretrainObjective, denominator, padding_sums, weighted_cross_entropy
 from bert_jax.objectives.registry import check_name, objective_class
@@ -137,3 +138,15 @@ def test_two_networks_are_one_parameter_tree(options):
     assert set(shapes.values()) == {(32, 32), (32, 64)}
     out = programs.lower(pretraining_batch(objective, 8)).out_info
     assert jax.tree.structure(out[0]) == jax.tree.structure(programs.abstract)
+
+
+def test_reading_a_workdir_does_not_run_its_file(tmp_path):
+    train_synthetic(tiny_config(OPTIONS, "--training.num_steps 2"), tmp_path / "w")
+    ran = tmp_path / "ran"
+    (tmp_path / "hostile.py").write_text(f"open({str(ran)!r}, 'w')\n")
+    config = tmp_path / "w" / "config.yaml"
+    config.write_text(config.read_text().replace(str(MODULE), str(tmp_path / "hostile.py")))
+    with pytest.raises(ValueError, match="objective"):  # not the objective of the checkpoint
+        read_weights(tmp_path / "w")
+    config.write_text(config.read_text().replace(str(tmp_path / "hostile.py"), str(MODULE)))
+    assert read_weights(tmp_path / "w").spec.heads.mlm and not ran.exists()
