@@ -77,7 +77,7 @@ def save_parameters(
     folder: Path, resolved: ResolvedTask, start: Start, params: Any, step: int, values: Values
 ) -> None:
     """Write the model of ``step`` into ``best/`` of the workdir ``folder``; every process calls it."""
-    flat = to_canonical(to_host(params), resolved.config.model.vocab_size)  # by every process
+    flat = to_canonical(to_host(params), resolved.config.model.vocab_size)
     if hosts.is_lead():
         replace_saved(folder / BEST, _saved_model(resolved, start, flat, step, values), step)
 
