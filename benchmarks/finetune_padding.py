@@ -35,9 +35,9 @@ class Way:
         config = job.config
         self.name, self.mesh = name, make_mesh(config.mesh, jax.devices()[:1])
         if shapes:
-            job._shapes = list(shapes)
+            job.examples.shapes = list(shapes)
         self.programs: TrainPrograms = job.programs(self.mesh)
-        self.batches = job._batches(self.mesh)
+        self.batches = job.examples.batches(self.mesh)
         self.state: TrainState = initial_state(
             self.programs.model, self.programs.optimizer, self.programs.abstract, config.training.seed, dict(given)
         )

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from bert_jax.config.finetune import FinetuneConfig, TaskDataConfig
-from bert_jax.config.loader import load_config
-from bert_jax.config.pretrain import DataConfig, PretrainConfig
+from bert_jax.config import DataConfig, PretrainConfig, load_config
+from bert_jax.config.finetune import FinetuneConfig
+from bert_jax.config.task import TaskDataConfig
 from bert_jax.io.storage import Location, location
 from bert_jax.process.exits import run_command
 from bert_jax.process.signals import StopRequest

@@ -1,9 +1,9 @@
 """Names, types, defaults and help of the options that every run has.
 
-Those of one kind of run lie in ``pretrain`` and ``finetune``. Frozen, keyword-only dataclasses with hashable
-fields, so a section can be a static argument of a jitted function. Values are validated when a section is built; a
-value that cannot work raises ``ValueError`` with what was given and what is allowed. Nothing is written back into
-a config after it was built; what follows from several fields is a property. No jax import here.
+Those of one kind of run lie in ``pretrain``, ``task`` and ``finetune``. Frozen, keyword-only dataclasses with
+hashable fields, so a section can be a static argument of a jitted function. Values are validated when a section is
+built; a value that cannot work raises ``ValueError`` with what was given and what is allowed. Nothing is written
+back into a config after it was built; what follows from several fields is a property. No jax import here.
 """
 
 from collections.abc import Mapping

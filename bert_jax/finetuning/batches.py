@@ -9,14 +9,17 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from jax.sharding import Mesh
 
 from bert_jax.batch import BatchInfo
 from bert_jax.config.finetune import FinetuneConfig
 from bert_jax.finetuning import nsp_auxiliary as next_text
 from bert_jax.finetuning.augment import augmented, mask_batch
 from bert_jax.finetuning.nsp_auxiliary import next_text_units
-from bert_jax.finetuning.packing import choose_shape
+from bert_jax.finetuning.packing import choose_shape, plan_shapes
+from bert_jax.finetuning.resolve import ResolvedTask
 from bert_jax.inference.batching import Shape, pack_batch
+from bert_jax.parallel import host_rows
 from bert_jax.tasks.sampling import epoch_order
 from bert_jax.tasks.task import ModelInput, Task
 
@@ -116,3 +119,46 @@ class ExampleBatches:
             )
         self._data_step = state["data_step"]
         self._skipped = [list(span) for span in state["skipped"]]
+
+
+class TrainingExamples:
+    """The training examples of a run: the shapes of their batches, planned once, and the batches on a mesh."""
+
+    def __init__(self, resolved: ResolvedTask) -> None:
+        self._resolved = resolved
+        # Those of the first mesh; empty: not planned yet.
+        self.shapes: list[Shape] = []
+
+    def batches(self, mesh: Mesh) -> ExampleBatches:
+        """Return the batches from the first one on; each process feeds the rows of its own devices."""
+        resolved = self._resolved
+        self.shapes = self.shapes or self._plan(mesh)
+        return ExampleBatches(
+            resolved.task,
+            resolved.inputs["train"],
+            self.shapes,
+            lambda count: host_rows(mesh, count),
+            resolved.order_digest,
+            resolved.train_classes() if resolved.config.input.balanced else None,
+        )
+
+    def _plan(self, mesh: Mesh) -> list[Shape]:
+        config, task, sizes = self._resolved.config, self._resolved.task, mesh.shape
+        lengths = np.array([example.length for example in self._resolved.inputs["train"]])
+        # A next-sentence loss sees every example a second time.
+        times = 2 if config.loss.nsp_weight else 1
+        return plan_shapes(
+            lengths,
+            config.training.global_batch_size * times,
+            steps=config.training.num_steps,
+            width=config.model.hidden_size,
+            parts=sizes["data"] * sizes["fsdp"] * config.training.accumulation_steps,
+            most=config.input.max_shapes,
+            packing=config.input.packing,
+            limit=max(config.task.max_length * task.sequences_per_unit, int(lengths.max())),
+        )
+
+    @staticmethod
+    def host_share(mesh: Mesh) -> float:
+        """Return the part of a batch's rows that this process feeds."""
+        return len(host_rows(mesh, mesh.size)) / mesh.size

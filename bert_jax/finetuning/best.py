@@ -1,11 +1,27 @@
-"""The best evaluation of a fine-tuning run so far, and how long nothing was better."""
+"""The best evaluation of a fine-tuning run so far, and the folder ``best/`` of the parameters that a run keeps."""
 
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+import jax
+import numpy as np
+
+from bert_jax.config import ModelSpec, to_dict
+from bert_jax.finetuning.resolve import ResolvedTask
+from bert_jax.interop.exchange import ModelBundle, parameter_shapes
+from bert_jax.interop.initialization import Start
+from bert_jax.interop.readers import read_weights
+from bert_jax.interop.saved_model import BEST, replace_saved
 from bert_jax.metrics import Score
+from bert_jax.model import from_canonical, to_canonical
+from bert_jax.parallel import to_host
+from bert_jax.process import hosts
+
+# Metrics of an evaluation, by dev split and name; None where one is not defined.
+Values = Mapping[str, Mapping[str, float | None]]
 
 
 @dataclass
@@ -55,3 +71,49 @@ class BestCheckpoint:
     def of(cls, state: Mapping[str, Any]) -> "BestCheckpoint":
         """Restore the value of :meth:`state`, also of an older version."""
         return cls(**{field.name: state[field.name] for field in dataclasses.fields(cls) if field.name in state})
+
+
+def save_parameters(
+    folder: Path, resolved: ResolvedTask, start: Start, params: Any, step: int, values: Values
+) -> None:
+    """Write the model of ``step`` into ``best/`` of the workdir ``folder``; every process calls it."""
+    flat = to_canonical(to_host(params), resolved.config.model.vocab_size)
+    if hosts.is_lead():
+        replace_saved(folder / BEST, _saved_model(resolved, start, flat, step, values), step)
+
+
+def read_parameters(folder: Path, params: Any, vocab_size: int) -> tuple[Any, int]:
+    """Return the parameters in ``best/`` of ``folder``, sharded like ``params``, and their step."""
+    stored = read_weights(folder / BEST)
+    like = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), params)
+    # Heads of losses beside the task's are not among the stored ones, and are not needed any more.
+    flat = to_canonical(params, vocab_size) | dict(stored.params)
+    values = from_canonical(flat, like, vocab_size)
+    params = jax.tree.map(lambda x, old: jax.device_put(x, old.sharding), values, params)
+    return params, stored.origin["step"]
+
+
+def _saved_model(
+    resolved: ResolvedTask,
+    start: Start,
+    params: Mapping[str, np.ndarray],
+    step: int,
+    values: Values,
+) -> ModelBundle:
+    """Return the model of ``step`` with its canonical ``params``; ``values`` are its metrics by dev split and
+    name."""
+    config = resolved.config
+    spec = ModelSpec(
+        model=config.model,
+        heads=resolved.heads,
+        sentence=resolved.task.sentence,
+        tokenizer=start.tokenizer_config,
+        family="roberta" if config.model.position_offset else "bert",
+    )
+    metrics = {f"{split}: {name}": value for split, named in values.items() for name, value in named.items()}
+    origin = {
+        "format": "fine-tuning run", "name": config.name, "step": step, "init_from": start.source,
+        "recipe": to_dict(config), "metrics": {"step": step, **metrics} if metrics else {},
+    }  # fmt: skip
+    arrays = {name: np.asarray(params[name], np.float32) for name in parameter_shapes(spec)}
+    return ModelBundle(spec=spec, params=arrays, tokenizer_content=start.tokenizer_content, origin=origin)

@@ -1,72 +1,95 @@
-"""Outputs of a fine-tuning run: the saved model, predictions, entries of metrics.json, the export."""
+"""Outputs of a finished fine-tuning run: predictions, metrics.json, the export, the report."""
 
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from bert_jax.config import ModelSpec, to_dict
-from bert_jax.finetuning.artifacts import PREDICTIONS
-from bert_jax.finetuning.best import BestCheckpoint
-from bert_jax.finetuning.evaluation import choosing_score, confusion_of, scores_of, with_intervals
+from bert_jax.finetuning.artifacts import METRICS, PREDICTIONS, read_results
+from bert_jax.finetuning.evaluation import (
+    choosing_score,
+    confusion_of,
+    metrics_text,
+    result_lines,
+    scores_of,
+    with_intervals,
+)
+from bert_jax.finetuning.evaluator import Evaluator
 from bert_jax.finetuning.resolve import ResolvedTask
-from bert_jax.interop.exchange import ModelBundle, parameter_shapes
+from bert_jax.finetuning.task_objective import TaskObjective
 from bert_jax.interop.export import export_model
-from bert_jax.interop.initialization import Start
 from bert_jax.interop.saved_model import BEST
 from bert_jax.io.files import write_whole
-from bert_jax.records import Record
+from bert_jax.process import hosts
 from bert_jax.tasks.task import Prediction
+from bert_jax.training.job import Context
+from bert_jax.training.logging.report import write_report
 
 # Folder of the export in a workdir.
 EXPORT = "export"
 
 
-def saved_model(
-    resolved: ResolvedTask,
-    start: Start,
-    params: Mapping[str, np.ndarray],
-    step: int,
-    values: Mapping[str, Mapping[str, float | None]],
-) -> ModelBundle:
-    """Return the model of ``step`` with its canonical ``params``; ``values`` are its metrics by dev split and
-    name."""
-    config = resolved.config
-    spec = ModelSpec(
-        model=config.model,
-        heads=resolved.heads,
-        sentence=resolved.task.sentence,
-        tokenizer=start.tokenizer_config,
-        family="roberta" if config.model.position_offset else "bert",
-    )
-    metrics = {f"{split}: {name}": value for split, named in values.items() for name, value in named.items()}
-    origin = {
-        "format": "fine-tuning run", "name": config.name, "step": step, "init_from": start.source,
-        "recipe": to_dict(config), "metrics": {"step": step, **metrics} if metrics else {},
-    }  # fmt: skip
-    arrays = {name: np.asarray(params[name], np.float32) for name in parameter_shapes(spec)}
-    return ModelBundle(spec=spec, params=arrays, tokenizer_content=start.tokenizer_content, origin=origin)
+def has_results(folder: Path, resolved: ResolvedTask) -> bool:
+    """Return True if ``folder`` holds everything that :func:`write_results` writes."""
+    made = {entry["split"]: entry.get("digest") for entry in read_results(folder)}
+    return bool(made) and made | resolved.prediction_digests == made
 
 
-def write_predictions(
-    folder: Path, split: str, records: Sequence[Record], predictions: Sequence[Prediction]
+def write_results(
+    context: Context, resolved: ResolvedTask, evaluator: Evaluator, params: Any, *, step: int, began: float
 ) -> None:
+    """Predict what has no predictions of ``params``, those of ``step``, then write everything else and the lines of
+    the log. ``began``: when the end of the run began, by ``time.perf_counter``. Every process calls it."""
+    folder, config, best = context.folder, resolved.config, evaluator.best
+    # What was predicted with the same parameters stays; a run that went on has no report, so nothing does.
+    made = {entry["split"]: entry for entry in read_results(folder) if entry["step"] == step}
+    asked, digests = resolved.predicted_splits, resolved.prediction_digests
+    due = [split for split in asked if made.get(split, {}).get("digest") != digests[split]]
+    due = [
+        split
+        for split in asked
+        if hosts.broadcast_from_lead(f"predict_{split}", split in due, context.launch.host_timeout)
+    ]
+    for split in due:
+        predictions = evaluator.predictions(
+            context, params, split, lambda split=split: context.watchdog.beat(f"predicting {split}")
+        )
+        if hosts.is_lead():
+            _write_predictions(folder, split, resolved, predictions)
+        made[split] = _result_entry(resolved, split, predictions, evaluator, step=step, began=began)
+    if not hosts.is_lead():
+        return
+    results = [made.pop(split) for split in asked] + [*made.values()]
+    write_whole(folder / METRICS, metrics_text(results))
+    lines = [line for result in results for line in result_lines(result, best.metric or config.task.metric)]
+    if evaluator.takes_best and step == best.step:
+        lines.append(f"parameters of step {step:,}, the best {best.metric}")
+    elif evaluator.takes_best:
+        lines.append(f"parameters of step {step:,}; those of step {best.step:,}, the best, were not kept")
+    lines += _export(folder, "hf" if resolved.task.sentence is None else "sentence-transformers")
+    evaluation = {name: found["value"] for result in results[:1] for name, found in result["metrics"].items()}
+    matrices = {found["split"]: found["confusion_matrix"] for found in results if "confusion_matrix" in found}
+    content = {"summary": lines, "evaluation": evaluation, "confusion": matrices}
+    write_report(folder, TaskObjective.display, content)
+    for line in [*lines, f"report: {context.launch.workdir}/report.html"]:
+        context.log.line(line)
+
+
+def _write_predictions(folder: Path, split: str, resolved: ResolvedTask, predictions: Sequence[Prediction]) -> None:
     """Write a JSON line per record."""
     lines = [
         json.dumps({"id": record.id, **one}, ensure_ascii=False)
-        for record, one in zip(records, predictions, strict=True)
+        for record, one in zip(resolved.records[split], predictions, strict=True)
     ]
     write_whole(folder / PREDICTIONS.format(split), "".join(f"{line}\n" for line in lines))
 
 
-def result_entry(
+def _result_entry(
     resolved: ResolvedTask,
     split: str,
     predictions: Sequence[Prediction],
-    best: BestCheckpoint,
+    evaluator: Evaluator,
     *,
     step: int,
     began: float,
@@ -74,6 +97,7 @@ def result_entry(
     """Return the entry of a split in metrics.json, of parameters of ``step``; ``began``: when
     prediction began, by ``time.perf_counter``."""
     config, task, records = resolved.config, resolved.task, resolved.records[split]
+    best = evaluator.best
     scores, count = scores_of(task, records, predictions)
     confusion = confusion_of(task, records, predictions)
     chosen_by = {}
@@ -94,7 +118,7 @@ def result_entry(
     }
 
 
-def export(folder: Path, form: str) -> list[str]:
+def _export(folder: Path, form: str) -> list[str]:
     """Write ``export/`` of a workdir in a format of ``bert-jax export``; returns lines for the log."""
     lines: list[str] = []
     try:

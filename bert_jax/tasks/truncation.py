@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from bert_jax.config.finetune import TaskConfig
+from bert_jax.config.task import TaskConfig
 from bert_jax.tokenization import Tokenizer, longest_first
 
 # After what ends a sentence, with the quotes and brackets that close it.

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Self
 
-from bert_jax.config.finetune import COLUMN_ROLES, SPLITS, TaskDataConfig, TaskKind
+from bert_jax.config.task import COLUMN_ROLES, SPLITS, TaskDataConfig, TaskKind
 from bert_jax.records import Answer, Record
 from data_pipeline.tasks.task_files import characters, did_you_mean, listed
 

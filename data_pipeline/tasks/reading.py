@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
-from bert_jax.config.finetune import TaskDataConfig, TaskKind
+from bert_jax.config.task import TaskDataConfig, TaskKind
 from bert_jax.io.storage import ObjectPath
 from bert_jax.records import Record
 from data_pipeline.tasks.columns import Columns, Split

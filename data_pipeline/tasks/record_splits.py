@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from itertools import islice
 
-from bert_jax.config.finetune import TaskDataConfig, TaskKind
+from bert_jax.config.task import TaskDataConfig, TaskKind
 from bert_jax.records import Record
 from data_pipeline.tasks.columns import Split
 from data_pipeline.tasks.reading import read_file

@@ -5,7 +5,7 @@ import json
 from collections.abc import Iterator, Sequence
 from itertools import chain
 
-from bert_jax.config.finetune import TaskDataConfig
+from bert_jax.config.task import TaskDataConfig
 from bert_jax.io.storage import Location
 from bert_jax.records import Record
 from data_pipeline.tasks.columns import Columns, Place, make_record

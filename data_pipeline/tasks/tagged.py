@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from bert_jax.config.finetune import TaskDataConfig
+from bert_jax.config.task import TaskDataConfig
 from bert_jax.io.storage import Location
 from bert_jax.records import Record
 from data_pipeline.tasks.columns import Columns, blank_separated, check_tags

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from bert_jax.config.finetune import TaskDataConfig
+from bert_jax.config.task import TaskDataConfig
 from bert_jax.io.errors import first_line
 from bert_jax.records import Record
 from data_pipeline.tasks.columns import Columns, make_record

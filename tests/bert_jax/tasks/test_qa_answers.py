@@ -8,7 +8,7 @@ from builders import drawn, tiny_model, words
 from qa_cases import LETTERS, TOKENIZER, make_task, record
 
 from bert_jax.config import HeadsConfig, ModelSpec, TokenizerConfig
-from bert_jax.config.finetune import QaConfig
+from bert_jax.config.task import QaConfig
 from bert_jax.inference.loaded import prepare
 from bert_jax.tasks.spans import Passage, SpanPiece, best_spans, span_inputs
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from qa_cases import CHINESE, LETTERS, TOKENIZER, make_task, record
 
-from bert_jax.config.finetune import QaConfig
+from bert_jax.config.task import QaConfig
 from bert_jax.records import Answer
 from bert_jax.tasks.question_answering import find_answer
 from bert_jax.tasks.spans import Passage, span_inputs

@@ -9,7 +9,8 @@ import pytest
 from finetune_cases import PIECES, results, run, saved_model
 
 from bert_jax.config import ModelConfig
-from bert_jax.config.finetune import FinetuneConfig, SentenceTaskConfig, TaskConfig, TaskDataConfig
+from bert_jax.config.finetune import FinetuneConfig
+from bert_jax.config.task import SentenceTaskConfig, TaskConfig, TaskDataConfig
 from bert_jax.finetuning.evaluation import point_values, scores_of
 from bert_jax.records import Record
 from bert_jax.tasks.sampling import permutation

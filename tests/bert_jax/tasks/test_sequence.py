@@ -8,7 +8,8 @@ import pytest
 from finetune_cases import PIECES, records
 
 from bert_jax.config import ModelConfig
-from bert_jax.config.finetune import FinetuneConfig, TaskConfig, TaskDataConfig
+from bert_jax.config.finetune import FinetuneConfig
+from bert_jax.config.task import TaskConfig, TaskDataConfig
 from bert_jax.finetuning.evaluation import result_lines, with_intervals
 from bert_jax.metrics import auroc, classification_scores, spearman, value
 from bert_jax.records import Record

@@ -6,7 +6,7 @@ import itertools
 import numpy as np
 import pytest
 
-from bert_jax.config.finetune import TaskConfig
+from bert_jax.config.task import TaskConfig
 from bert_jax.tasks.truncation import centrality, cut_pair, cut_text, windows
 from bert_jax.tokenization import SPECIAL_PIECES, WordPieceTokenizer
 

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from bert_jax.config.finetune import TaskDataConfig, TaskKind
+from bert_jax.config.task import TaskDataConfig, TaskKind
 from bert_jax.records import Record
 from data_pipeline.tasks import read_file
 

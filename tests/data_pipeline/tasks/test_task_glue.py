@@ -3,7 +3,7 @@
 import pytest
 from task_files import write
 
-from bert_jax.config.finetune import TaskDataConfig
+from bert_jax.config.task import TaskDataConfig
 from data_pipeline.tasks import read_splits
 
 MNLI_HEADER = (

@@ -12,7 +12,7 @@ BLOCKED = ("tensorflow", "tensorflow_datasets", "jax", "flax", "pandas", "datase
 CODE = """
 import sys
 sys.modules.update(dict.fromkeys({blocked}))
-from bert_jax.config.finetune import TaskDataConfig
+from bert_jax.config.task import TaskDataConfig
 from data_pipeline.tasks import read_splits
 for kind, file, columns in {files}:
     splits = read_splits(TaskDataConfig(train=(file,), columns=tuple(columns)), kind)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from bert_jax.config.finetune import TaskDataConfig
+from bert_jax.config.task import TaskDataConfig
 from data_pipeline.tasks import read_splits
 
 DATA = Path(__file__).resolve().parents[4] / "shared" / "data"

@@ -5,7 +5,7 @@ import itertools
 import pytest
 from task_files import write
 
-from bert_jax.config.finetune import TaskDataConfig
+from bert_jax.config.task import TaskDataConfig
 from bert_jax.records import Record
 from data_pipeline.tasks import read_splits, split_names
 from data_pipeline.tasks.record_splits import cut_dev, draw

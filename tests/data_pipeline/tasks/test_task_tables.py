@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from task_files import read, write
 
-from bert_jax.config.finetune import TaskDataConfig
+from bert_jax.config.task import TaskDataConfig
 from bert_jax.records import Answer, Record
 
 PAIR = ("text=a", "text_pair=b", "label=label")

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from task_files import read
 
-from bert_jax.config.finetune import TaskDataConfig
+from bert_jax.config.task import TaskDataConfig
 from bert_jax.io.storage import ObjectPath
 from bert_jax.records import Answer, Record
 from data_pipeline.tasks import read_splits

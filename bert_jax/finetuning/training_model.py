@@ -1,0 +1,60 @@
+"""The model that fine-tuning trains: the heads of its losses, the parameters that it starts from, its programs."""
+
+import dataclasses
+
+from flax import linen as nn
+from jax.sharding import Mesh
+
+from bert_jax.config import ModelSpec
+from bert_jax.finetuning.resolve import ResolvedTask, redrawn_layers
+from bert_jax.finetuning.task_objective import TaskObjective, check_layers
+from bert_jax.interop.initialization import Start, initial_model
+from bert_jax.model import BertModel
+from bert_jax.optim import lr_multipliers, unfreeze_updates
+from bert_jax.training.launch import InitialModel
+from bert_jax.training.programs import TrainPrograms, make_programs
+from bert_jax.training.state import abstract_params
+
+
+def training_model(resolved: ResolvedTask) -> BertModel:
+    """Return the model of training: the task's, with the heads of the losses beside the task's own.
+
+    Raises ``ValueError`` for layers that the task's head or ``loss.layers`` cannot read.
+    """
+    config, heads = resolved.config, resolved.heads
+    heads.check_features(config.model)
+    check_layers(config, heads)
+    has_nsp = config.loss.nsp_weight > 0
+    return BertModel(
+        config.model,
+        config.execution,
+        dataclasses.replace(heads, mlm=config.loss.mlm_weight > 0, nsp=has_nsp, pooler=heads.pooler or has_nsp),
+        resolved.task.sentence,
+        all_layers=bool(config.loss.layers),
+        frozen_encoder=config.features.frozen_encoder,
+    )
+
+
+def start_parameters(resolved: ResolvedTask, model: BertModel, start: Start) -> InitialModel:
+    """Return the parameters of ``start`` that ``model``, the one of training, has."""
+    config = resolved.config
+    spec = ModelSpec(model=config.model, heads=model.heads, sentence=model.sentence)
+    redraw_head = config.regularization.reinit_head
+    return initial_model(start, spec, redrawn=redrawn_layers(config), redraw_head=redraw_head)
+
+
+def training_programs(resolved: ResolvedTask, model: BertModel, mesh: Mesh) -> TrainPrograms:
+    """Return the programs that train ``model`` on ``mesh``."""
+    config, model = resolved.config, model.clone(mesh=mesh)
+    like = nn.unbox(abstract_params(model))
+    parts = config.model.num_layers, like, resolved.steps_per_epoch
+    optimizer = config.optimizer
+    if config.features.frozen_encoder:  # weight decay and losses beside the task's own move it neither
+        optimizer = dataclasses.replace(optimizer, frozen=(*optimizer.frozen, "embeddings", "encoder"))
+    return make_programs(
+        TaskObjective(resolved.task, config, model),
+        with_start=config.stores_start_params,
+        lr_multipliers=lr_multipliers(optimizer, *parts),
+        unfreeze_updates=unfreeze_updates(optimizer, *parts),
+        decay_toward_start=config.optimizer.decay_to_start,
+    )
