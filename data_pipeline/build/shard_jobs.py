@@ -101,12 +101,12 @@ class _Pool:
         return segment
 
     def random_next(self, document: int) -> RandomNext:
-        """Draws B for an A of ``document``: from a document of the split with other contents."""
+        """Return a function that draws B for an A of ``document`` from a different document of the split."""
 
         def draw(document_draw: float, sentence_draw: float, needed: int) -> Segment:
             at = int(document_draw * len(self._split))
             other = int(self._split[at])
-            # The split holds at least two contents; neighbours of a duplicate are tried in turn.
+            # The split holds at least two different documents, so the search past duplicates ends.
             while self._contents[other] == self._contents[document]:
                 at = (at + 1) % len(self._split)
                 other = int(self._split[at])
@@ -120,7 +120,7 @@ class _Pool:
         return draw
 
     def read(self, continuation: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Ids and word starts of the whole pool."""
+        """Return ids and word starts of the whole pool."""
         ids = np.concatenate([self._store.ids(*span) for span in self._ranges])
         if self._store.has_word_starts:
             return ids, np.concatenate([self._store.word_starts(*span) for span in self._ranges])
