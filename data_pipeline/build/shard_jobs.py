@@ -64,7 +64,7 @@ def shard_name(shard: int, num_shards: int) -> str:
 
 
 def cut_parts(tokens: np.ndarray, passes: int) -> list[tuple[int, int]]:
-    """Ranges [first, last) of consecutive documents with about as many tokens each; ``tokens`` int[D]."""
+    """Divide documents into consecutive ranges [first, last) with similar token counts; ``tokens`` int[D]."""
     size = max(PART_TOKENS, int(tokens.sum()) * passes // MOST_PARTS)
     number = (np.cumsum(tokens) - tokens) // size
     borders = [0, *(np.flatnonzero(np.diff(number)) + 1).tolist(), len(tokens)]
@@ -179,7 +179,7 @@ class _Slice(NamedTuple):
 def _write_table(
     path: Location, borders: np.ndarray, places: np.ndarray, lengths: Sequence[int], bounds: Sequence[np.ndarray]
 ) -> None:
-    """Finish a part: number of features, borders and byte offsets of the shards, places, lengths, value bounds."""
+    """Write the table of a part: feature count, shard borders, byte offsets, places, lengths, value bounds."""
     sizes = np.array(lengths, "<u4")
     offsets = np.concatenate([[0], np.cumsum(sizes, dtype=np.int64)])[borders]
     values = np.concatenate(bounds) if bounds else np.zeros((0, 0, 2), np.int64)
