@@ -37,9 +37,9 @@ def read_results(workdir: Location) -> list[dict[str, Any]]:
 
 
 def records_digest(records: Iterable[Record]) -> str:
-    """Return a digest of the content of records, wherever their files lie."""
+    """Return a digest of the content of records, independent of the paths of their files."""
     digest = hashlib.sha256()
-    groups: dict[str, int] = {}  # numbered: their names may hold the file's
+    groups: dict[str, int] = {}  # numbered, because a group name may contain the file name
     for record in records:
         group = groups.setdefault(record.group, len(groups))
         content = repr((dataclasses.replace(record, source="", group=""), group))

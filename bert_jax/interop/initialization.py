@@ -311,7 +311,7 @@ def _stored_tokenizer(workdir: Location) -> tuple[TokenizerConfig, bytes]:
 
 
 def whole_name(source: str) -> str:
-    """Return the absolute name of ``--init_from``, links resolved; a URL stays."""
+    """Return the absolute path of ``--init_from`` with links resolved; a URL is unchanged."""
     return str(location(source).resolve()) if source else ""
 
 

@@ -149,7 +149,7 @@ def barrier(name: str, timeout_seconds: float) -> None:
 
 
 def all_gather_text(name: str, value: str, timeout_seconds: float) -> list[str]:
-    """Return the ``value`` of every process, in their order; short texts only. Same rules as :func:`barrier`."""
+    """Return the ``value`` (a short text) of every process, in process order; same rules as :func:`barrier`."""
     if count() == 1:
         return [value]
     client = _client()

@@ -1,4 +1,4 @@
-"""The intent of a text and a slot for every word of it, by one model (Chen et al. 2019, JointBERT)."""
+"""Joint prediction of the intent of a text and the slot of each word (Chen et al. 2019, JointBERT)."""
 
 import dataclasses
 from collections import Counter

@@ -110,14 +110,14 @@ def span_inputs(
 
 
 def _layout(tokens: int, room: int, stride: int) -> list[tuple[int, np.ndarray]]:
-    """First token and ``Window.most_context`` of every window; each token has most context in exactly one."""
+    """Return first token and ``Window.most_context`` of every window; a token has most context in one window."""
     stride = min(stride, room)
     begins = range(0, max(tokens - room, 0) + stride, stride)
     most, owner = np.full(tokens, -1.0), np.zeros(tokens, np.int64)
     for number, begin in enumerate(begins):
         part = slice(begin, begin + room)
         place = np.arange(len(most[part]))
-        # The reference's score, rounding included; of equals the first window stays.
+        # The reference's score, rounding included; on a tie the first window wins.
         context = np.minimum(place, place[::-1]) + 0.01 * len(place)
         better = context > most[part]
         most[part][better] = context[better]

@@ -21,7 +21,7 @@ _BEFORE = 1
 
 
 class Window(NamedTuple):
-    """An input and what it scores, W words of a record."""
+    """A model input and the W words of a record that it scores."""
 
     encoded: Encoded
     words: np.ndarray  # int64[W], numbers of the words in the record

@@ -58,7 +58,7 @@ class Restored:
 
 
 def checkpoint_folder(workdir: Location) -> Location:
-    """Return the folder of a run's checkpoints."""
+    """Return the checkpoint folder of a run."""
     return workdir.absolute() / "checkpoints"
 
 
