@@ -33,7 +33,7 @@ class Collection:
         return len(self.ids)
 
     def shown(self, entry: int) -> dict[str, str]:
-        """The text of an entry under "text", for a JSON object; empty where there are only vectors."""
+        """Return {"text": text of the entry} for a JSON object; empty if the collection holds vectors only."""
         return {} if self.texts is None else {"text": self.texts[entry]}
 
 
@@ -62,11 +62,11 @@ def read_collection(source: str | None, texts: Sequence[str] = ()) -> Collection
 
 
 def first_twice(ids: list[Id], name: str) -> list[Id]:
-    """``ids`` as they are; ``ValueError`` for one that stands there twice."""
+    """Return ``ids`` unchanged; raise ``ValueError`` if one occurs twice."""
     seen: set[Id] = set()
     for one in ids:
         if one in seen:
-            raise ValueError(f"{name}: the id {one!r} stands there twice; give every entry its own")
+            raise ValueError(f"{name}: the id {one!r} occurs twice; give every entry its own")
         seen.add(one)
     return ids
 

@@ -131,7 +131,7 @@ class SentenceConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class TokenizerConfig:
-    """The tokenizer's file beside the weights and how it is applied."""
+    """Tokenizer file in the folder of the weights, and its settings."""
 
     # vocab.txt (WordPiece), tokenizer.model (SentencePiece) or tokenizer.json (byte-level BPE).
     file: str = "vocab.txt"

@@ -60,7 +60,7 @@ class ResolvedTask:
 
     @functools.cached_property
     def record_digests(self) -> dict[str, str]:
-        """Digests of the records of each split, wherever their files lie."""
+        """Digests of the records of each split, independent of the paths of their files."""
         return {split: records_digest(records) for split, records in self.records.items()}
 
     @functools.cached_property

@@ -115,7 +115,7 @@ class LayerNorm(nn.Module):
 
 
 class LayerNormParameters(LayerNorm):
-    """The parameters of a :class:`LayerNorm` for a caller that fuses it with what comes before."""
+    """The parameters of a :class:`LayerNorm`, for a caller that fuses it with the preceding operation."""
 
     @nn.compact
     def __call__(self, width: int) -> tuple[jax.Array, jax.Array]:  # type: ignore[override]

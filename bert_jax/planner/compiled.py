@@ -1,4 +1,4 @@
-"""The real training step, compiled ahead of time for a TPU slice that need not be there."""
+"""Ahead-of-time compilation of the real training step for a TPU slice, which need not be attached."""
 
 import contextlib
 import re

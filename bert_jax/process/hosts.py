@@ -298,7 +298,7 @@ def _describe(record: dict[str, Any]) -> str:
 
 
 def _watch() -> None:
-    """Thread: end this process as soon as another one has published a failure, even while the main thread waits."""
+    """Thread: end this process when another process publishes a failure, even while the main thread waits."""
     while True:
         try:
             record = json.loads(_client().blocking_key_value_get(FAILURE, 10_000))

@@ -36,7 +36,7 @@ class JointTask(TaggingTask):
 
     @classmethod
     def from_data(cls, config: FinetuneConfig, splits: Mapping[str, Sequence[Record]]) -> FinetuneConfig:
-        """``data.tags`` and ``data.labels`` of the training records, sorted, where the config has none."""
+        """Return ``config`` with ``data.tags`` and ``data.labels`` from the training records if they are empty."""
         config = super().from_data(config, splits)
         train = splits.get("train", ())
         check_entity_tags(train, config.tagging.scoring)

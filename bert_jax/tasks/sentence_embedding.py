@@ -233,7 +233,7 @@ def _scored_texts(record: Record) -> tuple[str, ...]:
 
 
 def _unit(vectors: np.ndarray) -> np.ndarray:
-    """Vectors of length 1; what is 0 stays 0."""
+    """Normalize vectors to length 1; zero vectors remain 0."""
     return vectors / np.maximum(np.linalg.norm(vectors, axis=-1, keepdims=True), 1e-12)
 
 

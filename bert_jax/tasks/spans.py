@@ -41,7 +41,7 @@ class Passage:
         return cls(text, ids, starts, ends)
 
     def tokens(self, start: int, end: int) -> tuple[int, int] | None:
-        """First and last token that share a character with ``text[start:end]``; None where there is none."""
+        """Return the first and the last token that share a character with ``text[start:end]``, or None."""
         first = int(np.searchsorted(self.ends, start, side="right"))
         last = int(np.searchsorted(self.starts, end, side="left")) - 1
         return (first, last) if first <= last else None

@@ -44,7 +44,7 @@ class TaggingTask(Task):
 
     @classmethod
     def from_data(cls, config: FinetuneConfig, splits: Mapping[str, Sequence[Record]]) -> FinetuneConfig:
-        """``data.tags`` of the training records, O first, where the config has none."""
+        """Return ``config`` with ``data.tags`` from the training records (O first) if it is empty."""
         train = splits.get("train", ())
         seen = {tag for record in train for tag in _given(record)}
         tags = config.data.tags or tuple(sorted(seen, key=lambda tag: (tag != "O", tag)))

@@ -52,7 +52,7 @@ _Value = TypeVar("_Value")
 def read_pieces(content: bytes, name: str) -> list[str]:
     """Pieces of a vocab.txt, stripped as in the reference; the id is the line number, from 0.
 
-    ``ValueError`` names the line: invalid UTF-8, a piece that stands there twice, no special pieces, an empty file.
+    ``ValueError`` names the line: invalid UTF-8, a piece that occurs twice, no special pieces, an empty file.
     """
     try:
         text = content.decode("utf-8-sig")

@@ -265,7 +265,7 @@ class _Files:
     def rules(
         self, settings: Mapping[str, Any], state: Mapping[str, Any] | None, pieces: Sequence[str]
     ) -> TokenizerConfig:
-        """Case, accents, CJK: as told, else as the files say, else guessed from the pieces."""
+        """Return case, accent and CJK settings: from the options, else the files, else guessed from the pieces."""
         stated = {ours: settings[theirs] for ours, theirs, _ in _RULES if theirs in settings}
         rust = self.normalizer(state, stated)
         # transformers builds the class BertTokenizer from tokenizer_config.json and any other from tokenizer.json.

@@ -44,7 +44,7 @@ AGREEMENT_SECONDS = 900.0
 
 
 class NoCheckpoint(ValueError):
-    """There is no usable checkpoint where one is needed."""
+    """A required checkpoint is missing or unusable."""
 
 
 @dataclasses.dataclass(frozen=True)

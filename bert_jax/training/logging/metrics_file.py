@@ -22,7 +22,7 @@ TIMING_KEYS = ("seconds_per_step", "tokens_per_second", "mfu", "data_wait_fracti
 
 
 def read_metrics(workdir: Path) -> list[dict[str, Any]]:
-    """All readable lines of WORKDIR/metrics.jsonl, in order; empty when there is no file. Skips a torn line."""
+    """Return all readable lines of WORKDIR/metrics.jsonl in order, none if it is missing; skip torn lines."""
     path = Path(workdir) / METRICS_FILE
     if not path.exists():
         return []
