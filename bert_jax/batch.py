@@ -65,7 +65,7 @@ class BatchIterator(Protocol):
 
 
 class PretrainSource(Protocol):
-    """Where batches come from; ``data_pipeline.read.pretrain_input`` implements it."""
+    """Source of training and held-out batches; ``data_pipeline.read.pretrain_input`` implements it."""
 
     def train(self, rows: list[int]) -> BatchIterator:
         """Return endless training batches of this host's ``rows``."""

@@ -1,4 +1,4 @@
-"""One example of a fine-tuning task, between the reader of a file and the task that makes arrays of it. No jax."""
+"""Records of fine-tuning tasks: readers of files create them, tasks turn them into arrays. Does not import jax."""
 
 from dataclasses import dataclass
 
@@ -13,30 +13,30 @@ class Answer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Record:
-    """What a reader found in one line or entry; what its format has not is empty.
+    """One line or entry of a task file; fields that its format lacks are empty.
 
-    Labels are text as the file has it: the task turns them into class numbers or values, and says ``source`` where
-    one does not fit. ``None`` means that the split has no labels (a test set).
+    Labels are the text of the file. The task converts them to class numbers or values, and names ``source`` in its
+    message if a label is invalid. ``None`` means that the split has no labels (a test set).
     """
 
     id: str
-    # Where it was found, "FILE:LINE" or "FILE: id X", for messages.
+    # Place of the record, "FILE:LINE" or "FILE: id X", for messages.
     source: str
-    # First text; of question answering the question, of multiple choice what the choices go on from.
+    # First text; the question in question answering, the text that the choices continue in multiple choice.
     text: str = ""
-    # Second text; of question answering the passage; of sentence pairs the other sentence.
+    # Second text; the passage in question answering, the other sentence in sentence pairs.
     text_pair: str | None = None
     # Further texts that are not like the first (triplets, hard negatives).
     negatives: tuple[str, ...] = ()
-    # Class or value; of multiple choice the number of the right one, from 0.
+    # Class or value; in multiple choice the number of the correct choice, from 0.
     label: str | None = None
-    # All classes that hold, where several may.
+    # All classes that apply, in multi-label tasks.
     labels: tuple[str, ...] | None = None
-    # Words of a text that is tagged, and a tag for each.
+    # Words of a tagged text, and one tag per word.
     words: tuple[str, ...] = ()
     tags: tuple[str, ...] | None = None
     choices: tuple[str, ...] = ()
-    # Right answers; () for a question that has none in its passage, None without labels.
+    # Correct answers; () if the passage holds no answer, None without labels.
     answers: tuple[Answer, ...] | None = None
-    # What must not be torn apart by a split into train and dev: article, document, person.
+    # Records of one group (article, document, person) stay together when train is split into train and dev.
     group: str = ""

@@ -69,13 +69,11 @@ def hits() -> list[tuple[str, Path, int, str]]:
     return found
 
 
-# Allowed hits of each rule that has any.
-BUDGET: dict[str, int] = {}
+# Allowed hits of each rule that has any: those of bert_jax/config/finetune.py.
+BUDGET: dict[str, int] = {"a docstring opens with a noun clause": 2, "British spelling": 2}
 
 
-# Its name becomes test_prose when the budget holds. Hits so far: 216 openings, 48 British spellings, 37 "says",
-# 11 "leave it out", 9 "told", 7 "has no use", 1 "of which 0 means", 1 "heeds".
-def check_prose() -> None:
+def test_prose() -> None:
     found = hits()
     counts = collections.Counter(rule for rule, *_ in found)
     over = {rule for rule, count in counts.items() if count > BUDGET.get(rule, 0)}

@@ -26,7 +26,7 @@ def anisotropy(vectors: np.ndarray) -> float:
         total += (block / lengths_of(block)[:, None]).sum(axis=0)
         count += len(block)
     if count < 2:
-        raise ValueError(f"anisotropy: {count} vectors; two or more are needed")
+        raise ValueError(f"anisotropy: the collection has {count} vectors; at least 2 are needed")
     # The square of a sum is the sum of all products, those of each vector with itself (1) among them.
     return float((total @ total - count) / (count * (count - 1)))
 

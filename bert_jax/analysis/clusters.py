@@ -199,7 +199,7 @@ def cluster_lines(found: Clusters, collection: Collection) -> Iterator[dict[str,
 
 
 def summary_lines(found: Clusters, collection: Collection) -> Iterator[str]:
-    """Number, size and most central text (its id where there are only vectors) of every cluster."""
+    """Yield a line per cluster: number, size, and its most central text or, without texts, its id."""
     for cluster in range(found.count):
         row = found.central(cluster)
         text = collection.shown(row).get("text", f"entry {collection.ids[row]}")
@@ -220,7 +220,7 @@ def read_labels(source: str, collection: Collection) -> Sequence[str]:
         if not is_id(one) or not is_id(label):
             raise ValueError(f'{where}: not {{"id": ..., "label": ...}}')
         if one not in known or one in labels:
-            what = "stands there twice" if one in labels else f"is not in {collection.name}"
+            what = "occurs twice" if one in labels else f"is not in {collection.name}"
             raise ValueError(f"{where}: the id {one!r} {what}")
         labels[one] = str(label)
     missing = next((one for one in collection.ids if one not in labels), None)

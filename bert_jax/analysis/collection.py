@@ -33,7 +33,7 @@ class Collection:
         return len(self.ids)
 
     def shown(self, entry: int) -> dict[str, str]:
-        """The text of an entry under "text", for a JSON object; empty where there are only vectors."""
+        """Return {"text": text of the entry} for a JSON object; empty if the collection holds vectors only."""
         return {} if self.texts is None else {"text": self.texts[entry]}
 
 
@@ -62,11 +62,11 @@ def read_collection(source: str | None, texts: Sequence[str] = ()) -> Collection
 
 
 def first_twice(ids: list[Id], name: str) -> list[Id]:
-    """``ids`` as they are; ``ValueError`` for one that stands there twice."""
+    """Return ``ids`` unchanged; raise ``ValueError`` if one occurs twice."""
     seen: set[Id] = set()
     for one in ids:
         if one in seen:
-            raise ValueError(f"{name}: the id {one!r} stands there twice; give every entry its own")
+            raise ValueError(f"{name}: the id {one!r} occurs twice; give every entry its own")
         seen.add(one)
     return ids
 
@@ -79,15 +79,15 @@ def is_id(value: Any) -> bool:
 def embedded(
     collection: Collection, model: Engine | None, *, pooling: str | None = None, **options: Any
 ) -> np.ndarray:
-    """The vectors of every entry: those of the file, else float32[N, E] by ``embed``, whose options these are.
+    """Return the vectors of the collection, or float32[N, E] from ``embed`` (with ``options``) if it holds texts.
 
-    Raises ``ValueError`` for vectors that are not finite, and for texts where there is no model.
+    Raises ``ValueError`` for vectors that are not finite, and for texts without ``model``.
     """
     vectors = collection.vectors
     if vectors is None:
         assert collection.texts is not None
         if model is None:
-            raise ValueError(f"{collection.name}: texts need a model that makes vectors of them; give --model")
+            raise ValueError(f"{collection.name}: texts need a model to compute vectors; set --model")
         vectors = np.empty((len(collection), vector_width(model.spec, pooling)), np.float32)
         for row, vector in enumerate(embed(model, collection.texts, pooling=pooling, **options)):
             vectors[row] = vector
@@ -95,7 +95,7 @@ def embedded(
         finite = np.isfinite(vectors[start : start + BLOCK]).all(axis=1)
         if not finite.all():
             entry = collection.ids[start + int(finite.argmin())]
-            raise ValueError(f"{collection.name}: the vector of entry {entry!r} is not finite")
+            raise ValueError(f"{collection.name}: the vector of entry {entry!r} contains NaN or infinity")
     return vectors
 
 

@@ -173,7 +173,7 @@ def read_relevant(source: Path, queries: Collection, corpus: Collection) -> dict
         if query not in known:
             raise ValueError(f"{where}: the query {query!r} is not in {queries.name}")
         if query in relevant:
-            raise ValueError(f"{where}: the query {query!r} stands there twice; give all its ids in one line")
+            raise ValueError(f"{where}: the query {query!r} occurs twice; give all its ids in one line")
         strange = [one for one in ids if one not in entries]
         if strange:
             raise ValueError(f"{where}: the relevant id {strange[0]!r} is not in {corpus.name}")

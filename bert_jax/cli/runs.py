@@ -1,4 +1,4 @@
-"""Subcommands of ``bert-jax`` on runs: finished ones compared and submitted, one planned before it is rented."""
+"""Subcommands of ``bert-jax`` that compare and submit finished runs and plan a run before hardware is rented."""
 
 import argparse
 import json
@@ -8,8 +8,10 @@ from bert_jax.cli.options import Command, names_of, option
 
 
 def compare_command(arguments: argparse.Namespace) -> None:
-    """The difference of two fine-tuning runs on one split, with its 95% interval (paired bootstrap) and p-value: by
-    McNemar's exact test where a record is right or wrong, else by the bootstrap."""
+    """Compare two fine-tuning runs on one split: difference, 95% interval (paired bootstrap) and p-value.
+
+    The p-value is from McNemar's exact test if a record is either right or wrong, otherwise from the bootstrap.
+    """
     from bert_jax.experiments.compare import compare, table
     from bert_jax.io.storage import location
 

@@ -260,7 +260,7 @@ def _yaml_settings(
 
 
 def _unknown(key: str, types: dict[str, Any], also: Sequence[str] = ()) -> str:
-    """Return the end of the message for a key that is no option, with the option that was perhaps meant."""
+    """Return the end of the message for an unknown key, with the most similar option."""
     section, _, name = key.rpartition(".")
     sections = sorted({known.rpartition(".")[0] for known in types})
     if key in sections:

@@ -163,7 +163,7 @@ class PretrainConfig:
 
     @property
     def lanes(self) -> int:
-        """Virtual lanes of the reading order: data.lanes, or the largest divisor of 64 that every batch allows."""
+        """Lanes of the reading order: data.lanes, or the largest common divisor of 64 and all batch sizes."""
         sizes = (self.training.global_batch_size, *self.training.batch_ramp[1::2])
         return self.data.lanes or math.gcd(*sizes, 64)
 

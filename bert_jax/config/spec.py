@@ -77,7 +77,7 @@ class HeadsConfig:
         return tuple(name for name, there in flags.items() if there)
 
     def output_sizes(self) -> dict[str, int]:
-        """Outputs of every present head that is one dense layer: of nsp, sequence, token, span, choice."""
+        """Number of outputs of each present head that is one dense layer (nsp, sequence, token, span, choice)."""
         sizes = {
             "nsp": 2 * self.nsp, "sequence": len(self.sequence_labels), "token": len(self.token_labels),
             "span": 2 * self.span, "choice": 1 * self.choice,
@@ -85,9 +85,12 @@ class HeadsConfig:
         return {name: size for name, size in sizes.items() if size}
 
     def check_features(self, model: ModelConfig) -> None:
-        """Raise ``ValueError`` if ``model`` has fewer layers than the features are made of."""
+        """Raise ``ValueError`` if ``model`` has fewer layers than the features use."""
         if self.features.endswith("last_four") and model.num_layers < 4:
-            raise ValueError(f"features.layers: {self.features} needs 4 layers, the model has {model.num_layers}")
+            raise ValueError(
+                f"features.layers: {self.features} needs 4 layers, but model.num_layers is "
+                f"{model.num_layers}; use another value of features.layers"
+            )
 
     def feature_width(self, model: ModelConfig) -> int:
         """Width of a token's features."""
@@ -128,7 +131,7 @@ class SentenceConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class TokenizerConfig:
-    """The tokenizer's file beside the weights and how it is applied."""
+    """Tokenizer file in the folder of the weights, and its settings."""
 
     # vocab.txt (WordPiece), tokenizer.model (SentencePiece) or tokenizer.json (byte-level BPE).
     file: str = "vocab.txt"

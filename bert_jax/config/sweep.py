@@ -38,7 +38,7 @@ class FinetuneRunOptions(RunOptions):
 
     @property
     def is_sweep(self) -> bool:
-        """Return True if there is more than one run to make."""
+        """Return True if the sweep has more than one run."""
         return bool(self.sweep) or self.seeds > 1
 
 

@@ -48,7 +48,7 @@ class Comparison:
     only_b: int | None = None
 
     def as_dict(self) -> dict[str, Any]:
-        """JSON-able; null for what is not defined."""
+        """Return the fields as JSON-able values; undefined ones are null."""
         values = dataclasses.asdict(self)
         return {name: None if isinstance(one, float) and math.isnan(one) else one for name, one in values.items()}
 
@@ -177,7 +177,7 @@ def _read_run(workdir: Location, split: str) -> _Run:
     for where, line in read_predictions(workdir, split):
         record = _record(line, config, where)
         if record.id in records:
-            raise ValueError(f"{where}: the record {record.id!r} stands there twice; ids must tell records apart")
+            raise ValueError(f"{where}: the record {record.id!r} occurs twice; ids must tell records apart")
         records[record.id], predictions[record.id] = record, line
     return _Run(str(workdir), task, records, predictions)
 

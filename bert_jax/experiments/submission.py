@@ -109,10 +109,10 @@ def _answer(prediction: Any, wanted: GlueFile, where: str) -> str:
     if wanted.classes:
         if prediction not in wanted.classes:
             raise ValueError(
-                f"{where}: prediction {prediction!r} is no class of {wanted.name}; allowed: "
+                f"{where}: prediction {prediction!r} is not a class of {wanted.name}; allowed: "
                 f"{', '.join(wanted.classes)}; train on GLUE's files"
             )
         return str(prediction)
     if isinstance(prediction, bool) or not isinstance(prediction, int | float) or not math.isfinite(prediction):
-        raise ValueError(f"{where}: prediction {prediction!r} of {wanted.name} is no finite number")
+        raise ValueError(f"{where}: prediction {prediction!r} of {wanted.name} is not a finite number")
     return f"{min(max(prediction, _LEAST), _LARGEST):.6f}"

@@ -112,13 +112,13 @@ def _is_taken(folder: Path) -> bool:
 
 
 def _drop_checkpoints(folder: Path) -> None:
-    """Of a finished run: it has its best parameters, and many runs would fill the disk."""
+    """Remove the checkpoints of a finished run, which keeps its best parameters, to save disk space."""
     if hosts.is_lead() and read_results(folder):
         shutil.rmtree(folder / "checkpoints", ignore_errors=True)
 
 
 def _same_sweep(path: Path, now: dict[str, Any]) -> None:
-    """Keep what the runs share; ``ValueError`` when the folder's runs share something else."""
+    """Write the shared settings of the runs to ``path``; raise ``ValueError`` if it holds other settings."""
     text = json.dumps(now, indent=1, ensure_ascii=False)
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -128,7 +128,7 @@ def _same_sweep(path: Path, now: dict[str, Any]) -> None:
     changed = [f"{key}: {before[key]} -> {now[key]}" for key in now if key in before and before[key] != now[key]]
     if changed:
         raise ValueError(
-            f"{path.parent}: holds runs with other settings ({'; '.join(changed)}); give another --workdir"
+            f"{path.parent}: holds runs with other settings ({'; '.join(changed)}); set another --workdir"
         )
     if any(key not in before for key in now):  # what an earlier command swept, and this one does not
         write_whole(path, f"{json.dumps({**before, **now}, indent=1, ensure_ascii=False)}\n")

@@ -17,8 +17,8 @@ METRICS, PREDICTIONS = "metrics.json", "predictions_{}.jsonl"
 
 
 def read_options(workdir: Location, names: Collection[str]) -> FinetuneConfig:
-    """The run's config with those options that are named, others being the default: what else stands in the file
-    may be of an older version. ``ValueError`` for a folder that is no workdir."""
+    """Read the options ``names`` of a run's config; the others keep their defaults, because an older version may
+    have written the file. Raises ``ValueError`` for a folder that is not a workdir."""
     file = workdir / "config.yaml"
     if not file.is_file():
         raise ValueError(f"{workdir}: no config.yaml there; give a workdir of run_finetune.py")
@@ -37,9 +37,9 @@ def read_results(workdir: Location) -> list[dict[str, Any]]:
 
 
 def records_digest(records: Iterable[Record]) -> str:
-    """Return a digest of the content of records, wherever their files lie."""
+    """Return a digest of the content of records, independent of the paths of their files."""
     digest = hashlib.sha256()
-    groups: dict[str, int] = {}  # numbered: their names may hold the file's
+    groups: dict[str, int] = {}  # numbered, because a group name may contain the file name
     for record in records:
         group = groups.setdefault(record.group, len(groups))
         content = repr((dataclasses.replace(record, source="", group=""), group))

@@ -27,7 +27,7 @@ from bert_jax.tasks.task import ModelInput, Task
 class ExampleBatches:
     """Endless training batches of ``units``; a ``BatchIterator`` whose position is the number of its next batch.
 
-    ``rows_of`` says, for a number of rows, which of them this process feeds.
+    ``rows_of`` maps a number of rows to the rows of this process.
     """
 
     def __init__(
@@ -39,7 +39,7 @@ class ExampleBatches:
         fingerprint: str,
         classes: np.ndarray | None,
     ) -> None:
-        """``classes``: int[n], the class of each unit, where every class is to be drawn equally often."""
+        """``classes``: int[n], the class of each unit, to draw every class equally often; None: no balancing."""
         self._task, self._units, self._shapes, self._rows_of = task, units, shapes, rows_of
         self._config: FinetuneConfig = task.config
         self._batch_size = self._config.training.global_batch_size
@@ -50,7 +50,7 @@ class ExampleBatches:
         self.steps_per_epoch = math.ceil(len(units) / self._batch_size)
 
     def numbers(self, data_step: int) -> np.ndarray:
-        """Numbers of the units of a batch."""
+        """Return the numbers of the units of a batch."""
         epoch, index = divmod(data_step, self.steps_per_epoch)
         if epoch != self._epoch:
             seed = self._config.training.seed
@@ -96,7 +96,7 @@ class ExampleBatches:
         return {name: values[rows] for name, values in features.items()}, info
 
     def state(self) -> dict[str, Any]:
-        """Position: the number of the next batch, and what was left out."""
+        """Return the position: number of the next batch, skipped ranges and fingerprint of the data."""
         return {
             "data_step": self._data_step,
             "skipped": [list(span) for span in self._skipped],

@@ -102,8 +102,10 @@ def scores_of(task: Task, records: Sequence[Record], predictions: Sequence[Predi
 
 
 def choosing_score(metric: str, scores: Sequence[Score]) -> Score:
-    """The score that chooses the best parameters: the one of that name, "": the first. ``ValueError`` for a name
-    that is none of theirs."""
+    """Return the score that selects the best parameters: the one named ``metric``, or the first if it is empty.
+
+    Raises ``ValueError`` if no score has the name.
+    """
     found = next((score for score in scores if score.name == metric or not metric), None)
     if found is None:
         names = [score.name for score in scores]
@@ -117,8 +119,10 @@ def choosing_score(metric: str, scores: Sequence[Score]) -> Score:
 def blank_scores(
     task: Task, model: BertModel, records: Sequence[Record], units: Sequence[ModelInput]
 ) -> list[Score]:
-    """The scores that the task will have of these records: of outputs that are all 0, in the shapes that the model
-    gives. Nothing is compiled or run."""
+    """Return the scores of the records for outputs that are all 0, in the output shapes of the model.
+
+    They have the names of the task's scores; nothing is compiled or run.
+    """
     shape = Shape(1, row_length(units[0].length), 1)
     batch = pack_batch(units[:1], [[0]], shape, **_packing(task, units)).features
     shapes = jax.eval_shape(functools.partial(_run, task, model), nn.unbox(abstract_params(model)), batch)
@@ -132,12 +136,12 @@ def blank_scores(
         for unit in units
     ]
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # such as that all values are the same
+        warnings.simplefilter("ignore")  # for example on constant values
         return scores_of(task, records, task.decode(records, units, outputs))[0]
 
 
 def confusion_of(task: Task, records: Sequence[Record], predictions: Sequence[Prediction]) -> dict[str, Any] | None:
-    """``Task.confusion`` of the labeled records, JSON-able; None where there is none."""
+    """Return ``Task.confusion`` of the labeled records as JSON-able values; None if the task has none."""
     records, predictions = _labelled(task, records, predictions)
     found = task.confusion(records, predictions) if records else None
     return found and {"labels": list(found.labels), "counts": found.counts.tolist()}
@@ -170,12 +174,12 @@ def with_intervals(scores: Sequence[Score], count: int, seed: int, metric: str =
 
 
 def _rank(name: str, metric: str) -> tuple[bool, bool]:
-    """The metric that chooses comes first, what is of a single class last."""
+    """Return a sort key: the selecting metric first, metrics of a single class last."""
     return name != metric, "/" in name
 
 
 def metrics_text(results: Sequence[Mapping[str, Any]]) -> str:
-    """The content of metrics.json, each row of a matrix on one line (a line end stands in no text of JSON)."""
+    """Return the content of metrics.json with each matrix row on one line (JSON strings hold no line ends)."""
     text = json.dumps(results, indent=1, ensure_ascii=False)
     return re.sub(r"\[\n[\d,\s]+\]", lambda row: " ".join(row[0].split()), text) + "\n"
 

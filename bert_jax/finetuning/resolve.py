@@ -60,7 +60,7 @@ class ResolvedTask:
 
     @functools.cached_property
     def record_digests(self) -> dict[str, str]:
-        """Digests of the records of each split, wherever their files lie."""
+        """Digests of the records of each split, independent of the paths of their files."""
         return {split: records_digest(records) for split, records in self.records.items()}
 
     @functools.cached_property
@@ -119,8 +119,8 @@ def resolve_task(
             notes.append(f"{split}: {unlabelled:,} of {len(own):,} records are not scored: no label")
     if config.training.patience and not dev_splits:
         raise ValueError(
-            f"training.patience: {config.training.patience} has no use without a dev split; name a file in "
-            "data.dev, cut a split with data.dev_fraction, or leave it out"
+            f"training.patience: {config.training.patience} needs a dev split; name a file in data.dev, cut a "
+            "split with data.dev_fraction, or omit training.patience"
         )
     inputs = {"train": examples} | {
         split: task.featurize(own, training=False) for split, own in records.items() if split != "train"

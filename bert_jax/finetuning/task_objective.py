@@ -1,4 +1,4 @@
-"""The objective of fine-tuning: the task's loss, losses beside it, on parameters that may be perturbed."""
+"""The objective of fine-tuning: the loss of the task and auxiliary losses, on optionally perturbed parameters."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -31,7 +31,7 @@ class TaskObjective(Objective):
         self._task = task
 
     def denominators(self, batch: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
-        """Denominators of the task and of the losses beside it; a loss counts times its weight."""
+        """Return the denominators of the task and of the auxiliary losses, divided by the weights of the losses."""
         options = self._task.config.loss
         found = self._task.denominators(batch)
         found |= {f"layer_{n}_loss": found["loss"] / options.layer_weight for n in options.layers}

@@ -1,4 +1,4 @@
-"""A model and its tokenizer as the functions of this package use them."""
+"""A loaded model with its tokenizer and compiled programs, for all functions of this package."""
 
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -13,18 +13,18 @@ from bert_jax.model import BertModel
 from bert_jax.tasks.task import Encoded, ModelInput, Target
 from bert_jax.tokenization import Tokenizer
 
-# A text, or a text and the one that it stands beside.
+# A text or a pair of texts.
 Text = str | tuple[str, str]
-# Texts that are read before the first result is returned; they are sorted by length among themselves.
+# Number of texts that are read ahead and sorted by length.
 WINDOW = 4096
 INPUTS_PER_ROW = 8
-# Tokens of one batch: on a CPU as many as its caches like, elsewhere enough to fill the device.
+# Tokens of one batch: on a CPU few enough for its caches, elsewhere enough to fill the device.
 _CPU_TOKENS, _TOKENS = 1024, 16384
 _SMALL = 8  # a few short texts run in a batch of this fraction
 
 
 def checked_texts(texts: Iterable[Any], *, pairs: bool = False) -> Iterator[Any]:
-    """``texts`` as they are. Raises ``ValueError`` at the first that is no text (nor, with ``pairs``, a pair)."""
+    """Yield ``texts`` unchanged; raise ``ValueError`` for one that is not a text (with ``pairs``: or a pair)."""
     for number, value in enumerate(texts):
         parts = value if pairs and isinstance(value, tuple | list) and len(value) == 2 else (value,)
         if not all(isinstance(part, str) for part in parts):

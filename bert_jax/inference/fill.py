@@ -62,9 +62,11 @@ def fill_mask(
         for number, text in enumerate(part):
             ids = tokenizer.encode_with_masks(text)
             if tokenizer.mask_id not in ids:
-                raise ValueError(f"{text!r} holds no {mask}; write {mask} where a word is to be filled in")
+                raise ValueError(f"{text!r} does not contain {mask}; write {mask} in place of the missing word")
             if len(ids) + 2 > limit:
-                raise ValueError(f"a text has {len(ids) + 2} tokens with the special ones; the model takes {limit}")
+                raise ValueError(
+                    f"a text has {len(ids) + 2} tokens, special tokens included; at most {limit} are allowed"
+                )
             units.append(ModelInput(number, (loaded.build(ids),)))
         return units
 

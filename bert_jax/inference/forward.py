@@ -49,20 +49,22 @@ def forward(
     hidden_states: bool = False,
     attentions: bool = False,
 ) -> dict[str, np.ndarray]:
-    """float32 outputs for ``input_ids`` int[B, S]: last_hidden_state, pooler_output, mlm_logits [B, S, V],
-    nsp_logits, logits, start_logits, end_logits, sentence_embedding, whichever the model has.
+    """Return the float32 outputs of the model for ``input_ids`` int[B, S].
 
-    ``attention_mask`` (absent: all 1) hides tokens, ``token_type_ids`` (absent: 0) are the segments. A mask may be
-    zero on the left: what stands at the seen tokens is what transformers gives for the same arrays (BERT counts
-    positions from the first column, RoBERTa from the first id that is no padding). A row whose mask is zero all
-    over is a filler: what comes out for it is finite and means nothing. Where sequence, token or choice heads meet,
-    each keeps its name (sequence_logits, ...). A model with a choice head also takes [B, choices, S].
+    Outputs, as far as the model has them: last_hidden_state, pooler_output, mlm_logits [B, S, V], nsp_logits,
+    logits, start_logits, end_logits, sentence_embedding. A model with more than one of the sequence, token and
+    choice heads returns sequence_logits, token_logits, choice_logits instead of logits.
+
+    ``attention_mask`` (default: all 1) hides tokens, ``token_type_ids`` (default: 0) are the segments. The mask may
+    be 0 on the left: the outputs at visible tokens equal those of transformers for the same arrays (BERT counts
+    positions from the first column, RoBERTa from the first id that is not padding). Outputs of a row whose mask is
+    all 0 are finite but meaningless. A model with a choice head also accepts [B, choices, S].
 
     Args:
         hidden_states: add hidden_states [L + 1, B, S, H], the embeddings first.
         attentions: add attentions [L, B, A, S, S], the probabilities.
 
-    Raises ``ValueError`` for ids, shapes or dtypes that the model cannot take.
+    Raises ``ValueError`` for invalid ids, shapes or dtypes.
     """
     arrays, choices = _checked(loaded, inputs)
     names = _outputs(loaded)

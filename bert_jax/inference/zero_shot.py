@@ -90,7 +90,7 @@ def zero_shot(
 
 
 def _words_of(labels: Labels, multi_label: bool) -> dict[str, Sequence[str]]:
-    """The words of every label, in order. Raises ``ValueError`` for what cannot be told apart."""
+    """Return the words of every label, in order; raise ``ValueError`` for labels that cannot be distinguished."""
     pairs = [*(labels.items() if isinstance(labels, Mapping) else ((label, (label,)) for label in labels))]
     least = 1 if multi_label else 2
     if len(pairs) < least:

@@ -118,7 +118,7 @@ def _compare_outputs(source: Path, saved: Path, peer_python: str | None, report:
 
 
 def _random_heads(weights: ModelBundle, architecture: str | None) -> list[str]:
-    """The heads that the transformers class has and the source lacks: they would be random there."""
+    """Return the heads of the transformers class that the source lacks; they would be random in transformers."""
     held = CLASSES[architecture] if architecture is not None else ()
     return [name for name in held if name != "pooler" and name not in weights.spec.heads.present()]
 

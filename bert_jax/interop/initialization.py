@@ -228,12 +228,13 @@ def _plan_finetuning(options: RunOptions, workdir: Location, given: Given) -> St
     vocab = given.get("data.vocab", ("", ""))[0]
     if not vocab:
         raise ValueError(
-            "--init_from: not given: the model to fine-tune; without one give data.vocab and a model section"
+            "--init_from: missing; name the model to fine-tune, or give data.vocab and a model section to start "
+            "from random parameters"
         )
     if mixout := given.get("regularization.mixout", (0.0, ""))[0]:
         raise ValueError(
-            f"regularization.mixout: {mixout} needs --init_from, the model whose weights it returns to; give one, "
-            "or leave it out"
+            f"regularization.mixout: {mixout} returns weights to those of --init_from, which is missing; name a "
+            "model with --init_from, or omit regularization.mixout"
         )
     config, content = _vocabulary_file(vocab, given)
     settings = _vocabulary_size(config, content, given)
@@ -266,13 +267,13 @@ def _finetuning_from(name: str, given: Given) -> Start:
 
 
 def _vocabulary_size(config: TokenizerConfig, content: bytes, given: Given) -> tuple[Setting, ...]:
-    """Return ``model.vocab_size`` of a model that is drawn: the tokenizer's, if the command gives none."""
+    """Return ``model.vocab_size`` of a randomly initialized model; its default is the size of the tokenizer."""
     pieces = build_tokenizer(config, content, "data.vocab").vocab_size
     size = given.get("model.vocab_size", (pieces, ""))[0]
     if size < pieces:
         raise ValueError(
-            f"model.vocab_size: {size} is not allowed; the vocabulary has {pieces} pieces: leave it out, or give "
-            "at least that"
+            f"model.vocab_size: {size} is less than the {pieces} pieces of the vocabulary; omit "
+            f"model.vocab_size, or set it to {pieces} or more"
         )
     return (Setting("data.vocab", "model.vocab_size", str(size)),)
 
@@ -310,18 +311,18 @@ def _stored_tokenizer(workdir: Location) -> tuple[TokenizerConfig, bytes]:
 
 
 def whole_name(source: str) -> str:
-    """Return the absolute name of ``--init_from``, links resolved; a URL stays."""
+    """Return the absolute path of ``--init_from`` with links resolved; a URL is unchanged."""
     return str(location(source).resolve()) if source else ""
 
 
 def _read_options(path: Path, given: Given) -> ReadOptions:
-    """Return what the options say where the model at ``path`` leaves it open."""
+    """Return the options for settings that the files of the model at ``path`` leave open: case and GELU variant."""
     values = {key: value for key, (value, _) in given.items()}
     activation = values.get(
         "model.activation", PRESETS[values.get("training.mode", "standard")].get("model.activation")
     )
     is_open = leaves_activation_open(path) and activation in ("gelu", "gelu_tanh")
-    # A model of this library states its case; a recipe with another one contradicts it.
+    # A model of this library records its case; a recipe with another case contradicts it.
     lower_case = values.get("data.lower_case") if leaves_case_open(path) else None
     return ReadOptions(lower_case=lower_case, activation=activation if is_open else None)
 
@@ -333,12 +334,16 @@ def _model_section(model: ModelConfig) -> dict[str, Any]:
 def _fixed_settings(
     given: Given, source: Mapping[str, Any], resolved: Mapping[str, Any], name: str
 ) -> tuple[Setting, ...]:
-    """Return settings of ``resolved``. ``ValueError`` for an option of the command that is neither the value of the
-    source nor the resolved one."""
+    """Return a setting for each key of ``resolved``, except those that the command sets and that may differ.
+
+    Raises ``ValueError`` if an option of the command has neither the value of ``source`` nor the resolved one.
+    """
     own: Collection[str] = MAY_DIFFER & given.keys()
     for key, (value, where) in given.items():
         if key in resolved and key not in own and value not in (source[key], resolved[key]):
-            raise ValueError(f"{where}: {key}: {value}, but {name} has {source[key]}; leave it out or give that")
+            raise ValueError(
+                f"{where}: {key}: {value}, but {name} has {source[key]}; omit {key} or set it to {source[key]}"
+            )
     return tuple(Setting(name, key, str(value)) for key, value in resolved.items() if key not in own)
 
 

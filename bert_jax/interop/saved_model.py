@@ -58,11 +58,11 @@ def read_native(path: Path, options: ReadOptions) -> ModelBundle:
         if (best / SPEC_FILE).is_file():
             path = best
         elif "task:" in (path / "config.yaml").read_text(encoding="utf-8").splitlines():
-            raise ValueError(f"{path}: a fine-tuning run that has not been evaluated yet; let it go on")
+            raise ValueError(f"{path}: the fine-tuning run has no evaluated model yet; continue the run")
         else:
             return _read_run(path, options)
     if options.ema:
-        raise ValueError(f"{path}: a saved model holds one set of parameters and no moving average")
+        raise ValueError(f"{path}: a saved model has no moving average; load it without ema")
     return _read_saved(path)
 
 
@@ -113,7 +113,7 @@ def _read_saved(path: Path) -> ModelBundle:
     spec = spec_from_json((path / SPEC_FILE).read_text(encoding="utf-8"), str(path / SPEC_FILE))
     steps = saved_steps(path)
     if not steps:
-        raise NoCheckpoint(f"{path}: no checkpoint there")
+        raise NoCheckpoint(f"{path}: no checkpoint; import or export the model again")
     folder = checkpoint_folder(path) / str(steps[-1])
     problem = check_files(folder)
     if problem is not None:

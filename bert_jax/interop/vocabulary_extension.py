@@ -108,30 +108,34 @@ def _unchanged(tokenizer: Tokenizer) -> Extension:
 
 
 def _source_tokenizer(config: TokenizerConfig, content: bytes, name: str) -> Tokenizer:
-    """The source's tokenizer. Raises ``ValueError`` when shards cannot be made with its settings."""
+    """Return the tokenizer of the source; raise ``ValueError`` if shards cannot be built with its settings."""
     tokenizer = build_tokenizer(config, content, name)
     plain = TokenizerConfig(file=config.file, lower_case=config.lower_case)
     if build_tokenizer(plain, content, name).fingerprint != tokenizer.fingerprint:
         raise ValueError(
             f"{name}: its tokenizer has lower_case {config.lower_case}, strip_accents {config.strip_accents}, "
-            f"split_cjk {config.split_cjk}; shards are made with accents stripped where text is lower-cased, and "
-            "with CJK characters apart"
+            f"split_cjk {config.split_cjk}; shards need strip_accents equal to lower_case, and split_cjk True"
         )
     return tokenizer
 
 
 def _compared(vocab: str, tokenizer: Tokenizer, config: TokenizerConfig, name: str) -> Extension:
-    """``data.vocab`` as the source's vocabulary or one that begins with it."""
+    """Compare ``data.vocab`` with the vocabulary of the source; return it as an extension.
+
+    Raises ``ValueError`` if it is neither that vocabulary nor an extension of it.
+    """
     other = load_tokenizer(vocab, lower_case=config.lower_case)
     if other.fingerprint == tokenizer.fingerprint:
         return _unchanged(tokenizer)
     if not isinstance(other, WordPieceTokenizer) or not isinstance(tokenizer, WordPieceTokenizer):
-        raise ValueError(f"data.vocab: {vocab} is not the vocabulary of {name}; leave it out to use that")
+        raise ValueError(
+            f"data.vocab: {vocab} is not the vocabulary of {name}; omit data.vocab to use the one of {name}"
+        )
     return compare(tokenizer, other.pieces(range(other.vocab_size)), f"data.vocab: {vocab}")
 
 
 def require_wordpiece(tokenizer: Tokenizer, what: str) -> WordPieceTokenizer:
-    """``tokenizer`` if words can be added to it; ``what`` asked for it. Raises ``ValueError`` with the reason."""
+    """Return ``tokenizer`` if words can be added to it; else raise ``ValueError``. ``what``: the option to name."""
     if isinstance(tokenizer, WordPieceTokenizer):
         return tokenizer
     reasons = {
@@ -142,8 +146,11 @@ def require_wordpiece(tokenizer: Tokenizer, what: str) -> WordPieceTokenizer:
 
 
 def read_words(path: Path, tokenizer: WordPieceTokenizer) -> tuple[list[str], list[str]]:
-    """Words of ``path`` (one a line) as the tokenizer's rules write them, without those that are pieces already;
-    and what there is to say. Raises ``ValueError`` for a file without words and a line that is not one word."""
+    """Read words from ``path`` (one per line); return the new ones, normalized by the tokenizer, and notes to log.
+
+    Words that are already pieces are dropped. Raises ``ValueError`` if the file has no words or if a line is not
+    exactly one word.
+    """
     try:
         lines = path.read_text(encoding="utf-8-sig").split("\n")
     except OSError as error:
@@ -163,9 +170,9 @@ def read_words(path: Path, tokenizer: WordPieceTokenizer) -> tuple[list[str], li
             changed.append(f"{given} -> {word}")
         (known if word in pieces else words)[word] = None
     if not words and not known:
-        raise ValueError(f"--add_words: {path} holds no word; give one a line")
-    notes = [f"{len(changed)} word(s) as the tokenizer writes them: {_some(changed)}"] if changed else []
-    notes += [f"{len(known)} word(s) are pieces already: {_some(list(known))}"] if known else []
+        raise ValueError(f"--add_words: {path} has no words; write one word per line")
+    notes = [f"{len(changed)} word(s) were normalized by the tokenizer: {_some(changed)}"] if changed else []
+    notes += [f"{len(known)} word(s) are already pieces: {_some(list(known))}"] if known else []
     return list(words), notes
 
 
@@ -176,10 +183,12 @@ def _one_word(given: str, tokenizer: WordPieceTokenizer, where: str) -> str:
         for word in split_words(chunk, tokenizer.lower_case, tokenizer.strip_accents)
     ]
     if len(found) != 1:
-        parts = f"cut into {' | '.join(found)} before pieces are looked up" if found else "no text to the tokenizer"
-        raise ValueError(f"{where}: {given!r} is {parts}, so it would never be found; give single words")
+        parts = f"the tokenizer splits it into {' | '.join(found)}" if found else "the tokenizer removes all of it"
+        raise ValueError(f"{where}: {given!r} is not one word: {parts}; add single words only")
     if len(found[0]) > MAX_CHARS_PER_WORD:
-        raise ValueError(f"{where}: a word of {len(found[0])} characters; more than {MAX_CHARS_PER_WORD} are [UNK]")
+        raise ValueError(
+            f"{where}: the word has {len(found[0])} characters; at most {MAX_CHARS_PER_WORD} are allowed"
+        )
     return found[0]
 
 
@@ -188,14 +197,14 @@ def _some(items: Sequence[str]) -> str:
 
 
 def with_words(tokenizer: WordPieceTokenizer, words: Sequence[str], *, in_slots: bool) -> Extension:
-    """The vocabulary with ``words`` (none of them a piece) at its end or, ``in_slots``, in place of its
-    ``[unusedN]`` pieces, first slot first. Raises ``ValueError`` when there are fewer slots than words."""
+    """Add ``words`` (none of them a piece) at the end of the vocabulary or, with ``in_slots``, in place of its
+    first ``[unusedN]`` pieces. Raises ``ValueError`` if it has fewer ``[unusedN]`` pieces than words."""
     pieces = tokenizer.pieces(range(tokenizer.vocab_size))
     slots = [i for i, piece in enumerate(pieces) if _SLOT.fullmatch(piece)]
     if in_slots and len(slots) < len(words):
         raise ValueError(
             f"--vocab_slots: {len(words)} words to add, but the vocabulary has {len(slots)} [unusedN] pieces; "
-            "leave it out to put the words at the end"
+            "omit --vocab_slots to append the words to the vocabulary"
         )
     ids = slots if in_slots else range(len(pieces), len(pieces) + len(words))
     pieces += [""] * (0 if in_slots else len(words))

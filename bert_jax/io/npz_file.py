@@ -29,8 +29,10 @@ class Header(NamedTuple):
 
 
 class NpzFile:
-    """An npz file, open for reading. ``names`` are its arrays. Raises ``ValueError`` in one line for a file that is
-    none."""
+    """An npz file, open for reading; ``names`` are the names of its arrays.
+
+    Raises ``ValueError`` (one line) if the file is not an npz file or repeats a name.
+    """
 
     def __init__(self, file: Path) -> None:
         self._file = file
@@ -51,8 +53,8 @@ class NpzFile:
     def read(self, name: str, *, expected: Header | None = None) -> np.ndarray:
         """Read the array ``name`` into page-aligned memory of its own.
 
-        Raises ``ValueError`` for one that is not as ``expected``, is not of plain little-endian numbers, is
-        damaged, or has another size than its header declares: before memory is allocated for it.
+        Raises ``ValueError``, before memory is allocated, if the array differs from ``expected``, does not hold
+        plain little-endian numbers, is damaged, or differs in size from its header.
         """
         member, where = self._members[name], f"{self._file}: {name}"
         with self._guarded(lambda: self._archive.open(member)) as stream:

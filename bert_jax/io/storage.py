@@ -210,7 +210,7 @@ class ObjectPath:
         return (self / name for name in sorted(names - {""}))
 
     def glob(self, pattern: str) -> Iterator["ObjectPath"]:
-        """Files and folders of this folder whose names match; none when there is no such folder."""
+        """Return the files and folders in this folder whose names match; none if the folder does not exist."""
         try:
             return (path for path in list(self.iterdir()) if fnmatch.fnmatchcase(path.name, pattern))
         except FileNotFoundError:

@@ -35,7 +35,7 @@ def exact_and_f1(prediction: str, references: Sequence[str]) -> tuple[float, flo
 
 
 def chinese_answer_scores(predictions: Sequence[str], references: Sequence[Sequence[str]]) -> list[Score]:
-    """exact and f1 (from 0 to 1) of ``predictions`` [n], each with one reference or more."""
+    """Return exact and f1 (0 to 1) of ``predictions`` [n]; each has one or more references."""
     count_records(predictions=predictions, references=references)
     values = np.array([exact_and_f1(*pair) for pair in zip(predictions, references, strict=True)])
     return [mean_score("exact", values[:, 0]), mean_score("f1", values[:, 1])]

@@ -6,12 +6,12 @@ from bert_jax.metrics.score import Score, count_records, mean_score
 
 
 def pearson(x: np.ndarray, y: np.ndarray) -> float:
-    """Pearson correlation of numbers [n]; nan if either is constant or holds a number that is not finite."""
+    """Return the Pearson correlation of x [n] and y [n]; NaN if either is constant or not finite."""
     x, y = _numbers("x", x), _numbers("y", y)
     count_records(x=x, y=y)
     if not (np.isfinite(x).all() and np.isfinite(y).all()):
         return float("nan")
-    # Asked of the numbers themselves: the deviations of a constant from its rounded mean need not be 0.
+    # Test the numbers, not their deviations: a constant minus its rounded mean need not be 0.
     if x.min() == x.max() or y.min() == y.max():
         return float("nan")
     return float(np.clip(_direction(x) @ _direction(y), -1, 1))

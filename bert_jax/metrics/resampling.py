@@ -1,4 +1,4 @@
-"""Bootstrap intervals of a value, and tests of the difference of two models on the same records."""
+"""Bootstrap intervals of a metric, and tests of the difference between two models on the same records."""
 
 from collections.abc import Sequence
 from typing import NamedTuple

@@ -1,4 +1,4 @@
-"""Metrics of ranked lists: what was found, and how far up."""
+"""Metrics of ranked lists."""
 
 from collections.abc import Collection, Hashable, Sequence
 

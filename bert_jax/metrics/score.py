@@ -31,7 +31,7 @@ def value(score: Score, n: int) -> float:
 
 
 def count_records(**columns: Sized) -> int:
-    """Records in each of the named columns; ValueError if they differ or there are none."""
+    """Return the common number of records of the named columns; raise ``ValueError`` if it differs or is 0."""
     lengths = {name: len(column) for name, column in columns.items()}
     if len(set(lengths.values())) > 1:
         counts = ", ".join(f"{name} {length}" for name, length in lengths.items())

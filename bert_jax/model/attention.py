@@ -22,9 +22,9 @@ MASKED_SCORE = -1e9
 def visible_keys(sequence_ids_BxS: jax.Array, causal: bool = False) -> jax.Array:
     """bool[B, 1, S, T]: True where query s sees key t.
 
-    A key is visible iff its id is not 0 and equals the query's; a query with id 0 sees every key whose id is
-    1, as in google-research/bert, where padding queries attend like all others (no loss uses their output).
-    With ``causal`` no query sees a later key (Radford et al. 2018).
+    A key is visible if and only if its id is not 0 and equals the id of the query. A query with id 0 sees every key
+    with id 1, as in google-research/bert, where padding queries attend like all others (no loss uses their output).
+    With ``causal``, no query sees a later key (Radford et al. 2018).
     """
     query_BxS = jnp.maximum(sequence_ids_BxS, 1)
     visible_BxSxT = query_BxS[:, :, None] == sequence_ids_BxS[:, None, :]

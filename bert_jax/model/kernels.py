@@ -24,10 +24,15 @@ def on_tpu(mesh: Mesh | None) -> bool:
 
 
 def use_kernel(choice: str, option: str, mesh: Mesh | None, reason: str) -> bool:
-    """Return True if ``execution.<option>``, set to ``choice``, selects a kernel that cannot run for ``reason``
-    (empty: it can). ``auto`` takes kernels on TPU meshes. Raises ``ValueError`` where ``pallas`` is impossible."""
+    """Return True if ``choice``, the value of ``execution.<option>``, selects the Pallas kernel.
+
+    ``reason``: why the kernel cannot run (empty: it can). ``auto`` selects the kernel on TPU meshes if it can run;
+    ``pallas`` raises ``ValueError`` if it cannot.
+    """
     if choice == "pallas" and reason:
-        raise ValueError(f"execution.{option} pallas: {reason}; set execution.{option} xla or auto")
+        raise ValueError(
+            f"execution.{option}: pallas is not possible: {reason}; set execution.{option} to xla or auto"
+        )
     return choice == "pallas" or (choice == "auto" and mesh is not None and on_tpu(mesh) and not reason)
 
 

@@ -45,7 +45,7 @@ def weight_init(config: ModelConfig) -> jax.nn.initializers.Initializer:
 
 
 def activation(config: ModelConfig, x: jax.Array) -> jax.Array:
-    """The feed-forward and MLM-head activation named by ``config.activation``."""
+    """Apply the activation ``config.activation`` of the feed-forward layers and the MLM head to ``x``."""
     match config.activation:
         case "gelu":
             # One product with erf instead of jax.nn.gelu's erfc: the same function, cheaper on CPU.
@@ -115,7 +115,7 @@ class LayerNorm(nn.Module):
 
 
 class LayerNormParameters(LayerNorm):
-    """The parameters of a :class:`LayerNorm` for a caller that fuses it with what comes before."""
+    """The parameters of a :class:`LayerNorm`, for a caller that fuses it with the preceding operation."""
 
     @nn.compact
     def __call__(self, width: int) -> tuple[jax.Array, jax.Array]:  # type: ignore[override]

@@ -96,7 +96,7 @@ def _run_lstm(
 
 
 class Crf(nn.Module):
-    """Scores of tag sequences beside the tags' own: transitions [L, L] (from, to), start [L], end [L]."""
+    """Parameters of the CRF: scores of transitions [L, L] (from, to), start [L] and end [L]."""
 
     labels: int
 

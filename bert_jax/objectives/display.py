@@ -48,9 +48,9 @@ def _no_sections(data: Mapping[str, Any]) -> list[tuple[str, str]]:
 class Display:
     """Presentation of one objective; every part may be empty."""
 
-    # Keys that every training line of metrics.jsonl holds, null where a value is unknown.
+    # Keys of every training line of metrics.jsonl; an unknown value is null.
     keys: tuple[str, ...] = ()
-    # The first one also stands beside the progress bar.
+    # The progress bar also shows the first column.
     columns: tuple[Column, ...] = ()
     panels: tuple[Panel, ...] = ()
     # Tiles of final evaluation values and baselines.

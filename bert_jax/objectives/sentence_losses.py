@@ -135,7 +135,7 @@ def _present(embeddings_BxUxKxE: jax.Array, weights_BxU: jax.Array) -> jax.Array
 
 
 def _unit(x: jax.Array) -> jax.Array:
-    """Rows divided by their norm (at least 1e-12); a row of zeros has a gradient too."""
+    """Divide each row by its norm (at least 1e-12); the gradient of a zero row is finite."""
     return x * jax.lax.rsqrt(jnp.maximum(jnp.sum(x**2, axis=-1, keepdims=True), 1e-24))
 
 

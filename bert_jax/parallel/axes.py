@@ -108,7 +108,7 @@ def sizes_here(mesh: Mesh) -> dict[str, int]:
 
 
 def sharding_here(mesh: Mesh, spec: PartitionSpec) -> NamedSharding:
-    """``spec`` on the mesh as this point of a program sees it (inside ``jax.shard_map``: its abstract mesh)."""
+    """Return the sharding ``spec`` on ``mesh`` or, inside ``jax.shard_map``, on its abstract mesh."""
     inside = jax.sharding.get_abstract_mesh()
     return NamedSharding(inside if inside.manual_axes else mesh, spec)
 

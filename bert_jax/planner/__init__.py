@@ -1,1 +1,1 @@
-"""Arithmetic about runs: floating-point operations of a training step and what the hardware can give."""
+"""Estimates for runs: floating-point operations of a training step, limits of the hardware, plans."""

@@ -38,14 +38,14 @@ GPU_MEMORY_SHARE = 0.75
 
 @dataclass(frozen=True)
 class StepEstimate:
-    """Memory per jax device and time of a step, by arithmetic."""
+    """Calculated memory (bytes per jax device) and time of a step."""
 
     argument_bytes: int
     temporary_bytes: int
     hbm_bytes: int
     seconds: float
     communication_seconds: float
-    # Of ``seconds``, by ``cycles.PARTS``.
+    # Share of ``seconds`` of each part in ``cycles.PARTS``.
     shares: dict[str, float]
 
     @property
@@ -55,7 +55,7 @@ class StepEstimate:
 
     @property
     def fits(self) -> bool:
-        """True if the memory holds both."""
+        """True if the peak fits into the memory of a device."""
         return self.peak_bytes <= self.hbm_bytes
 
 

@@ -42,7 +42,7 @@ class PlanOptions:
 
 
 def plan(options: PlanOptions) -> None:
-    """Print what was asked for; raises ``ValueError`` with one line for what cannot be planned."""
+    """Print the requested plan; raise ``ValueError`` (one line) if it is impossible."""
     config = load_config(PretrainConfig, options.recipe, prog="bert-jax plan", extra=PlanOptions)
     _check(options)
     topology = parse_topology(options.topology) if options.topology else None

@@ -1,4 +1,4 @@
-"""The real training step, compiled ahead of time for a TPU slice that need not be there."""
+"""Ahead-of-time compilation of the real training step for a TPU slice, which need not be attached."""
 
 import contextlib
 import re
@@ -16,13 +16,13 @@ class CompiledStep:
 
     # State and batch, held during the whole step.
     argument_bytes: int
-    # New state (in the place of the old one, so not added to the peak) and metrics.
+    # New state and metrics; the new state replaces the old one, so the peak excludes it.
     output_bytes: int
-    # Gradients, activations and what else lives inside the step.
+    # Gradients, activations and other temporary arrays of the step.
     temporary_bytes: int
-    # Arguments, outputs not in an argument's place, temporaries, and the program itself.
+    # Arguments, outputs that do not replace an argument, temporaries and the program.
     peak_bytes: int
-    # What a program may use.
+    # Memory available to a program.
     hbm_bytes: int
     compile_seconds: float
     # Text of the optimized program; empty when it did not fit.

@@ -53,7 +53,7 @@ class Instruction:
 
     @functools.cached_property
     def estimated_cycles(self) -> int | None:
-        """The compiler's estimate, None where it gives none."""
+        """The compiler's estimate of cycles, or None."""
         found = re.search(r'"estimated_cycles":"(-?\d+)"', self.attributes)
         # A saturated counter is no estimate.
         return int(found[1]) if found and 0 <= int(found[1]) < 1e15 else None
@@ -111,7 +111,7 @@ class Module:
         return sum(self.instruction_operations(i, computation) for i in self._lines(computation))
 
     def instruction_operations(self, instruction: Instruction, computation: str) -> float:
-        """The same of one instruction of ``computation`` and of what it calls."""
+        """Return the same count for one instruction of ``computation``, including the computations it calls."""
         lines = self.computations[computation].instructions
         if instruction.opcode == "convolution":
             return _convolution_operations(instruction, [lines[name] for name in instruction.operands])
@@ -274,7 +274,7 @@ def _parse_instruction(line: str) -> Instruction | None:
 
 
 def _closing(text: str, begin: int) -> int:
-    """Position after the parenthesis that closes the one at ``begin``; -1 where there is none."""
+    """Return the position after the parenthesis that closes the one at ``begin``; -1 if none does."""
     depth = 0
     for found in re.compile(r"[()]").finditer(text, begin):
         depth += 1 if found[0] == "(" else -1

@@ -1,4 +1,4 @@
-"""Plans in words."""
+"""Text form of plans."""
 
 from collections.abc import Sequence
 

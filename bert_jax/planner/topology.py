@@ -81,7 +81,7 @@ class Topology:
 
 
 def parse_topology(text: str) -> Topology:
-    """The slice that ``text`` names; raises ``ValueError`` with the names that there are."""
+    """Return the slice named ``text``; raise ``ValueError`` with examples for an unknown name."""
     match = re.fullmatch(r"([a-z0-9]+(?:-(?:pcie|nvl|\d+gb))?)[:-](\d+(?:x\d+)*)", text.strip().lower())
     if match:
         name, numbers = match.groups()

@@ -101,7 +101,7 @@ def _metadata(key: str) -> str | None:
 
 
 def is_slurm_step() -> bool:
-    """Return True if ``srun`` started this as one of several tasks; the shell of a batch script is none."""
+    """Return True if ``srun`` started this process as one of several tasks; False in the shell of a batch job."""
     wanted = ("SLURM_JOB_ID", "SLURM_STEP_NODELIST", "SLURM_NTASKS", "SLURM_PROCID", "SLURM_LOCALID")
     tasks = "SLURM_STEP_NUM_TASKS" if os.environ.get("SLURM_STEP_NUM_TASKS") else "SLURM_NTASKS"
     return all(name in os.environ for name in wanted) and _variable(tasks, 1) > 1

@@ -1,4 +1,4 @@
-"""How a command ends: exit codes, and the one place that turns an exception into one line."""
+"""Exit codes of commands, and the conversion of an exception into a code and one line on stderr."""
 
 import errno
 import gc
@@ -28,7 +28,8 @@ class Stop(Exception):
 
 
 def end_now(code: int, line: str = "") -> NoReturn:
-    """End this process from any thread, with ``line`` on stderr; threads, devices and locks are not waited for."""
+    """Write ``line`` to stderr and exit this process at once, from any thread; do not wait for threads, devices or
+    locks."""
     if line:
         os.write(2, f"{line}\n".encode())
     os._exit(code)
@@ -37,8 +38,8 @@ def end_now(code: int, line: str = "") -> NoReturn:
 def run_command(command: Callable[[], int | None]) -> int:
     """Run ``command`` and return its exit code; a user's mistake becomes one line on stderr and code 2.
 
-    An error that :func:`outcome` does not know is a fault of the program and keeps its traceback. Garbage
-    collection becomes rarer: tracing makes millions of objects that stay, and each collection would visit them.
+    An exception that :func:`outcome` does not recognize is a bug and keeps its traceback. The threshold of garbage
+    collection is raised: tracing creates millions of long-lived objects, which every collection would visit.
     """
     gc.set_threshold(100_000, 20, 50)
     try:

@@ -149,7 +149,7 @@ def barrier(name: str, timeout_seconds: float) -> None:
 
 
 def all_gather_text(name: str, value: str, timeout_seconds: float) -> list[str]:
-    """Return the ``value`` of every process, in their order; short texts only. Same rules as :func:`barrier`."""
+    """Return the ``value`` (a short text) of every process, in process order; same rules as :func:`barrier`."""
     if count() == 1:
         return [value]
     client = _client()
@@ -298,7 +298,7 @@ def _describe(record: dict[str, Any]) -> str:
 
 
 def _watch() -> None:
-    """Thread: end this process as soon as another one has published a failure, even while the main thread waits."""
+    """Thread: end this process when another process publishes a failure, even while the main thread waits."""
     while True:
         try:
             record = json.loads(_client().blocking_key_value_get(FAILURE, 10_000))

@@ -15,7 +15,7 @@ AGREED_WITHIN = 900.0
 
 
 class Interrupted(Exception):
-    """Ends work that is no step (an evaluation), because the run is to stop."""
+    """Raised to end work other than a step (an evaluation) when the run must stop."""
 
 
 class StopRequest:

@@ -100,8 +100,10 @@ class Watchdog:
                 self._bark()
 
     def dump_if_stuck(self) -> None:
-        """Write the stacks of all threads when nothing has happened for half of the limit: this process is about to
-        end because another one did, which the same standstill may have ended a moment before."""
+        """Write the stacks of all threads if there was no progress for half of the limit.
+
+        Called when this process ends because another one did: the same standstill may have ended that one.
+        """
         if self._limit > 0 and self._stood >= self._limit / 2:
             self._dump("")
 

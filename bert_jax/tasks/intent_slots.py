@@ -1,4 +1,4 @@
-"""The intent of a text and a slot for every word of it, by one model (Chen et al. 2019, JointBERT)."""
+"""Joint prediction of the intent of a text and the slot of each word (Chen et al. 2019, JointBERT)."""
 
 import dataclasses
 from collections import Counter
@@ -36,7 +36,7 @@ class JointTask(TaggingTask):
 
     @classmethod
     def from_data(cls, config: FinetuneConfig, splits: Mapping[str, Sequence[Record]]) -> FinetuneConfig:
-        """``data.tags`` and ``data.labels`` of the training records, sorted, where the config has none."""
+        """Return ``config`` with ``data.tags`` and ``data.labels`` from the training records if they are empty."""
         config = super().from_data(config, splits)
         train = splits.get("train", ())
         check_entity_tags(train, config.tagging.scoring)

@@ -36,13 +36,13 @@ class ChoiceTask(SequenceTask):
                 if len(record.choices) != count or count < 2:
                     raise ValueError(
                         f"{record.source}: {len(record.choices)} choices; every record needs the same number, two "
-                        f"or more (the first one has {count}); check data.columns (role choice)"
+                        f"or more (the first record has {count}); check data.columns (role choice)"
                     )
         labels = tuple(str(i) for i in range(count))
         if config.data.labels not in ((), labels):
             raise ValueError(
-                f"data.labels: {', '.join(config.data.labels)} is not allowed; choices are numbered from 0 "
-                f"({', '.join(labels)}), and so are the labels of the files; leave it out"
+                f"data.labels: {', '.join(config.data.labels)} is not allowed; labels are the numbers of the "
+                f"choices, from 0 ({', '.join(labels)}); omit data.labels"
             )
         return dataclasses.replace(config, data=dataclasses.replace(config.data, labels=labels))
 

@@ -16,17 +16,17 @@ from bert_jax.records import Answer, Record
 from bert_jax.tasks.spans import Passage, Span, SpanPiece, Window, best_spans, span_inputs
 from bert_jax.tasks.task import Level, ModelInput, Prediction, Target, Task
 
-# As a span of tokens: it lies in no window.
+# Span of an answer that no window holds.
 NOWHERE = (-1, -1)
 
 
 class QaTask(Task):
-    """A question is ``Record.text``, its passage ``Record.text_pair``; a unit is one window of the passage.
+    """Question answering: ``Record.text`` is the question, ``Record.text_pair`` the passage.
 
-    A window that holds all of the answer has its first and last token as targets; any other one, as every window
-    of a question without an answer, the first token ([CLS]) twice. An answer that begins or ends inside a piece is
-    labelled by the whole piece (the reference takes all of the white-space word). Of several answers the first
-    that is found in the passage is learned; scores take all of them.
+    A unit is one window of the passage. Its targets are the first and the last token of the answer if it holds
+    the whole answer, otherwise (also for a question without an answer) the first token ([CLS]) twice. An
+    answer that begins or ends inside a piece includes the whole piece (the reference includes the whole white-space
+    word). Training uses the first answer that occurs in the passage; scores use all answers.
     """
 
     targets: ClassVar[Mapping[str, Target]] = {

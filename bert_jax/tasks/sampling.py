@@ -1,4 +1,4 @@
-"""Which training examples are seen, and in what order."""
+"""Selection and order of the training examples."""
 
 from collections.abc import Sequence
 
@@ -13,7 +13,7 @@ def _mixed(values: np.ndarray) -> np.ndarray:
 
 
 def permutation(count: int, *key: int) -> np.ndarray:
-    """int64[count]: a permutation that is a function of ``key``."""
+    """Return a permutation int64[count] that depends on ``count`` and ``key`` only."""
     mixed = np.zeros(1, np.uint64)
     for part in key:
         mixed = _mixed(mixed ^ np.uint64(part))
@@ -21,8 +21,12 @@ def permutation(count: int, *key: int) -> np.ndarray:
 
 
 def epoch_order(count: int, seed: int, epoch: int, classes: np.ndarray | None = None) -> np.ndarray:
-    """int64[count]: numbers of the examples of an epoch, each once. With ``classes`` (int[count]) every class
-    equally often, in turn: those with few examples come several times, those with many not all at once."""
+    """Return int64[count], the numbers of the examples of an epoch in their order.
+
+    Without ``classes``, each example occurs once. With ``classes`` (int[count], the class of each example), the
+    classes take turns and occur equally often: examples of small classes repeat, those of large classes spread over
+    several epochs.
+    """
     if classes is None:
         return permutation(count, seed, epoch)
     present = np.unique(classes)
@@ -39,14 +43,17 @@ def epoch_order(count: int, seed: int, epoch: int, classes: np.ndarray | None = 
 
 
 def few_shot(labels: Sequence[str], count: int, seed: int) -> list[int]:
-    """Numbers of ``count`` examples of each class, drawn by ``seed``, in the records' order. ``ValueError`` for
-    a class with fewer."""
+    """Return the sorted numbers of ``count`` examples per class, drawn by ``seed``.
+
+    Raises ``ValueError`` if a class has fewer examples.
+    """
     chosen: list[int] = []
     for number, label in enumerate(sorted(set(labels))):
         members = [i for i, other in enumerate(labels) if other == label]
         if len(members) < count:
             raise ValueError(
-                f"input.few_shot: {count} examples of each class are asked for, but {label!r} has {len(members)}"
+                f"input.few_shot: {count} is more than the {len(members)} examples of class {label!r}; set "
+                f"input.few_shot to {len(members)} or less"
             )
         chosen += [members[i] for i in permutation(len(members), seed, number)[:count]]
     return sorted(chosen)

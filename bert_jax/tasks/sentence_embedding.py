@@ -109,21 +109,25 @@ class SentenceTask(Task):
         return Encoded(*tokenizer.build_inputs(kept))
 
     def _check_scored(self, records: Sequence[Record]) -> None:
-        """``ValueError`` for records that have labels which cannot be scored, or not by what the others are."""
+        """Raise ``ValueError`` if the records are not all triplets or all pairs, or if a label cannot be scored."""
         without = [record for record in records if not record.negatives]
         if 0 < len(without) < len(records):
             raise ValueError(
-                f"{without[0].source}: no negative, but other records of the split have one; allowed: triplets "
-                "alone, or none; give it one (role negative), or put triplets in a file of their own"
+                f"{without[0].source}: the record has no negative, but other records of the split have one; "
+                "allowed: triplets only, or pairs only; add a negative (role negative), or move the triplets to "
+                "their own file"
             )
         for record in records:
             if record.text_pair is None:
-                raise ValueError(f"{record.source}: a label, but no second text to compare with (role text_pair)")
+                raise ValueError(
+                    f"{record.source}: the record has a label but no second text; name its column (role "
+                    "text_pair) in data.columns"
+                )
         self._gold(records)
 
     def _gold(self, records: Sequence[Record]) -> np.ndarray | None:
-        """Return the reference of labelled records: int[n] of classes, float64[n] of values; None if their labels
-        are not scored. ``ValueError`` for a label that does not fit the others."""
+        """Return the references of labeled records, int[n] of classes or float64[n] of values; None if labels are
+        not scored (triplets, no labels). Raises ``ValueError`` for a label that differs in kind from the others."""
         if all(record.negatives for record in records) or all(record.label is None for record in records):
             return None
         labels = self.config.data.labels
@@ -193,7 +197,7 @@ class SentenceTask(Task):
 
     @classmethod
     def scored(cls, records: Sequence[Record]) -> list[int]:
-        """Return the labelled records of a split that has labels; triplets and other splits are scored without."""
+        """Return the numbers of the scored records: the labeled ones; all if triplets or no labels."""
         numbers = super().scored(records)
         labelled = [i for i in numbers if records[i].label is not None]
         return numbers if not labelled or all(records[i].negatives for i in numbers) else labelled
@@ -229,7 +233,7 @@ def _scored_texts(record: Record) -> tuple[str, ...]:
 
 
 def _unit(vectors: np.ndarray) -> np.ndarray:
-    """Vectors of length 1; what is 0 stays 0."""
+    """Normalize vectors to length 1; zero vectors remain 0."""
     return vectors / np.maximum(np.linalg.norm(vectors, axis=-1, keepdims=True), 1e-12)
 
 

@@ -192,7 +192,7 @@ def record_texts(record: Record) -> tuple[str, ...]:
 
 
 def texts_of_classes(records: Sequence[Record], seed: int) -> list[tuple[str, ...]]:
-    """Return for each record its text, another one of its class and one of another class, drawn by ``seed``."""
+    """Return (text, text of the same class, text of another class) for each record, drawn by ``seed``."""
     groups, draws = [], (permutation(len(records), seed, 1), permutation(len(records), seed, 2))
     _, classes = np.unique([record.label or "" for record in records], return_inverse=True)
     order, sizes = np.argsort(classes, kind="stable"), np.bincount(classes)

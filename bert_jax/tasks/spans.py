@@ -41,7 +41,7 @@ class Passage:
         return cls(text, ids, starts, ends)
 
     def tokens(self, start: int, end: int) -> tuple[int, int] | None:
-        """First and last token that share a character with ``text[start:end]``; None where there is none."""
+        """Return the first and the last token that share a character with ``text[start:end]``, or None."""
         first = int(np.searchsorted(self.ends, start, side="right"))
         last = int(np.searchsorted(self.starts, end, side="left")) - 1
         return (first, last) if first <= last else None
@@ -110,14 +110,14 @@ def span_inputs(
 
 
 def _layout(tokens: int, room: int, stride: int) -> list[tuple[int, np.ndarray]]:
-    """First token and ``Window.most_context`` of every window; each token has most context in exactly one."""
+    """Return first token and ``Window.most_context`` of every window; a token has most context in one window."""
     stride = min(stride, room)
     begins = range(0, max(tokens - room, 0) + stride, stride)
     most, owner = np.full(tokens, -1.0), np.zeros(tokens, np.int64)
     for number, begin in enumerate(begins):
         part = slice(begin, begin + room)
         place = np.arange(len(most[part]))
-        # The reference's score, rounding included; of equals the first window stays.
+        # The reference's score, rounding included; on a tie the first window wins.
         context = np.minimum(place, place[::-1]) + 0.01 * len(place)
         better = context > most[part]
         most[part][better] = context[better]

@@ -44,7 +44,7 @@ class TaggingTask(Task):
 
     @classmethod
     def from_data(cls, config: FinetuneConfig, splits: Mapping[str, Sequence[Record]]) -> FinetuneConfig:
-        """``data.tags`` of the training records, O first, where the config has none."""
+        """Return ``config`` with ``data.tags`` from the training records (O first) if it is empty."""
         train = splits.get("train", ())
         seen = {tag for record in train for tag in _given(record)}
         tags = config.data.tags or tuple(sorted(seen, key=lambda tag: (tag != "O", tag)))
@@ -161,7 +161,7 @@ class TaggingTask(Task):
 
 
 def tag_weights(batch: Mapping[str, jax.Array]) -> jax.Array:
-    """float32[B, S]: the weight of each token's unit where the token is scored, else 0."""
+    """Return float32[B, S]: the weight of the unit of each scored token, 0 for other tokens."""
     weights_BxU = batch["weights"]
     is_of_BxSxU = batch["sequence_ids"][..., None] == 1 + jnp.arange(weights_BxU.shape[1])
     return batch["tag_scored"] * jnp.sum(jnp.where(is_of_BxSxU, weights_BxU[:, None], 0.0), axis=-1)
@@ -193,10 +193,10 @@ def predicted_tags(prediction: Prediction) -> list[str]:
 def _given(record: Record) -> tuple[str, ...]:
     """The tags of a record that must have them."""
     if record.tags is None:
-        raise ValueError(f"{record.source}: no tags; give one for every word")
+        raise ValueError(f"{record.source}: the record has no tags; every word needs one tag")
     if len(record.tags) != len(record.words):
         raise ValueError(
-            f"{record.source}: {len(record.tags)} tags for {len(record.words)} words; give one for every word"
+            f"{record.source}: {len(record.tags)} tags for {len(record.words)} words; every word needs one tag"
         )
     return record.tags
 

@@ -49,54 +49,55 @@ class Target(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ModelInput:
-    """Sequences that stand one after the other in one row: an example, or a window of one.
+    """One unit: consecutive sequences of one row, made from an example or from a window of one.
 
-    ``targets`` has an entry for every name in ``Task.targets``; of level ``token`` an array as long as all its
-    sequences together. A unit without labels has weight 0, and targets where the device needs them (masks).
+    ``targets`` has an entry for every name in ``Task.targets``; a target of level ``token`` is an array of the
+    total length of the sequences. A unit without labels has weight 0, and only the targets that the device
+    needs (masks).
     """
 
-    # Number of the record that it belongs to.
+    # Number of its record.
     record: int
     sequences: tuple[Encoded, ...]
     targets: Mapping[str, Any] = field(default_factory=dict)
-    # How much it counts in the loss.
+    # Weight in the loss.
     weight: float = 1.0
-    # What ``Task.decode`` needs beside the outputs; not seen by the device.
+    # Additional input of ``Task.decode``; stays on the host.
     extra: Any = None
 
     @property
     def length(self) -> int:
-        """Tokens in all."""
+        """Total number of tokens."""
         return sum(len(sequence.ids) for sequence in self.sequences)
 
 
 class Confusion(NamedTuple):
-    """``counts`` int64[C, C] of records by the class that is given (row) and the one that is predicted (column)."""
+    """Confusion matrix: ``counts`` int64[C, C] of records by reference class (row) and predicted class (column)."""
 
     labels: tuple[str, ...]
     counts: np.ndarray
 
 
 class Task(ABC):
-    """A kind of task with its config, tokenizer and labels. Nothing changes after construction.
+    """A task with its config, tokenizer and labels; immutable after construction.
 
-    ``features`` of a batch are those of ``bert_jax.batch`` (``cls_positions`` [B, C]), every target of ``targets``
-    under its name, and ``weights`` float32[B, U].
+    A batch has the features of ``bert_jax.batch`` (``cls_positions`` [B, C]), every target of ``targets`` under its
+    name, and ``weights`` float32[B, U].
     """
 
     # Targets by their names in a batch.
     targets: ClassVar[Mapping[str, Target]]
-    # Fields of a record that say what is right.
+    # Fields of a record that hold the reference.
     gold: ClassVar[tuple[str, ...]] = ("label",)
 
     def __init__(self, config: FinetuneConfig, tokenizer: Tokenizer, records: Sequence[Record] = ()) -> None:
-        """``config`` is completed by :meth:`from_data`; ``records`` are those of training, for values that follow
-        from them and are no options, such as weights of classes."""
+        """``config`` has been completed by :meth:`from_data`. ``records`` are the training records, for values that
+        are computed from them, such as class weights."""
         self.config, self.tokenizer = config, tokenizer
 
     @classmethod
     def from_data(cls, config: FinetuneConfig, splits: Mapping[str, Sequence[Record]]) -> FinetuneConfig:
-        """``config`` with what the records decide, such as labels; ``splits`` has "train" and others.
+        """Return ``config`` with the values that depend on the records, such as labels; ``splits`` has "train".
 
         Raises ``ValueError`` for records that the task cannot learn from: no label, one class only.
         """
@@ -104,26 +105,26 @@ class Task(ABC):
 
     @classmethod
     def notes(cls, config: FinetuneConfig, splits: Mapping[str, Sequence[Record]]) -> list[str]:
-        """Lines to log about the records, ``config`` being what :meth:`from_data` gave."""
+        """Return lines to log about the records; ``config`` is the result of :meth:`from_data`."""
         return []
 
     @classmethod
     def is_labelled(cls, record: Record) -> bool:
-        """Return True if a record has the reference that it is scored by."""
+        """Return True if a record has a reference to score predictions against."""
         return all(getattr(record, name) is not None for name in cls.gold)
 
     @classmethod
     def scored(cls, records: Sequence[Record]) -> list[int]:
-        """Numbers of those records of a split that are scored, in order: the labelled ones."""
+        """Return the numbers of the scored records of a split, in order: the labeled ones."""
         return [i for i, record in enumerate(records) if cls.is_labelled(record)]
 
     @property
     def sequences_per_unit(self) -> int:
-        """K of training."""
+        """Number of sequences K per unit in training batches."""
         return 1
 
     def sequences_of(self, units: Sequence[ModelInput]) -> int:
-        """K of batches of such ``units``, one or more, that are predicted."""
+        """Return K for a prediction batch of ``units`` (one or more)."""
         return self.sequences_per_unit
 
     @property
@@ -138,22 +139,22 @@ class Task(ABC):
 
     @abstractmethod
     def featurize(self, records: Sequence[Record], *, training: bool) -> list[ModelInput]:
-        """Units of every record, in the order of the records; those of a record stand together.
+        """Return the units of all records, in the order of the records.
 
-        With ``training`` a record may be left out (a window without an answer, an unlabelled word sequence).
-        Raises ``ValueError`` with ``record.source`` for a label or text that does not fit.
+        With ``training``, units without a training signal may be dropped (a window without an answer, an unlabeled
+        word sequence). Raises ``ValueError`` with ``record.source`` for an invalid label or text.
         """
 
     @abstractmethod
     def denominators(self, batch: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
-        """Denominator of each loss over the whole global batch, known before the forward pass; never 0."""
+        """Return the denominator of each loss over the global batch, from ``batch`` alone; never 0."""
 
     @abstractmethod
     def loss(self, output: BertOutput, batch: Mapping[str, jax.Array], *, axis: str | None) -> Sums:
-        """(sum, weight) of each loss named in :meth:`denominators` and of what is logged beside them.
+        """Return (sum, weight) of each loss named in :meth:`denominators` and of each additional logged value.
 
-        The loss is the sum of each one's sum / denominator. ``axis``: the mesh axis over which other replicas hold
-        other rows of the same batch, for losses over all of it.
+        The total loss adds up sum / denominator of each loss. ``axis`` is the mesh axis whose replicas hold other
+        rows of the batch, for losses over the whole batch.
         """
 
     @abstractmethod
@@ -164,13 +165,13 @@ class Task(ABC):
     def decode(
         self, records: Sequence[Record], units: Sequence[ModelInput], outputs: Sequence[Mapping[str, np.ndarray]]
     ) -> list[Prediction]:
-        """A prediction for every record, in order. ``outputs[i]`` are those of ``units[i]``: one entry of a
-        ``unit`` array, of a ``token`` array as many as the unit has tokens."""
+        """Return a prediction for every record, in order. ``outputs[i]`` belongs to ``units[i]`` and holds one
+        entry of a ``unit`` array, or one entry per token of a ``token`` array."""
 
     @abstractmethod
     def scores(self, records: Sequence[Record], predictions: Sequence[Prediction]) -> list[Score]:
-        """Metrics over the records that are :meth:`scored`, the one that chooses the best checkpoint first."""
+        """Return the metrics over the :meth:`scored` records; the first one selects the best checkpoint."""
 
     def confusion(self, records: Sequence[Record], predictions: Sequence[Prediction]) -> Confusion | None:
-        """Which classes were taken for which, over labelled records; None for a task that is not of one class."""
+        """Return the confusion matrix of labeled records; None unless a record has exactly one class."""
         return None

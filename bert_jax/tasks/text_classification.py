@@ -315,14 +315,14 @@ def round_significant(value: float) -> float:
 
 
 def class_number(record: Record, labels: tuple[str, ...]) -> int:
-    """Number of the record's class. ``ValueError`` for one that is not in ``labels``."""
+    """Return the number of the record's class; raise ``ValueError`` if ``labels`` lacks it."""
     if record.label not in labels:
         raise ValueError(_unknown_label(record, record.label, labels))
     return labels.index(record.label)
 
 
 def number_of(record: Record) -> float:
-    """The record's value. ``ValueError`` for what is no finite number."""
+    """Return the value of the record; raise ``ValueError`` if it is not a finite number."""
     try:
         number = float(record.label or "")
     except ValueError:

@@ -42,8 +42,7 @@ def cut_pair(
     config: TaskConfig,
     tokenizer: Tokenizer,
 ) -> tuple[list[int], list[int]]:
-    """Both sides of a pair: the room is shared as :func:`longest_first` does, each side is cut by
-    ``config.truncation``."""
+    """Cut both texts of a pair: :func:`longest_first` divides the budget, ``config.truncation`` cuts each text."""
     kept = longest_first(len(ids[0]), len(ids[1]), budget)
     a, b = (
         cut_text(text, side, room, config, tokenizer)[0] for text, side, room in zip(texts, ids, kept, strict=True)
@@ -52,17 +51,20 @@ def cut_pair(
 
 
 def windows(count: int, size: int, overlap: int) -> list[tuple[int, int]]:
-    """(start, end) of windows of ``size`` that cover ``count`` tokens, neighbours sharing ``overlap``; the last one
-    is moved back so that it is full."""
+    """Return (start, end) of windows of ``size`` tokens that cover ``count`` tokens.
+
+    Adjacent windows share ``overlap`` tokens; the last window moves back until it is full.
+    """
     starts = [*range(0, max(count - size, 0), size - overlap), max(count - size, 0)]
     return [(start, min(start + size, count)) for start in starts]
 
 
 def key_sentences(text: str, budget: int, tokenizer: Tokenizer) -> list[int]:
-    """The sentences nearest to the whole text, in its order, as many as fit ``budget`` tokens.
+    """Return the tokens of the most central sentences of ``text``, in text order, at most ``budget`` tokens.
 
-    Nearness is the cosine between TF-IDF vectors of a sentence and of all (Radev et al. 2004: centroid); a sentence
-    that does not fit is left out for shorter ones. Of a text whose best sentence alone is too long, its head.
+    Centrality is the cosine between the TF-IDF vectors of a sentence and of the text (Radev et al. 2004: centroid).
+    A sentence that exceeds the remaining budget is skipped; if no sentence fits, the result is the beginning of the
+    most central one.
     """
     sentences = [ids for ids in tokenizer.encode_batch(_split(text)) if ids]
     order = np.argsort(-centrality(sentences), kind="stable")

@@ -21,7 +21,7 @@ _BEFORE = 1
 
 
 class Window(NamedTuple):
-    """An input and what it scores, W words of a record."""
+    """A model input and the W words of a record that it scores."""
 
     encoded: Encoded
     words: np.ndarray  # int64[W], numbers of the words in the record
@@ -29,7 +29,7 @@ class Window(NamedTuple):
 
 
 def room_for_words(tokenizer: Tokenizer, max_length: int) -> int:
-    """Pieces that fit into an input of ``max_length`` tokens beside its special ones."""
+    """Return the number of pieces that fit into ``max_length`` tokens together with the special tokens."""
     return max_length - len(tokenizer.build_inputs([])[0])
 
 

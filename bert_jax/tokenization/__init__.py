@@ -64,11 +64,11 @@ class TokenizerSettings(Protocol):
 
 
 def build_tokenizer(settings: TokenizerSettings, content: bytes, name: str) -> Tokenizer:
-    """Tokenizer of a file's ``content``, of the kind that the suffix of ``settings.file`` says: ``.txt`` WordPiece,
-    ``.model`` SentencePiece, ``.json`` byte-level BPE. ``name`` is for messages.
+    """Build the tokenizer of a file's ``content``; ``name`` is for messages.
 
-    Case, accents and CJK apply to WordPiece; the other files carry their own rules. ``ValueError`` says what is
-    wrong with the content.
+    The suffix of ``settings.file`` selects its kind: ``.txt`` WordPiece, ``.model`` SentencePiece, ``.json``
+    byte-level BPE. The settings for case, accents and CJK apply to WordPiece; the other files carry their own
+    rules. Raises ``ValueError`` for invalid content.
     """
     suffix = Path(settings.file).suffix
     if suffix not in (".txt", ".model", ".json"):
@@ -86,18 +86,18 @@ def build_tokenizer(settings: TokenizerSettings, content: bytes, name: str) -> T
 
 
 def _with_own_rules(suffix: str, content: bytes, name: str) -> Tokenizer | None:
-    """Return the tokenizer of a file that carries its rules; None: a WordPiece vocabulary."""
+    """Return the tokenizer of a file that carries its own rules, or None for a WordPiece vocabulary."""
     if suffix == ".model":
         return SentencePieceTokenizer(content, name=name)
     return ByteBPETokenizer(content, name=name) if suffix == ".json" else None
 
 
 def load_tokenizer(path: str | Path, *, lower_case: bool = True) -> Tokenizer:
-    """Tokenizer of a ``.txt`` (WordPiece, a piece a line), ``.model`` (SentencePiece) file or a
+    """Load a tokenizer from a ``.txt`` (WordPiece, one piece per line) or ``.model`` (SentencePiece) file or a
     ``tokenizer.json`` (byte-level BPE).
 
     ``lower_case`` (lower-case and strip accents) applies to WordPiece; the others carry their own normalization.
-    ``ValueError`` says what is wrong with the file.
+    Raises ``ValueError`` if the file is missing or invalid.
     """
     path = Path(path)
     if path.suffix not in (".txt", ".model") and path.name != "tokenizer.json":

@@ -11,7 +11,7 @@ from bert_jax.tokenization.tokenizer import SPECIAL_PIECES, Offsets, Tokenizer, 
 
 
 class SentencePieceTokenizer(Tokenizer):
-    """A serialised SentencePiece model with [UNK] as its unknown piece and the other specials as control pieces."""
+    """Tokenizer of a serialized SentencePiece model with unknown piece [UNK]; other specials are control pieces."""
 
     kind = "sentencepiece"
 

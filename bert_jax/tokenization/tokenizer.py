@@ -59,30 +59,30 @@ class Tokenizer(ABC):
         self.continuation = np.zeros(self.vocab_size, bool)
 
     def encode(self, text: str) -> list[int]:
-        """Ids of ``text``; no special tokens are added, and "[MASK]" in the text is plain text."""
+        """Return the ids of ``text`` without special tokens; "[MASK]" in the text is plain text."""
         return self.encode_batch([text])[0]
 
     @abstractmethod
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        """``encode`` of every text."""
+        """Encode every text as :meth:`encode` does."""
 
     @abstractmethod
     def encode_flat(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
-        """Ids of all texts one after another (int32[N]) and their number per text (int64[len(texts)]); fastest."""
+        """Return the joined ids of all texts (int32[N]) and their number per text (int64[len(texts)]); fastest."""
 
     @abstractmethod
     def encode_with_offsets(self, text: str) -> tuple[list[int], Offsets]:
-        """Ids and, for each, the characters (start, end) of ``text`` that it stands for.
+        """Return ids and, for each, the range (start, end) of its characters in ``text``.
 
-        Starts and ends never decrease. Two pieces share a character where normalisation makes several of one.
+        Starts and ends never decrease. Pieces share a character if normalization expands it into several.
         """
 
     @abstractmethod
     def decode(self, ids: Iterable[int]) -> str:
-        """Readable text; special tokens stay visible."""
+        """Return readable text, special tokens included."""
 
     def encode_with_masks(self, text: str) -> list[int]:
-        """``encode``, but the mask piece written out in the text is the mask: for filling masks in."""
+        """Encode ``text`` as :meth:`encode` does, but a written mask piece becomes the mask id."""
         first, *others = self.mask_pattern.split(text)
         ids = self.encode(first)
         for part in others:

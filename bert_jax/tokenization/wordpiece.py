@@ -1,9 +1,9 @@
 """WordPiece (``vocab.txt``) by google-research/bert's rules.
 
-It follows ``tokenization.py`` of google-research/bert on every input. A text is first cut at white space and around
-CJK characters; everything the rules say about such a chunk depends on the chunk alone, so its ids are computed once
-and remembered. Normalisation is Python's ``unicodedata``, as in the reference; the greedy longest match is the
-WordPiece model of the ``tokenizers`` library.
+The ids equal those of ``tokenization.py`` of google-research/bert on every input. A text is first split at white
+space and around CJK characters. The ids of such a chunk depend on the chunk alone, so they are computed once and
+cached. Normalization is Python's ``unicodedata``, as in the reference; the greedy longest match is the WordPiece
+model of the ``tokenizers`` library.
 """
 
 import hashlib
@@ -52,7 +52,7 @@ _Value = TypeVar("_Value")
 def read_pieces(content: bytes, name: str) -> list[str]:
     """Pieces of a vocab.txt, stripped as in the reference; the id is the line number, from 0.
 
-    ``ValueError`` names the line: invalid UTF-8, a piece that stands there twice, no special pieces, an empty file.
+    ``ValueError`` names the line: invalid UTF-8, a piece that occurs twice, no special pieces, an empty file.
     """
     try:
         text = content.decode("utf-8-sig")
@@ -114,7 +114,7 @@ def is_cjk(char: str) -> bool:
 
 
 def chunks(text: str, split_cjk: bool = True) -> list[str]:
-    """The parts of ``text`` between white space and around CJK characters; words never cross their borders."""
+    """Split ``text`` at white space and, with ``split_cjk``, around CJK characters; no word spans two chunks."""
     if text.isascii() and text.isprintable():
         return text.split()
     return (_CHUNK if split_cjk else _SPACED).findall(text)

@@ -81,7 +81,7 @@ class Job(ABC):
 
     @abstractmethod
     def write_tokenizer(self, folder: Path) -> None:
-        """Copy the tokenizer's file beside the checkpoints: a workdir is complete without other folders."""
+        """Copy the tokenizer file into ``folder``, so that a workdir needs no other folders."""
 
     @abstractmethod
     def data(self, mesh: Mesh, *, complete: bool) -> Data:

@@ -58,7 +58,7 @@ def gib(amount: int) -> str:
 
 
 def step_bytes(memory: Any) -> int | None:
-    """Peak bytes per device of a compiled program, None before it is compiled."""
+    """Return peak bytes per device of a compiled program; None if ``memory`` is None (not compiled yet)."""
     if memory is None:
         return None
     peak = memory.argument_size_in_bytes + memory.output_size_in_bytes + memory.temp_size_in_bytes

@@ -69,7 +69,7 @@ class LossGuard:
             raise RollBack(first_step, last_step, what)
         advice = "Lower optimizer.learning_rate or raise optimizer.warmup_steps"
         if not allowed:
-            advice += " (or let the run go back and leave batches out: training.spike_rollbacks)"
+            advice += " (or set training.spike_rollbacks, so that the run goes back and skips batches)"
         times = f", after {self.rollbacks} rollbacks (training.spike_rollbacks)" if allowed else ""
         raise exits.Stop(
             exits.NON_FINITE,

@@ -56,7 +56,7 @@ def find_start(
         if restored is not None:
             return _resumed(restored, job, meter, guard, launch.allow_numeric_change, report)
         if launch.initial_model.resumes:
-            raise FolderTaken(f"{launch.workdir}: its checkpoint is gone; another process ended the run meanwhile")
+            raise FolderTaken(f"{launch.workdir}: its checkpoint disappeared: another process ended the run")
         if rollback is not None:
             line = f"stopped: {rollback}; there is no checkpoint before it"
             raise exits.Stop(exits.NON_FINITE, line, agreed=True)

@@ -20,8 +20,11 @@ from bert_jax.parallel import shardings
 
 @struct.dataclass
 class TrainState:
-    """Parameters, optimizer state, (with ``optimizer.ema_decay``) their moving average and (where training needs
-    them) the parameters that training started from, 0 where they were drawn; float32."""
+    """Parameters and optimizer state, float32.
+
+    ``ema``: moving average of the parameters (with ``optimizer.ema_decay``). ``start``: initial parameters, for
+    training that needs them; 0 for randomly initialized ones.
+    """
 
     step: jax.Array  # int32[]: optimizer steps done, skipped ones included
     params: Any

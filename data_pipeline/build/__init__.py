@@ -1,1 +1,1 @@
-"""Text to shards: token store, instances, masks."""
+"""Building of shards from text: token store, instances, masks."""

@@ -321,7 +321,7 @@ class _Jobs:
         return ((name, shard) for shard in range(self._split(name).job.num_shards))
 
     def merge_shard(self, shard: tuple[str, int]) -> tuple[str, int]:
-        """Write a shard, and its index entry beside the plan; returns (split, 1)."""
+        """Write a shard and, to the folder of the plan, its index entry; return (split, 1)."""
         name, number = shard
         with self._failure_kept():
             split = self._split(name)

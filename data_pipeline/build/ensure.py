@@ -36,12 +36,12 @@ STOPPED = "stopped while preparing data; what is finished is kept: run the same 
 def ensure_data(
     data: DataConfig, *, vocab_size: int, report: Report, beam_options: Sequence[str] | None = None
 ) -> Path:
-    """Make sure that vocabulary and shards of ``data`` exist; returns the vocabulary's (local) path.
+    """Build the vocabulary and the shards of ``data`` if they are missing; return the local path of the vocabulary.
 
-    Builds the missing ones: the vocabulary (of ``vocab_size`` pieces, on training documents only) when
-    ``data.vocab`` is empty, the token store, and the shards; with ``beam_options``, the latter two under Apache
-    Beam. ``ValueError`` (one line: the differences, the remedy) if existing ones were made with other settings;
-    nothing is ever rebuilt or used silently.
+    Builds the vocabulary (``vocab_size`` pieces, from training documents only) if ``data.vocab`` is empty, then the
+    token store and the shards; with ``beam_options``, the latter two under Apache Beam. Raises ``ValueError`` (one
+    line: the differences, the remedy) if existing files were built with other settings; they are neither rebuilt
+    nor used.
     """
     vocab = _ensure(data, vocab_size, report, beam_options)
     shards = _shards_folder(data)

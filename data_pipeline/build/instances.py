@@ -44,7 +44,7 @@ class InstanceSettings:
 
     @property
     def budget(self) -> int:
-        """Tokens of a row beside [CLS] and [SEP]s."""
+        """Number of tokens of a row without [CLS] and [SEP]s."""
         return self.seq_length - (2 if self.next_sentence == "none" else 3)
 
 

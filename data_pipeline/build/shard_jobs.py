@@ -64,7 +64,7 @@ def shard_name(shard: int, num_shards: int) -> str:
 
 
 def cut_parts(tokens: np.ndarray, passes: int) -> list[tuple[int, int]]:
-    """Ranges [first, last) of consecutive documents with about as many tokens each; ``tokens`` int[D]."""
+    """Divide documents into consecutive ranges [first, last) with similar token counts; ``tokens`` int[D]."""
     size = max(PART_TOKENS, int(tokens.sum()) * passes // MOST_PARTS)
     number = (np.cumsum(tokens) - tokens) // size
     borders = [0, *(np.flatnonzero(np.diff(number)) + 1).tolist(), len(tokens)]
@@ -101,12 +101,12 @@ class _Pool:
         return segment
 
     def random_next(self, document: int) -> RandomNext:
-        """Draws B for an A of ``document``: from a document of the split with other contents."""
+        """Return a function that draws B for an A of ``document`` from a different document of the split."""
 
         def draw(document_draw: float, sentence_draw: float, needed: int) -> Segment:
             at = int(document_draw * len(self._split))
             other = int(self._split[at])
-            # The split holds at least two contents; neighbours of a duplicate are tried in turn.
+            # The split holds at least two different documents, so the search past duplicates ends.
             while self._contents[other] == self._contents[document]:
                 at = (at + 1) % len(self._split)
                 other = int(self._split[at])
@@ -120,7 +120,7 @@ class _Pool:
         return draw
 
     def read(self, continuation: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Ids and word starts of the whole pool."""
+        """Return ids and word starts of the whole pool."""
         ids = np.concatenate([self._store.ids(*span) for span in self._ranges])
         if self._store.has_word_starts:
             return ids, np.concatenate([self._store.word_starts(*span) for span in self._ranges])
@@ -179,7 +179,7 @@ class _Slice(NamedTuple):
 def _write_table(
     path: Location, borders: np.ndarray, places: np.ndarray, lengths: Sequence[int], bounds: Sequence[np.ndarray]
 ) -> None:
-    """Finish a part: number of features, borders and byte offsets of the shards, places, lengths, value bounds."""
+    """Write the table of a part: feature count, shard borders, byte offsets, places, lengths, value bounds."""
     sizes = np.array(lengths, "<u4")
     offsets = np.concatenate([[0], np.cumsum(sizes, dtype=np.int64)])[borders]
     values = np.concatenate(bounds) if bounds else np.zeros((0, 0, 2), np.int64)

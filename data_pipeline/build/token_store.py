@@ -304,7 +304,8 @@ def load_jieba() -> Any:
         import jieba
     except ImportError:
         raise ValueError(
-            "data.word_segmenter: jieba is not installed; run: pip install 'bert_jax[chinese]', or give none"
+            "data.word_segmenter: jieba is not installed; run pip install 'bert_jax[chinese]', or omit "
+            "data.word_segmenter"
         ) from None
     jieba.setLogLevel("WARNING")
     return jieba

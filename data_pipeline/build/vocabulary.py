@@ -40,7 +40,7 @@ def load_vocabulary(data: DataConfig, path: Location, vocab_size: int) -> Tokeni
 
 
 def _vocabulary_settings(data: DataConfig, vocab_size: int, sources: Sequence[Source] | None) -> dict[str, Any]:
-    """Settings that determine a trained vocabulary; without ``sources``, those beside the text."""
+    """Return the settings that determine a trained vocabulary; without ``sources``, all but the text."""
     settings = {
         "data.tokenizer": data.tokenizer,
         "data.lower_case": data.lower_case,
@@ -82,14 +82,16 @@ def existing_vocabulary(data: DataConfig, vocab_size: int) -> tuple[Location, To
 
 
 def place_vocabulary(path: Location, content: bytes) -> None:
-    """Write the vocabulary of an initial model to the path in ``data.vocab``. ``ValueError`` if another one is
-    there: shards may have been made with it."""
+    """Write the vocabulary of an initial model to the path in ``data.vocab``.
+
+    Raises ``ValueError`` if the file exists with other content: shards may have been built with it.
+    """
     with exclusive(path.parent):
         if not path.is_file():
             write_whole(path, content)
         elif path.read_bytes() != content:
             raise ValueError(
-                f"{path}: another vocabulary than the run's lies there; name another folder in data.shards"
+                f"{path}: the file is not the vocabulary of this run; set data.shards to another folder"
             )
 
 
@@ -108,7 +110,7 @@ def training_texts(data: DataConfig, sources: Sequence[Source]) -> Iterator[str]
 
 
 def ensure_vocabulary(data: DataConfig, *, vocab_size: int, report: Report) -> Location:
-    """Train the vocabulary that ``ensure_data`` would train, in its place, unless it is there; returns its path."""
+    """Train the vocabulary that ``ensure_data`` would train, unless it exists; return its path."""
     if not data.shards and not data.vocab:
         raise ValueError("give --output FILE, or the folder of the shards (data.shards) to put the vocabulary in")
     path, tokenizer = existing_vocabulary(data, vocab_size)

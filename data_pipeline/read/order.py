@@ -35,7 +35,7 @@ class BatchSizes:
 
     @property
     def all(self) -> tuple[int, ...]:
-        """Every size that occurs."""
+        """All batch sizes: those of the ramp and the final one."""
         return (*self.ramp[1::2], self.final)
 
     def start(self, data_step: int) -> int:
@@ -164,7 +164,7 @@ class HostRows:
         return list(self.rows) != [lane * share + i for lane in lanes for i in range(share)]
 
     def at(self, size: int) -> tuple[np.ndarray, np.ndarray]:
-        """Lane and place of each row in a batch of ``size`` rows, int64 each."""
+        """Return the lane and the place of each row of this host in a batch of ``size`` rows, int64 each."""
         share = size // self.lanes
         if self.rows is None:
             rows = np.arange(size)

@@ -72,9 +72,9 @@ class ShardSource:
         )  # fmt: skip
 
     def unigram_cross_entropy(self) -> float | None:
-        """Nats per held-out target of the training targets' unigram distribution (add-one).
+        """Return nats per held-out target under the unigram distribution of training targets (add-one smoothing).
 
-        Large training sets are counted on their first million records.
+        Only the first million records of large training sets are counted.
         """
         if self._eval is None:
             return None

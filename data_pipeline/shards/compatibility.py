@@ -132,7 +132,7 @@ def _check_ranges(
 
 
 def warn_of_changed_files(index: ShardIndex) -> None:
-    """Warn of each file that is missing or has another size than in the index."""
+    """Log a warning for each file that is missing or differs in size from the index."""
 
     def size_of(path: Location) -> int | None:
         try:

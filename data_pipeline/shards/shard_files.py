@@ -113,7 +113,7 @@ class ShardIndex:
 
     @property
     def id_range(self) -> tuple[int, int] | None:
-        """Smallest and largest token id in the folder."""
+        """Smallest and largest token id in the folder; None without id features."""
         return _id_range(self.features)
 
 

@@ -124,7 +124,7 @@ class FeatureSummary:
 def merge_summaries(
     left: dict[str, FeatureSummary] | None, right: dict[str, FeatureSummary]
 ) -> dict[str, FeatureSummary]:
-    """Summaries over both sets of records; a feature that one set lacks has ``min_length`` 0."""
+    """Merge the summaries of two sets of records; a feature that one set lacks has ``min_length`` 0."""
     if left is None:
         return right
     absent = {n: FeatureSummary(s.kind, 0, 0) for n, s in (left | right).items()}

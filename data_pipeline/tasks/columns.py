@@ -162,10 +162,10 @@ def make_record(fields: Iterable[tuple[str, Any]], *, source: str, number: int, 
 
 
 def check_tags(record: Record) -> None:
-    """``ValueError`` when a record has tags, but not one for each word."""
+    """Raise ``ValueError`` if a record has tags, but not one per word."""
     if record.tags is not None and len(record.tags) != len(record.words):
         raise ValueError(
-            f"{record.source}: {len(record.tags)} tags for {len(record.words)} words; every word needs one"
+            f"{record.source}: {len(record.tags)} tags for {len(record.words)} words; every word needs one tag"
         )
 
 

@@ -23,7 +23,7 @@ def read_tfds(name: str, columns: Columns, data: TaskDataConfig) -> Iterator[Rec
     builder = _builder(tfds, dataset, data.tfds_data_dir)
     splits = listed(builder.info.splits)
     if not split:
-        raise ValueError(f"tfds:{dataset}: names no split; write {dataset}:SPLIT; there are: {splits}")
+        raise ValueError(f"tfds:{dataset}: the split is missing; write {dataset}:SPLIT; allowed: {splits}")
     features = builder.info.features
     names = sorted(features)
     places = columns.find(names, f"tfds:{dataset}")

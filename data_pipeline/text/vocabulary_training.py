@@ -103,12 +103,12 @@ def _alphabet(words: Counter[str], budget: int) -> tuple[list[str], list[str]]:
 
 
 def _train_wordpiece(texts: Iterable[str], vocab_size: int, lower_case: bool) -> list[str]:
-    """Pieces in id order: special ones, characters, their continuations, then pieces by merge."""
+    """Train a WordPiece vocabulary; return special pieces, characters, continuations, merged pieces in id order."""
     from tokenizers import Tokenizer, models, trainers
 
     words = count_words(texts, lower_case)
     if not words:
-        raise ValueError("the corpus holds no text to train a vocabulary on")
+        raise ValueError("the corpus holds no text; a vocabulary needs training text")
     initial, continuing = _alphabet(words, (vocab_size - len(SPECIAL_PIECES)) // 2)
     known = set(initial)
     # A word with a character outside the alphabet is always [UNK].
@@ -157,7 +157,7 @@ def _train_sentencepiece(texts: Iterable[str], kind: str, vocab_size: int, lower
 
     lines = [line.encode("utf-8", "replace").decode() for line in _sample(texts, _MAX_CHARACTERS)]
     if not lines:
-        raise ValueError("the corpus holds no text to train a vocabulary on")
+        raise ValueError("the corpus holds no text; a vocabulary needs training text")
     model = BytesIO()
     try:
         SentencePieceTrainer.train(
@@ -188,7 +188,7 @@ def _train_sentencepiece(texts: Iterable[str], kind: str, vocab_size: int, lower
 
 
 def _coverage(lines: list[str], characters: int, lower_case: bool) -> float:
-    """Share of the text that its most frequent ``characters`` cover: all others become [UNK]."""
+    """Return the share of the text that its ``characters`` most frequent characters cover, at most 0.99999."""
     counts: Counter[str] = Counter()
     for line in lines:
         counts.update(line.casefold() if lower_case else line)

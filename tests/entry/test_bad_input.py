@@ -295,9 +295,9 @@ def test_fill_mask(capsys, trained, monkeypatch):
 
 def test_fill_mask_refusals(capsys, trained, monkeypatch, tmp_path):
     run = ("--model", trained / "run")
-    assert "holds no [MASK]" in fill_refused(capsys, *run, "the cat sees a bird .")
-    assert "holds no [MASK]" in fill_refused(capsys, *run, "the [MASK] .", "the [mask] .")
-    assert "the model takes 32" in fill_refused(capsys, *run, "the cat " * 30 + "[MASK]")
+    assert "does not contain [MASK]" in fill_refused(capsys, *run, "the cat sees a bird .")
+    assert "does not contain [MASK]" in fill_refused(capsys, *run, "the [MASK] .", "the [mask] .")
+    assert "at most 32 are allowed" in fill_refused(capsys, *run, "the cat " * 30 + "[MASK]")
     assert "top: 0 is not allowed; allowed: 1 or more" in fill_refused(capsys, *run, "--top", 0, "the [MASK]")
     assert "no model there" in fill_refused(capsys, "--model", tmp_path, "the [MASK]")
     assert "none: does not exist" in fill_refused(capsys, "--model", tmp_path / "none", "the [MASK]")

@@ -107,14 +107,14 @@ REFUSED = {
         paired(0.5, 3.8), paired(1), COSINE,
         "train.jsonl:2: label 3.8 divided by sentence.label_scale 1 is no cosine; allowed: -1 to 1; set the scale",
     ),
-    "no second text": (paired(1), labelled(1), COSINE, "dev.jsonl:1: a label, but no second text to compare with"),
+    "no second text": (paired(1), labelled(1), COSINE, "dev.jsonl:1: the record has a label but no second text"),
     "empty label": (labelled("0", "1", " "), GOOD, "", "train.jsonl:3: no label; training needs one"),
     "no labels in dev": (GOOD, labelled(None, ""), "", "data.dev: split dev has no labels, nothing to evaluate on"),
     "one class": (labelled("1", "1"), GOOD, "", "data.labels: the training files have 1 class (1); two or more"),
     "wrong column": (GOOD, jsonl({"txt": "w1", "label": "1"}), "", "dev.jsonl:1: no column 'text', which classifi"),
     "id twice": (GOOD, jsonl(*[{"id": 7, "text": "w1", "label": "1"}] * 2), "", "dev.jsonl:2: id '7' is that of"),
     "answer elsewhere": (asked("good", "bad"), asked("good"), "--task.kind qa", "train.jsonl:2: the answer 'bad'"),
-    "patience without dev": (GOOD, GOOD, "--data.dev --training.patience 2", "training.patience: 2 has no use wit"),
+    "patience without dev": (GOOD, GOOD, "--data.dev --training.patience 2", "training.patience: 2 "),
     "unknown metric": (GOOD, GOOD, "--task.metric bleu", "task.metric: 'bleu' is not measured; allowed: accuracy"),
 }  # fmt: skip
 

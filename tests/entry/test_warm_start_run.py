@@ -47,7 +47,7 @@ def test_words_are_added_trained_and_there_after_a_resume(pretrain, tmp_path):
 
     # The shards of the other vocabulary are neither used nor overwritten.
     code, _, err = pretrain("--config", recipe, "--workdir", run, *start)
-    assert code == 2 and "vocab.txt: another vocabulary than the run's lies there; name another folder" in err
+    assert code == 2 and "vocab.txt: the file is not the vocabulary of this run; set data.shards" in err
     assert (tmp_path / "shards" / "vocab.txt").read_text().split() == vocabulary
 
     code, out, err = pretrain(*flags, *start)

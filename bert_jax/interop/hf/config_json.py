@@ -159,7 +159,7 @@ def model_parts(config: Mapping[str, Any], name: str) -> HfConfig:
 
 
 def _family(config: Mapping[str, Any], name: str) -> tuple[Literal["bert", "roberta"], str | None]:
-    """Family and class. Old files lack ``model_type``; their class says it."""
+    """Return family and class; in old files without ``model_type`` the class determines the family."""
     classes = config.get("architectures") or []
     if not isinstance(classes, list) or not all(isinstance(item, str) for item in classes):
         raise ValueError(f"{name}: architectures is {_short(classes)}, not a list of names")

@@ -94,7 +94,9 @@ def read_sentence_transformers(path: Path, options: ReadOptions) -> ModelBundle:
             steps.append(SentenceModule(kind="normalize"))
             continue
         if kind != "Dense":
-            raise ValueError(f"{path / MODULES_FILE}: a second {kind} is not readable")
+            raise ValueError(
+                f"{path / MODULES_FILE}: a second {kind} is not readable; readable after Pooling: Dense, Normalize"
+            )
         number = sum(step.kind == "dense" for step in steps)
         step, values = _dense(folder, width)
         params |= {f"sentence_head/dense_{number}/{name}": array for name, array in values.items()}
@@ -149,12 +151,12 @@ def _module_folder(path: Path, place: str) -> Path:
         raise ValueError(f"{path / MODULES_FILE}: the path {place[:80]!r} leads out of the folder")
     folder = path.joinpath(*parts)
     if not folder.resolve().is_relative_to(path.resolve()):
-        raise ValueError(f"{folder}: a link out of the folder; put the folder itself there")
+        raise ValueError(f"{folder}: a link out of the folder; replace the link by the folder")
     return folder
 
 
 def _settings(folder: Path, name: str) -> dict[str, Any]:
-    """The JSON object in a file of a module; empty where it is not there."""
+    """Return the JSON object in a file of a module; empty if the file is missing."""
     file = inside(folder, name)
     return {} if file is None else read_config(file)
 

@@ -50,8 +50,12 @@ def open_tensors(folder: Path) -> tuple[str, dict[str, Tensor]]:
     name = next((name for name in WEIGHT_FILES if inside(folder, name) is not None), None)
     if name is None:
         foreign = [name for name in _FOREIGN if (folder / name).exists()]
-        hint = f"; {', '.join(foreign)} is not read: save it from transformers as safetensors" if foreign else ""
-        raise ValueError(f"{folder}: no weights there; looked for {', '.join(WEIGHT_FILES)}{hint}")
+        hint = (
+            f"; {', '.join(foreign)} is not supported; save the model from transformers as safetensors"
+            if foreign
+            else ""
+        )
+        raise ValueError(f"{folder}: no weights; looked for {', '.join(WEIGHT_FILES)}{hint}")
     load = _safetensors if name.startswith("model") else _torch
     file = needed(folder, name)
     if not name.endswith(".json"):

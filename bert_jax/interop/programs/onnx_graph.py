@@ -102,7 +102,7 @@ def _inline_tensors(stored: dict[str, np.ndarray]) -> list[Any]:
 
 
 def _external_tensors(file: Path, stored: dict[str, np.ndarray]) -> list[Any]:
-    """Write the arrays to ``file``; tensors that point there."""
+    """Write the arrays to ``file``; return tensors that refer to their places in it."""
     from onnx import TensorProto
 
     tensors = []

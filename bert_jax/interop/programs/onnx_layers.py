@@ -254,7 +254,7 @@ def _outputs(graph: Graph, x_BxSxH: str, seen_BxS: str) -> dict[str, Callable[[]
 
 
 def _sentence(graph: Graph, x_BxSxH: str, seen_BxS: str) -> str:
-    """float32[B, E]: pooling and what follows it (``model.pooling``)."""
+    """Add pooling and the modules after it (``model.pooling``); return the name of float32[B, E]."""
     sentence = graph.spec.sentence
     assert sentence is not None
     pooled = [_pool(graph, x_BxSxH, seen_BxS, kind) for kind in sentence.pooling]

@@ -177,10 +177,10 @@ class _Files:
         name = str(self.folder / "tokenizer.json")
         levels = [part for part in steps_of(state.get("pre_tokenizer")) if part.get("type") == "ByteLevel"]
         if not levels or len(steps_of(state.get("pre_tokenizer"))) > 1 or state.get("normalizer") is not None:
-            raise ValueError(f"{name}: a BPE that is not byte-level as RoBERTa's is; not applied here")
+            raise ValueError(f"{name}: the BPE is not byte-level like that of RoBERTa; only that kind is supported")
         model = part_of(state, "model")
         if model.get("byte_fallback") or model.get("continuing_subword_prefix") or model.get("end_of_word_suffix"):
-            raise ValueError(f"{name}: a BPE with prefixes, suffixes or byte fallback, unlike RoBERTa's")
+            raise ValueError(f"{name}: the BPE has prefixes, suffixes or byte fallback, which are not supported")
         pieces = self.with_added(pieces_by_id(model.get("vocab"), name), added_tokens(state, name), ROBERTA_PIECES)
         prefix = levels[0].get("add_prefix_space") is True
         return byte_bpe_content(pieces, merge_pairs(model.get("merges"), name), add_prefix_space=prefix, name=name)
@@ -201,7 +201,7 @@ class _Files:
         return byte_bpe_content(pieces, merge_pairs(merges, name), add_prefix_space=prefix, name=name)
 
     def added_beside(self, settings: Mapping[str, Any]) -> list[tuple[str, Any]]:
-        """Added tokens and their ids as older folders list them, beside the vocabulary."""
+        """Return (token, id) of tokens in ``added_tokens.json`` and ``added_tokens_decoder`` (old folders)."""
         added = dict(self.json("added_tokens.json") or {})
         decoder = settings.get("added_tokens_decoder")
         for number, token in (decoder if isinstance(decoder, dict) else {}).items():
@@ -265,7 +265,7 @@ class _Files:
     def rules(
         self, settings: Mapping[str, Any], state: Mapping[str, Any] | None, pieces: Sequence[str]
     ) -> TokenizerConfig:
-        """Case, accents, CJK: as told, else as the files say, else guessed from the pieces."""
+        """Return case, accent and CJK settings: from the options, else the files, else guessed from the pieces."""
         stated = {ours: settings[theirs] for ours, theirs, _ in _RULES if theirs in settings}
         rust = self.normalizer(state, stated)
         # transformers builds the class BertTokenizer from tokenizer_config.json and any other from tokenizer.json.

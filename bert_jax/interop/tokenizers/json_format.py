@@ -137,7 +137,7 @@ def wordpiece_json(pieces: Sequence[str], rules: Json) -> Json:
 
 
 def sentencepiece_json(model: bytes) -> Json:
-    """The state of a tokenizer that cuts as a SentencePiece model with BERT's special pieces does.
+    """Return the state of a tokenizer equivalent to a SentencePiece model with BERT's special pieces.
 
     Raises ``ValueError`` for a model with settings that the format cannot express.
     """
@@ -145,11 +145,11 @@ def sentencepiece_json(model: bytes) -> Json:
     kind = {UNIGRAM: "Unigram", BPE: "BPE"}.get(parsed.kind)
     odd = [] if kind else ["a type other than unigram and BPE"]
     odd += ["byte fallback"] if parsed.byte_fallback else []
-    odd += ["blanks as suffixes"] if parsed.blanks_as_suffixes else []
-    odd += [] if parsed.dummy_prefix and parsed.escapes_blanks else ["no mark before the first word"]
-    odd += [] if parsed.squeezes_blanks else ["blanks that count"]
+    odd += ["space marks as suffixes"] if parsed.blanks_as_suffixes else []
+    odd += [] if parsed.dummy_prefix and parsed.escapes_blanks else ["no space mark before the first word"]
+    odd += [] if parsed.squeezes_blanks else ["repeated spaces are kept"]
     if odd:
-        raise ValueError(f"tokenizer.model: {', '.join(odd)}; tokenizer.json is not written for such a model")
+        raise ValueError(f"tokenizer.model: {', '.join(odd)}; tokenizer.json cannot express this")
     pieces = [(piece.text, piece.score) for piece in parsed.pieces]
     ids = {piece: i for i, (piece, _) in enumerate(pieces)}
     steps: list[Json] = []
@@ -228,11 +228,11 @@ def added_tokens(state: Mapping[str, Any], name: str) -> list[tuple[str, Any]]:
 
 
 def merge_pairs(merges: Any, name: str) -> list[tuple[str, str]]:
-    """Merges as pairs, from ``["a", "b"]`` or ``"a b"``."""
+    """Parse merges ``["a", "b"]`` or ``"a b"`` into pairs; raise ``ValueError`` for anything else."""
     if not isinstance(merges, list):
         raise ValueError(f"{name}: the merges are missing")
     pairs = [merge.split(" ") if isinstance(merge, str) else merge for merge in merges]
     for pair in pairs:
         if not isinstance(pair, list) or len(pair) != 2 or not all(isinstance(half, str) for half in pair):
-            raise ValueError(f"{name}: merges are pairs of pieces, not {str(pair)[:60]!r}")
+            raise ValueError(f"{name}: merge {str(pair)[:60]!r} is not a pair of pieces")
     return [(first, second) for first, second in pairs]

@@ -23,14 +23,14 @@ class Piece(NamedTuple):
 
 @dataclass(frozen=True)
 class SentencePieceModel:
-    """The pieces in id order, and what is done to a text before it is cut."""
+    """Pieces of a SentencePiece model in id order, and its settings for normalizing and splitting text."""
 
     pieces: tuple[Piece, ...]
-    # UNIGRAM, BPE, or another one.
+    # UNIGRAM, BPE or another type.
     kind: int
     byte_fallback: bool
     blanks_as_suffixes: bool
-    # Rules of normalization, compiled; empty: none.
+    # Compiled normalization rules; empty: none.
     charsmap: bytes
     dummy_prefix: bool
     squeezes_blanks: bool

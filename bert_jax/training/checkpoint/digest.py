@@ -151,7 +151,7 @@ def _digest_program(kind: _Kind, count: int) -> Callable[[list[jax.Array]], jax.
 
 
 def json_digest(value: Any) -> str:
-    """sha256 of a JSON value in one fixed spelling."""
+    """Return the SHA-256 of a JSON value (sorted keys, no spaces) as hex."""
     return hashlib.sha256(json.dumps(value, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 

@@ -44,7 +44,7 @@ AGREEMENT_SECONDS = 900.0
 
 
 class NoCheckpoint(ValueError):
-    """There is no usable checkpoint where one is needed."""
+    """A required checkpoint is missing or unusable."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,7 +58,7 @@ class Restored:
 
 
 def checkpoint_folder(workdir: Location) -> Location:
-    """Return the folder of a run's checkpoints."""
+    """Return the checkpoint folder of a run."""
     return workdir.absolute() / "checkpoints"
 
 

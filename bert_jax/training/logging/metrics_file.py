@@ -22,7 +22,7 @@ TIMING_KEYS = ("seconds_per_step", "tokens_per_second", "mfu", "data_wait_fracti
 
 
 def read_metrics(workdir: Path) -> list[dict[str, Any]]:
-    """All readable lines of WORKDIR/metrics.jsonl, in order; empty when there is no file. Skips a torn line."""
+    """Return all readable lines of WORKDIR/metrics.jsonl in order, none if it is missing; skip torn lines."""
     path = Path(workdir) / METRICS_FILE
     if not path.exists():
         return []
@@ -114,7 +114,7 @@ def _complete_lines(content: bytes) -> Iterator[tuple[bytes, dict[str, Any]]]:
             continue
         try:
             record = json.loads(line)
-        except ValueError:  # torn or damaged: cannot be told from a line that was never written
+        except ValueError:  # torn or damaged: treated as a line that was never written
             continue
         if isinstance(record, dict) and isinstance(record.get("step"), int):
             yield line, record
@@ -206,7 +206,7 @@ def read_events(path: Path) -> Iterator[Any]:
 
 
 def _wall_times(paths: list[Path]) -> dict[tuple[str, int], float]:
-    """When each (split, step) was first written, so that rebuilt events keep their place on the time axis."""
+    """Return the recorded time of each (split, step), so that rebuilt events keep their place on the time axis."""
     return {
         (event.summary.value[0].tag.split("/")[0], event.step): event.wall_time
         for path in paths

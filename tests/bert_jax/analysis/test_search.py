@@ -131,7 +131,7 @@ def test_anisotropy(rng, monkeypatch):
     assert anisotropy(np.vstack([vectors, np.zeros((1, 16))])) == anisotropy(vectors)
     # Two vectors: the one pair there is, never one with itself.
     assert anisotropy(np.eye(2)) == 0
-    with pytest.raises(ValueError, match="1 vectors; two or more"):
+    with pytest.raises(ValueError, match="1 vectors; at least 2"):
         anisotropy(vectors[:1])
 
 
@@ -170,7 +170,7 @@ def test_collections(tmp_path):
 @pytest.mark.parametrize(
     ("lines", "message"),
     [
-        (['{"id": 1, "text": "a"}', '{"id": 1, "text": "b"}'], "the id 1 stands there twice"),
+        (['{"id": 1, "text": "a"}', '{"id": 1, "text": "b"}'], "the id 1 occurs twice"),
         (['{"id": 1, "text": "a"}', '{"text": "b"}'], "1 entries without an id"),
         (['{"id": true, "text": "a"}'], "entry 0: the id 'True' is not allowed"),
         (['{"id": 1}'], "entry 0: no text there"),
@@ -197,7 +197,7 @@ def test_arrays_that_are_no_vectors(tmp_path):
     with pytest.raises(ValueError, match="no array of numpy"):
         read_collection(str(path))
     np.save(path, np.array([[1.0, 2], [np.nan, 1]]))
-    with pytest.raises(ValueError, match="the vector of entry 1 is not finite"):
+    with pytest.raises(ValueError, match="the vector of entry 1 contains NaN"):
         embedded(read_collection(str(path)), None)
 
 
@@ -241,7 +241,7 @@ def test_relevant_ids(tmp_path):
     assert read_relevant(path, QUERIES, CORPUS) == {"q2": {10, 12}}
     for line, message in (
         ('{"query": "q3", "relevant": [10]}', "entry 2: the query 'q3' is not in queries"),
-        ('{"query": "q2", "relevant": [10]}', "entry 2: the query 'q2' stands there twice"),
+        ('{"query": "q2", "relevant": [10]}', "entry 2: the query 'q2' occurs twice"),
         ('{"query": "q1", "relevant": [13]}', "entry 2: the relevant id 13 is not in corpus"),
         ('{"query": "q1", "relevant": ["10"]}', "entry 2: the relevant id '10' is not in corpus"),
         ('{"query": "q1", "relevant": []}', "entry 2: not {"),

@@ -23,8 +23,8 @@ def test_words_are_written_as_the_tokenizer_writes_them_and_known_ones_left_out(
     )
     assert found == ["covid", "cats", "resume"]
     assert notes == [
-        "2 word(s) as the tokenizer writes them: Covid -> covid, R\u00e9sum\u00e9 -> resume",
-        "1 word(s) are pieces already: cat",
+        "2 word(s) were normalized by the tokenizer: Covid -> covid, R\u00e9sum\u00e9 -> resume",
+        "1 word(s) are already pieces: cat",
     ]
     cased, notes = read_words(write_words(tmp_path, "Covid", "R\u00e9sum\u00e9"), tokenizer(lower_case=False))
     assert (cased, notes) == (["Covid", "R\u00e9sum\u00e9"], [])
@@ -33,13 +33,16 @@ def test_words_are_written_as_the_tokenizer_writes_them_and_known_ones_left_out(
 @pytest.mark.parametrize(
     ("lines", "message"),
     [
-        (["cats", "covid-19"], "words.txt:2: 'covid-19' is cut into covid | - | 19 before pieces are looked up"),
-        (["new york"], "words.txt:1: 'new york' is cut into new | york before"),
-        (["##ing"], "words.txt:1: '##ing' is cut into # | # | ing before"),
-        (["\u4e2d\u6587"], "is cut into \u4e2d | \u6587 before"),
-        (["\u200b"], "words.txt:1: '\\u200b' is no text to the tokenizer"),
-        (["a" * 201], "words.txt:1: a word of 201 characters; more than 200 are [UNK]"),
-        (["", " "], "words.txt holds no word; give one a line"),
+        (
+            ["cats", "covid-19"],
+            "words.txt:2: 'covid-19' is not one word: the tokenizer splits it into covid | - | 19",
+        ),
+        (["new york"], "words.txt:1: 'new york' is not one word: the tokenizer splits it into new | york;"),
+        (["##ing"], "words.txt:1: '##ing' is not one word: the tokenizer splits it into # | # | ing;"),
+        (["\u4e2d\u6587"], "splits it into \u4e2d | \u6587;"),
+        (["\u200b"], "words.txt:1: '\\u200b' is not one word: the tokenizer removes all of it"),
+        (["a" * 201], "words.txt:1: the word has 201 characters; at most 200 are allowed"),
+        (["", " "], "words.txt has no words; write one word per line"),
     ],
 )
 def test_a_line_that_can_never_be_found_is_refused(tmp_path, lines, message):
@@ -88,7 +91,7 @@ def test_a_given_vocabulary_may_only_add_words():
     for pieces, message in [
         (PIECES[:-1], "v: 16 pieces, but the model's own vocabulary has 17"),
         ([*PIECES[:-1], "covid"], "v: piece 16 is 'covid', the model's own vocabulary has '\u4e2d' there"),
-        ([*PIECES, "##xx"], "v: piece 17: '##xx' is cut into # | # | xx"),
+        ([*PIECES, "##xx"], "v: piece 17: '##xx' is not one word: the tokenizer splits it into # | # | xx"),
         ([*PIECES, "Covid"], "v: piece 17 is 'Covid', which the tokenizer's case or accent rules never give"),
     ]:
         with pytest.raises(ValueError) as error:

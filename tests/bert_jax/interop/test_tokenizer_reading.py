@@ -156,7 +156,7 @@ def test_roberta_from_either_kind_of_files(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"merges\.txt: not there"):
         read(fill(tmp_path / "half", vocab_json=table))
     made["pre_tokenizer"] = {"type": "Metaspace"}
-    with pytest.raises(ValueError, match="not byte-level as RoBERTa"):
+    with pytest.raises(ValueError, match="not byte-level like that of RoBERTa"):
         read(fill(tmp_path / "new", tokenizer_json=made))
 
 

@@ -125,7 +125,7 @@ def test_added_words_grow_the_model_and_its_vocabulary(tmp_path):
     np.testing.assert_array_equal(new[:17], params[name])
     np.testing.assert_allclose(new[17], (params[name][7] + params[name][8]) / 2, rtol=1e-6)
     assert found.params["mlm_head/output_bias"].shape == (19,)
-    assert "1 word(s) are pieces already: the" in start.messages
+    assert "1 word(s) are already pieces: the" in start.messages
     slots, config = plan(tmp_path, add_words=path, vocab_slots=True)
     assert config.model.vocab_size == 17
     assert slots.vocabulary[1].decode().split("\n")[5:8] == ["covid", "cats", "co"]
@@ -174,9 +174,7 @@ def test_a_source_without_a_tokenizer_needs_a_vocabulary(tmp_path):
 
 def test_a_tokenizer_that_shards_cannot_be_made_with(tmp_path):
     save(tmp_path / "source", config=TokenizerConfig(strip_accents=False))
-    with pytest.raises(
-        ValueError, match="lower_case True, strip_accents False, split_cjk True; shards are made with"
-    ):
+    with pytest.raises(ValueError, match="lower_case True, strip_accents False, split_cjk True; shards need"):
         plan(tmp_path)
 
 

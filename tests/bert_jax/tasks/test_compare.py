@@ -183,7 +183,7 @@ BAD_LINES = [
         {"id": 0, **{k: v for k, v in of_class(0, "no", "no").items() if k != "id"}},
         "no prediction of classification",
     ),
-    (of_class(3, "no", "no"), ":4: the record 'r3' stands there twice"),
+    (of_class(3, "no", "no"), ":4: the record 'r3' occurs twice"),
     (of_class(99, "no", "no"), "the record 'r0' of .*a is not there"),
     (of_class(0, "yes", "no"), "the record 'r0' has another label than in"),
     ([1], "not a JSON object"),

@@ -85,7 +85,7 @@ def test_a_negative_without_a_second_text_is_none():
 def test_some_triplets_among_pairs_are_refused():
     records = [*texts(3, 0, 1), *texts(2, 1)]
     with pytest.raises(
-        ValueError, match=r"^file:1: no negative, but other records of the split have one"
+        ValueError, match=r"^file:1: the record has no negative, but other records of the split have one"
     ) as raised:
         task_of("triplet").featurize(records, training=False)
     assert "\n" not in str(raised.value)

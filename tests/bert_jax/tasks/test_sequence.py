@@ -73,9 +73,7 @@ def test_choices_are_numbered():
     for labels in ((), ("0", "1")):
         config = FinetuneConfig(data=TaskDataConfig(labels=labels))
         assert TASKS["choice"].from_data(config, {"train": [record]}).data.labels == ("0", "1")
-    with pytest.raises(
-        ValueError, match=r"data\.labels: A, B is not allowed; choices are numbered from 0 \(0, 1\)"
-    ):
+    with pytest.raises(ValueError, match=r"data\.labels: A, B is not allowed; .* \(0, 1\)"):
         TASKS["choice"].from_data(FinetuneConfig(data=TaskDataConfig(labels=("A", "B"))), {"train": [record]})
 
 

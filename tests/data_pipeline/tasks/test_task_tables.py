@@ -95,7 +95,7 @@ def test_labels_negatives_words_and_groups(tmp_path):
     record = read(path, kind="tagging")[0]
     assert record.words == ("New\u00a0York", "is", "big") and record.tags == ("B-LOC", "O", "O")
     write(path, "words\ttags\na b\tO\n")
-    assert refusal(path, kind="tagging") == f"{path}:2: 1 tags for 2 words; every word needs one"
+    assert refusal(path, kind="tagging") == f"{path}:2: 1 tags for 2 words; every word needs one tag"
 
 
 def test_columns_of_one_split(tmp_path):

@@ -71,7 +71,7 @@ def test_words_without_tags_are_for_predictions_only(tmp_path):
     assert refusal(path, kind="tagging") == message
     write(path, "a O\nb\n")
     assert refusal(path, kind="tagging").startswith(f"{path}:2: 1 column(s)")
-    assert refusal(path, kind="tagging", split="test") == f"{path}:1: 1 tags for 2 words; every word needs one"
+    assert refusal(path, kind="tagging", split="test") == f"{path}:1: 1 tags for 2 words; every word needs one tag"
 
 
 @pytest.mark.parametrize(
