@@ -41,7 +41,7 @@ _HEAD = (*WHOLE, "choice", *WORDS)
 
 @dataclass(frozen=True, kw_only=True)
 class InputConfig:
-    """Which training examples are drawn, and what is done to them."""
+    """The draw of training examples and their augmentation."""
 
     # Examples share rows of a few fixed shapes (packing); off: one row each, all of task.max_length.
     packing: bool = True
@@ -125,7 +125,7 @@ class RegularizationConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class FeaturesConfig:
-    """Which hidden states the task's head sees, and what stands between (the paper's section 5.3)."""
+    """Hidden states that the task's head reads, and layers before it (Devlin et al. 2018, section 5.3)."""
 
     # Hidden states that the head reads: last, embeddings, second_to_last, weighted_last_four and weighted_all (a
     # learned scalar mix, Peters et al. 2018), concat_last_four.

@@ -42,7 +42,7 @@ class TaskConfig:
     truncation: Truncation = only("longest_first", {KIND: CUT})  # noqa: RUF009 (a field)
     # Share of the tokens that head_tail takes from the head (Sun et al. 2019: 128 of 510).
     head_share: float = only(0.25, {KIND: CUT, TRUNCATION: ("head_tail",)})
-    # Tokens that neighbouring windows share.
+    # Tokens that neighboring windows share.
     window_overlap: int = only(32, {KIND: WHOLE, TRUNCATION: ("windows",)})
     # Most windows of one text; 0: as many as it has.
     max_windows: int = only(0, {KIND: WHOLE, TRUNCATION: ("windows",)})
@@ -177,7 +177,7 @@ class TaggingConfig:
 
     # Learnt transitions between tags, decoded together (Lafferty et al. 2001).
     crf: bool = False
-    # Words of neighbouring sentences of the document are seen too, as many as fit (Devlin et al. 2018, 5.3).
+    # Add as many words of neighboring sentences of the document as fit (Devlin et al. 2018, 5.3).
     document_context: bool = False
     # Entities as conlleval reads them, or only those that begin with B- (strict).
     scoring: Literal["conlleval", "strict"] = "conlleval"
