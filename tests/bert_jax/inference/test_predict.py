@@ -223,7 +223,7 @@ def test_a_row_of_many_masks():
     ("heads", "text", "top", "message"),
     [
         (HeadsConfig(pooler=True), "[MASK]", 5, "no masked-LM head"),
-        (HeadsConfig(mlm=True), "w1", 5, "holds no .MASK."),
+        (HeadsConfig(mlm=True), "w1", 5, "does not contain .MASK."),
         (HeadsConfig(mlm=True), "w1 " * 80 + "[MASK]", 5, "83 tokens"),
         (HeadsConfig(mlm=True), "[MASK]", 0, "top: 0"),
     ],

@@ -280,7 +280,7 @@ def test_a_finished_task_starts_another_one_with_or_without_its_head(source, lea
         ("--regularization.reinit_layers 3", SPLITS, "reinit_layers: 3 is not allowed; the model has 2 layers"),
         ("--optimizer.frozen layer_7", SPLITS, "optimizer.frozen: 'layer_7' is not allowed"),
         ("--features.layers concat_last_four", SPLITS, "needs 4 layers"),
-        ("--input.few_shot 60", SPLITS, "has 3[0-9]"),
+        ("--input.few_shot 60", SPLITS, "input.few_shot: 60 .* 3[0-9] "),
         ("--training.eval_batches 3", SPLITS, "eval_batches: 3 is not allowed; allowed: nothing in fine-tuning"),
         ("--task.kind sentence --sentence.loss simcse", SPLITS, "the record has a label but no second text"),
         ("--task.kind choice --task.truncation windows", SPLITS, "task.truncation: 'windows' is not allowed"),

@@ -73,7 +73,7 @@ STRICT, TWO = {"tagging": {"scoring": "strict"}}, {"data": {"tags": ("O", "B-x")
 @pytest.mark.parametrize(
     ("sections", "train", "dev", "message"),
     [
-        ({}, record("1 2"), None, "file:1: no tags"),
+        ({}, record("1 2"), None, "file:1: the record has no tags"),
         ({}, record("1 2", "O"), None, "file:1: 1 tags for 2 words"),
         ({}, record("1 2", "O O"), None, "data.train: 1 tags (O)"),
         (TWO, record("1 2", "O B-y"), None, "file:1: tag 'B-y' is not in data.tags; allowed: O, B-x;"),
