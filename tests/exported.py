@@ -2,13 +2,26 @@
 
 import dataclasses
 from collections.abc import Iterable
+from pathlib import Path
 
 import numpy as np
 import pytest
+from builders import content, words
 
-from bert_jax.config import HeadsConfig, ModelConfig, ModelSpec, SentenceConfig, SentenceModule, pretraining_heads
+from bert_jax.config import (
+    HeadsConfig,
+    ModelConfig,
+    ModelSpec,
+    SentenceConfig,
+    SentenceModule,
+    TokenizerConfig,
+    pretraining_heads,
+)
 from bert_jax.interop.exchange import ModelBundle, parameter_shapes
+from bert_jax.interop.export import export_model
+from bert_jax.interop.npz import write_npz
 
+VOCABULARY = content(words(96))
 MODEL = ModelConfig(
     vocab_size=101, hidden_size=32, num_layers=2, num_attention_heads=4, intermediate_size=48,
     max_position_embeddings=40, hidden_dropout=0.5,
@@ -85,3 +98,20 @@ def random_weights(spec: ModelSpec, seed: int = 0) -> ModelBundle:
             values *= np.float32(0.3)
         params[name] = values + np.float32(1) if name.endswith("scale") else values
     return ModelBundle(spec=spec, params=params)
+
+
+def source(folder: Path, spec: ModelSpec, tokenizer: bool = False) -> Path:
+    """A model to export."""
+    folder.mkdir()
+    spec = dataclasses.replace(spec, tokenizer=TokenizerConfig() if tokenizer else None)
+    weights = dataclasses.replace(random_weights(spec), tokenizer_content=VOCABULARY if tokenizer else None)
+    write_npz(folder, weights)
+    return folder
+
+
+def exported(tmp_path, format, **options) -> list[str]:
+    """Export tmp_path/source to tmp_path/target; returns what was said."""
+    said: list[str] = []
+    options = {"verify": False, "report": said.append, **options}
+    export_model(tmp_path / "source", tmp_path / "target", format, **options)
+    return said

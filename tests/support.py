@@ -81,6 +81,34 @@ def train_synthetic(config: PretrainConfig, workdir: Path, **options: Any) -> No
     pretrain_on(config, workdir, vocabulary, **defaults | options)
 
 
+def whole_and_resumed(config: PretrainConfig, folder: Path, times: int) -> list[dict[str, Any]]:
+    """Train in ``folder/whole``, and in ``folder/cut`` with a stop at the request ``times`` + 1 and a resume; check
+    that both have the same lines of metrics and return them."""
+    import pytest
+    from builders import StopAt
+
+    from bert_jax.process.exits import Stop
+    from bert_jax.training.logging.metrics_file import read_metrics
+
+    train_synthetic(config, folder / "whole")
+    with pytest.raises(Stop):
+        train_synthetic(config, folder / "cut", stop=StopAt(times))
+    train_synthetic(config, folder / "cut")
+    lines = read_metrics(folder / "whole")
+    assert untimed(read_metrics(folder / "cut")) == untimed(lines)
+    return lines
+
+
+def updater(optimizer: Any, rate: float) -> Any:
+    """``(params, state, grads) -> (params, state)``: a compiled update by ``optimizer`` at a constant rate."""
+
+    def apply(params: Any, state: Any, grads: Any) -> tuple[Any, Any]:
+        direction, state = optimizer.update(grads, state, params)
+        return jax.tree.map(lambda p, d: p - rate * d, params, direction), state
+
+    return jax.jit(apply)
+
+
 def pretrain_on(config: PretrainConfig, workdir: Path, vocabulary: Path, **options: Any) -> None:
     """Pretrain in ``workdir`` with the tokenizer of ``vocabulary``; ``options``: the source and fields of
     ``Launch``."""

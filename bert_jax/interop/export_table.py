@@ -197,13 +197,3 @@ def keep_heads(weights: ModelBundle, names: Sequence[str]) -> ModelBundle:
     spec = dataclasses.replace(spec, heads=heads, sentence=spec.sentence if "sentence" in kept else None)
     params = {name: weights.params[name] for name in parameter_shapes(spec)}
     return dataclasses.replace(weights, spec=spec, params=params)
-
-
-def markdown_table() -> str:
-    """Return the table as docs/weights.md shows it."""
-    lines = [f"| | {' | '.join(FORMATS)} |", f"|{'---|' * (len(FORMATS) + 1)}"]
-    lines += [
-        f"| `{row}`: {meaning} | {' | '.join(TABLE[row][format] for format in FORMATS)} |"
-        for row, meaning in ROWS.items()
-    ]
-    return "\n".join(lines) + "\n"

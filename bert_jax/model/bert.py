@@ -26,7 +26,7 @@ from bert_jax.model.layers import (
 )
 from bert_jax.model.matmul import matmul_f32_grad
 from bert_jax.model.pooling import SentenceHead
-from bert_jax.model.task_layers import BiLstm, Crf, PairHead, ScalarMix
+from bert_jax.model.task_layers import BiLstm, Crf, PairHead, ScalarMix, pair_features
 from bert_jax.parallel.axes import constrain, with_logical_axes
 
 
@@ -230,7 +230,7 @@ class BertModel(nn.Module):
             embeddings_BxCxE = outputs["sentence_embeddings"] = jnp.stack(vectors, axis=1)
             if heads.pair_labels:
                 u, v = (embeddings_BxCxE[:, k::2][:, : len(slots_C) // 2] for k in (0, 1))
-                outputs["pair_logits"] = self.pair_head(jnp.concatenate([u, v, jnp.abs(u - v)], axis=-1))
+                outputs["pair_logits"] = self.pair_head(pair_features(u, v))
         return BertOutput(**outputs)
 
     def pooled_logits(

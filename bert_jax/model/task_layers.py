@@ -108,6 +108,11 @@ class Crf(nn.Module):
         return transitions, start, self.param("end", with_logical_axes(zeros, ("classes",)), (size,))
 
 
+def pair_features(u: jax.Array, v: jax.Array) -> jax.Array:
+    """[..., 3E]: u, v and |u - v|, which the softmax classifier of Sentence-BERT reads."""
+    return jnp.concatenate([u, v, jnp.abs(u - v)], axis=-1)
+
+
 class PairHead(nn.Module):
     """Classes of two embeddings from (u, v, |u - v|) (Reimers and Gurevych 2019), optionally through a hidden layer
     with ReLU."""

@@ -20,11 +20,6 @@ from bert_jax.objectives.objective import Sums, weighted_cross_entropy
 ABSENT = -1e30
 
 
-def pair_features(u: jax.Array, v: jax.Array) -> jax.Array:
-    """[..., 3E]: u, v and |u - v|, which the softmax classifier of Sentence-BERT reads."""
-    return jnp.concatenate([u, v, jnp.abs(u - v)], axis=-1)
-
-
 def cosine_loss(embeddings_BxUx2xE: jax.Array, targets_BxU: jax.Array, weights_BxU: jax.Array) -> Sums:
     """``loss``: squared difference between the cosine of two texts and its target (``CosineSimilarityLoss``)."""
     error_BxU = _cosine(_present(embeddings_BxUx2xE, weights_BxU)) - jnp.where(weights_BxU > 0, targets_BxU, 0.0)

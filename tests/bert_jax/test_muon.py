@@ -6,7 +6,7 @@ import jax
 import numpy as np
 import pytest
 from flax import linen as nn
-from support import objective_of, random_batch, relative_difference, tiny_config, train_synthetic
+from support import objective_of, random_batch, relative_difference, tiny_config, train_synthetic, updater
 
 from bert_jax.config import MeshConfig, OptimizerConfig
 from bert_jax.config.finetune import FinetuneOptimizerConfig
@@ -85,11 +85,7 @@ def test_updates_are_those_of_float64(scan_layers, clip_norm):
     params = from_canonical(start, params, vocab_size)
     optimizer = make_optimizer(config)
     state = optimizer.init(params)
-
-    @jax.jit
-    def apply(params, state, grads):
-        direction, state = optimizer.update(grads, state, params)
-        return jax.tree.map(lambda p, d: p - LR * d, params, direction), state
+    apply = updater(optimizer, LR)
 
     for step in range(20):
         grads = {n: rng.normal(0, 0.01 if step % 3 == 2 else 1.0, v.shape) for n, v in start.items()}

@@ -7,7 +7,7 @@ import jax
 import numpy as np
 import pytest
 from flax import linen as nn
-from support import masked_lm, random_batch, tiny_config
+from support import masked_lm, random_batch, tiny_config, updater
 
 from bert_jax.config import ExecutionConfig, MeshConfig, ModelConfig, OptimizerConfig
 from bert_jax.config.finetune import FinetuneOptimizerConfig
@@ -244,11 +244,7 @@ def test_updates(name, kind, clip_norm, scanned):
     params = from_canonical(start, like, VOCABULARY)
     optimizer = make_optimizer(config)
     state = optimizer.init(params)
-
-    @jax.jit
-    def apply(params, state, grads):
-        direction, state = optimizer.update(grads, state, params)
-        return jax.tree.map(lambda p, d: p - LR * d, params, direction), state
+    apply = updater(optimizer, LR)
 
     for step in range(40):
         size = 0.01 if step % 3 == 2 else 1.0

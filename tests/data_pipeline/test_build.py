@@ -1,15 +1,7 @@
-"""Building: bytes that depend on nothing but text and settings, kills, checks of what is there.
-
-More kills: BERT_JAX_KILLS=10 python -m pytest -m "" -n 0 tests/data_pipeline/test_build.py -k kill
-"""
+"""Building: bytes that depend on nothing but text and settings, checks of existing shards."""
 
 import json
-import os
-import random
 import shutil
-import subprocess
-import sys
-import time
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -25,14 +17,12 @@ from data_pipeline.build import shard_jobs, shard_split
 from data_pipeline.build.ensure import ensure_data
 from data_pipeline.build.token_store import content_hash, held_out
 from data_pipeline.build.vocabulary import training_texts
-from data_pipeline.build.workers import Workers, exclusive
+from data_pipeline.build.workers import exclusive
 from data_pipeline.shards.shard_files import read_index, read_manifest, read_records, write_records
 from data_pipeline.shards.tfexample import decode_example
 from data_pipeline.text.corpus import list_sources
 from data_pipeline.text.documents import read_documents
 from data_pipeline.text.vocabulary_training import train_vocabulary
-
-KILLS = int(os.environ.get("BERT_JAX_KILLS", "3"))
 
 
 def config(folder: Path, **changes: object) -> DataConfig:
@@ -314,28 +304,6 @@ def test_two_builds_in_one_folder(place: Path) -> None:
         build(place)
 
 
-def _leave(code: int) -> None:
-    os._exit(code)
-
-
-def test_a_killed_worker_is_reported() -> None:
-    with Workers(2) as workers, pytest.raises(ValueError, match="worker processes was killed"):
-        list(workers.run(_leave, [(9,), (9,)]))
-
-
-def _sum(a: int, b: int) -> int:
-    if a < 0:
-        raise ValueError(f"{a} is below 0")
-    return a + b
-
-
-def test_worker_results_and_errors() -> None:
-    with Workers(2) as workers:
-        assert sorted(workers.run(_sum, ((i, i) for i in range(9)))) == [2 * i for i in range(9)]
-        with pytest.raises(ValueError, match="-3 is below 0"):
-            list(workers.run(_sum, [(1, 1), (-3, 1), (2, 2)]))
-
-
 @pytest.mark.parametrize(("module", "name"), [(shard_split, "write_part"), (shard_jobs, "write_records")])
 def test_finished_work_is_kept(place: Path, module: ModuleType, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shard_jobs, "PART_TOKENS", 500)
@@ -360,86 +328,3 @@ def test_finished_work_is_kept(place: Path, module: ModuleType, name: str, monke
     build(place, eval_fraction=0.0)
     assert len(made) > 3
     assert tree(place) == tree(place.parent / "whole")
-
-
-def test_workers_do_not_import_the_main_script(tmp_path: Path) -> None:
-    script = tmp_path / "script.py"
-    script.write_text(
-        "print('main script')\n"
-        "from operator import add\n"
-        "from data_pipeline.build.workers import Workers\n"
-        "with Workers(2) as workers:\n"
-        "    print(sum(workers.run(add, [(1, 2), (3, 4)])))\n"
-        "import sys\n"
-        "assert sys.modules['__main__'].__file__ == __file__\n"
-    )
-    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
-    run = subprocess.run([sys.executable, script], env=environment, capture_output=True, text=True, check=True)
-    assert run.stdout.split("\n") == ["main script", "10", ""]
-
-
-# ------------------------------------------------------------------ kills
-
-
-def command(folder: Path) -> list[str]:
-    options = "--seq_length 32 --max_predictions 5 --dupe_factor 6 --num_shards 8 --eval_fraction 0.1 --workers 2"
-    return [
-        sys.executable, "-m", "data_pipeline.cli", "shards", "--corpus", str(folder.parent / "corpus.txt"),
-        "--output", str(folder), "--vocab_size", "500", *options.split(),
-    ]  # fmt: skip
-
-
-def finished(folder: Path) -> dict[str, tuple[int, int]]:
-    """Inode and time of every finished chunk, part, shard and vocabulary, by name."""
-    kept = [*folder.glob("**/*.npz"), *folder.glob("**/*.table"), *folder.glob("**/shard-*"), folder / "vocab.txt"]
-    found = {}
-    for path in kept:
-        if path.exists() and "scratch-" not in str(path):
-            split = "eval" if "eval" in str(path.relative_to(folder)) else "train"
-            found[f"{split} {path.name}"] = (path.stat().st_ino, path.stat().st_mtime_ns)
-    return found
-
-
-def children(pid: int) -> set[int]:
-    found = set()
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            fields = stat.read_text().rpartition(")")[2].split()
-        except OSError:
-            continue
-        if int(fields[1]) == pid and fields[0] != "Z":
-            found.add(int(stat.parent.name))
-    return found
-
-
-@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs /proc")
-@pytest.mark.parametrize("kills", [1, pytest.param(KILLS, marks=pytest.mark.slow)])
-def test_kill_at_any_moment(tmp_path: Path, kills: int) -> None:
-    write_corpus(tmp_path / "corpus.txt", documents=200, sentences=50)
-    start = time.monotonic()
-    subprocess.run(command(tmp_path / "whole"), check=True, stdout=subprocess.DEVNULL)
-    duration = time.monotonic() - start
-    expected = tree(tmp_path / "whole")
-    moments = random.Random(kills)
-    folder = tmp_path / "killed"
-    for kill in range(kills):
-        # Progress is kept, so a fixed share of the time would hit the same stage only once.
-        process = subprocess.Popen(command(folder), stdout=subprocess.DEVNULL)
-        time.sleep(moments.uniform(0.15, 0.9) * duration)
-        workers = children(process.pid)
-        was_running = process.poll() is None
-        process.kill()
-        process.wait()
-        deadline = time.monotonic() + 10
-        while any(Path(f"/proc/{pid}").exists() for pid in workers):
-            assert time.monotonic() < deadline, "workers outlive their killed parent"
-            time.sleep(0.01)
-        before = finished(folder) if folder.exists() else {}
-        assert (folder / "train").exists() or was_running
-        subprocess.run(command(folder), check=True, stdout=subprocess.DEVNULL)
-        after = finished(folder)
-        for name, mark in before.items():
-            assert after.get(name, mark) == mark, f"{name} was made again"
-        assert tree(folder) == expected, f"kill {kill}"
-        for path in sorted(folder.rglob("*"), reverse=True):
-            path.rmdir() if path.is_dir() else path.unlink()

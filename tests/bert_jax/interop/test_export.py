@@ -1,4 +1,4 @@
-"""Weights out: the table of what each format holds, whole folders or none, what is read back, the model card."""
+"""Weights out: the table of what each format holds, whole folders or none, what is read back."""
 
 import dataclasses
 import json
@@ -10,25 +10,18 @@ import jax
 import ml_dtypes
 import numpy as np
 import pytest
-from builders import content, words
-from exported import MODEL, SPECS, random_weights
+from exported import MODEL, SPECS, VOCABULARY, exported, random_weights, source
 from safetensors import safe_open
-from support import tiny_config, train_synthetic
 
 from bert_jax.config import HeadsConfig, ModelConfig, ModelSpec, SentenceConfig, TokenizerConfig
 from bert_jax.interop import export
-from bert_jax.interop.exchange import ModelBundle, ReadOptions
 from bert_jax.interop.export import export_model
-from bert_jax.interop.export_table import FORMATS, TABLE, fit, markdown_table, rows_of
+from bert_jax.interop.export_table import FORMATS, ROWS, TABLE, fit, rows_of
 from bert_jax.interop.hf.config_json import hf_class
-from bert_jax.interop.model_card import model_card
-from bert_jax.interop.npz import write_npz
 from bert_jax.interop.readers import read_weights
 from bert_jax.process import exits
-from bert_jax.training.checkpoint import parameters
 
 DOCS = Path(__file__).resolve().parents[3] / "docs" / "weights.md"
-VOCABULARY = content(words(96))
 
 
 def model(heads=None, family="bert", **values) -> ModelSpec:
@@ -65,23 +58,6 @@ SAMPLES = {
 }
 
 
-def source(folder: Path, spec: ModelSpec, tokenizer: bool = False) -> Path:
-    """A model to export."""
-    folder.mkdir()
-    spec = dataclasses.replace(spec, tokenizer=TokenizerConfig() if tokenizer else None)
-    weights = dataclasses.replace(random_weights(spec), tokenizer_content=VOCABULARY if tokenizer else None)
-    write_npz(folder, weights)
-    return folder
-
-
-def exported(tmp_path, format, **options) -> list[str]:
-    """Export tmp_path/source to tmp_path/target; returns what was said."""
-    said: list[str] = []
-    options = {"verify": False, "report": said.append, **options}
-    export_model(tmp_path / "source", tmp_path / "target", format, **options)
-    return said
-
-
 def names(folder: Path) -> set[str]:
     return {path.name for path in folder.iterdir()}
 
@@ -116,7 +92,10 @@ def test_the_table_in_the_docs_is_the_exporters():
     formats = cells[0][1:]
     shown = {re.match(r"`([^`]+)`", row[0])[1]: dict(zip(formats, row[1:], strict=True)) for row in cells[2:]}
     assert shown == TABLE and tuple(formats) == FORMATS
-    assert markdown_table() in DOCS.read_text(encoding="utf-8")
+    lines = [f"| | {' | '.join(FORMATS)} |", f"|{'---|' * (len(FORMATS) + 1)}"]
+    for row, meaning in ROWS.items():
+        lines.append(f"| `{row}`: {meaning} | {' | '.join(TABLE[row][format] for format in FORMATS)} |")
+    assert "\n".join(lines) + "\n" in DOCS.read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("format", FORMATS)
@@ -333,73 +312,3 @@ def test_transformers_own_outputs_decide(tmp_path, answers):
         exported(tmp_path, "hf", verify=True, force=True, peer_python=peer(tmp_path, answers, "broken"))
     with pytest.raises(ValueError, match="not a Python that can be run"):
         exported(tmp_path, "hf", verify=True, force=True, peer_python=str(tmp_path / "nowhere"))
-
-
-# ------------------------------------------------------------------ a run, its average, its card
-
-
-@pytest.fixture(scope="module")
-def run(tmp_path_factory):
-    """A short run that keeps a moving average."""
-    workdir = tmp_path_factory.mktemp("run") / "run"
-    train_synthetic(tiny_config("--training.num_steps 3 --optimizer.ema_decay 0.5"), workdir)
-    return workdir
-
-
-def test_the_moving_average_on_request(run, tmp_path, monkeypatch):
-    params = {}
-    for ema in (None, True, False):
-        options = ReadOptions(ema=ema)
-        export_model(run, tmp_path / str(ema), "npz", options=options, report=lambda line: None)
-        params[ema] = read_weights(tmp_path / str(ema)).params["pooler/kernel"]
-        card = (tmp_path / str(ema) / "README.md").read_text(encoding="utf-8")
-        assert ("moving average of the parameters" in card) == (ema is not False)
-    np.testing.assert_array_equal(params[None], params[True])
-    assert not np.array_equal(params[True], params[False])
-
-    read_meta = parameters.read_meta
-
-    def without_average(folder):
-        meta = read_meta(folder)
-        del meta["digests"]["ema"]
-        return meta
-
-    monkeypatch.setattr(parameters, "read_meta", without_average)
-    with pytest.raises(ValueError, match=r"no moving average there; optimizer\.ema_decay was 0"):
-        export_model(run, tmp_path / "none", "npz", options=ReadOptions(ema=True))
-    assert not (tmp_path / "none").exists()
-
-
-@pytest.mark.parametrize("format", ["hf", "tf1", "npz"])
-def test_the_card_says_data_config_metrics_and_how_to_load(format, run, tmp_path):
-    if format == "tf1":
-        pytest.importorskip("tensorflow", reason="the data extra brings TensorFlow")
-    said = []
-    export_model(run, tmp_path / "target", format, report=said.append)
-    assert any("bitwise equal" in line for line in said)
-    card = (tmp_path / "target/README.md").read_text(encoding="utf-8")
-    for part in (
-        "## How to load it", "optimizer steps: 3", "0.15 of the tokens masked by token", "| mlm_loss |",
-        "exact GELU", "0 = the second text follows the first", '"hidden_size": 32',
-    ):  # fmt: skip
-        assert part in card, part
-    loaded = {"hf": "BertForPreTraining.from_pretrained", "tf1": "tf.train.load_checkpoint", "npz": "np.load"}
-    assert loaded[format] in card
-    assert (tmp_path / "target/vocab.txt").read_bytes() == (run.parent / "vocab.txt").read_bytes()
-
-
-def test_labels_and_their_meaning_stand_in_the_card(tmp_path):
-    source(tmp_path / "source", SPECS["sequence"], tokenizer=True)
-    exported(tmp_path, "hf")
-    card = (tmp_path / "target/README.md").read_text(encoding="utf-8")
-    assert "classes (softmax over the classes): 0 = no, 1 = yes, 2 = maybe" in card
-    assert "pipeline_tag: text-classification" in card and "BertForSequenceClassification.from_pretrained" in card
-
-
-@pytest.mark.parametrize("format", ["onnx", "stablehlo"])
-def test_the_card_of_a_program_lists_the_outputs_that_it_gives(format):
-    weights = ModelBundle(spec=SPECS["sequence"], params={})
-    card = model_card(weights, format, "float32", None, [])
-    outputs = card.split("## Outputs")[1].split("##")[0].strip()
-    assert outputs == "- `logits`: classes (softmax over the classes): 0 = no, 1 = yes, 2 = maybe"
-    assert "- `last_hidden_state`: one vector per token" in model_card(weights, "npz", "float32", None, [])

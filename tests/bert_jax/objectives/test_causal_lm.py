@@ -8,7 +8,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from builders import StopAt
 from flax import linen as nn
 from golden.cases import (
     CURVE_MODEL,
@@ -20,15 +19,13 @@ from golden.cases import (
     original_tokens,
     weights,
 )
-from support import objective_of, random_batch, tiny_config, train_synthetic, untimed
+from support import objective_of, random_batch, tiny_config, whole_and_resumed
 
 from bert_jax.config import DataConfig, ModelConfig, OptimizerConfig, PretrainConfig
 from bert_jax.interop.readers import read_weights
 from bert_jax.model import from_canonical
 from bert_jax.objectives.causal_lm import CausalLm, next_weights, original_ids
 from bert_jax.optim import make_optimizer
-from bert_jax.process.exits import Stop
-from bert_jax.training.logging.metrics_file import read_metrics
 from bert_jax.training.state import TrainState, abstract_params, initial_params
 from bert_jax.training.step import make_train_step
 
@@ -118,12 +115,7 @@ def test_loss_curve_equals_torch():
 
 def test_it_trains_evaluates_reports_and_resumes(tmp_path):
     config = tiny_config(OPTIONS, "--training.num_steps 8 --training.eval_interval 4 --training.eval_batches 2")
-    train_synthetic(config, tmp_path / "whole")
-    with pytest.raises(Stop):
-        train_synthetic(config, tmp_path / "cut", stop=StopAt(9))
-    train_synthetic(config, tmp_path / "cut")
-    lines = read_metrics(tmp_path / "whole")
-    assert untimed(read_metrics(tmp_path / "cut")) == untimed(lines)
+    lines = whole_and_resumed(config, tmp_path, 9)
     evaluations = [line for line in lines if line.get("split") == "eval"]
     assert evaluations[0]["loss"] > evaluations[1]["loss"] == evaluations[1]["lm_loss"]
     assert evaluations[1]["perplexity"] == pytest.approx(np.exp(evaluations[1]["loss"]))

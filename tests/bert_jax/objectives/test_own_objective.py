@@ -8,10 +8,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from builders import StopAt
 from flax import linen as nn
 from jax.sharding import Mesh
-from support import masked_lm, objective_of, random_batch, tiny_config, train_synthetic, untimed
+from support import masked_lm, objective_of, random_batch, tiny_config, train_synthetic, whole_and_resumed
 
 from bert_jax.config import ExecutionConfig, HeadsConfig, ModelConfig, dump_yaml, from_dict, to_dict
 from bert_jax.config.pretrain import ObjectiveConfig, PretrainConfig
@@ -20,8 +19,6 @@ from bert_jax.model import BertForPretraining, BertModel, to_canonical
 from bert_jax.objectives.objective import PretrainObjective, denominator, padding_sums, weighted_cross_entropy
 from bert_jax.objectives.registry import check_name, objective_class
 from bert_jax.parallel import make_mesh
-from bert_jax.process.exits import Stop
-from bert_jax.training.logging.metrics_file import read_metrics
 from bert_jax.training.programs import pretraining_batch, train_programs
 from bert_jax.training.state import initial_params
 
@@ -31,12 +28,7 @@ OPTIONS = f"--objective.module {MODULE} --data.next_sentence none --training.num
 
 def test_it_trains_evaluates_reports_and_resumes(tmp_path):
     config = tiny_config(OPTIONS, "--training.eval_interval 4 --training.eval_batches 2")
-    train_synthetic(config, tmp_path / "whole")
-    with pytest.raises(Stop):
-        train_synthetic(config, tmp_path / "cut", stop=StopAt(9))
-    train_synthetic(config, tmp_path / "cut")
-    lines = read_metrics(tmp_path / "whole")
-    assert untimed(read_metrics(tmp_path / "cut")) == untimed(lines)
+    lines = whole_and_resumed(config, tmp_path, 9)
     train = [line for line in lines if "split" not in line]
     assert {"smoothed_loss", "token_loss", "token_accuracy"} < set(train[0]) and "mlm_loss" not in train[0]
     # A mean over steps, and one over tokens.

@@ -9,13 +9,13 @@ from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 from recorded import Slots, assert_recorded, given
 
+from bert_jax.model.task_layers import pair_features
 from bert_jax.objectives.label_losses import softmax_loss
 from bert_jax.objectives.objective import denominator
 from bert_jax.objectives.sentence_losses import (
     cosent_loss,
     cosine_loss,
     in_batch_negatives_loss,
-    pair_features,
     triplet_loss,
 )
 
