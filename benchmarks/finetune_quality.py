@@ -33,7 +33,9 @@ from finetune_runs import Prepared, prepare, run_ours, run_torch, write_features
 
 from bert_jax.config.loader import RunOptions, take_options
 from bert_jax.finetuning.evaluation import scores_of
-from bert_jax.metrics import Score, paired_bootstrap, squad_scores, value
+from bert_jax.metrics import Score, value
+from bert_jax.metrics.resampling import paired_bootstrap
+from bert_jax.metrics.squad import squad_scores
 from bert_jax.tasks.task import Prediction
 
 # Of the losses of --losses.
@@ -101,10 +103,10 @@ def scored(run: Prepared, split: str, predictions: Sequence[Prediction]) -> dict
         ]
         for chooses in (True, False)
     ]
-    _, best = squad_scores(*zip(*halves[0], strict=True))
-    assert best is not None
-    scores, _ = squad_scores(*zip(*halves[1], strict=True), best.f1)
-    plain, _ = squad_scores(*zip(*halves[1], strict=True), run.config.qa.null_threshold)
+    choosing_scores = {score.name: score for score in squad_scores(*zip(*halves[0], strict=True))}
+    best = value(choosing_scores["f1/best_threshold_value"], len(halves[0]))
+    scores = squad_scores(*zip(*halves[1], strict=True), best)
+    plain = squad_scores(*zip(*halves[1], strict=True), run.config.qa.null_threshold)
     for name, several in (("chosen_threshold", scores), ("same_half", plain)):
         found |= {f"{s.name}/{name}": Scored(s, len(halves[1])) for s in several if s.name in ("f1", "exact")}
     return found

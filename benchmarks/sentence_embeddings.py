@@ -23,7 +23,7 @@ import numpy as np
 import bert_jax
 from bert_jax.analysis.anisotropy import anisotropy, counted_embeddings, frequency_bands
 from bert_jax.analysis.whitening import fit_whitening
-from bert_jax.metrics import regression_scores
+from bert_jax.metrics.correlation import regression_scores
 from bert_jax.metrics.score import value
 
 REPOSITORY = Path(__file__).resolve().parents[1]

@@ -25,7 +25,7 @@ import numpy as np
 from bert_jax.config import load_config
 from bert_jax.config.finetune import FinetuneConfig
 from bert_jax.finetuning.artifacts import predicted_splits, read_predictions
-from bert_jax.metrics import auroc
+from bert_jax.metrics.classification import auroc
 from bert_jax.records import Record
 from data_pipeline.tasks import read_splits
 

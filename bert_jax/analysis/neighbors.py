@@ -12,7 +12,8 @@ import numpy as np
 
 from bert_jax.analysis.collection import BLOCK, Collection, Id, is_id, lengths_of
 from bert_jax.inference.text_files import read_texts
-from bert_jax.metrics import Interval, confidence_intervals, retrieval_scores
+from bert_jax.metrics.resampling import Interval, confidence_intervals
+from bert_jax.metrics.retrieval import retrieval_scores
 
 Similarity = Literal["cosine", "dot"]
 SIMILARITIES: tuple[Similarity, ...] = ("cosine", "dot")

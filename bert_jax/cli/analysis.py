@@ -108,7 +108,7 @@ def cluster_command(arguments: argparse.Namespace) -> None:
     from bert_jax.analysis.clusters import agglomerative, cluster_lines, kmeans, read_labels, summary_lines
     from bert_jax.analysis.collection import embedded, read_collection
     from bert_jax.inference.text_files import write_json_lines
-    from bert_jax.metrics import clustering_scores
+    from bert_jax.metrics.clustering import clustering_scores
 
     of_kmeans = {"distance": arguments.distance, "seed": arguments.seed, "restarts": arguments.restarts}
     of_kmeans = {name: value for name, value in of_kmeans.items() if value is not None}

@@ -15,7 +15,8 @@ import numpy as np
 from bert_jax.config.finetune import FinetuneConfig
 from bert_jax.finetuning.artifacts import read_options, read_predictions
 from bert_jax.io.storage import Location
-from bert_jax.metrics import Score, mcnemar, paired_bootstrap, value
+from bert_jax.metrics import Score, value
+from bert_jax.metrics.resampling import mcnemar, paired_bootstrap
 from bert_jax.records import Record
 from bert_jax.tasks.registry import TASKS
 from bert_jax.tasks.task import Prediction, Task

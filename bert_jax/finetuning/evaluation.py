@@ -24,7 +24,8 @@ from bert_jax.inference.batching import (
     packed_batches,
     run_packed,
 )
-from bert_jax.metrics import Score, confidence_intervals, value
+from bert_jax.metrics import Score, value
+from bert_jax.metrics.resampling import confidence_intervals
 from bert_jax.model import BertModel
 from bert_jax.parallel import host_rows, to_global
 from bert_jax.records import Record

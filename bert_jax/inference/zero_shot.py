@@ -17,7 +17,8 @@ import numpy as np
 
 from bert_jax.inference.batching import DeviceOutputs, Outputs
 from bert_jax.inference.engine import WINDOW, Engine, checked_texts
-from bert_jax.metrics import Interval, classification_scores, confidence_intervals, multi_label_scores
+from bert_jax.metrics.classification import classification_scores, multi_label_scores
+from bert_jax.metrics.resampling import Interval, confidence_intervals
 from bert_jax.tasks.task import ModelInput
 from bert_jax.tasks.text_classification import class_predictions, multi_label_predictions, probability_table
 

@@ -1,4 +1,4 @@
-"""Exact match and F1 of answers in Chinese (CMRC 2018, DRCD), by characters."""
+"""Exact match and character F1 of answers in Chinese (CMRC 2018, DRCD)."""
 
 import re
 import string
@@ -9,26 +9,26 @@ import numpy as np
 
 from bert_jax.metrics.score import Score, count_records, mean_score
 
-# ASCII punctuation, its full-width forms, and what Chinese has of its own. Wider than the list of
-# ``cmrc2018_evaluate.py``, which lacks . , ( ) % among others and, by a slip, the opening quote and the ellipsis.
+# ASCII punctuation, its full-width forms, and Chinese punctuation. Wider than the list of
+# ``cmrc2018_evaluate.py``, which lacks . , ( ) % among others and, by mistake, the opening quote and the ellipsis.
 FULL_WIDTH = "".join(chr(ord(character) + 0xFEE0) for character in string.punctuation)
 PUNCTUATION = string.punctuation + FULL_WIDTH + "、。·・…—–‘’“”〈〉《》「」『』【】〔〕〖〗〜"  # noqa: RUF001
 NO_PUNCTUATION = str.maketrans("", "", PUNCTUATION)
-# A run of Latin letters or digits (full-width ones too; text is lower case by now) is one token, and so is any
-# other character but white space.
+# A run of Latin letters or digits (also full-width ones; the text is in lower case) is one token, and so is every
+# other character except white space.
 TOKEN = re.compile(r"[0-9a-zß-öø-ɏ\uff10-\uff19\uff41-\uff5a]+|\S")
 
 
 def remove_punctuation(text: str) -> str:
-    """Lower case without punctuation; white space inside stays, as in ``cmrc2018_evaluate.py``."""
+    """Return lower-case text without punctuation; inner white space stays, as in ``cmrc2018_evaluate.py``."""
     return text.lower().strip().translate(NO_PUNCTUATION)
 
 
 def exact_and_f1(prediction: str, references: Sequence[str]) -> tuple[float, float]:
-    """Each the maximum over ``references``: equality without punctuation; F1 of the longest common substring of
-    tokens, 0 if either text has none."""
+    """Return (exact, f1), each the maximum over ``references``: equality without punctuation, and F1 of the longest
+    common substring of tokens. Raises ``ValueError`` without references."""
     if not references:
-        raise ValueError(f"the answer {prediction[:40]!r} has no reference to be compared with")
+        raise ValueError(f"answer {prediction[:40]!r}: no references; one or more are needed")
     predicted = remove_punctuation(prediction)
     golds = [remove_punctuation(reference) for reference in references]
     return float(predicted in golds), max(_substring_f1(predicted, gold) for gold in golds)

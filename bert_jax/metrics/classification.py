@@ -1,4 +1,4 @@
-"""Metrics of one label out of several, and of several labels at once (values equal to scikit-learn's)."""
+"""Metrics of single-label and multi-label classification (values equal to scikit-learn's)."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -7,31 +7,33 @@ import numpy as np
 
 from bert_jax.metrics.score import Score, count_records, mean_score, once, precision_recall_f1, repeats
 
-# A resample's float64[3, C] (hits, gold, predicted) of each class, from which every F1 and Matthews follows.
+# From indices [n] to counts of the resample: float64[3, C] (hits, gold, predicted) of each class, or float64[2, R]
+# (negatives, positives) at each rank.
 Counts = Callable[[np.ndarray], np.ndarray]
 KINDS = ("precision", "recall", "f1")
 
 
 def confusion_matrix(gold: np.ndarray, predicted: np.ndarray, classes: int) -> np.ndarray:
-    """int64[classes, classes] of int labels [n]: rows gold, columns predicted."""
-    gold, predicted = _labels("gold", gold, classes), _labels("predicted", predicted, classes)
-    count_records(gold=gold, predicted=predicted)
+    """Return counts int64[classes, classes] of int labels [n]: rows gold, columns predicted.
+
+    Raises ``ValueError`` for labels outside 0 to ``classes`` - 1.
+    """
+    gold, predicted, _ = _labels(gold, predicted, classes)
     return np.bincount(gold * classes + predicted, minlength=classes**2).reshape(classes, classes)
 
 
 def classification_scores(
     gold: np.ndarray, predicted: np.ndarray, names: Sequence[str], probabilities: np.ndarray | None = None
 ) -> list[Score]:
-    """Scores of int labels [n], with AUROC if there are ``probabilities`` [n, C] (or any scores that rank).
+    """Return the scores of int labels [n]; ``probabilities`` [n, C] (or any ranking scores) add auroc.
 
     accuracy; precision, recall and f1, each _micro, _macro, _weighted and /NAME of a class; matthews; auroc. For
-    two classes also precision, recall and f1 of class 1. _macro is over the classes that occur in gold or
-    predicted, as in scikit-learn. auroc is of class 1 of two, else the mean over classes of one against the rest;
-    nan if a class is not in gold.
+    two classes also precision, recall and f1 of class 1. _macro averages over the classes that occur in gold or
+    predicted, as in scikit-learn. With two classes auroc is that of class 1, otherwise the mean over classes of one
+    against the rest; NaN if a class does not occur in gold. Raises ``ValueError`` for wrong shapes or labels.
     """
     classes = len(names)
-    gold, predicted = _labels("gold", gold, classes), _labels("predicted", predicted, classes)
-    n = count_records(gold=gold, predicted=predicted)
+    gold, predicted, n = _labels(gold, predicted, classes)
     hit = np.where(gold == predicted, gold, classes)  # the last bin takes the misses
 
     times = once(partial(repeats, n=n))
@@ -53,19 +55,20 @@ def classification_scores(
     if probabilities is not None:
         columns = _columns("probabilities", probabilities, n, classes)
         ranked = [1] if classes == 2 else range(classes)
-        each = [_auroc_of(_by_rank(gold == c, columns[:, c], times)) for c in ranked]
-        scores.append(_mean_over_classes("auroc", each))
+        ranks = [_by_rank(gold == c, columns[:, c], times) for c in ranked]
+        scores.append(_mean_over_classes("auroc", _auroc, ranks))
     return scores
 
 
 def multi_label_scores(
     gold: np.ndarray, predicted: np.ndarray, names: Sequence[str], probabilities: np.ndarray | None = None
 ) -> list[Score]:
-    """Scores of 0/1 indicators [n, C], with areas under curves if there are ``probabilities`` [n, C].
+    """Return the scores of 0/1 indicators [n, C]; ``probabilities`` [n, C] add areas under curves.
 
     accuracy (all labels of a record right); precision, recall and f1, each _micro, _macro, _weighted and /NAME of
-    a label; mean_average_precision; auroc, the mean over labels. A label that occurs nowhere counts 0 in _macro and
-    in mean_average_precision, as in scikit-learn; auroc is nan if a label is in no record of gold, or in all.
+    a label; mean_average_precision; auroc, the mean over labels. A label without occurrences counts 0 in _macro and
+    in mean_average_precision, as in scikit-learn; auroc is NaN if no record or every record of gold has a label.
+    Raises ``ValueError`` for wrong shapes or values.
     """
     n, classes = count_records(gold=gold, predicted=predicted), len(names)
     is_gold, is_predicted = _indicators("gold", gold, n, classes), _indicators("predicted", predicted, n, classes)
@@ -82,13 +85,13 @@ def multi_label_scores(
     if probabilities is not None:
         columns = _columns("probabilities", probabilities, n, classes)
         ranks = [_by_rank(is_gold[:, c], columns[:, c], times) for c in range(classes)]
-        scores.append(_mean_over_classes("mean_average_precision", [*map(_average_precision_of, ranks)]))
-        scores.append(_mean_over_classes("auroc", [*map(_auroc_of, ranks)]))
+        scores.append(_mean_over_classes("mean_average_precision", _average_precision, ranks))
+        scores.append(_mean_over_classes("auroc", _auroc, ranks))
     return scores
 
 
 def matthews(counts: np.ndarray) -> float:
-    """Matthews correlation of ``counts`` [3, C] (hits, gold, predicted), 0 if gold or predicted is one class.
+    """Return the Matthews correlation of ``counts`` [3, C] (hits, gold, predicted); 0 if one side is constant.
 
     Gorodkin 2004, "Comparing two K-category assignments by a K-category correlation coefficient".
     """
@@ -99,49 +102,49 @@ def matthews(counts: np.ndarray) -> float:
 
 
 def auroc(gold: np.ndarray, scores: np.ndarray) -> float:
-    """Area under the ROC curve of bool ``gold`` [n] and ``scores`` [n]: the share of pairs in the right order,
-    ties half. nan if gold is one class or a score is nan."""
+    """Return the area under the ROC curve of bool ``gold`` [n] and ``scores`` [n]: the share of pairs in the right
+    order, ties counting half. NaN if gold is constant or a score is NaN."""
     n = count_records(gold=gold, scores=scores)
-    return _auroc_of(_by_rank(np.asarray(gold, bool), scores, partial(repeats, n=n)))(np.arange(n))
+    return _auroc(*_by_rank(np.asarray(gold, bool), scores, partial(repeats, n=n))(np.arange(n)))
 
 
 def average_precision(gold: np.ndarray, scores: np.ndarray) -> float:
-    """Sum over thresholds of precision times gain in recall; 0 without a positive, nan if a score is nan."""
+    """Return the sum over thresholds of precision times gain in recall, for bool ``gold`` [n] and ``scores`` [n].
+    0 without positives, NaN if a score is NaN."""
     n = count_records(gold=gold, scores=scores)
-    return _average_precision_of(_by_rank(np.asarray(gold, bool), scores, partial(repeats, n=n)))(np.arange(n))
+    return _average_precision(*_by_rank(np.asarray(gold, bool), scores, partial(repeats, n=n))(np.arange(n)))
 
 
-def _labels(name: str, labels: np.ndarray, classes: int) -> np.ndarray:
-    labels = np.asarray(labels)
-    if labels.ndim != 1 or (labels.size and labels.dtype.kind not in "biu"):
-        raise ValueError(f"{name} must be integer labels of shape [n], not {labels.dtype} {list(labels.shape)}")
-    wrong = labels[(labels < 0) | (labels >= classes)]
-    if wrong.size:
-        raise ValueError(f"{name} holds the label {wrong[0]}; {classes} classes are 0 to {classes - 1}")
-    return labels.astype(np.int64)
+def _labels(gold: np.ndarray, predicted: np.ndarray, classes: int) -> tuple[np.ndarray, np.ndarray, int]:
+    """Return both as int64[n], and n."""
+    for name, labels in (("gold", np.asarray(gold)), ("predicted", np.asarray(predicted))):
+        if labels.ndim != 1 or (labels.size and labels.dtype.kind not in "biu"):
+            raise ValueError(f"{name}: {labels.dtype} {list(labels.shape)} is not allowed; give integers [n]")
+        wrong = labels[(labels < 0) | (labels >= classes)]
+        if wrong.size:
+            raise ValueError(f"{name}: label {wrong[0]} is not allowed; allowed: 0 to {classes - 1}")
+    n = count_records(gold=gold, predicted=predicted)
+    return np.asarray(gold, np.int64), np.asarray(predicted, np.int64), n
 
 
 def _columns(name: str, values: np.ndarray, n: int, classes: int) -> np.ndarray:
     values = np.asarray(values)
     if values.shape != (n, classes):
-        raise ValueError(f"{name} must have shape [{n}, {classes}], not {list(values.shape)}")
+        raise ValueError(f"{name}: shape {list(values.shape)} is not allowed; give [{n}, {classes}]")
     return values
 
 
 def _indicators(name: str, values: np.ndarray, n: int, classes: int) -> np.ndarray:
     values = _columns(name, values, n, classes)
     if not np.isin(values, (0, 1)).all():
-        raise ValueError(f"{name} must hold only 0 and 1")
+        raise ValueError(f"{name}: values other than 0 and 1 are not allowed")
     return values.astype(bool)
 
 
 def _averages(counts: Counts, names: Sequence[str], occurring_only: bool) -> list[Score]:
-    """Every average of precision, recall and F1, and their values of each class."""
+    """Return precision, recall and F1: each average, and the value of each class."""
     of_all = once(lambda indices: precision_recall_f1(counts(indices).sum(axis=1)))
     of_each = once(lambda indices: precision_recall_f1(counts(indices)))
-
-    def micro(row: int, indices: np.ndarray) -> float:
-        return float(of_all(indices)[row])
 
     def macro(row: int, indices: np.ndarray) -> float:
         values = of_each(indices)[row]
@@ -152,27 +155,30 @@ def _averages(counts: Counts, names: Sequence[str], occurring_only: bool) -> lis
         total = in_gold.sum()
         return float(of_each(indices)[row] @ in_gold / total) if total else 0.0
 
-    def of_class(row: int, index: int, indices: np.ndarray) -> float:
-        return float(of_each(indices)[row, index])
+    def element(rates: Callable[[np.ndarray], np.ndarray], *place: int) -> Callable[[np.ndarray], float]:
+        return lambda indices: float(rates(indices)[place])
 
     scores = []
     for row, kind in enumerate(KINDS):
-        scores += [Score(f"{kind}_{of.__name__}", partial(of, row)) for of in (micro, macro, weighted)]
-        scores += [Score(f"{kind}/{name}", partial(of_class, row, index)) for index, name in enumerate(names)]
+        scores.append(Score(f"{kind}_micro", element(of_all, row)))
+        scores += [Score(f"{kind}_{of.__name__}", partial(of, row)) for of in (macro, weighted)]
+        scores += [Score(f"{kind}/{name}", element(of_each, row, index)) for index, name in enumerate(names)]
     return scores
 
 
-def _mean_over_classes(name: str, each: Sequence[Callable[[np.ndarray], float]]) -> Score:
-    return Score(name, lambda indices: float(np.mean([of(indices) for of in each])))
+def _mean_over_classes(
+    name: str, area: Callable[[np.ndarray, np.ndarray], float], ranks: Sequence[Counts]
+) -> Score:
+    return Score(name, lambda indices: float(np.mean([area(*counts(indices)) for counts in ranks])))
 
 
-def _by_rank(gold: np.ndarray, scores: np.ndarray, times: Counts) -> Counts | None:
-    """A resample's float64[2, R] negatives and positives at each of the R different scores, ascending: sorting
-    once leaves a resample nothing but counting. ``times``: how often it holds each record. None if a score is
-    nan."""
+def _by_rank(gold: np.ndarray, scores: np.ndarray, times: Counts) -> Counts:
+    """Return a function of indices: float64[2, R] negatives and positives at each of the R different scores,
+    ascending; NaN if a score is NaN. The records are sorted once, a resample is only counted. ``times``: number of
+    occurrences of each record in the resample."""
     scores = np.asarray(scores, np.float64)
     if np.isnan(scores).any():
-        return None
+        return lambda indices: np.full((2, 1), np.nan)
     order = np.argsort(scores, kind="stable")
     ascending = scores[order]
     firsts = np.flatnonzero(np.append(True, ascending[1:] != ascending[:-1]))
@@ -186,27 +192,15 @@ def _by_rank(gold: np.ndarray, scores: np.ndarray, times: Counts) -> Counts | No
     return counts
 
 
-def _auroc_of(counts: Counts | None) -> Callable[[np.ndarray], float]:
-    def of(indices: np.ndarray) -> float:
-        if counts is None:
-            return float("nan")
-        negatives, positives = counts(indices)
-        pairs = negatives.sum() * positives.sum()
-        return float(positives @ (np.cumsum(negatives) - negatives / 2) / pairs) if pairs else float("nan")
-
-    return of
+def _auroc(negatives: np.ndarray, positives: np.ndarray) -> float:
+    pairs = negatives.sum() * positives.sum()
+    return float(positives @ (np.cumsum(negatives) - negatives / 2) / pairs) if pairs else float("nan")
 
 
-def _average_precision_of(counts: Counts | None) -> Callable[[np.ndarray], float]:
-    def of(indices: np.ndarray) -> float:
-        if counts is None:
-            return float("nan")
-        negatives, positives = counts(indices)[:, ::-1]
-        if not positives.any():
-            return 0.0
-        found = np.cumsum(positives)
-        # A rank that the resample lacks has no positives, so its quotient does not count.
-        precision = found / np.maximum(found + np.cumsum(negatives), 1)
-        return float(positives @ precision / found[-1])
-
-    return of
+def _average_precision(negatives: np.ndarray, positives: np.ndarray) -> float:
+    if not positives.any():
+        return 0.0
+    found = np.cumsum(positives[::-1])
+    # A rank that the resample lacks has no positives, so its quotient does not count.
+    precision = found / np.maximum(found + np.cumsum(negatives[::-1]), 1)
+    return float(positives[::-1] @ precision / found[-1])

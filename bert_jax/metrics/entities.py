@@ -1,4 +1,4 @@
-"""Metrics of tag sequences: whole entities (values equal to seqeval's), tags, and intent with slots."""
+"""Metrics of tag sequences: entities (values equal to seqeval's), tags, and intents with slots."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -11,22 +11,23 @@ Tags = Sequence[Sequence[str]]
 
 
 def entities(tags: Sequence[str], strict: bool = False) -> list[tuple[str, int, int]]:
-    """(type, first, end) of each entity of one sentence, ``end`` exclusive; the type of a bare B, I, E, S is "_".
+    """Return (type, first, end) of each entity of one sentence, ``end`` exclusive; a bare B, I, E, S has type "_".
 
-    Default: as conlleval and seqeval, where every tag but O belongs to an entity: I or E goes on after B or I of
-    the same type, everything else begins one. This reads IOB2, IOB1 and BIOES alike. ``strict``: IOB2 as written,
-    as seqeval mode="strict", scheme=IOB2: an I that continues nothing is no entity. ValueError for other tags.
+    Default: conlleval's and seqeval's reading, in which every tag but O belongs to an entity: I or E continues a B
+    or I of the same type, every other tag begins an entity. It covers IOB2, IOB1 and BIOES. ``strict``: seqeval's
+    mode="strict", scheme=IOB2, in which an I without a preceding B is no entity. Raises ``ValueError`` for other
+    tags.
     """
     found: list[tuple[str, int, int]] = []
     previous = outside = ("O", "")
     for position, tag in enumerate(tags):
         prefix, kind = current = _split(tag)
         if strict and prefix in "ES":
-            raise ValueError(f"strict scores are of IOB2 tags, which {tag!r} is not")
+            raise ValueError(f"tag {tag!r} is not allowed with strict scores; allowed: IOB2 tags")
         if prefix in "IE" and previous[0] in "BI" and previous[1] == kind:
             found[-1] = (kind, found[-1][1], position + 1)
         elif strict and prefix == "I":
-            current = outside  # so that the next I continues nothing either
+            current = outside  # so that the next I continues no entity either
         elif prefix != "O":
             found.append((kind, position, position + 1))
         previous = current
@@ -34,7 +35,10 @@ def entities(tags: Sequence[str], strict: bool = False) -> list[tuple[str, int, 
 
 
 def tagging_scores(gold: Tags, predicted: Tags, strict: bool = False) -> list[Score]:
-    """precision, recall and f1 of entities (micro), each also /TYPE; accuracy of tags. A record is a sentence."""
+    """Return precision, recall and f1 of entities (micro), each also /TYPE, and accuracy of tags.
+
+    A record is a sentence. Raises ``ValueError`` if numbers of sentences or tags differ.
+    """
     _check_sentences(gold, predicted)
     pairs = [(set(entities(g, strict)), set(entities(p, strict))) for g, p in zip(gold, predicted, strict=True)]
     kinds = sorted({kind for pair in pairs for found in pair for kind, *_ in found})
@@ -62,7 +66,7 @@ def tagging_scores(gold: Tags, predicted: Tags, strict: bool = False) -> list[Sc
 
 
 def tag_accuracy(gold: Tags, predicted: Tags) -> Score:
-    """``accuracy``: the share of tags that are right, whatever they are called. A record is a sentence."""
+    """Return ``accuracy``, the share of correct tags of any scheme; a record is a sentence."""
     _check_sentences(gold, predicted)
     right = [sum(a == b for a, b in zip(g, p, strict=True)) for g, p in zip(gold, predicted, strict=True)]
     counts = np.array([right, [len(sentence) for sentence in gold]], np.float64).T
@@ -80,14 +84,9 @@ def joint_scores(
     gold_slots: Tags,
     predicted_slots: Tags,
 ) -> list[Score]:
-    """sentence_accuracy (the intent and every tag right) and intent_accuracy; of the slots alone there is
-    :func:`tagging_scores`."""
-    count_records(
-        gold_intents=gold_intents,
-        predicted_intents=predicted_intents,
-        gold_slots=gold_slots,
-        predicted_slots=predicted_slots,
-    )
+    """Return sentence_accuracy (the intent and every tag correct) and intent_accuracy; :func:`tagging_scores` has
+    those of the slots."""
+    count_records(gold_intents=gold_intents, predicted_intents=predicted_intents, gold_slots=gold_slots)
     _check_sentences(gold_slots, predicted_slots)
     intent_right = np.array([g == p for g, p in zip(gold_intents, predicted_intents, strict=True)])
     slots_right = np.array([list(g) == list(p) for g, p in zip(gold_slots, predicted_slots, strict=True)])
@@ -98,10 +97,10 @@ def joint_scores(
 
 
 def _split(tag: str) -> tuple[str, str]:
-    """Prefix and type of a tag."""
+    """Return the prefix and the type of a tag."""
     prefix, _, kind = tag.partition("-")
     if tag != "O" and prefix not in ("B", "I", "E", "S"):
-        raise ValueError(f"{tag!r} is no entity tag; allowed are O and B, I, E or S with or without -TYPE")
+        raise ValueError(f"tag {tag!r} is not allowed; allowed: O, and B, I, E or S with or without -TYPE")
     return prefix, kind or "_"
 
 

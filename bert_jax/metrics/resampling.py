@@ -1,4 +1,4 @@
-"""Bootstrap intervals of a metric, and tests of the difference between two models on the same records."""
+"""Bootstrap intervals of metrics, and tests of the difference between two models on the same records."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -10,7 +10,7 @@ from bert_jax.metrics.score import Score, count_records, value
 
 
 class Interval(NamedTuple):
-    """A metric of all records and the bounds of its confidence interval."""
+    """A metric over all records, and the bounds of its confidence interval."""
 
     value: float
     low: float
@@ -18,7 +18,7 @@ class Interval(NamedTuple):
 
 
 class Difference(NamedTuple):
-    """The metric of model a minus that of model b, the bounds of its interval, two-sided p-value."""
+    """Metric of model a minus that of model b, the bounds of its interval, and the two-sided p-value."""
 
     difference: float
     low: float
@@ -27,25 +27,21 @@ class Difference(NamedTuple):
 
 
 class McNemar(NamedTuple):
-    """Records that only one of two models has right, two-sided p-value of equally good models."""
+    """Numbers of records that only model a, or only model b, predicts correctly, and the two-sided p-value."""
 
     only_a: int
     only_b: int
     p_value: float
 
 
-def confidence_interval(score: Score, n: int, seed: int, resamples: int = 1000, level: float = 0.95) -> Interval:
-    """Percentile bootstrap over ``n`` records (Efron 1979), the same for the same seed.
-
-    Resamples of which the metric is undefined are left out; the bounds are nan if that is all of them.
-    """
-    return confidence_intervals([score], n, seed, resamples, level)[0]
-
-
 def confidence_intervals(
     scores: Sequence[Score], n: int, seed: int, resamples: int = 1000, level: float = 0.95
 ) -> list[Interval]:
-    """:func:`confidence_interval` of each score, of resamples that are drawn once for all of them."""
+    """Return the percentile bootstrap interval (Efron 1979) of each score over ``n`` records.
+
+    All scores share the resamples, which depend on ``seed`` alone. Resamples on which a metric is undefined are
+    ignored; the bounds are NaN if it is undefined on all of them. Raises ``ValueError`` without records.
+    """
     wholes = [value(score, n) for score in scores]
     values = _resampled(scores, n, seed, resamples) if scores else ()
     return [Interval(whole, *_bounds(row, level)) for whole, row in zip(wholes, values, strict=True)]
@@ -54,9 +50,9 @@ def confidence_intervals(
 def paired_bootstrap(
     score_a: Score, score_b: Score, n: int, seed: int, resamples: int = 1000, level: float = 0.95
 ) -> Difference:
-    """Difference of two scores of the same ``n`` records, both taken of the same resamples.
+    """Return the difference of two scores of the same ``n`` records, both computed on the same resamples.
 
-    The p-value is twice the share of resamples whose difference is 0 or of the other sign, which fits the
+    The p-value is twice the share of resamples whose difference is 0 or has the other sign, consistent with the
     interval; the whole set counts as one more resample (Davison and Hinkley 1997, 4.2.3), so it is never 0.
     """
     whole = value(score_a, n) - value(score_b, n)
@@ -69,7 +65,8 @@ def paired_bootstrap(
 
 
 def mcnemar(correct_a: np.ndarray, correct_b: np.ndarray) -> McNemar:
-    """Exact McNemar test of bool[n]: a binomial test of the records that one model alone has right."""
+    """Return the exact McNemar test of bool[n]: a binomial test on the records that one model alone predicts
+    correctly."""
     count_records(correct_a=correct_a, correct_b=correct_b)
     a, b = np.asarray(correct_a, bool), np.asarray(correct_b, bool)
     only_a, only_b = int((a & ~b).sum()), int((b & ~a).sum())
@@ -78,9 +75,9 @@ def mcnemar(correct_a: np.ndarray, correct_b: np.ndarray) -> McNemar:
 
 
 def _resampled(scores: Sequence[Score], n: int, seed: int, resamples: int) -> np.ndarray:
-    """float64[S, resamples]: each score of each resample."""
+    """Return float64[S, resamples]: each score of each resample."""
     if resamples < 1:
-        raise ValueError(f"resamples must be 1 or more, not {resamples}")
+        raise ValueError(f"resamples: {resamples} is not allowed; allowed: 1 or more")
     rng = np.random.default_rng(seed)
     values = np.empty((len(scores), resamples))
     for number in range(resamples):
@@ -91,7 +88,7 @@ def _resampled(scores: Sequence[Score], n: int, seed: int, resamples: int) -> np
 
 def _bounds(values: np.ndarray, level: float) -> tuple[float, float]:
     if not 0 < level < 1:
-        raise ValueError(f"level must lie between 0 and 1, not {level}")
+        raise ValueError(f"level: {level} is not allowed; allowed: above 0, below 1")
     defined = values[~np.isnan(values)]
     if not defined.size:
         return float("nan"), float("nan")

@@ -12,22 +12,23 @@ def retrieval_scores(
     relevant: Sequence[Collection[Hashable]],
     cutoffs: Sequence[int] = (1, 5, 10),
 ) -> list[Score]:
-    """mrr, precision@1, and recall@K and ndcg@K for each of ``cutoffs``. A record is a query.
+    """Return mrr, precision@1, and recall@K and ndcg@K for each of ``cutoffs``; a record is a query.
 
-    ``ranked``: ids, best first, each once; what is not in the list is not found. ``relevant``: the right ids, one
-    or more for every query. mrr: one over the rank of the first right id in the whole list, else 0. ndcg: gain 1,
-    discount log2(rank + 1), over that of the best possible list.
+    ``ranked``: retrieved ids, best first, each once. ``relevant``: the relevant ids, one or more for every query.
+    mrr: 1 / rank of the first relevant id in the whole list, 0 without one. ndcg: gain 1, discount log2(rank + 1),
+    divided by that of the best possible list. Raises ``ValueError`` for a query without relevant ids or with a
+    repeated id.
     """
     n = count_records(ranked=ranked, relevant=relevant)
     if any(cutoff < 1 for cutoff in cutoffs):
-        raise ValueError(f"cutoffs must be 1 or more, not {list(cutoffs)}")
+        raise ValueError(f"cutoffs: {list(cutoffs)} is not allowed; allowed: 1 or more")
     longest = max(1, *cutoffs, *map(len, ranked))
     hits = np.zeros((n, longest), bool)
     for query, (found, right) in enumerate(zip(ranked, map(frozenset, relevant), strict=True)):
         if not right:
             raise ValueError(f"query {query} has no relevant id; remove it")
         if len(set(found)) != len(found):
-            raise ValueError(f"query {query} has an id twice in its ranked list")
+            raise ValueError(f"query {query} has an id twice in its ranked list; give each id once")
         hits[query, : len(found)] = [one in right for one in found]
     total = np.array([len(frozenset(right)) for right in relevant])
     discount = 1 / np.log2(np.arange(longest) + 2)

@@ -1,4 +1,4 @@
-"""Base of every metric: a score that can be taken of any resample, and checked inputs."""
+"""Base of every metric: a score that can be computed on any resample, and checks of inputs."""
 
 from collections.abc import Callable, Sized
 from dataclasses import dataclass
@@ -11,11 +11,11 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Score:
-    """A metric of a fixed set of records, bound to what it needs of each of them.
+    """A metric of a fixed set of records, with its per-record values.
 
-    ``of`` takes int64 indices of records, repeats allowed, and gives the metric of that resample; nan where it is
-    undefined. So one bootstrap serves all metrics. Indices must not be written to afterwards: scores share what
-    they count of the same array.
+    ``of`` takes int64 indices of records, repeats allowed, and returns the metric of that resample, NaN if it is
+    undefined. So one bootstrap serves all metrics. Do not write to an array of indices afterwards: scores share
+    cached counts of the same array.
     """
 
     name: str
@@ -24,9 +24,9 @@ class Score:
 
 
 def value(score: Score, n: int) -> float:
-    """The metric of all ``n`` records."""
+    """Return the metric over all ``n`` records; raise ``ValueError`` if ``n`` is 0."""
     if n < 1:
-        raise ValueError(f"{score.name}: there are no records to score")
+        raise ValueError(f"{score.name}: no records to score; one or more are needed")
     return score.of(np.arange(n))
 
 
@@ -35,17 +35,18 @@ def count_records(**columns: Sized) -> int:
     lengths = {name: len(column) for name, column in columns.items()}
     if len(set(lengths.values())) > 1:
         counts = ", ".join(f"{name} {length}" for name, length in lengths.items())
-        raise ValueError(f"the columns must have as many records as each other: {counts}")
+        raise ValueError(f"the numbers of records differ: {counts}; they must be equal")
     count = next(iter(lengths.values()))
     if not count:
-        raise ValueError(f"there are no records to score in {', '.join(lengths)}")
+        raise ValueError(f"{', '.join(lengths)}: no records to score; one or more are needed")
     return count
 
 
 def mean_score(
     name: str, values: np.ndarray, where: np.ndarray | None = None, higher_is_better: bool = True
 ) -> Score:
-    """Mean of ``values`` [n], over the records of ``where`` (bool[n]) if given; nan if a resample has none."""
+    """Return the mean of ``values`` [n], if given over the records of ``where`` (bool[n]); NaN if a resample has
+    none of them."""
     values = np.asarray(values, np.float64)
 
     def of(indices: np.ndarray) -> float:
@@ -57,18 +58,18 @@ def mean_score(
 
 
 def divide(numerator: np.ndarray, denominator: np.ndarray) -> np.ndarray:
-    """Elementwise quotient, 0 where the denominator is 0."""
+    """Return the elementwise quotient, 0 where the denominator is 0."""
     return np.divide(numerator, denominator, out=np.zeros_like(numerator, np.float64), where=denominator != 0)
 
 
 def precision_recall_f1(counts: np.ndarray) -> np.ndarray:
-    """float64[3, ...] precision, recall, F1 of ``counts`` [3, ...] (hits, gold, predicted); 0 for 0 / 0."""
+    """Return precision, recall, F1 float64[3, ...] of ``counts`` [3, ...] (hits, gold, predicted); 0 / 0 is 0."""
     hits, gold, predicted = counts
     return np.stack([divide(hits, predicted), divide(hits, gold), divide(2 * hits, gold + predicted)])
 
 
 def once(function: Callable[[np.ndarray], T]) -> Callable[[np.ndarray], T]:
-    """``function`` of an array of indices, kept for the last array: all scores of a resample share it."""
+    """Return ``function`` with its last result cached by array identity: all scores of a resample share it."""
     last: list[tuple[np.ndarray, T]] = []
 
     def of(indices: np.ndarray) -> T:
@@ -80,5 +81,5 @@ def once(function: Callable[[np.ndarray], T]) -> Callable[[np.ndarray], T]:
 
 
 def repeats(indices: np.ndarray, n: int) -> np.ndarray:
-    """float64[n]: how often the resample holds each record. Sums with it as weight need no copy of the records."""
+    """Return float64[n], the number of occurrences of each record in the resample, as weights of sums."""
     return np.bincount(indices, minlength=n).astype(np.float64)

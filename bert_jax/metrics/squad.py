@@ -4,7 +4,6 @@ import re
 import string
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -14,21 +13,16 @@ NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
 ARTICLES = re.compile(r"\b(a|an|the)\b")
 
 
-@dataclass(frozen=True)
-class BestThresholds:
-    """The null odds above which no answer is best predicted, chosen on the scored set itself."""
-
-    exact: float
-    f1: float
-
-
 def normalize(text: str) -> str:
-    """Lower case without ASCII punctuation, articles and surplus white space (SQuAD ``evaluate-v2.0.py``)."""
+    """Return lower-case text without ASCII punctuation, articles, extra spaces (SQuAD ``evaluate-v2.0.py``)."""
     return " ".join(ARTICLES.sub(" ", text.lower().translate(NO_PUNCTUATION)).split())
 
 
 def exact_and_f1(prediction: str, references: Sequence[str]) -> tuple[float, float]:
-    """Each the maximum over ``references``; one that normalizes to nothing is dropped, none left is no answer."""
+    """Return (exact, f1), each the maximum over ``references``.
+
+    A reference that is empty after :func:`normalize` is ignored; without any other the answer is "no answer".
+    """
     predicted = normalize(prediction)
     golds = [gold for gold in map(normalize, references) if gold] or [""]
     return float(predicted in golds), max(_bag_f1(predicted.split(), gold.split()) for gold in golds)
@@ -39,13 +33,14 @@ def squad_scores(
     references: Sequence[Sequence[str]],
     null_odds: Sequence[float] | np.ndarray | None = None,
     threshold: float = 0.0,
-) -> tuple[list[Score], BestThresholds | None]:
-    """exact and f1 (from 0 to 1) of ``predictions`` [n]; references of an unanswerable question: none, or only "".
+) -> list[Score]:
+    """Return exact and f1 (0 to 1) of ``predictions`` [n]; an unanswerable question has no references, or only "".
 
-    With ``null_odds`` [n] (score of no answer minus that of the best span) predictions are the best spans, and no
-    answer is predicted where the odds are above ``threshold``; then there are also exact/best_threshold and
-    f1/best_threshold, and the thresholds. Without, predictions are taken as they are ("" is no answer). If there
-    are questions of both kinds: exact and f1, each /has_answer and /no_answer.
+    With ``null_odds`` [n] (score of no answer minus that of the best span) the predictions are the best spans, and
+    odds above ``threshold`` predict no answer. They add, of exact and of f1, /best_threshold, the metric at the
+    threshold that is best on these questions, and /best_threshold_value, that threshold. Without ``null_odds`` ""
+    is the prediction of no answer. Questions of both kinds add exact and f1, each /has_answer and /no_answer.
+    Raises ``ValueError`` for wrong numbers of predictions or odds.
     """
     n = count_records(predictions=predictions, references=references)
     has_answer = np.array([any(texts) for texts in references])
@@ -56,7 +51,9 @@ def squad_scores(
     if null_odds is not None:
         odds = np.asarray(null_odds, np.float64)
         if odds.shape != (n,) or not np.isfinite(odds).all():
-            raise ValueError(f"null_odds must be {n} finite numbers, one for each prediction")
+            raise ValueError(
+                f"null_odds: shape {list(odds.shape)} or a value is not allowed; give {n} finite numbers"
+            )
         best = {name: _best_threshold(columns[name], has_answer, odds) for name in names}
         for name, limit in best.items():
             columns[f"{name}/best_threshold"] = _at_threshold(columns[name], has_answer, odds, limit)
@@ -65,7 +62,11 @@ def squad_scores(
     if has_answer.any() and not has_answer.all():
         scores += [mean_score(f"{name}/has_answer", columns[name], has_answer) for name in names]
         scores += [mean_score(f"{name}/no_answer", columns[name], ~has_answer) for name in names]
-    return scores, BestThresholds(**best) if best else None
+    return scores + [_constant(f"{name}/best_threshold_value", limit) for name, limit in best.items()]
+
+
+def _constant(name: str, value: float) -> Score:
+    return Score(name, lambda indices: value)
 
 
 def _bag_f1(predicted: list[str], gold: list[str]) -> float:
@@ -76,16 +77,15 @@ def _bag_f1(predicted: list[str], gold: list[str]) -> float:
 
 
 def _at_threshold(spans: np.ndarray, has_answer: np.ndarray, odds: np.ndarray, threshold: float) -> np.ndarray:
-    """Value of each question: that of its span, or of no answer where the odds are above the threshold."""
+    """Return the value of each question: that of no answer if its odds exceed the threshold, else of its span."""
     return np.where(odds > threshold, ~has_answer, spans)
 
 
 def _best_threshold(spans: np.ndarray, has_answer: np.ndarray, odds: np.ndarray) -> float:
-    """The lowest threshold of the largest mean.
+    """Return the lowest threshold with the largest mean.
 
-    Unlike ``evaluate-v2.0.py``, which takes probabilities: questions of equal odds change together, and if no
-    answer is best everywhere, the threshold is below all odds and not 0. So the best value is always the one that
-    the threshold gives.
+    Unlike in ``evaluate-v2.0.py``, questions of equal odds change together, and if "no answer" is best for every
+    question, the threshold is below all odds instead of 0. So the best mean is always that at the threshold.
     """
     order = np.argsort(odds, kind="stable")
     ascending = odds[order]

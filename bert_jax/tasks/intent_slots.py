@@ -10,21 +10,22 @@ import numpy as np
 
 from bert_jax.config import HeadsConfig
 from bert_jax.config.finetune import FinetuneConfig
-from bert_jax.metrics import Score, joint_scores
+from bert_jax.metrics import Score
+from bert_jax.metrics.entities import joint_scores
 from bert_jax.model.bert import BertOutput
-from bert_jax.objectives.label_losses import softmax_denominator, softmax_loss
+from bert_jax.objectives.label_losses import softmax_denominator
 from bert_jax.objectives.objective import Sums
 from bert_jax.records import Record
-from bert_jax.tasks.tagging import TaggingTask, check_entity_tags, predicted_tags
-from bert_jax.tasks.task import Level, ModelInput, Prediction, Target
-from bert_jax.tasks.text_classification import class_predictions
+from bert_jax.tasks.tagging import TaggingTask, check_entity_tags, not_learned, predicted_tags
+from bert_jax.tasks.task import Level, ModelInput, Outputs, Prediction, Target, class_loss
+from bert_jax.tasks.text_classification import class_number, class_predictions, mean_over_windows, with_labels
 
 
 class JointTask(TaggingTask):
     """Intents are classes of the pooled first token, slots are tags; the loss is the sum of both losses.
 
-    A text of several windows is one example of its intent: each window counts its share in the loss, and their
-    logits are averaged.
+    A text of several windows is one example of its intent: the weight of each window in the intent loss is
+    1 / windows, and the intent logits are averaged.
     """
 
     targets: ClassVar[Mapping[str, Target]] = {
@@ -38,23 +39,13 @@ class JointTask(TaggingTask):
     def from_data(cls, config: FinetuneConfig, splits: Mapping[str, Sequence[Record]]) -> FinetuneConfig:
         """Return ``config`` with ``data.tags`` and ``data.labels`` from the training records if they are empty."""
         config = super().from_data(config, splits)
-        train = splits.get("train", ())
-        check_entity_tags(train, config.tagging.scoring)
-        labels = config.data.labels or tuple(sorted({_given_label(record) for record in train}))
-        for record in train:
-            _label_number(record, labels)
-        if len(labels) < 2:
-            raise ValueError(f"data.train: {len(labels)} labels ({', '.join(labels)}); give files with two or more")
-        return dataclasses.replace(config, data=dataclasses.replace(config.data, labels=labels))
+        check_entity_tags(splits["train"], config.tagging.scoring)
+        return with_labels(config, (record.label for record in splits["train"]), least=2)
 
     @classmethod
     def notes(cls, config: FinetuneConfig, splits: Mapping[str, Sequence[Record]]) -> list[str]:
-        notes = super().notes(config, splits)
-        for split, records in splits.items():
-            found = {record.label for record in records if record.label is not None}
-            if unknown := found.difference(config.data.labels):
-                notes.append(f"{split}: labels that are not learned count as misses: {', '.join(sorted(unknown))}")
-        return notes
+        labels = {split: {record.label for record in records} - {None} for split, records in splits.items()}
+        return super().notes(config, splits) + not_learned("labels", labels, config.data.labels)
 
     @property
     def intents(self) -> tuple[str, ...]:
@@ -72,7 +63,7 @@ class JointTask(TaggingTask):
         together = []
         for unit in units:
             record = records[unit.record]
-            number = _label_number(record, labels) if training or record.label in labels else None
+            number = class_number(record, labels) if training or record.label in labels else None
             targets = {
                 **unit.targets, "intent_labels": number or 0, "intent_shares": 1 / windows[unit.record]
             }  # fmt: skip
@@ -86,33 +77,21 @@ class JointTask(TaggingTask):
         return of_intents | super().denominators(batch)
 
     def loss(self, output: BertOutput, batch: Mapping[str, jax.Array], *, axis: str | None) -> Sums:
-        options = self.config.loss
         assert output.sequence_logits is not None
-        of_intents = softmax_loss(
-            output.sequence_logits,
-            batch["intent_labels"],
-            batch["weights"] * batch["intent_shares"],
-            label_smoothing=options.label_smoothing,
-            focal_gamma=options.focal_gamma,
-        )
+        weights_BxU = batch["weights"] * batch["intent_shares"]
+        of_intents = class_loss(self.config.loss, output.sequence_logits, batch["intent_labels"], weights_BxU)
         of_tags = super().loss(output, batch, axis=axis)
         return {f"intent_{name}": pair for name, pair in of_intents.items()} | of_tags
 
     def outputs(self, output: BertOutput, batch: Mapping[str, jax.Array]) -> dict[str, tuple[Level, jax.Array]]:
-        """As of tagging, with ``intent_logits`` float32[B, U, labels]."""
+        """Return the outputs of tagging and ``intent_logits`` float32[B, U, labels]."""
         assert output.sequence_logits is not None
         return {"intent_logits": ("unit", output.sequence_logits), **super().outputs(output, batch)}
 
-    def decode(
-        self, records: Sequence[Record], units: Sequence[ModelInput], outputs: Sequence[Mapping[str, np.ndarray]]
-    ) -> list[Prediction]:
-        """The intent (as the files write it) by :func:`class_predictions`, with the ``tokens`` of tagging."""
-        logits = np.zeros((len(records), len(self.intents)))
-        windows = np.zeros(len(records))
-        for unit, output in zip(units, outputs, strict=True):
-            logits[unit.record] += output["intent_logits"]
-            windows[unit.record] += 1
-        intents = class_predictions(self.config.data.labels, logits / windows[:, None])
+    def decode(self, records: Sequence[Record], units: Sequence[ModelInput], outputs: Outputs) -> list[Prediction]:
+        """Return :func:`class_predictions` of the intent, labels as in the files, with the tagged ``tokens``."""
+        logits = mean_over_windows("intent_logits", len(records), units, outputs)
+        intents = class_predictions(self.config.data.labels, logits)
         tagged = super().decode(records, units, outputs)
         return [
             {**intent, **tokens, **({} if record.label is None else {"gold": record.label})}
@@ -120,29 +99,13 @@ class JointTask(TaggingTask):
         ]
 
     def scores(self, records: Sequence[Record], predictions: Sequence[Prediction]) -> list[Score]:
-        """sentence_accuracy (the intent and every slot right), intent_accuracy, those of tagging as slot_NAME."""
+        """Return sentence_accuracy (the intent and every slot correct), intent_accuracy, and the scores of tagging
+        as slot_NAME."""
         slots = [Score(f"slot_{s.name}", s.of, s.higher_is_better) for s in super().scores(records, predictions)]
         found = joint_scores(
-            [_given_label(record) for record in records],
+            [record.label or "" for record in records],
             [prediction["label"] for prediction in predictions],
             [record.tags or () for record in records],
             [predicted_tags(prediction) for prediction in predictions],
         )
         return [*found, *slots]
-
-
-def _given_label(record: Record) -> str:
-    """The label of a record that must have one."""
-    if record.label is None:
-        raise ValueError(f"{record.source}: no label; give the intent of every text")
-    return record.label
-
-
-def _label_number(record: Record, labels: tuple[str, ...]) -> int:
-    label = _given_label(record)
-    if label not in labels:
-        allowed = ", ".join(labels)
-        raise ValueError(
-            f"{record.source}: label {label!r} is not in data.labels; allowed: {allowed}; correct one of them"
-        )
-    return labels.index(label)

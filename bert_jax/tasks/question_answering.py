@@ -1,4 +1,4 @@
-"""Answers in passages (google-research/bert ``run_squad.py``; Devlin et al. 2018, sections 4.2 and 4.3)."""
+"""Extractive question answering (google-research/bert ``run_squad.py``; Devlin et al. 2018, sections 4.2, 4.3)."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -8,24 +8,26 @@ import jax
 import numpy as np
 
 from bert_jax.config import HeadsConfig
-from bert_jax.metrics import Score, chinese_answer_scores, squad_scores
+from bert_jax.metrics import Score
+from bert_jax.metrics.chinese_qa import chinese_answer_scores
+from bert_jax.metrics.squad import squad_scores
 from bert_jax.model.bert import BertOutput
-from bert_jax.objectives.objective import Sums, denominator
+from bert_jax.objectives.objective import Sums
 from bert_jax.objectives.span import span_loss
 from bert_jax.records import Answer, Record
 from bert_jax.tasks.spans import Passage, Span, SpanPiece, Window, best_spans, span_inputs
-from bert_jax.tasks.task import Level, ModelInput, Prediction, Target, Task
+from bert_jax.tasks.task import Level, ModelInput, Outputs, Prediction, Target, Task
 
-# Span of an answer that no window holds.
+# Token span of an answer that is in no window.
 NOWHERE = (-1, -1)
 
 
 class QaTask(Task):
     """Question answering: ``Record.text`` is the question, ``Record.text_pair`` the passage.
 
-    A unit is one window of the passage. Its targets are the first and the last token of the answer if it holds
-    the whole answer, otherwise (also for a question without an answer) the first token ([CLS]) twice. An
-    answer that begins or ends inside a piece includes the whole piece (the reference includes the whole white-space
+    A unit is one window of the passage. Its targets are the first and the last token of the answer if the window
+    holds the whole answer, otherwise (also for a question without an answer) the first token ([CLS]) twice. An
+    answer that begins or ends inside a piece includes the whole piece (in the reference: the whole white-space
     word). Training uses the first answer that occurs in the passage; scores use all answers.
     """
 
@@ -41,11 +43,11 @@ class QaTask(Task):
     def featurize(self, records: Sequence[Record], *, training: bool) -> list[ModelInput]:
         task, qa, types = self.config.task, self.config.qa, self.config.model.type_vocab_size
         questions = self.tokenizer.encode_batch([record.text for record in records])
-        passages: dict[str, Passage] = {}  # many questions have the same one
+        passages: dict[str, Passage] = {}  # many questions share a passage
         units = []
         for number, (record, question) in enumerate(zip(records, questions, strict=True)):
             if record.text_pair is None:
-                raise ValueError(f"{record.source}: the question has no passage; give one as text_pair")
+                raise ValueError(f"{record.source}: the question has no passage; add one (role text_pair)")
             if record.text_pair not in passages:
                 passages[record.text_pair] = Passage.of(self.tokenizer, record.text_pair)
             passage = passages[record.text_pair]
@@ -56,10 +58,12 @@ class QaTask(Task):
         return units
 
     def _answer(self, record: Record, passage: Passage, training: bool) -> tuple[int, int] | None:
-        """First and last token of the answer, or ``NOWHERE``; None for a question that is not learned from."""
+        """Return the first and the last token of the answer, or ``NOWHERE``; None if it cannot be trained on."""
         if record.answers is None:
             if training:
-                raise ValueError(f"{record.source}: the question has no answers; training needs them")
+                raise ValueError(
+                    f"{record.source}: the question has no answers; training needs them (role answers)"
+                )
             return None
         if not record.answers:
             if not self.config.qa.no_answer:
@@ -69,8 +73,7 @@ class QaTask(Task):
             return NOWHERE
         for answer in record.answers:
             found = find_answer(passage.text, answer)
-            tokens = found and passage.tokens(*found)
-            if tokens:
+            if found and (tokens := passage.tokens(*found)):
                 return tokens
         if training:
             text = record.answers[0].text
@@ -78,9 +81,6 @@ class QaTask(Task):
                 f"{record.source}: the answer {text[:40]!r} is not in the passage; correct or remove the question"
             )
         return None
-
-    def denominators(self, batch: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
-        return {"loss": denominator(batch["weights"])}
 
     def loss(self, output: BertOutput, batch: Mapping[str, jax.Array], *, axis: str | None) -> Sums:
         return span_loss(
@@ -91,12 +91,9 @@ class QaTask(Task):
     def outputs(self, output: BertOutput, batch: Mapping[str, jax.Array]) -> dict[str, tuple[Level, jax.Array]]:
         return {"start_logits": ("token", output.start_logits), "end_logits": ("token", output.end_logits)}
 
-    def decode(
-        self, records: Sequence[Record], units: Sequence[ModelInput], outputs: Sequence[Mapping[str, np.ndarray]]
-    ) -> list[Prediction]:
-        """``answer`` ("": none), the passage's characters ``start`` to ``end``, ``score`` of the best answer and
-        ``no_answer_score`` of none. With ``qa.no_answer`` also ``best_answer``, the best one even where none is
-        predicted."""
+    def decode(self, records: Sequence[Record], units: Sequence[ModelInput], outputs: Outputs) -> list[Prediction]:
+        """Return ``answer`` ("" for no answer), its characters ``start`` to ``end`` in the passage, the ``score``
+        of the best span and the ``no_answer_score``. With ``qa.no_answer`` also ``best_answer``, the best span."""
         questions: list[list[SpanPiece]] = [[] for _ in records]
         for unit, output in zip(units, outputs, strict=True):
             questions[unit.record].append(SpanPiece(output["start_logits"], output["end_logits"], unit.extra))
@@ -111,26 +108,26 @@ class QaTask(Task):
         return {**answer, "score": span.score, "no_answer_score": span.null_score, **best}
 
     def scores(self, records: Sequence[Record], predictions: Sequence[Prediction]) -> list[Score]:
-        """f1 and exact; with ``qa.no_answer`` more of each: ``/has_answer``, ``/no_answer``, ``/best_threshold``
-        and ``/best_threshold_value``, the ``qa.null_threshold`` that would be best on these records."""
-        labelled = [pair for pair in zip(records, predictions, strict=True) if pair[0].answers is not None]
-        references = [[answer.text for answer in record.answers or ()] for record, _ in labelled]
+        """Return f1 and exact; with ``qa.no_answer`` also the further scores of :func:`squad_scores`, whose
+        ``/best_threshold_value`` is the best ``qa.null_threshold`` on these records."""
+        references = [[answer.text for answer in record.answers or ()] for record in records]
         qa = self.config.qa
-        if qa.scoring == "chinese":
-            scores = chinese_answer_scores([prediction["answer"] for _, prediction in labelled], references)
-        elif not qa.no_answer:
-            scores, _ = squad_scores([prediction["answer"] for _, prediction in labelled], references)
+        if qa.no_answer:
+            spans = [prediction["best_answer"] for prediction in predictions]
+            odds = [prediction["no_answer_score"] - prediction["score"] for prediction in predictions]
+            scores = squad_scores(spans, references, odds, qa.null_threshold)
         else:
-            spans = [prediction["best_answer"] for _, prediction in labelled]
-            odds = [prediction["no_answer_score"] - prediction["score"] for _, prediction in labelled]
-            scores, best = squad_scores(spans, references, odds, qa.null_threshold)
-            scores += [_threshold("f1", best.f1), _threshold("exact", best.exact)]
+            score = chinese_answer_scores if qa.scoring == "chinese" else squad_scores
+            scores = score([prediction["answer"] for prediction in predictions], references)
         return sorted(scores, key=lambda score: score.name != "f1")
 
 
 def find_answer(passage: str, answer: Answer) -> tuple[int, int] | None:
-    """Characters of the answer: where it says, else its occurrence nearest to that (the first one for -1), white
-    space of any kind and length between the words. None where it is not in the passage."""
+    """Return the characters (start, end) of the answer in the passage, or None if it does not occur.
+
+    ``answer.start`` if the text is there, otherwise the nearest occurrence (the first one for -1), in which any
+    white space may separate the words.
+    """
     words = answer.text.split()
     if not words:
         return None
@@ -146,7 +143,3 @@ def _targets(window: Window, first: int, last: int) -> dict[str, int]:
         return {"start": 0, "end": 0}
     shift = window.first - window.begin
     return {"start": first + shift, "end": last + shift}
-
-
-def _threshold(name: str, value: float) -> Score:
-    return Score(f"{name}/best_threshold_value", lambda indices: value)

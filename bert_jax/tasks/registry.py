@@ -1,4 +1,4 @@
-"""The tasks by their kinds, and tasks of the user's own."""
+"""Table of the tasks by ``task.kind``, and loading of user-defined tasks."""
 
 from bert_jax.config.finetune import FinetuneConfig
 from bert_jax.io.user_module import user_class
@@ -23,7 +23,10 @@ TASKS: dict[str, type[Task]] = {
 
 
 def task_class(config: FinetuneConfig) -> type[Task]:
-    """The class of ``task.kind``, or the ``Task`` that the file ``task.module`` defines. Raises ``ValueError``."""
+    """Return the class of ``task.kind``, or the class ``Task`` of the file ``task.module``.
+
+    Raises ``ValueError`` for a file without such a class.
+    """
     if not config.task.module:
         return TASKS[config.task.kind]
     return user_class(config.task.module, "task.module", Task)

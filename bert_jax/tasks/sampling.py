@@ -24,8 +24,8 @@ def epoch_order(count: int, seed: int, epoch: int, classes: np.ndarray | None = 
     """Return int64[count], the numbers of the examples of an epoch in their order.
 
     Without ``classes``, each example occurs once. With ``classes`` (int[count], the class of each example), the
-    classes take turns and occur equally often: examples of small classes repeat, those of large classes spread over
-    several epochs.
+    classes alternate and occur equally often: examples of small classes repeat, those of large classes are
+    distributed over several epochs.
     """
     if classes is None:
         return permutation(count, seed, epoch)

@@ -1,9 +1,8 @@
-"""Sentence embeddings: one vector per text, near for texts that mean the same (Reimers and Gurevych 2019).
+"""Sentence embeddings: one vector per text, close for texts of the same meaning (Reimers and Gurevych 2019).
 
 Shapes: B rows, U units per row, K texts per unit, E width of a vector.
 """
 
-import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
@@ -12,36 +11,37 @@ import numpy as np
 
 from bert_jax.config import HeadsConfig, SentenceConfig, SentenceModule
 from bert_jax.config.finetune import FinetuneConfig
-from bert_jax.metrics import Score, classification_scores, regression_scores
-from bert_jax.metrics.score import mean_score
+from bert_jax.metrics.correlation import regression_scores
+from bert_jax.metrics.score import Score, mean_score
 from bert_jax.model.bert import BertOutput
-from bert_jax.objectives.objective import Sums, denominator
+from bert_jax.objectives.objective import Sums
 from bert_jax.records import Record
 from bert_jax.tasks.sentence_training import TRAININGS, PairOutput, record_texts
-from bert_jax.tasks.task import Encoded, Level, ModelInput, Prediction, Target, Task
+from bert_jax.tasks.task import Encoded, Level, ModelInput, Outputs, Prediction, Target, Task
 from bert_jax.tasks.text_classification import (
     class_number,
     class_predictions,
+    class_scores,
     number_of,
     of_training_files,
-    probability_table,
     round_significant,
+    with_labels,
 )
 from bert_jax.tasks.truncation import cut_text
 from bert_jax.tokenization import Tokenizer
 
-# Texts of a record that are scored: a pair, and of its negatives the first.
+# Texts of a record that are scored: the pair and the first negative.
 _SCORED_TEXTS = 3
-# Cosines that ranks are taken of at a time.
+# Most cosines in memory when ranks are computed.
 _COSINES = 2**22
 
 
 class SentenceTask(Task):
     """Siamese training by one of the losses of ``sentence.loss``.
 
-    Records with a label that is a value are scored by the correlation of cosines with it, those whose label is one
-    of ``data.labels`` by the classifier, triplets by how often the positive is nearer, and pairs of a split without
-    labels by finding the second text among all of it.
+    Scores of a split: with values as labels the correlation of cosines with them; with ``data.labels`` as labels
+    those of the classifier; of triplets the share with the positive nearer than the negative; of pairs without
+    labels the retrieval of the second text among all second texts of the split.
     """
 
     targets: ClassVar[Mapping[str, Target]] = {}
@@ -59,12 +59,8 @@ class SentenceTask(Task):
             training.check(record)
         if training.label_type is not np.int32:
             return config
-        # Of a cut dev split there may be pairs without a label.
-        given = {record.label for record in of_training_files(config, splits)} - {None}
-        labels = config.data.labels or tuple(sorted(map(str, given)))
-        if len(labels) < 2 and config.sentence.loss == "softmax":
-            raise ValueError(f"data.labels: {len(labels)} class ({', '.join(labels)}); two or more are needed")
-        return dataclasses.replace(config, data=dataclasses.replace(config.data, labels=labels))
+        seen = (record.label for record in of_training_files(config, splits))
+        return with_labels(config, seen, least=2 if config.sentence.loss == "softmax" else 1)
 
     @property
     def sequences_per_unit(self) -> int:
@@ -72,7 +68,7 @@ class SentenceTask(Task):
 
     def sequences_of(self, units: Sequence[ModelInput]) -> int:
         most = max(len(unit.sequences) for unit in units)
-        # The classifier takes the texts of a row two by two.
+        # The classifier reads the texts of a row in pairs.
         return most + most % 2 if self.config.sentence.loss == "softmax" else most
 
     @property
@@ -115,7 +111,7 @@ class SentenceTask(Task):
             raise ValueError(
                 f"{without[0].source}: the record has no negative, but other records of the split have one; "
                 "allowed: triplets only, or pairs only; add a negative (role negative), or move the triplets to "
-                "their own file"
+                "a separate file"
             )
         for record in records:
             if record.text_pair is None:
@@ -137,9 +133,6 @@ class SentenceTask(Task):
 
     # ------------------------------------------------------------------ on the device
 
-    def denominators(self, batch: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
-        return {"loss": denominator(batch["weights"])}
-
     def _embeddings(self, output: BertOutput, batch: Mapping[str, jax.Array]) -> jax.Array:
         assert output.sentence_embeddings is not None
         rows, sequences, width = output.sentence_embeddings.shape
@@ -151,20 +144,20 @@ class SentenceTask(Task):
 
     def outputs(self, output: BertOutput, batch: Mapping[str, jax.Array]) -> dict[str, tuple[Level, jax.Array]]:
         embeddings_BxUxKxE = self._embeddings(output, batch)
-        found: dict[str, tuple[Level, jax.Array]] = {"embeddings": ("unit", embeddings_BxUxKxE)}
+        arrays: dict[str, tuple[Level, jax.Array]] = {"embeddings": ("unit", embeddings_BxUxKxE)}
         if output.pair_logits is not None:
-            # Of each unit's first two texts.
-            found["logits"] = ("unit", output.pair_logits[:, :: embeddings_BxUxKxE.shape[2] // 2])
-        return found
+            # Those of the first two texts of each unit.
+            arrays["logits"] = ("unit", output.pair_logits[:, :: embeddings_BxUxKxE.shape[2] // 2])
+        return arrays
 
     # ------------------------------------------------------------------ outputs to predictions and metrics
 
-    def decode(
-        self, records: Sequence[Record], units: Sequence[ModelInput], outputs: Sequence[Mapping[str, np.ndarray]]
-    ) -> list[Prediction]:
-        """``cosine`` of the first two texts (of a triplet also ``cosine_negative``), with a classifier
-        :func:`class_predictions`, and ``rank`` of the second text among all second texts of the split, from 1,
-        where there is no label."""
+    def decode(self, records: Sequence[Record], units: Sequence[ModelInput], outputs: Outputs) -> list[Prediction]:
+        """Return ``cosine`` of the first two texts, with a classifier also :func:`class_predictions`.
+
+        A triplet also has ``cosine_negative``. A pair without a label also has ``rank``, from 1, of its second text
+        among all second texts of the split.
+        """
         if not units:
             return []
         unit_NxKxE = _unit(np.stack([output["embeddings"] for output in outputs]))
@@ -174,8 +167,8 @@ class SentenceTask(Task):
         if unlabelled:
             seconds = [tuple(units[i].sequences[1].ids) for i in pairs]
             own = np.searchsorted(pairs, unlabelled)
-            found = _ranks(unit_NxKxE[unlabelled, 0], unit_NxKxE[pairs, 1], seconds, own)
-            ranks = dict(zip(unlabelled, found.tolist(), strict=True))
+            of_pairs = _ranks(unit_NxKxE[unlabelled, 0], unit_NxKxE[pairs, 1], seconds, own)
+            ranks = dict(zip(unlabelled, of_pairs.tolist(), strict=True))
         predictions: list[Prediction] = []
         for i, (record, unit, output) in enumerate(zip(records, units, outputs, strict=True)):
             texts = len(unit.sequences)
@@ -197,7 +190,8 @@ class SentenceTask(Task):
 
     @classmethod
     def scored(cls, records: Sequence[Record]) -> list[int]:
-        """Return the numbers of the scored records: the labeled ones; all if triplets or no labels."""
+        """Return the numbers of the scored records: those with a label, or all of triplets and of pairs without
+        labels."""
         numbers = super().scored(records)
         labelled = [i for i in numbers if records[i].label is not None]
         return numbers if not labelled or all(records[i].negatives for i in numbers) else labelled
@@ -220,15 +214,14 @@ class SentenceTask(Task):
             ranks = np.array([one["rank"] for one in predictions])
             return [mean_score("mrr", 1 / ranks), mean_score("precision@1", (ranks == 1).astype(float))]
         if gold.dtype.kind == "i":
-            predicted = np.array([labels.index(one["label"]) for one in predictions])
-            return classification_scores(gold, predicted, labels, probability_table(predictions, labels))
+            return class_scores(records, predictions, labels, labels)
         cosines = np.array([one["cosine"] for one in predictions])
         named = {score.name: score for score in regression_scores(gold, cosines)}
         return [named["spearman"], named["pearson"]]
 
 
 def _scored_texts(record: Record) -> tuple[str, ...]:
-    """A negative is nothing without a second text."""
+    """Return the scored texts of a record; without a second text its negatives are ignored."""
     return record_texts(record)[:_SCORED_TEXTS] if record.text_pair is not None else (record.text,)
 
 
@@ -240,9 +233,11 @@ def _unit(vectors: np.ndarray) -> np.ndarray:
 def _ranks(
     queries_QxE: np.ndarray, candidates_NxE: np.ndarray, texts: Sequence[tuple[int, ...]], own_Q: np.ndarray
 ) -> np.ndarray:
-    """int64[Q]: rank of each query's own candidate by cosine among all N, from 1. ``texts`` are those of the
-    candidates; equal ones share their rank."""
-    # Equal texts are one candidate: in other rows their last digits may differ.
+    """Return int64[Q], the rank from 1 of the candidate ``own_Q`` of each query by cosine among all N candidates.
+
+    ``texts``: those of the candidates, as ids; equal texts share their rank.
+    """
+    # Equal texts are one candidate: their vectors may differ in the last digits if they come from different rows.
     numbers: dict[tuple[int, ...], int] = {}
     number_N = np.array([numbers.setdefault(text, len(numbers)) for text in texts])
     times_M = np.bincount(number_N).astype(np.float64)
@@ -251,7 +246,7 @@ def _ranks(
     size = max(1, _COSINES // len(different_MxE))
     for start in range(0, len(own_Q), size):
         block = slice(start, start + size)
-        found = queries_QxE[block] @ different_MxE.T
-        nearer = found > np.take_along_axis(found, number_N[own_Q[block], None], axis=1)
+        cosines = queries_QxE[block] @ different_MxE.T
+        nearer = cosines > np.take_along_axis(cosines, number_N[own_Q[block], None], axis=1)
         ranks[block] = 1 + nearer @ times_M
     return ranks

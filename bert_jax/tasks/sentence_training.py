@@ -11,11 +11,11 @@ import jax
 import numpy as np
 
 from bert_jax.config.finetune import FinetuneConfig
-from bert_jax.objectives.label_losses import softmax_loss
 from bert_jax.objectives.objective import Sums
 from bert_jax.objectives.sentence_losses import cosent_loss, cosine_loss, in_batch_negatives_loss, triplet_loss
 from bert_jax.records import Record
 from bert_jax.tasks.sampling import permutation
+from bert_jax.tasks.task import class_loss
 from bert_jax.tasks.text_classification import class_number, number_of
 
 Batch = Mapping[str, jax.Array]
@@ -30,54 +30,61 @@ class PairOutput(NamedTuple):
 
 
 class SentenceTraining(ABC):
-    """Training by one loss: texts and label of an example, the loss of a batch."""
+    """Training by one ``sentence.loss``: texts and label of an example, the loss of a batch."""
 
-    # Texts of an example.
+    # Number of texts of an example.
     texts = 2
-    # Type of an example's label; None: it has none.
+    # Dtype of the label of an example; None: no label.
     label_type: type | None = None
+    # True if the texts after the second one are negatives.
+    has_negatives = False
 
     def __init__(self, config: FinetuneConfig, records: Sequence[Record]) -> None:
         self.config, self.options = config, config.sentence
+        self.pairs_from_classes = self.has_negatives and config.sentence.pairs_from_classes
 
     def check(self, record: Record) -> None:
-        """Raise ``ValueError`` for a training record that lacks a text or label of the loss."""
+        """Raise ``ValueError`` for a training record that lacks a text or a label of the loss."""
+        loss, source = self.options.loss, record.source
+        if record.label is None and (self.pairs_from_classes or self.label_type is not None):
+            raise ValueError(f"{source}: no label; sentence.loss {loss} needs one (role label)")
+        if self.pairs_from_classes:
+            return
         if record.text_pair is None:
+            raise ValueError(f"{source}: no second text; sentence.loss {loss} needs one (role text_pair)")
+        if self.has_negatives and len(record.negatives) != self.texts - 2:
             raise ValueError(
-                f"{record.source}: no second text; sentence.loss {self.options.loss} needs one (role text_pair)"
+                f"{source}: {len(record.negatives)} negatives; sentence.loss {loss} needs {self.texts - 2}, the "
+                "same number in every record (role negative)"
             )
-        if self.label_type is not None and record.label is None:
-            raise ValueError(f"{record.source}: no label; sentence.loss {self.options.loss} needs one")
 
     def examples(self, records: Sequence[Record]) -> list[tuple[str, ...]]:
-        """Return the texts of the example that each record gives."""
+        """Return the texts of the example made from each record."""
+        if self.pairs_from_classes:
+            return [texts[: self.texts] for texts in texts_of_classes(records, self.config.data.split_seed)]
         return [record_texts(record)[: self.texts] for record in records]
 
     def label(self, record: Record) -> Any:
-        """Return the label of an example with a ``label_type``."""
+        """Return the label of an example, if ``label_type`` is not None; default: the number of its class."""
         return class_number(record, self.config.data.labels)
 
     @abstractmethod
     def loss(self, output: PairOutput, batch: Batch, axis: str | None) -> Sums:
-        """Return (sum, weight) of the loss; for ``axis`` see ``Task.loss``."""
+        """Return (sum, weight) of the loss; ``axis`` as in ``Task.loss``."""
 
 
 class Softmax(SentenceTraining):
-    """Classes of (u, v, abs(u - v))."""
+    """Classification of (u, v, abs(u - v))."""
 
     label_type = np.int32
 
     def loss(self, output: PairOutput, batch: Batch, axis: str | None) -> Sums:
-        options = self.config.loss
         assert output.logits is not None
-        return softmax_loss(
-            output.logits, batch["labels"], batch["weights"],
-            label_smoothing=options.label_smoothing, focal_gamma=options.focal_gamma,
-        )  # fmt: skip
+        return class_loss(self.config.loss, output.logits, batch["labels"], batch["weights"])
 
 
 class Cosent(SentenceTraining):
-    """Order of cosines."""
+    """Ranking of cosines by their labels."""
 
     label_type = np.float32
 
@@ -97,7 +104,7 @@ class Cosine(Cosent):
         if not -1 <= value <= 1:
             raise ValueError(
                 f"{record.source}: label {record.label} divided by sentence.label_scale "
-                f"{self.options.label_scale:g} is no cosine; allowed: -1 to 1; set the scale to the largest label"
+                f"{self.options.label_scale:g} is not allowed; allowed: -1 to 1; set the scale to the largest label"
             )
         return value
 
@@ -106,73 +113,45 @@ class Cosine(Cosent):
 
 
 class Triplet(SentenceTraining):
-    """An anchor nearer to its positive than to its negative."""
+    """Smaller distance of an anchor to its positive than to its negative."""
 
     texts = 3
-
-    def check(self, record: Record) -> None:
-        if self.options.pairs_from_classes:
-            return _check_class(record)
-        super().check(record)
-        if len(record.negatives) != 1:
-            raise ValueError(
-                f"{record.source}: {len(record.negatives)} negatives; a triplet has one (role negative)"
-            )
-
-    def examples(self, records: Sequence[Record]) -> list[tuple[str, ...]]:
-        if self.options.pairs_from_classes:
-            return texts_of_classes(records, self.config.data.split_seed)
-        return super().examples(records)
+    has_negatives = True
 
     def loss(self, output: PairOutput, batch: Batch, axis: str | None) -> Sums:
         return triplet_loss(output.embeddings_BxUxKxE, batch["weights"], margin=self.options.margin)
 
 
-class InBatch(SentenceTraining):
-    """The right second text among all of the batch."""
+class Negatives(SentenceTraining):
+    """Retrieval of the second text among all texts of the batch; with hard negatives if the records have them."""
+
+    has_negatives = True
+
+    def __init__(self, config: FinetuneConfig, records: Sequence[Record]) -> None:
+        super().__init__(config, records)
+        if self.pairs_from_classes:
+            self.label_type = np.int32
+        elif self.has_negatives:
+            self.texts = 2 + max((len(record.negatives) for record in records), default=0)
 
     def loss(self, output: PairOutput, batch: Batch, axis: str | None) -> Sums:
-        # Other texts of an anchor's class are no wrong answers.
+        # Texts of the class of the anchor are not negatives.
         classes_BxU = batch["labels"] if self.label_type is not None else None
         return in_batch_negatives_loss(
             output.embeddings_BxUxKxE, batch["weights"], classes_BxU, scale=self.options.scale, axis=axis
         )
 
 
-class SimCse(InBatch):
-    """Each text against its own second pass."""
+class SimCse(Negatives):
+    """Retrieval of a text among all texts of the batch, encoded twice with different dropout."""
+
+    has_negatives = False
 
     def check(self, record: Record) -> None:
-        """Every record has a text."""
+        """Accept every record."""
 
     def examples(self, records: Sequence[Record]) -> list[tuple[str, ...]]:
         return [(record.text, record.text) for record in records]
-
-
-class Negatives(InBatch):
-    """Pairs, with hard negatives where the records have them, or pairs of a class."""
-
-    def __init__(self, config: FinetuneConfig, records: Sequence[Record]) -> None:
-        super().__init__(config, records)
-        if config.sentence.pairs_from_classes:
-            self.label_type = np.int32
-        else:
-            self.texts = 2 + max((len(record.negatives) for record in records), default=0)
-
-    def check(self, record: Record) -> None:
-        if self.options.pairs_from_classes:
-            return _check_class(record)
-        super().check(record)
-        if len(record.negatives) != self.texts - 2:
-            raise ValueError(
-                f"{record.source}: {len(record.negatives)} hard negatives, others have {self.texts - 2}; give all "
-                "the same number"
-            )
-
-    def examples(self, records: Sequence[Record]) -> list[tuple[str, ...]]:
-        if self.options.pairs_from_classes:
-            return [texts[:2] for texts in texts_of_classes(records, self.config.data.split_seed)]
-        return super().examples(records)
 
 
 TRAININGS: dict[str, type[SentenceTraining]] = {
@@ -186,7 +165,7 @@ TRAININGS: dict[str, type[SentenceTraining]] = {
 
 
 def record_texts(record: Record) -> tuple[str, ...]:
-    """Return the texts of a record: first, second if it has one, negatives."""
+    """Return the first text of a record, the second one if it has one, and the negatives."""
     pair = () if record.text_pair is None else (record.text_pair,)
     return (record.text, *pair, *record.negatives)
 
@@ -197,7 +176,7 @@ def texts_of_classes(records: Sequence[Record], seed: int) -> list[tuple[str, ..
     _, classes = np.unique([record.label or "" for record in records], return_inverse=True)
     order, sizes = np.argsort(classes, kind="stable"), np.bincount(classes)
     members = np.split(order, np.cumsum(sizes)[:-1])
-    # Place of a record among those of its class; and of each member how many of other classes stand before it.
+    # Number of a record within its class; number of records of other classes before each member of a class.
     place = np.empty(len(records), np.int64)
     place[order] = np.concatenate([np.arange(size) for size in sizes])
     before = [own - np.arange(len(own)) for own in members]
@@ -206,7 +185,8 @@ def texts_of_classes(records: Sequence[Record], seed: int) -> list[tuple[str, ..
         own_count, other_count = len(own) - 1, len(records) - len(own)
         if not own_count or not other_count:
             raise ValueError(
-                f"{record.source}: class {record.label!r} has one text, or is the only class: it makes no pairs"
+                f"{record.source}: class {record.label!r} has one text, or is the only class; "
+                "sentence.pairs_from_classes needs two texts in each of two or more classes"
             )
         drawn = draws[0][i] % own_count
         positive = records[own[drawn + (drawn >= place[i])]].text
@@ -214,8 +194,3 @@ def texts_of_classes(records: Sequence[Record], seed: int) -> list[tuple[str, ..
         negative = records[drawn + np.searchsorted(outside, drawn, side="right")].text
         groups.append((record.text, positive, negative))
     return groups
-
-
-def _check_class(record: Record) -> None:
-    if record.label is None:
-        raise ValueError(f"{record.source}: no label; sentence.pairs_from_classes makes pairs of classes")

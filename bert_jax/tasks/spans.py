@@ -1,12 +1,13 @@
-"""Answers in passages: overlapping windows of tokens, and the best span over all of them.
+"""Windows of passages for extractive question answering, and the best span over all windows of a question.
 
-What google-research/bert ``run_squad.py`` does, for predictions and for training alike. Departures:
+Follows google-research/bert ``run_squad.py`` in training and prediction, with these differences:
 
-* A question also yields where it would take more than half of the input.
-* Candidates are taken among the tokens where an answer may stand, not among all of the input.
-* Where no two of them fit together, the answer is the best span of all ("empty" there).
-* The text is cut from the passage at the characters that the pieces stand for. The reference aligns pieces with
-  the words around them; that gives the same, or, where it fails, the whole words.
+* A question is truncated to half of the input, not only to ``qa.max_query_length``.
+* The candidates are tokens of the passage, not all tokens of the input.
+* If no start and end among the candidates form a span, the answer is the best span of all tokens (in the reference:
+  "empty").
+* The answer consists of the characters of its pieces. The reference aligns pieces with the surrounding words, with
+  the same result, or with whole words if the alignment fails.
 """
 
 from collections.abc import Sequence
@@ -20,13 +21,13 @@ from bert_jax.config.task import QaConfig
 from bert_jax.tasks.task import Encoded
 from bert_jax.tokenization import Tokenizer
 
-# Windows whose spans are compared at once: bounds the memory.
+# Windows whose spans are compared at a time: bounds the memory.
 _CHUNK = 256
 
 
 @dataclass(frozen=True, eq=False)
 class Passage:
-    """A text of N tokens; token i stands for its characters ``starts[i]`` to ``ends[i]`` (int32[N]), exclusive."""
+    """A text of N tokens; token i covers the characters ``starts[i]`` to ``ends[i]`` (int32[N]), exclusive."""
 
     text: str
     ids: Sequence[int]
@@ -35,7 +36,7 @@ class Passage:
 
     @classmethod
     def of(cls, tokenizer: Tokenizer, text: str) -> "Passage":
-        """``text`` in tokens."""
+        """Return the tokenized ``text``."""
         ids, offsets = tokenizer.encode_with_offsets(text)
         starts, ends = np.array(offsets, np.int32).reshape(-1, 2).T
         return cls(text, ids, starts, ends)
@@ -49,13 +50,13 @@ class Passage:
 
 @dataclass(frozen=True, eq=False)
 class Window:
-    """Tokens ``begin`` to ``begin + count`` of a passage, in an input from position ``first`` on."""
+    """Tokens ``begin`` to ``begin + count`` of a passage, from position ``first`` of a model input on."""
 
     passage: Passage
     begin: int
     count: int
     first: int
-    # bool[count]: no other window shows more context of the token, so that an answer may begin there.
+    # bool[count]: no other window has more context around the token, so that an answer may begin there.
     most_context: np.ndarray
 
 
@@ -69,10 +70,10 @@ class SpanPiece:
 
 
 class Span(NamedTuple):
-    """An answer ``text``, the passage's characters ``start`` to ``end``, with the sum of its logits.
+    """An answer: the characters ``start`` to ``end`` of the passage, their ``text``, and the sum of its two logits.
 
-    ``null_score`` is the least sum of the first token's logits over the windows: it stands for no answer. Without
-    any token in the passage the text is empty and both scores are the same.
+    ``null_score`` is the score of no answer, the smallest sum of the logits of the first token over the windows. If
+    the passage has no tokens, the text is empty and both scores are equal.
     """
 
     text: str
@@ -93,17 +94,19 @@ def span_inputs(
     max_length: int,
     type_vocab_size: int,
 ) -> list[Encoded]:
-    """Inputs of at most ``max_length`` tokens from a question's ids and a passage; at least one. ``extra`` of each
-    is its :class:`Window`. ``ValueError`` where the special tokens leave no room."""
+    """Return one or more model inputs of at most ``max_length`` tokens for the ids of a question and a passage.
+
+    ``extra`` of each is its :class:`Window`. Raises ``ValueError`` if the special tokens leave no room.
+    """
     left = max_length - len(tokenizer.build_inputs([], [])[0])
     if left < 1:
-        raise ValueError(f"length {max_length}: leaves no room for a passage; give a larger length")
+        raise ValueError(f"task.max_length: {max_length} leaves no room for a passage; use a larger value")
     asked = question[: min(qa.max_query_length, left // 2)]
     windows = []
     for begin, most_context in _layout(len(passage.ids), left - len(asked), qa.doc_stride):
         count = len(most_context)
         ids, types = tokenizer.build_inputs(asked, passage.ids[begin : begin + count])
-        first = len(ids) - 1 - count  # the passage stands last, before one special token
+        first = len(ids) - 1 - count  # the passage ends before the last special token
         window = Window(passage, begin, count, first, most_context)
         windows.append(Encoded(ids, types if type_vocab_size > 1 else [0] * len(ids), window))
     return windows
@@ -129,10 +132,10 @@ def _layout(tokens: int, room: int, stride: int) -> list[tuple[int, np.ndarray]]
 
 
 def best_spans(questions: Sequence[Sequence[SpanPiece]], qa: QaConfig) -> list[Span]:
-    """The span with the largest sum of logits over all windows of each question, be no answer likelier or not.
+    """Return the span with the largest sum of logits over all windows of each question, ignoring "no answer".
 
-    Of each window the ``qa.n_best`` largest starts and ends are combined; an answer begins where its window shows
-    most context, and has at most ``qa.max_answer_length`` tokens.
+    Candidates are the ``qa.n_best`` largest start and end logits of each window. An answer begins at a token for
+    which its window has the most context, and has at most ``qa.max_answer_length`` tokens.
     """
     spans = _best_spans(questions, qa.n_best, qa.max_answer_length)
     lost = [i for i, span in enumerate(spans) if span.score == -np.inf]
@@ -143,7 +146,7 @@ def best_spans(questions: Sequence[Sequence[SpanPiece]], qa: QaConfig) -> list[S
 
 
 def _best_spans(questions: Sequence[Sequence[SpanPiece]], n_best: int | None, longest: int) -> list[Span]:
-    """:func:`best_spans` with the score -inf where no candidates fit together; ``n_best`` None: all tokens."""
+    """Return :func:`best_spans`, with score -inf if no candidates form a span; ``n_best`` None: all tokens."""
     pieces = list(chain.from_iterable(questions))
     if not pieces:
         return []
@@ -166,7 +169,7 @@ def _best_spans(questions: Sequence[Sequence[SpanPiece]], n_best: int | None, lo
 
 
 def _best_in_windows(pieces: Sequence[SpanPiece], n_best: int | None, longest: int) -> tuple[np.ndarray, ...]:
-    """Score (-inf: none), first and last token (in the window) of the best span of each window: [W] each."""
+    """Return score (-inf: none), first and last token (in the window) of the best span of each window: [W] each."""
     width = max(1, *(piece.window.count for piece in pieces))
     starts, ends = np.full((2, len(pieces), width), -np.inf)
     for row, piece in enumerate(pieces):

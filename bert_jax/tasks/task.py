@@ -1,4 +1,4 @@
-"""The contract of a task: text to arrays, output layers, loss, outputs to predictions, metrics.
+"""The contract of a task: texts to arrays, output layers, loss, outputs to predictions, metrics.
 
 Shapes: B rows, S tokens per row, C sequences per row, K sequences per unit, U = C / K units per row.
 """
@@ -12,16 +12,19 @@ import jax
 import numpy as np
 
 from bert_jax.config import HeadsConfig, SentenceConfig
-from bert_jax.config.finetune import FinetuneConfig
+from bert_jax.config.finetune import FinetuneConfig, LossConfig
 from bert_jax.metrics import Score
 from bert_jax.model.bert import BertOutput
-from bert_jax.objectives.objective import Sums
+from bert_jax.objectives.label_losses import softmax_loss
+from bert_jax.objectives.objective import Sums, denominator
 from bert_jax.records import Record
 from bert_jax.tokenization import Tokenizer
 
 Level = Literal["unit", "token", "position"]
 # A JSON-able object: one line of predictions_SPLIT.jsonl, without its id.
 Prediction = dict[str, Any]
+# Of each unit, arrays by name: one entry of a ``unit`` array, one entry per token of a ``token`` array.
+Outputs = Sequence[Mapping[str, np.ndarray]]
 
 
 @dataclass(frozen=True)
@@ -30,16 +33,16 @@ class Encoded:
 
     ids: Sequence[int]
     types: Sequence[int]
-    # Read by the decoder of the outputs, not by the device.
+    # Additional input of ``Task.decode``; stays on the host.
     extra: Any = None
 
 
 class Target(NamedTuple):
-    """Place of an array of a unit in a batch.
+    """Shape and dtype of an array of the units in a batch; entries without a unit are 0.
 
-    ``unit``: [B, U, *shape]. ``token``: one value for each of its tokens, [B, S, *shape]. ``position``: a token of
-    its first sequence, counted from that sequence's start; in the batch [B, U], counted from the row's.
-    What no unit fills is 0.
+    ``unit``: one value per unit, [B, U, *shape]. ``token``: one value per token of a unit, [B, S, *shape].
+    ``position``: a token of the unit's first sequence, counted from the start of that sequence in the unit and from
+    the start of the row in the batch, [B, U].
     """
 
     level: Level
@@ -49,14 +52,14 @@ class Target(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ModelInput:
-    """One unit: consecutive sequences of one row, made from an example or from a window of one.
+    """One unit: consecutive sequences of one row, made from an example or from a window of an example.
 
     ``targets`` has an entry for every name in ``Task.targets``; a target of level ``token`` is an array of the
-    total length of the sequences. A unit without labels has weight 0, and only the targets that the device
-    needs (masks).
+    total length of the sequences. A unit without labels has weight 0 and may omit the targets that only the loss
+    reads.
     """
 
-    # Number of its record.
+    # Number of the record.
     record: int
     sequences: tuple[Encoded, ...]
     targets: Mapping[str, Any] = field(default_factory=dict)
@@ -91,15 +94,18 @@ class Task(ABC):
     gold: ClassVar[tuple[str, ...]] = ("label",)
 
     def __init__(self, config: FinetuneConfig, tokenizer: Tokenizer, records: Sequence[Record] = ()) -> None:
-        """``config`` has been completed by :meth:`from_data`. ``records`` are the training records, for values that
-        are computed from them, such as class weights."""
+        """Construct the task of ``config``, completed by :meth:`from_data`.
+
+        ``records``: the training records, for values computed from them, such as class weights.
+        """
         self.config, self.tokenizer = config, tokenizer
 
     @classmethod
     def from_data(cls, config: FinetuneConfig, splits: Mapping[str, Sequence[Record]]) -> FinetuneConfig:
-        """Return ``config`` with the values that depend on the records, such as labels; ``splits`` has "train".
+        """Return ``config`` with the values that depend on the records, such as labels.
 
-        Raises ``ValueError`` for records that the task cannot learn from: no label, one class only.
+        ``splits`` has "train". Raises ``ValueError`` for records that the task cannot learn from: no labels, a
+        single class.
         """
         return config
 
@@ -110,12 +116,12 @@ class Task(ABC):
 
     @classmethod
     def is_labelled(cls, record: Record) -> bool:
-        """Return True if a record has a reference to score predictions against."""
+        """Return True if ``record`` has a reference to score a prediction against."""
         return all(getattr(record, name) is not None for name in cls.gold)
 
     @classmethod
     def scored(cls, records: Sequence[Record]) -> list[int]:
-        """Return the numbers of the scored records of a split, in order: the labeled ones."""
+        """Return the numbers of the scored records of a split in ascending order; default: the labeled ones."""
         return [i for i, record in enumerate(records) if cls.is_labelled(record)]
 
     @property
@@ -145,33 +151,47 @@ class Task(ABC):
         word sequence). Raises ``ValueError`` with ``record.source`` for an invalid label or text.
         """
 
-    @abstractmethod
     def denominators(self, batch: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
-        """Return the denominator of each loss over the global batch, from ``batch`` alone; never 0."""
+        """Return the denominator of each loss over the global batch, from ``batch`` alone; never 0.
+
+        Default: ``loss``, divided by the sum of the weights.
+        """
+        return {"loss": denominator(batch["weights"])}
 
     @abstractmethod
     def loss(self, output: BertOutput, batch: Mapping[str, jax.Array], *, axis: str | None) -> Sums:
         """Return (sum, weight) of each loss named in :meth:`denominators` and of each additional logged value.
 
-        The total loss adds up sum / denominator of each loss. ``axis`` is the mesh axis whose replicas hold other
-        rows of the batch, for losses over the whole batch.
+        The total loss is the sum of sum / denominator over the losses. ``axis``: the mesh axis whose replicas hold
+        the other rows of the batch, for losses that compare examples of the whole batch.
         """
 
     @abstractmethod
     def outputs(self, output: BertOutput, batch: Mapping[str, jax.Array]) -> dict[str, tuple[Level, jax.Array]]:
-        """Return arrays for predictions by name: [B, U, ...] (``unit``) or [B, S, ...] (``token``)."""
+        """Return the arrays that :meth:`decode` reads by name: [B, U, ...] (``unit``), [B, S, ...] (``token``)."""
 
     @abstractmethod
-    def decode(
-        self, records: Sequence[Record], units: Sequence[ModelInput], outputs: Sequence[Mapping[str, np.ndarray]]
-    ) -> list[Prediction]:
-        """Return a prediction for every record, in order. ``outputs[i]`` belongs to ``units[i]`` and holds one
-        entry of a ``unit`` array, or one entry per token of a ``token`` array."""
+    def decode(self, records: Sequence[Record], units: Sequence[ModelInput], outputs: Outputs) -> list[Prediction]:
+        """Return a prediction for every record, in order; ``outputs[i]`` belongs to ``units[i]``."""
 
     @abstractmethod
     def scores(self, records: Sequence[Record], predictions: Sequence[Prediction]) -> list[Score]:
         """Return the metrics over the :meth:`scored` records; the first one selects the best checkpoint."""
 
     def confusion(self, records: Sequence[Record], predictions: Sequence[Prediction]) -> Confusion | None:
-        """Return the confusion matrix of labeled records; None unless a record has exactly one class."""
+        """Return the confusion matrix of scored records; None (default) unless a record has exactly one class."""
         return None
+
+
+def class_loss(
+    options: LossConfig,
+    logits: jax.Array,
+    labels: jax.Array,
+    weights: jax.Array,
+    class_weights_L: jax.Array | None = None,
+) -> Sums:
+    """Return :func:`softmax_loss` with the smoothing and the focal exponent of ``options``."""
+    smoothing, gamma = options.label_smoothing, options.focal_gamma
+    return softmax_loss(
+        logits, labels, weights, label_smoothing=smoothing, focal_gamma=gamma, class_weights_L=class_weights_L
+    )

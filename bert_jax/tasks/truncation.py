@@ -1,5 +1,6 @@
 """Truncation of texts that are longer than the model's input (Sun et al. 2019, section 4.2, and beyond)."""
 
+import itertools
 import re
 from collections import Counter
 from collections.abc import Sequence
@@ -9,22 +10,20 @@ import numpy as np
 from bert_jax.config.task import TaskConfig
 from bert_jax.tokenization import Tokenizer, longest_first
 
-# After what ends a sentence, with the quotes and brackets that close it.
+# The end of a sentence, after its punctuation: closing quotes and brackets, white space.
 _SENTENCE_END = re.compile(r"(?<=[.!?])[\"')\]]*\s+|(?<=[。！？…])[」』”’）]*\s*|\n+")  # noqa: RUF001
 
 
 def cut_text(
     text: str, ids: Sequence[int], budget: int, config: TaskConfig, tokenizer: Tokenizer
 ) -> list[list[int]]:
-    """``ids`` of ``text`` in at most ``budget`` tokens, by ``config.truncation``: one list, of windows several."""
+    """Return ``ids`` of ``text`` in lists of at most ``budget`` tokens: one, or one per window."""
     how = config.truncation
     if len(ids) <= budget:
         return [list(ids)]
     if how == "windows":
-        found = windows(len(ids), budget, min(config.window_overlap, budget // 2))
-        if config.max_windows:
-            found = found[: config.max_windows]
-        return [list(ids[start:end]) for start, end in found]
+        spans = windows(len(ids), budget, min(config.window_overlap, budget // 2))
+        return [list(ids[start:end]) for start, end in spans[: config.max_windows or None]]
     if how == "tail":
         return [list(ids[len(ids) - budget :])]
     if how == "head_tail":
@@ -79,8 +78,10 @@ def key_sentences(text: str, budget: int, tokenizer: Tokenizer) -> list[int]:
 
 
 def centrality(sentences: Sequence[Sequence[int]]) -> np.ndarray:
-    """float64[n]: cosine of each sentence's TF-IDF vector with the sum of all; the documents of the idf,
-    log(n / df) + 1, are the sentences."""
+    """Return float64[n], the cosine of the TF-IDF vector of each sentence with the sum of all vectors.
+
+    The documents of the idf, log(n / df) + 1, are the sentences.
+    """
     counts = [Counter(sentence) for sentence in sentences]
     documents = Counter(piece for count in counts for piece in count)
     idf = {piece: np.log(len(sentences) / df) + 1 for piece, df in documents.items()}
@@ -95,8 +96,5 @@ def centrality(sentences: Sequence[Sequence[int]]) -> np.ndarray:
 
 
 def _split(text: str) -> list[str]:
-    ends = [match.end() for match in _SENTENCE_END.finditer(text)]
-    starts = [0, *ends]
-    return [
-        part for start, end in zip(starts, [*ends, len(text)], strict=True) if (part := text[start:end].strip())
-    ]
+    ends = [0, *(match.end() for match in _SENTENCE_END.finditer(text)), len(text)]
+    return [part for start, end in itertools.pairwise(ends) if (part := text[start:end].strip())]

@@ -1,7 +1,8 @@
-"""Words as model inputs: windows of pieces in which every word stands whole and is scored exactly once.
+"""Words as model inputs: windows of pieces that contain whole words and score every word exactly once.
 
-Words are numbered through a text, which is one sentence or, for document context (Devlin et al. 2018, section 5.3),
-all sentences of a document. ``starts`` (int64, one more than there are words) is where the pieces of each begin.
+Words are numbered through a text, which is one sentence or, with document context (Devlin et al. 2018, section
+5.3), all sentences of a document. ``starts`` int64[words + 1] holds the first piece of each word and the number of
+pieces.
 """
 
 import itertools
@@ -16,7 +17,7 @@ from bert_jax.tokenization import Tokenizer
 
 Span = tuple[int, int]
 
-# Before the words of every input stands one special token.
+# Special tokens before the words of an input.
 _BEFORE = 1
 
 
@@ -28,18 +29,13 @@ class Window(NamedTuple):
     tokens: np.ndarray  # int64[W], position of the first piece of each in the input
 
 
-def room_for_words(tokenizer: Tokenizer, max_length: int) -> int:
-    """Return the number of pieces that fit into ``max_length`` tokens together with the special tokens."""
-    return max_length - len(tokenizer.build_inputs([])[0])
-
-
 def encode_words(words: Iterable[str], tokenizer: Tokenizer, room: int) -> dict[str, list[int]]:
-    """Pieces of every distinct word, each encoded on its own, and at most ``room`` of them.
+    """Return the first ``room`` pieces of every distinct word, each word encoded separately.
 
-    A word without pieces, such as a variation selector, is the unknown piece: it is to be tagged like any other.
+    A word without pieces, such as a variation selector, is encoded as the unknown piece, so that it has a tag.
     """
     distinct = list(dict.fromkeys(words))
-    # In a text of such a vocabulary the blank before a word is part of the word's first piece.
+    # In byte-level BPE the space before a word belongs to the first piece of the word.
     before = " " if tokenizer.kind == "byte_bpe" else ""
     encoded = tokenizer.encode_batch([before + word for word in distinct])
     return {word: ids[:room] or [tokenizer.unk_id] for word, ids in zip(distinct, encoded, strict=True)}
@@ -48,12 +44,12 @@ def encode_words(words: Iterable[str], tokenizer: Tokenizer, room: int) -> dict[
 def word_windows(
     records: Sequence[Record], tokenizer: Tokenizer, max_length: int, *, context: bool
 ) -> Iterator[list[Window]]:
-    """Windows of every record's words, in order; a record without words has one that scores none.
+    """Yield the windows of the words of each record, in order; a record without words has one, which scores none.
 
-    With ``context`` the words of the record's neighbors stand around its own, as many as fit; neighbors are the
-    consecutive records with the same ``group``, "" being none.
+    With ``context`` as many words of neighbors as fit surround those of the record; neighbors are consecutive
+    records with the same ``group`` other than "".
     """
-    room = room_for_words(tokenizer, max_length)
+    room = max_length - len(tokenizer.build_inputs([])[0])
     pieces = encode_words((word for record in records for word in record.words), tokenizer, room)
     for _, texts in itertools.groupby(enumerate(records), lambda item: (context and item[1].group) or item[0]):
         sentences = [record.words for _, record in texts]
@@ -72,12 +68,12 @@ def _sentence_windows(
     first, last = sentence
     spans = window_spans(starts, sentence, room)
     owner = owners(starts, spans, sentence)
-    # The words of every span together, in their order: looking for each span's own would be quadratic.
+    # Sorted by span once: a search for the words of each span would be quadratic.
     order = np.argsort(owner, kind="stable")
     several = np.split(order, np.cumsum(np.bincount(owner, minlength=len(spans)))[:-1])
     windows = []
     for (begin, end), words in zip(spans, several, strict=True):
-        # Every word of it stands elsewhere with more around it.
+        # Every word of the span has more context in another one.
         if not len(words) and last > first:
             continue
         encoded = Encoded(*tokenizer.build_inputs(flat[starts[begin] : starts[end]].tolist()))
@@ -86,8 +82,8 @@ def _sentence_windows(
 
 
 def window_spans(starts: np.ndarray, sentence: Span, room: int) -> list[Span]:
-    """Runs of words (first, end), each of at most ``room`` pieces, that cover the words of ``sentence``: one where
-    they fit, else several that overlap by about half. Each is widened by what else of the text fits."""
+    """Return runs of words (first, end), each of at most ``room`` pieces, that cover the words of ``sentence``: one
+    if they fit, otherwise several that overlap by about half. Each run is :func:`widened`."""
     begin, last = sentence
     spans = []
     while True:
@@ -96,23 +92,26 @@ def window_spans(starts: np.ndarray, sentence: Span, room: int) -> list[Span]:
         if end == last:
             return spans
         half = int(np.searchsorted(starts, starts[begin] + room // 2))
-        begin = min(half, end)  # no further: the word at ``end`` is in no window yet
+        begin = min(half, end)  # the word at ``end`` is in no window yet
 
 
 def widened(starts: np.ndarray, span: Span, room: int) -> Span:
-    """``span`` with the words around it, evenly on both sides, until no further word fits into ``room`` pieces."""
+    """Extend ``span`` evenly on both sides until no further word fits into ``room`` pieces."""
     begin, end = span
     spare = room - int(starts[end] - starts[begin])
     left = int(np.searchsorted(starts, starts[begin] - spare // 2))
     right = int(np.searchsorted(starts, starts[left] + room, "right")) - 1
-    # What the right has no words for, or is too little for its next one, may hold more on the left.
+    # Room that the words on the right do not fill may hold more words on the left.
     left = int(np.searchsorted(starts, starts[right] - room))
     return left, right
 
 
 def owners(starts: np.ndarray, spans: Sequence[Span], sentence: Span) -> np.ndarray:
-    """For every word of ``sentence`` the number of the span in which it has the most context (int64), the first of
-    equals: the lesser of the pieces before and after it, as in google-research/bert ``run_squad.py``."""
+    """Return int64[words], the number of the span in which each word of ``sentence`` has the most context.
+
+    Context is the minimum of the numbers of pieces before and after the word, as in google-research/bert
+    ``run_squad.py``; on a tie the first span wins.
+    """
     first, last = sentence
     owner, most = np.zeros(last - first, np.int64), np.full(last - first, -1, np.int64)
     for number, (begin, end) in enumerate(spans):

@@ -5,7 +5,7 @@ import pytest
 
 from bert_jax.analysis.clusters import agglomerative, cluster_lines, kmeans, read_labels, summary_lines
 from bert_jax.analysis.collection import Collection
-from bert_jax.metrics import clustering_scores
+from bert_jax.metrics.clustering import clustering_scores
 
 RNG = np.random.default_rng(0)
 SIZES = (60, 45, 30, 15)

@@ -6,13 +6,13 @@ import warnings
 import numpy as np
 import pytest
 
-from bert_jax.metrics import (
+from bert_jax.metrics import value
+from bert_jax.metrics.classification import (
     auroc,
     average_precision,
     classification_scores,
     confusion_matrix,
     multi_label_scores,
-    value,
 )
 
 SKLEARN = "scikit-learn, the oracle, is not installed"
@@ -81,9 +81,9 @@ def test_multi_label_by_hand():
     [
         ([0, 1], [0], "gold 2, predicted 1"),
         ([], [], "no records"),
-        ([0, 2], [0, 1], "gold holds the label 2; 2 classes are 0 to 1"),
-        ([0, 1], [0, -1], "predicted holds the label -1"),
-        ([0.0, 1.0], [0, 1], "integer labels"),
+        ([0, 2], [0, 1], "gold: label 2 .* 0 to 1"),
+        ([0, 1], [0, -1], "predicted: label -1"),
+        ([0.0, 1.0], [0, 1], "gold: float64"),
     ],
 )
 def test_wrong_labels_are_refused(gold, predicted, message):
@@ -94,11 +94,11 @@ def test_wrong_labels_are_refused(gold, predicted, message):
 
 
 def test_wrong_columns_are_refused():
-    with pytest.raises(ValueError, match=r"probabilities must have shape \[2, 2\], not \[2, 3\]"):
+    with pytest.raises(ValueError, match=r"probabilities: shape \[2, 3\] .* \[2, 2\]"):
         classification_scores([0, 1], [0, 1], ["no", "yes"], np.zeros((2, 3)))
-    with pytest.raises(ValueError, match="predicted must hold only 0 and 1"):
+    with pytest.raises(ValueError, match="predicted: "):
         multi_label_scores([[0, 1]], [[0, 0.5]], "ab")
-    with pytest.raises(ValueError, match=r"gold must have shape \[1, 3\]"):
+    with pytest.raises(ValueError, match=r"gold: shape \[1, 2\] .* \[1, 3\]"):
         multi_label_scores([[0, 1]], [[0, 1]], "abc")
     for function in (auroc, average_precision):
         with pytest.raises(ValueError, match="gold 2, scores 1"):

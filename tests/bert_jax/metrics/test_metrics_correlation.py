@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from bert_jax.metrics import pearson, regression_scores, spearman, value
+from bert_jax.metrics import value
+from bert_jax.metrics.correlation import pearson, regression_scores
 
 
 def values(gold, predicted):
@@ -21,7 +22,8 @@ def test_by_hand():
     found = values([1, 2, 3, 4], [1, 3, 2, 4])
     assert found == pytest.approx({"pearson": 0.8, "spearman": 0.8, "mse": 0.5, "mae": 0.5}, abs=1e-15)
     # Ranks 1 2.5 2.5 4 and 1 2 3 4: covariance 4.5, squared lengths 4.5 and 5.
-    assert spearman([0, 7, 7, 9], [1, 2, 3, 100]) == pytest.approx(4.5 / math.sqrt(4.5 * 5), abs=1e-15)
+    tied = values([0, 7, 7, 9], [1, 2, 3, 100])
+    assert tied["spearman"] == pytest.approx(4.5 / math.sqrt(4.5 * 5), abs=1e-15)
     assert pearson([0, 1], [5, 3]) == pytest.approx(-1, abs=1e-15)
 
 
@@ -63,10 +65,10 @@ def test_large_and_small_numbers_do_not_overflow_or_vanish():
 
 
 def test_wrong_input_is_refused():
-    for function in (pearson, spearman, regression_scores):
+    for function in (pearson, regression_scores):
         with pytest.raises(ValueError, match=r"x 2, y 1|gold 2, predicted 1"):
             function([1, 2], [1])
         with pytest.raises(ValueError, match="no records"):
             function([], [])
-        with pytest.raises(ValueError, match=r"must have shape \[n\], not \[1, 2\]"):
+        with pytest.raises(ValueError, match=r"shape \[1, 2\] .* \[n\]"):
             function([[1, 2]], [[1, 2]])

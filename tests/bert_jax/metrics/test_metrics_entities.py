@@ -5,7 +5,8 @@ import warnings
 import numpy as np
 import pytest
 
-from bert_jax.metrics import entities, joint_scores, tag_accuracy, tagging_scores, value
+from bert_jax.metrics import value
+from bert_jax.metrics.entities import entities, joint_scores, tag_accuracy, tagging_scores
 
 SEQEVAL = "seqeval, the oracle, is not installed"
 
@@ -96,7 +97,7 @@ def test_wrong_input_is_refused():
         with pytest.raises(ValueError, match="no records"):
             function([], [])
     for tag in ("U-PER", "PER", "O-PER", "BPER", ""):
-        with pytest.raises(ValueError, match="is no entity tag; allowed are O and B, I, E or S"):
+        with pytest.raises(ValueError, match="is not allowed; allowed: O, and B, I, E or S"):
             tagging_scores([["O"]], [[tag]])
     with pytest.raises(ValueError, match="predicted_intents 1"):
         joint_scores(["a", "b"], ["a"], [["O"], ["O"]], [["O"], ["O"]])

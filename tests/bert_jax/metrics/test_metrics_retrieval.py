@@ -5,7 +5,8 @@ import math
 import numpy as np
 import pytest
 
-from bert_jax.metrics import retrieval_scores, value
+from bert_jax.metrics import value
+from bert_jax.metrics.retrieval import retrieval_scores
 
 
 def values(scores, n):
@@ -62,5 +63,5 @@ def test_wrong_input_is_refused():
         retrieval_scores([[1], [1]], [{1}, set()])
     with pytest.raises(ValueError, match="query 0 has an id twice"):
         retrieval_scores([[1, 2, 1]], [{1}])
-    with pytest.raises(ValueError, match="cutoffs must be 1 or more"):
+    with pytest.raises(ValueError, match=r"cutoffs: \[.*0"):
         retrieval_scores([[1]], [{1}], (0, 5))

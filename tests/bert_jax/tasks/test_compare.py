@@ -11,7 +11,8 @@ from bert_jax.config import dump_yaml, load_config
 from bert_jax.config.finetune import FinetuneConfig
 from bert_jax.experiments.compare import compare, table
 from bert_jax.finetuning.artifacts import read_predictions
-from bert_jax.metrics import regression_scores, value
+from bert_jax.metrics import value
+from bert_jax.metrics.correlation import regression_scores
 
 CLASSES = "--task.kind classification --data.labels no yes"
 

@@ -270,7 +270,7 @@ def test_a_finished_task_starts_another_one_with_or_without_its_head(source, lea
             {"train": SPLITS["train"], "dev": [dataclasses.replace(SPLITS["dev"][0], label="7")]},
             "label '7' is not",
         ),
-        ("--task.kind regression", with_labels(SPLITS, lambda label: "nan"), "is no number"),
+        ("--task.kind regression", with_labels(SPLITS, lambda label: "nan"), "label 'nan' "),
         ("--regularization.reinit_layers 3", SPLITS, "reinit_layers: 3 is not allowed; the model has 2 layers"),
         ("--optimizer.frozen layer_7", SPLITS, "optimizer.frozen: 'layer_7' is not allowed"),
         ("--features.layers concat_last_four", SPLITS, "needs 4 layers"),

@@ -24,9 +24,9 @@ def scored(task, rows):
         predictions.append(
             {"answer": shown, "no_answer_score": odds, "best_answer": text, "score": 0.0, "start": 0, "end": 0}
         )
-    scores = task.scores(records, predictions)
-    n = sum(golds is not None for *_, golds in rows)
-    return {score.name: round(value(score, n), 4) for score in scores}
+    numbers = task.scored(records)
+    scores = task.scores([records[i] for i in numbers], [predictions[i] for i in numbers])
+    return {score.name: round(value(score, len(numbers)), 4) for score in scores}
 
 
 def test_scores_by_hand():

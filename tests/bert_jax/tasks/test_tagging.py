@@ -73,17 +73,18 @@ STRICT, TWO = {"tagging": {"scoring": "strict"}}, {"data": {"tags": ("O", "B-x")
 @pytest.mark.parametrize(
     ("sections", "train", "dev", "message"),
     [
-        ({}, record("1 2"), None, "file:1: the record has no tags"),
+        ({}, record("1 2"), None, "file:1: no tags for 2 words"),
         ({}, record("1 2", "O"), None, "file:1: 1 tags for 2 words"),
         ({}, record("1 2", "O O"), None, "data.train: 1 tags (O)"),
         (TWO, record("1 2", "O B-y"), None, "file:1: tag 'B-y' is not in data.tags; allowed: O, B-x;"),
-        ({}, record("1 2", "O B-y"), record("1", "NOUN", source="dev:3"), "dev:3: 'NOUN' is no entity tag"),
-        (STRICT, record("1 2", "B-y E-y"), None, "file:1: 'E-y' is no entity tag of tagging.scoring strict;"),
+        ({}, record("1 2", "O B-y"), record("1", "NOUN", source="dev:3"), "dev:3: tag 'NOUN' is not allowed"),
+        (STRICT, record("1 2", "B-y E-y"), None, "file:1: tag 'E-y' is not allowed with tagging.scoring strict;"),
     ],
 )  # fmt: skip
 def test_records_that_cannot_be_learned_from(sections, train, dev, message):
     with pytest.raises(ValueError) as caught:
-        TaggingTask.from_data(config(**sections), {"train": [train], "dev": [dev] if dev else []})
+        found = TaggingTask.from_data(config(**sections), {"train": [train], "dev": [dev] if dev else []})
+        TaggingTask(found, TOKENIZER).featurize([train], training=True)
     assert message in str(caught.value) and "\n" not in str(caught.value)
 
 

@@ -60,15 +60,17 @@ def test_labels_and_tags_come_from_the_training_records():
 @pytest.mark.parametrize(
     ("labels", "train", "message"),
     [
-        ((), [record("1 2", "O B-a")], "file:1: no label"),
-        ((), [record("1 2", "O B-a", "play")], "data.train: 1 labels (play)"),
+        ((), [record("1 2", "O B-a")], "data.labels: 0 labels"),
+        ((), [record("1 2", "O B-a", "play")], "data.labels: 1 labels in the training files (play)"),
+        (("book", "rate"), [record("1 2", "O B-a"), record("1", "O", "rate")], "file:1: no label"),
         (("book", "rate"), [record("1 2", "O B-a", "play")], "file:1: label 'play' is not in data.labels;"),
-        ((), [record("1 2", "VERB NOUN", "play"), record("1", "VERB", "rate")], "file:1: 'VERB' is no entity tag"),
+        ((), [record("1 2", "VERB NOUN", "play"), record("1", "VERB", "rate")], "file:1: tag 'VERB' is not"),
     ],
 )  # fmt: skip
 def test_records_that_cannot_be_learned_from(labels, train, message):
     with pytest.raises(ValueError) as caught:
-        JointTask.from_data(config(data={"labels": labels}), {"train": train})
+        found = JointTask.from_data(config(data={"labels": labels}), {"train": train})
+        JointTask(found, TOKENIZER).featurize(train, training=True)
     assert message in str(caught.value)
 
 
