@@ -35,9 +35,10 @@ class Way:
         config = job.config
         self.name, self.mesh = name, make_mesh(config.mesh, jax.devices()[:1])
         if shapes:
-            job.examples.shapes = list(shapes)
+            job.shapes = list(shapes)
         self.programs: TrainPrograms = job.programs(self.mesh)
-        self.batches = job.examples.batches(self.mesh)
+        self.batches = job.batches(self.mesh)
+        self.steps_per_epoch = job.resolved.steps_per_epoch
         self.state: TrainState = initial_state(
             self.programs.model, self.programs.optimizer, self.programs.abstract, config.training.seed, dict(given)
         )
@@ -46,7 +47,7 @@ class Way:
     def padding(self) -> tuple[float, int]:
         """Share of the computed tokens in an epoch, and the number of shapes that occur."""
         real, computed, shapes = 0, 0, set()
-        for step in range(self.batches.steps_per_epoch):
+        for step in range(self.steps_per_epoch):
             rows = self.batches.pack(step)[0]["sequence_ids"]
             real, computed = real + int((rows > 0).sum()), computed + rows.size
             shapes.add(rows.shape)

@@ -1,4 +1,4 @@
-"""Files of a finished run of a task in its workdir: config, ``metrics.json``, ``predictions_SPLIT.jsonl``."""
+"""Files in the workdir of a finished fine-tuning run: config, ``metrics.json``, ``predictions_SPLIT.jsonl``."""
 
 import dataclasses
 import hashlib
@@ -17,19 +17,19 @@ METRICS, PREDICTIONS = "metrics.json", "predictions_{}.jsonl"
 
 
 def read_options(workdir: Location, names: Collection[str]) -> FinetuneConfig:
-    """Read the options ``names`` of a run's config; the others keep their defaults, because an older version may
-    have written the file. Raises ``ValueError`` for a folder that is not a workdir."""
+    """Read the options ``names`` from the config of a run; the others keep their defaults, because the file may be
+    that of an older version. Raises ``ValueError`` for a folder that is not a workdir of fine-tuning."""
     file = workdir / "config.yaml"
     if not file.is_file():
-        raise ValueError(f"{workdir}: no config.yaml there; give a workdir of run_finetune.py")
+        raise ValueError(f"{workdir}: no config.yaml in this folder; give a workdir of run_finetune.py")
     settings = [setting for setting in read_yaml(cast(Any, file)) if setting.key in names]
     if "task.kind" not in [setting.key for setting in settings]:
-        raise ValueError(f"{file}: no task.kind there; give a workdir of run_finetune.py")
+        raise ValueError(f"{file}: no task.kind in this file; give a workdir of run_finetune.py")
     return build_config(FinetuneConfig, settings)
 
 
 def read_results(workdir: Location) -> list[dict[str, Any]]:
-    """Return the entries of ``metrics.json``; none unless the run is complete: the report is written last."""
+    """Return the entries of ``metrics.json``; none before the run is complete, when it has a report."""
     if not ((workdir / METRICS).is_file() and (workdir / HTML_FILE).is_file()):
         return []
     entries: list[dict[str, Any]] = json.loads((workdir / METRICS).read_text(encoding="utf-8"))
@@ -48,38 +48,37 @@ def records_digest(records: Iterable[Record]) -> str:
 
 
 def predicted_splits(workdir: Location) -> list[str]:
-    """Splits that have predictions, sorted."""
+    """Return the names of the splits that have predictions, sorted."""
     before, after = PREDICTIONS.split("{}")
-    names = [path.name for path in workdir.iterdir()]
-    return sorted(
-        name.removeprefix(before).removesuffix(after)
-        for name in names
-        if name.startswith(before) and name.endswith(after)
-    )
+    files = workdir.glob(PREDICTIONS.format("*"))
+    return sorted(file.name.removeprefix(before).removesuffix(after) for file in files)
 
 
 def read_predictions(workdir: Location, split: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    """(FILE:LINE, prediction) of every record of a split, in the order of its file.
+    """Yield (FILE:LINE, prediction) of every record of a split, in the order of its file.
 
-    ``ValueError`` for a split without predictions and a line that is no JSON object.
+    Raises ``ValueError`` for a split without predictions and for a line that is not a JSON object.
     """
     file = workdir / PREDICTIONS.format(split)
     if not file.is_file():
-        there = ", ".join(predicted_splits(workdir)) or "none, the run is not finished"
-        raise ValueError(f"{file}: not there; splits with predictions: {there}")
+        splits = ", ".join(predicted_splits(workdir)) or "none, the run is not finished"
+        raise ValueError(f"{file}: file not found; splits with predictions: {splits}")
     try:
         lines = file.read_text(encoding="utf-8").rstrip("\n").split("\n")
     except UnicodeDecodeError:
-        raise ValueError(f"{file}: not valid UTF-8") from None
+        raise ValueError(f"{file}: not valid UTF-8; predict the split again") from None
     for number, text in enumerate(lines, 1):
         where = f"{file}:{number}"
         yield where, in_new_form(json_object(text, where))
 
 
 def in_new_form(line: dict[str, Any]) -> dict[str, Any]:
-    """``line`` as it is, or one of an older run, where ``label`` was the right answer, ``prediction`` the predicted
-    class, classes, choice or value, and ``scores`` the probabilities, under the names of today."""
-    # A pair of texts that is not of classes had no prediction.
+    """Return ``line`` with current names.
+
+    In a line of an older run ``label`` was the correct answer, ``prediction`` the predicted class, classes, choice
+    or value, and ``scores`` the probabilities.
+    """
+    # Pairs of texts without classes had no ``prediction``.
     is_old_pair = "label" in line and "cosine" in line and "probabilities" not in line
     if "prediction" not in line and not is_old_pair:
         return line

@@ -12,7 +12,8 @@ MLM_SHARE = 0.15
 
 
 def augmented(unit: ModelInput, config: FinetuneConfig, tokenizer: Tokenizer, key: tuple[int, int]) -> ModelInput:
-    """``unit`` as training sees it at (data step, number of the unit); itself where nothing is asked for."""
+    """Return ``unit`` with the augmentation of ``config.input``, itself if none is on; ``key``: (data step, number
+    of the unit)."""
     options = config.input
     if not (options.mask_fraction or options.word_dropout or options.span_deletion):
         return unit
@@ -22,8 +23,8 @@ def augmented(unit: ModelInput, config: FinetuneConfig, tokenizer: Tokenizer, ke
 
 
 def mask_batch(features: dict[str, np.ndarray], tokenizer: Tokenizer, seed: int, data_step: int) -> None:
-    """Mask 15% of the tokens of a batch and add what is to be predicted there (``mlm_positions``, ``mlm_labels``,
-    ``mlm_weights``; [B, M]): 80% [MASK], 10% another piece, 10% as they are (Devlin et al. 2018, section 3.1)."""
+    """Mask 15% of the tokens of a batch in place, and add ``mlm_positions``, ``mlm_labels`` and ``mlm_weights``
+    [B, M]: 80% [MASK], 10% another piece, 10% unchanged (Devlin et al. 2018, section 3.1)."""
     ids = features["input_ids"]
     rows, length = ids.shape
     rng = np.random.default_rng([seed, data_step, 15])
@@ -57,7 +58,7 @@ def _augmented(
             gone |= set(words[first : first + length].tolist())
     if options.word_dropout:
         gone |= set(words[rng.random(len(words)) < options.word_dropout].tolist())
-    if len(gone) < len(words):  # a text without any word would teach nothing
+    if len(gone) < len(words):  # a text without words has no training signal
         keep = special | ~np.isin(word, list(gone))
         ids, types, special = ids[keep], types[keep], special[keep]
     if options.mask_fraction:

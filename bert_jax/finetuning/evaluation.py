@@ -1,4 +1,4 @@
-"""Predictions of a task for whole splits, and their metrics."""
+"""Model outputs for whole splits of a task, and metrics of their predictions."""
 
 import functools
 import json
@@ -35,23 +35,26 @@ from bert_jax.training.state import abstract_params
 # Tokens of a batch per device.
 _CPU_TOKENS, _TOKENS = 2048, 16384
 _MOST_UNITS = 32
-# Of tasks with many classes only so many scores get an interval: each takes a thousand resamples.
+# Most scores with an interval, in tasks with many classes: each takes a thousand resamples.
 _MOST_INTERVALS = 40
 
 
 class Predictor:
-    """Runs model inputs through the model on a mesh. A step is compiled once per shape; a split has one."""
+    """Runs model inputs through the model on a mesh; compiled once per shape, and a split has one shape."""
 
     def __init__(self, task: Task, model: BertModel, mesh: Mesh) -> None:
         self._task, self._mesh = task, mesh
-        # Every process gets all outputs.
+        # Every process receives all outputs.
         replicated = NamedSharding(mesh, PartitionSpec())
         self.step = jax.jit(functools.partial(_run, task, model), out_shardings=replicated)
 
     def outputs(
         self, params: Any, units: Sequence[ModelInput], before_batch: Callable[[], None] = lambda: None
     ) -> list[Outputs]:
-        """Outputs of every input, in order: one entry of ``unit`` arrays, of ``token`` arrays its tokens."""
+        """Return the outputs of every input, in order: entries of ``unit`` arrays, tokens of ``token`` arrays.
+
+        ``before_batch`` is called before each batch.
+        """
 
         def program(features: dict[str, np.ndarray]) -> DeviceOutputs:
             before_batch()
@@ -74,7 +77,7 @@ class Predictor:
         tokens = _CPU_TOKENS if self._mesh.devices.flat[0].platform == "cpu" else _TOKENS
 
         def sizes(length: int, rows: int) -> Sequence[int]:
-            # As many rows as memory likes, not more than there are.
+            # As many rows as fit into the tokens of a batch, but no empty ones.
             return (parts * max(1, min(tokens // length, math.ceil(rows / parts))),)
 
         return packed_batches(units, (length,), per_row, sizes, **_packing(task, units))
@@ -88,16 +91,8 @@ def _run(task: Task, model: BertModel, params: Any, batch: Mapping[str, jax.Arra
     return by_level(task.outputs(model.apply({"params": params}, batch, None), batch))
 
 
-def predict_split(
-    task: Task, predictor: Predictor, params: Any, records: Sequence[Record], units: Sequence[ModelInput],
-    before_batch: Callable[[], None] = lambda: None,
-) -> list[Prediction]:  # fmt: skip
-    """A prediction for every record."""
-    return task.decode(records, units, predictor.outputs(params, units, before_batch))
-
-
 def scores_of(task: Task, records: Sequence[Record], predictions: Sequence[Prediction]) -> tuple[list[Score], int]:
-    """Scores over the labeled records, and the number of those."""
+    """Return the scores over the scored records, and the number of these records."""
     records, predictions = _labelled(task, records, predictions)
     return (task.scores(records, predictions), len(records)) if records else ([], 0)
 
@@ -113,16 +108,16 @@ def choosing_score(metric: str, scores: Sequence[Score]) -> Score:
         whole = [name for name in names if "/" not in name]
         parts = [name for name in names if "/" in name]
         more = f" and {len(parts)} of parts such as {parts[0]}" if parts else ""
-        raise ValueError(f"task.metric: {metric!r} is not measured; allowed: {', '.join(whole)}{more}")
+        raise ValueError(f"task.metric: {metric!r} is not allowed; allowed: {', '.join(whole)}{more}")
     return found
 
 
 def blank_scores(
     task: Task, model: BertModel, records: Sequence[Record], units: Sequence[ModelInput]
 ) -> list[Score]:
-    """Return the scores of the records for outputs that are all 0, in the output shapes of the model.
+    """Return the scores of the records for model outputs that are all 0, to know the names of the scores.
 
-    They have the names of the task's scores; nothing is compiled or run.
+    Nothing is compiled or run.
     """
     shape = Shape(1, row_length(units[0].length), 1)
     batch = pack_batch(units[:1], [[0]], shape, **_packing(task, units)).features
@@ -142,7 +137,7 @@ def blank_scores(
 
 
 def confusion_of(task: Task, records: Sequence[Record], predictions: Sequence[Prediction]) -> dict[str, Any] | None:
-    """Return ``Task.confusion`` of the labeled records as JSON-able values; None if the task has none."""
+    """Return ``Task.confusion`` of the scored records as JSON-able values; None if the task has none."""
     records, predictions = _labelled(task, records, predictions)
     found = task.confusion(records, predictions) if records else None
     return found and {"labels": list(found.labels), "counts": found.counts.tolist()}
@@ -156,14 +151,16 @@ def _labelled(
 
 
 def point_values(scores: Sequence[Score], count: int) -> dict[str, float | None]:
-    """Name to value; None where a metric is not defined."""
+    """Return the value of each score by name; None if it is undefined."""
     values = {score.name: float(value(score, count)) for score in scores}
     return {name: None if math.isnan(number) else number for name, number in values.items()}
 
 
 def with_intervals(scores: Sequence[Score], count: int, seed: int, metric: str = "") -> dict[str, dict[str, Any]]:
-    """Name to ``{"value", "ci95"}``: a 95% bootstrap interval of 1,000 resamples, of many scores for ``metric``,
-    those of all records and then the first of the classes'."""
+    """Return ``{"value", "ci95"}`` by name, with a 95% bootstrap interval of 1,000 resamples.
+
+    Of many scores 40 have an interval: ``metric`` first, then scores over all records, then those of classes.
+    """
     values: dict[str, dict[str, Any]] = {
         name: {"value": found, "ci95": None} for name, found in point_values(scores, count).items()
     }
@@ -186,7 +183,7 @@ def metrics_text(results: Sequence[Mapping[str, Any]]) -> str:
 
 
 def result_lines(result: Mapping[str, Any], metric: str = "") -> list[str]:
-    """A split's entry of metrics.json in words: ``metric`` and some more."""
+    """Return the log line of an entry of metrics.json: ``metric`` and up to three more scores."""
     shown = [
         f"{name} {found['value']:.4f} [{found['ci95'][0]:.4f}, {found['ci95'][1]:.4f}]"
         for name, found in sorted(result["metrics"].items(), key=lambda item: _rank(item[0], metric))[:4]

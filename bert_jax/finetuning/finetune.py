@@ -9,7 +9,7 @@ from typing import Any
 from jax.sharding import Mesh
 
 from bert_jax.config.finetune import FinetuneConfig
-from bert_jax.finetuning.batches import TrainingExamples
+from bert_jax.finetuning.batches import ExampleBatches, Shape, planned_shapes
 from bert_jax.finetuning.evaluator import Evaluator
 from bert_jax.finetuning.resolve import Splits, resolve_task
 from bert_jax.finetuning.results import has_results, write_results
@@ -23,13 +23,15 @@ from bert_jax.training.state import TrainState
 
 
 def finetune(config: FinetuneConfig, launch: Launch, *, splits: Splits, tests: Sequence[str], start: Start) -> None:
-    """Train the task of ``config`` on ``splits["train"]``, evaluate on the other splits, and predict all of them;
-    ``tests`` are those that choose nothing.
+    """Train the task of ``config`` on ``splits["train"]``, evaluate and predict the other splits.
 
-    Raises ``ValueError`` for what the user can mend and ``exits.Stop`` when the run ends early.
+    ``tests``: the splits that do not select the best parameters. Raises ``ValueError`` for errors that the user can
+    correct, and ``exits.Stop`` if the run ends early.
     """
     if not isinstance(launch.workdir, Path):
-        raise ValueError(f"--workdir {launch.workdir}: fine-tuning writes to a folder that all hosts see; give one")
+        raise ValueError(
+            f"--workdir {launch.workdir}: fine-tuning writes to a folder that all hosts see, not to a URL"
+        )
     job = FinetuneJob(config, splits, tests, start)
     initial = job.initial_model()
     initial = dataclasses.replace(initial, messages=(*initial.messages, *job.resolved.notes))
@@ -37,7 +39,7 @@ def finetune(config: FinetuneConfig, launch: Launch, *, splits: Splits, tests: S
 
 
 class FinetuneJob(Job):
-    """A task on its records. ``config`` is completed: labels, steps, intervals and warmup are filled in."""
+    """Fine-tuning of a task; ``config`` is completed with labels, steps, intervals and warmup."""
 
     config: FinetuneConfig
     eval_split = "dev"
@@ -52,12 +54,13 @@ class FinetuneJob(Job):
         self.task, self.heads, devs = self.resolved.task, self.resolved.heads, self.resolved.dev_splits
         self.eval_split = devs[0] if devs else "dev"
         self._start = start
-        self.examples = TrainingExamples(self.resolved)
+        # Shapes of the training batches, planned for the first mesh; empty: not planned yet.
+        self.shapes: list[Shape] = []
         self.model = training_model(self.resolved)
         self._evaluator = Evaluator(self.resolved, start, self.model)
 
     def initial_model(self) -> InitialModel:
-        """Return the parameters of the start that the model of training has."""
+        """Return the parameters of the start for the model of training."""
         return start_parameters(self.resolved, self.model, self._start)
 
     def programs(self, mesh: Mesh) -> TrainPrograms:
@@ -69,12 +72,16 @@ class FinetuneJob(Job):
     def data(self, mesh: Mesh, *, complete: bool) -> Data:
         if not complete:
             self._evaluator.require_same_choice()
-        batches = self.examples.batches(mesh)
-        share = self.examples.host_share(mesh)
-        return Data(batches, share, 2, [batches.state(), self.resolved.record_digests])
+        batches = self.batches(mesh)
+        return Data(batches, batches.host_share, 2, [batches.state(), self.resolved.record_digests])
+
+    def batches(self, mesh: Mesh) -> ExampleBatches:
+        """Return the training batches from the first one on."""
+        self.shapes = self.shapes or planned_shapes(self.resolved, mesh)
+        return ExampleBatches(self.resolved, self.shapes, mesh)
 
     def batch_shapes(self, mesh: Mesh, data_step: int) -> Mapping[str, Any]:
-        return with_shardings(self.examples.batches(mesh).pack(data_step)[0], mesh)
+        return with_shardings(self.batches(mesh).pack(data_step)[0], mesh)
 
     def flops_per_sequence(self) -> float:
         return 0.0
@@ -87,16 +94,17 @@ class FinetuneJob(Job):
         return self.stopped_early()
 
     def stopped_early(self) -> bool:
-        return self._evaluator.stopped_early()
+        patience = self.resolved.config.training.patience
+        return bool(patience) and self._evaluator.best.waited >= patience
 
     def state(self) -> dict[str, Any]:
-        return self._evaluator.best.state()
+        return dataclasses.asdict(self._evaluator.best)
 
     def eval_is_recorded(self, step: int) -> bool:
         return self._evaluator.best.judged >= step
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        self._evaluator.restore(state)
+        self._evaluator.best.restore(state)
 
     def finish(self, context: Context, state: TrainState) -> None:
         began = time.perf_counter()

@@ -1,8 +1,8 @@
-"""A next-sentence loss beside the task's own: does the second part of a text belong to the first?
+"""Auxiliary next-sentence loss of fine-tuning: does the second part of a text belong to the first one?
 
-The loss of pretraining (Devlin et al. 2018, section 3.1) on the task's own text. Every example of a batch comes a
-second time, as two parts of which the second is its own or, half of the time, another record's; the task's own loss
-does not see these.
+The pretraining loss (Devlin et al. 2018, section 3.1) on the text of the task. Every example of a batch occurs a
+second time as two parts; half of the time the second part is that of another record. The loss of the task ignores
+these copies.
 """
 
 from collections.abc import Sequence
@@ -12,12 +12,12 @@ import numpy as np
 from bert_jax.tasks.task import Encoded, ModelInput, Target
 from bert_jax.tokenization import Tokenizer, longest_first
 
-# Of the units that this module makes; 0 = is next, 1 = another's, as in pretraining.
+# Targets of the copies; 0 = next part, 1 = part of another record, as in pretraining.
 TARGETS = {"nsp_labels": Target("unit", np.int32), "nsp_weights": Target("unit", np.float32)}
 
 
 def text_parts(sequence: Encoded, tokenizer: Tokenizer) -> tuple[list[int], list[int]]:
-    """The two texts of a pair, or the two halves of a text, cut before a word; without special tokens."""
+    """Return the two texts of a pair, or the two halves of a text divided before a word, without special tokens."""
     ids = np.asarray(sequence.ids)
     special = tokenizer.special[ids]
     # Runs of text between special tokens.
@@ -41,8 +41,13 @@ def next_text_units(
     types: int,
     key: tuple[int, int],
 ) -> list[ModelInput]:
-    """A unit for each of ``chosen`` that has two parts, of at most ``max_length`` tokens; ``units`` are those that
-    other parts are drawn from, by ``key`` (seed, data step). ``types``: how many segments the model knows."""
+    """Return a unit of at most ``max_length`` tokens for each of ``chosen`` that has two parts.
+
+    Args:
+        units: the units that other second parts are drawn from.
+        types: number of segments that the model distinguishes.
+        key: (seed, data step), which determines the draws.
+    """
     rng = np.random.default_rng([*key, 12])
     found = []
     room = max_length - len(tokenizer.build_inputs([], [])[0])

@@ -1,4 +1,4 @@
-"""The few shapes that the batches of a fine-tuning run have: short examples share rows, so little is padding."""
+"""Shapes of the batches of a fine-tuning run: short examples share rows of a few shapes, to reduce padding."""
 
 import dataclasses
 import math
@@ -9,18 +9,18 @@ import numpy as np
 from bert_jax.inference.batching import ROW_LENGTHS, Shape, fill_rows
 
 _SAMPLED_BATCHES = 1000
-# A further shape must save the work of as many steps in the whole run: about what its compilation takes.
+# A further shape must save the work of as many steps in the whole run: about the time of its compilation.
 _COMPILED_STEPS = 25
 _MOST_UNITS = 32
 
 
 def row_length(longest: int) -> int:
-    """Smallest length of rows that takes ``longest`` tokens."""
+    """Return the smallest row length that holds ``longest`` tokens."""
     return next((length for length in ROW_LENGTHS if length >= longest), longest)
 
 
 def _cost(shape: Shape, width: int) -> float:
-    """Work of a step, in tokens: attention grows with the length of rows."""
+    """Return the cost of a step in tokens; that of attention grows with the row length."""
     return shape.rows * shape.length * (1 + shape.length / (6 * width))
 
 
@@ -35,31 +35,33 @@ def plan_shapes(
     packing: bool,
     limit: int,
 ) -> list[Shape]:
-    """Shapes for batches of ``batch_size`` units of such ``lengths`` (int[n]), the cheapest first. The last one
-    takes every batch there can be; it is for those that no sampled batch is like.
+    """Return shapes for batches of ``batch_size`` units of ``lengths`` (int[n]), the cheapest first.
+
+    Sampled batches determine the shapes; the last one holds every possible batch.
 
     Args:
-        steps: of the whole run; a shape that saves less than it costs to compile is not made.
-        width: of the encoder.
-        parts: what rows must divide into: parts of the mesh times microbatches.
-        most: shapes at most.
-        packing: without it there is one shape, a row of ``limit`` tokens for each unit.
-        limit: longest unit that there may be.
+        steps: steps of the run; a shape that saves less than its compilation costs is omitted.
+        width: hidden size of the encoder.
+        parts: divisor of the number of rows: parts of the mesh times microbatches.
+        most: maximum number of shapes.
+        packing: False: one shape, with a row of ``limit`` tokens for each unit.
+        limit: length of the longest possible unit.
     """
     whole = Shape(_round_up(batch_size, parts), row_length(limit) if packing else limit, 1)
     if not packing or most == 1:
         return [whole]
-    samples, longest = _sample(lengths, batch_size), int(lengths.max(initial=1))
+    rng, longest = np.random.default_rng(0), int(lengths.max(initial=1))
+    samples = [lengths[rng.integers(0, len(lengths), batch_size)] for _ in range(_SAMPLED_BATCHES)]
     needed = [_needs(sample, float(np.median(lengths)), row_length(longest), parts) for sample in samples]
     candidates = sorted({shape for shapes in needed for shape in shapes})
     costs = {shape: _costs(shape, needed, width) for shape in candidates}
-    # First the one that is best alone: it takes every sampled batch, and the longest unit.
+    # First the cheapest shape that holds every sampled batch and the longest unit.
     alone = [shape for shape in candidates if shape.length >= longest and np.isfinite(costs[shape]).all()]
     if not alone:
         return [whole]
     chosen = [min(alone, key=lambda shape: (_cost(shape, width), shape))]
     spent = costs[chosen[0]]
-    # Then whatever saves more than its compilation takes.
+    # Then shapes that save more than their compilation costs.
     worth = _COMPILED_STEPS / max(steps, 1) * float(spent.sum())
     while len(chosen) < most - 1:
         saved = {shape: float((spent - np.minimum(spent, costs[shape])).sum()) for shape in candidates}
@@ -68,14 +70,14 @@ def plan_shapes(
             break
         spent = np.minimum(spent, costs[best])
         chosen.append(best)
-    # Few batches need the first one once there are others: a row more, and next to none needs the last resort.
+    # With others, few batches need the first shape: one more row, and almost no batch needs the last one.
     if len(chosen) > 1:
         chosen[0] = dataclasses.replace(chosen[0], rows=chosen[0].rows + parts)
     return [*sorted(chosen, key=lambda shape: (_cost(shape, width), shape)), whole]
 
 
 def _needs(sample: np.ndarray, usual: float, longest: int, parts: int) -> list[Shape]:
-    """The least shape of each length that takes a batch of units of ``sample`` lengths."""
+    """Return the smallest shape of each row length that holds a batch of units of ``sample`` lengths."""
     shapes = []
     for length in ROW_LENGTHS:
         if sample.max() <= length <= longest:
@@ -87,14 +89,9 @@ def _needs(sample: np.ndarray, usual: float, longest: int, parts: int) -> list[S
 
 
 def _costs(shape: Shape, needed: Sequence[Sequence[Shape]], width: int) -> np.ndarray:
-    """float64[samples]: the cost of a step of ``shape`` where it takes the batch, else infinite."""
+    """Return float64[samples], the cost of a step of ``shape`` if it holds the batch, otherwise infinity."""
     fits = [any(other.length == shape.length and other.rows <= shape.rows for other in shapes) for shapes in needed]
     return np.where(fits, _cost(shape, width), np.inf)
-
-
-def _sample(lengths: np.ndarray, batch_size: int) -> list[np.ndarray]:
-    rng = np.random.default_rng(0)
-    return [lengths[rng.integers(0, len(lengths), batch_size)] for _ in range(_SAMPLED_BATCHES)]
 
 
 def _round_up(count: int, parts: int) -> int:
@@ -102,11 +99,11 @@ def _round_up(count: int, parts: int) -> int:
 
 
 def choose_shape(lengths: Sequence[int], shapes: Sequence[Shape]) -> tuple[Shape, list[list[int]]]:
-    """The first of ``shapes`` (the cheapest first) that takes units of such ``lengths``, and its rows."""
+    """Return the first of ``shapes`` (the cheapest first) that holds units of ``lengths``, and its rows."""
     for shape in shapes:
         if shape.rows * shape.length < sum(lengths):
             continue
         rows = fill_rows(lengths, (shape.length,), shape.units, shape.rows)
         if rows is not None:
             return shape, rows
-    raise AssertionError(f"no shape takes {len(lengths)} units of at most {max(lengths)} tokens")
+    raise AssertionError(f"no shape holds {len(lengths)} units of at most {max(lengths)} tokens")

@@ -24,22 +24,22 @@ Splits = Mapping[str, Sequence[Record]]
 
 @dataclass(frozen=True)
 class ResolvedTask:
-    """A task with everything that follows from its records."""
+    """A task, its records, and the values that follow from them."""
 
     # Options with labels, tags, steps, intervals and warmup filled in.
     config: FinetuneConfig
     task: Task
-    # Records and their model inputs by split; of training the records that few-shot learning keeps.
+    # Records and their model inputs by split; "train" holds the records that few-shot learning keeps.
     records: Splits
     inputs: Mapping[str, Sequence[ModelInput]]
-    # Splits that are evaluated; the first one chooses the best parameters.
+    # Splits that are evaluated; the first one selects the best parameters.
     dev_splits: tuple[str, ...]
     # Lines for the log.
     notes: tuple[str, ...]
 
     @property
     def predicted_splits(self) -> list[str]:
-        """Names of the splits that are predicted: all but training."""
+        """Names of the splits that are predicted: all except "train"."""
         return [split for split in self.records if split != "train"]
 
     @property
@@ -74,7 +74,7 @@ class ResolvedTask:
 
     @functools.cached_property
     def order_digest(self) -> str:
-        """Digest of the training examples, and of every option that decides which one comes when."""
+        """Digest of the training examples, and of every option that determines their order."""
         digest, config = hashlib.sha256(), self.config
         for one in self.inputs["train"]:
             for sequence in one.sequences:
@@ -86,7 +86,7 @@ class ResolvedTask:
         return json_digest([digest.hexdigest(), key])
 
     def train_classes(self) -> np.ndarray:
-        """int64[n]: the class of each training example, as a number in ``data.labels``."""
+        """Return int64[n], the class of each training example as a number in ``data.labels``."""
         labels, records = self.config.data.labels, self.records["train"]
         return np.array([labels.index(records[one.record].label or "") for one in self.inputs["train"]])
 
@@ -94,19 +94,23 @@ class ResolvedTask:
 def resolve_task(
     config: FinetuneConfig, splits: Splits, tests: Sequence[str], tokenizer: Tokenizer
 ) -> ResolvedTask:
-    """Resolve the task of ``config`` on the records of ``splits``; ``tests`` are the splits that choose nothing.
+    """Resolve the task of ``config`` on the records of ``splits``; ``tests`` are splits that are only predicted.
 
-    Every record of every split becomes model inputs now, so that one that does not fit is found before training.
-    Raises ``ValueError`` for records that cannot be learned from or evaluated on.
+    All records become model inputs here, so that an invalid one is reported before training. Raises ``ValueError``
+    for records that cannot be trained on or evaluated.
     """
-    kind, records = task_class(config), _chosen_splits(config, splits)
+    kind, records = task_class(config), dict(splits)
     train = records.get("train", ())
     if not train:
-        raise ValueError("data.train: there are no training records; name the files in data.train")
+        raise ValueError("data.train: no training records; name files with records in data.train")
+    if config.input.few_shot:
+        labels = [record.label or "" for record in train]
+        chosen = sampling.few_shot(labels, config.input.few_shot, config.data.split_seed)
+        records["train"] = train = [train[i] for i in chosen]
     config = kind.from_data(config, records)
     examples = kind(config, tokenizer, train).featurize(train, training=True)
     if not examples:
-        raise ValueError("data.train: no training record gives anything to learn; look at data.columns")
+        raise ValueError("data.train: no training record has a training signal; check data.columns")
     config = with_steps(config, len(examples))
     task = kind(config, tokenizer, train)
     dev_splits = tuple(split for split in records if split != "train" and split not in tests)
@@ -114,28 +118,18 @@ def resolve_task(
     for split, own in records.items():
         unlabelled = sum(not task.is_labelled(record) for record in own)
         if split in dev_splits and unlabelled == len(own):
-            raise ValueError(f"data.dev: split {split} has no labels, nothing to evaluate on; use data.test for it")
+            raise ValueError(f"data.dev: split {split} has no labels; add labels, or name its file in data.test")
         if split != "train" and 0 < unlabelled < len(own):
             notes.append(f"{split}: {unlabelled:,} of {len(own):,} records are not scored: no label")
     if config.training.patience and not dev_splits:
         raise ValueError(
-            f"training.patience: {config.training.patience} needs a dev split; name a file in data.dev, cut a "
-            "split with data.dev_fraction, or omit training.patience"
+            f"training.patience: {config.training.patience} needs a dev split; set data.dev or data.dev_fraction, "
+            "or omit training.patience"
         )
     inputs = {"train": examples} | {
         split: task.featurize(own, training=False) for split, own in records.items() if split != "train"
     }
     return ResolvedTask(config, task, records, inputs, dev_splits, tuple(notes))
-
-
-def _chosen_splits(config: FinetuneConfig, splits: Splits) -> dict[str, Sequence[Record]]:
-    """Return ``splits`` with the training records that few-shot learning keeps."""
-    chosen = dict(splits)
-    if config.input.few_shot:
-        labels = [record.label or "" for record in splits["train"]]
-        kept = sampling.few_shot(labels, config.input.few_shot, config.data.split_seed)
-        chosen["train"] = [splits["train"][i] for i in kept]
-    return chosen
 
 
 def with_steps(config: FinetuneConfig, count: int) -> FinetuneConfig:
@@ -155,8 +149,8 @@ def with_steps(config: FinetuneConfig, count: int) -> FinetuneConfig:
 
 
 def redrawn_layers(config: FinetuneConfig) -> tuple[str, ...]:
-    """Return prefixes of the parameters that ``regularization.reinit_layers`` draws anew: the top layers, and the
-    pooler with them."""
+    """Return name prefixes of the parameters that ``regularization.reinit_layers`` draws anew: the top layers and
+    the pooler. Raises ``ValueError`` for more layers than the model has."""
     count, layers = config.regularization.reinit_layers, config.model.num_layers
     if count > layers:
         raise ValueError(f"regularization.reinit_layers: {count} is not allowed; the model has {layers} layers")

@@ -39,10 +39,14 @@ def has_results(folder: Path, resolved: ResolvedTask) -> bool:
 def write_results(
     context: Context, resolved: ResolvedTask, evaluator: Evaluator, params: Any, *, step: int, began: float
 ) -> None:
-    """Predict what has no predictions of ``params``, those of ``step``, then write everything else and the lines of
-    the log. ``began``: when the end of the run began, by ``time.perf_counter``. Every process calls it."""
+    """Predict the splits that have no predictions of ``params`` yet, then write metrics, export, report and log
+    lines.
+
+    ``step``: that of ``params``. ``began``: the start of this phase by ``time.perf_counter``. Every process calls
+    it.
+    """
     folder, config, best = context.folder, resolved.config, evaluator.best
-    # What was predicted with the same parameters stays; a run that went on has no report, so nothing does.
+    # Predictions of the same parameters are kept; a continued run has no report, so its entries are not read.
     made = {entry["split"]: entry for entry in read_results(folder) if entry["step"] == step}
     asked, digests = resolved.predicted_splits, resolved.prediction_digests
     due = [split for split in asked if made.get(split, {}).get("digest") != digests[split]]
@@ -56,8 +60,11 @@ def write_results(
             context, params, split, lambda split=split: context.watchdog.beat(f"predicting {split}")
         )
         if hosts.is_lead():
-            _write_predictions(folder, split, resolved, predictions)
-        made[split] = _result_entry(resolved, split, predictions, evaluator, step=step, began=began)
+            pairs = zip(resolved.records[split], predictions, strict=True)
+            lines = [json.dumps({"id": record.id, **one}, ensure_ascii=False) for record, one in pairs]
+            write_whole(folder / PREDICTIONS.format(split), "".join(f"{line}\n" for line in lines))
+        seconds = round(time.perf_counter() - began, 3)
+        made[split] = _result_entry(resolved, split, predictions, evaluator) | {"step": step, "seconds": seconds}
     if not hosts.is_lead():
         return
     results = [made.pop(split) for split in asked] + [*made.values()]
@@ -66,7 +73,7 @@ def write_results(
     if evaluator.takes_best and step == best.step:
         lines.append(f"parameters of step {step:,}, the best {best.metric}")
     elif evaluator.takes_best:
-        lines.append(f"parameters of step {step:,}; those of step {best.step:,}, the best, were not kept")
+        lines.append(f"parameters of step {step:,}; the best ones, of step {best.step:,}, were not saved")
     lines += _export(folder, "hf" if resolved.task.sentence is None else "sentence-transformers")
     evaluation = {name: found["value"] for result in results[:1] for name, found in result["metrics"].items()}
     matrices = {found["split"]: found["confusion_matrix"] for found in results if "confusion_matrix" in found}
@@ -76,28 +83,11 @@ def write_results(
         context.log.line(line)
 
 
-def _write_predictions(folder: Path, split: str, resolved: ResolvedTask, predictions: Sequence[Prediction]) -> None:
-    """Write a JSON line per record."""
-    lines = [
-        json.dumps({"id": record.id, **one}, ensure_ascii=False)
-        for record, one in zip(resolved.records[split], predictions, strict=True)
-    ]
-    write_whole(folder / PREDICTIONS.format(split), "".join(f"{line}\n" for line in lines))
-
-
 def _result_entry(
-    resolved: ResolvedTask,
-    split: str,
-    predictions: Sequence[Prediction],
-    evaluator: Evaluator,
-    *,
-    step: int,
-    began: float,
+    resolved: ResolvedTask, split: str, predictions: Sequence[Prediction], evaluator: Evaluator
 ) -> dict[str, Any]:
-    """Return the entry of a split in metrics.json, of parameters of ``step``; ``began``: when
-    prediction began, by ``time.perf_counter``."""
-    config, task, records = resolved.config, resolved.task, resolved.records[split]
-    best = evaluator.best
+    """Return the entry of a split in metrics.json, without step and seconds."""
+    config, task, records, best = resolved.config, resolved.task, resolved.records[split], evaluator.best
     scores, count = scores_of(task, records, predictions)
     confusion = confusion_of(task, records, predictions)
     chosen_by = {}
@@ -111,15 +101,13 @@ def _result_entry(
         "digest": resolved.prediction_digests[split],
         "metrics": with_intervals(scores, count, config.training.seed, best.metric or config.task.metric),
         "seed": config.training.seed,
-        "step": step,
-        "seconds": round(time.perf_counter() - began, 3),
         **chosen_by,
         **({} if confusion is None else {"confusion_matrix": confusion}),
     }
 
 
 def _export(folder: Path, form: str) -> list[str]:
-    """Write ``export/`` of a workdir in a format of ``bert-jax export``; returns lines for the log."""
+    """Export the model of a workdir to ``export/`` in a format of ``bert-jax export``; return lines for the log."""
     lines: list[str] = []
     try:
         export_model(folder / BEST, folder / EXPORT, form, force=True, verify=False, report=lines.append)

@@ -1,6 +1,5 @@
 """The objective of fine-tuning: the loss of the task and auxiliary losses, on optionally perturbed parameters."""
 
-from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -13,7 +12,7 @@ from bert_jax.model.canonical import STACKED, path_name
 from bert_jax.model.dropout import DropoutKey, ShardKey
 from bert_jax.objectives.display import Display
 from bert_jax.objectives.masked_lm import COLUMNS, MLM_EPSILON, PANELS
-from bert_jax.objectives.objective import Objective, Sums, padding_sums, weighted_cross_entropy
+from bert_jax.objectives.objective import Batch, Objective, Sums, padding_sums, weighted_cross_entropy
 from bert_jax.tasks.task import Task
 
 # Weight dropout and mixout draw after all sites of the layers.
@@ -21,62 +20,57 @@ _WEIGHTS = 1 << 20
 
 
 class TaskObjective(Objective):
-    """The loss of a task, losses beside it, on parameters that may be perturbed."""
+    """The loss of a task and auxiliary losses, on parameters that may be perturbed."""
 
-    # Of the pretraining losses that may stand beside the task's.
+    # Those of the auxiliary pretraining losses.
     display = Display(columns=COLUMNS, panels=PANELS)
 
     def __init__(self, task: Task, config: FinetuneConfig, model: BertModel) -> None:
         super().__init__(config, model)
         self._task = task
 
-    def denominators(self, batch: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
+    def denominators(self, batch: Batch) -> dict[str, jax.Array]:
         """Return the denominators of the task and of the auxiliary losses, divided by the weights of the losses."""
         options = self._task.config.loss
-        found = self._task.denominators(batch)
-        found |= {f"layer_{n}_loss": found["loss"] / options.layer_weight for n in options.layers}
+        values = self._task.denominators(batch)
+        values |= {f"layer_{n}_loss": values["loss"] / options.layer_weight for n in options.layers}
         if options.nsp_weight:
-            found["nsp_loss"] = jnp.maximum(jnp.sum(batch["nsp_weights"]), MLM_EPSILON) / options.nsp_weight
+            values["nsp_loss"] = jnp.maximum(jnp.sum(batch["nsp_weights"]), MLM_EPSILON) / options.nsp_weight
         if options.mlm_weight:
-            found["mlm_loss"] = (jnp.sum(batch["mlm_weights"]) + MLM_EPSILON) / options.mlm_weight
-        return found
+            values["mlm_loss"] = (jnp.sum(batch["mlm_weights"]) + MLM_EPSILON) / options.mlm_weight
+        return values
 
-    def sums(
-        self,
-        params: Any,
-        batch: Mapping[str, jax.Array],
-        key: DropoutKey | None,
-        *,
-        start: Any,
-        axis: str | None,
-    ) -> Sums:
-        """Losses and what is logged; ``start`` are the parameters that mixout goes back to."""
-        options = self._task.config.regularization
+    def sums(self, params: Any, batch: Batch, key: DropoutKey | None, *, start: Any, axis: str | None) -> Sums:
+        """Return the sums of losses and logged values; ``start``: the parameters that mixout mixes in."""
+        options, losses = self._task.config.regularization, self._task.config.loss
         if key is not None and (options.weight_dropout or options.mixout):
             params = perturbed(params, start, key, options.weight_dropout, options.mixout)
         output = self.model.apply({"params": params}, batch, key)
         sums = self._task.loss(output, batch, axis=axis)
-        for number in self._task.config.loss.layers:
+        for number in losses.layers:
             hidden_BxSxH = output.hidden_states[number]
             logits = self.model.apply({"params": params}, hidden_BxSxH, batch, key, method="pooled_logits")
-            sums[f"layer_{number}_loss"] = self._task.loss(
-                output.replace(sequence_logits=logits), batch, axis=axis
-            )["loss"]
-        if self._task.config.loss.mlm_weight:
+            of_layer = self._task.loss(output.replace(sequence_logits=logits), batch, axis=axis)
+            sums[f"layer_{number}_loss"] = of_layer["loss"]
+        if losses.mlm_weight:
             sums |= weighted_cross_entropy("mlm", output.mlm_logits, batch["mlm_labels"], batch["mlm_weights"])
-        if self._task.config.loss.nsp_weight:
+        if losses.nsp_weight:
             sums |= weighted_cross_entropy("nsp", output.nsp_logits, batch["nsp_labels"], batch["nsp_weights"])
         return sums | padding_sums(batch)
 
-    def damaged_rows(self, batch: Mapping[str, jax.Array]) -> jax.Array:
-        """Return 0: rows that no unit needed are blank too."""
+    def damaged_rows(self, batch: Batch) -> jax.Array:
+        """Return 0: a blank row is a row without units, not a damaged record."""
         return jnp.zeros((), jnp.int32)
 
 
 def perturbed(params: Any, start: Any, key: DropoutKey, weight_dropout: float, mixout: float) -> Any:
-    """Encoder matrices with some weights zero (DropConnect; Wan et al. 2013), the others scaled, or encoder and
-    pooler matrices with some weights as in ``start``, the others moved so that the mean stays (mixout; Lee et al.
-    2020, equation 5). Mixout leaves alone what is 0 in ``start``: it was drawn. The same on every replica."""
+    """Return ``params`` with weight dropout or mixout applied, the same on every replica.
+
+    Weight dropout sets weights of the encoder matrices to zero and scales the others (DropConnect; Wan et al.
+    2013). Mixout sets weights of the encoder and pooler matrices to those of ``start`` and shifts the others so
+    that the mean is unchanged (Lee et al. 2020, equation 5); matrices that are 0 in ``start``, the drawn ones, are
+    unchanged.
+    """
     whole = key.key if isinstance(key, ShardKey) else key
     rate = mixout or weight_dropout
 
@@ -99,12 +93,12 @@ def perturbed(params: Any, start: Any, key: DropoutKey, weight_dropout: float, m
 
 
 def check_layers(config: FinetuneConfig, heads: HeadsConfig) -> None:
-    """``ValueError`` for ``loss.layers`` that a model with ``heads`` lacks or whose pooler cannot read them."""
+    """Raise ``ValueError`` for ``loss.layers`` that the model lacks, or that the pooler of ``heads`` cannot
+    read."""
     layers, count = config.loss.layers, config.model.num_layers
     if not layers:
         return
-    wrong = [layer for layer in layers if not 0 < layer < count]
-    if wrong or len(set(layers)) < len(layers):
+    if len({*layers} & {*range(1, count)}) < len(layers):
         raise ValueError(
             f"loss.layers: {list(layers)} is not allowed; allowed: different layers from 1 to {count - 1}"
         )

@@ -1,4 +1,4 @@
-"""The model that fine-tuning trains: the heads of its losses, the parameters that it starts from, its programs."""
+"""The model of fine-tuning: heads of all losses, initial parameters, programs."""
 
 import dataclasses
 
@@ -17,9 +17,9 @@ from bert_jax.training.state import abstract_params
 
 
 def training_model(resolved: ResolvedTask) -> BertModel:
-    """Return the model of training: the task's, with the heads of the losses beside the task's own.
+    """Return the model of training: the heads of the task and of the auxiliary losses on the encoder.
 
-    Raises ``ValueError`` for layers that the task's head or ``loss.layers`` cannot read.
+    Raises ``ValueError`` for ``features.layers`` or ``loss.layers`` that the model does not support.
     """
     config, heads = resolved.config, resolved.heads
     heads.check_features(config.model)
@@ -36,7 +36,7 @@ def training_model(resolved: ResolvedTask) -> BertModel:
 
 
 def start_parameters(resolved: ResolvedTask, model: BertModel, start: Start) -> InitialModel:
-    """Return the parameters of ``start`` that ``model``, the one of training, has."""
+    """Return the parameters of ``start`` for ``model``, the model of training."""
     config = resolved.config
     spec = ModelSpec(model=config.model, heads=model.heads, sentence=model.sentence)
     redraw_head = config.regularization.reinit_head
@@ -49,7 +49,7 @@ def training_programs(resolved: ResolvedTask, model: BertModel, mesh: Mesh) -> T
     like = nn.unbox(abstract_params(model))
     parts = config.model.num_layers, like, resolved.steps_per_epoch
     optimizer = config.optimizer
-    if config.features.frozen_encoder:  # weight decay and losses beside the task's own move it neither
+    if config.features.frozen_encoder:  # also from weight decay and auxiliary losses
         optimizer = dataclasses.replace(optimizer, frozen=(*optimizer.frozen, "embeddings", "encoder"))
     return make_programs(
         TaskObjective(resolved.task, config, model),

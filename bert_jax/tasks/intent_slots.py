@@ -77,7 +77,6 @@ class JointTask(TaggingTask):
         return of_intents | super().denominators(batch)
 
     def loss(self, output: BertOutput, batch: Mapping[str, jax.Array], *, axis: str | None) -> Sums:
-        assert output.sequence_logits is not None
         weights_BxU = batch["weights"] * batch["intent_shares"]
         of_intents = class_loss(self.config.loss, output.sequence_logits, batch["intent_labels"], weights_BxU)
         of_tags = super().loss(output, batch, axis=axis)
@@ -85,7 +84,6 @@ class JointTask(TaggingTask):
 
     def outputs(self, output: BertOutput, batch: Mapping[str, jax.Array]) -> dict[str, tuple[Level, jax.Array]]:
         """Return the outputs of tagging and ``intent_logits`` float32[B, U, labels]."""
-        assert output.sequence_logits is not None
         return {"intent_logits": ("unit", output.sequence_logits), **super().outputs(output, batch)}
 
     def decode(self, records: Sequence[Record], units: Sequence[ModelInput], outputs: Outputs) -> list[Prediction]:

@@ -73,7 +73,6 @@ class ChoiceTask(SequenceTask):
         return int(record.label or 0)
 
     def logits(self, output: BertOutput, batch: Mapping[str, jax.Array]) -> jax.Array:
-        assert output.choice_logits is not None
         return output.choice_logits.reshape(*batch["weights"].shape, -1)
 
     def loss(self, output: BertOutput, batch: Mapping[str, jax.Array], *, axis: str | None) -> Sums:

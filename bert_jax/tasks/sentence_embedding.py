@@ -134,7 +134,6 @@ class SentenceTask(Task):
     # ------------------------------------------------------------------ on the device
 
     def _embeddings(self, output: BertOutput, batch: Mapping[str, jax.Array]) -> jax.Array:
-        assert output.sentence_embeddings is not None
         rows, sequences, width = output.sentence_embeddings.shape
         units = batch["weights"].shape[1]
         return output.sentence_embeddings.reshape(rows, units, sequences // units, width)

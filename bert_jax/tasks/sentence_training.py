@@ -79,7 +79,6 @@ class Softmax(SentenceTraining):
     label_type = np.int32
 
     def loss(self, output: PairOutput, batch: Batch, axis: str | None) -> Sums:
-        assert output.logits is not None
         return class_loss(self.config.loss, output.logits, batch["labels"], batch["weights"])
 
 

@@ -48,7 +48,8 @@ class TaggingTask(Task):
         seen = {tag for record in splits["train"] for tag in _required_tags(record)}
         tags = config.data.tags or tuple(sorted(seen, key=lambda tag: (tag != "O", tag)))
         if len(tags) < 2:
-            raise ValueError(f"data.train: {len(tags)} tags ({', '.join(tags)}); give files with two or more")
+            known = ", ".join(tags) or "none"
+            raise ValueError(f"data.train: tags in the training files: {known}; two or more are needed")
         if are_entity_tags(tags):
             for records in splits.values():
                 check_entity_tags(records, config.tagging.scoring)
@@ -91,9 +92,7 @@ class TaggingTask(Task):
     def loss(self, output: BertOutput, batch: Mapping[str, jax.Array], *, axis: str | None) -> Sums:
         weights_BxS, labels_BxS = tag_weights(batch), batch["tag_labels"]
         logits_BxSxL = output.token_logits
-        assert logits_BxSxL is not None
         if self.config.tagging.crf:
-            assert output.crf is not None
             sums = crf_loss(logits_BxSxL, labels_BxS, batch["sequence_ids"], weights_BxS > 0, *output.crf)
         else:
             sums = class_loss(self.config.loss, logits_BxSxL, labels_BxS, weights_BxS)
@@ -103,9 +102,7 @@ class TaggingTask(Task):
         """Return ``tags`` int32[B, S]: with a CRF the best path, otherwise the most probable tags, with their
         probabilities ``scores`` float32[B, S]. All logits would be L times as much to copy to the host."""
         logits_BxSxL = output.token_logits
-        assert logits_BxSxL is not None
         if self.config.tagging.crf:
-            assert output.crf is not None
             tags_BxS = crf_decode(logits_BxSxL, batch["sequence_ids"], batch["tag_scored"] > 0, *output.crf)
             return {"tags": ("token", tags_BxS)}
         tags_BxS = jnp.argmax(logits_BxSxL, axis=-1).astype(jnp.int32)

@@ -100,7 +100,6 @@ class SequenceTask(Task):
 
     def logits(self, output: BertOutput, batch: Mapping[str, jax.Array]) -> jax.Array:
         """Return the logits of the units, float32[B, U, L]."""
-        assert output.sequence_logits is not None
         return output.sequence_logits
 
     def outputs(self, output: BertOutput, batch: Mapping[str, jax.Array]) -> dict[str, tuple[Level, jax.Array]]:
@@ -170,8 +169,8 @@ def with_labels(config: FinetuneConfig, seen: Iterable[str | None], least: int) 
     labels = config.data.labels or tuple(sorted({label for label in seen if label is not None}))
     if len(labels) < least:
         raise ValueError(
-            f"data.labels: {len(labels)} labels in the training files ({', '.join(labels) or 'none'}); {least} or "
-            "more are needed: check data.columns, or name all of them in data.labels"
+            f"data.labels: labels in the training files: {', '.join(labels) or 'none'}; {least} or more are "
+            "needed; check data.columns, or name all of them in data.labels"
         )
     return dataclasses.replace(config, data=dataclasses.replace(config.data, labels=labels))
 

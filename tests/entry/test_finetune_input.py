@@ -89,33 +89,33 @@ VALUE, CHOICE, COSINE = (
 SOFTMAX, SEVERAL = "--task.kind sentence --sentence.loss softmax", "--task.kind multi_label"
 # Training file, dev file, options, message.
 REFUSED = {
-    "unknown label": (GOOD, labelled("0", "2"), "", "dev.jsonl:2: label '2' is not known; allowed: 0, 1; correct"),
-    "label out of range": (chosen(0, 1), chosen(2), CHOICE, "dev.jsonl:1: label '2' is not known; allowed: 0, 1"),
-    "negative label": (chosen(0, -1), chosen(1), CHOICE, "train.jsonl:2: label '-1' is not known; allowed: 0, 1"),
-    "label as text": (chosen(0, "b"), chosen(1), CHOICE, "train.jsonl:2: label 'b' is not known; allowed: 0, 1"),
+    "unknown label": (GOOD, labelled("0", "2"), "", "dev.jsonl:2: label '2' is not in data.labels"),
+    "label out of range": (chosen(0, 1), chosen(2), CHOICE, "dev.jsonl:1: label '2' is not in data.labels"),
+    "negative label": (chosen(0, -1), chosen(1), CHOICE, "train.jsonl:2: label '-1' is not in data.labels"),
+    "label as text": (chosen(0, "b"), chosen(1), CHOICE, "train.jsonl:2: label 'b' is not in data.labels"),
     "one label of several": (
         jsonl({"text": "w1", "labels": ["a"]}), jsonl({"text": "w1", "labels": ["a", "b"]}), SEVERAL,
-        "dev.jsonl:1: label 'b' is not known; allowed: a",
+        "dev.jsonl:1: label 'b' is not in data.labels; allowed: a",
     ),
-    "class of a pair": (paired("a", "b"), paired("a", "c"), SOFTMAX, "dev.jsonl:2: label 'c' is not known"),
-    "text for a value": (labelled(1, "good"), GOOD, VALUE, "train.jsonl:2: label 'good' is no number"),
-    "nan": (labelled(1, math.nan), GOOD, VALUE, "train.jsonl:2: label 'NaN' is no number; give a finite one"),
-    "infinite": (GOOD, labelled(math.inf), VALUE, "dev.jsonl:1: label 'Infinity' is no number; give a finite one"),
-    "nan of a pair": (paired(1), paired(1, math.nan), COSINE, "dev.jsonl:2: label 'NaN' is no number"),
-    "text of a pair": (paired(1), paired("alike"), COSINE, "dev.jsonl:1: label 'alike' is no number"),
+    "class of a pair": (paired("a", "b"), paired("a", "c"), SOFTMAX, "dev.jsonl:2: label 'c' is not"),
+    "text for a value": (labelled(1, "good"), GOOD, VALUE, "train.jsonl:2: label 'good' is not allowed"),
+    "nan": (labelled(1, math.nan), GOOD, VALUE, "train.jsonl:2: label 'NaN' is not allowed"),
+    "infinite": (GOOD, labelled(math.inf), VALUE, "dev.jsonl:1: label 'Infinity' is not allowed"),
+    "nan of a pair": (paired(1), paired(1, math.nan), COSINE, "dev.jsonl:2: label 'NaN' is not allowed"),
+    "text of a pair": (paired(1), paired("alike"), COSINE, "dev.jsonl:1: label 'alike' is not allowed"),
     "beyond the scale": (
         paired(0.5, 3.8), paired(1), COSINE,
-        "train.jsonl:2: label 3.8 divided by sentence.label_scale 1 is no cosine; allowed: -1 to 1; set the scale",
+        "train.jsonl:2: label 3.8 divided by sentence.label_scale 1 is not allowed; allowed: -1 to 1",
     ),
     "no second text": (paired(1), labelled(1), COSINE, "dev.jsonl:1: the record has a label but no second text"),
     "empty label": (labelled("0", "1", " "), GOOD, "", "train.jsonl:3: no label; training needs one"),
-    "no labels in dev": (GOOD, labelled(None, ""), "", "data.dev: split dev has no labels, nothing to evaluate on"),
-    "one class": (labelled("1", "1"), GOOD, "", "data.labels: the training files have 1 class (1); two or more"),
+    "no labels in dev": (GOOD, labelled(None, ""), "", "data.dev: split dev has no labels"),
+    "one class": (labelled("1", "1"), GOOD, "", "data.labels: labels in the training files: 1; 2 or more"),
     "wrong column": (GOOD, jsonl({"txt": "w1", "label": "1"}), "", "dev.jsonl:1: no column 'text', which classifi"),
     "id twice": (GOOD, jsonl(*[{"id": 7, "text": "w1", "label": "1"}] * 2), "", "dev.jsonl:2: id '7' is that of"),
     "answer elsewhere": (asked("good", "bad"), asked("good"), "--task.kind qa", "train.jsonl:2: the answer 'bad'"),
     "patience without dev": (GOOD, GOOD, "--data.dev --training.patience 2", "training.patience: 2 "),
-    "unknown metric": (GOOD, GOOD, "--task.metric bleu", "task.metric: 'bleu' is not measured; allowed: accuracy"),
+    "unknown metric": (GOOD, GOOD, "--task.metric bleu", "task.metric: 'bleu' is not allowed; allowed: accuracy"),
 }  # fmt: skip
 
 

@@ -213,17 +213,17 @@ def test_runs_that_do_not_fit(runs, tmp_path):
         with pytest.raises(ValueError, match=message):
             compare(a, b)
     for options, message in (
-        ({"split": "test"}, "predictions_test.jsonl: not there; splits with predictions: dev"),
+        ({"split": "test"}, "predictions_test.jsonl: .* predictions: dev"),
         ({"metric": "bleu"}, "metric: 'bleu' is not measured; allowed: accuracy, precision"),
         ({"resamples": 0}, "resamples: 0 is not allowed"),
         ({"seed": -1}, "seed: -1 is not allowed"),
     ):
         with pytest.raises(ValueError, match=message):
             compare(a, a, **options)
-    with pytest.raises(ValueError, match=r"no config\.yaml there"):
+    with pytest.raises(ValueError, match=r"no config\.yaml"):
         compare(a, tmp_path)
     for content, message in (
-        ("model:\n  num_layers: 2\n", r"no task\.kind there; give a workdir of run_finetune"),
+        ("model:\n  num_layers: 2\n", r"no task\.kind"),
         ("task:\n  kind: other\n", r"config\.yaml:2: task\.kind"),
     ):
         (b / "config.yaml").write_text(content)

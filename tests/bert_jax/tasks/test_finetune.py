@@ -151,11 +151,11 @@ def test_a_signal_between_two_dev_splits_leaves_the_whole_evaluation_to_be_made(
 
 
 def test_what_dev_lacks_is_told_before_training(source, tmp_path, capsys):
-    for label, message in (("7", "label '7' is not known"), (None, "split dev has no labels")):
+    for label, message in (("7", "label '7' is not in data.labels"), (None, "split dev has no labels")):
         splits = {"train": SPLITS["train"], "dev": [dataclasses.replace(SPLITS["dev"][0], label=label)]}
         with pytest.raises(ValueError, match=message):
             run(source, tmp_path / "w", splits=splits)
-    with pytest.raises(ValueError, match="'bleu' is not measured; allowed: accuracy, precision, "):
+    with pytest.raises(ValueError, match="'bleu' is not allowed; allowed: accuracy, precision, "):
         run(source, tmp_path / "w", "--task.metric bleu")
     assert not (tmp_path / "w").exists()
 
@@ -263,8 +263,8 @@ def test_a_finished_task_starts_another_one_with_or_without_its_head(source, lea
 @pytest.mark.parametrize(
     ("arguments", "splits", "message"),
     [
-        ("", {"dev": SPLITS["dev"]}, "data.train: there are no training records"),
-        ("", with_labels(SPLITS, lambda label: "0"), "two or more are needed"),
+        ("", {"dev": SPLITS["dev"]}, "data.train: no training records"),
+        ("", with_labels(SPLITS, lambda label: "0"), "data.labels: .* 0; 2 or more are needed"),
         (
             "",
             {"train": SPLITS["train"], "dev": [dataclasses.replace(SPLITS["dev"][0], label="7")]},

@@ -63,7 +63,7 @@ def test_a_finished_run_says_so_and_changes_nothing(source, workdir, capsys):
 @pytest.mark.parametrize("train", [records(70, 9), flipped(SPLITS["train"])], ids=["texts", "labels"])
 def test_changed_training_records_are_refused(source, workdir, train):
     before = contents(workdir)
-    with pytest.raises(ValueError, match="the training examples are not those"):
+    with pytest.raises(ValueError, match=r"data: the training examples .* --workdir"):
         run(source, workdir, splits={**SPLITS, "train": train})
     assert contents(workdir) == before
 
@@ -116,9 +116,9 @@ def test_another_dev_file_of_a_finished_run_chooses_nothing(source, tmp_path):
 
 def test_values_of_another_kind_are_not_compared(source, workdir):
     before = contents(workdir)
-    with pytest.raises(ValueError, match=r"task\.metric: the run chose by accuracy so far, now f1"):
+    with pytest.raises(ValueError, match=r"task\.metric: f1 .* accuracy"):
         run(source, workdir, "--training.num_epochs 3 --task.metric f1")
-    with pytest.raises(ValueError, match=r"data\.dev: the best parameters so far were chosen on other records"):
+    with pytest.raises(ValueError, match=r"data\.dev: .* other records"):
         run(source, workdir, "--training.num_epochs 3", splits={**SPLITS, "dev": records(21, 3)})
     assert contents(workdir) == before
     # Nothing is left to choose.
@@ -128,10 +128,11 @@ def test_values_of_another_kind_are_not_compared(source, workdir):
 
 def test_a_checkpoint_of_an_older_version_goes_on():
     state = {"value": 0.5, "step": 9, "waited": 1, "over": False, "judged": 18, "metric": "f1"}
-    assert BestCheckpoint.of(state) == BestCheckpoint(value=0.5, step=9, waited=1, judged=18, metric="f1")
-    assert BestCheckpoint.of(BestCheckpoint(step=3, metric="f1", split="a").state()) == BestCheckpoint(
-        step=3, metric="f1", split="a"
-    )
+    restored = BestCheckpoint(step=3, metric="accuracy", split="a")
+    restored.restore(state)
+    assert restored == BestCheckpoint(value=0.5, step=9, waited=1, judged=18, metric="f1")
+    restored.restore(dataclasses.asdict(BestCheckpoint(step=3, metric="f1", split="a")))
+    assert restored == BestCheckpoint(step=3, metric="f1", split="a")
 
 
 def test_the_step_is_that_of_the_parameters(source, tmp_path, capsys):

@@ -63,9 +63,7 @@ def stepped(source, folder, options):
     job = module.FinetuneJob(config, SPLITS, (), start)
     mesh = make_mesh(config.mesh, jax.devices()[:1])
     programs = job.programs(mesh)
-    batch = {
-        name: jax.device_put(x, batch_sharding(mesh)) for name, x in job.examples.batches(mesh).pack(0)[0].items()
-    }
+    batch = {name: jax.device_put(x, batch_sharding(mesh)) for name, x in job.batches(mesh).pack(0)[0].items()}
     lowered = programs.lower(batch)
     program = lowered.compile()
     state = initial_state(programs.model, programs.optimizer, programs.abstract, 0)
@@ -118,7 +116,7 @@ def test_the_loss_of_a_lower_layer_is_that_of_a_model_which_ends_there(source, t
     config, start = configured(source, tmp_path, f"{LOWER} --model.hidden_dropout 0 --model.attention_dropout 0")
     job = module.FinetuneJob(config, SPLITS, (), start)
     mesh = make_mesh(config.mesh, jax.devices()[:1])
-    batch = {name: jax.numpy.asarray(x) for name, x in job.examples.batches(mesh).pack(0)[0].items()}
+    batch = {name: jax.numpy.asarray(x) for name, x in job.batches(mesh).pack(0)[0].items()}
     params = initial_params(job.model, 0)
     params["sequence_head"]["kernel"] *= 200  # so that the layers differ
     whole, *_ = loss_and_gradients(TaskObjective(job.task, job.config, job.model), params, batch, None, 1)

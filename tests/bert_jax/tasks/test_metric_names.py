@@ -74,7 +74,7 @@ def test_another_metric_is_refused_before_training(name):
     with pytest.raises(ValueError) as raised:
         job_of(CASES[name], "bleu")
     said = str(raised.value)
-    assert said.startswith("task.metric: 'bleu' is not measured; allowed: ") and "\n" not in said
+    assert said.startswith("task.metric: 'bleu' is not allowed; allowed: ") and "\n" not in said
     allowed = said.partition("allowed: ")[2].partition(" and ")[0].split(", ")
     parts = {one for one in others if "/" in one}
     assert allowed[0] == first and set(allowed) == {first, *others} - parts

@@ -75,7 +75,7 @@ STRICT, TWO = {"tagging": {"scoring": "strict"}}, {"data": {"tags": ("O", "B-x")
     [
         ({}, record("1 2"), None, "file:1: no tags for 2 words"),
         ({}, record("1 2", "O"), None, "file:1: 1 tags for 2 words"),
-        ({}, record("1 2", "O O"), None, "data.train: 1 tags (O)"),
+        ({}, record("1 2", "O O"), None, "data.train: tags in the training files: O;"),
         (TWO, record("1 2", "O B-y"), None, "file:1: tag 'B-y' is not in data.tags; allowed: O, B-x;"),
         ({}, record("1 2", "O B-y"), record("1", "NOUN", source="dev:3"), "dev:3: tag 'NOUN' is not allowed"),
         (STRICT, record("1 2", "B-y E-y"), None, "file:1: tag 'E-y' is not allowed with tagging.scoring strict;"),
