@@ -137,10 +137,9 @@ def blank_scores(
 
 
 def confusion_of(task: Task, records: Sequence[Record], predictions: Sequence[Prediction]) -> dict[str, Any] | None:
-    """Return ``Task.confusion`` of the scored records as JSON-able values; None if the task has none."""
+    """Return ``Task.confusion`` of the scored records; None without any."""
     records, predictions = _labelled(task, records, predictions)
-    found = task.confusion(records, predictions) if records else None
-    return found and {"labels": list(found.labels), "counts": found.counts.tolist()}
+    return task.confusion(records, predictions) if records else None
 
 
 def _labelled(

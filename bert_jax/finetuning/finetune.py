@@ -33,9 +33,7 @@ def finetune(config: FinetuneConfig, launch: Launch, *, splits: Splits, tests: S
             f"--workdir {launch.workdir}: fine-tuning writes to a folder that all hosts see, not to a URL"
         )
     job = FinetuneJob(config, splits, tests, start)
-    initial = job.initial_model()
-    initial = dataclasses.replace(initial, messages=(*initial.messages, *job.resolved.notes))
-    train(job, dataclasses.replace(launch, initial_model=initial))
+    train(job, dataclasses.replace(launch, initial_model=job.initial_model()))
 
 
 class FinetuneJob(Job):

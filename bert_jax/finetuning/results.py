@@ -49,13 +49,10 @@ def write_results(
     # Predictions of the same parameters are kept; a continued run has no report, so its entries are not read.
     made = {entry["split"]: entry for entry in read_results(folder) if entry["step"] == step}
     asked, digests = resolved.predicted_splits, resolved.prediction_digests
-    due = [split for split in asked if made.get(split, {}).get("digest") != digests[split]]
-    due = [
-        split
-        for split in asked
-        if hosts.broadcast_from_lead(f"predict_{split}", split in due, context.launch.host_timeout)
-    ]
-    for split in due:
+    for split in asked:
+        is_due = made.get(split, {}).get("digest") != digests[split]
+        if not hosts.broadcast_from_lead(f"predict_{split}", is_due, context.launch.host_timeout):
+            continue
         predictions = evaluator.predictions(
             context, params, split, lambda split=split: context.watchdog.beat(f"predicting {split}")
         )

@@ -36,11 +36,13 @@ def training_model(resolved: ResolvedTask) -> BertModel:
 
 
 def start_parameters(resolved: ResolvedTask, model: BertModel, start: Start) -> InitialModel:
-    """Return the parameters of ``start`` for ``model``, the model of training."""
+    """Return the parameters of ``start`` for ``model``, the model of training; its messages include the notes about
+    the records."""
     config = resolved.config
     spec = ModelSpec(model=config.model, heads=model.heads, sentence=model.sentence)
     redraw_head = config.regularization.reinit_head
-    return initial_model(start, spec, redrawn=redrawn_layers(config), redraw_head=redraw_head)
+    initial = initial_model(start, spec, redrawn=redrawn_layers(config), redraw_head=redraw_head)
+    return dataclasses.replace(initial, messages=(*initial.messages, *resolved.notes))
 
 
 def training_programs(resolved: ResolvedTask, model: BertModel, mesh: Mesh) -> TrainPrograms:

@@ -35,7 +35,7 @@ def entities(tags: Sequence[str], strict: bool = False) -> list[tuple[str, int, 
 
 
 def tagging_scores(gold: Tags, predicted: Tags, strict: bool = False) -> list[Score]:
-    """Return precision, recall and f1 of entities (micro), each also /TYPE, and accuracy of tags.
+    """Return f1, precision and recall of entities (micro), accuracy of tags, and f1, precision and recall /TYPE.
 
     A record is a sentence. Raises ``ValueError`` if numbers of sentences or tags differ.
     """
@@ -60,9 +60,9 @@ def tagging_scores(gold: Tags, predicted: Tags, strict: bool = False) -> list[Sc
     scores = [
         Score(name + suffix, partial(rate, row, index))
         for index, suffix in enumerate(["", *(f"/{kind}" for kind in kinds)])
-        for row, name in enumerate(("precision", "recall", "f1"))
+        for row, name in ((2, "f1"), (0, "precision"), (1, "recall"))
     ]
-    return [*scores, tag_accuracy(gold, predicted)]
+    return [*scores[:3], tag_accuracy(gold, predicted), *scores[3:]]
 
 
 def tag_accuracy(gold: Tags, predicted: Tags) -> Score:

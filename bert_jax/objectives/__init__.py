@@ -1,1 +1,1 @@
-"""Losses and metrics as (sum, weight) pairs: summed over the global batch, divided once, last."""
+"""Objectives, and losses and metrics as (sum, weight) pairs: summed over the global batch, then divided once."""

@@ -32,10 +32,10 @@ SAMPLE_TOKENS = 12
 
 
 class CausalModel(BertModel):
-    """The encoder with an output layer that is the table of word embeddings, without transform and bias."""
+    """The encoder with the table of word embeddings as its output layer, without transform and bias."""
 
     def __call__(self, features: Mapping[str, jax.Array], dropout_key: Any = None) -> jax.Array:  # type: ignore[override]
-        """float32[B, S, V]: logits of the next token; those of padded vocabulary rows are -inf."""
+        """Return float32[B, S, V], logits of the next token; -inf for padded vocabulary rows."""
         x_BxSxH, table_VxH = self.embeddings(
             features["input_ids"], features["token_type_ids"], features["position_ids"], dropout_key
         )
@@ -47,7 +47,7 @@ class CausalModel(BertModel):
 
 
 def original_ids(batch: Batch) -> jax.Array:
-    """int32[B, S]: the tokens of ``batch`` before they were masked."""
+    """Return int32[B, S], the tokens of ``batch`` before masking."""
     ids_BxS, positions_BxM = batch["input_ids"], batch["mlm_positions"]
     masked_BxM = jnp.take_along_axis(ids_BxS, positions_BxM, axis=1)
     tokens_BxM = jnp.where(batch["mlm_weights"] > 0, batch["mlm_labels"], masked_BxM)
@@ -55,7 +55,7 @@ def original_ids(batch: Batch) -> jax.Array:
 
 
 def next_weights(sequence_ids_BxS: jax.Array) -> jax.Array:
-    """float32[B, S - 1]: 1 where the token and the next one belong to one sequence."""
+    """Return float32[B, S - 1], 1 where a token and the next one belong to the same sequence."""
     first, second = sequence_ids_BxS[:, :-1], sequence_ids_BxS[:, 1:]
     return ((first == second) & (first > 0)).astype(jnp.float32)
 
@@ -69,7 +69,7 @@ def _sections(data: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 class CausalLm(PretrainObjective):
-    """Cross-entropy of each token given those before it in its sequence."""
+    """Cross-entropy of each token, given the preceding tokens of its sequence."""
 
     display = Display(
         keys=("lm_loss", "lm_accuracy"),
@@ -108,7 +108,8 @@ class CausalLm(PretrainObjective):
         return values | {"loss": loss, "perplexity": float(np.exp(loss)), "targets": targets}
 
     def samples(self, params: Any, tokenizer: Tokenizer, batch: Mapping[str, np.ndarray]) -> list[Any]:
-        """First half of some held-out rows, continued by the most probable tokens: prompt and continuation."""
+        """Return prompt and continuation of some held-out rows: the first half, and the most probable next
+        tokens."""
         model = self.model.clone(mesh=None)
         rows = {name: np.array(batch[name][:SAMPLE_ROWS]) for name in self.features}
         ids_BxS = np.array(original_ids(rows))
@@ -129,15 +130,16 @@ class CausalLm(PretrainObjective):
             likely_BxS = np.asarray(next_tokens(on_device, generated))
             for row in np.flatnonzero(starts_B + step < ends_B):
                 generated[row, starts_B[row] + step] = likely_BxS[row, starts_B[row] + step - 1]
-        frame = (tokenizer.cls_id, tokenizer.sep_id)
-        texts = [
-            [[int(token) for token in part if token not in frame] for part in (own[:start], own[start:end])]
-            for own, start, end in zip(generated, starts_B, ends_B, strict=True)
-        ]
+
+        def text(ids: np.ndarray) -> str:
+            return tokenizer.decode(
+                [int(token) for token in ids if token not in (tokenizer.cls_id, tokenizer.sep_id)]
+            )
+
         return [
-            {"prompt": tokenizer.decode(prompt), "continuation": tokenizer.decode(tokens)}
-            for (prompt, tokens), length in zip(texts, lengths_B, strict=True)
-            if length
+            {"prompt": text(own[:start]), "continuation": text(own[start:end])}
+            for own, start, end in zip(generated, starts_B, ends_B, strict=True)
+            if end
         ]
 
     def result_lines(self, final: Mapping[str, Any], samples: Sequence[Any]) -> list[str]:

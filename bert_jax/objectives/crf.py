@@ -1,8 +1,8 @@
 """Linear-chain conditional random field over the tags of packed rows (Lafferty et al. 2001).
 
-Shapes: B rows, S tokens, L labels. A chain is made of the scored tokens (first pieces of words) of one sequence of
-a row; its score is start[first tag] + sum of transitions[tag, next tag] + emissions + end[last tag], in float32.
-Sequence ids ascend along a row. What is not scored reaches neither values nor gradients.
+Shapes: B rows, S tokens, L labels. A chain consists of the scored tokens (first pieces of words) of one sequence
+of a row; its score is start[first tag] + sum of transitions[tag, next tag] + emissions + end[last tag], in float32.
+Sequence ids ascend along a row. Tokens that are not scored affect neither values nor gradients.
 """
 
 import jax
@@ -12,14 +12,14 @@ from bert_jax.objectives.objective import Sums, denominator
 
 
 def chain_starts(sequence_ids_BxS: jax.Array, is_scored_BxS: jax.Array) -> jax.Array:
-    """bool[B, S]: the first scored token of each sequence."""
+    """Return bool[B, S], True at the first scored token of each sequence."""
     ids_BxS = jnp.where(is_scored_BxS, sequence_ids_BxS, 0)
     before_BxS = jnp.pad(jax.lax.cummax(ids_BxS, axis=1)[:, :-1], ((0, 0), (1, 0)))
     return ids_BxS > before_BxS
 
 
 def crf_denominator(sequence_ids_BxS: jax.Array, is_scored_BxS: jax.Array) -> jax.Array:
-    """Chains in the whole global batch; 1 without any."""
+    """Return the number of chains in the whole global batch, at least 1."""
     return denominator(chain_starts(sequence_ids_BxS, is_scored_BxS).astype(jnp.float32))
 
 
@@ -32,16 +32,16 @@ def crf_loss(
     start_L: jax.Array,
     end_L: jax.Array,
 ) -> Sums:
-    """``loss``: -log p(labels of a chain), summed over chains; its weight is their number.
+    """Return ``loss``: -log p(labels of a chain), summed over chains; its weight is their number.
 
-    The forward recursion carries log-sums relative to the score of the labels, so that the loss is not the small
-    difference of two numbers which grow with the row.
+    The forward recursion carries log-sums relative to the score of the labels, so that the loss is not a small
+    difference of two numbers that grow with the row.
     """
     starts_BxS = chain_starts(sequence_ids_BxS, is_scored_BxS)
     labels_BxS = jnp.where(is_scored_BxS, labels_BxS, 0)
 
     def close(alpha_BxL: jax.Array, label_B: jax.Array, is_open_B: jax.Array) -> jax.Array:
-        """Loss [B] of the chains up to here; 0 before the first."""
+        """Return the loss [B] of the chain that ends here; 0 before the first chain."""
         return jnp.where(is_open_B, jax.nn.logsumexp(alpha_BxL + end_L - end_L[label_B][:, None], axis=-1), 0.0)
 
     def advance(carry: tuple[jax.Array, ...], token: tuple[jax.Array, ...]) -> tuple[tuple[jax.Array, ...], None]:
@@ -70,13 +70,13 @@ def crf_decode(
     start_L: jax.Array,
     end_L: jax.Array,
 ) -> jax.Array:
-    """int32[B, S]: the tags of every chain's highest score (Viterbi); 0 where a token is not scored."""
+    """Return int32[B, S], the tags of the best path of each chain (Viterbi); 0 for tokens that are not scored."""
     starts_BxS = chain_starts(sequence_ids_BxS, is_scored_BxS)
 
     def advance(best_BxL: jax.Array, token: tuple[jax.Array, ...]) -> tuple[jax.Array, jax.Array]:
         emission_BxL, is_scored_B, starts_B = token
         starts_Bx1 = starts_B[:, None]
-        # Into the first token of a chain leads the best end of the one before, whatever the tag.
+        # The first token of a chain follows the best end of the preceding chain, for every tag.
         onward_LxL = jnp.broadcast_to(end_L[:, None], transitions_LxL.shape)
         scores_BxLxL = best_BxL[:, :, None] + jnp.where(starts_Bx1[..., None], onward_LxL, transitions_LxL)
         new_BxL = jnp.where(starts_Bx1, start_L, jnp.max(scores_BxLxL, axis=1)) + emission_BxL

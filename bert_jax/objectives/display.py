@@ -1,4 +1,4 @@
-"""Columns of a log line, panels, tiles and sections of the report: of every run, and of one objective."""
+"""Columns of log lines, and panels, tiles and sections of the report, for every run and for one objective."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -7,7 +7,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Column:
-    """Part of a printed line: the value of ``key`` in ``template``, then ``(acc VALUE)`` where ``accuracy`` names a
+    """Part of a printed line: ``template`` with the value of ``key``, then ``(acc VALUE)`` if ``accuracy`` is a
     key."""
 
     template: str
@@ -18,17 +18,17 @@ class Column:
 
 @dataclass(frozen=True)
 class Panel:
-    """One diagram: a metric over steps."""
+    """A diagram of one metric over the steps."""
 
     title: str
     key: str
     log: bool = False
     percent: bool = False
-    # Noisy from step to step: a running mean is drawn over the values.
+    # True: a running mean is drawn over the values.
     noisy: bool = True
-    # ``split`` of the evaluations that are drawn beside training.
+    # ``split`` of the evaluations that are drawn with the training values.
     split: str = "eval"
-    # Key in the report's data of a value drawn as a dashed line, and its name in the legend.
+    # Key in report_data.json of a value that is drawn as a dashed line, and its name in the legend.
     baseline: tuple[str, str] = ("", "")
 
 
@@ -40,15 +40,11 @@ class Tile:
     key: str
 
 
-def _no_sections(data: Mapping[str, Any]) -> list[tuple[str, str]]:
-    return []
-
-
 @dataclass(frozen=True)
 class Display:
-    """Presentation of one objective; every part may be empty."""
+    """Presentation of one objective; every field may be empty."""
 
-    # Keys of every training line of metrics.jsonl; an unknown value is null.
+    # Keys of every training line of metrics.jsonl; a missing value is null.
     keys: tuple[str, ...] = ()
     # The progress bar also shows the first column.
     columns: tuple[Column, ...] = ()
@@ -56,16 +52,16 @@ class Display:
     # Tiles of final evaluation values and baselines.
     tiles: tuple[Tile, ...] = ()
     # (heading, HTML) of each section after the final evaluation, from the content of report_data.json.
-    sections: Callable[[Mapping[str, Any]], Sequence[tuple[str, str]]] = _no_sections
+    sections: Callable[[Mapping[str, Any]], Sequence[tuple[str, str]]] = lambda data: ()
 
 
-# Columns of every run that show n/a for null, after those of the objective.
+# Columns of every run, after those of the objective; null is printed as n/a.
 RUN_COLUMNS = (
     Column("lr {}", "learning_rate", ".2g"),
     Column("grad {}", "grad_norm", ".3g"),
     Column("{} s/step", "seconds_per_step"),
 )
-# Panels of every run: before those of the objective, and after them.
+# Panels of every run, before and after those of the objective.
 FIRST_PANELS = (Panel("loss", "loss"),)
 LAST_PANELS = (
     Panel("learning rate", "learning_rate", noisy=False),

@@ -1,7 +1,7 @@
-"""Losses on one vector of logits per example: classes, several labels at once, numbers.
+"""Losses on one vector of logits per example: single-label and multi-label classification, regression.
 
-Shapes: B rows, U examples per row, L labels. Logits, targets and weights are float32. What stands in an example of
-weight 0 reaches neither values nor gradients, be it nan.
+Shapes: B rows, U examples per row, L labels. Logits, targets and weights are float32. Examples of weight 0 affect
+neither values nor gradients, even if they are NaN.
 """
 
 import jax
@@ -10,19 +10,19 @@ import optax
 
 from bert_jax.objectives.objective import Sums, denominator
 
-# A float32 probability rounds to 1: then a power below 1 of 1 - p has no finite gradient.
+# If a float32 probability rounds to 1, a power below 1 of 1 - p has no finite gradient.
 SMALLEST_COMPLEMENT = 1e-12
 
 
 def softmax_denominator(
     labels: jax.Array, weights: jax.Array, class_weights_L: jax.Array | None = None
 ) -> jax.Array:
-    """Denominator of :func:`softmax_loss` over the whole global batch; 1 where all weights are 0."""
+    """Return the denominator of :func:`softmax_loss` over the whole global batch; 1 if all weights are 0."""
     return denominator(label_weights(labels, weights, class_weights_L))
 
 
 def label_weights(labels: jax.Array, weights: jax.Array, class_weights_L: jax.Array | None) -> jax.Array:
-    """``weights`` times the class weight of each example's label."""
+    """Return ``weights`` times the class weight of the label of each example."""
     if class_weights_L is None:
         return weights
     is_label = labels[..., None] == jnp.arange(len(class_weights_L))
@@ -38,12 +38,12 @@ def softmax_loss(
     focal_gamma: float = 0.0,
     class_weights_L: jax.Array | None = None,
 ) -> Sums:
-    """``loss`` and ``accuracy`` of one class out of L; labels int[B, U] in [0, L), of choices as well.
+    """Return ``loss`` and ``accuracy`` of one class out of L, or one choice; labels int[B, U] in [0, L).
 
-    The cost of answer c is -w_c (1 - p_c)^gamma log p_c (w: class weight; focal loss, Lin et al. 2017), and the
-    loss (1 - s) cost_label + s mean(cost) with s the label smoothing. Over :func:`softmax_denominator` it is
-    ``torch.nn.CrossEntropyLoss(weight, label_smoothing)`` where gamma is 0: there the smoothed part is weighted
-    by w_c of each class, the denominator by that of the label alone.
+    The cost of class c is -w_c (1 - p_c)^gamma log p_c (w: class weight; focal loss, Lin et al. 2017), and the loss
+    is (1 - s) cost_label + s mean(cost) with label smoothing s. With gamma 0, loss / :func:`softmax_denominator` is
+    ``torch.nn.CrossEntropyLoss(weight, label_smoothing)``, whose smoothed part has the weight w_c of each class and
+    whose denominator has that of the label.
     """
     logits_BxUxL = jnp.where(weights_BxU[..., None] > 0, logits_BxUxL, 0.0)
     log_p_BxUxL = jax.nn.log_softmax(logits_BxUxL)
@@ -67,10 +67,11 @@ def softmax_loss(
 def multilabel_loss(
     logits_BxUxL: jax.Array, targets_BxUxL: jax.Array, weights_BxU: jax.Array, *, focal_gamma: float = 0.0
 ) -> Sums:
-    """``loss`` (sigmoid cross-entropy, mean over labels) and ``accuracy`` (share of labels that are right).
+    """Return ``loss`` (sigmoid cross-entropy, mean over labels) and ``accuracy`` (share of correct labels).
 
-    Targets in [0, 1]. Over the sum of weights and with gamma 0 it is the loss of transformers' problem type
-    ``multi_label_classification``; else each label's is times (1 - p of its target)^gamma (Lin et al. 2017).
+    Targets in [0, 1]. With gamma 0, loss / sum of weights is that of transformers' problem type
+    ``multi_label_classification``; otherwise the loss of each label is multiplied by (1 - p of its target)^gamma
+    (Lin et al. 2017).
     """
     is_there = weights_BxU[..., None] > 0
     logits_BxUxL = jnp.where(is_there, logits_BxUxL, 0.0)
@@ -85,7 +86,7 @@ def multilabel_loss(
 
 
 def regression_loss(predictions_BxUxL: jax.Array, targets_BxUxL: jax.Array, weights_BxU: jax.Array) -> Sums:
-    """``loss``: squared error, mean over the L numbers of an example (transformers' ``regression``)."""
+    """Return ``loss``, the squared error, mean over the L values of an example (transformers' ``regression``)."""
     is_there = weights_BxU[..., None] > 0
     error_BxUxL = jnp.where(is_there, predictions_BxUxL, 0.0) - jnp.where(is_there, targets_BxUxL, 0.0)
     return {"loss": (jnp.sum(jnp.mean(error_BxUxL**2, axis=-1) * weights_BxU), jnp.sum(weights_BxU))}

@@ -17,7 +17,7 @@ from bert_jax.objectives.display import Column, Display, Panel, Tile
 from bert_jax.objectives.objective import Batch, PretrainObjective, Sums, padding_sums, weighted_cross_entropy
 from bert_jax.tokenization import Tokenizer
 
-# The reference adds this to the MLM weight so that a batch without any masked position gives 0.
+# The reference adds this to the MLM weight, so that the loss of a batch without masked positions is 0.
 MLM_EPSILON = 1e-5
 # Rows of a held-out batch whose masks are filled, and predictions of each mask.
 SAMPLE_ROWS, SAMPLE_PIECES = 8, 5
@@ -67,9 +67,8 @@ class MaskedLm(PretrainObjective):
         return denominators
 
     def sums(self, params: Any, batch: Batch, key: Any, *, start: Any = None, axis: str | None = None) -> Sums:
-        """Sums of losses, accuracies and padding; see :meth:`Objective.sums`."""
         output = self.model.apply({"params": params}, batch, key)
-        with jax.named_scope("mlm_loss"):  # a plan counts its time to the head
+        with jax.named_scope("mlm_loss"):  # attributes its time to the head in a plan
             sums = weighted_cross_entropy("mlm", output.mlm_logits, batch["mlm_labels"], batch["mlm_weights"])
         if output.nsp_logits is not None:
             sums |= weighted_cross_entropy("nsp", output.nsp_logits, batch["nsp_labels"], batch["nsp_weights"])

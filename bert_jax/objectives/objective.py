@@ -1,4 +1,4 @@
-"""The contract of an objective, its (sum, weight) pairs, and losses that several objectives share."""
+"""The contract of an objective, its (sum, weight) pairs, and shared losses."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
@@ -16,21 +16,23 @@ from bert_jax.objectives.display import Display
 from bert_jax.tokenization import Tokenizer
 
 Batch = Mapping[str, jax.Array]
-# (sum, weight) of losses and metrics: added over microbatches, replicas and steps, divided once, last.
+# (sum, weight) of losses and metrics: added over microbatches, replicas and steps, then divided once.
 Sums = dict[str, tuple[jax.Array, jax.Array]]
 
 
 class Objective(ABC):
-    """The loss of a batch is the sum over :meth:`denominators` of sum / denominator, over the global batch.
+    """Base of objectives: the loss of a global batch is the sum over :meth:`denominators` of sum / denominator.
 
-    A pretraining objective extends :class:`PretrainObjective`.
+    Subclasses for pretraining extend :class:`PretrainObjective`.
     """
 
     display: ClassVar[Display] = Display()
 
     def __init__(self, config: RunConfig, model: Any) -> None:
-        """``model``: a Linen module with the fields ``config``, ``execution`` and ``mesh``. ``model.init(key,
-        features)`` draws the parameter tree, so several networks are one module that holds them."""
+        """Construct the objective of ``model``, a Linen module with the fields ``config``, ``execution``, ``mesh``.
+
+        ``model.init(key, features)`` initializes all parameters, so several networks must be parts of one module.
+        """
         self.config, self.model = config, model
 
     @property
@@ -44,20 +46,21 @@ class Objective(ABC):
 
     @abstractmethod
     def sums(self, params: Any, batch: Batch, key: Any, *, start: Any, axis: str | None) -> Sums:
-        """Return (sum, weight) of losses and metrics of some rows of the batch, ``padding_fraction`` among them.
+        """Return (sum, weight) of the losses and metrics of some rows of the batch, including ``padding_fraction``.
 
-        ``key``: of dropout, None for none. ``start``: the parameters that training started from (0 where they were
-        drawn), where the state keeps them. ``axis``: the mesh axis over which other replicas compute the batch's
-        other rows.
+        Args:
+            key: dropout key; None: no dropout.
+            start: the parameters that training started from (0 if drawn), if the state holds them.
+            axis: the mesh axis whose replicas compute the other rows of the batch.
         """
 
     def damaged_rows(self, batch: Batch) -> jax.Array:
-        """Return the number of rows that replace damaged records: blank ones."""
+        """Return the number of rows that replace damaged records; default: the rows without tokens."""
         return jnp.sum(jnp.all(batch["sequence_ids"] == 0, axis=-1))
 
 
 class PretrainObjective(Objective):
-    """An objective on the batches of shards. The subclass constructs its model from the config and the mesh."""
+    """Base of pretraining objectives, on batches of shards; a subclass makes its model from config and mesh."""
 
     config: PretrainConfig
     # Features of ``bert_jax.batch.PRETRAIN_FEATURES`` that are sent to the devices.
@@ -77,26 +80,26 @@ class PretrainObjective(Objective):
         return {name: jax.ShapeDtypeStruct(*shapes[name]) for name in shapes if name in self.features}
 
     def flops_per_sequence(self) -> float:
-        """Return training FLOPs of a sequence; 0: unknown, the MFU is null."""
+        """Return the training FLOPs of a sequence; 0 (default): unknown, the MFU is null."""
         return 0.0
 
     def evaluation(self, totals: Mapping[str, np.ndarray]) -> dict[str, Any]:
-        """Return the values of an evaluation from ``totals``, (sum, weight) float64[2] of all held-out rows.
+        """Return the values of an evaluation from ``totals``, (sum, weight) float64[2] over all held-out rows.
 
-        ``loss`` must be among them; default: the mean of each pair.
+        The values must include ``loss``; default: the mean of each pair.
         """
         return {name: float(total / weight) for name, (total, weight) in totals.items() if weight}
 
     def baselines(self, source: PretrainSource) -> dict[str, Any]:
-        """Return values that the last evaluation is compared with, computed by the lead; default: none."""
+        """Return values to compare the last evaluation with, computed by the lead; default: none."""
         return {}
 
     def samples(self, params: Any, tokenizer: Tokenizer, batch: Mapping[str, np.ndarray]) -> list[Any]:
-        """Return predictions (JSON) on a held-out batch by ``params`` (host arrays); default: none."""
+        """Return JSON-able predictions of ``params`` (host arrays) on a held-out batch; default: none."""
         return []
 
     def result_lines(self, final: Mapping[str, Any], samples: Sequence[Any]) -> list[str]:
-        """Return the lines that are printed at the end; ``final``: the last evaluation, empty without one."""
+        """Return the lines printed at the end of a run; ``final``: the last evaluation, empty if missing."""
         return [f"held-out: loss {final['loss']:.4f} nats"] if final else []
 
     def report_data(self, final: Mapping[str, Any], samples: Sequence[Any]) -> dict[str, Any]:
@@ -106,21 +109,22 @@ class PretrainObjective(Objective):
 
 
 def denominator(weights: jax.Array) -> jax.Array:
-    """Sum of ``weights`` over the whole global batch (before it is split), or 1 where all are 0.
+    """Return the sum of ``weights`` over the whole global batch, before it is split, or 1 if all are 0.
 
-    For every loss except softmax_loss (class weights) and crf_loss (chains), which have denominators of their own.
+    It is the denominator of every loss except softmax_loss with class weights and crf_loss (number of chains).
     """
     total = jnp.sum(weights)
     return jnp.where(total > 0, total, 1.0)
 
 
 def weighted_cross_entropy(name: str, logits: jax.Array, labels: jax.Array, weights: jax.Array) -> Sums:
-    """``{name}_loss`` and ``{name}_accuracy`` of float32 ``logits`` [..., V] against int ``labels`` [...]."""
-    # One value and zeros: a gather from logits that two mesh axes cut crashes the compiler (design/sharding.md).
+    """Return ``{name}_loss`` and ``{name}_accuracy`` of float32 ``logits`` [..., V], int ``labels`` [...] and
+    ``weights`` [...]."""
+    # A sum instead of a gather, which crashes the compiler on logits sharded over two axes (design/sharding.md).
     is_label = jnp.arange(logits.shape[-1]) == labels[..., None]
     label_logits = jnp.sum(jnp.where(is_label, logits, 0), axis=-1)
     nll = jax.nn.logsumexp(logits, axis=-1) - label_logits
-    # The largest is known from the loss; argmax would be one more pass over the logits.
+    # The maximum is already part of the loss; argmax would be one more pass over the logits.
     correct = (label_logits >= jnp.max(logits, axis=-1)).astype(jnp.float32)
     weight = jnp.sum(weights)
     return {
@@ -130,6 +134,6 @@ def weighted_cross_entropy(name: str, logits: jax.Array, labels: jax.Array, weig
 
 
 def padding_sums(batch: Mapping[str, jax.Array]) -> Sums:
-    """``padding_fraction``: padding tokens among all tokens of the rows."""
+    """Return ``padding_fraction``, the share of padding among all tokens of the rows."""
     padding = (batch["sequence_ids"] == 0).astype(jnp.float32)
     return {"padding_fraction": (jnp.sum(padding), jnp.asarray(padding.size, jnp.float32))}

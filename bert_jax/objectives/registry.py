@@ -1,4 +1,4 @@
-"""Pretraining objectives by name, and those of a user's own file. Imports jax only to load a class."""
+"""Table of pretraining objectives, and loading of user-defined ones. Imports jax only to load a class."""
 
 import difflib
 import importlib
@@ -25,7 +25,10 @@ def check_name(config: ObjectiveConfig) -> None:
 
 
 def objective_class(config: ObjectiveConfig) -> type["PretrainObjective"]:
-    """Return the class of ``objective.module``, else of ``objective.name``. Raises ``ValueError``."""
+    """Return the class of ``objective.module`` if set, otherwise that of ``objective.name``.
+
+    Raises ``ValueError`` for an unknown name, and for a file without a class ``Objective``.
+    """
     check_name(config)
     if config.module:
         from bert_jax.io.user_module import user_class

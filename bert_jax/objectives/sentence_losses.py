@@ -1,12 +1,12 @@
-"""Losses on the vectors of texts that belong together (Sentence-BERT, Reimers and Gurevych 2019, and after it).
+"""Losses on the vectors of the texts of an example (Sentence-BERT, Reimers and Gurevych 2019, and later work).
 
 Shapes: B rows, U examples per row, K texts per example, E width; n = B x U examples of this replica, N those of
-all replicas. Embeddings and weights are float32. What stands in an example of weight 0 reaches neither values nor
-gradients, be it nan. Divided by the sum of weights, the losses are those of sentence-transformers.
+all replicas. Embeddings and weights are float32. Examples of weight 0 affect neither values nor gradients, even if
+they are NaN. Divided by the sum of weights, the losses are those of sentence-transformers.
 
 Two losses compare examples with each other. Inside ``jax.shard_map`` they take the mesh axis whose replicas hold
-the batch: each replica then adds what its own examples weigh, so that sums and gradients, added up over the
-replicas, are those of one device. Microbatches are batches of their own: their losses are averaged.
+the batch: each replica contributes the share of its own examples, so that the sums and gradients over all replicas
+are those of one device. Each microbatch is a separate batch: the losses of microbatches are averaged.
 """
 
 import functools
@@ -16,12 +16,13 @@ import jax.numpy as jnp
 
 from bert_jax.objectives.objective import Sums, weighted_cross_entropy
 
-# Finite, so that an empty batch has a finite loss, which its weight makes 0.
+# Finite, so that an empty batch has a finite loss, which its weight 0 cancels.
 ABSENT = -1e30
 
 
 def cosine_loss(embeddings_BxUx2xE: jax.Array, targets_BxU: jax.Array, weights_BxU: jax.Array) -> Sums:
-    """``loss``: squared difference between the cosine of two texts and its target (``CosineSimilarityLoss``)."""
+    """Return ``loss``, the squared difference of the cosine of two texts and its target
+    (``CosineSimilarityLoss``)."""
     error_BxU = _cosine(_present(embeddings_BxUx2xE, weights_BxU)) - jnp.where(weights_BxU > 0, targets_BxU, 0.0)
     return {"loss": (jnp.sum(error_BxU**2 * weights_BxU), jnp.sum(weights_BxU))}
 
@@ -29,8 +30,11 @@ def cosine_loss(embeddings_BxUx2xE: jax.Array, targets_BxU: jax.Array, weights_B
 def triplet_loss(
     embeddings_BxUx3xE: jax.Array, weights_BxU: jax.Array, *, margin: float = 5.0, distance: str = "euclidean"
 ) -> Sums:
-    """``loss``, max(d(anchor, positive) - d(anchor, negative) + margin, 0), and ``accuracy``, the share of nearer
-    positives; texts are (anchor, positive, negative), ``distance`` is euclidean or cosine (``TripletLoss``)."""
+    """Return ``loss``, max(d(anchor, positive) - d(anchor, negative) + margin, 0), and ``accuracy``, the share of
+    examples with the positive nearer than the negative.
+
+    Texts are (anchor, positive, negative); ``distance`` is euclidean or cosine (``TripletLoss``).
+    """
     x_BxUx3xE = _present(embeddings_BxUx3xE, weights_BxU)
     near, far = x_BxUx3xE[:, :, :2], x_BxUx3xE[:, :, ::2]
     if distance == "cosine":
@@ -38,7 +42,7 @@ def triplet_loss(
     elif distance == "euclidean":
         near_BxU, far_BxU = _distance(near), _distance(far)
     else:
-        raise ValueError(f"distance {distance!r}; allowed: euclidean, cosine")
+        raise ValueError(f"distance: {distance!r} is not allowed; allowed: euclidean, cosine")
     loss_BxU = jax.nn.relu(near_BxU - far_BxU + margin)
     correct_BxU = (near_BxU < far_BxU).astype(jnp.float32)
     weight = jnp.sum(weights_BxU)
@@ -56,10 +60,10 @@ def cosent_loss(
     scale: float = 20.0,
     axis: str | None = None,
 ) -> Sums:
-    """``loss``: log(1 + sum of exp(scale (cos_i - cos_j)) over all i, j with target_i < target_j).
+    """Return ``loss``: log(1 + sum of exp(scale (cos_i - cos_j)) over all i, j with target_i < target_j).
 
-    sentence-transformers' ``CoSENTLoss``. It is one number for the batch: each replica adds it times the weight of
-    its own examples. Inside the logarithm an example of any weight above 0 is one. Takes N x N floats.
+    sentence-transformers' ``CoSENTLoss``. The batch has one value, which each replica multiplies by the weight of
+    its own examples. Inside the logarithm every example of a weight above 0 counts fully. Needs N x N floats.
     """
     scores_N = _gather(scale * _cosine(_present(embeddings_BxUx2xE, weights_BxU)).reshape(-1), axis)
     targets_N = _gather(targets_BxU.reshape(-1), axis)
@@ -81,16 +85,20 @@ def in_batch_negatives_loss(
     symmetric: bool = False,
     axis: str | None = None,
 ) -> Sums:
-    """``loss`` and ``accuracy`` of finding each anchor's positive among the other texts of the batch.
+    """Return ``loss`` and ``accuracy`` of retrieving the positive of each anchor among the texts of the batch.
 
     Texts are (anchor, positive, hard negatives ...). The candidates of every anchor are all positives and all hard
-    negatives of the batch, equal texts among them (``MultipleNegativesRankingLoss``); ``similarity`` is cosine or
-    dot. With ``symmetric`` the mean of this and of finding each positive's anchor among all anchors. With the same
-    text as anchor and positive, under two dropout masks, this is SimCSE (Gao et al. 2021). With the classes of
-    examples (int[B, U], no hard negatives) others of an anchor's class are no candidates.
+    negatives of the batch, including equal texts (``MultipleNegativesRankingLoss``). With one text as anchor and
+    positive, encoded under two dropout masks, this is SimCSE (Gao et al. 2021).
+
+    Args:
+        classes_BxU: int, classes of the examples (without hard negatives); the positives of other examples of the
+            class of an anchor are not candidates.
+        similarity: cosine or dot.
+        symmetric: average the loss with that of retrieving the anchor of each positive among all anchors.
     """
     if similarity not in ("cosine", "dot"):
-        raise ValueError(f"similarity {similarity!r}; allowed: cosine, dot")
+        raise ValueError(f"similarity: {similarity!r} is not allowed; allowed: cosine, dot")
     texts, width = embeddings_BxUxKxE.shape[2:]
     x_nxKxE = _present(embeddings_BxUxKxE, weights_BxU).reshape(-1, texts, width)
     if similarity == "cosine":
@@ -110,8 +118,8 @@ def in_batch_negatives_loss(
         is_alike_nxN = (classes_n[:, None] == classes_N) & (own_n[:, None] != jnp.arange(len(classes_N)))
 
     def find(queries_nxE: jax.Array, candidates_KxNxE: jax.Array) -> Sums:
-        """The sums of finding candidate [0, own] for each query."""
-        # Default precision is bfloat16 on TPUs, which the scale would multiply.
+        """Return the sums of retrieving candidate [0, own] for each query."""
+        # The default precision on TPUs is bfloat16, whose error the scale would multiply.
         logits = scale * jnp.einsum("nE,KNE->nKN", queries_nxE, candidates_KxNxE, precision="highest")
         is_candidate = is_there_N if is_alike_nxN is None else is_there_N & ~is_alike_nxN[:, None]
         logits = jnp.where(is_candidate, logits, ABSENT).reshape(len(queries_nxE), -1)
@@ -139,7 +147,7 @@ def _cosine(pairs_BxUx2xE: jax.Array) -> jax.Array:
 
 
 def _distance(pairs_BxUx2xE: jax.Array) -> jax.Array:
-    """Euclidean; between equal vectors the gradient is 0."""
+    """Return the Euclidean distance of each pair; the gradient for equal vectors is 0."""
     squared_BxU = jnp.sum((pairs_BxUx2xE[:, :, 0] - pairs_BxUx2xE[:, :, 1]) ** 2, axis=-1)
     differ_BxU = squared_BxU > 0
     return jnp.where(differ_BxU, jnp.sqrt(jnp.where(differ_BxU, squared_BxU, 1.0)), 0.0)
@@ -147,21 +155,17 @@ def _distance(pairs_BxUx2xE: jax.Array) -> jax.Array:
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(1,))
 def _gather(x_n: jax.Array, axis: str | None) -> jax.Array:
-    """``x`` [n, ...] of all replicas along ``axis``, in their order: [N, ...]; gradients come back summed."""
+    """Return ``x`` [n, ...] of all replicas along ``axis``, in their order: [N, ...]; gradients are summed."""
     return x_n if axis is None else jax.lax.all_gather(x_n, axis, tiled=True)
-
-
-def _gather_forward(x_n: jax.Array, axis: str | None) -> tuple[jax.Array, None]:
-    return _gather(x_n, axis), None
 
 
 def _gather_backward(axis: str | None, _: None, gradient_N: jax.Array) -> tuple[jax.Array]:
     if axis is None:
         return (gradient_N,)
-    # Left alone, jax asks for a reduce-scatter, which several processes on CPU get wrong (design/sharding.md).
+    # By default jax emits a reduce-scatter, which is wrong across several processes on CPU (design/sharding.md).
     size = len(gradient_N) // jax.lax.axis_size(axis)
     summed_N = jax.lax.psum(gradient_N, axis)
     return (jax.lax.dynamic_slice_in_dim(summed_N, jax.lax.axis_index(axis) * size, size),)
 
 
-_gather.defvjp(_gather_forward, _gather_backward)
+_gather.defvjp(lambda x_n, axis: (_gather(x_n, axis), None), _gather_backward)

@@ -1,11 +1,11 @@
-"""Start and end of an answer in packed rows (google-research/bert ``run_squad.py``)."""
+"""Loss of the start and the end of an answer in packed rows (google-research/bert ``run_squad.py``)."""
 
 import jax
 import jax.numpy as jnp
 
 from bert_jax.objectives.objective import Sums
 
-# Finite, so that a slot without any token has a finite loss, which its weight makes 0.
+# Finite, so that a slot without tokens has a finite loss, which its weight 0 cancels.
 ABSENT = -1e30
 
 
@@ -17,18 +17,19 @@ def span_loss(
     ends_BxC: jax.Array,
     weights_BxC: jax.Array,
 ) -> Sums:
-    """``loss``, the mean of the cross-entropies of start and end, and ``accuracy``, the share with both right.
+    """Return ``loss``, the mean of the cross-entropies of start and end, and ``accuracy``, the share with both
+    correct.
 
-    Logits float32. ``starts`` and ``ends`` are the answer's first and last token as positions in the row; that of
-    slot k - 1 lies among the tokens whose sequence id is k. Those tokens, special ones included, are what its
-    softmax runs over, as it does in the reference and in transformers over an input without padding. (Over a
-    padded one theirs runs over the padding as well.)
+    Logits are float32. ``starts`` and ``ends`` are the positions in the row of the first and the last token of the
+    answer; those of slot k - 1 are among the tokens with sequence id k. The softmax is over these tokens, including
+    special ones, as in the reference and in transformers for an input without padding (with padding, theirs is also
+    over the padding).
     """
     slots_C = jnp.arange(weights_BxC.shape[1])
     own_BxCxS = (sequence_ids_BxS[:, None] == slots_C[:, None] + 1) & (weights_BxC[..., None] > 0)
 
     def side(logits_BxS: jax.Array, targets_BxC: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """Cross-entropy, and whether the largest logit is the target's; both [B, C]."""
+        """Return the cross-entropy and True where the target has the largest logit; both [B, C]."""
         logits_BxCxS = jnp.where(own_BxCxS, logits_BxS[:, None], ABSENT)
         is_target = jnp.arange(logits_BxS.shape[1]) == targets_BxC[..., None]
         target_BxC = jnp.sum(jnp.where(is_target, logits_BxCxS, 0.0), axis=-1)

@@ -40,7 +40,7 @@ class JointTask(TaggingTask):
         """Return ``config`` with ``data.tags`` and ``data.labels`` from the training records if they are empty."""
         config = super().from_data(config, splits)
         check_entity_tags(splits["train"], config.tagging.scoring)
-        return with_labels(config, (record.label for record in splits["train"]), least=2)
+        return with_labels(config, {"train": splits["train"]}, least=2)
 
     @classmethod
     def notes(cls, config: FinetuneConfig, splits: Mapping[str, Sequence[Record]]) -> list[str]:

@@ -16,14 +16,13 @@ from bert_jax.metrics.score import Score, mean_score
 from bert_jax.model.bert import BertOutput
 from bert_jax.objectives.objective import Sums
 from bert_jax.records import Record
-from bert_jax.tasks.sentence_training import TRAININGS, PairOutput, record_texts
+from bert_jax.tasks.sentence_training import TRAININGS, record_texts
 from bert_jax.tasks.task import Encoded, Level, ModelInput, Outputs, Prediction, Target, Task
 from bert_jax.tasks.text_classification import (
     class_number,
     class_predictions,
     class_scores,
     number_of,
-    of_training_files,
     round_significant,
     with_labels,
 )
@@ -59,8 +58,7 @@ class SentenceTask(Task):
             training.check(record)
         if training.label_type is not np.int32:
             return config
-        seen = (record.label for record in of_training_files(config, splits))
-        return with_labels(config, seen, least=2 if config.sentence.loss == "softmax" else 1)
+        return with_labels(config, splits, least=2 if config.sentence.loss == "softmax" else 1)
 
     @property
     def sequences_per_unit(self) -> int:
@@ -139,7 +137,7 @@ class SentenceTask(Task):
         return output.sentence_embeddings.reshape(rows, units, sequences // units, width)
 
     def loss(self, output: BertOutput, batch: Mapping[str, jax.Array], *, axis: str | None) -> Sums:
-        return self._training.loss(PairOutput(self._embeddings(output, batch), output.pair_logits), batch, axis)
+        return self._training.loss(self._embeddings(output, batch), output.pair_logits, batch, axis)
 
     def outputs(self, output: BertOutput, batch: Mapping[str, jax.Array]) -> dict[str, tuple[Level, jax.Array]]:
         embeddings_BxUxKxE = self._embeddings(output, batch)

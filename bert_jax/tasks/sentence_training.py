@@ -5,7 +5,7 @@ Shapes: B rows, U units per row, K texts per unit, E width of a vector.
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import numpy as np
@@ -19,14 +19,8 @@ from bert_jax.tasks.task import class_loss
 from bert_jax.tasks.text_classification import class_number, number_of
 
 Batch = Mapping[str, jax.Array]
-
-
-class PairOutput(NamedTuple):
-    """Outputs of the model that losses read."""
-
-    embeddings_BxUxKxE: jax.Array
-    # float32[B, U, classes] of the classifier; None: the model has none.
-    logits: jax.Array | None
+# float32[B, U, classes] of the classifier; None: the model has none.
+Logits = jax.Array | None
 
 
 class SentenceTraining(ABC):
@@ -69,8 +63,8 @@ class SentenceTraining(ABC):
         return class_number(record, self.config.data.labels)
 
     @abstractmethod
-    def loss(self, output: PairOutput, batch: Batch, axis: str | None) -> Sums:
-        """Return (sum, weight) of the loss; ``axis`` as in ``Task.loss``."""
+    def loss(self, vectors_BxUxKxE: jax.Array, logits: Logits, batch: Batch, axis: str | None) -> Sums:
+        """Return (sum, weight) of the loss of sentence vectors; ``axis`` as in ``Task.loss``."""
 
 
 class Softmax(SentenceTraining):
@@ -78,8 +72,8 @@ class Softmax(SentenceTraining):
 
     label_type = np.int32
 
-    def loss(self, output: PairOutput, batch: Batch, axis: str | None) -> Sums:
-        return class_loss(self.config.loss, output.logits, batch["labels"], batch["weights"])
+    def loss(self, vectors_BxUxKxE: jax.Array, logits: Logits, batch: Batch, axis: str | None) -> Sums:
+        return class_loss(self.config.loss, logits, batch["labels"], batch["weights"])
 
 
 class Cosent(SentenceTraining):
@@ -90,9 +84,9 @@ class Cosent(SentenceTraining):
     def label(self, record: Record) -> float:
         return number_of(record) / self.options.label_scale
 
-    def loss(self, output: PairOutput, batch: Batch, axis: str | None) -> Sums:
+    def loss(self, vectors_BxUxKxE: jax.Array, logits: Logits, batch: Batch, axis: str | None) -> Sums:
         scale = self.options.scale
-        return cosent_loss(output.embeddings_BxUxKxE, batch["labels"], batch["weights"], scale=scale, axis=axis)
+        return cosent_loss(vectors_BxUxKxE, batch["labels"], batch["weights"], scale=scale, axis=axis)
 
 
 class Cosine(Cosent):
@@ -107,8 +101,8 @@ class Cosine(Cosent):
             )
         return value
 
-    def loss(self, output: PairOutput, batch: Batch, axis: str | None) -> Sums:
-        return cosine_loss(output.embeddings_BxUxKxE, batch["labels"], batch["weights"])
+    def loss(self, vectors_BxUxKxE: jax.Array, logits: Logits, batch: Batch, axis: str | None) -> Sums:
+        return cosine_loss(vectors_BxUxKxE, batch["labels"], batch["weights"])
 
 
 class Triplet(SentenceTraining):
@@ -117,8 +111,8 @@ class Triplet(SentenceTraining):
     texts = 3
     has_negatives = True
 
-    def loss(self, output: PairOutput, batch: Batch, axis: str | None) -> Sums:
-        return triplet_loss(output.embeddings_BxUxKxE, batch["weights"], margin=self.options.margin)
+    def loss(self, vectors_BxUxKxE: jax.Array, logits: Logits, batch: Batch, axis: str | None) -> Sums:
+        return triplet_loss(vectors_BxUxKxE, batch["weights"], margin=self.options.margin)
 
 
 class Negatives(SentenceTraining):
@@ -133,11 +127,11 @@ class Negatives(SentenceTraining):
         elif self.has_negatives:
             self.texts = 2 + max((len(record.negatives) for record in records), default=0)
 
-    def loss(self, output: PairOutput, batch: Batch, axis: str | None) -> Sums:
+    def loss(self, vectors_BxUxKxE: jax.Array, logits: Logits, batch: Batch, axis: str | None) -> Sums:
         # Texts of the class of the anchor are not negatives.
         classes_BxU = batch["labels"] if self.label_type is not None else None
         return in_batch_negatives_loss(
-            output.embeddings_BxUxKxE, batch["weights"], classes_BxU, scale=self.options.scale, axis=axis
+            vectors_BxUxKxE, batch["weights"], classes_BxU, scale=self.options.scale, axis=axis
         )
 
 

@@ -25,7 +25,6 @@ from bert_jax.tasks.words import Window, word_windows
 
 # Prefixes of entity tags (B-PER) in the two readings of ``bert_jax.metrics.entities``.
 PREFIXES, STRICT_PREFIXES = ("B", "I", "E", "S"), ("B", "I")
-FIRST_SCORES = ("f1", "precision", "recall", "accuracy")
 
 
 class TaggingTask(Task):
@@ -133,8 +132,7 @@ class TaggingTask(Task):
         if not are_entity_tags(self.config.data.tags):
             return [tag_accuracy(gold, predicted)]
         check_entity_tags(records, self.config.tagging.scoring)
-        found = {s.name: s for s in tagging_scores(gold, predicted, self.config.tagging.scoring == "strict")}
-        return [found.pop(name) for name in FIRST_SCORES] + list(found.values())
+        return tagging_scores(gold, predicted, self.config.tagging.scoring == "strict")
 
 
 def tag_weights(batch: Mapping[str, jax.Array]) -> jax.Array:

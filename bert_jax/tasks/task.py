@@ -74,13 +74,6 @@ class ModelInput:
         return sum(len(sequence.ids) for sequence in self.sequences)
 
 
-class Confusion(NamedTuple):
-    """Confusion matrix: ``counts`` int64[C, C] of records by reference class (row) and predicted class (column)."""
-
-    labels: tuple[str, ...]
-    counts: np.ndarray
-
-
 class Task(ABC):
     """A task with its config, tokenizer and labels; immutable after construction.
 
@@ -178,8 +171,11 @@ class Task(ABC):
     def scores(self, records: Sequence[Record], predictions: Sequence[Prediction]) -> list[Score]:
         """Return the metrics over the :meth:`scored` records; the first one selects the best checkpoint."""
 
-    def confusion(self, records: Sequence[Record], predictions: Sequence[Prediction]) -> Confusion | None:
-        """Return the confusion matrix of scored records; None (default) unless a record has exactly one class."""
+    def confusion(self, records: Sequence[Record], predictions: Sequence[Prediction]) -> dict[str, Any] | None:
+        """Return the confusion matrix of scored records; None (default) unless a record has exactly one class.
+
+        JSON-able: ``labels`` [C], and ``counts`` [C][C] of records by reference class and predicted class.
+        """
         return None
 
 

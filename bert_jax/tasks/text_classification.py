@@ -8,7 +8,7 @@ import math
 import warnings
 from abc import abstractmethod
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 import jax
@@ -25,17 +25,7 @@ from bert_jax.model.bert import BertOutput
 from bert_jax.objectives.label_losses import multilabel_loss, regression_loss, softmax_denominator
 from bert_jax.objectives.objective import Sums, denominator
 from bert_jax.records import Record
-from bert_jax.tasks.task import (
-    Confusion,
-    Encoded,
-    Level,
-    ModelInput,
-    Outputs,
-    Prediction,
-    Target,
-    Task,
-    class_loss,
-)
+from bert_jax.tasks.task import Encoded, Level, ModelInput, Outputs, Prediction, Target, Task, class_loss
 from bert_jax.tasks.truncation import cut_pair, cut_text
 from bert_jax.tokenization import Tokenizer
 
@@ -155,18 +145,15 @@ def multi_label_predictions(labels: Sequence[str], logits_NxL: np.ndarray) -> li
     return [{"labels": [label for label, p in one.items() if p >= 0.5], "probabilities": one} for one in named]
 
 
-def of_training_files(config: FinetuneConfig, splits: Mapping[str, Sequence[Record]]) -> list[Record]:
-    """Return the training records, and the dev records if they were cut from the same files: some classes may occur
-    only there."""
-    return [*splits.get("train", ()), *(splits.get("dev", ()) if config.data.dev_fraction else ())]
+def with_labels(config: FinetuneConfig, splits: Mapping[str, Sequence[Record]], least: int) -> FinetuneConfig:
+    """Return ``config`` with ``data.labels``: if it is empty, the sorted labels of the training files.
 
-
-def with_labels(config: FinetuneConfig, seen: Iterable[str | None], least: int) -> FinetuneConfig:
-    """Return ``config`` with ``data.labels``: if it is empty, the sorted labels of ``seen`` other than None.
-
-    Raises ``ValueError`` for fewer than ``least`` labels.
+    They include dev records that were split from these files, because some classes may occur only there. Raises
+    ``ValueError`` for fewer than ``least`` labels.
     """
-    labels = config.data.labels or tuple(sorted({label for label in seen if label is not None}))
+    records = [*splits["train"], *(splits.get("dev", ()) if config.data.dev_fraction else ())]
+    seen = {label for record in records for label in record.labels or (record.label,) if label is not None}
+    labels = config.data.labels or tuple(sorted(seen))
     if len(labels) < least:
         raise ValueError(
             f"data.labels: labels in the training files: {', '.join(labels) or 'none'}; {least} or more are "
@@ -190,7 +177,7 @@ class ClassificationTask(SequenceTask):
 
     @classmethod
     def from_data(cls, config: FinetuneConfig, splits: Mapping[str, Sequence[Record]]) -> FinetuneConfig:
-        return with_labels(config, (record.label for record in of_training_files(config, splits)), least=2)
+        return with_labels(config, splits, least=2)
 
     @property
     def heads(self) -> HeadsConfig:
@@ -216,9 +203,9 @@ class ClassificationTask(SequenceTask):
     def scores(self, records: Sequence[Record], predictions: Sequence[Prediction]) -> list[Score]:
         return class_scores(records, predictions, self.config.data.labels, self.names)
 
-    def confusion(self, records: Sequence[Record], predictions: Sequence[Prediction]) -> Confusion | None:
+    def confusion(self, records: Sequence[Record], predictions: Sequence[Prediction]) -> dict[str, Any] | None:
         numbers = _class_numbers(records, predictions, self.config.data.labels)
-        return Confusion(self.names, confusion_matrix(*numbers, len(self.names)))
+        return {"labels": list(self.names), "counts": confusion_matrix(*numbers, len(self.names)).tolist()}
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -238,8 +225,7 @@ class MultiLabelTask(ClassificationTask):
 
     @classmethod
     def from_data(cls, config: FinetuneConfig, splits: Mapping[str, Sequence[Record]]) -> FinetuneConfig:
-        records = of_training_files(config, splits)
-        return with_labels(config, (label for record in records for label in record.labels or ()), least=1)
+        return with_labels(config, splits, least=1)
 
     @property
     def heads(self) -> HeadsConfig:
