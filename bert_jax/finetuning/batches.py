@@ -70,19 +70,17 @@ class ExampleBatches:
     def pack(self, data_step: int) -> tuple[dict[str, np.ndarray], int]:
         """Return the features of the whole batch, and its number of training examples."""
         task, config, tokenizer = self._task, self._config, self._task.tokenizer
-        numbers, targets, seed = self.numbers(data_step).tolist(), task.targets, config.training.seed
+        numbers, targets = self.numbers(data_step).tolist(), task.targets
         units = [augmented(self._units[i], config, tokenizer, (data_step, i)) for i in numbers]
         if config.loss.nsp_weight:
-            units += nsp_auxiliary.next_text_units(
-                [self._units[i] for i in numbers], self._units, tokenizer, key=(seed, data_step),
-                max_length=config.task.max_length, types=config.model.type_vocab_size,
-            )  # fmt: skip
+            chosen = [self._units[i] for i in numbers]
+            units += nsp_auxiliary.next_text_units(chosen, self._units, config, tokenizer, data_step)
             targets = {**targets, **nsp_auxiliary.TARGETS}
         shape, rows = choose_shape([unit.length for unit in units], self._shapes)
         sequences = task.sequences_per_unit
         packed = pack_batch(units, rows, shape, sequences=sequences, targets=targets, pad_id=tokenizer.pad_id)
         if config.loss.mlm_weight:
-            mask_batch(packed.features, tokenizer, seed, data_step)
+            mask_batch(packed.features, tokenizer, config.training.seed, data_step)
         return packed.features, len(numbers)
 
     def __next__(self) -> tuple[dict[str, np.ndarray], BatchInfo]:

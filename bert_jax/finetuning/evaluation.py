@@ -14,16 +14,7 @@ from flax import linen as nn
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from bert_jax.finetuning.packing import row_length
-from bert_jax.inference.batching import (
-    DeviceOutputs,
-    Outputs,
-    Packed,
-    Shape,
-    by_level,
-    pack_batch,
-    packed_batches,
-    run_packed,
-)
+from bert_jax.inference import batching
 from bert_jax.metrics import Score, value
 from bert_jax.metrics.resampling import confidence_intervals
 from bert_jax.model import BertModel
@@ -50,23 +41,23 @@ class Predictor:
 
     def outputs(
         self, params: Any, units: Sequence[ModelInput], before_batch: Callable[[], None] = lambda: None
-    ) -> list[Outputs]:
+    ) -> list[batching.Outputs]:
         """Return the outputs of every input, in order: entries of ``unit`` arrays, tokens of ``token`` arrays.
 
         ``before_batch`` is called before each batch.
         """
 
-        def program(features: dict[str, np.ndarray]) -> DeviceOutputs:
+        def program(features: dict[str, np.ndarray]) -> batching.DeviceOutputs:
             before_batch()
             count = len(features["input_ids"])
             rows = host_rows(self._mesh, count)
             own = {name: array[rows] for name, array in features.items()}
-            outputs: DeviceOutputs = self.step(params, to_global(own, self._mesh, count))
+            outputs: batching.DeviceOutputs = self.step(params, to_global(own, self._mesh, count))
             return outputs
 
-        return run_packed(program, units, self._batches(units)) if units else []
+        return batching.run_packed(program, units, self._batches(units)) if units else []
 
-    def _batches(self, units: Sequence[ModelInput]) -> Iterator[Packed]:
+    def _batches(self, units: Sequence[ModelInput]) -> Iterator[batching.Packed]:
         task, mesh = self._task, self._mesh.shape
         config = task.config
         parts = mesh["data"] * mesh["fsdp"]
@@ -80,15 +71,15 @@ class Predictor:
             # As many rows as fit into the tokens of a batch, but no empty ones.
             return (parts * max(1, min(tokens // length, math.ceil(rows / parts))),)
 
-        return packed_batches(units, (length,), per_row, sizes, **_packing(task, units))
+        return batching.packed_batches(units, (length,), per_row, sizes, **_packing(task, units))
 
 
 def _packing(task: Task, units: Sequence[ModelInput]) -> dict[str, Any]:
     return {"sequences": task.sequences_of(units), "targets": task.targets, "pad_id": task.tokenizer.pad_id}
 
 
-def _run(task: Task, model: BertModel, params: Any, batch: Mapping[str, jax.Array]) -> DeviceOutputs:
-    return by_level(task.outputs(model.apply({"params": params}, batch, None), batch))
+def _run(task: Task, model: BertModel, params: Any, batch: Mapping[str, jax.Array]) -> batching.DeviceOutputs:
+    return batching.by_level(task.outputs(model.apply({"params": params}, batch, None), batch))
 
 
 def scores_of(task: Task, records: Sequence[Record], predictions: Sequence[Prediction]) -> tuple[list[Score], int]:
@@ -119,16 +110,15 @@ def blank_scores(
 
     Nothing is compiled or run.
     """
-    shape = Shape(1, row_length(units[0].length), 1)
-    batch = pack_batch(units[:1], [[0]], shape, **_packing(task, units)).features
+    shape = batching.Shape(1, row_length(units[0].length), 1)
+    batch = batching.pack_batch(units[:1], [[0]], shape, **_packing(task, units)).features
     shapes = jax.eval_shape(functools.partial(_run, task, model), nn.unbox(abstract_params(model)), batch)
-    blank = {
-        level: {name: np.zeros(like.shape[2:], like.dtype) for name, like in arrays.items()}
-        for level, arrays in shapes.items()
-    }
+    arrays = [(level, name, like) for level, named in shapes.items() for name, like in named.items()]
     outputs = [
-        blank.get("unit", {})
-        | {name: np.broadcast_to(one, (unit.length, *one.shape)) for name, one in blank.get("token", {}).items()}
+        {
+            name: np.broadcast_to(like.dtype.type(0), ((unit.length,) if level == "token" else ()) + like.shape[2:])
+            for level, name, like in arrays
+        }
         for unit in units
     ]
     with warnings.catch_warnings():

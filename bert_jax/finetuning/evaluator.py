@@ -5,14 +5,8 @@ from typing import Any
 
 from jax.sharding import Mesh
 
+from bert_jax.finetuning import evaluation
 from bert_jax.finetuning.best import BestCheckpoint, Values, read_parameters, save_parameters
-from bert_jax.finetuning.evaluation import (
-    Predictor,
-    blank_scores,
-    choosing_score,
-    point_values,
-    scores_of,
-)
 from bert_jax.finetuning.resolve import ResolvedTask
 from bert_jax.interop.initialization import Start
 from bert_jax.model import BertModel
@@ -28,7 +22,7 @@ class Evaluator:
         """``model``: the model of training. Raises ``ValueError`` for an unknown ``task.metric``."""
         self._resolved, self._start, self._devs = resolved, start, resolved.dev_splits
         self._model = model.clone(heads=resolved.heads, all_layers=False)
-        self._predictors: dict[Mesh, Predictor] = {}
+        self._predictors: dict[Mesh, evaluation.Predictor] = {}
         self.best = BestCheckpoint()
         if resolved.config.task.metric and self._devs:
             self._choosing_metric()
@@ -36,8 +30,10 @@ class Evaluator:
     def _choosing_metric(self) -> str:
         """Return the name of the selecting metric; raise ``ValueError`` for an unknown ``task.metric``."""
         first, resolved = self._devs[0], self._resolved
-        scores = blank_scores(resolved.task, self._model, resolved.records[first], resolved.inputs[first])
-        return choosing_score(resolved.config.task.metric, scores).name
+        scores = evaluation.blank_scores(
+            resolved.task, self._model, resolved.records[first], resolved.inputs[first]
+        )
+        return evaluation.choosing_score(resolved.config.task.metric, scores).name
 
     def require_same_choice(self) -> None:
         """Raise ``ValueError`` if further evaluations are not comparable with the recorded ones."""
@@ -57,11 +53,14 @@ class Evaluator:
         scores, values = {}, {}
         for split in self._devs:
             predictions = self.predictions(context, params, split, lambda: context.before_batch(step))
-            scores[split], count = scores_of(resolved.task, resolved.records[split], predictions)
-            values[split] = point_values(scores[split], count)
+            scores[split], count = evaluation.scores_of(resolved.task, resolved.records[split], predictions)
+            values[split] = evaluation.point_values(scores[split], count)
         # Another dev file of a finished run does not select: the parameters are final.
         if self.best.judged < step:
-            score, training = choosing_score(resolved.config.task.metric, scores[first]), resolved.config.training
+            score, training = (
+                evaluation.choosing_score(resolved.config.task.metric, scores[first]),
+                resolved.config.training,
+            )
             digest = resolved.record_digests[first]
             is_best = self.best.judge(score, values[first][score.name], step, digest, training.min_delta)
         for split in self._devs:
@@ -81,7 +80,7 @@ class Evaluator:
         """Return a prediction for every record of ``split``; every process calls it."""
         mesh, task = context.programs.mesh, self._resolved.task
         if mesh not in self._predictors:
-            self._predictors[mesh] = Predictor(task, self._model.clone(mesh=mesh), mesh)
+            self._predictors[mesh] = evaluation.Predictor(task, self._model.clone(mesh=mesh), mesh)
         records, inputs = self._resolved.records[split], self._resolved.inputs[split]
         return task.decode(records, inputs, self._predictors[mesh].outputs(params, inputs, before_batch))
 

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from bert_jax.config.finetune import FinetuneConfig
 from bert_jax.tasks.task import Encoded, ModelInput, Target
 from bert_jax.tokenization import Tokenizer, longest_first
 
@@ -35,22 +36,14 @@ def text_parts(sequence: Encoded, tokenizer: Tokenizer) -> tuple[list[int], list
 def next_text_units(
     chosen: Sequence[ModelInput],
     units: Sequence[ModelInput],
+    config: FinetuneConfig,
     tokenizer: Tokenizer,
-    *,
-    max_length: int,
-    types: int,
-    key: tuple[int, int],
+    data_step: int,
 ) -> list[ModelInput]:
-    """Return a unit of at most ``max_length`` tokens for each of ``chosen`` that has two parts.
-
-    Args:
-        units: the units that other second parts are drawn from.
-        types: number of segments that the model distinguishes.
-        key: (seed, data step), which determines the draws.
-    """
-    rng = np.random.default_rng([*key, 12])
-    found = []
-    room = max_length - len(tokenizer.build_inputs([], [])[0])
+    """Return a unit for each of ``chosen`` that has two parts; other second parts are drawn from ``units``."""
+    rng = np.random.default_rng([config.training.seed, data_step, 12])
+    copies = []
+    room = config.task.max_length - len(tokenizer.build_inputs([], [])[0])
     for unit in chosen:
         other = units[int(rng.integers(0, len(units)))]
         first, second = text_parts(unit.sequences[0], tokenizer)
@@ -60,9 +53,8 @@ def next_text_units(
         if not first or not second:
             continue
         kept = longest_first(len(first), len(second), room)
-        ids, segments = tokenizer.build_inputs(first[: kept[0]], second[: kept[1]])
-        sequence = Encoded(ids, segments if types > 1 else [0] * len(ids))
-        found.append(
-            ModelInput(unit.record, (sequence,), {"nsp_labels": int(is_other), "nsp_weights": 1.0}, weight=0.0)
-        )
-    return found
+        ids, types = tokenizer.build_inputs(first[: kept[0]], second[: kept[1]])
+        sequence = Encoded(ids, types if config.model.type_vocab_size > 1 else [0] * len(ids))
+        targets = {"nsp_labels": int(is_other), "nsp_weights": 1.0}
+        copies.append(ModelInput(unit.record, (sequence,), targets, weight=0.0))
+    return copies

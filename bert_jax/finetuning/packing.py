@@ -47,7 +47,7 @@ def plan_shapes(
         packing: False: one shape, with a row of ``limit`` tokens for each unit.
         limit: length of the longest possible unit.
     """
-    whole = Shape(_round_up(batch_size, parts), row_length(limit) if packing else limit, 1)
+    whole = Shape(math.ceil(batch_size / parts) * parts, row_length(limit) if packing else limit, 1)
     if not packing or most == 1:
         return [whole]
     rng, longest = np.random.default_rng(0), int(lengths.max(initial=1))
@@ -84,7 +84,7 @@ def _needs(sample: np.ndarray, usual: float, longest: int, parts: int) -> list[S
             units = min(_MOST_UNITS, len(sample), 2 + math.ceil(length / usual))
             rows = fill_rows(sample.tolist(), (length,), units)
             assert rows is not None
-            shapes.append(Shape(_round_up(len(rows), parts), length, units))
+            shapes.append(Shape(math.ceil(len(rows) / parts) * parts, length, units))
     return shapes
 
 
@@ -92,10 +92,6 @@ def _costs(shape: Shape, needed: Sequence[Sequence[Shape]], width: int) -> np.nd
     """Return float64[samples], the cost of a step of ``shape`` if it holds the batch, otherwise infinity."""
     fits = [any(other.length == shape.length and other.rows <= shape.rows for other in shapes) for shapes in needed]
     return np.where(fits, _cost(shape, width), np.inf)
-
-
-def _round_up(count: int, parts: int) -> int:
-    return -(-count // parts) * parts
 
 
 def choose_shape(lengths: Sequence[int], shapes: Sequence[Shape]) -> tuple[Shape, list[list[int]]]:

@@ -6,15 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from bert_jax.finetuning import evaluation
 from bert_jax.finetuning.artifacts import METRICS, PREDICTIONS, read_results
-from bert_jax.finetuning.evaluation import (
-    choosing_score,
-    confusion_of,
-    metrics_text,
-    result_lines,
-    scores_of,
-    with_intervals,
-)
 from bert_jax.finetuning.evaluator import Evaluator
 from bert_jax.finetuning.resolve import ResolvedTask
 from bert_jax.finetuning.task_objective import TaskObjective
@@ -65,16 +58,18 @@ def write_results(
     if not hosts.is_lead():
         return
     results = [made.pop(split) for split in asked] + [*made.values()]
-    write_whole(folder / METRICS, metrics_text(results))
-    lines = [line for result in results for line in result_lines(result, best.metric or config.task.metric)]
+    write_whole(folder / METRICS, evaluation.metrics_text(results))
+    lines = [
+        line for result in results for line in evaluation.result_lines(result, best.metric or config.task.metric)
+    ]
     if evaluator.takes_best and step == best.step:
         lines.append(f"parameters of step {step:,}, the best {best.metric}")
     elif evaluator.takes_best:
         lines.append(f"parameters of step {step:,}; the best ones, of step {best.step:,}, were not saved")
     lines += _export(folder, "hf" if resolved.task.sentence is None else "sentence-transformers")
-    evaluation = {name: found["value"] for result in results[:1] for name, found in result["metrics"].items()}
+    values = {name: found["value"] for result in results[:1] for name, found in result["metrics"].items()}
     matrices = {found["split"]: found["confusion_matrix"] for found in results if "confusion_matrix" in found}
-    content = {"summary": lines, "evaluation": evaluation, "confusion": matrices}
+    content = {"summary": lines, "evaluation": values, "confusion": matrices}
     write_report(folder, TaskObjective.display, content)
     for line in [*lines, f"report: {context.launch.workdir}/report.html"]:
         context.log.line(line)
@@ -85,18 +80,20 @@ def _result_entry(
 ) -> dict[str, Any]:
     """Return the entry of a split in metrics.json, without step and seconds."""
     config, task, records, best = resolved.config, resolved.task, resolved.records[split], evaluator.best
-    scores, count = scores_of(task, records, predictions)
-    confusion = confusion_of(task, records, predictions)
+    scores, count = evaluation.scores_of(task, records, predictions)
+    confusion = evaluation.confusion_of(task, records, predictions)
     chosen_by = {}
     if resolved.record_digests[split] == best.split:
-        score = choosing_score(best.metric, scores)
+        score = evaluation.choosing_score(best.metric, scores)
         chosen_by = {"chosen_by": {"metric": score.name, "higher_is_better": score.higher_is_better}}
     return {
         "task": config.name,
         "split": split,
         "n": len(records),
         "digest": resolved.prediction_digests[split],
-        "metrics": with_intervals(scores, count, config.training.seed, best.metric or config.task.metric),
+        "metrics": evaluation.with_intervals(
+            scores, count, config.training.seed, best.metric or config.task.metric
+        ),
         "seed": config.training.seed,
         **chosen_by,
         **({} if confusion is None else {"confusion_matrix": confusion}),

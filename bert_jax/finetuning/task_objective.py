@@ -1,5 +1,6 @@
 """The objective of fine-tuning: the loss of the task and auxiliary losses, on optionally perturbed parameters."""
 
+import itertools
 from typing import Any
 
 import jax
@@ -74,22 +75,21 @@ def perturbed(params: Any, start: Any, key: DropoutKey, weight_dropout: float, m
     whole = key.key if isinstance(key, ShardKey) else key
     rate = mixout or weight_dropout
 
-    def one(path: tuple[Any, ...], param: jax.Array, before: jax.Array | None, number: int) -> jax.Array:
-        name = path_name(path)
+    numbers = itertools.count()
+
+    def one(path: tuple[Any, ...], param: jax.Array, before: jax.Array) -> jax.Array:
+        name, number = path_name(path), next(numbers)
         parts = ("encoder/", "pooler/") if mixout else ("encoder/",)
         if not (name.startswith(parts) and name.endswith("kernel")):
             return param
         drops = jax.random.bernoulli(jax.random.fold_in(whole, _WEIGHTS + number), rate, param.shape)
-        if before is None:
+        if not mixout:
             return jnp.where(drops, 0.0, param) / (1 - rate)
         mixed = (jnp.where(drops, before, param) - rate * before) / (1 - rate)
         axes = tuple(range(1 if STACKED in name else 0, param.ndim))
         return jnp.where(jnp.any(before, axes, keepdims=True), mixed, param)
 
-    paths, tree = jax.tree_util.tree_flatten_with_path(params)
-    starts = jax.tree.leaves(start) if mixout else [None] * len(paths)
-    leaves = [one(path, leaf, starts[i], i) for i, (path, leaf) in enumerate(paths)]
-    return jax.tree.unflatten(tree, leaves)
+    return jax.tree.map_with_path(one, params, start if mixout else params)
 
 
 def check_layers(config: FinetuneConfig, heads: HeadsConfig) -> None:

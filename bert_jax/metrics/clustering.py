@@ -19,24 +19,13 @@ def clustering_scores(gold: Sequence[Hashable], found: Sequence[Hashable]) -> di
     n = count_records(gold=gold, found=found)
     counts = crosstab(list(gold), list(found)).count
     rows, columns = counts.sum(axis=1), counts.sum(axis=0)
+    both, of_gold, of_found, total = (float((c * (c - 1) / 2).sum()) for c in (counts, rows, columns, np.array(n)))
+    expected, most = of_gold * of_found / total if total else 0.0, (of_gold + of_found) / 2
+    entropies = entropy(rows / n) + entropy(columns / n)
+    mutual = entropies - entropy(counts.ravel() / n)
     return {
         "purity": float(counts.max(axis=0).sum() / n),
-        "adjusted_rand": _adjusted_rand(_pairs(counts), _pairs(rows), _pairs(columns), n * (n - 1) / 2),
-        "nmi": _nmi(counts / n, rows / n, columns / n),
+        # most == expected: both sides have one group, or one group per record.
+        "adjusted_rand": 1.0 if most == expected else (both - expected) / (most - expected),
+        "nmi": 1.0 if entropies == 0 else float(np.clip(2 * mutual / entropies, 0, 1)),
     }
-
-
-def _pairs(counts: np.ndarray) -> float:
-    return float((counts * (counts - 1) / 2).sum())
-
-
-def _adjusted_rand(both: float, gold: float, found: float, total: float) -> float:
-    expected = gold * found / total if total else 0.0
-    most = (gold + found) / 2
-    # Every record alone in both, or all together in both.
-    return 1.0 if most == expected else (both - expected) / (most - expected)
-
-
-def _nmi(joint: np.ndarray, gold: np.ndarray, found: np.ndarray) -> float:
-    entropies = entropy(gold) + entropy(found)
-    return 1.0 if entropies == 0 else float(np.clip(2 * (entropies - entropy(joint.ravel())) / entropies, 0, 1))

@@ -8,6 +8,7 @@ import numpy as np
 from bert_jax.metrics.score import Score, count_records, divide, mean_score, once, precision_recall_f1, repeats
 
 Tags = Sequence[Sequence[str]]
+Intents = Sequence[int | str] | np.ndarray
 
 
 def entities(tags: Sequence[str], strict: bool = False) -> list[tuple[str, int, int]]:
@@ -79,10 +80,7 @@ def tag_accuracy(gold: Tags, predicted: Tags) -> Score:
 
 
 def joint_scores(
-    gold_intents: Sequence[int | str] | np.ndarray,
-    predicted_intents: Sequence[int | str] | np.ndarray,
-    gold_slots: Tags,
-    predicted_slots: Tags,
+    gold_intents: Intents, predicted_intents: Intents, gold_slots: Tags, predicted_slots: Tags
 ) -> list[Score]:
     """Return sentence_accuracy (the intent and every tag correct) and intent_accuracy; :func:`tagging_scores` has
     those of the slots."""

@@ -89,8 +89,7 @@ def _resampled(scores: Sequence[Score], n: int, seed: int, resamples: int) -> np
 def _bounds(values: np.ndarray, level: float) -> tuple[float, float]:
     if not 0 < level < 1:
         raise ValueError(f"level: {level} is not allowed; allowed: above 0, below 1")
-    defined = values[~np.isnan(values)]
-    if not defined.size:
+    if np.isnan(values).all():
         return float("nan"), float("nan")
-    low, high = np.quantile(defined, [(1 - level) / 2, (1 + level) / 2])
+    low, high = np.nanquantile(values, [(1 - level) / 2, (1 + level) / 2])
     return float(low), float(high)

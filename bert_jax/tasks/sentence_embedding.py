@@ -160,25 +160,21 @@ class SentenceTask(Task):
         unit_NxKxE = _unit(np.stack([output["embeddings"] for output in outputs]))
         pairs = [i for i, unit in enumerate(units) if len(unit.sequences) > 1]
         unlabelled = [i for i in pairs if records[i].label is None and len(units[i].sequences) == 2]
-        ranks = {}
+        predictions: list[Prediction] = [{} if one.label is None else {"gold": one.label} for one in records]
+        for one, unit, output, unit_KxE in zip(predictions, units, outputs, unit_NxKxE, strict=True):
+            texts = len(unit.sequences)
+            if texts > 1:
+                one["cosine"] = round_significant(unit_KxE[0] @ unit_KxE[1])
+            if texts > 2:
+                one["cosine_negative"] = round_significant(unit_KxE[0] @ unit_KxE[2])
+            if "logits" in output and texts == 2:
+                one |= class_predictions(self.config.data.labels, output["logits"][None].astype(np.float64))[0]
         if unlabelled:
             seconds = [tuple(units[i].sequences[1].ids) for i in pairs]
             own = np.searchsorted(pairs, unlabelled)
-            of_pairs = _ranks(unit_NxKxE[unlabelled, 0], unit_NxKxE[pairs, 1], seconds, own)
-            ranks = dict(zip(unlabelled, of_pairs.tolist(), strict=True))
-        predictions: list[Prediction] = []
-        for i, (record, unit, output) in enumerate(zip(records, units, outputs, strict=True)):
-            texts = len(unit.sequences)
-            one: Prediction = {} if record.label is None else {"gold": record.label}
-            if texts > 1:
-                one["cosine"] = round_significant(unit_NxKxE[i, 0] @ unit_NxKxE[i, 1])
-            if texts > 2:
-                one["cosine_negative"] = round_significant(unit_NxKxE[i, 0] @ unit_NxKxE[i, 2])
-            if i in ranks:
-                one["rank"] = ranks[i]
-            if "logits" in output and texts == 2:
-                one |= class_predictions(self.config.data.labels, output["logits"][None].astype(np.float64))[0]
-            predictions.append(one)
+            ranks = _ranks(unit_NxKxE[unlabelled, 0], unit_NxKxE[pairs, 1], seconds, own)
+            for i, rank in zip(unlabelled, ranks.tolist(), strict=True):
+                predictions[i]["rank"] = rank
         return predictions
 
     @classmethod

@@ -105,19 +105,17 @@ class SequenceTask(Task):
         return self.completed(predictions, records, units)
 
     def completed(
-        self, predictions: Sequence[Prediction], records: Sequence[Record], units: Sequence[ModelInput]
+        self, predictions: list[Prediction], records: Sequence[Record], units: Sequence[ModelInput]
     ) -> list[Prediction]:
-        """Return ``predictions`` with ``truncated`` for texts that the model did not read completely, and with
+        """Return ``predictions`` after adding ``truncated`` for texts that the model did not read completely, and
         ``gold``, the :meth:`reference`, for labeled records."""
         truncated = {unit.record for unit in units if any(one.extra for one in unit.sequences)}
-        return [
-            {
-                **prediction,
-                **({"truncated": True} if i in truncated else {}),
-                **({"gold": self.reference(record)} if self.is_labelled(record) else {}),
-            }
-            for i, (prediction, record) in enumerate(zip(predictions, records, strict=True))
-        ]
+        for i, (prediction, record) in enumerate(zip(predictions, records, strict=True)):
+            if i in truncated:
+                prediction["truncated"] = True
+            if self.is_labelled(record):
+                prediction["gold"] = self.reference(record)
+        return predictions
 
 
 def mean_over_windows(name: str, count: int, units: Sequence[ModelInput], outputs: Outputs) -> np.ndarray:

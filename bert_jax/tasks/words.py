@@ -59,26 +59,18 @@ def word_windows(
         last = 0
         for words in sentences:
             first, last = last, last + len(words)
-            yield _sentence_windows(tokenizer, flat, starts, (first, last), room)
-
-
-def _sentence_windows(
-    tokenizer: Tokenizer, flat: np.ndarray, starts: np.ndarray, sentence: Span, room: int
-) -> list[Window]:
-    first, last = sentence
-    spans = window_spans(starts, sentence, room)
-    owner = owners(starts, spans, sentence)
-    # Sorted by span once: a search for the words of each span would be quadratic.
-    order = np.argsort(owner, kind="stable")
-    several = np.split(order, np.cumsum(np.bincount(owner, minlength=len(spans)))[:-1])
-    windows = []
-    for (begin, end), words in zip(spans, several, strict=True):
-        # Every word of the span has more context in another one.
-        if not len(words) and last > first:
-            continue
-        encoded = Encoded(*tokenizer.build_inputs(flat[starts[begin] : starts[end]].tolist()))
-        windows.append(Window(encoded, words, _BEFORE + starts[first + words] - starts[begin]))
-    return windows
+            spans = window_spans(starts, (first, last), room)
+            owner = owners(starts, spans, (first, last))
+            # Sorted by span once: a search for the words of each span would be quadratic.
+            order = np.argsort(owner, kind="stable")
+            of_spans = np.split(order, np.cumsum(np.bincount(owner, minlength=len(spans)))[:-1])
+            windows = []
+            for (begin, end), own in zip(spans, of_spans, strict=True):
+                # Without own words, every word of the span has more context in another one.
+                if len(own) or not words:
+                    encoded = Encoded(*tokenizer.build_inputs(flat[starts[begin] : starts[end]].tolist()))
+                    windows.append(Window(encoded, own, _BEFORE + starts[first + own] - starts[begin]))
+            yield windows
 
 
 def window_spans(starts: np.ndarray, sentence: Span, room: int) -> list[Span]:

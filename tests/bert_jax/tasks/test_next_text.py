@@ -5,6 +5,9 @@ import numpy as np
 import pytest
 from finetune_cases import PIECES, SPLITS, configured, lines, run, saved_model
 
+from bert_jax.config import ModelConfig
+from bert_jax.config.finetune import FinetuneConfig
+from bert_jax.config.task import TaskConfig
 from bert_jax.finetuning.finetune import FinetuneJob
 from bert_jax.finetuning.nsp_auxiliary import next_text_units, text_parts
 from bert_jax.interop.readers import read_weights
@@ -18,6 +21,11 @@ TOKENIZER = WordPieceTokenizer([*PIECES, "##x"], lower_case=False)
 def encoded(first, second=None):
     pair = None if second is None else TOKENIZER.encode(second)
     return Encoded(*TOKENIZER.build_inputs(TOKENIZER.encode(first), pair))
+
+
+def copies(chosen, units, step, max_length=32, types=2):
+    config = FinetuneConfig(task=TaskConfig(max_length=max_length), model=ModelConfig(type_vocab_size=types))
+    return next_text_units(chosen, units, config, TOKENIZER, step)
 
 
 @pytest.mark.parametrize(
@@ -40,7 +48,7 @@ def test_half_of_the_second_parts_are_of_another_record_and_said_to_be():
     units = [ModelInput(i, (encoded(f"w{i} w{i} w{i} w{i}"),), {"labels": 1}) for i in range(50)]
     found = []
     for step in range(20):
-        made = next_text_units(units, units, TOKENIZER, max_length=32, types=2, key=(0, step))
+        made = copies(units, units, step)
         found += zip(units, made, strict=True)
     for unit, made in found:
         ids, types = np.asarray(made.sequences[0].ids), np.asarray(made.sequences[0].types)
@@ -49,7 +57,7 @@ def test_half_of_the_second_parts_are_of_another_record_and_said_to_be():
         assert made.targets["nsp_labels"] == (second[0] != first[0]) and made.targets["nsp_weights"] == 1
         assert made.weight == 0 and "labels" not in made.targets
     assert 0.42 < np.mean([made.targets["nsp_labels"] for _, made in found]) < 0.56
-    again = next_text_units(units, units, TOKENIZER, max_length=32, types=2, key=(0, 3))
+    again = copies(units, units, 3)
     assert again == [made for _, made in found[150:200]]
 
 
@@ -58,7 +66,7 @@ def test_what_has_no_second_part_is_left_out_and_long_ones_are_cut():
         ModelInput(0, (encoded("w1"),)),
         ModelInput(1, (encoded(" ".join(["w1"] * 20), " ".join(["w2"] * 3)),)),
     ]
-    (made,) = next_text_units(units, units[1:], TOKENIZER, max_length=12, types=1, key=(0, 0))
+    (made,) = copies(units, units[1:], 0, max_length=12, types=1)
     assert TOKENIZER.pieces(made.sequences[0].ids) == ["[CLS]", *["w1"] * 6, "[SEP]", *["w2"] * 3, "[SEP]"]
     assert set(made.sequences[0].types) == {0}
 
