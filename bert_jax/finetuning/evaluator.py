@@ -29,10 +29,9 @@ class Evaluator:
 
     def _choosing_metric(self) -> str:
         """Return the name of the selecting metric; raise ``ValueError`` for an unknown ``task.metric``."""
-        first, resolved = self._devs[0], self._resolved
-        scores = evaluation.blank_scores(
-            resolved.task, self._model, resolved.records[first], resolved.inputs[first]
-        )
+        resolved = self._resolved
+        records, inputs = (named[self._devs[0]] for named in (resolved.records, resolved.inputs))
+        scores = evaluation.blank_scores(resolved.task, self._model, records, inputs)
         return evaluation.choosing_score(resolved.config.task.metric, scores).name
 
     def require_same_choice(self) -> None:
@@ -57,12 +56,9 @@ class Evaluator:
             values[split] = evaluation.point_values(scores[split], count)
         # Another dev file of a finished run does not select: the parameters are final.
         if self.best.judged < step:
-            score, training = (
-                evaluation.choosing_score(resolved.config.task.metric, scores[first]),
-                resolved.config.training,
-            )
-            digest = resolved.record_digests[first]
-            is_best = self.best.judge(score, values[first][score.name], step, digest, training.min_delta)
+            score = evaluation.choosing_score(resolved.config.task.metric, scores[first])
+            value, digest = values[first][score.name], resolved.record_digests[first]
+            is_best = self.best.judge(score, value, step, digest, resolved.config.training.min_delta)
         for split in self._devs:
             # A repeated evaluation, unknown to the checkpoint, has its line already.
             if not context.log.has(step, split):

@@ -32,11 +32,9 @@ def has_results(folder: Path, resolved: ResolvedTask) -> bool:
 def write_results(
     context: Context, resolved: ResolvedTask, evaluator: Evaluator, params: Any, *, step: int, began: float
 ) -> None:
-    """Predict the splits that have no predictions of ``params`` yet, then write metrics, export, report and log
-    lines.
+    """Predict the splits that lack predictions of ``params``, then write metrics, export, report and log lines.
 
-    ``step``: that of ``params``. ``began``: the start of this phase by ``time.perf_counter``. Every process calls
-    it.
+    Every process calls it. ``step``: that of ``params``. ``began``: start of this phase by ``time.perf_counter``.
     """
     folder, config, best = context.folder, resolved.config, evaluator.best
     # Predictions of the same parameters are kept; a continued run has no report, so its entries are not read.
@@ -53,15 +51,14 @@ def write_results(
             pairs = zip(resolved.records[split], predictions, strict=True)
             lines = [json.dumps({"id": record.id, **one}, ensure_ascii=False) for record, one in pairs]
             write_whole(folder / PREDICTIONS.format(split), "".join(f"{line}\n" for line in lines))
-        seconds = round(time.perf_counter() - began, 3)
-        made[split] = _result_entry(resolved, split, predictions, evaluator) | {"step": step, "seconds": seconds}
+        made[split] = _result_entry(resolved, split, predictions, evaluator)
+        made[split] |= {"step": step, "seconds": round(time.perf_counter() - began, 3)}
     if not hosts.is_lead():
         return
     results = [made.pop(split) for split in asked] + [*made.values()]
     write_whole(folder / METRICS, evaluation.metrics_text(results))
-    lines = [
-        line for result in results for line in evaluation.result_lines(result, best.metric or config.task.metric)
-    ]
+    metric = best.metric or config.task.metric
+    lines = [line for result in results for line in evaluation.result_lines(result, metric)]
     if evaluator.takes_best and step == best.step:
         lines.append(f"parameters of step {step:,}, the best {best.metric}")
     elif evaluator.takes_best:
@@ -81,7 +78,7 @@ def _result_entry(
     """Return the entry of a split in metrics.json, without step and seconds."""
     config, task, records, best = resolved.config, resolved.task, resolved.records[split], evaluator.best
     scores, count = evaluation.scores_of(task, records, predictions)
-    confusion = evaluation.confusion_of(task, records, predictions)
+    metric, confusion = best.metric or config.task.metric, evaluation.confusion_of(task, records, predictions)
     chosen_by = {}
     if resolved.record_digests[split] == best.split:
         score = evaluation.choosing_score(best.metric, scores)
@@ -91,9 +88,7 @@ def _result_entry(
         "split": split,
         "n": len(records),
         "digest": resolved.prediction_digests[split],
-        "metrics": evaluation.with_intervals(
-            scores, count, config.training.seed, best.metric or config.task.metric
-        ),
+        "metrics": evaluation.with_intervals(scores, count, config.training.seed, metric),
         "seed": config.training.seed,
         **chosen_by,
         **({} if confusion is None else {"confusion_matrix": confusion}),

@@ -9,10 +9,9 @@ def pearson(x: np.ndarray, y: np.ndarray) -> float:
     """Return the Pearson correlation of x [n] and y [n]; NaN if either is constant or not finite."""
     x, y = _numbers("x", x), _numbers("y", y)
     count_records(x=x, y=y)
-    if not (np.isfinite(x).all() and np.isfinite(y).all()):
-        return float("nan")
+    is_finite = np.isfinite(x).all() and np.isfinite(y).all()
     # Test the numbers, not their deviations: a constant minus its rounded mean need not be 0.
-    if x.min() == x.max() or y.min() == y.max():
+    if not is_finite or x.min() == x.max() or y.min() == y.max():
         return float("nan")
     return float(np.clip(_direction(x) @ _direction(y), -1, 1))
 

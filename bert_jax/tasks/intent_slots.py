@@ -48,13 +48,8 @@ class JointTask(TaggingTask):
         return super().notes(config, splits) + not_learned("labels", labels, config.data.labels)
 
     @property
-    def intents(self) -> tuple[str, ...]:
-        """Names of the intents in exports, in id order."""
-        return self.config.data.label_names or self.config.data.labels
-
-    @property
     def heads(self) -> HeadsConfig:
-        return dataclasses.replace(super().heads, pooler=True, sequence_labels=self.intents)
+        return dataclasses.replace(super().heads, pooler=True, sequence_labels=self.names)
 
     def featurize(self, records: Sequence[Record], *, training: bool) -> list[ModelInput]:
         units = super().featurize(records, training=training)
@@ -64,11 +59,9 @@ class JointTask(TaggingTask):
         for unit in units:
             record = records[unit.record]
             number = class_number(record, labels) if training or record.label in labels else None
-            targets = {
-                **unit.targets, "intent_labels": number or 0, "intent_shares": 1 / windows[unit.record]
-            }  # fmt: skip
+            intent = {"intent_labels": number or 0, "intent_shares": 1 / windows[unit.record]}
             weight = 0.0 if number is None else unit.weight
-            together.append(dataclasses.replace(unit, targets=targets, weight=weight))
+            together.append(dataclasses.replace(unit, targets={**unit.targets, **intent}, weight=weight))
         return together
 
     def denominators(self, batch: Mapping[str, jax.Array]) -> dict[str, jax.Array]:

@@ -31,9 +31,7 @@ class QaTask(Task):
     word). Training uses the first answer that occurs in the passage; scores use all answers.
     """
 
-    targets: ClassVar[Mapping[str, Target]] = {
-        "start": Target("position", np.int32), "end": Target("position", np.int32)
-    }  # fmt: skip
+    targets: ClassVar[Mapping[str, Target]] = dict.fromkeys(("start", "end"), Target("position", np.int32))
     gold = ("answers",)
 
     @property

@@ -8,8 +8,7 @@ from bert_jax.hashing import GOLDEN, mix64
 
 
 def _mixed(values: np.ndarray) -> np.ndarray:
-    with np.errstate(over="ignore"):
-        return mix64(values + np.uint64(GOLDEN))
+    return mix64(values + np.uint64(GOLDEN))
 
 
 def permutation(count: int, *key: int) -> np.ndarray:

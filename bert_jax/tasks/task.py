@@ -118,6 +118,11 @@ class Task(ABC):
         return [i for i, record in enumerate(records) if cls.is_labelled(record)]
 
     @property
+    def names(self) -> tuple[str, ...]:
+        """Names of the classes in exports and metrics, in id order."""
+        return self.config.data.label_names or self.config.data.labels
+
+    @property
     def sequences_per_unit(self) -> int:
         """Number of sequences K per unit in training batches."""
         return 1

@@ -205,11 +205,6 @@ class ClassificationTask(SequenceTask):
         numbers = _class_numbers(records, predictions, self.config.data.labels)
         return {"labels": list(self.names), "counts": confusion_matrix(*numbers, len(self.names)).tolist()}
 
-    @property
-    def names(self) -> tuple[str, ...]:
-        """Names of the classes in exports and metrics, in id order."""
-        return self.config.data.label_names or self.config.data.labels
-
 
 class MultiLabelTask(ClassificationTask):
     """Multi-label classification: a sigmoid per label."""

@@ -37,7 +37,7 @@ def perfect(task, units, records):
     outputs = []
     for unit in units:
         gold = records[unit.record]
-        logits = np.zeros(len(task.intents), np.float32)
+        logits = np.zeros(len(task.names), np.float32)
         logits[task.config.data.labels.index(gold.label)] = 1
         found = np.zeros(unit.length, np.int32)
         found[unit.extra.tokens] = [tags[gold.tags[word]] for word in unit.extra.words]
