@@ -1,1 +1,1 @@
-"""Fine-tuning: a task is a featurizer, output layers, a loss, metrics and what makes predictions of outputs."""
+"""Task kinds of fine-tuning: featurizer, output layers, loss, decoding of outputs and metrics of each."""

@@ -77,7 +77,7 @@ class SequenceTask(Task):
         if self.is_labelled(record):
             return self.target(record)
         if training:
-            raise ValueError(f"{record.source}: no label; training needs one (data.columns)")
+            raise ValueError(f"{record.source}: no label; training needs one; check data.columns (role label)")
         return {}
 
     @abstractmethod
