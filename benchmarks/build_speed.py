@@ -24,7 +24,7 @@ _INTERVAL = 0.05  # seconds between samples
 
 
 def process_tree(root: int) -> list[int]:
-    """Ids of ``root`` and all processes below it."""
+    """Return the ids of ``root`` and all its descendants."""
     parents = {}
     for stat in Path("/proc").glob("[0-9]*/stat"):
         try:
@@ -38,7 +38,7 @@ def process_tree(root: int) -> list[int]:
 
 
 def proportional_bytes(pid: int) -> int:
-    """Proportional set size of a process; 0 when it has ended."""
+    """Return the proportional set size of a process in bytes; 0 if it has ended."""
     try:
         lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
     except OSError:
@@ -47,13 +47,13 @@ def proportional_bytes(pid: int) -> int:
 
 
 def cpu_of_children() -> float:
-    """Processor seconds of all processes below this one that have ended."""
+    """Return the processor seconds of all finished child processes."""
     usage = resource.getrusage(resource.RUSAGE_CHILDREN)
     return usage.ru_utime + usage.ru_stime
 
 
 def digest(folder: Path) -> str:
-    """Of all files below ``folder`` but locks: names and contents."""
+    """Return a digest of names and contents of all files in ``folder`` except locks."""
     total = hashlib.sha256()
     for path in sorted(path for path in folder.rglob("*") if path.is_file() and path.name != ".lock"):
         total.update(f"{path.relative_to(folder)}\n".encode() + hashlib.sha256(path.read_bytes()).digest())
@@ -61,7 +61,7 @@ def digest(folder: Path) -> str:
 
 
 def measure(corpus: Path, arguments: argparse.Namespace, runner: str = "processes") -> dict[str, Any]:
-    """Build ``corpus`` once; sizes in MB (10^6 bytes), time in seconds."""
+    """Build ``corpus`` once and return its figures: sizes in MB (10^6 bytes), time in seconds."""
     with tempfile.TemporaryDirectory() as folder:
         options = {
             "corpus": corpus, "vocab": arguments.vocab, "output": f"{folder}/shards",
@@ -95,7 +95,7 @@ def measure(corpus: Path, arguments: argparse.Namespace, runner: str = "processe
 
 
 def main() -> None:
-    """Measure, print JSON lines."""
+    """Measure and print JSON lines."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--corpus", type=Path, required=True)
     parser.add_argument("--vocab", required=True)

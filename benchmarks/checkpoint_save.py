@@ -1,4 +1,4 @@
-"""What a save costs a run: the steps beside it, the call itself, memory; and whether it holds the right values.
+"""Cost of a save: time of the call, slowdown of the steps during the save, memory; and a check of its values.
 
     python benchmarks/checkpoint_save.py [--config configs/bert_base_phase1.yaml] [--matmuls 8] [--folder DIR]
 
@@ -38,7 +38,7 @@ STEPS_BEFORE, SAVE_AFTER = 12, 8
 
 
 def make_state(abstract: TrainState) -> TrainState:
-    """Values as hard to compress as a model's: normal numbers."""
+    """Return a state of normal numbers, which compress like the values of a model."""
     leaves, structure = jax.tree.flatten(abstract)
     keys = jax.random.split(jax.random.key(0), len(leaves))
     drawn = [
@@ -58,7 +58,7 @@ def step(state: TrainState, matrix: jax.Array, matmuls: int) -> tuple[TrainState
 
 
 class Memory(threading.Thread):
-    """Highest resident size of this process since the last ``reset``, in bytes."""
+    """Peak resident size of this process since the last ``reset``, in bytes."""
 
     def __init__(self) -> None:
         super().__init__(daemon=True)
@@ -71,12 +71,12 @@ class Memory(threading.Thread):
             time.sleep(0.02)
 
     def reset(self) -> None:
-        """Forget the highest size."""
+        """Start a new measurement of the peak."""
         self.highest = 0
 
 
 def measure(config: PretrainConfig, abstract: TrainState, folder: Path, matmuls: int) -> tuple[dict[str, Any], int]:
-    """Figures of one save, and the step that was saved."""
+    """Return the figures of one save, and the saved step."""
     matrix = jax.random.normal(jax.random.key(1), (MATRIX, MATRIX)) / MATRIX**0.5
     size = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(abstract))
     state = make_state(abstract)
@@ -133,7 +133,7 @@ def measure(config: PretrainConfig, abstract: TrainState, folder: Path, matmuls:
 def different_leaves(
     config: PretrainConfig, abstract: TrainState, folder: Path, saved_step: int, matmuls: int
 ) -> int:
-    """Leaves in which the checkpoint differs from a rerun to the saved step."""
+    """Return the leaves of the checkpoint that differ from a rerun to the saved step."""
     matrix = jax.random.normal(jax.random.key(1), (MATRIX, MATRIX)) / MATRIX**0.5
     state = make_state(abstract)
     while int(state.step) < saved_step:

@@ -1,4 +1,4 @@
-"""What a run that added words to a model has learned: loss on masked added words and on all other masked tokens.
+"""Loss on added words and on all other masked tokens, before and after a run that added words to a model.
 
     python run_pretrain.py --config RECIPE --init_from SOURCE --add_words WORDS --workdir RUN
     python benchmarks/continue_pretraining.py --source SOURCE --words WORDS --run RUN [--split train --batches 200]
@@ -27,7 +27,7 @@ GROUPS = ("added words", "other tokens")
 
 
 def losses(config: PretrainConfig, params: dict, batches: list, added: np.ndarray) -> dict[str, tuple[float, int]]:
-    """Mean MLM loss in nats and number of targets of each group."""
+    """Return the mean MLM loss in nats and the number of targets of each group."""
     model = BertForPretraining(config.model, ExecutionConfig(), config.has_nsp)
     tree = from_canonical(params, initial_params(model, 0), config.model.vocab_size)
 
@@ -80,7 +80,7 @@ def main() -> None:
 
 
 def source_pieces(source: str) -> int:
-    """Pieces of the source's own vocabulary."""
+    """Return the pieces of the vocabulary of the source model."""
     weights = read_weights(Path(source))
     assert weights.tokenizer_content is not None
     return len([line for line in weights.tokenizer_content.decode().split("\n") if line])

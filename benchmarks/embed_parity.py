@@ -22,7 +22,7 @@ from scipy.stats import spearmanr
 
 
 def long_texts(folder: Path, count: int) -> list[str]:
-    """``count`` texts of 100 to 600 words."""
+    """Return ``count`` texts of 100 to 600 words."""
     words: list[str] = []
     for file in sorted(path for path in folder.rglob("*") if path.suffix in (".txt", ".tsv", ".jsonl")):
         words += file.read_text(encoding="utf-8", errors="replace")[: 1 << 21].split()
@@ -38,7 +38,7 @@ def long_texts(folder: Path, count: int) -> list[str]:
 
 
 def main() -> int:
-    """Compare, print the largest difference and both correlations."""
+    """Compare, and print the largest difference and both correlations."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", required=True, help="sentence-transformers folder")
     parser.add_argument("--ours", help="what this library reads (default: the same folder)")

@@ -47,7 +47,7 @@ class Worker:
         return json.loads(line)
 
     def ask(self, command: str) -> None:
-        """Send one command and take its answer."""
+        """Send one command and return its answer."""
         self.process.stdin.write(f"{command}\n")
         self.process.stdin.flush()
         answer = self._answer()
@@ -56,7 +56,7 @@ class Worker:
         self.said |= answer
 
     def vectors(self, file: Path) -> np.ndarray:
-        """What the last pass gave."""
+        """Return the vectors of the last pass."""
         self.ask(str(file))
         return np.load(file)
 
@@ -67,7 +67,7 @@ class Worker:
 
 
 def sentences(file: Path, count: int) -> list[str]:
-    """The first ``count`` distinct sentences of a table with columns sentence1 and sentence2."""
+    """Return the first ``count`` distinct sentences of a table with columns sentence1 and sentence2."""
     found: dict[str, None] = {}
     with file.open(encoding="utf-8", newline="") as stream:
         for row in csv.DictReader(stream, delimiter="\t", quoting=csv.QUOTE_NONE):
@@ -77,7 +77,7 @@ def sentences(file: Path, count: int) -> list[str]:
 
 
 def export_onnx(model: str, folder: Path) -> str:
-    """The graph of a model; its path."""
+    """Export the graph of a model, and return its path."""
     from bert_jax.interop.programs.onnx_graph import write_onnx
     from bert_jax.interop.readers import read_weights
 
@@ -86,7 +86,7 @@ def export_onnx(model: str, folder: Path) -> str:
 
 
 def main() -> int:
-    """Run, print one line per implementation and the ratios."""
+    """Run, and print one line per implementation and the ratios."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", required=True, help="sentence-transformers folder")
     parser.add_argument("--sentences", required=True, type=Path, help="tab-separated table of sentence pairs")

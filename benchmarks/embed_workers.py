@@ -1,4 +1,4 @@
-"""One way to embed sentences, in a process of its own; see embed_speed.py and embed_parity.py.
+"""One implementation of sentence embedding in a separate process; see embed_speed.py and embed_parity.py.
 
     embed_workers.py {ours,torch,onnxruntime} MODEL TEXTS [GRAPH]
 
@@ -18,7 +18,7 @@ BATCH = 32
 
 
 def ours(model: str, texts: list[str]) -> tuple[Callable[[], np.ndarray], dict]:
-    """This library."""
+    """Return the embedding function of this library."""
     import bert_jax
 
     loaded = bert_jax.load(model)
@@ -67,7 +67,7 @@ def onnxruntime(model: str, texts: list[str], graph: str) -> tuple[Callable[[], 
 
 
 def main() -> None:
-    """Answer until standard input ends."""
+    """Answer commands until standard input ends."""
     kind, model, texts, *graph = sys.argv[1:]
     answers = sys.stdout
     sys.stdout = sys.stderr  # a library's chatter is no answer

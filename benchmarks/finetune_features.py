@@ -31,7 +31,7 @@ EPOCHS = {"fine-tuning": 5, "linear": 6, "bilstm": 6}
 
 
 def run_cell(options: argparse.Namespace, head: str, layers: str) -> Path:
-    """Train one cell, unless it is there; its folder."""
+    """Train one cell unless it is finished, and return its folder."""
     folder: Path = options.workdir / (head if head == "fine-tuning" else f"{layers}-{head}")
     if head not in options.heads or (folder / "metrics.json").exists():
         return folder
@@ -52,7 +52,7 @@ def run_cell(options: argparse.Namespace, head: str, layers: str) -> Path:
 
 
 def shown(folder: Path) -> str:
-    """First metric on dev and seconds per step of a finished cell."""
+    """Return the first metric on dev and the seconds per step of a finished cell."""
     if not (folder / "metrics.json").exists():
         return "not run"
     (dev,) = (entry for entry in json.loads((folder / "metrics.json").read_text()) if entry["split"] == "dev")
@@ -63,7 +63,7 @@ def shown(folder: Path) -> str:
 
 
 def main() -> int:
-    """Run what is missing, print the table."""
+    """Run the missing cells and print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", required=True, help="what --init_from reads; at least 4 layers")
     parser.add_argument("--data", required=True, help="folder of the recipe's files")

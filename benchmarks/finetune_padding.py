@@ -1,9 +1,9 @@
-"""What packed rows save in fine-tuning: padding, real tokens per second, and that predictions stay.
+"""Savings by packed rows in fine-tuning: padding and real tokens per second; and a check that predictions agree.
 
     python benchmarks/finetune_padding.py [--steps 40] [--rounds 3] -- \\
         --config configs/finetune/sst2.yaml --init_from MODEL --data.dir glue/SST-2 --data.train_limit 20000
 
-What stands after ``--`` are options of run_finetune.py. The same batches in three ways: packed into the planned
+The arguments after ``--`` are options of run_finetune.py. The same batches in three ways: packed into the planned
 shapes, rows of task.max_length (``--input.packing false``), and rows as long as the batch's longest example, to the
 next multiple of 8 (dynamic padding). They take turns, a round of steps each; compiling is not counted, but the
 number of shapes is printed. Padding is over a whole epoch. Then the dev split is predicted packed and in rows of
@@ -45,7 +45,7 @@ class Way:
         self.seconds, self.tokens = 0.0, 0
 
     def padding(self) -> tuple[float, int]:
-        """Share of the computed tokens in an epoch, and the number of shapes that occur."""
+        """Return the share of padding among the tokens of an epoch, and the number of different shapes."""
         real, computed, shapes = 0, 0, set()
         for step in range(self.steps_per_epoch):
             rows = self.batches.pack(step)[0]["sequence_ids"]
@@ -54,7 +54,7 @@ class Way:
         return 1 - real / computed, len(shapes)
 
     def run(self, first: int, steps: int) -> None:
-        """Take timed steps; their programs are compiled before."""
+        """Run timed steps, after the compilation of their programs."""
         packed = [self.batches.pack(step)[0] for step in range(first, first + steps)]
         batches = [to_global(one, self.mesh, len(one["input_ids"])) for one in packed]
         programs = [self.programs.step_for(batch) for batch in batches]

@@ -3,9 +3,9 @@
     python benchmarks/finetune_quality.py --out FOLDER --peer_python PYTHON --seeds 0 1 2 -- \\
         --config configs/finetune/rte.yaml --init_from MODEL --data.dir glue/RTE --optimizer.learning_rate 5e-5
 
-What stands after ``--`` are options of run_finetune.py; MODEL is a Hugging Face folder. Prints a table of each seed
-and their mean: metrics of the last parameters (none is chosen on the dev split), both sides' predictions made and
-scored by this library, and seconds. Of a seed's difference the standard error is that of a bootstrap over the
+The arguments after ``--`` are options of run_finetune.py; MODEL is a Hugging Face folder. Prints a table of each
+seed and their mean: metrics of the last parameters (none is chosen on the dev split), both sides' predictions made
+and scored by this library, and seconds. Of a seed's difference the standard error is that of a bootstrap over the
 records, of the mean's that over the seeds. Each side draws its own new head and its own dropout.
 
 ``training s`` is without start-up, reading and evaluation; ours has compilation in it. ``command s`` is the whole
@@ -48,7 +48,8 @@ WIDTH = 2 * 1.96
 
 
 def predictions(run: Prepared, folder: Path, split: str) -> list[Prediction]:
-    """Those of our run in ``folder``, or what the task makes of the other side's logits there."""
+    """Return the predictions of our run in ``folder``, or those that the task decodes from the logits of the other
+    side."""
     if (folder / f"predictions_{split}.jsonl").exists():
         lines = (folder / f"predictions_{split}.jsonl").read_text(encoding="utf-8").split("\n")
         return [json.loads(line) for line in lines if line]
@@ -69,7 +70,7 @@ def predictions(run: Prepared, folder: Path, split: str) -> list[Prediction]:
 
 
 def null_odds(prediction: Prediction) -> float:
-    """By how much no answer is likelier than the best one."""
+    """Return the score of no answer minus that of the best span."""
     return prediction["no_answer_score"] - prediction["score"]
 
 
@@ -117,7 +118,7 @@ def scored(run: Prepared, split: str, predictions: Sequence[Prediction]) -> dict
 
 @dataclass(frozen=True)
 class Side:
-    """What a seed of a side gave."""
+    """Results of one seed of one side."""
 
     scores: dict[tuple[str, str], Scored]  # by split and metric
     seconds: dict[str, float]
@@ -128,7 +129,7 @@ class Side:
 
 
 def read_sides(run: Prepared, ours: Path, peer: Path, seeds: Sequence[int]) -> dict[int, tuple[Side, Side]]:
-    """Both sides of every seed that both have."""
+    """Return both sides of every seed that both have finished."""
     found = {}
     for seed in seeds:
         folders = [side / f"seed{seed}" for side in (ours, peer)]
@@ -147,7 +148,7 @@ def read_sides(run: Prepared, ours: Path, peer: Path, seeds: Sequence[int]) -> d
 
 
 def table(sides: Mapping[int, tuple[Side, Side]], metrics: Sequence[tuple[str, str]]) -> list[str]:
-    """Rows of every metric and seed; seconds stand beside the first metric."""
+    """Return a row per metric and seed, with seconds in the row of the first metric."""
     head = ["split", "metric", "seed", "ours", "torch", "difference", "s.e.", "training s: ours (compiling)",
             "torch", "torch / ours", "command s: ours", "torch", "torch / ours"]  # fmt: skip
     lines = [cells(head), cells(["---"] * len(head))]
@@ -168,7 +169,7 @@ def table(sides: Mapping[int, tuple[Side, Side]], metrics: Sequence[tuple[str, s
 
 
 def times(pairs: Sequence[tuple[Side, Side]]) -> list[str]:
-    """Means of seconds, and their ratios."""
+    """Return the means of the seconds and their ratios."""
     mean = statistics.mean
     ours, peers = zip(*pairs, strict=True)
     training = [mean(side.training for side in several) for several in (ours, peers)]
@@ -185,7 +186,7 @@ def cells(values: Sequence[str]) -> str:
 
 
 def shown(run: Prepared, given: Sequence[str], there: Mapping[tuple[str, str], Scored]) -> list[tuple[str, str]]:
-    """The metrics of the table, those of each split together."""
+    """Return the metrics of the table, grouped by split."""
     if not given and run.config.task.kind == "qa":
         given = ["f1", "exact", "f1/same_half", "f1/chosen_threshold"]
     first = run.config.task.metric or next(iter(there))[1]
@@ -194,7 +195,7 @@ def shown(run: Prepared, given: Sequence[str], there: Mapping[tuple[str, str], S
 
 
 def compare_losses(options: argparse.Namespace) -> int:
-    """Largest difference over the first steps, in a schedule of so many."""
+    """Print the largest difference of the losses of the first steps, in a schedule of as many steps."""
     steps, seed, out = options.losses, options.seeds[0], options.out
     arguments = [*options.arguments, "--training.num_steps", str(steps), "--data.dev", "--data.test"]
     run, start = prepare([*arguments, "--training.seed", str(seed)]), out / "start"

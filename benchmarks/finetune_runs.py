@@ -1,4 +1,4 @@
-"""The runs that finetune_quality.py compares: what they read, and each side's process."""
+"""The runs that finetune_quality.py compares: their inputs, and the process of each side."""
 
 import dataclasses
 import json
@@ -39,7 +39,7 @@ UNLABELLED = -100
 
 @dataclass(frozen=True)
 class Prepared:
-    """A run as run_finetune.py would prepare it."""
+    """A run, prepared as by run_finetune.py."""
 
     job: FinetuneJob
     splits: Mapping[str, Sequence[Record]]
@@ -73,7 +73,7 @@ def prepare(arguments: list[str], *, compared: bool = True) -> Prepared:
 
 
 def check(config: FinetuneConfig) -> None:
-    """``ValueError`` for what the other side does not do."""
+    """Raise ``ValueError`` for options that the other side does not support."""
     plain = FinetuneConfig()
     if config.task.kind not in KINDS or config.tagging.crf:
         raise ValueError(f"task.kind: {config.task.kind} is not compared; allowed: {', '.join(KINDS)} (no CRF)")
@@ -143,7 +143,8 @@ def targets_of(units: Sequence[ModelInput], kind: str) -> dict[str, np.ndarray]:
 
 
 def write_start(run: Prepared, folder: Path) -> None:
-    """The parameters of step 0, the new head too, as a Hugging Face folder of a model without dropout."""
+    """Write the parameters of step 0, including the new head, as a Hugging Face folder of a model without
+    dropout."""
     config, model = run.config, run.job.model
     loaded = run.job.initial_model().params
     flat = to_canonical(to_host(initial_params(model, config.training.seed, loaded)), config.model.vocab_size)
@@ -161,7 +162,7 @@ def write_start(run: Prepared, folder: Path) -> None:
 
 
 def timed(command: Sequence[str], log: Path) -> float:
-    """Seconds of a process whose output goes to ``log``; exits when it fails."""
+    """Run a process with output to ``log`` and return its seconds; exit if it fails."""
     log.parent.mkdir(parents=True, exist_ok=True)
     began = time.perf_counter()
     with log.open("w") as stream:
@@ -172,7 +173,7 @@ def timed(command: Sequence[str], log: Path) -> float:
 
 
 def run_ours(arguments: Sequence[str], folder: Path, seed: int, *more: str) -> None:
-    """One seed in ``folder``, with ``seconds.json`` when it is complete; its checkpoints are not kept."""
+    """Run one seed in ``folder`` and write ``seconds.json`` at the end; its checkpoints are deleted."""
     done = folder / "seconds.json"
     if done.exists():
         return
@@ -197,7 +198,7 @@ def run_ours(arguments: Sequence[str], folder: Path, seed: int, *more: str) -> N
 
 
 def run_torch(python: str, features: Path, model: str, folder: Path, seed: int, *more: str) -> None:
-    """One seed in ``folder``, with ``seconds.json`` when it is complete."""
+    """Run one seed in ``folder`` and write ``seconds.json`` at the end."""
     done = folder / "seconds.json"
     if done.exists():
         return

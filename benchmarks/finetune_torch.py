@@ -48,7 +48,7 @@ Inputs = dict[str, torch.Tensor]
 
 
 class Examples(Dataset):
-    """The examples of a split, unpadded; ``asked`` are the numbers of those that were taken."""
+    """The unpadded examples of a split; ``asked``: the numbers of the examples in the order of the requests."""
 
     def __init__(self, file: Path) -> None:
         with np.load(file) as stored:
@@ -70,7 +70,7 @@ class Examples(Dataset):
 
 
 class Padder:
-    """Examples to a batch, padded to its longest or to ``length``; counts tokens."""
+    """Collates examples to a batch, padded to its longest one or to ``length``, and counts tokens."""
 
     def __init__(self, pad_id: int, length: int = 0) -> None:
         self._pad_id, self._length = pad_id, length
@@ -95,7 +95,7 @@ class Padder:
 
 
 class GivenOrder(Sampler):
-    """Epoch after epoch, the numbers in a row of ``order``."""
+    """Sampler that yields the numbers of one row of ``order`` per epoch."""
 
     def __init__(self, order: np.ndarray) -> None:
         self._order, self._epoch = order, -1
@@ -151,7 +151,7 @@ def arguments_of(settings: dict, options: argparse.Namespace) -> TrainingArgumen
 
 @torch.no_grad()
 def predict(model: Any, examples: Examples, padder: Padder, kind: str) -> dict[str, np.ndarray]:
-    """Logits of every example, in order; those of tokens one after the other, without padding."""
+    """Return the logits of every example, in order; those of tokens are concatenated without padding."""
     model.eval()
     order = torch.argsort(examples.lengths, descending=True, stable=True).tolist()
     found: dict[int, dict[str, np.ndarray]] = {}

@@ -26,7 +26,7 @@ OBJECTIVE = re.compile(r"(?<![a-z])(mlm|nsp)(?![a-z])", re.IGNORECASE)
 
 
 class House:
-    """The modules of a checkout, by their dotted names."""
+    """Modules of a checkout by dotted name."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -40,7 +40,7 @@ class House:
         return ".".join(path.relative_to(self.root).with_suffix("").parts).removesuffix(".__init__")
 
     def _imports(self, module: str) -> set[str]:
-        """Modules of the project that ``module`` imports, anywhere in its code."""
+        """Return the modules of the project that ``module`` imports, anywhere in its code."""
         imported = set()
         for node in ast.walk(self.trees[module]):
             if isinstance(node, ast.Import):
@@ -82,11 +82,11 @@ class House:
         return seen
 
     def many_imports(self) -> dict[str, int]:
-        """Modules above the limit of imports."""
+        """Return the modules above the limit of imports."""
         return {self.names[m]: len(i) for m, i in sorted(self.imports.items()) if len(i) > MOST_IMPORTS}
 
     def long_functions(self) -> dict[str, int]:
-        """Functions above the limit of lines, from ``def`` to the end."""
+        """Return the functions above the limit of lines, from ``def`` to the end."""
         return {
             f"{self.names[module]}:{node.name}": node.end_lineno - node.lineno + 1
             for module, tree in self.trees.items()
@@ -96,19 +96,19 @@ class House:
         }
 
     def file_lines(self) -> dict[str, int]:
-        """Lines of every file but ``__init__.py``."""
+        """Return the number of lines of every file except ``__init__.py``."""
         names = {m: n for m, n in self.names.items() if not n.endswith("__init__.py")}
         return {name: self.texts[module].count("\n") for module, name in names.items()}
 
     def full_rooms(self) -> dict[str, int]:
-        """Rooms with too many files, ``__init__.py`` not counted."""
+        """Return the rooms with too many files, not counting ``__init__.py``."""
         counts: dict[str, int] = defaultdict(int)
         for name in self.file_lines():
             counts[Path(name).parent.as_posix()] += 1
         return {room: count for room, count in sorted(counts.items()) if count > MOST_FILES}
 
     def code_lines(self) -> int:
-        """Lines with code: neither blank, nor a comment, nor part of a docstring."""
+        """Return the number of lines with code, excluding blank lines, comments and docstrings."""
         return sum(len(set(_code_lines(text, self.trees[module]))) for module, text in self.texts.items())
 
     def objectives_named(self) -> list[str]:
@@ -140,7 +140,7 @@ def _code_lines(text: str, tree: ast.Module) -> Iterator[int]:
 
 
 def main() -> int:
-    """Count, print and compare; the exit code."""
+    """Count, print and compare; return the exit code."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--base", type=Path, help="another checkout, to compare the code lines with")
     arguments = parser.parse_args()

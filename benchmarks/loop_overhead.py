@@ -1,8 +1,8 @@
-"""What logging and input cost: the training loop against the same compiled step on one batch, in one process.
+"""Cost of logging and input: the training loop against the same compiled step on one batch, in one process.
 
     python benchmarks/loop_overhead.py --config configs/quickstart.yaml [--rounds 5] [--steps 200]
 
-The two take turns, so that a slow minute of the machine hits both; evaluation and saves are left out. The
+The two take turns, so that a slow minute of the machine hits both; evaluation and saves are excluded. The
 shards of the recipe must be there. Prints steps per second of each, their ratio and the share of time spent
 waiting for data. Exit code 3 below 97% or above 1%.
 """

@@ -47,7 +47,7 @@ def sentence(draw: random.Random, most: int = 9) -> str:
 
 
 def example(kind: str, draw: random.Random) -> dict:
-    """One record of a task as a JSON line."""
+    """Return one record of a task as a JSON line."""
     text, words = sentence(draw), sentence(draw).split()
     label = str(int("w1" in text))
     if kind == "qa":
@@ -95,7 +95,7 @@ def losses(workdir: Path) -> list[float]:
 
 
 def compare(base: Path, folder: Path, name: str, program: str, arguments: list[str], steps: str) -> dict:
-    """Train halfway by ``base``, continue by both versions; the row of the run."""
+    """Train halfway with ``base``, continue with both versions, and return the row of the run."""
     half, results = folder / f"{name}_half", {}
     half_steps, all_steps = ("30", "60") if program == "run_pretrain.py" else ("1", "2")
     code, line = call(base, [program, *arguments, "--workdir", str(half), steps, half_steps])

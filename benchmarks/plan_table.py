@@ -1,4 +1,4 @@
-"""Every TPU generation's plan of BERT-base and BERT-large, as a table: does it fit, step time, MFU.
+"""Plans of BERT-base and BERT-large for every TPU generation as a table: memory, step time, MFU.
 
     nice python benchmarks/plan_table.py --file plans.jsonl
 
@@ -55,7 +55,7 @@ def main() -> None:
 
 
 def read(path: Path) -> dict[str, dict[str, Any]]:
-    """Results by their key; a last line that was cut off is left out."""
+    """Return the results by key; an incomplete last line is ignored."""
     rows = {}
     for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else []:
         if line.endswith("}"):
@@ -87,14 +87,14 @@ def plan(model: str, length: int, topology: str, scan: bool) -> dict[str, Any]:
 
 
 def devices(topology: str) -> int:
-    """jax devices of a slice."""
+    """Return the number of jax devices of a slice."""
     from bert_jax.planner.topology import parse_topology
 
     return parse_topology(topology).num_devices
 
 
 def words(row: dict[str, Any]) -> str:
-    """One result in a few words."""
+    """Return one result in a few words."""
     if "error" in row:
         return str(row["error"])
     speed = (
@@ -104,7 +104,7 @@ def words(row: dict[str, Any]) -> str:
 
 
 def table(rows: list[dict[str, Any]]) -> str:
-    """Markdown."""
+    """Return the table in Markdown."""
     head = (
         "| model | length | slice | per device | fits: GiB of GiB | step | MFU | sequences/s | communication |\n"
         "|---|---|---|---|---|---|---|---|---|\n"

@@ -1,4 +1,4 @@
-"""What the quickstart learns, and how long it takes beside the recipe of the paper at the same size.
+"""Loss and time of the quickstart, compared with the recipe of the paper at the same size.
 
     python benchmarks/quickstart.py [--seeds 0 1 2] [--folder DIR]    # about 35 minutes on two idle cores
     python benchmarks/quickstart.py --short                           # about 8 minutes
@@ -55,7 +55,7 @@ class Rows:
         self.unigram = self._source.unigram_cross_entropy()
 
     def evaluate(self, workdir: Path) -> dict[str, float]:
-        """Loss and accuracy of the newest parameters in ``workdir``."""
+        """Return loss and accuracy of the newest parameters in ``workdir``."""
         config = load_config(PretrainConfig, ["--config", str(workdir / "config.yaml")])
         if (workdir / "vocab.txt").read_bytes() != Path(self._vocabulary).read_bytes():
             raise ValueError(f"{workdir}: its vocabulary is not that of configs/quickstart_bert.yaml")
@@ -81,7 +81,7 @@ def show(values: dict[str, object]) -> None:
 
 
 def run(recipe: str, seed: int, folder: Path, *options: str) -> tuple[Path, float]:
-    """Workdir of a whole run of ``recipe`` and the seconds that the command took."""
+    """Make a whole run of ``recipe``; return its workdir and the seconds of the command."""
     workdir = folder / f"{recipe}-{seed}{'-short' if options else ''}"
     words = [
         "--config", str(REPOSITORY / f"configs/{recipe}.yaml"), "--workdir", str(workdir / "run"),

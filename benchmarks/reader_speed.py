@@ -41,7 +41,7 @@ START_STEP = 100_000
 
 
 def random_examples(count: int, seq_length: int, predictions: int, seed: int) -> Iterator[bytes]:
-    """Serialised full-length examples of random ids."""
+    """Return serialized full-length examples of random ids."""
     rng = np.random.default_rng(seed)
     for start in range(0, count, 2048):
         rows = min(2048, count - start)
@@ -60,7 +60,7 @@ def random_examples(count: int, seq_length: int, predictions: int, seed: int) ->
 
 
 def make_shards(folder: Path, seq_length: int, predictions: int, files: int, records: int) -> None:
-    """Write the shards of a case unless they are there."""
+    """Write the shards of a case unless they exist."""
     if (folder / "records.index").is_file():
         return
     folder.mkdir(parents=True, exist_ok=True)
@@ -74,7 +74,7 @@ def make_shards(folder: Path, seq_length: int, predictions: int, files: int, rec
 
 
 def peak_bytes() -> int:
-    """Largest resident memory of this process so far."""
+    """Return the peak resident memory of this process in bytes."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 

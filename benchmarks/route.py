@@ -118,7 +118,7 @@ class Route:
             frame = frame.f_back
 
     def _file(self, code: CodeType) -> str | None:
-        """The project's file of a function, or None."""
+        """Return the file of a function, or None if it is not in the project."""
         if code not in self._names:
             path = Path(code.co_filename)
             name = path.relative_to(ROOT).as_posix() if path.is_relative_to(ROOT) else ""
@@ -144,7 +144,7 @@ class Route:
 
 
 def contents(value: Any) -> dict[str, Any]:
-    """What a container, named tuple or dataclass holds, by name or number."""
+    """Return the entries of a container, named tuple or dataclass, by name or number."""
     if isinstance(value, Mapping):
         return {str(key): inner for key, inner in list(value.items())[:MOST_ITEMS]}
     if isinstance(value, list | tuple):
@@ -155,7 +155,7 @@ def contents(value: Any) -> dict[str, Any]:
 
 
 def follow_into_tensorflow(route: Route) -> None:
-    """Profile the functions that TensorFlow calls from threads of its own."""
+    """Profile the functions that TensorFlow calls from its own threads."""
     import tensorflow as tf
 
     original = tf.numpy_function
@@ -174,7 +174,7 @@ def follow_into_tensorflow(route: Route) -> None:
 
 
 def routes_of_ids(folder: Path) -> dict[str, list[str]]:
-    """The files of the ids, and of the calls that lead to them, in a run on made-up text in ``folder``."""
+    """Return the files of the ids, and of the calls that lead to them, in a run on made-up text in ``folder``."""
     words = ["the cat sees a bird", "a dog likes the house", "my friend hears some music"]
     blocks = ["\n".join(f"{words[(i + j) % 3]} ." for j in range(4 + i % 5)) for i in range(30)]
     (folder / "corpus.txt").write_text("\n\n".join(blocks) + "\n")
@@ -217,14 +217,14 @@ def handles_learning_rate(source: str) -> bool:
 
 
 def route_of_learning_rate() -> list[str]:
-    """The loaded files of the project that handle the learning rate."""
+    """Return the loaded files of the project that handle the learning rate."""
     files = {Path(module.__file__) for module in list(sys.modules.values()) if getattr(module, "__file__", None)}
     own = sorted(path for path in files if path.is_relative_to(ROOT) and path.parent.name != "benchmarks")
     return [path.relative_to(ROOT).as_posix() for path in own if handles_learning_rate(path.read_text())]
 
 
 def main() -> int:
-    """Measure, print the lists and compare; the exit code."""
+    """Measure, print the lists and compare; return the exit code."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--base", type=Path, help="file whose last line is this program's JSON of another checkout")
     arguments = parser.parse_args()

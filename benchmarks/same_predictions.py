@@ -1,4 +1,4 @@
-"""What the commands predict, recorded with one version of the code and compared with another's.
+"""Predictions of the commands, recorded with one version of the code and compared with those of another.
 
     PYTHONPATH=CHECKOUT:tests python benchmarks/same_predictions.py --models DIR     writes small models and files
     PYTHONPATH=CHECKOUT python benchmarks/same_predictions.py --record DIR           runs the commands on them
@@ -72,7 +72,8 @@ COMMANDS = {
 
 
 def write_models(folder: Path) -> None:
-    """Saved models with drawn weights, inputs and records; needs the project's ``tests`` folder on the path."""
+    """Write saved models with drawn weights, inputs and records; needs the project's ``tests`` folder on the
+    path."""
     from inference_models import make_weights
 
     from bert_jax.config import HeadsConfig, SentenceConfig, SentenceModule
@@ -106,7 +107,7 @@ def _text(draw: random.Random, most: int, least: int = 0) -> str:
 
 
 def _inputs(draw: random.Random) -> dict[str, list[dict[str, Any]]]:
-    """What the commands read, some of it longer than the models take."""
+    """Return inputs of the commands, some of them longer than the limit of the models."""
     lines = [{"text": _text(draw, 20 if i % 9 else 120)} for i in range(60)]
     pairs = [{"text": _text(draw, 30), "text_pair": _text(draw, 60)} for _ in range(30)]
     return {
@@ -125,7 +126,7 @@ def _inputs(draw: random.Random) -> dict[str, list[dict[str, Any]]]:
 
 
 def _records(draw: random.Random) -> dict[str, list[dict[str, Any]]]:
-    """Files of each kind of task: ``KIND_train`` and ``KIND_dev``."""
+    """Return the files of each kind of task: ``KIND_train`` and ``KIND_dev``."""
 
     def tagged() -> dict[str, Any]:
         words = _text(draw, 12 if draw.random() < 0.8 else 60, 1).split()
@@ -214,7 +215,7 @@ def run_all(models: Path, folder: Path, only: Sequence[str]) -> None:
 
 
 def new_form(name: str, line: dict[str, Any], record: dict[str, Any]) -> dict[str, Any]:
-    """A recorded line in the form of today; ``record`` is the line of the task's file."""
+    """Return a recorded line with current names; ``record``: the line of the task file."""
     if not name.startswith("finetune_"):
         return line
     if "null_odds" in line:
@@ -240,7 +241,7 @@ def new_form(name: str, line: dict[str, Any], record: dict[str, Any]) -> dict[st
 
 
 def differences(old: Any, new: Any, where: str) -> Iterator[str]:
-    """What differs."""
+    """Return the differences."""
     if isinstance(old, float) or isinstance(new, float):
         if not np.isclose(old, new, rtol=TOLERANCE, atol=TOLERANCE + ROUNDED):
             yield f"{where}: {old} -> {new}"
@@ -258,12 +259,12 @@ def differences(old: Any, new: Any, where: str) -> Iterator[str]:
 
 
 def lines_of(file: Path) -> list[dict[str, Any]]:
-    """The objects of a JSON lines file."""
+    """Return the objects of a JSON lines file."""
     return [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
 
 
 def compare(folder: Path, fresh: Path) -> int:
-    """Print what differs; how many outputs do."""
+    """Print the differences, and return the number of different outputs."""
     failed = 0
     for file in sorted((folder / "outputs").glob("*.jsonl")):
         if not (fresh / file.name).exists():

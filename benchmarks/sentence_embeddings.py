@@ -1,4 +1,4 @@
-"""Sentence vectors on STS-B's dev set: Spearman correlation of cosines with what people say.
+"""Sentence vectors on the dev set of STS-B: Spearman correlation of cosines with human scores.
 
     python benchmarks/sentence_embeddings.py --sts glue/STS-B --minilm FOLDER --tiny runs/quickstart \
         --peer_python PYTHON --workdir runs/sentence_embeddings
@@ -44,7 +44,7 @@ print(json.dumps([float(spearman), [float(row[0]) for row in products.tolist()]]
 
 
 def read_sts(path: Path) -> tuple[list[str], list[str], list[float]]:
-    """Both sentences and the score of every pair."""
+    """Return both sentences and the score of every pair."""
     with path.open(encoding="utf-8", newline="") as stream:
         rows = list(csv.DictReader(stream, delimiter="\t", quoting=csv.QUOTE_NONE))
     first, second = ([row[column] for row in rows] for column in ("sentence1", "sentence2"))
@@ -52,19 +52,19 @@ def read_sts(path: Path) -> tuple[list[str], list[str], list[float]]:
 
 
 def spearman(cosines: np.ndarray, scores: list[float]) -> float:
-    """Spearman's correlation."""
+    """Return the Spearman correlation."""
     named = {score.name: score for score in regression_scores(np.array(scores), np.asarray(cosines))}
     return float(value(named["spearman"], len(scores)))
 
 
 def cosines_of(first: np.ndarray, second: np.ndarray) -> np.ndarray:
-    """Of each pair."""
+    """Return the cosine of each pair."""
     first, second = first.astype(np.float64), second.astype(np.float64)
     return (first * second).sum(1) / np.linalg.norm(first, axis=1) / np.linalg.norm(second, axis=1)
 
 
 def trained(options: argparse.Namespace, name: str, *start: str) -> Path:
-    """The workdir of a run of recipe sbert_sts, which is done where it is not."""
+    """Return the workdir of a run of recipe sbert_sts, after making the run if necessary."""
     folder: Path = options.workdir / name
     command = [
         sys.executable, str(REPOSITORY / "run_finetune.py"), *start, "--data.dir", str(options.sts),
@@ -77,7 +77,7 @@ def trained(options: argparse.Namespace, name: str, *start: str) -> Path:
 
 
 def main() -> int:
-    """Measure all of it, print a table."""
+    """Measure all models and print a table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sts", required=True, type=Path, help="folder with train.tsv and dev.tsv of STS-B")
     parser.add_argument("--minilm", required=True, help="sentence-transformers folder")

@@ -1,4 +1,4 @@
-"""Endurance of pretraining: does a long run grow; does one that is killed again and again end as one that is not?
+"""Endurance of pretraining: memory of a long run, and equality of a run after many kills with an undisturbed one.
 
     python benchmarks/soak.py FOLDER [--steps 5000] [--seed 0]
 
@@ -29,7 +29,7 @@ GROWTH = 1.05
 
 
 def write_recipe(folder: Path, steps: int) -> Path:
-    """A corpus of random words and the recipe of a run on it."""
+    """Write a corpus of random words and the recipe of a run on it."""
     rng = random.Random(0)
     documents = [
         "\n".join(" ".join(rng.choices(WORDS, k=rng.randint(4, 9))) + " ." for _ in range(rng.randint(4, 12)))
@@ -53,7 +53,7 @@ training: {{num_steps: {steps}, global_batch_size: 64, log_interval: 10, checkpo
 
 
 def start(recipe: Path, workdir: Path) -> subprocess.Popen[bytes]:
-    """The run, its output appended to a file beside its workdir."""
+    """Start the run, with its output appended to a file next to its workdir."""
     environment = os.environ | {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": ""}
     with (workdir.parent / f"{workdir.name}.output").open("ab") as output:
         return subprocess.Popen(
@@ -63,14 +63,14 @@ def start(recipe: Path, workdir: Path) -> subprocess.Popen[bytes]:
 
 
 def newest_step(workdir: Path) -> int:
-    """Last step in the metrics file."""
+    """Return the last step in the metrics file."""
     path = workdir / "metrics.jsonl"
     lines = path.read_bytes()[-4096:].splitlines() if path.exists() else []
     return next((json.loads(line)["step"] for line in reversed(lines) if line.endswith(b"}")), 0)
 
 
 def resources(pid: int) -> dict[str, int]:
-    """Resident bytes, threads and open files of a process."""
+    """Return resident bytes, threads and open files of a process."""
     status = dict(line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines())
     return {
         "memory": int(status["VmRSS"].split()[0]) * 1024,
@@ -80,7 +80,7 @@ def resources(pid: int) -> dict[str, int]:
 
 
 def undisturbed(recipe: Path, workdir: Path) -> list[dict[str, int]]:
-    """Run to the end; samples of the process's resources by step."""
+    """Run to the end; return samples of the resources of the process by step."""
     samples = []
     process = start(recipe, workdir)
     try:
@@ -96,7 +96,7 @@ def undisturbed(recipe: Path, workdir: Path) -> list[dict[str, int]]:
 
 
 def killed_again_and_again(recipe: Path, workdir: Path, seed: int) -> dict[str, list[float]]:
-    """Run to the end through kills; how long each kind of kill was waited for."""
+    """Run to the end through kills; return the waiting times for each kind of kill."""
     rng = random.Random(seed)
     kills: dict[str, list[float]] = {"SIGKILL": [], "SIGTERM": []}
     while True:
@@ -122,7 +122,7 @@ def killed_again_and_again(recipe: Path, workdir: Path, seed: int) -> dict[str, 
 
 
 def differences(recipe: Path, first: Path, second: Path) -> list[str]:
-    """What differs between two finished runs, bit by bit, timings aside."""
+    """Return the bitwise differences between two finished runs, except timings."""
     import jax
     import numpy as np
 

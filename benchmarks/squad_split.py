@@ -1,4 +1,4 @@
-"""SQuAD files cut by article, and XQuAD without the articles that are trained on.
+"""SQuAD files split by article, and XQuAD without the articles that are trained on.
 
     python benchmarks/squad_split.py --squad FOLDER --xquad xquad.en.json --out FOLDER [--held_out 0.25 --seed 0]
 
@@ -19,7 +19,7 @@ def passages(articles: list[dict]) -> set[str]:
 
 
 def count(articles: list[dict]) -> int:
-    """Questions."""
+    """Return the number of questions."""
     return sum(len(paragraph["qas"]) for article in articles for paragraph in article["paragraphs"])
 
 

@@ -57,7 +57,7 @@ print(json.dumps([model.classes_.tolist(), found]))
 
 
 def regression(python: str, recipe: str, splits: Mapping[str, Sequence[Record]]) -> dict[str, list[dict[str, Any]]]:
-    """Label and probability of each class of every record but the training ones."""
+    """Return the label and the probability of each class, for every record outside the training files."""
     given = {
         "analyzer": ANALYZERS.get(recipe, ("word", (1, 2))),
         "texts": {name: [record.text for record in records] for name, records in splits.items()},
@@ -78,7 +78,7 @@ def regression(python: str, recipe: str, splits: Mapping[str, Sequence[Record]])
 
 
 def scored(predictions: Sequence[Mapping[str, Any]]) -> str:
-    """Accuracy of what is in scope and, where something is not, AUROC of both scores."""
+    """Return the accuracy in scope and, if some records are out of scope, the AUROC of both scores."""
     outside = np.array([one["gold"] == OUT_OF_SCOPE for one in predictions])
     right = [max(one["probabilities"], key=one["probabilities"].get) == one["gold"] for one in predictions]
     said = f"accuracy {100 * np.array(right)[~outside].mean():.2f} ({(~outside).sum():,})"
@@ -93,7 +93,7 @@ def scored(predictions: Sequence[Mapping[str, Any]]) -> str:
 
 
 def main() -> int:
-    """A line for each recipe and split."""
+    """Print a line for each recipe and split."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--peer_python", required=True, help="Python with scikit-learn")
     parser.add_argument("--data", nargs="*", default=[], metavar="RECIPE=DIR")

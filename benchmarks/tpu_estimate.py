@@ -24,7 +24,7 @@ BAR = 1.3
 
 
 def main() -> int:
-    """Print one line per variant and the ratios; code 3 where ours does not reach the bar."""
+    """Print one line per variant and the ratios; return 3 if this library misses the bar."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--topology", default="v5e:4x4")
     parser.add_argument("--rows", type=int, default=64, help="sequences per chip")
@@ -56,7 +56,7 @@ def main() -> int:
 
 
 def run(python: str, who: str, prng: str, arguments: argparse.Namespace) -> dict[str, float]:
-    """Cost of one variant, compiled in a process of its own."""
+    """Return the cost of one variant, compiled in a separate process."""
     command = [python, __file__, "--topology", arguments.topology, "--rows", str(arguments.rows)]
     command += ["--layers", str(arguments.layers), "--worker", who, prng]
     root = str(Path(__file__).resolve().parents[1])
@@ -72,7 +72,7 @@ def run(python: str, who: str, prng: str, arguments: argparse.Namespace) -> dict
 
 
 def cost_of(text: str, topology: str) -> dict[str, float]:
-    """What the compiled program costs on one chip of the slice."""
+    """Return the cost of the compiled program on one chip of the slice."""
     from bert_jax.planner.cycles import step_cost
     from bert_jax.planner.topology import parse_topology
 

@@ -46,7 +46,7 @@ class Worker:
         return json.loads(line)
 
     def run(self, steps: int) -> None:
-        """Take ``steps`` timed steps."""
+        """Run ``steps`` timed steps."""
         self.process.stdin.write(f"{steps}\n")
         self.process.stdin.flush()
         self.seconds += self._answer()["seconds"]
@@ -58,7 +58,7 @@ class Worker:
 
 
 def main() -> int:
-    """Run, print one line per implementation and the two ratios."""
+    """Run, and print one line per implementation and the two ratios."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--ours_python", default=sys.executable, help="Python with bert_jax's dependencies")
     parser.add_argument("--peer_python", required=True, help="Python with benchmarks/requirements.lock")

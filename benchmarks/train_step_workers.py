@@ -23,7 +23,8 @@ Step = Callable[[], float]
 
 
 def reference_batch() -> dict[str, np.ndarray]:
-    """The shared batch with the peers' feature names: labels on all positions, -100 where nothing is predicted."""
+    """Return the shared batch with the feature names of the peers: labels on all positions, -100 without a
+    target."""
     batch = synthetic_batch(ROWS, LENGTH, MASKED, VOCAB)
     labels = np.full((ROWS, LENGTH), -100, np.int64)
     np.put_along_axis(labels, batch["mlm_positions"].astype(np.int64), batch["mlm_labels"], axis=1)
@@ -159,7 +160,8 @@ WORKERS: dict[str, Callable[[], Step]] = {
 
 
 def main() -> None:
-    """Two untimed steps (compilation, first touch of the memory), then as many as each input line asks for."""
+    """Run two untimed steps (compilation, first touch of the memory), then the number of steps of each input
+    line."""
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)  # what libraries print must not mix with the answers
     start = time.perf_counter()

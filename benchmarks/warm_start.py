@@ -2,7 +2,7 @@
 
     python benchmarks/warm_start.py [--rounds 3]
 
-Each start is a process of its own, with one row a step: the step's own arithmetic is the same cold and warm (2.4 s
+Each start is a separate process, with one row a step: the step's own arithmetic is the same cold and warm (2.4 s
 with 8 rows on two cores) and would hide what is compared, the way to a program that can run. Prints also how the
 time divides: tracing and lowering, compiling (warm: reading the cache), and the first step itself. Exit code 3 when
 the warm start is not at least 3 times sooner.
@@ -22,7 +22,7 @@ COMPILE_EVENT = "/jax/core/compile/backend_compile_duration"
 
 
 def first_step(cache: str) -> dict[str, float]:
-    """Seconds of each part between an initialized state and the end of the first step."""
+    """Return the seconds of each part between an initialized state and the end of the first step."""
     import jax
 
     from bert_jax.batch import synthetic_batch
