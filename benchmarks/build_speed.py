@@ -5,8 +5,8 @@
 
 ``--repeat N`` also builds from N copies of the text and compares the memory. ``--beam`` also builds under Apache
 Beam's embedded runner, in turn, and compares processor time and bytes. ``cpu_seconds`` sums all processes, so
-it also tells on a busy machine. Memory is the largest sum, over the process tree, of the proportional set size
-(Pss in /proc/PID/smaps_rollup); Linux only.
+it is meaningful on a busy machine too. Memory is the largest sum, over the process tree, of the proportional set
+size (Pss in /proc/PID/smaps_rollup); Linux only.
 """
 
 import argparse

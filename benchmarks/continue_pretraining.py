@@ -50,10 +50,10 @@ def losses(config: PretrainConfig, params: dict, batches: list, added: np.ndarra
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--source", required=True, help="the model that the run started from")
-    parser.add_argument("--words", required=True, help="the words that were added")
-    parser.add_argument("--run", required=True, type=Path, help="the run's workdir")
+    parser.add_argument("--words", required=True, help="file of the added words")
+    parser.add_argument("--run", required=True, type=Path, help="workdir of the run")
     parser.add_argument("--split", choices=("eval", "train"), default="eval")
-    parser.add_argument("--batches", type=int, default=0, help="most batches of 64 (default: all)")
+    parser.add_argument("--batches", type=int, default=0, help="maximum number of batches of 64 (default: all)")
     arguments = parser.parse_args()
 
     config = load_config(PretrainConfig, ["--config", str(arguments.run / "config.yaml")])

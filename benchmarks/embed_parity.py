@@ -2,10 +2,10 @@
 
     python benchmarks/embed_parity.py --model FOLDER --sentences STS-B/dev.tsv --long FOLDER --peer_python PYTHON
 
-Compared: every sentence of a table of scored pairs together with 200 texts of 100 to 600 words cut from the .txt,
-.tsv or .jsonl files of ``--long``, in one shuffled list. Exit code 3 when vectors differ by more than 1e-5 or the
-Spearman correlations of the pairs' cosines with their scores differ in 4 decimals. ``--ours`` is what this library
-reads instead of FOLDER (an import of it, say).
+Compares every sentence of a table of scored pairs together with 200 texts of 100 to 600 words cut from the .txt,
+.tsv or .jsonl files of ``--long``, in one shuffled list. Exit code 3 if vectors differ by more than 1e-5 or the
+Spearman correlations of the pairs' cosines with their scores differ in 4 decimals. ``--ours`` names a folder
+that this library reads instead of FOLDER, for example an import of it.
 """
 
 import argparse

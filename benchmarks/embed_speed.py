@@ -5,8 +5,8 @@
 FOLDER is a sentence-transformers folder; the sentences are the first 2,000 distinct ones of columns sentence1 and
 sentence2. ``--peer_python`` has torch and sentence-transformers; onnxruntime is this Python's and runs the graph
 that ``bert-jax export --format onnx`` writes. One process each, two threads; after one pass they take turns of one
-pass, so that a slow minute of the machine hits all of them. Compared are the medians. Exit code 3 below 1.2 x torch
-or 0.8 x onnxruntime, above 8 compiled shapes, or when vectors differ by more than 1e-5.
+pass, so that a slow minute of the machine hits all of them. The medians are compared. Exit code 3 below 1.2 x torch
+or 0.8 x onnxruntime, above 8 compiled shapes, or if vectors differ by more than 1e-5.
 """
 
 import argparse
@@ -43,7 +43,9 @@ class Worker:
     def _answer(self) -> dict:
         line = self.process.stdout.readline()
         if not line:
-            raise ValueError(f"{self.kind}: the worker stopped with code {self.process.wait()}; run it by hand")
+            raise ValueError(
+                f"{self.kind}: the worker stopped with code {self.process.wait()}; run it alone to see the error"
+            )
         return json.loads(line)
 
     def ask(self, command: str) -> None:
@@ -91,8 +93,8 @@ def main() -> int:
     parser.add_argument("--model", required=True, help="sentence-transformers folder")
     parser.add_argument("--sentences", required=True, type=Path, help="tab-separated table of sentence pairs")
     parser.add_argument("--peer_python", required=True, help="Python with torch and sentence-transformers")
-    parser.add_argument("--count", type=int, default=2000, help="sentences")
-    parser.add_argument("--rounds", type=int, default=5, help="timed passes of each")
+    parser.add_argument("--count", type=int, default=2000, help="number of sentences")
+    parser.add_argument("--rounds", type=int, default=5, help="timed passes of each implementation")
     arguments = parser.parse_args()
 
     with tempfile.TemporaryDirectory() as scratch:

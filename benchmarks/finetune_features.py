@@ -2,9 +2,9 @@
 
     python benchmarks/finetune_features.py --model MODEL --data wnut17 --workdir runs/features [--recipe RECIPE]
 
-Each cell is a run of run_finetune.py in a folder of its own below ``--workdir``; finished ones are not run again.
+Each cell is a run of run_finetune.py in a separate folder below ``--workdir``; finished runs are not repeated.
 Prints a table with the first metric on dev (of a tagging recipe entity F1) and seconds per step. Fine-tuning: rate
-1e-4, 5 epochs. On frozen features only the head learns, which starts from nothing: 6 epochs at rate 1e-3 with a
+1e-4, 5 epochs. On frozen features only the head is trained, from drawn weights: 6 epochs at rate 1e-3 with a
 BiLSTM, 1e-2 without. ``--bilstm_size`` is the width of each direction: 384 gives the 768 numbers per token of the
 paper's two-layer BiLSTM.
 """
@@ -65,13 +65,15 @@ def shown(folder: Path) -> str:
 def main() -> int:
     """Run the missing cells and print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", required=True, help="what --init_from reads; at least 4 layers")
+    parser.add_argument("--model", required=True, help="model for --init_from, of 4 layers or more")
     parser.add_argument("--data", required=True, help="folder of the recipe's files")
     parser.add_argument("--workdir", required=True, type=Path, help="folder of all cells")
     parser.add_argument("--recipe", default=str(REPOSITORY / "configs" / "finetune" / "wnut17.yaml"))
-    parser.add_argument("--bilstm_size", type=int, default=384, help="of each direction (default: 384)")
+    parser.add_argument("--bilstm_size", type=int, default=384, help="width of each direction (default: 384)")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--heads", nargs="*", choices=HEADS, default=HEADS, help="run these; all are shown")
+    parser.add_argument(
+        "--heads", nargs="*", choices=HEADS, default=HEADS, help="heads to run; the table shows all finished ones"
+    )
     options = parser.parse_args()
     print("| dev score, seconds per step | linear head | two-layer BiLSTM and linear head |\n|---|---|---|")
     print(f"| fine-tuning | {shown(run_cell(options, 'fine-tuning', 'last'))} | |", flush=True)

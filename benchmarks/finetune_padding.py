@@ -3,11 +3,11 @@
     python benchmarks/finetune_padding.py [--steps 40] [--rounds 3] -- \\
         --config configs/finetune/sst2.yaml --init_from MODEL --data.dir glue/SST-2 --data.train_limit 20000
 
-The arguments after ``--`` are options of run_finetune.py. The same batches in three ways: packed into the planned
-shapes, rows of task.max_length (``--input.packing false``), and rows as long as the batch's longest example, to the
-next multiple of 8 (dynamic padding). They take turns, a round of steps each; compiling is not counted, but the
-number of shapes is printed. Padding is over a whole epoch. Then the dev split is predicted packed and in rows of
-task.max_length: the largest difference of a logit.
+The arguments after ``--`` are options of run_finetune.py. The same batches are made in three ways: packed into the
+planned shapes, rows of task.max_length (``--input.packing false``), and rows as long as the batch's longest
+example, to the next multiple of 8 (dynamic padding). They take turns, a round of steps each; compilation is not
+counted, but the number of shapes is printed. Padding is over a whole epoch. Then the dev split is predicted packed
+and in rows of task.max_length: the largest difference of a logit.
 """
 
 import argparse
@@ -76,7 +76,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=40)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("arguments", nargs="+", metavar="-- OPTIONS", help="of run_finetune.py")
+    parser.add_argument("arguments", nargs="+", metavar="-- OPTIONS", help="options of run_finetune.py")
     options = parser.parse_args()
     keep_to_cpu_without_accelerator()
     packed, dynamic = (prepare(options.arguments, compared=False) for _ in range(2))
@@ -92,7 +92,7 @@ def main() -> int:
     for turn in range(options.rounds):
         for way in ways:
             way.run(turn * options.steps, options.steps)
-    print("| rows | padding | shapes | real tokens per second | packed is faster by |\n|---|---|---|---|---|")
+    print("| rows | padding | shapes | real tokens per second | speedup by packing |\n|---|---|---|---|---|")
     for way in ways:
         share, shapes = way.padding()
         print(f"| {way.name} | {share:.1%} | {shapes} | {way.rate:,.0f} | {ways[0].rate / way.rate:.2f} |")

@@ -4,16 +4,17 @@
         --config configs/finetune/rte.yaml --init_from MODEL --data.dir glue/RTE --optimizer.learning_rate 5e-5
 
 The arguments after ``--`` are options of run_finetune.py; MODEL is a Hugging Face folder. Prints a table of each
-seed and their mean: metrics of the last parameters (none is chosen on the dev split), both sides' predictions made
-and scored by this library, and seconds. Of a seed's difference the standard error is that of a bootstrap over the
-records, of the mean's that over the seeds. Each side draws its own new head and its own dropout.
+seed and their mean: metrics of the last parameters (without selection on the dev split), decoded
+and scored by this library for both sides, and seconds. The standard error of the difference of a seed is that of a
+bootstrap over the records, the standard error of the mean that over the seeds. Each side draws its own new head and
+its own dropout.
 
-``training s`` is without start-up, reading and evaluation; ours has compilation in it. ``command s`` is the whole
+``training s`` is without start-up, reading and evaluation; ours includes compilation. ``command s`` is the whole
 process; ours evaluates, predicts, exports and reports. Each seed of a side is kept in FOLDER and not run again:
 the same command with other ``--seeds`` or without ``--only`` adds to it.
 
 ``--losses N`` compares instead the losses of the first N steps without dropout, from the same head. In transformers
-the softmax of question answering runs over padding too; here that is left out. Exit code 3 when a loss differs by
+the softmax of question answering is also over padding, which is excluded here. Exit code 3 if a loss differs by
 more than 1e-4.
 """
 
@@ -134,7 +135,7 @@ def read_sides(run: Prepared, ours: Path, peer: Path, seeds: Sequence[int]) -> d
     for seed in seeds:
         folders = [side / f"seed{seed}" for side in (ours, peer)]
         if not all((folder / "seconds.json").exists() for folder in folders):
-            print(f"seed {seed}: not there on both sides yet")
+            print(f"seed {seed}: not finished on both sides")
             continue
         sides = []
         for folder in folders:
@@ -226,14 +227,16 @@ def compare_losses(options: argparse.Namespace) -> int:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", required=True, type=Path, help="folder of everything that is kept")
+    parser.add_argument("--out", required=True, type=Path, help="folder for all files")
     parser.add_argument("--peer_python", required=True, help="Python with transformers, torch and accelerate")
     parser.add_argument("--seeds", nargs="+", type=int, default=[0])
-    parser.add_argument("--only", choices=("ours", "torch"), help="run one side; the table has what is there")
+    parser.add_argument("--only", choices=("ours", "torch"), help="run one side; the table shows all finished runs")
     parser.add_argument("--padding", choices=("dynamic", "group_by_length", "fixed"), default="dynamic")
-    parser.add_argument("--metrics", nargs="+", default=(), help="of the table (default: the task's first one)")
-    parser.add_argument("--losses", type=int, default=0, help="compare the losses of so many steps instead")
-    parser.add_argument("arguments", nargs="+", metavar="-- OPTIONS", help="of run_finetune.py")
+    parser.add_argument(
+        "--metrics", nargs="+", default=(), help="metrics of the table (default: the first one of the task)"
+    )
+    parser.add_argument("--losses", type=int, default=0, help="compare the losses of this many steps instead")
+    parser.add_argument("arguments", nargs="+", metavar="-- OPTIONS", help="options of run_finetune.py")
     options = parser.parse_args()
     options.out = options.out.resolve()
     os.environ.setdefault("USE_FLAX", "0")  # or transformers imports what it does not use
@@ -243,7 +246,7 @@ def main() -> int:
     options.out.mkdir(parents=True, exist_ok=True)
     note, given = options.out / "arguments.json", json.dumps(options.arguments)
     if note.exists() and note.read_text() != given:
-        sys.exit(f"{options.out}: belongs to other options ({note.read_text()}); give another --out")
+        sys.exit(f"{options.out}: contains runs with other options ({note.read_text()}); use another --out")
     note.write_text(given)
     run = prepare(options.arguments)
     ours, peer, features = options.out / "ours", options.out / f"torch_{options.padding}", options.out / "features"

@@ -86,7 +86,9 @@ def check(config: FinetuneConfig) -> None:
     }  # fmt: skip
     for section, default in expected.items():
         if getattr(config, section) != default:
-            raise ValueError(f"{section}: only what Trainer does too is compared; leave its options as they are")
+            raise ValueError(
+                f"{section}: options that Trainer lacks are not compared; leave them at their defaults"
+            )
 
 
 # ------------------------------------------------------------------ what the other side reads
@@ -132,7 +134,9 @@ def targets_of(units: Sequence[ModelInput], kind: str) -> dict[str, np.ndarray]:
         ]
         return {"labels": np.concatenate(labels).astype(np.int64)}
     if any(unit.weight != 1 for unit in units):
-        raise ValueError("data.train: every text must have a label, and one window; drop task.truncation windows")
+        raise ValueError(
+            "data.train: every text must have a label, and one window; do not use task.truncation windows"
+        )
     if kind == "qa":
         return {
             f"{side}_positions": np.array([u.targets[side] for u in units], np.int64) for side in ("start", "end")

@@ -8,11 +8,11 @@ For the peers' environment (benchmarks/requirements.lock): neither jax nor bert_
 * ``train.npz`` and one file for each split to predict: ``lengths`` int[N], and ``input_ids`` and ``token_type_ids``
   of all examples one after the other, int[T]. Of train also ``labels`` (int[N], float[N]; of tagging int[T], -100
   where no word begins), or ``start_positions`` and ``end_positions`` int[N];
-* ``order_SEED.npy``: int[epochs, N], which example comes when.
+* ``order_SEED.npy``: int[epochs, N], the order of the examples.
 
-RESULT gets ``result.json`` (seconds, tokens, losses of the first steps) and ``logits_SPLIT.npz``. Everything that
-settings.json does not name is as Trainer and the model have it by default: AdamW without decay of LayerNorm and
-biases, linear schedule, the model's dropout.
+RESULT gets ``result.json`` (seconds, tokens, losses of the first steps) and ``logits_SPLIT.npz``. Everything else
+has the defaults of Trainer and of the model: AdamW without decay of LayerNorm and biases, linear schedule, the
+model's dropout.
 """
 
 import argparse
@@ -175,12 +175,12 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument(
         "--padding", choices=("dynamic", "group_by_length", "fixed"), default="dynamic",
-        help="to the batch's longest; also that, with Trainer's own batches of like lengths; to max_length",
+        help="pad to the longest example of the batch; the same with batches of similar lengths; to max_length",
     )  # fmt: skip
-    parser.add_argument("--losses", type=int, default=0, help="keep the losses of so many steps")
+    parser.add_argument("--losses", type=int, default=0, help="keep the losses of this many steps")
     parser.add_argument(
         "--mask_padding", action="store_true",
-        help="qa: the loss leaves out padding, over which transformers' own softmax runs too",
+        help="qa: exclude padding from the softmax of the loss, unlike transformers",
     )  # fmt: skip
     options = parser.parse_args()
     settings = json.loads((options.features / "settings.json").read_text())
@@ -218,7 +218,7 @@ def main() -> None:
         "torch": torch.__version__, "transformers": transformers.__version__,
     }  # fmt: skip
     (options.out / "result.json").write_text(json.dumps(result, indent=1) + "\n")
-    print(f"{result['steps']} steps in {result['train_seconds']:.1f} s, loading apart")
+    print(f"{result['steps']} steps in {result['train_seconds']:.1f} s, without loading")
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
     python benchmarks/loop_overhead.py --config configs/quickstart.yaml [--rounds 5] [--steps 200]
 
 The two take turns, so that a slow minute of the machine hits both; evaluation and saves are excluded. The
-shards of the recipe must be there. Prints steps per second of each, their ratio and the share of time spent
+shards of the recipe must exist. Prints steps per second of each, their ratio and the share of time spent
 waiting for data. Exit code 3 below 97% or above 1%.
 """
 

@@ -2,10 +2,10 @@
 
     nice python benchmarks/plan_table.py --file plans.jsonl
 
-Compiles 24 training steps ahead of time, one after the other, each in a process of its own; takes some hours on two
-cores. Each result is added to the file at once, and what the file has is not compiled again, so it can be stopped
-and continued at any time. ``--print`` only makes the table of what is there. A step that does not fit is compiled
-once more with twice the microbatches. Needs the extra ``tpu``; no TPU is used.
+Compiles 24 training steps ahead of time, one after the other, each in a separate process; takes some hours on two
+cores. Each result is added to the file at once, and a result in the file is not compiled again, so the command can
+be stopped and repeated at any time. ``--print`` only prints the table of the file. A step that does not fit is
+compiled once more with twice the microbatches. Needs the extra ``tpu``; no TPU is used.
 """
 
 import argparse
@@ -30,8 +30,10 @@ COMMON = "--execution.dtype bfloat16 --execution.prng rbg"
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--file", type=Path, default=Path("plans.jsonl"), help="results, one JSON object a line")
-    parser.add_argument("--print", action="store_true", dest="only_print", help="the table of what is there")
+    parser.add_argument(
+        "--file", type=Path, default=Path("plans.jsonl"), help="file of results, one JSON object per line"
+    )
+    parser.add_argument("--print", action="store_true", dest="only_print", help="only print the table of the file")
     parser.add_argument(
         "--scan", action="store_true", help="scanned layers: compiles faster, predicts slower steps"
     )

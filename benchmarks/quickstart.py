@@ -2,13 +2,14 @@
 
     python benchmarks/quickstart.py [--seeds 0 1 2] [--folder DIR]    # about 35 minutes on two idle cores
     python benchmarks/quickstart.py --short                           # about 8 minutes
-    python benchmarks/quickstart.py --workdir runs/quickstart         # only the loss of a run that is there
+    python benchmarks/quickstart.py --workdir runs/quickstart         # only the loss of an existing run
 
 configs/quickstart.yaml and configs/quickstart_bert.yaml take turns, each as a whole command (vocabulary and shards
-included) in a folder of its own. Both models are evaluated on the same rows: single segments of the documents that
+included) in a separate folder. Both models are evaluated on the same rows: single segments of the documents that
 quickstart_bert.yaml holds out, 15% of the tokens masked when the rows are built. A JSON line for each run, then one
-for all. Exit code 3 when the quickstart's mean loss is above 4.3 nats or less than 2.2 below that of the training
-targets' unigram distribution on these rows, or when its median time is more than 1.05 times the other's.
+for all. Exit code 3 if the mean loss of the quickstart is above 4.3 nats or less than 2.2 below that of the
+training targets' unigram distribution on these rows, or if its median time is more than 1.05 times that of the
+other.
 
 --short: one seed of the quickstart; times of 150 steps of each, set-up and evaluation included.
 """
@@ -58,7 +59,9 @@ class Rows:
         """Return loss and accuracy of the newest parameters in ``workdir``."""
         config = load_config(PretrainConfig, ["--config", str(workdir / "config.yaml")])
         if (workdir / "vocab.txt").read_bytes() != Path(self._vocabulary).read_bytes():
-            raise ValueError(f"{workdir}: its vocabulary is not that of configs/quickstart_bert.yaml")
+            raise ValueError(
+                f"{workdir}: its vocabulary is not that of configs/quickstart_bert.yaml; give a run of that recipe"
+            )
         objective = objective_class(config.objective)(config, None)
         weights = dict(read_weights(workdir).params)
         params = from_canonical(weights, initial_params(objective.model, 0), config.model.vocab_size)

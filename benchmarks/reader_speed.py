@@ -3,9 +3,9 @@
     python benchmarks/reader_speed.py [--folder DIR] [--seconds 3] [--repeat 3] [--small]
 
 Makes shards of random content (about 3 GB; kept in DIR for the next run, else in a temporary folder), then runs
-every case in a process of its own and prints a table. Examples per second: best of the repeats. Start: from the
+every case in a separate process and prints a table. Examples per second: best of the repeats. Start: from the
 call to the first batch of step 100,000, index read included, TensorFlow imported before. The bars that
-docs/results.md quotes are for two cores that nothing else uses.
+docs/results.md quotes are for two idle cores.
 """
 
 import argparse
@@ -108,11 +108,11 @@ def run_case(folder: Path, seq_length: int, predictions: int, lanes: int, second
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--folder", type=Path, help="where the shards are made and kept")
+    parser.add_argument("--folder", type=Path, help="folder of the shards, which are kept")
     parser.add_argument("--seconds", type=float, default=3.0, help="length of one measurement")
     parser.add_argument("--repeat", type=int, default=3, help="measurements per case")
-    parser.add_argument("--only", default="", help="only cases whose name holds this text")
-    parser.add_argument("--small", action="store_true", help="a tenth of the records: a check, not a result")
+    parser.add_argument("--only", default="", help="only cases with this text in their name")
+    parser.add_argument("--small", action="store_true", help="a tenth of the records, to test the benchmark")
     parser.add_argument("--case", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.case:

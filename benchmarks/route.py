@@ -5,7 +5,8 @@
 Takes the first step of a tiny model on made-up text, masked when it is read, on the checkout in the working folder.
 Three lists are printed, in the order of first entry:
 
-* ids: the files of the project that get the token ids, as an argument of a call or as its result, between the first
+* ids: the files of the project that receive the token ids, as an argument of a call or as its result, between the
+first
   record read and the traced training step: the array itself, or a serialized record, or either at most two levels
   deep in containers, named tuples and dataclasses;
 * path: the files on the call stacks at these moments, without a bar;

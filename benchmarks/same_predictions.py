@@ -4,9 +4,9 @@
     PYTHONPATH=CHECKOUT python benchmarks/same_predictions.py --record DIR           runs the commands on them
     PYTHONPATH=OTHER python benchmarks/same_predictions.py --compare DIR             the same, and compares
 
-The models have drawn weights; fine-tuning trains each kind of task for a few steps. Numbers must agree to 1e-6 of
-the larger of themselves and 1, all else exactly, in the same order. Lines of the form before predictions of
-``bert-jax predict`` and of fine-tuning were one are read as of the new one. Exit code 3: something differs.
+The models have drawn weights; fine-tuning trains each kind of task for a few steps. Numbers must agree within 1e-6
+(relative above 1), everything else exactly, in the same order. Lines with the older names of fields are converted
+first. Exit code 3 if an output differs.
 """
 
 import argparse
@@ -293,7 +293,7 @@ def main() -> int:
     for name in ("models", "record", "compare"):
         mode.add_argument(f"--{name}", type=Path, metavar="DIR")
     parser.add_argument(
-        "--only", nargs="+", default=[""], metavar="NAME", help="outputs whose names begin like this"
+        "--only", nargs="+", default=[""], metavar="NAME", help="beginnings of the names of the outputs"
     )
     arguments = parser.parse_args()
     if arguments.models is not None:

@@ -3,12 +3,13 @@
     python benchmarks/sentence_embeddings.py --sts glue/STS-B --minilm FOLDER --tiny runs/quickstart \
         --peer_python PYTHON --workdir runs/sentence_embeddings
 
-A published model as it is, by this library and by sentence-transformers' EmbeddingSimilarityEvaluator; then the
-quickstart's model: its vectors as they are (mean, CLS, mean whitened on the training sentences, Su et al. 2021),
-after training on STS-B by recipe sbert_sts, and the same network from drawn weights, trained alike; TF-IDF (of the
-peer's scikit-learn, fitted on all sentences of both splits) beside them. The mean cosine is that of all pairs of
-sentences. Finished training runs below ``--workdir`` are not run again. Exit code 3 when the first two differ in 4
-decimals, or training does not gain 0.1 on the better of mean and CLS, or stays below drawn weights.
+Measures a published model without training, by this library and by sentence-transformers'
+EmbeddingSimilarityEvaluator; then the quickstart model: its vectors without training (mean, CLS, mean whitened on
+the training sentences, Su et al. 2021), after training on STS-B by recipe sbert_sts, and the same network from
+drawn weights, trained alike; TF-IDF (of the peer's scikit-learn, fitted on all sentences of both splits). The mean
+cosine is that of all pairs of sentences. Finished training runs below ``--workdir`` are not repeated. Exit code 3
+if the first two differ in 4 decimals, or training does not gain 0.1 on the better of mean and CLS, or stays below
+drawn weights.
 """
 
 import argparse

@@ -4,9 +4,9 @@
 
 Both runs are of run_pretrain.py on a made-up corpus, a tiny model on one CPU device, with a save every 50 steps and
 an evaluation every 200. (a) runs undisturbed; its resident memory, threads and open files are sampled throughout
-(Linux only). (b) gets kill -9 or SIGTERM after random 20 to 60 seconds and is started again, until it is done.
-Prints one JSON object. Exit code 3 when memory, threads or open files of (a) at the end are more than 5% above
-those at a tenth of the way (medians over the steps around), or when parameters, optimizer, data position or
+(Linux only). (b) receives kill -9 or SIGTERM after random 20 to 60 seconds and is started again, until it is
+complete. Prints one JSON object. Exit code 3 if memory, threads or open files of (a) at the end are more than 5%
+above those at a tenth of the way (medians over neighboring steps), or if parameters, optimizer, data position or
 metrics.jsonl of the two differ by one bit, timings aside. FOLDER keeps both workdirs.
 """
 

@@ -3,7 +3,7 @@
     python benchmarks/squad_split.py --squad FOLDER --xquad xquad.en.json --out FOLDER [--held_out 0.25 --seed 0]
 
 Of FOLDER's train-v1.1.json and train-v2.0.json the same titles are held out: the new folder has train-*.json,
-dev-*.json (the names that the recipes ask for) and xquad.en.json. ``--data.train_limit`` draws fewer questions.
+dev-*.json (the names in the recipes) and xquad.en.json. ``--data.train_limit`` draws fewer questions.
 """
 
 import argparse
@@ -32,7 +32,7 @@ def write(file: Path, articles: list[dict], version: str) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--squad", required=True, type=Path, help="folder with train-v1.1.json and train-v2.0.json")
-    parser.add_argument("--xquad", required=True, type=Path, help="XQuAD's English file")
+    parser.add_argument("--xquad", required=True, type=Path, help="English file of XQuAD")
     parser.add_argument("--out", required=True, type=Path)
     parser.add_argument(
         "--held_out", type=float, default=0.25, help="share of the titles of both versions together"

@@ -4,12 +4,13 @@
         --data clinc150=DIR langid=DIR zh_reviews=DIR sick=DIR snips=DIR long_reviews=DIR [--run runs/clinc150]
 
 RECIPE=DIR is a recipe of configs/finetune/ and the folder of its files; records and splits are those of
-run_finetune.py (of snips the intents). Features are words and pairs of words; of langid and zh_reviews 1 to 3
-characters; of a pair of texts a and b those of both, |a - b| and a * b. C = 10, else scikit-learn's defaults.
+run_finetune.py (for snips the intents). Features are words and pairs of words; for langid and zh_reviews 1 to 3
+characters; for a pair of texts a and b those of both, |a - b| and a * b. C = 10, otherwise scikit-learn's defaults.
 
 Records with the label oos (CLINC150) are out of scope: accuracy is that of the others, among all classes, and AUROC
-tells how well a score parts the two: the probability of the class oos, and 1 minus the greatest of the others. The
-regression is also trained without oos. ``--run``: the same of the predictions of a finished run of run_finetune.py.
+measures the separation of both groups by a score: the probability of the class oos, and 1 minus the greatest of the
+others. The regression is also trained without oos. ``--run``: the same figures for the predictions of a finished
+run of run_finetune.py.
 """
 
 import argparse

@@ -2,12 +2,12 @@
 
     nice python benchmarks/tpu_estimate.py --peer_python PEER/bin/python
 
-Both are compiled ahead of time for the slice (no TPU is used) and costed alike (docs/design/tpu-performance.md):
-BERT-base at length 128, bfloat16, dropout 0.1, AdamW with clipping, collectives included. Theirs is
-``FlaxBertForPreTraining`` of transformers 4.57, the last with Flax, with the vocabulary projection on all positions
-and gradients averaged by one ``pmean``, as its published example trains. Both write layers out one after the other.
-The peer's Python needs what ``benchmarks/requirements.lock`` lists and ``libtpu``. Each of the four compilations
-takes minutes.
+Both are compiled ahead of time for the slice (no TPU is used) with the same cost estimate
+(docs/design/tpu-performance.md): BERT-base at length 128, bfloat16, dropout 0.1, AdamW with clipping, collectives
+included. Theirs is ``FlaxBertForPreTraining`` of transformers 4.57, the last with Flax, with the vocabulary
+projection on all positions and gradients averaged by one ``pmean``, as in its published example. Both unroll the
+layers. The peer's Python needs what ``benchmarks/requirements.lock`` lists and ``libtpu``. Each of the four
+compilations takes minutes.
 """
 
 import argparse

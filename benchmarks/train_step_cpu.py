@@ -3,8 +3,8 @@
     python benchmarks/train_step_cpu.py --ours_python PYTHON --peer_python PYTHON [--steps 12]
 
 ``--peer_python`` is an environment made from ``benchmarks/requirements.lock``. One process per implementation
-stays alive; they take turns of two steps each, so that a slow minute of the machine hits all of them. Compared
-are the medians. Exit code 3 if ours is below 1.15 x Flax or 1.7 x torch in float32.
+stays alive; they take turns of two steps each, so that a slow minute of the machine hits all of them. The medians
+are compared. Exit code 3 if ours is below 1.15 x Flax or 1.7 x torch in float32.
 """
 
 import argparse
@@ -42,7 +42,9 @@ class Worker:
     def _answer(self) -> dict:
         line = self.process.stdout.readline()
         if not line:
-            raise ValueError(f"{self.name}: the worker stopped with code {self.process.wait()}; run it by hand")
+            raise ValueError(
+                f"{self.name}: the worker stopped with code {self.process.wait()}; run it alone to see the error"
+            )
         return json.loads(line)
 
     def run(self, steps: int) -> None:

@@ -3,7 +3,7 @@
     python benchmarks/train_step_workers.py ours|flax|torch_float32|torch_bfloat16
 
 Every step is forward, backward and AdamW on one batch of 8 x 128 tokens with dropout 0.1. Ours gathers the 20
-masked positions before the vocabulary projection; the peers project every position, as they are published.
+masked positions before the vocabulary projection; the peers project every position, as published.
 Once ready, a worker reads a number of steps per line from standard input and answers with one JSON line.
 """
 

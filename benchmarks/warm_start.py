@@ -2,10 +2,9 @@
 
     python benchmarks/warm_start.py [--rounds 3]
 
-Each start is a separate process, with one row a step: the step's own arithmetic is the same cold and warm (2.4 s
-with 8 rows on two cores) and would hide what is compared, the way to a program that can run. Prints also how the
-time divides: tracing and lowering, compiling (warm: reading the cache), and the first step itself. Exit code 3 when
-the warm start is not at least 3 times sooner.
+Each start is a separate process, with one row per step, because the arithmetic of a step is the same cold and warm
+(2.4 s with 8 rows on two cores). Also prints the time of each part: tracing and lowering, compiling (warm: reading
+the cache), and the first step. Exit code 3 if the warm start is less than 3 times faster.
 """
 
 import argparse
