@@ -12,7 +12,7 @@ STARTED = time.perf_counter()
 
 from bert_jax.process.signals import StopRequest
 
-STOP = StopRequest.install()  # before the heavy imports: a signal that comes during them is not lost
+STOP = StopRequest.install()  # before the heavy imports, so that no signal during them is lost
 
 import dataclasses
 from pathlib import Path
@@ -54,8 +54,8 @@ def main() -> int:
 
 
 def shown(options: FinetuneRunOptions, arguments: list[str]) -> FinetuneConfig:
-    """Return the config as far as it is known before records are read: with the model's sizes if there is a model,
-    of a sweep the options that its runs share."""
+    """Return the config before the records are read: with the sizes of the model if one exists, for a sweep the
+    options that its runs share."""
     from bert_jax.training.checkpoint.restore import saved_steps
 
     if not (options.init_from or saved_steps(location(options.folder("finetune")))):
@@ -72,7 +72,7 @@ def plan(options: FinetuneRunOptions, arguments: list[str]) -> tuple[FinetuneCon
 
 
 def sweep(options: FinetuneRunOptions, arguments: list[str]) -> int:
-    """Make every run of ``--sweep`` and ``--seeds``; returns the exit code."""
+    """Make every run of ``--sweep`` and ``--seeds``; return the exit code."""
     base, cells = plan(options, arguments)
 
     from bert_jax.experiments.sweep import run_sweep
@@ -103,7 +103,7 @@ def configure(options: FinetuneRunOptions, arguments: list[str]) -> "tuple[Finet
 
 
 def train(options: FinetuneRunOptions, arguments: list[str], started: float = STARTED) -> None:
-    """Read the records, then fine-tune. ``started``: when the run began, by the clock of ``time.perf_counter``."""
+    """Read the records, then fine-tune. ``started``: start of the run by ``time.perf_counter``."""
     config, start = configure(options, arguments)
 
     from bert_jax.finetuning.finetune import finetune

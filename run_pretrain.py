@@ -12,7 +12,7 @@ STARTED = time.perf_counter()
 
 from bert_jax.process.signals import StopRequest
 
-STOP = StopRequest.install()  # before the heavy imports: a signal that comes during them is not lost
+STOP = StopRequest.install()  # before the heavy imports, so that no signal during them is lost
 
 from typing import TYPE_CHECKING
 
@@ -60,7 +60,7 @@ def configure(options: RunOptions, arguments: list[str]) -> "tuple[PretrainConfi
 def train(options: RunOptions, arguments: list[str]) -> None:
     """Prepare the data, then pretrain."""
     config, start = configure(options, arguments)
-    # First: a wrong file, or options that do not fit, are found before data are prepared.
+    # First: a wrong file or conflicting options are reported before data are prepared.
     objective = objective_class(config.objective)
     model = objective.make_model(config, None)
 
@@ -87,7 +87,7 @@ def train(options: RunOptions, arguments: list[str]) -> None:
             vocabulary = require_shards(config, arguments)
     tokenizer = load_tokenizer(vocabulary, lower_case=config.data.lower_case)
     initial = initial_model(start, pretraining_spec(config, model))
-    del start  # the arrays go once the devices hold them
+    del start  # its arrays are freed when the devices hold them
     launch = Launch(
         workdir=location(options.folder("pretrain")),
         stop=STOP,
