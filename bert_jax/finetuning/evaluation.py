@@ -93,14 +93,14 @@ def choosing_score(metric: str, scores: Sequence[Score]) -> Score:
 
     Raises ``ValueError`` if no score has the name.
     """
-    found = next((score for score in scores if score.name == metric or not metric), None)
-    if found is None:
+    chosen = next((score for score in scores if score.name == metric or not metric), None)
+    if chosen is None:
         names = [score.name for score in scores]
         whole = [name for name in names if "/" not in name]
         parts = [name for name in names if "/" in name]
         more = f" and {len(parts)} of parts such as {parts[0]}" if parts else ""
         raise ValueError(f"task.metric: {metric!r} is not allowed; allowed: {', '.join(whole)}{more}")
-    return found
+    return chosen
 
 
 def blank_scores(
@@ -151,11 +151,11 @@ def with_intervals(scores: Sequence[Score], count: int, seed: int, metric: str =
     Of many scores 40 have an interval: ``metric`` first, then scores over all records, then those of classes.
     """
     values: dict[str, dict[str, Any]] = {
-        name: {"value": found, "ci95": None} for name, found in point_values(scores, count).items()
+        name: {"value": number, "ci95": None} for name, number in point_values(scores, count).items()
     }
     first = sorted(scores, key=lambda score: _rank(score.name, metric))[:_MOST_INTERVALS]
-    for score, (found, low, high) in zip(first, confidence_intervals(first, count, seed), strict=True):
-        if not math.isnan(found):
+    for score, (number, low, high) in zip(first, confidence_intervals(first, count, seed), strict=True):
+        if not math.isnan(number):
             values[score.name]["ci95"] = [low, high]
     return values
 
@@ -174,8 +174,8 @@ def metrics_text(results: Sequence[Mapping[str, Any]]) -> str:
 def result_lines(result: Mapping[str, Any], metric: str = "") -> list[str]:
     """Return the log line of an entry of metrics.json: ``metric`` and up to three more scores."""
     shown = [
-        f"{name} {found['value']:.4f} [{found['ci95'][0]:.4f}, {found['ci95'][1]:.4f}]"
-        for name, found in sorted(result["metrics"].items(), key=lambda item: _rank(item[0], metric))[:4]
-        if found["value"] is not None and found["ci95"] is not None
+        f"{name} {entry['value']:.4f} [{entry['ci95'][0]:.4f}, {entry['ci95'][1]:.4f}]"
+        for name, entry in sorted(result["metrics"].items(), key=lambda item: _rank(item[0], metric))[:4]
+        if entry["value"] is not None and entry["ci95"] is not None
     ]
     return [f"{result['split']}: {result['n']:,} records  {'  '.join(shown)}"]

@@ -25,8 +25,8 @@ EXPORT = "export"
 
 def has_results(folder: Path, resolved: ResolvedTask) -> bool:
     """Return True if ``folder`` holds everything that :func:`write_results` writes."""
-    made = {entry["split"]: entry.get("digest") for entry in read_results(folder)}
-    return bool(made) and made | resolved.prediction_digests == made
+    digests = {entry["split"]: entry.get("digest") for entry in read_results(folder)}
+    return bool(digests) and digests | resolved.prediction_digests == digests
 
 
 def write_results(
@@ -38,10 +38,10 @@ def write_results(
     """
     folder, config, best = context.folder, resolved.config, evaluator.best
     # Predictions of the same parameters are kept; a continued run has no report, so its entries are not read.
-    made = {entry["split"]: entry for entry in read_results(folder) if entry["step"] == step}
+    entries = {entry["split"]: entry for entry in read_results(folder) if entry["step"] == step}
     asked, digests = resolved.predicted_splits, resolved.prediction_digests
     for split in asked:
-        is_due = made.get(split, {}).get("digest") != digests[split]
+        is_due = entries.get(split, {}).get("digest") != digests[split]
         if not hosts.broadcast_from_lead(f"predict_{split}", is_due, context.launch.host_timeout):
             continue
         predictions = evaluator.predictions(
@@ -51,11 +51,11 @@ def write_results(
             pairs = zip(resolved.records[split], predictions, strict=True)
             lines = [json.dumps({"id": record.id, **one}, ensure_ascii=False) for record, one in pairs]
             write_whole(folder / PREDICTIONS.format(split), "".join(f"{line}\n" for line in lines))
-        made[split] = _result_entry(resolved, split, predictions, evaluator)
-        made[split] |= {"step": step, "seconds": round(time.perf_counter() - began, 3)}
+        entries[split] = _result_entry(resolved, split, predictions, evaluator)
+        entries[split] |= {"step": step, "seconds": round(time.perf_counter() - began, 3)}
     if not hosts.is_lead():
         return
-    results = [made.pop(split) for split in asked] + [*made.values()]
+    results = [entries.pop(split) for split in asked] + [*entries.values()]
     write_whole(folder / METRICS, evaluation.metrics_text(results))
     metric = best.metric or config.task.metric
     lines = [line for result in results for line in evaluation.result_lines(result, metric)]
@@ -64,8 +64,8 @@ def write_results(
     elif evaluator.takes_best:
         lines.append(f"parameters of step {step:,}; the best ones, of step {best.step:,}, were not saved")
     lines += _export(folder, "hf" if resolved.task.sentence is None else "sentence-transformers")
-    values = {name: found["value"] for result in results[:1] for name, found in result["metrics"].items()}
-    matrices = {found["split"]: found["confusion_matrix"] for found in results if "confusion_matrix" in found}
+    values = {name: entry["value"] for result in results[:1] for name, entry in result["metrics"].items()}
+    matrices = {entry["split"]: entry["confusion_matrix"] for entry in results if "confusion_matrix" in entry}
     content = {"summary": lines, "evaluation": values, "confusion": matrices}
     write_report(folder, TaskObjective.display, content)
     for line in [*lines, f"report: {context.launch.workdir}/report.html"]:

@@ -200,7 +200,7 @@ def _auroc(negatives: np.ndarray, positives: np.ndarray) -> float:
 def _average_precision(negatives: np.ndarray, positives: np.ndarray) -> float:
     if not positives.any():
         return 0.0
-    found = np.cumsum(positives[::-1])
+    hits = np.cumsum(positives[::-1])
     # A rank that the resample lacks has no positives, so its quotient does not count.
-    precision = found / np.maximum(found + np.cumsum(negatives[::-1]), 1)
-    return float(positives[::-1] @ precision / found[-1])
+    precision = hits / np.maximum(hits + np.cumsum(negatives[::-1]), 1)
+    return float(positives[::-1] @ precision / hits[-1])

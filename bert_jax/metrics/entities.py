@@ -19,20 +19,20 @@ def entities(tags: Sequence[str], strict: bool = False) -> list[tuple[str, int, 
     mode="strict", scheme=IOB2, in which an I without a preceding B is no entity. Raises ``ValueError`` for other
     tags.
     """
-    found: list[tuple[str, int, int]] = []
+    spans: list[tuple[str, int, int]] = []
     previous = outside = ("O", "")
     for position, tag in enumerate(tags):
         prefix, kind = current = _split(tag)
         if strict and prefix in "ES":
             raise ValueError(f"tag {tag!r} is not allowed with strict scores; allowed: IOB2 tags")
         if prefix in "IE" and previous[0] in "BI" and previous[1] == kind:
-            found[-1] = (kind, found[-1][1], position + 1)
+            spans[-1] = (kind, spans[-1][1], position + 1)
         elif strict and prefix == "I":
             current = outside  # so that the next I continues no entity either
         elif prefix != "O":
-            found.append((kind, position, position + 1))
+            spans.append((kind, position, position + 1))
         previous = current
-    return found
+    return spans
 
 
 def tagging_scores(gold: Tags, predicted: Tags, strict: bool = False) -> list[Score]:
@@ -42,12 +42,12 @@ def tagging_scores(gold: Tags, predicted: Tags, strict: bool = False) -> list[Sc
     """
     _check_sentences(gold, predicted)
     pairs = [(set(entities(g, strict)), set(entities(p, strict))) for g, p in zip(gold, predicted, strict=True)]
-    kinds = sorted({kind for pair in pairs for found in pair for kind, *_ in found})
+    kinds = sorted({kind for pair in pairs for members in pair for kind, *_ in members})
     column = {kind: index for index, kind in enumerate(kinds)}
     counts = np.zeros((len(pairs), 3, len(kinds)))
     for row, (in_gold, in_predicted) in zip(counts, pairs, strict=True):
-        for index, found in enumerate((in_gold & in_predicted, in_gold, in_predicted)):
-            for kind, *_ in found:
+        for index, members in enumerate((in_gold & in_predicted, in_gold, in_predicted)):
+            for kind, *_ in members:
                 row[index, column[kind]] += 1
     table = np.concatenate([counts.sum(axis=2, keepdims=True), counts], axis=2).reshape(len(pairs), -1)
 

@@ -24,12 +24,12 @@ def retrieval_scores(
         raise ValueError(f"cutoffs: {list(cutoffs)} is not allowed; allowed: 1 or more")
     longest = max(1, *cutoffs, *map(len, ranked))
     hits = np.zeros((n, longest), bool)
-    for query, (found, right) in enumerate(zip(ranked, map(frozenset, relevant), strict=True)):
+    for query, (ids, right) in enumerate(zip(ranked, map(frozenset, relevant), strict=True)):
         if not right:
             raise ValueError(f"query {query} has no relevant id; remove it")
-        if len(set(found)) != len(found):
+        if len(set(ids)) != len(ids):
             raise ValueError(f"query {query} has an id twice in its ranked list; give each id once")
-        hits[query, : len(found)] = [one in right for one in found]
+        hits[query, : len(ids)] = [one in right for one in ids]
     total = np.array([len(frozenset(right)) for right in relevant])
     discount = 1 / np.log2(np.arange(longest) + 2)
     first = np.where(hits.any(axis=1), hits.argmax(axis=1) + 1, np.inf)

@@ -93,10 +93,10 @@ class JointTask(TaggingTask):
         """Return sentence_accuracy (the intent and every slot correct), intent_accuracy, and the scores of tagging
         as slot_NAME."""
         slots = [Score(f"slot_{s.name}", s.of, s.higher_is_better) for s in super().scores(records, predictions)]
-        found = joint_scores(
+        joint = joint_scores(
             [record.label or "" for record in records],
             [prediction["label"] for prediction in predictions],
             [record.tags or () for record in records],
             [predicted_tags(prediction) for prediction in predictions],
         )
-        return [*found, *slots]
+        return [*joint, *slots]

@@ -70,8 +70,8 @@ class QaTask(Task):
                 )
             return NOWHERE
         for answer in record.answers:
-            found = find_answer(passage.text, answer)
-            if found and (tokens := passage.tokens(*found)):
+            span = find_answer(passage.text, answer)
+            if span and (tokens := passage.tokens(*span)):
                 return tokens
         if training:
             text = record.answers[0].text

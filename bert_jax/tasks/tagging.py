@@ -60,8 +60,10 @@ class TaggingTask(Task):
         if not are_entity_tags(tags) and any(tag.startswith("B-") for tag in tags):
             other = next(tag for tag in tags if not are_entity_tags([tag]))
             notes.append(f"only the accuracy of tags is scored: {other!r} is none of O, B-, I-, E- and S-")
-        found = {split: {tag for one in records for tag in one.tags or ()} for split, records in splits.items()}
-        return notes + not_learned("tags", found, tags)
+        tags_of_splits = {
+            split: {tag for one in records for tag in one.tags or ()} for split, records in splits.items()
+        }
+        return notes + not_learned("tags", tags_of_splits, tags)
 
     @property
     def heads(self) -> HeadsConfig:
@@ -165,9 +167,9 @@ def predicted_tags(prediction: Prediction) -> list[str]:
     return [token["label"] for token in prediction["tokens"]]
 
 
-def not_learned(kind: str, found: Mapping[str, Set[str | None]], learned: Sequence[str]) -> list[str]:
-    """Return a note for each split whose ``found`` labels or tags (``kind``) are not all ``learned``."""
-    unknown = {split: sorted(map(str, values - {*learned})) for split, values in found.items()}
+def not_learned(kind: str, values_of_splits: Mapping[str, Set[str | None]], learned: Sequence[str]) -> list[str]:
+    """Return a note for each split with values (labels or tags, as ``kind`` states) that are not ``learned``."""
+    unknown = {split: sorted(map(str, values - {*learned})) for split, values in values_of_splits.items()}
     return [
         f"{split}: {kind} that are not learned count as misses: {', '.join(names)}"
         for split, names in unknown.items()
