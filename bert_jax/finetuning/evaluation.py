@@ -52,8 +52,7 @@ class Predictor:
             count = len(features["input_ids"])
             rows = host_rows(self._mesh, count)
             own = {name: array[rows] for name, array in features.items()}
-            outputs: batching.DeviceOutputs = self.step(params, to_global(own, self._mesh, count))
-            return outputs
+            return self.step(params, to_global(own, self._mesh, count))
 
         return batching.run_packed(program, units, self._batches(units)) if units else []
 

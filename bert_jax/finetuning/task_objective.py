@@ -96,14 +96,12 @@ def check_layers(config: FinetuneConfig, heads: HeadsConfig) -> None:
     """Raise ``ValueError`` for ``loss.layers`` that the model lacks, or that the pooler of ``heads`` cannot
     read."""
     layers, count = config.loss.layers, config.model.num_layers
-    if not layers:
-        return
     if len({*layers} & {*range(1, count)}) < len(layers):
         raise ValueError(
             f"loss.layers: {list(layers)} is not allowed; allowed: different layers from 1 to {count - 1}"
         )
     width, model = heads.feature_width(config.model), config.model.hidden_size
-    if width != model:
+    if layers and width != model:
         raise ValueError(
             f"features.layers: {heads.features} is not allowed with loss.layers {list(layers)}: the head reads "
             f"{width} numbers, one layer has {model}; allowed: any other features.layers"

@@ -23,7 +23,7 @@ from bert_jax.metrics.classification import classification_scores, confusion_mat
 from bert_jax.metrics.correlation import regression_scores
 from bert_jax.model.bert import BertOutput
 from bert_jax.objectives.label_losses import multilabel_loss, regression_loss, softmax_denominator
-from bert_jax.objectives.objective import Sums, denominator
+from bert_jax.objectives.objective import Sums
 from bert_jax.records import Record
 from bert_jax.tasks.task import Encoded, Level, ModelInput, Outputs, Prediction, Target, Task, class_loss
 from bert_jax.tasks.truncation import cut_pair, cut_text
@@ -77,7 +77,7 @@ class SequenceTask(Task):
         if self.is_labelled(record):
             return self.target(record)
         if training:
-            raise ValueError(f"{record.source}: no label; training needs one; check data.columns (role label)")
+            raise missing_label(record)
         return {}
 
     @abstractmethod
@@ -147,8 +147,11 @@ def with_labels(config: FinetuneConfig, splits: Mapping[str, Sequence[Record]], 
     """Return ``config`` with ``data.labels``: if it is empty, the sorted labels of the training files.
 
     They include dev records that were split from these files, because some classes may occur only there. Raises
-    ``ValueError`` for fewer than ``least`` labels.
+    ``ValueError`` for a training record without a label, and for fewer than ``least`` labels.
     """
+    for record in splits["train"]:
+        if record.label is None and record.labels is None:
+            raise missing_label(record)
     records = [*splits["train"], *(splits.get("dev", ()) if config.data.dev_fraction else ())]
     seen = {label for record in records for label in record.labels or (record.label,) if label is not None}
     labels = config.data.labels or tuple(sorted(seen))
@@ -168,7 +171,7 @@ class ClassificationTask(SequenceTask):
     def __init__(self, config: FinetuneConfig, tokenizer: Tokenizer, records: Sequence[Record] = ()) -> None:
         super().__init__(config, tokenizer, records)
         self._class_weights = None
-        if config.loss.class_weights == "balanced":
+        if config.loss.class_weights == "balanced" and "label" in self.gold:
             counts, labels = Counter(record.label for record in records), config.data.labels
             weights = [len(records) / (len(labels) * counts[label]) if counts[label] else 0.0 for label in labels]
             self._class_weights = jnp.asarray(weights, jnp.float32)
@@ -233,9 +236,6 @@ class MultiLabelTask(ClassificationTask):
 
     def reference(self, record: Record) -> list[str]:
         return list(record.labels or ())
-
-    def denominators(self, batch: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
-        return {"loss": denominator(batch["weights"])}
 
     def loss(self, output: BertOutput, batch: Mapping[str, jax.Array], *, axis: str | None) -> Sums:
         gamma = self.config.loss.focal_gamma
@@ -309,6 +309,11 @@ def _class_numbers(
 def round_significant(value: float) -> float:
     """Round a float32 value to nine significant digits, which identify it."""
     return float(f"{value:.9g}")
+
+
+def missing_label(record: Record) -> ValueError:
+    """Return the error for a training record without a label."""
+    return ValueError(f"{record.source}: no label; training needs one; check data.columns (role label)")
 
 
 def class_number(record: Record, labels: tuple[str, ...]) -> int:

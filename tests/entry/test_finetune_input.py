@@ -150,9 +150,9 @@ def test_a_mistake_is_told_before_anything_is_trained(call, tmp_path, case):
     [
         (slots("w1 w2\nw3\n", "O B-a\n", "i\nj\n"), "train/seq.out: 1 lines, but seq.in has 2; there must be one"),
         (slots("w1 w2\nw3\n", "O\nO\n", "i\nj\n"), "train/seq.out:1: 1 tags for the 2 words of seq.in; every word"),
-        (slots("w1 w2\nw3\n", "O O\nO\n", "i\nj\n"), "data.train: 1 tags (O); give files with two or more"),
-        (slots("w1 w2\nw3\n", "O B-a\nO\n", "i\ni\n"), "data.train: 1 labels (i); give files with two or more"),
-        (slots("w1 w2\nw3\n", "O B-a\nO\n", " \ni\n"), "train/seq.in:1: no label; give the intent of every text"),
+        (slots("w1 w2\nw3\n", "O O\nO\n", "i\nj\n"), "data.train: tags in the training files: O; two or more"),
+        (slots("w1 w2\nw3\n", "O B-a\nO\n", "i\ni\n"), "data.labels: labels in the training files: i; 2 or more"),
+        (slots("w1 w2\nw3\n", "O B-a\nO\n", " \ni\n"), "train/seq.in:1: no label; training needs one"),
     ],
 )
 def test_slots_that_do_not_fit(call, tmp_path, files, message):

@@ -60,7 +60,7 @@ def test_labels_and_tags_come_from_the_training_records():
 @pytest.mark.parametrize(
     ("labels", "train", "message"),
     [
-        ((), [record("1 2", "O B-a")], "data.labels: labels in the training files: none"),
+        ((), [record("1 2", "O B-a")], "file:1: no label"),
         ((), [record("1 2", "O B-a", "play")], "data.labels: labels in the training files: play"),
         (("book", "rate"), [record("1 2", "O B-a"), record("1", "O", "rate")], "file:1: no label"),
         (("book", "rate"), [record("1 2", "O B-a", "play")], "file:1: label 'play' is not in data.labels;"),
