@@ -40,10 +40,10 @@ def write_results(
     # Predictions of the same parameters are kept; a continued run has no report, so its entries are not read.
     entries = {entry["split"]: entry for entry in read_results(folder) if entry["step"] == step}
     asked, digests = resolved.predicted_splits, resolved.prediction_digests
-    for split in asked:
-        is_due = entries.get(split, {}).get("digest") != digests[split]
-        if not hosts.broadcast_from_lead(f"predict_{split}", is_due, context.launch.host_timeout):
-            continue
+    is_due = {split: entries.get(split, {}).get("digest") != digests[split] for split in asked}
+    timeout = context.launch.host_timeout
+    due = [split for split in asked if hosts.broadcast_from_lead(f"predict_{split}", is_due[split], timeout)]
+    for split in due:
         predictions = evaluator.predictions(
             context, params, split, lambda split=split: context.watchdog.beat(f"predicting {split}")
         )
