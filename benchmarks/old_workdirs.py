@@ -2,10 +2,10 @@
 
     python benchmarks/old_workdirs.py --base OTHER_CHECKOUT [--kinds classification qa ...]
 
-The other version trains every run halfway. Then each version continues a copy of it to the end, on one device. Last,
-this version is called on the run that the other one finished. The row of a run holds the exit codes and the largest
-relative difference of any logged loss after the resume. Exit code 3 if a run does not resume, if a loss differs by
-more than 1e-6, or if the call on the finished run fails or trains.
+The other version trains every run halfway. Then each version continues a copy of it to the end, on one device.
+Last, this version is called on the run that the other one finished. The row of a run holds the exit codes and the
+largest relative difference of any logged loss after the resume. Exit code 3 if a run does not resume, if a loss
+differs by more than 1e-6, or if the call on the finished run fails or trains.
 """
 
 import argparse
