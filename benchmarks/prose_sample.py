@@ -3,7 +3,7 @@
     python benchmarks/prose_sample.py [--commit HEAD] [--docstrings 50] [--messages 30]
 
 Draws from ``bert_jax`` and ``data_pipeline`` of the working tree; the commit's hash is the seed. Messages are texts
-of 40 characters or more that are raised, or passed to the functions that report and stop (MESSAGE_CALLS); {...} holds
+of 40 characters or more that are raised, or passed to the functions that report and stop (MESSAGE_CALLS); {...} is
 a value. Prints numbered items with their places.
 """
 
