@@ -31,14 +31,14 @@ gc.set_threshold(100_000, 20, 50)
 import pytest
 
 
-@pytest.fixture(scope="module", autouse=True)
+@pytest.fixture(autouse=True)
 def memory_goes_back() -> Iterator[None]:
-    """Drop the compiled programs of a module once the process holds 1 GB: a worker stays below 2.5 GB."""
+    """Drop the compiled programs once the process holds 1.7 GB: a worker stays below 2.5 GB."""
     yield
     if sys.platform != "linux" or "jax" not in sys.modules:
         return
     pages = int(Path("/proc/self/statm").read_text().split()[1])
-    if pages * os.sysconf("SC_PAGE_SIZE") > 1e9:
+    if pages * os.sysconf("SC_PAGE_SIZE") > 1.7e9:
         sys.modules["jax"].clear_caches()
         gc.collect()
         ctypes.CDLL(None).malloc_trim(0)  # freed memory stays with the process otherwise
