@@ -2,9 +2,10 @@
 
     python benchmarks/old_workdirs.py --base OTHER_CHECKOUT [--kinds classification qa ...]
 
-The other version trains every run halfway. Then each version continues a copy of it to the end, on one device. The
-row of a run holds its exit codes and the largest relative difference of any logged loss after the resume. Exit
-code 3 if a run does not resume, or if a loss differs by more than 1e-6.
+The other version trains every run halfway. Then each version continues a copy of it to the end, on one device.
+Last, this version is called on the run that the other one finished. The row of a run holds the exit codes and the
+largest relative difference of any logged loss after the resume. Exit code 3 if a run does not resume, if a loss
+differs by more than 1e-6, or if the call on the finished run fails or trains.
 """
 
 import argparse
@@ -110,8 +111,12 @@ def compare(base: Path, folder: Path, name: str, program: str, arguments: list[s
     pairs = list(zip(results["base"][2], results["own"][2], strict=False))
     worst = max((abs(a - b) / max(abs(a), 1e-12) for a, b in pairs), default=None)
     ok = results["own"][0] == 0 and len(results["base"][2]) == len(results["own"][2]) and worst <= 1e-6
+    finished = folder / f"{name}_base"
+    finished_code, finished_line = call(OWN, [program, *arguments, "--workdir", str(finished), steps, all_steps])
+    ok = ok and finished_code == 0 and losses(finished) == results["base"][2]
     return {
-        "run": name, "base_code": results["base"][0], "own_code": results["own"][0], "line": results["own"][1],
+        "run": name, "base_code": results["base"][0], "own_code": results["own"][0],
+        "finished_code": finished_code, "line": results["own"][1] or finished_line,
         "losses": len(pairs), "largest_relative_difference": worst, "ok": bool(ok),
     }  # fmt: skip
 

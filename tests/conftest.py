@@ -2,6 +2,7 @@
 
 import ctypes
 import gc
+import importlib.metadata
 import os
 import sys
 import tempfile
@@ -9,8 +10,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 os.environ["JAX_PLATFORMS"] = "cpu"
-# Quick compilation rather than quick programs: they are tiny and many.
-os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=8 --xla_backend_optimization_level=0"
+# Quick compilation rather than quick programs, which are tiny and many: a quarter of the time.
+os.environ["XLA_FLAGS"] = (
+    "--xla_force_host_platform_device_count=8 --xla_backend_optimization_level=0 "
+    "--xla_cpu_parallel_codegen_split_count=1"
+)
+if importlib.metadata.version("jaxlib").startswith("0.10."):  # later versions do not have the flag
+    os.environ["XLA_FLAGS"] += " --xla_cpu_use_fusion_emitters=false"
 # Programs compiled by one test serve the others (jax keys them by program and version).
 os.environ.setdefault(
     "JAX_COMPILATION_CACHE_DIR", str(Path(tempfile.gettempdir()) / f"bert-jax-tests-{os.getuid()}")
@@ -25,17 +31,29 @@ gc.set_threshold(100_000, 20, 50)
 import pytest
 
 
-@pytest.fixture(scope="module", autouse=True)
+@pytest.fixture(autouse=True)
 def memory_goes_back() -> Iterator[None]:
-    """Drop the compiled programs of a module once the process holds 1 GB: a worker stays below 2.5 GB."""
+    """Drop the compiled programs once the process holds 1.7 GB: a worker stays below 2.5 GB."""
     yield
     if sys.platform != "linux" or "jax" not in sys.modules:
         return
     pages = int(Path("/proc/self/statm").read_text().split()[1])
-    if pages * os.sysconf("SC_PAGE_SIZE") > 1e9:
+    if pages * os.sysconf("SC_PAGE_SIZE") > 1.7e9:
         sys.modules["jax"].clear_caches()
         gc.collect()
         ctypes.CDLL(None).malloc_trim(0)  # freed memory stays with the process otherwise
+
+
+@pytest.fixture
+def curves() -> None:
+    """For tests that look at the diagrams of a run."""
+
+
+@pytest.fixture(autouse=True)
+def diagrams_are_empty(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Draw no diagrams in the other tests: they take as long as the rest of a tiny run."""
+    if "curves" not in request.fixturenames:
+        monkeypatch.setattr("bert_jax.training.logging.report.draw_curves", lambda *_: (b"", "<svg></svg>"))
 
 
 @pytest.fixture(scope="session")

@@ -19,8 +19,9 @@ from bert_jax.tokenization import Tokenizer
 
 # The reference adds this to the MLM weight, so that the loss of a batch without masked positions is 0.
 MLM_EPSILON = 1e-5
-# Rows of a held-out batch whose masks are filled, and predictions of each mask.
-SAMPLE_ROWS, SAMPLE_PIECES = 8, 5
+# Rows of a held-out batch of which words are predicted, words of each row, and predictions of each word.
+SAMPLE_ROWS, SAMPLE_MASKS, SAMPLE_PIECES = 8, 3, 5
+SENTENCE_ENDS = (".", "!", "?", "。")
 
 
 def _sections(data: Mapping[str, Any]) -> list[tuple[str, str]]:
@@ -93,28 +94,26 @@ class MaskedLm(PretrainObjective):
         return {"unigram_cross_entropy": source.unigram_cross_entropy()}
 
     def samples(self, params: Any, tokenizer: Tokenizer, batch: Mapping[str, np.ndarray]) -> list[Any]:
-        """Masks of the first rows of ``batch``, filled on one device: of each row the text with [MASK]s and, for
-        each mask, the best pieces with their probabilities and the right piece."""
-        features = {name: values[:SAMPLE_ROWS] for name, values in batch.items()}
+        """A few masked words of the first rows of ``batch``, predicted on one device. All other masks are undone,
+        so that a person can read the texts. For each row: its sentences with [MASK]s and, for each mask, the best
+        pieces with their probabilities, and the answer."""
+        features = {name: np.array(values[:SAMPLE_ROWS]) for name, values in batch.items()}
+        choices = [_undo_masks(features, row, tokenizer) for row in range(len(features["input_ids"]))]
         probabilities, ids = top_pieces(
             self.model.clone(mesh=None), params, features, SAMPLE_PIECES, tokenizer.vocab_size
         )
         texts = []
-        for row in range(len(ids)):
-            tokens = features["input_ids"][row]
-            length = int((features["sequence_ids"][row] > 0).sum())
-            frame = tokenizer.cls_id, tokenizer.sep_id
-            text = tokenizer.decode([int(token) for token in tokens[:length] if token not in frame])
+        for row, answers in enumerate(choices):
+            if not answers:
+                continue
             masks = []
-            for slot, position in enumerate(features["mlm_positions"][row]):
-                if not features["mlm_weights"][row, slot] or tokens[position] != tokenizer.mask_id:
-                    continue
-                answer = tokenizer.decode([int(features["mlm_labels"][row, slot])])
+            for slot, answer in enumerate(answers):
                 words = [tokenizer.decode([token]) for token in ids[row, slot].tolist()]
                 best = list(zip(words, probabilities[row, slot].tolist(), strict=True))
-                masks.append({"predictions": best, "answer": answer})
-            if masks:
-                texts.append({"text": text, "masks": masks})
+                masks.append({"predictions": best, "answer": tokenizer.decode([answer])})
+            length = int((features["sequence_ids"][row] > 0).sum())
+            text = tokenizer.decode(_whole_sentences(features["input_ids"][row, :length].tolist(), tokenizer))
+            texts.append({"text": text, "masks": masks})
         return texts
 
     def result_lines(self, final: Mapping[str, Any], samples: Sequence[Any]) -> list[str]:
@@ -134,9 +133,9 @@ class MaskedLm(PretrainObjective):
                 lines.append(f"sentence pairs: accuracy {final['nsp_accuracy']:.4f}, loss {final['nsp_loss']:.4f}")
         for sample in samples[:5]:
             lines.append(sample["text"])
-            for mask in sample["masks"][:3]:
+            for mask in sample["masks"]:
                 best = ", ".join(f"{piece} {probability:.2f}" for piece, probability in mask["predictions"][:3])
-                lines.append(f"    [MASK] was {mask['answer']}: {best}")
+                lines.append(f"    [MASK] was {mask['answer']!r}; predicted: {best}")
         return lines
 
     def report_data(self, final: Mapping[str, Any], samples: Sequence[Any]) -> dict[str, Any]:
@@ -149,6 +148,36 @@ class MaskedLm(PretrainObjective):
             "unigram_loss": final.get("unigram_cross_entropy"),
             "filled_masks": list(samples),
         }
+
+
+def _undo_masks(features: dict[str, np.ndarray], row: int, tokenizer: Tokenizer) -> list[int]:
+    """Restore the masked tokens of ``row`` in place, except for at most SAMPLE_MASKS across the row: whole words
+    if any are masked. Return the answer's id for each remaining mask; the first slots of the row refer to them."""
+    tokens, positions = features["input_ids"][row], features["mlm_positions"][row]
+    masked = features["mlm_weights"][row] > 0
+    labels = features["mlm_labels"][row][masked]
+    answers = dict(sorted(zip(positions[masked].tolist(), labels.tolist(), strict=True)))
+    for position, answer in answers.items():
+        tokens[position] = answer
+    following = np.append(tokenizer.continuation[tokens[1:]], False)
+    words = [
+        position
+        for position, answer in answers.items()
+        if not tokenizer.continuation[answer] and not following[position] and tokenizer.decode([answer]).isalpha()
+    ] or list(answers)
+    chosen = words[:: max(1, len(words) // SAMPLE_MASKS)][:SAMPLE_MASKS]
+    tokens[chosen] = tokenizer.mask_id
+    positions[: len(chosen)] = chosen
+    return [answers[position] for position in chosen]
+
+
+def _whole_sentences(ids: list[int], tokenizer: Tokenizer) -> list[int]:
+    """``ids`` without [CLS] and [SEP], and without the parts of sentences at both ends unless they hold a mask."""
+    ids = [token for token in ids if token not in (tokenizer.cls_id, tokenizer.sep_id)]
+    masks = [place for place, token in enumerate(ids) if token == tokenizer.mask_id]
+    ends = [place + 1 for place, token in enumerate(ids) if tokenizer.decode([token]).strip() in SENTENCE_ENDS]
+    start = max((end for end in ends if end <= masks[0]), default=0)
+    return ids[start : min((end for end in ends if end > masks[-1]), default=len(ids))]
 
 
 def top_pieces(

@@ -145,7 +145,12 @@ def steps_on(sizes, scan_layers, shard_optimizer=True):
 
 @pytest.mark.parametrize(
     ("sizes", "scan_layers", "shard_optimizer"),
-    [((1, 8, 1), True, True), ((8, 1, 1), True, True), ((2, 2, 2), False, True), ((4, 2, 1), False, False)],
+    [
+        ((1, 8, 1), True, True),
+        pytest.param((8, 1, 1), True, True, marks=pytest.mark.slow),
+        pytest.param((2, 2, 2), False, True, marks=pytest.mark.slow),
+        pytest.param((4, 2, 1), False, False, marks=pytest.mark.slow),
+    ],
 )
 def test_cut_matrices_update_as_on_one_device(sizes, scan_layers, shard_optimizer):
     params, moments = steps_on(sizes, scan_layers, shard_optimizer)

@@ -329,7 +329,9 @@ def train(config, steps):
     return states, norms
 
 
-@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize(
+    "rule", [pytest.param(rule, marks=[] if "lamb" in rule else pytest.mark.slow) for rule in RULES]
+)
 def test_padded_rows_stay_zero_and_enter_no_norm(rule):
     """With clipping and LAMB every norm matters: a padded vocabulary must train as an unpadded one."""
     common = (

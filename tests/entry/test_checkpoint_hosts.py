@@ -32,9 +32,8 @@ def trained(tmp_path_factory):
     return folder / "run"
 
 
-@pytest.mark.parametrize(
-    "case", ["restore_bad_files", pytest.param("restore_bad_contents", marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("case", ["restore_bad_files", "restore_bad_contents"])
 def test_a_checkpoint_that_one_process_finds_damaged_is_skipped_by_all(trained, tmp_path, case):
     shutil.copytree(trained, tmp_path / "run")
     meta = json.loads((trained / "checkpoints" / "4" / "meta" / "metadata").read_text())

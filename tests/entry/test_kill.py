@@ -87,9 +87,16 @@ def moments(workdir, count):
     return [chosen[i % len(chosen)] for i in range(count)]
 
 
-@pytest.mark.parametrize("count", [1, pytest.param(KILLS, marks=pytest.mark.slow)])
-def test_kills_leave_the_result_bitwise_the_same(tmp_path, count):
-    recipe = command.recipe(tmp_path, mesh={"data": DEVICES})
+@pytest.mark.parametrize(
+    ("count", "optimizer"),
+    [
+        (1, "adamw"),
+        pytest.param(KILLS, "adamw", marks=pytest.mark.slow),
+        pytest.param(1, "muon", marks=pytest.mark.slow),
+    ],
+)
+def test_kills_leave_the_result_bitwise_the_same(tmp_path, count, optimizer):
+    recipe = command.recipe(tmp_path, mesh={"data": DEVICES}, optimizer={"name": optimizer})
     whole, cut = tmp_path / "whole", tmp_path / "cut"
     code, _, err = command.run("--config", recipe, "--workdir", whole, devices=DEVICES)
     assert code == 0, err

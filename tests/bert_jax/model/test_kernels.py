@@ -247,6 +247,7 @@ def test_a_model_of_kernels_equals_the_plain_model():
         assert relative_difference(grads, plain[1]) <= 5e-6
 
 
+@pytest.mark.slow
 def test_a_model_of_kernels_drops_the_same_values_on_every_mesh():
     config = model_config(dropout=0.1)
     one = loss_of_model(config, **KERNELS)

@@ -113,7 +113,7 @@ def test_loss_curve_equals_torch():
         assert float(metrics["grad_norm"]) == pytest.approx(norms[i], rel=1e-3), f"step {i}"
 
 
-def test_it_trains_evaluates_reports_and_resumes(tmp_path):
+def test_it_trains_evaluates_reports_and_resumes(tmp_path, curves):
     config = tiny_config(OPTIONS, "--training.num_steps 8 --training.eval_interval 4 --training.eval_batches 2")
     lines = whole_and_resumed(config, tmp_path, 9)
     evaluations = [line for line in lines if line.get("split") == "eval"]

@@ -1,25 +1,54 @@
 """Filled masks of a held-out batch: texts and answers that a reader understands."""
 
 import jax
+import numpy as np
 from support import random_batch, tiny_config
 
-from bert_jax.objectives.masked_lm import SAMPLE_PIECES, SAMPLE_ROWS, MaskedLm
+from bert_jax.objectives.masked_lm import SAMPLE_MASKS, SAMPLE_PIECES, SAMPLE_ROWS, MaskedLm
 from bert_jax.tokenization import SPECIAL_PIECES, WordPieceTokenizer
 from bert_jax.training.state import initial_params
 
+CONFIG = tiny_config()
 
-def test_texts_predictions_and_answers_carry_no_signs_of_pieces():
-    config = tiny_config()
-    words = [f"{'##' if i % 2 else ''}w{i}" for i in range(config.model.vocab_size - 5)]
+
+def filled(words, batch):
     tokenizer = WordPieceTokenizer([*SPECIAL_PIECES, *words], lower_case=True)
-    objective = MaskedLm(config, None)
+    objective = MaskedLm(CONFIG, None)
     params = jax.device_get(initial_params(objective.model, seed=0))
-    batch = random_batch(config)
-    texts = objective.samples(params, tokenizer, batch)
+    return objective.samples(params, tokenizer, batch)
+
+
+def test_texts_hold_few_masks_and_no_signs_of_pieces():
+    batch = random_batch(CONFIG)
+    before = {name: values.copy() for name, values in batch.items()}
+    texts = filled([f"{'##' if i % 2 else ''}w{i}" for i in range(CONFIG.model.vocab_size - 5)], batch)
+    assert all(np.array_equal(batch[name], values) for name, values in before.items())
     assert len(texts) == min(SAMPLE_ROWS, len(batch["input_ids"]))
     for row, text in enumerate(texts):
-        answers = batch["mlm_labels"][row][batch["mlm_weights"][row] > 0]
-        assert [mask["answer"] for mask in text["masks"]] == [f"w{label - 5}" for label in answers]
-        assert text["text"].count("[MASK]") == len(answers) and "##" not in text["text"]
+        labels = batch["mlm_labels"][row][batch["mlm_weights"][row] > 0]
+        answers = [mask["answer"] for mask in text["masks"]]
+        assert len(answers) == min(SAMPLE_MASKS, len(labels)) == text["text"].count("[MASK]")
+        assert set(answers) <= {f"w{label - 5}" for label in labels} and "##" not in text["text"]
         best = [piece for mask in text["masks"] for piece, _ in mask["predictions"]]
         assert len(best) == SAMPLE_PIECES * len(answers) and not any("##" in piece for piece in best)
+
+
+def test_whole_words_are_asked_for_in_whole_sentences():
+    rest = [f"w{i}" for i in range(CONFIG.model.vocab_size - 13)]
+    words = ["not", "shown", ".", "laws", "un", "##just", "fail", "badly", *rest]
+    ids = {word: 5 + place for place, word in enumerate(words)}
+    row = [2, *(ids[word] for word in [*words[:8], ".", "not"]), 3]
+    masked = [1, 4, 6, 7]  # a word of the first sentence, "laws", a piece of a word, "fail"
+    batch = {name: values[:1] * 0 for name, values in random_batch(CONFIG).items()}
+    batch["input_ids"][0, : len(row)] = row
+    batch["sequence_ids"][0, : len(row)] = 1
+    batch["mlm_positions"][0, : len(masked)] = masked
+    batch["mlm_labels"][0, : len(masked)] = [row[place] for place in masked]
+    batch["mlm_weights"][0, : len(masked)] = 1
+    batch["input_ids"][0, masked] = 4, ids["w3"], 4, 4  # one has been replaced, not hidden
+    (text,) = filled(words, batch)
+    assert [mask["answer"] for mask in text["masks"]] == ["not", "laws", "fail"]
+    assert text["text"] == "[MASK] shown. [MASK] unjust [MASK] badly."
+    batch["mlm_weights"][0, 0], batch["input_ids"][0, 1] = 0, ids["not"]
+    (text,) = filled(words, batch)
+    assert text["text"] == "[MASK] unjust [MASK] badly."

@@ -26,7 +26,7 @@ MODULE = Path(__file__).parents[3] / "docs" / "examples" / "smoothed_objective.p
 OPTIONS = f"--objective.module {MODULE} --data.next_sentence none --training.num_steps 8"
 
 
-def test_it_trains_evaluates_reports_and_resumes(tmp_path):
+def test_it_trains_evaluates_reports_and_resumes(tmp_path, curves):
     config = tiny_config(OPTIONS, "--training.eval_interval 4 --training.eval_batches 2")
     lines = whole_and_resumed(config, tmp_path, 9)
     train = [line for line in lines if "split" not in line]

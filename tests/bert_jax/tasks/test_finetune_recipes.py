@@ -234,6 +234,7 @@ def test_commands_of_the_guide():
     assert set(re.findall(r"^\| `(\w+)` \| `\{", GUIDE, re.MULTILINE)) == set(TASKS)
 
 
+@pytest.mark.slow
 def test_the_example_task_trains(tmp_path):
     negated = [dataclasses.replace(record, text=f"{record.text} not") for record in SPLITS["dev"][:12]]
     splits = {"train": SPLITS["train"], "dev": [*negated, *SPLITS["dev"][12:]]}

@@ -49,7 +49,13 @@ def texts(count, seed, negatives=0, label=None):
 LABELS = {"softmax": lambda i: "ab"[i % 2], "cosine": lambda i: str(i % 3 / 2)}
 
 
-@pytest.mark.parametrize("loss", ["softmax", "cosine", "triplet", "negatives", "simcse"])
+@pytest.mark.parametrize(
+    "loss",
+    [
+        "softmax",
+        *(pytest.param(loss, marks=pytest.mark.slow) for loss in ("cosine", "triplet", "negatives", "simcse")),
+    ],
+)
 def test_every_kind_of_record_is_scored_whatever_the_loss(tmp_path, loss):
     train = texts(16, 0, 1 if loss == "triplet" else 0, LABELS.get(loss))
     dev = {"triplets": texts(9, 1, 1), "pairs": texts(9, 2), "many": texts(9, 3, 3)}

@@ -194,6 +194,7 @@ def test_without_values_it_is_the_grid_of_the_paper():
     assert [cell.name for cell in seeds] == [f"seed={n}" for n in range(4, 9)]
 
 
+@pytest.mark.slow
 def test_real_runs_give_the_same_table_to_the_byte(tmp_path):
     source = saved_model(tmp_path / "model")
     config, _ = configured(source, tmp_path / "none", "--data.dev dev.tsv")

@@ -23,7 +23,13 @@ MODEL = tiny_model(
 )
 
 
-@pytest.mark.parametrize(("kind", "crf"), [(TaggingTask, False), (TaggingTask, True), (JointTask, True)])
+LEARNERS = [
+    *(pytest.param(TaggingTask, crf, marks=pytest.mark.slow) for crf in (False, True)),
+    (JointTask, True),
+]
+
+
+@pytest.mark.parametrize(("kind", "crf"), LEARNERS)
 def test_a_small_model_learns_by_heart(kind, crf):
     task = kind(
         kind.from_data(config(task={"max_length": 12}, tagging={"crf": crf}), {"train": RECORDS}), TOKENIZER

@@ -95,7 +95,7 @@ def test_mesh_equals_one_device(sizes, shard_optimizer, accumulation, vocab_size
 
 @pytest.mark.parametrize("vocab_size", VOCABULARIES)
 @pytest.mark.parametrize("optimizer", ["adamw", "lamb"] if FULL else ["lamb"])
-@pytest.mark.parametrize("sizes", MESHES if FULL else [(2, 2, 2), (1, 1, 4)])
+@pytest.mark.parametrize("sizes", MESHES if FULL else [(2, 2, 2), pytest.param((1, 1, 4), marks=pytest.mark.slow)])
 def test_accumulation_on_a_mesh_equals_one_pass_on_one_device(sizes, optimizer, vocab_size):
     """LAMB's trust ratios are of whole parameters, however these are cut."""
     check(

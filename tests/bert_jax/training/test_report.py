@@ -15,6 +15,7 @@ from bert_jax.training.logging.curves import series, smooth, thin
 from bert_jax.training.logging.report import format_value, write_report
 
 DISPLAY = MaskedLm.display
+pytestmark = pytest.mark.usefixtures("curves")
 
 DATA = {
     "title": "run <1>",

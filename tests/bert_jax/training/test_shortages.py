@@ -133,7 +133,7 @@ class DamagedSource(SyntheticSource):
         raise DataBudgetError("1 damaged records, more than data.max_blank_records (0)")
 
 
-@pytest.mark.parametrize(("good", "step"), [(0, 8), (2, 20)])
+@pytest.mark.parametrize(("good", "step"), [pytest.param(0, 8, marks=pytest.mark.slow), (2, 20)])
 def test_a_damaged_held_out_record_costs_nothing_that_was_trained(tmp_path, good, step):
     """In any evaluation, the last among them: the step is saved, and mended data give the line that is missing."""
     config = tiny_config("--training.eval_interval 8 --training.eval_batches 2")
