@@ -1,11 +1,11 @@
 """Documents to training instances: sentence pairs, truncation, and the arrays of a batch; numpy.
 
-The rules are those of google-research/bert's create_pretraining_data.py (``nsp``); ``sop`` (Lan et al. 2019) keeps
-or swaps the order of two consecutive parts, ``none`` cuts documents into single segments of full length.
+``nsp`` follows create_pretraining_data.py of google-research/bert; ``sop`` (Lan et al. 2019) keeps or swaps the
+order of two consecutive parts; ``none`` cuts documents into single segments of full length.
 
 Randomness is counter-based. A (document, pass) has the key hash(seed, document, pass) and its instance j the key
 hash(seed, document, pass, j), both with ``bert_jax.hashing.hash_key``; every draw is a hash of (key, stream,
-counter). So an instance depends on nothing that was made before it, in any process.
+counter). So an instance does not depend on earlier draws or on the process.
 
 Legend: N instances, S tokens per row, M most predictions per row.
 """
@@ -44,7 +44,7 @@ class InstanceSettings:
 
     @property
     def budget(self) -> int:
-        """Number of tokens of a row without [CLS] and [SEP]s."""
+        """Largest number of tokens of a row, without [CLS] and [SEP]."""
         return self.seq_length - (2 if self.next_sentence == "none" else 3)
 
 
@@ -55,13 +55,13 @@ class Segment(NamedTuple):
     length: int
 
 
-# (u, v, needed tokens) -> whole sentences from a random place of another document, until the needed tokens are
-# reached or the document ends; u picks the document and v the sentence, both in [0, 1).
+# (u, v, needed) -> sentences of another document, until ``needed`` tokens are reached or the document ends; u in
+# [0, 1) selects the document and v in [0, 1) its first sentence.
 RandomNext = Callable[[float, float, int], Segment]
 
 
 class Instances(NamedTuple):
-    """N instances as segments of one pool of token ids; int64[N] each. B is empty (length 0) with ``none``."""
+    """N instances as segments A and B of one pool of token ids; int64[N] each. With ``none``, B has length 0."""
 
     document: np.ndarray
     number: np.ndarray  # j, counted within its (document, pass)
@@ -73,21 +73,21 @@ class Instances(NamedTuple):
 
     @classmethod
     def from_rows(cls, rows: list[tuple[int, ...]]) -> "Instances":
-        """From one tuple per instance."""
+        """Make instances from one tuple of all fields per instance."""
         return cls(*np.array(rows, np.int64).reshape(-1, len(cls._fields)).T)
 
     def slice(self, start: int, stop: int) -> "Instances":
-        """Instances [start, stop)."""
+        """Return instances [start, stop)."""
         return Instances(*(column[start:stop] for column in self))
 
 
 def instance_keys(settings: InstanceSettings, instances: Instances, pass_number: int) -> np.ndarray:
-    """Key uint64[N] of every instance: hash(seed, document, pass, j)."""
+    """Return the key of every instance, uint64[N]: hash(seed, document, pass, j)."""
     return hash_key(settings.seed, instances.document, pass_number, instances.number)
 
 
 def shard_and_place(keys: np.ndarray, num_shards: int) -> tuple[np.ndarray, np.ndarray]:
-    """Shard int64[N] of every instance, and the value uint64[N] by which it is ordered inside."""
+    """Return the shard of every instance, int64[N], and its sort key inside the shard, uint64[N]."""
     return (hash_key(keys, _SHARD) % np.uint64(num_shards)).astype(np.int64), hash_key(keys, _PLACE)
 
 
@@ -100,10 +100,10 @@ def plan_document(
     settings: InstanceSettings,
     random_next: RandomNext | None,
 ) -> list[tuple[int, ...]]:
-    """Instances of one document and pass, one ``Instances`` row each, before truncation.
+    """Return the instances of one document and pass before truncation, a row of ``Instances`` each.
 
-    ``sentence_lengths`` int[n], all above 0, are the sentences that lie one after another in the pool from
-    ``first_token`` on. The target length is drawn once; ``nsp`` calls ``random_next`` for every random B.
+    ``sentence_lengths`` int[n], all above 0, are those of consecutive sentences in the pool from ``first_token``
+    on. The target length is drawn once per document; ``nsp`` calls ``random_next`` for every random B.
     """
     key = hash_key(settings.seed, document, pass_number)
     is_short, length = uniform(draw_bits(key, _TARGET, 2))[0].tolist()
@@ -134,9 +134,9 @@ def plan_document(
 def _next_sentence_pairs(
     ends: list[int], target: int, draws: list[list[float]], first_token: int, random_next: RandomNext
 ) -> list[tuple[Segment, Segment, int]]:
-    """Pairs (A, B, label): sentences are gathered until the target and A ends at a random one of them.
+    """Return pairs (A, B, label): sentences are collected up to the target length, and A ends at a random one.
 
-    With probability 0.5, and always when there is only one sentence, B is random and what followed A is put back.
+    With probability 0.5, and always after a single sentence, B is random and the sentences after A are used again.
     """
     pairs: list[tuple[Segment, Segment, int]] = []
     sentences = len(ends) - 1
@@ -157,7 +157,7 @@ def _next_sentence_pairs(
 
 
 def _swapped_pairs(ends: list[int], target: int, draws: list[list[float]]) -> list[tuple[int, int, int, int]]:
-    """(start, border, end, swapped) of consecutive parts; a single sentence is cut between two of its tokens."""
+    """Return (start, border, end, swapped) of consecutive parts; a single sentence is cut between two tokens."""
     pairs: list[tuple[int, int, int, int]] = []
     sentences = len(ends) - 1
     first = 0
@@ -168,20 +168,20 @@ def _swapped_pairs(ends: list[int], target: int, draws: list[list[float]]) -> li
             border = ends[first + 1 + int(length_draw * (stop - first - 1))]
         else:
             border = ends[first] + 1 + int(length_draw * (ends[stop] - ends[first] - 1))
-        if border < ends[stop]:  # a single token has no order
+        if border < ends[stop]:  # a single token cannot be cut
             pairs.append((ends[first], border, ends[stop], int(swap_draw < 0.5)))
         first = stop
     return pairs
 
 
 def truncate(instances: Instances, keys: np.ndarray, budget: int) -> Instances:
-    """Shorten pairs to ``budget`` tokens, a token at a time from the longer side (tie: B).
+    """Shorten pairs to ``budget`` tokens, one token at a time from the longer side (of equal ones: B).
 
-    Each token is dropped from the front or the back with probability 0.5.
+    Each token is dropped from the front or from the back with probability 0.5.
     """
     excess = np.maximum(instances.a_length + instances.b_length - budget, 0)
     difference = instances.a_length - instances.b_length
-    # First the longer side falls to the other's length, then both in turn, B first.
+    # The longer side is shortened to the length of the other, then both in turn, B first.
     leading = np.minimum(excess, np.abs(difference))
     shared = excess - leading
     drop_a = np.where(difference > 0, leading, 0) + shared // 2
@@ -195,7 +195,7 @@ def truncate(instances: Instances, keys: np.ndarray, budget: int) -> Instances:
 
 
 def _coin_flips(keys: np.ndarray, stream: int, flips: np.ndarray) -> np.ndarray:
-    """Heads among ``flips`` int[N] fair coins of each key, int64[N]: set bits of that many random bits."""
+    """Count the heads among ``flips`` int[N] fair coins of each key, int64[N]: set bits among random bits."""
     heads = np.zeros(len(keys), np.int64)
     rows = np.flatnonzero(flips)
     word = 0
@@ -211,10 +211,10 @@ def _coin_flips(keys: np.ndarray, stream: int, flips: np.ndarray) -> np.ndarray:
 def make_features(
     instances: Instances, keys: np.ndarray, pool: np.ndarray, pool_starts: np.ndarray, settings: InstanceSettings
 ) -> dict[str, np.ndarray]:
-    """Features of N instances by their names on disk, ready for ``tfexample.encode_examples``.
+    """Return the features of N instances by their names on disk, for ``tfexample.encode_examples``.
 
-    ``pool`` int[P] holds the token ids that the segments point into and ``pool_starts`` bool[P] is True where a
-    word begins. Without masking settings the ids are unmasked and ``word_starts`` [N, S] stands beside them.
+    ``pool`` int[P] are the token ids of all segments; ``pool_starts`` bool[P] marks the first token of a word.
+    Without masking settings the ids are not masked, and the feature ``word_starts`` [N, S] is added.
     """
     instances = truncate(instances, keys, settings.budget)
     column = np.arange(settings.seq_length)

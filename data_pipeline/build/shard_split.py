@@ -1,4 +1,4 @@
-"""One split of the documents, from the token store to its folder of shards, under any runner of jobs."""
+"""One split of the documents: from the token store to a folder of shards, under any runner of jobs."""
 
 import hashlib
 import json
@@ -28,25 +28,27 @@ from data_pipeline.shards.shard_files import (
 )
 from data_pipeline.text.documents import Source
 
-_PARTS_VERSION = 2  # of the format of unfinished builds: parts of another one are not taken up
+_PARTS_VERSION = 2  # of the format of parts: a build of another version is not continued
 
 
 def split_folder(data: DataConfig, split: str) -> Location:
-    """Folder of the shards of ``split`` (train or eval)."""
+    """Return the folder of the shards of ``split`` (train or eval)."""
     if split == "eval" and data.eval_shards:
         return location(data.eval_shards)
     return location(data.shards) / split
 
 
 def missing_splits(data: DataConfig) -> list[str]:
-    """Splits that are to be built."""
+    """Return the splits that must be built."""
     splits = ["train", "eval"] if data.eval_fraction > 0 and not data.eval_shards else ["train"]
     return [split for split in splits if not (split_folder(data, split) / MANIFEST_NAME).is_file()]
 
 
 def check_splits(data: DataConfig, tokenizer: Tokenizer, sources: Sequence[Source] | None) -> None:
-    """Raise ``ValueError`` for shards made with other settings; lists every difference. ``sources``: the corpus,
-    which is compared as well; None: it is not."""
+    """Raise ``ValueError`` with every difference if existing shards were built with other settings.
+
+    ``sources`` is the corpus; None: it is not compared.
+    """
     for split in ("train", "eval"):
         folder = split_folder(data, split)
         manifest = read_manifest(folder)
@@ -59,15 +61,15 @@ def check_splits(data: DataConfig, tokenizer: Tokenizer, sources: Sequence[Sourc
             wanted["data.corpus"] = names_and_sizes(sources)
         if changed := differences(manifest["settings"], wanted, "shards"):
             raise ValueError(
-                f"{folder}: made with other settings: {changed}; set them back, or name another folder in "
+                f"{folder}: built with other settings: {changed}; restore them, or name another folder in "
                 "data.shards"
             )
         read_index(folder)
 
 
 def plan_splits(data: DataConfig, tokenizer: Tokenizer, store: TokenStore, names: Sequence[str]) -> "list[Split]":
-    """The splits ``names``; ``ValueError`` when the documents do not suffice for one."""
-    contents = store.contents
+    """Return the splits ``names``; ``ValueError`` if one of them has too few documents."""
+    contents, total = store.contents, store.meta["documents"]
     held = held_out(contents, seed=data.seed, fraction=data.eval_fraction)
     splits = []
     for split in names:
@@ -75,14 +77,13 @@ def plan_splits(data: DataConfig, tokenizer: Tokenizer, store: TokenStore, names
         distinct = len(np.unique(contents[documents]))
         if data.next_sentence == "nsp" and distinct < 2:
             raise ValueError(
-                "data.next_sentence: nsp draws its random sentences from other documents, but of "
-                f"{store.meta['documents']} document(s) only {distinct} is for {split}; separate documents by "
-                "blank lines, or give --data.next_sentence sop or none"
+                f"data.next_sentence: nsp needs two different documents, but of {total} document(s) {split} "
+                f"has {distinct}; separate documents by blank lines, or use --data.next_sentence sop or none"
             )
         if distinct == 0:
             raise ValueError(
-                f"data.eval_fraction: {data.eval_fraction} of {store.meta['documents']} document(s) leaves none to "
-                f"hold out; separate documents by blank lines, or give --data.eval_fraction 0"
+                f"data.eval_fraction: {data.eval_fraction} of {total} document(s) is no document; "
+                "separate documents by blank lines, or use --data.eval_fraction 0"
             )
         splits.append(Split(data, split, tokenizer, store, documents, len(documents) - distinct))
     return splits
@@ -100,7 +101,7 @@ def _instance_settings(data: DataConfig, tokenizer: Tokenizer) -> InstanceSettin
 
 @dataclass(frozen=True, eq=False)
 class Split:
-    """One split, from the token store to its folder of shards."""
+    """One split before its build: its documents in the token store, and settings."""
 
     data: DataConfig
     name: str
@@ -111,21 +112,21 @@ class Split:
 
     @property
     def summary(self) -> str:
-        """Line of a report: the amount of work."""
-        tokens, passes = self._tokens(), self._settings["data.dupe_factor"]
-        return f"{self.name}: {len(tokens):,} documents, {int(tokens.sum()):,} tokens, {passes} pass(es)"
+        """Number of documents, tokens and passes, as a line of a report."""
+        tokens, passes = int(self._tokens().sum()), self._settings["data.dupe_factor"]
+        return f"{self.name}: {len(self.documents):,} documents, {tokens:,} tokens, {passes} pass(es)"
 
     @property
     def _settings(self) -> dict[str, Any]:
         return shard_settings(self.data, self.tokenizer, self.name)
 
     def _tokens(self) -> np.ndarray:
-        """Tokens of every document of the split."""
+        """Return the number of tokens of every document of the split, int64[D]."""
         first = self.store.documents[:, 1]
         return (first[self.documents + 1] - first[self.documents]).astype(np.int64)
 
     def prepare(self) -> "PreparedSplit":
-        """Make the folder of the build, or clear it of other builds and half-written files."""
+        """Create the folder of the build, and remove other builds and unfinished files; return the jobs."""
         shards = location(self.data.shards)
         content = json.dumps([_PARTS_VERSION, self._settings, self.store.meta], sort_keys=True)
         build = shards / f".build-{self.name}-{hashlib.sha256(content.encode()).hexdigest()[:16]}"
@@ -147,32 +148,27 @@ class Split:
             settings=_instance_settings(self.data, self.tokenizer),
         )
         passes = int(self._settings["data.dupe_factor"])
-        ranges = cut_parts(self._tokens(), passes)
+        tokens = self._tokens()
         parts = [
             (build / "parts" / f"{number:03d}-{first:08d}", number, first, last)
             for number in range(passes)
-            for first, last in ranges
+            for first, last in cut_parts(tokens, passes)
         ]
-        return PreparedSplit(self.name, job, parts, split_folder(self.data, self.name), self._facts())
-
-    def _facts(self) -> dict[str, Any]:
-        return {
+        counts = {"documents": len(tokens), "duplicate_documents": self.duplicates, "tokens": int(tokens.sum())}
+        facts = {
             "tokenizer": self.tokenizer.fingerprint,
             "vocab_size": self.tokenizer.vocab_size,
             "settings": self._settings | {"data.corpus": self.store.meta["settings"]["data.corpus"]},
-            "counts": {
-                "documents": len(self.documents),
-                "duplicate_documents": self.duplicates,
-                "tokens": int(self._tokens().sum()),
-            },
+            "counts": counts,
         }
+        return PreparedSplit(self.name, job, parts, split_folder(self.data, self.name), facts)
 
 
 @dataclass(frozen=True, eq=False)
 class PreparedSplit:
-    """The jobs of one split, on any machine: all ``parts``, finished or not, and the shards to make of them.
+    """The jobs of one split, for any machine: all ``parts``, finished or not, and the shards to merge from them.
 
-    ``facts`` is the manifest without the figures of finished shards.
+    ``facts`` is the manifest without the figures of the finished shards.
     """
 
     name: str
@@ -182,24 +178,21 @@ class PreparedSplit:
     facts: dict[str, Any]
 
     def finish(self, entries: Iterable[ShardEntry]) -> None:
-        """Write index and manifest and move the folder in place."""
+        """Write the index and the manifest and move the folder in place."""
         folder = self.job.folder
         index = write_index(folder, entries)
-        shards = [
-            {"name": e.name, "records": e.records, "bytes": e.bytes, "crc32c": e.crc32c} for e in index.entries
-        ]
         counts = self.facts["counts"] | {"instances": index.records}
-        write_manifest(folder, self.facts | {"counts": counts, "shards": shards})
+        write_manifest(folder, self.facts | {"counts": counts, "shards": [entry.facts for entry in index.entries]})
         remove_scratch(folder)
         _move(folder, self.target)
 
     def done(self) -> str:
-        """A line for a report, when the folder is in place."""
+        """Return a line of a report about the finished folder."""
         return f"{self.name}: {read_index(self.target).records:,} instances in {self.job.num_shards} shard(s)"
 
 
 def build_split(split: Split, workers: Workers, report: Callable[[str], None]) -> None:
-    """Make the parts and shards that no earlier build has finished, and move the folder in place."""
+    """Build the parts and shards that no earlier build has finished, and move the folder in place."""
     report(split.summary)
     prepared = split.prepare()
     job, parts = prepared.job, prepared.parts
@@ -215,7 +208,7 @@ def build_split(split: Split, workers: Workers, report: Callable[[str], None]) -
 
 def _move(folder: Location, target: Location) -> None:
     if isinstance(folder, ObjectPath):
-        # An object store renames files, one by one. The manifest comes last: it is what makes a folder whole.
+        # An object store renames one file at a time. The manifest, which marks a complete folder, comes last.
         target.mkdir(parents=True, exist_ok=True)
         for path in sorted(folder.iterdir(), key=lambda path: path.name == MANIFEST_NAME):
             path.replace(target / path.name)

@@ -68,7 +68,7 @@ def test_the_vocabulary_comes_along(folder):
     with pytest.raises(ValueError, match="no moving average there"):
         read_weights(folder, ReadOptions(ema=True))
     (folder / "vocab.txt").unlink()
-    with pytest.raises(ValueError, match=r"vocab\.txt: not there"):
+    with pytest.raises(ValueError, match=r"vocab\.txt: the file is missing"):
         read_weights(folder)
 
 
@@ -162,7 +162,7 @@ DAMAGE = {
     "empty file": (lambda f: (f / "weights.npz").write_bytes(b""), "damaged or no npz file"),
     "cut": (lambda f: cut(f / "weights.npz", 5000), "damaged or no npz"),
     "flipped bit": (lambda f: flip(f / "weights.npz", 5000), "damaged or no npz file .Bad CRC-32"),
-    "no spec": (lambda f: (f / "model.json").unlink(), "model.json: not there"),
+    "no spec": (lambda f: (f / "model.json").unlink(), "model.json: the file is missing"),
     "empty spec": (lambda f: (f / "model.json").write_bytes(b""), "model.json: not JSON"),
     "other spec": (
         lambda f: edit(f / "model.json", '"vocab_size": 101', '"vocab_size": 99'),
@@ -176,7 +176,7 @@ DAMAGE = {
     "empty dtypes": (lambda f: (f / "dtypes.json").write_text(""), "dtypes.json: not JSON"),
     "link": (
         lambda f: (f / "weights.npz").symlink_to((f / "weights.npz").rename(f.parent / "far.npz")),
-        "a link out of the folder",
+        "leads out of the folder",
     ),
 }  # fmt: skip
 
