@@ -10,7 +10,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from bert_jax.tasks.task import Encoded, ModelInput, Target
-from bert_jax.tokenization import Tokenizer, longest_first
+from bert_jax.tokenization import Tokenizer
+from bert_jax.tokenization.tokenizer import longest_first
 
 # Of the units that this module makes; 0 = is next, 1 = another's, as in pretraining.
 TARGETS = {"nsp_labels": Target("unit", np.int32), "nsp_weights": Target("unit", np.float32)}

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from bert_jax.config.task import TaskConfig
-from bert_jax.tokenization import Tokenizer, longest_first
+from bert_jax.tokenization import Tokenizer
+from bert_jax.tokenization.tokenizer import longest_first
 
 # After what ends a sentence, with the quotes and brackets that close it.
 _SENTENCE_END = re.compile(r"(?<=[.!?])[\"')\]]*\s+|(?<=[。！？…])[」』”’）]*\s*|\n+")  # noqa: RUF001

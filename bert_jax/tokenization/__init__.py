@@ -4,58 +4,24 @@
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
-from bert_jax.tokenization.byte_bpe import (
-    ROBERTA_PIECES,
-    ByteBPETokenizer,
-    byte_bpe_content,
-    pieces_by_id,
-    special_entries,
-)
+from bert_jax.tokenization.byte_bpe import ByteBPETokenizer
 from bert_jax.tokenization.sentence_piece import SentencePieceTokenizer
-from bert_jax.tokenization.tokenizer import SPECIAL_PIECES, Offsets, Tokenizer, longest_first
-from bert_jax.tokenization.wordpiece import (
-    CJK,
-    MAX_CHARS_PER_WORD,
-    SPACE,
-    WordPieceTokenizer,
-    chunk_words,
-    chunks,
-    is_cjk,
-    is_dropped,
-    is_punctuation,
-    read_pieces,
-    split_words,
-)
+from bert_jax.tokenization.tokenizer import SPECIAL_PIECES, Tokenizer
+from bert_jax.tokenization.wordpiece import WordPieceTokenizer, read_pieces
 
 # File name of a tokenizer by its kind, in shards, workdirs and saved models.
 FILE_NAMES = {"wordpiece": "vocab.txt", "sentencepiece": "tokenizer.model", "byte_bpe": "tokenizer.json"}
 
 __all__ = [
-    "CJK",
     "FILE_NAMES",
-    "MAX_CHARS_PER_WORD",
-    "ROBERTA_PIECES",
-    "SPACE",
     "SPECIAL_PIECES",
     "ByteBPETokenizer",
-    "Offsets",
     "SentencePieceTokenizer",
     "Tokenizer",
     "TokenizerSettings",
     "WordPieceTokenizer",
     "build_tokenizer",
-    "byte_bpe_content",
-    "chunk_words",
-    "chunks",
-    "is_cjk",
-    "is_dropped",
-    "is_punctuation",
     "load_tokenizer",
-    "longest_first",
-    "pieces_by_id",
-    "read_pieces",
-    "special_entries",
-    "split_words",
 ]
 
 

@@ -9,7 +9,8 @@ import numpy as np
 
 from bert_jax.io.files import local_copy
 from bert_jax.io.storage import Location
-from bert_jax.tokenization import FILE_NAMES, Tokenizer, is_cjk, load_tokenizer
+from bert_jax.tokenization import FILE_NAMES, Tokenizer, load_tokenizer
+from bert_jax.tokenization.wordpiece import is_cjk
 from data_pipeline.shards.shard_files import ShardIndex, read_index, read_manifest, read_records
 from data_pipeline.shards.tfexample import decode_example
 

@@ -29,7 +29,8 @@ from bert_jax.config.pretrain import DataConfig
 from bert_jax.hashing import hash_key
 from bert_jax.io.files import local_copy, remove_tree, write_whole
 from bert_jax.io.storage import Location, ObjectPath, location
-from bert_jax.tokenization import Tokenizer, is_cjk, load_tokenizer
+from bert_jax.tokenization import Tokenizer, load_tokenizer
+from bert_jax.tokenization.wordpiece import is_cjk
 from data_pipeline.build.masking import uniform
 from data_pipeline.build.workers import Workers, remove_scratch, scratch_file, scratch_folder
 from data_pipeline.shards.compatibility import differences

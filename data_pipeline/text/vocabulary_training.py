@@ -7,14 +7,8 @@ from pathlib import Path
 from typing import Literal
 
 from bert_jax.io.files import write_whole
-from bert_jax.tokenization import (
-    MAX_CHARS_PER_WORD,
-    SPECIAL_PIECES,
-    chunks,
-    is_cjk,
-    is_punctuation,
-    split_words,
-)
+from bert_jax.tokenization import SPECIAL_PIECES
+from bert_jax.tokenization.wordpiece import MAX_CHARS_PER_WORD, chunks, is_cjk, is_punctuation, split_words
 
 MIN_VOCAB_SIZE = 16
 # Limits of memory: distinct chunks and words, and characters on which SentencePiece is trained.

@@ -138,7 +138,7 @@ def test_missing_and_empty_corpora(tmp_path: Path) -> None:
         str(tmp_path / "none.txt"): "no such file or folder",
         str(write(tmp_path / "empty.txt", "")): "the file is empty",
         str(empty_folder): "the folder contains no text",
-        "package:no-such-package-here": "not installed .pip install no-such-package-here",
+        "package:no-such-package-here": "not installed; run: pip install no-such-package-here",
         "package:": "not installed",
         "package:pytest": "contains no text files",
     }

@@ -23,15 +23,9 @@ from bert_jax.interop.tokenizers.json_format import (
 )
 from bert_jax.interop.tokenizers.tokenizer_state import check_state, state_of
 from bert_jax.io.untrusted_folder import inside, json_object, read_small
-from bert_jax.tokenization import (
-    MAX_CHARS_PER_WORD,
-    ROBERTA_PIECES,
-    SPECIAL_PIECES,
-    build_tokenizer,
-    byte_bpe_content,
-    pieces_by_id,
-    read_pieces,
-)
+from bert_jax.tokenization import SPECIAL_PIECES, build_tokenizer
+from bert_jax.tokenization.byte_bpe import ROBERTA_PIECES, byte_bpe_content, pieces_by_id
+from bert_jax.tokenization.wordpiece import MAX_CHARS_PER_WORD, read_pieces
 
 # Share of pieces with a capital (an accent) above which a vocabulary is cased (keeps accents).
 _SIGNIFICANT = 0.01

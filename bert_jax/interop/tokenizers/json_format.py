@@ -18,15 +18,9 @@ from typing import Any, NamedTuple
 from tokenizers.processors import TemplateProcessing
 
 from bert_jax.io.protobuf import read_fields, read_varint
-from bert_jax.tokenization import (
-    CJK,
-    MAX_CHARS_PER_WORD,
-    SPACE,
-    SPECIAL_PIECES,
-    is_dropped,
-    is_punctuation,
-    special_entries,
-)
+from bert_jax.tokenization import SPECIAL_PIECES
+from bert_jax.tokenization.byte_bpe import special_entries
+from bert_jax.tokenization.wordpiece import CJK, MAX_CHARS_PER_WORD, SPACE, is_dropped, is_punctuation
 
 Json = dict[str, Any]
 _NORMAL = 1  # type of a piece that is neither control, unknown nor user-defined

@@ -11,7 +11,8 @@ from tokenizers import normalizers
 from bert_jax.config import TokenizerConfig
 from bert_jax.interop.tokenizers.json_format import sentencepiece_json, wordpiece_json, wordpiece_rules
 from bert_jax.process import exits
-from bert_jax.tokenization import MAX_CHARS_PER_WORD, Tokenizer
+from bert_jax.tokenization import Tokenizer
+from bert_jax.tokenization.wordpiece import MAX_CHARS_PER_WORD
 
 _SAMPLES = (
     "", " ", "The quick brown fox, 1,234.50 jumps!", "na\u00efve CAF\u00c9 Stra\u00dfe \u00dcbung",

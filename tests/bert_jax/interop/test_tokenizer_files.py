@@ -25,10 +25,10 @@ from bert_jax.tokenization import (
     Tokenizer,
     WordPieceTokenizer,
     build_tokenizer,
-    byte_bpe_content,
     load_tokenizer,
-    longest_first,
 )
+from bert_jax.tokenization.byte_bpe import byte_bpe_content
+from bert_jax.tokenization.tokenizer import longest_first
 from data_pipeline.text.vocabulary_training import train_vocabulary
 
 CASES = cases()

@@ -12,7 +12,8 @@ from bert_jax.interop.exchange import ReadOptions
 from bert_jax.interop.tokenizers.folder_files import read_tokenizer_files
 from bert_jax.interop.tokenizers.json_format import wordpiece_json
 from bert_jax.io.untrusted_folder import LARGEST
-from bert_jax.tokenization import SPECIAL_PIECES, WordPieceTokenizer, build_tokenizer, byte_bpe_content
+from bert_jax.tokenization import SPECIAL_PIECES, WordPieceTokenizer, build_tokenizer
+from bert_jax.tokenization.byte_bpe import byte_bpe_content
 
 LOWER = [*SPECIAL_PIECES, *"abcdefgh", "##b", "##c"]
 CASED = [*SPECIAL_PIECES, *"abcdeFGH", "##B", "##C"]

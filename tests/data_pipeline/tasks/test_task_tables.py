@@ -356,7 +356,7 @@ def test_jsonl_of_half_a_character(tmp_path):
         (
             '{"id": 1, "text": "A", "label": 1}\n{"id": "1", "text": "B", "label": 1}\n',
             (),
-            "{path}:2: id '1' is that",
+            "{path}:2: id '1' is also",
         ),
         ('{"text": "A", "label": 1, "answers": {"text": ["x"]}}\n', (), "{path}:1: wrong answers"),
         (
