@@ -7,40 +7,16 @@ Legend: B rows, S tokens per row, M most predictions per row, W words.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any, Literal
 
 import numpy as np
 
+from bert_jax.config.pretrain import DataConfig
 from bert_jax.hashing import hash_key
 
 # Streams of a row's key.
 _CHOICE, _REPLACEMENT, _RANDOM_TOKEN, _SPAN_LENGTH = range(4)
 _POSITION_BITS = 16
 _NEVER = np.uint64(2**64 - 1)
-
-
-@dataclass(frozen=True, kw_only=True)
-class MaskingSettings:
-    """Settings of the units to mask and of their replacements; ``mask_id`` and ``vocab_size`` of the tokenizer."""
-
-    unit: Literal["token", "whole_word", "span"]
-    fraction: float
-    mask_token_share: float
-    random_token_share: float
-    span_mean: float
-    span_max: int
-    mask_id: int
-    vocab_size: int
-
-    @classmethod
-    def from_config(cls, data: Any, *, mask_id: int, vocab_size: int) -> "MaskingSettings":
-        """Take the settings from a ``DataConfig``."""
-        return cls(
-            unit=data.mask_unit, fraction=data.mask_fraction, mask_token_share=data.mask_token_share,
-            random_token_share=data.random_token_share, span_mean=data.span_mean, span_max=data.span_max,
-            mask_id=mask_id, vocab_size=vocab_size,
-        )  # fmt: skip
 
 
 def draw_bits(keys: np.ndarray, stream: int, size: int) -> np.ndarray:
@@ -73,8 +49,9 @@ def mask_batch(
     maskable: np.ndarray,
     keys: np.ndarray,
     *,
-    max_predictions: int,
-    config: MaskingSettings,
+    data: DataConfig,
+    mask_id: int,
+    vocab_size: int,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     """Mask a batch: int[B, S] ids to (masked ids int32[B, S], positions int32[B, M], labels int32[B, M],
     weights float32[B, M]).
@@ -92,31 +69,25 @@ def mask_batch(
     if size >= 1 << _POSITION_BITS:
         raise ValueError(f"sequences of {size} tokens cannot be masked; allowed: fewer than {1 << _POSITION_BITS}")
     lengths = np.where(maskable.any(1), size - np.argmax(maskable[:, ::-1], axis=1) + 1, 0)
-    counts = np.where(lengths, prediction_counts(lengths, config.fraction, max_predictions), 0)
-    if config.unit == "token":
-        positions = _choose_tokens(maskable, keys, counts, max_predictions)
+    counts = np.where(lengths, prediction_counts(lengths, data.mask_fraction, data.max_predictions), 0)
+    if data.mask_unit == "token":
+        positions = _choose_tokens(maskable, keys, counts, data.max_predictions)
     else:
         words = _Words(word_starts, maskable)
-        chosen = (_choose_words if config.unit == "whole_word" else _choose_spans)(words, keys, counts, config)
-        positions = _first_positions(chosen, max_predictions)
+        chosen = (_choose_words if data.mask_unit == "whole_word" else _choose_spans)(words, keys, counts, data)
+        positions = _first_positions(chosen, data.max_predictions)
     used = positions < size
     positions = np.where(used, positions, 0)
     labels = np.where(used, np.take_along_axis(input_ids, positions, 1), 0)
-    replaced = _replacements(labels, positions, keys, config)
+    # [MASK], a random id of the vocabulary, or the token itself.
+    share = uniform(hash_key(keys[:, None], _REPLACEMENT, positions))
+    random_ids = below(hash_key(keys[:, None], _RANDOM_TOKEN, positions), vocab_size)
+    replaced = np.where(share < data.mask_token_share + data.random_token_share, random_ids, labels)
+    replaced = np.where(share < data.mask_token_share, mask_id, replaced)
     masked = input_ids.astype(np.int32)
     row, column = np.nonzero(used)
     masked[row, positions[row, column]] = replaced[row, column]
     return masked, positions.astype(np.int32), labels.astype(np.int32), used.astype(np.float32)
-
-
-def _replacements(
-    labels: np.ndarray, positions: np.ndarray, keys: np.ndarray, config: MaskingSettings
-) -> np.ndarray:
-    """Return the replacement of each of ``labels`` [B, M]: [MASK], a random id of the vocabulary, or itself."""
-    share = uniform(hash_key(keys[:, None], _REPLACEMENT, positions))
-    random_ids = below(hash_key(keys[:, None], _RANDOM_TOKEN, positions), config.vocab_size)
-    kept_or_random = np.where(share < config.mask_token_share + config.random_token_share, random_ids, labels)
-    return np.where(share < config.mask_token_share, config.mask_id, kept_or_random)
 
 
 def _in_random_order(candidates: np.ndarray, keys: np.ndarray, limit: int) -> np.ndarray:
@@ -194,7 +165,7 @@ def _turns(words: _Words, order: np.ndarray, left: np.ndarray) -> Iterator[tuple
         yield turn, active, words.number[active, order[active, turn]]
 
 
-def _choose_words(words: _Words, keys: np.ndarray, counts: np.ndarray, config: MaskingSettings) -> np.ndarray:
+def _choose_words(words: _Words, keys: np.ndarray, counts: np.ndarray, data: DataConfig) -> np.ndarray:
     """Choose random whole words within the count of each row: their tokens, bool[B, S]."""
     chosen = np.zeros(words.starts.shape, bool)
     left = counts.copy()
@@ -205,7 +176,7 @@ def _choose_words(words: _Words, keys: np.ndarray, counts: np.ndarray, config: M
     return words.tokens(chosen)
 
 
-def _choose_spans(words: _Words, keys: np.ndarray, counts: np.ndarray, config: MaskingSettings) -> np.ndarray:
+def _choose_spans(words: _Words, keys: np.ndarray, counts: np.ndarray, data: DataConfig) -> np.ndarray:
     """Choose random spans of whole words within the count of each row (Joshi et al. 2019, SpanBERT): their tokens.
 
     A span begins at a random word and has a geometric length in words; it ends early at the end of its segment, at
@@ -213,7 +184,7 @@ def _choose_spans(words: _Words, keys: np.ndarray, counts: np.ndarray, config: M
     """
     size = words.starts.shape[1]
     order = words.in_random_order(keys)
-    cumulative = np.cumsum(span_probabilities(config.span_mean, config.span_max))
+    cumulative = np.cumsum(span_probabilities(data.span_mean, data.span_max))
     draws = uniform(draw_bits(keys, _SPAN_LENGTH, order.shape[1]))
     lengths = 1 + np.searchsorted(cumulative[:-1], draws, side="right")
     chosen = np.zeros(words.starts.shape, bool)

@@ -145,7 +145,7 @@ def write_part(job: SplitJob, path: Location, pass_number: int, first: int, last
     shard, place = shard_and_place(keys, job.num_shards)
     order = np.lexsort((place, shard))
     instances, keys = Instances(*(column[order] for column in instances)), keys[order]
-    block = max(1, _BLOCK_CELLS // job.settings.seq_length)
+    block = max(1, _BLOCK_CELLS // job.settings.data.seq_length)
     lengths: list[int] = []
     bounds = []
     with scratch_file(path.with_suffix(".records")) as part, part.open("wb") as file:

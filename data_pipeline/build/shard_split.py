@@ -13,7 +13,6 @@ from bert_jax.io.files import remove_tree, whole_file, write_whole
 from bert_jax.io.storage import Location, ObjectPath, location
 from bert_jax.tokenization import Tokenizer
 from data_pipeline.build.instances import InstanceSettings
-from data_pipeline.build.masking import MaskingSettings
 from data_pipeline.build.shard_jobs import Part, SplitJob, cut_parts, merge_shard, write_part
 from data_pipeline.build.token_store import TokenStore, held_out, names_and_sizes
 from data_pipeline.build.workers import Workers, remove_scratch
@@ -89,16 +88,6 @@ def plan_splits(data: DataConfig, tokenizer: Tokenizer, store: TokenStore, names
     return splits
 
 
-def _instance_settings(data: DataConfig, tokenizer: Tokenizer) -> InstanceSettings:
-    masking = MaskingSettings.from_config(data, mask_id=tokenizer.mask_id, vocab_size=tokenizer.vocab_size)
-    return InstanceSettings(
-        seq_length=data.seq_length, next_sentence=data.next_sentence, seed=data.seed,
-        short_sequence_fraction=data.short_sequence_fraction, max_predictions=data.max_predictions,
-        masking=masking if data.masking == "static" else None,
-        cls_id=tokenizer.cls_id, sep_id=tokenizer.sep_id, pad_id=tokenizer.pad_id,
-    )  # fmt: skip
-
-
 @dataclass(frozen=True, eq=False)
 class Split:
     """One split before its build: its documents in the token store, and settings."""
@@ -139,13 +128,15 @@ class Split:
         write_whole(build / "documents.bin", self.documents.astype("<u8").tobytes())
         with whole_file(build / "continuation.npy") as part, part.open("wb") as file:
             np.save(file, self.tokenizer.continuation)
+        names = ("cls_id", "sep_id", "pad_id", "mask_id", "vocab_size")
+        ids = {name: getattr(self.tokenizer, name) for name in names}
         job = SplitJob(
             store=self.store.folder,
             documents=build / "documents.bin",
             continuation=build / "continuation.npy",
             folder=build / "shards",
             num_shards=int(self._settings["data.num_shards"]),
-            settings=_instance_settings(self.data, self.tokenizer),
+            settings=InstanceSettings(data=self.data, **ids),
         )
         passes = int(self._settings["data.dupe_factor"])
         tokens = self._tokens()

@@ -20,7 +20,7 @@ from bert_jax.config.pretrain import DataConfig, PretrainConfig
 from bert_jax.hashing import hash_key
 from bert_jax.io.storage import Location, StorageError, location
 from bert_jax.tokenization import Tokenizer
-from data_pipeline.build.masking import MaskingSettings, mask_batch
+from data_pipeline.build.masking import mask_batch
 from data_pipeline.host_tensorflow import THREADS, load_tensorflow
 from data_pipeline.read.order import BatchSizes, HostRows, LaneOrder, order_facts, usable_lanes
 from data_pipeline.read.reader import BAD_IDS, BlankCounter, LaneReader, RawBatch, RecordReader, SequentialReader
@@ -97,7 +97,7 @@ class ShardSource:
 # ------------------------------------------------------------------ training
 
 
-class PretrainBatches:
+class PretrainBatches(Iterator[tuple[dict[str, np.ndarray], BatchInfo]]):
     """The endless stream of training batches (a ``bert_jax.batch.BatchIterator``)."""
 
     def __init__(
@@ -112,9 +112,6 @@ class PretrainBatches:
         self._data_step = self._skipped_examples = 0
         self._skipped: list[tuple[int, int]] = []
         self._stream: _Stream | None = None
-
-    def __iter__(self) -> "PretrainBatches":
-        return self
 
     def __next__(self) -> tuple[dict[str, np.ndarray], BatchInfo]:
         """Return the next features and their info.
@@ -267,20 +264,19 @@ def _masker(data: DataConfig, tokenizer: Tokenizer | None) -> Masker | None:
         return None
     if tokenizer is None:
         raise ValueError("data.masking: dynamic needs the vocabulary; name it in data.vocab")
-    settings = MaskingSettings.from_config(data, mask_id=tokenizer.mask_id, vocab_size=tokenizer.vocab_size)
-    cls_id, sep_id = tokenizer.cls_id, tokenizer.sep_id
+    cls_id, sep_id, mask_id, size = tokenizer.cls_id, tokenizer.sep_id, tokenizer.mask_id, tokenizer.vocab_size
 
     def mask(
         ids: np.ndarray, word_starts: np.ndarray, input_mask: np.ndarray, keys: np.ndarray
     ) -> Sequence[np.ndarray]:
         maskable = (input_mask > 0) & (ids != cls_id) & (ids != sep_id)
-        limit, row_keys = data.max_predictions, keys.view(np.uint64)
-        return mask_batch(ids, word_starts > 0, maskable, row_keys, max_predictions=limit, config=settings)
+        row_keys = keys.view(np.uint64)
+        return mask_batch(ids, word_starts > 0, maskable, row_keys, data=data, mask_id=mask_id, vocab_size=size)
 
     return mask
 
 
-class _Stream:
+class _Stream(Iterator[dict[str, np.ndarray]]):
     """Iterator over batches ``steps[0]`` to ``steps[1] - 1``, read ahead: features, ``status`` and ``numbers``.
 
     ``close``, or the end of the interpreter, ends its threads: a thread that calls Python later would hang or abort
@@ -329,9 +325,6 @@ class _Stream:
         self.close = weakref.finalize(
             self, lambda *parts: [part.clear() for part in parts], self._iterator, readers
         )
-
-    def __iter__(self) -> "_Stream":
-        return self
 
     def __next__(self) -> dict[str, np.ndarray]:
         """Return the next batch; ``StorageError`` if its object store is not available any more."""
