@@ -97,7 +97,8 @@ class Watchdog:
             if self._beats != beats:
                 beats, self._idle, self._stood = self._beats, 0.0, 0.0
             elif self._idle >= self._limit * self._factor:
-                self._bark()
+                self._dump("The checkpoints are intact: run the same command on all hosts to continue")
+                exits.end_now(exits.WATCHDOG)
 
     def dump_if_stuck(self) -> None:
         """Write the stacks of all threads after half of the limit without progress.
@@ -106,10 +107,6 @@ class Watchdog:
         """
         if self._limit > 0 and self._stood >= self._limit / 2:
             self._dump("")
-
-    def _bark(self) -> None:
-        self._dump("The checkpoints are intact: run the same command on all hosts to continue")
-        exits.end_now(exits.WATCHDOG)
 
     def _dump(self, advice: str) -> None:
         exit_anyway = threading.Timer(DUMP_SECONDS, exits.end_now, [exits.WATCHDOG])

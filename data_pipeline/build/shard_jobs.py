@@ -44,12 +44,14 @@ _REQUESTS = 16  # concurrent requests to an object store
 
 @dataclass(frozen=True, kw_only=True)
 class SplitJob:
-    """Arguments of all jobs of one split. ``documents`` is a file with the numbers of its documents, uint64."""
+    """Arguments of all jobs of one split.
+
+    The folder ``build`` contains ``documents.bin`` (uint64[D], the numbers of the documents of the split) and
+    ``continuation.npy`` (bool[V], pieces that continue a word), and gets ``parts/`` and ``shards/``.
+    """
 
     store: Location
-    documents: Location
-    continuation: Location  # a .npy file, bool[V]: pieces that continue a word
-    folder: Location  # of finished shards
+    build: Location
     num_shards: int
     settings: InstanceSettings
 
@@ -72,9 +74,11 @@ def cut_parts(tokens: np.ndarray, passes: int) -> list[tuple[int, int]]:
 
 
 @lru_cache(maxsize=2)
-def _open(store: Location, documents: Location) -> tuple[TokenStore, np.ndarray, np.ndarray]:
+def _open(store: Location, build: Location) -> tuple[TokenStore, np.ndarray, np.ndarray]:
     """Open the store, the documents of the split and the hashes of all documents."""
-    split, contents = (np.memmap(local_copy(path), "<u8", "r") for path in (documents, store / "contents.bin"))
+    split, contents = (
+        np.memmap(local_copy(path), "<u8", "r") for path in (build / "documents.bin", store / "contents.bin")
+    )
     return TokenStore(store), split, contents
 
 
@@ -82,7 +86,7 @@ class _Pool:
     """Tokens of the segments of a part: those of its documents, then the random segments as they are drawn."""
 
     def __init__(self, job: SplitJob, first: int, last: int) -> None:
-        self._store, self._split, self._contents = _open(job.store, job.documents)
+        self._store, self._split, self._contents = _open(job.store, job.build)
         self._ranges: list[tuple[int, int]] = []
         self.size = 0
         self.documents: list[int] = self._split[first:last].tolist()
@@ -140,7 +144,7 @@ def write_part(job: SplitJob, path: Location, pass_number: int, first: int, last
             settings=job.settings, random_next=pool.random_next(document),
         )  # fmt: skip
     instances = Instances.from_rows(rows)
-    ids, starts = pool.read(np.load(local_copy(job.continuation)))
+    ids, starts = pool.read(np.load(local_copy(job.build / "continuation.npy")))
     keys = instance_keys(job.settings, instances, pass_number)
     shard, place = shard_and_place(keys, job.num_shards)
     order = np.lexsort((place, shard))
@@ -214,7 +218,7 @@ def _numbers(path: Location, dtype: str, offset: int, count: int) -> np.ndarray:
 
 def merge_shard(job: SplitJob, parts: Sequence[Location], shard: int) -> ShardEntry:
     """Job: write one shard from all parts, or scan it if it is finished; return its index entry."""
-    final = job.folder / shard_name(shard, job.num_shards)
+    final = job.build / "shards" / shard_name(shard, job.num_shards)
     with ThreadPoolExecutor(_REQUESTS if isinstance(parts[0], ObjectPath) else 1) as pool:
         slices = list(pool.map(lambda path: _read_table(path, shard, job.num_shards), parts))
     held = [one.bounds for one in slices if len(one.bounds)]

@@ -132,9 +132,7 @@ class Split:
         ids = {name: getattr(self.tokenizer, name) for name in names}
         job = SplitJob(
             store=self.store.folder,
-            documents=build / "documents.bin",
-            continuation=build / "continuation.npy",
-            folder=build / "shards",
+            build=build,
             num_shards=int(self._settings["data.num_shards"]),
             settings=InstanceSettings(data=self.data, **ids),
         )
@@ -170,7 +168,7 @@ class PreparedSplit:
 
     def finish(self, entries: Iterable[ShardEntry]) -> None:
         """Write the index and the manifest and move the folder in place."""
-        folder = self.job.folder
+        folder = self.job.build / "shards"
         index = write_index(folder, entries)
         counts = self.facts["counts"] | {"instances": index.records}
         write_manifest(folder, self.facts | {"counts": counts, "shards": [entry.facts for entry in index.entries]})
@@ -187,7 +185,7 @@ def build_split(split: Split, workers: Workers, report: Callable[[str], None]) -
     report(split.summary)
     prepared = split.prepare()
     job, parts = prepared.job, prepared.parts
-    finished = {path.name for path in (job.folder.parent / "parts").glob("*.table")}
+    finished = {path.name for path in (job.build / "parts").glob("*.table")}
     jobs = [(job, *part) for part in parts if f"{part[0].name}.table" not in finished]
     for done, _ in enumerate(workers.run(write_part, jobs), start=len(parts) - len(jobs) + 1):
         if done * 10 // len(parts) > (done - 1) * 10 // len(parts):

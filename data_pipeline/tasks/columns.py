@@ -12,6 +12,7 @@ from data_pipeline.tasks.task_files import characters, did_you_mean, listed
 
 Split = Literal["train", "dev", "test"]
 
+_TEXTS = ("id", "text", "text_pair", "label", "group", "choice_prefix")
 _SEVERAL = ("negative", "choice")
 _LABELS = ("label", "labels", "tags", "answers")
 # Other names of columns that are found by the names of roles: the fields of a record.
@@ -135,27 +136,21 @@ def make_record(fields: Iterable[tuple[str, Any]], *, source: str, number: int, 
         elif value is not None:
             values[role] = value
 
-    def text(role: str) -> str | None:
-        return _text(values[role], role, source) if role in values else None
-
-    def stripped(role: str) -> str | None:
-        return _text(values[role], role, source).strip() if role in values else None
-
-    prefix = text("choice_prefix") or ""
-    identity = stripped("id")
+    texts = {role: _text(value, role, source) for role, value in values.items() if role in _TEXTS}
+    prefix = texts.get("choice_prefix", "")
     record = Record(
-        id=str(number) if identity is None else identity,
+        id=texts.get("id", str(number)).strip(),
         source=source,
-        text=text("text") or "",
-        text_pair=text("text_pair"),
+        text=texts.get("text", ""),
+        text_pair=texts.get("text_pair"),
         negatives=tuple(text for text in values.get("negative", ()) if text),
-        label=stripped("label") or None,
+        label=texts.get("label", "").strip() or None,
         labels=_split(values.get("labels"), "labels", source, separator),
         words=_split(values.get("words"), "words", source, None) or (),
         tags=_split(values.get("tags"), "tags", source, None),
         choices=tuple(f"{prefix} {choice}" if prefix else choice for choice in values.get("choice", ())),
         answers=answers_of(values["answers"], source) if "answers" in values else None,
-        group=stripped("group") or "",
+        group=texts.get("group", "").strip(),
     )
     check_tags(record)
     return record

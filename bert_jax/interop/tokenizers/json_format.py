@@ -13,6 +13,7 @@ import sys
 import unicodedata
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
+from itertools import groupby
 from typing import Any, NamedTuple
 
 from tokenizers.processors import TemplateProcessing
@@ -28,16 +29,12 @@ _NORMAL = 1  # type of a piece that is neither control, unknown nor user-defined
 
 def _characters(accepts: Callable[[str], bool]) -> str:
     """Return the content of [ ] in a regular expression for all characters for which ``accepts`` is true."""
+    points = (n for n in range(sys.maxunicode + 1) if not 0xD800 <= n <= 0xDFFF and accepts(chr(n)))
     parts: list[str] = []
-    start: int | None = None
-    for point in range(sys.maxunicode + 2):
-        taken = point <= sys.maxunicode and not 0xD800 <= point <= 0xDFFF and accepts(chr(point))
-        if taken and start is None:
-            start = point
-        elif not taken and start is not None:
-            first, last = re.escape(chr(start)), re.escape(chr(point - 1))
-            parts.append(first if start == point - 1 else f"{first}{'-' if start < point - 2 else ''}{last}")
-            start = None
+    # Consecutive points have equal differences to their numbers.
+    for _, numbered in groupby(enumerate(points), lambda pair: pair[1] - pair[0]):
+        run = [re.escape(chr(point)) for _, point in numbered]
+        parts.append(f"{run[0]}-{run[-1]}" if len(run) > 2 else "".join(run))
     return "".join(parts)
 
 
