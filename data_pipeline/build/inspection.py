@@ -161,7 +161,7 @@ def _inspect_split(
         for row in shown:
             console.print(render(row, tokenizer))
     elif examples and not tokenizer:
-        console.print("no vocabulary beside the shards: give --vocab FILE to see examples and masking shares")
+        console.print("no vocabulary with the shards: use --vocab FILE to see examples and masking shares")
     console.print()
 
 

@@ -92,7 +92,7 @@ def _start_worker() -> None:
 
 
 def _exit_with_parent() -> None:
-    """Exit when the parent is gone: a killed parent cannot stop its workers, which would wait for jobs forever."""
+    """Exit with the parent: a killed parent cannot stop its workers, which would wait for jobs forever."""
     parent = multiprocessing.parent_process()
     if parent is not None:
         connection.wait([parent.sentinel])

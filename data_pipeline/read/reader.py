@@ -32,7 +32,7 @@ _log = logging.getLogger(__name__)
 REASONS = (
     "is good",
     "cannot be read: the file is missing or unreadable",
-    "lies beyond the end of the file",
+    "is beyond the end of the file",
     "has another length, or a damaged length checksum",
     "has another checksum stored with it",
     "has other contents than in the index (checksum)",

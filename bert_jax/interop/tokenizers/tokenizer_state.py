@@ -23,7 +23,7 @@ _SAMPLES = (
     *("a" * length + " b" for length in (99, 100, 101, 199, 200, 201)),
 )  # fmt: skip
 _PIECES_PER_SAMPLE = 40
-# Letters with two cases and letters with accents lie below.
+# All letters with two cases or with accents have smaller code points.
 _LAST_LETTER = 0x20000
 
 
