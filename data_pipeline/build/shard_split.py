@@ -60,7 +60,7 @@ def check_splits(data: DataConfig, tokenizer: Tokenizer, sources: Sequence[Sourc
             wanted["data.corpus"] = names_and_sizes(sources)
         if changed := differences(manifest["settings"], wanted, "shards"):
             raise ValueError(
-                f"{folder}: built with other settings: {changed}; restore them, or name another folder in "
+                f"{folder}: built with other settings: {changed}; set them back, or name another folder in "
                 "data.shards"
             )
         read_index(folder)
