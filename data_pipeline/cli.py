@@ -113,17 +113,13 @@ def _report(line: str) -> None:
 
 def _vocab(words: list[str]) -> None:
     from data_pipeline.build.ensure import STOPPED
-    from data_pipeline.build.vocabulary import ensure_vocabulary, write_vocabulary
-    from data_pipeline.text.corpus import corpus_of
+    from data_pipeline.build.vocabulary import ensure_vocabulary
 
     own, words = _take(words, output={"type": Path})
     config = _config(PretrainConfig, words, DataConfig, _SHORT)
     size = config.model.vocab_size
     with StopRequest().at_once(STOPPED):
-        if own.output is None:
-            path = ensure_vocabulary(config.data, vocab_size=size, report=_report)
-        else:
-            path = write_vocabulary(config.data, corpus_of(config.data), own.output, size, _report)
+        path = ensure_vocabulary(config.data, vocab_size=size, report=_report, output=own.output)
     _report(f"vocabulary: {path}")
 
 

@@ -112,10 +112,14 @@ def training_texts(data: DataConfig, sources: Sequence[Source]) -> Iterator[str]
             yield from document
 
 
-def ensure_vocabulary(data: DataConfig, *, vocab_size: int, report: Report) -> Location:
-    """Train the vocabulary that ``ensure_data`` would train, unless it exists; return its path."""
+def ensure_vocabulary(
+    data: DataConfig, *, vocab_size: int, report: Report, output: Location | None = None
+) -> Location:
+    """Train a vocabulary at ``output``, or the one of ``ensure_data`` unless it exists; return its path."""
+    if output is not None:
+        return _write_vocabulary(data, corpus_of(data), output, vocab_size, report)
     if not data.shards and not data.vocab:
-        raise ValueError("data.shards: not set; name the folder of the vocabulary, or give --output FILE")
+        raise ValueError("data.shards: not set; name the folder of the vocabulary, or use --output FILE")
     path, tokenizer = existing_vocabulary(data, vocab_size)
     if tokenizer is None:
         with exclusive(location(data.shards)):
@@ -128,10 +132,10 @@ def train_in_place(data: DataConfig, sources: Sequence[Source], vocab_size: int,
     path = vocabulary_path(data)
     settings = _vocabulary_settings(data, vocab_size, sources)
     write_whole(path.with_name(VOCAB_SETTINGS_NAME), json.dumps(settings, sort_keys=True, indent=1) + "\n")
-    return write_vocabulary(data, sources, path, vocab_size, report)
+    return _write_vocabulary(data, sources, path, vocab_size, report)
 
 
-def write_vocabulary(
+def _write_vocabulary(
     data: DataConfig, sources: Sequence[Source], output: Location, vocab_size: int, report: Report
 ) -> Location:
     """Train a vocabulary on the documents of ``sources`` that are not held out, and write it to ``output``."""

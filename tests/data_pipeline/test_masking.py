@@ -13,7 +13,11 @@ MASK, VOCAB = 4, 30_000
 
 
 def settings(unit: str = "token", **changes: float) -> dict[str, Any]:
-    return {"data": DataConfig(mask_unit=unit, **changes), "mask_id": MASK, "vocab_size": VOCAB}  # type: ignore[arg-type]
+    options: dict[str, Any] = {
+        "mask_unit": unit, "mask_fraction": 0.15, "mask_token_share": 0.8, "random_token_share": 0.1,
+        "span_mean": 3.8, "span_max": 10,
+    }  # fmt: skip
+    return {"data": DataConfig(**(options | changes)), "mask_id": MASK, "vocab_size": VOCAB}
 
 
 def batch(rows: int, size: int = 128, seed: int = 0) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
