@@ -24,7 +24,7 @@ from bert_jax.io.files import write_whole
 from bert_jax.io.storage import Location, location
 from bert_jax.tokenization import Tokenizer
 from data_pipeline.build.shard_jobs import merge_shard, write_part
-from data_pipeline.build.shard_split import plan_splits
+from data_pipeline.build.shard_split import plan_splits, prepare_split
 from data_pipeline.build.token_store import (
     META_NAME,
     TokenStore,
@@ -279,11 +279,9 @@ class _Jobs:
 
     def prepare(self, _: int) -> list[tuple[str, int]]:
         """Assign the documents to the splits; return (split, number of the part) for every part."""
-        plan = self.plan
-        prepared = [
-            split.prepare()
-            for split in plan_splits(plan.data, self._tokenizer, TokenStore(store_folder(plan.data)), plan.missing)
-        ]
+        data, store = self.plan.data, TokenStore(store_folder(self.plan.data))
+        planned = plan_splits(data, store, self.plan.missing)
+        prepared = [prepare_split(data, self._tokenizer, store, *split) for split in planned]
         for split in prepared:
             _save(split, self.folder / split.name)
         return [(split.name, number) for split in prepared for number in range(len(split.parts))]

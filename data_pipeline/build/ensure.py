@@ -15,7 +15,14 @@ from bert_jax.config.loader import load_config, to_dict
 from bert_jax.config.pretrain import DataConfig, PretrainConfig
 from bert_jax.io.files import local_copy, remove_tree
 from bert_jax.io.storage import Location, location
-from data_pipeline.build.shard_split import build_split, check_splits, missing_splits, plan_splits, split_folder
+from data_pipeline.build.shard_split import (
+    build_split,
+    check_splits,
+    missing_splits,
+    plan_splits,
+    prepare_split,
+    split_folder,
+)
 from data_pipeline.build.token_store import build_store, existing_store, store_folder
 from data_pipeline.build.vocabulary import (
     Report,
@@ -79,8 +86,8 @@ def _ensure(data: DataConfig, vocab_size: int, report: Report, beam_options: Seq
                         size = sum(source.path.stat().st_size for source in sources)
                         report(f"tokenizing {size / 1e6:,.1f} MB in {workers.count} processes")
                         store = build_store(store_folder(data), data, vocab, tokenizer, sources, workers, report)
-                    for split in plan_splits(data, tokenizer, store, missing):
-                        build_split(split, workers, report)
+                    for split in plan_splits(data, store, missing):
+                        build_split(prepare_split(data, tokenizer, store, *split), workers, report)
                 else:
                     from data_pipeline.build.beam import build_with_beam
 

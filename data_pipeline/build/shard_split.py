@@ -66,8 +66,11 @@ def check_splits(data: DataConfig, tokenizer: Tokenizer, sources: Sequence[Sourc
         read_index(folder)
 
 
-def plan_splits(data: DataConfig, tokenizer: Tokenizer, store: TokenStore, names: Sequence[str]) -> "list[Split]":
-    """Return the splits ``names``; ``ValueError`` if one of them has too few documents."""
+def plan_splits(data: DataConfig, store: TokenStore, names: Sequence[str]) -> list[tuple[str, np.ndarray, int]]:
+    """Return (name, documents int64[D], number of duplicates) of each of the splits ``names``.
+
+    ``ValueError`` if a split has too few documents.
+    """
     contents, total = store.contents, store.meta["documents"]
     held = held_out(contents, seed=data.seed, fraction=data.eval_fraction)
     splits = []
@@ -84,77 +87,12 @@ def plan_splits(data: DataConfig, tokenizer: Tokenizer, store: TokenStore, names
                 f"data.eval_fraction: {data.eval_fraction} of {total} document(s) is no document; "
                 "separate documents by blank lines, or use --data.eval_fraction 0"
             )
-        splits.append(Split(data, split, tokenizer, store, documents, len(documents) - distinct))
+        splits.append((split, documents, len(documents) - distinct))
     return splits
 
 
 @dataclass(frozen=True, eq=False)
 class Split:
-    """One split before its build: its documents in the token store, and settings."""
-
-    data: DataConfig
-    name: str
-    tokenizer: Tokenizer
-    store: TokenStore
-    documents: np.ndarray
-    duplicates: int
-
-    @property
-    def summary(self) -> str:
-        """Number of documents, tokens and passes, as a line of a report."""
-        tokens, passes = int(self._tokens().sum()), self._settings["data.dupe_factor"]
-        return f"{self.name}: {len(self.documents):,} documents, {tokens:,} tokens, {passes} pass(es)"
-
-    @property
-    def _settings(self) -> dict[str, Any]:
-        return shard_settings(self.data, self.tokenizer, self.name)
-
-    def _tokens(self) -> np.ndarray:
-        """Return the number of tokens of every document of the split, int64[D]."""
-        first = self.store.documents[:, 1]
-        return (first[self.documents + 1] - first[self.documents]).astype(np.int64)
-
-    def prepare(self) -> "PreparedSplit":
-        """Create the folder of the build, and remove other builds and unfinished files; return the jobs."""
-        shards = location(self.data.shards)
-        content = json.dumps([_PARTS_VERSION, self._settings, self.store.meta], sort_keys=True)
-        build = shards / f".build-{self.name}-{hashlib.sha256(content.encode()).hexdigest()[:16]}"
-        for stale in shards.glob(f".build-{self.name}-*"):
-            if stale != build:
-                remove_tree(stale)
-        for folder in (build / "parts", build / "shards"):
-            folder.mkdir(parents=True, exist_ok=True)
-            remove_scratch(folder)
-        write_whole(build / "documents.bin", self.documents.astype("<u8").tobytes())
-        with whole_file(build / "continuation.npy") as part, part.open("wb") as file:
-            np.save(file, self.tokenizer.continuation)
-        names = ("cls_id", "sep_id", "pad_id", "mask_id", "vocab_size")
-        ids = {name: getattr(self.tokenizer, name) for name in names}
-        job = SplitJob(
-            store=self.store.folder,
-            build=build,
-            num_shards=int(self._settings["data.num_shards"]),
-            settings=InstanceSettings(data=self.data, **ids),
-        )
-        passes = int(self._settings["data.dupe_factor"])
-        tokens = self._tokens()
-        parts = [
-            (build / "parts" / f"{number:03d}-{first:08d}", number, first, last)
-            for number in range(passes)
-            for first, last in cut_parts(tokens, passes)
-        ]
-        counts = {"documents": len(tokens), "duplicate_documents": self.duplicates, "tokens": int(tokens.sum())}
-        facts = {
-            "tokenizer": self.tokenizer.fingerprint,
-            "vocab_size": self.tokenizer.vocab_size,
-            "settings": self._settings | {"data.corpus": self.store.meta["settings"]["data.corpus"]},
-            "counts": counts,
-        }
-        return PreparedSplit(self.name, job, parts, split_folder(self.data, self.name), facts)
-
-
-@dataclass(frozen=True, eq=False)
-class PreparedSplit:
     """The jobs of one split, for any machine: all ``parts``, finished or not, and the shards to merge from them.
 
     ``facts`` is the manifest without the figures of the finished shards.
@@ -180,19 +118,64 @@ class PreparedSplit:
         return f"{self.name}: {read_index(self.target).records:,} instances in {self.job.num_shards} shard(s)"
 
 
+def prepare_split(
+    data: DataConfig, tokenizer: Tokenizer, store: TokenStore, name: str, documents: np.ndarray, duplicates: int
+) -> Split:
+    """Create the folder of the build of a split, and remove other builds and unfinished files.
+
+    ``documents`` int64[D] are the numbers of its documents, of which ``duplicates`` repeat others.
+    """
+    shards, settings = location(data.shards), shard_settings(data, tokenizer, name)
+    content = json.dumps([_PARTS_VERSION, settings, store.meta], sort_keys=True)
+    build = shards / f".build-{name}-{hashlib.sha256(content.encode()).hexdigest()[:16]}"
+    for stale in shards.glob(f".build-{name}-*"):
+        if stale != build:
+            remove_tree(stale)
+    for folder in (build / "parts", build / "shards"):
+        folder.mkdir(parents=True, exist_ok=True)
+        remove_scratch(folder)
+    write_whole(build / "documents.bin", documents.astype("<u8").tobytes())
+    with whole_file(build / "continuation.npy") as part, part.open("wb") as file:
+        np.save(file, tokenizer.continuation)
+    names = ("cls_id", "sep_id", "pad_id", "mask_id", "vocab_size")
+    ids = {name: getattr(tokenizer, name) for name in names}
+    job = SplitJob(
+        store=store.folder,
+        build=build,
+        num_shards=settings["data.num_shards"],
+        settings=InstanceSettings(data=data, **ids),
+    )
+    first = store.documents[:, 1]
+    tokens = (first[documents + 1] - first[documents]).astype(np.int64)
+    passes = settings["data.dupe_factor"]
+    parts = [
+        (build / "parts" / f"{number:03d}-{first:08d}", number, first, last)
+        for number in range(passes)
+        for first, last in cut_parts(tokens, passes)
+    ]
+    counts = {"documents": len(tokens), "duplicate_documents": duplicates, "tokens": int(tokens.sum())}
+    facts = {
+        "tokenizer": tokenizer.fingerprint,
+        "vocab_size": tokenizer.vocab_size,
+        "settings": settings | {"data.corpus": store.meta["settings"]["data.corpus"]},
+        "counts": counts,
+    }
+    return Split(name, job, parts, split_folder(data, name), facts)
+
+
 def build_split(split: Split, workers: Workers, report: Callable[[str], None]) -> None:
     """Build the parts and shards that no earlier build has finished, and move the folder in place."""
-    report(split.summary)
-    prepared = split.prepare()
-    job, parts = prepared.job, prepared.parts
+    job, parts, counts = split.job, split.parts, split.facts["counts"]
+    passes = split.facts["settings"]["data.dupe_factor"]
+    report(f"{split.name}: {counts['documents']:,} documents, {counts['tokens']:,} tokens, {passes} pass(es)")
     finished = {path.name for path in (job.build / "parts").glob("*.table")}
     jobs = [(job, *part) for part in parts if f"{part[0].name}.table" not in finished]
     for done, _ in enumerate(workers.run(write_part, jobs), start=len(parts) - len(jobs) + 1):
         if done * 10 // len(parts) > (done - 1) * 10 // len(parts):
             report(f"{split.name}: {done} of {len(parts)} parts")
     paths = [part[0] for part in parts]
-    prepared.finish(workers.run(merge_shard, [(job, paths, shard) for shard in range(job.num_shards)]))
-    report(prepared.done())
+    split.finish(workers.run(merge_shard, [(job, paths, shard) for shard in range(job.num_shards)]))
+    report(split.done())
 
 
 def _move(folder: Location, target: Location) -> None:
