@@ -156,7 +156,7 @@ def test_failures_are_one_line(
     ("options", "message"),
     [
         (["--runner", "spark"], "--runner: invalid choice: 'spark' (choose from"),
-        (["--", "--runner=SparkRunner"], "give --runner beam too"),
+        (["--", "--runner=SparkRunner"], "need --runner beam"),
     ],
 )
 def test_wrong_runners(place: Path, options: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
