@@ -102,8 +102,8 @@ def bare(monkeypatch):
 def test_flags_that_do_not_fit_together_are_refused(bare):
     both = ("--coordinator", "host:1234", "--num_processes", 2)
     assert refused(*both).startswith("process_id: not set; set all of --coordinator HOST:PORT, --num_processes and")
-    assert refused("--process_id", 0).startswith("coordinator: not given")
-    assert refused("--coordinator", "host:1234", "--process_id", 0).startswith("num_processes: not given")
+    assert refused("--process_id", 0).startswith("coordinator: not set")
+    assert refused("--coordinator", "host:1234", "--process_id", 0).startswith("num_processes: not set")
     assert "allowed: 0 to 1" in refused(*both, "--process_id", 2)
     assert "allowed: HOST:PORT" in refused("--coordinator", "host", "--num_processes", 2, "--process_id", 0)
     bare.setenv("JAX_NUM_PROCESSES", "two")
@@ -196,7 +196,7 @@ def test_a_coordinators_port_that_is_taken_is_one_line():
         )  # fmt: skip
     assert result.returncode == 2
     assert re.fullmatch(
-        r"error: coordinator: port \d+ of this host is not free .*; name another.*\n", result.stderr
+        r"error: coordinator: port \d+ of this host is not free .*; use another.*\n", result.stderr
     )
 
 
