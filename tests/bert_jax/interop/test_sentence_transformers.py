@@ -337,7 +337,7 @@ def test_a_module_or_file_linked_out_of_the_folder(folder, name):
     outside = folder.parent / "outside"
     (folder / name).rename(outside)
     (folder / name).symlink_to(outside)
-    refused(folder, "leads out of the folder")
+    refused(folder, "out of the folder")
 
 
 @pytest.mark.parametrize("name", ["modules.json", "1_Pooling/config.json", "config_sentence_transformers.json"])
