@@ -195,9 +195,7 @@ def test_a_coordinators_port_that_is_taken_is_one_line():
         env=command.environment(1),
         )  # fmt: skip
     assert result.returncode == 2
-    assert re.fullmatch(
-        r"error: coordinator: port \d+ of this host is not free .*; use another.*\n", result.stderr
-    )
+    assert re.fullmatch(r"error: coordinator: port \d+ of this host is not free .*; use another.*\n", result.stderr)
 
 
 def test_one_process_needs_nobody(tmp_path):
