@@ -5,6 +5,7 @@ read. It is returned as None with the reason, so that the positions of later rec
 """
 
 import logging
+import os
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -163,16 +164,24 @@ class LocalFiles:
 
     def read(self, requests: Sequence[_Request]) -> list[int]:
         """Fill the targets; return the number of bytes read per request, -1 for an unreadable file."""
-        return list(map(self._read, requests))
-
-    def _read(self, request: _Request) -> int:
-        name, offset, target = request
+        files: dict[str, int] = {}
         try:
-            with (self._folder / name).open("rb") as file:
-                file.seek(offset)
-                return file.readinto(target)
+            return [self._read(request, files) for request in requests]
+        finally:
+            for file in files.values():
+                os.close(file)
+
+    def _read(self, request: _Request, files: dict[str, int]) -> int:
+        name, offset, target = request
+        got = 0
+        try:
+            if name not in files:
+                files[name] = os.open(self._folder / name, os.O_RDONLY)
+            while got < len(target) and (count := os.preadv(files[name], [target[got:]], offset + got)):
+                got += count
         except OSError:
             return -1
+        return got
 
 
 class ObjectFiles:
