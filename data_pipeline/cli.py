@@ -1,5 +1,6 @@
-"""``bert-data``: text to vocabulary and shards, a look at what is in a shard folder, task files as JSON lines."""
+"""The ``bert-data`` command: text to vocabulary and shards, reports on shards, task files to JSON lines."""
 
+import argparse
 import contextlib
 import dataclasses
 import json
@@ -7,7 +8,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 from bert_jax.config import DataConfig, PretrainConfig, load_config
 from bert_jax.config.finetune import FinetuneConfig
@@ -46,20 +47,20 @@ C = TypeVar("C")
 
 @dataclass(frozen=True, kw_only=True)
 class DataOptions:
-    """Options of bert-data, as in a recipe's data section."""
+    """Options of ``bert-data vocab`` and ``shards``: the data section of a recipe of pretraining."""
 
     data: DataConfig = dataclasses.field(default_factory=DataConfig)
 
 
 @dataclass(frozen=True, kw_only=True)
 class RecordOptions:
-    """Options of bert-data records, as in the data section of a recipe of fine-tuning."""
+    """Options of ``bert-data records``: the data section of a recipe of fine-tuning."""
 
     data: TaskDataConfig = dataclasses.field(default_factory=TaskDataConfig)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line; returns the exit code (0 done, 2 a mistake of the user, explained in one line)."""
+    """Run the command line; return the exit code (0: success, 2: an error of the user, reported in one line)."""
     words = list(sys.argv[1:] if argv is None else argv)
     if not words or words[0] in ("-h", "--help"):
         print(USAGE, end="")
@@ -80,11 +81,11 @@ def _run(command: str, words: list[str]) -> None:
     if command in options:
         with contextlib.suppress(SystemExit):
             load_config(options[command], ["--help"], prog=f"bert-data {command}")
-    sys.stdout.flush()  # here, a reader that is gone (`| head`) is no error
+    sys.stdout.flush()  # a closed pipe (`| head`) must fail here, where it is not an error
 
 
 def _config(config_type: type[C], words: Sequence[str], data_type: type, short: Mapping[str, str]) -> C:
-    """The recipe and flags as a config; option names without a section belong to ``data``."""
+    """Parse a recipe and flags into a config; option names without a section belong to ``data``."""
     fields = {field.name: f"data.{field.name}" for field in dataclasses.fields(data_type)} | dict(short)
     full = []
     for word in words:
@@ -93,21 +94,17 @@ def _config(config_type: type[C], words: Sequence[str], data_type: type, short: 
     return load_config(config_type, full, prog="bert-data")
 
 
-def _take(words: Sequence[str], flag: str) -> tuple[list[str], str | None]:
-    """``words`` without ``--flag VALUE`` or ``--flag=VALUE``, and the value."""
-    kept: list[str] = []
-    value: str | None = None
-    rest = iter(words)
-    for word in rest:
-        if word == f"--{flag}":
-            value = next(rest, None)
-            if value is None or value.startswith("--"):
-                raise ValueError(f"command line: {flag}: needs a value")
-        elif word.startswith(f"--{flag}="):
-            value = word.partition("=")[2]
-        else:
-            kept.append(word)
-    return kept, value
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise ValueError(f"command line: {message}")
+
+
+def _take(words: Sequence[str], **flags: dict[str, Any]) -> tuple[Any, list[str]]:
+    """Parse the options ``flags``, which are not in the config; return their values and the other words."""
+    parser = _Parser(add_help=False, allow_abbrev=False)
+    for name, settings in flags.items():
+        parser.add_argument(f"--{name}", **settings)
+    return parser.parse_known_args(words)
 
 
 def _report(line: str) -> None:
@@ -116,45 +113,32 @@ def _report(line: str) -> None:
 
 def _vocab(words: list[str]) -> None:
     from data_pipeline.build.ensure import STOPPED
-    from data_pipeline.build.vocabulary import ensure_vocabulary, write_vocabulary
+    from data_pipeline.build.vocabulary import ensure_vocabulary
 
-    words, output = _take(words, "output")
+    own, words = _take(words, output={"type": Path})
     config = _config(PretrainConfig, words, DataConfig, _SHORT)
     size = config.model.vocab_size
     with StopRequest().at_once(STOPPED):
-        if output is None:
-            path = ensure_vocabulary(config.data, vocab_size=size, report=_report)
-        else:
-            path = write_vocabulary(config.data, Path(output), vocab_size=size, report=_report)
+        path = ensure_vocabulary(config.data, vocab_size=size, report=_report, output=own.output)
     _report(f"vocabulary: {path}")
 
 
 def _shards(words: list[str]) -> None:
     from data_pipeline.build.ensure import STOPPED, ensure_data
 
-    words, beam_options = _beam_options(words)
-    words, dataset = _take(words, "tfds")
-    if dataset is not None:
-        words += ["--data.corpus", f"tfds:{dataset}"]
-    words, output = _take(words, "output")
-    words += ["--data.shards", output] if output is not None else []
+    at = words.index("--") if "--" in words else len(words)
+    beam_options = words[at + 1 :]
+    own, words = _take(words[:at], tfds={}, output={}, runner={"choices": ["processes", "beam"]})
+    if beam_options and own.runner != "beam":
+        raise ValueError("command line: --: options of Apache Beam need --runner beam")
+    words += ["--data.corpus", f"tfds:{own.tfds}"] if own.tfds is not None else []
+    words += ["--data.shards", own.output] if own.output is not None else []
     config = _config(PretrainConfig, words, DataConfig, _SHORT)
     size = config.model.vocab_size
     with StopRequest().at_once(STOPPED):
-        vocab = ensure_data(config.data, vocab_size=size, report=_report, beam_options=beam_options)
+        options = beam_options if own.runner == "beam" else None
+        vocab = ensure_data(config.data, vocab_size=size, report=_report, beam_options=options)
     _report(f"shards in {config.data.shards}, vocabulary {vocab}")
-
-
-def _beam_options(words: Sequence[str]) -> tuple[list[str], list[str] | None]:
-    """``words`` without ``--runner NAME`` and what follows ``--``; the latter, or None for the process pool."""
-    at = words.index("--") if "--" in words else len(words)
-    own, options = words[:at], list(words[at + 1 :])
-    own, runner = _take(own, "runner")
-    if runner not in (None, "processes", "beam"):
-        raise ValueError(f"command line: runner: {runner!r} is not allowed; allowed: processes, beam")
-    if at < len(words) and runner != "beam":
-        raise ValueError("command line: --: options of Apache Beam follow it; give --runner beam too")
-    return own, options if runner == "beam" else None
 
 
 def _folder(words: Sequence[str], command: str) -> Location:
@@ -174,18 +158,15 @@ def _index(words: list[str]) -> None:
 def _inspect(words: list[str]) -> None:
     from data_pipeline.build.inspection import inspect
 
-    words, examples = _take(words, "examples")
-    words, records = _take(words, "records")
-    words, vocab = _take(words, "vocab")
-    words, cased = _take(words, "lower_case")
-    if cased not in (None, "true", "false"):
-        raise ValueError(f"command line: lower_case: {cased!r} is not a truth value; allowed: true, false")
+    examples, records = ({"type": _count, "default": default} for default in (3, 20_000))
+    case = {"choices": ["true", "false"]}
+    own, words = _take(words, examples=examples, records=records, vocab={"type": location}, lower_case=case)
     inspect(
         _folder(words, "inspect"),
-        examples=_count(examples, "examples", 3),
-        most_records=_count(records, "records", 20_000),
-        vocab=location(vocab) if vocab else None,
-        lower_case=cased != "false",
+        examples=own.examples,
+        most_records=own.records,
+        vocab=own.vocab,
+        lower_case=own.lower_case != "false",
     )
 
 
@@ -200,7 +181,7 @@ def _records(words: list[str]) -> None:
 
 
 def _as_json(record: Record) -> dict[str, Any]:
-    """The fields that the record has, by the names under which a .jsonl file is read."""
+    """Return the fields that the record has, by their names in a .jsonl file."""
     empty = Record(id="", source=record.source)
     fields = {
         field.name: getattr(record, field.name)
@@ -212,11 +193,9 @@ def _as_json(record: Record) -> dict[str, Any]:
     return fields
 
 
-def _count(text: str | None, name: str, default: int) -> int:
-    if text is None:
-        return default
+def _count(text: str) -> int:
     if not text.isdecimal():
-        raise ValueError(f"command line: {name}: {text!r} is not a whole number of 0 or more")
+        raise argparse.ArgumentTypeError(f"{text!r} is not allowed; allowed: a whole number of 0 or more")
     return int(text)
 
 

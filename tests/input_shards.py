@@ -53,6 +53,11 @@ def make_shards(folder: Path, *counts: int) -> Path:
     return folder
 
 
+def offsets_of(entry: shards.ShardEntry) -> np.ndarray:
+    """Offset of each record's frame in its file, and the file's end: int64[records + 1]."""
+    return np.cumsum([0, *(entry.lengths.astype(np.int64) + shards.FRAME_BYTES)])
+
+
 def numbers_of(ids: np.ndarray) -> np.ndarray:
     return (ids[:, 1] - 5) * 900 + ids[:, 2] - 5
 

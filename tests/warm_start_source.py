@@ -2,7 +2,8 @@
 
 from builders import drawn, tiny_model
 
-from bert_jax.tokenization import SPECIAL_PIECES, WordPieceTokenizer, byte_bpe_content
+from bert_jax.tokenization import SPECIAL_PIECES, WordPieceTokenizer
+from bert_jax.tokenization.byte_bpe import byte_bpe_content
 
 PIECES = [
     *SPECIAL_PIECES, "[unused0]", "[unused1]", "co", "##vid", "##ien", "the", "cat", "##s", "a", "re", "##sume",

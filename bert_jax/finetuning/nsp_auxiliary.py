@@ -11,7 +11,8 @@ import numpy as np
 
 from bert_jax.config.finetune import FinetuneConfig
 from bert_jax.tasks.task import Encoded, ModelInput, Target
-from bert_jax.tokenization import Tokenizer, longest_first
+from bert_jax.tokenization import Tokenizer
+from bert_jax.tokenization.tokenizer import longest_first
 
 # Targets of the copies; 0 = next part, 1 = part of another record, as in pretraining.
 TARGETS = {"nsp_labels": Target("unit", np.int32), "nsp_weights": Target("unit", np.float32)}

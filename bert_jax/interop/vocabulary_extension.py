@@ -16,16 +16,8 @@ from bert_jax.config import PretrainConfig, TokenizerConfig
 from bert_jax.config.loader import RunOptions
 from bert_jax.interop.exchange import ModelBundle
 from bert_jax.io.storage import location
-from bert_jax.tokenization import (
-    FILE_NAMES,
-    MAX_CHARS_PER_WORD,
-    Tokenizer,
-    WordPieceTokenizer,
-    build_tokenizer,
-    chunks,
-    load_tokenizer,
-    split_words,
-)
+from bert_jax.tokenization import FILE_NAMES, Tokenizer, WordPieceTokenizer, build_tokenizer, load_tokenizer
+from bert_jax.tokenization.wordpiece import MAX_CHARS_PER_WORD, chunks, split_words
 
 WORD_ROWS = ("embeddings/word_embeddings/embedding", "mlm_head/output_bias")
 POSITIONS = "embeddings/position_embeddings/embedding"

@@ -1,4 +1,4 @@
-"""Files that appear whole, local or in an object store, and this machine's copies of objects."""
+"""Atomic writes of files and folders, local or in an object store, and local copies of objects."""
 
 import contextlib
 import fcntl
@@ -14,16 +14,16 @@ from bert_jax.io.storage import BLOCK, Location, ObjectPath
 
 def remove_tree(folder: Location) -> None:
     """Remove a folder with its content."""
-    if isinstance(folder, Path):
-        shutil.rmtree(folder)
-    else:
+    if isinstance(folder, ObjectPath):
         folder.remove_tree()
+    else:
+        shutil.rmtree(folder)
 
 
 def local_copy(path: Location) -> Path:
-    """Return ``path`` itself, or this machine's copy of an object, fetched by the first call.
+    """Return a local path as it is, and for an object the path of a local copy, fetched on the first call.
 
-    Copies lie in the folder for temporary files (``TMPDIR``) and are shared by all processes of the machine.
+    Copies are in the temporary folder (``TMPDIR``) and are shared by all processes of the machine.
     """
     if isinstance(path, Path):
         return path
@@ -41,13 +41,12 @@ def local_copy(path: Location) -> Path:
 
 @contextlib.contextmanager
 def whole_file(path: Location, scratch: Path | None = None) -> Iterator[Path]:
-    """Yield a local path to write to, which becomes ``path`` when the block ends; an exception leaves ``path`` as
-    it was.
+    """Yield a local path to write to, which replaces ``path`` when the block ends; an exception leaves ``path``
+    unchanged.
 
-    Readers see the old file or the whole new one, also after a crash of the machine. A link is followed, missing
-    folders are made. With
-    ``scratch``, a folder of this process on the same disk, several processes may write one file, and a crash of
-    the machine may lose it. Raises ``ValueError`` when ``path`` exists and is not a file.
+    Readers see the old file or the complete new one, also after a crash of the machine. Links are followed and
+    missing folders are created. With ``scratch``, a folder of this process on the same disk, several processes may
+    write the same file, and a crash of the machine may lose it. Raises ``ValueError`` if ``path`` is not a file.
     """
     if isinstance(path, ObjectPath):
         with tempfile.TemporaryDirectory(prefix="bert_jax-") as folder:
@@ -57,7 +56,7 @@ def whole_file(path: Location, scratch: Path | None = None) -> Iterator[Path]:
         return
     final = path.resolve()
     if final.exists() and not final.is_file():
-        raise ValueError(f"{path}: not a file; name a file for the output")
+        raise ValueError(f"{path}: exists and is not a file; name a file for the output")
     final.parent.mkdir(parents=True, exist_ok=True)
     part = final.with_name(f".{final.name}.tmp") if scratch is None else scratch / final.name
     try:
@@ -81,7 +80,7 @@ def _sync(path: Path) -> None:
 
 
 def write_whole(path: Location, content: str | bytes) -> None:
-    """Make or replace a file by :func:`whole_file`."""
+    """Create or replace a file atomically (:func:`whole_file`)."""
     data = content.encode() if isinstance(content, str) else content
     if isinstance(path, ObjectPath):
         path.write_bytes(data)
@@ -92,11 +91,11 @@ def write_whole(path: Location, content: str | bytes) -> None:
 
 @contextlib.contextmanager
 def whole_folder(folder: Path, replaced: Path | None = None) -> Iterator[Path]:
-    """Yield a new folder to fill, which becomes ``folder`` when the block ends; after an exception ``folder`` is as
-    before.
+    """Yield a new folder to fill, which replaces ``folder`` when the block ends; an exception leaves ``folder``
+    unchanged.
 
-    An existing ``folder`` must be empty, or stands at ``replaced`` until the new one has its name, and is then
-    removed.
+    An existing ``folder`` must be empty, unless ``replaced`` is set: then it moves to ``replaced`` until the new
+    one has its name, and is removed.
     """
     folder = folder.absolute()
     part = folder.with_name(f".{folder.name}.partial")
@@ -105,7 +104,7 @@ def whole_folder(folder: Path, replaced: Path | None = None) -> Iterator[Path]:
     try:
         yield part
         if replaced is None or not folder.exists():
-            part.rename(folder)  # in the place of an empty folder too
+            part.rename(folder)  # replaces an empty folder too
             return
         shutil.rmtree(replaced, ignore_errors=True)
         folder.rename(replaced)

@@ -1,4 +1,4 @@
-"""A folder that one process at a time may change. Imports no jax: text is prepared without it."""
+"""Exclusive lock on a folder. Imports no jax, because data is prepared without it."""
 
 import contextlib
 import fcntl
@@ -7,15 +7,15 @@ from pathlib import Path
 
 
 class FolderTaken(ValueError):
-    """Another process, or this one, holds the folder."""
+    """The folder is locked by another process or by this one."""
 
 
 @contextlib.contextmanager
 def hold_folder(folder: Path, taken: str) -> Iterator[None]:
-    """Make ``folder`` if it is missing and hold it until the block ends (or the process, however it ends).
+    """Create ``folder`` if it is missing and lock it until the block or the process ends.
 
-    Raises :class:`FolderTaken` "FOLDER: TAKEN" when another process, or this one, holds it already; ``taken``
-    explains that and names a remedy.
+    Raises :class:`FolderTaken` with the message "FOLDER: TAKEN" if it is locked already; ``taken`` explains the
+    lock and names a remedy.
     """
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / ".lock").open("a") as file:

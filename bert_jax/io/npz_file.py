@@ -1,4 +1,4 @@
-"""Reader of npz files that trusts no declared size and unpickles nothing."""
+"""Reader of untrusted npz files, which verifies declared sizes and never unpickles."""
 
 import math
 import re
@@ -12,10 +12,10 @@ import numpy as np
 from bert_jax.io.errors import one_line
 from bert_jax.io.safetensors_file import aligned_empty
 
-# Longest header of an array: a name, a flag and a shape.
+# Largest accepted header of an array, which consists of a dtype, a flag and a shape.
 _LARGEST_HEADER = 1 << 12
 _BLOCK = 1 << 22
-# Deflate, the one compression that numpy writes, makes at most so many bytes of one.
+# Largest expansion factor of Deflate, the only compression that numpy writes.
 _DENSEST = 1032
 _NUMBERS = re.compile(r"\|[biu]1|<[iuf][248]")
 
@@ -42,7 +42,7 @@ class NpzFile:
         self.names = list(self._members)
         if len(self.names) != len(members):
             self._archive.close()
-            raise ValueError(f"{file}: two arrays of one name")
+            raise ValueError(f"{file}: two arrays have the same name")
 
     def __enter__(self) -> "NpzFile":
         return self
@@ -51,10 +51,10 @@ class NpzFile:
         self._archive.close()
 
     def read(self, name: str, *, expected: Header | None = None) -> np.ndarray:
-        """Read the array ``name`` into page-aligned memory of its own.
+        """Read the array ``name`` into page-aligned memory.
 
-        Raises ``ValueError``, before memory is allocated, if the array differs from ``expected``, does not hold
-        plain little-endian numbers, is damaged, or differs in size from its header.
+        Raises ``ValueError`` if the array differs from ``expected``, does not consist of little-endian numbers, is
+        damaged, or differs in size from its header; memory is allocated only after the checks of the header.
         """
         member, where = self._members[name], f"{self._file}: {name}"
         with self._guarded(lambda: self._archive.open(member)) as stream:
@@ -63,8 +63,8 @@ class NpzFile:
             begin, size = stream.tell(), math.prod(header.shape) * header.dtype.itemsize
             if begin + size != member.file_size or member.file_size > _DENSEST * self._file.stat().st_size:
                 raise ValueError(
-                    f"{where}: {member.file_size} bytes are not the shape {header.shape} of {header.dtype.str}, "
-                    f"which has {begin + size} with its header"
+                    f"{where}: the array has {member.file_size} bytes, but the shape {header.shape} of "
+                    f"{header.dtype.str} needs {begin + size} with its header"
                 )
             shape = header.shape[::-1] if header.fortran_order else header.shape
             values = aligned_empty(shape, header.dtype)
@@ -72,15 +72,15 @@ class NpzFile:
         return values.T if header.fortran_order else values
 
     def _header(self, stream: IO[bytes], where: str) -> Header:
-        """Read the header of an array. Literals only: nothing is evaluated."""
+        """Read the header of an array, which numpy parses without evaluating code."""
         try:
             version = np.lib.format.read_magic(stream)
             read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
             return Header(*read(stream, max_header_size=_LARGEST_HEADER))
         except OSError:
             raise
-        except Exception as error:  # a damaged header ends in any of a dozen types
-            raise ValueError(f"{where}: no array in numpy's format ({one_line(error, 80)})") from None
+        except Exception as error:  # a damaged header raises one of many types
+            raise ValueError(f"{where}: not an array in numpy's format ({one_line(error, 80)})") from None
 
     def _fill(self, target: np.ndarray, stream: IO[bytes], where: str) -> None:
         done = 0
@@ -91,22 +91,22 @@ class NpzFile:
             raise ValueError(f"{where}: cut off after {done} of {target.size} bytes")
 
     def _guarded(self, work: Callable[[], Any]) -> Any:
-        """Return ``work()``; any error of the zip library but an I/O error is reported as damage of the file."""
+        """Return ``work()``; ``ValueError`` for an error of the zip library that is not an I/O error."""
         try:
             return work()
         except OSError:
             raise
-        except Exception as error:  # a damaged file ends in any of a dozen types
-            raise ValueError(f"{self._file}: damaged or no npz file ({one_line(error)})") from None
+        except Exception as error:  # a damaged file raises one of many types
+            raise ValueError(f"{self._file}: damaged or not an npz file ({one_line(error)})") from None
 
 
 def _check(header: Header, expected: Header | None, where: str) -> None:
     stored = f"{header.dtype.str!r:.40} {header.shape!r:.40}"
-    objects = "an array of Python objects is refused; " if header.dtype.hasobject else ""
+    objects = "arrays of Python objects are not allowed; " if header.dtype.hasobject else ""
     if expected is not None and header != expected:
         order = "Fortran" if expected.fortran_order else "C"
         wanted = f"{expected.dtype.str} {expected.shape} in {order} order"
         raise ValueError(f"{where}: {objects}stored are {stored}, expected {wanted}")
     sizes = all(0 <= n < 1 << 63 for n in header.shape)
     if not _NUMBERS.fullmatch(header.dtype.str) or not sizes or len(header.shape) > 8:
-        raise ValueError(f"{where}: {objects}stored are {stored}, readable are little-endian integers and floats")
+        raise ValueError(f"{where}: {objects}stored are {stored}, allowed are little-endian integers and floats")

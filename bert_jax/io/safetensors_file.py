@@ -1,8 +1,8 @@
-"""A reader of safetensors files that trusts nothing in them and holds one tensor at a time.
+"""Reader of untrusted safetensors files, one tensor at a time.
 
 Format (huggingface/safetensors): 8 bytes with the length of a JSON header, the header (name -> dtype, shape,
-data_offsets), then the values, little-endian. Values are read with ``pread``, not mapped: mapped pages of a file
-count as memory of the process beside the copy that is made of them.
+data_offsets), then the values, little-endian. Values are read with ``pread``, not memory-mapped, because mapped
+pages count as memory of the process in addition to their copy.
 """
 
 import json
@@ -17,7 +17,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-# BERT-large's header has some 50 KB; the format allows 100 MB, which as JSON is a gigabyte of objects.
+# The header of BERT-large has about 50 KB; the format allows 100 MB, which would parse to a gigabyte of objects.
 LARGEST_HEADER = 4 << 20
 DTYPES: dict[str, np.dtype] = {
     "F64": np.dtype("<f8"), "F32": np.dtype("<f4"), "F16": np.dtype("<f2"), "BF16": np.dtype(ml_dtypes.bfloat16),
@@ -29,13 +29,13 @@ DTYPES: dict[str, np.dtype] = {
 
 @dataclass(frozen=True)
 class StoredTensor:
-    """Position of a tensor."""
+    """Place, type and shape of a tensor in a file."""
 
     file: Path
-    # Of the file: F32, BF16, ...
+    # Name in the format: F32, BF16, ...
     dtype: str
     shape: tuple[int, ...]
-    # Bytes from the beginning of the file.
+    # Byte offsets from the beginning of the file.
     begin: int
     end: int
 
@@ -43,8 +43,8 @@ class StoredTensor:
 def aligned_empty(shape: tuple[int, ...], dtype: np.dtype | str = "float32") -> np.ndarray:
     """Return an uninitialized array whose data begins at a page, so that jax on CPU can use it without a copy.
 
-    Its memory is mapped for it alone and goes back to the system with it: freed parts of malloc's heap stay with
-    the process, here nearly the size of the model.
+    Its memory is mapped separately and returns to the system with the array. The process would keep memory that is
+    freed in malloc's heap, nearly the size of the model.
     """
     dtype = np.dtype(dtype)
     size = math.prod(shape) * dtype.itemsize
@@ -53,16 +53,16 @@ def aligned_empty(shape: tuple[int, ...], dtype: np.dtype | str = "float32") -> 
 
 
 def read_header(file: Path) -> dict[str, StoredTensor]:
-    """Return every tensor of ``file``, checked against its size.
+    """Read the places of all tensors of ``file`` and check them against its size.
 
-    Raises ``ValueError`` in one line: cut off, a header that is no header, sizes that contradict each other,
+    Raises ``ValueError`` (one line) for a truncated file, an invalid header, sizes that contradict each other, and
     tensors that overlap or leave holes.
     """
     size = file.stat().st_size
     with file.open("rb") as stream:
         first = stream.read(8)
         if len(first) < 8:
-            raise ValueError(f"{file}: {size} bytes are no safetensors file; get it again")
+            raise ValueError(f"{file}: {size} bytes are not a safetensors file; download it again")
         (length,) = struct.unpack("<Q", first)
         if length > LARGEST_HEADER or length > size - 8:
             raise ValueError(f"{file}: not a whole safetensors file (a header of {length} bytes in {size})")
@@ -90,17 +90,17 @@ def _no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 def _tensor(file: Path, name: str, entry: Any, start: int, size: int) -> StoredTensor:
     where = f"{file}: tensor {name[:80]!r}"
     if not isinstance(entry, dict):
-        raise ValueError(f"{where}: its entry is not an object")
+        raise ValueError(f"{where}: the entry is not an object")
     dtype, shape, offsets = entry.get("dtype"), entry.get("shape"), entry.get("data_offsets")
     if not isinstance(dtype, str) or dtype not in DTYPES:
-        raise ValueError(f"{where}: dtype {str(dtype)[:20]!r} is not known; known: {', '.join(DTYPES)}")
+        raise ValueError(f"{where}: dtype {str(dtype)[:20]!r} is not allowed; allowed: {', '.join(DTYPES)}")
     if not _naturals(shape) or len(shape) > 8:
-        raise ValueError(f"{where}: its shape is not a list of up to 8 sizes")
+        raise ValueError(f"{where}: the shape is not a list of at most 8 sizes")
     if not _naturals(offsets) or len(offsets) != 2:
-        raise ValueError(f"{where}: its data_offsets are not two positions")
+        raise ValueError(f"{where}: the data_offsets are not two positions")
     begin, end = start + offsets[0], start + offsets[1]
     if not begin <= end <= size:
-        raise ValueError(f"{where}: lies outside the file ({size} bytes); the file is cut off or damaged")
+        raise ValueError(f"{where}: the data is outside the file ({size} bytes), which is truncated or damaged")
     if math.prod(shape) * DTYPES[dtype].itemsize != end - begin:
         raise ValueError(f"{where}: {end - begin} bytes do not make the shape {tuple(shape)} of {dtype}")
     return StoredTensor(file, dtype, tuple(shape), begin, end)
@@ -114,7 +114,7 @@ def _check_layout(file: Path, tensors: dict[str, StoredTensor], start: int, size
     position = start
     for name, tensor in sorted(tensors.items(), key=lambda item: (item[1].begin, item[1].end)):
         if tensor.begin != position:
-            what = "overlaps the one before it" if tensor.begin < position else "leaves a hole before it"
+            what = "overlaps the previous one" if tensor.begin < position else "leaves a hole before it"
             raise ValueError(f"{file}: tensor {name[:80]!r} {what}; the file is damaged")
         position = tensor.end
     if position != size:
@@ -122,7 +122,7 @@ def _check_layout(file: Path, tensors: dict[str, StoredTensor], start: int, size
 
 
 def read_values(tensor: StoredTensor) -> np.ndarray:
-    """Return the stored tensor, in memory of its own. Raises ``ValueError`` when the file ends before it."""
+    """Read the values of a tensor into new memory. Raises ``ValueError`` if the file ends before them."""
     values = aligned_empty(tensor.shape, DTYPES[tensor.dtype])
     view = memoryview(values.reshape(-1).view(np.uint8))
     descriptor = os.open(tensor.file, os.O_RDONLY | os.O_CLOEXEC)

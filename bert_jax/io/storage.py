@@ -1,14 +1,13 @@
-"""Files and folders that may lie in an object store (``gs://bucket/run``).
+"""Local and object-store paths (``gs://bucket/run``) behind one interface.
 
 ``location`` returns a ``pathlib.Path`` for a local name and an :class:`ObjectPath` for a URL; both have the same
 methods. fsspec makes the requests (for ``gs://`` with the package gcsfs) and is imported by the first URL. A
-request that the store refuses for the moment (429, 5xx, no connection) is repeated after growing waits; any other
-failure is one ``StorageError``. Objects appear whole and are never changed in place.
+request that fails temporarily (429, 5xx, no connection) is repeated after growing waits; any other failure raises
+``StorageError``. Objects appear whole and are never changed in place.
 """
 
 import contextlib
 import fnmatch
-import functools
 import io
 import logging
 import random
@@ -28,11 +27,11 @@ BLOCK = 1 << 22  # bytes of one request when a file is read from end to end
 
 
 class StorageError(OSError):
-    """An object store cannot be used: one line with what to do. Ends a run with code 2."""
+    """Error of an object store that a retry cannot fix, with the remedy in one line. Ends a run with code 2."""
 
 
 class StorageUnavailable(StorageError):
-    """The store did not answer any of several requests. Ends a run with code 45: later it may answer."""
+    """The store answered none of several requests. Ends a run with code 45, so that a supervisor restarts it."""
 
 
 class Status(NamedTuple):
@@ -44,14 +43,15 @@ class Status(NamedTuple):
 
 def is_url(name: object) -> bool:
     """Return True if ``name`` is a URL or an :class:`ObjectPath`."""
-    return isinstance(name, ObjectPath) or bool(re.match(r"[a-z][a-z0-9+.-]*://", str(name)))
+    return bool(re.match(r"[a-z][a-z0-9+.-]*://", str(name)))
 
 
 # ------------------------------------------------------------------ errors of a store
 
 
 def _http_status(error: BaseException) -> int | None:
-    """The HTTP status that an error carries, or that tensorstore quotes in its text."""
+    """Return the HTTP status of an error, from its attributes or from tensorstore's message; None if it has
+    none."""
     status = getattr(error, "code", None) or getattr(error, "status", None)
     if isinstance(status, int | str) and str(status).isdigit():
         return int(status)
@@ -61,16 +61,14 @@ def _http_status(error: BaseException) -> int | None:
 
 def lacks_permission(error: BaseException) -> bool:
     """Return True if credentials are missing or refused."""
-    named = type(error).__module__.startswith("google.auth") or isinstance(error, PermissionError)
-    return (
-        named
-        or _http_status(error) in (401, 403)
-        or bool(re.search("PERMISSION_DENIED|UNAUTHENTICATED|^Forbidden", str(error)))
-    )
+    if type(error).__module__.startswith("google.auth") or isinstance(error, PermissionError):
+        return True
+    refused = re.search("PERMISSION_DENIED|UNAUTHENTICATED|^Forbidden", str(error))
+    return refused is not None or _http_status(error) in (401, 403)
 
 
 def is_transient(error: BaseException) -> bool:
-    """Return True if the same request may succeed later: 408, 429, 5xx, and connections that fail."""
+    """Return True if the same request may succeed later: HTTP 408, 429 or 5xx, or a failed connection."""
     status = _http_status(error)
     if status is not None:
         return status in (408, 429) or status >= 500
@@ -84,7 +82,7 @@ def _filesystem(url: str) -> Any:
     try:
         import fsspec
 
-        # gcsfs logs a traceback for each error that is one line here.
+        # gcsfs logs a traceback for each error, which this module reports in one line.
         logging.getLogger("gcsfs").setLevel(logging.CRITICAL)
         # Without a cache of listings: other processes write too. fsspec keeps one instance per process.
         return fsspec.filesystem(url.partition("://")[0], use_listings_cache=False)
@@ -94,71 +92,29 @@ def _filesystem(url: str) -> Any:
         raise StorageError(f"{url}: {first_line(error)}; allowed: local paths and gs://") from None
 
 
-@functools.total_ordering
-class ObjectPath:
-    """An object or folder of an object store, by its URL, with methods of ``pathlib.Path``. A folder exists while
-    it holds an object.
+class ObjectPath(PurePosixPath):
+    """URL of an object or folder in an object store, with the methods of ``pathlib.Path``.
 
-    Methods raise ``FileNotFoundError`` when there is no such object, ``StorageError`` when credentials are missing
-    or refused, when the scheme is unknown, or after the last try.
+    A folder exists while it holds an object. Methods raise ``FileNotFoundError`` if the object does not exist, and
+    ``StorageError`` if credentials are missing or refused, if the scheme is unknown, or after the last retry.
     """
 
-    def __init__(self, url: str) -> None:
-        self._scheme, _, key = url.partition("://")
-        self._key = key.strip("/")
-
     def __str__(self) -> str:
-        return f"{self._scheme}://{self._key}"
-
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}({str(self)!r})"
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, ObjectPath) and str(self) == str(other)
-
-    def __lt__(self, other: object) -> bool:
-        return str(self) < str(other)
-
-    def __hash__(self) -> int:
-        return hash(str(self))
-
-    def __truediv__(self, name: str | PurePosixPath) -> "ObjectPath":
-        return ObjectPath(f"{self}/{name}")
+        return super().__str__().replace(":/", "://", 1)  # the base class merges slashes
 
     @property
-    def name(self) -> str:
-        return self._key.rpartition("/")[2]
-
-    @property
-    def stem(self) -> str:
-        return PurePosixPath(self.name).stem
-
-    @property
-    def suffix(self) -> str:
-        return PurePosixPath(self.name).suffix
-
-    @property
-    def parent(self) -> "ObjectPath":
-        return ObjectPath(f"{self._scheme}://{self._key.rpartition('/')[0]}")
-
-    def with_name(self, name: str) -> "ObjectPath":
-        return self.parent / name
-
-    def with_suffix(self, suffix: str) -> "ObjectPath":
-        return self.with_name(PurePosixPath(self.name).with_suffix(suffix).name)
+    def _key(self) -> str:
+        return str(self).partition("://")[2]
 
     def absolute(self) -> "ObjectPath":
         return self
 
     resolve = absolute
 
-    def relative_to(self, folder: "ObjectPath") -> PurePosixPath:
-        return PurePosixPath(str(self).removeprefix(f"{folder}/"))
-
     # -------------------------------------------------------------- requests
 
     def _request(self, request: Callable[[Any, str], R]) -> R:
-        """Result of ``request(store, key)``, repeated while the store refuses it for the moment."""
+        """Return ``request(store, key)``, retried after temporary failures."""
         store = _filesystem(str(self))
         for wait in (*WAITS, None):
             try:
@@ -210,22 +166,22 @@ class ObjectPath:
         return (self / name for name in sorted(names - {""}))
 
     def glob(self, pattern: str) -> Iterator["ObjectPath"]:
-        """Return the files and folders in this folder whose names match; none if the folder does not exist."""
+        """Yield the files and folders in this folder whose names match; nothing if the folder does not exist."""
         try:
             return (path for path in list(self.iterdir()) if fnmatch.fnmatchcase(path.name, pattern))
         except FileNotFoundError:
             return iter(())
 
     def rglob(self, pattern: str) -> Iterator["ObjectPath"]:
-        """Objects below this folder, at any depth, whose names match."""
+        """Yield the objects below this folder, at any depth, whose names match."""
         keys = self._request(lambda store, key: store.find(key))
-        paths = (ObjectPath(f"{self._scheme}://{key}") for key in keys)
+        paths = (ObjectPath(f"{self.parts[0]}//{key}") for key in keys)
         return (path for path in paths if fnmatch.fnmatchcase(path.name, pattern))
 
     # -------------------------------------------------------------- contents
 
     def read_range(self, start: int, length: int) -> bytes:
-        """``length`` bytes from ``start`` on in one request, fewer at the end of the object. Safe in threads."""
+        """Read ``length`` bytes from byte ``start`` in one request, fewer at the end of the object. Thread-safe."""
 
         def read(store: Any, key: str) -> bytes:
             try:
@@ -238,19 +194,19 @@ class ObjectPath:
         return self._request(read)
 
     def read_bytes(self) -> bytes:
-        """In one request, so never of two versions of an object."""
+        """Read the object in one request, so that the bytes belong to one version of it."""
         return bytes(self._request(lambda store, key: store.cat_file(key)))
 
     def read_text(self, encoding: str = "utf-8") -> str:
         return self.read_bytes().decode(encoding)
 
     def open(self, mode: str = "rb", buffering: int = BLOCK) -> BinaryIO:
-        """The object for reading, as a stream of ranged requests."""
+        """Open the object for reading as a stream of range requests."""
         assert mode == "rb"
         return io.BufferedReader(_Ranges(self, self.stat().st_size), max(buffering, BLOCK))  # type: ignore[return-value]
 
     def write_bytes(self, content: bytes) -> None:
-        """Make or replace the object."""
+        """Create or replace the object."""
         self._write(lambda store, key: store.pipe_file(key, content))
 
     def write_text(self, text: str, encoding: str = "utf-8") -> None:
@@ -260,20 +216,20 @@ class ObjectPath:
         self.write_bytes(b"")
 
     def upload(self, local: Path) -> None:
-        """Make or replace the object by the content of a local file."""
+        """Create or replace the object with the content of a local file."""
         self._write(lambda store, key: store.put_file(str(local), key))
 
     def _write(self, request: Callable[[Any, str], object]) -> None:
         try:
             self._request(request)
         except FileNotFoundError:
-            raise StorageError(f"{self}: cannot be written; is the bucket there?") from None
+            raise StorageError(f"{self}: cannot be written; create the bucket or name another one") from None
 
     def mkdir(self, parents: bool = True, exist_ok: bool = True) -> None:
-        """Do nothing: a folder comes with its first object."""
+        """Do nothing: an object store creates a folder with its first object."""
 
     def replace(self, target: "ObjectPath") -> None:
-        """Move this object; copied inside the store, then removed."""
+        """Copy this object to ``target`` inside the store, then remove it."""
         self._request(lambda store, key: store.cp_file(key, target._key))
         self.unlink()
 
@@ -286,12 +242,12 @@ class ObjectPath:
         self._request(lambda store, key: store.rm(key, recursive=True))
 
     def version(self) -> str:
-        """A hash of the object's properties, which changes when it is replaced."""
+        """Return a hash of the object's properties, which changes when the object is replaced."""
         return str(self._request(lambda store, key: store.ukey(key)))
 
 
 class _Ranges(io.RawIOBase):
-    """An object read from front to back, each piece by a request of its own."""
+    """Raw stream that reads an object sequentially, one request per read."""
 
     def __init__(self, path: ObjectPath, size: int) -> None:
         self._path, self._size, self._at = path, size, 0
@@ -311,7 +267,7 @@ Location = Path | ObjectPath
 
 
 def location(name: str | Path | ObjectPath) -> Location:
-    """``name`` as an object with the methods of ``pathlib.Path``."""
+    """Return ``name`` as a ``pathlib.Path``, or as an :class:`ObjectPath` if it is a URL."""
     if isinstance(name, Path | ObjectPath):
         return name
     return ObjectPath(name) if is_url(name) else Path(name)

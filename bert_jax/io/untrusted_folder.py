@@ -1,4 +1,4 @@
-"""Files of an untrusted folder: a name in it may lead anywhere, and a file may hold anything."""
+"""Readers for files of an untrusted folder, which check names, links, sizes and JSON."""
 
 import json
 from pathlib import Path, PurePosixPath
@@ -11,24 +11,17 @@ LARGEST = 16 << 20
 
 
 def inside(folder: Path, name: str) -> Path | None:
-    """Return the regular file ``name`` of ``folder``, or None if it is absent.
+    """Return the path of the regular file ``name`` of ``folder``, or None if it is absent.
 
-    Raises ``ValueError`` for an absolute name, one with ``..``, and a link that leads out of the folder (but into
-    the ``blobs`` folder of a Hugging Face cache, whose snapshots are made of such links).
+    Raises ``ValueError`` for an absolute name, a name with ``..``, and a link that leads out of the folder (links
+    into the ``blobs`` folder of a Hugging Face cache are allowed, because its snapshots consist of them).
     """
     parts = PurePosixPath(name).parts
-    if (
-        not parts
-        or name.startswith(("/", "\\"))
-        or ".." in parts
-        or "\\" in name
-        or ":" in parts[0]
-        or "\0" in name
-    ):
+    if not parts or name.startswith("/") or ".." in parts or ":" in parts[0] or {"\\", "\0"} & set(name):
         raise ValueError(f"{folder}: the name {name[:80]!r} leads out of the folder; it must name a file in it")
     path = folder.joinpath(*parts)
     if path.is_symlink() and not path.exists():
-        raise ValueError(f"{path}: a link to nothing; put the file itself there")
+        raise ValueError(f"{path}: the link points to a missing file; replace it by the file")
     if not path.exists():
         return None
     root, target = folder.resolve(), path.resolve()
@@ -36,30 +29,31 @@ def inside(folder: Path, name: str) -> Path | None:
     if root.parent.name == "snapshots":
         allowed.append(root.parent.parent / "blobs")
     if not any(target.is_relative_to(place) for place in allowed):
-        raise ValueError(f"{path}: a link out of the folder; put the file itself there")
+        raise ValueError(f"{path}: the link leads out of the folder; replace it by the file")
     if not target.is_file():
         raise ValueError(f"{path}: not a regular file")
     return target
 
 
 def needed(folder: Path, name: str) -> Path:
-    """Like :func:`inside`; a missing file raises ``ValueError``."""
+    """Return the path of the file ``name`` of ``folder`` as :func:`inside` does, but raise ``ValueError`` if it is
+    absent."""
     path = inside(folder, name)
     if path is None:
-        raise ValueError(f"{folder / name}: not there")
+        raise ValueError(f"{folder / name}: the file is missing")
     return path
 
 
 def read_small(file: Path, what: str, most: int = LARGEST) -> bytes:
-    """Return the content of ``file``, named ``what`` in the error. Raises ``ValueError`` above ``most`` bytes."""
+    """Return the content of ``file``; ``ValueError``, which calls it ``what``, if it exceeds ``most`` bytes."""
     size = file.stat().st_size
     if size > most:
-        raise ValueError(f"{file}: {size} bytes; {what} is at most {most}")
+        raise ValueError(f"{file}: {size} bytes; {what} may have at most {most}")
     return file.read_bytes()
 
 
 def parse_json(content: str | bytes, where: Path | str) -> Any:
-    """Parse any JSON value. Raises ``ValueError`` in one line for other content."""
+    """Parse a JSON value of any type; ``ValueError`` (one line, beginning with ``where``) for invalid JSON."""
     try:
         return json.loads(content)
     except (ValueError, RecursionError) as error:
@@ -67,7 +61,7 @@ def parse_json(content: str | bytes, where: Path | str) -> Any:
 
 
 def json_object(content: str | bytes, where: Path | str, hint: str = "") -> dict[str, Any]:
-    """Parse a JSON object. Raises ``ValueError`` in one line, ended by ``hint``, for other content."""
+    """Parse a JSON object; ``ValueError`` (one line from ``where`` to ``hint``) for other content."""
     value = parse_json(content, where)
     if not isinstance(value, dict):
         raise ValueError(f"{where}: not a JSON object{hint}")

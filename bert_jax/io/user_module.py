@@ -1,4 +1,4 @@
-"""Classes that a user's own Python file defines."""
+"""Loader of classes from a user's Python file."""
 
 import importlib.util
 import sys
@@ -9,13 +9,16 @@ T = TypeVar("T")
 
 
 def user_class(file: str, option: str, base: type[T]) -> type[T]:
-    """Return the subclass of ``base`` that the Python file of ``option`` (``task.module``) defines under the name
-    of the option's section (``Task``). Raises ``ValueError``."""
+    """Load the Python file that ``option`` (such as ``task.module``) names and return its subclass of ``base``,
+    which has the name of the option's section (``Task``).
+
+    Raises ``ValueError`` if the file is missing, fails to load or defines no such class.
+    """
     section, path = option.partition(".")[0], Path(file)
     name = section.capitalize()
     if path.suffix != ".py" or not path.is_file():
-        raise ValueError(f"{option}: {path} is no Python file; give one that defines a class {name}")
-    module_name = f"{section}_module_{path.stem}"  # a name that no other module has
+        raise ValueError(f"{option}: {path} is not a Python file; name one that defines a class {name}")
+    module_name = f"{section}_module_{path.stem}"  # unlike the name of any installed module
     spec = importlib.util.spec_from_file_location(module_name, path)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)

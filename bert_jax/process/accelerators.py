@@ -1,4 +1,4 @@
-"""Detection of an accelerator before jax starts; imports nothing heavy."""
+"""Detection of accelerators before jax is imported; has only light imports."""
 
 import importlib.util
 import os
@@ -9,9 +9,11 @@ DEVICE_FILES = ("dev/accel*", "dev/vfio/[0-9]*", "dev/nvidia[0-9]*", "dev/nvidia
 
 
 def keep_to_cpu_without_accelerator() -> None:
-    """Let jax use the CPU alone on a machine that has libtpu (for planning) but no accelerator: jax would start
-    libtpu, which fails with a page of errors. Call it before jax is imported. JAX_PLATFORMS is kept, and nothing
-    changes where a device file or a variable indicates an accelerator."""
+    """Restrict jax to the CPU on a machine that has libtpu (for planning) but no accelerator.
+
+    Otherwise jax would start libtpu, which fails with a page of errors. Call this before jax is imported. It does
+    nothing if JAX_PLATFORMS is set, or if a device file or an environment variable indicates an accelerator.
+    """
     is_chosen = any(name in os.environ for name in ("JAX_PLATFORMS", "JAX_FORCE_TPU_INIT", "TPU_WORKER_HOSTNAMES"))
     if is_chosen or importlib.util.find_spec("libtpu") is None:
         return

@@ -1,7 +1,6 @@
-"""Detection of a run of several processes, by flags, environment or machine.
+"""Detection of a run of several processes from flags, environment or machine.
 
-The processes then find each other through ``jax.distributed.initialize``; here is only the detection, and the
-settings that jax would get wrong.
+``jax.distributed.initialize`` connects the processes; this module detects them and corrects settings of jax.
 """
 
 import os
@@ -17,7 +16,7 @@ from bert_jax.config.loader import RunOptions
 
 
 def _platforms() -> str | None:
-    """Platforms of jax: from JAX_PLATFORMS, else tpu,cpu where jax finds TPU chips."""
+    """Return the platforms of jax: from JAX_PLATFORMS, or "tpu,cpu" on a machine with TPU chips."""
     platforms: str | None = jax.config.jax_platforms  # type: ignore[attr-defined]
     return platforms
 
@@ -35,8 +34,8 @@ def configured(options: RunOptions) -> tuple[str, int, int] | None:
     missing = [name for name, value in parts.items() if not value]
     if missing:
         raise ValueError(
-            f"{missing[0]}: not given; --coordinator HOST:PORT, --num_processes and --process_id belong together "
-            "(or JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID); give all three, or none"
+            f"{missing[0]}: not set; set all of --coordinator HOST:PORT, --num_processes and --process_id (or of "
+            "JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID), or none"
         )
     if not re.fullmatch(r".+:\d{1,5}", coordinator) or not 0 < int(coordinator.rpartition(":")[2]) < 65536:
         raise ValueError(f"coordinator: {coordinator!r} is not allowed; allowed: HOST:PORT of process 0")
@@ -50,16 +49,17 @@ def configured(options: RunOptions) -> tuple[str, int, int] | None:
 
 
 def check_port(coordinator: str) -> None:
-    """Raise ``ValueError`` when the coordinator's port is not free on this host, process 0's; jax would crash."""
+    """Raise ``ValueError`` if the port of the coordinator is not free on this host (of process 0); jax would
+    crash."""
     port = int(coordinator.rpartition(":")[2])
     with socket.socket() as trial:
-        trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as of a run that has just ended
+        trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # a run that has just ended may still hold it
         try:
             trial.bind(("", port))
         except OSError as error:
             raise ValueError(
-                f"coordinator: port {port} of this host is not free ({error.strerror}); name another one, the same "
-                "on every host"
+                f"coordinator: port {port} of this host is not free ({error.strerror}); use another one, the "
+                "same on every host"
             ) from None
 
 
@@ -71,7 +71,7 @@ def _variable(name: str, default: int) -> int:
 
 
 def is_tpu_pod() -> bool:
-    """Return True on one of several hosts of a TPU slice or of several slices, on GKE or on TPU VMs."""
+    """Return True if this is one of several hosts of a TPU slice or of several slices, on GKE or on TPU VMs."""
     if not (_platforms() or "").startswith("tpu"):
         return False
     if int(os.environ.get("MEGASCALE_NUM_SLICES") or 1) > 1:
@@ -101,15 +101,18 @@ def _metadata(key: str) -> str | None:
 
 
 def is_slurm_step() -> bool:
-    """Return True if ``srun`` started this process as one of several tasks; False in the shell of a batch job."""
+    """Return True if ``srun`` has started this process as one of several tasks (not in the shell of a batch
+    job)."""
     wanted = ("SLURM_JOB_ID", "SLURM_STEP_NODELIST", "SLURM_NTASKS", "SLURM_PROCID", "SLURM_LOCALID")
     tasks = "SLURM_STEP_NUM_TASKS" if os.environ.get("SLURM_STEP_NUM_TASKS") else "SLURM_NTASKS"
     return all(name in os.environ for name in wanted) and _variable(tasks, 1) > 1
 
 
 def slurm_devices() -> list[int] | None:
-    """GPUs of this task where jax's rule (GPU number = task number on its node) does not hold: a task that is
-    alone on its node has all of them, and one that SLURM shows a single GPU has that."""
+    """Return the GPUs of this task if jax's rule (GPU number = task number on the node) is wrong, else None.
+
+    The only task of a node has all GPUs; a task to which SLURM assigns a single GPU has that one.
+    """
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
     gpus = len(visible.split(",")) if visible else int(os.environ.get("SLURM_GPUS_ON_NODE") or 0)
     alone = re.fullmatch(r"1(\(x\d+\))?", os.environ.get("SLURM_STEP_TASKS_PER_NODE", ""))

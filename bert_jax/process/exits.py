@@ -15,37 +15,37 @@ OK, USER_ERROR, VERIFICATION_FAILED, PREEMPTED, DATA_BUDGET, NON_FINITE, WATCHDO
 INTERRUPTED = 130
 
 DISK_FULL = (os.strerror(errno.ENOSPC), os.strerror(errno.EDQUOT))
-FREE_SPACE = "what was complete before is kept: free some space and run again"
+FREE_SPACE = "complete files are kept: free some space and run again"
 
 
 class Stop(Exception):
-    """A run that ends early for a reason that has its own exit code."""
+    """Early end of a run with its own exit code."""
 
     def __init__(self, code: int, message: str, *, agreed: bool = False) -> None:
         super().__init__(message)
         self.code = code
-        self.agreed = agreed  # every process of the run stops at the same step, so it is not published
+        self.agreed = agreed  # all processes of the run raise it at the same step, so it is not published
 
 
 def end_now(code: int, line: str = "") -> NoReturn:
-    """Write ``line`` to stderr and exit this process at once, from any thread; do not wait for threads, devices or
-    locks."""
+    """Write ``line`` to stderr and exit this process at once, from any thread, without waiting for threads or
+    devices."""
     if line:
         os.write(2, f"{line}\n".encode())
     os._exit(code)
 
 
 def run_command(command: Callable[[], int | None]) -> int:
-    """Run ``command`` and return its exit code; a user's mistake becomes one line on stderr and code 2.
+    """Run ``command`` and return its exit code; an error of the user becomes one line on stderr and code 2.
 
     An exception that :func:`outcome` does not recognize is a bug and keeps its traceback. The threshold of garbage
-    collection is raised: tracing creates millions of long-lived objects, which every collection would visit.
+    collection is raised, because tracing creates millions of long-lived objects, which every collection visits.
     """
     gc.set_threshold(100_000, 20, 50)
     try:
         return command() or OK
     except BrokenPipeError:
-        # The reader of the output is gone (for example `| head`).
+        # The reader of the output has closed the pipe (for example `| head`).
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return OK
     except (Exception, KeyboardInterrupt) as error:
@@ -58,10 +58,10 @@ def run_command(command: Callable[[], int | None]) -> int:
 
 
 def outcome(error: BaseException) -> tuple[int, str] | None:
-    """Exit code and line of an error that ends a command; ``None`` for a fault of the program.
+    """Return the exit code and the line of an error that ends a command; None for a bug.
 
-    A ``ValueError`` or ``OSError`` is for the user to correct; so is a full disk, which the checkpoint library
-    reports in several types.
+    ``ValueError`` and ``OSError`` are errors of the user; so is a full disk, for which the checkpoint library
+    raises several types.
     """
     if isinstance(error, Stop):
         return error.code, str(error)
@@ -82,10 +82,9 @@ def outcome(error: BaseException) -> tuple[int, str] | None:
 
 def _os_error_line(error: OSError) -> str:
     where = f"{error.filename}: " if error.filename else ""
-    advice = {
-        errno.ENOSPC: f"; {FREE_SPACE}",
-        errno.EDQUOT: f"; {FREE_SPACE}",
-        errno.EACCES: "; choose a folder that you may write to",
-        errno.EROFS: "; choose a folder that you may write to",
-    }.get(error.errno or 0, "")
+    advice = ""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        advice = f"; {FREE_SPACE}"
+    elif error.errno in (errno.EACCES, errno.EROFS):
+        advice = "; choose a folder that you may write to"
     return f"error: {where}{error.strerror or error}{advice}"

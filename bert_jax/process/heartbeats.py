@@ -1,4 +1,4 @@
-"""Heartbeats of the processes of a run: one that is gone would leave the others waiting for ever."""
+"""Heartbeats of the processes of a run, because the loss of one would leave the others waiting forever."""
 
 import contextlib
 import ctypes
@@ -12,21 +12,22 @@ from typing import Any
 from bert_jax.process import exits
 
 FOLDER = "bert_jax/alive/"
-# Seconds by which this limit ends before that of jax's own heartbeats, which abort without naming the lost process.
+# Seconds by which the limit of jax's own heartbeats is longer: they abort without naming the lost process.
 JAX_LATER = 10
 RESUME = "run the same command on all hosts to continue from the newest checkpoint"
 
 
 class HeartbeatMonitor:
     """A thread that writes the heartbeat of this process to the key-value store of jax's coordination service and
-    reads those of the others. One that is silent for ``limit`` seconds ends this process with code 45.
+    reads those of the others. If one is silent for ``limit`` seconds, this process ends with code 45.
 
     Args:
         client: of the coordination service.
-        address: HOST:PORT of that service, which the lead (process 0) holds.
-        index, count: of this process, and of all.
+        address: HOST:PORT of the service, which runs in the lead (process 0).
+        index: number of this process.
+        count: number of processes.
         limit: seconds.
-        leave: ends this process; arguments are the lost processes and a line.
+        leave: function that ends this process, of the lost processes and a line.
     """
 
     def __init__(
@@ -40,33 +41,35 @@ class HeartbeatMonitor:
     ) -> None:
         self._client, self._address, self._index = client, address, index
         self._limit, self._leave = limit, leave
-        self.doing: Callable[[], str] = lambda: "starting"  # shown by the others when this process is lost
+        self.doing: Callable[[], str] = lambda: "starting"  # for the messages of the other processes
         self.before_leaving: Callable[[], None] = lambda: None
         self._interval = min(2.0, limit / 10)
         self._values = dict.fromkeys(range(count), "")  # last value of each process
         self._silent = dict.fromkeys(range(count), 0.0)  # seconds since then
-        self._heard = dict.fromkeys(range(count), 0)  # number of its values
+        self._heard = dict.fromkeys(range(count), 0)  # number of values received
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="heartbeats", daemon=True)
         self._thread.start()
         self._catch_abort()
 
     def describe(self) -> str:
-        """Return the last known state of every other process, for a message."""
+        """Return the last known states of the other processes, for a message."""
         return "; ".join(self._line(process) for process in self._values if process != self._index)
 
     def wait_for_verdict(self) -> None:
-        """After an error in a collective: return when all others have proven to live (the error has another
-        reason). If one is gone, the process ends here when the limit is over."""
+        """Wait, after an error in a collective, for a sign of life of all other processes, and return.
+
+        If a process is lost, this one ends here at the limit.
+        """
         heard, limit = dict(self._heard), time.monotonic() + self._limit + JAX_LATER
         while time.monotonic() < limit and not self._closed.is_set():
-            # Twice, because a message may have been under way.
+            # Two values, because the first may have been sent before the error.
             if all(count >= heard[process] + 2 for process, count in self._heard.items()):
                 return
             time.sleep(self._interval / 4)
 
     def close(self) -> None:
-        """Stop the heartbeats; the others must do so too, at a barrier."""
+        """Stop the heartbeats; all processes must do so after a common barrier."""
         self._closed.set()
         self._thread.join(timeout=self._interval + 1)
 
@@ -80,20 +83,20 @@ class HeartbeatMonitor:
         count, before = 0, time.monotonic()
         while not self._closed.wait(self._interval):
             count += 1
-            # An unreachable service is the same as silence of all.
+            # An unreachable service counts as silence of all processes.
             with contextlib.suppress(RuntimeError):
                 own = f"{count}|{socket.gethostname()}|{self.doing()}"
                 self._client.key_value_set(f"{FOLDER}{self._index}", own, allow_overwrite=True)
                 self._listen(self._client.key_value_dir_get(FOLDER))
             now = time.monotonic()
-            # Time in which this process itself stood still is not silence of the others.
+            # Time in which this process itself was suspended is not silence of the others.
             gap = min(now - before, self._limit / 4)
             before = now
             for process in self._silent:
                 self._silent[process] += gap
             lost = [process for process, silent in self._silent.items() if silent > self._limit + self._interval]
             if lost and not self._closed.is_set():
-                if self._index in lost:  # its own value did not come back either: the lead's service is gone
+                if self._index in lost:  # its own value is missing too: the lead is lost with the service
                     lost = [0]
                 self._leave(lost, self._verdict(lost))
 
@@ -106,14 +109,13 @@ class HeartbeatMonitor:
                 self._heard[process] += 1
 
     def _verdict(self, lost: list[int]) -> str:
-        return f"stopped: {'; '.join(map(self._line, lost))}, and is gone; {RESUME}"
+        return f"stopped: {'; '.join(map(self._line, lost))}, and is lost; {RESUME}"
 
     def _catch_abort(self) -> None:
-        """Give this process a line and code 45 when jax aborts it because the lead, with its service, is gone.
-        Any other abort goes on (code 134).
+        """End this process with a line and code 45 if jax aborts it because the lead and its service are lost.
 
-        By ctypes: a handler of Python never runs, because abort() does not return to the interpreter; this one runs
-        inside abort(), in the thread of jax that called it (test_faults: the lead is killed).
+        Other aborts continue (code 134). The handler is set by ctypes, because abort() never returns to the
+        interpreter, which would run a Python handler; this one runs inside abort(), in the calling thread of jax.
         """
 
         def handle(number: int) -> None:
@@ -125,7 +127,7 @@ class HeartbeatMonitor:
                 exits.end_now(exits.WATCHDOG, self._verdict(lost))
 
         self._handler = ctypes.CFUNCTYPE(None, ctypes.c_int)(handle)
-        # Typed, because a pointer does not fit the int that ctypes takes a result for.
+        # The default result type of ctypes, int, cannot represent a pointer.
         set_handler = ctypes.CDLL(None).signal
         set_handler.restype = ctypes.c_void_p
         set_handler(int(signal.SIGABRT), self._handler)

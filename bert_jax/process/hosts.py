@@ -1,14 +1,13 @@
-"""The processes of a run: start-up, agreement on small values, and a common end.
+"""The processes of a run: start-up, exchange of small values, and a common end.
 
-One process per host on TPU; one per host or per GPU elsewhere. Process 0 is the lead. Values are exchanged through
-the coordination service of jax.distributed, which process 0 holds: no device takes part, every wait has a time
-limit, and a process that fails publishes a line, with which the others end instead of hanging. With one process
-every function is trivial.
+There is one process per host on TPU, and one per host or per GPU elsewhere. Process 0 is the lead. Values are
+exchanged through the coordination service of jax.distributed in process 0: no device is involved, every wait has a
+time limit, and a process that fails publishes a line, with which the others end instead of hanging. With one
+process, every function is trivial.
 """
 
 import collections
 import contextlib
-import dataclasses
 import json
 import os
 import re
@@ -30,21 +29,19 @@ from bert_jax.process.heartbeats import JAX_LATER, HeartbeatMonitor
 
 FAILURE = "bert_jax/failure"
 WATCH = "failure-watch"
-# Seconds for which the lead, which holds the service, waits until the others have read why the run ends.
+# Seconds that the lead, which runs the service, waits until the others have read the reason of the end.
 LAST_WORDS = 20.0
-# Seconds within which a file written by one host is visible to the others, if they share the folder at all.
+# Seconds after which a file of one host must be visible to the others in a shared folder.
 SHARED_WITHIN = 10.0
 
 
-@dataclasses.dataclass
 class _State:
-    """The part that this process has in the run."""
+    """State of this process in the run."""
 
-    calls: collections.Counter[str] = dataclasses.field(
-        default_factory=collections.Counter
-    )  # equal on all processes
-    leaving: threading.Event = dataclasses.field(default_factory=threading.Event)
-    heartbeats: HeartbeatMonitor | None = None  # with several processes
+    def __init__(self) -> None:
+        self.calls = collections.Counter[str]()  # the same on all processes
+        self.leaving = threading.Event()
+        self.heartbeats: HeartbeatMonitor | None = None  # only with several processes
 
 
 _state = _State()
@@ -54,27 +51,27 @@ _state = _State()
 
 
 def start(options: RunOptions) -> None:
-    """Join the other processes of the run, if there are any; call it before jax is asked for a device.
+    """Join the other processes of a run of several; call it before jax uses a device.
 
-    Other processes exist when flags or JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID (or
-    JOB_COMPLETION_INDEX) name them, or in a Cloud TPU pod or a SLURM step of several tasks; there jax finds the
-    addresses by itself. Processes that do not all arrive within ``options.host_timeout`` seconds end with one line
-    and code 45.
+    A run has several processes if flags or JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID (or
+    JOB_COMPLETION_INDEX) name them, or in a Cloud TPU pod or a SLURM step of several tasks, where jax determines
+    the addresses. If not all processes join within ``options.host_timeout`` seconds, they end with one line and
+    code 45.
 
     Raises:
-        ValueError: the settings do not fit together, or the coordinator's port is taken.
+        ValueError: the settings contradict each other, or the port of the coordinator is not free.
     """
     configured = discovery.configured(options)
     if configured is None and not discovery.is_tpu_pod() and not discovery.is_slurm_step():
         return
-    source = "found by the cluster's own variables"
+    source = "addresses from the variables of the cluster"
     if configured is not None:
         source = f"{configured[0]}, process {configured[2]} of {configured[1]}"
     if configured is not None and configured[2] == 0:
         discovery.check_port(configured[0])
     line = (
         f"stopped: hosts: not all processes came together within {options.host_timeout} s ({source}); start the "
-        "same command on every host, see that process 0 is reachable from there, or raise --host_timeout"
+        "same command on every host, check that all hosts can reach process 0, or increase --host_timeout"
     )
     # jax itself would abort with a stack trace, a little later.
     timer = threading.Timer(options.host_timeout, exits.end_now, [exits.WATCHDOG, line])
@@ -82,7 +79,7 @@ def start(options: RunOptions) -> None:
     timer.start()
     limits: dict[str, Any] = {
         "initialization_timeout": options.host_timeout + 60,
-        # Twice, because jax sends a heartbeat every half of it, so it may find a loss after half of it.
+        # Twice, because jax sends a heartbeat every half of the limit and may report a loss after that time.
         "heartbeat_timeout_seconds": 2 * (options.heartbeat_timeout + JAX_LATER),
         "shutdown_timeout_seconds": options.host_timeout,
     }
@@ -104,7 +101,7 @@ def start(options: RunOptions) -> None:
         service.process_id,
         service.num_processes,
         options.heartbeat_timeout,
-        _leave_without,
+        _leave,
     )
 
 
@@ -112,24 +109,24 @@ def start(options: RunOptions) -> None:
 
 
 def count() -> int:
-    """Number of processes of the run. Asks no device."""
+    """Return the number of processes of the run, without using a device."""
     return int(_service().num_processes)
 
 
 def index() -> int:
-    """Number of this process, from 0."""
+    """Return the number of this process, from 0."""
     return int(_service().process_id)
 
 
 def is_lead() -> bool:
-    """Return True if this process writes logs, report and config, which are written once."""
+    """Return True for process 0, which writes logs, report and config."""
     return index() == 0
 
 
 def barrier(name: str, timeout_seconds: float) -> None:
-    """Wait until every process has called this; each calls it with the same names in the same order.
+    """Wait until every process has called this; each must call it with the same names in the same order.
 
-    Raises ``exits.Stop`` (45) after ``timeout_seconds``, naming the missing processes where they are known.
+    Raises ``exits.Stop`` (45), which names the missing processes if they are known, after ``timeout_seconds``.
     """
     if count() == 1:
         return
@@ -143,13 +140,13 @@ def barrier(name: str, timeout_seconds: float) -> None:
         who = f"process {', '.join(late[1].split())}" if late and late[1].strip() else "another process"
         raise exits.Stop(
             exits.WATCHDOG,
-            f"stopped: {who} did not come to {name!r} within {timeout_seconds:g} s; see its log, then run the same "
+            f"stopped: {who} did not reach {name!r} within {timeout_seconds:g} s; read its log, then run the same "
             "command on every host again",
         ) from None
 
 
 def all_gather_text(name: str, value: str, timeout_seconds: float) -> list[str]:
-    """Return the ``value`` (a short text) of every process, in process order; same rules as :func:`barrier`."""
+    """Return the ``value`` (a short text) of every process in order; same rules as :func:`barrier`."""
     if count() == 1:
         return [value]
     client = _client()
@@ -158,19 +155,19 @@ def all_gather_text(name: str, value: str, timeout_seconds: float) -> list[str]:
     barrier(name, timeout_seconds)
     values = [text for _, text in sorted(client.key_value_dir_get(folder))]
     assert len(values) == count()
-    # A process that arrives here has read all earlier values of this name.
+    # A process that reaches this call has read all earlier values of this name.
     if _state.calls[name] > 2:
         client.key_value_delete(f"bert_jax/{name}/{_state.calls[name] - 2}/{index():08d}")
     return values
 
 
 def broadcast_from_lead(name: str, value: bool, timeout_seconds: float) -> bool:
-    """Return the lead's ``value`` on every process: for decisions by files that only the lead writes."""
+    """Return the ``value`` of the lead on every process, for decisions by files that only the lead writes."""
     return all_gather_text(name, str(value), timeout_seconds)[0] == "True"
 
 
 def require_equal(name: str, value: str, advice: str, timeout_seconds: float) -> None:
-    """Raise ``ValueError``, ended by ``advice``, on every process unless all have the same ``value``."""
+    """Raise ``ValueError``, which ends with ``advice``, on every process unless all have the same ``value``."""
     values = all_gather_text(name, value, timeout_seconds)
     odd = [i for i, other in enumerate(values) if other != values[0]]
     if odd:
@@ -186,22 +183,20 @@ def require_shared(folder: Location, timeout_seconds: float) -> None:
         (folder / name).touch()
     try:
         barrier("marked", timeout_seconds)
-        seen = [
-            answer == "True" for answer in all_gather_text("seen", str(_appears(folder / name)), timeout_seconds)
-        ]
+        seen = all_gather_text("seen", str(_appears(folder / name)), timeout_seconds)
     finally:
         if is_lead():
             (folder / name).unlink()
-    blind = [str(i) for i, answer in enumerate(seen) if not answer]
+    blind = [str(i) for i, answer in enumerate(seen) if answer != "True"]
     if blind:
         raise ValueError(
-            f"{folder.absolute()}: process {', '.join(blind)} does not see what process 0 writes there; give a "
+            f"{folder.absolute()}: process {', '.join(blind)} does not see the files of process 0; use a "
             "--workdir that all hosts share (a network file system or gs://)"
         )
 
 
 def _appears(path: Location) -> bool:
-    """Return True if ``path`` exists within the seconds for which a network file system may hide it."""
+    """Return True if ``path`` exists within ``SHARED_WITHIN``: a network file system may show it late."""
     limit = time.monotonic() + SHARED_WITHIN
     while not path.exists():
         if time.monotonic() > limit:
@@ -216,7 +211,7 @@ def _unique(name: str) -> str:
 
 
 def _service() -> Any:
-    from jax._src.distributed import global_state  # jax has no public name of its key-value store
+    from jax._src.distributed import global_state  # jax has no public interface to its key-value store
 
     return global_state
 
@@ -230,12 +225,12 @@ def _client() -> Any:
 
 @contextlib.contextmanager
 def ends_together(timeout_seconds: float) -> Iterator[None]:
-    """Surround the whole run, after :func:`start`: an error in the block ends every process, with a line that names
-    this one.
+    """Surround the run, after :func:`start`: an error in the block ends every process with a line that names this
+    one.
 
-    An error whose ``agreed`` is true was raised on every process at the same step and is not published. A process
-    that reaches the end waits for the others, at most ``timeout_seconds``. One that fails among several does not
-    return.
+    An error whose ``agreed`` is true is raised by every process at the same step and is not published. A process
+    that reaches the end waits for the others, at most ``timeout_seconds``. With several processes, one that fails
+    does not return.
     """
     try:
         try:
@@ -251,7 +246,7 @@ def ends_together(timeout_seconds: float) -> Iterator[None]:
             raise
         known = exits.outcome(error)
         if known is None and _state.heartbeats is not None:
-            _state.heartbeats.wait_for_verdict()  # perhaps a collective failed because a process is gone
+            _state.heartbeats.wait_for_verdict()  # a lost process may be the cause of a failed collective
         code, line = known or (1, f"{type(error).__name__}: {first_line(error)}")
         _state.leaving.set()
         earlier = _publish(code, line)
@@ -259,20 +254,20 @@ def ends_together(timeout_seconds: float) -> Iterator[None]:
             code, line = earlier["code"], _describe(earlier)
         elif known is None:
             line = "".join(traceback.format_exception(error)).rstrip()
-        # Not by the interpreter's end: that waits for threads, and jax's own shutdown for processes that are gone.
+        # The regular end of the interpreter waits for threads, and the shutdown of jax for lost processes.
         print(line, file=sys.stderr, flush=True)
         _quit(code)
 
 
 def _part(timeout_seconds: float) -> None:
-    """Leave the other processes at the end of a run; from here on no failure is published."""
+    """Leave the other processes at the end of a run, after which no failure is published."""
     if not jax.distributed.is_initialized():
         return
     barrier("end", timeout_seconds)
     _state.leaving.set()
     if is_lead():
         _publish(exits.OK, "the end")
-    # A thread that still waits for the service would abort the interpreter as it ends.
+    # A thread that waits for the service would abort the interpreter at its end.
     for thread in threading.enumerate():
         if thread.name == WATCH:
             thread.join()
@@ -282,14 +277,14 @@ def _part(timeout_seconds: float) -> None:
 
 
 def _publish(code: int, line: str) -> dict[str, Any] | None:
-    """Publish why this process ends; return the record of a process that did so before, if one did."""
+    """Publish the end of this process; return the record of another process that has ended before, or None."""
     record = {"process": index(), "host": socket.gethostname(), "code": code, "line": line}
     try:
         _client().key_value_set(FAILURE, json.dumps(record))
         return None
     except RuntimeError as error:
         if "ALREADY_EXISTS" not in str(error):
-            return None  # the lead is gone with its service
+            return None  # the lead is lost with its service
         return dict(json.loads(_client().blocking_key_value_get(FAILURE, 5000)))
 
 
@@ -298,7 +293,7 @@ def _describe(record: dict[str, Any]) -> str:
 
 
 def _watch() -> None:
-    """Thread: end this process when another process publishes a failure, even while the main thread waits."""
+    """Thread that ends this process if another one publishes a failure, also while the main thread waits."""
     while True:
         try:
             record = json.loads(_client().blocking_key_value_get(FAILURE, 10_000))
@@ -307,42 +302,38 @@ def _watch() -> None:
             if _state.leaving.is_set():
                 return
             if "DEADLINE_EXCEEDED" not in str(error):
-                time.sleep(1)  # the service did not answer: the lead is gone, which heartbeats find, or will answer
+                time.sleep(1)  # no answer: the heartbeats detect a lost lead
         except AttributeError:
-            return  # shut down between two questions
-    if record["code"] != exits.OK:  # else the lead has come to the end of the run, and so will this process
-        leave(record["code"], _describe(record))
+            return  # shut down between two calls
+    if record["code"] != exits.OK:  # otherwise the lead has finished the run, as this process will
+        _leave([], _describe(record), record["code"])
 
 
-def leave(code: int, line: str) -> None:
-    """End this process with a line, from any thread: its main thread may be blocked for ever. Does nothing when the
-    process is ending already."""
+def _leave(lost: list[int], line: str, code: int = exits.WATCHDOG) -> None:
+    """End this process with a line, from any thread, because the main thread may be blocked forever.
+
+    If processes are ``lost``, the failure is published unless the lead is one of them. Does nothing if the process
+    is already ending.
+    """
     if _state.leaving.is_set():
         return
     _state.leaving.set()
-    show_cursor = "\x1b[?25h" if sys.stderr.isatty() else ""  # a live bar hides it
-    print(f"{show_cursor}{line}", file=sys.stderr, flush=True)
-    _quit(code)
-
-
-def _leave_without(lost: list[int], line: str) -> None:
-    """Like :func:`leave`, when processes are ``lost``; the failure is published where that is possible."""
-    if _state.leaving.is_set():
-        return
-    _state.leaving.set()
-    if _state.heartbeats is not None:
+    if lost and _state.heartbeats is not None:
         _state.heartbeats.before_leaving()
-    print(line, file=sys.stderr, flush=True)
-    if 0 in lost:  # the service is gone too
-        exits.end_now(exits.WATCHDOG)
-    _publish(exits.WATCHDOG, line)
-    _quit(exits.WATCHDOG, lost)
+    show_cursor = "\x1b[?25h" if sys.stderr.isatty() else ""  # a progress bar hides it
+    print(f"{show_cursor}{line}", file=sys.stderr, flush=True)
+    if 0 in lost:  # with the service
+        exits.end_now(code)
+    if lost:
+        _publish(code, line)
+    _quit(code, lost)
 
 
 def exchange_activity(doing: Callable[[], str], before_leaving: Callable[[], None]) -> Callable[[], str]:
-    """Show the other processes what this one is ``doing``; return a function that describes theirs.
+    """Publish the activity ``doing`` of this process in its heartbeats; return a function that describes the
+    others.
 
-    ``before_leaving`` is called when this process ends because others are gone.
+    ``before_leaving`` is called if this process ends because others are lost.
     """
     if _state.heartbeats is None:
         return lambda: ""
@@ -351,8 +342,8 @@ def exchange_activity(doing: Callable[[], str], before_leaving: Callable[[], Non
 
 
 def _quit(code: int, lost: Sequence[int] = ()) -> NoReturn:
-    """End this process; the lead after the others (but those that are ``lost``), which abort when its service goes
-    away."""
+    """End this process; the lead ends after all others that are not ``lost``, which would abort without its
+    service."""
     sys.stdout.flush()
     with contextlib.suppress(Exception):  # the process ends in any case
         client = _client()

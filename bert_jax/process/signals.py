@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM: save and stop. Imports nothing heavy, because it is installed before all other modules."""
+"""Handlers of Ctrl-C and SIGTERM: save and stop. Has only light imports, because they are installed first."""
 
 import contextlib
 import signal
@@ -10,21 +10,21 @@ from types import FrameType
 from bert_jax.process import exits
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
-# Seconds for which hosts wait for each other at the step where they stop: one may still compile or save.
+# Seconds that hosts wait for each other at the step where they stop: one may still compile or save.
 AGREED_WITHIN = 900.0
 
 
 class Interrupted(Exception):
-    """Raised to end work other than a step (an evaluation) when the run must stop."""
+    """Raised to end work other than a step (such as an evaluation) if the run must stop."""
 
 
 class StopRequest:
-    """Remembers the first signal; a second Ctrl-C quits at once. A signal to any host stops all of them, at the
-    same step: see :meth:`share` and :meth:`reached`."""
+    """The first signal to stop; a second Ctrl-C exits at once. A signal to any host stops all hosts at the same
+    step (:meth:`share`, :meth:`reached`)."""
 
     def __init__(self) -> None:
         self.signal: signal.Signals | None = None
-        self._came = 0.0  # when it came; monotonic clock
+        self._came = 0.0  # time of the signal by the monotonic clock
         self._interrupts = False
         self._notify: Callable[[int], object] | None = None  # sends the signal to the other hosts
         self._tick, self._reached = 0, False
@@ -40,16 +40,18 @@ class StopRequest:
 
     @contextlib.contextmanager
     def at_once(self, message: str) -> Iterator[None]:
-        """Surround work that may be interrupted anywhere: a signal ends the block within a moment with
-        ``exits.Stop(message)``, also one that came before it. Handles both signals inside the block, installed or
-        not; in the main thread only."""
+        """Surround work that may be interrupted anywhere: a signal, also an earlier one, ends the block at once
+        with ``exits.Stop(message)``.
+
+        Both signals are handled inside the block, even without :meth:`install`. For the main thread only.
+        """
         before = {number: signal.signal(number, self._handle) for number in SIGNALS}
         self._interrupts = True
         try:
             if not self:
                 yield
         except BaseException:
-            if not self:  # else it is the interrupt, or an error that follows from it
+            if not self:  # otherwise it is the interrupt, or an error caused by it
                 raise
         finally:
             self._interrupts = False
@@ -61,11 +63,11 @@ class StopRequest:
             raise exits.Stop(self.exit_code, message)
 
     def share(self) -> None:
-        """With several hosts: send the signals of this one to all. Call it right after
-        ``jax.distributed.initialize``, whose preemption service has replaced the handler of SIGTERM: a signal then
-        reaches the service alone, and one that came before would be lost. This puts the handler back in front.
+        """Send the signals of this host to all hosts.
 
-        By ctypes: Python does not return a handler that C code has set (test_signals_kills_and_standstills).
+        Call it directly after ``jax.distributed.initialize``, whose preemption service replaces the handler of
+        SIGTERM: this restores the handler and forwards signals, also an earlier one, to the service. ctypes is used
+        because Python does not return a handler that C code has set.
         """
         import ctypes
 
@@ -78,10 +80,10 @@ class StopRequest:
         self.reached()
 
     def reached(self) -> bool:
-        """Return True if the run stops here: the same on all hosts at the same call.
+        """Return True if the run stops here; all hosts get the same result in the same call.
 
-        Every host calls it equally often and at the same places: on joining, after restoring, before each
-        step and each evaluation batch. The service agrees on the number of a call that no host has made yet.
+        Every host makes the same calls: on joining, after restoring, before each step and each evaluation batch.
+        The service selects the number of a future call, which no host has made yet.
         """
         if self._notify is None or self._reached:
             return bool(self)
@@ -94,20 +96,20 @@ class StopRequest:
         return self._reached
 
     def _agree(self) -> None:
-        """Learn from all hosts which signal it was, where, and when."""
+        """Exchange the signals of all hosts, with their times."""
         from bert_jax.process import hosts
 
         own = f"{self.signal.name} {time.monotonic() - self._came}" if self.signal else ""
         answers = [answer.split() for answer in hosts.all_gather_text("stop", own, AGREED_WITHIN)]
         signaled = {host: answer for host, answer in enumerate(answers) if answer}
-        # Ctrl-C wins: it comes from a person, and no supervisor is to start the run again.
+        # Ctrl-C has priority: a person has sent it, and no supervisor may restart the run.
         names = {name for name, _ in signaled.values()}
         self.signal = signal.SIGINT if "SIGINT" in names else signal.SIGTERM
         self._came = time.monotonic() - max((float(age) for _, age in signaled.values()), default=0.0)
         self._where = f" on host {', '.join(map(str, signaled))}" if signaled else ""
 
     def reason(self) -> str:
-        """``2.3 s after SIGTERM on host 1``, for the last line of a run that was stopped."""
+        """Return the reason of a stop for the last line of a run, such as ``2.3 s after SIGTERM on host 1``."""
         assert self.signal is not None
         return f"{time.monotonic() - self._came:.1f} s after {self.signal.name}{self._where}"
 
@@ -121,8 +123,8 @@ class StopRequest:
             self._notify(signal.SIGTERM)
         if self._interrupts:
             raise KeyboardInterrupt
-        word = "stopping before the next step, with the state saved (Ctrl-C now: quit at once)"
-        print(f"\n{self.signal.name}: {word}", file=sys.stderr, flush=True)
+        advice = "the run saves its state and stops before the next step (Ctrl-C now: exit at once)"
+        print(f"\n{self.signal.name}: {advice}", file=sys.stderr, flush=True)
 
     def __bool__(self) -> bool:
         return self.signal is not None

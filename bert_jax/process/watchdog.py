@@ -1,4 +1,4 @@
-"""The watchdog ends a run that makes no progress: one stuck host would block all others for ever."""
+"""Watchdog that ends a run without progress, because one stuck host would block all others forever."""
 
 import contextlib
 import faulthandler
@@ -10,32 +10,32 @@ from typing import Any
 
 from bert_jax.process import exits
 
-# Work without beats of its own (start-up, compiling, restoring, a save) may take this many times the limit.
+# Factor of the limit for work without beats (start-up, compiling, restoring, a save).
 PHASE_FACTOR = 10
-# A step beside which a save is written may take this many times the limit: all are out within twice the limit even
-# where a save cannot end because a process is stuck.
+# Factor of the limit for a step during which a save is written: all processes end within twice the limit, even if a
+# save cannot end because a process is stuck.
 SAVE_FACTOR = 1.5
-# Seconds that writing the dump may take; a full pipe that nobody reads must not keep a stuck run alive.
+# Limit in seconds for writing the dump, because a full pipe without a reader must not keep a stuck run alive.
 DUMP_SECONDS = 10.0
 
 STDERR = 2
 
 
 class Watchdog:
-    """A thread that exits with code 45, after the stacks of all threads, when there was no :meth:`beat` for
-    ``limit`` seconds (0: never). Until the first beat, and in a :meth:`phase`, it waits ``PHASE_FACTOR`` times as
-    long. It needs no other host and no lock of theirs, so it works while every collective is stuck.
+    """A thread that writes the stacks of all threads and exits with code 45 if no :meth:`beat` has come for
+    ``limit`` seconds (0: never).
 
-    Time in which this process itself stood still (Ctrl-Z, a suspended machine) does not count. A main thread that
-    never gives up the interpreter's lock goes unnoticed.
+    Before the first beat, and in a :meth:`phase`, it waits ``PHASE_FACTOR`` times as long. It depends on no other
+    host, so it works while every collective is stuck. Time in which this process was suspended (Ctrl-Z, a sleeping
+    machine) does not count. A main thread that never releases the interpreter lock is not detected.
     """
 
     def __init__(self, limit: float) -> None:
         self._limit = limit
-        self.others: Callable[[], str] = lambda: ""  # describes the other processes, for the last line
-        # Whether a save is written beside the steps, which then wait for memory and disk.
+        self.others: Callable[[], str] = lambda: ""  # states of the other processes, for the last line
+        # True while a save is written during the steps, which then wait for memory and disk.
         self.is_writing: Callable[[], bool] = lambda: False
-        self._beats, self._idle, self._stood = 0, 0.0, 0.0  # seconds that count, and all of them
+        self._beats, self._idle, self._stood = 0, 0.0, 0.0  # seconds, the second one without SAVE_FACTOR
         self.doing, self._factor = "starting", PHASE_FACTOR
         self._closed = threading.Event()
         self._thread: threading.Thread | None = None
@@ -44,13 +44,13 @@ class Watchdog:
             self._thread.start()
 
     def beat(self, doing: str) -> None:
-        """Report progress; ``doing`` names the work that follows. Costs nothing; call it at every step."""
+        """Report progress; ``doing`` names the work that follows. Cheap enough for every step."""
         self.doing, self._factor = doing, 1
         self._beats += 1
 
     @contextlib.contextmanager
     def phase(self, doing: str) -> Iterator[None]:
-        """Surround work that is one long call, like compiling."""
+        """Surround one long call, such as compiling."""
         before = self.doing, self._factor
         self.doing, self._factor = doing, PHASE_FACTOR
         self._beats += 1
@@ -61,7 +61,7 @@ class Watchdog:
             self._beats += 1
 
     def first_call(self, function: Callable[..., Any], doing: str) -> Callable[..., Any]:
-        """``function``, its first call being a :meth:`phase` (that is when jit compiles it)."""
+        """Wrap ``function`` so that its first call, in which jit compiles it, is a :meth:`phase`."""
         called = False
 
         def call(*arguments: Any) -> Any:
@@ -73,7 +73,7 @@ class Watchdog:
         return call
 
     def close(self) -> None:
-        """Stop watching; may be called twice."""
+        """Stop the thread; may be called twice."""
         self._closed.set()
         if self._thread is not None:
             self._thread.join()
@@ -89,7 +89,7 @@ class Watchdog:
         beats, before = self._beats, time.monotonic()
         while not self._closed.wait(interval):
             now = time.monotonic()
-            # A process that was stopped wakes up here: its pause is not the main thread's.
+            # A suspended process resumes here; the main thread is not the cause of the pause.
             passed = min(now - before, self._limit / 4)
             self._stood += passed
             self._idle += passed / SAVE_FACTOR if self.is_writing() and self._factor == 1 else passed
@@ -97,19 +97,16 @@ class Watchdog:
             if self._beats != beats:
                 beats, self._idle, self._stood = self._beats, 0.0, 0.0
             elif self._idle >= self._limit * self._factor:
-                self._bark()
+                self._dump("The checkpoints are intact: run the same command on all hosts to continue")
+                exits.end_now(exits.WATCHDOG)
 
     def dump_if_stuck(self) -> None:
-        """Write the stacks of all threads if there was no progress for half of the limit.
+        """Write the stacks of all threads after half of the limit without progress.
 
-        Called when this process ends because another one did: the same standstill may have ended that one.
+        It is called if another process has ended the run, perhaps because of the same standstill.
         """
         if self._limit > 0 and self._stood >= self._limit / 2:
             self._dump("")
-
-    def _bark(self) -> None:
-        self._dump("The checkpoints are sound: run the same command on all hosts to continue")
-        exits.end_now(exits.WATCHDOG)
 
     def _dump(self, advice: str) -> None:
         exit_anyway = threading.Timer(DUMP_SECONDS, exits.end_now, [exits.WATCHDOG])
@@ -117,7 +114,7 @@ class Watchdog:
         exit_anyway.start()
         others = self.others()
         line = (
-            f"\nwatchdog: nothing has happened for {self._stood:.0f} s (training.watchdog_seconds) in: {self.doing}"
+            f"\nwatchdog: no progress for {self._stood:.0f} s (training.watchdog_seconds) in: {self.doing}"
             f"{f'; {others}' if others else ''}; the stacks of all threads follow. {advice}".rstrip()
         )
         os.write(STDERR, f"{line}\n".encode())

@@ -8,7 +8,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from bert_jax.config.task import TaskConfig
-from bert_jax.tokenization import Tokenizer, longest_first
+from bert_jax.tokenization import Tokenizer
+from bert_jax.tokenization.tokenizer import longest_first
 
 # The end of a sentence, after its punctuation: closing quotes and brackets, white space.
 _SENTENCE_END = re.compile(r"(?<=[.!?])[\"')\]]*\s+|(?<=[。！？…])[」』”’）]*\s*|\n+")  # noqa: RUF001

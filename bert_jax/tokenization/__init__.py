@@ -1,52 +1,27 @@
-"""Text to ids and back: WordPiece (``.txt``), SentencePiece (``.model``), byte-level BPE (``tokenizer.json``)."""
+"""Tokenizers, text to ids and back: WordPiece (``.txt``), SentencePiece (``.model``), byte-level BPE
+(``tokenizer.json``)."""
 
 from pathlib import Path
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
-from bert_jax.tokenization.byte_bpe import ROBERTA_PIECES, ByteBPETokenizer, byte_bpe_content
+from bert_jax.tokenization.byte_bpe import ByteBPETokenizer
 from bert_jax.tokenization.sentence_piece import SentencePieceTokenizer
-from bert_jax.tokenization.tokenizer import SPECIAL_PIECES, Offsets, Tokenizer, longest_first
-from bert_jax.tokenization.wordpiece import (
-    CJK,
-    MAX_CHARS_PER_WORD,
-    SPACE,
-    WordPieceTokenizer,
-    chunk_words,
-    chunks,
-    is_cjk,
-    is_dropped,
-    is_punctuation,
-    read_pieces,
-    split_words,
-)
+from bert_jax.tokenization.tokenizer import SPECIAL_PIECES, Tokenizer
+from bert_jax.tokenization.wordpiece import WordPieceTokenizer, read_pieces
 
-# Name of a tokenizer's file by kind, in shards, workdirs and saved models.
+# File name of a tokenizer by its kind, in shards, workdirs and saved models.
 FILE_NAMES = {"wordpiece": "vocab.txt", "sentencepiece": "tokenizer.model", "byte_bpe": "tokenizer.json"}
 
 __all__ = [
-    "CJK",
     "FILE_NAMES",
-    "MAX_CHARS_PER_WORD",
-    "ROBERTA_PIECES",
-    "SPACE",
     "SPECIAL_PIECES",
     "ByteBPETokenizer",
-    "Offsets",
     "SentencePieceTokenizer",
     "Tokenizer",
     "TokenizerSettings",
     "WordPieceTokenizer",
     "build_tokenizer",
-    "byte_bpe_content",
-    "chunk_words",
-    "chunks",
-    "is_cjk",
-    "is_dropped",
-    "is_punctuation",
     "load_tokenizer",
-    "longest_first",
-    "read_pieces",
-    "split_words",
 ]
 
 
@@ -63,20 +38,32 @@ class TokenizerSettings(Protocol):
     def split_cjk(self) -> bool: ...
 
 
+class _Settings(NamedTuple):
+    """Settings of a vocabulary file without a config."""
+
+    file: str
+    lower_case: bool
+    strip_accents: bool | None = None
+    split_cjk: bool = True
+
+
 def build_tokenizer(settings: TokenizerSettings, content: bytes, name: str) -> Tokenizer:
     """Build the tokenizer of a file's ``content``; ``name`` is for messages.
 
-    The suffix of ``settings.file`` selects its kind: ``.txt`` WordPiece, ``.model`` SentencePiece, ``.json``
-    byte-level BPE. The settings for case, accents and CJK apply to WordPiece; the other files carry their own
+    The suffix of ``settings.file`` selects the kind: ``.txt`` WordPiece, ``.model`` SentencePiece, ``.json``
+    byte-level BPE. The settings for case, accents and CJK apply to WordPiece; the other files contain their own
     rules. Raises ``ValueError`` for invalid content.
     """
     suffix = Path(settings.file).suffix
-    if suffix not in (".txt", ".model", ".json"):
+    if suffix == ".model":
+        return SentencePieceTokenizer(content, name=name)
+    if suffix == ".json":
+        return ByteBPETokenizer(content, name=name)
+    if suffix != ".txt":
         raise ValueError(
-            f"{name}: a vocabulary is a .txt (WordPiece), .model (SentencePiece) or .json (byte-level BPE) file"
+            f"{name}: the suffix {suffix!r} is not allowed for a vocabulary; allowed: .txt (WordPiece), .model "
+            "(SentencePiece) and .json (byte-level BPE)"
         )
-    if other := _with_own_rules(suffix, content, name):
-        return other
     return WordPieceTokenizer(
         read_pieces(content, name),
         lower_case=settings.lower_case,
@@ -85,29 +72,13 @@ def build_tokenizer(settings: TokenizerSettings, content: bytes, name: str) -> T
     )
 
 
-def _with_own_rules(suffix: str, content: bytes, name: str) -> Tokenizer | None:
-    """Return the tokenizer of a file that carries its own rules, or None for a WordPiece vocabulary."""
-    if suffix == ".model":
-        return SentencePieceTokenizer(content, name=name)
-    return ByteBPETokenizer(content, name=name) if suffix == ".json" else None
-
-
 def load_tokenizer(path: str | Path, *, lower_case: bool = True) -> Tokenizer:
-    """Load a tokenizer from a ``.txt`` (WordPiece, one piece per line) or ``.model`` (SentencePiece) file or a
-    ``tokenizer.json`` (byte-level BPE).
+    """Load the tokenizer of a vocabulary file as :func:`build_tokenizer` does.
 
-    ``lower_case`` (lower-case and strip accents) applies to WordPiece; the others carry their own normalization.
-    Raises ``ValueError`` if the file is missing or invalid.
+    ``lower_case`` (lower-case and strip accents) applies to WordPiece. Raises ``ValueError`` if the file is missing
+    or invalid.
     """
     path = Path(path)
-    if path.suffix not in (".txt", ".model") and path.name != "tokenizer.json":
-        raise ValueError(
-            f"{path}: a vocabulary is a .txt (WordPiece) or .model (SentencePiece) file or a tokenizer.json "
-            "(byte-level BPE)"
-        )
     if not path.is_file():
         raise ValueError(f"{path}: no such vocabulary file")
-    content = path.read_bytes()
-    if other := _with_own_rules(path.suffix, content, str(path)):
-        return other
-    return WordPieceTokenizer(read_pieces(content, str(path)), lower_case=lower_case)
+    return build_tokenizer(_Settings(path.name, lower_case), path.read_bytes(), str(path))

@@ -2,7 +2,6 @@
 
 import hashlib
 from collections.abc import Iterable, Sequence
-from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -11,7 +10,8 @@ from bert_jax.tokenization.tokenizer import SPECIAL_PIECES, Offsets, Tokenizer, 
 
 
 class SentencePieceTokenizer(Tokenizer):
-    """Tokenizer of a serialized SentencePiece model with unknown piece [UNK]; other specials are control pieces."""
+    """Tokenizer of a serialized SentencePiece model; [UNK] is its unknown piece, the other specials are control
+    pieces."""
 
     kind = "sentencepiece"
 
@@ -25,9 +25,8 @@ class SentencePieceTokenizer(Tokenizer):
             raise ValueError(f"{name}: not a SentencePiece model") from None
         size = self._processor.get_piece_size()
         pieces = [self._processor.id_to_piece(i) for i in range(size)]
-        missing = [piece for piece in SPECIAL_PIECES if piece not in pieces]
-        if missing:
-            raise ValueError(f"{name}: the model lacks {', '.join(missing)}; bert-data vocab trains one that fits")
+        if missing := [piece for piece in SPECIAL_PIECES if piece not in pieces]:
+            raise ValueError(f"{name}: the model lacks {', '.join(missing)}; train one with them: bert-data vocab")
         super().__init__(pieces)
         wrong = [pieces[i] for i in np.flatnonzero(self.special).tolist() if not self._processor.is_control(i)]
         wrong += [] if self._processor.is_unknown(self.unk_id) else ["[UNK]"]
@@ -49,18 +48,14 @@ class SentencePieceTokenizer(Tokenizer):
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         return self._encode(texts, int)
 
-    def encode_flat(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
-        encoded = self._encode(texts, int)
-        return np.array(list(chain.from_iterable(encoded)), np.int32), np.array(list(map(len, encoded)), np.int64)
-
     def encode_with_offsets(self, text: str) -> tuple[list[int], Offsets]:
         (mapping,) = self._encode([text], "offset_mapping")
         offsets: Offsets = []
         for start, end in mapping["offsets"]:
-            # A piece's leading U+2581 stands for the white space before the word, alone for the word's beginning.
+            # The range of a piece with a leading U+2581 includes the white space before the word.
             while start < len(text) and text[start].isspace():
                 start += 1
-            # Of the pieces that share one character (a ligature) only the last is given it.
+            # Of several pieces of one character (a ligature), the library assigns it to the last one only.
             if start >= end:
                 end = min(start + 1, len(text))
             offsets.append((start, end))

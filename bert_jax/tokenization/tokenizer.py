@@ -1,24 +1,25 @@
-"""The interface of every tokenizer: ids, offsets, model inputs."""
+"""Base class of all tokenizers: ids, offsets, model inputs."""
 
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
+from itertools import chain
 from typing import Literal
 
 import numpy as np
 
 SPECIAL_PIECES = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
-# Code points that UTF-8 cannot hold, left in a text by broken decoding.
+# Code points that UTF-8 cannot encode, left in a text by wrong decoding.
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
 Offsets = list[tuple[int, int]]
 
 
 def longest_first(a: int, b: int, budget: int) -> tuple[int, int]:
-    """Return the numbers of tokens that are kept of a pair of ``a`` and ``b`` tokens when ``budget`` fit.
+    """Return the numbers of tokens to keep of a pair of ``a`` and ``b`` tokens, at most ``budget`` together.
 
-    The shorter side stays whole where at least as much is left for the other; else each gets half, the odd one goes
-    to the longer side, to ``b`` when they are equal: ``longest_first`` of Hugging Face's tokenizers.
+    The shorter side stays complete if the longer one keeps at least as many tokens; else each gets half, and an odd
+    token goes to the longer side (to ``b`` if they are equal), as ``longest_first`` of Hugging Face's tokenizers.
     """
     if a + b <= budget:
         return a, b
@@ -29,7 +30,7 @@ def longest_first(a: int, b: int, budget: int) -> tuple[int, int]:
 
 
 def without_surrogates(text: str) -> str:
-    """``text`` with U+FFFD for every lone surrogate; as long as before."""
+    """Replace every lone surrogate by U+FFFD; the length does not change."""
     return text if text.isascii() else _SURROGATE.sub("\ufffd", text)
 
 
@@ -37,15 +38,17 @@ class Tokenizer(ABC):
     """A vocabulary and the rules that turn text into its ids.
 
     ``continuation`` (bool[vocab_size]) marks pieces that continue the word before them; ``special``
-    (bool[vocab_size]) marks control pieces, which no text yields ([UNK] is none). ``fingerprint`` (hex sha256)
-    covers kind, settings and all pieces in order.
+    (bool[vocab_size]) marks control pieces, to which no text is encoded ([UNK] is not one). ``fingerprint`` (hex
+    sha256) covers the kind, the settings and all pieces in order.
     """
 
     kind: Literal["wordpiece", "sentencepiece", "byte_bpe"]
     # Padding, unknown, first token, separator, mask.
     special_pieces: tuple[str, ...] = SPECIAL_PIECES
-    # What stands where a mask is meant: text that ``encode_with_masks`` takes for the mask piece.
+    # Text that ``encode_with_masks`` encodes as the mask piece.
     mask_pattern: re.Pattern[str] = re.compile(re.escape("[MASK]"))
+    # Number of separators between the texts of a pair, and token type of the second text.
+    separators, second_type = 1, 1
     lower_case: bool
     fingerprint: str
 
@@ -66,15 +69,16 @@ class Tokenizer(ABC):
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """Encode every text as :meth:`encode` does."""
 
-    @abstractmethod
     def encode_flat(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
-        """Return the joined ids of all texts (int32[N]) and their number per text (int64[len(texts)]); fastest."""
+        """Return the joined ids of all texts (int32[N]) and their number per text (int64[len(texts)])."""
+        encoded = self.encode_batch(texts)
+        return np.array(list(chain.from_iterable(encoded)), np.int32), np.array(list(map(len, encoded)), np.int64)
 
     @abstractmethod
     def encode_with_offsets(self, text: str) -> tuple[list[int], Offsets]:
-        """Return ids and, for each, the range (start, end) of its characters in ``text``.
+        """Return the ids of ``text`` and the range (start, end) of the characters of each.
 
-        Starts and ends never decrease. Pieces share a character if normalization expands it into several.
+        Starts and ends never decrease. Pieces share a character if normalization expands it to several.
         """
 
     @abstractmethod
@@ -92,35 +96,30 @@ class Tokenizer(ABC):
     def build_inputs(
         self, a: Sequence[int], b: Sequence[int] | None = None, max_length: int | None = None
     ) -> tuple[list[int], list[int]]:
-        """One model input of at most ``max_length`` tokens and its token types: [CLS] a [SEP] or [CLS] a [SEP] b
-        [SEP] with type 1 from b on. What is too long is cut at the end, of a pair the longer side first
-        (:func:`longest_first`). ``ValueError`` when not even the special tokens fit."""
-        extra = 2 if b is None else 3
-        a, b = self._truncated(a, b, max_length, extra)
+        """Return one model input and its token types: [CLS] a [SEP], or [CLS] a [SEP] b [SEP] with type 1 from b
+        on.
+
+        Texts that exceed ``max_length`` tokens are cut at the end, of a pair the longer one first
+        (:func:`longest_first`). ``ValueError`` if the special tokens alone exceed ``max_length``.
+        """
+        extra = 2 if b is None else 2 + self.separators
+        if max_length is not None:
+            if max_length < extra:
+                raise ValueError(f"length {max_length} is not allowed: the special tokens alone are {extra}")
+            kept_a, kept_b = longest_first(len(a), 0 if b is None else len(b), max_length - extra)
+            a, b = a[:kept_a], None if b is None else b[:kept_b]
         ids = [self.cls_id, *a, self.sep_id]
         if b is None:
             return ids, [0] * len(ids)
-        return [*ids, *b, self.sep_id], [0] * len(ids) + [1] * (len(b) + 1)
-
-    @staticmethod
-    def _truncated(
-        a: Sequence[int], b: Sequence[int] | None, max_length: int | None, extra: int
-    ) -> tuple[Sequence[int], Sequence[int] | None]:
-        if max_length is None:
-            return a, b
-        if max_length < extra:
-            raise ValueError(f"length {max_length}: the special tokens alone are {extra}; give a larger length")
-        if b is None:
-            return a[: max_length - extra], None
-        kept_a, kept_b = longest_first(len(a), len(b), max_length - extra)
-        return a[:kept_a], b[:kept_b]
+        ids += [self.sep_id] * (self.separators - 1)
+        return [*ids, *b, self.sep_id], [0] * len(ids) + [self.second_type] * (len(b) + 1)
 
     def pieces(self, ids: Iterable[int]) -> list[str]:
-        """The vocabulary's piece of every id."""
+        """Return the piece of every id."""
         return [self._pieces[i] for i in ids]
 
     def piece_id(self, piece: str) -> int:
-        """Id of a piece; ``ValueError`` when the vocabulary lacks it."""
+        """Return the id of a piece; ``ValueError`` if the vocabulary lacks it."""
         if piece not in self._ids:
             raise ValueError(f"the vocabulary has no piece {piece!r}")
         return self._ids[piece]

@@ -1,9 +1,8 @@
-"""WordPiece (``vocab.txt``) by google-research/bert's rules.
+"""WordPiece (``vocab.txt``) with the rules and the ids of ``tokenization.py`` of google-research/bert.
 
-The ids equal those of ``tokenization.py`` of google-research/bert on every input. A text is first split at white
-space and around CJK characters. The ids of such a chunk depend on the chunk alone, so they are computed once and
-cached. Normalization is Python's ``unicodedata``, as in the reference; the greedy longest match is the WordPiece
-model of the ``tokenizers`` library.
+A text is first split into chunks, at white space and around CJK characters. The ids of a chunk depend on the chunk
+alone, so they are cached. Normalization uses ``unicodedata`` of Python, as the reference does; the greedy longest
+match is the WordPiece model of the ``tokenizers`` library.
 """
 
 import hashlib
@@ -20,17 +19,17 @@ from bert_jax.tokenization.tokenizer import SPECIAL_PIECES, Offsets, Tokenizer
 
 MAX_CHARS_PER_WORD = 200  # a longer word is [UNK], as in the reference
 
-# Characters that stand alone: the eight CJK blocks of the reference (neither kana nor Hangul).
+# Characters that are words of their own: the eight CJK blocks of the reference (neither kana nor Hangul).
 CJK = "\u4e00-\u9fff\u3400-\u4dbf\U00020000-\U0002a6df\U0002a700-\U0002b73f\U0002b740-\U0002b81f"
 CJK += "\U0002b820-\U0002ceaf\uf900-\ufaff\U0002f800-\U0002fa1f"
-# White space, less the control characters that str.split takes for white space: the rules drop those instead.
+# White space without the control characters at which str.split splits too: the reference drops those.
 SPACE = "\t\n\r \xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000"
 _CHUNK = re.compile(f"[{CJK}]|[^{SPACE}{CJK}]+")
 _SPACED = re.compile(f"[^{SPACE}]+")
 _CJK_CHAR = re.compile(f"[{CJK}]")
 _ASCII_WORD = re.compile(r"[A-Za-z0-9]+|[!-/:-@\[-`{-~]")
-# Spaces between pieces that printed English lacks, in the order in which decode removes them: in dashes, before
-# closing signs, after opening signs, in contractions, before a plural's apostrophe, in hyphens, in numbers.
+# Spaces that printed English does not have, in the order in which ``decode`` removes them: in dashes, before
+# closing signs, after opening signs, in contractions, before an apostrophe after s, in hyphens, in numbers.
 _PRINTED = tuple(
     (re.compile(pattern), replacement)
     for pattern, replacement in (
@@ -44,15 +43,15 @@ _PRINTED = tuple(
         (r"(?<=\d)\. (?=\d)", "."),
     )
 )
-_CACHE_ENTRIES = 1 << 17  # bounds the memory of one cache to some 30 MB
+_CACHE_ENTRIES = 1 << 17  # limits the memory of one cache to about 30 MB
 
 _Value = TypeVar("_Value")
 
 
 def read_pieces(content: bytes, name: str) -> list[str]:
-    """Pieces of a vocab.txt, stripped as in the reference; the id is the line number, from 0.
+    """Return the pieces of a vocab.txt, stripped as in the reference; the id is the number of the line, from 0.
 
-    ``ValueError`` names the line: invalid UTF-8, a piece that occurs twice, no special pieces, an empty file.
+    ``ValueError``, with the line, for invalid UTF-8, repeated or missing special pieces, and an empty file.
     """
     try:
         text = content.decode("utf-8-sig")
@@ -67,16 +66,15 @@ def read_pieces(content: bytes, name: str) -> list[str]:
     seen: dict[str, int] = {}
     for number, piece in enumerate(pieces, start=1):
         if piece in seen:
-            raise ValueError(f"{name}:{number}: piece {piece!r} stands on line {seen[piece]} already")
+            raise ValueError(f"{name}:{number}: piece {piece!r} is already on line {seen[piece]}")
         seen[piece] = number
-    missing = [piece for piece in SPECIAL_PIECES if piece not in seen]
-    if missing:
+    if missing := [piece for piece in SPECIAL_PIECES if piece not in seen]:
         raise ValueError(f"{name}: the vocabulary lacks {', '.join(missing)}")
     return pieces
 
 
 class _Cache(dict[str, _Value]):
-    """Values computed on first use; emptied when full, so memory is bounded on any corpus."""
+    """Values that are computed on first use; a full cache is emptied, which limits memory on any corpus."""
 
     def __init__(self, compute: Callable[[str], _Value]) -> None:
         super().__init__()
@@ -91,13 +89,13 @@ class _Cache(dict[str, _Value]):
 
 @lru_cache(maxsize=1 << 16)
 def is_dropped(char: str) -> bool:
-    """Return True if the reference removes ``char`` from a text: control and format characters, U+0000, U+FFFD."""
+    """Return True if the reference removes ``char``: control and format characters, U+0000, U+FFFD."""
     return char in "\0\ufffd" or (char not in "\t\n\r" and unicodedata.category(char) in ("Cc", "Cf"))
 
 
 @lru_cache(maxsize=1 << 16)
 def is_punctuation(char: str) -> bool:
-    """Return True if the reference splits at ``char``: all of ASCII but letters, digits, space; Unicode P*."""
+    """Return True if the reference splits at ``char``: Unicode P*, and ASCII without letters, digits, space."""
     if char.isascii():
         return char > " " and char != "\x7f" and not char.isalnum()
     return unicodedata.category(char).startswith("P")
@@ -109,7 +107,7 @@ def _strip_accents(text: str) -> str:
 
 
 def is_cjk(char: str) -> bool:
-    """Return True if ``char`` is always a word of its own, as punctuation is."""
+    """Return True if ``char`` is in a CJK block, and therefore a word of its own."""
     return _CJK_CHAR.match(char) is not None
 
 
@@ -121,17 +119,17 @@ def chunks(text: str, split_cjk: bool = True) -> list[str]:
 
 
 def chunk_words(chunk: str, lower_case: bool, strip_accents: bool | None = None) -> list[tuple[str, list[int]]]:
-    """Words of a chunk by the reference's rules, each with the index in ``chunk`` of every character.
+    """Return the words of a chunk by the rules of the reference, each with the index in ``chunk`` of every
+    character.
 
-    ``strip_accents``: None is ``lower_case``, as in the reference.
+    ``strip_accents``: None means ``lower_case``, as in the reference.
     """
     kept = [i for i, char in enumerate(chunk) if not is_dropped(char)]
     text = "".join([chunk[i] for i in kept])
     if lower_case:
-        # Only the whole chunk tells a final sigma; alone it is as long, so character by character gives positions.
-        lowered = text.lower()
+        # Positions come from single characters, the text from the whole chunk, on which a final sigma depends.
         kept = [i for char, i in zip(text, kept, strict=True) for _ in char.lower()]
-        text = lowered
+        text = text.lower()
     if lower_case if strip_accents is None else strip_accents:
         kept = [i for char, i in zip(text, kept, strict=True) for _ in _strip_accents(char)]
         text = _strip_accents(text)
@@ -152,17 +150,17 @@ def chunk_words(chunk: str, lower_case: bool, strip_accents: bool | None = None)
 
 
 def split_words(chunk: str, lower_case: bool, strip_accents: bool | None = None) -> list[str]:
-    """Words of a chunk, as ``chunk_words``; faster on ASCII."""
+    """Return the words of a chunk as :func:`chunk_words` does, without positions; faster for ASCII."""
     if chunk.isascii() and chunk.isprintable():
         return _ASCII_WORD.findall(chunk.lower() if lower_case else chunk)
     return [word for word, _ in chunk_words(chunk, lower_case, strip_accents)]
 
 
 class WordPieceTokenizer(Tokenizer):
-    """google-research/bert's BasicTokenizer and WordpieceTokenizer; ``pieces`` in id order, specials included.
+    """BasicTokenizer and WordpieceTokenizer of google-research/bert.
 
-    ``strip_accents`` (None: as ``lower_case``) and ``split_cjk`` (CJK characters stand alone) are the reference's
-    unless a published model says otherwise.
+    ``pieces`` are in id order and include the special ones. ``strip_accents`` (None: ``lower_case``) and
+    ``split_cjk`` (CJK characters are words) have the values of the reference, except for some published models.
     """
 
     kind = "wordpiece"
@@ -180,7 +178,7 @@ class WordPieceTokenizer(Tokenizer):
         self.strip_accents = lower_case if strip_accents is None else strip_accents
         self.split_cjk = split_cjk
         header = f"wordpiece\nlower_case={lower_case}\n"
-        # Only what departs from the reference is written, so its fingerprints stay what they were.
+        # Only settings that differ from the reference are added, so that older fingerprints stay valid.
         header += f"strip_accents={self.strip_accents}\n" if self.strip_accents != lower_case else ""
         header += "" if split_cjk else "split_cjk=False\n"
         self.fingerprint = hashlib.sha256((header + "\n".join(pieces)).encode()).hexdigest()
@@ -225,10 +223,10 @@ class WordPieceTokenizer(Tokenizer):
         return text
 
     def _match(self, word: str) -> bytes:
-        """Greedy longest match first, as int32 bytes."""
+        """Return the ids of a word by greedy longest match, as the bytes of an int32 array."""
         try:
             found = [token.id for token in self._model.tokenize(word)]
-        except UnicodeEncodeError:  # a lone surrogate, which no vocabulary can hold
+        except UnicodeEncodeError:  # a lone surrogate, which is in no vocabulary
             found = [self.unk_id]
         return np.array(found, np.int32).tobytes()
 

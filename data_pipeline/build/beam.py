@@ -1,10 +1,10 @@
-"""Shards built under Apache Beam: the jobs of the process pool as one pipeline, for corpora beyond one machine.
+"""Build of shards under Apache Beam: the jobs of the process pool as one pipeline, for corpora beyond one machine.
 
     files of text -> tokenized chunks -> token store -> parts -> shards -> index and manifest
 
-Only numbers pass between the steps; all else is in files, which the workers and the machine that starts the
-pipeline see under the same names, on a shared file system or in an object store. So no runner moves data, and a
-result that one loses is noticed. Chunks, parts and shards that are finished are kept when a pipeline is run again.
+Only numbers pass between the steps. Data is in files, which the workers and the machine that starts the pipeline
+see under the same names, on a shared file system or in an object store: the runner moves no data, and a lost result
+is detected. A pipeline that is run again keeps finished chunks, parts and shards.
 """
 
 import contextlib
@@ -13,20 +13,18 @@ import io
 import logging
 import os
 import pickle
-import shutil
 import sys
 import uuid
-from collections.abc import Callable, Iterator, Sequence
-from functools import lru_cache
-from pathlib import Path
+from collections.abc import Callable, Sequence
+from functools import lru_cache, partial
 from typing import Any
 
 from bert_jax.config.pretrain import DataConfig
-from bert_jax.io.files import local_copy, write_whole
-from bert_jax.io.storage import Location, ObjectPath, location
+from bert_jax.io.files import write_whole
+from bert_jax.io.storage import Location, location
 from bert_jax.tokenization import Tokenizer
 from data_pipeline.build.shard_jobs import merge_shard, write_part
-from data_pipeline.build.shard_split import PreparedSplit, plan_splits
+from data_pipeline.build.shard_split import plan_splits, prepare_split
 from data_pipeline.build.token_store import (
     META_NAME,
     TokenStore,
@@ -43,30 +41,31 @@ from data_pipeline.build.workers import processor_count
 from data_pipeline.shards.shard_files import MANIFEST_NAME
 from data_pipeline.text.documents import Source
 
-_SHARE_BYTES = 4 << 20  # of a source that are one job's, at least
-_MOST_SHARES = 8  # of one source
+_SHARE_BYTES = 4 << 20  # smallest part of a source that one job tokenizes
+_MOST_SHARES = 8  # most jobs that tokenize one source
 
 
 def build_with_beam(
     data: DataConfig, vocab: Location, tokenizer: Tokenizer, sources: Sequence[Source], missing: Sequence[str],
     options: Sequence[str], report: Callable[[str], None],
 ) -> None:  # fmt: skip
-    """Build the splits ``missing``, and the token store if it is not there. The caller holds their folders.
+    """Build the splits ``missing``, and the token store if it is missing. The caller holds their folders.
 
-    ``options`` are Beam's own; without a ``--runner`` among them its embedded one runs with ``data.workers``
-    threads. What a job raises is raised here; ``ValueError`` (one line) when the pipeline fails otherwise.
+    ``options`` are those of Beam; without a ``--runner``, the embedded runner uses ``data.workers`` threads. An
+    error of a job is raised here; ``ValueError`` (one line) if the pipeline fails for another reason.
     """
     beam, chosen = load_beam(), check_options(data, options)
     places = {name: getattr(data, name) for name in ("shards", "eval_shards", "token_store")}
-    data = dataclasses.replace(data, **{name: str(_absolute(location(p))) for name, p in places.items() if p})
-    sources = [dataclasses.replace(source, path=_absolute(source.path)) for source in sources]
+    data = dataclasses.replace(data, **{name: str(location(p).absolute()) for name, p in places.items() if p})
+    sources = [dataclasses.replace(source, path=source.path.absolute()) for source in sources]
     jobs = _Jobs(location(data.shards) / f".build-beam-{uuid.uuid4().hex[:8]}")
     jobs.folder.mkdir(parents=True)
     settings = store_settings(data, tokenizer, sources)
     has_store = (store_folder(data) / META_NAME).is_file()
     chunks = None if has_store else chunk_folder(store_folder(data), settings, sources, "each source")
-    vocab = _shared_copy(vocab, jobs.folder)
-    _save(_Plan(data, vocab, tuple(sources), tuple(missing), settings, chunks), jobs.folder / "plan")
+    write_whole(jobs.folder / vocab.name, vocab.read_bytes())
+    plan = _Plan(data, jobs.folder / vocab.name, tuple(sources), tuple(missing), settings, chunks)
+    _save(plan, jobs.folder / "plan")
     size = sum(source.path.stat().st_size for source in sources)
     report(f"building from {size / 1e6:,.1f} MB under Apache Beam ({chosen.get_all_options()['runner']})")
     output = _WithoutTracebacks(sys.stderr)
@@ -80,13 +79,13 @@ def build_with_beam(
             raise _load(failure) from None
         sys.stderr.write(output.held)
         lines = str(error).strip().splitlines() or [type(error).__name__]
-        raise ValueError(f"the Beam pipeline failed: {lines[-1]}; what is finished is kept: run again") from None
+        raise ValueError(f"the Beam pipeline failed: {lines[-1]}; finished parts are kept: run again") from None
     for name in missing:
         report(_load(jobs.folder / f"{name}-done"))
 
 
 def load_beam() -> Any:
-    """Apache Beam, imported without its messages; ``ValueError`` if it is not installed."""
+    """Import Apache Beam without its log messages; ``ValueError`` if it is not installed."""
     before = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:
@@ -103,10 +102,9 @@ def _is_embedded(options: Sequence[str]) -> bool:
 
 
 def check_options(data: DataConfig, options: Sequence[str]) -> Any:
-    """Beam's options from a command line. Without a runner among them: for the embedded one, with ``data.workers``
-    threads.
+    """Parse Beam's options. Without a ``--runner``, they select the embedded runner with ``data.workers`` threads.
 
-    ``ValueError`` for a wrong value, and for an unknown name (other runners have names of their own).
+    ``ValueError`` for a wrong value, and with the embedded runner for an unknown name (other runners define more).
     """
     load_beam()
     workers = data.workers or processor_count() if _is_embedded(options) else 0
@@ -136,14 +134,14 @@ def check_options(data: DataConfig, options: Sequence[str]) -> Any:
 
 
 class _WithoutTracebacks:
-    """Standard error without the tracebacks that Beam's embedded workers print of what is reported in one line."""
+    """Standard error without the tracebacks of Beam's embedded workers, whose errors are reported in one line."""
 
     def __init__(self, stream: Any) -> None:
         self._stream = stream
         self.held, self._holds = "", False
 
     def write(self, text: str) -> None:
-        is_end = text == "\n" and self._holds  # print writes it apart
+        is_end = text == "\n" and self._holds  # print writes the line end separately
         self._holds = text.startswith("Traceback (")
         if self._holds:
             self.held = text
@@ -155,7 +153,12 @@ class _WithoutTracebacks:
 
 
 def _add_steps(beam: Any, pipeline: Any, jobs: "_Jobs", *, has_store: bool) -> None:
-    """The pipeline. ``Reshuffle`` lets all workers share in what follows it; lists and sums wait for all before."""
+    """Add the steps. ``Reshuffle`` distributes the next step over all workers; lists and sums wait for all
+    results."""
+
+    def step(name: str) -> Callable[[Any], Any]:
+        return partial(jobs.run, name)
+
     if has_store:
         store = pipeline | "start" >> beam.Create([0])
     else:
@@ -163,21 +166,21 @@ def _add_steps(beam: Any, pipeline: Any, jobs: "_Jobs", *, has_store: bool) -> N
             pipeline
             | "text" >> beam.Create(range(len(jobs.plan.shares)))
             | "spread text" >> beam.Reshuffle()
-            | "tokenize" >> beam.Map(jobs.tokenize)
+            | "tokenize" >> beam.Map(step("tokenize"))
             | "all chunks" >> beam.combiners.ToList()
-            | "store" >> beam.Map(jobs.merge_chunks)
+            | "store" >> beam.Map(step("merge_chunks"))
         )
     (
         store
-        | "splits" >> beam.FlatMap(jobs.prepare)
+        | "splits" >> beam.FlatMap(step("prepare"))
         | "spread parts" >> beam.Reshuffle()
-        | "part" >> beam.Map(jobs.write_part)
+        | "part" >> beam.Map(step("write_part"))
         | "all parts" >> beam.CombinePerKey(sum)
-        | "shards" >> beam.FlatMap(jobs.list_shards)
+        | "shards" >> beam.FlatMap(step("list_shards"))
         | "spread shards" >> beam.Reshuffle()
-        | "shard" >> beam.Map(jobs.merge_shard)
+        | "shard" >> beam.Map(step("merge_shard"))
         | "all shards" >> beam.CombinePerKey(sum)
-        | "finish" >> beam.Map(jobs.finish)
+        | "finish" >> beam.Map(step("finish"))
     )
 
 
@@ -186,38 +189,24 @@ def _add_steps(beam: Any, pipeline: Any, jobs: "_Jobs", *, has_store: bool) -> N
 
 @dataclasses.dataclass(frozen=True)
 class _Plan:
-    """Inputs of a pipeline; a file, since a pipeline's description must stay small."""
+    """Inputs of a pipeline, stored in a file because the description of a pipeline must stay small."""
 
     data: DataConfig
     vocab: Location
     sources: tuple[Source, ...]
     missing: tuple[str, ...]
     settings: dict[str, Any]  # of the token store
-    chunks: Location | None  # folder of tokenized text; None: the store is there
+    chunks: Location | None  # folder of tokenized text; None: the store exists
 
     @property
     def shares(self) -> list[tuple[int, int, int]]:
-        """Shares of text, one a job: (source, k, n) are the pieces k, k + n, ... of a source.
+        """Shares of text, one per job: (source, k, n) are the pieces k, k + n, ... of a source.
 
-        Each of the n jobs reads the whole source, so they are few: many files suit many workers better than one
-        large file."""
+        Each of the n jobs reads the whole source, so n is small: many files suit many workers better than one large
+        file."""
         sizes = (size for _, size in self.settings["data.corpus"])
         counts = [min(max(1, size // _SHARE_BYTES), _MOST_SHARES) for size in sizes]
         return [(source, k, n) for source, n in enumerate(counts) for k in range(n)]
-
-
-def _absolute(place: Location) -> Location:
-    """``place`` as a name that does not depend on the working folder."""
-    return place.absolute() if isinstance(place, Path) else place
-
-
-def _shared_copy(vocab: Location, folder: Location) -> Location:
-    copy = folder / vocab.name
-    if isinstance(copy, ObjectPath):
-        copy.upload(local_copy(vocab))
-    else:
-        shutil.copyfile(local_copy(vocab), copy)
-    return copy
 
 
 def _save(value: Any, path: Location) -> None:
@@ -226,7 +215,7 @@ def _save(value: Any, path: Location) -> None:
 
 @lru_cache(maxsize=16)
 def _load(path: Location) -> Any:
-    """Load a value of ``_save``; a pipeline's folder is its own, so nothing there changes."""
+    """Load a value of ``_save``; files in the folder of a pipeline never change."""
     return pickle.loads(path.read_bytes())
 
 
@@ -236,11 +225,11 @@ def _chunk_name(source: int, piece: int) -> str:
 
 def _expect(wanted: int, found: int) -> None:
     if found != wanted:
-        raise ValueError(f"Apache Beam passed on {found} of {wanted} results; what is finished is kept: run again")
+        raise ValueError(f"Apache Beam passed on {found} of {wanted} results; finished parts are kept: run again")
 
 
 class _Jobs:
-    """The steps of a pipeline as functions that may run on any machine, and twice."""
+    """The steps of a pipeline. A runner may run a step on any machine, and more than once."""
 
     def __init__(self, folder: Location) -> None:
         self.folder = folder
@@ -249,95 +238,84 @@ class _Jobs:
     def plan(self) -> _Plan:
         return _load(self.folder / "plan")
 
-    def _split(self, name: str) -> PreparedSplit:
-        return _load(self.folder / name)
+    @property
+    def _tokenizer(self) -> Tokenizer:
+        return cached_tokenizer(str(self.plan.vocab), self.plan.data.lower_case)
 
-    @contextlib.contextmanager
-    def _failure_kept(self) -> Iterator[None]:
-        """Runners pass on no exception, only texts: the one that a job raises is kept in a file."""
+    def run(self, step: str, value: Any) -> Any:
+        """Run a method by name; store its error in a file, because runners pass on only the text of an
+        exception."""
         try:
-            yield
+            return getattr(self, step)(value)
         except (ValueError, OSError) as error:
             _save(error, self.folder / f"failure-{uuid.uuid4().hex[:8]}")
             raise
 
     def tokenize(self, number: int) -> tuple[int, int]:
-        """Tokenize a share of a source; returns its number and how many pieces the source has."""
+        """Tokenize a share of a source; return its number and the number of pieces of the source."""
         plan = self.plan
         data, (source, first, step) = plan.data, plan.shares[number]
         assert plan.chunks is not None
         pieces = 0
-        with self._failure_kept():
-            for piece, documents in enumerate(cut_documents([plan.sources[source]], data)):
-                pieces += 1
-                path = plan.chunks / _chunk_name(source, piece)
-                if piece % step == first and not path.exists():
-                    tokenize_chunk(path, documents, str(plan.vocab), data.lower_case, data.word_segmenter)
+        for piece, documents in enumerate(cut_documents([plan.sources[source]], data)):
+            pieces += 1
+            path = plan.chunks / _chunk_name(source, piece)
+            if piece % step == first and not path.exists():
+                tokenize_chunk(path, documents, str(plan.vocab), data.lower_case, data.word_segmenter)
         return number, pieces
 
     def merge_chunks(self, done: list[tuple[int, int]]) -> int:
-        """Make the token store of all chunks."""
+        """Merge all chunks into the token store."""
         plan, pieces = self.plan, dict(done)
         assert plan.chunks is not None
         folder = store_folder(plan.data)
-        with self._failure_kept():
-            if not (folder / META_NAME).is_file():
-                _expect(len(plan.shares), len(pieces))
-                counts = {source: pieces[i] for i, (source, _, _) in enumerate(plan.shares)}
-                names = [_chunk_name(source, piece) for source, n in counts.items() for piece in range(n)]
-                merge_chunks(folder, [plan.chunks / name for name in names], plan.settings, self._tokenizer)
-            remove_chunks(folder)
+        if not (folder / META_NAME).is_file():
+            _expect(len(plan.shares), len(pieces))
+            counts = {source: pieces[i] for i, (source, _, _) in enumerate(plan.shares)}
+            names = [_chunk_name(source, piece) for source, n in counts.items() for piece in range(n)]
+            merge_chunks(folder, [plan.chunks / name for name in names], plan.settings, self._tokenizer)
+        remove_chunks(folder)
         return 0
 
-    @property
-    def _tokenizer(self) -> Tokenizer:
-        return cached_tokenizer(str(self.plan.vocab), self.plan.data.lower_case)
-
-    def prepare(self, _: int) -> Iterator[tuple[str, int]]:
-        """Decide which documents make which split; gives (split, number of a part) for every part."""
-        plan = self.plan
-        with self._failure_kept():
-            store = TokenStore(store_folder(plan.data))
-            for split in plan_splits(plan.data, self._tokenizer, store, plan.missing):
-                prepared = split.prepare()
-                _save(prepared, self.folder / prepared.name)
-                yield from ((prepared.name, number) for number in range(len(prepared.parts)))
+    def prepare(self, _: int) -> list[tuple[str, int]]:
+        """Assign the documents to the splits; return (split, number of the part) for every part."""
+        data, store = self.plan.data, TokenStore(store_folder(self.plan.data))
+        planned = plan_splits(data, store, self.plan.missing)
+        prepared = [prepare_split(data, self._tokenizer, store, *split) for split in planned]
+        for split in prepared:
+            _save(split, self.folder / split.name)
+        return [(split.name, number) for split in prepared for number in range(len(split.parts))]
 
     def write_part(self, part: tuple[str, int]) -> tuple[str, int]:
-        """Make the instances of a part; returns (split, 1)."""
+        """Write the instances of a part; return (split, 1)."""
         name, number = part
-        with self._failure_kept():
-            split = self._split(name)
-            path, *rest = split.parts[number]
-            if not path.with_suffix(".table").exists():
-                write_part(split.job, path, *rest)
+        split = _load(self.folder / name)
+        path, *rest = split.parts[number]
+        if not path.with_suffix(".table").exists():
+            write_part(split.job, path, *rest)
         return name, 1
 
-    def list_shards(self, split: tuple[str, int]) -> Iterator[tuple[str, int]]:
-        """(split, number of a shard) for every shard of a split whose parts are made."""
-        name, count = split
-        with self._failure_kept():
-            _expect(len(self._split(name).parts), count)
-        return ((name, shard) for shard in range(self._split(name).job.num_shards))
+    def list_shards(self, parts: tuple[str, int]) -> list[tuple[str, int]]:
+        """Return (split, number of the shard) for every shard of a split whose parts are finished."""
+        name, count = parts
+        split = _load(self.folder / name)
+        _expect(len(split.parts), count)
+        return [(name, shard) for shard in range(split.job.num_shards)]
 
     def merge_shard(self, shard: tuple[str, int]) -> tuple[str, int]:
-        """Write a shard and, to the folder of the plan, its index entry; return (split, 1)."""
+        """Write a shard, and its index entry to the folder of the pipeline; return (split, 1)."""
         name, number = shard
-        with self._failure_kept():
-            split = self._split(name)
-            entry = merge_shard(split.job, [part[0] for part in split.parts], number)
-            _save(entry, self._entry(name, number))
+        split = _load(self.folder / name)
+        entry = merge_shard(split.job, [part[0] for part in split.parts], number)
+        _save(entry, self.folder / f"{name}-{number:05d}")
         return name, 1
 
-    def _entry(self, name: str, number: int) -> Location:
-        return self.folder / f"{name}-{number:05d}"
-
     def finish(self, shards: tuple[str, int]) -> None:
-        """Write a split's index and manifest and move its folder in place."""
+        """Write the index and the manifest of a split and move its folder in place."""
         name, count = shards
-        with self._failure_kept():
-            split = self._split(name)
-            if not (split.target / MANIFEST_NAME).is_file():
-                _expect(split.job.num_shards, count)
-                split.finish(pickle.loads(self._entry(name, number).read_bytes()) for number in range(count))
-            _save(split.done(), self.folder / f"{name}-done")
+        split = _load(self.folder / name)
+        if not (split.target / MANIFEST_NAME).is_file():
+            _expect(split.job.num_shards, count)
+            entries = (self.folder / f"{name}-{number:05d}" for number in range(count))
+            split.finish(pickle.loads(entry.read_bytes()) for entry in entries)
+        _save(split.done(), self.folder / f"{name}-done")

@@ -1,9 +1,9 @@
-"""From a DataConfig to a vocabulary and shards: existing ones are checked, missing ones are built.
+"""The vocabulary and the shards of a DataConfig: checked if they exist, built if they are missing.
 
 Stages, each finished by one rename: vocabulary, token store, and for each split parts, shards, folder. A build
-works in ``SHARDS/.build-*``; ``train/`` and ``eval/`` appear whole, with index and manifest. Run again after a
-kill, it keeps every finished chunk, part and shard and gives the bytes of an unkilled build. The jobs run in a pool
-of processes, or under Apache Beam (``data_pipeline.build.beam``).
+works in ``SHARDS/.build-*``; ``train/`` and ``eval/`` appear complete, with index and manifest. A build that is run
+again after a kill keeps every finished chunk, part and shard, and writes the bytes of an uninterrupted build. The
+jobs run in a pool of processes, or under Apache Beam (``data_pipeline.build.beam``).
 """
 
 import shlex
@@ -15,7 +15,14 @@ from bert_jax.config.loader import load_config, to_dict
 from bert_jax.config.pretrain import DataConfig, PretrainConfig
 from bert_jax.io.files import local_copy, remove_tree
 from bert_jax.io.storage import Location, location
-from data_pipeline.build.shard_split import build_split, check_splits, missing_splits, plan_splits, split_folder
+from data_pipeline.build.shard_split import (
+    build_split,
+    check_splits,
+    missing_splits,
+    plan_splits,
+    prepare_split,
+    split_folder,
+)
 from data_pipeline.build.token_store import build_store, existing_store, store_folder
 from data_pipeline.build.vocabulary import (
     Report,
@@ -29,8 +36,8 @@ from data_pipeline.shards.compatibility import check_layout
 from data_pipeline.shards.shard_files import INDEX_NAME, MANIFEST_NAME, read_index
 from data_pipeline.text.corpus import corpus_of
 
-# The line of a build that a signal ends.
-STOPPED = "stopped while preparing data; what is finished is kept: run the same command to continue"
+# Last line of a build that a signal has ended.
+STOPPED = "stopped while preparing data; finished parts are kept: run the same command to continue"
 
 
 def ensure_data(
@@ -38,10 +45,9 @@ def ensure_data(
 ) -> Path:
     """Build the vocabulary and the shards of ``data`` if they are missing; return the local path of the vocabulary.
 
-    Builds the vocabulary (``vocab_size`` pieces, from training documents only) if ``data.vocab`` is empty, then the
-    token store and the shards; with ``beam_options``, the latter two under Apache Beam. Raises ``ValueError`` (one
-    line: the differences, the remedy) if existing files were built with other settings; they are neither rebuilt
-    nor used.
+    The vocabulary (``vocab_size`` pieces, from training documents only) is trained if ``data.vocab`` is empty. With
+    ``beam_options``, the token store and the shards are built under Apache Beam. ``ValueError`` (one line: the
+    differences, the remedy) if existing files were built with other settings; they are neither rebuilt nor used.
     """
     vocab = _ensure(data, vocab_size, report, beam_options)
     shards = _shards_folder(data)
@@ -53,7 +59,7 @@ def ensure_data(
 
 
 def _ensure(data: DataConfig, vocab_size: int, report: Report, beam_options: Sequence[str] | None) -> Location:
-    """:func:`ensure_data` without tidying up; returns where the vocabulary lies."""
+    """Build without removing the folders of builds; return the path of the vocabulary."""
     shards = _shards_folder(data)
     if is_external(shards):
         return _use_external(data, shards, vocab_size)
@@ -80,8 +86,8 @@ def _ensure(data: DataConfig, vocab_size: int, report: Report, beam_options: Seq
                         size = sum(source.path.stat().st_size for source in sources)
                         report(f"tokenizing {size / 1e6:,.1f} MB in {workers.count} processes")
                         store = build_store(store_folder(data), data, vocab, tokenizer, sources, workers, report)
-                    for split in plan_splits(data, tokenizer, store, missing):
-                        build_split(split, workers, report)
+                    for split in plan_splits(data, store, missing):
+                        build_split(prepare_split(data, tokenizer, store, *split), workers, report)
                 else:
                     from data_pipeline.build.beam import build_with_beam
 
@@ -91,10 +97,10 @@ def _ensure(data: DataConfig, vocab_size: int, report: Report, beam_options: Seq
 
 
 def require_shards(config: PretrainConfig, words: Sequence[str]) -> Path:
-    """Return the vocabulary's (local) path for a run of several hosts, none of which builds missing shards.
+    """Return the local path of the vocabulary for a run of several hosts, which does not build missing shards.
 
-    ``ValueError`` names the command that does, made from the run's own flags ``words`` (``--config FILE`` and
-    ``--section.key value``), or lists the differences of existing shards.
+    ``ValueError`` names the command that builds them, made from the flags ``words`` of the run (``--config FILE``
+    and ``--section.key value``), or lists the differences of existing shards.
     """
     shards = _shards_folder(config.data)
     is_there = is_external(shards)
@@ -103,14 +109,14 @@ def require_shards(config: PretrainConfig, words: Sequence[str]) -> Path:
         is_there = tokenizer is not None and not missing_splits(config.data)
     if not is_there:
         raise ValueError(
-            f"{shards}: the shards are not there, and a run of several hosts does not build them; run on one: "
+            f"{shards}: the shards are missing, and a run of several hosts does not build them; run on one host: "
             f"{shlex.join(['bert-data', 'shards', *words, *_changed_since(words, config)])}"
         )
     return local_copy(_ensure(config.data, config.model.vocab_size, lambda _: None, None))
 
 
 def _changed_since(words: Sequence[str], config: PretrainConfig) -> list[str]:
-    """Flags for the options that ``config`` has and ``words`` have not (a warm start sets the vocabulary)."""
+    """Return flags for the options of ``config`` that ``words`` do not set (a warm start sets the vocabulary)."""
     original = load_config(PretrainConfig, words)
     flags = []
     for section in ("data", "model"):
@@ -125,15 +131,15 @@ def _changed_since(words: Sequence[str], config: PretrainConfig) -> list[str]:
 
 def _shards_folder(data: DataConfig) -> Location:
     if not data.shards:
-        raise ValueError("data.shards: not given; name the folder of the shards, to be built there if missing")
+        raise ValueError("data.shards: not set; name the folder of the shards, which are built if they are missing")
     return location(data.shards)
 
 
-# ------------------------------------------------------------------ shards that are there
+# ------------------------------------------------------------------ shards of other writers
 
 
 def is_external(shards: Location) -> bool:
-    """Return True if ``shards`` holds TFRecords that ``bert-data shards`` did not make."""
+    """Return True if ``shards`` contains TFRecords that ``bert-data shards`` did not write."""
     folder = shards / "train" if (shards / "train").is_dir() else shards
     if (folder / MANIFEST_NAME).is_file() or not folder.is_dir() or any(shards.glob(".build-*")):
         return False
@@ -141,10 +147,10 @@ def is_external(shards: Location) -> bool:
 
 
 def _use_external(data: DataConfig, shards: Location, vocab_size: int) -> Location:
-    """Check TFRecords of another writer against the config; returns where the vocabulary lies."""
+    """Check TFRecords of another writer against the config; return the path of the vocabulary."""
     vocab, tokenizer = existing_vocabulary(data, vocab_size)
     if tokenizer is None:
-        raise ValueError(f"data.vocab: is empty; name the vocabulary that the shards in {shards} were made with")
+        raise ValueError(f"data.vocab: not set; name the vocabulary with which the shards in {shards} were made")
     evaluation = split_folder(data, "eval")
     for folder in (shards / "train" if (shards / "train").is_dir() else shards, evaluation):
         if folder != evaluation or folder.is_dir():

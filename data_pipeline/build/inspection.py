@@ -1,14 +1,16 @@
-"""Contents of a folder of shards: counts, masking, pairs, lengths, damage, and a few examples to read."""
+"""Report on a folder of shards: counts, masking, pairs, lengths, and a few examples as text."""
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from bert_jax.io.files import local_copy
 from bert_jax.io.storage import Location
-from bert_jax.tokenization import FILE_NAMES, Tokenizer, is_cjk, load_tokenizer
+from bert_jax.tokenization import FILE_NAMES, Tokenizer, load_tokenizer
+from bert_jax.tokenization.wordpiece import is_cjk
 from data_pipeline.shards.shard_files import ShardIndex, read_index, read_manifest, read_records
 from data_pipeline.shards.tfexample import decode_example
 
@@ -20,72 +22,58 @@ _NAMES = {"input_word_ids": "input_ids", "input_type_ids": "segment_ids"}  # of 
 _BAR = 30
 
 
-@dataclass
-class Statistics:
-    """Sums over the records that were read."""
-
-    vocab_size: int
-    records: int = 0
-    tokens: int = 0
-    cells: int = 0
-    predictions: int = 0
-    masked: int = 0
-    unchanged: int = 0
-    pairs: int = 0
-    random_next: int = 0
-    out_of_range: int = 0
-    words: int = 0
-    whole_words: int = 0
-    lengths: list[int] = field(default_factory=list)
-
-    def add(self, row: dict[str, np.ndarray], tokenizer: Tokenizer | None, groups: np.ndarray | None) -> None:
-        """Count one record; ``groups`` numbers the words of its tokens."""
-        ids = row["input_ids"]
-        length = int(row["input_mask"].sum()) if "input_mask" in row else len(ids)
-        self.records += 1
-        self.tokens += length
-        self.cells += len(ids)
-        self.lengths.append(length)
-        if "next_sentence_labels" in row:
-            self.random_next += int(row["next_sentence_labels"][0])
-            self.pairs += bool(row.get("segment_ids", np.zeros(1)).any())
-        positions, labels = predictions(row)
-        everything = np.concatenate([ids, labels])
-        self.out_of_range += int(((everything < 0) | (everything >= self.vocab_size)).sum())
-        self.predictions += len(positions)
-        if tokenizer is not None and len(positions):
-            self.masked += int((ids[positions] == tokenizer.mask_id).sum())
-            self.unchanged += int((ids[positions] == labels).sum())
-        if groups is not None and len(positions):
-            chosen = np.zeros(len(ids), bool)
-            chosen[positions] = True
-            touched = np.unique(groups[positions])
-            self.words += len(touched)
-            self.whole_words += sum(bool(chosen[groups == word].all()) for word in touched)
+def count(
+    row: dict[str, np.ndarray], vocab_size: int, tokenizer: Tokenizer | None, groups: np.ndarray | None
+) -> dict[str, int]:
+    """Return the figures of one record, to be summed; ``groups`` are the words of its tokens, int[S]."""
+    ids = row["input_ids"]
+    positions, labels = predictions(row)
+    everything = np.concatenate([ids, labels])
+    counts = {
+        "cells": len(ids),
+        "predictions": len(positions),
+        "out_of_range": int(((everything < 0) | (everything >= vocab_size)).sum()),
+    }
+    if "next_sentence_labels" in row:
+        counts["random_next"] = int(row["next_sentence_labels"][0])
+        counts["pairs"] = int(row.get("segment_ids", np.zeros(1)).any())
+    if tokenizer is not None:
+        counts["masked"] = int((ids[positions] == tokenizer.mask_id).sum())
+        counts["unchanged"] = int((ids[positions] == labels).sum())
+    if groups is not None:
+        touched = np.unique(groups[positions])
+        counts["words"] = len(touched)
+        counts["whole_words"] = int(np.isin(touched, np.delete(groups, positions), invert=True).sum())
+    return counts
 
 
 def predictions(row: dict[str, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
-    """Positions and labels that a record predicts."""
+    """Return the positions and the labels that a record predicts, int64[P] each."""
     if "masked_lm_ids" not in row:
         return np.zeros(0, np.int64), np.zeros(0, np.int64)
     used = row["masked_lm_weights"] > 0
     return row["masked_lm_positions"][used], row["masked_lm_ids"][used]
 
 
+def length_of(row: dict[str, np.ndarray]) -> int:
+    """Return the number of tokens of a record without padding."""
+    return int(row["input_mask"].sum()) if "input_mask" in row else len(row["input_ids"])
+
+
 def original_ids(row: dict[str, np.ndarray]) -> np.ndarray:
-    """Ids of a record before masking, padding cut off."""
+    """Return the ids of a record before masking, without padding."""
     ids = row["input_ids"].copy()
     positions, labels = predictions(row)
     ids[positions] = labels
-    return ids[: int(row["input_mask"].sum())] if "input_mask" in row else ids
+    return ids[: length_of(row)]
 
 
 def word_groups(
     row: dict[str, np.ndarray], tokenizer: Tokenizer, cut: Callable[[str], Sequence[str]] | None
 ) -> np.ndarray:
-    """Number of the word that each token of a record belongs to, int[S].
+    """Return the number of the word to which each token of a record belongs, int[S].
 
-    ``cut`` segments Chinese text; it gets the text of a run of Chinese pieces.
+    ``cut`` segments Chinese text: it is called with the text of each run of Chinese pieces.
     """
     ids = original_ids(row)
     starts = np.ones(len(row["input_ids"]), bool)
@@ -116,9 +104,9 @@ def _chinese_runs(pieces: Sequence[str]) -> Iterator[tuple[int, int]]:
 def inspect(
     folder: Location, *, examples: int, most_records: int, vocab: Location | None, lower_case: bool
 ) -> None:
-    """Print the contents of ``folder`` (or of its train/ and eval/); colors on a terminal.
+    """Print a report on ``folder`` or on its train/ and eval/, in colors on a terminal.
 
-    ``ValueError`` for a folder without index, damaged records or a missing vocabulary file.
+    ``ValueError`` for a missing index, damaged records or a missing vocabulary file.
     """
     from rich.console import Console
 
@@ -148,33 +136,32 @@ def _inspect_split(
     if manifest and tokenizer and manifest["vocab_size"] != tokenizer.vocab_size:
         raise ValueError(
             f"{folder}: made with a vocabulary of {manifest['vocab_size']} pieces, not {tokenizer.vocab_size}; "
-            "give its own with --vocab FILE"
+            "name the vocabulary of the shards with --vocab FILE"
         )
     cut = _segmenter(manifest)
     largest = (index.id_range or (0, 0))[1]
     size = tokenizer.vocab_size if tokenizer else manifest["vocab_size"] if manifest else largest + 1
-    statistics = Statistics(vocab_size=size)
+    totals: Counter[str] = Counter()
+    lengths: list[int] = []
     shown: list[dict[str, np.ndarray]] = []
     for row in _rows(index, most_records):
-        fits = (
-            tokenizer is not None
-            and row["input_ids"].max(initial=0) < size
-            and row["input_ids"].min(initial=0) >= 0
-        )
-        groups = word_groups(row, tokenizer, cut) if fits and tokenizer else None
-        statistics.add(row, tokenizer, groups)
-        if len(shown) < examples and fits:
-            shown.append(row)
-    for name, value in _facts(index, manifest, statistics, tokenizer):
+        ids = row["input_ids"]
+        groups = None
+        if tokenizer and ids.max(initial=0) < size and ids.min(initial=0) >= 0:
+            groups = word_groups(row, tokenizer, cut)
+            shown += [row] if len(shown) < examples else []
+        totals.update(count(row, size, tokenizer, groups))
+        lengths.append(length_of(row))
+    for name, value in _facts(index, manifest, totals, lengths, tokenizer, size):
         console.print(f"{name:<22} {value}", markup=False)
-    for line in _histogram(statistics.lengths):
+    for line in _histogram(lengths):
         console.print(line, markup=False)
     if shown and tokenizer:
         console.print("examples: «token» is [MASK] in the input, «token→other» a random token, «token=» unchanged")
         for row in shown:
             console.print(render(row, tokenizer))
     elif examples and not tokenizer:
-        console.print("no vocabulary beside the shards: give --vocab FILE to see examples and masking shares")
+        console.print("no vocabulary with the shards: use --vocab FILE to see examples and masking shares")
     console.print()
 
 
@@ -187,27 +174,28 @@ def _segmenter(manifest: dict[str, Any] | None) -> Callable[[str], Sequence[str]
 
 
 def _rows(index: ShardIndex, most_records: int) -> Iterator[dict[str, np.ndarray]]:
-    """Decoded records, up to ``most_records`` spread evenly over the shards."""
+    """Yield decoded records, at most ``most_records``, spread evenly over the shards."""
     share = -(-most_records // max(len(index.entries), 1))
     for entry in index.entries:
-        for _, record in zip(range(share), read_records(index.folder / entry.name), strict=False):
+        for record in islice(read_records(index.folder / entry.name), share):
             yield {_NAMES.get(name, name): values for name, values in decode_example(record).items()}
 
 
 def _facts(
-    index: ShardIndex, manifest: dict[str, Any] | None, s: Statistics, tokenizer: Tokenizer | None
-) -> Iterator[tuple[str, str]]:
-    """Lines of the report as (name, value)."""
+    index: ShardIndex, manifest: dict[str, Any] | None, totals: Counter[str], lengths: Sequence[int],
+    tokenizer: Tokenizer | None, vocab_size: int,
+) -> Iterator[tuple[str, str]]:  # fmt: skip
+    """Yield the lines of the report as (name, value)."""
 
-    def share(part: int, whole: int) -> str:
-        return f"{part / whole:.4f}" if whole else "none"
+    def share(part: str, whole: str) -> str:
+        return f"{totals[part] / totals[whole]:.4f}" if totals[whole] else "none"
 
     yield "folder", str(index.folder)
     size = sum(entry.bytes for entry in index.entries)
     yield "records", f"{index.records:,} in {len(index.entries)} shard(s), {size / 1e6:,.1f} MB"
     if manifest:
         counts = manifest["counts"]
-        yield "documents", f"{counts['documents']:,}, of them duplicates: {counts['duplicate_documents']:,}"
+        yield "documents", f"{counts['documents']:,}, duplicates: {counts['duplicate_documents']:,}"
         yield "passes", f"{manifest['settings']['data.dupe_factor']}"
         yield "vocabulary", f"{manifest['vocab_size']:,} pieces, {manifest['tokenizer'][:12]}"
     marks = [entry.lengths.astype(np.uint64) << np.uint64(32) | entry.crcs for entry in index.entries]
@@ -215,23 +203,22 @@ def _facts(
         "repeated records",
         f"{index.records - len(np.unique(np.concatenate(marks))):,} (equal length and checksum)",
     )
-    yield "records read", f"{s.records:,} (--records changes it)"
-    yield "ids out of range", f"{s.out_of_range:,} (vocabulary {s.vocab_size:,}; index: {index.id_range})"
-    mean = s.tokens / s.records if s.records else 0
-    yield "tokens per record", f"{mean:.1f}, padding efficiency {share(s.tokens, s.cells)}"
-    yield "random next share", f"{share(s.random_next, s.pairs)} of {s.pairs:,} pairs"
+    yield "records read", f"{len(lengths):,} (--records changes it)"
+    yield "ids out of range", f"{totals['out_of_range']:,} (vocabulary {vocab_size:,}; index: {index.id_range})"
+    totals["tokens"] = sum(lengths)
+    mean = totals["tokens"] / max(len(lengths), 1)
+    yield "tokens per record", f"{mean:.1f}, padding efficiency {share('tokens', 'cells')}"
+    yield "random next share", f"{share('random_next', 'pairs')} of {totals['pairs']:,} pairs"
     if "masked_lm_ids" not in index.features:
         yield "masking", "none in the shards: masked when read (data.masking dynamic)"
         return
-    yield "predictions", f"{s.predictions:,}, {share(s.predictions, s.tokens)} of all tokens"
+    yield "predictions", f"{totals['predictions']:,}, {share('predictions', 'tokens')} of all tokens"
     if tokenizer:
-        other = s.predictions - s.masked - s.unchanged
-        yield (
-            "masking shares",
-            f"[MASK] {share(s.masked, s.predictions)}, random {share(other, s.predictions)}, "
-            f"unchanged {share(s.unchanged, s.predictions)}",
-        )
-        yield "words masked whole", f"{share(s.whole_words, s.words)} of {s.words:,} words with a prediction"
+        totals["random"] = totals["predictions"] - totals["masked"] - totals["unchanged"]
+        names = {"masked": "[MASK]", "random": "random", "unchanged": "unchanged"}
+        yield "masking shares", ", ".join(f"{name} {share(key, 'predictions')}" for key, name in names.items())
+        whole = share("whole_words", "words")
+        yield "words masked whole", f"{whole} of {totals['words']:,} words with a prediction"
 
 
 def _histogram(lengths: Sequence[int]) -> Iterator[str]:
@@ -244,7 +231,7 @@ def _histogram(lengths: Sequence[int]) -> Iterator[str]:
 
 
 def render(row: dict[str, np.ndarray], tokenizer: Tokenizer) -> "Text":
-    """A record as text with its predictions marked."""
+    """Return a record as text in which the predictions are marked."""
     from rich.text import Text
 
     ids = row["input_ids"]

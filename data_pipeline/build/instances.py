@@ -1,11 +1,11 @@
 """Documents to training instances: sentence pairs, truncation, and the arrays of a batch; numpy.
 
-The rules are those of google-research/bert's create_pretraining_data.py (``nsp``); ``sop`` (Lan et al. 2019) keeps
-or swaps the order of two consecutive parts, ``none`` cuts documents into single segments of full length.
+``nsp`` follows create_pretraining_data.py of google-research/bert; ``sop`` (Lan et al. 2019) keeps or swaps the
+order of two consecutive parts; ``none`` cuts documents into single segments of full length.
 
 Randomness is counter-based. A (document, pass) has the key hash(seed, document, pass) and its instance j the key
 hash(seed, document, pass, j), both with ``bert_jax.hashing.hash_key``; every draw is a hash of (key, stream,
-counter). So an instance depends on nothing that was made before it, in any process.
+counter). So an instance does not depend on earlier draws or on the process.
 
 Legend: N instances, S tokens per row, M most predictions per row.
 """
@@ -13,39 +13,37 @@ Legend: N instances, S tokens per row, M most predictions per row.
 from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from bert_jax.config.pretrain import DataConfig
 from bert_jax.hashing import hash_key
-from data_pipeline.build.masking import MaskingSettings, draw_bits, mask_batch, uniform
+from data_pipeline.build.masking import draw_bits, mask_batch, uniform
 
 # Streams of a (document, pass) key and of an instance's key.
 _TARGET, _CHUNKS = 0, 1
 _FRONT_OF_A, _FRONT_OF_B, _MASKS, _SHARD, _PLACE = range(5)
 _DRAWS = 4  # per chunk: length of A, random next, other document, start in it
 
-IS_NEXT, IS_RANDOM = 0, 1
+IS_NEXT, IS_RANDOM, SWAPPED = 0, 1, 1  # labels
 
 
 @dataclass(frozen=True, kw_only=True)
 class InstanceSettings:
-    """Settings of instances. ``masking`` is None for shards that are masked when they are read."""
+    """Options of instances, and special ids of the tokenizer."""
 
-    seq_length: int
-    next_sentence: Literal["nsp", "sop", "none"]
-    short_sequence_fraction: float
-    seed: int
-    max_predictions: int
-    masking: MaskingSettings | None
+    data: DataConfig
     cls_id: int
     sep_id: int
     pad_id: int
+    mask_id: int
+    vocab_size: int
 
     @property
     def budget(self) -> int:
-        """Number of tokens of a row without [CLS] and [SEP]s."""
-        return self.seq_length - (2 if self.next_sentence == "none" else 3)
+        """Largest number of tokens of a row, without [CLS] and [SEP]."""
+        return self.data.seq_length - (2 if self.data.next_sentence == "none" else 3)
 
 
 class Segment(NamedTuple):
@@ -55,13 +53,13 @@ class Segment(NamedTuple):
     length: int
 
 
-# (u, v, needed tokens) -> whole sentences from a random place of another document, until the needed tokens are
-# reached or the document ends; u picks the document and v the sentence, both in [0, 1).
+# (u, v, needed) -> sentences of another document, until ``needed`` tokens are reached or the document ends; u in
+# [0, 1) selects the document and v in [0, 1) its first sentence.
 RandomNext = Callable[[float, float, int], Segment]
 
 
 class Instances(NamedTuple):
-    """N instances as segments of one pool of token ids; int64[N] each. B is empty (length 0) with ``none``."""
+    """N instances as segments A and B of one pool of token ids; int64[N] each. With ``none``, B has length 0."""
 
     document: np.ndarray
     number: np.ndarray  # j, counted within its (document, pass)
@@ -73,21 +71,21 @@ class Instances(NamedTuple):
 
     @classmethod
     def from_rows(cls, rows: list[tuple[int, ...]]) -> "Instances":
-        """From one tuple per instance."""
+        """Make instances from one tuple of all fields per instance."""
         return cls(*np.array(rows, np.int64).reshape(-1, len(cls._fields)).T)
 
     def slice(self, start: int, stop: int) -> "Instances":
-        """Instances [start, stop)."""
+        """Return instances [start, stop)."""
         return Instances(*(column[start:stop] for column in self))
 
 
 def instance_keys(settings: InstanceSettings, instances: Instances, pass_number: int) -> np.ndarray:
-    """Key uint64[N] of every instance: hash(seed, document, pass, j)."""
-    return hash_key(settings.seed, instances.document, pass_number, instances.number)
+    """Return the key of every instance, uint64[N]: hash(seed, document, pass, j)."""
+    return hash_key(settings.data.seed, instances.document, pass_number, instances.number)
 
 
 def shard_and_place(keys: np.ndarray, num_shards: int) -> tuple[np.ndarray, np.ndarray]:
-    """Shard int64[N] of every instance, and the value uint64[N] by which it is ordered inside."""
+    """Return the shard of every instance, int64[N], and its sort key inside the shard, uint64[N]."""
     return (hash_key(keys, _SHARD) % np.uint64(num_shards)).astype(np.int64), hash_key(keys, _PLACE)
 
 
@@ -100,18 +98,18 @@ def plan_document(
     settings: InstanceSettings,
     random_next: RandomNext | None,
 ) -> list[tuple[int, ...]]:
-    """Instances of one document and pass, one ``Instances`` row each, before truncation.
+    """Return the instances of one document and pass before truncation, a row of ``Instances`` each.
 
-    ``sentence_lengths`` int[n], all above 0, are the sentences that lie one after another in the pool from
-    ``first_token`` on. The target length is drawn once; ``nsp`` calls ``random_next`` for every random B.
+    ``sentence_lengths`` int[n], all above 0, are those of consecutive sentences in the pool from ``first_token``
+    on. The target length is drawn once per document; ``nsp`` calls ``random_next`` for every random B.
     """
-    key = hash_key(settings.seed, document, pass_number)
+    key = hash_key(settings.data.seed, document, pass_number)
     is_short, length = uniform(draw_bits(key, _TARGET, 2))[0].tolist()
     target = settings.budget
-    if is_short < settings.short_sequence_fraction:
+    if is_short < settings.data.short_sequence_fraction:
         target = 2 + int(length * (settings.budget - 1))
     ends = [0, *np.cumsum(sentence_lengths).tolist()]
-    if settings.next_sentence == "none":
+    if settings.data.next_sentence == "none":
         starts = range(0, ends[-1], target)
         return [
             (document, j, first_token + at, min(target, ends[-1] - at), 0, 0, IS_NEXT)
@@ -119,69 +117,51 @@ def plan_document(
         ]
     sentences = len(sentence_lengths)
     draws = uniform(draw_bits(key, _CHUNKS, _DRAWS * sentences)).reshape(sentences, _DRAWS).tolist()
-    if settings.next_sentence == "sop":
-        spans = _swapped_pairs(ends, target, draws)
-        pairs = [(Segment(first_token + a, b - a), Segment(first_token + b, c - b), s) for a, b, c, s in spans]
-    else:
-        assert random_next is not None
-        pairs = _next_sentence_pairs(ends, target, draws, first_token, random_next)
-    return [
-        (document, j, *((*a, *b) if settings.next_sentence == "nsp" or not label else (*b, *a)), label)
-        for j, (a, b, label) in enumerate(pairs)
-    ]
+    pairs = _pairs(ends, target, draws, first_token, random_next if settings.data.next_sentence == "nsp" else None)
+    return [(document, j, *a, *b, label) for j, (a, b, label) in enumerate(pairs)]
 
 
-def _next_sentence_pairs(
-    ends: list[int], target: int, draws: list[list[float]], first_token: int, random_next: RandomNext
+def _pairs(
+    ends: list[int], target: int, draws: list[list[float]], first_token: int, random_next: RandomNext | None
 ) -> list[tuple[Segment, Segment, int]]:
-    """Pairs (A, B, label): sentences are gathered until the target and A ends at a random one of them.
+    """Return pairs (A, B, label): sentences are collected up to the target length and cut at a random border.
 
-    With probability 0.5, and always when there is only one sentence, B is random and what followed A is put back.
+    With ``random_next`` (nsp), B is random with probability 0.5, and always after a single sentence; the sentences
+    after A are then used again. Without it (sop), A and B are swapped with probability 0.5, and a single sentence
+    is cut between two tokens.
     """
     pairs: list[tuple[Segment, Segment, int]] = []
     sentences = len(ends) - 1
     first = 0
     while first < sentences:
         stop = bisect_left(ends, ends[first] + target, first + 1, sentences)
-        length_draw, next_draw, document_draw, sentence_draw = draws[len(pairs)]
+        length_draw, label_draw, document_draw, sentence_draw = draws[len(pairs)]
         # 1 to stop - first - 1 sentences; a single one is A.
         middle = first + 1 + int(length_draw * (stop - first - 1))
-        a = Segment(first_token + ends[first], ends[middle] - ends[first])
-        if stop - first == 1 or next_draw < 0.5:
-            pairs.append((a, random_next(document_draw, sentence_draw, target - a.length), IS_RANDOM))
-            first = middle
-        else:
-            pairs.append((a, Segment(a.start + a.length, ends[stop] - ends[middle]), IS_NEXT))
-            first = stop
-    return pairs
-
-
-def _swapped_pairs(ends: list[int], target: int, draws: list[list[float]]) -> list[tuple[int, int, int, int]]:
-    """(start, border, end, swapped) of consecutive parts; a single sentence is cut between two of its tokens."""
-    pairs: list[tuple[int, int, int, int]] = []
-    sentences = len(ends) - 1
-    first = 0
-    while first < sentences:
-        stop = bisect_left(ends, ends[first] + target, first + 1, sentences)
-        length_draw, swap_draw = draws[len(pairs)][:2]
-        if stop - first > 1:
-            border = ends[first + 1 + int(length_draw * (stop - first - 1))]
-        else:
+        border = ends[middle]
+        if stop - first == 1 and random_next is None:
             border = ends[first] + 1 + int(length_draw * (ends[stop] - ends[first] - 1))
-        if border < ends[stop]:  # a single token has no order
-            pairs.append((ends[first], border, ends[stop], int(swap_draw < 0.5)))
+        a = Segment(first_token + ends[first], border - ends[first])
+        b = Segment(a.start + a.length, ends[stop] - border)
+        if random_next is not None and (b.length == 0 or label_draw < 0.5):
+            pairs.append((a, random_next(document_draw, sentence_draw, target - a.length), IS_RANDOM))
+            stop = middle
+        elif random_next is not None or (b.length and label_draw >= 0.5):
+            pairs.append((a, b, IS_NEXT))
+        elif b.length:  # a single token cannot be cut
+            pairs.append((b, a, SWAPPED))
         first = stop
     return pairs
 
 
 def truncate(instances: Instances, keys: np.ndarray, budget: int) -> Instances:
-    """Shorten pairs to ``budget`` tokens, a token at a time from the longer side (tie: B).
+    """Shorten pairs to ``budget`` tokens, one token at a time from the longer side (of equal ones: B).
 
-    Each token is dropped from the front or the back with probability 0.5.
+    Each token is dropped from the front or from the back with probability 0.5.
     """
     excess = np.maximum(instances.a_length + instances.b_length - budget, 0)
     difference = instances.a_length - instances.b_length
-    # First the longer side falls to the other's length, then both in turn, B first.
+    # The longer side is shortened to the length of the other, then both in turn, B first.
     leading = np.minimum(excess, np.abs(difference))
     shared = excess - leading
     drop_a = np.where(difference > 0, leading, 0) + shared // 2
@@ -195,7 +175,7 @@ def truncate(instances: Instances, keys: np.ndarray, budget: int) -> Instances:
 
 
 def _coin_flips(keys: np.ndarray, stream: int, flips: np.ndarray) -> np.ndarray:
-    """Heads among ``flips`` int[N] fair coins of each key, int64[N]: set bits of that many random bits."""
+    """Count the heads among ``flips`` int[N] fair coins of each key, int64[N]: set bits among random bits."""
     heads = np.zeros(len(keys), np.int64)
     rows = np.flatnonzero(flips)
     word = 0
@@ -211,13 +191,13 @@ def _coin_flips(keys: np.ndarray, stream: int, flips: np.ndarray) -> np.ndarray:
 def make_features(
     instances: Instances, keys: np.ndarray, pool: np.ndarray, pool_starts: np.ndarray, settings: InstanceSettings
 ) -> dict[str, np.ndarray]:
-    """Features of N instances by their names on disk, ready for ``tfexample.encode_examples``.
+    """Return the features of N instances by their names on disk, for ``tfexample.encode_examples``.
 
-    ``pool`` int[P] holds the token ids that the segments point into and ``pool_starts`` bool[P] is True where a
-    word begins. Without masking settings the ids are unmasked and ``word_starts`` [N, S] stands beside them.
+    ``pool`` int[P] are the token ids of all segments; ``pool_starts`` bool[P] marks the first token of a word.
+    With dynamic masking the ids are not masked, and the feature ``word_starts`` [N, S] is added.
     """
     instances = truncate(instances, keys, settings.budget)
-    column = np.arange(settings.seq_length)
+    column = np.arange(settings.data.seq_length)
     a, b = instances.a_length[:, None], instances.b_length[:, None]
     has_b = b > 0
     length = a + 2 + np.where(has_b, b + 1, 0)
@@ -239,11 +219,11 @@ def make_features(
         "segment_ids": has_b & input_mask & (column >= a + 2),
         "next_sentence_labels": instances.label[:, None],
     }
-    if settings.masking is None:
+    if settings.data.masking == "dynamic":
         return features | {"input_ids": ids, "word_starts": word_starts}
     masked, positions, labels, weights = mask_batch(
-        ids, word_starts, candidates, hash_key(keys, _MASKS), max_predictions=settings.max_predictions,
-        config=settings.masking,
+        ids, word_starts, candidates, hash_key(keys, _MASKS), data=settings.data, mask_id=settings.mask_id,
+        vocab_size=settings.vocab_size,
     )  # fmt: skip
     return features | {
         "input_ids": masked,

@@ -1,4 +1,4 @@
-"""Choosing and replacing the tokens that the masked language model predicts; numpy, a whole batch at once.
+"""Selection and replacement of the tokens that the masked language model predicts; numpy, a batch at a time.
 
 Randomness is counter-based: every draw is the SplitMix64 hash (``bert_jax.hashing``) of (row key, stream,
 position), so the masks of a row depend on its key alone, not on the batch, the process or earlier draws.
@@ -7,11 +7,10 @@ Legend: B rows, S tokens per row, M most predictions per row, W words.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any, Literal
 
 import numpy as np
 
+from bert_jax.config.pretrain import DataConfig
 from bert_jax.hashing import hash_key
 
 # Streams of a row's key.
@@ -20,49 +19,26 @@ _POSITION_BITS = 16
 _NEVER = np.uint64(2**64 - 1)
 
 
-@dataclass(frozen=True, kw_only=True)
-class MaskingSettings:
-    """Units to mask, and their replacements. ``mask_id`` and ``vocab_size`` belong to the tokenizer."""
-
-    unit: Literal["token", "whole_word", "span"]
-    fraction: float
-    mask_token_share: float
-    random_token_share: float
-    span_mean: float
-    span_max: int
-    mask_id: int
-    vocab_size: int
-
-    @classmethod
-    def from_config(cls, data: Any, *, mask_id: int, vocab_size: int) -> "MaskingSettings":
-        """The settings in a ``DataConfig`` for a tokenizer with these ids."""
-        return cls(
-            unit=data.mask_unit, fraction=data.mask_fraction, mask_token_share=data.mask_token_share,
-            random_token_share=data.random_token_share, span_mean=data.span_mean, span_max=data.span_max,
-            mask_id=mask_id, vocab_size=vocab_size,
-        )  # fmt: skip
-
-
 def draw_bits(keys: np.ndarray, stream: int, size: int) -> np.ndarray:
-    """Random uint64[B, size]: the hash of (key, stream, column) for every row key uint64[B]."""
+    """Draw random bits uint64[B, size]: the hash of (key, stream, column) for the row keys uint64[B]."""
     return hash_key(keys[:, None], stream, np.arange(size))
 
 
 def uniform(bits: np.ndarray) -> np.ndarray:
-    """Floats in [0, 1) from random uint64."""
+    """Convert random uint64 to floats in [0, 1)."""
     return (bits >> np.uint64(11)) * 2.0**-53
 
 
 def below(bits: np.ndarray, limit: int) -> np.ndarray:
-    """Integers in [0, limit), limit at most 2**32, from random uint64 (its upper half)."""
+    """Convert random uint64 (the upper half) to integers in [0, limit); ``limit`` is at most 2**32."""
     return ((bits >> np.uint64(32)) * np.uint64(limit) >> np.uint64(32)).astype(np.int64)
 
 
 def prediction_counts(lengths: np.ndarray, fraction: float, max_predictions: int) -> np.ndarray:
-    """Tokens to predict per row, int64[B]: min(max_predictions, max(1, round(n * fraction))).
+    """Return the tokens to predict per row, int64[B]: min(max_predictions, max(1, round(n * fraction))).
 
-    n counts all tokens of the row, [CLS] and [SEP] included; rounding is Python 3's (half to even), both as in
-    google-research/bert's create_pretraining_data.py.
+    n counts all tokens of the row with [CLS] and [SEP]; halves are rounded to even. Both follow
+    create_pretraining_data.py of google-research/bert.
     """
     return np.clip(np.rint(lengths * fraction).astype(np.int64), 1, max_predictions)
 
@@ -73,56 +49,52 @@ def mask_batch(
     maskable: np.ndarray,
     keys: np.ndarray,
     *,
-    max_predictions: int,
-    config: MaskingSettings,
+    data: DataConfig,
+    mask_id: int,
+    vocab_size: int,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     """Mask a batch: int[B, S] ids to (masked ids int32[B, S], positions int32[B, M], labels int32[B, M],
     weights float32[B, M]).
 
-    ``maskable`` bool[B, S] marks the candidates: all tokens but [CLS], [SEP] and padding. One [SEP] follows the
-    last candidate, so a row's length is that candidate's position + 2; a row without candidates gets no
-    predictions. ``word_starts`` bool[B, S] marks the first piece of every word (whole_word and span). ``keys``
-    uint64[B] decide everything random. Positions ascend; unused ones have position, label and weight 0.
+    ``maskable`` bool[B, S] marks the candidates: all tokens except [CLS], [SEP] and padding. One [SEP] follows the
+    last candidate, so the length of a row is the position of that candidate + 2; a row without candidates gets no
+    predictions. ``word_starts`` bool[B, S] marks the first piece of every word (for whole_word and span). ``keys``
+    uint64[B] determine all random draws. Positions ascend; unused ones have position, label and weight 0.
 
-    A unit of one token is always exactly the count of ``prediction_counts``, or all candidates where they are
-    fewer. Whole words are tried in random order and one that would exceed the count is skipped, so a row may
-    stay below it, as in the reference. Every chosen token draws its own replacement.
+    With the unit token, a row gets the count of ``prediction_counts``, or all candidates if they are fewer. Whole
+    words are tried in random order and skipped if they exceed the count, so a row may get fewer, as in the
+    reference. Every chosen token draws its own replacement.
     """
     size = input_ids.shape[1]
     if size >= 1 << _POSITION_BITS:
-        raise ValueError(f"sequences of {size} tokens; masking takes fewer than {1 << _POSITION_BITS}")
+        raise ValueError(f"sequences of {size} tokens cannot be masked; allowed: fewer than {1 << _POSITION_BITS}")
     lengths = np.where(maskable.any(1), size - np.argmax(maskable[:, ::-1], axis=1) + 1, 0)
-    counts = np.where(lengths, prediction_counts(lengths, config.fraction, max_predictions), 0)
-    if config.unit == "token":
-        positions = _choose_tokens(maskable, keys, counts, max_predictions)
+    counts = np.where(lengths, prediction_counts(lengths, data.mask_fraction, data.max_predictions), 0)
+    if data.mask_unit == "token":
+        positions = _choose_tokens(maskable, keys, counts, data.max_predictions)
     else:
         words = _Words(word_starts, maskable)
-        chosen = (_choose_words if config.unit == "whole_word" else _choose_spans)(words, keys, counts, config)
-        positions = _first_positions(chosen, max_predictions)
+        chosen = (_choose_words if data.mask_unit == "whole_word" else _choose_spans)(words, keys, counts, data)
+        positions = _first_positions(chosen, data.max_predictions)
     used = positions < size
     positions = np.where(used, positions, 0)
     labels = np.where(used, np.take_along_axis(input_ids, positions, 1), 0)
-    replaced = _replacements(labels, positions, keys, config)
+    # [MASK], a random id of the vocabulary, or the token itself.
+    share = uniform(hash_key(keys[:, None], _REPLACEMENT, positions))
+    random_ids = below(hash_key(keys[:, None], _RANDOM_TOKEN, positions), vocab_size)
+    replaced = np.where(share < data.mask_token_share + data.random_token_share, random_ids, labels)
+    replaced = np.where(share < data.mask_token_share, mask_id, replaced)
     masked = input_ids.astype(np.int32)
     row, column = np.nonzero(used)
     masked[row, positions[row, column]] = replaced[row, column]
     return masked, positions.astype(np.int32), labels.astype(np.int32), used.astype(np.float32)
 
 
-def _replacements(
-    labels: np.ndarray, positions: np.ndarray, keys: np.ndarray, config: MaskingSettings
-) -> np.ndarray:
-    """Replacements of ``labels`` [B, M]: [MASK], a random id of the whole vocabulary, or themselves."""
-    share = uniform(hash_key(keys[:, None], _REPLACEMENT, positions))
-    random_ids = below(hash_key(keys[:, None], _RANDOM_TOKEN, positions), config.vocab_size)
-    kept_or_random = np.where(share < config.mask_token_share + config.random_token_share, random_ids, labels)
-    return np.where(share < config.mask_token_share, config.mask_id, kept_or_random)
-
-
 def _in_random_order(candidates: np.ndarray, keys: np.ndarray, limit: int) -> np.ndarray:
-    """Up to ``limit`` candidates of each row in random order: positions int64[B, limit], S where none is left."""
+    """Return the first ``limit`` candidates of each row in random order: positions int64[B, limit], padded with
+    S."""
     size = candidates.shape[1]
-    # The position in the low bits makes all values distinct, so any sorting algorithm gives one order.
+    # The position in the low bits makes all values distinct, so the order does not depend on the sort algorithm.
     bits = draw_bits(keys, _CHOICE, size)
     bits = bits >> np.uint64(_POSITION_BITS) << np.uint64(_POSITION_BITS) | np.arange(size, dtype=np.uint64)
     bits = np.where(candidates, bits, _NEVER)
@@ -134,7 +106,7 @@ def _in_random_order(candidates: np.ndarray, keys: np.ndarray, limit: int) -> np
 
 
 def _choose_tokens(maskable: np.ndarray, keys: np.ndarray, counts: np.ndarray, limit: int) -> np.ndarray:
-    """Ascending positions [B, M] of ``counts`` random candidates; S and more where unused."""
+    """Choose ``counts`` random candidates of each row: ascending positions [B, M], padded with S."""
     size = maskable.shape[1]
     order = _in_random_order(maskable, keys, min(limit, size))
     positions = np.full((len(maskable), limit), size)
@@ -145,7 +117,7 @@ def _choose_tokens(maskable: np.ndarray, keys: np.ndarray, counts: np.ndarray, l
 
 
 def _first_positions(chosen: np.ndarray, limit: int) -> np.ndarray:
-    """Ascending positions [B, limit] of the true cells of ``chosen`` [B, S], at most ``limit`` a row; else S."""
+    """Return the ascending positions [B, limit] of the true cells of ``chosen`` [B, S], padded with S."""
     row, column = np.nonzero(chosen)
     positions = np.full((len(chosen), limit), chosen.shape[1])
     rank = np.arange(len(row)) - np.searchsorted(row, np.arange(len(chosen)))[row]
@@ -154,34 +126,36 @@ def _first_positions(chosen: np.ndarray, limit: int) -> np.ndarray:
 
 
 class _Words:
-    """The words of a batch: runs of candidates, each beginning at a word start or after a gap."""
+    """Words of a batch: runs of candidates that begin at a word start or after a gap."""
 
     def __init__(self, word_starts: np.ndarray, maskable: np.ndarray) -> None:
         rows, size = maskable.shape
         after_gap = maskable.copy()
-        after_gap[:, 1:] &= ~maskable[:, :-1]  # a segment's first piece begins a word even if it continues one
+        after_gap[:, 1:] &= ~maskable[:, :-1]  # the first piece of a segment begins a word, even a continuation
         self.starts = maskable & (word_starts.astype(bool) | after_gap)
         self.maskable = maskable
         self.number = np.cumsum(self.starts, axis=1) - 1  # of the word that each token belongs to
         flat = (np.arange(rows)[:, None] * size + self.number)[maskable]
         self.sizes = np.bincount(flat, minlength=rows * size).reshape(rows, size)  # [B, W]
         segment = np.cumsum(after_gap, axis=1)
-        self.segments = np.zeros((rows, size), np.int64)  # [B, W]; words of one segment stand side by side
+        self.segments = np.zeros((rows, size), np.int64)  # [B, W]
         row, column = np.nonzero(self.starts)
         self.segments[row, self.number[row, column]] = segment[row, column]
 
     def in_random_order(self, keys: np.ndarray) -> np.ndarray:
-        """The words of each row in random order, by their first positions [B, most words]; S where none is left."""
+        """Return the first positions of the words of each row in random order, [B, most words], padded with S."""
         return _in_random_order(self.starts, keys, int(self.starts.sum(1).max(initial=1)) or 1)
 
     def tokens(self, chosen: np.ndarray) -> np.ndarray:
-        """Tokens bool[B, S] of the chosen words bool[B, W]."""
+        """Return the tokens bool[B, S] of the chosen words bool[B, W]."""
         return np.take_along_axis(chosen, np.maximum(self.number, 0), 1) & self.maskable
 
 
 def _turns(words: _Words, order: np.ndarray, left: np.ndarray) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
-    """Every row goes through its words in ``order`` while it has tokens ``left`` to choose: turn by turn (number
-    of the turn, the rows that still choose, the word of each). The caller counts ``left`` down."""
+    """Try the words of every row in ``order``, one word per turn, while tokens are ``left`` to choose.
+
+    Yields (number of the turn, rows with tokens left, word of each); the caller decreases ``left``.
+    """
     rows, size = words.starts.shape
     active = np.arange(rows)
     for turn in range(order.shape[1]):
@@ -191,8 +165,8 @@ def _turns(words: _Words, order: np.ndarray, left: np.ndarray) -> Iterator[tuple
         yield turn, active, words.number[active, order[active, turn]]
 
 
-def _choose_words(words: _Words, keys: np.ndarray, counts: np.ndarray, config: MaskingSettings) -> np.ndarray:
-    """Tokens bool[B, S] of random whole words within each row's count."""
+def _choose_words(words: _Words, keys: np.ndarray, counts: np.ndarray, data: DataConfig) -> np.ndarray:
+    """Choose random whole words within the count of each row: their tokens, bool[B, S]."""
     chosen = np.zeros(words.starts.shape, bool)
     left = counts.copy()
     for _, active, word in _turns(words, words.in_random_order(keys), left):
@@ -202,15 +176,15 @@ def _choose_words(words: _Words, keys: np.ndarray, counts: np.ndarray, config: M
     return words.tokens(chosen)
 
 
-def _choose_spans(words: _Words, keys: np.ndarray, counts: np.ndarray, config: MaskingSettings) -> np.ndarray:
-    """Tokens bool[B, S] of random spans of whole words within each row's count (Joshi et al. 2019, SpanBERT).
+def _choose_spans(words: _Words, keys: np.ndarray, counts: np.ndarray, data: DataConfig) -> np.ndarray:
+    """Choose random spans of whole words within the count of each row (Joshi et al. 2019, SpanBERT): their tokens.
 
-    A span begins at a random word and has a geometric length in words; it ends early at the end of its segment,
-    at a word that is chosen already and at one that would exceed the count.
+    A span begins at a random word and has a geometric length in words; it ends early at the end of its segment, at
+    a word that is already chosen, and at a word that would exceed the count. Returns bool[B, S].
     """
     size = words.starts.shape[1]
     order = words.in_random_order(keys)
-    cumulative = np.cumsum(span_probabilities(config.span_mean, config.span_max))
+    cumulative = np.cumsum(span_probabilities(data.span_mean, data.span_max))
     draws = uniform(draw_bits(keys, _SPAN_LENGTH, order.shape[1]))
     lengths = 1 + np.searchsorted(cumulative[:-1], draws, side="right")
     chosen = np.zeros(words.starts.shape, bool)
@@ -236,9 +210,11 @@ def _choose_spans(words: _Words, keys: np.ndarray, counts: np.ndarray, config: M
 
 
 def span_probabilities(mean: float, longest: int) -> np.ndarray:
-    """Probability of span lengths 1..longest: a geometric distribution cut at ``longest`` with this mean.
+    """Return the probabilities of span lengths 1..longest: a geometric distribution, cut at ``longest``, of
+    ``mean``.
 
-    Mean 3.8 cut at 10 is SpanBERT's p = 0.2. A mean that a cut geometric cannot reach gives equal shares.
+    Mean 3.8 cut at 10 is p = 0.2 of SpanBERT. A mean above the range of such distributions gives equal
+    probabilities.
     """
     lengths = np.arange(1, longest + 1)
     low, high = 1e-9, 1.0

@@ -1,8 +1,8 @@
-"""The jobs that turn a token store into shards: parts (some documents of one pass), then a merge for every shard.
+"""Jobs that turn a token store into shards: parts (some documents of one pass), then one merge per shard.
 
-A part holds the serialized instances of consecutive documents, ordered by (shard, place), and a table; a merge
-reads its shard's slice of all parts in order of place. Both are cut by the store's contents alone, so no byte
-depends on who does which job.
+A part consists of the serialized instances of consecutive documents, ordered by (shard, place), and a table; a
+merge reads the slice of its shard from all parts in order of place. Only the contents of the store determine parts
+and shards, so their bytes do not depend on the distribution of the jobs.
 """
 
 import os
@@ -37,19 +37,21 @@ from data_pipeline.shards.tfexample import encode_examples, value_bounds
 
 PART_TOKENS = 1 << 18  # of one part, at least
 MOST_PARTS = 4096  # larger corpora get larger parts
-_BLOCK_CELLS = 1 << 18  # rows x tokens that are assembled together
+_BLOCK_CELLS = 1 << 18  # rows x tokens of one batch of instances
 _MERGE_ROWS = 1024
-_REQUESTS = 16  # to an object store at once
+_REQUESTS = 16  # concurrent requests to an object store
 
 
 @dataclass(frozen=True, kw_only=True)
 class SplitJob:
-    """Arguments of all jobs of one split. ``documents`` is a file with the split's document numbers, uint64."""
+    """Arguments of all jobs of one split.
+
+    The folder ``build`` contains ``documents.bin`` (uint64[D], the numbers of the documents of the split) and
+    ``continuation.npy`` (bool[V], pieces that continue a word), and gets ``parts/`` and ``shards/``.
+    """
 
     store: Location
-    documents: Location
-    continuation: Location  # a .npy file, bool[V]: pieces that continue a word
-    folder: Location  # of finished shards; parts lie beside it
+    build: Location
     num_shards: int
     settings: InstanceSettings
 
@@ -59,7 +61,7 @@ Part = tuple[Location, int, int, int]
 
 
 def shard_name(shard: int, num_shards: int) -> str:
-    """File name of a shard."""
+    """Return the file name of a shard."""
     return f"shard-{shard:05d}-of-{num_shards:05d}.tfrecord"
 
 
@@ -72,27 +74,28 @@ def cut_parts(tokens: np.ndarray, passes: int) -> list[tuple[int, int]]:
 
 
 @lru_cache(maxsize=2)
-def _open(store: Location, documents: Location) -> tuple[TokenStore, np.ndarray, np.ndarray]:
-    """The store, the split's documents and the hashes of all contents; ``documents`` names the build."""
-    split, contents = (np.memmap(local_copy(path), "<u8", "r") for path in (documents, store / "contents.bin"))
+def _open(store: Location, build: Location) -> tuple[TokenStore, np.ndarray, np.ndarray]:
+    """Open the store, the documents of the split and the hashes of all documents."""
+    split, contents = (
+        np.memmap(local_copy(path), "<u8", "r") for path in (build / "documents.bin", store / "contents.bin")
+    )
     return TokenStore(store), split, contents
 
 
 class _Pool:
-    """The tokens that a part's segments point into: its documents', then the random ones as they are drawn."""
+    """Tokens of the segments of a part: those of its documents, then the random segments as they are drawn."""
 
-    def __init__(
-        self, store: TokenStore, split: np.ndarray, contents: np.ndarray, document_numbers: np.ndarray
-    ) -> None:
-        self._store, self._split, self._contents = store, split, contents
+    def __init__(self, job: SplitJob, first: int, last: int) -> None:
+        self._store, self._split, self._contents = _open(job.store, job.build)
         self._ranges: list[tuple[int, int]] = []
         self.size = 0
+        self.documents: list[int] = self._split[first:last].tolist()
         self.starts: list[int] = []
         self.sentences: list[np.ndarray] = []
-        for document in document_numbers.tolist():
-            (first, token), (last, end) = store.documents[document : document + 2].tolist()
+        for document in self.documents:
+            (sentence, token), (last_sentence, end) = self._store.documents[document : document + 2].tolist()
             self.starts.append(self._add(token, end).start)
-            self.sentences.append(np.diff(store.sentence_ends(first, last)))
+            self.sentences.append(np.diff(self._store.sentence_ends(sentence, last_sentence)))
 
     def _add(self, start: int, stop: int) -> Segment:
         segment = Segment(self.size, stop - start)
@@ -101,18 +104,18 @@ class _Pool:
         return segment
 
     def random_next(self, document: int) -> RandomNext:
-        """Return a function that draws B for an A of ``document`` from a different document of the split."""
+        """Return a function that draws B from a document of the split whose text differs from ``document``."""
 
         def draw(document_draw: float, sentence_draw: float, needed: int) -> Segment:
             at = int(document_draw * len(self._split))
             other = int(self._split[at])
-            # The split holds at least two different documents, so the search past duplicates ends.
+            # A split has at least two different documents (checked before the build), so the loop ends.
             while self._contents[other] == self._contents[document]:
                 at = (at + 1) % len(self._split)
                 other = int(self._split[at])
             first, last = int(self._store.documents[other, 0]), int(self._store.documents[other + 1, 0])
             first += int(sentence_draw * (last - first))
-            # Every sentence has a token, so this many suffice.
+            # Every sentence has at least one token, so ``needed`` sentences are enough.
             ends = self._store.sentence_ends(first, min(last, first + max(needed, 1)))
             stop = min(int(np.searchsorted(ends, ends[0] + max(needed, 1))), len(ends) - 1)
             return self._add(int(ends[0]), int(ends[stop]))
@@ -120,7 +123,7 @@ class _Pool:
         return draw
 
     def read(self, continuation: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return ids and word starts of the whole pool."""
+        """Return the ids and the word starts of all tokens, int[P] and bool[P]."""
         ids = np.concatenate([self._store.ids(*span) for span in self._ranges])
         if self._store.has_word_starts:
             return ids, np.concatenate([self._store.word_starts(*span) for span in self._ranges])
@@ -128,27 +131,25 @@ class _Pool:
 
 
 def write_part(job: SplitJob, path: Location, pass_number: int, first: int, last: int) -> int:
-    """Job: instances of the split's documents [first, last) in one pass, as ``path`` (.records and .table).
+    """Job: write the instances of documents [first, last) of the split in one pass to ``path`` (.records, .table).
 
     Returns their number.
     """
-    cached_tokenizer.cache_clear()  # not needed any more, and its memory of words is large
-    store, split, contents = _open(job.store, job.documents)
-    numbers = split[first:last]
-    pool = _Pool(store, split, contents, numbers)
+    cached_tokenizer.cache_clear()  # frees its large cache of words, which this job does not need
+    pool = _Pool(job, first, last)
     rows: list[tuple[int, ...]] = []
-    for i, document in enumerate(numbers.tolist()):
+    for i, document in enumerate(pool.documents):
         rows += plan_document(
             pool.sentences[i], document=document, pass_number=pass_number, first_token=pool.starts[i],
             settings=job.settings, random_next=pool.random_next(document),
         )  # fmt: skip
     instances = Instances.from_rows(rows)
-    ids, starts = pool.read(np.load(local_copy(job.continuation)))
+    ids, starts = pool.read(np.load(local_copy(job.build / "continuation.npy")))
     keys = instance_keys(job.settings, instances, pass_number)
     shard, place = shard_and_place(keys, job.num_shards)
     order = np.lexsort((place, shard))
     instances, keys = Instances(*(column[order] for column in instances)), keys[order]
-    block = max(1, _BLOCK_CELLS // job.settings.seq_length)
+    block = max(1, _BLOCK_CELLS // job.settings.data.seq_length)
     lengths: list[int] = []
     bounds = []
     with scratch_file(path.with_suffix(".records")) as part, part.open("wb") as file:
@@ -168,7 +169,8 @@ def write_part(job: SplitJob, path: Location, pass_number: int, first: int, last
 
 
 class _Slice(NamedTuple):
-    """One shard's records in a part: places uint64[N], offsets and lengths int64[N], bounds int64[1 or 0, F, 2]."""
+    """Records of one shard in a part: places uint64[N], offsets and lengths int64[N], bounds int64[1 or 0, F,
+    2]."""
 
     places: np.ndarray
     offsets: np.ndarray
@@ -179,7 +181,7 @@ class _Slice(NamedTuple):
 def _write_table(
     path: Location, borders: np.ndarray, places: np.ndarray, lengths: Sequence[int], bounds: Sequence[np.ndarray]
 ) -> None:
-    """Write the table of a part: feature count, shard borders, byte offsets, places, lengths, value bounds."""
+    """Write the table of a part: number of features, shard borders, byte offsets, places, lengths, value bounds."""
     sizes = np.array(lengths, "<u4")
     offsets = np.concatenate([[0], np.cumsum(sizes, dtype=np.int64)])[borders]
     values = np.concatenate(bounds) if bounds else np.zeros((0, 0, 2), np.int64)
@@ -208,15 +210,15 @@ def _read_table(path: Location, shard: int, num_shards: int) -> _Slice:
 
 
 def _numbers(path: Location, dtype: str, offset: int, count: int) -> np.ndarray:
-    """``count`` numbers of a file from byte ``offset`` on."""
+    """Read ``count`` numbers of a file from byte ``offset``."""
     if isinstance(path, ObjectPath):
         return np.frombuffer(path.read_range(offset, count * np.dtype(dtype).itemsize), dtype)
     return np.fromfile(path, dtype, count, offset=offset)
 
 
 def merge_shard(job: SplitJob, parts: Sequence[Location], shard: int) -> ShardEntry:
-    """Job: write one shard from all parts, or scan it if it is finished."""
-    final = job.folder / shard_name(shard, job.num_shards)
+    """Job: write one shard from all parts, or scan it if it is finished; return its index entry."""
+    final = job.build / "shards" / shard_name(shard, job.num_shards)
     with ThreadPoolExecutor(_REQUESTS if isinstance(parts[0], ObjectPath) else 1) as pool:
         slices = list(pool.map(lambda path: _read_table(path, shard, job.num_shards), parts))
     held = [one.bounds for one in slices if len(one.bounds)]
@@ -231,7 +233,7 @@ def merge_shard(job: SplitJob, parts: Sequence[Location], shard: int) -> ShardEn
 
 
 def _records_in_order(parts: Sequence[Location], slices: Sequence[_Slice]) -> Iterator[bytes]:
-    """Records of one shard from all parts, ordered by place."""
+    """Yield the records of one shard from all parts in order of place."""
     places, offsets, lengths = (np.concatenate(column) for column in list(zip(*slices, strict=True))[:3])
     counts = [len(one.places) for one in slices]
     part = np.repeat(np.arange(len(parts)), counts)
@@ -247,9 +249,9 @@ def _records_in_order(parts: Sequence[Location], slices: Sequence[_Slice]) -> It
 
 @contextmanager
 def _open_records(parts: Sequence[Location], slices: Sequence[_Slice]) -> Iterator[tuple[list[int], list[int]]]:
-    """An open file for every part, and the number to add to the offsets of its records."""
+    """Open a file for every part; yield the descriptors, and a number to add to the offsets of each part."""
     if isinstance(parts[0], ObjectPath):
-        # Record by record would be a request each. A shard's records lie together in every part: one request.
+        # The records of a shard are contiguous in every part, so one request per part reads them all.
         first = [int(one.offsets[0]) if len(one.offsets) else 0 for one in slices]
         sizes = [int(one.lengths.sum()) for one in slices]
         starts = np.cumsum([0, *sizes[:-1]]).tolist()

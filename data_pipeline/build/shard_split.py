@@ -1,4 +1,4 @@
-"""One split of the documents, from the token store to its folder of shards, under any runner of jobs."""
+"""One split of the documents: from the token store to a folder of shards, under any runner of jobs."""
 
 import hashlib
 import json
@@ -13,7 +13,6 @@ from bert_jax.io.files import remove_tree, whole_file, write_whole
 from bert_jax.io.storage import Location, ObjectPath, location
 from bert_jax.tokenization import Tokenizer
 from data_pipeline.build.instances import InstanceSettings
-from data_pipeline.build.masking import MaskingSettings
 from data_pipeline.build.shard_jobs import Part, SplitJob, cut_parts, merge_shard, write_part
 from data_pipeline.build.token_store import TokenStore, held_out, names_and_sizes
 from data_pipeline.build.workers import Workers, remove_scratch
@@ -28,25 +27,27 @@ from data_pipeline.shards.shard_files import (
 )
 from data_pipeline.text.documents import Source
 
-_PARTS_VERSION = 2  # of the format of unfinished builds: parts of another one are not taken up
+_PARTS_VERSION = 2  # of the format of parts: a build of another version is not continued
 
 
 def split_folder(data: DataConfig, split: str) -> Location:
-    """Folder of the shards of ``split`` (train or eval)."""
+    """Return the folder of the shards of ``split`` (train or eval)."""
     if split == "eval" and data.eval_shards:
         return location(data.eval_shards)
     return location(data.shards) / split
 
 
 def missing_splits(data: DataConfig) -> list[str]:
-    """Splits that are to be built."""
+    """Return the splits that must be built."""
     splits = ["train", "eval"] if data.eval_fraction > 0 and not data.eval_shards else ["train"]
     return [split for split in splits if not (split_folder(data, split) / MANIFEST_NAME).is_file()]
 
 
 def check_splits(data: DataConfig, tokenizer: Tokenizer, sources: Sequence[Source] | None) -> None:
-    """Raise ``ValueError`` for shards made with other settings; lists every difference. ``sources``: the corpus,
-    which is compared as well; None: it is not."""
+    """Raise ``ValueError`` with every difference if existing shards were built with other settings.
+
+    ``sources`` is the corpus; None: it is not compared.
+    """
     for split in ("train", "eval"):
         folder = split_folder(data, split)
         manifest = read_manifest(folder)
@@ -59,15 +60,18 @@ def check_splits(data: DataConfig, tokenizer: Tokenizer, sources: Sequence[Sourc
             wanted["data.corpus"] = names_and_sizes(sources)
         if changed := differences(manifest["settings"], wanted, "shards"):
             raise ValueError(
-                f"{folder}: made with other settings: {changed}; set them back, or name another folder in "
+                f"{folder}: built with other settings: {changed}; set them back, or name another folder in "
                 "data.shards"
             )
         read_index(folder)
 
 
-def plan_splits(data: DataConfig, tokenizer: Tokenizer, store: TokenStore, names: Sequence[str]) -> "list[Split]":
-    """The splits ``names``; ``ValueError`` when the documents do not suffice for one."""
-    contents = store.contents
+def plan_splits(data: DataConfig, store: TokenStore, names: Sequence[str]) -> list[tuple[str, np.ndarray, int]]:
+    """Return (name, documents int64[D], number of duplicates) of each of the splits ``names``.
+
+    ``ValueError`` if a split has too few documents.
+    """
+    contents, total = store.contents, store.meta["documents"]
     held = held_out(contents, seed=data.seed, fraction=data.eval_fraction)
     splits = []
     for split in names:
@@ -75,104 +79,23 @@ def plan_splits(data: DataConfig, tokenizer: Tokenizer, store: TokenStore, names
         distinct = len(np.unique(contents[documents]))
         if data.next_sentence == "nsp" and distinct < 2:
             raise ValueError(
-                "data.next_sentence: nsp draws its random sentences from other documents, but of "
-                f"{store.meta['documents']} document(s) only {distinct} is for {split}; separate documents by "
-                "blank lines, or give --data.next_sentence sop or none"
+                f"data.next_sentence: nsp needs two different documents, but of {total} document(s) {split} "
+                f"has {distinct}; separate documents by blank lines, or use --data.next_sentence sop or none"
             )
         if distinct == 0:
             raise ValueError(
-                f"data.eval_fraction: {data.eval_fraction} of {store.meta['documents']} document(s) leaves none to "
-                f"hold out; separate documents by blank lines, or give --data.eval_fraction 0"
+                f"data.eval_fraction: {data.eval_fraction} of {total} document(s) is no document; "
+                "separate documents by blank lines, or use --data.eval_fraction 0"
             )
-        splits.append(Split(data, split, tokenizer, store, documents, len(documents) - distinct))
+        splits.append((split, documents, len(documents) - distinct))
     return splits
-
-
-def _instance_settings(data: DataConfig, tokenizer: Tokenizer) -> InstanceSettings:
-    masking = MaskingSettings.from_config(data, mask_id=tokenizer.mask_id, vocab_size=tokenizer.vocab_size)
-    return InstanceSettings(
-        seq_length=data.seq_length, next_sentence=data.next_sentence, seed=data.seed,
-        short_sequence_fraction=data.short_sequence_fraction, max_predictions=data.max_predictions,
-        masking=masking if data.masking == "static" else None,
-        cls_id=tokenizer.cls_id, sep_id=tokenizer.sep_id, pad_id=tokenizer.pad_id,
-    )  # fmt: skip
 
 
 @dataclass(frozen=True, eq=False)
 class Split:
-    """One split, from the token store to its folder of shards."""
+    """The jobs of one split, for any machine: all ``parts``, finished or not, and the shards to merge from them.
 
-    data: DataConfig
-    name: str
-    tokenizer: Tokenizer
-    store: TokenStore
-    documents: np.ndarray
-    duplicates: int
-
-    @property
-    def summary(self) -> str:
-        """Line of a report: the amount of work."""
-        tokens, passes = self._tokens(), self._settings["data.dupe_factor"]
-        return f"{self.name}: {len(tokens):,} documents, {int(tokens.sum()):,} tokens, {passes} pass(es)"
-
-    @property
-    def _settings(self) -> dict[str, Any]:
-        return shard_settings(self.data, self.tokenizer, self.name)
-
-    def _tokens(self) -> np.ndarray:
-        """Tokens of every document of the split."""
-        first = self.store.documents[:, 1]
-        return (first[self.documents + 1] - first[self.documents]).astype(np.int64)
-
-    def prepare(self) -> "PreparedSplit":
-        """Make the folder of the build, or clear it of other builds and half-written files."""
-        shards = location(self.data.shards)
-        content = json.dumps([_PARTS_VERSION, self._settings, self.store.meta], sort_keys=True)
-        build = shards / f".build-{self.name}-{hashlib.sha256(content.encode()).hexdigest()[:16]}"
-        for stale in shards.glob(f".build-{self.name}-*"):
-            if stale != build:
-                remove_tree(stale)
-        for folder in (build / "parts", build / "shards"):
-            folder.mkdir(parents=True, exist_ok=True)
-            remove_scratch(folder)
-        write_whole(build / "documents.bin", self.documents.astype("<u8").tobytes())
-        with whole_file(build / "continuation.npy") as part, part.open("wb") as file:
-            np.save(file, self.tokenizer.continuation)
-        job = SplitJob(
-            store=self.store.folder,
-            documents=build / "documents.bin",
-            continuation=build / "continuation.npy",
-            folder=build / "shards",
-            num_shards=int(self._settings["data.num_shards"]),
-            settings=_instance_settings(self.data, self.tokenizer),
-        )
-        passes = int(self._settings["data.dupe_factor"])
-        ranges = cut_parts(self._tokens(), passes)
-        parts = [
-            (build / "parts" / f"{number:03d}-{first:08d}", number, first, last)
-            for number in range(passes)
-            for first, last in ranges
-        ]
-        return PreparedSplit(self.name, job, parts, split_folder(self.data, self.name), self._facts())
-
-    def _facts(self) -> dict[str, Any]:
-        return {
-            "tokenizer": self.tokenizer.fingerprint,
-            "vocab_size": self.tokenizer.vocab_size,
-            "settings": self._settings | {"data.corpus": self.store.meta["settings"]["data.corpus"]},
-            "counts": {
-                "documents": len(self.documents),
-                "duplicate_documents": self.duplicates,
-                "tokens": int(self._tokens().sum()),
-            },
-        }
-
-
-@dataclass(frozen=True, eq=False)
-class PreparedSplit:
-    """The jobs of one split, on any machine: all ``parts``, finished or not, and the shards to make of them.
-
-    ``facts`` is the manifest without the figures of finished shards.
+    ``facts`` is the manifest without the figures of the finished shards.
     """
 
     name: str
@@ -182,40 +105,82 @@ class PreparedSplit:
     facts: dict[str, Any]
 
     def finish(self, entries: Iterable[ShardEntry]) -> None:
-        """Write index and manifest and move the folder in place."""
-        folder = self.job.folder
+        """Write the index and the manifest and move the folder in place."""
+        folder = self.job.build / "shards"
         index = write_index(folder, entries)
-        shards = [
-            {"name": e.name, "records": e.records, "bytes": e.bytes, "crc32c": e.crc32c} for e in index.entries
-        ]
         counts = self.facts["counts"] | {"instances": index.records}
-        write_manifest(folder, self.facts | {"counts": counts, "shards": shards})
+        write_manifest(folder, self.facts | {"counts": counts, "shards": [entry.facts for entry in index.entries]})
         remove_scratch(folder)
         _move(folder, self.target)
 
     def done(self) -> str:
-        """A line for a report, when the folder is in place."""
+        """Return a line of a report about the finished folder."""
         return f"{self.name}: {read_index(self.target).records:,} instances in {self.job.num_shards} shard(s)"
 
 
+def prepare_split(
+    data: DataConfig, tokenizer: Tokenizer, store: TokenStore, name: str, documents: np.ndarray, duplicates: int
+) -> Split:
+    """Create the folder of the build of a split, and remove other builds and unfinished files.
+
+    ``documents`` int64[D] are the numbers of its documents, of which ``duplicates`` repeat others.
+    """
+    shards, settings = location(data.shards), shard_settings(data, tokenizer, name)
+    content = json.dumps([_PARTS_VERSION, settings, store.meta], sort_keys=True)
+    build = shards / f".build-{name}-{hashlib.sha256(content.encode()).hexdigest()[:16]}"
+    for stale in shards.glob(f".build-{name}-*"):
+        if stale != build:
+            remove_tree(stale)
+    for folder in (build / "parts", build / "shards"):
+        folder.mkdir(parents=True, exist_ok=True)
+        remove_scratch(folder)
+    write_whole(build / "documents.bin", documents.astype("<u8").tobytes())
+    with whole_file(build / "continuation.npy") as part, part.open("wb") as file:
+        np.save(file, tokenizer.continuation)
+    names = ("cls_id", "sep_id", "pad_id", "mask_id", "vocab_size")
+    ids = {name: getattr(tokenizer, name) for name in names}
+    job = SplitJob(
+        store=store.folder,
+        build=build,
+        num_shards=settings["data.num_shards"],
+        settings=InstanceSettings(data=data, **ids),
+    )
+    first = store.documents[:, 1]
+    tokens = (first[documents + 1] - first[documents]).astype(np.int64)
+    passes = settings["data.dupe_factor"]
+    parts = [
+        (build / "parts" / f"{number:03d}-{first:08d}", number, first, last)
+        for number in range(passes)
+        for first, last in cut_parts(tokens, passes)
+    ]
+    counts = {"documents": len(tokens), "duplicate_documents": duplicates, "tokens": int(tokens.sum())}
+    facts = {
+        "tokenizer": tokenizer.fingerprint,
+        "vocab_size": tokenizer.vocab_size,
+        "settings": settings | {"data.corpus": store.meta["settings"]["data.corpus"]},
+        "counts": counts,
+    }
+    return Split(name, job, parts, split_folder(data, name), facts)
+
+
 def build_split(split: Split, workers: Workers, report: Callable[[str], None]) -> None:
-    """Make the parts and shards that no earlier build has finished, and move the folder in place."""
-    report(split.summary)
-    prepared = split.prepare()
-    job, parts = prepared.job, prepared.parts
-    finished = {path.name for path in (job.folder.parent / "parts").glob("*.table")}
+    """Build the parts and shards that no earlier build has finished, and move the folder in place."""
+    job, parts, counts = split.job, split.parts, split.facts["counts"]
+    passes = split.facts["settings"]["data.dupe_factor"]
+    report(f"{split.name}: {counts['documents']:,} documents, {counts['tokens']:,} tokens, {passes} pass(es)")
+    finished = {path.name for path in (job.build / "parts").glob("*.table")}
     jobs = [(job, *part) for part in parts if f"{part[0].name}.table" not in finished]
     for done, _ in enumerate(workers.run(write_part, jobs), start=len(parts) - len(jobs) + 1):
         if done * 10 // len(parts) > (done - 1) * 10 // len(parts):
             report(f"{split.name}: {done} of {len(parts)} parts")
     paths = [part[0] for part in parts]
-    prepared.finish(workers.run(merge_shard, [(job, paths, shard) for shard in range(job.num_shards)]))
-    report(prepared.done())
+    split.finish(workers.run(merge_shard, [(job, paths, shard) for shard in range(job.num_shards)]))
+    report(split.done())
 
 
 def _move(folder: Location, target: Location) -> None:
     if isinstance(folder, ObjectPath):
-        # An object store renames files, one by one. The manifest comes last: it is what makes a folder whole.
+        # An object store renames one file at a time. The manifest, which marks a complete folder, comes last.
         target.mkdir(parents=True, exist_ok=True)
         for path in sorted(folder.iterdir(), key=lambda path: path.name == MANIFEST_NAME):
             path.replace(target / path.name)

@@ -1,15 +1,15 @@
-"""The token store: a corpus tokenized once, readable document by document, shared by all shards made from it.
+"""The token store: a tokenized corpus with random access to documents, from which all shards are built.
 
-A folder with plain little-endian arrays and ``store.json``, which is written last: without it the store is not
-finished. D documents, N sentences, T tokens.
+A folder with little-endian arrays and ``store.json``, which is written last and marks a finished store. D
+documents, N sentences, T tokens.
 
-    ids.bin          uint16[T] or uint32[T]   token ids, sentences one after another
-    word_starts.bin  uint8[T]                 only with a word segmenter: 1 where a word begins
+    ids.bin          uint16[T] or uint32[T]   token ids of all sentences
+    word_starts.bin  uint8[T]                 with a word segmenter: 1 for the first token of a word
     sentences.bin    uint64[N + 1]            first token of every sentence, and T
     documents.bin    uint64[D + 1, 2]         first sentence and first token of every document, and (N, T)
-    contents.bin     uint64[D]                hash of the document's text
+    contents.bin     uint64[D]                hash of the text of every document
 
-Documents that yield no token are skipped; the others are numbered in the order of the sources.
+Documents without tokens are skipped; the others are numbered in the order of the sources.
 """
 
 import hashlib
@@ -29,14 +29,15 @@ from bert_jax.config.pretrain import DataConfig
 from bert_jax.hashing import hash_key
 from bert_jax.io.files import local_copy, remove_tree, write_whole
 from bert_jax.io.storage import Location, ObjectPath, location
-from bert_jax.tokenization import Tokenizer, is_cjk, load_tokenizer
+from bert_jax.tokenization import Tokenizer, load_tokenizer
+from bert_jax.tokenization.wordpiece import is_cjk
 from data_pipeline.build.masking import uniform
 from data_pipeline.build.workers import Workers, remove_scratch, scratch_file, scratch_folder
 from data_pipeline.shards.compatibility import differences
 from data_pipeline.text.documents import Source, read_documents
 
 META_NAME = "store.json"
-CHUNK_CHARACTERS = 1 << 20  # text that one job tokenizes
+CHUNK_CHARACTERS = 1 << 20  # size of the text that one job tokenizes
 _SPLIT = 0x5EED  # stream of the held-out split
 _ARRAYS = ("ids", "word_starts", "sentences", "documents", "contents")
 
@@ -45,9 +46,9 @@ _ARRAYS = ("ids", "word_starts", "sentences", "documents", "contents")
 
 
 class TokenStore:
-    """A finished store, opened for reading. Token ids are read, not mapped, so memory stays small.
+    """A finished store, opened for reading. Tokens are read, not memory-mapped, so that memory use stays small.
 
-    ``ValueError`` (one line) if a file is missing or has another size than in ``store.json``.
+    ``ValueError`` (one line) if a file is missing or its size differs from ``store.json``.
     """
 
     def __init__(self, folder: Location) -> None:
@@ -63,48 +64,40 @@ class TokenStore:
             if on_disk != size:
                 state = "is missing" if on_disk is None else f"has {on_disk:,} bytes instead of {size:,}"
                 raise self._damaged(f"{path.name} {state}")
-        self.dtype = np.dtype(self.meta["dtype"])
-        # Random places are read, a million times: an object store would charge and delay each.
+        # Random access needs local copies: an object store would charge and delay each of a million reads.
         local = {name: local_copy(folder / f"{name}.bin") for name in sizes}
         self.documents = np.memmap(local["documents"], "<u8", "r").reshape(-1, 2)
         self._contents = local["contents"]
-        self._ids = os.open(local["ids"], os.O_RDONLY)
-        self._sentences = os.open(local["sentences"], os.O_RDONLY)
-        has_words = "word_starts" in sizes
-        self._word_starts = os.open(local["word_starts"], os.O_RDONLY) if has_words else None
+        self._files = {name: os.open(path, os.O_RDONLY) for name, path in local.items()}
+        self.has_word_starts = "word_starts" in sizes
 
     def _damaged(self, what: str) -> ValueError:
-        return ValueError(
-            f"{self.folder}: the token store is damaged: {what}; delete this folder and run again to tokenize anew"
-        )
+        return ValueError(f"{self.folder}: the token store is damaged: {what}; delete this folder and run again")
 
     @property
     def contents(self) -> np.ndarray:
-        """Hash of every document's text, uint64[D]; equal for exact duplicates."""
+        """Hash of the text of every document, uint64[D]; equal for exact duplicates."""
         return np.fromfile(self._contents, "<u8")
 
-    @property
-    def has_word_starts(self) -> bool:
-        """True if a word segmenter has marked the words."""
-        return self._word_starts is not None
+    def _read(self, name: str, dtype: str, start: int, stop: int) -> np.ndarray:
+        size = np.dtype(dtype).itemsize
+        return np.frombuffer(os.pread(self._files[name], size * (stop - start), size * start), dtype)
 
     def sentence_ends(self, start: int, stop: int) -> np.ndarray:
-        """First token of the sentences start to stop (stop included: where sentence stop - 1 ends), int64."""
-        return np.frombuffer(os.pread(self._sentences, 8 * (stop - start + 1), 8 * start), "<u8").astype(np.int64)
+        """Return the first tokens of sentences start to stop, and the end of the last: int64[stop - start + 1]."""
+        return self._read("sentences", "<u8", start, stop + 1).astype(np.int64)
 
     def ids(self, start: int, stop: int) -> np.ndarray:
-        """Token ids [start, stop)."""
-        size = self.dtype.itemsize
-        return np.frombuffer(os.pread(self._ids, size * (stop - start), size * start), self.dtype)
+        """Return the ids of tokens [start, stop)."""
+        return self._read("ids", self.meta["dtype"], start, stop)
 
     def word_starts(self, start: int, stop: int) -> np.ndarray:
-        """True for each of tokens [start, stop) that begins a word, bool; only with ``has_word_starts``."""
-        assert self._word_starts is not None
-        return np.frombuffer(os.pread(self._word_starts, stop - start, start), bool)
+        """Return True for each of tokens [start, stop) that begins a word, bool; only with ``has_word_starts``."""
+        return self._read("word_starts", "?", start, stop)
 
 
 def _file_sizes(meta: dict[str, Any]) -> dict[str, int]:
-    """Bytes of every array of a store by its name, from the contents of ``store.json``."""
+    """Return the size in bytes of every array of a store, from the contents of ``store.json``."""
     documents, sentences, tokens = (int(meta[name]) for name in ("documents", "sentences", "tokens"))
     sizes = {
         "ids": tokens * np.dtype(meta["dtype"]).itemsize,
@@ -116,16 +109,16 @@ def _file_sizes(meta: dict[str, Any]) -> dict[str, int]:
 
 
 def content_hash(document: Sequence[str]) -> int:
-    """64-bit hash of a document's text."""
+    """Return a 64-bit hash of the text of a document."""
     text = "\n".join(document).encode("utf-8", "surrogatepass")
     return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little")
 
 
 def held_out(contents: np.ndarray, *, seed: int, fraction: float) -> np.ndarray:
-    """Mark the held-out documents, bool[D]: decided by (seed, content), so duplicates stay together.
+    """Mark the held-out documents, bool[D], by (seed, content), so that duplicates stay together.
 
-    With a fraction above 0, at least two distinct documents are held out and two are trained on where there are
-    four; with two or three, one is held out.
+    With a fraction above 0 and four distinct documents or more, at least two are held out and at least two are
+    trained on; of two or three, one is held out.
     """
     distinct = np.unique(contents)
     if fraction == 0 or len(distinct) < 2:
@@ -140,12 +133,12 @@ def held_out(contents: np.ndarray, *, seed: int, fraction: float) -> np.ndarray:
 
 
 def names_and_sizes(sources: Sequence[Source]) -> list[list[Any]]:
-    """Identity of a corpus on every machine: name and size in bytes of each file."""
+    """Return [name, size in bytes] of each file, which identify a corpus on every machine."""
     return [[source.name, source.path.stat().st_size] for source in sources]
 
 
 def store_settings(data: DataConfig, tokenizer: Tokenizer, sources: Sequence[Source]) -> dict[str, Any]:
-    """Settings that determine a store's contents."""
+    """Return the settings that determine the contents of a store."""
     return {
         "vocabulary": tokenizer.fingerprint,
         "data.line": data.line,
@@ -156,12 +149,12 @@ def store_settings(data: DataConfig, tokenizer: Tokenizer, sources: Sequence[Sou
 
 
 def store_folder(data: DataConfig) -> Location:
-    """Folder of the token store of ``data``."""
+    """Return the folder of the token store of ``data``."""
     return location(data.token_store) if data.token_store else location(data.shards) / "store"
 
 
 def existing_store(data: DataConfig, tokenizer: Tokenizer, sources: Sequence[Source]) -> TokenStore | None:
-    """Return the token store of ``data``, None without one; ``ValueError`` if it was made with other settings."""
+    """Open the token store of ``data``, None without one; ``ValueError`` if it was built with other settings."""
     folder = store_folder(data)
     if not (folder / META_NAME).is_file():
         return None
@@ -169,18 +162,18 @@ def existing_store(data: DataConfig, tokenizer: Tokenizer, sources: Sequence[Sou
     store = TokenStore(folder)
     if changed := differences(store.meta["settings"], store_settings(data, tokenizer, sources), "store"):
         raise ValueError(
-            f"{folder}: tokens stored with other settings: {changed}; name another folder in data.token_store, or "
-            "delete this one"
+            f"{folder}: the token store was built with other settings: {changed}; name another folder in "
+            "data.token_store, or delete this one"
         )
     return store
 
 
 def chunk_folder(folder: Location, settings: dict[str, Any], sources: Sequence[Source], cut: str) -> Location:
-    """The folder of the chunks of an unfinished store, made if missing; those of other settings are removed.
+    """Create the folder for the chunks of an unfinished store, and remove chunks of other settings.
 
-    ``cut`` names the way of cutting the text: chunks of different ways do not fit together.
+    ``cut`` names the method of cutting the text: chunks of different methods do not fit together.
     """
-    # A file edited between two starts must not meet chunks of its older self.
+    # A file that is edited between two starts must not be combined with chunks of its older version.
     paths = [source.path for source in sources]
     versions = [path.version() if isinstance(path, ObjectPath) else path.stat().st_mtime_ns for path in paths]
     state = json.dumps([settings, versions, cut])
@@ -200,9 +193,9 @@ def build_store(
     workers: Workers,
     report: Callable[[str], None],
 ) -> TokenStore:
-    """Tokenize ``sources`` into ``folder``, or continue a killed build; chunks that are finished are kept.
+    """Tokenize ``sources`` into ``folder``, or continue a killed build, of which finished chunks are kept.
 
-    The caller holds ``folder`` (``workers.exclusive``). ``ValueError`` when the corpus yields no token.
+    The caller holds ``folder`` (``workers.exclusive``). ``ValueError`` if the corpus yields no token.
     """
     settings = store_settings(data, tokenizer, sources)
     chunks = chunk_folder(folder, settings, sources, "all in one")
@@ -228,14 +221,14 @@ def build_store(
 
 
 def remove_chunks(folder: Location, but: Location | None = None) -> None:
-    """Remove the chunks that a finished store, or a store other than ``but``, has left."""
+    """Remove the folders of chunks, except ``but``."""
     for chunks in folder.glob(".chunks-*"):
         if chunks != but:
             remove_tree(chunks)
 
 
 def cut_documents(sources: Sequence[Source], data: DataConfig) -> Iterator[list[list[str]]]:
-    """Documents of all sources in lists of some ``CHUNK_CHARACTERS``."""
+    """Yield the documents of all sources in lists of about ``CHUNK_CHARACTERS``."""
     chunk: list[list[str]] = []
     size = 0
     for source in sources:
@@ -251,12 +244,12 @@ def cut_documents(sources: Sequence[Source], data: DataConfig) -> Iterator[list[
 
 @lru_cache(maxsize=1)
 def cached_tokenizer(vocab: str, lower_case: bool) -> Tokenizer:
-    """The tokenizer of a worker process."""
+    """Load the tokenizer once per worker process."""
     return load_tokenizer(local_copy(location(vocab)), lower_case=lower_case)
 
 
 def tokenize_chunk(path: Location, documents: list[list[str]], vocab: str, lower_case: bool, segmenter: str) -> int:
-    """Job: tokenize documents into the chunk file ``path``; returns the number of characters."""
+    """Job: tokenize documents into the chunk file ``path``; return the number of characters."""
     tokenizer = cached_tokenizer(vocab, lower_case)
     texts = [sentence for document in documents for sentence in document]
     arrays = {}
@@ -281,7 +274,7 @@ def _id_dtype(tokenizer: Tokenizer) -> str:
 
 
 def _encode_segmented(tokenizer: Tokenizer, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Ids, number per text, and word starts: jieba's words where the text is Chinese, the tokenizer's elsewhere."""
+    """Return ids, number per text, and word starts: of jieba in Chinese text, of the tokenizer elsewhere."""
     jieba = load_jieba()
     ids: list[int] = []
     lengths, starts = [], []
@@ -299,13 +292,13 @@ def _encode_segmented(tokenizer: Tokenizer, texts: Sequence[str]) -> tuple[np.nd
 
 
 def load_jieba() -> Any:
-    """The segmenter; ``ValueError`` when it is not installed."""
+    """Import the word segmenter jieba; ``ValueError`` if it is not installed."""
     try:
         import jieba
     except ImportError:
         raise ValueError(
-            "data.word_segmenter: jieba is not installed; run pip install 'bert_jax[chinese]', or omit "
-            "data.word_segmenter"
+            "data.word_segmenter: jieba is not installed; run: pip install 'bert_jax[chinese]', or use "
+            "--data.word_segmenter none"
         ) from None
     jieba.setLogLevel("WARNING")
     return jieba
@@ -314,9 +307,9 @@ def load_jieba() -> Any:
 def merge_chunks(
     folder: Location, chunks: Sequence[Location], settings: dict[str, Any], tokenizer: Tokenizer
 ) -> None:
-    """Join the chunks into the store's arrays, a chunk at a time; ``store.json`` makes it a store.
+    """Join the chunks into the arrays of the store, one chunk at a time, and write ``store.json``.
 
-    ``ValueError`` when they hold no token.
+    ``ValueError`` if the chunks contain no token.
     """
     remove_scratch(folder)
     in_store = isinstance(folder, ObjectPath)
@@ -341,19 +334,14 @@ def merge_chunks(
         for file in files.values():
             file.close()
     if not tokens:
-        raise ValueError("the corpus yields no token: it holds no text that the vocabulary covers (data.corpus)")
+        raise ValueError("data.corpus: the corpus yields no token; name text that the vocabulary covers")
     for name in _ARRAYS:
         if name != "word_starts" or settings["data.word_segmenter"] != "none":
             built, final = scratch / f"{name}.bin", folder / f"{name}.bin"
             final.upload(built) if isinstance(final, ObjectPath) else built.replace(final)
     shutil.rmtree(scratch)
-    meta = {
-        "settings": settings,
-        "dtype": _id_dtype(tokenizer),
-        "documents": documents,
-        "sentences": sentences,
-        "tokens": tokens,
-    }
+    meta = {"settings": settings, "dtype": _id_dtype(tokenizer)}
+    meta |= {"documents": documents, "sentences": sentences, "tokens": tokens}
     write_whole(folder / META_NAME, json.dumps(meta, sort_keys=True, indent=1) + "\n")
 
 

@@ -1,4 +1,4 @@
-"""From a DataConfig to a vocabulary file: an existing one is checked, a missing one is trained in its place."""
+"""The vocabulary of a DataConfig: checked if it exists, trained if it is missing."""
 
 import json
 from collections.abc import Callable, Iterator, Sequence
@@ -11,7 +11,7 @@ from bert_jax.io.files import local_copy, write_whole
 from bert_jax.io.storage import Location, ObjectPath, location
 from bert_jax.tokenization import FILE_NAMES, Tokenizer, load_tokenizer
 from data_pipeline.build.token_store import content_hash, held_out, names_and_sizes
-from data_pipeline.build.workers import OneApart, exclusive
+from data_pipeline.build.workers import Workers, exclusive
 from data_pipeline.shards.compatibility import differences
 from data_pipeline.text.corpus import corpus_of
 from data_pipeline.text.documents import Source, read_documents
@@ -21,15 +21,15 @@ VOCAB_SETTINGS_NAME = "vocabulary.json"
 
 
 def vocabulary_path(data: DataConfig) -> Location:
-    """``data.vocab``, or the path of the trained vocabulary."""
+    """Return ``data.vocab``, or the path of the trained vocabulary."""
     name = FILE_NAMES["wordpiece" if data.tokenizer == "wordpiece" else "sentencepiece"]
     return location(data.vocab) if data.vocab else location(data.shards) / name
 
 
 def load_vocabulary(data: DataConfig, path: Location, vocab_size: int) -> Tokenizer:
-    """The tokenizer; ``ValueError`` when it has more than ``vocab_size`` pieces."""
+    """Load the tokenizer; ``ValueError`` if it has more than ``vocab_size`` pieces."""
     if isinstance(path, ObjectPath) and not path.is_file():
-        raise ValueError(f"{path}: no such file")
+        raise ValueError(f"{path}: no such vocabulary file (data.vocab)")
     tokenizer = load_tokenizer(local_copy(path), lower_case=data.lower_case)
     if tokenizer.vocab_size > vocab_size:
         raise ValueError(
@@ -40,7 +40,7 @@ def load_vocabulary(data: DataConfig, path: Location, vocab_size: int) -> Tokeni
 
 
 def _vocabulary_settings(data: DataConfig, vocab_size: int, sources: Sequence[Source] | None) -> dict[str, Any]:
-    """Return the settings that determine a trained vocabulary; without ``sources``, all but the text."""
+    """Return the settings that determine a trained vocabulary, with the corpus if ``sources`` are known."""
     settings = {
         "data.tokenizer": data.tokenizer,
         "data.lower_case": data.lower_case,
@@ -54,7 +54,7 @@ def _vocabulary_settings(data: DataConfig, vocab_size: int, sources: Sequence[So
 
 
 def sources_if_there(data: DataConfig) -> list[Source] | None:
-    """The corpus, or None: the text may be gone once vocabulary and shards are made."""
+    """Return the corpus, or None if it is missing: finished vocabularies and shards do not need the text."""
     try:
         return corpus_of(data)
     except ValueError:
@@ -62,7 +62,10 @@ def sources_if_there(data: DataConfig) -> list[Source] | None:
 
 
 def existing_vocabulary(data: DataConfig, vocab_size: int) -> tuple[Location, Tokenizer | None]:
-    """Path of the vocabulary, and its tokenizer if it exists; ``ValueError`` if it has other settings."""
+    """Return the path of the vocabulary, and its tokenizer or None if it is missing.
+
+    ``ValueError`` if it was trained with other settings.
+    """
     path = vocabulary_path(data)
     if not data.vocab:
         settings = path.with_name(VOCAB_SETTINGS_NAME)
@@ -71,7 +74,7 @@ def existing_vocabulary(data: DataConfig, vocab_size: int) -> tuple[Location, To
         if settings.is_file():
             recorded = json.loads(settings.read_text())
             wanted = _vocabulary_settings(data, vocab_size, sources_if_there(data))
-            # Older records do not name the text.
+            # Older records do not list the corpus.
             wanted = {name: value for name, value in wanted.items() if name in recorded}
             if changed := differences(recorded, wanted, "vocabulary"):
                 raise ValueError(
@@ -96,7 +99,7 @@ def place_vocabulary(path: Location, content: bytes) -> None:
 
 
 def training_texts(data: DataConfig, sources: Sequence[Source]) -> Iterator[str]:
-    """Sentences of the documents that are not held out."""
+    """Yield the sentences of the documents that are not held out."""
 
     def documents() -> Iterator[list[str]]:
         for source in sources:
@@ -109,10 +112,14 @@ def training_texts(data: DataConfig, sources: Sequence[Source]) -> Iterator[str]
             yield from document
 
 
-def ensure_vocabulary(data: DataConfig, *, vocab_size: int, report: Report) -> Location:
-    """Train the vocabulary that ``ensure_data`` would train, unless it exists; return its path."""
+def ensure_vocabulary(
+    data: DataConfig, *, vocab_size: int, report: Report, output: Location | None = None
+) -> Location:
+    """Train a vocabulary at ``output``, or the one of ``ensure_data`` unless it exists; return its path."""
+    if output is not None:
+        return _write_vocabulary(data, corpus_of(data), output, vocab_size, report)
     if not data.shards and not data.vocab:
-        raise ValueError("give --output FILE, or the folder of the shards (data.shards) to put the vocabulary in")
+        raise ValueError("data.shards: not set; name the folder of the vocabulary, or use --output FILE")
     path, tokenizer = existing_vocabulary(data, vocab_size)
     if tokenizer is None:
         with exclusive(location(data.shards)):
@@ -121,30 +128,24 @@ def ensure_vocabulary(data: DataConfig, *, vocab_size: int, report: Report) -> L
 
 
 def train_in_place(data: DataConfig, sources: Sequence[Source], vocab_size: int, report: Report) -> Location:
-    """Train the vocabulary at ``vocabulary_path``; the caller holds the folder."""
+    """Train the vocabulary at ``vocabulary_path``; the caller holds its folder."""
     path = vocabulary_path(data)
     settings = _vocabulary_settings(data, vocab_size, sources)
     write_whole(path.with_name(VOCAB_SETTINGS_NAME), json.dumps(settings, sort_keys=True, indent=1) + "\n")
     return _write_vocabulary(data, sources, path, vocab_size, report)
 
 
-def write_vocabulary(data: DataConfig, output: Location, *, vocab_size: int, report: Report) -> Location:
-    """Train a vocabulary on the documents of ``data.corpus`` that are not held out, and write it to ``output``."""
-    sources = corpus_of(data)
-    output.parent.mkdir(parents=True, exist_ok=True)
-    return _write_vocabulary(data, sources, output, vocab_size, report)
-
-
 def _write_vocabulary(
     data: DataConfig, sources: Sequence[Source], output: Location, vocab_size: int, report: Report
 ) -> Location:
+    """Train a vocabulary on the documents of ``sources`` that are not held out, and write it to ``output``."""
     report(f"training a {data.tokenizer} vocabulary of {vocab_size:,} pieces")
-    with OneApart() as process:
+    with Workers(1, apart=True) as process:
         return next(process.run(_train_on_corpus, [(data, sources, output, vocab_size)]))
 
 
 def _train_on_corpus(data: DataConfig, sources: Sequence[Source], output: Location, vocab_size: int) -> Location:
-    """Job: the vocabulary in the file ``output``."""
+    """Job: train the vocabulary and write it to ``output``."""
     from data_pipeline.text.vocabulary_training import train_vocabulary
 
     return train_vocabulary(

@@ -1,15 +1,14 @@
 """The order of training data: a pure function of (seed, data_step).
 
 The records of a folder, in file-name order, are cut into segments of at most ``segment_records`` consecutive
-records. Segment i belongs to lane i mod V. Sizes are chosen so that every lane has the same number of segments
-and lanes differ by at most one record in all (a segment may therefore span two files): no record is seen more
-often than another because of how the files happen to be cut. In every epoch of a lane its segments are permuted
-by (seed, lane, epoch); windows of W of them are read whole and their records permuted by (seed, lane, epoch,
-window). A lane that ends starts its own next epoch. The first window of a lane is shorter for most lanes, so
-that lanes do not all load a window at the same step.
+records. Segment i belongs to lane i mod V. Every lane has the same number of segments, and the sizes of lanes
+differ by at most one record (so a segment may span two files): the borders of files do not influence how often a
+record is read. In every epoch of a lane, its segments are permuted by (seed, lane, epoch); W of them form a window,
+which is read as a whole and whose records are permuted by (seed, lane, epoch, window). A lane that ends starts its
+own next epoch. The first window of most lanes is shorter, so that lanes do not load their windows at the same step.
 
 Row r of a global batch of B rows is drawn from lane r // (B / V), so hosts that feed contiguous rows read
-contiguous lanes, whatever their number. Nothing here depends on hosts, files or time.
+contiguous lanes. The order does not depend on hosts, files or time.
 """
 
 import hashlib
@@ -28,18 +27,18 @@ from data_pipeline.shards.shard_files import ShardIndex
 
 @dataclass(frozen=True)
 class BatchSizes:
-    """Batch size by data step: ``ramp`` is pairs of (steps, size), ``final`` holds after them."""
+    """Batch size by data step: ``ramp`` are pairs (steps, size), after which the size is ``final``."""
 
     final: int
     ramp: tuple[int, ...] = ()
 
     @property
     def all(self) -> tuple[int, ...]:
-        """All batch sizes: those of the ramp and the final one."""
+        """All batch sizes of the ramp, and the final one."""
         return (*self.ramp[1::2], self.final)
 
     def start(self, data_step: int) -> int:
-        """Examples before batch ``data_step``."""
+        """Return the number of examples before batch ``data_step``."""
         seen = 0
         for steps, size in zip(self.ramp[::2], self.ramp[1::2], strict=True):
             if data_step <= steps:
@@ -48,20 +47,20 @@ class BatchSizes:
         return seen + data_step * self.final
 
     def size(self, data_step: int) -> int:
-        """Rows of batch ``data_step``."""
+        """Return the number of rows of batch ``data_step``."""
         return self.start(data_step + 1) - self.start(data_step)
 
 
 def usable_lanes(lanes: int, records: int) -> int:
-    """``lanes``, or its largest divisor that ``records`` allows, so that no lane is empty."""
+    """Return the largest divisor of ``lanes`` that is at most ``records``, so that no lane is empty."""
     return max(n for n in range(1, lanes + 1) if lanes % n == 0 and n <= max(records, 1))
 
 
 @dataclass(frozen=True)
 class LaneWindow:
-    """A part of one lane's epoch that is read whole: record ranges [start, stop) and the order of their records.
+    """A part of one epoch of a lane that is read as a whole: record ranges [start, stop), and their order.
 
-    ``order`` permutes the concatenation of the ranges; ``start`` is the window's first position in the epoch.
+    ``order`` permutes the concatenation of the ranges; ``start`` is the first position of the window in the epoch.
     """
 
     start: int
@@ -76,7 +75,7 @@ class LaneWindow:
 
 @dataclass(frozen=True)
 class LaneOrder:
-    """Lanes and windows over ``records`` records; see the head of this file."""
+    """Lanes and windows of ``records`` records, as described at the head of this file."""
 
     records: int
     lanes: int
@@ -89,24 +88,25 @@ class LaneOrder:
 
     @property
     def segments_per_lane(self) -> int:
-        """Segments of every lane."""
+        """Number of segments of every lane."""
         longest = -(-self.records // self.lanes)
         return -(-longest // self.segment_records)
 
     def lane_records(self, lane: int) -> int:
-        """Records of ``lane``."""
+        """Return the number of records of ``lane``."""
         return self.records // self.lanes + (lane < self.records % self.lanes)
 
     @cached_property
     def _segment_starts(self) -> np.ndarray:
-        """First record of segment i, and the number of records at the end: int64[V * segments_per_lane + 1]."""
+        """First record of every segment, and the number of records: int64[V * segments_per_lane + 1]."""
         count = self.segments_per_lane
         sizes = np.array([self.lane_records(v) for v in range(self.lanes)])
         cuts = np.arange(count + 1)[:, None] * sizes // count
         return np.concatenate([[0], np.cumsum(np.diff(cuts, axis=0).ravel())])
 
     def lane_windows(self, lane: int, epoch: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Plan of one epoch of a lane: its segments in order, window edges in segments, and in records."""
+        """Return the segments of one epoch of a lane in order, and the edges of its windows in segments and
+        records."""
         count, window = self.segments_per_lane, self.window_segments
         order = permutation(count, self.seed, 1, lane, epoch)
         first = 1 + lane % window if count > window else count
@@ -116,7 +116,7 @@ class LaneOrder:
         return segments, edges, np.concatenate([[0], np.cumsum(sizes)])[edges]
 
     def window(self, lane: int, position: int) -> tuple[int, LaneWindow]:
-        """The epoch and the window that hold ``position`` (records drawn from ``lane`` since the start)."""
+        """Return the epoch and the window of ``position``, the number of records already drawn from ``lane``."""
         epoch, offset = divmod(position, self.lane_records(lane))
         segments, edges, record_edges = self.lane_windows(lane, epoch)
         number = int(np.searchsorted(record_edges, offset, side="right")) - 1
@@ -133,51 +133,53 @@ class LaneOrder:
 
 @dataclass(frozen=True)
 class HostRows:
-    """The rows of the global batch that one host feeds, as (lane, place in the lane's share), in row order."""
+    """Rows of the global batch that one host feeds."""
 
     lanes: int
     sizes: BatchSizes
-    rows: tuple[int, ...] | None = None
+    rows: tuple[int, ...]
 
     @classmethod
     def of(cls, lanes: int, sizes: BatchSizes, rows: Sequence[int] | None) -> "HostRows":
-        """``ValueError`` when rows lie outside the batch, or cut a lane while the batch size changes."""
-        if rows is None:
-            return cls(lanes, sizes)
-        rows = tuple(int(row) for row in rows)
+        """Make the rows of a host (None: all rows).
+
+        ``ValueError`` if they are outside the batch, or divide a lane while the batch size changes.
+        """
+        rows = tuple(range(sizes.final) if rows is None else map(int, rows))
         if not rows or min(rows) < 0 or max(rows) >= sizes.final:
-            raise ValueError(f"rows: must be numbers from 0 to below the batch size ({sizes.final})")
+            raise ValueError(f"rows: {rows} is not allowed; allowed: numbers from 0 to {sizes.final - 1}")
         own = cls(lanes, sizes, rows)
         if sizes.ramp and own.cuts_lanes():
             raise ValueError(
-                f"data.lanes: {lanes} lanes cannot be dealt to these hosts while training.batch_ramp changes the "
-                "batch; give a multiple of the number of hosts that feed different rows"
+                f"data.lanes: {lanes} lanes cannot be divided among the hosts while training.batch_ramp changes "
+                "the batch size; use a multiple of the number of hosts that feed different rows"
             )
         return own
 
+    @property
+    def are_all(self) -> bool:
+        """True if this host feeds every row."""
+        return len(self.rows) == self.sizes.final
+
+    def _of_whole_lanes(self, size: int) -> np.ndarray:
+        """Return the rows, in a batch of ``size`` rows, of all lanes that this host feeds at least in part."""
+        lanes = list(dict.fromkeys(row // (self.sizes.final // self.lanes) for row in self.rows))
+        share = size // self.lanes
+        return (np.array(lanes)[:, None] * share + np.arange(share)).ravel()
+
     def cuts_lanes(self) -> bool:
-        """Return True if this host feeds a lane only in part (or its rows are not in the order of lanes)."""
-        if self.rows is None:
-            return False
-        share = self.sizes.final // self.lanes
-        lanes = dict.fromkeys(row // share for row in self.rows)
-        return list(self.rows) != [lane * share + i for lane in lanes for i in range(share)]
+        """Return True if this host feeds a part of a lane, or its rows are not in the order of lanes."""
+        return not np.array_equal(self.rows, self._of_whole_lanes(self.sizes.final))
 
     def at(self, size: int) -> tuple[np.ndarray, np.ndarray]:
         """Return the lane and the place of each row of this host in a batch of ``size`` rows, int64 each."""
         share = size // self.lanes
-        if self.rows is None:
-            rows = np.arange(size)
-        elif size == self.sizes.final:
-            rows = np.array(self.rows)
-        else:
-            lanes = list(dict.fromkeys(r // (self.sizes.final // self.lanes) for r in self.rows))
-            rows = (np.array(lanes)[:, None] * share + np.arange(share)).ravel()
+        rows = np.array(self.rows) if size == self.sizes.final else self._of_whole_lanes(size)
         return rows // share, rows % share
 
 
 def order_facts(index: ShardIndex, data: DataConfig, order: LaneOrder, sizes: BatchSizes) -> dict[str, Any]:
-    """Return what the order of data depends on, readable, with a fingerprint that covers the masking too."""
+    """Return all values that determine the order of data, and a fingerprint of them and of the masking."""
     shards = json.dumps([[e.records, e.bytes, e.crc32c] for e in index.entries]).encode()
     facts: dict[str, Any] = {
         "training.seed": order.seed,

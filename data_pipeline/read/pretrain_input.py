@@ -1,8 +1,8 @@
-"""Shards to batches in the order of ``data_pipeline.read.order``: what a pretraining run reads.
+"""Input of a pretraining run: shards to batches, in the order of ``data_pipeline.read.order``.
 
-One map of a tf.data pipeline reads and verifies the serialized examples of a whole batch (numpy). The next parses
-them together in TensorFlow, masks them if masking is dynamic, and lays out the contract of ``bert_jax.batch``. Both
-run ahead by ``data.prefetch`` batches. Damaged records become blank rows, counted when a batch is handed out.
+The first map of a tf.data pipeline reads and verifies the serialized examples of a batch (numpy). The second parses
+them in TensorFlow, applies dynamic masking, and makes the features of ``bert_jax.batch``. Both run ahead by
+``data.prefetch`` batches. Damaged records become blank rows, which are counted when a batch is returned.
 """
 
 import dataclasses
@@ -20,7 +20,7 @@ from bert_jax.config.pretrain import DataConfig, PretrainConfig
 from bert_jax.hashing import hash_key
 from bert_jax.io.storage import Location, StorageError, location
 from bert_jax.tokenization import Tokenizer
-from data_pipeline.build.masking import MaskingSettings, mask_batch
+from data_pipeline.build.masking import mask_batch
 from data_pipeline.host_tensorflow import THREADS, load_tensorflow
 from data_pipeline.read.order import BatchSizes, HostRows, LaneOrder, order_facts, usable_lanes
 from data_pipeline.read.reader import BAD_IDS, BlankCounter, LaneReader, RawBatch, RecordReader, SequentialReader
@@ -30,9 +30,9 @@ from data_pipeline.shards.tfexample import encode_examples
 
 _log = logging.getLogger(__name__)
 
-_KEPT_SKIPS = 16  # skipped ranges that the state lists; it stays under 1 KB
-_NO_END = 1 << 62  # more steps and epochs than any training has; held-out masks are keyed with it
-_BASELINE_BATCHES = 2000  # training batches that the unigram distribution is counted on: a sharp estimate
+_KEPT_SKIPS = 16  # most skipped ranges in the state, which stays under 1 KB
+_NO_END = 1 << 62  # more steps and epochs than any training has; also the epoch in the keys of held-out masks
+_BASELINE_BATCHES = 2000  # training batches of the unigram distribution: enough for a precise estimate
 
 Masker = Callable[[np.ndarray, np.ndarray, np.ndarray, np.ndarray], Sequence[np.ndarray]]
 
@@ -47,13 +47,11 @@ class ShardSource:
         self._eval: Location | None = location(held_out) if held_out else shards / "eval"
         if not self._eval.is_dir():
             if held_out:
-                raise ValueError(
-                    f"data.eval_shards: {held_out} is not a folder; name one of held-out shards, or none"
-                )
+                raise ValueError(f"data.eval_shards: {held_out} is not a folder; name a folder of shards, or none")
             self._eval = None
 
     def train(self, rows: list[int]) -> BatchIterator:
-        """Endless training batches of this host's ``rows``."""
+        """Open the endless stream of training batches; this host feeds ``rows``."""
         config = self._config
         return pretrain_batches(
             config.data, folder=self._train, lanes=config.lanes, batch_size=config.training.global_batch_size,
@@ -63,7 +61,7 @@ class ShardSource:
     def held_out(
         self, batch_size: int, rows: list[int], max_batches: int
     ) -> Iterator[dict[str, np.ndarray]] | None:
-        """Held-out batches, each record once (0 ``max_batches``: all), or ``None`` without held-out data."""
+        """Yield held-out batches, each record once (``max_batches`` 0: all); ``None`` without held-out data."""
         if self._eval is None:
             return None
         return eval_batches(
@@ -72,9 +70,9 @@ class ShardSource:
         )  # fmt: skip
 
     def unigram_cross_entropy(self) -> float | None:
-        """Return nats per held-out target under the unigram distribution of training targets (add-one smoothing).
+        """Return the cross-entropy (nats per held-out target) of the unigram distribution of training targets.
 
-        Only the first million records of large training sets are counted.
+        The distribution has add-one smoothing and is that of the first million training records at most.
         """
         if self._eval is None:
             return None
@@ -85,7 +83,7 @@ class ShardSource:
     def _target_counts(self, folder: Location, max_batches: int) -> np.ndarray:
         """Count how often each id is predicted: int64[vocabulary]."""
         counts = np.zeros(self._config.model.vocab_size, np.int64)
-        # A damaged record is not counted; it must not end the run at its last evaluation.
+        # Damaged records are not counted, and must not end the run at its last evaluation.
         data = dataclasses.replace(self._config.data, max_blank_records=sys.maxsize)
         batches = eval_batches(
             data, folder=folder, batch_size=512, max_batches=max_batches, tokenizer=self._tokenizer
@@ -99,7 +97,7 @@ class ShardSource:
 # ------------------------------------------------------------------ training
 
 
-class PretrainBatches:
+class PretrainBatches(Iterator[tuple[dict[str, np.ndarray], BatchInfo]]):
     """The endless stream of training batches (a ``bert_jax.batch.BatchIterator``)."""
 
     def __init__(
@@ -108,24 +106,20 @@ class PretrainBatches:
     ) -> None:  # fmt: skip
         self._layout, self._data, self._order, self._sizes, self._mask = layout, data, order, sizes, mask
         self._records, self._rows = RecordReader(index), rows
-        # Otherwise the training step counts the blank rows of all processes, and stops them together.
-        whole = rows.rows is None or len(rows.rows) == sizes.final
-        self._blanks = BlankCounter(self._records, data.max_blank_records, at_once=whole)
+        # With several readers, the training step counts the blank rows of all and stops all processes together.
+        self._blanks = BlankCounter(self._records, data.max_blank_records, at_once=rows.are_all)
         self._order_facts = order_facts(index, data, order, sizes)
         self._data_step = self._skipped_examples = 0
         self._skipped: list[tuple[int, int]] = []
         self._stream: _Stream | None = None
 
-    def __iter__(self) -> "PretrainBatches":
-        return self
-
     def __next__(self) -> tuple[dict[str, np.ndarray], BatchInfo]:
         """Return the next features and their info.
 
-        ``DataBudgetError`` above ``data.max_blank_records`` damaged records, if these are all rows of the batch.
+        ``DataBudgetError`` above ``data.max_blank_records`` damaged records, if this host feeds all rows.
         """
         if self._stream is None:
-            # A reader of its own: threads of a stream that was just closed may still use the old one.
+            # Threads of a stream that was just closed may still use the old reader, so this one is new.
             reader = LaneReader(self._records, self._order, self._sizes, self._rows)
 
             def keys(raw: RawBatch) -> np.ndarray:
@@ -147,7 +141,7 @@ class PretrainBatches:
         return {name: batch[name] for name in PRETRAIN_FEATURES}, info
 
     def skip(self, batches: int) -> None:
-        """Skip the next ``batches`` batches (after a loss spike); the state records it."""
+        """Skip the next ``batches`` batches (after a loss spike) and record the range in the state."""
         if batches <= 0:
             raise ValueError(f"batches to skip: {batches} is not allowed; allowed: 1 or more")
         start, stop = self._data_step, self._data_step + batches
@@ -159,7 +153,7 @@ class PretrainBatches:
         self.close()
 
     def state(self) -> dict[str, Any]:
-        """Return the position after the batches handed out so far, not read ahead: JSON under 1 KB."""
+        """Return the position after the last returned batch (not the last one read ahead): JSON under 1 KB."""
         return {
             "data_step": self._data_step,
             "skipped": [list(pair) for pair in self._skipped],
@@ -170,7 +164,7 @@ class PretrainBatches:
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Continue after ``state``; ``ValueError`` names the differences if it belongs to another order of data."""
+        """Continue after ``state``; ``ValueError`` with the differences if it belongs to another order of data."""
         if state["fingerprint"] != self._order_facts["fingerprint"]:
             differences = [
                 f"{key} was {was}, now {self._order_facts.get(key)}"
@@ -188,7 +182,7 @@ class PretrainBatches:
         self.close()
 
     def close(self) -> None:
-        """Stop reading ahead; the next batch starts it again."""
+        """Stop reading ahead; the next call for a batch resumes it."""
         if self._stream is not None:
             self._stream.close()
         self._stream = None
@@ -198,12 +192,11 @@ def pretrain_batches(
     data: DataConfig, *, folder: Location, lanes: int, batch_size: int, batch_ramp: tuple[int, ...] = (), seed: int,
     rows: Sequence[int] | None = None, tokenizer: Tokenizer | None = None,
 ) -> PretrainBatches:  # fmt: skip
-    """Open the training stream over the indexed shards in ``folder``.
+    """Open the training stream of the indexed shards in ``folder``.
 
-    ``lanes`` divides every batch size; ``batch_ramp`` is pairs of (steps, batch size) that come before
-    ``batch_size``; ``rows`` are the rows of the global batch that this host feeds (None: all). The tokenizer is
-    needed for dynamic masking, and without it ids are not checked. ``ValueError`` (one line) without an index, or
-    if the shards and the config disagree.
+    ``lanes`` divides every batch size; ``batch_ramp`` are pairs (steps, batch size) before ``batch_size``; ``rows``
+    are the rows of the global batch that this host feeds (None: all). Dynamic masking needs the tokenizer; without
+    it, ids are not checked. ``ValueError`` (one line) without an index, or if the shards do not fit the config.
     """
     index = read_index(folder)
     layout = check_layout(index, data, tokenizer)
@@ -214,13 +207,13 @@ def pretrain_batches(
     warn_of_changed_files(index)
     usable = usable_lanes(lanes, index.records)
     if usable != lanes:
-        _log.warning("data.lanes: %d falls to %d: there are only %d records", lanes, usable, index.records)
+        _log.warning("data.lanes: %d is reduced to %d, because there are %d records", lanes, usable, index.records)
     order = LaneOrder(index.records, usable, data.segment_records, data.window_segments, seed)
     host_rows = HostRows.of(usable, sizes, rows)
     if host_rows.cuts_lanes():
         _log.warning(
             "data.lanes: several processes read the same of %d lanes, which takes more time and memory; use a "
-            "multiple of their number", usable,
+            "multiple of the number of processes", usable,
         )  # fmt: skip
     return PretrainBatches(index, layout, data, order, sizes, host_rows, _masker(data, tokenizer))
 
@@ -232,18 +225,19 @@ def eval_batches(
     data: DataConfig, *, folder: Location, batch_size: int, rows: Sequence[int] | None = None, max_batches: int = 0,
     tokenizer: Tokenizer | None = None,
 ) -> Iterator[dict[str, np.ndarray]]:  # fmt: skip
-    """Each held-out record once, in file order; the last batch is filled with blank rows.
+    """Yield each held-out record once, in file order; the last batch is padded with blank rows.
 
-    ``max_batches`` above 0 stops after so many. Masks are the same in every call, dynamic shards included.
-    Checks happen at the call, not at the first batch. ``DataBudgetError`` while iterating, or, if ``rows`` are not
-    all, after the last batch, which the other hosts need too.
+    ``max_batches`` above 0 limits the number of batches. Masks, also dynamic ones, are the same in every call. The
+    call itself checks the shards. ``DataBudgetError`` while iterating, or after the last batch if other hosts feed
+    some of the rows, because they need all batches.
     """
     index = read_index(folder)
     layout = check_layout(index, data, tokenizer)
     mask = _masker(data, tokenizer)
     warn_of_changed_files(index)
     records = RecordReader(index)
-    reader = SequentialReader(records, batch_size, HostRows.of(1, BatchSizes(batch_size), rows))
+    host_rows = HostRows.of(1, BatchSizes(batch_size), rows)
+    reader = SequentialReader(records, batch_size, host_rows)
     count = -(-index.records // batch_size)
     count = min(count, max_batches) if max_batches else count
 
@@ -251,8 +245,7 @@ def eval_batches(
         return hash_key(data.seed, 3, _NO_END, raw.numbers)
 
     def stream() -> Iterator[dict[str, np.ndarray]]:
-        whole = rows is None or len(rows) == batch_size
-        blanks = BlankCounter(records, data.max_blank_records, at_once=whole)
+        blanks = BlankCounter(records, data.max_blank_records, at_once=host_rows.are_all)
         for batch in _Stream(reader.batch, layout, data, steps=(0, count), keys=keys, mask=mask):
             blanks.add(batch)
             yield {name: batch[name] for name in PRETRAIN_FEATURES}
@@ -265,31 +258,29 @@ def eval_batches(
 
 
 def _masker(data: DataConfig, tokenizer: Tokenizer | None) -> Masker | None:
-    """Function from (ids, word starts, input mask, keys) to (masked ids, positions, labels, weights), or None."""
+    """Return a function (ids, word starts, input mask, keys) -> (masked ids, positions, labels, weights), or
+    None."""
     if data.masking != "dynamic":
         return None
     if tokenizer is None:
         raise ValueError("data.masking: dynamic needs the vocabulary; name it in data.vocab")
-    settings = MaskingSettings.from_config(data, mask_id=tokenizer.mask_id, vocab_size=tokenizer.vocab_size)
-    cls_id, sep_id = tokenizer.cls_id, tokenizer.sep_id
+    cls_id, sep_id, mask_id, size = tokenizer.cls_id, tokenizer.sep_id, tokenizer.mask_id, tokenizer.vocab_size
 
     def mask(
         ids: np.ndarray, word_starts: np.ndarray, input_mask: np.ndarray, keys: np.ndarray
     ) -> Sequence[np.ndarray]:
         maskable = (input_mask > 0) & (ids != cls_id) & (ids != sep_id)
-        limit = data.max_predictions
-        return mask_batch(
-            ids, word_starts > 0, maskable, keys.view(np.uint64), max_predictions=limit, config=settings
-        )
+        row_keys = keys.view(np.uint64)
+        return mask_batch(ids, word_starts > 0, maskable, row_keys, data=data, mask_id=mask_id, vocab_size=size)
 
     return mask
 
 
-class _Stream:
-    """Batches ``steps[0]`` to before ``steps[1]``, read ahead: contract features, ``status`` and ``numbers``.
+class _Stream(Iterator[dict[str, np.ndarray]]):
+    """Iterator over batches ``steps[0]`` to ``steps[1] - 1``, read ahead: features, ``status`` and ``numbers``.
 
-    Its threads are gone after ``close``, and before the interpreter ends: threads that still call Python then hang
-    or abort the process.
+    ``close``, or the end of the interpreter, ends its threads: a thread that calls Python later would hang or abort
+    the process.
     """
 
     def __init__(
@@ -300,17 +291,15 @@ class _Stream:
         kinds = {"int64": np.int64, "float": np.float32}
         empty = {stored: np.zeros((1, length), kinds[kind]) for stored, kind, length in layout.features.values()}
         (blank,) = encode_examples(empty)
-        self._failures: list[StorageError] = []
-        failures, readers = (
-            self._failures,
-            [read],
-        )  # TensorFlow keeps `fetch` for ever, and must not keep the reader
+        # TensorFlow never releases `fetch`, which therefore must not hold the reader or this object.
+        self._failures = failures = list[StorageError]()
+        readers = [read]
 
         def fetch(step: np.ndarray) -> tuple[np.ndarray, ...]:
             try:
                 raw = readers[0](int(step))
             except StorageError as error:
-                failures.append(error)  # TensorFlow passes on no exception, only its text with a traceback
+                failures.append(error)  # TensorFlow passes on only the text of an exception
                 raise
             live = np.array([record is not None for record in raw.records])
             records = [blank if record is None else record for record in raw.records]
@@ -329,9 +318,7 @@ class _Stream:
         options.deterministic = True
         options.threading.private_threadpool_size = THREADS
         options.threading.max_intra_op_parallelism = THREADS
-        plain = (
-            tf.autograph.experimental.do_not_convert
-        )  # rewriting this code would take half a second, for nothing
+        plain = tf.autograph.experimental.do_not_convert  # a conversion would take half a second
         parse = plain(functools.partial(_parse, tf, layout, data, mask))
         dataset = tf.data.Dataset.range(*steps).map(plain(read_batch)).map(parse, num_parallel_calls=THREADS)
         self._iterator = [dataset.prefetch(data.prefetch).with_options(options).as_numpy_iterator()]
@@ -339,11 +326,8 @@ class _Stream:
             self, lambda *parts: [part.clear() for part in parts], self._iterator, readers
         )
 
-    def __iter__(self) -> "_Stream":
-        return self
-
     def __next__(self) -> dict[str, np.ndarray]:
-        """Return the next batch; ``StorageError`` if its object store can no longer be used."""
+        """Return the next batch; ``StorageError`` if its object store is not available any more."""
         try:
             return next(self._iterator[0])
         except load_tensorflow().errors.OpError:
@@ -356,7 +340,7 @@ def _parse(
     tf: Any, layout: Layout, data: DataConfig, mask: Masker | None,
     records: Any, live: Any, status: Any, numbers: Any, keys: Any,
 ) -> dict[str, Any]:  # fmt: skip
-    """Lay out the batch contract of serialized examples (graph code); rows that are not ``live`` are all zero."""
+    """Make the features of a batch from serialized examples (graph code); rows that are not ``live`` are zero."""
     kinds = {"int64": tf.int64, "float": tf.float32}
     spec = {
         stored: tf.io.FixedLenFeature([length], kinds[kind]) for stored, kind, length in layout.features.values()

@@ -1,10 +1,9 @@
-"""Records of indexed shards, every byte checked against the index; damage becomes a reason, never an exception.
+"""Readers of indexed shards, which check every byte against the index and report damage without an exception.
 
-A record counts as damaged if any byte of its frame (length, checksums, payload) differs from the index, or if it
-cannot be read at all. It is returned as None with the reason, so that no later record shifts.
+A record is damaged if any byte of its frame (length, checksums, payload) differs from the index, or if it cannot be
+read. It is returned as None with the reason, so that the positions of later records do not change.
 """
 
-import contextlib
 import logging
 import os
 from collections.abc import Mapping, Sequence
@@ -30,28 +29,28 @@ from data_pipeline.shards.shard_files import (
 
 _log = logging.getLogger(__name__)
 
-# Status of a row; 0 is good. The texts end the log line "FILE: record N ...".
+# Meaning of the status of a row (0: good), as the end of the log line "FILE: record N ...".
 REASONS = (
     "is good",
     "cannot be read: the file is missing or unreadable",
-    "lies beyond the end of the file",
+    "is beyond the end of the file",
     "has another length, or a damaged length checksum",
     "has another checksum stored with it",
     "has other contents than in the index (checksum)",
-    "holds token ids outside the vocabulary",
+    "has token ids outside the vocabulary",
 )
 UNREADABLE, BEYOND_END, BAD_LENGTH, BAD_FOOTER, BAD_PAYLOAD, BAD_IDS = range(1, len(REASONS))
 
 _BLOCK = 1024  # records between the byte offsets that are kept in memory
-_LOADERS = 4  # threads that read for several lanes at once
-_WHOLE_WINDOWS = 4  # windows read whole in one batch, at most
-_REQUESTS = 16  # to an object store at once
-_NAMED_BLANKS = 100  # damaged records named one by one; beyond, only when their number doubles
+_LOADERS = 4  # threads that read windows of several lanes
+_WHOLE_WINDOWS = 4  # most windows that are read as a whole for one batch
+_REQUESTS = 16  # concurrent requests to an object store
+_NAMED_BLANKS = 100  # most damaged records that are logged one by one; more only when their number doubles
 
 
 @dataclass
 class _Loaded:
-    """Bytes of some record ranges, and per record in serving order where its payload lies and what is expected."""
+    """Bytes of record ranges; per record in reading order: number, place of the payload, checksum, status."""
 
     data: memoryview
     numbers: np.ndarray  # record numbers
@@ -61,7 +60,7 @@ class _Loaded:
     status: list[int]
 
     def __getitem__(self, place: int) -> tuple[bytes | None, int]:
-        """(payload, 0), or (None, reason)."""
+        """Return (payload, 0), or (None, status) of a damaged record."""
         if self.status[place]:
             return None, self.status[place]
         payload = bytes(self.data[self.starts[place] : self.ends[place]])
@@ -71,7 +70,7 @@ class _Loaded:
 
 
 class RecordReader:
-    """Reads ranges of records, numbered through all shards of an index in file-name order."""
+    """Reader of ranges of records, which are numbered through all shards of an index in file-name order."""
 
     def __init__(self, index: ShardIndex) -> None:
         self.index = index
@@ -81,12 +80,12 @@ class RecordReader:
         self.files: LocalFiles | ObjectFiles = (ObjectFiles if remote else LocalFiles)(index.folder)
 
     def locate(self, number: int) -> tuple[str, int]:
-        """File name and number in that file of record ``number``."""
+        """Return the file name of record ``number``, and its number in the file."""
         shard = int(np.searchsorted(self._first, number, side="right")) - 1
         return self.index.entries[shard].name, number - int(self._first[shard])
 
     def _block_offsets(self, shard: int) -> np.ndarray:
-        """Offset of every ``_BLOCK``-th record, counted once per file."""
+        """Return the offset of every ``_BLOCK``-th record; cached per file."""
         if shard in self._blocks:
             return self._blocks[shard]
         lengths = self.index.entries[shard].lengths
@@ -96,13 +95,13 @@ class RecordReader:
         return self._blocks[shard]
 
     def _offset(self, shard: int, record: int) -> int:
-        """Offset of the frame of ``record`` in its file."""
+        """Return the offset of the frame of ``record`` in its file."""
         block = record // _BLOCK
         rest = self.index.entries[shard].lengths[block * _BLOCK : record]
         return int(self._block_offsets(shard)[block]) + int(rest.sum(dtype=np.int64)) + len(rest) * FRAME_BYTES
 
     def _pieces(self, ranges: tuple[tuple[int, int], ...]) -> list[tuple[int, int, int]]:
-        """The ranges cut at file borders: (shard, first record, end) numbered inside the file."""
+        """Cut the ranges at file borders: (shard, first record in the file, end)."""
         pieces = []
         for start, stop in ranges:
             shard = int(np.searchsorted(self._first, start, side="right")) - 1
@@ -115,7 +114,7 @@ class RecordReader:
         return pieces
 
     def load(self, ranges: tuple[tuple[int, int], ...], order: np.ndarray | None = None) -> _Loaded:
-        """Read ``ranges`` of records whole; ``order`` permutes their concatenation."""
+        """Read and verify ``ranges`` of records; ``order`` permutes their concatenation."""
         pieces = self._pieces(ranges)
         columns = [(self.index.entries[s].lengths[a:b], self.index.entries[s].crcs[a:b]) for s, a, b in pieces]
         lengths = np.concatenate([c[0] for c in columns]).astype(np.int64)
@@ -133,7 +132,7 @@ class RecordReader:
             requests.append(_Request(name, self._offset(shard, first), memoryview(data)[begin:stop]))
             done = here.stop
         for (here, begin, stop), got in zip(places, self.files.read(requests), strict=True):
-            data[begin + max(got, 0) : stop] = 0  # np.empty holds old contents
+            data[begin + max(got, 0) : stop] = 0  # np.empty is not initialized
             status[here][frame_ends[here] > begin + got] = BEYOND_END if got >= 0 else UNREADABLE
         starts, ends = frame_starts + HEADER_BYTES, frame_ends - (FRAME_BYTES - HEADER_BYTES)
         footers = data[ends[:, None] + np.arange(4)] != mask_crcs(crcs)[:, None].view(np.uint8).reshape(-1, 4)
@@ -148,7 +147,7 @@ class RecordReader:
 
 
 class _Request(NamedTuple):
-    """Bytes to read: from ``offset`` of the file ``name`` on, as many as ``target`` holds."""
+    """Read of ``len(target)`` bytes from ``offset`` in the file ``name``."""
 
     name: str
     offset: int
@@ -156,7 +155,7 @@ class _Request(NamedTuple):
 
 
 class LocalFiles:
-    """Shards in a local folder. ``loaders`` threads may read at once; few windows are read whole in one batch."""
+    """Shards in a local folder, read by ``loaders`` threads; at most ``whole_windows`` windows for one batch."""
 
     loaders, whole_windows = _LOADERS, _WHOLE_WINDOWS
 
@@ -164,27 +163,29 @@ class LocalFiles:
         self._folder = folder
 
     def read(self, requests: Sequence[_Request]) -> list[int]:
-        """Fill the targets; per request the bytes that the file had, -1 when it cannot be read."""
-        counts = []
-        with contextlib.ExitStack() as files:
-            opened: dict[str, int | None] = {}
-            for name, offset, target in requests:
-                if name not in opened:
-                    opened[name] = self._open(name, files)
-                counts.append(_read_into(opened[name], offset, target))
-        return counts
-
-    def _open(self, name: str, files: contextlib.ExitStack) -> int | None:
+        """Fill the targets; return the number of bytes read per request, -1 for an unreadable file."""
+        files: dict[str, int] = {}
         try:
-            file = os.open(self._folder / name, os.O_RDONLY)
+            return [self._read(request, files) for request in requests]
+        finally:
+            for file in files.values():
+                os.close(file)
+
+    def _read(self, request: _Request, files: dict[str, int]) -> int:
+        name, offset, target = request
+        got = 0
+        try:
+            if name not in files:
+                files[name] = os.open(self._folder / name, os.O_RDONLY)
+            while got < len(target) and (count := os.preadv(files[name], [target[got:]], offset + got)):
+                got += count
         except OSError:
-            return None
-        files.callback(os.close, file)
-        return file
+            return -1
+        return got
 
 
 class ObjectFiles:
-    """Shards in an object store: many requests at once, and windows always whole, since each request waits."""
+    """Shards in an object store: concurrent requests for whole windows, because every request has a latency."""
 
     loaders, whole_windows = _REQUESTS, 1 << 30
 
@@ -193,7 +194,7 @@ class ObjectFiles:
         self._pool = ThreadPoolExecutor(_REQUESTS, thread_name_prefix="object-store")
 
     def read(self, requests: Sequence[_Request]) -> list[int]:
-        """As :meth:`LocalFiles.read`; ``StorageError`` when the store or the whole folder is gone."""
+        """Read as :meth:`LocalFiles.read` does; ``StorageError`` if the store or the whole folder is lost."""
         return list(self._pool.map(self._read, requests))
 
     def _read(self, request: _Request) -> int:
@@ -201,28 +202,12 @@ class ObjectFiles:
         try:
             content = (self._folder / name).read_range(offset, len(target))
         except FileNotFoundError:
-            # One lost file is damage, as it is locally. With the index gone too, nothing more can be read.
+            # A lost file is damage, as it is locally. If the index is lost too, nothing more can be read.
             if not (self._folder / INDEX_NAME).is_file():
-                raise StorageError(
-                    f"{self._folder}: the shards are gone; restore the bucket and run again"
-                ) from None
+                raise StorageError(f"{self._folder}: the shards are lost; restore them and run again") from None
             return -1
         target[: len(content)] = content
         return len(content)
-
-
-def _read_into(file: int | None, offset: int, target: memoryview) -> int:
-    """Fill ``target`` from ``offset`` on; returns the bytes that the file had, -1 when it cannot be read."""
-    got = 0
-    try:
-        while file is not None and got < len(target):
-            count = os.preadv(file, [target[got:]], offset + got)
-            if not count:
-                break
-            got += count
-    except OSError:
-        return -1
-    return got if file is not None else -1
 
 
 @dataclass(frozen=True)
@@ -236,38 +221,33 @@ class RawBatch:
 
 
 class LaneReader:
-    """Raw batches by data step, in lanes-and-windows order; holds one window per lane that its rows touch."""
+    """Reader of training batches, in the order of lanes and windows; keeps one window per lane of its rows."""
 
     def __init__(self, reader: RecordReader, order: LaneOrder, sizes: BatchSizes, rows: HostRows) -> None:
         self.reader, self.order, self.sizes, self.rows = reader, order, sizes, rows
         self._windows: dict[int, tuple[int, int, int, _Loaded]] = {}  # lane -> first, end position, epoch, bytes
 
     def batch(self, data_step: int) -> RawBatch:
-        """The host's rows of batch ``data_step``; cheap when steps come one after another, right in any order."""
+        """Read the rows of batch ``data_step`` that this host feeds; fastest for consecutive steps."""
         size = self.sizes.size(data_step)
         lanes, places = self.rows.at(size)
         positions = places + self.sizes.start(data_step) // self.order.lanes
         self._load_together(np.unique(lanes).tolist(), int(positions.min()), size // self.order.lanes)
-        records: list[bytes | None] = []
-        status, numbers, epochs = [], [], []
+        rows = []
         for lane, position in zip(lanes.tolist(), positions.tolist(), strict=True):
             first, end, epoch, loaded = self._windows[lane]
             if not first <= position < end:
                 first, end, epoch, loaded = self._load(lane, position)
-            record, reason = loaded[position - first]
-            records.append(record)
-            status.append(reason)
-            numbers.append(loaded.numbers[position - first])
-            epochs.append(epoch)
-        return RawBatch(
-            records, np.array(status, np.int64), np.array(numbers, np.int64), np.array(epochs, np.int64)
-        )
+            place = position - first
+            rows.append((*loaded[place], loaded.numbers[place], epoch))
+        records, *columns = zip(*rows, strict=True)
+        return RawBatch(list(records), *(np.array(column, np.int64) for column in columns))
 
     def _load_together(self, lanes: list[int], position: int, share: int) -> None:
-        """Make ``position`` ready in all ``lanes``; ``share`` records of each are wanted in this batch.
+        """Load ``position`` in all ``lanes``; this batch has ``share`` records of each.
 
-        Many windows at once would cost the first batch a second and the others a burst. So only some are read
-        whole now; the other lanes get single records for a few batches, so that their turns come one by one.
+        To read many windows for one batch would delay it, at the start of training by a second. So only some
+        windows are read as a whole; the other lanes get single records for some batches, and their windows later.
         """
         held, files = self._windows, self.reader.files
         missing = [v for v in lanes if v not in held or not held[v][0] <= position < held[v][1]]
@@ -284,7 +264,7 @@ class LaneReader:
             load(0)
 
     def _load(self, lane: int, position: int, count: int | None = None) -> tuple[int, int, int, _Loaded]:
-        """Read the window that holds ``position``: all of it, or ``count`` records from there on."""
+        """Read the window of ``position``, or only ``count`` of its records from ``position`` on."""
         self._windows.pop(lane, None)
         epoch, window = self.order.window(lane, position)
         first = epoch * self.order.lane_records(lane) + window.start
@@ -299,7 +279,7 @@ class LaneReader:
 
 
 class SequentialReader:
-    """Raw batches by number, in file order, each record once; rows after the last record have no payload."""
+    """Reader of held-out batches, in file order, each record once; rows after the last record have no payload."""
 
     def __init__(self, reader: RecordReader, batch_size: int, rows: HostRows) -> None:
         self.reader, self.batch_size = reader, batch_size
@@ -308,7 +288,7 @@ class SequentialReader:
         self._rows = lanes * share + places
 
     def batch(self, number: int) -> RawBatch:
-        """The host's rows of batch ``number``; filler rows have status 0 and a number after the last record's."""
+        """Read the rows of batch ``number`` that this host feeds; filler rows have status 0 and unused numbers."""
         wanted = number * self.batch_size + self._rows
         exists = wanted < self.reader.index.records
         records: list[bytes | None] = [None] * len(wanted)
@@ -322,8 +302,8 @@ class SequentialReader:
 
 
 class BlankCounter:
-    """Counts and names the blank rows of the batches handed out, and stops above the budget: ``at_once``, or, if
-    this process reads only a part of the rows and others wait for theirs, in :meth:`check`."""
+    """Counter and log of blank rows, which raises ``DataBudgetError`` above the budget: ``at_once``, or only in
+    :meth:`check` if this process reads a part of the rows and others wait for them."""
 
     def __init__(self, reader: RecordReader, budget: int, *, at_once: bool) -> None:
         self.reader, self.budget, self.at_once, self.count = reader, budget, at_once, 0
@@ -331,7 +311,7 @@ class BlankCounter:
         self._named: set[int] = set()
 
     def add(self, batch: Mapping[str, np.ndarray]) -> None:
-        """Count a batch that is about to be handed out; ``DataBudgetError`` leaves the count unchanged."""
+        """Count the blank rows of a batch; ``DataBudgetError`` leaves the count unchanged."""
         damaged = np.flatnonzero(batch["status"])
         if not len(damaged):
             return
@@ -342,7 +322,7 @@ class BlankCounter:
         self.count += len(damaged)
 
     def check(self, more: int = 0) -> None:
-        """``DataBudgetError`` if the count and ``more`` are above the budget."""
+        """Raise ``DataBudgetError`` if the count plus ``more`` exceeds the budget."""
         if self.count + more > self.budget:
             raise DataBudgetError(
                 f"{self.count + more} damaged records, more than data.max_blank_records ({self.budget}); restore "

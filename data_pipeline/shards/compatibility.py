@@ -1,7 +1,4 @@
-"""Shards against the config: the settings that they were built with, and the features that their index lists.
-
-Everything is checked before a record is read.
-"""
+"""Checks of shards against the config: settings of the build and features in the index, before a record is read."""
 
 import logging
 from collections.abc import Mapping
@@ -34,10 +31,10 @@ _SHARDS_PER_EVAL_SHARD = 16
 
 
 def shard_settings(data: DataConfig, tokenizer: Tokenizer, split: str) -> dict[str, Any]:
-    """Return every setting that determines the bytes of a split's shards, by its name in the configuration.
+    """Return every setting that determines the bytes of a split's shards, by its name in the config.
 
-    Held-out text gets one pass and a sixteenth of the shards. Dynamic masking happens at read time, so its
-    settings are not part of such shards.
+    Held-out text gets one pass and a sixteenth of the shards. The settings of dynamic masking, which happens at
+    read time, are not among them.
     """
     names = [*_ALWAYS, *(_MASKING if data.masking == "static" else ())]
     if data.masking == "static" and data.mask_unit == "span":
@@ -50,7 +47,7 @@ def shard_settings(data: DataConfig, tokenizer: Tokenizer, split: str) -> dict[s
 
 
 def differences(recorded: Mapping[str, Any], wanted: Mapping[str, Any], owner: str) -> str:
-    """Return ``name: OWNER X, config Y, ...`` for settings of ``wanted`` that were recorded otherwise, else ""."""
+    """Return ``name: OWNER X, config Y, ...`` for the settings that differ between the two, "" if none does."""
 
     def short(value: Any) -> str:
         if isinstance(value, list) and value:
@@ -70,19 +67,19 @@ def differences(recorded: Mapping[str, Any], wanted: Mapping[str, Any], owner: s
 
 @dataclass(frozen=True)
 class Layout:
-    """Features to parse: name in google-research/bert -> (name in the files, kind, values per record)."""
+    """Features to parse, and their limits."""
 
+    # Name in google-research/bert -> (name in the files, kind, values per record).
     features: dict[str, tuple[str, str, int]]
-    dynamic: bool
-    has_labels: bool
-    vocab_size: int | None
+    has_labels: bool  # of next sentence or sentence order
+    vocab_size: int | None  # None: ids are not checked
 
 
 def check_layout(index: ShardIndex, data: DataConfig, tokenizer: Tokenizer | None) -> Layout:
-    """Return what to parse; ``ValueError`` names the first difference between the shards and the config."""
+    """Return the features to parse; ``ValueError`` for the first difference between shards and config."""
     folder, stored_features = index.folder, index.features
     if not index.records:
-        raise ValueError(f"{folder}: the shards hold no records; build them again with more text")
+        raise ValueError(f"{folder}: the shards contain no records; build them again with more text")
     dynamic = data.masking == "dynamic"
     lengths = dict.fromkeys(("input_ids", "input_mask", "segment_ids"), data.seq_length)
     lengths |= {"word_starts": data.seq_length} if dynamic else dict.fromkeys(_MASKED, data.max_predictions)
@@ -92,29 +89,29 @@ def check_layout(index: ShardIndex, data: DataConfig, tokenizer: Tokenizer | Non
     if dynamic and "word_starts" not in stored_features:
         raise ValueError(f"data.masking: dynamic, but the shards in {folder} were masked when built; use static")
     if not dynamic and "masked_lm_ids" not in stored_features:
-        raise ValueError(f"data.masking: static, but the shards in {folder} hold no masks; use dynamic")
+        raise ValueError(f"data.masking: static, but the shards in {folder} contain no masks; use dynamic")
     features = {}
     for name, length in lengths.items():
         stored = name if name in stored_features else _OTHER_NAMES.get(name, name)
         if stored not in stored_features:
             raise ValueError(
-                f"{folder}: the shards lack the feature {name}; they hold {', '.join(sorted(stored_features))}"
+                f"{folder}: the shards lack the feature {name}; they have {', '.join(sorted(stored_features))}"
             )
         summary = stored_features[stored]
         if (summary.min_length, summary.max_length) != (length, length):
             option = {data.seq_length: "data.seq_length"}.get(length, "data.max_predictions")
             option = "one label" if name == "next_sentence_labels" else f"{option} {length}"
             lengths_found = " to ".join(map(str, sorted({summary.min_length, summary.max_length})))
-            raise ValueError(f"{folder}: {name} has {lengths_found} values a record, the config wants {option}")
+            raise ValueError(f"{folder}: {name} has {lengths_found} values a record, but the config needs {option}")
         features[name] = (stored, summary.kind, length)
     _check_ranges(index, features, tokenizer)
-    return Layout(features, dynamic, has_labels, tokenizer.vocab_size if tokenizer else None)
+    return Layout(features, has_labels, tokenizer.vocab_size if tokenizer else None)
 
 
 def _check_ranges(
     index: ShardIndex, features: Mapping[str, tuple[str, str, int]], tokenizer: Tokenizer | None
 ) -> None:
-    """Raise ``ValueError`` for values in the index that no model may get."""
+    """Raise ``ValueError`` if a value in the index is outside the range that the model accepts."""
     limits = {"input_mask": 2, "next_sentence_labels": 2, "masked_lm_positions": features["input_ids"][2]}
     limits["segment_ids"] = 1 << 15
     if tokenizer is not None:
@@ -127,7 +124,7 @@ def _check_ranges(
             if summary is None or (summary.min_value >= 0 and summary.max_value < limit):
                 continue
             what = f"{name} from {summary.min_value} to {summary.max_value}, allowed: 0 to {limit - 1}"
-            remedy = "these shards were made with another vocabulary" if "ids" in name else "make the shards again"
+            remedy = "these shards were made with another vocabulary" if "ids" in name else "build the shards again"
             raise ValueError(f"{index.folder / entry.name}: {what}; {remedy}")
 
 
@@ -152,5 +149,5 @@ def warn_of_changed_files(index: ShardIndex) -> None:
         if size != entry.bytes:
             now = "is missing" if size is None else f"has {size} bytes"
             _log.warning(
-                "%s %s, the index says %d bytes: damaged records become blank rows", path, now, entry.bytes
+                "%s %s, but %d bytes in the index: damaged records become blank rows", path, now, entry.bytes
             )

@@ -1,18 +1,18 @@
 """The on-disk format: TFRecord shards, the index of a shard folder, and its manifest.
 
 A shard is a TFRecord file of serialized tf.train.Examples with google-research/bert's feature names. The index
-(one file per folder, ``records.index``) lists what it takes to check every byte: per shard its name, records, size,
-whole-file crc32c, feature shapes and value ranges, and per record its length and the crc32c of its payload. It
-makes any record readable in one seek and any damage visible. The manifest (``manifest.json``) tells how the
-shards were made. None of the three holds times, paths or worker counts, and all are written atomically.
+(one file per folder, ``records.index``) lists the name, records, size, crc32c, feature shapes and value ranges of
+each shard, and the length and crc32c of each record: any record is one seek away and any damaged byte is detected.
+The manifest (``manifest.json``) records the settings and counts of the build. None of the three contains times,
+paths or worker counts, and all are written atomically.
 """
 
 import json
 import struct
 from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
-from itertools import islice
+from dataclasses import dataclass
+from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -42,13 +42,13 @@ def _mask_crc(crc: int) -> int:
 
 
 def mask_crcs(crcs: np.ndarray) -> np.ndarray:
-    """Masked checksums as TFRecord stores them, uint32[N], of crc32c values uint32[N]."""
+    """Mask crc32c values uint32[N] as TFRecord stores them, uint32[N]."""
     crcs = crcs.astype(np.uint32)
     return (crcs >> np.uint32(15) | crcs << np.uint32(17)) + np.uint32(_MASK_DELTA)
 
 
 def frame_headers(lengths: np.ndarray) -> np.ndarray:
-    """The 12 bytes before each payload, uint8[N, 12], for payload lengths [N]."""
+    """Return the 12 bytes before each payload, uint8[N, 12], for payload lengths [N]."""
     distinct, inverse = np.unique(lengths, return_inverse=True)
     table = b"".join(map(_frame_header, distinct.tolist()))
     return np.frombuffer(table, np.uint8).reshape(-1, HEADER_BYTES)[inverse]
@@ -76,18 +76,9 @@ class ShardEntry:
         return len(self.lengths)
 
     @property
-    def id_range(self) -> tuple[int, int] | None:
-        """Smallest and largest token id; None without id features or records."""
-        return _id_range(self.features) if self.records else None
-
-    def offsets(self) -> np.ndarray:
-        """Offset of each record's frame in the file, and the file's end: int64[records + 1]."""
-        return np.concatenate([[0], np.cumsum(self.lengths.astype(np.int64) + FRAME_BYTES)])
-
-
-def _id_range(features: Mapping[str, FeatureSummary]) -> tuple[int, int] | None:
-    summaries = [features[name] for name in ID_FEATURES if name in features]
-    return (min(f.min_value for f in summaries), max(f.max_value for f in summaries)) if summaries else None
+    def facts(self) -> dict[str, Any]:
+        """Name, number of records, bytes and checksum, for an index or a manifest."""
+        return {"name": self.name, "records": self.records, "bytes": self.bytes, "crc32c": self.crc32c}
 
 
 @dataclass(frozen=True, eq=False)
@@ -114,17 +105,19 @@ class ShardIndex:
     @property
     def id_range(self) -> tuple[int, int] | None:
         """Smallest and largest token id in the folder; None without id features."""
-        return _id_range(self.features)
+        features = self.features
+        found = [features[name] for name in ID_FEATURES if name in features]
+        return (min(f.min_value for f in found), max(f.max_value for f in found)) if found else None
 
 
 # ------------------------------------------------------------------ writing
 
 
 class _Scanner:
-    """Collects what a ShardEntry holds while records pass by.
+    """Builder of a ShardEntry from the records of a file, chunk by chunk.
 
-    ``bounds`` int64[F, 2]: the least and largest values of all features in name order, where they are known; the
-    records must then have equal lengths, and only the first is parsed.
+    ``bounds`` int64[F, 2] are the smallest and largest values of all features in name order, if they are known:
+    then all records must have features of equal lengths, and only the first record is parsed.
     """
 
     def __init__(self, path: Location, bounds: np.ndarray | None = None) -> None:
@@ -134,7 +127,7 @@ class _Scanner:
         self.features: dict[str, FeatureSummary] | None = None
 
     def add(self, records: Sequence[bytes], crcs: Sequence[int], framed: bytes) -> None:
-        """Take the next records, the checksums of their payloads, and all their bytes as they stand in the file."""
+        """Add the next records, the checksums of their payloads, and their bytes in the file (``framed``)."""
         if not records:
             return
         try:
@@ -144,7 +137,7 @@ class _Scanner:
             elif self.features is None:
                 summary = summarize_examples(records[:1])
                 self.features = {
-                    name: replace(summary[name], min_value=least, max_value=largest)
+                    name: summary[name]._replace(min_value=least, max_value=largest)
                     for name, (least, largest) in zip(sorted(summary), self.bounds.tolist(), strict=True)
                 }
         except ValueError as error:
@@ -155,7 +148,7 @@ class _Scanner:
         self.bytes += len(framed)
 
     def entry(self) -> ShardEntry:
-        """The finished entry."""
+        """Return the index entry of all records so far."""
         return ShardEntry(
             name=self.path.name,
             bytes=self.bytes,
@@ -167,9 +160,10 @@ class _Scanner:
 
 
 def write_records(path: Path, records: Iterable[bytes], bounds: np.ndarray | None = None) -> ShardEntry:
-    """Write serialized examples as one TFRecord shard, atomically; returns its index entry.
+    """Write serialized examples as one TFRecord shard, atomically; return its index entry.
 
-    ``bounds`` spares parsing them: see :func:`data_pipeline.shards.tfexample.value_bounds`, over all records.
+    ``bounds`` int64[F, 2] (:func:`data_pipeline.shards.tfexample.value_bounds` over all records) avoids parsing
+    them.
     """
     scanner = _Scanner(path, bounds)
     stream = iter(records)
@@ -189,16 +183,16 @@ def write_records(path: Path, records: Iterable[bytes], bounds: np.ndarray | Non
 
 
 def _read_frames(path: Location) -> Iterator[tuple[bytes, int, bytes]]:
-    """Every record of a file as (payload, its crc32c, its frame); ``ValueError`` at the first damage."""
+    """Yield (payload, its crc32c, frame) of every record of a file; ``ValueError`` at the first damaged one."""
     number = 0
 
     def damaged(what: str) -> ValueError:
-        return ValueError(f"{path}: record {number}: {what}; the shard is damaged, make or fetch it again")
+        return ValueError(f"{path}: record {number}: {what}; the shard is damaged, build or download it again")
 
     with path.open("rb", buffering=1 << 20) as file:
         while header := file.read(HEADER_BYTES):
             if header[:2] == b"\x1f\x8b" and number == 0:
-                raise ValueError(f"{path}: compressed; unpack it first (gunzip)")
+                raise ValueError(f"{path}: the shard is compressed; decompress it first (gunzip)")
             length = int.from_bytes(header[:8], "little")
             if len(header) < HEADER_BYTES or header != _frame_header(length) or length > _LARGEST_RECORD:
                 raise damaged("its length or the length's checksum is wrong")
@@ -214,12 +208,12 @@ def _read_frames(path: Location) -> Iterator[tuple[bytes, int, bytes]]:
 
 
 def read_records(path: Location) -> Iterator[bytes]:
-    """Payloads of a shard in file order, checksums verified; ``ValueError`` at the first damage."""
+    """Yield the payloads of a shard in file order; ``ValueError`` at the first damaged record."""
     return (payload for payload, _, _ in _read_frames(path))
 
 
 def scan_shard(path: Location, bounds: np.ndarray | None = None) -> ShardEntry:
-    """Index entry of an existing shard; ``ValueError`` (file, record, what) when it is damaged."""
+    """Return the index entry of an existing shard; ``ValueError`` (file, record, reason) if it is damaged."""
     scanner, frames = _Scanner(path, bounds), _read_frames(path)
     while chunk := list(islice(frames, _CHUNK)):
         payloads, crcs, framed = zip(*chunk, strict=True)
@@ -231,17 +225,11 @@ def scan_shard(path: Location, bounds: np.ndarray | None = None) -> ShardEntry:
 
 
 def write_index(folder: Location, entries: Iterable[ShardEntry]) -> ShardIndex:
-    """Write ``records.index`` for ``entries`` (any order); equal shards give equal bytes."""
+    """Write ``records.index`` for ``entries`` in any order; equal shards give equal bytes."""
     ordered = tuple(sorted(entries, key=lambda entry: entry.name))
     shards = [
-        {
-            "name": e.name,
-            "records": e.records,
-            "bytes": e.bytes,
-            "crc32c": e.crc32c,
-            "features": {name: asdict(summary) for name, summary in sorted(e.features.items())},
-        }
-        for e in ordered
+        entry.facts | {"features": {name: summary._asdict() for name, summary in sorted(entry.features.items())}}
+        for entry in ordered
     ]
     header = json.dumps({"shards": shards}, sort_keys=True, separators=(",", ":")).encode()
     header += b" " * (-len(header) % 4)
@@ -254,10 +242,10 @@ def write_index(folder: Location, entries: Iterable[ShardEntry]) -> ShardIndex:
 
 
 def read_index(folder: Location | str) -> ShardIndex:
-    """The index of ``folder``.
+    """Read the index of ``folder``.
 
-    ``ValueError`` (one line, with the command that makes an index) when there is none, when it is damaged, or
-    when the folder holds TFRecords that it does not list.
+    ``ValueError`` (one line, with the command that writes an index) if it is missing or damaged, or if the folder
+    contains TFRecords that are not in it.
     """
     folder = location(folder)
     path = folder / INDEX_NAME
@@ -269,26 +257,17 @@ def read_index(folder: Location | str) -> ShardIndex:
     local = local_copy(path)
     if not _index_is_whole(local):
         raise ValueError(f"{path}: the index is damaged; check the shards, then {remedy}")
-    # Mapped, not read: eight bytes a record would be gigabytes on every host for a corpus of C4's size.
+    # Mapped, because eight bytes a record would be gigabytes on every host for a corpus of C4's size.
     data = np.memmap(local, np.uint8, "r")
     (header_bytes,) = struct.unpack_from("<Q", data, _FIXED_BYTES - 8)
     shards = json.loads(data[_FIXED_BYTES : _FIXED_BYTES + header_bytes].tobytes())["shards"]
-    arrays = np.asarray(data)[_FIXED_BYTES + header_bytes :].view("<u4")
-    lengths, crcs = arrays[: len(arrays) // 2], arrays[len(arrays) // 2 :]
-    entries, start = [], 0
-    for shard in shards:
-        end = start + shard["records"]
-        entries.append(
-            ShardEntry(
-                name=shard["name"],
-                bytes=shard["bytes"],
-                crc32c=shard["crc32c"],
-                lengths=lengths[start:end],
-                crcs=crcs[start:end],
-                features={name: FeatureSummary(**summary) for name, summary in shard["features"].items()},
-            )
-        )
-        start = end
+    lengths, crcs = np.asarray(data)[_FIXED_BYTES + header_bytes :].view("<u4").reshape(2, -1)
+    borders = np.cumsum([0, *(shard["records"] for shard in shards)]).tolist()
+    entries = []
+    for shard, (start, end) in zip(shards, pairwise(borders), strict=True):
+        features = {name: FeatureSummary(**summary) for name, summary in shard["features"].items()}
+        columns = lengths[start:end], crcs[start:end]
+        entries.append(ShardEntry(shard["name"], shard["bytes"], shard["crc32c"], *columns, features))
     unlisted = sorted({p.name for p in folder.glob("[!.]*.tfrecord*")} - {e.name for e in entries})
     if unlisted:
         raise ValueError(f"{folder}: {unlisted[0]} is not in the index ({len(unlisted)} such files); {remedy}")
@@ -309,15 +288,15 @@ def _index_is_whole(path: Path) -> bool:
 def index_folder(folder: Location | str) -> ShardIndex:
     """Scan every TFRecord in ``folder`` and write the index (the ``bert-data index DIR`` command).
 
-    Shards are the files with ``.tfrecord`` in their names and all others that begin like a TFRecord. A damaged
-    one raises ``ValueError``: an index must not list damaged records.
+    Shards are the files with ``.tfrecord`` in their names and all others that begin like a TFRecord. ``ValueError``
+    for a damaged one, because an index must not list damaged records.
     """
     folder = location(folder)
     if not folder.is_dir():
         raise ValueError(f"{folder}: no such folder")
     paths = [p for p in sorted(folder.iterdir()) if p.is_file() and _looks_like_shard(p)]
     if not paths:
-        raise ValueError(f"{folder}: no TFRecord files; give the folder that holds the shards")
+        raise ValueError(f"{folder}: no TFRecord files; name the folder of the shards")
     return write_index(folder, [scan_shard(path) for path in paths])
 
 
@@ -336,14 +315,12 @@ def _looks_like_shard(path: Location) -> bool:
 
 def write_manifest(folder: Location, manifest: Mapping[str, Any]) -> None:
     """Write ``manifest.json``, keys sorted, with a checksum of its own contents under ``crc32c``."""
-    contents = {key: value for key, value in manifest.items() if key != "crc32c"}
-    checksum = google_crc32c.value(json.dumps(contents, sort_keys=True).encode())
-    contents["crc32c"] = checksum
+    contents = {**manifest, "crc32c": google_crc32c.value(json.dumps(manifest, sort_keys=True).encode())}
     write_whole(folder / MANIFEST_NAME, json.dumps(contents, sort_keys=True, indent=1) + "\n")
 
 
 def read_manifest(folder: Location | str) -> dict[str, Any] | None:
-    """The manifest of ``folder`` without its checksum, or None without one; ``ValueError`` when damaged."""
+    """Read the manifest of ``folder`` without its checksum, None without one; ``ValueError`` if it is damaged."""
     path = location(folder) / MANIFEST_NAME
     if not path.is_file():
         return None
@@ -354,5 +331,5 @@ def read_manifest(folder: Location | str) -> dict[str, Any] | None:
     except (ValueError, KeyError, TypeError, AttributeError):
         intact = False
     if not intact:
-        raise ValueError(f"{path}: the manifest is damaged; build the shards again or fetch it again")
+        raise ValueError(f"{path}: the manifest is damaged; build the shards again or download it again")
     return manifest

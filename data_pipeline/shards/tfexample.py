@@ -1,45 +1,41 @@
-"""tf.train.Example in numpy: whole batches to bytes, and bytes back to the places of each feature's values.
+"""Encoder and decoder of tf.train.Example in numpy: batches to bytes, and bytes to features and their summaries.
 
-The wire format is protocol buffers' (Example {features=1}, Features {map<string, Feature> feature=1}, Feature
-{bytes_list=1, float_list=2, int64_list=3}, each list {repeated value=1, packed}). No TensorFlow here: a builder
-process would pay seconds and hundreds of megabytes for a few varints.
+The messages are Example {features=1}, Features {map<string, Feature> feature=1}, Feature {bytes_list=1,
+float_list=2, int64_list=3}, each list {repeated value=1, packed}. TensorFlow is not used, because its import costs
+every builder process seconds and hundreds of megabytes.
 """
 
 import functools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
+
+from bert_jax.io.protobuf import read_fields, write_varint
 
 _KIND_TAGS = {"bytes": 0x0A, "float": 0x12, "int64": 0x1A}
 _TAG_KINDS = {tag: kind for kind, tag in _KIND_TAGS.items()}
 
-
-def varint(value: int) -> bytes:
-    """``value`` (0 or more) as a protocol-buffer varint."""
-    out = bytearray()
-    while value > 127:
-        out.append(value & 127 | 128)
-        value >>= 7
-    out.append(value)
-    return bytes(out)
+_Values = list[tuple[int, int, int]]  # (tag, start, end) in a record
+_Prefixes = dict[int, list[tuple[bytes, str, str]]]  # size of a feature -> (bytes before its values, name, kind)
 
 
 def _field(tag: int, body: bytes) -> bytes:
-    return bytes((tag,)) + varint(len(body)) + body
+    return bytes((tag,)) + write_varint(len(body)) + body
 
 
 @functools.lru_cache(maxsize=1 << 16)
 def _feature_prefix(name: str, kind: str, size: int) -> bytes:
-    """All bytes of a feature's map entry that precede ``size`` bytes of packed values."""
-    packed = b"\x0a" + varint(size)
-    listed = bytes((_KIND_TAGS[kind],)) + varint(len(packed) + size) + packed
-    inner = _field(0x0A, name.encode()) + b"\x12" + varint(len(listed) + size) + listed
-    return b"\x0a" + varint(len(inner) + size) + inner
+    """Return the bytes of a feature's map entry that precede ``size`` bytes of packed values."""
+    packed = b"\x0a" + write_varint(size)
+    listed = bytes((_KIND_TAGS[kind],)) + write_varint(len(packed) + size) + packed
+    inner = _field(0x0A, name.encode()) + b"\x12" + write_varint(len(listed) + size) + listed
+    return b"\x0a" + write_varint(len(inner) + size) + inner
 
 
 def _pack_ints(values: np.ndarray) -> tuple[bytes, np.ndarray]:
-    """Varints of ``values`` [N, K] in row order, and the bytes that each row takes, int64[N]."""
+    """Encode ``values`` [N, K] as varints in row order; return them and the number of bytes of each row,
+    int64[N]."""
     rows, columns = values.shape
     unsigned = values.astype(np.int64).view(np.uint64)
     top = int(unsigned.max(initial=0))
@@ -62,8 +58,8 @@ def encode_examples(features: Mapping[str, np.ndarray]) -> list[bytes]:
     """Serialize N examples at once.
 
     ``features`` maps names to arrays [N, K]: integers and bools become int64 lists, floats float lists. Features
-    are written sorted by name, so equal arrays give equal bytes. Returns N records. ``ValueError`` for arrays
-    that are not two-dimensional, disagree in N or hold another dtype.
+    are sorted by name, so equal arrays give equal bytes. Returns N records. ``ValueError`` for arrays that are not
+    two-dimensional, differ in N or have another dtype.
     """
     sizes = {np.shape(a)[0] if np.ndim(a) == 2 else None for a in features.values()}
     if len(sizes) != 1 or None in sizes:
@@ -91,16 +87,16 @@ def encode_examples(features: Mapping[str, np.ndarray]) -> list[bytes]:
             parts.append(packed[start:end])
             starts[i] = end
         body = b"".join(parts)
-        records.append(b"\x0a" + varint(len(body)) + body)
+        records.append(b"\x0a" + write_varint(len(body)) + body)
     return records
 
 
-# ------------------------------------------------------------------ bytes back to features
+# ------------------------------------------------------------------ reading
 
 
-@dataclass(frozen=True)
-class FeatureSummary:
-    """One feature over many records: kind (int64, float, bytes), fewest and most values, least and largest int."""
+class FeatureSummary(NamedTuple):
+    """Summary of one feature over many records: kind (int64, float or bytes), ranges of lengths and integer
+    values."""
 
     kind: str
     min_length: int
@@ -109,107 +105,79 @@ class FeatureSummary:
     max_value: int = 0
 
     def merge(self, other: "FeatureSummary") -> "FeatureSummary":
-        """Summary of both sets of records; ``ValueError`` when the kinds differ."""
+        """Return the summary of both sets of records; ``ValueError`` if the kinds differ."""
         if self.kind != other.kind:
             raise ValueError(f"a feature is {self.kind} in one record and {other.kind} in another")
-        return FeatureSummary(
-            kind=self.kind,
-            min_length=min(self.min_length, other.min_length),
-            max_length=max(self.max_length, other.max_length),
-            min_value=min(self.min_value, other.min_value),
-            max_value=max(self.max_value, other.max_value),
-        )
+        picks = zip((min, max, min, max), self[1:], other[1:], strict=True)
+        return FeatureSummary(self.kind, *(pick(ours, theirs) for pick, ours, theirs in picks))
 
 
 def merge_summaries(
     left: dict[str, FeatureSummary] | None, right: dict[str, FeatureSummary]
 ) -> dict[str, FeatureSummary]:
-    """Merge the summaries of two sets of records; a feature that one set lacks has ``min_length`` 0."""
+    """Merge the summaries of two sets of records; a feature that is missing in one set gets ``min_length`` 0."""
     if left is None:
         return right
     absent = {n: FeatureSummary(s.kind, 0, 0) for n, s in (left | right).items()}
     return {n: left.get(n, absent[n]).merge(right.get(n, absent[n])) for n in sorted(absent)}
 
 
-def _read_varint(data: bytes, at: int) -> tuple[int, int]:
-    value = shift = 0
-    while True:
-        if at >= len(data):
-            raise ValueError("a varint that the record's end cuts off")
-        byte = data[at]
-        value |= (byte & 127) << shift
-        at += 1
-        if byte < 128:
-            return value, at
-        shift += 7
-        if shift > 63:
-            raise ValueError("a varint of more than ten bytes")
+def parse_example(record: bytes, known: _Prefixes | None = None) -> dict[str, tuple[str, _Values]]:
+    """Locate the features of one serialized tf.train.Example: name -> (kind, values (tag, start, end) of its list).
 
-
-def _fields(data: bytes, at: int, end: int) -> list[tuple[int, int, int]]:
-    """Fields of a message as (tag, start, end) of their bodies; ``ValueError`` when they leave the message."""
-    fields = []
-    while at < end:
-        tag, start = _read_varint(data, at) if data[at] > 127 else (data[at], at + 1)
-        wire = tag & 7
-        if wire == 2:
-            size, start = _read_varint(data, start) if data[start] > 127 else (data[start], start + 1)
-            at = start + size
-        elif wire == 0:
-            _, at = _read_varint(data, start)
-        elif wire in (1, 5):
-            at = start + (8 if wire == 1 else 4)
-        else:
-            raise ValueError(f"wire type {wire}")
-        if at > end:
-            raise ValueError("a field that ends after its message")
-        fields.append((tag, start, at))
-    return fields
-
-
-def parse_example(record: bytes) -> dict[str, tuple[str, list[tuple[int, int, int]]]]:
-    """Features of one serialized tf.train.Example: name -> (kind, pieces (tag, start, end) of its list).
-
-    Any legal encoding is understood: packed or not, any order. ``ValueError`` for bytes that are no Example.
+    Any legal encoding is accepted: packed or not, in any order. ``known`` speeds up the parsing of similar records:
+    it collects the bytes that precede packed values, by the size of the feature. ``ValueError`` for other bytes.
     """
-    features: dict[str, tuple[str, list[tuple[int, int, int]]]] = {}
+    features: dict[str, tuple[str, _Values]] = {}
+    known = {} if known is None else known
     try:
-        for tag, start, end in _fields(record, 0, len(record)):
+        for tag, first, last in read_fields(record, 0, len(record)):
             if tag != 0x0A:
                 raise ValueError(f"tag {tag} in an Example")
-            for _, entry_start, entry_end in _fields(record, start, end):
-                parts = {t: (a, b) for t, a, b in _fields(record, entry_start, entry_end)}
-                key, value = parts.get(0x0A, (0, 0)), parts.get(0x12, (0, 0))
-                kind, pieces = "int64", []
-                for kind_tag, a, b in _fields(record, *value):
-                    kind, pieces = _TAG_KINDS[kind_tag], _fields(record, a, b)
-                features[record[slice(*key)].decode()] = (kind, pieces)
+            for _, start, end in read_fields(record, first, last):
+                for prefix, name, kind in known.get(end - start, ()):
+                    if record.startswith(prefix, start):
+                        features[name] = (kind, [(0x0A, start + len(prefix), end)])
+                        break
+                else:
+                    name, kind, values = _parse_feature(record, start, end)
+                    features[name] = (kind, values)
+                    if len(values) == 1 and values[0][0] == 0x0A and values[0][2] == end:
+                        known.setdefault(end - start, []).append((record[start : values[0][1]], name, kind))
     except (IndexError, KeyError, UnicodeDecodeError, ValueError) as error:
         raise ValueError(f"not a tf.train.Example ({error})") from None
     return features
 
 
+def _parse_feature(record: bytes, start: int, end: int) -> tuple[str, str, _Values]:
+    """Parse one entry of the feature map: its name, the kind of its list and the places of the list's values."""
+    parts = {tag: (a, b) for tag, a, b in read_fields(record, start, end)}
+    kind, values = "int64", []
+    for tag, a, b in read_fields(record, *parts.get(0x12, (0, 0))):
+        kind, values = _TAG_KINDS[tag], read_fields(record, a, b)
+    return record[slice(*parts.get(0x0A, (0, 0)))].decode(), kind, values
+
+
 def _read_varints(data: bytes) -> tuple[np.ndarray, np.ndarray]:
-    """Decode varints that follow each other: their values int64[N], and where each ends int64[N]."""
+    """Decode consecutive varints: their values int64[N], and the offset after each, int64[N]."""
     octets = np.frombuffer(data, np.uint8)
     ends = np.flatnonzero(octets < 128) + 1
-    starts = np.concatenate([[0], ends[:-1]])
-    widths = ends - starts
+    widths = np.diff(ends, prepend=0)
     if len(octets) and (not len(ends) or ends[-1] != len(octets) or widths.max() > 10):
         raise ValueError("not a tf.train.Example (a value that ends after its list)")
-    values = np.zeros(len(ends), np.uint64)
-    for group in range(int(widths.max(initial=0))):
-        longer = widths > group
-        part = octets[starts[longer] + group].astype(np.uint64)
-        values[longer] |= (part & np.uint64(127)) << np.uint64(7 * group)
+    starts, low_bits = ends - widths, octets & 127
+    values = low_bits[starts].astype(np.uint64)
+    for group in range(1, int(widths.max(initial=0))):
+        longer = np.flatnonzero(widths > group)
+        values[longer] |= low_bits[starts[longer] + group].astype(np.uint64) << np.uint64(7 * group)
     return values.view(np.int64), ends
 
 
 def decode_example(record: bytes) -> dict[str, np.ndarray]:
-    """One serialized tf.train.Example as arrays (int64, float32 or object); for tools, not for the input path."""
+    """Decode one serialized tf.train.Example to arrays (int64, float32 or object); for tools, not for training."""
     features: dict[str, np.ndarray] = {}
-    for name, (kind, pieces) in parse_example(record).items():
-        body = [record[start:end] for _, start, end in pieces]
+    for name, (kind, values) in parse_example(record).items():
+        body = [record[start:end] for _, start, end in values]
         if kind == "bytes":
             features[name] = np.array(body, object)
         elif kind == "float":
@@ -220,9 +188,9 @@ def decode_example(record: bytes) -> dict[str, np.ndarray]:
 
 
 def value_bounds(features: Mapping[str, np.ndarray]) -> np.ndarray:
-    """Least and largest value of each record's features in name order, int64[N, F, 2]; 0 for floats.
+    """Return the smallest and largest value of each record's features in name order, int64[N, F, 2]; 0 for floats.
 
-    ``features`` are as :func:`encode_examples` takes them.
+    ``features`` are those of :func:`encode_examples`.
     """
     columns = [np.asarray(features[name]) for name in sorted(features)]
     pairs = [np.stack([c.min(1), c.max(1)], 1) if c.dtype.kind != "f" else np.zeros((len(c), 2)) for c in columns]
@@ -230,9 +198,10 @@ def value_bounds(features: Mapping[str, np.ndarray]) -> np.ndarray:
 
 
 def summarize_examples(records: Sequence[bytes], first: int = 0) -> dict[str, FeatureSummary]:
-    """Summary of N serialized examples, feature by feature.
+    """Summarize the features of N serialized examples.
 
-    ``ValueError`` that begins with ``record I:`` (counted from ``first``) for one that is no tf.train.Example.
+    ``ValueError`` that begins with ``record I:`` (counted from ``first``) for bytes that are not a
+    tf.train.Example.
     """
     try:
         return _summarize(records)
@@ -247,26 +216,28 @@ def summarize_examples(records: Sequence[bytes], first: int = 0) -> dict[str, Fe
 
 def _summarize(records: Sequence[bytes]) -> dict[str, FeatureSummary]:
     columns: dict[str, tuple[str, list[int], list[bytes]]] = {}  # kind, number or bytes of values, int64 values
+    prefixes: _Prefixes = {}
     for record in records:
-        for name, (kind, pieces) in parse_example(record).items():
-            known, sizes, bodies = columns.setdefault(name, (kind, [], []))
-            if kind != known:
-                raise ValueError(f"feature {name!r} is {known} in one record and {kind} in another")
-            sizes.append(len(pieces) if kind == "bytes" else sum(end - start for _, start, end in pieces))
+        for name, (kind, values) in parse_example(record, prefixes).items():
+            first_kind, sizes, bodies = columns.setdefault(name, (kind, [], []))
+            if kind != first_kind:
+                raise ValueError(f"feature {name!r} is {first_kind} in one record and {kind} in another")
+            sizes.append(len(values) if kind == "bytes" else sum([end - start for _, start, end in values]))
             if kind == "int64":
-                bodies += [record[start:end] for _, start, end in pieces]
+                bodies += [record[start:end] for _, start, end in values]
     summary = {}
     for name, (kind, sizes, bodies) in sorted(columns.items()):
-        lengths, values = np.array(sizes), np.zeros(1, np.int64)
+        lengths, numbers = np.array(sizes), np.zeros(0, np.int64)
         if kind == "float":
             lengths = lengths // 4
         elif kind == "int64":
-            values, ends = _read_varints(b"".join(bodies))
+            numbers, ends = _read_varints(b"".join(bodies))
             edges = np.cumsum([0, *sizes])
-            if not np.isin(edges[1:], [0, *ends]).all():
+            counts = np.searchsorted(ends, edges, side="right")
+            if (np.append(0, ends)[counts] != edges).any():
                 raise ValueError(f"not a tf.train.Example ({name}: a value that ends after its list)")
-            lengths = np.diff(np.searchsorted(ends, edges, side="right"))
+            lengths = np.diff(counts)
         fewest = 0 if len(sizes) < len(records) else int(lengths.min())
-        least, largest = (int(values.min()), int(values.max())) if values.size else (0, 0)
+        least, largest = (int(numbers.min()), int(numbers.max())) if numbers.size else (0, 0)
         summary[name] = FeatureSummary(kind, fewest, int(lengths.max()), least, largest)
     return summary

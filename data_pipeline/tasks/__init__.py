@@ -1,4 +1,4 @@
-"""Files of fine-tuning tasks as records: plain Python, one reader a format. No jax, no TensorFlow but for tfds."""
+"""Readers of fine-tuning files, one per format. They import no jax, and TensorFlow only for prepared datasets."""
 
 from data_pipeline.tasks.reading import read_file
 from data_pipeline.tasks.record_splits import read_named, read_splits, split_names

@@ -1,4 +1,4 @@
-"""Places of a record's parts in a line or entry (``data.columns``), and records made of them."""
+"""Roles of columns (``data.columns``), and records made from columns."""
 
 import re
 from collections import Counter
@@ -12,11 +12,12 @@ from data_pipeline.tasks.task_files import characters, did_you_mean, listed
 
 Split = Literal["train", "dev", "test"]
 
+_TEXTS = ("id", "text", "text_pair", "label", "group", "choice_prefix")
 _SEVERAL = ("negative", "choice")
 _LABELS = ("label", "labels", "tags", "answers")
-# Other names of roles, where columns are found by the roles' names: those of the record's fields.
+# Other names of columns that are found by the names of roles: the fields of a record.
 _ALIASES = {"negatives": "negative", "choices": "choice"}
-# Parts that every record must have, and parts of a labeled one.
+# Roles that every record must have, and roles of a labeled record.
 _INPUTS: Mapping[TaskKind, tuple[str, ...]] = {
     "classification": ("text",), "regression": ("text",), "multi_label": ("text",), "sentence": ("text",),
     "qa": ("text", "text_pair"), "tagging": ("words",), "joint": ("words",), "choice": ("choice",),
@@ -39,7 +40,7 @@ class Columns:
 
     @classmethod
     def of(cls, data: TaskDataConfig, kind: TaskKind, split: Split) -> Self:
-        """Those that ``data`` has for ``split``; ``ValueError`` for a role given twice."""
+        """Return the columns of ``data`` for ``split``; ``ValueError`` for a repeated role."""
         parts = [column.partition(":") for column in data.columns]
         own = [(name, rest) for name, colon, rest in parts if colon and name in SPLITS]
         common = [column for column in data.columns if column.partition(":")[0] not in SPLITS]
@@ -48,7 +49,7 @@ class Columns:
         counts = Counter(role for role, _ in roles if role not in _SEVERAL)
         for role, count in counts.items():
             if count > 1:
-                raise ValueError(f"data.columns: {role} is given {count} times; allowed: once")
+                raise ValueError(f"data.columns: {role} is set {count} times; allowed: once")
         return cls(roles=tuple(roles), kind=kind, split=split)
 
     @property
@@ -62,10 +63,10 @@ class Columns:
         return bool(self.roles) and all(column.isdecimal() for _, column in self.roles)
 
     def find(self, names: Sequence[str], where: str, *, numbers: bool = False) -> list[Place]:
-        """Places of the roles among ``names``, the names of the columns; ``where`` is for messages.
+        """Return the places of the roles among ``names``, the names of the columns; ``where`` is for messages.
 
-        With ``numbers`` a column without such a name may be a number from 1. A missing label is
-        ignored in a test file. ``ValueError`` lists the columns that there are.
+        With ``numbers``, a column may also be a number from 1. A missing label is ignored in a test file.
+        ``ValueError`` for other missing columns lists the existing ones.
         """
         if not self.roles:
             return self._find_by_role(names, where)
@@ -76,13 +77,13 @@ class Columns:
             if not matches and numbers and column.isdecimal() and 0 < int(column) <= len(names):
                 matches = [int(column) - 1]
             if len(matches) > 1:
-                advice = "; with data.header true, give numbers for all" if numbers else ""
-                raise ValueError(f"{where}: column {column!r} ({role}) stands {len(matches)} times{advice}")
+                advice = "; use numbers for all, with data.header true" if numbers else ""
+                raise ValueError(f"{where}: {len(matches)} columns are named {column!r} ({role}){advice}")
             if not matches and role in _LABELS and self.split == "test":
                 continue
             if not matches:
                 raise ValueError(
-                    f"{where}: no column {column!r} ({role}={column} in data.columns); there are: {listed(names)}"
+                    f"{where}: no column {column!r} ({role}={column} in data.columns); existing: {listed(names)}"
                     f"{did_you_mean(column, names)}{self._test_advice()}"
                 )
             places.append((role, matches[0]))
@@ -96,24 +97,24 @@ class Columns:
         for role in needed:
             if role not in counts:
                 raise ValueError(
-                    f"{where}: no column {role!r}, which {self.kind} needs; there are: {listed(names)}"
+                    f"{where}: no column {role!r}, which {self.kind} needs; existing: {listed(names)}"
                     f"{did_you_mean(role, names)}; name it in data.columns: {role}=COLUMN{self._test_advice()}"
                 )
         for role, count in counts.items():
             if count > 1 and role not in _SEVERAL:
-                raise ValueError(f"{where}: column {role!r} stands {count} times; name them in data.columns")
+                raise ValueError(f"{where}: {count} columns are named {role!r}; set data.columns")
         return places
 
     def _test_advice(self) -> str:
         return "; test files with other columns: test:ROLE=COLUMN" if self.split == "test" else ""
 
     def require_inputs(self) -> None:
-        """``ValueError`` when columns are given but not what every record must have."""
+        """Raise ``ValueError`` if ``data.columns`` is set but lacks a role that every record must have."""
         roles = [role for role, _ in self.roles]
         for role in self.inputs:
             if roles and role not in roles:
                 raise ValueError(
-                    f"data.columns: no {role}=COLUMN for {self.split} files, which {self.kind} needs; given: "
+                    f"data.columns: no {role}=COLUMN for {self.split} files, which {self.kind} needs; set: "
                     f"{', '.join(f'{role}={column}' for role, column in self.roles)}"
                 )
 
@@ -122,11 +123,11 @@ class Columns:
 
 
 def make_record(fields: Iterable[tuple[str, Any]], *, source: str, number: int, separator: str) -> Record:
-    """Make a record of (role, value) pairs; values are text, numbers, lists of them for some roles, or None.
+    """Make a record of (role, value) pairs; values are texts, numbers, lists of them for some roles, or None.
 
-    ``number`` is the id of a record that has none, ``separator`` stands between ``labels`` in one text. White
-    space around labels, tags, ids and groups is no part of them; an empty label is none, as is an empty negative.
-    ``ValueError`` for tags that are not one for each word.
+    ``number`` is the id of a record without one; ``separator`` divides the ``labels`` of one text. Labels, tags,
+    ids and groups are stripped; empty labels and negatives are dropped. ``ValueError`` unless there is one tag per
+    word.
     """
     values: dict[str, Any] = {}
     for role, value in fields:
@@ -135,27 +136,21 @@ def make_record(fields: Iterable[tuple[str, Any]], *, source: str, number: int, 
         elif value is not None:
             values[role] = value
 
-    def text(role: str) -> str | None:
-        return _text(values[role], role, source) if role in values else None
-
-    def stripped(role: str) -> str | None:
-        return _text(values[role], role, source).strip() if role in values else None
-
-    prefix = text("choice_prefix") or ""
-    identity = stripped("id")
+    texts = {role: _text(value, role, source) for role, value in values.items() if role in _TEXTS}
+    prefix = texts.get("choice_prefix", "")
     record = Record(
-        id=str(number) if identity is None else identity,
+        id=texts.get("id", str(number)).strip(),
         source=source,
-        text=text("text") or "",
-        text_pair=text("text_pair"),
+        text=texts.get("text", ""),
+        text_pair=texts.get("text_pair"),
         negatives=tuple(text for text in values.get("negative", ()) if text),
-        label=stripped("label") or None,
+        label=texts.get("label", "").strip() or None,
         labels=_split(values.get("labels"), "labels", source, separator),
         words=_split(values.get("words"), "words", source, None) or (),
         tags=_split(values.get("tags"), "tags", source, None),
         choices=tuple(f"{prefix} {choice}" if prefix else choice for choice in values.get("choice", ())),
         answers=answers_of(values["answers"], source) if "answers" in values else None,
-        group=stripped("group") or "",
+        group=texts.get("group", "").strip(),
     )
     check_tags(record)
     return record
@@ -170,25 +165,25 @@ def check_tags(record: Record) -> None:
 
 
 def blank_separated(text: str) -> list[str]:
-    """Parts of ``text`` between blanks and tabs; other white space may be part of a word."""
+    """Split ``text`` at blanks and tabs; other white space may be part of a word."""
     return [part for part in re.split("[ \t]+", text) if part]
 
 
 def answers_of(value: Any, source: str) -> tuple[Answer, ...]:
-    """Answers as SQuAD writes them: a list of {"text", "answer_start"}, or both of them as lists."""
+    """Parse answers in SQuAD's formats: a list of {"text", "answer_start"}, or an object with two lists."""
     if isinstance(value, Mapping):
         texts, starts = value.get("text"), value.get("answer_start")
         value = None
         if isinstance(texts, list) and isinstance(starts, list) and len(texts) == len(starts):
             value = [{"text": text, "answer_start": start} for text, start in zip(texts, starts, strict=True)]
     if not isinstance(value, list):
-        raise ValueError(f'{source}: answers are not a list of {{"text": ..., "answer_start": ...}}')
+        raise ValueError(f'{source}: wrong answers; allowed: a list of {{"text": ..., "answer_start": ...}}')
     return tuple(_answer(one, source) for one in value)
 
 
 def _answer(value: Any, source: str) -> Answer:
     if not isinstance(value, Mapping) or not isinstance(value.get("text"), str):
-        raise ValueError(f"{source}: an answer without a text")
+        raise ValueError(f'{source}: an answer has no text; allowed: {{"text": ..., "answer_start": ...}}')
     start = value.get("answer_start", -1)
     try:
         if isinstance(start, float | bool):
@@ -213,7 +208,7 @@ def _items(value: Any, role: str, source: str) -> list[str]:
 
 
 def _split(value: Any, role: str, source: str, separator: str | None) -> tuple[str, ...] | None:
-    """A list as it is; a text cut at ``separator``, or at blanks."""
+    """Split a text at ``separator`` or at blanks; keep the items of a list."""
     if value is None:
         return None
     if isinstance(value, str):
@@ -222,5 +217,5 @@ def _split(value: Any, role: str, source: str, separator: str | None) -> tuple[s
         return tuple(part for part in (part.strip() for part in value.split(separator)) if part)
     if not isinstance(value, list | tuple):
         raise ValueError(f"{source}: {role} is a {type(value).__name__}; allowed: a list, or a text")
-    # Words are kept as they are: a list has no blanks to lose.
+    # Words of a list are not stripped, because the file separates them.
     return tuple(one if role == "words" else one.strip() for one in _items(value, role, source))

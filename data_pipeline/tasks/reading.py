@@ -1,4 +1,4 @@
-"""The reader of a file, by its format, and checks of every reader's records."""
+"""Selection of the reader of a file by its format, and checks of all records."""
 
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -26,10 +26,10 @@ _SUFFIXES = {
 def read_file(
     name: str | Path | ObjectPath, data: TaskDataConfig, kind: TaskKind, *, split: Split = "train"
 ) -> Iterator[Record]:
-    """Records of one file (or folder of slots, part of a JSON file, prepared dataset) in its order.
+    """Yield the records of one file (or folder of slots, part of a JSON file, prepared dataset) in its order.
 
-    ``name`` is not relative to ``data.dir``. Ids are unique in the file: the column's, else the number of the
-    record from 0. ``ValueError`` with file and line for what cannot be read, and for a file without records.
+    ``name`` is not relative to ``data.dir``. An id is that of the column or the number of the record, from 0, and
+    is unique in the file. ``ValueError``, with file and line, for invalid content and for a file without records.
     """
     name = str(name)
     columns = Columns.of(data, kind, split)
@@ -37,19 +37,19 @@ def read_file(
     for record in _READERS[format_of(name, data, kind)](name, columns, data):
         if record.id in seen:
             raise ValueError(
-                f"{record.source}: id {record.id!r} is that of {seen[record.id]} too; allowed: each id once"
+                f"{record.source}: id {record.id!r} is also the id of {seen[record.id]}; allowed: each id once"
             )
         seen[record.id] = record.source
         yield record
     if not seen:
-        raise ValueError(f"{name}: no records; the file holds nothing to read as {format_of(name, data, kind)}")
+        raise ValueError(f"{name}: no records in the format {format_of(name, data, kind)}; check data.format")
 
 
 def format_of(name: str, data: TaskDataConfig, kind: TaskKind) -> str:
-    """The format of a file: ``data.format``, or, with ``auto``, by its name and the kind of task.
+    """Return the format of a file: ``data.format``, or with ``auto`` that of its name and the kind of task.
 
-    A .json file is SQuAD's for qa and else CLINC150's; .txt is conll for tagging, snips for joint and else tsv;
-    a folder holds slots; ``tfds:`` begins a prepared dataset.
+    A .json file is squad for qa, otherwise clinc; .txt is conll for tagging, snips for joint, otherwise tsv; a
+    folder is slots; ``tfds:`` begins the name of a prepared dataset.
     """
     if data.format != "auto":
         return data.format
@@ -65,6 +65,6 @@ def format_of(name: str, data: TaskDataConfig, kind: TaskKind) -> str:
     if find(name).is_dir():
         return "slots"
     raise ValueError(
-        f"{name}: its name does not tell the format; allowed: {', '.join(_SUFFIXES)}, .json, .txt, folders of "
-        "slots; or name it in data.format"
+        f"{name}: the suffix has no known format; allowed: {', '.join(_SUFFIXES)}, .json, .txt, folders of slots; "
+        "or set data.format"
     )

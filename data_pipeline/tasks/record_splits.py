@@ -1,4 +1,4 @@
-"""The records of a run: train, dev and test files, and a dev split cut from train where there is none."""
+"""Records of a run: train, dev and test files, or a dev split cut from the training records."""
 
 import hashlib
 import re
@@ -15,19 +15,18 @@ from data_pipeline.tasks.task_files import is_dataset, locate, plain_name, split
 
 
 def read_splits(data: TaskDataConfig, kind: TaskKind) -> dict[str, list[Record]]:
-    """Records of "train" (all its files, maybe none) and of every dev and test split (:func:`split_names`).
+    """Read the records of "train" (from any number of files) and of every dev and test split (:func:`split_names`).
 
-    Where there is no dev file, ``data.dev_fraction`` of the training records becomes "dev"; ``train_limit`` draws
-    from what is left. ``dev_limit`` takes the first records of each dev split. ``ValueError`` for what cannot be
-    read.
+    With ``data.dev_fraction``, that share of the training records becomes "dev", and ``train_limit`` draws from the
+    others. ``dev_limit`` keeps the first records of each dev split. ``ValueError`` for unreadable files.
     """
     if not (data.train or data.dev or data.test):
-        raise ValueError("data.train: no file is given; name files in data.train, data.dev or data.test")
+        raise ValueError("data.train: not set; name files in data.train, data.dev or data.test")
     dev_names, test_names = split_names(data)
     splits = {"train": [record for name in data.train for record in read_named(name, data, kind, "train")]}
     if data.dev_fraction:
         if not data.train:
-            raise ValueError("data.dev_fraction: there is nothing to cut from; name files in data.train")
+            raise ValueError("data.dev_fraction: the dev split needs training records; name files in data.train")
         splits["train"], splits["dev"] = cut_dev(
             splits["train"], fraction=data.dev_fraction, group_by=data.group_by, seed=data.split_seed
         )
@@ -43,7 +42,7 @@ def read_splits(data: TaskDataConfig, kind: TaskKind) -> dict[str, list[Record]]
 
 
 def read_named(name: str, data: TaskDataConfig, kind: TaskKind, split: Split) -> Iterable[Record]:
-    """Records of a file or dataset as a config names it, relative to ``data.dir``; see ``reading.read_file``."""
+    """Read a file, relative to ``data.dir``, or a dataset, as ``reading.read_file`` does."""
     path = name if is_dataset(name, data.format) else locate(data.dir, name)
     return read_file(path, data, kind, split=split)
 
@@ -52,9 +51,10 @@ def read_named(name: str, data: TaskDataConfig, kind: TaskKind, split: Split) ->
 
 
 def split_names(data: TaskDataConfig) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Names of the dev and of the test splits: "dev" and "test" for one file, else the files' names (no suffix).
+    """Return the names of the dev and of the test splits: "dev" and "test" for one file, else file names.
 
-    Where that gives a name twice, the folder's name stands before it; ``ValueError`` when it is still there twice.
+    File names have no suffix; if a name occurs twice, all get the folder as a prefix. ``ValueError`` if it still
+    occurs twice.
     """
     for long in (False, True):
         names = [
@@ -65,7 +65,7 @@ def split_names(data: TaskDataConfig) -> tuple[tuple[str, ...], tuple[str, ...]]
         name, count = Counter(["train", *dev, *names[1]]).most_common(1)[0]
         if count == 1:
             return dev, names[1]
-    raise ValueError(f"data.dev, data.test: {count} splits would be called {name!r}; rename a file or its folder")
+    raise ValueError(f"data.dev, data.test: {count} splits have the name {name!r}; rename a file or its folder")
 
 
 def _stem(name: str, data: TaskDataConfig, long: bool) -> str:
@@ -85,21 +85,21 @@ def _stem(name: str, data: TaskDataConfig, long: bool) -> str:
 def cut_dev(
     records: Sequence[Record], *, fraction: float, group_by: str, seed: int
 ) -> tuple[list[Record], list[Record]]:
-    """(train, dev): whole groups, in an order that follows from ``seed`` alone, as long as they fit into
-    ``fraction`` of the records; the smallest one if none does. ``ValueError`` when there are not two groups."""
+    """Divide records into (train, dev): dev gets whole groups, in an order determined by ``seed``, up to
+    ``fraction`` of the records, or the smallest group if none fits. ``ValueError`` for fewer than two groups."""
     groups: dict[str, list[int]] = defaultdict(list)
     for i, key in enumerate(_group_keys(records, group_by)):
         groups[key].append(i)
     if len(groups) < 2:
         raise ValueError(
-            f"data.dev_fraction: all {len(records)} training records belong together (data.group_by {group_by}); "
-            "give data.dev, or another data.group_by"
+            f"data.dev_fraction: all {len(records)} training records are one group (data.group_by {group_by}); set "
+            "data.dev, or another data.group_by"
         )
     wanted = max(1, round(len(records) * fraction))
     chosen: list[int] = []
     order = sorted(groups, key=lambda key: _hash(seed, "dev", key))
     for key in order:
-        # Never all of the groups, however small they are.
+        # At least one group remains for training.
         if len(chosen) + len(groups[key]) <= min(wanted, len(records) - 1):
             chosen += groups[key]
     dev = set(chosen or groups[min(order, key=lambda key: len(groups[key]))])
@@ -107,14 +107,16 @@ def cut_dev(
 
 
 def draw(records: Sequence[Record], count: int, *, seed: int) -> list[Record]:
-    """``count`` of the records in their order; those of a smaller count are among those of a larger one."""
+    """Draw ``count`` records and keep their order; a larger count draws a superset."""
     drawn = sorted(range(len(records)), key=lambda i: _hash(seed, "limit", str(i)))[:count]
     return _chosen(records, sorted(drawn))
 
 
 def _chosen(records: Sequence[Record], numbers: Sequence[int]) -> list[Record]:
-    """Those records. Sentences of words with a dropped one between them belong to different documents now:
-    the context of a sentence is its neighbors."""
+    """Return the records ``numbers``.
+
+    The context of a sentence of words is its neighbors, so a gap between two sentences starts a new document.
+    """
     kept, part = [], 0
     for before, number in zip([-1, *numbers], numbers, strict=False):
         record = records[number]
@@ -128,23 +130,24 @@ def _hash(seed: int, purpose: str, key: str) -> bytes:
 
 
 def _group_keys(records: Sequence[Record], group_by: str) -> list[str]:
-    """The first record of the group of each one; a record without a group is one of its own."""
+    """Return the key of the group of each record: the number of the group's first record."""
     if group_by == "none":
         return [f"record {i}" for i in range(len(records))]
     if group_by == "sentence":
         return _components(records)
     if not any(record.group for record in records):
         raise ValueError(
-            f"data.group_by: {group_by!r} is not allowed, no record has a group; allowed: none, sentence, or name "
-            "the column in data.columns: group=COLUMN"
+            f"data.group_by: {group_by!r} needs records with a group; set data.columns group=COLUMN, or use "
+            "data.group_by none or sentence"
         )
-    # Not the group's name: it may hold the place of a file, and the split is the same wherever the files lie.
+    # The name of a group may contain a path, on which the split must not depend.
     first: dict[str, int] = {}
     return [f"record {first.setdefault(r.group, i) if r.group else i}" for i, r in enumerate(records)]
 
 
 def _components(records: Sequence[Record]) -> list[str]:
-    """Records that share a text, also by way of others, have the same key: the number of the first of them."""
+    """Return the same key, the number of the first of them, for records that share a text directly or
+    indirectly."""
     parent = list(range(len(records)))
 
     def root(i: int) -> int:

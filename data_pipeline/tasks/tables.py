@@ -1,4 +1,4 @@
-"""Records from lines with columns (TSV, CSV) and from JSON lines."""
+"""Readers of TSV, CSV and JSON lines."""
 
 import csv
 import json
@@ -13,18 +13,18 @@ from data_pipeline.tasks.task_files import find_file, listed, read_lines, read_r
 
 Row = tuple[int, list[str]]  # number of its first line in the file, and its fields
 
-_LONGEST_FIELD = 1 << 30  # characters; the csv module refuses fields above 131,072 by default
+_LONGEST_FIELD = 1 << 30  # characters; the default limit of the csv module is 131,072
 
 
 def read_tsv(name: str, columns: Columns, data: TaskDataConfig) -> Iterator[Record]:
-    """Fields between tabs; quotes are text, only \\n or \\r\\n ends a line."""
+    """Yield the records of tab-separated values; quotes are text, and only \\n or \\r\\n ends a line."""
     path = find_file(name)
     rows = ((number, line.split("\t")) for number, line in without_blank_end(read_lines(path)))
     return _records(path, rows, columns, data)
 
 
 def read_csv(name: str, columns: Columns, data: TaskDataConfig) -> Iterator[Record]:
-    """Comma-separated values as in RFC 4180: quoted fields may hold commas, quotes ("") and line ends."""
+    """Yield the records of CSV as in RFC 4180: quoted fields may contain commas, quotes ("") and line ends."""
     path = find_file(name)
     return _records(path, _csv_rows(path), columns, data)
 
@@ -51,11 +51,11 @@ def _csv_rows(path: Location) -> Iterator[Row]:
 
 
 def _records(path: Location, rows: Iterator[Row], columns: Columns, data: TaskDataConfig) -> Iterator[Record]:
-    """A record of every row. ``ValueError`` for a row that is shorter or longer than the header."""
+    """Yield a record per row; ``ValueError`` for a row with fewer or more fields than the header."""
     columns.require_inputs()
     first = next(rows, None)
     if first is None:
-        raise ValueError(f"{path}: no records; the file is empty")
+        raise ValueError(f"{path}: the file is empty; it needs at least one record")
     header = _header(first, columns, data, path)
     if header is None:
         rows = chain([first], rows)
@@ -71,7 +71,7 @@ def _records(path: Location, rows: Iterator[Row], columns: Columns, data: TaskDa
 
 
 def _header(first: Row, columns: Columns, data: TaskDataConfig, path: Location) -> list[str] | None:
-    """Names of the columns, or None for a file without a header."""
+    """Return the names of the columns, None for a file without a header."""
     if columns.by_number and any(int(column) == 0 for _, column in columns.roles):
         raise ValueError("data.columns: column 0 is not allowed; allowed: numbers from 1")
     has_header = not columns.by_number if data.header == "auto" else data.header == "true"
@@ -88,7 +88,8 @@ def _header(first: Row, columns: Columns, data: TaskDataConfig, path: Location) 
 def _misfit(
     path: Location, line: int, fields: Sequence[str], rows: Iterator[Row], width: int, header: list[str] | None
 ) -> str:
-    """Message about a line of too few or too many fields, with the number of such lines that follow."""
+    """Return the message about a line with too few or too many fields; it counts later lines with the same
+    fault."""
     exact = header is not None
     more = sum(len(fields) < width or (exact and any(fields[width:])) for _, fields in rows)
     allowed = f"{width}, as many as the header names" if exact else f"{width} or more (data.columns)"
@@ -97,13 +98,11 @@ def _misfit(
 
 
 def read_jsonl(name: str, columns: Columns, data: TaskDataConfig) -> Iterator[Record]:
-    """A JSON object a line; numbers are kept as they are written."""
+    """Yield the record of each line, a JSON object; numbers keep their text."""
     path = find_file(name)
     places: dict[tuple[str, ...], list[Place]] = {}
-    number = 0
-    for line, text in read_lines(path):
-        if not text.strip():
-            continue
+    lines = ((line, text) for line, text in read_lines(path) if text.strip())
+    for number, (line, text) in enumerate(lines):
         source = f"{path}:{line}"
         try:
             entry = json.loads(text, parse_int=str, parse_float=str, parse_constant=str)
@@ -120,4 +119,3 @@ def read_jsonl(name: str, columns: Columns, data: TaskDataConfig) -> Iterator[Re
             if value is None and role in columns.inputs:
                 raise ValueError(f"{source}: {role} is null; allowed: a text")
         yield make_record(fields, source=source, number=number, separator=data.label_separator)
-        number += 1

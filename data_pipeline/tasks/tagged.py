@@ -1,4 +1,4 @@
-"""Records of tagged words: CoNLL columns, JointBERT's folders, SNIPS lines."""
+"""Readers of tagged words: CoNLL columns, folders of JointBERT, lines of SNIPS."""
 
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -22,11 +22,12 @@ class _Sentence(NamedTuple):
 
 
 def read_conll(name: str, columns: Columns, data: TaskDataConfig) -> Iterator[Record]:
-    """A word a line, columns between tabs or (in a line without tabs) blanks; a blank line ends a sentence.
+    """Yield the sentences of a file with one word per line; a blank line ends a sentence.
 
-    The word stands first and the tag last, or where ``words=N`` and ``tags=N`` say. ``group`` is the document
-    (FILE:NUMBER): one begins at each -DOCSTART- line; in a file without any, each sentence is its own. In .conllu
-    files comments, ranges and empty nodes are ignored, ``# newdoc`` begins a document; elsewhere "#" is a word.
+    Columns are divided by tabs or, in a line without tabs, by blanks. The word is the first column and the tag the
+    last one, unless ``words=N`` and ``tags=N`` are set. ``group`` is the document (FILE:NUMBER), which begins at a
+    -DOCSTART- line; without such lines, each sentence is a document. In .conllu files, comments, ranges and empty
+    nodes are ignored, and ``# newdoc`` begins a document; in other files, "#" is a word.
     """
     path = find_file(name)
     is_conllu = plain_name(path.name).suffix == ".conllu"
@@ -54,7 +55,7 @@ def read_conll(name: str, columns: Columns, data: TaskDataConfig) -> Iterator[Re
 
 
 def _conll_columns(columns: Columns, *, is_conllu: bool) -> tuple[int, int]:
-    """Numbers of the word's and the tag's column, from 0; -1 is the last. Of CoNLL-U: FORM and UPOS."""
+    """Return the numbers of the columns of word and tag, from 0 (-1: the last); FORM and UPOS of CoNLL-U."""
     where = {"words": 1, "tags": 3} if is_conllu else {"words": 0, "tags": -1}
     for role, column in columns.roles:
         if role not in where or not column.isdecimal() or int(column) < 1:
@@ -64,7 +65,7 @@ def _conll_columns(columns: Columns, *, is_conllu: bool) -> tuple[int, int]:
 
 
 def _sentences(path: Location, *, is_conllu: bool) -> Iterator[_Sentence]:
-    """Sentences with their rows; documents are counted from 1 on, 0 is what stands before the first."""
+    """Yield sentences with their rows; documents are counted from 1, and 0 precedes the first -DOCSTART-."""
     document, first = 0, 0
     rows: list[tuple[int, list[str]]] = []
     for number, line in read_lines(path):
@@ -89,21 +90,21 @@ def _sentences(path: Location, *, is_conllu: bool) -> Iterator[_Sentence]:
 
 
 def read_slots(name: str, columns: Columns, data: TaskDataConfig) -> Iterator[Record]:
-    """A folder with seq.in (words), seq.out (tags) and label (intents), all of as many lines (JointBERT's layout).
+    """Yield the records of a folder of JointBERT: the lines of seq.in (words), seq.out (tags) and label (intents).
 
-    Tags and labels may be absent for a test split, the labels also for tagging.
+    Tags and labels may be missing in a test split, labels also for tagging.
     """
     folder = find(name)
     if not folder.is_dir():
-        raise ValueError(f"{folder}: is a file; allowed: a folder with seq.in, seq.out and label")
-    texts = _lines(folder / "seq.in")
+        raise ValueError(f"{folder}: the path is a file; allowed: a folder with seq.in, seq.out and label")
+    texts = _lines(folder / "seq.in") or []
     is_test = columns.split == "test"
-    tags = _lines_if_there(folder / "seq.out", needed=not is_test)
-    labels = _lines_if_there(folder / "label", needed=not is_test and columns.kind != "tagging")
+    tags = _lines(folder / "seq.out", needed=not is_test)
+    labels = _lines(folder / "label", needed=not is_test and columns.kind != "tagging")
     for other, lines in (("seq.out", tags), ("label", labels)):
         if lines is not None and len(lines) != len(texts):
             raise ValueError(
-                f"{folder / other}: {len(lines)} lines, but seq.in has {len(texts)}; there must be one for each"
+                f"{folder / other}: {len(lines)} lines, but seq.in has {len(texts)}; the numbers must be equal"
             )
     for number, text in enumerate(texts):
         words = blank_separated(text)
@@ -120,16 +121,14 @@ def read_slots(name: str, columns: Columns, data: TaskDataConfig) -> Iterator[Re
         )  # fmt: skip
 
 
-def _lines_if_there(path: Location, *, needed: bool) -> list[str] | None:
-    return _lines(path) if needed or path.is_file() else None
-
-
-def _lines(path: Location) -> list[str]:
+def _lines(path: Location, *, needed: bool = True) -> list[str] | None:
+    if not needed and not path.is_file():
+        return None
     return [line for _, line in without_blank_end(read_lines(find_file(str(path))))]
 
 
 def read_snips(name: str, columns: Columns, data: TaskDataConfig) -> Iterator[Record]:
-    """Lines ``word:tag word:tag <=> intent``; the last colon of a word is the one before its tag."""
+    """Yield the records of lines ``word:tag word:tag <=> intent``; the last colon precedes the tag."""
     path = find_file(name)
     for number, (line, text) in enumerate(without_blank_end(read_lines(path))):
         pairs, arrow, intent = text.rpartition("<=>")

@@ -1,4 +1,4 @@
-"""Task files on disk: names, lines, JSON."""
+"""Task files: names, lines and JSON, and parts of messages about them."""
 
 import difflib
 import json
@@ -10,63 +10,63 @@ from typing import Any
 from bert_jax.io.storage import Location, is_url, location
 from data_pipeline.text.documents import COMPRESSIONS, Line, numbered_lines
 
-# NAME[/CONFIG][:VERSION]:SPLIT of a prepared dataset, and FILE.json:PART+PART; both for a split of a larger thing.
+# NAME[/CONFIG][:VERSION]:SPLIT of a prepared dataset, and FILE.json:PART+PART.
 _DATASET = re.compile(r"(?:tfds:)?(?P<place>[^:\[\]]+(?::\d+\.\d+\.\d+)?)(?::(?P<part>.+))?", re.ASCII)
 _JSON_PART = re.compile(r"(?P<place>.+\.json(?:\.gz|\.zst)?):(?P<part>[^/:]+)")
 
 
 def is_dataset(name: str, file_format: str) -> bool:
-    """Return True if a name in a config is a prepared dataset rather than a file."""
+    """Return True if a name in a config is that of a prepared dataset, not of a file."""
     return name.startswith("tfds:") or file_format == "tfds"
 
 
 def split_address(name: str, *, dataset: bool) -> tuple[str, str]:
-    """(place, part) of ``FILE.json:PART`` or of a dataset's ``NAME:SPLIT``; the part is "" where none is named."""
+    """Split ``FILE.json:PART`` or ``NAME:SPLIT`` of a dataset into (place, part); a missing part is ""."""
     match = (_DATASET if dataset else _JSON_PART).fullmatch(name)
     return (match["place"], match["part"] or "") if match else (name, "")
 
 
 def locate(folder: str, name: str) -> str:
-    """``name`` as it is found from here, when a config has it relative to ``folder``."""
+    """Return the path of ``name``, which a config has relative to ``folder``."""
     return name if is_url(name) or Path(name).is_absolute() or not folder else str(location(folder) / name)
 
 
 def plain_name(name: str) -> PurePosixPath:
-    """A file's name without the suffix of a compression."""
+    """Remove the suffix of a compression from a file name."""
     path = PurePosixPath(name)
     return path.with_suffix("") if path.suffix in COMPRESSIONS else path
 
 
 def find(name: str) -> Location:
-    """The file or folder of that name; ``ValueError`` when there is none."""
+    """Return the path of an existing file or folder; ``ValueError`` if it is missing."""
     path = location(name)
     if path.exists():
         return path
     names = [entry.name for entry in path.parent.iterdir()] if path.parent.is_dir() else []
-    where = "" if names else f"; there is no folder {path.parent} either"
+    where = "" if names else f"; the folder {path.parent} does not exist either"
     raise ValueError(f"{path}: no such file or folder{where or did_you_mean(path.name, names)}")
 
 
 def find_file(name: str) -> Location:
-    """Like :func:`find`, for formats of one file."""
+    """Return the path of an existing file; ``ValueError`` if it is missing or a folder."""
     path = find(name)
     if path.is_dir():
-        raise ValueError(f"{path}: is a folder; allowed: a file, and folders with data.format slots")
+        raise ValueError(f"{path}: the path is a folder; allowed: a file, and folders with data.format slots")
     return path
 
 
 def read_lines(path: Location) -> Iterator[Line]:
-    """Numbered lines of a UTF-8 file without their ends (\\n or \\r\\n, and nothing else ends one)."""
+    """Yield the numbered lines of a UTF-8 file without their ends; only \\n or \\r\\n ends a line."""
     return ((number, line.removesuffix("\n").removesuffix("\r")) for number, line in numbered_lines(path))
 
 
 def read_raw_lines(path: Location) -> Iterator[str]:
-    """Lines of a UTF-8 file, each with its own end."""
+    """Yield the lines of a UTF-8 file with their ends."""
     return (line.removesuffix("\n") + "\n" for _, line in numbered_lines(path))
 
 
 def without_blank_end(lines: Iterable[Line]) -> Iterator[Line]:
-    """``lines`` without the blank ones at the end of the file."""
+    """Yield ``lines`` without the blank ones at the end of the file."""
     pending: list[Line] = []
     for number, line in lines:
         pending.append((number, line))
@@ -76,7 +76,7 @@ def without_blank_end(lines: Iterable[Line]) -> Iterator[Line]:
 
 
 def read_json(path: Location) -> Any:
-    """The value that a JSON file holds."""
+    """Read a JSON file; ``ValueError`` with the line for invalid JSON."""
     text = "".join(read_raw_lines(path))
     if not text.strip():
         raise ValueError(f"{path}: the file is empty; allowed: JSON")
@@ -87,18 +87,18 @@ def read_json(path: Location) -> Any:
 
 
 def characters(text: str) -> str:
-    """``text`` with "?" for each lone surrogate, which JSON can spell but which is no character."""
+    """Replace each lone surrogate, which is valid in JSON but not a character, by "?"."""
     return text.encode("utf-8", "replace").decode()
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """The end of a message about a name that is not there: ``; did you mean 'x'?``, or nothing."""
+    """Return ``; did you mean 'x'?`` for the known name closest to ``name``, "" if none is close."""
     close = difflib.get_close_matches(name, list(known), n=1)
     return f"; did you mean {close[0]!r}?" if close else ""
 
 
 def listed(names: Iterable[str]) -> str:
-    """Names with commas between them, cut short where there are many or long ones."""
+    """Join names by commas; at most 20 names of 40 characters are shown."""
     names = list(names)
     shown = [name if len(name) <= 40 else f"{name[:37]}..." for name in names[:20]]
     return ", ".join(shown) + (f" and {len(names) - 20} more" if len(names) > 20 else "")

@@ -1,8 +1,6 @@
-"""Records of a dataset that TensorFlow Datasets has prepared; nothing is fetched."""
+"""Reader of datasets that TensorFlow Datasets has prepared; it downloads nothing."""
 
-import os
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 from bert_jax.config.task import TaskDataConfig
@@ -10,13 +8,13 @@ from bert_jax.io.errors import first_line
 from bert_jax.records import Record
 from data_pipeline.tasks.columns import Columns, make_record
 from data_pipeline.tasks.task_files import listed, split_address
-from data_pipeline.text.datasets import load_tfds
+from data_pipeline.text.datasets import load_tfds, tfds_folder
 
 
 def read_tfds(name: str, columns: Columns, data: TaskDataConfig) -> Iterator[Record]:
-    """Records of ``NAME[/CONFIG][:VERSION]:SPLIT``, in the order of its files; columns are its features.
+    """Yield the records of ``NAME[/CONFIG][:VERSION]:SPLIT`` in the order of its files; columns are its features.
 
-    Classes are the names that the dataset has for them; -1 is no label. ``ValueError`` when it is not prepared.
+    Classes have their names in the dataset; -1 is no label. ``ValueError`` if the dataset is not prepared.
     """
     dataset, split = split_address(name, dataset=True)
     tfds = load_tfds()
@@ -34,8 +32,8 @@ def read_tfds(name: str, columns: Columns, data: TaskDataConfig) -> Iterator[Rec
             read_config=tfds.ReadConfig(interleave_cycle_length=1),
             decoders=tfds.decode.PartialDecoding({names[column]: True for _, column in places}),
         )
-    except Exception as error:  # TFDS raises several kinds for a split that is not there
-        raise ValueError(f"tfds:{dataset}: split {split!r}: {first_line(error)}; there are: {splits}") from None
+    except Exception as error:  # TFDS raises several types for a missing split
+        raise ValueError(f"tfds:{dataset}: split {split!r}: {first_line(error)}; allowed: {splits}") from None
     for number, example in enumerate(tfds.as_numpy(records)):
         fields = [(role, _plain(example[names[i]], features[names[i]])) for role, i in places]
         source = f"tfds:{dataset}:{split}: record {number}"
@@ -43,18 +41,18 @@ def read_tfds(name: str, columns: Columns, data: TaskDataConfig) -> Iterator[Rec
 
 
 def _builder(tfds: Any, dataset: str, data_dir: str) -> Any:
-    folder = data_dir or os.environ.get("TFDS_DATA_DIR") or str(Path.home() / "tensorflow_datasets")
+    folder = tfds_folder(data_dir)
     try:
         return tfds.core.read_only_builder.builder_from_files(dataset, data_dir=folder)
     except Exception as error:
         raise ValueError(
-            f"tfds:{dataset}: not prepared in {folder} ({first_line(error)}); prepare it there, or name its folder "
-            "in data.tfds_data_dir"
+            f"tfds:{dataset}: not prepared in {folder} ({first_line(error)}); prepare it, or name its folder in "
+            "data.tfds_data_dir"
         ) from None
 
 
 def _plain(value: Any, feature: Any) -> Any:
-    """Return a feature's value as texts, numbers, and lists and dicts of them."""
+    """Convert the value of a feature to texts, numbers, and lists and dicts of them."""
     if isinstance(value, dict):
         return {name: _plain(one, feature[name]) for name, one in value.items()}
     if getattr(value, "ndim", 0):

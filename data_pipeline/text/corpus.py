@@ -1,4 +1,4 @@
-"""The files of a corpus: text files and folders, text of an installed package, datasets."""
+"""Files of a corpus: text files and folders, text of an installed package, datasets."""
 
 from collections.abc import Sequence
 from importlib import metadata
@@ -11,26 +11,28 @@ from data_pipeline.text.documents import Source, is_text_file
 
 
 def corpus_of(data: DataConfig) -> list[Source]:
-    """Sources of the corpus that a config names; see :func:`list_sources`."""
+    """List the sources of the corpus of a config with :func:`list_sources`."""
     return list_sources(data.corpus, split=data.dataset_split, tfds_data_dir=data.tfds_data_dir)
 
 
 def list_sources(corpus: Sequence[str], *, split: str = "train", tfds_data_dir: str = "") -> list[Source]:
-    """Files of a corpus, ordered by name: files, folders (recursive), both also in an object store,
-    ``package:NAME``, and ``tfds:`` and ``hf:`` datasets, of which ``split`` is the corpus.
+    """List the files of a corpus by name: files and folders (recursive), also in an object store, ``package:NAME``,
+    and the ``split`` of ``tfds:`` and ``hf:`` datasets.
 
-    In folders and packages only .txt, .jsonl and .ndjson count, plain or .gz/.zst; a file named outright may have
-    any other suffix and is then plain text. ``ValueError`` for what is missing, empty or named twice.
+    Folders and packages contribute files .txt, .jsonl and .ndjson, plain or .gz/.zst; a named file with another
+    suffix is plain text. ``ValueError`` for missing, empty and repeated files.
     """
     if not corpus:
-        raise ValueError("the corpus is empty: name text files, folders or package:NAME (data.corpus)")
+        raise ValueError("data.corpus: not set; name text files, folders or package:NAME")
     sources = [source for entry in corpus for source in _sources_of(entry, split, tfds_data_dir)]
     sources.sort(key=lambda source: (source.name, str(source.path)))
     seen: set[Location] = set()
     for source in sources:
         path = source.path.resolve()
         if path in seen:
-            raise ValueError(f"{source.path}: is in the corpus twice, so held-out text would be trained on")
+            raise ValueError(
+                f"{source.path}: the file is in the corpus twice, so held-out text would be trained on"
+            )
         seen.add(path)
     return sources
 
@@ -47,7 +49,7 @@ def _sources_of(entry: str, split: str, tfds_data_dir: str) -> list[Source]:
         files = [file for file in path.rglob("*") if is_text_file(file.relative_to(path)) and file.is_file()]
         files = [file for file in files if file.stat().st_size > 0]
         if not files:
-            raise ValueError(f"{entry}: the folder holds no text (.txt or .jsonl, plain or .gz/.zst)")
+            raise ValueError(f"{entry}: the folder contains no text; allowed: .txt and .jsonl, plain or .gz/.zst")
         name = path.resolve().name
         return [
             Source(path=file, name=f"{name}/{file.relative_to(path).as_posix()}", blank_lines="auto")
@@ -61,12 +63,12 @@ def _sources_of(entry: str, split: str, tfds_data_dir: str) -> list[Source]:
 
 
 def _package_sources(entry: str) -> list[Source]:
-    """Text files of an installed distribution, without importing it; each file is one document."""
+    """List the text files of an installed distribution without importing it; each file is one document."""
     package = entry.removeprefix("package:")
     try:
         distribution = metadata.distribution(package)
     except (metadata.PackageNotFoundError, ValueError):
-        raise ValueError(f"{entry}: the package is not installed (pip install {package})") from None
+        raise ValueError(f"{entry}: the package is not installed; run: pip install {package}") from None
     sources = []
     for file in distribution.files or []:
         is_metadata = file.parts[0].endswith((".dist-info", ".egg-info")) or file.parts[0] == ".."
@@ -74,5 +76,5 @@ def _package_sources(entry: str) -> list[Source]:
         if not is_metadata and is_text_file(Path(*file.parts)) and path.is_file():
             sources.append(Source(path=path, name=f"{entry}/{file.as_posix()}", blank_lines="paragraphs"))
     if not sources:
-        raise ValueError(f"{entry}: the package ships no text files (.txt or .jsonl)")
+        raise ValueError(f"{entry}: the package contains no text files; allowed: .txt and .jsonl")
     return sources

@@ -1,7 +1,7 @@
-"""Corpora that another library has prepared: TensorFlow Datasets (``tfds:``) and Hugging Face datasets (``hf:``).
+"""Corpora of other libraries: TensorFlow Datasets (``tfds:``) and Hugging Face datasets (``hf:``).
 
-Each file of the dataset's split is a source, so that many workers can read one dataset. A dataset on disk is used
-unchanged; it is fetched only if there is none and the network answers within seconds.
+Each file of a split is a source, so that many workers can read one dataset. A dataset on disk is used unchanged; a
+missing one is downloaded if the network answers within seconds.
 """
 
 import logging
@@ -24,7 +24,7 @@ _SECONDS_TO_ANSWER = 5.0
 
 
 def is_reachable(host: str, port: int = 443) -> bool:
-    """Return True if a server answers within seconds; behind a proxy, it is assumed to."""
+    """Return True if a server answers within seconds, or if a proxy is set, whose server cannot be tested."""
     if any(name in os.environ for name in ("HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy")):
         return True
     answered = threading.Event()
@@ -36,7 +36,7 @@ def is_reachable(host: str, port: int = 443) -> bool:
             return
         answered.set()
 
-    # Looking up a name has no time limit of its own.
+    # The look-up of the host name has no time limit, so a thread does it.
     thread = threading.Thread(target=connect, daemon=True)
     thread.start()
     thread.join(_SECONDS_TO_ANSWER)
@@ -48,7 +48,7 @@ def is_reachable(host: str, port: int = 443) -> bool:
 
 @dataclass(frozen=True)
 class TfdsShard:
-    """Texts of one file of a prepared TensorFlow dataset: ``take`` records from ``skip`` on, in file order."""
+    """Reader of one file of a prepared TensorFlow dataset: ``take`` records after the first ``skip``."""
 
     builder_dir: str
     split: str
@@ -57,10 +57,16 @@ class TfdsShard:
     take: int
 
     def __call__(self, field: str) -> Iterator[str]:
-        """The texts in ``field``; ``ValueError`` when the records have no such text."""
+        """Yield the texts of ``field``; ``ValueError`` if it is not a text of the records."""
         tfds = load_tfds()
         builder = tfds.builder_from_directory(self.builder_dir)
-        _check_tfds_field(builder, field)
+        features = builder.info.features
+        texts = [name for name in sorted(features) if isinstance(features[name], tfds.features.Text)]
+        if field not in texts:
+            raise ValueError(
+                f"data.json_field: {field!r} is not a text of tfds:{builder.info.full_name}; allowed: "
+                f"{', '.join(texts) or 'none, it has no text'}"
+            )
         dataset = builder.as_dataset(
             split=f"{self.split}[{self.shard}shard]",
             shuffle_files=False,
@@ -71,7 +77,7 @@ class TfdsShard:
 
 
 def load_tfds() -> Any:
-    """TensorFlow Datasets, quiet; ``ValueError`` if it is not installed."""
+    """Import TensorFlow Datasets without its messages; ``ValueError`` if it is not installed."""
     load_tensorflow()
     try:
         import tensorflow_datasets as tfds
@@ -80,30 +86,28 @@ def load_tfds() -> Any:
             f"tfds: corpora need TensorFlow Datasets ({first_line(error)}); run: pip install 'bert_jax[data]'"
         ) from None
     tfds.disable_progress_bar()
-    logging.getLogger("absl").setLevel(logging.ERROR)  # it warns of its own deprecated functions
+    logging.getLogger("absl").setLevel(logging.ERROR)  # warnings about deprecated functions in the library
     return tfds
 
 
-def _check_tfds_field(builder: Any, field: str) -> None:
-    features = builder.info.features
-    texts = [name for name in sorted(features) if isinstance(features[name], load_tfds().features.Text)]
-    if field not in texts:
-        raise ValueError(
-            f"data.json_field: {field!r} is no text of tfds:{builder.info.full_name}; allowed: "
-            f"{', '.join(texts) or 'none, it has no text'}"
-        )
+def tfds_folder(data_dir: str) -> str:
+    """Return ``data_dir``, or the folder of TensorFlow Datasets if it is empty."""
+    return data_dir or os.environ.get("TFDS_DATA_DIR") or str(Path.home() / "tensorflow_datasets")
 
 
 def tfds_sources(entry: str, *, data_dir: str, split: str) -> list[Source]:
-    """Sources of ``tfds:NAME[/CONFIG][:VERSION]``, one a file, prepared in ``data_dir`` (empty: TFDS's own folder)
-    or fetched to there. Without a network, ``ValueError`` (one line) names the files and their folder."""
+    """List the sources of ``tfds:NAME[/CONFIG][:VERSION]``, one per file, prepared in ``data_dir`` (empty: the
+    default folder of TFDS) or downloaded to it.
+
+    ``ValueError`` (one line), without a network with the names of the necessary files and their folder.
+    """
     builder = _tfds_builder(entry, data_dir)
     known = builder.info.splits
     try:
         instructions = known[split].file_instructions
-    except Exception:  # TFDS raises several kinds, ValueError and KeyError among them
+    except Exception:  # TFDS raises several types, such as ValueError and KeyError
         raise ValueError(
-            f"data.dataset_split: {split!r} is no split of {entry}; allowed: {', '.join(known)}, and sums and "
+            f"data.dataset_split: {split!r} is not a split of {entry}; allowed: {', '.join(known)}, and sums and "
             "parts of them, such as train+test or train[:10%]"
         ) from None
     places = {str(path): (one.name, i) for one in known.values() for i, path in enumerate(one.filepaths)}
@@ -122,18 +126,18 @@ def tfds_sources(entry: str, *, data_dir: str, split: str) -> list[Source]:
 def _tfds_builder(entry: str, data_dir: str) -> Any:
     tfds = load_tfds()
     name = entry.removeprefix("tfds:")
-    folder = data_dir or os.environ.get("TFDS_DATA_DIR") or str(Path.home() / "tensorflow_datasets")
+    folder = tfds_folder(data_dir)
     try:
         return tfds.core.read_only_builder.builder_from_files(name, data_dir=folder)
     except tfds.core.registered.DatasetNotFoundError:
         pass
     except Exception as error:
-        raise ValueError(f"{entry}: not readable in {folder}: {first_line(error)}") from None
+        raise ValueError(f"{entry}: the dataset in {folder} cannot be read: {first_line(error)}") from None
     if not is_reachable("storage.googleapis.com"):
         bare, _, version = name.partition(":")
         raise ValueError(
-            f"{entry}: not prepared in {folder}, and there is no network to fetch it; put dataset_info.json, "
-            f"features.json and the data files (*.tfrecord-*) of a prepared one into {folder}/{bare}/"
+            f"{entry}: not prepared in {folder}, and the network does not answer; copy dataset_info.json, "
+            f"features.json and the data files (*.tfrecord-*) of a prepared dataset to {folder}/{bare}/"
             f"{version or 'VERSION'}, or name their folder in data.tfds_data_dir"
         )
     try:
@@ -149,12 +153,12 @@ def _tfds_builder(entry: str, data_dir: str) -> Any:
 
 @dataclass(frozen=True)
 class ArrowFile:
-    """Texts of one Arrow file of a Hugging Face dataset, in file order."""
+    """Reader of one Arrow file of a Hugging Face dataset."""
 
     path: str
 
     def __call__(self, field: str) -> Iterator[str]:
-        """The texts in ``field``; ``ValueError`` when the records have no such text."""
+        """Yield the texts of ``field``; ``ValueError`` if it is not a text of the records."""
         dataset = _load_datasets().Dataset.from_file(self.path)
         if field not in dataset.column_names:
             raise ValueError(
@@ -176,30 +180,31 @@ def _load_datasets() -> Any:
 
 
 def hf_sources(entry: str, *, split: str) -> list[Source]:
-    """Sources of ``hf:OWNER/NAME[/CONFIG]``, or of ``hf:FOLDER`` that ``save_to_disk`` wrote; one an Arrow file.
+    """List the sources of ``hf:OWNER/NAME[/CONFIG]``, or of ``hf:FOLDER`` from ``save_to_disk``, one per Arrow
+    file.
 
-    ``ValueError`` (one line) when the library is not installed, or neither disk nor network have the dataset.
+    ``ValueError`` (one line) if the library is not installed, or if neither disk nor network have the dataset.
     """
     name = entry.removeprefix("hf:")
     if not re.fullmatch(r"[\w.-]+", split):
         raise ValueError(
-            f"data.dataset_split: {split!r} is not allowed for {entry}; allowed: a whole split (train)"
+            f"data.dataset_split: {split!r} is not allowed for {entry}; allowed: one split, such as train"
         )
     if Path(name).is_dir():
         read = _saved
     else:
         if not is_reachable("huggingface.co"):
-            os.environ["HF_HUB_OFFLINE"] = "1"  # before the import: else each request is tried for minutes
+            os.environ["HF_HUB_OFFLINE"] = "1"  # before the import; otherwise each request is repeated for minutes
         read = _fetched
     datasets = _load_datasets()
     try:
         dataset = read(datasets, name, split)
     except Exception as error:
-        advice = "; there is no network: copy a folder that save_to_disk wrote and name it as hf:FOLDER"
+        advice = "; the network does not answer: copy a folder from save_to_disk and name it as hf:FOLDER"
         advice = advice if os.environ.get("HF_HUB_OFFLINE") == "1" else ""
         raise ValueError(f"{entry}: split {split!r} cannot be read: {first_line(error)}{advice}") from None
     if dataset._indices is not None:
-        raise ValueError(f"{entry}: holds a selection of its records; save it anew with save_to_disk")
+        raise ValueError(f"{entry}: the dataset is a selection of records; write it again with save_to_disk")
     paths = [Path(file["filename"]) for file in dataset.cache_files]
     return [Source(path=path, name=f"{entry}/{split}/{path.name}", records=ArrowFile(str(path))) for path in paths]
 
@@ -208,7 +213,7 @@ def _saved(datasets: Any, name: str, split: str) -> Any:
     loaded = datasets.load_from_disk(name)
     splits = loaded if isinstance(loaded, dict) else {str(loaded.split or split): loaded}
     if split not in splits:
-        raise ValueError(f"not there; allowed: {', '.join(splits)} (data.dataset_split)")
+        raise ValueError(f"no such split; allowed: {', '.join(splits)} (data.dataset_split)")
     return splits[split]
 
 

@@ -1,4 +1,4 @@
-"""Files of raw text and their documents: plain text, JSON lines, both also .gz and .zst, records of datasets."""
+"""Documents of text files: plain text and JSON lines, both also .gz and .zst, and records of datasets."""
 
 import gzip
 import json
@@ -14,9 +14,9 @@ from data_pipeline.text.sentences import split_sentences
 TEXT_SUFFIXES = (".txt",)
 JSON_SUFFIXES = (".jsonl", ".ndjson")
 COMPRESSIONS = (".gz", ".zst")
-_SAMPLE_LINES = 200  # lines that decide the unit of a line
-_BLANK_SAMPLE = 10_000  # lines that decide the unit between blank lines: the first document may be long
-_MAX_SENTENCES = 1_000_000  # a longer document is cut, so that a file without blank lines stays readable
+_SAMPLE_LINES = 200  # lines that determine the unit of a line
+_BLANK_SAMPLE = 10_000  # lines that determine the unit between blank lines: the first document may be long
+_MAX_SENTENCES = 1_000_000  # of a document; a longer one is cut, so that a file without blank lines fits in memory
 
 Line = tuple[int, str]  # number in the file, from 1, and text
 
@@ -27,10 +27,10 @@ class Source:
 
     path: Location
     name: str
-    # The unit between blank lines. documents; paragraphs: the file is one document; auto: documents if any of its
-    # first blocks has several lines, else paragraphs.
+    # Unit between blank lines: documents, paragraphs (the file is one document), or auto: documents if one of the
+    # first blocks has several lines, otherwise paragraphs.
     blank_lines: str = "documents"
-    # Of a dataset's file: the texts of its records, a document each, from the name of their field.
+    # For a file of a dataset: function from the name of a field to its texts, one document each.
     records: Callable[[str], Iterator[str]] | None = None
 
     @property
@@ -49,14 +49,12 @@ def is_text_file(relative: PurePath) -> bool:
 
 
 def read_documents(source: Source, *, line: str, json_field: str) -> Iterator[list[str]]:
-    """Documents of a file, each a list of stripped sentences, never empty; read as a stream.
+    """Yield the documents of a file, each a nonempty list of stripped sentences.
 
-    ``line`` is the unit of a line: sentence, paragraph (split into sentences) or auto (decided by the file's first
-    lines). In JSON lines each line is a document, in a dataset each record; the lines of its field are treated
-    likewise. ``ValueError`` names file and line where the text is not UTF-8, not JSON or has no such field.
+    ``line`` is the unit of a line: sentence, paragraph (split into sentences) or auto (determined from the first
+    lines). Each line of JSON lines and each record of a dataset is a document; ``line`` applies to the lines of its
+    field. ``ValueError``, with file and line, for text that is not UTF-8 or JSON and for a missing field.
     """
-    if line not in ("auto", "sentence", "paragraph"):
-        raise ValueError(f"data.line {line!r}: one of auto, sentence, paragraph")
     lines = numbered_lines(source.path)
     if source.is_json or source.records:
         texts = source.records(json_field) if source.records else _json_texts(lines, source.path, json_field)
@@ -90,7 +88,7 @@ def _blank_lines_separate_documents(source: Source, sample: Sequence[str]) -> bo
 
 
 def _blocks(lines: Iterable[str], *, one_document: bool) -> Iterator[list[str]]:
-    """Non-blank lines between blank lines, or all of the file's at once."""
+    """Yield the lines between blank lines, or all lines that are not blank as one block."""
     block: list[str] = []
     for line in lines:
         if line:
@@ -113,12 +111,12 @@ def _json_texts(lines: Iterator[Line], path: Location, field: str) -> Iterator[s
         text = record.get(field) if isinstance(record, dict) else None
         if not isinstance(text, str):
             raise ValueError(f"{path}:{number}: no text in field {field!r} (data.json_field)")
-        # JSON can spell a lone surrogate, which is no character.
+        # A lone surrogate is valid in JSON, but not a character.
         yield text.encode("utf-8", "replace").decode()
 
 
 def numbered_lines(path: Location) -> Iterator[Line]:
-    """Numbered lines of a UTF-8 file; only a newline ends a line; a byte order mark is dropped."""
+    """Yield the numbered lines of a UTF-8 file; only a newline ends a line, and a byte order mark is dropped."""
     import zstandard
 
     number = 0
@@ -130,7 +128,7 @@ def numbered_lines(path: Location) -> Iterator[Line]:
                 raise ValueError(f"{path}:{number}: not valid UTF-8; convert the file first") from None
             yield number, line
     except (EOFError, zlib.error, gzip.BadGzipFile, zstandard.ZstdError) as error:
-        raise ValueError(f"{path}: damaged after line {number}: {error}") from None
+        raise ValueError(f"{path}: the compressed file is damaged after line {number}: {error}") from None
 
 
 def _raw_lines(path: Location) -> Iterator[bytes]:
@@ -142,7 +140,7 @@ def _raw_lines(path: Location) -> Iterator[bytes]:
 
 
 def _zstd_lines(path: Location) -> Iterator[bytes]:
-    """Lines of all frames; ``EOFError`` when the last is cut off, which zstandard's own reader passes over."""
+    """Yield the lines of all frames; ``EOFError`` for a truncated last frame, which zstandard's reader ignores."""
     import zstandard
 
     frame = zstandard.ZstdDecompressor().decompressobj()

@@ -3,16 +3,16 @@
 import re
 from itertools import pairwise
 
-# Ends of a sentence where a blank and the start of another must follow.
+# Ends of a sentence, if a blank and the start of another sentence follow.
 _END = r"[.!?\u2026\u203d]+"
 _CLOSING = "[\"'\u2019\u201d\u00bb\u203a)\\]}\u300d\u300f\u300b\uff09\u3011]*"
 _OPENING = "[\"'\u2018\u201c\u201e\u00ab\u2039(\\[{\u00bf\u00a1\u2014\u2013-]"
 _WESTERN = re.compile(rf"({_END}){_CLOSING}\s+(?={_OPENING}*\s*(\w))")
-# CJK ends need no blank; a run of them and the closing marks after it belong together.
+# CJK ends need no blank; consecutive ends and the closing marks after them form one end.
 _CJK = re.compile(rf"[\u3002\uff01\uff1f\uff61]+{_CLOSING}\s*")
 _LAST_WORD = re.compile(r"[^\W_]+(?:\.[^\W_]+)*$")
 
-# Words after which a full stop rarely ends a sentence, lower case.
+# Lower-case words after which a full stop rarely ends a sentence.
 _ABBREVIATIONS = frozenset(
     """
     mr mrs ms messrs mme mlle dr prof st rev hon gen col capt lt sgt maj gov sen rep pres sr jr vs no nos vol fig
@@ -26,10 +26,10 @@ _ABBREVIATIONS = frozenset(
 
 
 def split_sentences(paragraph: str) -> list[str]:
-    """Sentences of a paragraph, stripped, none empty; joined by blanks they are the paragraph again.
+    """Split a paragraph into stripped, nonempty sentences.
 
-    A sentence ends at ``. ! ?`` and the like where a blank and an upper-case letter, a digit or a letter without
-    case follow, but not after an abbreviation or an initial; and at CJK full stops wherever they stand.
+    A sentence ends at marks such as ``. ! ?`` before a blank and an upper-case letter, a digit or a letter without
+    case, but not after an abbreviation or an initial; and at every CJK full stop.
     """
     ends = [match.end() for match in _WESTERN.finditer(paragraph) if _ends_sentence(paragraph, match)]
     ends += [match.end() for match in _CJK.finditer(paragraph)]

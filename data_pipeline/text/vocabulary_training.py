@@ -1,4 +1,4 @@
-"""Vocabulary training: WordPiece, and SentencePiece unigram or BPE. The same texts give the same bytes."""
+"""Training of vocabularies: WordPiece, and SentencePiece unigram or BPE. Equal texts give equal bytes."""
 
 from collections import Counter
 from collections.abc import Iterable
@@ -7,21 +7,15 @@ from pathlib import Path
 from typing import Literal
 
 from bert_jax.io.files import write_whole
-from bert_jax.tokenization import (
-    MAX_CHARS_PER_WORD,
-    SPECIAL_PIECES,
-    chunks,
-    is_cjk,
-    is_punctuation,
-    split_words,
-)
+from bert_jax.tokenization import SPECIAL_PIECES
+from bert_jax.tokenization.wordpiece import MAX_CHARS_PER_WORD, chunks, is_cjk, is_punctuation, split_words
 
 MIN_VOCAB_SIZE = 16
-# Bounds of memory: distinct chunks and words held at once, characters that SentencePiece trains on.
+# Limits of memory: distinct chunks and words, and characters on which SentencePiece is trained.
 _MAX_CHUNKS = 1 << 20
 _MAX_WORDS = 1 << 21
 _MAX_CHARACTERS = 25_000_000
-# A character rarer than this share of the text gets no piece.
+# Smallest share of the text of a character that gets a piece.
 _RAREST_CHARACTER = 1e-7
 
 
@@ -33,31 +27,29 @@ def train_vocabulary(
     lower_case: bool,
     output: Path,
 ) -> Path:
-    """Train a vocabulary of at most ``vocab_size`` pieces, special ones included, and write it to ``output``.
+    """Train a vocabulary of at most ``vocab_size`` pieces with the special ones, and write it to ``output``.
 
-    ``texts`` is read once, as a stream. WordPiece writes a ``.txt``, the others a SentencePiece ``.model``. A small
-    corpus yields fewer pieces than asked for. The file appears whole or not at all. ``ValueError`` when the texts
-    are empty, the size is too small or the suffix does not fit.
+    ``texts`` is read once. WordPiece writes a ``.txt``, the other kinds a SentencePiece ``.model``, atomically. A
+    small corpus gives fewer pieces. ``ValueError`` for empty texts, a too small size or a wrong suffix.
     """
     suffix = {"wordpiece": ".txt", "unigram": ".model", "bpe": ".model"}.get(kind)
     if suffix is None:
-        raise ValueError(f"tokenizer kind {kind!r}: one of wordpiece, unigram, bpe")
+        raise ValueError(f"data.tokenizer: {kind!r} is not allowed; allowed: wordpiece, unigram, bpe")
     if output.suffix != suffix:
-        raise ValueError(f"{output}: a {kind} vocabulary is a {suffix} file")
+        raise ValueError(f"{output}: the suffix is not allowed; a {kind} vocabulary is a {suffix} file")
     if vocab_size < MIN_VOCAB_SIZE:
-        raise ValueError(f"vocabulary size {vocab_size}: at least {MIN_VOCAB_SIZE}")
+        raise ValueError(f"model.vocab_size: {vocab_size} is not allowed; allowed: {MIN_VOCAB_SIZE} or more")
     if kind == "wordpiece":
         pieces = _train_wordpiece(texts, vocab_size, lower_case)
         content = "".join(piece + "\n" for piece in pieces).encode()
     else:
         content = _train_sentencepiece(texts, kind, vocab_size, lower_case)
-    output.parent.mkdir(parents=True, exist_ok=True)
     write_whole(output, content)
     return output
 
 
 def count_words(texts: Iterable[str], lower_case: bool) -> Counter[str]:
-    """Count each word, cut as the tokenizer cuts words; rare words are dropped to bound memory."""
+    """Count the words of a text as the tokenizer splits it; rare words are dropped to limit memory."""
     words: Counter[str] = Counter()
     seen: Counter[str] = Counter()
     for text in texts:
@@ -81,7 +73,7 @@ def _add_words(words: Counter[str], seen: Counter[str], lower_case: bool) -> Non
 
 
 def _alphabet(words: Counter[str], budget: int) -> tuple[list[str], list[str]]:
-    """Characters that begin a word and those that continue one, at most ``budget`` pieces: the most frequent."""
+    """Return the pieces of the most frequent characters, at most ``budget``: initial and continuing ones."""
     counts: Counter[str] = Counter()
     for word, count in words.items():
         for char in word:
@@ -90,14 +82,14 @@ def _alphabet(words: Counter[str], budget: int) -> tuple[list[str], list[str]]:
     initial: list[str] = []
     continuing: list[str] = []
     for char, count in sorted(counts.items(), key=lambda item: (-item[1], item[0])):
-        stands_alone = is_punctuation(char) or is_cjk(char)
-        budget -= 1 if stands_alone else 2
+        is_word = is_punctuation(char) or is_cjk(char)
+        budget -= 1 if is_word else 2
         if budget < 0 or count < threshold:
             break
         if "\ud800" <= char <= "\udfff":  # a lone surrogate cannot be written
             continue
         initial.append(char)
-        if not stands_alone:
+        if not is_word:
             continuing.append("##" + char)
     return sorted(initial), sorted(continuing)
 
@@ -108,7 +100,7 @@ def _train_wordpiece(texts: Iterable[str], vocab_size: int, lower_case: bool) ->
 
     words = count_words(texts, lower_case)
     if not words:
-        raise ValueError("the corpus holds no text; a vocabulary needs training text")
+        raise ValueError("data.corpus: the corpus contains no text, which a vocabulary needs")
     initial, continuing = _alphabet(words, (vocab_size - len(SPECIAL_PIECES)) // 2)
     known = set(initial)
     # A word with a character outside the alphabet is always [UNK].
@@ -133,7 +125,7 @@ def _train_wordpiece(texts: Iterable[str], vocab_size: int, lower_case: bool) ->
 
 
 def _sample(texts: Iterable[str], max_characters: int) -> list[str]:
-    """Every k-th non-blank text, k the smallest power of two that keeps ``max_characters``; deterministic."""
+    """Return every k-th nonblank text, with the smallest power of two k that gives at most ``max_characters``."""
     kept: list[str] = []
     size = 0
     step = 1
@@ -150,14 +142,14 @@ def _sample(texts: Iterable[str], max_characters: int) -> list[str]:
 
 
 def _train_sentencepiece(texts: Iterable[str], kind: str, vocab_size: int, lower_case: bool) -> bytes:
-    """Serialized model; ids 0 to 4 are [PAD] [UNK] [CLS] [SEP] [MASK]."""
+    """Train a serialized SentencePiece model, in which ids 0 to 4 are [PAD] [UNK] [CLS] [SEP] [MASK]."""
     from io import BytesIO
 
     from sentencepiece import SentencePieceTrainer
 
     lines = [line.encode("utf-8", "replace").decode() for line in _sample(texts, _MAX_CHARACTERS)]
     if not lines:
-        raise ValueError("the corpus holds no text; a vocabulary needs training text")
+        raise ValueError("data.corpus: the corpus contains no text, which a vocabulary needs")
     model = BytesIO()
     try:
         SentencePieceTrainer.train(
@@ -178,7 +170,7 @@ def _train_sentencepiece(texts: Iterable[str], kind: str, vocab_size: int, lower
             eos_piece="[SEP]",
             control_symbols=["[MASK]"],
             max_sentence_length=1 << 24,
-            num_threads=2,  # fixed: the sums of expectation maximization depend on it
+            num_threads=2,  # fixed, because the sums of expectation maximization depend on it
             minloglevel=2,
         )
     except RuntimeError as error:

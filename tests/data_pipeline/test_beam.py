@@ -155,8 +155,8 @@ def test_failures_are_one_line(
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--runner", "spark"], "runner: 'spark' is not allowed; allowed: processes, beam"),
-        (["--", "--runner=SparkRunner"], "give --runner beam too"),
+        (["--runner", "spark"], "--runner: invalid choice: 'spark' (choose from"),
+        (["--", "--runner=SparkRunner"], "need --runner beam"),
     ],
 )
 def test_wrong_runners(place: Path, options: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -192,7 +192,7 @@ def test_a_signal_ends_it_and_the_next_build_goes_on(place: Path, number: signal
             os.killpg(process.pid, signal.SIGKILL)
     assert time.monotonic() - began < 5
     assert process.returncode == code
-    assert err == "stopped while preparing data; what is finished is kept: run the same command to continue\n"
+    assert err == "stopped while preparing data; finished parts are kept: run the same command to continue\n"
     assert not (place / "beam" / "train").exists()
 
 

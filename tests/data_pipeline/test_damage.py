@@ -11,6 +11,7 @@ from input_shards import (
     config,
     example_features,
     make_shards,
+    offsets_of,
     record_numbers,
     stream,
     take,
@@ -25,7 +26,7 @@ from data_pipeline.shards.tfexample import encode_examples
 def flip(at: int):
     def damage(path: Path, entry: shards.ShardEntry) -> set[int]:
         data = bytearray(path.read_bytes())
-        data[entry.offsets()[20] + at] ^= 4
+        data[offsets_of(entry)[20] + at] ^= 4
         path.write_bytes(data)
         return {20}
 
@@ -34,14 +35,14 @@ def flip(at: int):
 
 def cut(at: int):
     def damage(path: Path, entry: shards.ShardEntry) -> set[int]:
-        path.write_bytes(path.read_bytes()[: entry.offsets()[40] + at])
+        path.write_bytes(path.read_bytes()[: offsets_of(entry)[40] + at])
         return set(range(40, 64))
 
     return damage
 
 
 def zero(path: Path, entry: shards.ShardEntry) -> set[int]:
-    offsets = entry.offsets()
+    offsets = offsets_of(entry)
     data = bytearray(path.read_bytes())
     start, stop = int(offsets[10]) + 30, int(offsets[13]) + 3
     data[start:stop] = bytes(stop - start)
@@ -99,8 +100,8 @@ REASON_TEXTS = {
     "flip in payload checksum": "has another checksum stored with it",
     "flip in payload": "has other contents than in the index",
     "flip in length": "has another length",
-    "truncated": "lies beyond the end of the file",
-    "empty": "lies beyond the end of the file",
+    "truncated": "is beyond the end of the file",
+    "empty": "is beyond the end of the file",
     "missing": "the file is missing or unreadable",
     "a folder": "the file is missing or unreadable",
     "ids": "token ids outside the vocabulary",
@@ -179,5 +180,5 @@ def test_changed_sizes_are_told_at_the_start(tmp_path, caplog):
     path = longer / "shard-00000-of-00002.tfrecord"
     path.write_bytes(path.read_bytes() + b"more")
     batches = stream(longer)
-    assert f"{path} has {path.stat().st_size} bytes, the index says" in caplog.text
+    assert f"{path} has {path.stat().st_size} bytes, but" in caplog.text
     take(batches, 8)

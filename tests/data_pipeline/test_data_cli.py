@@ -260,7 +260,7 @@ def test_help_to_a_reader_that_leaves() -> None:
         (["index", "/no/such"], "/no/such"),
         (["inspect", "/no/such"], "/no/such"),
         (["inspect", ".", "--examples", "-1"], "whole number"),
-        (["vocab", "--output"], "needs a value"),
+        (["vocab", "--output"], "--output: expected one argument"),
         (["records", "--columns", "text=1"], "needs a file before the options"),
         (["records", "/no/such.tsv"], "/no/such.tsv"),
     ],

@@ -95,7 +95,7 @@ def test_dynamic_evaluation_has_fixed_masks(unmasked):
 def test_dynamic_masking_needs_unmasked_shards_and_a_vocabulary(unmasked, tmp_path):
     with pytest.raises(ValueError, match=r"data\.masking: dynamic, but the shards .* were masked when built"):
         stream(make_shards(tmp_path, 20), config(masking="dynamic"))
-    with pytest.raises(ValueError, match=r"data\.masking: static, but the shards .* hold no masks"):
+    with pytest.raises(ValueError, match=r"data\.masking: static, but the shards .* contain no masks"):
         stream(unmasked)
     with pytest.raises(ValueError, match=r"data\.masking: dynamic needs the vocabulary"):
         stream(unmasked, config(masking="dynamic"), tokenizer=None)

@@ -80,7 +80,7 @@ def test_rows_may_be_any_and_are_checked(folder):
     assert_equal(some, [{name: values[rows] for name, values in batch.items()} for batch in whole])
     with pytest.raises(ValueError, match="rows"):
         stream(folder, rows=[16])
-    with pytest.raises(ValueError, match=r"data\.lanes: 8 lanes cannot be dealt"):
+    with pytest.raises(ValueError, match=r"data\.lanes: 8 lanes cannot be divided"):
         stream(folder, rows=[0], batch_ramp=(3, 8))
 
 
@@ -161,7 +161,7 @@ def test_a_position_of_other_data_is_refused_with_the_difference(folder, tmp_pat
 def test_few_records_make_few_lanes(tmp_path, caplog):
     few = make_shards(tmp_path, 3, 2)
     batches = stream(few)
-    assert "data.lanes: 8 falls to 4" in caplog.text
+    assert "data.lanes: 8 is reduced to 4" in caplog.text
     seen = Counter(record_numbers(next(batches)[0]).tolist())
     assert set(seen) == set(range(5)) and max(seen.values()) <= 4
     with pytest.raises(ValueError, match=r"data\.lanes: 5 is not allowed"):
@@ -220,7 +220,7 @@ def test_records_of_other_writers_stream_in(folder, tmp_path, form):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"seq_length": 32}, r"input_ids has 16 values a record, the config wants data\.seq_length 32"),
+        ({"seq_length": 32}, r"input_ids has 16 values a record, but the config needs data\.seq_length 32"),
         ({"max_predictions": 4}, r"masked_lm_positions has 3 values .*data\.max_predictions 4"),
     ],
 )
@@ -256,7 +256,7 @@ def test_unusable_values_are_refused_before_training(tmp_path):
         ("c", {"masked_lm_positions": S}, "masked_lm_positions from 1 to 16, allowed: 0 to 15"),
         ("d", {"input_mask": 2}, "input_mask from 0 to 2"),
         ("e", {"next_sentence_labels": None}, "lack the feature next_sentence_labels"),
-        ("f", {"masked_lm_ids": None}, "static, but the shards .* hold no masks"),
+        ("f", {"masked_lm_ids": None}, "static, but the shards .* contain no masks"),
     ):
         (tmp_path / name).mkdir()
         with pytest.raises(ValueError, match=message):

@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from bert_jax.config.pretrain import DataConfig
 from bert_jax.hashing import hash_key
 from data_pipeline.build.instances import (
     Instances,
@@ -16,21 +17,15 @@ from data_pipeline.build.instances import (
     shard_and_place,
     truncate,
 )
-from data_pipeline.build.masking import MaskingSettings, draw_bits, uniform
+from data_pipeline.build.masking import draw_bits, uniform
 
 CLS, SEP, PAD, MASK = 2, 3, 0, 4
-MASKING = MaskingSettings(
-    unit="token", fraction=0.15, mask_token_share=0.8, random_token_share=0.1, span_mean=3.8, span_max=10,
-    mask_id=MASK, vocab_size=1000,
-)  # fmt: skip
 
 
 def settings(next_sentence: str = "nsp", **changes: Any) -> InstanceSettings:
-    values: dict[str, Any] = {
-        "seq_length": 64, "next_sentence": next_sentence, "short_sequence_fraction": 0.1, "seed": 5,
-        "max_predictions": 10, "masking": MASKING, "cls_id": CLS, "sep_id": SEP, "pad_id": PAD,
-    }  # fmt: skip
-    return InstanceSettings(**(values | changes))
+    values: dict[str, Any] = {"seq_length": 64, "next_sentence": next_sentence, "seed": 5, "max_predictions": 10}
+    data = DataConfig(**(values | changes))
+    return InstanceSettings(data=data, cls_id=CLS, sep_id=SEP, pad_id=PAD, mask_id=MASK, vocab_size=1000)
 
 
 def plan(lengths: list[int], config: InstanceSettings, document: int = 3, pass_number: int = 0) -> Instances:
@@ -48,8 +43,8 @@ def plan(lengths: list[int], config: InstanceSettings, document: int = 3, pass_n
 
 
 def target_length(config: InstanceSettings, document: int, pass_number: int = 0) -> int:
-    short, length = uniform(draw_bits(hash_key(config.seed, document, pass_number), 0, 2))[0].tolist()
-    return 2 + int(length * (config.budget - 1)) if short < config.short_sequence_fraction else config.budget
+    short, length = uniform(draw_bits(hash_key(config.data.seed, document, pass_number), 0, 2))[0].tolist()
+    return 2 + int(length * (config.budget - 1)) if short < config.data.short_sequence_fraction else config.budget
 
 
 def reference_pairs(lengths: list[int], target: int, draws: list[list[float]]) -> list[tuple[int, int, int, int]]:
@@ -83,7 +78,9 @@ def test_pairs_as_the_reference() -> None:
     for document in range(300):
         lengths = rng.integers(1, 60 if document % 2 else 15, rng.integers(1, 40)).tolist()
         ends = np.concatenate([[0], np.cumsum(lengths)])
-        draws = uniform(draw_bits(hash_key(config.seed, document, 0), 1, 4 * len(lengths))).reshape(-1, 4).tolist()
+        draws = (
+            uniform(draw_bits(hash_key(config.data.seed, document, 0), 1, 4 * len(lengths))).reshape(-1, 4).tolist()
+        )
         expected = reference_pairs(lengths, target_length(config, document), draws)
         found = plan(lengths, config, document)
         assert len(found.document) == len(expected)
@@ -193,7 +190,7 @@ def test_layout(next_sentence: str) -> None:
     keys = instance_keys(config, instances, 0)
     cut = truncate(instances, keys, config.budget)
     features = make_features(instances, keys, pool, starts, config)
-    unmasked = make_features(instances, keys, pool, starts, settings(next_sentence, masking=None))
+    unmasked = make_features(instances, keys, pool, starts, settings(next_sentence, masking="dynamic"))
     assert set(unmasked) == {"input_ids", "input_mask", "segment_ids", "next_sentence_labels", "word_starts"}
     for i in range(50):
         tokens_a = pool[cut.a_start[i] : cut.a_start[i] + cut.a_length[i]].tolist()

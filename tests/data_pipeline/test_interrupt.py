@@ -19,7 +19,7 @@ from data_pipeline.build import workers as workers_module
 from data_pipeline.build.workers import Workers
 
 REPOSITORY = Path(__file__).parents[2]
-LINE = "stopped while preparing data; what is finished is kept: run the same command to continue\n"
+LINE = "stopped while preparing data; finished parts are kept: run the same command to continue\n"
 BOTH = [(signal.SIGINT, 130), (signal.SIGTERM, 42)]
 # Between the signal and the end; a loaded machine is slow to take processes down.
 MOMENT = 3.0
@@ -58,7 +58,7 @@ from bert_jax.process.exits import run_command
 from bert_jax.process.signals import StopRequest
 from data_pipeline.build import workers as workers_module
 from data_pipeline.build.workers import Workers
-from data_pipeline.build.workers import OneApart, Workers
+from data_pipeline.build.workers import Workers
 
 def main():
     with StopRequest().at_once("stopped"), {workers} as workers:
@@ -71,7 +71,7 @@ sys.exit(run_command(main))
 
 @pytest.mark.parametrize("wait", [0.02, 1.5], ids=["processes start", "processes work"])
 @pytest.mark.parametrize(("number", "code"), BOTH)
-@pytest.mark.parametrize("workers", ["Workers(1)", "Workers(2)", "OneApart()"])
+@pytest.mark.parametrize("workers", ["Workers(1)", "Workers(2)", "Workers(1, apart=True)"])
 def test_the_wait_for_jobs_ends_at_once(workers: str, number: signal.Signals, code: int, wait: float) -> None:
     script = WAITING.format(workers=workers)
     assert stopped(["-c", script], number, "ready", wait) == (code, "stopped\n")

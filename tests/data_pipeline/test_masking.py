@@ -1,20 +1,23 @@
 """Masking against plain restatements of its rules and against what chance allows."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 
+from bert_jax.config.pretrain import DataConfig
 from bert_jax.hashing import hash_key
-from data_pipeline.build.masking import MaskingSettings, mask_batch, prediction_counts, span_probabilities
+from data_pipeline.build.masking import mask_batch, prediction_counts, span_probabilities
 
 MASK, VOCAB = 4, 30_000
 
 
-def settings(unit: str = "token", **changes: float) -> MaskingSettings:
-    values = {
-        "unit": unit, "fraction": 0.15, "mask_token_share": 0.8, "random_token_share": 0.1, "span_mean": 3.8,
-        "span_max": 10, "mask_id": MASK, "vocab_size": VOCAB,
+def settings(unit: str = "token", **changes: float) -> dict[str, Any]:
+    options: dict[str, Any] = {
+        "mask_unit": unit, "mask_fraction": 0.15, "mask_token_share": 0.8, "random_token_share": 0.1,
+        "span_mean": 3.8, "span_max": 10,
     }  # fmt: skip
-    return MaskingSettings(**(values | changes))  # type: ignore[arg-type]
+    return {"data": DataConfig(**(options | changes)), "mask_id": MASK, "vocab_size": VOCAB}
 
 
 def batch(rows: int, size: int = 128, seed: int = 0) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
@@ -34,7 +37,7 @@ def batch(rows: int, size: int = 128, seed: int = 0) -> tuple[np.ndarray, np.nda
 def run(unit: str = "token", rows: int = 3000, limit: int = 20, **changes: float):
     ids, starts, inside, lengths = batch(rows)
     out = mask_batch(
-        ids, starts, inside, hash_key(7, np.arange(rows)), max_predictions=limit, config=settings(unit, **changes)
+        ids, starts, inside, hash_key(7, np.arange(rows)), **settings(unit, max_predictions=limit, **changes)
     )
     return ids, starts, inside, lengths, out
 
@@ -96,7 +99,7 @@ def test_every_candidate_is_equally_likely() -> None:
     inside = np.zeros((rows, 32), bool)
     inside[:, 1:31] = True
     _, positions, _, weights = mask_batch(
-        ids, inside, inside, hash_key(1, np.arange(rows)), max_predictions=20, config=settings()
+        ids, inside, inside, hash_key(1, np.arange(rows)), **settings(max_predictions=20)
     )
     counts = np.bincount(positions[weights > 0], minlength=32)[1:31]
     expected = rows * 5 / 30  # round(32 * 0.15) = 5 of 30
@@ -108,15 +111,13 @@ def test_every_candidate_is_equally_likely() -> None:
 def test_a_row_depends_on_its_key_alone(unit: str) -> None:
     ids, starts, inside, _ = batch(64)
     keys = hash_key(3, np.arange(64))
-    whole = mask_batch(ids, starts, inside, keys, max_predictions=20, config=settings(unit))
+    whole = mask_batch(ids, starts, inside, keys, **settings(unit, max_predictions=20))
     order = np.random.default_rng(1).permutation(64)
     for rows in (order, order[:1], order[:7]):
-        part = mask_batch(
-            ids[rows], starts[rows], inside[rows], keys[rows], max_predictions=20, config=settings(unit)
-        )
+        part = mask_batch(ids[rows], starts[rows], inside[rows], keys[rows], **settings(unit, max_predictions=20))
         for a, b in zip(whole, part, strict=True):
             np.testing.assert_array_equal(a[rows], b)
-    other = mask_batch(ids, starts, inside, keys + np.uint64(1), max_predictions=20, config=settings(unit))
+    other = mask_batch(ids, starts, inside, keys + np.uint64(1), **settings(unit, max_predictions=20))
     assert (other[1] != whole[1]).any(1).mean() > 0.9
 
 
@@ -135,7 +136,7 @@ def test_whole_words_as_the_reference() -> None:
     ids, starts, inside, lengths = batch(400)
     starts &= np.random.default_rng(5).random(starts.shape) < 0.3  # long words
     _, positions, _, weights = mask_batch(
-        ids, starts, inside, hash_key(7, np.arange(400)), max_predictions=20, config=settings("whole_word")
+        ids, starts, inside, hash_key(7, np.arange(400)), **settings("whole_word", max_predictions=20)
     )
     skipped = 0
     for row in range(len(ids)):
@@ -158,7 +159,7 @@ def test_words_longer_than_the_count_are_skipped() -> None:
     starts = np.zeros((1, 16), bool)
     starts[:, [1, 5]] = True  # two words of four pieces; the count is round(10 * 0.15) = 2
     _, _, _, weights = mask_batch(
-        ids, starts, inside, np.array([5], np.uint64), max_predictions=4, config=settings("whole_word")
+        ids, starts, inside, np.array([5], np.uint64), **settings("whole_word", max_predictions=4)
     )
     assert weights.sum() == 0
 
@@ -175,8 +176,7 @@ def test_spans() -> None:
         starts,
         inside,
         hash_key(2, np.arange(rows)),
-        max_predictions=80,
-        config=settings("span", fraction=0.02),
+        **settings("span", mask_fraction=0.02, max_predictions=80),
     )
     assert (weights.sum(1) == 10).all()  # round(512 * 0.02)
     runs = []
@@ -195,8 +195,7 @@ def test_spans_end_with_their_segment() -> None:
     inside[:, 1:19] = True
     inside[:, 3] = False  # A is positions 1 and 2
     _, positions, _, weights = mask_batch(
-        ids, inside, inside, hash_key(2, np.arange(rows)), max_predictions=3,
-        config=settings("span", span_mean=9.0),
+        ids, inside, inside, hash_key(2, np.arange(rows)), **settings("span", span_mean=9.0, max_predictions=3),
     )  # fmt: skip
     assert (weights.sum(1) == 3).all()
     # A span from 2 into B would make one row in 17 like this; two spans do so in about one of 250.
@@ -223,7 +222,5 @@ def test_shares_are_configurable() -> None:
 def test_blank_rows_get_no_predictions() -> None:
     ids = np.zeros((2, 16), np.int32)
     none = np.zeros((2, 16), bool)
-    masked, _, _, weights = mask_batch(
-        ids, none, none, np.array([1, 2], np.uint64), max_predictions=4, config=settings()
-    )
+    masked, _, _, weights = mask_batch(ids, none, none, np.array([1, 2], np.uint64), **settings(max_predictions=4))
     assert not weights.any() and not masked.any()

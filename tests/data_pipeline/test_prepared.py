@@ -119,13 +119,13 @@ def test_a_dataset_in_a_recipe(tmp_path: Path, data_dir: Path) -> None:
     [
         (
             ["--tfds", "my_text/en", "--dataset_split", "dev"],
-            "'dev' is no split of tfds:my_text/en; allowed: train, ",
+            "'dev' is not a split of tfds:my_text/en; allowed: train, ",
         ),
         (
             ["--tfds", "my_text/en", "--json_field", "body"],
-            "'body' is no text of tfds:my_text/en/1.2.0; allowed: te",
+            "'body' is not a text of tfds:my_text/en/1.2.0; allowed: te",
         ),
-        (["--tfds", "my_text/en", "--json_field", "number"], "'number' is no text"),
+        (["--tfds", "my_text/en", "--json_field", "number"], "'number' is not a text"),
         (
             ["--tfds", "wikipedia/20230601.en"],
             "wikipedia/20230601.en/VERSION, or name their folder in data.tfds_da",

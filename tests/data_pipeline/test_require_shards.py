@@ -28,11 +28,11 @@ def words(tmp_path: Path) -> list[str]:
 def refused(config: PretrainConfig, words: list[str]) -> list[str]:
     """The words of the command that the refusal names."""
     with pytest.raises(
-        ValueError, match="several hosts does not build them; run on one: bert-data shards"
+        ValueError, match="several hosts does not build them; run on one host: bert-data shards"
     ) as error:
         require_shards(config, words)
     assert "\n" not in str(error.value)
-    return shlex.split(str(error.value).partition("run on one: ")[2])
+    return shlex.split(str(error.value).partition("run on one host: ")[2])
 
 
 def test_the_command_builds_what_the_run_needs(words: list[str], tmp_path: Path) -> None:
@@ -67,5 +67,5 @@ def test_missing_vocabulary_or_held_out_shards(words: list[str], tmp_path: Path)
     assert require_shards(config, words) == tmp_path / "shards" / "vocab.txt"
     (tmp_path / "shards" / "eval" / "manifest.json").unlink()
     refused(config, words)
-    with pytest.raises(ValueError, match=r"data\.shards: not given"):
+    with pytest.raises(ValueError, match=r"data\.shards: not set"):
         require_shards(PretrainConfig(), [])

@@ -46,7 +46,7 @@ def test_store_holds_what_the_tokenizer_says(tmp_path: Path, monkeypatch: pytest
         assert [store.ids(*span).tolist() for span in pairwise(borders)] == document
         assert store.contents[number] == content_hash(text)
     assert store.meta["tokens"] == sum(len(s) for _, document in kept for s in document)
-    assert store.dtype == np.uint16
+    assert store.ids(0, 1).dtype == np.uint16
     assert not list((tmp_path / "store").glob(".chunks-*"))
 
 
@@ -93,7 +93,7 @@ def test_large_vocabularies_take_32_bits(tmp_path: Path) -> None:
     vocab = write_vocab(tmp_path / "vocab.txt", words=70_000)
     (tmp_path / "a.txt").write_text("w69999 w3\n\nw2\n")
     store = build(tmp_path / "store", [tmp_path / "a.txt"], vocab)
-    assert store.dtype == np.uint32
+    assert store.ids(0, 1).dtype == np.uint32
     tokenizer = load_tokenizer(vocab)
     assert store.ids(0, 3).tolist() == [tokenizer.piece_id(w) for w in ("w69999", "w3", "w2")]
 

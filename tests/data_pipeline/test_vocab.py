@@ -126,10 +126,10 @@ def test_sampling_keeps_every_kth_line_within_the_bound() -> None:
 def test_user_errors_are_one_clear_line(tmp_path: Path, kind: str) -> None:
     good = output_for(tmp_path, kind)
     cases = [
-        ({"texts": iter(["", "  "])}, "the corpus holds no text"),
-        ({"vocab_size": 15}, "vocabulary size 15: at least 16"),
+        ({"texts": iter(["", "  "])}, "the corpus contains no text"),
+        ({"vocab_size": 15}, "model.vocab_size: 15 is not allowed; allowed: 16 or more"),
         ({"output": tmp_path / "vocab.bin"}, "vocabulary is a"),
-        ({"kind": "words"}, "one of wordpiece, unigram, bpe"),
+        ({"kind": "words"}, "data.tokenizer: 'words' is not allowed"),
     ]
     for change, message in cases:
         given = {"texts": ["a b"], "kind": kind, "vocab_size": 50, "lower_case": True, "output": good} | change

@@ -171,7 +171,7 @@ def meet(fault: Fault, workdir: Path) -> str:
     else:
         assert code == 45, (fault, code, told)
         assert seconds <= 2 * WATCHDOG, (fault, seconds)
-        assert "watchdog: nothing has happened" in told and "most recent call first" in told
+        assert "watchdog: no progress" in told and "most recent call first" in told
         # The main thread: in a step still, or out of it by the error of a collective and cleaning up.
         assert re.search(r"training.run\.py\", line \d+ in run$|in wait_for_verdict", told, re.MULTILINE), told
         assert f"process {fault.target} (" in told and RESUMES in told

@@ -112,7 +112,7 @@ REFUSED = {
     "no labels in dev": (GOOD, labelled(None, ""), "", "data.dev: split dev has no labels"),
     "one class": (labelled("1", "1"), GOOD, "", "data.labels: labels in the training files: 1; 2 or more"),
     "wrong column": (GOOD, jsonl({"txt": "w1", "label": "1"}), "", "dev.jsonl:1: no column 'text', which classifi"),
-    "id twice": (GOOD, jsonl(*[{"id": 7, "text": "w1", "label": "1"}] * 2), "", "dev.jsonl:2: id '7' is that of"),
+    "id twice": (GOOD, jsonl(*[{"id": 7, "text": "w1", "label": "1"}] * 2), "", "dev.jsonl:2: id '7' is also the"),
     "answer elsewhere": (asked("good", "bad"), asked("good"), "--task.kind qa", "train.jsonl:2: the answer 'bad'"),
     "patience without dev": (GOOD, GOOD, "--data.dev --training.patience 2", "training.patience: 2 "),
     "unknown metric": (GOOD, GOOD, "--task.metric bleu", "task.metric: 'bleu' is not allowed; allowed: accuracy"),
@@ -148,7 +148,10 @@ def test_a_mistake_is_told_before_anything_is_trained(call, tmp_path, case):
 @pytest.mark.parametrize(
     ("files", "message"),
     [
-        (slots("w1 w2\nw3\n", "O B-a\n", "i\nj\n"), "train/seq.out: 1 lines, but seq.in has 2; there must be one"),
+        (
+            slots("w1 w2\nw3\n", "O B-a\n", "i\nj\n"),
+            "train/seq.out: 1 lines, but seq.in has 2; the numbers must",
+        ),
         (slots("w1 w2\nw3\n", "O\nO\n", "i\nj\n"), "train/seq.out:1: 1 tags for the 2 words of seq.in; every word"),
         (slots("w1 w2\nw3\n", "O O\nO\n", "i\nj\n"), "data.train: tags in the training files: O; two or more"),
         (slots("w1 w2\nw3\n", "O B-a\nO\n", "i\ni\n"), "data.labels: labels in the training files: i; 2 or more"),

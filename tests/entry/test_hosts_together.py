@@ -32,7 +32,7 @@ def test_processes_agree_and_end_well(tmp_path):
         assert "lead says True" in out
         refused = [line for line in out.splitlines() if line.startswith("refused")]
         assert refused[0] == "refused recipe: not the same on process 1 as on process 0; give the same"
-        assert "process 1, 2 does not see what process 0 writes there; give a --workdir that all" in refused[1]
+        assert "process 1, 2 does not see the files of process 0; use a --workdir that all" in refused[1]
         assert len(refused) == 2
     assert not [path for path in tmp_path.rglob("*") if path.is_file()]
 
@@ -41,7 +41,7 @@ def test_processes_agree_and_end_well(tmp_path):
     "case, code, own, told",
     [
         ("fail", 2, r"error: my own disk is gone", r"process 1 \(.+\) ended the run: error: my own disk is gone"),
-        ("come_late", 45, *[r".*process 1 did not come to 'the meeting' within 2 s; .*"] * 2),
+        ("come_late", 45, *[r".*process 1 did not reach 'the meeting' within 2 s; .*"] * 2),
     ],
 )  # fmt: skip
 def test_a_failing_process_ends_all_with_its_line(tmp_path, case, code, own, told):
@@ -101,9 +101,9 @@ def bare(monkeypatch):
 
 def test_flags_that_do_not_fit_together_are_refused(bare):
     both = ("--coordinator", "host:1234", "--num_processes", 2)
-    assert refused(*both).startswith("process_id: not given; --coordinator HOST:PORT, --num_processes and")
-    assert refused("--process_id", 0).startswith("coordinator: not given")
-    assert refused("--coordinator", "host:1234", "--process_id", 0).startswith("num_processes: not given")
+    assert refused(*both).startswith("process_id: not set; set all of --coordinator HOST:PORT, --num_processes and")
+    assert refused("--process_id", 0).startswith("coordinator: not set")
+    assert refused("--coordinator", "host:1234", "--process_id", 0).startswith("num_processes: not set")
     assert "allowed: 0 to 1" in refused(*both, "--process_id", 2)
     assert "allowed: HOST:PORT" in refused("--coordinator", "host", "--num_processes", 2, "--process_id", 0)
     bare.setenv("JAX_NUM_PROCESSES", "two")
@@ -195,9 +195,7 @@ def test_a_coordinators_port_that_is_taken_is_one_line():
         env=command.environment(1),
         )  # fmt: skip
     assert result.returncode == 2
-    assert re.fullmatch(
-        r"error: coordinator: port \d+ of this host is not free .*; name another.*\n", result.stderr
-    )
+    assert re.fullmatch(r"error: coordinator: port \d+ of this host is not free .*; use another.*\n", result.stderr)
 
 
 def test_one_process_needs_nobody(tmp_path):

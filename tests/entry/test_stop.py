@@ -27,5 +27,5 @@ def test_a_signal_while_data_are_prepared(tmp_path, number, code):
     _, err = process.communicate(timeout=60)
     assert time.monotonic() - began < 3
     assert process.returncode == code
-    assert err == "stopped while preparing data; what is finished is kept: run the same command to continue\n"
+    assert err == "stopped while preparing data; finished parts are kept: run the same command to continue\n"
     assert not (tmp_path / "shards" / "vocab.txt").exists()

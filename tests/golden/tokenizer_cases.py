@@ -3,7 +3,8 @@
 from pathlib import Path
 
 from bert_jax.config import HeadsConfig, ModelConfig, ModelSpec, TokenizerConfig
-from bert_jax.tokenization import ROBERTA_PIECES, SPECIAL_PIECES, byte_bpe_content
+from bert_jax.tokenization import SPECIAL_PIECES
+from bert_jax.tokenization.byte_bpe import ROBERTA_PIECES, byte_bpe_content
 
 MODEL = {"hidden_size": 32, "num_layers": 1, "num_attention_heads": 2, "intermediate_size": 64}
 # Cut to these lengths, special tokens included; None: not cut.

@@ -1,1 +1,1 @@
-"""Tokenizer files of Hugging Face folders, in and out, and what other libraries do otherwise with them."""
+"""Tokenizer files of Hugging Face folders: readers, writers, and differences to other libraries."""

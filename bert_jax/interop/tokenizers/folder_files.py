@@ -1,7 +1,7 @@
-"""Tokenizer files of Hugging Face folders, in and out.
+"""Reader and writer of the tokenizer files of Hugging Face folders.
 
-Reading chooses vocabulary and rules, also where files differ. Writing makes files from which ``AutoTokenizer``
-builds the tokenizer that the model was trained with, and notes where the two differ.
+The reader selects vocabulary and rules, also if files differ. The writer makes files from which ``AutoTokenizer``
+builds the tokenizer of the model, and returns notes on the differences.
 """
 
 import dataclasses
@@ -18,22 +18,16 @@ from bert_jax.interop.tokenizers.json_format import (
     added_tokens,
     merge_pairs,
     part_of,
-    pieces_by_id,
     steps_of,
     wordpiece_rules,
 )
 from bert_jax.interop.tokenizers.tokenizer_state import check_state, state_of
 from bert_jax.io.untrusted_folder import inside, json_object, read_small
-from bert_jax.tokenization import (
-    MAX_CHARS_PER_WORD,
-    ROBERTA_PIECES,
-    SPECIAL_PIECES,
-    build_tokenizer,
-    byte_bpe_content,
-    read_pieces,
-)
+from bert_jax.tokenization import SPECIAL_PIECES, build_tokenizer
+from bert_jax.tokenization.byte_bpe import ROBERTA_PIECES, byte_bpe_content, pieces_by_id
+from bert_jax.tokenization.wordpiece import MAX_CHARS_PER_WORD, read_pieces
 
-# Share of pieces with a capital above which a vocabulary is cased, with an accent above which accents are kept.
+# Share of pieces with a capital (an accent) above which a vocabulary is cased (keeps accents).
 _SIGNIFICANT = 0.01
 _OTHER_SENTENCEPIECE = ("spiece.model", "sentencepiece.bpe.model", "spm.model")
 # (TokenizerConfig, tokenizer_config.json, BertNormalizer)
@@ -47,13 +41,13 @@ _RULES = (
 def read_tokenizer_files(
     folder: Path, options: ReadOptions
 ) -> tuple[TokenizerConfig | None, bytes | None, tuple[str, ...]]:
-    """Read a folder's tokenizer files: settings, the content of the one file kept, notes.
+    """Read the tokenizer files of a folder: settings, the content of the vocabulary file, notes.
 
-    Nothing but the size of a file is looked at before it is known to be small enough to parse.
-    ``tokenizer.model`` goes before ``tokenizer.json``, ``vocab.txt`` (kept byte for byte) gives the pieces where it
-    agrees with ``tokenizer.json``. (None, None, a note) where the folder has no tokenizer. Raises ``ValueError`` in
-    one line: damaged or too large files, a tokenizer without its vocabulary, one that is not applied here, and
-    (unless ``options.allow_mismatch``) files that contradict each other.
+    A file is read only if its size is small enough to parse. ``tokenizer.model`` precedes ``tokenizer.json``;
+    ``vocab.txt`` (kept byte for byte) provides the pieces if it agrees with ``tokenizer.json``. Returns (None,
+    None, a note) for a folder without a tokenizer. Raises ``ValueError`` (one line) for damaged or too large files,
+    a missing vocabulary, an unsupported tokenizer and, unless ``options.allow_mismatch``, files that contradict
+    each other.
     """
     files = _Files(folder, options, [])
     settings = files.json("tokenizer_config.json") or {}
@@ -63,23 +57,23 @@ def read_tokenizer_files(
         if settings or files.json("special_tokens_map.json") is not None:
             names = "vocab.txt, tokenizer.json, tokenizer.model or vocab.json with merges.txt"
             raise ValueError(f"{folder}: the tokenizer's vocabulary is missing ({names})")
-        return None, None, ("no tokenizer there: the model takes ids only",)
-    tokenizer = build_tokenizer(config, content, str(folder / config.file))  # raises where the file is of no use
+        return None, None, ("the folder has no tokenizer: the inputs of the model are ids",)
+    tokenizer = build_tokenizer(config, content, str(folder / config.file))  # raises for an invalid file
     lower_case = config.lower_case if tokenizer.kind == "wordpiece" else tokenizer.lower_case
     config = dataclasses.replace(config, lower_case=lower_case, max_length=max_length)
     return config, content, tuple(files.notes)
 
 
 def write_tokenizer_files(folder: Path, spec: ModelSpec, content: bytes | None) -> list[str]:
-    """Write what ``AutoTokenizer`` needs to give the ids, types, masks and offsets of the model's tokenizer.
+    """Write the files from which ``AutoTokenizer`` builds a tokenizer with the ids and offsets of the model's own.
 
-    ``tokenizer.json``, ``tokenizer_config.json``, ``special_tokens_map.json`` and the vocabulary itself, byte for
-    byte. Returns where the two tokenizers differ, a line each. Raises ``ValueError`` for a tokenizer that
-    ``tokenizer.json`` cannot express, and ``exits.Stop`` when the file written cuts sample texts otherwise.
+    These are ``tokenizer.json``, ``tokenizer_config.json``, ``special_tokens_map.json`` and the vocabulary, byte
+    for byte. Returns notes on the differences of the two tokenizers. Raises ``ValueError`` for a tokenizer that
+    ``tokenizer.json`` cannot express, and ``exits.Stop`` if the written file encodes sample texts differently.
     """
     config = spec.tokenizer
     if config is None or content is None:
-        return ["the model has no tokenizer: only ids can be given to it"]
+        return ["the model has no tokenizer: its inputs are ids"]
     tokenizer = build_tokenizer(config, content, config.file)
     state, notes = state_of(tokenizer, config, content)
     written = json.dumps(state, ensure_ascii=False).encode()
@@ -98,7 +92,7 @@ def write_tokenizer_files(folder: Path, spec: ModelSpec, content: bytes | None) 
         settings |= {"tokenizer_class": "RobertaTokenizer", "add_prefix_space": prefix, **tokens}
         inputs.remove("token_type_ids")
     else:
-        # BertTokenizer would build rules of its own, with words over 100 characters unknown.
+        # BertTokenizer would use its own rules, by which words of more than 100 characters are unknown.
         settings["tokenizer_class"] = "PreTrainedTokenizerFast"
     if tokenizer.kind == "wordpiece":
         settings |= {theirs: getattr(config, ours) for ours, theirs, _ in _RULES}
@@ -113,19 +107,21 @@ def write_tokenizer_files(folder: Path, spec: ModelSpec, content: bytes | None) 
 
 
 def _max_length(value: Any) -> int:
-    """``model_max_length``; absent or the 1e30 that means "none": 0."""
+    """Return ``model_max_length``, 0 if it is absent or the 1e30 of an unlimited tokenizer."""
     whole = isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < 1e6
     return int(value) if whole else 0
 
 
 @dataclass
 class _Files:
+    """Reader of one folder, which collects notes."""
+
     folder: Path
     options: ReadOptions
     notes: list[str]
 
     def content(self, name: str) -> bytes | None:
-        """Bytes of a file of the folder, None where it is absent."""
+        """Return the bytes of a file of the folder, None if it is absent."""
         path = inside(self.folder, name)
         if path is None:
             return None
@@ -136,12 +132,10 @@ class _Files:
 
     def json(self, name: str) -> dict[str, Any] | None:
         content = self.content(name)
-        if content is None:
-            return None
-        return json_object(content, self.folder / name)
+        return None if content is None else json_object(content, self.folder / name)
 
     def differ(self, message: str) -> None:
-        """A contradiction: stops, or is noted where the user allows it."""
+        """Report a contradiction: ``ValueError``, or a note if the user allows it."""
         if not self.options.allow_mismatch:
             raise ValueError(f"{self.folder}: {message}")
         self.notes.append(message)
@@ -152,15 +146,15 @@ class _Files:
             return TokenizerConfig(file="tokenizer.model"), model
         state = self.json("tokenizer.json")
         kind = None if state is None else part_of(state, "model").get("type")
-        if kind is None and state is not None:  # older files do not name it
+        if kind is None and state is not None:  # older files have no type
             kind = "BPE" if "merges" in part_of(state, "model") else "WordPiece"
         vocabulary = self.content("vocab.txt")
         if kind == "BPE":
             return TokenizerConfig(file="tokenizer.json", lower_case=False), self.byte_bpe(state or {})
         if kind not in (None, "WordPiece"):
             raise ValueError(
-                f"{self.folder / 'tokenizer.json'}: a {str(kind)[:40]} tokenizer; applied here are WordPiece, "
-                "byte-level BPE with RoBERTa's special pieces, SentencePiece models (tokenizer.model) with BERT's"
+                f"{self.folder / 'tokenizer.json'}: a {str(kind)[:40]} tokenizer is not supported; allowed: "
+                "WordPiece, byte-level BPE like that of RoBERTa, tokenizer.model (SentencePiece) like that of BERT"
             )
         if state is not None or vocabulary is not None:
             return self.wordpiece(settings, state, vocabulary)
@@ -173,7 +167,7 @@ class _Files:
         return None, None
 
     def byte_bpe(self, state: Mapping[str, Any]) -> bytes:
-        """RoBERTa's ``tokenizer.json``, written anew: only vocabulary, merges and the first blank are taken."""
+        """Convert RoBERTa's ``tokenizer.json`` to the canonical one: its vocabulary, merges and first blank."""
         name = str(self.folder / "tokenizer.json")
         levels = [part for part in steps_of(state.get("pre_tokenizer")) if part.get("type") == "ByteLevel"]
         if not levels or len(steps_of(state.get("pre_tokenizer"))) > 1 or state.get("normalizer") is not None:
@@ -186,10 +180,10 @@ class _Files:
         return byte_bpe_content(pieces, merge_pairs(model.get("merges"), name), add_prefix_space=prefix, name=name)
 
     def roberta_files(self, table: Mapping[str, Any], settings: Mapping[str, Any]) -> bytes:
+        name = str(self.folder / "merges.txt")
         content = self.content("merges.txt")
         if content is None:
-            raise ValueError(f"{self.folder / 'merges.txt'}: not there; vocab.json alone does not make a tokenizer")
-        name = str(self.folder / "merges.txt")
+            raise ValueError(f"{name}: the file is missing; a tokenizer needs vocab.json and merges.txt")
         try:
             lines = content.decode().split("\n")
         except UnicodeDecodeError:
@@ -210,8 +204,10 @@ class _Files:
         return list(added.items())
 
     def with_added(self, pieces: list[str], added: Sequence[tuple[str, Any]], special: Sequence[str]) -> list[str]:
-        """``pieces`` and the added tokens that follow them; those beyond the special ones are contradictions, as
-        elsewhere they are found in the raw text, before any rule."""
+        """Append the added tokens to ``pieces``.
+
+        Those that are not ``special`` are contradictions: Hugging Face's tokenizers find them in the raw text.
+        """
         known = set(pieces)
         beyond = sorted((item for item in added if item[0] not in known), key=lambda item: str(item[1]).zfill(20))
         extra = [piece for piece, _ in beyond]
@@ -220,13 +216,14 @@ class _Files:
         foreign = [piece for piece in extra if piece not in special]
         if foreign:
             self.differ(
-                f"{len(foreign)} added tokens ({_some(foreign)}), which elsewhere are cut out of the raw text; "
-                "here they would be pieces like all others"
+                f"{len(foreign)} added tokens ({_some(foreign)}), which Hugging Face's tokenizers find in the raw "
+                "text; here they would be ordinary pieces"
             )
         inside_vocabulary = [piece for piece, _ in added if piece in known and piece not in special]
         if inside_vocabulary:
             self.notes.append(
-                f"added tokens in a text are plain text here, elsewhere they stay whole: {_some(inside_vocabulary)}"
+                "added tokens in a text are plain text here, but pieces in Hugging Face's tokenizers: "
+                f"{_some(inside_vocabulary)}"
             )
         return [*pieces, *extra]
 
@@ -234,38 +231,38 @@ class _Files:
         self, settings: Mapping[str, Any], state: Mapping[str, Any] | None, content: bytes | None
     ) -> tuple[TokenizerConfig, bytes]:
         name = str(self.folder / ("vocab.txt" if content is not None else "tokenizer.json"))
-        limit = 100  # what transformers gives a vocabulary without tokenizer.json
+        limit = 100  # of transformers for a vocabulary without tokenizer.json
         added = self.added_beside(settings)
         pieces = None if content is None else read_pieces(content, name)
         if state is not None:
             json_name = str(self.folder / "tokenizer.json")
             model = part_of(state, "model")
             if model.get("unk_token", "[UNK]") != "[UNK]" or model.get("continuing_subword_prefix", "##") != "##":
-                raise ValueError(f"{json_name}: WordPiece with other marks than [UNK] and ##; not applied here")
+                raise ValueError(f"{json_name}: WordPiece with other marks than [UNK] and ## is not supported")
             limit = model.get("max_input_chars_per_word", 100)
             added = added_tokens(state, json_name)
             listed = pieces_by_id(model.get("vocab"), json_name)
             if pieces is None:
                 pieces = listed
             elif [piece.strip() for piece in listed] != pieces:
-                self.differ("vocab.txt and tokenizer.json hold different vocabularies; vocab.txt is taken")
+                self.differ("vocab.txt and tokenizer.json contain different vocabularies; vocab.txt is used")
         known = pieces or []
         pieces = self.with_added(known, added, SPECIAL_PIECES)
         if content is None or len(pieces) > len(known):
             if any("\n" in piece for piece in pieces):
-                raise ValueError(f"{name}: a piece holds a line break, which no vocab.txt can")
+                raise ValueError(f"{name}: a piece contains a line break, which a vocab.txt cannot express")
             content = "".join(piece + "\n" for piece in pieces).encode("utf-8", "surrogatepass")
         if limit != MAX_CHARS_PER_WORD:
             self.notes.append(
-                f"words of {_plus_one(limit)} to {MAX_CHARS_PER_WORD} characters are cut into pieces, as in "
-                "google-research/bert; transformers makes them [UNK]"
+                f"words of more than {limit} and at most {MAX_CHARS_PER_WORD} characters are split into pieces, as "
+                "in google-research/bert; transformers replaces them by [UNK]"
             )
         return self.rules(settings, state, pieces), content
 
     def rules(
         self, settings: Mapping[str, Any], state: Mapping[str, Any] | None, pieces: Sequence[str]
     ) -> TokenizerConfig:
-        """Return case, accent and CJK settings: from the options, else the files, else guessed from the pieces."""
+        """Return the settings of case, accents and CJK: from the options, the files, or guessed from the pieces."""
         stated = {ours: settings[theirs] for ours, theirs, _ in _RULES if theirs in settings}
         rust = self.normalizer(state, stated)
         # transformers builds the class BertTokenizer from tokenizer_config.json and any other from tokenizer.json.
@@ -274,34 +271,34 @@ class _Files:
         for ours, theirs, rusts in _RULES:
             if ours in stated and ours in rust and stated[ours] != rust[ours]:
                 self.notes.append(
-                    f"tokenizer_config.json says {theirs} {stated[ours]}, tokenizer.json {rusts} {rust[ours]}: "
-                    f"{chosen[ours]} is taken, as transformers does"
+                    f"tokenizer_config.json has {theirs} {stated[ours]}, tokenizer.json {rusts} {rust[ours]}: "
+                    f"{chosen[ours]} is used, as in transformers"
                 )
         if self.options.lower_case is not None:
             if chosen.get("lower_case", self.options.lower_case) != self.options.lower_case:
-                self.notes.append(f"lower_case {self.options.lower_case} as asked for; the files say otherwise")
+                self.notes.append(f"lower_case {self.options.lower_case} of the options replaces that of the files")
             chosen["lower_case"] = self.options.lower_case
         for ours, value in chosen.items():
             if not isinstance(value, bool) and (ours != "strip_accents" or value is not None):
-                raise ValueError(f"{self.folder}: {ours} is {str(value)[:40]!r}; it must be true or false")
+                raise ValueError(f"{self.folder}: {ours} {str(value)[:40]!r} is not allowed; allowed: true, false")
         if "lower_case" not in chosen:
             chosen |= self.guess(pieces, chosen)
         return TokenizerConfig(file="vocab.txt", **chosen)
 
     def normalizer(self, state: Mapping[str, Any] | None, stated: Mapping[str, Any]) -> dict[str, Any]:
-        """Rules of the normalizer of ``tokenizer.json``; ``ValueError`` if it is not BERT's."""
+        """Return the rules of the normalizer of ``tokenizer.json``; ``ValueError`` if it is not BERT's."""
         if state is None:
             return {}
         normalizer, splits = part_of(state, "normalizer"), part_of(state, "pre_tokenizer")
         if normalizer.get("type") != "BertNormalizer" or splits.get("type") != "BertPreTokenizer":
             if not _is_ours({"normalizer": normalizer, "pre_tokenizer": splits}, stated):
                 self.differ(
-                    "tokenizer.json holds other rules than BERT's (BertNormalizer, BertPreTokenizer); they are not "
-                    "applied here"
+                    "tokenizer.json has other rules than BERT's (BertNormalizer, BertPreTokenizer), which are not "
+                    "supported"
                 )
             return {}
         if normalizer.get("clean_text", True) is not True:
-            self.notes.append("control characters are dropped here; tokenizer.json would keep them")
+            self.notes.append("control characters are dropped here, but kept by tokenizer.json")
         return {ours: normalizer[rusts] for ours, _, rusts in _RULES if rusts in normalizer}
 
     def guess(self, pieces: Sequence[str], chosen: Mapping[str, Any]) -> dict[str, Any]:
@@ -309,20 +306,21 @@ class _Files:
         capitals = sum(piece.lower() != piece for piece in words)
         lower_case = capitals <= _SIGNIFICANT * len(words)
         guessed: dict[str, Any] = {"lower_case": lower_case}
-        accents = sum(any(map(_is_accent, unicodedata.normalize("NFD", piece))) for piece in words)
+        letters = (unicodedata.normalize("NFD", piece) for piece in words)
+        accents = sum(any(unicodedata.category(char) == "Mn" for char in piece) for piece in letters)
         if lower_case and "strip_accents" not in chosen and accents > _SIGNIFICANT * len(words):
             guessed["strip_accents"] = False
         how = "lower-cased" if lower_case else "cased"
         how += ", accents kept" if guessed.get("strip_accents") is False else ""
         self.notes.append(
-            f"no file says the case: {how}, guessed from the pieces ({capitals} of {len(words)} with capitals, "
-            f"{accents} with accents); --do_lower_case decides otherwise"
+            f"no file sets the case: {how}, guessed from the pieces ({capitals} of {len(words)} with capitals, "
+            f"{accents} with accents); set it with --do_lower_case"
         )
         return guessed
 
 
 def _is_ours(rules: Mapping[str, Any], stated: Mapping[str, Any]) -> bool:
-    """Return True if this library writes these rules for the settings in tokenizer_config.json."""
+    """Return True if this library writes ``rules`` for the settings of tokenizer_config.json."""
     if not {"lower_case", "split_cjk"} <= set(stated) or not all(
         value in (True, False, None) for value in stated.values()
     ):
@@ -332,14 +330,6 @@ def _is_ours(rules: Mapping[str, Any], stated: Mapping[str, Any]) -> bool:
     )
 
 
-def _is_accent(char: str) -> bool:
-    return unicodedata.category(char) == "Mn"
-
-
 def _some(names: Sequence[str]) -> str:
     shown = ", ".join(repr(name[:40]) for name in names[:5])
     return shown + (f" and {len(names) - 5} more" if len(names) > 5 else "")
-
-
-def _plus_one(limit: Any) -> Any:
-    return limit + 1 if isinstance(limit, int) else limit

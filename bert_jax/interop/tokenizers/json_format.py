@@ -1,54 +1,51 @@
-"""The ``tokenizer.json`` of Hugging Face's tokenizers: this library's rules written in it, and its parts read.
+"""The ``tokenizer.json`` of Hugging Face's tokenizers: writers for this library's rules, readers of its parts.
 
-Its own BertNormalizer departs from google-research/bert (the final sigma, characters without an assigned meaning,
-which it drops, an older Unicode), so the rules are written out as regular expressions over the character categories
-of the Python that writes them, which are those that this library's tokenizer goes by.
+BertNormalizer of the library differs from google-research/bert (in the final sigma, unassigned characters, which it
+drops, and an older Unicode). So the rules are written as regular expressions over the character categories of the
+running Python, which this library's tokenizer uses too.
 """
 
 import base64
+import json
 import re
+import struct
 import sys
 import unicodedata
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
-from typing import Any
+from itertools import groupby
+from typing import Any, NamedTuple
 
-from bert_jax.interop.tokenizers.sentencepiece_file import BPE, NORMAL, UNIGRAM, Piece, parse_model
-from bert_jax.tokenization import (
-    CJK,
-    MAX_CHARS_PER_WORD,
-    SPACE,
-    SPECIAL_PIECES,
-    is_dropped,
-    is_punctuation,
-)
+from tokenizers.processors import TemplateProcessing
+
+from bert_jax.io.protobuf import read_fields, read_varint
+from bert_jax.tokenization import SPECIAL_PIECES
+from bert_jax.tokenization.byte_bpe import special_entries
+from bert_jax.tokenization.wordpiece import CJK, MAX_CHARS_PER_WORD, SPACE, is_dropped, is_punctuation
 
 Json = dict[str, Any]
+_NORMAL = 1  # type of a piece that is neither control, unknown nor user-defined
 
 
 def _characters(accepts: Callable[[str], bool]) -> str:
-    """Content of [ ] in a regular expression for all characters that ``accepts`` takes."""
+    """Return the content of [ ] in a regular expression for all characters for which ``accepts`` is true."""
+    points = (n for n in range(sys.maxunicode + 1) if not 0xD800 <= n <= 0xDFFF and accepts(chr(n)))
     parts: list[str] = []
-    start: int | None = None
-    for point in range(sys.maxunicode + 2):
-        taken = point <= sys.maxunicode and not 0xD800 <= point <= 0xDFFF and accepts(chr(point))
-        if taken and start is None:
-            start = point
-        elif not taken and start is not None:
-            first, last = re.escape(chr(start)), re.escape(chr(point - 1))
-            parts.append(first if start == point - 1 else f"{first}{'-' if start < point - 2 else ''}{last}")
-            start = None
+    # Consecutive points have equal differences to their numbers.
+    for _, numbered in groupby(enumerate(points), lambda pair: pair[1] - pair[0]):
+        run = [re.escape(chr(point)) for _, point in numbered]
+        parts.append(f"{run[0]}-{run[-1]}" if len(run) > 2 else "".join(run))
     return "".join(parts)
 
 
 @lru_cache(maxsize=1)
 def _classes() -> Mapping[str, str]:
-    """Character classes of the rules; a second of work, so once a process."""
+    """Return the character classes of the rules; cached, because they take a second to compute."""
     return {
         "dropped": _characters(is_dropped.__wrapped__),
         "punctuation": _characters(is_punctuation.__wrapped__),
         "accent": _characters(lambda char: unicodedata.category(char) == "Mn"),
-        # How Python decides on a final sigma: letters with case, and characters that it looks past.
+        # Python's rule for a final sigma: letters with case, and characters that it ignores.
         "cased": _characters(lambda char: _ends_word(char + "\u03a3")),
         "passed": _characters(lambda char: _ends_word(f"A{char}\u03a3") and not _ends_word(char + "\u03a3")),
     }
@@ -68,7 +65,8 @@ def _split(pattern: str, behavior: str) -> Json:
 
 
 def wordpiece_rules(*, lower_case: bool, strip_accents: bool | None, split_cjk: bool) -> Json:
-    """``normalizer`` and ``pre_tokenizer`` that cut a text into the words of ``WordPieceTokenizer``."""
+    """Return the ``normalizer`` and ``pre_tokenizer`` that split a text into the words of
+    ``WordPieceTokenizer``."""
     classes = _classes()
     steps = [_replace(f"[{classes['dropped']}]", "")]
     if lower_case:
@@ -86,41 +84,24 @@ def wordpiece_rules(*, lower_case: bool, strip_accents: bool | None, split_cjk: 
     }
 
 
-def _special(piece: str, number: int) -> Json:
-    return {
-        "id": number, "content": piece, "single_word": False, "lstrip": False, "rstrip": False, "normalized": False,
-        "special": True,
-    }  # fmt: skip
-
-
 def _frame(ids: Mapping[str, int]) -> Json:
-    """Common part of tokenizers with BERT's special pieces: they are cut out of a text; inputs as BERT's."""
-
-    def token(piece: str, kind: int) -> Json:
-        return {"SpecialToken": {"id": piece, "type_id": kind}}
-
-    def text(name: str, kind: int) -> Json:
-        return {"Sequence": {"id": name, "type_id": kind}}
-
-    single = [token("[CLS]", 0), text("A", 0), token("[SEP]", 0)]
+    """Return the common parts of tokenizers with BERT's special pieces and inputs."""
+    inputs = TemplateProcessing(
+        single="[CLS] $A [SEP]",
+        pair="[CLS] $A [SEP] $B:1 [SEP]:1",
+        special_tokens=[(piece, ids[piece]) for piece in ("[CLS]", "[SEP]")],
+    )
     return {
         "version": "1.0",
         "truncation": None,
         "padding": None,
-        "added_tokens": [_special(piece, ids[piece]) for piece in sorted(SPECIAL_PIECES, key=ids.__getitem__)],
-        "post_processor": {
-            "type": "TemplateProcessing",
-            "single": single,
-            "pair": [*single, text("B", 1), token("[SEP]", 1)],
-            "special_tokens": {
-                piece: {"id": piece, "ids": [ids[piece]], "tokens": [piece]} for piece in ("[CLS]", "[SEP]")
-            },
-        },
+        "added_tokens": special_entries(SPECIAL_PIECES, ids),
+        "post_processor": json.loads(inputs.__getstate__()),
     }
 
 
 def wordpiece_json(pieces: Sequence[str], rules: Json) -> Json:
-    """The state of a WordPiece tokenizer; ``rules`` from :func:`wordpiece_rules`."""
+    """Return the ``tokenizer.json`` of a WordPiece tokenizer with the ``rules`` of :func:`wordpiece_rules`."""
     ids = {piece: i for i, piece in enumerate(pieces)}
     return {
         **_frame(ids),
@@ -136,28 +117,62 @@ def wordpiece_json(pieces: Sequence[str], rules: Json) -> Json:
     }
 
 
+class _Piece(NamedTuple):
+    text: str
+    score: float
+    type: int
+
+
+def _parse_model(content: bytes) -> tuple[list[_Piece], dict[int, Any], dict[int, Any]]:
+    """Parse a valid SentencePiece model: its pieces, TrainerSpec and NormalizerSpec by field number.
+
+    The numbers are those of sentencepiece_model.proto. The generated classes of the library need the protobuf
+    release with which they were made, which another package may exclude.
+    """
+
+    def fields(start: int, end: int) -> dict[int, Any]:
+        return {
+            tag >> 3: content[a:b] if tag & 7 else read_varint(content, a)[0]
+            for tag, a, b in read_fields(content, start, end)
+        }
+
+    pieces: list[_Piece] = []
+    specs: dict[int, dict[int, Any]] = {2: {}, 3: {}}
+    for tag, start, end in read_fields(content, 0, len(content)):
+        if tag >> 3 == 1:
+            piece = fields(start, end)
+            score = struct.unpack("<f", piece[2])[0] if 2 in piece else 0.0
+            pieces.append(_Piece(piece[1].decode(), score, piece.get(3, _NORMAL)))
+        elif tag >> 3 in specs:
+            specs[tag >> 3] |= fields(start, end)
+    return pieces, specs[2], specs[3]
+
+
 def sentencepiece_json(model: bytes) -> Json:
-    """Return the state of a tokenizer equivalent to a SentencePiece model with BERT's special pieces.
+    """Return the ``tokenizer.json`` equivalent to a SentencePiece model with BERT's special pieces.
 
     Raises ``ValueError`` for a model with settings that the format cannot express.
     """
-    parsed = parse_model(model)
-    kind = {UNIGRAM: "Unigram", BPE: "BPE"}.get(parsed.kind)
-    odd = [] if kind else ["a type other than unigram and BPE"]
-    odd += ["byte fallback"] if parsed.byte_fallback else []
-    odd += ["space marks as suffixes"] if parsed.blanks_as_suffixes else []
-    odd += [] if parsed.dummy_prefix and parsed.escapes_blanks else ["no space mark before the first word"]
-    odd += [] if parsed.squeezes_blanks else ["repeated spaces are kept"]
-    if odd:
-        raise ValueError(f"tokenizer.model: {', '.join(odd)}; tokenizer.json cannot express this")
-    pieces = [(piece.text, piece.score) for piece in parsed.pieces]
+    parsed, trainer, normalizer = _parse_model(model)
+    kind = {1: "Unigram", 2: "BPE"}.get(trainer.get(3, 1))  # model_type
+    odd = {
+        "a type other than unigram and BPE": kind is None,
+        "byte fallback": trainer.get(35, 0),  # byte_fallback
+        "space marks as suffixes": trainer.get(24, 0),  # treat_whitespace_as_suffix
+        # add_dummy_prefix, escape_whitespaces
+        "no space mark before the first word": not (normalizer.get(3, 1) and normalizer.get(5, 1)),
+        "repeated spaces are kept": not normalizer.get(4, 1),  # remove_extra_whitespaces
+    }
+    if any(odd.values()):
+        names = ", ".join(name for name, is_odd in odd.items() if is_odd)
+        raise ValueError(f"tokenizer.model: {names}; tokenizer.json cannot express this")
+    pieces = [(piece.text, piece.score) for piece in parsed]
     ids = {piece: i for i, (piece, _) in enumerate(pieces)}
     steps: list[Json] = []
-    if parsed.charsmap:
-        charsmap = base64.b64encode(parsed.charsmap).decode()
-        steps.append({"type": "Precompiled", "precompiled_charsmap": charsmap})
+    if charsmap := normalizer.get(2):  # precompiled_charsmap
+        steps.append({"type": "Precompiled", "precompiled_charsmap": base64.b64encode(charsmap).decode()})
     marks = {"type": "Metaspace", "replacement": "\u2581", "prepend_scheme": "always", "split": False}
-    # Cut at blanks first, so that a word's place in the text is without the blank before it.
+    # Words are split at blanks first, so that their ranges in the text do not include the blank before them.
     splits = [_split(" +", "Removed"), marks]
     if kind == "Unigram":
         cut: Json = {"type": "Unigram", "unk_id": ids["[UNK]"], "vocab": pieces, "byte_fallback": False}
@@ -165,7 +180,7 @@ def sentencepiece_json(model: bytes) -> Json:
         cut = {
             "type": "BPE", "dropout": None, "unk_token": "[UNK]", "continuing_subword_prefix": None,
             "end_of_word_suffix": None, "fuse_unk": True, "byte_fallback": False, "ignore_merges": False,
-            "vocab": ids, "merges": _ranked_merges(parsed.pieces, ids),
+            "vocab": ids, "merges": _ranked_merges(parsed, ids),
         }  # fmt: skip
     return {
         **_frame(ids),
@@ -176,10 +191,10 @@ def sentencepiece_json(model: bytes) -> Json:
     }
 
 
-def _ranked_merges(pieces: Sequence[Piece], ids: Mapping[str, int]) -> list[tuple[str, str]]:
-    """Merges that join two pieces to a third, in the order in which a SentencePiece BPE prefers the results."""
+def _ranked_merges(pieces: Sequence[_Piece], ids: Mapping[str, int]) -> list[tuple[str, str]]:
+    """Return the merges of two pieces to a third, in the order in which a SentencePiece BPE prefers the results."""
     joined = sorted(
-        (number for number, piece in enumerate(pieces) if piece.type == NORMAL and len(piece.text) > 1),
+        (number for number, piece in enumerate(pieces) if piece.type == _NORMAL and len(piece.text) > 1),
         key=lambda number: (-pieces[number].score, number),
     )
     merges = []
@@ -192,33 +207,21 @@ def _ranked_merges(pieces: Sequence[Piece], ids: Mapping[str, int]) -> list[tupl
 
 
 def part_of(state: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    """An object of a parsed file; empty where it is absent or something else."""
+    """Return the object ``name`` of a parsed file; an empty one if it is absent or not an object."""
     part = state.get(name)
     return part if isinstance(part, dict) else {}
 
 
 def steps_of(part: Any) -> list[Mapping[str, Any]]:
-    """The steps of a pre-tokenizer, whether it is one or a sequence."""
+    """Return the steps of a pre-tokenizer, which may be a single step or a sequence."""
     if isinstance(part, dict) and part.get("type") == "Sequence":
         part = part.get("pretokenizers")
     parts = part if isinstance(part, list) else [part]
     return [item for item in parts if isinstance(item, dict)]
 
 
-def pieces_by_id(table: Any, name: str) -> list[str]:
-    """Pieces in id order of a table piece -> id that is 0 to its size."""
-    if not isinstance(table, dict) or not table:
-        raise ValueError(f"{name}: the vocabulary is empty")
-    pieces: list[str | None] = [None] * len(table)
-    for piece, number in table.items():
-        if type(number) is not int or not 0 <= number < len(pieces) or pieces[number] is not None:
-            raise ValueError(f"{name}: the ids of the vocabulary are not 0 to {len(pieces) - 1}")
-        pieces[number] = piece
-    return [piece for piece in pieces if piece is not None]
-
-
 def added_tokens(state: Mapping[str, Any], name: str) -> list[tuple[str, Any]]:
-    """Content and id of the added tokens."""
+    """Return (content, id) of the added tokens; ``ValueError`` if they are not a list of tokens."""
     tokens = state.get("added_tokens") or []
     if not isinstance(tokens, list) or not all(
         isinstance(token, dict) and isinstance(token.get("content"), str) for token in tokens
@@ -228,7 +231,7 @@ def added_tokens(state: Mapping[str, Any], name: str) -> list[tuple[str, Any]]:
 
 
 def merge_pairs(merges: Any, name: str) -> list[tuple[str, str]]:
-    """Parse merges ``["a", "b"]`` or ``"a b"`` into pairs; raise ``ValueError`` for anything else."""
+    """Parse merges ``["a", "b"]`` or ``"a b"`` to pairs; raise ``ValueError`` for anything else."""
     if not isinstance(merges, list):
         raise ValueError(f"{name}: the merges are missing")
     pairs = [merge.split(" ") if isinstance(merge, str) else merge for merge in merges]

@@ -162,7 +162,7 @@ class TestNames:
         refused(self.sharded(tmp_path, name), INDEX)
 
     def test_absent(self, tmp_path):
-        refused(self.sharded(tmp_path, "other.safetensors"), "other.safetensors: not there")
+        refused(self.sharded(tmp_path, "other.safetensors"), "other.safetensors: the file is missing")
 
     def test_folder_in_place_of_a_file(self, tmp_path):
         folder = self.sharded(tmp_path, "sub")
@@ -191,7 +191,7 @@ class TestNames:
         folder = make_folder(tmp_path / "model")
         (folder / name).rename(tmp_path / "elsewhere")
         (folder / name).symlink_to(tmp_path / "elsewhere")
-        refused(folder, "a link out of the folder")
+        refused(folder, "leads out of the folder")
 
     def test_links_of_a_cache_are_followed(self, tmp_path):
         folder = make_folder(tmp_path / "models--x" / "snapshots" / "abc")
@@ -206,7 +206,7 @@ class TestNames:
         folder = make_folder(tmp_path)
         (folder / "model.safetensors").unlink()
         (folder / "model.safetensors").symlink_to(folder / "gone")
-        refused(folder, "a link to nothing")
+        refused(folder, "points to a missing file")
 
 
 @pytest.mark.parametrize("text", ["", "[]", "3", "{", "[" * 100_000, '{"a": 1' + "0" * 5000 + "}"])

@@ -337,7 +337,7 @@ def test_a_module_or_file_linked_out_of_the_folder(folder, name):
     outside = folder.parent / "outside"
     (folder / name).rename(outside)
     (folder / name).symlink_to(outside)
-    refused(folder, "link out of the folder")
+    refused(folder, "out of the folder")
 
 
 @pytest.mark.parametrize("name", ["modules.json", "1_Pooling/config.json", "config_sentence_transformers.json"])
@@ -368,7 +368,7 @@ def test_modules_in_another_order(folder, edit):
 
 def test_a_module_that_is_not_there(folder):
     (folder / "1_Pooling" / "config.json").unlink()
-    refused(folder, "1_Pooling", "not there")
+    refused(folder, "1_Pooling", "missing")
 
 
 def test_an_old_normalize_has_no_folder(folder, weights):

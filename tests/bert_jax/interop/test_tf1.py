@@ -248,7 +248,7 @@ def cut(path, size):
 
 
 DAMAGE = {
-    "no index": (lambda f: (f / INDEX).unlink(), "bert_model.ckpt.index: not there"),
+    "no index": (lambda f: (f / INDEX).unlink(), "bert_model.ckpt.index: the file is missing"),
     "empty index": (lambda f: cut(f / INDEX, 0), "damaged or no TF1 checkpoint"),
     "cut index": (lambda f: cut(f / INDEX, 500), "damaged or no TF1 checkpoint"),
     "other index": (lambda f: (f / INDEX).write_bytes(b"x" * 4000), "damaged or no TF1 checkpoint"),
@@ -259,7 +259,7 @@ DAMAGE = {
         lambda f: (f / DATA).write_bytes(bytes([(f / DATA).read_bytes()[0] ^ 1]) + (f / DATA).read_bytes()[1:]),
         "damaged or no TF1 checkpoint",
     ),
-    "no config": (lambda f: (f / "bert_config.json").unlink(), "bert_config.json: not there"),
+    "no config": (lambda f: (f / "bert_config.json").unlink(), "bert_config.json: the file is missing"),
     "empty config": (lambda f: cut(f / "bert_config.json", 0), "bert_config.json: not JSON"),
     "list config": (lambda f: (f / "bert_config.json").write_text("[]"), "not a JSON object"),
     "long vocabulary": (

@@ -12,7 +12,8 @@ from bert_jax.interop.exchange import ReadOptions
 from bert_jax.interop.tokenizers.folder_files import read_tokenizer_files
 from bert_jax.interop.tokenizers.json_format import wordpiece_json
 from bert_jax.io.untrusted_folder import LARGEST
-from bert_jax.tokenization import SPECIAL_PIECES, WordPieceTokenizer, build_tokenizer, byte_bpe_content
+from bert_jax.tokenization import SPECIAL_PIECES, WordPieceTokenizer, build_tokenizer
+from bert_jax.tokenization.byte_bpe import byte_bpe_content
 
 LOWER = [*SPECIAL_PIECES, *"abcdefgh", "##b", "##c"]
 CASED = [*SPECIAL_PIECES, *"abcdeFGH", "##B", "##C"]
@@ -71,7 +72,7 @@ def test_who_decides_the_case(tmp_path: Path) -> None:
     folder = fill(tmp_path / "a", vocab_txt=LOWER, tokenizer_config_json=settings)
     assert read(folder)[0] == TokenizerConfig(lower_case=False, strip_accents=True, split_cjk=False)
     told, _, notes = read(folder, ReadOptions(lower_case=True))
-    assert told.lower_case and any("as asked for" in note for note in notes)
+    assert told.lower_case and any("lower_case True of the options" in note for note in notes)
     both = fill(
         tmp_path / "b",
         tokenizer_json=state(LOWER),
@@ -79,11 +80,11 @@ def test_who_decides_the_case(tmp_path: Path) -> None:
     )
     config, _, notes = read(both)
     assert not config.lower_case
-    assert any("do_lower_case False, tokenizer.json lowercase True: False is taken" in note for note in notes)
+    assert any("do_lower_case False, tokenizer.json lowercase True: False is used" in note for note in notes)
     fill(both, tokenizer_config_json={**settings, "tokenizer_class": "PreTrainedTokenizerFast"})
     config, _, notes = read(both)
     assert config == TokenizerConfig()
-    assert any("False, tokenizer.json lowercase True: True is taken" in note for note in notes)
+    assert any("False, tokenizer.json lowercase True: True is used" in note for note in notes)
     alone = fill(tmp_path / "c", tokenizer_json=state(LOWER, lowercase=False, strip_accents=False))
     assert read(alone)[0] == TokenizerConfig(lower_case=False, strip_accents=False)
 
@@ -95,7 +96,7 @@ def test_vocabulary_of_tokenizer_json_in_id_order(tmp_path: Path) -> None:
     config, content, notes = read(fill(tmp_path, tokenizer_json=made))
     assert content == "".join(piece + "\n" for piece in LOWER).encode()
     assert build_tokenizer(config, content, "x").pieces(range(5)) == list(SPECIAL_PIECES)
-    assert any("words of 101 to 200 characters" in note for note in notes)
+    assert any("words of more than 100 and at most 200 characters" in note for note in notes)
     assert not any("101" in note for note in read(fill(tmp_path, tokenizer_json=state(LOWER)))[2])
 
 
@@ -129,7 +130,7 @@ def test_added_tokens(tmp_path: Path) -> None:
         read(fill(tmp_path / "json", tokenizer_json=made))
     made["added_tokens"][-1] = {"content": "b", "id": 6, "special": False}
     assert any(
-        "elsewhere they stay whole: 'b'" in note for note in read(fill(tmp_path / "in", tokenizer_json=made))[2]
+        "Hugging Face's tokenizers: 'b'" in note for note in read(fill(tmp_path / "in", tokenizer_json=made))[2]
     )
 
 
@@ -139,7 +140,7 @@ def test_two_vocabularies_that_differ(tmp_path: Path) -> None:
         read(folder)
     _, content, notes = read(folder, ReadOptions(allow_mismatch=True))
     assert content == (folder / "vocab.txt").read_bytes()
-    assert any("vocab.txt is taken" in note for note in notes)
+    assert any("vocab.txt is used" in note for note in notes)
 
 
 def test_roberta_from_either_kind_of_files(tmp_path: Path) -> None:
@@ -153,7 +154,7 @@ def test_roberta_from_either_kind_of_files(tmp_path: Path) -> None:
     made["truncation"] = {"direction": "Right", "max_length": 7, "strategy": "LongestFirst", "stride": 0}
     made["model"]["merges"] = [" ".join(pair) for pair in merges]  # as written by older versions
     assert read(fill(tmp_path / "new", tokenizer_json=made))[1] == expected
-    with pytest.raises(ValueError, match=r"merges\.txt: not there"):
+    with pytest.raises(ValueError, match=r"merges\.txt: the file is missing"):
         read(fill(tmp_path / "half", vocab_json=table))
     made["pre_tokenizer"] = {"type": "Metaspace"}
     with pytest.raises(ValueError, match="not byte-level like that of RoBERTa"):
@@ -190,10 +191,10 @@ ODD_CASE = {"do_lower_case": "yes"}
         ({"tokenizer_json": HOLES}, "ids of the vocabulary are not 0 to 14"),
         ({"tokenizer_json": NEGATIVE}, "ids of the vocabulary are not 0 to 14"),
         ({"tokenizer_json": {**state(LOWER), "added_tokens": 3}}, "added_tokens is not a list"),
-        ({"tokenizer_json": {"model": {"type": "Unigram"}}}, "a Unigram tokenizer; applied here"),
+        ({"tokenizer_json": {"model": {"type": "Unigram"}}}, "a Unigram tokenizer is not supported"),
         ({"tokenizer_json": OTHER_RULES}, "other rules than BERT's"),
         ({"tokenizer_model": b"garbage"}, "not a SentencePiece model"),
-        ({"vocab_txt": GOOD, "tokenizer_config_json": ODD_CASE}, "lower_case is 'yes'; it must be true or false"),
+        ({"vocab_txt": GOOD, "tokenizer_config_json": ODD_CASE}, "lower_case 'yes' is not allowed"),
         ({"vocab_txt": b"a\nb\n"}, r"lacks \[PAD\]"),
     ],
 )  # fmt: skip
@@ -219,7 +220,7 @@ def test_a_giant_file_is_refused_before_it_is_read(
     read_bytes = Path.read_bytes
     opened: list[str] = []
     monkeypatch.setattr(Path, "read_bytes", lambda path: opened.append(path.name) or read_bytes(path))
-    with pytest.raises(ValueError, match=f"{LARGEST + 1} bytes; a tokenizer file is at most"):
+    with pytest.raises(ValueError, match=f"{LARGEST + 1} bytes; a tokenizer file may have at most"):
         read_tokenizer_files(tmp_path, DEFAULT)
     assert name not in opened
 
@@ -230,5 +231,5 @@ def test_links_out_of_the_folder_are_not_followed(tmp_path: Path, name: str) -> 
     outside.write_bytes(GOOD)
     folder = fill(tmp_path / "model", **({} if name == "vocab.txt" else {"vocab_txt": LOWER}))
     (folder / name).symlink_to(outside)
-    with pytest.raises(ValueError, match="link out of the folder"):
+    with pytest.raises(ValueError, match="leads out of the folder"):
         read_tokenizer_files(folder, DEFAULT)

@@ -88,7 +88,7 @@ def test_who_ends_for_another_reason_shows_its_stacks_if_it_stood_still_too():
         "    watchdog.close()"
     )
     assert code == 0 and "alive" in out
-    assert err.count("watchdog: nothing has happened") == 1
+    assert err.count("watchdog: no progress") == 1
     assert "in: step 12" in err and "most recent call first" in err and "run the same command" not in err
 
 

@@ -211,7 +211,7 @@ def test_vocabulary_lines_end_at_newlines_only(tmp_path: Path) -> None:
         (b"\n", "empty"),
         (b"[PAD]\n[UNK]\n[CLS]\n[SEP]\na\n", r"lacks \[MASK\]$"),
         (b"a\nb\n", r"lacks \[PAD\], \[UNK\], \[CLS\], \[SEP\], \[MASK\]$"),
-        ("\n".join([*SPECIAL_PIECES, "a", "b", "a"]).encode(), r":8: piece 'a' stands on line 6"),
+        ("\n".join([*SPECIAL_PIECES, "a", "b", "a"]).encode(), r":8: piece 'a' is already on line 6"),
         ("\n".join(SPECIAL_PIECES).encode() + b"\n\xff\n", r":6: not valid UTF-8"),
     ],
 )
@@ -227,7 +227,11 @@ def test_bad_vocabulary_is_one_clear_line(tmp_path: Path, content: bytes, messag
 def test_missing_or_foreign_vocabulary_file(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="no such vocabulary file"):
         load_tokenizer(tmp_path / "vocab.txt")
-    with pytest.raises(ValueError, match=r"\.txt \(WordPiece\) or \.model"):
+    (tmp_path / "vocab.bin").write_bytes(b"garbage")
+    with pytest.raises(ValueError, match=r"'\.bin' is not allowed.*\.txt \(WordPiece\), \.model"):
+        load_tokenizer(tmp_path / "vocab.bin")
+    (tmp_path / "vocab.json").write_bytes(b"{}")
+    with pytest.raises(ValueError, match="not a byte-level BPE"):
         load_tokenizer(tmp_path / "vocab.json")
     (tmp_path / "bad.model").write_bytes(b"garbage")
     with pytest.raises(ValueError, match="not a SentencePiece model"):

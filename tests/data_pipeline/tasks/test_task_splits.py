@@ -68,7 +68,7 @@ def test_names_are_relative_to_the_folder():
 def test_names_of_splits_by_themselves(options, names):
     data = TaskDataConfig(**options)
     if names is None:
-        with pytest.raises(ValueError, match=r"data\.dev, data\.test: 2 splits would be called "):
+        with pytest.raises(ValueError, match=r"data\.dev, data\.test: 2 splits have the name "):
             split_names(data)
     else:
         assert split_names(data) == names
@@ -174,15 +174,18 @@ def test_groups_larger_than_the_share():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({}, r"data\.train: no file is given"),
-        ({"dev_fraction": 0.1, "test": ("train.tsv",)}, r"data\.dev_fraction: there is nothing to cut from"),
+        ({}, r"data\.train: not set"),
+        (
+            {"dev_fraction": 0.1, "test": ("train.tsv",)},
+            r"data\.dev_fraction: the dev split needs",
+        ),
         (
             {"dev_fraction": 0.1, "train": ("train.tsv",), "group_by": "article"},
-            r"data\.group_by: 'article' is not allowed, no record has a group; allowed: none, sentence, ",
+            r"data\.group_by: 'article' needs records with a group; set data.columns group=COLUMN",
         ),
         (
             {"dev_fraction": 0.1, "train": ("one.tsv",)},
-            r"data\.dev_fraction: all 1 training records belong together \(data\.group_by none\); give data\.dev",
+            r"data\.dev_fraction: all 1 training records are one group \(data\.group_by none\); set data\.dev",
         ),
         ({"train": ("trian.tsv",)}, r"trian\.tsv: no such file or folder; did you mean 'train\.tsv'\?"),
     ],

@@ -125,25 +125,25 @@ def test_a_test_file_may_lack_its_labels_and_a_dev_file_may_not(tmp_path):
             "sentence1\tlabel\nA\t1\n",
             ("text=sentense1",),
             {},
-            "{path}:1: no column 'sentense1' (text=sentense1 in data.columns); there are: sentence1, label; "
+            "{path}:1: no column 'sentense1' (text=sentense1 in data.columns); existing: sentence1, label; "
             "did you mean 'sentence1'?",
         ),
         (
             "sentence\tlabel\nA\t1\n",
             (),
             {},
-            "{path}:1: no column 'text', which classification needs; there are: sentence, label; name it in "
+            "{path}:1: no column 'text', which classification needs; existing: sentence, label; name it in "
             "data.columns: text=COLUMN",
         ),
         ("a\tb\n", ("label=a",), {}, "data.columns: no text=COLUMN for train files, which classification needs"),
-        ("a\tb\n", ("text=a", "text=b"), {}, "data.columns: text is given 2 times; allowed: once"),
+        ("a\tb\n", ("text=a", "text=b"), {}, "data.columns: text is set 2 times; allowed: once"),
         (
             "a\ta\nA\tB\n",
             ("text=a",),
             {},
-            "{path}:1: column 'a' (text) stands 2 times; with data.header true, give",
+            "{path}:1: 2 columns are named 'a' (text); use numbers for all",
         ),
-        ("text\ttext\nA\tB\n", (), {"kind": "sentence"}, "{path}:1: column 'text' stands 2 times"),
+        ("text\ttext\nA\tB\n", (), {"kind": "sentence"}, "{path}:1: 2 columns are named 'text'"),
         (
             "A\t1\n",
             ("text=x",),
@@ -164,11 +164,11 @@ def test_a_test_file_may_lack_its_labels_and_a_dev_file_may_not(tmp_path):
             "id\ttext\tlabel\n1\tA\t1\n2\tB\t1\n1\tC\t0\n",
             (),
             {},
-            "{path}:4: id '1' is that of {path}:2 too; allowed: each id once",
+            "{path}:4: id '1' is also the id of {path}:2; allowed: each id once",
         ),
-        ("", PAIR, {}, "{path}: no records; the file is empty"),
-        ("\n\r\n", PAIR, {}, "{path}: no records; the file is empty"),
-        ("text\tlabel\n", (), {}, "{path}: no records; the file holds nothing to read as tsv"),
+        ("", PAIR, {}, "{path}: the file is empty; it needs"),
+        ("\n\r\n", PAIR, {}, "{path}: the file is empty; it needs"),
+        ("text\tlabel\n", (), {}, "{path}: no records in the format tsv; check data.format"),
         (b"text\tlabel\nA\t1\n\xff\t0\n", (), {}, "{path}:3: not valid UTF-8"),
     ],
 )
@@ -186,11 +186,11 @@ def test_files_that_are_not_there(tmp_path):
     path = write(tmp_path / "train.tsv", "text\tlabel\nA\t1\n")
     missing = tmp_path / "trian.tsv"
     assert refusal(missing) == f"{missing}: no such file or folder; did you mean 'train.tsv'?"
-    assert "there is no folder" in refusal(tmp_path / "no" / "x.tsv")
+    assert "does not exist either" in refusal(tmp_path / "no" / "x.tsv")
     assert refusal(tmp_path / "trial", kind="joint").startswith(f"{tmp_path / 'trial'}: no such file or folder")
     assert "is a folder" in refusal(tmp_path, format="tsv")
     assert refusal(path.rename(tmp_path / "train.xyz")).startswith(
-        f"{tmp_path / 'train.xyz'}: its name does not tell the format; allowed: .tsv, .csv, "
+        f"{tmp_path / 'train.xyz'}: the suffix has no known format; allowed: .tsv, .csv, "
     )
 
 
@@ -251,7 +251,7 @@ def test_long_fields(tmp_path):
         ("text,label\nA\rB,1\n", "{path}:2: not valid CSV: new-line character seen in unquoted field; write such"),
         ("text,label\nA\n", "{path}:2: 1 field(s); allowed: 2"),
         ("text,label\nA,b,1\n", "{path}:2: 3 field(s); allowed: 2"),
-        ("", "{path}: no records; the file is empty"),
+        ("", "{path}: the file is empty; it needs"),
     ],
 )
 def test_mistakes_in_csv(tmp_path, content, message):
@@ -341,7 +341,7 @@ def test_jsonl_of_half_a_character(tmp_path):
         (
             '{"txt": "A", "label": 1}\n',
             (),
-            "{path}:1: no column 'text', which classification needs; there are: txt,",
+            "{path}:1: no column 'text', which classification needs; existing: txt,",
         ),
         (
             '{"text": "A", "label": 1}\n{"text": "A"}\n',
@@ -356,9 +356,9 @@ def test_jsonl_of_half_a_character(tmp_path):
         (
             '{"id": 1, "text": "A", "label": 1}\n{"id": "1", "text": "B", "label": 1}\n',
             (),
-            "{path}:2: id '1' is that",
+            "{path}:2: id '1' is also",
         ),
-        ('{"text": "A", "label": 1, "answers": {"text": ["x"]}}\n', (), "{path}:1: answers are not a list of"),
+        ('{"text": "A", "label": 1, "answers": {"text": ["x"]}}\n', (), "{path}:1: wrong answers"),
         (
             '{"text": "A", "label": 1, "answers": [{"text": "x", "answer_start": "b"}]}\n',
             (),

@@ -103,7 +103,7 @@ def test_questions(data_dir):
         (
             "tfds:my_glue/rte:train",
             ("text=sentence",),
-            "tfds:my_glue/rte: no column 'sentence' (text=sentence in data.columns); there are: idx, label, ",
+            "tfds:my_glue/rte: no column 'sentence' (text=sentence in data.columns); existing: idx, label, ",
         ),
         ("tfds:my_glue/cola:train", ("text=sentence1",), "tfds:my_glue/cola: not prepared in "),
     ],

@@ -89,7 +89,7 @@ def test_wrong_columns(tmp_path, columns, message):
 
 def test_an_empty_file(tmp_path):
     path = write(tmp_path / "x.conll", "\n\n")
-    assert refusal(path, kind="tagging") == f"{path}: no records; the file holds nothing to read as conll"
+    assert refusal(path, kind="tagging") == f"{path}: no records in the format conll; check data.format"
 
 
 def test_byte_order_marks_are_no_part_of_the_first_word(tmp_path):
@@ -156,13 +156,13 @@ def test_slots_of_a_test_split_need_neither_tags_nor_intents(tmp_path):
 @pytest.mark.parametrize(
     ("contents", "message"),
     [
-        (("a b\nc\n", "O O\n", "i\nj\n"), "{0}/seq.out: 1 lines, but seq.in has 2; there must be one for each"),
+        (("a b\nc\n", "O O\n", "i\nj\n"), "{0}/seq.out: 1 lines, but seq.in has 2; the numbers must be equal"),
         (("a b\nc\n", "O O\nO\n", "i\nj\nk\n"), "{0}/label: 3 lines, but seq.in has 2"),
         (
             ("a b\nc d\n", "O O\nO\n", "i\nj\n"),
             "{0}/seq.out:2: 1 tags for the 2 words of seq.in; every word needs one",
         ),
-        (("", "", ""), "{0}: no records; the file holds nothing to read as slots"),
+        (("", "", ""), "{0}: no records in the format slots; check data.format"),
         ((None, "O\n", "i\n"), "{0}/seq.in: no such file"),
     ],
 )
@@ -174,7 +174,7 @@ def test_mistakes_in_slots(tmp_path, contents, message):
 def test_a_file_is_no_folder_of_slots(tmp_path):
     path = write(tmp_path / "seq.in", "a\n")
     assert refusal(path, kind="joint", format="slots") == (
-        f"{path}: is a file; allowed: a folder with seq.in, seq.out and label"
+        f"{path}: the path is a file; allowed: a folder with seq.in, seq.out and label"
     )
 
 

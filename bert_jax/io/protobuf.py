@@ -1,0 +1,51 @@
+"""The wire format of protocol buffers: varints, and the fields of a message without its schema."""
+
+
+def write_varint(value: int) -> bytes:
+    """Encode ``value`` (0 or more) as a varint."""
+    out = bytearray()
+    while value > 127:
+        out.append(value & 127 | 128)
+        value >>= 7
+    out.append(value)
+    return bytes(out)
+
+
+def read_varint(data: bytes, at: int) -> tuple[int, int]:
+    """Decode the varint at offset ``at``; return its value and the offset after it.
+
+    ``ValueError`` for more than ten bytes, ``IndexError`` if the data ends inside the varint.
+    """
+    value = 0
+    for shift in range(0, 70, 7):
+        byte = data[at]
+        value |= (byte & 127) << shift
+        at += 1
+        if byte < 128:
+            return value, at
+    raise ValueError("a varint of more than ten bytes")
+
+
+def read_fields(data: bytes, at: int, end: int) -> list[tuple[int, int, int]]:
+    """Return the fields of the message ``data[at:end]`` as (tag, start, end), the offsets of their values.
+
+    A tag is ``field number << 3 | wire type``. ``ValueError`` or ``IndexError`` for a field that exceeds the
+    message.
+    """
+    fields = []
+    while at < end:
+        tag, start = read_varint(data, at) if data[at] > 127 else (data[at], at + 1)
+        wire = tag & 7
+        if wire == 2:
+            size, start = read_varint(data, start) if data[start] > 127 else (data[start], start + 1)
+            at = start + size
+        elif wire == 0:
+            _, at = read_varint(data, start)
+        elif wire in (1, 5):
+            at = start + (8 if wire == 1 else 4)
+        else:
+            raise ValueError(f"wire type {wire}")
+        if at > end:
+            raise ValueError("a field that ends after its message")
+        fields.append((tag, start, at))
+    return fields
