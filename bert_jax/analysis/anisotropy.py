@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from bert_jax.analysis.collection import BLOCK, lengths_of
+from bert_jax.analysis.collection import blocks, lengths_of
 from bert_jax.inference.engine import Engine
 
 # Ranks of frequency at which a band of pieces ends, but for the last one.
@@ -17,24 +17,25 @@ _BAND_ENDS = (100, 500, 5000)
 
 
 def anisotropy(vectors: np.ndarray) -> float:
-    """Mean cosine of all pairs of different rows of ``vectors`` [N, E] (Ethayarajh 2019): 0 where they point every
-    way. Rows of zeros, which have no cosine, are skipped; ``ValueError`` for fewer than two others."""
+    """Return the mean cosine of all pairs of different rows of ``vectors`` [N, E] (Ethayarajh 2019), 0 for
+    isotropic vectors. Rows of zeros have no cosine and are skipped. Raises ``ValueError`` for fewer than two other
+    rows."""
     total, count = np.zeros(vectors.shape[1]), 0
-    for start in range(0, len(vectors), BLOCK):
-        block = np.asarray(vectors[start : start + BLOCK], np.float64)
+    for part in blocks(len(vectors)):
+        block = np.asarray(vectors[part], np.float64)
         block = block[block.any(axis=1)]
         total += (block / lengths_of(block)[:, None]).sum(axis=0)
         count += len(block)
     if count < 2:
         raise ValueError(f"anisotropy: the collection has {count} vectors; at least 2 are needed")
-    # The square of a sum is the sum of all products, those of each vector with itself (1) among them.
+    # The square of the sum is the sum of all products, including those of each vector with itself, which are 1.
     return float((total @ total - count) / (count * (count - 1)))
 
 
 @dataclass(frozen=True)
 class Band:
-    """Pieces of like frequency: their ranks, from 1, both ends included, the mean Euclidean length of their vectors
-    and the mean cosine of all pairs of them."""
+    """Pieces of similar frequency: first and last rank (from 1, inclusive), mean Euclidean length of their vectors,
+    mean cosine of all pairs."""
 
     first: int
     last: int
@@ -43,11 +44,11 @@ class Band:
 
 
 def frequency_bands(table: np.ndarray, counts: np.ndarray) -> list[Band]:
-    """Length and anisotropy of rows of an embedding table [V, E] by ``counts`` (int[V]) of pieces.
+    """Return length and anisotropy of rows of an embedding table [V, E] by the ``counts`` (int[V]) of the pieces.
 
     The bands of Li et al. 2020 ("On the Sentence Embeddings from Pre-trained Language Models", table 1): the 100
-    most frequent pieces, those up to 500, up to 5,000, and the rest. Pieces that do not occur are skipped, as is
-    a band of one piece.
+    most frequent pieces, those up to 500, up to 5,000, and the rest. Pieces that do not occur and
+    bands of one piece are skipped.
     """
     ranked = np.argsort(-counts, kind="stable")[: np.count_nonzero(counts)]
     ends = (*(end for end in _BAND_ENDS if end < len(ranked)), len(ranked))
@@ -60,10 +61,10 @@ def frequency_bands(table: np.ndarray, counts: np.ndarray) -> list[Band]:
 
 
 def counted_embeddings(model: Engine, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
-    """The model's table of piece embeddings, float32[V, E], and how often each piece occurs in ``texts``, int64[V],
-    special tokens not counted."""
+    """Return the piece embeddings of the model, float32[V, E], and the number of occurrences of each piece in
+    ``texts``, int64[V], without special tokens."""
     tokenizer, size = model.need_tokenizer(), model.spec.model.vocab_size
     counts = np.zeros(size, np.int64)
-    for start in range(0, len(texts), BLOCK):
-        counts += np.bincount(tokenizer.encode_flat(texts[start : start + BLOCK])[0], minlength=size)
+    for part in blocks(len(texts)):
+        counts += np.bincount(tokenizer.encode_flat(texts[part])[0], minlength=size)
     return np.asarray(model.params["embeddings"]["word_embeddings"]["embedding"])[:size], counts

@@ -10,32 +10,32 @@ import numpy as np
 from scipy.cluster.hierarchy import fcluster, linkage
 from scipy.spatial.distance import pdist
 
-from bert_jax.analysis.collection import BLOCK, Collection, is_id, lengths_of
+from bert_jax.analysis.collection import BLOCK, Collection, blocks, is_id, lengths_of
 from bert_jax.inference.text_files import read_texts
 
 Distance = Literal["cosine", "euclidean"]
-# Agglomerative clustering holds the distance of every pair, 8 bytes each.
+# Agglomerative clustering stores the distance of every pair, 8 bytes each.
 MOST_AGGLOMERATIVE = 20_000
 
 
 class Clusters(NamedTuple):
-    """int64[N] the cluster of every vector, numbered from 0 by falling size (the first member's row for equal
-    ones); float64[N] the cosine of each with the mean direction of its cluster."""
+    """Cluster of each vector, int64[N], numbered from 0 by decreasing size (then by the row of the first member),
+    and cosine of each vector with the mean direction of its cluster, float64[N]."""
 
     labels: np.ndarray
     nearness: np.ndarray
 
     @property
     def count(self) -> int:
-        """K."""
+        """Number of clusters, K."""
         return int(self.labels.max()) + 1
 
     def members(self, cluster: int) -> np.ndarray:
-        """Rows of a cluster."""
+        """Return the rows of a cluster."""
         return np.flatnonzero(self.labels == cluster)
 
     def central(self, cluster: int) -> int:
-        """The member that is nearest to the cluster's center, the lower row of equal ones."""
+        """Return the member nearest to the center of the cluster, the lowest row among equal ones."""
         members = self.members(cluster)
         return int(members[self.nearness[members].argmax()])
 
@@ -49,10 +49,11 @@ def kmeans(
     restarts: int = 10,
     iterations: int = 300,
 ) -> Clusters:
-    """Lloyd's algorithm on vectors of length 1 from ``restarts`` drawn starts, the one with the least inertia.
+    """Run Lloyd's algorithm on vectors of length 1 from ``restarts`` drawn starts; return the result of least
+    inertia.
 
-    cosine: centers have length 1 too (spherical k-means, Dhillon and Modha 2001), the inertia is the sum of
-    1 - cosine. euclidean: the sum of squared distances. The same ``seed`` gives the same clusters, and none is
+    cosine: centers also have length 1 (spherical k-means, Dhillon and Modha 2001), the inertia is the sum of 1 -
+    cosine. euclidean: the sum of squared distances. The same ``seed`` gives the same clusters, and no cluster is
     empty. Raises ``ValueError`` for more clusters than different vectors.
     """
     unit_NxE = _unit(vectors)
@@ -70,10 +71,11 @@ def kmeans(
 
 
 def agglomerative(vectors: np.ndarray, *, clusters: int | None = None, threshold: float | None = None) -> Clusters:
-    """Average linkage of cosine distances, cut at ``clusters`` clusters or where the next two clusters to join are
-    more than ``threshold`` (from 0 to 2) apart.
+    """Join clusters by the average linkage of cosine distances, until ``clusters`` remain or the nearest two are
+    more than ``threshold`` (0 to 2) apart.
 
-    Raises ``ValueError`` unless one of the two is given, and for more than 20,000 vectors, whose pairs take 1.6 GB.
+    Raises ``ValueError`` unless exactly one of the two is set, and for more than 20,000 vectors, whose pairs take
+    1.6 GB.
     """
     count = len(vectors)
     if (clusters is None) == (threshold is None):
@@ -88,7 +90,7 @@ def agglomerative(vectors: np.ndarray, *, clusters: int | None = None, threshold
     if count == 1:
         return _described(unit_NxE, np.zeros(1, np.int64))
     exact_NxE = vectors.astype(np.float64) / lengths_of(vectors)[:, None]
-    # 1 - cosine of vectors of length 1, and 0 for equal ones, which "cosine" leaves to rounding.
+    # 1 - cosine for vectors of length 1; exactly 0 for equal ones, unlike the metric "cosine".
     joined = linkage(pdist(exact_NxE, "sqeuclidean") / 2, "average")
     if clusters is None:
         labels = fcluster(joined, threshold, "distance")
@@ -99,19 +101,16 @@ def agglomerative(vectors: np.ndarray, *, clusters: int | None = None, threshold
 
 
 def _unit(vectors: np.ndarray) -> np.ndarray:
-    """float32[N, E] of length 1."""
-    lengths = lengths_of(vectors)
+    """Return ``vectors`` divided by their lengths, float32[N, E]."""
+    # Computed in float64, in the small buffers of the ufunc.
     unit = np.empty(vectors.shape, np.float32)
-    for start in range(0, len(vectors), BLOCK):
-        part = slice(start, start + BLOCK)
-        unit[part] = vectors[part] / lengths[part, None]
-    return unit
+    return np.divide(vectors, lengths_of(vectors)[:, None], out=unit, casting="unsafe")
 
 
 def _lloyd(
     unit_NxE: np.ndarray, clusters: int, distance: Distance, rng: np.random.Generator, iterations: int
 ) -> tuple[float, np.ndarray]:
-    """Inertia and int64[N] labels of one start."""
+    """Return the inertia and the labels int64[N] of one start."""
     centers_KxE = unit_NxE[_starts(unit_NxE, clusters, rng)]
     labels = np.full(len(unit_NxE), -1)
     for _ in range(iterations):
@@ -125,27 +124,26 @@ def _lloyd(
 
 
 def _starts(unit_NxE: np.ndarray, clusters: int, rng: np.random.Generator) -> list[int]:
-    """Rows, each drawn by its squared distance from those before it. Of unit vectors that is twice 1 - cosine, so
-    both distances have the same starts."""
+    """Return rows, each drawn with a probability proportional to its squared distance from the rows before it.
+
+    For unit vectors that is twice 1 - cosine, so that both distances have the same starts."""
     chosen = [int(rng.integers(len(unit_NxE)))]
     nearest_N = np.full(len(unit_NxE), np.inf)
     for _ in range(1, clusters):
         nearest_N = np.minimum(nearest_N, np.maximum(1 - (unit_NxE @ unit_NxE[chosen[-1]]).astype(np.float64), 0))
         nearest_N[chosen[-1]] = 0
         total = nearest_N.sum()
-        # All that is left is as good as equal to a chosen one.
+        # All other vectors are equal to chosen ones up to rounding.
         share = nearest_N / total if total else np.full(len(unit_NxE), 1 / len(unit_NxE))
         chosen.append(int(rng.choice(len(unit_NxE), p=share)))
     return chosen
 
 
 def _assign(unit_NxE: np.ndarray, centers_KxE: np.ndarray, distance: Distance) -> tuple[np.ndarray, np.ndarray]:
-    """int64[N] the nearest center of each vector, and float64[N] its cost."""
+    """Return the nearest center of each vector, int64[N], and its cost, float64[N]."""
     labels, costs = np.empty(len(unit_NxE), np.int64), np.empty(len(unit_NxE))
     squares_K = (centers_KxE**2).sum(axis=1)
-    size = max(1, BLOCK * 64 // len(centers_KxE))
-    for start in range(0, len(unit_NxE), size):
-        part = slice(start, start + size)
+    for part in blocks(len(unit_NxE), max(1, BLOCK * 64 // len(centers_KxE))):
         cosines = unit_NxE[part] @ centers_KxE.T
         cost = 1 - cosines if distance == "cosine" else 1 + squares_K - 2 * cosines
         labels[part] = cost.argmin(axis=1)
@@ -154,7 +152,7 @@ def _assign(unit_NxE: np.ndarray, centers_KxE: np.ndarray, distance: Distance) -
 
 
 def _fill_empty(labels: np.ndarray, costs: np.ndarray, clusters: int) -> None:
-    """Give each empty cluster the vector that is farthest from its center, of a cluster that has others."""
+    """Move the vector farthest from its center into each empty cluster, from a cluster with other members."""
     sizes = np.bincount(labels, minlength=clusters)
     for empty in np.flatnonzero(sizes == 0):
         row = int(np.where(sizes[labels] > 1, costs, -1).argmax())
@@ -176,15 +174,14 @@ def _centers(unit_NxE: np.ndarray, labels: np.ndarray, clusters: int, distance: 
 
 
 def _described(unit_NxE: np.ndarray, labels: np.ndarray) -> Clusters:
-    """Clusters in their order, from any labels."""
+    """Return the clusters of ``labels``, which may be any numbers, in their order."""
     _, firsts, numbers, sizes = np.unique(labels, return_index=True, return_inverse=True, return_counts=True)
     rank = np.empty(len(sizes), np.int64)
     rank[np.lexsort((firsts, -sizes))] = np.arange(len(sizes))
     ordered = rank[numbers]
     centers_KxE = _centers(unit_NxE, ordered, len(sizes), "cosine")
     nearness = np.empty(len(ordered))
-    for start in range(0, len(ordered), BLOCK):
-        part = slice(start, start + BLOCK)
+    for part in blocks(len(ordered)):
         nearness[part] = (unit_NxE[part].astype(np.float64) * centers_KxE[ordered[part]]).sum(axis=1)
     return Clusters(ordered, nearness)
 
@@ -193,7 +190,7 @@ def _described(unit_NxE: np.ndarray, labels: np.ndarray) -> Clusters:
 
 
 def cluster_lines(found: Clusters, collection: Collection) -> Iterator[dict[str, Any]]:
-    """``{"id", "text", "cluster"}`` of every entry, in order."""
+    """Yield ``{"id", "text", "cluster"}`` of every entry, in order."""
     for row, cluster in enumerate(found.labels.tolist()):
         yield {"id": collection.ids[row], **collection.shown(row), "cluster": cluster}
 
@@ -207,8 +204,9 @@ def summary_lines(found: Clusters, collection: Collection) -> Iterator[str]:
 
 
 def read_labels(source: str, collection: Collection) -> Sequence[str]:
-    """The right label of every entry: a text file has one a line, in their order; a .jsonl file has
-    ``{"id", "label"}``. Raises ``ValueError`` for entries without a label and labels of no entry."""
+    """Return the right label of every entry: a text file has one label per line, in the order of the entries, a
+    .jsonl file ``{"id", "label"}``. Raises ``ValueError`` for an entry without a label and a label without an
+    entry."""
     lines = list(read_texts((), source, False))
     if not source.endswith(".jsonl"):
         if len(lines) != len(collection):

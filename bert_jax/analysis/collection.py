@@ -1,10 +1,10 @@
-"""Texts with ids, or vectors of them, as search and clustering take them from a file.
+"""Collections of texts with ids or of vectors, read from a file for search and clustering.
 
 Shapes: N entries, E width of a vector.
 """
 
 import zipfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,13 +16,19 @@ from bert_jax.inference.engine import Engine
 from bert_jax.inference.text_files import read_texts
 
 Id = int | str
-# Entries that are looked at together.
+# Entries that are processed together, so that memory does not grow with their number.
 BLOCK = 8192
+
+
+def blocks(count: int, size: int = 0) -> Iterator[slice]:
+    """Yield consecutive slices of at most ``size`` (0: :data:`BLOCK`) that cover ``count`` entries."""
+    size = size or BLOCK
+    return (slice(start, start + size) for start in range(0, count, size))
 
 
 @dataclass(frozen=True)
 class Collection:
-    """Entries in order: their ids, each once, and their texts or, of an .npy file, vectors [N, E]."""
+    """Entries in order: unique ids, and texts or (from an .npy file) vectors [N, E]."""
 
     name: str
     ids: Sequence[Id]
@@ -40,10 +46,10 @@ class Collection:
 def read_collection(source: str | None, texts: Sequence[str] = ()) -> Collection:
     """Read the file ``source`` ("-": standard input), or take ``texts``.
 
-    A text file has a text a line; the ids are numbers from 0, blank lines not counted, as the rows of the .npy file
-    that ``bert-jax embed`` makes of it. A .jsonl file has ``{"id", "text"}``, where either all or none have an id
-    (text or whole number). An .npy file has vectors [N, E], which are read as they are asked for. Raises
-    ``ValueError`` with the file and the entry for anything else.
+    A text file has one text per line; the ids count its lines from 0 without blank ones, like the rows of the .npy
+    file that ``bert-jax embed`` writes for it. A .jsonl file has ``{"id", "text"}``, where all entries or none have
+    an id (text or whole number). An .npy file has vectors [N, E], which are read on demand. Raises ``ValueError``
+    with the file and the entry for any other content.
     """
     if source is not None and source.endswith(".npy"):
         vectors = _read_vectors(Path(source))
@@ -54,9 +60,7 @@ def read_collection(source: str | None, texts: Sequence[str] = ()) -> Collection
     ]
     given = [one for one, _ in entries if one is not None]
     if given and len(given) < len(entries):
-        raise ValueError(
-            f"{name}: {len(entries) - len(given)} entries without an id; give every one an id, or none"
-        )
+        raise ValueError(f"{name}: {len(entries) - len(given)} entries without an id; give all an id, or none")
     ids = first_twice(given, name) if given else range(len(entries))
     return Collection(name, ids, texts=[text for _, text in entries])
 
@@ -91,20 +95,23 @@ def embedded(
         vectors = np.empty((len(collection), vector_width(model.spec, pooling)), np.float32)
         for row, vector in enumerate(embed(model, collection.texts, pooling=pooling, **options)):
             vectors[row] = vector
-    for start in range(0, len(vectors), BLOCK):
-        finite = np.isfinite(vectors[start : start + BLOCK]).all(axis=1)
+    for part in blocks(len(vectors)):
+        finite = np.isfinite(vectors[part]).all(axis=1)
         if not finite.all():
-            entry = collection.ids[start + int(finite.argmin())]
+            entry = collection.ids[part.start + int(finite.argmin())]
             raise ValueError(f"{collection.name}: the vector of entry {entry!r} contains NaN or infinity")
     return vectors
 
 
+def norms(vectors: np.ndarray) -> np.ndarray:
+    """Return the Euclidean length of each row of ``vectors`` [N, E], float64[N]."""
+    parts = (np.asarray(vectors[part], np.float64) for part in blocks(len(vectors)))
+    return np.concatenate([np.zeros(0), *(np.linalg.norm(part, axis=1) for part in parts)])
+
+
 def lengths_of(vectors: np.ndarray, name: str = "vectors") -> np.ndarray:
-    """float64[N] Euclidean lengths; ``ValueError`` for a vector of zeros, which has no cosine."""
-    lengths = np.empty(len(vectors))
-    for start in range(0, len(vectors), BLOCK):
-        block = np.asarray(vectors[start : start + BLOCK], np.float64)
-        lengths[start : start + BLOCK] = np.linalg.norm(block, axis=1)
+    """Return :func:`norms`. Raises ``ValueError`` for a vector of zeros, which has no cosine."""
+    lengths = norms(vectors)
     if not lengths.all():
         raise ValueError(f"{name}: vector {int(lengths.argmin())} is all zeros, which has no cosine")
     return lengths
@@ -115,7 +122,7 @@ def _entry(value: Any, where: str) -> tuple[Id | None, str]:
         return None, value
     one, text = value.get("id"), value.get("text")
     if not isinstance(text, str):
-        raise ValueError(f'{where}: no text there; write {{"id": ..., "text": "..."}}')
+        raise ValueError(f'{where}: no text; write {{"id": ..., "text": "..."}}')
     if one is not None and not is_id(one):
         raise ValueError(f"{where}: the id {str(one)[:40]!r} is not allowed; allowed: text or a whole number")
     return one, text
@@ -125,7 +132,7 @@ def _read_vectors(path: Path) -> np.ndarray:
     try:
         vectors = np.load(path, mmap_mode="r", allow_pickle=False)
     except (ValueError, EOFError, zipfile.BadZipFile):
-        raise ValueError(f"{path}: no array of numpy; make it with bert-jax embed --output") from None
+        raise ValueError(f"{path}: no array of numpy; write it with bert-jax embed --output") from None
     if not isinstance(vectors, np.ndarray) or vectors.ndim != 2 or vectors.dtype.kind != "f" or not vectors.size:
         what = f"{vectors.dtype}{list(vectors.shape)}" if isinstance(vectors, np.ndarray) else "several arrays"
         raise ValueError(f"{path}: {what}; allowed: floats [entries, width], as bert-jax embed writes them")

@@ -10,16 +10,16 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from bert_jax.analysis.collection import BLOCK, Collection, Id, is_id, lengths_of
+from bert_jax.analysis.collection import BLOCK, Collection, Id, blocks, is_id, lengths_of, norms
 from bert_jax.inference.text_files import read_texts
 from bert_jax.metrics.resampling import Interval, confidence_intervals
 from bert_jax.metrics.retrieval import retrieval_scores
 
 Similarity = Literal["cosine", "dot"]
 SIMILARITIES: tuple[Similarity, ...] = ("cosine", "dot")
-# float64 numbers that a block of queries may take: its scores of a block of the corpus, or its candidates.
+# Most float64 numbers of a block of queries: its scores for a block of the corpus, or its candidates.
 _BUDGET = 2**22
-# Candidates kept beyond the hits, so that the rounding of float32 seldom reaches the last hit.
+# Additional candidates, so that float32 rounding seldom decides about the last hit.
 _SPARE = 16
 _CUTOFFS = (1, 5, 10, 20, 50, 100)
 
@@ -39,20 +39,18 @@ def nearest(
     similarity: Similarity = "cosine",
     own: np.ndarray | None = None,
 ) -> Iterator[Hits]:
-    """The ``top`` entries of ``corpus`` [N, E] that are most similar to each of ``queries`` [Q, E], in order.
+    """Yield the ``top`` entries of ``corpus`` [N, E] most similar to each of ``queries`` [Q, E], in order.
 
-    Scores are those of float64, and equal ones (an entry that is there twice) go by the lower row. ``own``: int[Q],
-    the row of the corpus that is left out for each query (-1: none). No array has Q times N numbers: float32
-    products of blocks choose candidates, float64 decides among them, and a query whose candidates are not surely
-    all that matter (many equal entries) is compared with the whole corpus once more.
+    Scores are computed in float64; the lower row comes first among equal scores. ``own`` int[Q] is the row of the
+    corpus to exclude for each query (-1: none). No array has Q times N numbers: float32 products of blocks choose
+    candidates, float64 ranks them, and a query whose candidates may not be the best ones (many equal entries) is
+    compared with the whole corpus in float64.
 
-    Raises ``ValueError`` for different widths, ``top`` below 1, and vectors of zeros where the cosine is asked for.
+    Raises ``ValueError`` for different widths, ``top`` below 1, and a cosine with a vector of zeros.
     """
     if queries.shape[1] != corpus.shape[1]:
-        raise ValueError(
-            f"the queries' vectors have {queries.shape[1]} numbers, the corpus's {corpus.shape[1]}; "
-            "both must come of the same model"
-        )
+        widths = f"the queries have {queries.shape[1]} numbers, those of the corpus {corpus.shape[1]}"
+        raise ValueError(f"vectors of {widths}; use one model for both")
     if top < 1:
         raise ValueError(f"top: {top} is not allowed; allowed: 1 or more")
     if similarity not in SIMILARITIES:
@@ -60,11 +58,10 @@ def nearest(
     is_cosine = similarity == "cosine"
     lengths_N = lengths_of(corpus, "corpus") if is_cosine else np.ones(len(corpus))
     lengths_Q = lengths_of(queries, "queries") if is_cosine else np.ones(len(queries))
-    longest = 1.0 if is_cosine else max(_greatest_length(corpus), 1e-30)
+    longest = 1.0 if is_cosine else max(norms(corpus).max(), 1e-30)
     width = min(top + _SPARE, len(corpus))
     size = max(1, _BUDGET // max(min(BLOCK, len(corpus)), width * corpus.shape[1]))
-    for start in range(0, len(queries), size):
-        part = slice(start, start + size)
+    for part in blocks(len(queries), size):
         query_QxE = np.asarray(queries[part], np.float64) / lengths_Q[part, None]
         left_out = np.full(len(query_QxE), -1) if own is None else np.asarray(own[part])
         yield from _block(query_QxE, corpus, lengths_N, top, width, left_out, longest)
@@ -83,8 +80,8 @@ def _block(
     exact_QxW = _exact(query_QxE[:, None], corpus[rows_QxW], lengths_N[rows_QxW])
     exact_QxW[rows_QxW == own_Q[:, None]] = -np.inf
     order_QxK = np.lexsort((rows_QxW, -exact_QxW), axis=-1)[:, :top]
-    # A float32 product of E numbers is off by at most (E + 4) roundings of the product of both lengths; whoever is
-    # no candidate has a rough score of at most the lowest candidate's.
+    # A float32 product of E numbers is off by at most (E + 4) roundings of the product of both lengths. The rough
+    # score of an entry that is no candidate is at most that of the lowest candidate.
     error_Q = (corpus.shape[1] + 4) * 2.0**-24 * np.linalg.norm(query_QxE, axis=1) * longest
     last_Q = np.take_along_axis(exact_QxW, order_QxK[:, -1:], axis=1)[:, 0]
     sure_Q = rough_QxW.min(axis=1) + error_Q < last_Q
@@ -92,29 +89,29 @@ def _block(
         rows, scores = rows_QxW[number, order], exact_QxW[number, order]
         if width < len(corpus) and not sure_Q[number]:
             rows, scores = _whole(query_QxE[number], corpus, lengths_N, top, own_Q[number])
-        there = scores > -np.inf
-        yield Hits(rows[there], scores[there])
+        included = scores > -np.inf
+        yield Hits(rows[included], scores[included])
 
 
 def _candidates(
     query_QxE: np.ndarray, corpus: np.ndarray, lengths_N: np.ndarray, width: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """int64[Q, W] rows with the greatest float32 scores, and those, in no order."""
+    """Return the rows with the greatest float32 scores, int64[Q, W], and their scores, unordered."""
     query = query_QxE.astype(np.float32)
     rows = np.zeros((len(query), 0), np.int64)
     rough = np.zeros((len(query), 0), np.float32)
-    for start in range(0, len(corpus), BLOCK):
-        block = corpus[start : start + BLOCK] / lengths_N[start : start + BLOCK, None]
+    for part in blocks(len(corpus)):
+        block = corpus[part] / lengths_N[part, None]
         scores = query @ block.astype(np.float32).T
         found, best = _greatest(scores, width)
-        rows, rough = np.hstack([rows, found + start]), np.hstack([rough, best])
+        rows, rough = np.hstack([rows, found + part.start]), np.hstack([rough, best])
         kept, rough = _greatest(rough, width)
         rows = np.take_along_axis(rows, kept, axis=1)
     return rows, rough
 
 
 def _greatest(scores: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
-    """Columns of the ``count`` greatest numbers of each row, and those numbers."""
+    """Return the columns of the ``count`` greatest numbers of each row, and the numbers."""
     columns = scores.shape[1]
     if columns <= count:
         return np.broadcast_to(np.arange(columns), scores.shape), scores
@@ -126,8 +123,7 @@ def _whole(
     query_E: np.ndarray, corpus: np.ndarray, lengths_N: np.ndarray, top: int, own: int
 ) -> tuple[np.ndarray, np.ndarray]:
     scores_N = np.empty(len(corpus))
-    for start in range(0, len(corpus), BLOCK):
-        part = slice(start, start + BLOCK)
+    for part in blocks(len(corpus)):
         scores_N[part] = _exact(query_E[None], corpus[part], lengths_N[part])
     if own >= 0:
         scores_N[own] = -np.inf
@@ -136,21 +132,16 @@ def _whole(
 
 
 def _exact(query: np.ndarray, entries: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-    """float64 products over the last dimension. Summed row by row: a matrix product would round equal entries
-    differently by where they stand."""
+    """Return float64 products over the last dimension, summed row by row: a matrix product would round equal
+    entries differently by their position."""
     return (query * entries.astype(np.float64)).sum(axis=-1) / lengths
-
-
-def _greatest_length(vectors: np.ndarray) -> float:
-    parts = (np.asarray(vectors[i : i + BLOCK], np.float64) for i in range(0, len(vectors), BLOCK))
-    return max(float(np.linalg.norm(part, axis=1).max()) for part in parts)
 
 
 # ------------------------------------------------------------------ JSON lines and scores
 
 
 def hit_lines(found: Iterator[Hits], queries: Collection, corpus: Collection) -> Iterator[dict[str, Any]]:
-    """``{"query": id, "text", "hits": [{"id", "score", "text"}]}`` of every query; texts where there are any."""
+    """Yield ``{"query": id, "text", "hits": [{"id", "score", "text"}]}`` of every query, "text" if it is known."""
     for number, hits in enumerate(found):
         yield {
             "query": queries.ids[number],
@@ -163,8 +154,8 @@ def hit_lines(found: Iterator[Hits], queries: Collection, corpus: Collection) ->
 
 
 def read_relevant(source: Path, queries: Collection, corpus: Collection) -> dict[Id, frozenset[Id]]:
-    """The relevant ids of each query of ``{"query": id, "relevant": [ids]}`` lines. Raises ``ValueError`` with the
-    file and line for what does not fit."""
+    """Read the relevant ids of each query from ``{"query": id, "relevant": [ids]}`` lines. Raises ``ValueError``
+    with the file and entry for another line, an unknown id, and a query that occurs twice."""
     known, entries = set(queries.ids), set(corpus.ids)
     relevant: dict[Id, frozenset[Id]] = {}
     for number, line in enumerate(read_texts((), f"{source}", True), 1):
@@ -185,8 +176,8 @@ def read_relevant(source: Path, queries: Collection, corpus: Collection) -> dict
 def relevance(
     ranked: Sequence[Sequence[Id]], relevant: Sequence[Container[Id]], top: int, seed: int = 0
 ) -> Mapping[str, Interval]:
-    """mrr, precision@1, recall@K and ndcg@K with 95% bootstrap intervals over the queries, for each K of 1, 5, 10,
-    20, 50, 100 that is not above ``top``, and ``top`` itself."""
+    """Return mrr, precision@1, recall@K and ndcg@K with 95% bootstrap intervals over the queries, for ``top`` and
+    each lower K of 1, 5, 10, 20, 50, 100."""
     cutoffs = sorted({top, *(cutoff for cutoff in _CUTOFFS if cutoff < top)})
     scores = retrieval_scores(ranked, relevant, cutoffs)
     intervals = confidence_intervals(scores, len(ranked), seed)

@@ -1,14 +1,14 @@
 """Whitening of sentence vectors (Su et al. 2021, "Whitening Sentence Representations for Better Semantics and
 Faster Retrieval").
 
-Shapes: N vectors, E their width, D the width that is kept.
+Shapes: N vectors, E their width, D the number of dimensions kept.
 """
 
 from dataclasses import dataclass
 
 import numpy as np
 
-from bert_jax.analysis.collection import BLOCK
+from bert_jax.analysis.collection import blocks
 
 # Directions whose variance is below this share of the greatest are rounding noise of float32.
 _NOISE = 1e-10
@@ -16,31 +16,31 @@ _NOISE = 1e-10
 
 @dataclass(frozen=True)
 class Whitening:
-    """``(x - mean) @ matrix``: mean float64[E], matrix float64[E, D], its columns by falling variance."""
+    """The map ``(x - mean) @ matrix``: mean float64[E], matrix float64[E, D], columns by decreasing variance."""
 
     mean: np.ndarray
     matrix: np.ndarray
 
     def apply(self, vectors: np.ndarray) -> np.ndarray:
-        """float32[N, D]. Raises ``ValueError`` for vectors of another width."""
+        """Return float32[N, D]. Raises ``ValueError`` for vectors of another width."""
         if vectors.shape[1] != len(self.mean):
             raise ValueError(f"vectors of {vectors.shape[1]} numbers; the whitening was fitted on {len(self.mean)}")
         found = np.empty((len(vectors), self.matrix.shape[1]), np.float32)
-        for start in range(0, len(vectors), BLOCK):
-            found[start : start + BLOCK] = (vectors[start : start + BLOCK] - self.mean) @ self.matrix
+        for part in blocks(len(vectors)):
+            found[part] = (vectors[part] - self.mean) @ self.matrix
         return found
 
 
 def fit_whitening(vectors: np.ndarray, dimensions: int | None = None) -> Whitening:
-    """The map after which ``vectors`` [N, E] have mean 0 and the identity for covariance (divided by N).
+    """Return the map after which ``vectors`` [N, E] have mean 0 and the identity as covariance (divided by N).
 
-    ``dimensions``: keep that many directions, those of the greatest variance; None: all that vary. Raises
-    ``ValueError`` for more than those, of which N vectors have at most N - 1.
+    ``dimensions`` is the number of directions to keep, those of the greatest variance; None: all that vary. Raises
+    ``ValueError`` for more directions than vary; N vectors vary in at most N - 1.
     """
     mean = np.mean(vectors, axis=0, dtype=np.float64)
     covariance = np.zeros((len(mean), len(mean)))
-    for start in range(0, len(vectors), BLOCK):
-        centered = vectors[start : start + BLOCK] - mean
+    for part in blocks(len(vectors)):
+        centered = vectors[part] - mean
         covariance += centered.T @ centered / len(vectors)
     variances, directions = np.linalg.eigh(covariance)
     variances, directions = variances[::-1], directions[:, ::-1]
@@ -48,9 +48,7 @@ def fit_whitening(vectors: np.ndarray, dimensions: int | None = None) -> Whiteni
     if not varying:
         raise ValueError(f"whitening: the {len(vectors)} vectors are all the same; give texts that differ")
     if dimensions is not None and not 1 <= dimensions <= varying:
-        raise ValueError(
-            f"dimensions: {dimensions} is not allowed; allowed: 1 to {varying}, the directions in which the "
-            f"{len(vectors)} vectors vary"
-        )
+        allowed = f"1 to {varying}, the directions in which the {len(vectors)} vectors vary"
+        raise ValueError(f"dimensions: {dimensions} is not allowed; allowed: {allowed}")
     kept = varying if dimensions is None else dimensions
     return Whitening(mean, directions[:, :kept] / np.sqrt(variances[:kept]))

@@ -1,41 +1,40 @@
-"""Subcommands of ``bert-jax`` that compare vectors of texts."""
+"""Subcommands of ``bert-jax`` that compare vectors of texts: search, cluster, anisotropy."""
 
 import argparse
+import collections
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from bert_jax.cli.options import OUTPUT, Command, load_model, model, option, pooling, run_options, say
+from bert_jax.cli.options import OUTPUT, Command, load_model, model, option, pooling, run_options, say, score_lines
 
 _TEXTS = "a text a line (blank ones are skipped), .jsonl with id and text, or .npy vectors of bert-jax embed"
 
 
 def search_command(arguments: argparse.Namespace) -> None:
-    """The nearest texts of a corpus, by comparing with all of them: JSON lines with query, text and hits (id,
-    score, text), the best first, equal ones in the order of the corpus."""
+    """Find the nearest texts of a corpus by an exact comparison with all of them. Writes JSON lines with query,
+    text and hits (id, score, text), the best first, equal ones in the order of the corpus."""
     from bert_jax.analysis.collection import read_collection
     from bert_jax.analysis.neighbors import hit_lines, nearest, read_relevant, relevance
     from bert_jax.inference.text_files import write_json_lines
 
     if arguments.queries and arguments.query_file is not None:
-        raise ValueError("queries were given both on the command line and by --queries; give one of them")
+        raise ValueError("queries on the command line and --queries: give one of them")
     if arguments.top < 1:
         raise ValueError(f"--top: {arguments.top} is not allowed; allowed: 1 or more")
     if arguments.dimensions is not None and not arguments.whiten:
         raise ValueError("--dimensions needs --whiten")
     given = bool(arguments.queries) or arguments.query_file is not None
     if arguments.query_prompt is not None and not given:
-        raise ValueError("--query_prompt: there are no queries but the corpus's own texts; use --corpus_prompt")
+        raise ValueError("--query_prompt: the queries are the texts of the corpus; use --corpus_prompt")
     corpus = read_collection(arguments.corpus)
     queries = read_collection(arguments.query_file, arguments.queries) if given else corpus
     relevant = read_relevant(arguments.relevant, queries, corpus) if arguments.relevant is not None else None
     leaves_own_out = not given and not arguments.keep_self
     own_relevant = [query for query, ids in (relevant or {}).items() if leaves_own_out and query in ids]
     if own_relevant:
-        raise ValueError(
-            f"{arguments.relevant}: the query {own_relevant[0]!r} is relevant to itself, and is left out of its "
-            "hits; correct it or give --keep_self"
-        )
+        query = f"the query {own_relevant[0]!r} is relevant to itself, but is not among its hits"
+        raise ValueError(f"{arguments.relevant}: {query}; correct the file, or set --keep_self")
     vectors, query_vectors = _vectors(arguments, corpus, queries)
 
     from numpy import arange
@@ -59,20 +58,15 @@ def search_command(arguments: argparse.Namespace) -> None:
     if arguments.output is not None:
         write_json_lines(kept(), arguments.output)
     else:
-        for _ in kept():
-            pass
+        collections.deque(kept(), 0)
     scores = relevance(list(ranked.values()), [relevant[query] for query in ranked], arguments.top)
-    print(f"{len(ranked):,} queries, {arguments.top} hits each" + _unasked(len(queries) - len(ranked)))
-    for name, (value, low, high) in scores.items():
-        print(f"{name} {value:.4f} [{low:.4f}, {high:.4f}]")
-
-
-def _unasked(count: int) -> str:
-    return f" ({count:,} queries without relevant ids are not counted)" if count else ""
+    others = len(queries) - len(ranked)
+    skipped = f" ({others:,} queries without relevant ids are not counted)" if others else ""
+    print(f"{len(ranked):,} queries, {arguments.top} hits each{skipped}", *score_lines(scores), sep="\n")
 
 
 def _vectors(arguments: argparse.Namespace, corpus: Any, queries: Any) -> tuple[Any, Any]:
-    """Vectors of corpus and queries, whitened where that is asked for."""
+    """Return the vectors of corpus and queries, whitened with --whiten."""
     from bert_jax.analysis.anisotropy import anisotropy
     from bert_jax.analysis.collection import embedded
     from bert_jax.analysis.whitening import fit_whitening
@@ -88,23 +82,21 @@ def _vectors(arguments: argparse.Namespace, corpus: Any, queries: Any) -> tuple[
     whitening = fit_whitening(vectors, arguments.dimensions)
     before, vectors = vectors, whitening.apply(vectors)
     if len(before) > 1:
-        said = f"mean cosine of all pairs {anisotropy(before):.3f}, whitened {anisotropy(vectors):.3f}"
-        say(f"{arguments.corpus}: {said}, {vectors.shape[1]} of {before.shape[1]} dimensions")
+        cosines = f"mean cosine of all pairs {anisotropy(before):.3f}, whitened {anisotropy(vectors):.3f}"
+        say(f"{arguments.corpus}: {cosines}, {vectors.shape[1]} of {before.shape[1]} dimensions")
     return vectors, vectors if own else whitening.apply(query_vectors)
 
 
 def _model(arguments: argparse.Namespace, *collections: Any) -> tuple[Any, dict[str, Any]]:
-    """The model, where a collection has texts, and the options of ``embed``."""
-    texts = [collection for collection in collections if collection.texts is not None]
-    if texts and arguments.model is None:
-        raise ValueError(f"{texts[0].name}: texts need a model that makes vectors of them; give --model")
+    """Return the model if a collection has texts and --model is set, else None, and the options of ``embed``."""
+    has_texts = any(collection.texts is not None for collection in collections)
     options = {"pooling": arguments.pooling, "normalize": arguments.normalize, **run_options(arguments)}
-    return load_model(arguments) if texts else None, options
+    return load_model(arguments) if has_texts and arguments.model is not None else None, options
 
 
 def cluster_command(arguments: argparse.Namespace) -> None:
-    """Groups of texts whose vectors point the same way: JSON lines with id, text and cluster, and of every cluster
-    its size and most central text (on standard error where the JSON lines go to standard output)."""
+    """Group texts with similar vectors. Writes JSON lines with id, text and cluster, and prints the size and the
+    most central text of every cluster (to standard error if the JSON lines go to standard output)."""
     from bert_jax.analysis.clusters import agglomerative, cluster_lines, kmeans, read_labels, summary_lines
     from bert_jax.analysis.collection import embedded, read_collection
     from bert_jax.inference.text_files import write_json_lines
@@ -139,8 +131,8 @@ def cluster_command(arguments: argparse.Namespace) -> None:
 
 
 def anisotropy_command(arguments: argparse.Namespace) -> None:
-    """The mean cosine of all pairs of texts (0: they point every way), and of the rows of the model's embedding
-    table, by how often their pieces occur in the texts (Li et al. 2020). What helps: search --whiten."""
+    """Print the mean cosine of all pairs of texts (0: isotropic), and of the rows of the embedding table by the
+    frequency of their pieces in the texts (Li et al. 2020). search --whiten removes the common direction."""
     from bert_jax.analysis.anisotropy import anisotropy, counted_embeddings, frequency_bands
     from bert_jax.analysis.collection import embedded, read_collection
 

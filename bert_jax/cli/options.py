@@ -1,4 +1,4 @@
-"""The table row of a subcommand of ``bert-jax``, and the options that subcommands share."""
+"""The class of subcommands of ``bert-jax``, and the options that several subcommands have."""
 
 import argparse
 import sys
@@ -9,19 +9,19 @@ from typing import Any
 
 READABLE = "workdir, saved model, Hugging Face or sentence-transformers folder, TF1 checkpoint prefix, npz export"
 
-# Adds options to a parser.
+# A function that adds options to a parser.
 Options = Callable[[argparse.ArgumentParser], Any]
 
 
 @dataclass(frozen=True)
 class Command:
-    """A subcommand: ``run`` is called with the arguments, its docstring is the description."""
+    """A subcommand: ``run`` takes the arguments, and its docstring is the description."""
 
     name: str
     help: str
     run: Callable[[argparse.Namespace], None]
     options: Sequence[Options]
-    # Further settings of the parser.
+    # Further arguments of add_parser.
     parser: Mapping[str, Any] = field(default_factory=dict)
 
     def add(self, commands: Any) -> None:
@@ -33,7 +33,7 @@ class Command:
 
 
 def option(*names: str, **settings: Any) -> Options:
-    """An option or a positional argument by the settings of ``add_argument``."""
+    """Return a function that adds an option or positional argument with the settings of ``add_argument``."""
     return lambda parser: parser.add_argument(*names, **settings)
 
 
@@ -41,14 +41,14 @@ def option(*names: str, **settings: Any) -> Options:
 
 
 def truth(text: str) -> bool:
-    """The type of an option that is true or false."""
+    """Parse the value of an option that is true or false."""
     if text not in ("true", "false"):
         raise argparse.ArgumentTypeError(f"{text!r} is not allowed; allowed: true, false")
     return text == "true"
 
 
 def names_of(text: str) -> tuple[str, ...]:
-    """The type of an option of names with commas between them."""
+    """Parse names with commas between them."""
     names = tuple(name.strip() for name in text.split(","))
     if not all(names):
         raise argparse.ArgumentTypeError(f"{text!r} is not allowed; allowed: names with commas between them")
@@ -59,7 +59,8 @@ def names_of(text: str) -> tuple[str, ...]:
 
 
 def reading(*, with_labels: bool = True) -> Options:
-    """Options of every command that reads a model; ``with_labels``: also the names of its head's classes."""
+    """Return the options of every command that reads a model, with ``with_labels`` also the names of the
+    classes."""
 
     def add(parser: argparse.ArgumentParser) -> None:
         group = parser.add_argument_group("reading the model")
@@ -90,7 +91,10 @@ def reading(*, with_labels: bool = True) -> Options:
 
 
 def model(texts: str = "", *, required: bool = True, with_labels: bool = True) -> Options:
-    """A model, and ``texts`` to run it on; without ``required`` vectors may take its place."""
+    """Return the options for a model and, if ``texts`` is not empty, for texts; ``texts`` is the help of the
+    argument.
+
+    Without ``required`` the command also takes vectors instead of a model."""
 
     def add(parser: argparse.ArgumentParser) -> None:
         parser.add_argument("--model", required=required, metavar="DIR_OR_PREFIX", help=READABLE)
@@ -114,7 +118,7 @@ def model(texts: str = "", *, required: bool = True, with_labels: bool = True) -
 
 
 def pooling(parser: argparse.ArgumentParser) -> None:
-    """Options that make one vector of a text."""
+    """Add the options that define the vector of a text."""
     parser.add_argument("--pooling", choices=("cls", "mean", "max"), help="default: the model's own, else mean")
     parser.add_argument("--normalize", type=truth, metavar="{true,false}", help="default: as the model's own")
 
@@ -126,7 +130,7 @@ OUTPUT = option("--output", type=Path, metavar="FILE", help="JSON lines (default
 
 
 def read_options(arguments: argparse.Namespace) -> Any:
-    """``ReadOptions`` from the arguments of :func:`reading`."""
+    """Return the ``ReadOptions`` of the arguments of :func:`reading`."""
     from bert_jax.interop.exchange import ReadOptions
 
     return ReadOptions(
@@ -139,7 +143,7 @@ def read_options(arguments: argparse.Namespace) -> Any:
 
 
 def load_model(arguments: argparse.Namespace) -> Any:
-    """The model of ``--model``; notes of its reader go to standard error."""
+    """Load the model of ``--model``; print the notes of its reader to standard error."""
     from bert_jax.inference.loaded import load
 
     loaded = load(arguments.model, dtype=arguments.dtype, options=read_options(arguments))
@@ -149,7 +153,7 @@ def load_model(arguments: argparse.Namespace) -> Any:
 
 
 def streaming(arguments: argparse.Namespace) -> tuple[Any, dict[str, Any]]:
-    """The inputs of a command over texts, and the options of :func:`run_options`."""
+    """Return the inputs of a command over texts, and the options of :func:`run_options`."""
     from bert_jax.inference.text_files import read_texts
 
     options = run_options(arguments)
@@ -157,19 +161,25 @@ def streaming(arguments: argparse.Namespace) -> tuple[Any, dict[str, Any]]:
 
 
 def run_options(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Options of every function that runs texts through a model."""
+    """Return the options of every function that runs texts through a model."""
     if arguments.batch_tokens is not None and arguments.batch_tokens < 1:
         raise ValueError(f"--batch_tokens: {arguments.batch_tokens} is not allowed; allowed: 1 or more")
     return {"batch_tokens": arguments.batch_tokens, "progress": _progress_counter()}
 
 
+def score_lines(scores: Mapping[str, Sequence[float]]) -> list[str]:
+    """Return a line for each score with its 95% interval."""
+    return [f"{name} {value:.4f} [{low:.4f}, {high:.4f}]" for name, (value, low, high) in scores.items()]
+
+
 def say(line: str) -> None:
-    """Print a line for the person, apart from the results."""
+    """Print a line to standard error, apart from the results."""
     print(line, file=sys.stderr, flush=True)
 
 
 def _progress_counter() -> Any:
-    """A counter on standard error where a person looks at it and the results go elsewhere."""
+    """Return a function that shows a counter; None unless standard error is a terminal and standard output is
+    not."""
     if not sys.stderr.isatty() or sys.stdout.isatty():
         return None
 

@@ -1,4 +1,4 @@
-"""Subcommands of ``bert-jax`` that compare and submit finished runs and plan a run before hardware is rented."""
+"""Subcommands of ``bert-jax`` for whole runs: compare, submission, plan."""
 
 import argparse
 import json
@@ -27,8 +27,8 @@ def compare_command(arguments: argparse.Namespace) -> None:
 
 
 def submission_command(arguments: argparse.Namespace) -> None:
-    """CoLA.tsv and the other files that GLUE's leaderboard takes, for the test sets that the runs have predicted,
-    and a zip of them."""
+    """Write CoLA.tsv and the other files for the leaderboard of GLUE, from the predictions of the runs for the test
+    sets, and a zip file of them."""
     from bert_jax.experiments.submission import write_submission
     from bert_jax.io.storage import location
 
@@ -73,7 +73,7 @@ COMMANDS = (
         option("--topology", metavar="NAME", help="v5e:16x16, v5e-256, v5p:4x4x8, h100:8, ..."),
         option("--devices", type=int, metavar="N", help="for --show_sharding, instead of --topology"),
         option("--json", action="store_true", help="one JSON object"),
-        option("--price_per_chip_hour", type=float, metavar="X", help="gives the cost of the run"),
+        option("--price_per_chip_hour", type=float, metavar="X", help="to compute the cost of the run"),
         option("--first_step", type=int, default=0, metavar="N", help="steps done by earlier phases (default: 0)"),
         option("--show_sharding", action="store_true", help="how every parameter is cut, and its bytes"),
         option("--search", action="store_true", help="try microbatches, recomputation and meshes"),

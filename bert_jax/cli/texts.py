@@ -1,19 +1,19 @@
-"""Subcommands of ``bert-jax`` that run a model on texts and ids."""
+"""Subcommands of ``bert-jax`` that run a model on texts or ids."""
 
 import argparse
+import itertools
 import sys
-from collections import deque
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from bert_jax.cli.options import OUTPUT, Command, load_model, model, option, pooling, say, streaming
+from bert_jax.cli.options import OUTPUT, Command, load_model, model, option, pooling, say, score_lines, streaming
 
 _POOLED = ("pooling", "normalize", "prompt", "prompt_name")
 
 
 def embed_command(arguments: argparse.Namespace) -> None:
-    """One vector per text, or with --per_token those of every token and chosen layer."""
+    """Compute one vector per text, or with --per_token one per token and chosen layer."""
     from bert_jax.inference.embed import LAST_FOUR, embed, extract_features
     from bert_jax.inference.text_files import write_json_lines, write_npy
 
@@ -42,7 +42,7 @@ def embed_command(arguments: argparse.Namespace) -> None:
 def _text_of(value: Any) -> str:
     text = value if isinstance(value, str) else value.get("text")
     if not isinstance(text, str):
-        raise ValueError(f'{str(value)[:80]}: no text there; write {{"text": "..."}}')
+        raise ValueError(f'{str(value)[:80]}: no text; write {{"text": "..."}}')
     return text
 
 
@@ -54,9 +54,9 @@ def _whole_numbers(name: str, text: str) -> tuple[int, ...]:
 
 
 def predict_command(arguments: argparse.Namespace) -> None:
-    """Predictions of the task head, as JSON lines: class names with probabilities (values for regression), tags, an
-    answer, a choice. JSON input: text and text_pair (span heads: question and passage), text and choices, or the
-    words of a text to be tagged."""
+    """Write the predictions of the task head as JSON lines: class names with probabilities (values for regression),
+    tags, an answer, or a choice. JSON input: text and text_pair (span heads: question and passage), text and
+    choices, or the words of a text to be tagged."""
     from bert_jax.inference.predict import predict
     from bert_jax.inference.text_files import write_json_lines
 
@@ -65,51 +65,46 @@ def predict_command(arguments: argparse.Namespace) -> None:
 
 
 def zero_shot_command(arguments: argparse.Namespace) -> None:
-    """Choose among labels that the model was not trained on: JSON lines as those of predict. A model trained on
-    natural language inference reads a hypothesis for every label, a masked-LM model scores words at the mask of a
-    prompt."""
+    """Choose among labels that the model was not trained on; write JSON lines with the fields of predict. A model
+    of natural language inference reads a hypothesis for every label, a masked-LM model scores words at the mask of
+    a prompt."""
     from bert_jax.inference.text_files import write_json_lines
     from bert_jax.inference.zero_shot import right_answer, scores, zero_shot
 
     if not arguments.texts and arguments.input is None and sys.stdin is not None and sys.stdin.isatty():
-        raise ValueError(
-            "no text given; texts stand before --labels, as all that follows it is labels, or in --input"
-        )
+        raise ValueError("no text; write texts before --labels (words after it are labels), or use --input")
     labels, multi_label = _label_words(arguments.labels), arguments.multi_label
     inputs, options = streaming(arguments)
-    waiting: deque[Any] = deque()
-    right, answered = [], []
 
-    def texts() -> Iterator[str]:
+    def parsed() -> Iterator[tuple[str, Any]]:
         for value in inputs:
             if not isinstance(value, str) and value.get("text_pair"):
                 raise ValueError(f"{str(value)[:80]}: zero-shot takes one text, without text_pair")
-            waiting.append(right_answer(value, [*labels], multi_label))
-            yield _text_of(value)
+            yield _text_of(value), right_answer(value, [*labels], multi_label)
 
+    texts, answers = itertools.tee(parsed())
     results = zero_shot(
-        load_model(arguments), texts(), labels, template=arguments.template, multi_label=multi_label,
-        entailment=arguments.entailment, **options,
+        load_model(arguments), (text for text, _ in texts), labels, template=arguments.template,
+        multi_label=multi_label, entailment=arguments.entailment, **options,
     )  # fmt: skip
+    answered = []
 
     def rows() -> Iterator[dict[str, Any]]:
-        for row in results:
-            answer = waiting.popleft()
+        for row, (_, answer) in zip(results, answers, strict=True):
             if answer is not None:
-                right.append(answer)
-                answered.append(row)
+                answered.append((answer, row))
             yield row
 
     write_json_lines(rows(), arguments.output)
     tell = say if arguments.output is None else print
-    if right:
-        tell(f"{len(right):,} labeled texts")
-        for name, (value, low, high) in scores(right, answered, [*labels], multi_label).items():
-            tell(f"{name} {value:.4f} [{low:.4f}, {high:.4f}]")
+    if answered:
+        tell(f"{len(answered):,} labeled texts")
+        for line in score_lines(scores(*zip(*answered, strict=True), [*labels], multi_label)):
+            tell(line)
 
 
 def _label_words(words_of_labels: Sequence[str]) -> dict[str, list[str]]:
-    """LABEL=WORD,WORD or LABEL alone, its own word."""
+    """Parse LABEL=WORD,WORD, or LABEL, which is its own word."""
     labels: dict[str, list[str]] = {}
     for text in words_of_labels:
         label, equals, words = (part.strip() for part in text.partition("="))
@@ -117,13 +112,13 @@ def _label_words(words_of_labels: Sequence[str]) -> dict[str, list[str]]:
             allowed = "LABEL, or LABEL=WORD,WORD, and a blank before the next"
             raise ValueError(f"--labels: {text!r} is not allowed; allowed: {allowed}")
         if label in labels:
-            raise ValueError(f"--labels: {label!r} is given twice; give it once, LABEL=WORD,WORD")
+            raise ValueError(f"--labels: {label!r} occurs twice; give it once, LABEL=WORD,WORD")
         labels[label] = [word.strip() for word in words.split(",")] if equals else [label]
     return labels
 
 
 def fill_mask_command(arguments: argparse.Namespace) -> None:
-    """The model's best pieces for each [MASK] of a text, with their probabilities."""
+    """Print the best pieces for each [MASK] of a text, with their probabilities."""
     from bert_jax.inference.fill import fill_mask
     from bert_jax.inference.text_files import write_json_lines
 
@@ -183,7 +178,7 @@ COMMANDS = (
         model("texts, before --labels; of JSON lines with a label the accuracy is reported", with_labels=False),
         option(
             "--labels", required=True, nargs="+", metavar="LABEL[=WORD,...]",
-            help="two or more, in the order of the output, with the words that stand for each (default: the label)",
+            help="two or more, in the order of the output, with the words of each (default: the label)",
         ),
         option(
             "--template", metavar="TEXT",

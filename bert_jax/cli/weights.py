@@ -1,4 +1,4 @@
-"""Subcommands of ``bert-jax`` that bring weights in and out."""
+"""Subcommands of ``bert-jax`` that import and export models."""
 
 import argparse
 from pathlib import Path
@@ -9,7 +9,7 @@ _FORMATS = ("hf", "sentence-transformers", "tf1", "onnx", "stablehlo", "npz")
 
 
 def import_command(arguments: argparse.Namespace) -> None:
-    """Read weights in any format, save them in this library's own, and prove that both are the same."""
+    """Read a model in any format, save it in the format of this library, and verify that both are equal."""
     from bert_jax.interop.import_model import import_model
 
     import_model(
@@ -23,7 +23,8 @@ def import_command(arguments: argparse.Namespace) -> None:
 
 
 def export_command(arguments: argparse.Namespace) -> None:
-    """Write a model in another format, load it back by the other library's own route, and report the difference."""
+    """Write a model in another format, load it with the library of that format, and print the largest
+    difference."""
     from bert_jax.interop.export import export_model
 
     export_model(

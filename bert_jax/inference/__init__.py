@@ -1,1 +1,1 @@
-"""A loaded model at work: forward passes, embeddings, predictions, filled masks."""
+"""Uses of a loaded model: forward passes, embeddings, predictions, filled masks."""

@@ -1,14 +1,14 @@
-"""Model inputs packed into rows of a few fixed shapes, and run through a program.
+"""Packing of model inputs into rows of a few fixed shapes, and runs of the packed batches.
 
-A batch keeps its inputs, whatever shape it takes: packing changes nothing that is computed of them. Shapes: B rows,
-S tokens per row, U inputs per row, K sequences per input.
+Packing does not change the outputs of an input. Shapes: B rows, S tokens per row, U inputs per row, K sequences per
+input.
 """
 
 import heapq
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypedDict
 
 import jax
 import numpy as np
@@ -18,11 +18,20 @@ from bert_jax.tasks.task import Level, ModelInput, Target
 ROW_LENGTHS = (32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096)
 _IN_FLIGHT = 4
 
-# Arrays on the device by level and name; the arrays of one model input by name.
+# DeviceOutputs: arrays on the device by level and name. Outputs: arrays of one model input by name.
 DeviceOutputs = Mapping[Level, Mapping[str, Any]]
 Outputs = dict[str, np.ndarray]
 Program = Callable[[dict[str, np.ndarray]], DeviceOutputs]
 Progress = Callable[[int], None]
+
+
+class RunOptions(TypedDict, total=False):
+    """Options of every function that runs texts through a model."""
+
+    # Tokens of one batch; None: a number that suits the device.
+    batch_tokens: int | None
+    # Called with the number of inputs that were run since the last call.
+    progress: Progress | None
 
 
 @dataclass(frozen=True, order=True)
@@ -39,13 +48,14 @@ class Packed:
     """A batch on the host: features, and the place of each input."""
 
     features: dict[str, np.ndarray]
-    # (number of the input, its row, its slot, its first token)
+    # (number of the input, row, slot, first token)
     places: list[tuple[int, int, int, int]]
 
 
 def row_lengths(limit: int) -> tuple[int, ...]:
-    """Lengths of rows for inputs of at most ``limit`` tokens: at most seven, ``limit`` the last. With a second,
-    small batch of the first length a program has at most eight compiled shapes."""
+    """Return at most seven lengths of rows for inputs of at most ``limit`` tokens; the last one is ``limit``.
+
+    With a second, smaller batch of the first length a program has at most eight compiled shapes."""
     ladder = ROW_LENGTHS[2:9] if limit <= 512 else ROW_LENGTHS[2:14:2]
     return (*(length for length in ladder if length < limit), limit)
 
@@ -53,11 +63,13 @@ def row_lengths(limit: int) -> tuple[int, ...]:
 def fill_rows(
     lengths: Sequence[int], ladder: Sequence[int], units: int, rows: int | None = None
 ) -> list[list[int]] | None:
-    """Numbers of the inputs of each row, the longest placed first and where least space is left; ``None`` when they
-    do not fit ``rows`` rows. A row has the least length of ``ladder`` that takes its first input."""
+    """Return the numbers of the inputs of each row; None if the inputs do not fit into ``rows`` rows.
+
+    The longest inputs are placed first, each into the row with the least sufficient space. A new row has the least
+    length of ``ladder`` that holds its first input."""
     filled: list[list[int]] = []
-    # Rows that take more, a heap of numbers for each space that is left; of ``spaces`` the bits of those there are.
-    # So the row of an input is found at once: a test set has hundreds of thousands of them.
+    # Heaps of rows that can hold more, by their space; bit i of ``spaces`` is set if there is a row of space i. The
+    # row of an input is found in constant time, because a test set has hundreds of thousands of inputs.
     waiting: dict[int, list[int]] = defaultdict(list)
     spaces = 0
     for number in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
@@ -92,11 +104,12 @@ def pack_batch(
     sequences: int = 1,
     targets: Mapping[str, Target] | None = None,
 ) -> Packed:
-    """The batch of ``units`` whose numbers ``rows`` name; see ``bert_jax.tasks.task.Task`` for its features.
+    """Return the batch of the ``units`` whose numbers are in ``rows``; ``bert_jax.tasks.task.Task`` lists the
+    features.
 
     Args:
-        sequences: K; an input with fewer sequences leaves their slots empty.
-        targets: names and places of the targets of the inputs.
+        sequences: K; an input with fewer sequences has empty slots.
+        targets: names and levels of the targets of the inputs.
     """
     size, targets = (shape.rows, shape.length), targets or {}
     features = {name: np.zeros(size, np.int32) for name in ("token_type_ids", "sequence_ids", "position_ids")} | {
@@ -139,14 +152,13 @@ def packed_batches(
     sizes: Callable[[int, int], Sequence[int]],
     **options: Any,
 ) -> Iterator[Packed]:
-    """Batches that hold every input once, those of the longest rows first.
+    """Yield batches that hold every input once, those of the longest rows first.
 
     Args:
-        ladder: lengths of rows.
-        per_row: U.
-        sizes: numbers of rows that a batch may have, ascending, of the length of its rows and the number of all
-            rows of that length; the last batch has the least that takes what is left.
-        options: of :func:`pack_batch`.
+        ladder: lengths of rows. per_row: U. sizes: returns the allowed numbers of rows of a batch, ascending, for
+            the length of its rows and the number of all rows of that length; the last batch has the least number
+            that holds the remaining rows.
+        options: options of :func:`pack_batch`.
     """
     rows = fill_rows([unit.length for unit in units], ladder, per_row)
     assert rows is not None, f"an input has more than {ladder[-1]} tokens"
@@ -162,7 +174,7 @@ def packed_batches(
 
 
 def by_level(outputs: Mapping[str, tuple[Level, jax.Array]]) -> dict[Level, dict[str, jax.Array]]:
-    """``Task.outputs`` as a program returns them: arrays alone, by level and name."""
+    """Return the arrays of ``Task.outputs`` by level and name, the form that a program returns."""
     levels: dict[Level, dict[str, jax.Array]] = {}
     for name, (level, array) in outputs.items():
         levels.setdefault(level, {})[name] = array
@@ -172,8 +184,10 @@ def by_level(outputs: Mapping[str, tuple[Level, jax.Array]]) -> dict[Level, dict
 def run_packed(
     program: Program, units: Sequence[ModelInput], batches: Iterable[Packed], progress: Progress | None = None
 ) -> list[Outputs]:
-    """Outputs of every input, in order: one entry of ``unit`` arrays, of ``token`` arrays its tokens. A few batches
-    run ahead of the one that is collected; ``progress`` receives the number of inputs of each."""
+    """Return the outputs of every input, in order: its entry of ``unit`` arrays, its tokens of ``token`` arrays.
+
+    A few batches run before the first one is collected. ``progress`` receives the number of inputs of each
+    batch."""
     outputs: list[Outputs] = [{} for _ in units]
     waiting: deque[tuple[Packed, DeviceOutputs]] = deque()
 

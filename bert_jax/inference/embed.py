@@ -1,18 +1,18 @@
-"""Texts to vectors: one per text (Sentence-BERT; Reimers and Gurevych 2019), or those of every token and layer.
+"""Vectors of texts: one per text (Sentence-BERT; Reimers and Gurevych 2019), or one per token and layer.
 
 Shapes: B rows, S tokens, C sequences per row, L layers, H width, E width of an embedding.
 """
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any
+from typing import Any, Unpack
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from bert_jax.config import ModelSpec, SentenceConfig, SentenceModule
-from bert_jax.inference.batching import DeviceOutputs, Progress
+from bert_jax.inference.batching import DeviceOutputs, RunOptions
 from bert_jax.inference.engine import Engine, Text, checked_texts
 from bert_jax.model.layers import INTERMEDIATES
 from bert_jax.model.pooling import SentenceHead
@@ -20,9 +20,9 @@ from bert_jax.tasks.task import ModelInput
 
 POOLINGS = ("cls", "mean", "max")
 LAST_FOUR = (-1, -2, -3, -4)
-# Every token of every layer takes much memory: few texts at a time.
+# Vectors of every token and layer take much memory, so that few texts run together.
 _TOKEN_WINDOW = 32
-# google-research/bert extract_features.py: two texts on one line.
+# Two texts on one line, as in google-research/bert extract_features.py.
 _PAIR = re.compile(r"^(.*) \|\|\| (.*)$", re.DOTALL)
 
 
@@ -34,16 +34,17 @@ def embed(
     normalize: bool | None = None,
     prompt: str | None = None,
     prompt_name: str | None = None,
-    batch_tokens: int | None = None,
-    progress: Progress | None = None,
+    **options: Unpack[RunOptions],
 ) -> Iterator[np.ndarray]:
-    """float32[E] of every text, in order; ``texts`` may be endless.
+    """Yield the vector of every text, float32[E], in order; ``texts`` may be endless.
 
     Args:
-        pooling: cls, mean or max over the last layer instead of the model's own pooling and dense layers. None: the
-            model's own; the mean where it has none.
-        normalize: divide by the Euclidean norm or do not; None: as the model's own.
-        prompt: put before every text. prompt_name: the model's prompt of that name; neither: its default prompt.
+        pooling: cls, mean or max over the last layer, without the dense layers of the model. None: pooling and
+            dense layers of the model, or the mean if it has none.
+        normalize: True to divide vectors by their Euclidean norm, False not to; None: as the model defines.
+        prompt: text before every input.
+        prompt_name: name of a prompt of the model; without both options the default prompt of the model is used.
+        options: see ``RunOptions``.
 
     Raises ``ValueError`` for an unknown pooling or prompt, and a model without a vocabulary.
     """
@@ -56,14 +57,12 @@ def embed(
         return [ModelInput(i, (sequence,)) for i, sequence in enumerate(encoded)]
 
     run = loaded.program(("embed", sentence), _pooled(loaded, sentence))
-    windows = loaded.windows(
-        checked_texts(texts), featurize, run, np.int32(skipped), batch_tokens=batch_tokens, progress=progress
-    )
+    windows = loaded.windows(checked_texts(texts), featurize, run, np.int32(skipped), **options)
     return (output["vectors"] for _, _, outputs in windows for output in outputs)
 
 
 def sentence_config(spec: ModelSpec, pooling: str | None, normalize: bool | None) -> SentenceConfig:
-    """Pooling and modules from token outputs to one vector: the model's own, with the options applied."""
+    """Return pooling and modules from token outputs to one vector: those of the model, changed by the options."""
     if pooling is not None and pooling not in POOLINGS:
         raise ValueError(f"pooling: {pooling!r} is not allowed; allowed: {', '.join(POOLINGS)}")
     own = spec.sentence or SentenceConfig()
@@ -78,17 +77,17 @@ def sentence_config(spec: ModelSpec, pooling: str | None, normalize: bool | None
 
 
 def vector_width(spec: ModelSpec, pooling: str | None) -> int:
-    """E, the width of the vectors of :func:`embed`."""
+    """Return E, the width of the vectors of :func:`embed`."""
     sentence = sentence_config(spec, pooling, None)
     dense = [module.features for module in sentence.modules if module.kind == "dense"]
     return dense[-1] if dense else spec.model.hidden_size * len(sentence.pooling)
 
 
 def prompt_text(spec: ModelSpec, prompt: str | None, prompt_name: str | None) -> str:
-    """The text put before every input; empty for none."""
+    """Return the text before every input; empty without a prompt."""
     if prompt is not None:
         if prompt_name is not None:
-            raise ValueError("a prompt and the name of one were given; give one of them")
+            raise ValueError("--prompt and --prompt_name: give one of them")
         return prompt
     prompts = dict(spec.sentence.prompts) if spec.sentence is not None else {}
     name = prompt_name or (spec.sentence.default_prompt if spec.sentence is not None else "")
@@ -98,13 +97,13 @@ def prompt_text(spec: ModelSpec, prompt: str | None, prompt_name: str | None) ->
 
 
 def prompt_length(loaded: Engine, prompt: str) -> int:
-    """Tokens that a prompt takes at the head of an input, with the first special one. ``ValueError`` when they
-    leave no room for a text."""
+    """Return the number of tokens of a prompt with the first special token. Raises ``ValueError`` if they leave no
+    room for a text."""
     if not prompt:
         return 0
     length = len(loaded.need_tokenizer().encode(prompt)) + 1
     if length + 1 >= loaded.spec.max_length:
-        raise ValueError(f"the prompt has {length} tokens; the model takes {loaded.spec.max_length} in all")
+        raise ValueError(f"the prompt has {length} tokens; the model takes {loaded.spec.max_length} with the text")
     return length
 
 
@@ -132,13 +131,12 @@ def embed_tokens(
     texts: Iterable[Text],
     *,
     layers: Sequence[int] = LAST_FOUR,
-    batch_tokens: int | None = None,
-    progress: Progress | None = None,
+    **options: Unpack[RunOptions],
 ) -> Iterator[tuple[list[str], np.ndarray]]:
-    """(pieces, float32[layers, tokens, H]) of every text, special tokens included.
+    """Yield (pieces, float32[layers, tokens, H]) of every text, with special tokens.
 
-    ``layers`` counts encoder layers from 0, or from the last one with -1, as google-research/bert's
-    ``extract_features.py`` does. Raises ``ValueError`` for a layer that does not exist.
+    ``layers`` are numbers of encoder layers, from 0 or backward from -1, as in ``extract_features.py`` of
+    google-research/bert. Raises ``ValueError`` for a layer that does not exist.
     """
     count = loaded.spec.model.num_layers
     wrong = [str(layer) for layer in layers if not -count <= layer < count]
@@ -159,7 +157,7 @@ def embed_tokens(
 
     windows = loaded.windows(
         checked_texts(texts, pairs=True), featurize, loaded.program(("tokens", chosen), run),
-        window=_TOKEN_WINDOW, batch_tokens=batch_tokens, progress=progress,
+        window=_TOKEN_WINDOW, **options,
     )  # fmt: skip
     return (
         (tokenizer.pieces(unit.sequences[0].ids), output["hidden"].swapaxes(0, 1))
@@ -169,10 +167,11 @@ def embed_tokens(
 
 
 def extract_features(
-    loaded: Engine, lines: Iterable[str], *, layers: Sequence[int] = LAST_FOUR, **options: Any
+    loaded: Engine, lines: Iterable[str], *, layers: Sequence[int] = LAST_FOUR, **options: Unpack[RunOptions]
 ) -> Iterator[dict[str, Any]]:
-    """One object per line with the fields of google-research/bert's ``extract_features.py``: linex_index, features,
-    each with token and layers (index, values rounded to 6 places). `` ||| `` stands between the texts of a pair."""
+    """Yield one object per line with the fields of ``extract_features.py`` of google-research/bert: linex_index and
+    features, each with token and layers (index, values rounded to 6 places). `` ||| `` separates the texts of a
+    pair."""
     pairs = (match.groups() if (match := _PAIR.match(line)) else line for line in lines)
     for number, (pieces, hidden) in enumerate(embed_tokens(loaded, pairs, layers=layers, **options)):
         rounded = np.round(hidden.astype(np.float64), 6)

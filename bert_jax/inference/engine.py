@@ -1,4 +1,4 @@
-"""A loaded model with its tokenizer and compiled programs, for all functions of this package."""
+"""A loaded model with its tokenizer and compiled programs, shared by all functions of this package."""
 
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -15,12 +15,12 @@ from bert_jax.tokenization import Tokenizer
 
 # A text or a pair of texts.
 Text = str | tuple[str, str]
-# Number of texts that are read ahead and sorted by length.
+# Number of texts that are read and sorted by length together.
 WINDOW = 4096
 INPUTS_PER_ROW = 8
-# Tokens of one batch: on a CPU few enough for its caches, elsewhere enough to fill the device.
+# Tokens of one batch: few enough for the caches of a CPU, enough to fill another device.
 _CPU_TOKENS, _TOKENS = 1024, 16384
-_SMALL = 8  # a few short texts run in a batch of this fraction
+_SMALL = 8  # few short texts run in a batch of 1/8 of the tokens
 
 
 def checked_texts(texts: Iterable[Any], *, pairs: bool = False) -> Iterator[Any]:
@@ -35,26 +35,26 @@ def checked_texts(texts: Iterable[Any], *, pairs: bool = False) -> Iterator[Any]
 
 @dataclass
 class Engine:
-    """Spec, network, parameters (on the device, in the network's layout) and tokenizer of a model, with the way
-    from texts to batches to compiled programs."""
+    """Spec, network, parameters (on the device, in the layout of the network), tokenizer and compiled programs of a
+    model."""
 
     spec: ModelSpec
     model: BertModel
     params: Any
     tokenizer: Tokenizer | None
-    # Remarks of the reader of its files.
+    # Notes of the reader.
     notes: tuple[str, ...] = ()
     name: str = "the model"
     _programs: dict[Any, Callable[..., Any]] = field(default_factory=dict, repr=False)
 
     def need_tokenizer(self) -> Tokenizer:
-        """Return the tokenizer; ``ValueError`` when the model came without one."""
+        """Return the tokenizer. Raises ``ValueError`` for a model without one."""
         if self.tokenizer is None:
-            raise ValueError(f"{self.name}: no vocabulary there, so it takes ids only (bert-jax forward)")
+            raise ValueError(f"{self.name}: no vocabulary there; the model takes ids only (bert-jax forward)")
         return self.tokenizer
 
     def encode(self, texts: Sequence[Text]) -> list[Encoded]:
-        """Model inputs of texts and pairs, cut to the model's length."""
+        """Return the model inputs of texts and pairs, truncated to the maximum length of the model."""
         tokenizer = self.need_tokenizer()
         firsts = tokenizer.encode_batch([text if isinstance(text, str) else text[0] for text in texts])
         pairs = [i for i, text in enumerate(texts) if not isinstance(text, str)]
@@ -62,13 +62,14 @@ class Engine:
         return [self.build(first, seconds.get(i)) for i, first in enumerate(firsts)]
 
     def build(self, a: Sequence[int], b: Sequence[int] | None = None) -> Encoded:
-        """One model input from ids of a text or pair, cut to the model's length."""
+        """Return the model input of the ids of a text or pair, truncated to the maximum length of the model."""
         ids, types = self.need_tokenizer().build_inputs(a, b, self.spec.max_length)
         return Encoded(ids, types if self.spec.model.type_vocab_size > 1 else [0] * len(ids))
 
     def program(self, key: Any, function: Callable[..., Any]) -> Callable[..., Any]:
-        """``function(params, ...)`` compiled, kept under ``key``. Matrix products of float32 stay float32 on every
-        device (accelerators round their inputs otherwise)."""
+        """Return ``function(params, ...)`` compiled, cached under ``key``.
+
+        Products of float32 matrices stay float32 on every device (by default accelerators round their inputs)."""
         if key not in self._programs:
             exact = self.model.execution.dtype == "float32"
 
@@ -91,19 +92,22 @@ class Engine:
         batch_tokens: int | None = None,
         progress: Progress | None = None,
     ) -> Iterator[tuple[list[Any], list[ModelInput], list[Outputs]]]:
-        """Runs of ``window`` inputs, in order, with their model inputs and the outputs of each; ``inputs`` may be
-        endless.
+        """Yield ``window`` inputs at a time, in order, with their model inputs and the outputs of each; ``inputs``
+        may be endless.
 
         Args:
             featurize: model inputs of the inputs of a window, in order.
             run: ``run(params, features, *arguments)``, a program whose outputs are arrays by level and name.
             sequences: K of the batches of a window.
             targets: targets of the model inputs that the program reads.
-            batch_tokens: tokens of one batch; None: what suits the device.
-            progress: called with the number of model inputs that were run since the last call.
+            batch_tokens, progress: see ``RunOptions``.
         """
         tokens = batch_tokens or (_CPU_TOKENS if jax.default_backend() == "cpu" else _TOKENS)
         pad_id, reading = self.need_tokenizer().pad_id, iter(inputs)
+
+        def on_device(features: dict[str, Any]) -> Any:
+            return run(self.params, features, *arguments)
+
         while part := list(itertools.islice(reading, window)):
             units = featurize(part)
             most = sequences(units) if units else 1
@@ -116,8 +120,4 @@ class Engine:
             batches = packed_batches(
                 units, ladder, INPUTS_PER_ROW, sizes, pad_id=pad_id, sequences=most, targets=targets
             )
-            yield (
-                part,
-                units,
-                run_packed(lambda features: run(self.params, features, *arguments), units, batches, progress),
-            )
+            yield part, units, run_packed(on_device, units, batches, progress)

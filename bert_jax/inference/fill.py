@@ -1,29 +1,28 @@
-"""Fill masks with any model that has a masked-LM head."""
+"""Predict the pieces at masks with a model that has a masked-LM head."""
 
 import dataclasses
 from collections.abc import Iterable, Iterator
-from typing import Any
+from typing import Any, Unpack
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from bert_jax.inference.batching import DeviceOutputs, Outputs, Progress
+from bert_jax.inference.batching import DeviceOutputs, Outputs, RunOptions
 from bert_jax.inference.engine import Engine, checked_texts
 from bert_jax.tasks.task import ModelInput
 
-# Masks of a row that the program looks up; with more of them it looks at every position.
+# Masked positions of a row; for a row with more masks the program computes every position.
 _MASKS = 16
-# Logits over the vocabulary are large: fewer texts wait for theirs.
+# Logits over the vocabulary are large, so that fewer texts run together.
 _WINDOW = 1024
 
 
 @dataclasses.dataclass(frozen=True)
 class FilledMask:
-    """One masked position: the best pieces with their probabilities, and the right one where known."""
+    """The best pieces for a masked position, with their probabilities."""
 
     predictions: tuple[tuple[str, float], ...]
-    answer: str | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,20 +34,16 @@ class FilledText:
 
 
 def fill_mask(
-    loaded: Engine,
-    texts: Iterable[str],
-    *,
-    top: int = 5,
-    batch_tokens: int | None = None,
-    progress: Progress | None = None,
+    loaded: Engine, texts: Iterable[str], *, top: int = 5, **options: Unpack[RunOptions]
 ) -> Iterator[FilledText]:
-    """The ``top`` pieces and their probabilities for every mask of each text, in order; ``texts`` may be endless.
+    """Yield the ``top`` pieces and their probabilities for every mask of each text, in order; ``texts`` may be
+    endless.
 
-    The mask is written as the vocabulary writes it ([MASK], RoBERTa: <mask>). Raises ``ValueError`` for a model
-    without the head, a text without a mask, and one longer than the model takes.
+    The vocabulary defines the text of a mask ([MASK], RoBERTa: <mask>). Raises ``ValueError`` for a model without a
+    masked-LM head, a text without a mask, and a text longer than the model.
     """
     if not loaded.spec.heads.mlm:
-        raise ValueError(f"{loaded.name}: no masked-LM head there, so masks cannot be filled in")
+        raise ValueError(f"{loaded.name}: no masked-LM head, so that masks cannot be filled")
     if top < 1:
         raise ValueError(f"top: {top} is not allowed; allowed: 1 or more")
     tokenizer = loaded.need_tokenizer()
@@ -64,9 +59,7 @@ def fill_mask(
             if tokenizer.mask_id not in ids:
                 raise ValueError(f"{text!r} does not contain {mask}; write {mask} in place of the missing word")
             if len(ids) + 2 > limit:
-                raise ValueError(
-                    f"a text has {len(ids) + 2} tokens, special tokens included; at most {limit} are allowed"
-                )
+                raise ValueError(f"a text has {len(ids) + 2} tokens, with special ones; allowed: at most {limit}")
             units.append(ModelInput(number, (loaded.build(ids),)))
         return units
 
@@ -84,15 +77,13 @@ def fill_mask(
         best = _best(loaded, tokenizer.mask_id, slots, count, pieces)
         return loaded.program(("fill", slots, count), best)(params, batch)
 
-    windows = loaded.windows(
-        checked_texts(texts), featurize, run, window=_WINDOW, batch_tokens=batch_tokens, progress=progress
-    )
+    windows = loaded.windows(checked_texts(texts), featurize, run, window=_WINDOW, **options)
     return (filled(*one) for part, units, outputs in windows for one in zip(part, units, outputs, strict=True))
 
 
 def _best(loaded: Engine, mask_id: int, slots: int, count: int, pieces: int) -> Any:
-    """A program: ``probabilities`` and ``ids`` [B, S, count] of the best pieces at the masks of a batch, at most
-    ``slots`` of each row; elsewhere they mean nothing."""
+    """Return a program that computes ``probabilities`` and ``ids`` [B, S, count] of the best pieces at the masks of
+    a batch, at most ``slots`` per row; at other positions they are meaningless."""
     model = loaded.model.clone(sentence=None)
 
     def run(params: Any, batch: dict[str, jax.Array]) -> DeviceOutputs:

@@ -1,4 +1,4 @@
-"""A model on arrays of ids: every output it has, as transformers gives them.
+"""Every output of a model for arrays of ids, as in transformers.
 
 Shapes: B rows, S tokens, H width, L layers, A heads, V vocabulary.
 """
@@ -12,24 +12,25 @@ import jax.numpy as jnp
 import numpy as np
 
 from bert_jax.inference.engine import Engine
-from bert_jax.interop.programs.serving import position_ids
+from bert_jax.interop.programs.serving import FIELDS, INPUTS, output_array, position_ids
 from bert_jax.interop.stored import listed
 from bert_jax.io.files import whole_file
 from bert_jax.io.npz_file import NpzFile
 from bert_jax.model import BertOutput
 from bert_jax.model.layers import INTERMEDIATES
 
-INPUTS = ("input_ids", "attention_mask", "token_type_ids")
-# Tokens that run at a time: the memory does not grow with the number of rows, but for the outputs.
+# Field of BertOutput -> name of the output.
+_NAMES = {field: name for name, field in FIELDS.items()} | {"mlm_logits": "mlm_logits", "nsp_logits": "nsp_logits"}
+# Tokens that run at a time, so that only the outputs take memory for every row.
 _TOKENS = 4096
 
 
 def forward_npz(
     loaded: Engine, source: Path, target: Path, *, hidden_states: bool = False, attentions: bool = False
 ) -> dict[str, tuple[int, ...]]:
-    """:func:`forward` from the arrays of one npz file to another; shapes of what was written, by name.
+    """Run :func:`forward` on the arrays of an npz file, write its outputs to another; return their shapes by name.
 
-    Raises ``ValueError`` for a file that is no npz, holds Python objects, or other arrays than :data:`INPUTS`.
+    Raises ``ValueError`` for a file that is not an npz file, Python objects, and arrays other than ``INPUTS``.
     """
     with NpzFile(source) as arrays:
         unknown = [name for name in arrays.names if name not in INPUTS]
@@ -67,21 +68,20 @@ def forward(
     Raises ``ValueError`` for invalid ids, shapes or dtypes.
     """
     arrays, choices = _checked(loaded, inputs)
-    names = _outputs(loaded)
-    run = loaded.program(("forward", hidden_states, attentions), _run(loaded, names, hidden_states, attentions))
+    run = loaded.program(("forward", hidden_states, attentions), _run(loaded, hidden_states, attentions))
     rows, length = arrays["input_ids"].shape
     size = min(rows, max(1, _TOKENS // length))
     parts: list[dict[str, np.ndarray]] = []
     for start in range(0, rows, size):
         part = {name: values[start : start + size] for name, values in arrays.items()}
         count = len(part["input_ids"])
-        # One compiled shape: the last rows are filled up.
+        # Padded rows give the last part the shape that is compiled.
         part = {name: np.pad(values, ((0, size - count), (0, 0))) for name, values in part.items()}
         output = jax.tree.map(np.asarray, run(loaded.params, part))
         parts.append({name: np.take(values, range(count), _axis(name)) for name, values in output.items()})
     joined = {name: np.concatenate([part[name] for part in parts], _axis(name)) for name in parts[0]}
     if choices and "choice" in loaded.spec.heads.present():
-        name = names["choice_logits"]
+        name = "logits" if "logits" in joined else "choice_logits"
         joined[name] = joined[name].reshape(-1, choices)
     return joined
 
@@ -91,10 +91,10 @@ def _axis(name: str) -> int:
 
 
 def _checked(loaded: Engine, inputs: Mapping[str, np.ndarray]) -> tuple[dict[str, np.ndarray], int]:
-    """int32[B, S] of every input, and the number of choices per example (0: rows are examples)."""
+    """Return int32[B, S] of every input, and the number of choices per example (0: rows are examples)."""
     spec = loaded.spec
     if "input_ids" not in inputs:
-        raise ValueError(f"input_ids is missing; given: {', '.join(inputs) or 'nothing'}")
+        raise ValueError(f"input_ids is missing; the arrays are {', '.join(inputs) or 'none'}")
     arrays = {name: np.asarray(inputs[name]) for name in INPUTS if name in inputs}
     shape = arrays["input_ids"].shape
     ranks = "[batch, sequence]" + (" or [batch, choices, sequence]" if spec.heads.choice else "")
@@ -119,37 +119,15 @@ def _checked(loaded: Engine, inputs: Mapping[str, np.ndarray]) -> tuple[dict[str
     return flat, shape[1] if len(shape) == 3 else 0
 
 
-def _outputs(loaded: Engine) -> dict[str, str]:
-    """Field -> name of every output that the model has."""
-    heads = loaded.spec.heads
-    tasks = {
-        "sequence_logits": bool(heads.sequence_labels),
-        "token_logits": bool(heads.token_labels),
-        "choice_logits": heads.choice,
-    }
-    alone = sum(tasks.values()) == 1
-    there = {
-        "last_hidden_state": True, "pooler_output": heads.pooler, "mlm_logits": heads.mlm, "nsp_logits": heads.nsp,
-        **tasks, "start_logits": heads.span, "end_logits": heads.span,
-        "sentence_embedding": loaded.spec.sentence is not None,
-    }  # fmt: skip
-    return {field: "logits" if alone and field in tasks else field for field, is_there in there.items() if is_there}
+def _named(output: BertOutput) -> dict[str, jax.Array]:
+    """Return the outputs that the model has, float32, by name; the logits of a single task head are "logits"."""
+    fields = [field for field in _NAMES if getattr(output, field) is not None]
+    tasks = [field for field in ("sequence_logits", "token_logits", "choice_logits") if field in fields]
+    names = _NAMES | (dict.fromkeys(tasks, "logits") if len(tasks) == 1 else {})
+    return {names[field]: output_array(output, field).astype(jnp.float32) for field in fields}
 
 
-def _field(output: BertOutput, field: str) -> jax.Array:
-    match field:
-        case "last_hidden_state":
-            values = output.sequence_output
-        case "pooler_output":
-            values = output.pooled_output[:, 0]
-        case "nsp_logits" | "sequence_logits":
-            values = getattr(output, field)[:, 0]
-        case _:
-            values = getattr(output, field)
-    return values.astype(jnp.float32)
-
-
-def _run(loaded: Engine, names: Mapping[str, str], hidden_states: bool, attentions: bool) -> Any:
+def _run(loaded: Engine, hidden_states: bool, attentions: bool) -> Any:
     spec, model = loaded.spec, loaded.model
 
     def run(params: Any, part: dict[str, jax.Array]) -> dict[str, jax.Array]:
@@ -160,7 +138,7 @@ def _run(loaded: Engine, names: Mapping[str, str], hidden_states: bool, attentio
             "sequence_ids": part["attention_mask"],
         }
         output, state = model.apply({"params": params}, features, mutable=[INTERMEDIATES])
-        given = {name: _field(output, field) for field, name in names.items()}
+        given = _named(output)
         seen = state[INTERMEDIATES]
         layers = [seen["encoder"][f"layer_{i}"] for i in range(spec.model.num_layers)]
         if hidden_states:

@@ -1,6 +1,6 @@
 """A model ready for use, loaded from any readable path."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -22,7 +22,7 @@ from bert_jax.tokenization import build_tokenizer
 
 
 class LoadedModel(Engine):
-    """A model with its uses as methods. ``model.apply({"params": params}, features)`` gives a ``BertOutput``."""
+    """A model whose uses are methods. ``model.apply({"params": params}, features)`` returns a ``BertOutput``."""
 
     @property
     def config(self) -> ModelConfig:
@@ -30,37 +30,34 @@ class LoadedModel(Engine):
         return self.spec.model
 
     def embed(self, texts: str | Iterable[str], **options: Any) -> np.ndarray:
-        """float32[texts, E]: one vector per text, of one text float32[E]; see ``embed.embed``."""
-        if isinstance(texts, str):
-            return next(embed(self, [texts], **options))
-        vectors = list(embed(self, texts, **options))
-        return (
-            np.stack(vectors) if vectors else np.zeros((0, vector_width(self.spec, options.get("pooling"))), "f4")
-        )
+        """Return float32[texts, E], one vector per text; float32[E] for a single text. See ``embed.embed``."""
+        vectors = _answers(texts, lambda texts: embed(self, texts, **options))
+        width = vector_width(self.spec, options.get("pooling"))
+        return np.array(vectors, np.float32).reshape(-1, width) if isinstance(vectors, list) else vectors
 
     def predict(self, texts: str | Iterable[Any], **options: Any) -> Any:
-        """Predictions of the task head: a list of dicts, of one text its dict; see ``predict.predict``."""
-        if isinstance(texts, str):
-            return next(predict(self, [texts], **options))
-        return list(predict(self, texts, **options))
+        """Return the predictions of the task head: a list of dicts, the dict for a single text. See
+        ``predict.predict``."""
+        return _answers(texts, lambda texts: predict(self, texts, **options))
 
     def fill_mask(self, texts: str | Iterable[str], **options: Any) -> Any:
-        """The best pieces for the masks: a list of one ``FilledText`` per text, of one text it alone; see
+        """Return the best pieces for the masks: a list of ``FilledText``, one of them for a single text. See
         ``fill.fill_mask``."""
-        if isinstance(texts, str):
-            return next(fill_mask(self, [texts], **options))
-        return list(fill_mask(self, texts, **options))
+        return _answers(texts, lambda texts: fill_mask(self, texts, **options))
 
     def zero_shot(self, texts: str | Iterable[str], labels: Labels, **options: Any) -> Any:
-        """Choose among ``labels`` without training: a list of one dict per text, of one text its dict; see
+        """Choose among ``labels`` without training: a list of dicts, the dict for a single text. See
         ``zero_shot.zero_shot``."""
-        if isinstance(texts, str):
-            return next(zero_shot(self, [texts], labels, **options))
-        return list(zero_shot(self, texts, labels, **options))
+        return _answers(texts, lambda texts: zero_shot(self, texts, labels, **options))
 
     def forward(self, inputs: Mapping[str, np.ndarray], **options: Any) -> dict[str, np.ndarray]:
-        """Every output on arrays of ids; see ``forward.forward``."""
+        """Return every output for arrays of ids; see ``forward.forward``."""
         return forward(self, inputs, **options)
+
+
+def _answers(texts: str | Iterable[Any], run: Callable[[Iterable[Any]], Iterator[Any]]) -> Any:
+    """Return the answer of ``run`` to a single text, the list of answers to several."""
+    return next(run([texts])) if isinstance(texts, str) else list(run(texts))
 
 
 def load(
@@ -72,7 +69,7 @@ def load(
     """Read a model from any readable path: a workdir or saved model, a folder of Hugging Face or
     sentence-transformers, a TF1 checkpoint prefix, an npz export. ``dtype`` is that of the computation.
 
-    Raises ``ValueError`` in one line when there is none or it is damaged, and for another ``dtype``.
+    Raises ``ValueError`` in one line for a path without a model, a damaged model, and another ``dtype``.
     """
     if dtype not in ("float32", "bfloat16"):
         raise ValueError(f"dtype: {dtype!r} is not allowed; allowed: float32, bfloat16")
@@ -82,7 +79,7 @@ def load(
 def prepare(
     weights: ModelBundle, *, dtype: Literal["float32", "bfloat16"] = "float32", name: str = "the model"
 ) -> LoadedModel:
-    """A model in exchange form, ready for use."""
+    """Return a model in exchange form as a :class:`LoadedModel`, its parameters on the device."""
     spec = weights.spec
     execution = ExecutionConfig(vocab_multiple=1, dtype=dtype)
     on_device = {key: jnp.asarray(values) for key, values in weights.params.items()}

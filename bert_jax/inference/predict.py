@@ -1,15 +1,15 @@
-"""Predictions of a model's task head: classes, values, tags, answers, choices."""
+"""Predictions of the task head of a model: classes, values, tags, answers, choices."""
 
 import dataclasses
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Unpack
 
 import jax
 import numpy as np
 
 from bert_jax.config.finetune import FinetuneConfig
-from bert_jax.inference.batching import Progress, by_level
+from bert_jax.inference.batching import RunOptions, by_level
 from bert_jax.inference.engine import Engine
 from bert_jax.records import Record
 from bert_jax.tasks.registry import TASKS
@@ -20,35 +20,30 @@ from bert_jax.tasks.words import Window
 HEADS = ("sequence", "token", "span", "choice")
 _KINDS = {"token": "tagging", "span": "qa", "choice": "choice"}
 _PROBLEMS = {"single_label": "classification", "multi_label": "multi_label", "regression": "regression"}
-# Outputs of every token of a window are kept.
+# Inputs that run together; the outputs of all their tokens are in memory.
 _WINDOW = 1024
 
 
 def predict(
-    loaded: Engine,
-    texts: Iterable[Any],
-    *,
-    task: str | None = None,
-    batch_tokens: int | None = None,
-    progress: Progress | None = None,
+    loaded: Engine, texts: Iterable[Any], *, task: str | None = None, **options: Unpack[RunOptions]
 ) -> Iterator[dict[str, Any]]:
-    """One JSON-able object per input, in order; ``texts`` may be endless.
+    """Yield one JSON-able object per input, in order; ``texts`` may be endless.
 
-    An input is a text, a pair (text, text_pair), or an object with ``text`` and ``text_pair`` (of a span head the
-    question and the passage) or ``choices``, or with ``words``, which a tagging model was trained on. Predictions
-    are those of ``Task.decode`` for the head, as in fine-tuning:
+    An input is a text, a pair (text, text_pair), or an object with ``text`` and optionally ``text_pair`` (question
+    and passage for a span head) or ``choices``, or with ``words`` for a tagging model. Predictions are those of
+    ``Task.decode`` for the head, as in fine-tuning:
 
     * sequence: ``label``, ``score`` and ``probabilities`` by label (softmax); with several labels per text
       ``labels`` (those of at least 0.5) and ``probabilities`` (sigmoid each); regression: ``value``.
-    * token: ``tokens``, one per word: ``text``, ``label`` and ``score``, from its first piece (with a CRF those of
-      the best path, without ``score``). Of a text the words are the tokenizer's, which parts punctuation, and have
-      ``start`` and ``end``; ``words`` may be longer than the model, in windows as in fine-tuning.
+    * token: ``tokens``, one per word: ``text``, ``label`` and ``score`` of its first piece (with a CRF the label on
+      the best path, without ``score``). The tokenizer splits a text into words and punctuation, with ``start`` and
+      ``end``. ``words`` may be longer than the model; they are split into windows as in fine-tuning.
     * span: ``answer`` (of at most 30 tokens), ``start``, ``end`` (characters of the passage), ``score``,
       ``no_answer_score``.
     * choice: ``choice`` (from 0) and ``probabilities``.
 
-    ``truncated`` is true where the text was longer than the model. Raises ``ValueError`` for a model without a task
-    head, one with several where ``task`` does not choose, and inputs of another form.
+    ``truncated`` is true for a text longer than the model. Raises ``ValueError`` for a model without a task head,
+    several task heads without ``task``, and inputs of another form.
     """
     head = _head(loaded, task)
     decoder, model = _decoder(loaded, head), loaded.model.clone(sentence=None)
@@ -67,8 +62,7 @@ def predict(
 
     results = loaded.windows(
         (_input(loaded, head, value) for value in texts), featurize, loaded.program(("predict", head), run),
-        sequences=decoder.sequences_of, targets=decoder.targets,
-        window=_WINDOW, batch_tokens=batch_tokens, progress=progress,
+        sequences=decoder.sequences_of, targets=decoder.targets, window=_WINDOW, **options,
     )  # fmt: skip
     return (
         _with_places(prediction, one)
@@ -81,18 +75,16 @@ def _head(loaded: Engine, task: str | None) -> str:
     present = [head for head in loaded.spec.heads.present() if head in HEADS]
     if not present:
         heads = ", ".join(loaded.spec.heads.present()) or "none"
-        raise ValueError(
-            f"{loaded.name}: no task head there (heads: {heads}); fine-tune it, or use embed or fill-mask"
-        )
+        raise ValueError(f"{loaded.name}: no task head (heads: {heads}); fine-tune it, or use embed or fill-mask")
     if task is None and len(present) > 1:
-        raise ValueError(f"{loaded.name}: has several task heads; choose one: {', '.join(present)}")
+        raise ValueError(f"{loaded.name}: several task heads; choose one: {', '.join(present)}")
     if task is not None and task not in present:
         raise ValueError(f"{loaded.name}: has no {task} head; it has: {', '.join(present)}")
     return task or present[0]
 
 
 def _decoder(loaded: Engine, head: str) -> Task:
-    """The task of a head, with the options that a saved model has: all others are the default."""
+    """Return the task of a head, with the options of the saved model and the defaults of all others."""
     spec, plain = loaded.spec, FinetuneConfig()
     kind = _PROBLEMS[spec.heads.problem] if head == "sequence" else _KINDS[head]
     config = dataclasses.replace(
@@ -110,7 +102,8 @@ def _decoder(loaded: Engine, head: str) -> Task:
 
 @dataclass(frozen=True)
 class _Input:
-    """A record; of a text whose words the tokenizer found also its model input and the characters of each word."""
+    """A record and, for a text that the tokenizer splits into words, its model input and the characters of each
+    word."""
 
     record: Record
     units: Sequence[ModelInput] = ()
@@ -119,7 +112,7 @@ class _Input:
 
 
 def _input(loaded: Engine, head: str, value: Any) -> _Input:
-    """``value`` as a record of the head's task. Raises ``ValueError`` for a value that does not fit."""
+    """Return ``value`` as a record of the task of the head. Raises ``ValueError`` for a value of another form."""
     record = _record(value)
     start = f"{(record.text or ' '.join(record.words))[:40]!r}"
     if isinstance(value, Mapping) and "words" in value and "text" not in value:
@@ -150,10 +143,8 @@ def _record(value: Any) -> Record:
         pair, choices = value.get("text_pair"), value.get("choices", ())
         if isinstance(pair, str | None) and _are_texts(choices) and not (pair and choices):
             return Record(id="", source="", text=value["text"], text_pair=pair, choices=tuple(choices))
-    raise ValueError(
-        f"{str(value)[:80]!r} is no input; allowed: a text, or an object with text and text_pair or choices, or "
-        "with words"
-    )
+    allowed = "a text, or an object with words, or with text and text_pair or choices"
+    raise ValueError(f"{str(value)[:80]!r} is no input; allowed: {allowed}")
 
 
 def _are_texts(value: Any) -> bool:
@@ -165,7 +156,7 @@ def _tagged_text(loaded: Engine, text: str) -> _Input:
     ids, offsets = tokenizer.encode_with_offsets(text)
     encoded = loaded.build(ids)
     kept = len(encoded.ids) - 2
-    # A piece that continues the word before it, where there is one, begins none.
+    # A piece that continues the word before it does not begin a word, unless it is the first piece.
     begins = [i for i in range(kept) if not i or not tokenizer.continuation[ids[i]]]
     ends = [*begins[1:], kept][: len(begins)]
     places = [(offsets[i][0], offsets[after - 1][1]) for i, after in zip(begins, ends, strict=True)]
@@ -176,7 +167,7 @@ def _tagged_text(loaded: Engine, text: str) -> _Input:
 
 
 def _with_places(prediction: dict[str, Any], one: _Input) -> dict[str, Any]:
-    """``prediction`` with the characters of each word of a text."""
+    """Return ``prediction`` with the first and last character of each word of a text."""
     if one.places is None:
         return prediction
     tokens = [

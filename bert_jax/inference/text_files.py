@@ -1,4 +1,4 @@
-"""Texts into a command and results out of it, one at a time: neither has to fit in memory."""
+"""Reader of the texts of a command and writers of its results, one at a time: neither has to fit in memory."""
 
 import contextlib
 import json
@@ -12,50 +12,48 @@ import numpy as np
 from bert_jax.io.files import whole_file
 from bert_jax.io.untrusted_folder import json_object
 
-# Room for the header of an npy file, which holds the number of rows, known only at the end.
+# Size of the header of an npy file, which is written last, because it holds the number of rows.
 _HEADER = 128
 _PAIR = '; write {"text": "..."}, with "text_pair" for a pair'
 
 
 def read_texts(texts: Sequence[str], source: str | None, json_lines: bool) -> Iterator[Any]:
-    """Texts given on the command line, else those of the file ``source`` ("-" or None: standard input).
+    """Yield the texts of the command line, or else those of the file ``source`` ("-" or None: standard input).
 
-    A file is one text a line, blank lines left out; one that ends in .jsonl, or any with ``json_lines``, holds
-    JSON objects, which are given as they are. Raises ``ValueError`` with file and line for what cannot be read, and
-    for texts on the command line beside a file.
+    A file has one text per line; blank lines are skipped. With ``json_lines`` or the suffix .jsonl it has one JSON
+    object per line, which is yielded unchanged. Raises ``ValueError`` with file and line for a line that cannot be
+    read, and for texts both on the command line and in a file.
     """
     if texts:
         if source is not None:
-            raise ValueError("texts were given both on the command line and by --input; give one of them")
+            raise ValueError("texts on the command line and --input: give one of them")
         yield from texts
         return
-    is_json = json_lines or (source or "").endswith(".jsonl")
-    name = "standard input" if source in (None, "-") else source
     from_stdin = source in (None, "-")
+    name = "standard input" if from_stdin else source
+    is_json = json_lines or str(source).endswith(".jsonl")
     if from_stdin and sys.stdin is None:
         raise ValueError("standard input: closed; pass texts on the command line or --input FILE")
     with contextlib.ExitStack() as opened:
         stream = sys.stdin.buffer if from_stdin else opened.enter_context(Path(str(source)).open("rb"))
-        there = False
+        is_empty = True
         for number, raw in enumerate(stream, start=1):
             try:
                 line = raw.decode("utf-8-sig" if number == 1 else "utf-8").rstrip("\r\n")
             except UnicodeDecodeError:
                 raise ValueError(f"{name}:{number}: not valid UTF-8") from None
             if line.strip():
-                there = True
+                is_empty = False
                 yield json_object(line, f"{name}:{number}", _PAIR) if is_json else line
-        if not there:
-            other = (
-                "pass texts, --input FILE, or one a line on standard input" if from_stdin else "write one a line"
-            )
+        if is_empty:
+            other = "pass texts, --input FILE, or one per line on stdin" if from_stdin else "write one per line"
             raise ValueError(f"{name}: no text given; {other}")
 
 
 def write_json_lines(rows: Iterable[Mapping[str, Any]], target: Path | None) -> None:
     """Write each row as a JSON line to ``target`` (None: standard output, flushed row by row).
 
-    A file gets its name when it is complete.
+    A file appears under its name when it is complete.
     """
     if target is None:
         for row in rows:
@@ -67,9 +65,9 @@ def write_json_lines(rows: Iterable[Mapping[str, Any]], target: Path | None) -> 
 
 
 def write_npy(rows: Iterable[np.ndarray], target: Path) -> tuple[int, int]:
-    """Write rows of one width as float32[rows, width] in numpy's npy format, row by row; returns that shape.
+    """Write rows of one width as float32[rows, width] in numpy's npy format, row by row; return that shape.
 
-    The file gets its name when it is complete.
+    The file appears under its name when it is complete.
     """
     count = width = 0
     with whole_file(target) as partial, partial.open("wb") as file:

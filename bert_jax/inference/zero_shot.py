@@ -1,21 +1,21 @@
-"""Classes that a model was never trained on: by entailment, or by the words that fit a mask.
+"""Classification with labels that the model was not trained on, by entailment or by the words at a mask.
 
 * Entailment (Yin et al. 2019, arXiv:1909.00161): a model trained on natural language inference reads the text and,
-  for every label, a hypothesis that names it.
+  a hypothesis for every label.
 * Prompts (Schick and Schütze 2021, arXiv:2001.07676): a masked-LM model reads the text in a pattern with a mask;
-  each label has words (a verbaliser), whose logits at the mask are its score. Nothing is trained here.
+  the logits at the mask of the words of a label (its verbalizer) are its score. No parameter is trained.
 
 Shapes: B rows, C sequences per row, N classes of the head, W words of all labels.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Unpack
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from bert_jax.inference.batching import DeviceOutputs, Outputs
+from bert_jax.inference.batching import DeviceOutputs, Outputs, RunOptions
 from bert_jax.inference.engine import WINDOW, Engine, checked_texts
 from bert_jax.metrics.classification import classification_scores, multi_label_scores
 from bert_jax.metrics.resampling import Interval, confidence_intervals
@@ -24,12 +24,12 @@ from bert_jax.tasks.text_classification import class_predictions, multi_label_pr
 
 HYPOTHESIS = "This text is about {}."
 _LABEL, _TEXT = "{}", "{text}"
-# Logits over the vocabulary are large: fewer texts wait for theirs.
+# Logits over the vocabulary are large, so that fewer texts run together.
 _PROMPT_WINDOW = 1024
 _SCORES = ("accuracy", "f1_macro", "auroc", "mean_average_precision")
 
 Labels = Mapping[str, Sequence[str]] | Sequence[str]
-# For every text the logit of each word, float64[W], and whether the text was cut.
+# Of every text: the logit of each word, float64[W], and True if the text was truncated.
 Logits = Iterator[tuple[np.ndarray, bool]]
 
 
@@ -41,28 +41,29 @@ def zero_shot(
     template: str | None = None,
     multi_label: bool = False,
     entailment: str | None = None,
-    **options: Any,
+    **options: Unpack[RunOptions],
 ) -> Iterator[dict[str, Any]]:
-    """One JSON-able object per text, in order, as ``predict`` gives for classes; ``texts`` may be endless.
+    """Yield one JSON-able object per text, in order, with the fields of ``predict`` for classes; ``texts`` may be
+    endless.
 
-    The logit of a label is the mean over its words; ``label``, ``score`` and ``probabilities`` come of a softmax
-    over the labels. A word's logit is, by the form of the template,
+    The logit of a label is the mean over its words; ``label``, ``score`` and ``probabilities`` follow from a
+    softmax over the labels. The form of the template defines the logit of a word:
 
-    * "... {} ...": that of entailment, where the word stands in the place of {}. With ``multi_label`` per text
-      it is that of entailment against contradiction (against all other classes, where none is called so), and
-      ``probabilities`` are sigmoids; ``labels`` are those of at least 0.5.
-    * "... {text} ... [MASK] ...": its own at the mask.
+    * "... {} ...": the logit of entailment of the hypothesis with the word in place of {}. With ``multi_label`` it
+      is the logit of entailment against contradiction (against all other classes if none has that name),
+      ``probabilities`` are sigmoids, and ``labels`` are those with a probability of at least 0.5.
+    * "... {text} ... [MASK] ...": the logit of the word at the mask.
 
-    A text that is too long loses its end, the template nothing; ``truncated`` is true there.
+    The end of a text that is too long is removed, and ``truncated`` is true.
 
     Args:
-        labels: the words of every label, or labels that are their own words.
-        template: None: :data:`HYPOTHESIS`.
-        entailment: the class of that name; None: the one whose name begins with "entail".
-        options: ``batch_tokens`` and ``progress``, as for ``predict``.
+        labels: words of each label by label, or labels that are their own words.
+        template: hypothesis or prompt; None: :data:`HYPOTHESIS`.
+        entailment: name of the class of entailment; None: the class whose name begins with "entail".
+        options: see ``RunOptions``.
 
     Raises ``ValueError`` for a model without the head or class, a template of another form or that leaves no room
-    for a text, and at a mask words that are not one piece of the vocabulary.
+    for a text, and words for a mask that are not one piece of the vocabulary.
     """
     words = _words_of(labels, multi_label)
     flat = [word for words_of_label in words.values() for word in words_of_label]
@@ -76,10 +77,8 @@ def zero_shot(
             raise ValueError(f"template: {what} hypotheses, with {{}} for the label; {template!r} has a mask")
         logits = _by_prompt(loaded, texts, flat, template, options)
     else:
-        raise ValueError(
-            f"template: {template!r} is not allowed; allowed: a hypothesis with one {{}} for the label, or a "
-            "prompt with one {text} and a mask"
-        )
+        allowed = "a hypothesis with one {} for the label, or a prompt with one {text} and a mask"
+        raise ValueError(f"template: {template!r} is not allowed; allowed: {allowed}")
     ends = np.cumsum([len(words_of_label) for words_of_label in words.values()])[:-1]
     decode = multi_label_predictions if multi_label else class_predictions
 
@@ -99,12 +98,10 @@ def _words_of(labels: Labels, multi_label: bool) -> dict[str, Sequence[str]]:
     seen: dict[str, str] = {}
     for label, words in pairs:
         if isinstance(words, str) or not words or not all(word.strip() for word in words):
-            raise ValueError(
-                f"labels: {label!r} has the words {words!r}; allowed: a list of one or more, none of them empty"
-            )
+            raise ValueError(f"labels: {label!r} has the words {words!r}; allowed: a list of non-empty words")
         for word in words:
             if word in seen:
-                raise ValueError(f"labels: {word!r} stands for {seen[word]!r} and {label!r}; give each word once")
+                raise ValueError(f"labels: {word!r} belongs to {seen[word]!r} and {label!r}; use each word once")
             seen[word] = label
     return dict(pairs)
 
@@ -119,12 +116,12 @@ def _by_entailment(
     template: str,
     multi_label: bool,
     entailment: str | None,
-    options: Mapping[str, Any],
+    options: RunOptions,
 ) -> Logits:
     yes, no = _entailment(loaded, entailment)
     tokenizer, model = loaded.need_tokenizer(), loaded.model.clone(sentence=None)
     hypotheses = tokenizer.encode_batch([template.replace(_LABEL, word) for word in words])
-    # The same for all of them: every label is judged by the same text.
+    # The same for all hypotheses, so that every label is compared on the same text.
     taken = max(map(len, hypotheses)) + len(tokenizer.build_inputs([], [])[0])
     room = _room(loaded, taken, template)
 
@@ -152,39 +149,29 @@ def _by_entailment(
 
 
 def _entailment(loaded: Engine, entailment: str | None) -> tuple[int, list[int]]:
-    """The class of entailment, and that of contradiction or else all others."""
+    """Return the class of entailment, and the class of contradiction or else all other classes."""
     heads = loaded.spec.heads
     names = [name.lower() for name in heads.sequence_labels]
     if len(names) < 2 or heads.problem != "single_label":
-        there = ", ".join(heads.present()) or "none"
-        raise ValueError(
-            f"{loaded.name}: no head with classes there (heads: {there}); give a model trained on natural language "
-            "inference, or of a masked-LM model a template with {text} and a mask"
-        )
-    yes = [
-        i
-        for i, name in enumerate(names)
-        if (name.startswith("entail") if entailment is None else name == entailment.lower())
-    ]
+        present = ", ".join(heads.present()) or "none"
+        needed = "a model of natural language inference, or a template with {text} and a mask"
+        raise ValueError(f"{loaded.name}: no head with classes (heads: {present}); use {needed}")
+    wanted = [name for name in names if name.startswith("entail")] if entailment is None else [entailment.lower()]
+    yes = [i for i, name in enumerate(names) if name in wanted]
     if len(yes) != 1:
-        what = (
-            "which of its classes is entailment is not clear" if entailment is None else f"no class {entailment!r}"
-        )
-        raise ValueError(
-            f"{loaded.name}: {what}; name one of them (--entailment): {', '.join(heads.sequence_labels)}"
-        )
+        what = "no single class of entailment" if entailment is None else f"no class {entailment!r}"
+        raise ValueError(f"{loaded.name}: {what}; set --entailment to one of {', '.join(heads.sequence_labels)}")
     others = [i for i in range(len(names)) if i != yes[0]]
     return yes[0], [i for i in others if names[i].startswith("contradict")] or others
 
 
 def _room(loaded: Engine, taken: int, template: str) -> int:
-    """Tokens left for the text where the template takes so many."""
+    """Return the number of tokens for the text if the template takes ``taken``. Raises ``ValueError`` if it is
+    0."""
     limit = loaded.spec.max_length
     if taken >= limit:
-        raise ValueError(
-            f"template: {template!r} takes {taken} tokens with the special ones, and the model {limit} in all; "
-            "shorten it, or the words of the labels"
-        )
+        room = f"leaves no room for a text: {taken} of {limit} tokens"
+        raise ValueError(f"template: {template!r} {room}; shorten it, or the words of the labels")
     return limit - taken
 
 
@@ -192,10 +179,10 @@ def _room(loaded: Engine, taken: int, template: str) -> int:
 
 
 def _by_prompt(
-    loaded: Engine, texts: Iterable[str], words: Sequence[str], template: str, options: Mapping[str, Any]
+    loaded: Engine, texts: Iterable[str], words: Sequence[str], template: str, options: RunOptions
 ) -> Logits:
     if not loaded.spec.heads.mlm:
-        raise ValueError(f"{loaded.name}: no masked-LM head there, so words have no score at a mask")
+        raise ValueError(f"{loaded.name}: no masked-LM head, so that words have no score at a mask")
     tokenizer, model = loaded.need_tokenizer(), loaded.model.clone(sentence=None)
     parts = tokenizer.mask_pattern.split(template)
     mask = tokenizer.pieces([tokenizer.mask_id])[0]
@@ -205,7 +192,7 @@ def _by_prompt(
     ids_W = np.array([_piece(loaded, word, written_apart) for word in words], np.int32)
 
     def prompts(part: Sequence[str]) -> list[list[int]]:
-        # The two sides by themselves: "[MASK]" in a text is plain text.
+        # The two sides are encoded separately, because "[MASK]" in a text is plain text.
         before, after = (tokenizer.encode_batch([side.replace(_TEXT, text) for text in part]) for side in parts)
         return [[*a, tokenizer.mask_id, *b] for a, b in zip(before, after, strict=True)]
 
@@ -214,8 +201,8 @@ def _by_prompt(
     limit = loaded.spec.max_length - special
 
     def cut(text: str, ids: list[int]) -> list[int]:
-        """The prompt of as much of ``text`` as the model takes. It is cut between characters, because what is left
-        and the template around it are made into pieces together."""
+        """Return the prompt with as much of ``text`` as fits. The text is cut between characters, because it is
+        encoded together with the template."""
         if len(ids) <= limit:
             return ids
         ends = [end for _, end in tokenizer.encode_with_offsets(text)[1]]
@@ -231,7 +218,7 @@ def _by_prompt(
         ]
 
     def run(params: Any, batch: dict[str, jax.Array], ids_W: jax.Array) -> DeviceOutputs:
-        # Every sequence has one mask, and they stand in a row in the order of their slots.
+        # Every sequence has one mask, and the masks of a row are in the order of their slots.
         is_mask_BxS = (batch["input_ids"] == tokenizer.mask_id).astype(jnp.int32)
         count = min(batch["cls_positions"].shape[1], is_mask_BxS.shape[1])
         _, positions_BxC = jax.lax.top_k(is_mask_BxS, count)
@@ -249,17 +236,13 @@ def _by_prompt(
 
 
 def _piece(loaded: Engine, word: str, written_apart: bool) -> int:
-    """The id of ``word`` in the place of a mask; a vocabulary may know a word with the blank before it."""
+    """Return the id of ``word`` at a mask; a vocabulary may hold a word with the blank before it."""
     tokenizer = loaded.need_tokenizer()
     ids = tokenizer.encode(f" {word}" if written_apart else word)
     if len(ids) != 1 or ids[0] == tokenizer.unk_id:
         pieces = " ".join(tokenizer.pieces(ids))
-        raise ValueError(
-            f"labels: {word!r} is not one piece of the vocabulary but {len(ids)} ({pieces}); a mask is one piece, "
-            "choose another word"
-            if len(ids) != 1
-            else f"labels: {word!r} is not in the vocabulary ({pieces}); choose another word"
-        )
+        what = f"is not one piece of the vocabulary but {len(ids)}" if len(ids) != 1 else "is not in the vocabulary"
+        raise ValueError(f"labels: {word!r} {what} ({pieces}); choose another word")
     return ids[0]
 
 
@@ -267,9 +250,9 @@ def _piece(loaded: Engine, word: str, written_apart: bool) -> int:
 
 
 def right_answer(value: Any, labels: Sequence[str], multi_label: bool) -> Any:
-    """The right answer of an input: its ``label``, with ``multi_label`` its ``labels``; None if it has none.
+    """Return the ``label`` of an input or, with ``multi_label``, its ``labels``; None if the input has none.
 
-    Raises ``ValueError`` for one that is none of ``labels``.
+    Raises ``ValueError`` for a name that is not in ``labels``.
     """
     name = "labels" if multi_label else "label"
     right = value.get(name) if isinstance(value, Mapping) else None
@@ -278,21 +261,19 @@ def right_answer(value: Any, labels: Sequence[str], multi_label: bool) -> Any:
     names = [str(one) for one in right] if multi_label and isinstance(right, list) else [str(right)]
     for one in names:
         if one not in labels:
-            raise ValueError(
-                f"{str(value)[:80]}: {name}: {one!r} is none of the labels ({', '.join(labels)}); they are written "
-                "as in the input, LABEL=WORD gives one other words"
-            )
+            allowed = f"{', '.join(labels)} (LABEL=WORD gives a label other words)"
+            raise ValueError(f"{str(value)[:80]}: {name}: {one!r} is not allowed; allowed: {allowed}")
     return names if multi_label else names[0]
 
 
 def scores(
     right: Sequence[Any], rows: Sequence[Mapping[str, Any]], labels: Sequence[str], multi_label: bool
 ) -> dict[str, Interval]:
-    """accuracy, f1_macro and auroc (with ``multi_label`` mean_average_precision) with 95% intervals, of the
-    predictions ``rows`` of texts whose answers are ``right``; without scores that are not defined for them.
+    """Return accuracy, f1_macro and auroc (with ``multi_label`` mean_average_precision) with 95% intervals for the
+    predictions ``rows`` of texts with the answers ``right``; scores that are not defined are omitted.
 
-    The last one asks for the order of the probabilities alone: labels may be told apart although one word is
-    likelier than another whatever the text.
+    auroc and mean_average_precision depend on the order of the probabilities only, so that they are high even if
+    one word is more likely than another for every text.
     """
     probabilities = probability_table(rows, labels)
     if multi_label:

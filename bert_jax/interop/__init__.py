@@ -1,1 +1,1 @@
-"""Weights in and out: readers and writers of the formats that others use, around one exchange form."""
+"""Readers and writers of model formats, around one exchange form."""

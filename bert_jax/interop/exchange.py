@@ -1,4 +1,4 @@
-"""The form in which weights travel between formats: a spec, canonical float32 arrays, a tokenizer file."""
+"""The exchange form of a model between formats: a spec, canonical float32 arrays, a tokenizer file."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -18,14 +18,14 @@ class ReadOptions:
 
     # Case of a vocabulary whose folder does not state it; None: guessed from the pieces, with a note.
     lower_case: bool | None = None
-    # Names of the task head's classes, in id order; None: as the source names them.
+    # Names of the classes of the task head, in id order; None: those of the source.
     labels: tuple[str, ...] | None = None
     # Continue where config and tensors contradict each other, with a note.
     allow_mismatch: bool = False
-    # The moving average of the parameters (True), the parameters themselves (False), or the default of the format
-    # (None: of a pretraining run the average where it has one, else the parameters).
+    # Read the moving average of the parameters (True) or the parameters (False). None: for a pretraining run the
+    # average if it has one, else the parameters.
     ema: bool | None = None
-    # Feed-forward activation where the source is ambiguous ("gelu" of TF1 checkpoints); None: the reader's default.
+    # Feed-forward activation if the source is ambiguous ("gelu" of TF1 checkpoints); None: that of the reader.
     activation: Literal["gelu", "gelu_tanh"] | None = None
 
 
@@ -34,26 +34,26 @@ class ModelBundle:
     """A model in exchange form. Every reader returns one, every writer takes one."""
 
     spec: ModelSpec
-    # Canonical name -> array. Exactly the names of parameter_shapes(spec). float32.
+    # Canonical name -> float32 array, with exactly the names of parameter_shapes(spec).
     params: Mapping[str, np.ndarray]
-    # Content of the file that spec.tokenizer names; None where the source has no tokenizer.
+    # Content of the file that spec.tokenizer names; None if the source has no tokenizer.
     tokenizer_content: bytes | None = None
-    # Notes of the reader, a line each: dtypes converted, names dropped, heads that are absent.
+    # Notes of the reader, one line each: converted dtypes, dropped names, absent heads.
     notes: tuple[str, ...] = ()
-    # Where it comes from, for the model card: JSON-able ("format", "name", "recipe", "metrics", ...).
+    # Origin of the weights for the model card, JSON-able ("format", "name", "recipe", "metrics", ...).
     origin: Mapping[str, Any] = field(default_factory=dict)
 
 
 def parameter_shapes(spec: ModelSpec) -> Mapping[str, tuple[int, ...]]:
-    """Canonical name and shape of every parameter of a model, sorted by name.
+    """Return the shape of every parameter of a model by canonical name, sorted by name.
 
     Kernels are [in, out]; see docs/design/parameters.md.
     """
-    # Imported here: a reader's options are known before jax is needed.
+    # Imported here, because commands build ReadOptions before they need jax.
     from bert_jax.model import BertModel
     from bert_jax.model.canonical import canonical_shapes
 
-    # Stacked layers are traced as one.
+    # Stacked layers are traced once.
     execution = ExecutionConfig(scan_layers=True, vocab_multiple=1)
     return canonical_shapes(BertModel(spec.model, execution, spec.heads, spec.sentence))
 

@@ -1,18 +1,17 @@
-"""Weights out: any readable model as a folder of another format, complete or absent, read back before it counts."""
+"""Export of any readable model to a folder of another format, complete or absent, verified by reading it back."""
 
 import dataclasses
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Protocol
 
-import ml_dtypes
 import numpy as np
 
 from bert_jax.interop.exchange import ModelBundle, ReadOptions, StoredDtype
 from bert_jax.interop.export_table import DTYPES, FORMATS, fit, keep_heads
 from bert_jax.interop.hf.sentence_transformers import write_sentence_transformers
 from bert_jax.interop.hf.write import write_hf
-from bert_jax.interop.model_card import architecture, model_card
+from bert_jax.interop.model_card import READ_BACK, architecture, model_card
 from bert_jax.interop.npz import check_npz, write_npz
 from bert_jax.interop.programs.onnx_graph import check_onnx, write_onnx
 from bert_jax.interop.programs.stablehlo import check_stablehlo, write_stablehlo
@@ -27,13 +26,18 @@ from bert_jax.interop.verification import (
 )
 from bert_jax.io.files import whole_folder
 
-# Formats that this library reads back: their arrays must come back bit by bit.
-READ_BACK = ("hf", "sentence-transformers", "tf1", "npz")
+# Formats of arrays or programs -> consumer, largest allowed difference, comparison with the consumer's outputs.
+_CHECKS: dict[str, tuple[str, float, Callable[[Path, ModelBundle], dict[str, float] | None]]] = {
+    "tf1": ("tf.train.load_checkpoint", 0.0, check_tf1),
+    "onnx": ("onnxruntime", 1e-4, check_onnx),
+    "stablehlo": ("jax.export", 1e-5, check_stablehlo),
+    "npz": ("numpy", 0.0, check_npz),
+}
 CARD = "README.md"
 
 
 class Writer(Protocol):
-    """Write into an existing empty folder and return notes."""
+    """Write a model into an existing empty folder and return notes."""
 
     def __call__(self, folder: Path, weights: ModelBundle, *, dtype: StoredDtype) -> list[str]: ...
 
@@ -61,18 +65,18 @@ def export_model(
     peer_python: str | None = None,
     report: Callable[[str], None] = print,
 ) -> None:
-    """Read ``source`` (whatever its format) and write it to the folder ``target`` as ``format``.
+    """Read ``source``, in any readable format, and write it to the folder ``target`` as ``format``.
 
     Args:
-        dtype: in which the weights are stored, float32 or bfloat16.
+        dtype: dtype of the stored weights, float32 or bfloat16.
         force: replace a ``target`` that is not empty, once the new folder is complete.
-        heads: export these alone, with the pooler where one of them stands on it; None: all.
-        verify: load the folder back, by the consumer's own route where it is installed, before it gets its name.
-        peer_python: the Python that has the consumer (transformers, sentence-transformers); None: this one.
+        heads: heads to export, with the pooler where one of them needs it; None: all.
+        verify: load the folder back before it gets its name, with the consumer's library if it is installed.
+        peer_python: Python with the consumer's library (transformers, sentence-transformers); None: this one.
 
     Raises ``ValueError`` for a model that the format cannot hold (docs/weights.md) and a ``target`` that may not be
-    replaced; ``exits.Stop`` with VERIFICATION_FAILED when what was written differs from the model. Either way
-    ``target`` stays as it was.
+    replaced; ``exits.Stop`` with VERIFICATION_FAILED if the written files differ from the model. After an exception
+    ``target`` is unchanged.
     """
     if format not in FORMATS:
         raise ValueError(f"--format: {format!r} is not allowed; allowed: {', '.join(FORMATS)}")
@@ -110,7 +114,7 @@ def _check_target(source: Path, target: Path, force: bool) -> None:
         return
     if not force:
         raise ValueError(f"{target}: not empty; give a new folder, or --force to replace it")
-    # What stands in the folder is deleted: never the model itself, nor where the user stands or lives.
+    # The content of the folder is deleted: it may hold neither the model nor the working or home folder.
     for place, what in ((source, "the source"), (Path.cwd(), "the working folder"), (Path.home(), "your home")):
         if place.resolve().is_relative_to(target):
             raise ValueError(f"{target}: --force would delete {what} ({place}); give another folder")
@@ -121,31 +125,23 @@ def _check_target(source: Path, target: Path, force: bool) -> None:
 
 def _as_stored(bundle: ModelBundle, dtype: str) -> ModelBundle:
     """Return ``bundle`` with every value rounded as ``dtype`` stores it, in float32."""
-    if dtype == "float32":
-        return bundle
-    rounded = {name: values.astype(ml_dtypes.bfloat16).astype(np.float32) for name, values in bundle.params.items()}
+    # numpy knows bfloat16 by this name once ml_dtypes is imported, which jax does.
+    rounded = {
+        name: np.asarray(values.astype(dtype, copy=False), np.float32) for name, values in bundle.params.items()
+    }
     return dataclasses.replace(bundle, params=rounded)
 
 
 def _consumer_differences(
     folder: Path, bundle: ModelBundle, format: str, peer_python: str | None
 ) -> Differences | str:
-    """Compare by the consumer's own route; a text states why there was no comparison."""
-    match format:
-        case "hf":
-            return check_hf(folder, bundle, peer_python)
-        case "sentence-transformers":
-            return check_sentence_transformers(folder, bundle, peer_python)
-        case "npz":
-            return Differences("numpy", {"arrays": (check_npz(folder, bundle), 0.0)})
-        case "tf1":
-            return Differences("tf.train.load_checkpoint", {"arrays": (check_tf1(folder, bundle), 0.0)})
-        case "onnx":
-            consumer, bar, values = "onnxruntime", 1e-4, check_onnx(folder, bundle)
-        case "stablehlo":
-            consumer, bar, values = "jax.export", 1e-5, check_stablehlo(folder, bundle)
-        case _:
-            raise AssertionError(format)
+    """Compare with the outputs of the consumer's library, or return the reason why that is not possible."""
+    if format == "hf":
+        return check_hf(folder, bundle, peer_python)
+    if format == "sentence-transformers":
+        return check_sentence_transformers(folder, bundle, peer_python)
+    consumer, allowed, check = _CHECKS[format]
+    values = check(folder, bundle)
     if values is None:
         return f"{consumer}: it is not installed"
-    return Differences(consumer, {name: (value, bar) for name, value in values.items()})
+    return Differences(consumer, {name: (value, allowed) for name, value in values.items()})

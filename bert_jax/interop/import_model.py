@@ -1,8 +1,8 @@
-"""The work of ``bert-jax import``: read any model, save it, prove that what was saved is what was read.
+"""``bert-jax import``: read any model, save it, verify that the saved model equals the source.
 
-Two proofs: every tensor of the saved model has the bits of the source's, which is read once more for it; and the
-outputs equal those of transformers, and of sentence-transformers for a folder of its kind, on the source itself, in
-a process of its own, where those are installed.
+The source is read a second time, and every tensor of the saved model must equal it bit by bit. If transformers (or
+sentence-transformers, for a folder of its kind) is installed, it runs the source in a separate process, and its
+outputs must equal those of the saved model.
 """
 
 import dataclasses
@@ -11,8 +11,9 @@ from pathlib import Path
 
 import numpy as np
 
-from bert_jax.config import HeadsConfig, ModelSpec
+from bert_jax.config import ModelSpec
 from bert_jax.interop.exchange import ModelBundle, ReadOptions
+from bert_jax.interop.export_table import only_heads
 from bert_jax.interop.hf.config_json import CLASSES, CONFIG_FILE, model_parts, read_config
 from bert_jax.interop.hf.read import is_hf
 from bert_jax.interop.hf.sentence_transformers import encoder_folder, is_sentence_transformers
@@ -22,6 +23,8 @@ from bert_jax.interop.verification import check_hf, check_sentence_transformers,
 from bert_jax.io.files import whole_folder
 from bert_jax.io.untrusted_folder import needed
 from bert_jax.process import exits
+
+_NOTHING = "; nothing was imported"
 
 
 def import_model(
@@ -35,11 +38,12 @@ def import_model(
 ) -> None:
     """Read ``source`` in any readable format and save it at ``target``, which must not exist or be empty.
 
-    The saved tensors are always compared with the source's. ``verify`` also compares outputs with transformers,
-    for which ``peer_python`` may name another Python. A model that fails a check is not left at ``target``.
-    Raises ``ValueError`` for what cannot be read or written, ``exits.Stop`` with VERIFICATION_FAILED for a check.
+    The saved tensors are always compared with those of the source. ``verify`` also compares outputs with
+    transformers, for which ``peer_python`` may name another Python. A model that fails a check is not saved.
+    Raises ``ValueError`` for a model that cannot be read or written, ``exits.Stop`` with VERIFICATION_FAILED for a
+    failed check.
     """
-    target = target.resolve()  # a link is followed, also to where there is nothing yet
+    target = target.resolve()  # follows a link, also to a folder that does not exist yet
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise ValueError(f"{target}: {'a file' if target.is_file() else 'not empty'}; give a new folder")
     weights = read_weights(source, options)
@@ -53,7 +57,7 @@ def import_model(
         if verify:
             _compare_outputs(source, unverified, peer_python, report)
         else:
-            report("outputs not compared: not wanted")
+            report("outputs not compared: --no_verify")
 
 
 def _summary(weights: ModelBundle) -> str:
@@ -67,7 +71,7 @@ def _summary(weights: ModelBundle) -> str:
 
 
 def _compare_tensors(source: Path, saved: Path, options: ReadOptions) -> str:
-    """Read both once more; raise ``exits.Stop`` unless spec, tokenizer and every bit agree."""
+    """Read source and saved model; raise ``exits.Stop`` unless spec, tokenizer and every bit are equal."""
     again = read_weights(source, options)
     spec, content, expected = again.spec, again.tokenizer_content, fingerprints(again)
     del again
@@ -79,11 +83,8 @@ def _compare_tensors(source: Path, saved: Path, options: ReadOptions) -> str:
     if content != written.tokenizer_content:
         differing.insert(0, "its tokenizer file")
     if differing:
-        raise exits.Stop(
-            exits.VERIFICATION_FAILED,
-            f"error: {source}: what was saved differs from the source, read again, in {', '.join(differing[:10])}; "
-            "nothing was imported",
-        )
+        parts = ", ".join(differing[:10])
+        raise exits.Stop(exits.VERIFICATION_FAILED, f"error: {source}: saved with differences in {parts}{_NOTHING}")
     return f"saved and read again: {len(found)} tensors bitwise equal to the source's"
 
 
@@ -100,7 +101,6 @@ def _compare_outputs(source: Path, saved: Path, peer_python: str | None, report:
     if not all(np.isfinite(values).all() for values in weights.params.values()):
         report("outputs not compared: some weights are NaN or infinite")
         return
-    end = "; nothing was imported"
     try:
         random = _random_heads(weights, config.architecture)
         if random:
@@ -109,10 +109,10 @@ def _compare_outputs(source: Path, saved: Path, peer_python: str | None, report:
         else:
             spec = _as_class(weights.spec, config.architecture)
             result = check_hf(encoder, dataclasses.replace(weights, spec=spec), peer_python)
-            judge(result, f"error: {source}: ", end, report, strict=False)
+            judge(result, f"error: {source}: ", _NOTHING, report, strict=False)
         if sentences:
             result = check_sentence_transformers(source, weights, peer_python)
-            judge(result, f"error: {source}: ", end, report, strict=False)
+            judge(result, f"error: {source}: ", _NOTHING, report, strict=False)
     except ValueError as error:
         raise ValueError(f"{error}; without this comparison: --no_verify") from None
 
@@ -124,12 +124,6 @@ def _random_heads(weights: ModelBundle, architecture: str | None) -> list[str]:
 
 
 def _as_class(spec: ModelSpec, architecture: str | None) -> ModelSpec:
-    """``spec`` with the heads that the transformers class has, so that outputs have that class's names."""
-    held = CLASSES[architecture] if architecture is not None else ("pooler",)
-    none = HeadsConfig()
-    heads = dataclasses.replace(
-        spec.heads,
-        **{name: getattr(none, name) for name in ("mlm", "nsp", "span", "choice", "pooler") if name not in held},
-        **{f"{name}_labels": () for name in ("sequence", "token") if name not in held},
-    )
+    """Return ``spec`` with the heads of the transformers class alone, so that its outputs have the same names."""
+    heads = only_heads(spec.heads, CLASSES[architecture] if architecture is not None else ("pooler",))
     return dataclasses.replace(spec, heads=heads, sentence=None)

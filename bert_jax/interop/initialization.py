@@ -2,8 +2,8 @@
 the run's own checkpoint.
 
 :func:`plan_start` runs before the options are loaded. A model fixes the ``model`` section and the tokenizer; the
-command's options must agree with it. ``WORKDIR/warm_start.yaml`` records the fixed options, so that a resumed run
-needs neither the flags nor the model.
+options of the command must agree with it. ``WORKDIR/warm_start.yaml`` records the fixed options, so that a resumed
+run needs neither the flags nor the model.
 """
 
 import dataclasses
@@ -27,9 +27,10 @@ from bert_jax.tokenization import FILE_NAMES, Tokenizer, build_tokenizer
 from bert_jax.training.checkpoint.restore import saved_steps
 from bert_jax.training.launch import RECORD, InitialModel
 
-# Options in which a run may differ from its model: they change no parameter. (A vocabulary is compared by pieces.)
+# Options that may differ between a run and its model, because they change no parameter. Vocabularies are compared
+# by pieces.
 MAY_DIFFER = {"model.hidden_dropout", "model.attention_dropout", "model.initializer_range", "data.vocab"}
-# Settings of the tokenizer, beside its file in a workdir of fine-tuning.
+# Settings of the tokenizer in a workdir of fine-tuning.
 TOKENIZER_FILE = "tokenizer_settings.json"
 _FORMAT = 1
 _EXTENSIONS = ("add_words", "vocab_slots", "extend_positions")
@@ -37,13 +38,13 @@ _PRETRAINING_HEADS = ("mlm_head", "nsp_head")
 # Layers of a task between the encoder and its head.
 _TASK_LAYERS = ("feature_mix", "bilstm")
 
-# Typed value and source of an option by its key.
+# Key of an option -> typed value and source.
 Given = Mapping[str, tuple[Any, str]]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Start:
-    """The plan of a start. Nothing is written before training begins."""
+    """The plan of a start, made before anything is written."""
 
     # Options that the model or its record fixes; they replace those of the command.
     settings: tuple[Setting, ...] = ()
@@ -51,13 +52,13 @@ class Start:
     messages: tuple[str, ...] = ()
     # Model with the vocabulary and positions of the run; None: parameters are drawn, or restored from a checkpoint.
     weights: ModelBundle | None = None
-    # Text of WORKDIR/warm_start.yaml; empty: the file stays as it is.
+    # Text of WORKDIR/warm_start.yaml; empty: the file is not changed.
     record: str = ""
-    # Absolute name of the model that the parameters of step 0 came from; empty: they were drawn.
+    # Absolute name of the model with the parameters of step 0; empty: they were drawn.
     source: str = ""
-    # The run has a checkpoint of its own, without which it cannot start.
+    # True if the run continues from its own checkpoint, which must exist.
     resumes: bool = False
-    # Pretraining: path (or URL) and content of the vocabulary file to be written; None: it is in place.
+    # Pretraining: path (or URL) and content of the vocabulary file to write; None: the file exists.
     vocabulary: tuple[str, bytes] | None = None
     # Fine-tuning: settings and file content of the tokenizer.
     tokenizer_config: TokenizerConfig = TokenizerConfig()  # noqa: RUF009 (frozen)
@@ -72,8 +73,8 @@ class Start:
 def plan_start(config_type: type, options: RunOptions, workdir: Location, arguments: Sequence[str]) -> Start:
     """Plan the start of a run with options of ``config_type``; ``arguments`` are those of its command line.
 
-    A workdir with a checkpoint continues from it. Raises ``ValueError`` in one line: a model that cannot be read,
-    options that contradict it, words that cannot be added.
+    A run with a checkpoint continues from it. Raises ``ValueError`` in one line for a model that cannot be read,
+    options that contradict it, and words that cannot be added.
     """
     given = parse_settings(config_type, read_settings(arguments), [*field_types(type(options))])
     if config_type is PretrainConfig:
@@ -86,8 +87,8 @@ def initial_model(
 ) -> InitialModel:
     """Return the parameters of ``start`` that a model of ``spec`` has; the other ones are drawn.
 
-    A task's head and its CRF need equal classes in both models. ``redrawn`` are prefixes of names that are drawn
-    in any case; ``redraw_head`` draws the task's head and the layers before it.
+    The head of a task and its CRF are drawn unless both models have the same classes. ``redrawn`` are prefixes of
+    names that are always drawn; ``redraw_head`` draws the head of the task and the layers before it.
     """
     messages = [*start.messages]
     kept = {}
@@ -125,10 +126,7 @@ def _part(name: str) -> str:
 def _plan_pretraining(options: RunOptions, workdir: Location, given: Given) -> Start:
     flags = [f"--{flag}" for flag in ("init_from", *_EXTENSIONS) if getattr(options, flag)]
     if options.init_from and options.continue_from:
-        raise ValueError(
-            "--init_from starts at step 0 with a fresh optimizer, --continue_from goes on with an earlier run; "
-            "give one of them"
-        )
+        raise ValueError("--init_from starts at step 0, --continue_from continues an earlier run; give one of them")
     if saved_steps(workdir):
         message = f"{', '.join(flags)}: ignored, the run continues from its own checkpoint"
         return Start(settings=_recorded_settings(workdir, given), messages=(message,) if flags else ())
@@ -137,17 +135,15 @@ def _plan_pretraining(options: RunOptions, workdir: Location, given: Given) -> S
     if options.init_from:
         return _pretraining_from(options, given)
     if record := read_record(workdir):
-        raise ValueError(
-            f"{workdir}: its run was to start from {record['init_from']} and saved no checkpoint; give the same "
-            "--init_from again, or another --workdir"
-        )
+        start = f"was to start from {record['init_from']} and saved no checkpoint"
+        raise ValueError(f"{workdir}: its run {start}; give the same --init_from, or another --workdir")
     if flags:
         raise ValueError(f"{flags[0]}: needs --init_from, the model to extend")
     return Start()
 
 
 def _pretraining_from(options: RunOptions, given: Given) -> Start:
-    """Start from ``--init_from``, with the words and positions that the run adds."""
+    """Plan a start from ``--init_from``, with the words and positions that the run adds."""
     values, name = {key: value for key, (value, _) in given.items()}, options.init_from
     weights = read_weights(Path(name), _read_options(Path(name), given))
     source = weights.spec.model
@@ -159,10 +155,9 @@ def _pretraining_from(options: RunOptions, given: Given) -> Start:
         max_position_embeddings=positions,
     )
     params = extend_rows(weights.params, vocabulary.extension.made_of, model.vocab_size)
-    if POSITIONS in params and options.extend_positions and positions > len(params[POSITIONS]):
-        params[POSITIONS] = extend_positions(
-            params[POSITIONS], positions, source.position_offset, options.extend_positions
-        )
+    table, how = params.get(POSITIONS), options.extend_positions
+    if table is not None and how and positions > len(table):
+        params[POSITIONS] = extend_positions(table, positions, source.position_offset, how)
     fixed = {"data.vocab": vocabulary.path, **vocabulary.settings}
     before, after = (_model_section(config) | fixed for config in (source, model))
     return Start(
@@ -195,10 +190,8 @@ def _positions(options: RunOptions, source: ModelConfig, given: Given) -> tuple[
         unused = f"--extend_positions: not needed, {options.init_from} has {source.max_length} positions"
         return rows, [unused] if options.extend_positions else []
     if not options.extend_positions:
-        raise ValueError(
-            f"{where}: {key}: {value}, but {options.init_from} has {source.max_length} positions; add "
-            "--extend_positions tile or interpolate, or give less"
-        )
+        few = f"{options.init_from} has {source.max_length} positions"
+        raise ValueError(f"{where}: {key}: {value}, but {few}; lower it, or set --extend_positions")
     grown = wanted - source.position_offset
     return wanted, [f"positions: {source.max_length} -> {grown} ({options.extend_positions})"]
 
@@ -214,10 +207,8 @@ def _plan_finetuning(options: RunOptions, workdir: Location, given: Given) -> St
         record = read_record(workdir)
         source = record["init_from"] if record else ""
         if options.init_from and whole_name(options.init_from) != whole_name(source):
-            raise ValueError(
-                f"--init_from {options.init_from}: the run in {workdir} began from {source or 'drawn weights'}; "
-                "give another --workdir, or leave --init_from out to continue that run"
-            )
+            began = f"the run in {workdir} began from {source or 'drawn weights'}"
+            raise ValueError(f"--init_from {options.init_from}: {began}; omit it, or give another --workdir")
         config, content = _stored_tokenizer(workdir)
         settings = _recorded_settings(workdir, given) if record else _vocabulary_size(config, content, given)
         return Start(
@@ -227,15 +218,9 @@ def _plan_finetuning(options: RunOptions, workdir: Location, given: Given) -> St
         return _finetuning_from(options.init_from, given)
     vocab = given.get("data.vocab", ("", ""))[0]
     if not vocab:
-        raise ValueError(
-            "--init_from: missing; name the model to fine-tune, or give data.vocab and a model section to start "
-            "from random parameters"
-        )
+        raise ValueError("--init_from: missing; name the model to fine-tune, or set data.vocab to draw parameters")
     if mixout := given.get("regularization.mixout", (0.0, ""))[0]:
-        raise ValueError(
-            f"regularization.mixout: {mixout} returns weights to those of --init_from, which is missing; name a "
-            "model with --init_from, or omit regularization.mixout"
-        )
+        raise ValueError(f"regularization.mixout: {mixout} needs --init_from, the weights to return to")
     config, content = _vocabulary_file(vocab, given)
     settings = _vocabulary_size(config, content, given)
     return Start(settings=settings, tokenizer_config=config, tokenizer_content=content)
@@ -248,12 +233,12 @@ def _finetuning_from(name: str, given: Given) -> Start:
     if config is None or content is None:
         vocab = given.get("data.vocab", ("", ""))[0]
         if not vocab:
-            raise ValueError(f"data.vocab: {name} comes without a tokenizer; name its vocabulary there")
+            raise ValueError(f"data.vocab: {name} comes without a tokenizer; name its vocabulary")
         config, content = _vocabulary_file(vocab, given)
         notes.append(f"{name} comes without a tokenizer: {vocab} is taken for its vocabulary")
     pieces, model = build_tokenizer(config, content, name).vocab_size, weights.spec.model
     if pieces > model.vocab_size:
-        raise ValueError(f"{name}: its vocabulary has {pieces} pieces and its table {model.vocab_size} rows")
+        raise ValueError(f"{name}: its vocabulary has {pieces} pieces, but its table {model.vocab_size} rows")
     section = _model_section(model)
     return Start(
         settings=_fixed_settings(given, section, section, name),
@@ -267,14 +252,12 @@ def _finetuning_from(name: str, given: Given) -> Start:
 
 
 def _vocabulary_size(config: TokenizerConfig, content: bytes, given: Given) -> tuple[Setting, ...]:
-    """Return ``model.vocab_size`` of a randomly initialized model; its default is the size of the tokenizer."""
+    """Return the setting ``model.vocab_size`` of a randomly initialized model, by default the size of the
+    tokenizer."""
     pieces = build_tokenizer(config, content, "data.vocab").vocab_size
     size = given.get("model.vocab_size", (pieces, ""))[0]
     if size < pieces:
-        raise ValueError(
-            f"model.vocab_size: {size} is less than the {pieces} pieces of the vocabulary; omit "
-            f"model.vocab_size, or set it to {pieces} or more"
-        )
+        raise ValueError(f"model.vocab_size: {size}, but the vocabulary has {pieces} pieces; omit model.vocab_size")
     return (Setting("data.vocab", "model.vocab_size", str(size)),)
 
 
@@ -282,10 +265,8 @@ def _vocabulary_file(name: str, given: Given) -> tuple[TokenizerConfig, bytes]:
     """Return settings and content of the tokenizer of ``data.vocab``."""
     path, names = Path(name), {Path(file).suffix: file for file in FILE_NAMES.values()}
     if path.suffix not in names or not path.is_file():
-        raise ValueError(
-            f"data.vocab: {path} is no vocabulary file; give a vocab.txt (WordPiece), .model (SentencePiece) or "
-            "tokenizer.json (byte-level BPE)"
-        )
+        kinds = "a vocab.txt (WordPiece), .model (SentencePiece) or tokenizer.json (byte-level BPE)"
+        raise ValueError(f"data.vocab: {path} is no vocabulary file; allowed: {kinds}")
     lower_case = given.get("data.lower_case", (True, ""))[0]
     return TokenizerConfig(file=names[path.suffix], lower_case=lower_case), path.read_bytes()
 
@@ -316,11 +297,11 @@ def whole_name(source: str) -> str:
 
 
 def _read_options(path: Path, given: Given) -> ReadOptions:
-    """Return the options for settings that the files of the model at ``path`` leave open: case and GELU variant."""
+    """Return the case and the GELU variant as read options, if the files of the model at ``path`` do not state
+    them."""
     values = {key: value for key, (value, _) in given.items()}
-    activation = values.get(
-        "model.activation", PRESETS[values.get("training.mode", "standard")].get("model.activation")
-    )
+    preset = PRESETS[values.get("training.mode", "standard")]
+    activation = values.get("model.activation", preset.get("model.activation"))
     is_open = leaves_activation_open(path) and activation in ("gelu", "gelu_tanh")
     # A model of this library records its case; a recipe with another case contradicts it.
     lower_case = values.get("data.lower_case") if leaves_case_open(path) else None
@@ -341,9 +322,7 @@ def _fixed_settings(
     own: Collection[str] = MAY_DIFFER & given.keys()
     for key, (value, where) in given.items():
         if key in resolved and key not in own and value not in (source[key], resolved[key]):
-            raise ValueError(
-                f"{where}: {key}: {value}, but {name} has {source[key]}; omit {key} or set it to {source[key]}"
-            )
+            raise ValueError(f"{where}: {key}: {value}, but {name} has {source[key]}; omit {key} or set that value")
     return tuple(Setting(name, key, str(value)) for key, value in resolved.items() if key not in own)
 
 
@@ -366,9 +345,8 @@ def read_record(workdir: Location) -> dict[str, Any] | None:
             raise ValueError(f"format {record['format']}")
         return {name: record[name] for name in ("init_from", "source", "resolved")}
     except (OSError, ValueError, TypeError, KeyError, yaml.YAMLError) as error:
-        raise ValueError(
-            f"{path}: not readable ({one_line(error)}); delete it and give --config {workdir}/config.yaml"
-        ) from None
+        remedy = f"delete it and give --config {workdir}/config.yaml"
+        raise ValueError(f"{path}: not readable ({one_line(error)}); {remedy}") from None
 
 
 def _record_text(name: str, source: Mapping[str, Any], resolved: Mapping[str, Any]) -> str:

@@ -1,4 +1,4 @@
-"""``README.md`` of an export: sizes, origin, metrics and outputs of the model, code that loads it."""
+"""The ``README.md`` of an export: sizes, origin, metrics and outputs of the model, and code that loads it."""
 
 import json
 import math
@@ -23,7 +23,7 @@ _PROBLEMS = {
     "regression": "the value itself",
 }
 _LIBRARIES = {"hf": "transformers", "sentence-transformers": "sentence-transformers", "onnx": "onnx"}
-# Formats that hold a program, which gives some outputs, each under its name.
+# Formats that hold a program, which returns some outputs by name.
 _PROGRAMS = ("onnx", "stablehlo")
 
 
@@ -38,11 +38,14 @@ def architecture(folder: Path) -> str | None:
 def model_card(
     weights: ModelBundle, format: str, dtype: str, architecture: str | None, notes: Sequence[str]
 ) -> str:
-    """Markdown. ``architecture`` is the transformers class of a Hugging Face folder; ``notes`` are the writer's."""
+    """Return the card as Markdown, with the ``notes`` of the writer.
+
+    ``architecture`` is the transformers class of a Hugging Face folder.
+    """
     spec, origin = weights.spec, weights.origin
     parts = [
         _front_matter(spec, format),
-        f"# {_title(origin)}",
+        f"# {_one_line(origin.get('name') or 'BERT encoder')}",
         _summary(spec, dtype),
         "## How to load it",
         _loading(spec, format, architecture),
@@ -75,10 +78,6 @@ def _front_matter(spec: ModelSpec, format: str) -> str:
     return "\n".join(["---", *lines, f"pipeline_tag: {tag}", "tags:", f"- {spec.family}", "---"])
 
 
-def _title(origin: Mapping[str, Any]) -> str:
-    return _one_line(origin.get("name") or "BERT encoder")
-
-
 def _one_line(value: Any) -> str:
     return " ".join(str(value).split())[:200]
 
@@ -106,12 +105,9 @@ def _facts(spec: ModelSpec, dtype: str) -> list[tuple[str, str]]:
         ("positions", model.position_embeddings),
         ("stored as", dtype),
     ]
-    if tokenizer is not None and tokenizer.file.endswith(".txt"):
-        facts.append(
-            ("tokenizer", f"WordPiece, {'uncased' if tokenizer.lower_case else 'cased'} (`{tokenizer.file}`)")
-        )
-    elif tokenizer is not None:
-        facts.append(("tokenizer", f"`{tokenizer.file}`"))
+    if tokenizer is not None:
+        case = "WordPiece, uncased: " if tokenizer.lower_case else "WordPiece, cased: "
+        facts.append(("tokenizer", f"{case if tokenizer.file.endswith('.txt') else ''}`{tokenizer.file}`"))
     return facts
 
 
@@ -123,35 +119,34 @@ def _outputs(spec: ModelSpec, format: str) -> list[str]:
 
 
 def _meanings(spec: ModelSpec) -> dict[str, str]:
-    """Meaning of each output of the model, by its name in :data:`serving.FIELDS`."""
+    """Return the meaning of each output of the model by its name in :data:`serving.FIELDS`."""
     heads = spec.heads
+    texts = {
+        "pooler": {"pooler_output": "pooled output: tanh(dense(first token))"},
+        "mlm": {"prediction_logits": "masked language model: logits over the vocabulary at every position"},
+        "nsp": {
+            "seq_relationship_logits": "sentence pair: two logits, 0 = the second text follows the first, 1 = it "
+            "does not"
+        },
+        "sequence": {"sequence_logits": f"classes ({_PROBLEMS[heads.problem]}): {_labels(heads.sequence_labels)}"},
+        "token": {"token_logits": f"tags per token (softmax): {_labels(heads.token_labels)}"},
+        "span": {
+            "start_logits": "span: logits of the start of an answer, per token",
+            "end_logits": "span: logits of the end of an answer, per token",
+        },
+        "choice": {"choice_logits": "choice: one score per choice, softmax over the choices of a question"},
+    }
     meanings = {"last_hidden_state": "one vector per token"}
-    if heads.pooler:
-        meanings["pooler_output"] = "pooled output: tanh(dense(first token))"
-    if heads.mlm:
-        meanings["prediction_logits"] = "masked language model: logits over the vocabulary at every position"
-    if heads.nsp:
-        meanings["seq_relationship_logits"] = (
-            "sentence pair: two logits, 0 = the second text follows the first, 1 = it does not"
-        )
-    if heads.sequence_labels:
-        meanings["sequence_logits"] = f"classes ({_PROBLEMS[heads.problem]}): {_labels(heads.sequence_labels)}"
-    if heads.token_labels:
-        meanings["token_logits"] = f"tags per token (softmax): {_labels(heads.token_labels)}"
-    if heads.span:
-        meanings["start_logits"] = "span: logits of the start of an answer, per token"
-        meanings["end_logits"] = "span: logits of the end of an answer, per token"
-    if heads.choice:
-        meanings["choice_logits"] = "choice: one score per choice, softmax over the choices of a question"
+    for head in heads.present():
+        meanings |= texts[head]
     if spec.sentence is not None:
         steps = [" and ".join(spec.sentence.pooling) + " pooling"]
         steps += [
             module.kind if module.kind == "normalize" else f"dense to {module.features}, {module.activation}"
             for module in spec.sentence.modules
         ]
-        meanings["sentence_embedding"] = (
-            f"sentence vector: {', then '.join(steps)}; compared by {spec.sentence.similarity or 'cosine'}"
-        )
+        similarity = spec.sentence.similarity or "cosine"
+        meanings["sentence_embedding"] = f"sentence vector: {', then '.join(steps)}; compared by {similarity}"
     return meanings
 
 
@@ -208,14 +203,12 @@ def _loading(spec: ModelSpec, format: str, architecture: str | None) -> str:
         )
     else:
         code = _SNIPPETS[format]
-    return (
-        f'```python\n{code}\n```\n\nHere: `bert_jax.load("DIR")`.'
-        if format in _READ_HERE
-        else f"```python\n{code}\n```"
-    )
+    here = '\n\nHere: `bert_jax.load("DIR")`.' if format in READ_BACK else ""
+    return f"```python\n{code}\n```{here}"
 
 
-_READ_HERE = ("hf", "sentence-transformers", "tf1", "npz")
+# Formats that this library reads back, bit by bit.
+READ_BACK = ("hf", "sentence-transformers", "tf1", "npz")
 _SNIPPETS = {
     "sentence-transformers": (
         "from sentence_transformers import SentenceTransformer\n\n"
@@ -238,7 +231,7 @@ _SNIPPETS = {
         "import jax\nimport jax.export\nfrom pathlib import Path\nfrom safetensors.numpy import load_file\n\n"
         'program = jax.export.deserialize(bytearray(Path("DIR/program.bin").read_bytes()))\n'
         'weights = load_file("DIR/weights.safetensors")\n'
-        "# int32 [batch, sequence]; gives arrays by name, see signature.json\n"
+        "# int32 [batch, sequence]; returns arrays by name, see signature.json\n"
         "outputs = jax.jit(program.call)(weights, input_ids, attention_mask, token_type_ids)"
     ),
     "npz": (

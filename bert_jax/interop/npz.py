@@ -1,11 +1,12 @@
-"""numpy folders: ``weights.npz`` with canonical names, ``dtypes.json``, ``model.json`` and the vocabulary.
+"""Folders of numpy arrays: ``weights.npz`` with canonical names, ``dtypes.json``, ``model.json``, the vocabulary.
 
-Nothing but numpy is needed to read one: uncompressed arrays, bfloat16 as its 16 bits in uint16.
+numpy alone can read one: the arrays are not compressed, and bfloat16 is stored as its 16 bits in uint16.
 """
 
 import json
 import math
 import zipfile
+from collections.abc import Iterable
 from pathlib import Path
 
 import ml_dtypes
@@ -14,7 +15,7 @@ import numpy as np
 from bert_jax.config import ModelSpec, spec_from_json, spec_to_json
 from bert_jax.config.switches import EVERY_FIELD, check_fields
 from bert_jax.interop.exchange import ModelBundle, ReadOptions, StoredDtype, check_shapes, parameter_shapes
-from bert_jax.interop.stored import listed
+from bert_jax.interop.stored import listed, non_finite
 from bert_jax.io.npz_file import Header, NpzFile
 from bert_jax.io.safetensors_file import aligned_empty
 from bert_jax.io.untrusted_folder import inside, needed, parse_json, read_small
@@ -25,7 +26,7 @@ _DATE = (1980, 1, 1, 0, 0, 0)  # of every member, so that equal weights give equ
 
 
 def is_npz(path: Path) -> bool:
-    """Return True if ``path`` is such a folder or its weights.npz."""
+    """Return True if ``path`` is an npz export or its weights.npz."""
     return (path / WEIGHTS_FILE).exists() or path.name == WEIGHTS_FILE
 
 
@@ -56,16 +57,14 @@ def write_npz(folder: Path, weights: ModelBundle, *, dtype: StoredDtype = "float
 def read_npz(path: Path, options: ReadOptions) -> ModelBundle:
     """Read a folder of :func:`write_npz`, by its path or that of its weights.npz; nothing is unpickled.
 
-    Raises ``ValueError`` in one line: files missing, damaged or of another model, arrays of Python objects.
+    Raises ``ValueError`` in one line for missing or damaged files, files of another model, and Python objects.
     """
     folder = path.parent if path.name == WEIGHTS_FILE and not path.is_dir() else path
     spec = spec_from_json(read_small(needed(folder, SPEC_FILE), "a model description"), str(folder / SPEC_FILE))
     dtypes = _dtypes(folder)
     params = _read_params(needed(folder, WEIGHTS_FILE), spec, dtypes)
     notes = ["bfloat16 raised to float32"] if "bfloat16" in dtypes.values() else []
-    bad = [name for name, values in params.items() if not np.isfinite(values).all()]
-    if bad:
-        notes.append(f"WARNING: NaN or infinite values in {listed(bad)}")
+    notes += non_finite(params)
     content = None
     if spec.tokenizer is not None:
         content = needed(folder, spec.tokenizer.file).read_bytes()
@@ -73,37 +72,27 @@ def read_npz(path: Path, options: ReadOptions) -> ModelBundle:
     return ModelBundle(spec=spec, params=params, tokenizer_content=content, notes=tuple(notes), origin=origin)
 
 
-def check_npz(folder: Path, weights: ModelBundle) -> float:
-    """Return the largest difference of any array from ``weights`` (values as stored), read with numpy alone."""
+def check_npz(folder: Path, weights: ModelBundle) -> dict[str, float]:
+    """Read the arrays with numpy alone; return {"arrays": 0} if they equal ``weights`` (values as stored), else
+    infinity."""
     dtypes = json.loads((folder / DTYPES_FILE).read_text(encoding="utf-8"))
-    worst = 0.0
+
+    def values_of(name: str, stored: np.ndarray) -> np.ndarray:
+        # bfloat16 is the upper half of a float32.
+        return (stored.astype(np.uint32) << 16).view(np.float32) if dtypes[name] == "bfloat16" else stored
+
     with np.load(folder / WEIGHTS_FILE, allow_pickle=False) as arrays:
-        if set(arrays.files) != set(weights.params):
-            return math.inf
-        for name, values in weights.params.items():
-            stored = arrays[name]
-            if dtypes[name] == "bfloat16":  # the upper half of a float32
-                stored = (stored.astype(np.uint32) << 16).view(np.float32)
-            worst = max(worst, largest_difference(stored, values))
-    return worst
+        return same_arrays(((name, values_of(name, arrays[name])) for name in arrays.files), weights)
 
 
-def largest_difference(one: np.ndarray, other: np.ndarray) -> float:
-    """Return the largest absolute difference of two arrays; infinite where shapes differ. NaNs in one place
-    are equal."""
-    if one.shape != other.shape:
-        return math.inf
-    unequal = one != other
-    if not unequal.any():
-        return 0.0
-    # A NaN differs from itself: only its place counts.
-    unequal &= ~(np.isnan(one) & np.isnan(other))
-    difference = np.abs(one[unequal] - other[unequal])
-    return 0.0 if not difference.size else float(np.nan_to_num(difference, nan=math.inf).max())
+def same_arrays(arrays: Iterable[tuple[str, np.ndarray]], weights: ModelBundle) -> dict[str, float]:
+    """Return {"arrays": 0} if ``arrays`` are the parameters of ``weights`` (NaNs are equal), else infinity."""
+    equal = {name: np.array_equal(values, weights.params.get(name, ()), equal_nan=True) for name, values in arrays}
+    return {"arrays": 0.0 if equal.keys() == weights.params.keys() and all(equal.values()) else math.inf}
 
 
 def _dtypes(folder: Path) -> dict[str, str]:
-    """Name -> dtype; empty where the table is missing (then all is float32)."""
+    """Return the dtype of each array by name; empty without the table (then all are float32)."""
     file = inside(folder, DTYPES_FILE)
     if file is None:
         return {}

@@ -1,4 +1,4 @@
-"""One way to read a model from any format that is known, by what lies in its folder."""
+"""Reader of a model in any known format, recognized by the files of its folder."""
 
 import dataclasses
 import re
@@ -16,17 +16,17 @@ from bert_jax.interop.tf1.checkpoint import is_tf1, read_tf1
 
 SUPPORTED = (
     "a saved model or workdir of this library, a Hugging Face folder (config.json), a sentence-transformers "
-    "folder (modules.json), a TF1 checkpoint prefix (.../bert_model.ckpt beside bert_config.json) or an npz export "
+    "folder (modules.json), a TF1 checkpoint prefix (.../bert_model.ckpt with bert_config.json) or an npz export "
     "(weights.npz)"
 )
-# Exports that hold a program: file -> what they are and what runs them.
+# File of an export that holds a program -> description for the message.
 _PROGRAMS = {
     "model.onnx": "an ONNX export, for onnxruntime (model.onnx)",
     "program.bin": "a StableHLO export, for jax.export (program.bin with weights.safetensors)",
 }
 Reader = Callable[[Path, ReadOptions], ModelBundle]
-# The first that knows the path reads it: an npz export has a model.json like a saved model, and a folder of
-# Hugging Face may hold the TF1 checkpoint that it was made from. One of sentence-transformers is also one of those.
+# The first match reads the path: an npz export has a model.json like a saved model, a Hugging Face folder may also
+# hold the TF1 checkpoint of its weights, and a sentence-transformers folder is a Hugging Face folder as well.
 _READERS: tuple[tuple[Callable[[Path], bool], Reader], ...] = (
     (is_npz, read_npz),
     (is_native, read_native),
@@ -37,8 +37,8 @@ _READERS: tuple[tuple[Callable[[Path], bool], Reader], ...] = (
 
 
 def read_weights(path: Path, options: ReadOptions | None = None) -> ModelBundle:
-    """Read ``path``, whatever its format. Raises ``ValueError`` in one line when it is none that is known, or when
-    an option does not apply to it."""
+    """Read the model at ``path``. Raises ``ValueError`` in one line for an unknown format and for an option that
+    does not apply to the format."""
     options = options or ReadOptions()
     read = _reader(path)
     _check_options(path, options, read)
@@ -46,23 +46,23 @@ def read_weights(path: Path, options: ReadOptions | None = None) -> ModelBundle:
     tokenizer = weights.spec.tokenizer
     if options.lower_case is not None and tokenizer is not None and options.lower_case != tokenizer.lower_case:
         case = "lower-cased" if tokenizer.lower_case else "cased"
-        raise ValueError(f"{path}: its vocabulary is {case}, by its own files; leave out --do_lower_case")
+        raise ValueError(f"{path}: its vocabulary is {case}; omit --do_lower_case")
     return weights if options.labels is None else _labelled(path, weights, options.labels)
 
 
 def _labelled(path: Path, weights: ModelBundle, labels: tuple[str, ...]) -> ModelBundle:
-    """``weights`` with other names of the classes."""
+    """Return ``weights`` with other names of the classes."""
     heads = weights.spec.heads
     fields = [name for name in ("sequence_labels", "token_labels") if getattr(heads, name)]
     if len(fields) != 1:
-        found = "no sequence or token head" if not fields else "a sequence and a token head"
-        raise ValueError(f"{path}: labels were given, but there is {found}")
+        heads_found = "a sequence and a token head" if fields else "no sequence or token head"
+        raise ValueError(f"{path}: --labels needs one head with classes; the model has {heads_found}")
     outputs = len(getattr(heads, fields[0]))
     if len(labels) != outputs:
-        raise ValueError(f"{path}: {len(labels)} labels were given, the head has {outputs} outputs")
+        raise ValueError(f"{path}: {len(labels)} labels, but the head has {outputs} outputs")
     named: dict[str, Any] = {fields[0]: labels}
     spec = dataclasses.replace(weights.spec, heads=dataclasses.replace(heads, **named))
-    notes = (*weights.notes, f"the classes are called {', '.join(labels)}, as asked for")
+    notes = (*weights.notes, f"the classes are called {', '.join(labels)}")
     return dataclasses.replace(weights, spec=spec, notes=notes)
 
 
@@ -80,7 +80,7 @@ def _reader(path: Path) -> Reader:
     for file, what in _PROGRAMS.items():
         has_weights = any((path / name).exists() for name in WEIGHT_FILES)
         if path.name == file or ((path / file).is_file() and not has_weights):
-            raise ValueError(f"{path}: {what}; a program is not read back: give the model that it was made from")
+            raise ValueError(f"{path}: {what}; programs cannot be read; use the model that was exported")
     for knows, read in _READERS:
         if knows(path):
             return read
@@ -88,11 +88,11 @@ def _reader(path: Path) -> Reader:
         raise ValueError(f"{path}: models are read from local folders; copy it first: gcloud storage cp -r URL .")
     if not path.exists():
         raise ValueError(f"{path}: does not exist")
-    raise ValueError(f"{path}: no model there; readable: {SUPPORTED}")
+    raise ValueError(f"{path}: no model; readable: {SUPPORTED}")
 
 
 def _check_options(path: Path, options: ReadOptions, read: Reader) -> None:
     if options.ema and read not in (read_native, read_tf1):
-        raise ValueError(f"{path}: no moving average there; pretraining runs and TF1 checkpoints may have one")
+        raise ValueError(f"{path}: no moving average; only pretraining runs and TF1 checkpoints may have one")
     if options.activation is not None and read is not read_tf1:
-        raise ValueError(f"{path}: says its activation itself; only a TF1 checkpoint leaves it open")
+        raise ValueError(f"{path}: the model states its activation; --activation applies to TF1 checkpoints")

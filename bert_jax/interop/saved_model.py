@@ -1,10 +1,11 @@
-"""Models in this project's own form: a saved model (``model.json``) or the workdir of a pretraining run.
+"""Reader and writer of saved models (``model.json``), and reader of the workdir of a run.
 
 A saved model is ``DIR/{model.json, vocabulary file, checkpoints/STEP}``; its checkpoint holds the canonical
-parameters and carries the same proofs as a run's (``bert_jax.training.checkpoint.digest``).
+parameters with the same digests as that of a run (``bert_jax.training.checkpoint.digest``).
 """
 
 import dataclasses
+import functools
 import hashlib
 import json
 import sys
@@ -33,24 +34,22 @@ from bert_jax.training.checkpoint.restore import NoCheckpoint, checkpoint_folder
 from bert_jax.training.logging.metrics_file import read_metrics
 
 SPEC_FILE = "model.json"
-# Folder of a fine-tuning run's workdir with its best parameters, a saved model.
+# Folder in the workdir of a fine-tuning run: a saved model with the best parameters.
 BEST = "best"
 
 
 def is_native(path: Path) -> bool:
     """Return True if ``path`` is a saved model or the workdir of a run."""
-    path = _whole(path)
-    return (path / SPEC_FILE).is_file() or (
-        (path / "config.yaml").is_file() and not (path / "config.json").is_file()
-    )
+    is_run = (path / "config.yaml").is_file() and not (path / "config.json").is_file()
+    return is_run or (_whole(path) / SPEC_FILE).is_file()
 
 
 def read_native(path: Path, options: ReadOptions) -> ModelBundle:
-    """A saved model, the best parameters of a fine-tuning run, or the newest sound checkpoint of a pretraining run
-    (its moving average where it has one and ``options.ema`` does not say otherwise).
+    """Read a saved model, the best parameters of a fine-tuning run, or the newest sound checkpoint of a pretraining
+    run (its moving average if it has one, unless ``options.ema`` is False).
 
-    Raises ``ValueError`` when there is none, it is damaged, its vocabulary is not the one it was saved with, or a
-    moving average is asked for where there is none.
+    Raises ``ValueError`` for a missing or damaged model, another vocabulary than it was saved with, and
+    ``options.ema`` without a moving average.
     """
     path = _whole(path)
     if not (path / SPEC_FILE).is_file():
@@ -62,13 +61,13 @@ def read_native(path: Path, options: ReadOptions) -> ModelBundle:
         else:
             return _read_run(path, options)
     if options.ema:
-        raise ValueError(f"{path}: a saved model has no moving average; load it without ema")
+        raise ValueError(f"{path}: a saved model has no moving average; omit --ema")
     return _read_saved(path)
 
 
 def _whole(path: Path) -> Path:
-    """``path``, or the older best parameters of a run where :func:`replace_saved` was killed before the newer ones
-    took their place."""
+    """Return ``path``, or the previous best parameters if :func:`replace_saved` was killed before it could replace
+    them."""
     was_killed = path.name == BEST and not path.exists() and (_older(path) / SPEC_FILE).is_file()
     return _older(path) if was_killed else path
 
@@ -78,9 +77,10 @@ def _older(folder: Path) -> Path:
 
 
 def write_saved(folder: Path, weights: ModelBundle, step: int = 0) -> None:
-    """Write ``weights`` as a saved model into ``folder``, which must not exist or be empty; all or nothing.
+    """Write ``weights`` as a saved model to ``folder``, which must not exist or be empty; an exception leaves no
+    folder.
 
-    Raises ``ValueError`` for a folder with content or parameters that do not fit the spec.
+    Raises ``ValueError`` for a folder that is not empty, and for parameters that do not fit the spec.
     """
     check_shapes(weights.spec, weights.params, folder)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
@@ -122,9 +122,9 @@ def _read_saved(path: Path) -> ModelBundle:
     digest = meta.pop("json_digest", None)
     if digest != json_digest(meta):
         raise ValueError(f"{folder}: damaged (its JSON part differs from its digest)")
-    # As specs: an older version wrote fewer fields, which have their defaults.
+    # Compared as specs, because an older version wrote fewer fields; the others have their defaults.
     if spec_from_json(json.dumps(meta["spec"]), str(folder)) != spec:
-        raise ValueError(f"{path / SPEC_FILE}: differs from what the weights were saved with")
+        raise ValueError(f"{path / SPEC_FILE}: differs from the description that the weights were saved with")
     content = None
     if spec.tokenizer is not None:
         file = path / spec.tokenizer.file
@@ -132,7 +132,7 @@ def _read_saved(path: Path) -> ModelBundle:
             raise ValueError(f"{file}: the vocabulary is missing")
         content = file.read_bytes()
         if _sha256(content) != meta["tokenizer_sha256"]:
-            raise ValueError(f"{file}: not the vocabulary that the model was saved with")
+            raise ValueError(f"{file}: not the vocabulary of the saved model")
     stored = read_arrays(folder / "state", check=lambda shapes: check_shapes(spec, shapes, folder / "state"))
     params = {name: stored[name] for name in parameter_shapes(spec)}
     if arrays_digest(params, spec.model.vocab_size) != meta["digest"]:
@@ -145,30 +145,28 @@ def _read_run(workdir: Path, options: ReadOptions) -> ModelBundle:
     vocabularies = [
         path
         for path in sorted(workdir.iterdir())
-        # Other JSON is about the run.
+        # Other JSON files describe the run.
         if path.suffix in (".txt", ".model") or path.name == "tokenizer.json"
     ]
     if len(vocabularies) != 1:
-        raise ValueError(
-            f"{workdir}: expected one vocabulary file (.txt, .model or tokenizer.json), found {len(vocabularies)}"
-        )
+        kinds = ".txt, .model or tokenizer.json"
+        raise ValueError(f"{workdir}: {len(vocabularies)} vocabulary files ({kinds}); allowed: one")
     content = vocabularies[0].read_bytes()
     tokenizer = load_tokenizer(vocabularies[0], lower_case=config.data.lower_case)
-    # Reading a folder does not run the file of objective.module: its model is read if its parameters are those of
-    # the masked-LM objective.
+    # The file of objective.module is not executed: the model can be read if its parameters are those of the
+    # masked-LM objective.
     model = objective_class(dataclasses.replace(config.objective, module="")).make_model(config, None)
-    stored = read_parameters(
-        workdir, config, model, average=options.ema, report=lambda line: print(line, file=sys.stderr)
-    )
+    report = functools.partial(print, file=sys.stderr)
+    stored = read_parameters(workdir, config, model, average=options.ema, report=report)
     if stored is None:
-        raise NoCheckpoint(f"{workdir}: no checkpoint there yet")
+        raise NoCheckpoint(f"{workdir}: no checkpoint yet")
     if stored.meta["tokenizer"] != tokenizer.fingerprint:
-        raise ValueError(f"{vocabularies[0]}: not the vocabulary that the model was trained with")
+        raise ValueError(f"{vocabularies[0]}: not the vocabulary of the run")
     name = FILE_NAMES[tokenizer.kind]
     spec = ModelSpec(
         model=config.model,
         heads=model.heads,
-        # A run that was started from a RoBERTa keeps the rows before its first position.
+        # A run that starts from a RoBERTa keeps the rows before the first position.
         family="roberta" if config.model.position_offset else "bert",
         tokenizer=TokenizerConfig(file=name, lower_case=tokenizer.lower_case),
     )
@@ -182,15 +180,14 @@ def _read_run(workdir: Path, options: ReadOptions) -> ModelBundle:
         "step": stored.step,
         "moving_average": stored.averaged,
         "recipe": to_dict(config),
-        # The newest evaluation up to this step; measured on the moving average where the run has one.
+        # The newest evaluation up to this step, of the moving average if the run has one.
         "metrics": dict(evaluations[-1]) if evaluations else {},
     }
     return ModelBundle(spec=spec, params=stored.arrays, tokenizer_content=content, origin=origin)
 
 
 def replace_saved(folder: Path, weights: ModelBundle, step: int) -> None:
-    """Write a saved model in the place of an older one; at any moment a whole one is there, under this name or with
-    ``.old`` behind it."""
+    """Replace a saved model; at any moment a complete one exists, as ``folder`` or with the suffix ``.old``."""
     old = _older(folder)
     if old.exists() and not folder.exists():  # an earlier call was killed
         old.rename(folder)

@@ -1,4 +1,4 @@
-"""Proof of an export or import: every bit of the parameters, and the outputs of the libraries that others use."""
+"""Verification of an export or import: every bit of the parameters, and the outputs of other libraries."""
 
 import dataclasses
 import hashlib
@@ -15,7 +15,7 @@ from bert_jax.interop.programs.serving import largest_differences, output_names,
 from bert_jax.interop.readers import read_weights
 from bert_jax.process.exits import VERIFICATION_FAILED, Stop
 
-# Largest allowed differences from transformers and of a sentence vector from sentence-transformers, relative to the
+# Largest allowed difference from transformers, and of a sentence vector from sentence-transformers, relative to the
 # largest value of an output (at least 1).
 BAR, SENTENCE_BAR = 2e-5, 1e-5
 
@@ -26,17 +26,17 @@ class Differences:
 
     # "transformers 5.23.0", ...
     consumer: str
-    # Output -> (largest absolute difference, the largest that is allowed).
+    # Output -> (largest absolute difference, largest allowed difference).
     values: Mapping[str, tuple[float, float]]
-    # Complaints of the consumer itself.
+    # Problems that the consumer reports.
     problems: tuple[str, ...] = ()
 
 
 def judge(result: Differences | str, where: str, end: str, report: Callable[[str], None], *, strict: bool) -> None:
     """Report ``result``, or the text that states why nothing was compared.
 
-    Raises ``Stop`` with VERIFICATION_FAILED for a difference above its bar and, with ``strict``, for problems that
-    the consumer reports; the message begins with ``where`` and ends with ``end``.
+    Raises ``Stop`` with VERIFICATION_FAILED for a larger difference than allowed and, with ``strict``, for problems
+    that the consumer reports; the message begins with ``where`` and ends with ``end``.
     """
     if isinstance(result, str):
         report(f"outputs not compared: {result}")
@@ -57,7 +57,7 @@ def judge(result: Differences | str, where: str, end: str, report: Callable[[str
 
 
 def fingerprints(bundle: ModelBundle) -> dict[str, tuple[tuple[int, ...], bytes]]:
-    """Return shape and sha256 of every array, which remain when the arrays make room for others."""
+    """Return shape and sha256 of every array, so that two models can be compared with one of them in memory."""
     return {
         name: (values.shape, hashlib.sha256(memoryview(np.ascontiguousarray(values)).cast("B")).digest())
         for name, values in bundle.params.items()
@@ -65,7 +65,7 @@ def fingerprints(bundle: ModelBundle) -> dict[str, tuple[tuple[int, ...], bytes]
 
 
 def check_read_back(folder: Path, bundle: ModelBundle, report: Callable[[str], None]) -> None:
-    """Read an export by this library; raise ``Stop`` if the network or a bit of ``bundle`` (as stored) differs."""
+    """Read an export back; raise ``Stop`` if the network or a bit of ``bundle`` (values as stored) differs."""
     again = read_weights(folder)
     if again.spec.model != bundle.spec.model or again.spec.heads != bundle.spec.heads:
         raise Stop(VERIFICATION_FAILED, f"read back: {again.spec} instead of {bundle.spec}: not exported")
@@ -78,9 +78,9 @@ def check_read_back(folder: Path, bundle: ModelBundle, report: Callable[[str], N
 
 def check_hf(folder: Path, bundle: ModelBundle, peer_python: str | None = None) -> Differences | str:
     """Compare outputs of ``folder`` in transformers with those of ``bundle`` (values as stored, no sentence head)
-    in float32: one token, padded rows, full length. Returns a text where transformers or torch is not installed.
+    in float32: one token, padded rows, full length. Returns a text if transformers or torch is not installed.
 
-    Raises ``ValueError`` if transformers cannot load the folder or gives other outputs.
+    Raises ``ValueError`` if transformers cannot load the folder or has other outputs.
     """
     batches = list(sample_inputs(bundle.spec))
     return _check_peer("transformers", folder, bundle, batches, list(output_names(bundle.spec)), BAR, peer_python)
@@ -89,11 +89,14 @@ def check_hf(folder: Path, bundle: ModelBundle, peer_python: str | None = None) 
 def check_sentence_transformers(
     folder: Path, bundle: ModelBundle, peer_python: str | None = None
 ) -> Differences | str:
-    """Do the same with sentence-transformers: one vector per row, of rows padded right."""
+    """Compare vectors of ``folder`` in sentence-transformers with those of ``bundle``, of rows padded right.
+
+    Otherwise as :func:`check_hf`.
+    """
     spec = dataclasses.replace(bundle.spec, sentence=bundle.spec.sentence or SentenceConfig())
     batches = []
     for batch in sample_inputs(spec):
-        # It takes column 0 for the first token, so padding may not come first.
+        # sentence-transformers takes column 0 for the first token, so padding may not come first.
         order = np.argsort(1 - batch["attention_mask"], axis=1, kind="stable")
         batches.append({name: np.take_along_axis(values, order, axis=1) for name, values in batch.items()})
     bundle = dataclasses.replace(bundle, spec=spec)
@@ -114,16 +117,15 @@ def _check_peer(
     if peer is None:
         python = peer_python or "this Python"
         return f"{package}: {python} does not have both it and torch (--peer_python names a Python that has)"
-    for given in peer.outputs:
-        missing = [name for name in names if name not in given]
+    version, outputs, problems = peer
+    for batch in outputs:
+        missing = [name for name in names if name not in batch]
         if missing:
-            raise ValueError(f"{folder}: loaded, it gives {', '.join(given)}, but not {', '.join(missing)}")
-    answers = ({name: given[name] for name in names} for given in peer.outputs)
+            raise ValueError(f"{folder}: {package} returns {', '.join(batch)}, but not {', '.join(missing)}")
+    answers = ({name: batch[name] for name in names} for batch in outputs)
     differences = largest_differences(
         bundle.spec, bundle.params, lambda _: next(answers), batches, names=names, compiled=True
     )
-    values = {}
-    for name, difference in differences.items():
-        largest = max(float(np.max(np.abs(given[name]))) for given in peer.outputs)
-        values[name] = difference, bar * max(1.0, largest)
-    return Differences(f"{package} {peer.version}", values, peer.problems)
+    largest = {name: max(float(np.abs(batch[name]).max()) for batch in outputs) for name in names}
+    values = {name: (value, bar * max(1.0, largest[name])) for name, value in differences.items()}
+    return Differences(f"{package} {version}", values, problems)

@@ -1,7 +1,7 @@
-"""The vocabulary of a pretraining run that starts from a model: the model's own, or one with words added.
+"""The vocabulary of a pretraining run that starts from a model: that of the model, or one with words added.
 
-A new word's rows (word embedding, MLM output bias) start as the mean of the rows of the pieces that the old
-tokenizer made of it. Everything else stays as it is. The position table grows here, too.
+The rows of a new word (word embedding, MLM output bias) start as the mean of the rows of its pieces in the old
+vocabulary. All other rows are unchanged. This module also extends the position table.
 """
 
 import re
@@ -27,7 +27,7 @@ _SHOWN = 3
 
 @dataclass(frozen=True)
 class Extension:
-    """A vocabulary with words added: its ``pieces`` in id order, and for each new id the old ids of its word."""
+    """A vocabulary with added words: its ``pieces`` in id order, and the old ids of the word of each new id."""
 
     pieces: tuple[str, ...]
     made_of: Mapping[int, tuple[int, ...]]
@@ -48,12 +48,12 @@ class RunVocabulary:
 def plan_vocabulary(options: RunOptions, weights: ModelBundle, values: Mapping[str, Any]) -> RunVocabulary:
     """Return the vocabulary of a run that starts from ``weights``, with the words of ``--add_words``.
 
-    ``values`` are the options of the command by key. ``ValueError`` for a vocabulary that is not the model's.
+    ``values`` are the options of the command by key. Raises ``ValueError`` for the vocabulary of another model.
     """
     vocab: str = values.get("data.vocab", "")
     config, content = weights.spec.tokenizer, weights.tokenizer_content
     if options.vocab_slots and not options.add_words:
-        raise ValueError("--vocab_slots: needs --add_words, the words to put there")
+        raise ValueError("--vocab_slots: needs --add_words, the file of the words")
     if config is None or content is None:
         return _named_vocabulary(options, weights, vocab, values)
     tokenizer = _source_tokenizer(config, content, options.init_from)
@@ -63,12 +63,12 @@ def plan_vocabulary(options: RunOptions, weights: ModelBundle, values: Mapping[s
         return RunVocabulary(vocab, None, settings, extension, extension.notes)
     shards: str = values.get("data.shards", "")
     if not shards:
-        raise ValueError("data.shards: not given; name the folder of the shards, to be built there if missing")
+        raise ValueError("data.shards: missing; name the folder of the shards, which may not exist yet")
     path = str(location(shards) / FILE_NAMES[tokenizer.kind])
     if not options.add_words:
         return RunVocabulary(path, content, settings, _unchanged(tokenizer))
     if vocab and location(vocab).resolve() != location(path).resolve():
-        raise ValueError(f"data.vocab: --add_words makes the run's vocabulary, {path}; leave data.vocab out")
+        raise ValueError(f"data.vocab: --add_words makes the run's vocabulary, {path}; omit data.vocab")
     wordpiece = require_wordpiece(tokenizer, "--add_words")
     words, notes = read_words(Path(options.add_words), wordpiece)
     extension = with_words(wordpiece, words, in_slots=options.vocab_slots)
@@ -79,18 +79,15 @@ def plan_vocabulary(options: RunOptions, weights: ModelBundle, values: Mapping[s
 def _named_vocabulary(
     options: RunOptions, weights: ModelBundle, vocab: str, values: Mapping[str, Any]
 ) -> RunVocabulary:
-    """The vocabulary that ``data.vocab`` names for a model without a tokenizer."""
+    """Return the vocabulary in ``data.vocab`` for a model without a tokenizer."""
     if options.add_words or not vocab:
         what = "--add_words" if options.add_words else "data.vocab"
-        raise ValueError(
-            f"{what}: {options.init_from} comes without a tokenizer; name its vocabulary in data.vocab"
-        )
+        raise ValueError(f"{what}: {options.init_from} comes without a tokenizer; name its vocabulary (data.vocab)")
     lower_case = values.get("data.lower_case", PretrainConfig().data.lower_case)
     tokenizer, rows = load_tokenizer(vocab, lower_case=lower_case), weights.spec.model.vocab_size
     if tokenizer.vocab_size > rows:
-        raise ValueError(
-            f"data.vocab: {vocab} has {tokenizer.vocab_size} pieces, but {options.init_from} {rows} rows"
-        )
+        pieces = tokenizer.vocab_size
+        raise ValueError(f"data.vocab: {vocab} has {pieces} pieces, but {options.init_from} {rows} rows")
     note = f"{options.init_from} comes without a tokenizer: {vocab} is taken for its vocabulary"
     return RunVocabulary(vocab, None, {}, _unchanged(tokenizer), (note,))
 
@@ -104,10 +101,9 @@ def _source_tokenizer(config: TokenizerConfig, content: bytes, name: str) -> Tok
     tokenizer = build_tokenizer(config, content, name)
     plain = TokenizerConfig(file=config.file, lower_case=config.lower_case)
     if build_tokenizer(plain, content, name).fingerprint != tokenizer.fingerprint:
-        raise ValueError(
-            f"{name}: its tokenizer has lower_case {config.lower_case}, strip_accents {config.strip_accents}, "
-            f"split_cjk {config.split_cjk}; shards need strip_accents equal to lower_case, and split_cjk True"
-        )
+        rules = ("lower_case", "strip_accents", "split_cjk")
+        stated = ", ".join(f"{rule} {getattr(config, rule)}" for rule in rules)
+        raise ValueError(f"{name}: {stated}; shards need strip_accents equal to lower_case, and split_cjk True")
     return tokenizer
 
 
@@ -120,9 +116,7 @@ def _compared(vocab: str, tokenizer: Tokenizer, config: TokenizerConfig, name: s
     if other.fingerprint == tokenizer.fingerprint:
         return _unchanged(tokenizer)
     if not isinstance(other, WordPieceTokenizer) or not isinstance(tokenizer, WordPieceTokenizer):
-        raise ValueError(
-            f"data.vocab: {vocab} is not the vocabulary of {name}; omit data.vocab to use the one of {name}"
-        )
+        raise ValueError(f"data.vocab: {vocab} is not the vocabulary of {name}; omit data.vocab to use that one")
     return compare(tokenizer, other.pieces(range(other.vocab_size)), f"data.vocab: {vocab}")
 
 
@@ -176,11 +170,9 @@ def _one_word(given: str, tokenizer: WordPieceTokenizer, where: str) -> str:
     ]
     if len(found) != 1:
         parts = f"the tokenizer splits it into {' | '.join(found)}" if found else "the tokenizer removes all of it"
-        raise ValueError(f"{where}: {given!r} is not one word: {parts}; add single words only")
+        raise ValueError(f"{where}: {given!r} is not one word: {parts}; add single words")
     if len(found[0]) > MAX_CHARS_PER_WORD:
-        raise ValueError(
-            f"{where}: the word has {len(found[0])} characters; at most {MAX_CHARS_PER_WORD} are allowed"
-        )
+        raise ValueError(f"{where}: {len(found[0])} characters; allowed: at most {MAX_CHARS_PER_WORD}")
     return found[0]
 
 
@@ -194,10 +186,8 @@ def with_words(tokenizer: WordPieceTokenizer, words: Sequence[str], *, in_slots:
     pieces = tokenizer.pieces(range(tokenizer.vocab_size))
     slots = [i for i, piece in enumerate(pieces) if _SLOT.fullmatch(piece)]
     if in_slots and len(slots) < len(words):
-        raise ValueError(
-            f"--vocab_slots: {len(words)} words to add, but the vocabulary has {len(slots)} [unusedN] pieces; "
-            "omit --vocab_slots to append the words to the vocabulary"
-        )
+        few = f"the vocabulary has {len(slots)} [unusedN] pieces"
+        raise ValueError(f"--vocab_slots: {len(words)} words to add, but {few}; omit it to append the words")
     ids = slots if in_slots else range(len(pieces), len(pieces) + len(words))
     pieces += [""] * (0 if in_slots else len(words))
     for i, word in zip(ids, words, strict=False):
@@ -206,9 +196,10 @@ def with_words(tokenizer: WordPieceTokenizer, words: Sequence[str], *, in_slots:
 
 
 def compare(tokenizer: WordPieceTokenizer, pieces: Sequence[str], name: str) -> Extension:
-    """``pieces`` as an extension of ``tokenizer``'s: the same but for words in ``[unusedN]`` places and at the end.
+    """Return ``pieces`` as an extension of the vocabulary of ``tokenizer``, with words in place of ``[unusedN]``
+    pieces and at the end.
 
-    Raises ``ValueError`` (``name`` is the vocabulary of ``pieces``) for another difference.
+    Raises ``ValueError``, which begins with ``name``, for another difference.
     """
     old = tokenizer.pieces(range(tokenizer.vocab_size))
     if len(pieces) < len(old):
@@ -218,16 +209,12 @@ def compare(tokenizer: WordPieceTokenizer, pieces: Sequence[str], name: str) -> 
         if i < len(old) and piece == old[i]:
             continue
         if i < len(old) and not _SLOT.fullmatch(old[i]):
-            raise ValueError(
-                f"{name}: piece {i} is {piece!r}, the model's own vocabulary has {old[i]!r} there; words may stand "
-                "after its last piece and in place of [unusedN]"
-            )
+            allowed = "words replace [unusedN] or follow the last piece"
+            raise ValueError(f"{name}: piece {i} is {piece!r}, but {old[i]!r} in the model; {allowed}")
         if _SLOT.fullmatch(piece):
-            continue  # room for later words, no word itself
+            continue  # room for later words
         if _one_word(piece, tokenizer, f"{name}: piece {i}") != piece:
-            raise ValueError(
-                f"{name}: piece {i} is {piece!r}, which the tokenizer's case or accent rules never give"
-            )
+            raise ValueError(f"{name}: piece {i} is {piece!r}, which the rules of the tokenizer never produce")
         made_of[i] = tuple(tokenizer.encode(piece))
     unknown = [pieces[i] for i, made in made_of.items() if tokenizer.unk_id in made]
     notes = [f"{len(made_of)} word(s) added, each the mean of its pieces"] if made_of else []
@@ -238,8 +225,8 @@ def compare(tokenizer: WordPieceTokenizer, pieces: Sequence[str], name: str) -> 
 def extend_rows(
     params: Mapping[str, np.ndarray], made_of: Mapping[int, tuple[int, ...]], vocab_size: int
 ) -> dict[str, np.ndarray]:
-    """``params`` with ``vocab_size`` rows for words: those in ``made_of`` are means of old rows, rows that are
-    new without being a word's are zero, all others are what they were (bitwise)."""
+    """Return ``params`` with ``vocab_size`` rows for words: rows in ``made_of`` are means of old rows, other new
+    rows are zero, and all others are unchanged."""
     grown = dict(params)
     for name in WORD_ROWS:
         if name not in params:
@@ -254,15 +241,15 @@ def extend_rows(
 
 
 def extend_positions(table: np.ndarray, rows: int, offset: int, how: Literal["tile", "interpolate"]) -> np.ndarray:
-    """float32[rows, H] from a position table of fewer rows, whose first ``offset`` rows belong to no position and
-    stay in front.
+    """Return float32[rows, H] from a position table of fewer rows, whose first ``offset`` rows belong to no
+    position and stay first.
 
     ``tile`` repeats the table (Beltagy et al. 2020): old positions keep their rows. ``interpolate`` stretches it,
-    first and last row fixed, so every position but the first changes.
+    with a fixed first and last row, so that every position but the first changes.
     """
     before, positions = table[:offset], table[offset:]
     count = rows - offset
-    assert count >= len(positions), "fewer rows than there are"
+    assert count >= len(positions), "fewer rows than the table has"
     if how == "tile":
         return np.concatenate([before, positions[np.arange(count) % len(positions)]])
     place = np.linspace(0, len(positions) - 1, count)

@@ -1,4 +1,4 @@
-"""One attention interface, several implementations.
+"""Attention of query, key and value: the implementation by XLA operations, and the interface of the TPU kernel.
 
 Shapes: B rows, S query tokens, T key tokens (= S), A heads, D head size, H = A * D.
 """
@@ -20,7 +20,7 @@ MASKED_SCORE = -1e9
 
 
 def visible_keys(sequence_ids_BxS: jax.Array, causal: bool = False) -> jax.Array:
-    """bool[B, 1, S, T]: True where query s sees key t.
+    """Return bool[B, 1, S, T], True if query s sees key t.
 
     A key is visible if and only if its id is not 0 and equals the id of the query. A query with id 0 sees every key
     with id 1, as in google-research/bert, where padding queries attend like all others (no loss uses their output).
@@ -37,7 +37,7 @@ def visible_keys(sequence_ids_BxS: jax.Array, causal: bool = False) -> jax.Array
 def attention_probabilities(
     query_BxSxAxD: jax.Array, key_BxTxAxD: jax.Array, visible_Bx1xSxT: jax.Array
 ) -> jax.Array:
-    """Softmax of the scaled products: float32[B, A, S, T] (a bf16 softmax loses small probabilities)."""
+    """Return the softmax of the scaled products, float32[B, A, S, T] (a bf16 softmax loses small probabilities)."""
     head_size = query_BxSxAxD.shape[-1]
     scores_BxAxSxT = jnp.einsum(
         "BSAD,BTAD->BAST", query_BxSxAxD * head_size**-0.5, key_BxTxAxD, preferred_element_type=jnp.float32
@@ -55,9 +55,10 @@ def dot_product_attention(
     dropout_key: DropoutKey | None,
     causal: bool = False,
 ) -> jax.Array:
-    """Scaled dot-product attention with dropout on the probabilities (Vaswani et al. 2017; Devlin et al. 2018).
+    """Compute scaled dot-product attention with dropout on the probabilities (Vaswani et al. 2017; Devlin et al.
+    2018).
 
-    Scores and softmax are float32; the products run in the inputs' dtype. Returns [B, S, A, D] in that dtype.
+    Scores and softmax are float32; the products have the dtype of the inputs. Returns [B, S, A, D] in that dtype.
     """
     visible_Bx1xSxT = visible_keys(sequence_ids_BxS, causal)
     probabilities_BxAxSxT = attention_probabilities(query_BxSxAxD, key_BxTxAxD, visible_Bx1xSxT)
@@ -78,8 +79,8 @@ def kernel_attention(
     dropout_key: DropoutKey | None,
     mesh: Mesh | None,
 ) -> jax.Array:
-    """The same of query, key and value before their biases are added, by ``bert_jax.model.attention_kernel``, whose
-    dropout draws other bits; interpreted off a TPU. Returns [B, S, H]."""
+    """Compute the same function with ``bert_jax.model.attention_kernel``, from query, key and value without their
+    biases; dropout draws other bits. The kernel is interpreted if there is no TPU. Returns [B, S, H]."""
     rate = 0.0 if dropout_key is None else dropout_rate
 
     def attend(device_index: Callable[[str], jax.Array], *operands: jax.Array) -> jax.Array:
@@ -97,6 +98,6 @@ def kernel_attention(
 
 def use_kernel_attention(choice: str, mesh: Mesh | None, model: ModelConfig, length: int) -> bool:
     """Return True if ``execution.attention``, set to ``choice``, selects :func:`kernel_attention`. Raises
-    ``ValueError`` for ``pallas`` where the kernel cannot run."""
+    ``ValueError`` for ``pallas`` if the kernel cannot run."""
     parts = mesh.shape["tensor"] if mesh is not None else 1
     return use_kernel(choice, "attention", mesh, attention_kernel.unsupported(model, length, parts))

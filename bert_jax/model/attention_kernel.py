@@ -1,11 +1,11 @@
 """Attention as one TPU kernel (Pallas), forward and backward, with dropout of the probabilities inside.
 
-Scores and probabilities never reach the device's main memory: the kernel reads query, key and value as the
-projections leave them, [B, S, H], and writes the context in the same layout, so heads are never transposed. The
-backward pass computes the probabilities, and draws the dropout bits, again.
+Scores and probabilities never reach the main memory of the device. The kernel reads query, key and value in the
+layout of the projections, [B, S, H], and writes the context in the same layout, so that heads are never transposed.
+The backward pass computes the probabilities and the dropout bits again.
 
-A block is R rows x all S tokens x 128 lanes, which hold G = 128 / head size heads. A head is picked by zeros in the
-other heads' lanes, not by slicing: the matrix unit is 128 wide anyway and lanes need not move.
+A block is R rows x all S tokens x 128 lanes, which hold G = 128 / head size heads. A head is selected by zeros in
+the lanes of the other heads, not by slicing: the matrix unit is 128 wide, and lanes do not move.
 """
 
 import functools
@@ -21,15 +21,15 @@ from bert_jax.config.schema import ModelConfig
 from bert_jax.config.switches import ANY, SIZES, Supported, unsupported_fields
 from bert_jax.model.kernels import LANES, iota, keep, mix
 
-# Longest rows whose keys, scores of one query block and gradients fit the fast memory beside each other.
+# Longest rows whose keys, scores of one query block and gradients fit into the fast memory together.
 MAX_LENGTH = 2048
-# Tokens of one block and queries of one tile of scores, from what fits the fast memory.
+# Tokens of one block and queries of one tile of scores that fit into the fast memory.
 _BLOCK_TOKENS = 1024
 _TILE_QUERIES = 256
 _MASKED_SCORE = -1e9
 
 
-# No field beside the sizes reaches the kernel, but a new value of one may change what query and key are.
+# The kernel reads the sizes only, but a new value of another field may change the meaning of query and key.
 _SUPPORTED: Supported = SIZES | {
     "position_offset": ANY,
     "activation": ANY,
@@ -64,13 +64,13 @@ def attend(
     dropout_rate: float,
     interpret: bool,
 ) -> jax.Array:
-    """Scaled dot-product attention of ``H / head_size`` heads: [B, S, H] in the query's dtype.
+    """Compute scaled dot-product attention of ``H / head_size`` heads: [B, S, H] in the dtype of the query.
 
-    The float32 ``biases`` are added to query, key and value here, because their gradients, sums over all tokens,
-    would be passes through memory of their own. A query sees the keys that ``visible_keys`` in
-    ``bert_jax.model.attention`` says. ``seeds_4`` (int32) are two words of the dropout key, the place of row 0 in
-    the global batch and that of the first head: bits depend on these and on nothing else, so no mesh or block size
-    changes them. ``dropout_rate`` 0 draws none. ``interpret`` runs on any device, slowly.
+    The float32 ``biases`` are added to query, key and value here, because their gradients, which are sums over all
+    tokens, would otherwise need further passes through memory. A query sees the keys of ``visible_keys`` in
+    ``bert_jax.model.attention``. ``seeds_4`` (int32) are two words of the dropout key, the place of row 0 in the
+    global batch and the number of the first head; the bits depend on nothing else, such as mesh or block size.
+    ``dropout_rate`` 0 draws no bits. ``interpret`` runs the kernel on any device, slowly.
     """
     operands = (query_BxSxH, key_BxSxH, value_BxSxH, biases_3xH, sequence_ids_BxS, seeds_4)
     return _forward(*operands, head_size, dropout_rate, interpret)[0]
@@ -92,7 +92,7 @@ def _backward(
     kernel = functools.partial(_backward_kernel, head_size=head_size, dropout_rate=dropout_rate)
     *gradients, sums = _call(kernel, (query, key, value, gradient), biases, ids, seeds, True, interpret)
     for_biases = jnp.sum(sums.reshape(-1, 3, 8, sums.shape[-1]), axis=(0, 2))
-    # Whole numbers have gradients of dtype float0.
+    # Gradients of integers have the dtype float0.
     zeros = [np.zeros(x.shape, jax.dtypes.float0) for x in (ids, seeds)]
     return (*gradients, for_biases, *zeros)
 
@@ -105,7 +105,7 @@ def _call(
     is_backward: bool, interpret: bool,
 ) -> Any:  # fmt: skip
     """Run ``kernel`` over blocks of rows and of heads; outputs are like the first array. The backward pass also
-    gives the gradients of the biases as float32 sums [blocks of rows, 3 x 8, H]."""
+    returns the gradients of the biases as float32 sums [blocks of rows, 3 x 8, H]."""
     batch, length, width = arrays[0].shape
     rows = next(r for r in range(max(_BLOCK_TOKENS // length, 1), 0, -1) if batch % r == 0)
     block = pl.BlockSpec((rows, length, LANES), lambda i, j, *_: (i, 0, j))
@@ -180,7 +180,7 @@ def _backward_kernel(
     sums[...] = jnp.zeros(sums.shape, jnp.float32)
 
     def add(index: int, values: jax.Array) -> None:
-        # Eight partial sums each: adding whole registers, none of their rows to another.
+        # Eight partial sums of each, so that whole registers are added without sums over their rows.
         sums[0, 8 * index : 8 * index + 8] += jnp.sum(values.reshape(-1, 8, LANES), axis=0)
 
     def row(r: Any, _: Any) -> None:
@@ -228,20 +228,20 @@ def _scale(head_size: int, dtype: Any) -> jax.Array:
 
 
 def _head(block: jax.Array, head: int, head_size: int) -> jax.Array:
-    """``block`` [.., 128] with zeros in the lanes of all heads but ``head``."""
+    """Return ``block`` [.., 128] with zeros in the lanes of all heads but ``head``."""
     lane = iota(block.shape, 1)
     mine = (lane >= head * head_size) & (lane < (head + 1) * head_size)
     return jnp.where(mine, block, jnp.zeros((), block.dtype))
 
 
 def _dot(left: jax.Array, right: jax.Array, left_dim: int, right_dim: int) -> jax.Array:
-    """float32 product of two matrices, summed over one dimension of each."""
+    """Return the float32 product of two matrices, summed over one dimension of each."""
     dims = (((left_dim,), (right_dim,)), ((), ()))
     return jax.lax.dot_general(left, right, dims, preferred_element_type=jnp.float32)
 
 
 def _probabilities(query: jax.Array, key: jax.Array, visible: jax.Array, head_size: int) -> jax.Array:
-    """float32 softmax of one tile's scores: [queries, keys]."""
+    """Return the softmax of the scores of one tile, float32[queries, keys]."""
     scores = _dot(query * _scale(head_size, query.dtype), key, 1, 1)
     scores = jnp.where(visible, scores, _MASKED_SCORE)
     exponentials = jnp.exp(scores - jnp.max(scores, axis=-1, keepdims=True))
@@ -249,15 +249,15 @@ def _probabilities(query: jax.Array, key: jax.Array, visible: jax.Array, head_si
 
 
 def _first_place(seeds: Any, rows: int, head_size: int) -> tuple[Any, Any]:
-    """Numbers of the block's first row and head in the global batch."""
+    """Return the numbers of the first row and head of the block in the global batch."""
     return seeds[2] + pl.program_id(0) * rows, seeds[3] + pl.program_id(1) * (LANES // head_size)
 
 
 def _dropped(
     seeds: Any, row: Any, head: Any, begin: int, shape: tuple[int, ...], rate: float
 ) -> tuple[jax.Array, float]:
-    """Mask of the probabilities of a row and head that stay, in the tile whose queries start at ``begin``, and the
-    factor."""
+    """Return the mask of the probabilities of a row and head that are kept, in the tile whose queries start at
+    ``begin``, and their factor."""
     first = mix(mix(seeds[0] + row, seeds[1]) + head, begin)
     queries, keys = shape
     half = (queries // 2, keys)

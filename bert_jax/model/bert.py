@@ -17,6 +17,7 @@ from bert_jax.model.dropout import DropoutKey, Site, dropout, site_key
 from bert_jax.model.kernels import on_tpu
 from bert_jax.model.layers import (
     INTERMEDIATES,
+    Block,
     Dense,
     Embeddings,
     EncoderLayer,
@@ -31,18 +32,15 @@ from bert_jax.parallel.axes import constrain, with_logical_axes
 
 
 def padded_vocab_size(config: ModelConfig, execution: ExecutionConfig) -> int:
-    """Rows of the word embedding in memory: the vocabulary, rounded up to execution.vocab_multiple."""
+    """Return the rows of the word embedding in memory: the vocabulary, rounded up to execution.vocab_multiple."""
     multiple = execution.vocab_multiple
     return -(-config.vocab_size // multiple) * multiple
 
 
-class Encoder(nn.Module):
-    """The stack of encoder layers: scanned (stacked parameters) or unrolled, optionally rematerialized. With
-    ``collect`` the outputs of all layers come beside the last one's."""
+class Encoder(Block):
+    """The stack of encoder layers: scanned (stacked parameters) or unrolled, optionally rematerialized. Returns the
+    output of the last layer and, with ``collect``, those of all layers."""
 
-    config: ModelConfig
-    execution: ExecutionConfig
-    mesh: Mesh | None = None
     collect: bool = False
 
     @nn.compact
@@ -81,28 +79,24 @@ class Encoder(nn.Module):
         return x_BxSxH, all_LxBxSxH
 
 
-class MlmHead(nn.Module):
+class MlmHead(Block):
     """Dense, activation, LayerNorm, product with the word embeddings, bias; on gathered positions only."""
-
-    config: ModelConfig
-    execution: ExecutionConfig
-    mesh: Mesh | None = None
 
     @nn.compact
     def __call__(self, x_BxMxH: jax.Array, table_VxH: jax.Array) -> jax.Array:
-        """float32[B, M, V]; entries of padded vocabulary rows are -inf."""
+        """Return float32[B, M, V]; entries of padded vocabulary rows are -inf."""
         config, dtype = self.config, compute_dtype(self.execution)
         x_BxMxH = Dense(config.hidden_size, ("embed", "pooled"), config, dtype, name="transform")(x_BxMxH)
         x_BxMxH = LayerNorm(config, dtype, name="layer_norm")(activation(config, x_BxMxH))
         rows = table_VxH.shape[0]
         bias_V = self.param("output_bias", with_logical_axes(nn.initializers.zeros_init(), ("vocab",)), (rows,))
-        if on_tpu(self.mesh):
-            # Positions first: [M, B] becomes one dimension without a copy, because tiles of 8 rows divide B, not M.
-            logits_BxMxV = matmul_f32_grad(x_BxMxH.swapaxes(0, 1), table_VxH, 1, jnp.dtype("float32")).swapaxes(
-                0, 1
-            )
-        else:
-            logits_BxMxV = matmul_f32_grad(x_BxMxH, table_VxH, 1, jnp.dtype("float32"))
+        swap = on_tpu(self.mesh)
+        if swap:
+            # Positions first: [M, B] becomes one dimension without a copy, because 8 (the rows of a tile) divides
+            # B, not M.
+            x_BxMxH = x_BxMxH.swapaxes(0, 1)
+        logits_BxMxV = matmul_f32_grad(x_BxMxH, table_VxH, 1, jnp.dtype("float32"))
+        logits_BxMxV = logits_BxMxV.swapaxes(0, 1) if swap else logits_BxMxV
         logits_BxMxV = constrain(logits_BxMxV + bias_V, ("act_batch", "act_predictions", "act_vocab"), self.mesh)
         if rows == config.vocab_size:
             return logits_BxMxV
@@ -111,7 +105,7 @@ class MlmHead(nn.Module):
 
 @struct.dataclass
 class BertOutput:
-    """Outputs of :class:`BertModel`; ``None`` where the model has no such head. Logits are float32."""
+    """Outputs of :class:`BertModel`; None without the head. Logits are float32."""
 
     sequence_output: jax.Array  # [B, S, H], compute dtype
     pooled_output: jax.Array | None = None  # [B, C, H], compute dtype
@@ -123,23 +117,23 @@ class BertOutput:
     end_logits: jax.Array | None = None  # [B, S]
     choice_logits: jax.Array | None = None  # [B, C]
     sentence_embedding: jax.Array | None = None  # float32[B, E]; of unpacked rows
-    sentence_embeddings: jax.Array | None = None  # float32[B, C, E], where cls_positions are given
+    sentence_embeddings: jax.Array | None = None  # float32[B, C, E], with cls_positions
     pair_logits: jax.Array | None = None  # [B, C / 2, classes]
     crf: tuple[jax.Array, jax.Array, jax.Array] | None = None  # transitions [L, L], start [L], end [L]
     hidden_states: jax.Array | None = None  # [1 + layers, B, S, H], with all_layers
 
 
 def gather_positions(x_BxSxH: jax.Array, positions_BxM: jax.Array) -> jax.Array:
-    """Rows of ``x`` at ``positions``: [B, M, H]."""
+    """Return the rows of ``x`` at ``positions``, [B, M, H]."""
     return jnp.take_along_axis(x_BxSxH, positions_BxM[:, :, None], axis=1)
 
 
 class BertModel(nn.Module):
-    """The encoder with the output layers that ``heads`` names and, with ``sentence``, one vector per row.
+    """The encoder with the output layers in ``heads`` and, with ``sentence``, one vector per row.
 
     ``features`` follows ``bert_jax.batch.PRETRAIN_FEATURES``; labels and weights are not read. Without
     ``mlm_positions`` the MLM head runs on every position, without ``cls_positions`` each row is one sequence.
-    ``dropout_key`` None turns dropout off.
+    Without ``dropout_key`` there is no dropout.
     """
 
     config: ModelConfig
@@ -147,9 +141,9 @@ class BertModel(nn.Module):
     heads: HeadsConfig
     sentence: SentenceConfig | None = None
     mesh: Mesh | None = None
-    # Give every hidden state.
+    # Return all hidden states.
     all_layers: bool = False
-    # No dropout in the encoder and no gradient into it.
+    # Run the encoder without dropout and without gradients.
     frozen_encoder: bool = False
 
     def setup(self) -> None:
@@ -170,7 +164,7 @@ class BertModel(nn.Module):
             self.mlm_head = MlmHead(config, self.execution, self.mesh)
         if heads.pooler:
             self.pooler = Dense(config.hidden_size, ("embed", "pooled"), config, dtype)
-        # Few outputs that feed a float32 loss: the product is tiny, so it is float32 as well.
+        # The product of few outputs is small, so that it is float32 like the loss.
         for name, size in heads.output_sizes().items():
             setattr(self, f"{name}_head", Dense(size, ("embed", "classes"), config, jnp.dtype("float32")))
         if self.sentence is not None:
@@ -236,7 +230,7 @@ class BertModel(nn.Module):
     def pooled_logits(
         self, x_BxSxH: jax.Array, features: Mapping[str, jax.Array], dropout_key: DropoutKey | None
     ) -> jax.Array:
-        """``sequence_logits`` as they were if ``x`` were the last hidden state."""
+        """Return ``sequence_logits`` for ``x`` as the last hidden state."""
         first_BxCxH = gather_positions(x_BxSxH, features["cls_positions"])
         pooled_BxCxH = jnp.tanh(self.pooler(first_BxCxH))
         return self.sequence_head(self._head_dropout(pooled_BxCxH, dropout_key))
@@ -249,5 +243,5 @@ class BertModel(nn.Module):
 def BertForPretraining(
     config: ModelConfig, execution: ExecutionConfig, has_nsp: bool = True, mesh: Mesh | None = None
 ) -> BertModel:
-    """The model of pretraining: masked-LM head and, with ``has_nsp``, pooler and sentence-pair head."""
+    """Return the model of pretraining: masked-LM head and, with ``has_nsp``, pooler and sentence-pair head."""
     return BertModel(config, execution, pretraining_heads(has_nsp), mesh=mesh)

@@ -1,8 +1,8 @@
-"""Canonical parameters: per layer, unstacked, unpadded, by name; and the running tree made from them.
+"""Canonical parameters (per layer, unstacked, unpadded, by name), and the conversion from and to the running tree.
 
 The running tree follows ``ExecutionConfig`` (layers stacked under ``encoder/layers`` when scanned, vocabulary
-padded). These functions work on any tree whose paths end like a parameter's: parameters, gradients, moments,
-moving averages. Everything that leaves the process or compares two runs uses canonical names.
+padded). These functions work on any tree whose paths end like those of parameters: parameters, gradients,
+moments, moving averages. Files and comparisons of runs use canonical names.
 """
 
 import functools
@@ -21,20 +21,14 @@ VOCABULARY_ROWS = ("word_embeddings/embedding", "mlm_head/output_bias")
 
 
 def path_name(path: tuple[Any, ...]) -> str:
-    """``encoder/layer_0/attention/query/kernel`` from a jax key path."""
-    parts = []
-    for key in path:
-        for attribute in ("key", "name", "idx"):
-            if hasattr(key, attribute):
-                parts.append(str(getattr(key, attribute)))
-                break
-    return "/".join(parts)
+    """Return the name of a jax key path, such as ``encoder/layer_0/attention/query/kernel``."""
+    return jax.tree_util.keystr(path, simple=True, separator="/")
 
 
 def canonical_leaves(tree: Any, vocab_size: int) -> Iterator[tuple[str, Any]]:
-    """``(canonical name, array)`` of every leaf, stacked layers taken apart and padding cut off.
+    """Yield ``(canonical name, array)`` of every leaf: stacked layers one by one, without padding.
 
-    Names keep what comes before the parameter path (``opt_state/1/mu/encoder/layer_0/...``).
+    A name keeps the part before the path of the parameter (``opt_state/1/mu/encoder/layer_0/...``).
     """
     for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
         name = path_name(path)
@@ -49,13 +43,13 @@ def canonical_leaves(tree: Any, vocab_size: int) -> Iterator[tuple[str, Any]]:
 
 
 def to_canonical(tree: Any, vocab_size: int) -> dict[str, Any]:
-    """Flat dict of :func:`canonical_leaves`."""
+    """Return the arrays of :func:`canonical_leaves` by name."""
     return dict(canonical_leaves(tree, vocab_size))
 
 
 @functools.cache  # traced once per model: planning asks for many meshes
 def abstract_params(model: nn.Module) -> Any:
-    """Boxed shapes of the running tree of a ``BertModel`` (``nn.Partitioned`` around ``jax.ShapeDtypeStruct``)."""
+    """Return the running tree of a ``BertModel`` with ``nn.Partitioned`` boxes around ``jax.ShapeDtypeStruct``."""
     length = min(8, model.config.max_position_embeddings)
     batch = {n: jnp.zeros(s, d) for n, (s, d) in feature_shapes(1, length, 1).items()}
     return jax.eval_shape(lambda: model.init(jax.random.key(0), batch)["params"])
@@ -63,14 +57,14 @@ def abstract_params(model: nn.Module) -> Any:
 
 @functools.cache
 def canonical_shapes(model: nn.Module) -> Mapping[str, tuple[int, ...]]:
-    """Canonical name and shape of every parameter of a ``BertModel``, sorted by name."""
+    """Return the shape of every parameter of a ``BertModel`` by canonical name, sorted by name."""
     params, vocab_size = nn.unbox(abstract_params(model)), model.config.vocab_size
     canonical = jax.eval_shape(lambda tree: to_canonical(tree, vocab_size), params)
     return MappingProxyType({name: leaf.shape for name, leaf in canonical.items()})
 
 
 def clear_padding(tree: Any, vocab_size: int) -> Any:
-    """A tree of arrays on devices with padded vocabulary rows 0, as they are unless something damaged them."""
+    """Return ``tree`` (arrays on devices) with padded vocabulary rows set to 0, which they are unless damaged."""
 
     def clear(path: tuple[Any, ...], leaf: jax.Array) -> jax.Array:
         if not path_name(path).endswith(VOCABULARY_ROWS) or leaf.shape[0] <= vocab_size:
@@ -86,9 +80,9 @@ def _clear_from(row: int, sharding: jax.sharding.Sharding) -> Callable[[jax.Arra
 
 
 def from_canonical(flat: Mapping[str, Any], like: Any, vocab_size: int) -> Any:
-    """The tree ``like`` (arrays or shape structs) filled from canonical arrays: stacked and padded as it is.
+    """Return canonical arrays as a tree like ``like`` (arrays or shape structs), stacked and padded.
 
-    Raises ``ValueError`` listing what is missing, what is left over, and shapes that differ.
+    Raises ``ValueError`` with the missing, left-over and misshapen parameters.
     """
     used: set[str] = set()
     problems: list[str] = []

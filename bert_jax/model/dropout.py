@@ -1,11 +1,11 @@
 """Dropout with explicit keys.
 
-Linen derives a module's key from its place in the tree, which differs between scanned and unrolled layers
-(logits 8e-3 apart). Here every site folds its layer and its own number into one key per microbatch, so
+Linen derives the key of a module from its place in the tree, which differs between scanned and unrolled layers
+(logits differ by 8e-3). Here every site folds its layer and its own number into one key per microbatch, so that
 scanned, unrolled and rematerialized layers draw the same bits.
 
-A replica that holds some rows of a microbatch draws, with threefry, the bits that those rows have in the whole
-microbatch: dropout is equal on every mesh. With rbg each replica draws from a key of its own.
+With threefry, a replica with some rows of a microbatch draws the bits that those rows have in the whole microbatch,
+so that dropout is equal on every mesh. With rbg each replica has its own key.
 """
 
 import math
@@ -20,26 +20,26 @@ from jax.extend.random import threefry2x32_p
 
 @struct.dataclass
 class ShardKey:
-    """Threefry key of a microbatch of ``rows`` rows, of which the arrays here hold those from ``first_row`` on."""
+    """Threefry key of a microbatch of ``rows`` rows, for arrays that hold the rows from ``first_row`` on."""
 
     key: jax.Array
     first_row: jax.Array  # uint32[]
     rows: int = struct.field(pytree_node=False)
 
 
-# Key of what is drawn for whole arrays, or for some rows of them.
+# Key for whole arrays, or for some rows of them.
 DropoutKey = jax.Array | ShardKey
 
 
 def replica_key(key: jax.Array, replica: jax.Array, replicas: int, rows: int) -> DropoutKey:
-    """Key for ``rows`` rows: those of replica number ``replica`` of ``replicas`` that share a microbatch evenly."""
+    """Return the key of replica number ``replica`` of ``replicas`` with ``rows`` rows of a microbatch each."""
     if jax.random.key_impl(key) == "threefry2x32":
         return ShardKey(key, replica.astype(jnp.uint32) * jnp.uint32(rows), rows * replicas)
     return jax.random.fold_in(key, replica)
 
 
 class Site(IntEnum):
-    """Places of one layer that drop values."""
+    """Sites of dropout in one layer."""
 
     EMBEDDINGS = 0
     ATTENTION_PROBABILITIES = 1
@@ -49,7 +49,7 @@ class Site(IntEnum):
 
 
 def site_key(key: DropoutKey | None, layer: int | jax.Array, site: Site) -> DropoutKey | None:
-    """Key of one dropout site; ``None`` (no dropout) stays ``None``. Layer 0 is the embeddings, then 1..L."""
+    """Return the key of one dropout site; None (no dropout) for None. Layer 0 is the embeddings, then 1..L."""
     if key is None:
         return None
     folded = jax.random.fold_in(jax.random.fold_in(_whole(key), layer), int(site))
@@ -61,19 +61,20 @@ def _whole(key: DropoutKey) -> jax.Array:
 
 
 def random_words(key: DropoutKey, shape: tuple[int, ...]) -> jax.Array:
-    """Uniform uint32 of ``shape``, rows first; of a :class:`ShardKey` the rows' own part of the whole array's."""
+    """Return uniform uint32 of ``shape``, rows first; for a :class:`ShardKey` the part of the whole array for its
+    rows."""
     if not isinstance(key, ShardKey):
         return jax.random.bits(key, shape, jnp.uint32)
-    # jax draws a word from its place in the flat array, counted in 64 bits (partitionable threefry).
+    # In jax (partitionable threefry) a word is a hash of its 64-bit place in the flat array.
     high, low = _places(shape, key.first_row, key.rows)
     first, second = threefry2x32_p.bind(*jax.random.key_data(key.key), high, low)
     return first ^ second
 
 
 def _places(shape: Sequence[int], first_row: jax.Array, rows: int) -> tuple[jax.Array, jax.Array]:
-    """(high, low) uint32 halves of each element's place in the flat array of ``rows`` rows."""
+    """Return the (high, low) uint32 halves of the place of each element in the flat array of ``rows`` rows."""
     row_size = math.prod(shape[1:])
-    # From one iota per dimension: the compiler can cut it over devices.
+    # A sum of one iota per dimension, which the compiler can partition over devices.
     within = jnp.zeros(shape, jnp.uint32)
     for dim in range(1, len(shape)):
         stride = jnp.uint32(math.prod(shape[dim + 1 :]))
@@ -88,7 +89,7 @@ def _places(shape: Sequence[int], first_row: jax.Array, rows: int) -> tuple[jax.
 
 
 def random_uint16(key: DropoutKey, shape: tuple[int, ...]) -> jax.Array:
-    """Uniform uint16 of ``shape``. Two draws share each 32-bit word, halving the cost of the generator."""
+    """Return uniform uint16 of ``shape``. Each 32-bit word gives two values, which halves the cost."""
     *leading, last = shape
     words = random_words(key, (*leading, -(-last // 2)))
     low, high = words.astype(jnp.uint16), (words >> 16).astype(jnp.uint16)

@@ -1,7 +1,7 @@
-"""Floating-point operations of a program, counted in its trace.
+"""Counts of the floating-point operations of a traced program.
 
-Matrix products and convolutions count, a multiply and an add as two operations. A loop counts as often as it runs
-(a compiler's own count takes the body of a scanned loop once) and a kernel as its cost estimate states.
+Matrix products and convolutions count, a multiply and an add as two operations. The body of a loop counts once per
+round (compilers count it once), and a kernel counts with its cost estimate.
 """
 
 import functools
@@ -23,8 +23,8 @@ from bert_jax.model.canonical import abstract_params
 def traced_flops(function: Callable[..., Any], *arguments: Any) -> Counter[str]:
     """Return the operations of ``function`` on ``arguments`` (arrays or shape structs) by named scope.
 
-    What the trace computes twice (``jax.checkpoint``) counts twice. Raises ``ValueError`` for a matrix product in a
-    loop of unknown length.
+    Operations that the trace contains twice (``jax.checkpoint``) count twice. Raises ``ValueError`` for a matrix
+    product in a loop of unknown length.
     """
     counts: Counter[str] = Counter()
     _add(jax.make_jaxpr(function)(*arguments).jaxpr, 1, "", counts)
@@ -67,7 +67,7 @@ def _multiplications(equation: Any) -> int:
 
 
 def _inner(params: dict[str, Any]) -> Iterator[Any]:
-    """Programs among the parameters of an operation, such as the body of a loop."""
+    """Yield the programs among the parameters of an operation, such as the body of a loop."""
     for value in params.values():
         for item in value if isinstance(value, tuple | list) else (value,):
             item = getattr(item, "jaxpr", item)
@@ -79,14 +79,14 @@ def _inner(params: dict[str, Any]) -> Iterator[Any]:
 def training_flops(model: ModelConfig, *, seq_length: int, max_predictions: int, has_nsp: bool) -> Counter[str]:
     """Return the operations of one pretraining sequence, forward and backward, by named scope.
 
-    Those of the model, however it runs: an unpadded vocabulary, no kernel, nothing recomputed. Recomputation so
-    lowers the model FLOP utilization, as it should.
+    They are those of the model, without padding of the vocabulary, kernels and recomputation, so that recomputation
+    lowers the model FLOP utilization.
 
     Args:
         model: sizes of the network.
         seq_length: tokens per sequence, padding included.
-        max_predictions: positions that reach the vocabulary projection; fillers count, they are computed.
-        has_nsp: whether the model has pooler and sentence-pair head.
+        max_predictions: positions of the vocabulary projection, including fillers, which are computed.
+        has_nsp: True for a model with pooler and sentence-pair head.
     """
     execution = ExecutionConfig(scan_layers=True, vocab_multiple=1, attention="xla", residual_norm="xla")
     network = BertForPretraining(model, execution, has_nsp)

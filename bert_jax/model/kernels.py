@@ -1,7 +1,7 @@
-"""Common part of the TPU kernels: choice, partition over devices, and dropout bits inside them.
+"""Common functions of the TPU kernels: choice of the kernel, partition over devices, dropout bits.
 
-The bits are a hash of each value's place in the global batch, not the chip's generator: they are the same on every
-device, mesh and block size, and the backward pass computes them again instead of storing them.
+The bits are a hash of the place of each value in the global batch instead of numbers of the generator of the chip:
+they do not depend on device, mesh and block size, and the backward pass computes them again.
 """
 
 from collections.abc import Callable
@@ -19,20 +19,18 @@ LANES = 128
 
 
 def on_tpu(mesh: Mesh | None) -> bool:
-    """Return True if the program runs on TPUs (it may be compiled for a mesh of TPUs that this host has not)."""
+    """Return True if the program runs on TPUs (the mesh may have TPUs that this host does not have)."""
     return (jax.default_backend() if mesh is None else mesh.devices.flat[0].platform) == "tpu"
 
 
 def use_kernel(choice: str, option: str, mesh: Mesh | None, reason: str) -> bool:
     """Return True if ``choice``, the value of ``execution.<option>``, selects the Pallas kernel.
 
-    ``reason``: why the kernel cannot run (empty: it can). ``auto`` selects the kernel on TPU meshes if it can run;
-    ``pallas`` raises ``ValueError`` if it cannot.
+    ``reason`` states why the kernel cannot run; it is empty if it can. ``auto`` selects the kernel on TPU meshes if
+    it can run; ``pallas`` raises ``ValueError`` if it cannot.
     """
     if choice == "pallas" and reason:
-        raise ValueError(
-            f"execution.{option}: pallas is not possible: {reason}; set execution.{option} to xla or auto"
-        )
+        raise ValueError(f"execution.{option}: pallas is not possible: {reason}; allowed here: xla, auto")
     return choice == "pallas" or (choice == "auto" and mesh is not None and on_tpu(mesh) and not reason)
 
 
@@ -58,7 +56,7 @@ def shard_mapped(
 
     if not cut:
         return local
-    # Inside a region that is manual over other axes the mesh is that of the region.
+    # A region that is manual over other axes has its own mesh.
     return jax.shard_map(
         local,
         mesh=None if manual else mesh,
@@ -70,7 +68,7 @@ def shard_mapped(
 
 
 def seed_words(key: DropoutKey | None) -> jax.Array:
-    """int32[3] for :func:`keep`: two words of the key and the place of row 0 in the whole batch."""
+    """Return int32[3] for :func:`keep`: two words of the key and the place of row 0 in the whole batch."""
     if key is None:
         return jnp.zeros(3, jnp.int32)
     whole, first_row = (key.key, key.first_row) if isinstance(key, ShardKey) else (key, jnp.uint32(0))
@@ -79,15 +77,15 @@ def seed_words(key: DropoutKey | None) -> jax.Array:
 
 
 def keep(words: jax.Array, rate: float, axis: int) -> tuple[jax.Array, float]:
-    """Mask of the values that stay, and the factor for them; ``rate`` is exact to 2**-17. Each of ``words`` (random
-    int32) decides about two: one in the first half of ``axis``, one in the second."""
+    """Return the mask of the values to keep, and their factor; ``rate`` is exact to 2**-17. Each of ``words``
+    (random int32) decides about two values: one in the first half of ``axis``, one in the second."""
     threshold = min(max(round(rate * 65536), 1), 65535)
     bits = jnp.concatenate([words & 0xFFFF, jax.lax.shift_right_logical(words, 16)], axis=axis)
     return bits >= threshold, 65536 / (65536 - threshold)
 
 
 def mix(x: Any, salt: Any) -> Any:
-    """A hash of 32 bits (int32): multiplications and shifts of Wellons' "lowbias32", ``salt`` after the first."""
+    """Return a hash of 32 bits (int32): "lowbias32" of Wellons, with ``salt`` after the first multiplication."""
     x ^= jax.lax.shift_right_logical(x, 16)
     x = x * np.int32(0x7FEB352D) ^ salt
     x ^= jax.lax.shift_right_logical(x, 15)
@@ -96,5 +94,5 @@ def mix(x: Any, salt: Any) -> Any:
 
 
 def iota(shape: tuple[int, ...], dim: int) -> jax.Array:
-    """int32 place along ``dim``."""
+    """Return the index along ``dim``, int32."""
     return jax.lax.broadcasted_iota(jnp.int32, shape, dim)

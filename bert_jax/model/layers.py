@@ -30,17 +30,18 @@ from bert_jax.model.matmul import add_bias, matmul_f32_grad
 from bert_jax.parallel.axes import Axes, constrain, with_logical_axes
 
 ACT = ("act_batch", "act_length", "act_embed")
-# Collection of hidden states and attention probabilities, filled on request.
+# Linen collection of hidden states and attention probabilities; filled if it is mutable.
 INTERMEDIATES = "intermediates"
 
 
 def compute_dtype(execution: ExecutionConfig) -> jnp.dtype:
-    """dtype of matrix products and activations."""
+    """Return the dtype of matrix products and activations."""
     return jnp.dtype(execution.dtype)
 
 
 def weight_init(config: ModelConfig) -> jax.nn.initializers.Initializer:
-    """Truncated normal cut at two sigma and not rescaled (google-research/bert ``create_initializer``)."""
+    """Return a truncated normal, cut at two sigma and not rescaled (google-research/bert
+    ``create_initializer``)."""
     return jax.nn.initializers.truncated_normal(config.initializer_range)
 
 
@@ -48,7 +49,7 @@ def activation(config: ModelConfig, x: jax.Array) -> jax.Array:
     """Apply the activation ``config.activation`` of the feed-forward layers and the MLM head to ``x``."""
     match config.activation:
         case "gelu":
-            # One product with erf instead of jax.nn.gelu's erfc: the same function, cheaper on CPU.
+            # With erf instead of the erfc of jax.nn.gelu: the same function, cheaper on CPU.
             return x * (0.5 * jax.lax.erf(x * np.asarray(math.sqrt(0.5), x.dtype)) + 0.5)
         case "gelu_tanh":
             return jax.nn.gelu(x, approximate=True)
@@ -68,8 +69,9 @@ class Dense(nn.Module):
     dtype: jnp.dtype
     use_bias: bool = True
 
-    def setup_parameters(self, inputs: int) -> tuple[jax.Array, jax.Array]:
-        """Kernel [in, out] and bias [out] in float32."""
+    @nn.compact
+    def parameters(self, inputs: int) -> tuple[jax.Array, jax.Array]:
+        """Return kernel [in, out] and bias [out] in float32, for a caller that fuses several products."""
         kernel = self.param(
             "kernel", with_logical_axes(weight_init(self.config), self.axes), (inputs, self.features)
         )
@@ -78,18 +80,9 @@ class Dense(nn.Module):
         bias = self.param("bias", with_logical_axes(nn.initializers.zeros_init(), self.axes[-1:]), (self.features,))
         return kernel, bias
 
-    @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
-        kernel, bias = self.setup_parameters(x.shape[-1])
+        kernel, bias = self.parameters(x.shape[-1])
         return add_bias(matmul_f32_grad(x, kernel), bias)
-
-
-class DenseParameters(Dense):
-    """The parameters of a :class:`Dense` for a caller that fuses several products."""
-
-    @nn.compact
-    def __call__(self, inputs: int) -> tuple[jax.Array, jax.Array]:  # type: ignore[override]
-        return self.setup_parameters(inputs)
 
 
 class LayerNorm(nn.Module):
@@ -98,14 +91,14 @@ class LayerNorm(nn.Module):
     config: ModelConfig
     dtype: jnp.dtype
 
-    def setup_parameters(self, width: int) -> tuple[jax.Array, jax.Array]:
-        """Scale and bias [width] in float32."""
+    @nn.compact
+    def parameters(self, width: int) -> tuple[jax.Array, jax.Array]:
+        """Return scale and bias [width] in float32, for a caller that fuses LayerNorm with another operation."""
         scale = self.param("scale", with_logical_axes(nn.initializers.ones_init(), ("norm",)), (width,))
         return scale, self.param("bias", with_logical_axes(nn.initializers.zeros_init(), ("norm",)), (width,))
 
-    @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
-        scale, bias = self.setup_parameters(x.shape[-1])
+        scale, bias = self.parameters(x.shape[-1])
         x32 = x.astype(jnp.float32)
         mean = jnp.mean(x32, axis=-1, keepdims=True)
         centered = x32 - mean
@@ -114,16 +107,16 @@ class LayerNorm(nn.Module):
         return (normal * scale + bias).astype(self.dtype)
 
 
-class LayerNormParameters(LayerNorm):
-    """The parameters of a :class:`LayerNorm`, for a caller that fuses it with the preceding operation."""
+class Block(nn.Module):
+    """A part of the encoder: sizes, execution and mesh."""
 
-    @nn.compact
-    def __call__(self, width: int) -> tuple[jax.Array, jax.Array]:  # type: ignore[override]
-        return self.setup_parameters(width)
+    config: ModelConfig
+    execution: ExecutionConfig
+    mesh: Mesh | None = None
 
 
 class Embedding(nn.Module):
-    """A table [rows, H]; ``table()`` gives it to the tied output layer."""
+    """A table float32[rows, H]; the call returns it."""
 
     rows: int
     axes: Axes
@@ -136,26 +129,26 @@ class Embedding(nn.Module):
 
 
 def sinusoidal_positions(length: int, width: int) -> np.ndarray:
-    """float32[length, width]: sines in the first half, cosines in the second (tensor2tensor's layout of
-    Vaswani et al. 2017, section 3.5)."""
+    """Return float32[length, width]: sines in the first half, cosines in the second (Vaswani et al. 2017, section
+    3.5, in the layout of tensor2tensor)."""
     rates = 10_000.0 ** (-np.arange(width // 2) / max(width // 2 - 1, 1))
     angles = np.arange(length)[:, None] * rates[None]
     return np.concatenate([np.sin(angles), np.cos(angles)], axis=1).astype(np.float32)
 
 
 def rotary_tables(length: int, head_size: int, base: float) -> tuple[np.ndarray, np.ndarray]:
-    """Cosines and sines, each float32[length, head_size / 2], of the angle of each pair of a head's dimensions by
-    position (Su et al. 2021, section 3.2.2)."""
+    """Return cosines and sines, each float32[length, head_size / 2], of the angle of each pair of dimensions of a
+    head by position (Su et al. 2021, section 3.2.2)."""
     rates = base ** (-np.arange(head_size // 2) / (head_size // 2))
     angles = np.arange(length)[:, None] * rates[None]  # float64: in float32 a large angle is off by 1e-5
     return np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32)
 
 
 def rotate(x_BxSxAxD: jax.Array, cos_BxSx1xE: jax.Array, sin_BxSx1xE: jax.Array) -> jax.Array:
-    """Queries or keys with rotary positions: dimensions i and i + D / 2 are turned by angle i, in float32.
+    """Return queries or keys with rotary positions: dimensions i and i + D / 2 are rotated by angle i, in float32.
 
-    Su et al. 2021 turn neighbors, 2i and 2i + 1: the same function with the dimensions of a head in another order,
-    which needs no strided access.
+    Su et al. 2021 rotate the neighbors 2i and 2i + 1, which is the same function with the dimensions of a head in
+    another order, but needs strided access.
     """
     first, second = jnp.split(x_BxSxAxD.astype(jnp.float32), 2, axis=-1)
     parts = [first * cos_BxSx1xE - second * sin_BxSx1xE, second * cos_BxSx1xE + first * sin_BxSx1xE]
@@ -181,10 +174,10 @@ class Embeddings(nn.Module):
         config, dtype = self.config, compute_dtype(self.execution)
         words_VxH = Embedding(self.padded_vocab_size, ("vocab", "embed"), config, name="word_embeddings")()
         types_TxH = Embedding(config.type_vocab_size, ("segment", "embed"), config, name="token_type_embeddings")()
-        # Lookups in whole rows: those in tables that two mesh axes cut crash the compiler (design/sharding.md).
+        # Lookups need whole rows: the compiler crashes for tables that two mesh axes cut (design/sharding.md).
         whole_rows_VxH = constrain(words_VxH, ("vocab", None), self.mesh)
         x_BxSxH = jnp.take(whole_rows_VxH, input_ids_BxS, axis=0)
-        # A product with a one-hot row: the gradient is a matrix product instead of a scatter into few rows.
+        # A product with a one-hot row, whose gradient is a matrix product instead of a scatter into few rows.
         x_BxSxH += jax.nn.one_hot(token_type_ids_BxS, config.type_vocab_size, dtype=jnp.float32) @ types_TxH
         if config.position_embeddings == "learned":
             rows = config.max_position_embeddings
@@ -201,24 +194,25 @@ class Embeddings(nn.Module):
 
 
 def output_residual_norm(
-    block: "SelfAttention | FeedForward",
+    block: Block,
     inner: jax.Array,
     x_BxSxH: jax.Array,
     axes: Axes,
     dropout_key: DropoutKey | None,
     activate: Callable[[jax.Array], jax.Array] = lambda x: x,
 ) -> jax.Array:
-    """The end of both blocks of a layer: ``activate`` and output projection of ``inner`` [B, S, ..], dropout,
-    residual ``x`` and, with ``norm_position`` post, LayerNorm. ``axes`` are those of the projection's weights."""
+    """Compute the end of both blocks of a layer: ``activate`` and output projection of ``inner`` [B, S, ..],
+    dropout, residual ``x`` and, with ``norm_position`` post, LayerNorm. ``axes`` are the axes of the weights."""
     config, dtype, mesh = block.config, compute_dtype(block.execution), block.mesh
     length, width = x_BxSxH.shape[1:]
-    kernel, bias = DenseParameters(width, axes, config, dtype, name="output")(inner.shape[-1])
+    kernel, bias = Dense(width, axes, config, dtype, name="output").parameters(inner.shape[-1])
 
     def project(inner: jax.Array, kernel: jax.Array) -> jax.Array:
         return matmul_f32_grad(activate(inner), kernel)
 
     if block.execution.scan_layers:
-        # A loop copies what its backward pass needs into stacked arrays: to activate again is cheaper.
+        # A loop copies the values for its backward pass into stacked arrays; computing the activation again is
+        # cheaper.
         project = jax.checkpoint(project, prevent_cse=False)
     product_BxSxH = project(inner, kernel)
     reason = norm_kernel.unsupported(config, length)
@@ -227,7 +221,7 @@ def output_residual_norm(
         return (
             sum_BxSxH if config.norm_position == "pre" else LayerNorm(config, dtype, name="layer_norm")(sum_BxSxH)
         )
-    vectors = (bias, *LayerNormParameters(config, dtype, name="layer_norm")(width))
+    vectors = (bias, *LayerNorm(config, dtype, name="layer_norm").parameters(width))
     rate = 0.0 if dropout_key is None else config.hidden_dropout
 
     def add_norm(
@@ -247,12 +241,8 @@ def output_residual_norm(
         return run(constrain(product_BxSxH, ACT, mesh), x_BxSxH, *vectors, seed_words(dropout_key))
 
 
-class SelfAttention(nn.Module):
+class SelfAttention(Block):
     """Multi-head self-attention with output projection, dropout, residual and LayerNorm."""
-
-    config: ModelConfig
-    execution: ExecutionConfig
-    mesh: Mesh | None = None
 
     @nn.compact
     def __call__(
@@ -275,7 +265,7 @@ class SelfAttention(nn.Module):
         causal = config.attention == "causal"
         look_inside = self.is_mutable_collection(INTERMEDIATES)
         attend: Callable[..., jax.Array]
-        # Parameters are made with short dummy rows, which kernels need not be able to do.
+        # Parameters are initialized with short rows, which kernels may not support.
         plain = look_inside or self.is_initializing()
         if not plain and use_kernel_attention(self.execution.attention, mesh, config, length):
             products = [constrain(y, ("act_batch", "act_length", "act_heads"), mesh) for y in products]
@@ -301,26 +291,22 @@ class SelfAttention(nn.Module):
         return output_residual_norm(self, context_BxSxH, x_BxSxH, ("heads", "embed"), output_key)
 
     def _project(self, x_BxSxH: jax.Array, dtype: jnp.dtype) -> tuple[list[jax.Array], list[jax.Array]]:
-        """Query, key and value without their biases, each [B, S, H], and the biases, each [H]."""
+        """Return query, key and value without their biases, each [B, S, H], and the biases, each [H]."""
         width = self.config.hidden_size
         pairs = [
-            DenseParameters(width, ("embed", "heads"), self.config, dtype, name=name)(width)
+            Dense(width, ("embed", "heads"), self.config, dtype, name=name).parameters(width)
             for name in ("query", "key", "value")
         ]
         biases = [bias for _, bias in pairs]
         if not self.execution.fused_qkv:
             return [matmul_f32_grad(x_BxSxH, kernel) for kernel, _ in pairs], biases
-        # Stacked on a new axis, which no mesh axis cuts, so heads stay where they are.
+        # Stacked on a new axis, which no mesh axis cuts, so that heads stay on their devices.
         fused_BxSx3xH = matmul_f32_grad(x_BxSxH, jnp.stack([kernel for kernel, _ in pairs], axis=1))
         return [fused_BxSx3xH[:, :, i] for i in range(3)], biases
 
 
-class FeedForward(nn.Module):
+class FeedForward(Block):
     """Dense, activation, dense, dropout, residual and LayerNorm."""
-
-    config: ModelConfig
-    execution: ExecutionConfig
-    mesh: Mesh | None = None
 
     @nn.compact
     def __call__(self, x_BxSxH: jax.Array, output_key: DropoutKey | None) -> jax.Array:
@@ -336,13 +322,10 @@ class FeedForward(nn.Module):
         return output_residual_norm(self, hidden_BxSxF, x_BxSxH, ("mlp", "embed"), output_key, activate)
 
 
-class EncoderLayer(nn.Module):
-    """One layer. ``layer`` (1..L) picks its dropout keys; returns ``(x, None)``, as ``nn.scan`` wants, with
-    ``collect`` ``(x, x)``."""
+class EncoderLayer(Block):
+    """One layer. ``layer`` (1..L) selects its dropout keys. Returns ``(x, None)``, which ``nn.scan`` expects, or
+    ``(x, x)`` with ``collect``."""
 
-    config: ModelConfig
-    execution: ExecutionConfig
-    mesh: Mesh | None = None
     collect: bool = False
 
     @nn.compact

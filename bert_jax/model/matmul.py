@@ -1,7 +1,7 @@
-"""Products with weights, whose gradients leave the product in float32.
+"""Products with weights whose gradients are float32.
 
-Left to itself, the gradient of a weight that is used in bfloat16 is rounded to bfloat16 before microbatches and
-devices are summed. Here the weight's own dtype decides: float32 parameters have float32 gradients throughout.
+By default the gradient of a weight that is used in bfloat16 is rounded to bfloat16 before microbatches and devices
+are summed. Here gradients have the dtype of the weight: float32 parameters have float32 gradients.
 """
 
 import functools
@@ -12,11 +12,12 @@ import jax.numpy as jnp
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3))
 def matmul_f32_grad(x: jax.Array, kernel: jax.Array, axis: int = 0, dtype: jnp.dtype | None = None) -> jax.Array:
-    """Sum over the last axis of ``x`` and ``axis`` of ``kernel`` (used in the dtype of ``x``): [*rows, *out].
+    """Return the product summed over the last axis of ``x`` and ``axis`` of ``kernel`` (used in the dtype of
+    ``x``): [*rows, *out].
 
     The result has ``dtype``, or that of ``x``.
     """
-    # Rows in one dimension: with more, the CPU compiler writes a transposed copy of every incoming gradient.
+    # In one dimension, because with more the CPU compiler writes a transposed copy of every incoming gradient.
     rows = x.reshape(-1, x.shape[-1])
     dimensions = (((1,), (axis,)), ((), ()))
     result = jax.lax.dot_general(rows, kernel.astype(x.dtype), dimensions, preferred_element_type=dtype or x.dtype)
@@ -50,5 +51,5 @@ matmul_f32_grad.defvjp(_forward, _backward)
 
 
 def add_bias(x: jax.Array, bias: jax.Array) -> jax.Array:
-    """``x + bias`` in the dtype of ``x``; the bias's gradient is summed in its own."""
+    """Return ``x + bias`` in the dtype of ``x``; the gradient of the bias is summed in the dtype of the bias."""
     return (x.astype(bias.dtype) + bias).astype(x.dtype)

@@ -1,7 +1,7 @@
 """Bias, dropout, residual and LayerNorm after a product as one TPU kernel (Pallas), forward and backward.
 
-The compiler spreads these over half a dozen passes through memory, each way; here every array is read once and
-written once. The backward pass computes the sum and its statistics again from the same two inputs.
+The compiler computes these in about six passes through memory in each direction; the kernel reads and writes every
+array once. The backward pass computes the sum and its statistics again from the same two inputs.
 """
 
 import functools
@@ -17,7 +17,7 @@ from bert_jax.config.schema import ModelConfig
 from bert_jax.config.switches import ANY, SIZES, Supported, unsupported_fields
 from bert_jax.model.kernels import LANES, iota, keep, mix
 
-# Tokens of one block, from what fits the fast memory.
+# Tokens of one block that fit into the fast memory.
 _BLOCK_TOKENS = 256
 
 
@@ -55,10 +55,12 @@ def add_norm(
     dropout_rate: float,
     interpret: bool,
 ) -> jax.Array:
-    """``LayerNorm(residual + dropout(product + bias))`` over N tokens, in float32: [N, H] in the residual's dtype.
+    """Compute ``LayerNorm(residual + dropout(product + bias))`` over N tokens in float32: [N, H] in the residual's
+    dtype.
 
     ``words_3`` (int32) holds two words of the dropout key, ``first_token`` (int32) is the place of token 0 in the
-    whole batch: bits depend on these alone. ``dropout_rate`` 0 draws none. ``interpret`` runs on any device.
+    whole batch; the bits depend on nothing else. ``dropout_rate`` 0 draws no bits. ``interpret`` runs the kernel on
+    any device.
     """
     return _forward(
         product_NxH, bias_H, residual_NxH, norm_scale_H, norm_bias_H, words_3, first_token, epsilon, dropout_rate,
@@ -99,7 +101,8 @@ def _call(
     kernel: Any, seeds: jax.Array, vectors: jax.Array, arrays: tuple[jax.Array, ...], outputs: int, sums: int,
     interpret: bool,
 ) -> Any:  # fmt: skip
-    """Run ``kernel`` over blocks of tokens; ``outputs`` are like the first array, ``sums`` of them [24, H]."""
+    """Run ``kernel`` over blocks of tokens; it has ``outputs`` arrays like the first one and ``sums`` arrays [24,
+    H]."""
     tokens, width = arrays[0].shape
     rows = next(n for n in range(min(_BLOCK_TOKENS, tokens), 0, -8) if tokens % n == 0)
     block = pl.BlockSpec((rows, width), lambda i, *_: (i, 0))
@@ -115,7 +118,7 @@ def _call(
             in_specs=[pl.BlockSpec((3, width), lambda i, *_: (0, 0)), *[block] * len(arrays)],
             out_specs=[block] * outputs + [pl.BlockSpec((24, width), lambda i, *_: (0, 0))] * sums,
         ),
-        # Blocks run one after the other, because they add to the same sums.
+        # Sequential blocks, because they add to the same sums.
         compiler_params=pltpu.CompilerParams(dimension_semantics=("arbitrary",)),
         cost_estimate=pl.CostEstimate(
             flops=0,
@@ -153,14 +156,14 @@ def _backward_kernel(
         sums[...] = jnp.zeros(sums.shape, jnp.float32)
 
     for i, values in enumerate((dropped, incoming * normal, incoming)):
-        # Eight partial sums each: adding whole registers, none of their rows to another.
+        # Eight partial sums of each, so that whole registers are added without sums over their rows.
         sums[8 * i : 8 * i + 8] += jnp.sum(values.reshape(-1, 8, values.shape[-1]), axis=0)
 
 
 def _normal(
     seeds: Any, vectors: Any, product: Any, residual: Any, epsilon: float, dropout_rate: float
 ) -> tuple[jax.Array, jax.Array, jax.Array | None]:
-    """Normalized sum, its inverse deviation, and dropout's factor of each value (0 or the scale)."""
+    """Return the normalized sum, its inverse deviation, and the dropout factor of each value (0 or the scale)."""
     dropped = product[...].astype(jnp.float32) + vectors[0:1]
     factor = None
     if dropout_rate:

@@ -1,6 +1,6 @@
-"""From token outputs to one vector per text: pooling, then dense layers and division by the norm.
+"""The head that computes one vector per text: pooling, then dense layers and division by the norm.
 
-Sentence-BERT (Reimers and Gurevych 2019); the modules are those of a sentence-transformers folder.
+Sentence-BERT (Reimers and Gurevych 2019), with the modules of sentence-transformers folders.
 """
 
 import jax
@@ -20,13 +20,13 @@ ACTIVATIONS = {
 
 
 def pool(x_BxSxH: jax.Array, mask_BxS: jax.Array, kind: str) -> jax.Array:
-    """float32[B, H]: the first visible token (cls), or the mean or maximum over the visible ones."""
+    """Return float32[B, H]: the first visible token (cls), or the mean or maximum over the visible tokens."""
     x_BxSxH = x_BxSxH.astype(jnp.float32)
     if kind == "cls":
         return jnp.take_along_axis(x_BxSxH, jnp.argmax(mask_BxS, axis=1)[:, None, None], axis=1)[:, 0]
     if kind == "max":
-        # By its place: jnp.max passes its gradient to what equals the largest value, and where the compiler
-        # computes x_BxSxH a second time for that, rounded otherwise, too little does.
+        # The maximum by its index: the gradient of jnp.max goes to the values that equal the largest one, and none
+        # may do so if the compiler computes x_BxSxH a second time with other rounding.
         x_BxSxH = jnp.where(mask_BxS[..., None], x_BxSxH, -1e9)
         places_Bx1xH = jnp.argmax(jax.lax.stop_gradient(x_BxSxH), axis=1, keepdims=True)
         is_largest_BxSxH = jnp.arange(x_BxSxH.shape[1])[:, None] == places_Bx1xH
@@ -36,8 +36,8 @@ def pool(x_BxSxH: jax.Array, mask_BxS: jax.Array, kind: str) -> jax.Array:
 
 
 def normalize(x: jax.Array) -> jax.Array:
-    """Rows divided by their Euclidean norm (at least 1e-12)."""
-    # The root of what is never 0: an empty sequence's vector is 0, where a norm has no gradient.
+    """Return rows divided by their Euclidean norm (at least 1e-12)."""
+    # The root is never taken of 0, where it has no gradient: the vector of an empty sequence is 0.
     return x / jnp.sqrt(jnp.maximum(jnp.sum(x * x, axis=-1, keepdims=True), 1e-24))
 
 
@@ -49,7 +49,7 @@ class SentenceHead(nn.Module):
 
     @nn.compact
     def __call__(self, x_BxSxH: jax.Array, mask_BxS: jax.Array) -> jax.Array:
-        """float32[B, E]."""
+        """Return float32[B, E]."""
         x = jnp.concatenate([pool(x_BxSxH, mask_BxS, kind) for kind in self.sentence.pooling], axis=-1)
         dense = 0
         for module in self.sentence.modules:

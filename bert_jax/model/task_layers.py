@@ -1,4 +1,4 @@
-"""Layers between the encoder and a task's output layer, and output layers that are more than a dense one.
+"""Layers between the encoder and the output layer of a task, and output layers other than a dense one.
 
 Shapes: B rows, S tokens, H width of the encoder, F width of the features, U units per row, E width of an embedding.
 """
@@ -12,7 +12,7 @@ from bert_jax.config.spec import Features
 from bert_jax.model.layers import Dense
 from bert_jax.parallel.axes import with_logical_axes
 
-# Hidden states (0: embeddings, then the layers) that each kind of features is made of.
+# Hidden states (0: embeddings, then the layers) of each kind of features.
 _PARTS = {
     "last": slice(-1, None),
     "embeddings": slice(0, 1),
@@ -24,14 +24,14 @@ _PARTS = {
 
 
 class ScalarMix(nn.Module):
-    """Token features from hidden states (Devlin et al. 2018, section 5.3): one of them, four side by side, or a
+    """Token features from hidden states (Devlin et al. 2018, section 5.3): one of them, four concatenated, or a
     learned scalar mix, gamma * sum(softmax(w) * h) (Peters et al. 2018)."""
 
     kind: Features
 
     @nn.compact
     def __call__(self, hidden_NxBxSxH: jax.Array) -> jax.Array:
-        """float32[B, S, F] of all hidden states, the embeddings first."""
+        """Return float32[B, S, F] from all hidden states, the embeddings first."""
         parts = hidden_NxBxSxH[_PARTS[self.kind]].astype(jnp.float32)
         if self.kind == "concat_last_four":
             return jnp.concatenate(list(parts), axis=-1)
@@ -44,7 +44,7 @@ class ScalarMix(nn.Module):
 
 class BiLstm(nn.Module):
     """Two layers of a bidirectional LSTM (Hochreiter and Schmidhuber 1997) over the tokens of each sequence of a
-    row: float32[B, S, 2 * size]. A sequence's state begins at zero, and padding keeps none."""
+    row: float32[B, S, 2 * size]. The state of a sequence starts at zero, and padding has none."""
 
     size: int
     config: ModelConfig
@@ -109,7 +109,7 @@ class Crf(nn.Module):
 
 
 def pair_features(u: jax.Array, v: jax.Array) -> jax.Array:
-    """[..., 3E]: u, v and |u - v|, which the softmax classifier of Sentence-BERT reads."""
+    """Return u, v and |u - v|, [..., 3E], the input of the softmax classifier of Sentence-BERT."""
     return jnp.concatenate([u, v, jnp.abs(u - v)], axis=-1)
 
 
@@ -122,7 +122,7 @@ class PairHead(nn.Module):
 
     @nn.compact
     def __call__(self, pair_features_BxUx3E: jax.Array) -> jax.Array:
-        """float32[B, U, classes]."""
+        """Return float32[B, U, classes]."""
         x, dtype = pair_features_BxUx3E, jnp.dtype("float32")
         if self.heads.pair_hidden:
             x = jax.nn.relu(

@@ -297,9 +297,9 @@ def test_fill_mask_refusals(capsys, trained, monkeypatch, tmp_path):
     run = ("--model", trained / "run")
     assert "does not contain [MASK]" in fill_refused(capsys, *run, "the cat sees a bird .")
     assert "does not contain [MASK]" in fill_refused(capsys, *run, "the [MASK] .", "the [mask] .")
-    assert "at most 32 are allowed" in fill_refused(capsys, *run, "the cat " * 30 + "[MASK]")
+    assert "at most 32" in fill_refused(capsys, *run, "the cat " * 30 + "[MASK]")
     assert "top: 0 is not allowed; allowed: 1 or more" in fill_refused(capsys, *run, "--top", 0, "the [MASK]")
-    assert "no model there" in fill_refused(capsys, "--model", tmp_path, "the [MASK]")
+    assert "no model" in fill_refused(capsys, "--model", tmp_path, "the [MASK]")
     assert "none: does not exist" in fill_refused(capsys, "--model", tmp_path / "none", "the [MASK]")
     assert "gcloud storage cp -r URL" in fill_refused(capsys, "--model", "gs://bucket/run", "the [MASK]")
     monkeypatch.setattr(sys, "stdin", standard_input(""))
@@ -307,9 +307,9 @@ def test_fill_mask_refusals(capsys, trained, monkeypatch, tmp_path):
     # A workdir before its first checkpoint, and one without its vocabulary.
     for name in ("config.yaml", "vocab.txt"):
         shutil.copy(trained / "run" / name, tmp_path)
-    assert "no checkpoint there yet" in fill_refused(capsys, "--model", tmp_path, "the [MASK]")
+    assert "no checkpoint yet" in fill_refused(capsys, "--model", tmp_path, "the [MASK]")
     (tmp_path / "vocab.txt").unlink()
-    assert "expected one vocabulary file" in fill_refused(capsys, "--model", tmp_path, "the [MASK]")
+    assert "vocabulary files" in fill_refused(capsys, "--model", tmp_path, "the [MASK]")
     with pytest.raises(SystemExit) as ended:
         cli.main(["fill-mask", "the [MASK]"])
     assert ended.value.code == 2

@@ -134,7 +134,7 @@ def test_cluster(files, call, tmp_path):
         (("search", "--corpus", "TEXTS", "--queries", "TEXTS", "w1"), "give one of them"),
         (("search", "--corpus", "TEXTS", "--top", "0"), "--top: 0 is not allowed"),
         (("search", "--corpus", "TEXTS", "--dimensions", "3"), "--dimensions needs --whiten"),
-        (("search", "--corpus", "TEXTS", "--query_prompt", "q"), "--query_prompt: there are no queries but"),
+        (("search", "--corpus", "TEXTS", "--query_prompt", "q"), "--query_prompt: the queries are"),
         (("search", "--corpus", "MISSING"), "No such file"),
         (("search", "--model", "MODEL", "--corpus", "TEXTS", "--queries", "VECTORS"), "have 3 numbers"),
         (("search", "--model", "MODEL", "--corpus", "TEXTS", "--queries", "VECTORS", "--whiten"), "of 3 numbers"),

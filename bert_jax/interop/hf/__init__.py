@@ -1,1 +1,1 @@
-"""Folders of Hugging Face, in and out: names, description, tensors, and the comparison with transformers."""
+"""Reader and writer of Hugging Face folders: names, config.json, tensors, comparison with transformers."""

@@ -1,6 +1,6 @@
-"""``config.json`` of Hugging Face folders, read and written.
+"""Reader and writer of the ``config.json`` of Hugging Face folders.
 
-Keys, defaults and their meaning are those of transformers' ``BertConfig`` and ``RobertaConfig``.
+Keys, defaults and meanings are those of transformers' ``BertConfig`` and ``RobertaConfig``.
 """
 
 import dataclasses
@@ -12,46 +12,58 @@ from typing import Any, Literal
 
 from bert_jax.config import HeadsConfig, ModelConfig, ModelSpec
 from bert_jax.config.switches import ANY, SIZES, Supported, check_fields
+from bert_jax.interop.stored import default_labels
 from bert_jax.io.untrusted_folder import json_object, read_small
 
 CONFIG_FILE = "config.json"
-# A larger one is no description of a model.
+# A larger number of labels is an error.
 _MOST_LABELS = 1 << 20
 
-# Heads of each class. The heads of a model are those whose tensors are present; its class tells what "classifier"
-# means.
-CLASSES: dict[str, tuple[str, ...]] = {
-    "BertModel": ("pooler",),
-    "BertForPreTraining": ("pooler", "mlm", "nsp"),
-    "BertForMaskedLM": ("mlm",),
-    "BertForNextSentencePrediction": ("pooler", "nsp"),
-    "BertForSequenceClassification": ("pooler", "sequence"),
-    "BertForTokenClassification": ("token",),
-    "BertForQuestionAnswering": ("span",),
-    "BertForMultipleChoice": ("pooler", "choice"),
-    "RobertaModel": ("pooler",),
-    "RobertaForMaskedLM": ("mlm",),
-    "RobertaForSequenceClassification": ("pooler", "sequence"),
-    "RobertaForTokenClassification": ("token",),
-    "RobertaForQuestionAnswering": ("span",),
-    "RobertaForMultipleChoice": ("pooler", "choice"),
+# Heads of each class. The heads of a model are those whose tensors are present; its class defines
+# the meaning of "classifier".
+_HEADS_OF = {
+    "Model": ("pooler",),
+    "ForPreTraining": ("pooler", "mlm", "nsp"),
+    "ForMaskedLM": ("mlm",),
+    "ForNextSentencePrediction": ("pooler", "nsp"),
+    "ForSequenceClassification": ("pooler", "sequence"),
+    "ForTokenClassification": ("token",),
+    "ForQuestionAnswering": ("span",),
+    "ForMultipleChoice": ("pooler", "choice"),
 }
 _CLASS_PREFIX = {"bert": "Bert", "roberta": "Roberta"}
-_ACTIVATIONS = {
-    "gelu": "gelu",
-    "gelu_python": "gelu",
-    "gelu_new": "gelu_tanh",
-    "gelu_pytorch_tanh": "gelu_tanh",
-    "gelu_python_tanh": "gelu_tanh",
-    "gelu_fast": "gelu_tanh",
-    "gelu_accurate": "gelu_tanh",
-    "quick_gelu": "gelu_sigmoid",
-    "relu": "relu",
+CLASSES: dict[str, tuple[str, ...]] = {
+    f"{prefix}{name}": heads
+    for family, prefix in _CLASS_PREFIX.items()
+    for name, heads in _HEADS_OF.items()
+    if family == "bert" or "nsp" not in heads
 }
-_ACTIVATIONS_OUT = {"gelu": "gelu", "gelu_tanh": "gelu_new", "gelu_sigmoid": "quick_gelu", "relu": "relu"}
+# Key -> field of ModelConfig: whole numbers, and others. bert_config.json has the same keys.
+INTEGERS = {
+    "vocab_size": "vocab_size", "hidden_size": "hidden_size", "num_hidden_layers": "num_layers",
+    "num_attention_heads": "num_attention_heads", "intermediate_size": "intermediate_size",
+    "max_position_embeddings": "max_position_embeddings", "type_vocab_size": "type_vocab_size",
+}  # fmt: skip
+NUMBERS = {
+    "hidden_dropout_prob": "hidden_dropout", "attention_probs_dropout_prob": "attention_dropout",
+    "initializer_range": "initializer_range",
+}  # fmt: skip
+# Defaults of BertConfig and RobertaConfig.
+_DEFAULTS = {
+    "max_position_embeddings": 512, "type_vocab_size": 2, "hidden_dropout_prob": 0.1,
+    "attention_probs_dropout_prob": 0.1, "initializer_range": 0.02,
+}  # fmt: skip
+# Activation -> names of transformers; the first one is written.
+_ACTIVATION_NAMES = {
+    "gelu": ("gelu", "gelu_python"),
+    "gelu_tanh": ("gelu_new", "gelu_pytorch_tanh", "gelu_python_tanh", "gelu_fast", "gelu_accurate"),
+    "gelu_sigmoid": ("quick_gelu",),
+    "relu": ("relu",),
+}
+_ACTIVATIONS: dict[str, Any] = {name: ours for ours, names in _ACTIVATION_NAMES.items() for name in names}
 SUPPORTED: Supported = SIZES | {
     "position_offset": ANY,
-    "activation": tuple(_ACTIVATIONS_OUT),
+    "activation": tuple(_ACTIVATION_NAMES),
     "norm_position": ("post",),
     "norm_epsilon": ANY,
     "position_embeddings": ("learned",),
@@ -61,7 +73,7 @@ _PROBLEMS = {
     "multi_label_classification": "multi_label",
     "regression": "regression",
 }
-# Any other value means another function than this model's.
+# A model with any other value computes another function than this library.
 _REFUSED: dict[str, tuple[Any, ...]] = {
     "is_decoder": (False, None),
     "add_cross_attention": (False, None),
@@ -71,24 +83,23 @@ _REFUSED: dict[str, tuple[Any, ...]] = {
     "quantization_config": (None, {}),
     "auto_map": (None, {}),
 }
-_NEEDED = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size")
 
 
 @dataclass(frozen=True, kw_only=True)
 class HfConfig:
-    """Content of a ``config.json``. The tensors decide which heads the model has."""
+    """The content of a ``config.json``. The heads of the model follow from the tensors."""
 
     family: Literal["bert", "roberta"]
     model: ModelConfig
-    # The first class of ``architectures`` that is known; None: none is.
+    # The first known class of ``architectures``; None: no class is known.
     architecture: str | None
     # Names of the classes in id order; None: not stated.
     labels: tuple[str, ...] | None
-    # None: not stated, so regression with one label and single_label with several.
+    # None: not stated; regression for one label, single_label for several.
     problem: Literal["single_label", "multi_label", "regression"] | None
-    # Dropout before the task head; None: the encoder's.
+    # Dropout before the task head; None: that of the encoder.
     dropout: float | None
-    # Whether the MLM output layer is the word embeddings.
+    # True if the word embeddings are the MLM output layer.
     tied: bool
     # Stored dtype (``dtype``, before transformers 5 ``torch_dtype``); None: not stated.
     dtype: str | None
@@ -96,24 +107,21 @@ class HfConfig:
 
 
 def read_config(file: Path) -> dict[str, Any]:
-    """The JSON object in ``file``. Raises ``ValueError`` when it is not one or larger than 16 MB."""
+    """Read the JSON object in ``file``. Raises ``ValueError`` for other content and more than 16 MB."""
     return json_object(read_small(file, "a model's description"), file)
 
 
 def model_parts(config: Mapping[str, Any], name: str) -> HfConfig:
-    """Parse ``config``; ``name`` is for messages.
+    """Parse ``config``; messages begin with ``name``.
 
-    Raises ``ValueError``: another type of model or another function than this library's, code that would have to
-    run (``auto_map``), a value of the wrong type.
+    Raises ``ValueError`` for another type of model, a function that this library does not compute, code in the
+    folder (``auto_map``), and a value of the wrong type.
     """
     notes: list[str] = []
     family, architecture = _family(config, name)
     for key, allowed in _REFUSED.items():
         if key in config and config[key] not in allowed:
             raise ValueError(f"{name}: {key} is {_short(config[key])}; readable: {_supported()}")
-    missing = [key for key in _NEEDED if key not in config]
-    if missing:
-        raise ValueError(f"{name}: missing {', '.join(missing)}")
     activation = config.get("hidden_act", "gelu")
     if not isinstance(activation, str) or activation not in _ACTIVATIONS:
         raise ValueError(f"{name}: hidden_act is {_short(activation)}; allowed: {', '.join(_ACTIVATIONS)}")
@@ -121,25 +129,11 @@ def model_parts(config: Mapping[str, Any], name: str) -> HfConfig:
         if key not in config:
             notes.append(f"{name} lacks {key}: {default}, the default of transformers")
     pad = _integer(config, "pad_token_id", name, 1) if family == "roberta" else -1
-    try:
-        model = ModelConfig(
-            vocab_size=_integer(config, "vocab_size", name),
-            hidden_size=_integer(config, "hidden_size", name),
-            num_layers=_integer(config, "num_hidden_layers", name),
-            num_attention_heads=_integer(config, "num_attention_heads", name),
-            intermediate_size=_integer(config, "intermediate_size", name),
-            max_position_embeddings=_integer(config, "max_position_embeddings", name, 512),
-            position_offset=pad + 1,
-            type_vocab_size=_integer(config, "type_vocab_size", name, 2),
-            hidden_dropout=_number(config, "hidden_dropout_prob", name, 0.1),
-            attention_dropout=_number(config, "attention_probs_dropout_prob", name, 0.1),
-            activation=_ACTIVATIONS[activation],
-            norm_epsilon=_number(config, "layer_norm_eps", name, 1e-12),
-            initializer_range=_number(config, "initializer_range", name, 0.02),
-        )
-    except ValueError as error:
-        text = str(error)
-        raise ValueError(text if text.startswith(name) else f"{name}: {text}") from None
+    model = model_config(
+        config, name, _DEFAULTS,
+        position_offset=pad + 1, activation=_ACTIVATIONS[activation],
+        norm_epsilon=_number(config, "layer_norm_eps", name, 1e-12),
+    )  # fmt: skip
     problem = config.get("problem_type")
     if problem is not None and problem not in _PROBLEMS:
         raise ValueError(f"{name}: problem_type is {_short(problem)}; allowed: {', '.join(_PROBLEMS)}")
@@ -158,6 +152,29 @@ def model_parts(config: Mapping[str, Any], name: str) -> HfConfig:
     )
 
 
+def model_config(config: Mapping[str, Any], name: str, defaults: Mapping[str, Any], **fields: Any) -> ModelConfig:
+    """Return the network with the sizes and rates in ``config``, its ``defaults``, and further ``fields``.
+
+    Raises ``ValueError``, which begins with ``name``, for a missing key and a value that is not allowed.
+    """
+    missing = [key for key in INTEGERS if key not in config and key not in defaults]
+    if missing:
+        raise ValueError(f"{name}: missing {', '.join(missing)}")
+    values: dict[str, Any] = {
+        field: _integer(config, key, name, defaults.get(key)) for key, field in INTEGERS.items()
+    }
+    values |= {field: _number(config, key, name, defaults.get(key)) for key, field in NUMBERS.items()}
+    try:
+        return ModelConfig(**values, **fields)
+    except ValueError as error:
+        raise ValueError(f"{name}: {error}") from None
+
+
+def numbers_of(model: ModelConfig) -> dict[str, Any]:
+    """Return the sizes and rates of ``model`` by key; :func:`model_config` reads them."""
+    return {key: getattr(model, field) for key, field in (INTEGERS | NUMBERS).items()}
+
+
 def _family(config: Mapping[str, Any], name: str) -> tuple[Literal["bert", "roberta"], str | None]:
     """Return family and class; in old files without ``model_type`` the class determines the family."""
     classes = config.get("architectures") or []
@@ -172,9 +189,8 @@ def _family(config: Mapping[str, Any], name: str) -> tuple[Literal["bert", "robe
     if family not in _CLASS_PREFIX:
         raise ValueError(f"{name}: model_type is {_short(family)}; readable: {_supported()}")
     if classes and (known is None or not known.startswith(_CLASS_PREFIX[family])):
-        raise ValueError(
-            f"{name}: architectures is {_short(classes)} with model_type {family}; readable: {_supported()}"
-        )
+        stated = f"architectures is {_short(classes)} with model_type {family}"
+        raise ValueError(f"{name}: {stated}; readable: {_supported()}")
     return family, known
 
 
@@ -210,7 +226,7 @@ def _dtype(config: Mapping[str, Any]) -> str | None:
 
 
 def _labels(config: Mapping[str, Any], name: str) -> tuple[str, ...] | None:
-    """Class names by id; JSON has the ids as strings, so "10" would sort before "2"."""
+    """Return the class names in the order of their ids, which are strings in JSON."""
     table = config.get("id2label")
     if table is None:
         if config.get("num_labels") is None:
@@ -228,15 +244,10 @@ def _labels(config: Mapping[str, Any], name: str) -> tuple[str, ...] | None:
     return tuple(by_id[i] for i in range(len(by_id)))
 
 
-def default_labels(count: int) -> tuple[str, ...]:
-    """Names that transformers gives to classes without names."""
-    return tuple(f"LABEL_{i}" for i in range(count))
-
-
 def hf_class(spec: ModelSpec) -> str:
-    """The transformers class for the heads of ``spec``; ``CLASSES`` lists its heads (maybe without pooler).
+    """Return the transformers class for the heads of ``spec``, apart from the pooler.
 
-    Raises ``ValueError`` when no class holds these heads together.
+    Raises ``ValueError`` if no class holds these heads together.
     """
     heads = set(spec.heads.present()) - {"pooler"}
     if heads == {"nsp"} and spec.family == "roberta":
@@ -244,21 +255,19 @@ def hf_class(spec: ModelSpec) -> str:
     for name, held in CLASSES.items():
         if name.startswith(_CLASS_PREFIX[spec.family]) and set(held) - {"pooler"} == heads:
             return name
-    raise ValueError(
-        f"no transformers class holds the heads {', '.join(spec.heads.present())} together "
-        f"({spec.family}); classes: {', '.join(CLASSES)}"
-    )
+    held = ", ".join(spec.heads.present())
+    raise ValueError(f"no transformers class of {spec.family} holds the heads {held}; known: {', '.join(CLASSES)}")
 
 
 def heads_of_class(spec: ModelSpec) -> HeadsConfig:
-    """The heads of ``spec`` that its transformers class holds: without the pooler where the class has none."""
+    """Return the heads of ``spec``, without the pooler if its transformers class has none."""
     return dataclasses.replace(spec.heads, pooler=spec.heads.pooler and "pooler" in CLASSES[hf_class(spec)])
 
 
 def hf_config(spec: ModelSpec, dtype: str) -> dict[str, Any]:
-    """``config.json`` of ``spec`` with weights stored as ``dtype`` (``float32`` or ``bfloat16``).
+    """Return the ``config.json`` of ``spec`` for weights stored as ``dtype`` (``float32`` or ``bfloat16``).
 
-    Raises ``ValueError`` for what transformers' classes cannot compute.
+    Raises ``ValueError`` for a model that no transformers class computes.
     """
     model, heads = spec.model, spec.heads
     check_fields(model, SUPPORTED, "transformers")
@@ -269,17 +278,8 @@ def hf_config(spec: ModelSpec, dtype: str) -> dict[str, Any]:
     config: dict[str, Any] = {
         "architectures": [hf_class(spec)],
         "model_type": spec.family,
-        "vocab_size": model.vocab_size,
-        "hidden_size": model.hidden_size,
-        "num_hidden_layers": model.num_layers,
-        "num_attention_heads": model.num_attention_heads,
-        "intermediate_size": model.intermediate_size,
-        "hidden_act": _ACTIVATIONS_OUT[model.activation],
-        "hidden_dropout_prob": model.hidden_dropout,
-        "attention_probs_dropout_prob": model.attention_dropout,
-        "max_position_embeddings": model.max_position_embeddings,
-        "type_vocab_size": model.type_vocab_size,
-        "initializer_range": model.initializer_range,
+        **numbers_of(model),
+        "hidden_act": _ACTIVATION_NAMES[model.activation][0],
         "layer_norm_eps": model.norm_epsilon,
         "pad_token_id": max(model.position_offset - 1, 0),
         "position_embedding_type": "absolute",

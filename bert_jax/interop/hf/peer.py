@@ -1,6 +1,6 @@
-"""Outputs of a folder in transformers or sentence-transformers itself, in a process of its own.
+"""Outputs of a folder in transformers or sentence-transformers, computed in a separate process.
 
-The other process runs the text of this file: it needs torch, transformers and numpy, and none of this library.
+That process runs the text of this file: it needs torch, transformers and numpy, and nothing of this library.
 """
 
 import json
@@ -9,8 +9,6 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,15 +18,8 @@ _MISSING = 7  # exit code: torch or the library is not installed
 _TIMEOUT = 1800
 
 
-@dataclass(frozen=True)
-class PeerOutputs:
-    """Outputs of a folder in transformers."""
-
-    version: str
-    # Of every batch of inputs: output name -> values.
-    outputs: tuple[Mapping[str, np.ndarray], ...]
-    # What its load report lists: missing, unexpected and mismatched names.
-    problems: tuple[str, ...]
+# Version of the library; outputs of each batch by name; missing, unexpected and mismatched names it reports.
+PeerOutputs = tuple[str, list[dict[str, np.ndarray]], tuple[str, ...]]
 
 
 def peer_outputs(
@@ -37,8 +28,8 @@ def peer_outputs(
     """Load ``folder`` with the class that its config.json names, or with ``sentences`` as a SentenceTransformer,
     and run every batch, in float32 on the CPU.
 
-    ``peer_python`` is a Python that has transformers and torch (default: this one). ``None`` where it has not.
-    Raises ``ValueError`` when transformers cannot load the folder.
+    ``peer_python`` is a Python with transformers and torch (default: this one). Returns None if it lacks them.
+    Raises ``ValueError`` if transformers cannot load the folder.
     """
     python = shutil.which(peer_python) if peer_python is not None else sys.executable
     if python is None:
@@ -49,7 +40,7 @@ def peer_outputs(
         environment = {**os.environ, "HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error"}
         if peer_python is not None:
             environment.pop("PYTHONPATH", None)  # it belongs to this Python
-        # As -c and not as a script: a script's folder would come first on the other's path.
+        # With -c, because the folder of a script would come first on the path of the process.
         source = Path(__file__).read_text(encoding="utf-8")
         command = [str(Path(python).absolute()), "-c", source, str(folder.absolute()), scratch]
         command += ["sentences"] * sentences
@@ -62,26 +53,22 @@ def peer_outputs(
         except subprocess.TimeoutExpired:
             raise ValueError(f"{folder}: transformers took more than {_TIMEOUT} s") from None
         last = (done.stderr.strip().splitlines() or ["no message"])[-1]
-        # Without numpy the other side ends before it can say so.
+        # Without numpy the process ends before it can return that code.
         if done.returncode == _MISSING or (done.returncode and last.startswith("ModuleNotFoundError:")):
             return None
         if done.returncode:
             raise ValueError(f"{folder}: it cannot be loaded there: {last[:300]}")
         answer = json.loads((Path(scratch) / "report.json").read_text(encoding="utf-8"))
-        outputs = []
-        for i in range(len(inputs)):
-            with np.load(Path(scratch) / f"out_{i}.npz", allow_pickle=False) as arrays:
-                outputs.append(dict(arrays))
-    return PeerOutputs(answer["version"], tuple(outputs), tuple(answer["problems"]))
+        return answer["version"], _batches(Path(scratch), "out"), tuple(answer["problems"])
 
 
-def _batches(folder: Path) -> list[dict[str, np.ndarray]]:
-    count = len(list(folder.glob("in_*.npz")))
-    return [dict(np.load(folder / f"in_{i}.npz", allow_pickle=False)) for i in range(count)]
+def _batches(folder: Path, name: str) -> list[dict[str, np.ndarray]]:
+    count = len(list(folder.glob(f"{name}_*.npz")))
+    return [dict(np.load(folder / f"{name}_{i}.npz", allow_pickle=False)) for i in range(count)]
 
 
 def main(folder: str, scratch: Path, sentences: bool) -> int:
-    """Answer :func:`peer_outputs` from the other side."""
+    """Run in the process that :func:`peer_outputs` starts."""
     try:
         answer = _sentences(folder, scratch) if sentences else _transformers(folder, scratch)
     except ImportError:
@@ -103,9 +90,9 @@ def _transformers(folder: str, scratch: Path) -> dict[str, Any]:
         model, info = kind.from_pretrained(folder, add_pooling_layer=False, **options)
     model.eval()
     problems = [f"{what}: {key}" for what, keys in info.items() for key in sorted(map(str, keys or []))]
-    # A folder's buffers are no weights.
+    # Buffers are no weights.
     problems = [text for text in problems if not text.endswith(("position_ids", "token_type_ids"))]
-    for i, batch in enumerate(_batches(scratch)):
+    for i, batch in enumerate(_batches(scratch, "in")):
         tensors = {key: torch.from_numpy(values) for key, values in batch.items()}
         if "MultipleChoice" in name:  # [B, choices, S]: each row is one choice
             tensors = {key: values[:, None] for key, values in tensors.items()}
@@ -121,7 +108,7 @@ def _sentences(folder: str, scratch: Path) -> dict[str, Any]:
     import torch
 
     model = sentence_transformers.SentenceTransformer(folder, device="cpu", local_files_only=True).float().eval()
-    for i, batch in enumerate(_batches(scratch)):
+    for i, batch in enumerate(_batches(scratch, "in")):
         with torch.no_grad():
             output = model.forward({key: torch.from_numpy(values) for key, values in batch.items()})
         np.savez(scratch / f"out_{i}.npz", sentence_embedding=output["sentence_embedding"].numpy())

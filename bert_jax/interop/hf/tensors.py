@@ -1,17 +1,17 @@
-"""The tensors of a Hugging Face folder in safetensors or torch files, whole or in shards."""
+"""Reader of the tensors of a Hugging Face folder, from safetensors or torch files, whole or in shards."""
 
+import functools
 import math
 import zipfile
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from bert_jax.interop.stored import listed
+from bert_jax.interop.stored import Tensor, aligned_copy, listed
 from bert_jax.io.errors import one_line
-from bert_jax.io.safetensors_file import DTYPES, StoredTensor, aligned_empty, read_header, read_values
+from bert_jax.io.safetensors_file import DTYPES, read_header, read_values
 from bert_jax.io.untrusted_folder import inside, json_object, needed, read_small
 
 WEIGHT_FILES = (
@@ -20,41 +20,16 @@ WEIGHT_FILES = (
 _FOREIGN = ("tf_model.h5", "flax_model.msgpack", "model.ckpt.index", "rust_model.ot")
 
 
-@dataclass(frozen=True)
-class Tensor:
-    """A tensor that has not been read yet."""
-
-    shape: tuple[int, ...]
-    dtype: str
-    # The values as stored; bfloat16 in ml_dtypes' type. May raise ValueError or OSError.
-    read: Callable[[], np.ndarray]
-
-
-def read_float32(tensor: Tensor, transpose: bool = False) -> np.ndarray:
-    """float32 in memory of its own, page-aligned and contiguous; transposed on request. ``dtype`` is in FLOATS."""
-    values = tensor.read()
-    if values.dtype == np.float32 and not transpose and values.flags.c_contiguous:
-        return values
-    target = aligned_empty(tensor.shape[::-1] if transpose else tensor.shape)
-    with np.errstate(over="ignore"):  # a float64 beyond float32 becomes infinite, and is reported as that
-        np.copyto(target, values.T if transpose else values, casting="unsafe")
-    return target
-
-
 def open_tensors(folder: Path) -> tuple[str, dict[str, Tensor]]:
     """Return the name of the file or index with the weights, and every tensor by its name in it.
 
-    Raises ``ValueError``: no weights, a damaged or foreign file, a name that leads out of the folder, torch files
-    without torch.
+    Raises ``ValueError`` for a folder without weights, a damaged or foreign file, a name that leads out of the
+    folder, and torch files if torch is not installed.
     """
     name = next((name for name in WEIGHT_FILES if inside(folder, name) is not None), None)
     if name is None:
         foreign = [name for name in _FOREIGN if (folder / name).exists()]
-        hint = (
-            f"; {', '.join(foreign)} is not supported; save the model from transformers as safetensors"
-            if foreign
-            else ""
-        )
+        hint = f"; {', '.join(foreign)}: not supported, save the model as safetensors" if foreign else ""
         raise ValueError(f"{folder}: no weights; looked for {', '.join(WEIGHT_FILES)}{hint}")
     load = _safetensors if name.startswith("model") else _torch
     file = needed(folder, name)
@@ -66,53 +41,46 @@ def open_tensors(folder: Path) -> tuple[str, dict[str, Tensor]]:
 def _sharded(folder: Path, index: Path, load: Callable[[Path], dict[str, Tensor]]) -> dict[str, Tensor]:
     places = json_object(read_small(index, "an index"), index).get("weight_map")
     if not isinstance(places, dict) or not all(isinstance(file, str) for file in places.values()):
-        raise ValueError(f"{index}: no index of shards (weight_map is to name a file for every tensor)")
+        raise ValueError(f"{index}: no index of shards (weight_map must name a file for every tensor)")
     files = sorted(set(places.values()))
     tensors: dict[str, Tensor] = {}
     for file in files:
         shard = load(needed(folder, file))
         twice = sorted(set(shard) & set(tensors))
         if twice:
-            raise ValueError(f"{folder / file}: holds {twice[0][:80]!r}, which another shard holds too")
+            raise ValueError(f"{folder / file}: holds {twice[0][:80]!r}, but so does another shard")
         lacking = [name for name, place in places.items() if place == file and name not in shard]
         if lacking:
-            raise ValueError(f"{folder / file}: lacks {listed(lacking)}, which {index.name} puts there")
+            raise ValueError(f"{folder / file}: lacks {listed(lacking)}, which {index.name} lists for it")
         tensors |= shard
     return tensors
 
 
 def _safetensors(file: Path) -> dict[str, Tensor]:
-    def reader(stored: StoredTensor) -> Callable[[], np.ndarray]:
-        return lambda: read_values(stored)
-
     return {
-        name: Tensor(stored.shape, DTYPES[stored.dtype].name, reader(stored))
+        name: Tensor(stored.shape, DTYPES[stored.dtype].name, functools.partial(read_values, stored))
         for name, stored in read_header(file).items()
     }
 
 
 def _torch(file: Path) -> dict[str, Tensor]:
-    """Tensors of a ``torch.save`` file, read without running what its pickle asks for."""
+    """Read the tensors of a ``torch.save`` file without executing code from its pickle."""
     try:
         import torch
     except ImportError:
-        raise ValueError(
-            f"{file}: a torch file, and torch is not installed; install it (pip install torch) or save the model "
-            "as safetensors"
-        ) from None
+        raise ValueError(f"{file}: torch is not installed; install it, or save the model as safetensors") from None
     size = file.stat().st_size
     try:
         whole_zip = zipfile.is_zipfile(file)
         if whole_zip:
             _check_zip(file, size)
-        # Files from before torch 1.6 are no zip and cannot be mapped.
+        # Files of torch before 1.6 are no zip files and cannot be mapped.
         state = torch.load(file, map_location="cpu", weights_only=True, mmap=whole_zip)
-    except Exception as error:  # of whatever type: it is the file's content that raised it
-        raise ValueError(
-            f"{file}: not a torch file of plain tensors ({type(error).__name__}: {one_line(error, 160)})"
-        ) from None
+    except Exception as error:  # of any type: the content of the file causes it
+        problem = f"{type(error).__name__}: {one_line(error, 160)}"
+        raise ValueError(f"{file}: not a torch file of plain tensors ({problem})") from None
     if not isinstance(state, dict) or not all(isinstance(name, str) for name in state):
-        raise ValueError(f"{file}: holds a {type(state).__name__}, not a map from names to tensors")
+        raise ValueError(f"{file}: a {type(state).__name__}, not a map from names to tensors")
     return {name: _torch_tensor(torch, file, name, value, size) for name, value in state.items()}
 
 
@@ -140,8 +108,6 @@ def _torch_tensor(torch: Any, file: Path, name: str, value: Any, file_size: int)
         plain = value.detach()
         if plain.dtype == torch.bfloat16:  # numpy has no such type; exact
             plain = plain.to(torch.float32)
-        target = aligned_empty(shape, plain.numpy().dtype)
-        np.copyto(target, plain.numpy())
-        return target
+        return aligned_copy(plain.numpy())
 
     return Tensor(shape, str(value.dtype).removeprefix("torch."), read)

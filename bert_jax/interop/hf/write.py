@@ -1,6 +1,5 @@
-"""Writer of Hugging Face folders: ``config.json``, ``model.safetensors`` and the tokenizer's files."""
+"""Writer of Hugging Face folders: ``config.json``, ``model.safetensors`` and tokenizer files."""
 
-import dataclasses
 import json
 import math
 from collections.abc import Mapping
@@ -11,7 +10,7 @@ import ml_dtypes
 import numpy as np
 
 from bert_jax.interop.exchange import ModelBundle, StoredDtype, check_shapes
-from bert_jax.interop.hf.config_json import CONFIG_FILE, heads_of_class, hf_class, hf_config
+from bert_jax.interop.hf.config_json import CONFIG_FILE, hf_class, hf_config
 from bert_jax.interop.hf.names import hf_names
 from bert_jax.interop.stored import StoredName
 from bert_jax.interop.tokenizers.folder_files import write_tokenizer_files
@@ -21,16 +20,13 @@ _STORED = {"float32": ("F32", np.dtype("<f4")), "bfloat16": ("BF16", np.dtype(ml
 
 
 def write_hf(folder: Path, weights: ModelBundle, *, dtype: StoredDtype = "float32") -> list[str]:
-    """Write what transformers' class for the heads of ``weights`` loads; a sentence head is left to the caller.
+    """Write a folder that the transformers class for the heads of ``weights`` loads, without a sentence head.
 
-    ``folder`` exists and is empty. The tied output layer is not repeated. Returns notes: a pooler that the class
-    has no place for, exceptions of the tokenizer. Raises ``ValueError`` when no class computes this model.
+    ``folder`` exists and is empty. The tied output layer is not repeated. Returns notes on the pooler and the
+    tokenizer. Raises ``ValueError`` if no class computes this model.
     """
     check_shapes(weights.spec, weights.params, folder)
-    spec = dataclasses.replace(weights.spec, heads=heads_of_class(weights.spec))
-    notes = []
-    if spec.heads != weights.spec.heads:
-        notes.append(f"{hf_class(spec)} has no pooler: its weights are left out")
+    spec, notes = weights.spec, []
     if not spec.heads.present():
         name = hf_class(spec)
         notes.append(
@@ -38,20 +34,29 @@ def write_hf(folder: Path, weights: ModelBundle, *, dtype: StoredDtype = "float3
             "transformers adds one with random weights"
         )
     config = hf_config(spec, dtype)
-    (folder / CONFIG_FILE).write_text(json.dumps(config, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    write_json(folder / CONFIG_FILE, config)
     write_safetensors(folder / WEIGHTS_FILE, weights.params, hf_names(spec), dtype)
-    if spec.tokenizer is None or weights.tokenizer_content is None:
-        return [*notes, "the model has no vocabulary: no tokenizer is written"]
-    return [*notes, *write_tokenizer_files(folder, spec, weights.tokenizer_content)]
+    return [*notes, *write_tokenizer(folder, weights)]
+
+
+def write_tokenizer(folder: Path, weights: ModelBundle) -> list[str]:
+    """Write the files from which transformers makes the tokenizer of ``weights``; return notes."""
+    if weights.spec.tokenizer is None or weights.tokenizer_content is None:
+        return ["the model has no vocabulary: no tokenizer is written"]
+    return write_tokenizer_files(folder, weights.spec, weights.tokenizer_content)
+
+
+def write_json(file: Path, value: Any, indent: int = 2) -> None:
+    """Write ``value`` as JSON in UTF-8."""
+    file.write_text(json.dumps(value, indent=indent, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
 def write_safetensors(
     file: Path, params: Mapping[str, np.ndarray], names: Mapping[str, StoredName], dtype: str
 ) -> None:
-    """Write the parameters that ``names`` lists under those names; one tensor is in memory beside ``params``
-    (``safetensors.numpy.save_file`` wants transposed copies of all at once).
+    """Write the parameters in ``names`` under their stored names, rounded to nearest even for bfloat16.
 
-    bfloat16 is rounded to nearest even.
+    One tensor at a time is copied: ``safetensors.numpy.save_file`` needs transposed copies of all tensors at once.
     """
     kind, stored = _STORED[dtype]
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}

@@ -1,5 +1,6 @@
-"""Writer of ONNX files: ``model.onnx``, with its weights beside it when they are too large for one file."""
+"""Writer of ONNX files: ``model.onnx``, and a second file for weights that are too large for one."""
 
+import contextlib
 import dataclasses
 import json
 from pathlib import Path
@@ -25,18 +26,18 @@ FILE, DATA_FILE = "model.onnx", "model.onnx.data"
 # Key of the JSON in the file's metadata: dtype of the weights, sizes, labels, pooling, tokenizer.
 METADATA = "bert_jax"
 OPSET, IR_VERSION = 17, 8
-# A protocol buffer ends at 2 GiB; weights of more bytes go to a file beside it.
+# Above this size weights are stored in a separate file: a protocol buffer holds at most 2 GiB.
 EXTERNAL_DATA_BYTES = 2_000_000_000
-# So a reader can map each weight by page.
+# Of a page, so that a reader can map each weight.
 ALIGNMENT = 4096
 
 
 def write_onnx(folder: Path, weights: ModelBundle, *, dtype: StoredDtype = "float32") -> list[str]:
-    """Write ``model.onnx``, config.json and the tokenizer's files into ``folder``; returns notes.
+    """Write ``model.onnx``, config.json and the files of the tokenizer into ``folder``; return notes.
 
-    Inputs int64[batch, sequence]: input_ids, attention_mask, token_type_ids; outputs ``serving.output_names``,
-    float32. With bfloat16 the weights are stored so and raised to float32 when the file is loaded.
-    Raises ``ValueError`` without the onnx package, or when the result is not a valid model.
+    Inputs are int64[batch, sequence] input_ids, attention_mask and token_type_ids; outputs are those of
+    ``serving.output_names``, float32. bfloat16 weights are converted to float32 when the file is loaded.
+    Raises ``ValueError`` without the onnx package, and if the result is not a valid model.
     """
     try:
         import onnx
@@ -49,7 +50,7 @@ def write_onnx(folder: Path, weights: ModelBundle, *, dtype: StoredDtype = "floa
     # In the order of the exchange form, whatever the order of use.
     stored = {name: _stored(weights.params[name], dtype) for name in weights.params if name in graph.weights}
     external = sum(array.nbytes for array in stored.values()) > EXTERNAL_DATA_BYTES
-    tensors = _external_tensors(folder / DATA_FILE, stored) if external else _inline_tensors(stored)
+    tensors = _tensors(stored, folder / DATA_FILE if external else None)
     tensors += [onnx.numpy_helper.from_array(value, name) for name, value in graph.constants.items()]
     model = _model(weights.spec, graph, outputs, tensors, dtype)
     onnx.save_model(model, folder / FILE)
@@ -65,8 +66,8 @@ def write_onnx(folder: Path, weights: ModelBundle, *, dtype: StoredDtype = "floa
 def check_onnx(
     folder: Path, weights: ModelBundle, shapes: tuple[tuple[int, int], ...] = ()
 ) -> dict[str, float] | None:
-    """Run the file that :func:`write_onnx` wrote in onnxruntime: the largest difference of every output from
-    the model itself (with the weights as stored). ``None`` where onnxruntime is not installed."""
+    """Run a file of :func:`write_onnx` in onnxruntime; return the largest difference of every output from the model
+    with the weights as stored, or None if onnxruntime is not installed."""
     try:
         import onnxruntime
     except ImportError:
@@ -87,34 +88,24 @@ def _stored(values: np.ndarray, dtype: str) -> np.ndarray:
     return np.asarray(values, ml_dtypes.bfloat16 if dtype == "bfloat16" else np.float32)
 
 
-def _tensor(name: str, array: np.ndarray) -> Any:
-    from onnx import TensorProto
-
-    kind = FLOAT if array.dtype == np.float32 else TensorProto.BFLOAT16
-    return TensorProto(name=name, data_type=kind, dims=array.shape)
-
-
-def _inline_tensors(stored: dict[str, np.ndarray]) -> list[Any]:
-    tensors = [_tensor(name, array) for name, array in stored.items()]
-    for tensor, array in zip(tensors, stored.values(), strict=True):
-        tensor.raw_data = array.tobytes()
-    return tensors
-
-
-def _external_tensors(file: Path, stored: dict[str, np.ndarray]) -> list[Any]:
-    """Write the arrays to ``file``; return tensors that refer to their places in it."""
+def _tensors(stored: dict[str, np.ndarray], file: Path | None) -> list[Any]:
+    """Return the weights as tensors with their values, or write the values to ``file`` and refer to them."""
     from onnx import TensorProto
 
     tensors = []
-    with file.open("xb") as data:
+    with contextlib.nullcontext() if file is None else file.open("xb") as data:
         for name, array in stored.items():
-            data.write(bytes(-data.tell() % ALIGNMENT))
-            tensor = _tensor(name, array)
-            tensor.data_location = TensorProto.EXTERNAL
-            place = {"location": file.name, "offset": data.tell(), "length": array.nbytes}
-            for key, value in place.items():
-                tensor.external_data.add(key=key, value=str(value))
-            data.write(np.ascontiguousarray(array).tobytes())
+            kind = FLOAT if array.dtype == np.float32 else TensorProto.BFLOAT16
+            tensor = TensorProto(name=name, data_type=kind, dims=array.shape)
+            if file is None or data is None:
+                tensor.raw_data = array.tobytes()
+            else:
+                data.write(bytes(-data.tell() % ALIGNMENT))
+                tensor.data_location = TensorProto.EXTERNAL
+                place = {"location": file.name, "offset": data.tell(), "length": array.nbytes}
+                for key, value in place.items():
+                    tensor.external_data.add(key=key, value=str(value))
+                data.write(array.tobytes())
             tensors.append(tensor)
     return tensors
 
@@ -138,7 +129,7 @@ def _notes(weights: ModelBundle, graph: Graph, external: bool, dtype: str) -> li
     unused = sorted({name.split("/")[0] for name in weights.params if name not in graph.weights})
     notes = [f"{part}: left out, no output of the ONNX file uses it" for part in unused]
     if external:
-        notes.append(f"{FILE} needs {DATA_FILE} beside it: the weights are too large for one file")
+        notes.append(f"{FILE} needs {DATA_FILE} in the same folder: the weights are too large for one file")
     if dtype == "bfloat16":
         notes.append("weights stored as bfloat16, raised to float32 when the file is loaded; arithmetic is float32")
     return notes

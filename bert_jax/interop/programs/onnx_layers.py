@@ -1,4 +1,4 @@
-"""The network as an ONNX graph: opset 17, standard operators only, the shapes that onnxruntime fuses.
+"""The network as an ONNX graph: opset 17, standard operators only, in the form that onnxruntime fuses.
 
 Shapes: B rows, S tokens, H width, A heads, D head size, V vocabulary. Weights keep their canonical names.
 """
@@ -49,7 +49,7 @@ class Graph:
         return name
 
     def constant(self, value: Any, dtype: type) -> str:
-        """A small constant, stored once per value."""
+        """Return a small constant, stored once per value."""
         array = np.asarray(value, dtype)
         for name, known in self.constants.items():
             if known.dtype == array.dtype and known.shape == array.shape and np.array_equal(known, array):
@@ -59,31 +59,31 @@ class Graph:
         return name
 
     def scalar(self, value: float) -> str:
-        """A float32 constant without axes."""
+        """Return a float32 constant without axes."""
         return self.constant(value, np.float32)
 
     def axes(self, *axes: int) -> str:
-        """An int64 list: axes or a shape (0 keeps a dimension)."""
+        """Return an int64 list: axes or a shape (0 keeps a dimension)."""
         return self.constant(axes, np.int64)
 
     def weight(self, name: str) -> str:
-        """The parameter ``name`` as float32, stored once however often it is used."""
+        """Return the parameter ``name`` as float32; it is stored once."""
         if name not in self.weights:
             self.weights[name] = self.op("Cast", name, to=FLOAT) if self.cast_weights else name
         return self.weights[name]
 
     def dense(self, x: str, name: str, bias: bool = True) -> str:
-        """``x @ kernel + bias``."""
+        """Append ``x @ kernel + bias``."""
         product = self.op("MatMul", x, self.weight(f"{name}/kernel"))
         return self.op("Add", product, self.weight(f"{name}/bias")) if bias else product
 
     def layer_norm(self, x: str, name: str) -> str:
-        """LayerNorm over the last axis."""
+        """Append LayerNorm over the last axis."""
         scale, bias = self.weight(f"{name}/scale"), self.weight(f"{name}/bias")
         return self.op("LayerNormalization", x, scale, bias, axis=-1, epsilon=self.spec.model.norm_epsilon)
 
     def activation(self, x: str, kind: str) -> str:
-        """An activation of ``ModelConfig`` or of a dense layer after pooling."""
+        """Append an activation of ``ModelConfig`` or of a dense layer after pooling."""
         match kind:
             case "identity":
                 return x
@@ -103,10 +103,10 @@ class Graph:
 
 
 def add_network(graph: Graph) -> list[str]:
-    """Append the whole network; returns the names of its outputs."""
+    """Append the whole network; return the names of its outputs."""
     from onnx import helper
 
-    # Any non-zero value means a token that is seen.
+    # A token is visible if its value is not 0.
     seen_BxS = graph.op("Cast", graph.op("Cast", "attention_mask", to=9), to=FLOAT)
     x_BxSxH = _embeddings(graph)
     bias_Bx1x1xS = _attention_bias(graph)
@@ -121,7 +121,7 @@ def add_network(graph: Graph) -> list[str]:
 
 
 def _position_rows(graph: Graph) -> str:
-    """int64[B, S]: rows of the position table, as :func:`serving.position_ids` plus the offset."""
+    """Append int64[B, S], the rows of the position table: :func:`serving.position_ids` plus the offset."""
     offset = graph.spec.model.position_offset
     last = graph.constant(1, np.int64)
     if graph.spec.family == "roberta":
@@ -159,9 +159,9 @@ def _embeddings(graph: Graph) -> str:
 
 
 def _attention_bias(graph: Graph) -> str:
-    """float32[B, 1, 1, S]: 0 where a key is seen, so large a negative number elsewhere that nothing else counts.
+    """Append the attention bias, float32[B, 1, 1, S]: 0 for a visible key, a large negative number elsewhere.
 
-    These very nodes, two Unsqueeze among them, are what onnxruntime's optimizer tool knows how to fuse.
+    The optimizer of onnxruntime fuses exactly these nodes, including the two Unsqueeze.
     """
     mask_Bx1x1xS = graph.op("Unsqueeze", graph.op("Unsqueeze", "attention_mask", graph.axes(1)), graph.axes(2))
     hidden_Bx1x1xS = graph.op("Sub", graph.scalar(1), graph.op("Cast", mask_Bx1x1xS, to=FLOAT))
@@ -180,7 +180,7 @@ def _layer(graph: Graph, x_BxSxH: str, bias_Bx1x1xS: str, name: str) -> str:
 
 
 def _rotate(graph: Graph, x_BxSxAxD: str) -> str:
-    """The same as ``layers.rotate``."""
+    """Append rotary positions as in ``layers.rotate``."""
     size = graph.spec.model.head_size
     first, second = (
         graph.op("Slice", x_BxSxAxD, graph.axes(begin), graph.axes(begin + size // 2), graph.axes(3))
@@ -218,7 +218,7 @@ def _feed_forward(graph: Graph, x_BxSxH: str, bias_Bx1x1xS: str, name: str) -> s
 
 
 def _outputs(graph: Graph, x_BxSxH: str, seen_BxS: str) -> dict[str, Callable[[], str]]:
-    """For each of ``serving.FIELDS``, what appends it; only those that are called enter the graph."""
+    """Return a function for each of ``serving.FIELDS`` that appends the output to the graph."""
     pooled: list[str] = []
 
     def pooler() -> str:

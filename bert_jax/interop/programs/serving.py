@@ -1,7 +1,6 @@
 """Interface of an exported program: names of inputs and outputs, and the function to compare with."""
 
 import functools
-import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,22 +14,19 @@ from flax import traverse_util
 from bert_jax.config import ExecutionConfig, ModelSpec
 from bert_jax.interop.exchange import ModelBundle, parameter_shapes
 from bert_jax.interop.hf.config_json import CONFIG_FILE, hf_config
+from bert_jax.interop.hf.write import write_json, write_tokenizer
 from bert_jax.model import BertModel, BertOutput
 
 INPUTS = ("input_ids", "attention_mask", "token_type_ids")
-# Output name where several heads stand side by side, and what it is: [B, ...] from the model's output.
-FIELDS: dict[str, Callable[[BertOutput], jax.Array | None]] = {
-    "last_hidden_state": lambda output: output.sequence_output,
-    "pooler_output": lambda output: output.pooled_output[:, 0],
-    "prediction_logits": lambda output: output.mlm_logits,
-    "seq_relationship_logits": lambda output: output.nsp_logits[:, 0],
-    "sequence_logits": lambda output: output.sequence_logits[:, 0],
-    "token_logits": lambda output: output.token_logits,
-    "start_logits": lambda output: output.start_logits,
-    "end_logits": lambda output: output.end_logits,
-    "choice_logits": lambda output: output.choice_logits,
-    "sentence_embedding": lambda output: output.sentence_embedding,
-}
+# Name of an output of a model with several heads -> field of BertOutput.
+FIELDS = {
+    "last_hidden_state": "sequence_output", "pooler_output": "pooled_output", "prediction_logits": "mlm_logits",
+    "seq_relationship_logits": "nsp_logits", "sequence_logits": "sequence_logits", "token_logits": "token_logits",
+    "start_logits": "start_logits", "end_logits": "end_logits", "choice_logits": "choice_logits",
+    "sentence_embedding": "sentence_embedding",
+}  # fmt: skip
+# Fields with an entry for each sequence of a row.
+_OF_SEQUENCES = ("pooled_output", "nsp_logits", "sequence_logits")
 HEAD_OUTPUTS = {
     "mlm": ("prediction_logits",), "nsp": ("seq_relationship_logits",), "sequence": ("sequence_logits",),
     "token": ("token_logits",), "span": ("start_logits", "end_logits"), "choice": ("choice_logits",),
@@ -38,12 +34,12 @@ HEAD_OUTPUTS = {
 
 
 def output_names(spec: ModelSpec) -> dict[str, str]:
-    """Name of each output of the exported program, in order -> its key in :data:`FIELDS`.
+    """Return the key in :data:`FIELDS` of each output of the exported program by name, in order.
 
-    transformers' names: a model without task heads gives last_hidden_state and, with a pooler, pooler_output;
-    one head gives logits (a span head start_logits and end_logits); both pretraining heads give
-    prediction_logits and seq_relationship_logits. Where several heads meet, each keeps its own name. A sentence
-    model gives sentence_embedding after last_hidden_state.
+    The names are those of transformers: last_hidden_state and, with a pooler, pooler_output for a model without
+    task heads; logits for one head (start_logits and end_logits for a span head); prediction_logits and
+    seq_relationship_logits for both pretraining heads. Each of several heads keeps its own name. A sentence model
+    returns sentence_embedding after last_hidden_state.
     """
     heads = [head for head in spec.heads.present() if head in HEAD_OUTPUTS]
     fields = [field for head in heads for field in HEAD_OUTPUTS[head]]
@@ -57,30 +53,26 @@ def output_names(spec: ModelSpec) -> dict[str, str]:
 
 
 def write_companions(folder: Path, weights: ModelBundle, dtype: str) -> list[str]:
-    """Write the files that belong to a program: those of the tokenizer and, where a transformers class has this
-    model's heads, its config.json. Returns notes."""
+    """Write the tokenizer files of a program and, if a transformers class has its heads, config.json; return
+    notes."""
     notes = []
     try:
         config = hf_config(weights.spec, dtype)
     except ValueError as error:
         notes.append(f"no {CONFIG_FILE}: {error}")
     else:
-        (folder / CONFIG_FILE).write_text(json.dumps(config, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+        write_json(folder / CONFIG_FILE, config)
     if weights.spec.heads.choice:
         notes.append("choice: each choice is a row; reshape its scores [batch, 1] to [questions, choices]")
     if weights.spec.model.type_vocab_size == 1:
         notes.append("token_type_ids: this model has one segment, give zeros")
-    if weights.spec.tokenizer is None or weights.tokenizer_content is None:
-        return [*notes, "the model has no vocabulary: no tokenizer is written"]
-    from bert_jax.interop.tokenizers.folder_files import write_tokenizer_files
-
-    return [*notes, *write_tokenizer_files(folder, weights.spec, weights.tokenizer_content)]
+    return [*notes, *write_tokenizer(folder, weights)]
 
 
 def position_ids(spec: ModelSpec, input_ids: jax.Array) -> jax.Array:
-    """int32[B, S]: positions before ``position_offset`` is added.
+    """Return int32[B, S], the positions before ``position_offset`` is added.
 
-    BERT counts every token; RoBERTa counts those that are not padding and gives padding the row before the first.
+    BERT counts every token. RoBERTa counts the tokens that are not padding; padding has position -1.
     """
     if spec.family == "roberta":
         real = (input_ids != spec.model.position_offset - 1).astype(jnp.int32)
@@ -95,9 +87,9 @@ def forward(
     attention_mask: jax.Array,
     token_type_ids: jax.Array,
 ) -> dict[str, jax.Array]:
-    """The model's outputs by exported name, float32 arithmetic; ``params`` canonical, inputs int[B, S].
+    """Return the outputs of the model by exported name, in float32 arithmetic; can be traced by jax.
 
-    Any non-zero ``attention_mask`` means a token that is seen. Traceable by jax.
+    ``params`` are canonical, the inputs int[B, S]. A token is visible if its ``attention_mask`` is not 0.
     """
     network = BertModel(spec.model, ExecutionConfig(vocab_multiple=1), spec.heads, spec.sentence)
     features = {
@@ -107,11 +99,17 @@ def forward(
         "sequence_ids": (attention_mask != 0).astype(jnp.int32),
     }
     output = network.apply({"params": traverse_util.unflatten_dict(dict(params), sep="/")}, features)
-    return {name: FIELDS[field](output) for name, field in output_names(spec).items()}
+    return {name: output_array(output, FIELDS[field]) for name, field in output_names(spec).items()}
+
+
+def output_array(output: BertOutput, field: str) -> jax.Array:
+    """Return a field of ``output``, [B, ...], for rows of one sequence."""
+    values = getattr(output, field)
+    return values[:, 0] if field in _OF_SEQUENCES else values
 
 
 def output_shapes(spec: ModelSpec) -> dict[str, list[str | int]]:
-    """Shape of every output; its free sizes are called batch and sequence."""
+    """Return the shape of every output; its free sizes are called batch and sequence."""
     batch, sequence = symbolic_sizes(spec)
     params = {name: jax.ShapeDtypeStruct(shape, jnp.float32) for name, shape in parameter_shapes(spec).items()}
     ids = jax.ShapeDtypeStruct((batch, sequence), jnp.int32)
@@ -123,13 +121,13 @@ def output_shapes(spec: ModelSpec) -> dict[str, list[str | int]]:
 
 
 def symbolic_sizes(spec: ModelSpec) -> tuple[Any, ...]:
-    """The sizes batch and sequence of an exported program; no sequence is longer than the model's positions."""
+    """Return the symbolic sizes batch and sequence of an exported program, with the maximum length of the model."""
     limit = f"sequence <= {spec.model.max_length}"
     return jax.export.symbolic_shape("batch, sequence", constraints=[limit])
 
 
 def sample_inputs(spec: ModelSpec, shapes: tuple[tuple[int, int], ...] = ()) -> Iterator[dict[str, np.ndarray]]:
-    """int64 inputs that try a program: one token, ragged rows padded right and left, the full length."""
+    """Yield int64 inputs that test a program: one token, rows padded right and left, the full length."""
     rng = np.random.default_rng(0)
     longest = spec.model.max_length
     for batch, length in shapes or ((1, 1), (3, min(17, longest)), (2, longest)):
@@ -155,11 +153,11 @@ def largest_differences(
     compiled: bool = False,
 ) -> dict[str, float]:
     """Return the largest absolute difference of each output of ``program`` from :func:`forward` over ``batches``;
-    infinite where shapes differ or a value is not finite.
+    infinite if shapes differ or a value is not finite.
 
-    ``names`` are the outputs that the program gives, all by default. ``compiled`` runs forward as one program of
-    the same compiler (rounding then differs least), else operation by operation, which needs no compilation per
-    shape. Raises ``ValueError`` if output names differ.
+    ``names`` are the outputs of the program, by default all. ``compiled`` runs forward as one program of the same
+    compiler (rounding then differs least), else operation by operation, which needs no compilation per shape.
+    Raises ``ValueError`` if output names differ.
     """
     reference: Callable[..., dict[str, jax.Array]] = functools.partial(forward, spec)
     if compiled:
@@ -179,6 +177,5 @@ def largest_differences(
 def _difference(given: np.ndarray, expected: np.ndarray) -> float:
     if given.shape != expected.shape:
         return float("inf")
-    largest = float(np.max(np.abs(np.asarray(given, np.float32) - expected)))
-    # A NaN would pass every later comparison with a bar.
-    return largest if np.isfinite(largest) else float("inf")
+    # NaN, which compares as not greater, becomes infinity.
+    return float(np.nan_to_num(np.max(np.abs(np.asarray(given, np.float32) - expected)), nan=np.inf, posinf=np.inf))

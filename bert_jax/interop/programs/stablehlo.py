@@ -1,7 +1,7 @@
-"""Writer of StableHLO programs: one file that XLA runs on cpu, cuda and tpu, its weights beside it.
+"""Writer of StableHLO programs: one program that XLA runs on cpu, cuda and tpu, and its weights.
 
-``program.bin`` is what ``jax.export.deserialize`` reads, ``program.mlir`` the same program as text,
-``weights.safetensors`` its weights by canonical name, ``signature.json`` the order and types of everything.
+``jax.export.deserialize`` reads ``program.bin``; ``program.mlir`` is the same program as text,
+``weights.safetensors`` holds the weights by canonical name, ``signature.json`` lists all arguments and outputs.
 """
 
 import contextlib
@@ -20,7 +20,7 @@ from safetensors.numpy import load_file
 from bert_jax.config import ModelSpec
 from bert_jax.config.switches import EVERY_FIELD, check_fields
 from bert_jax.interop.exchange import ModelBundle, StoredDtype, check_shapes, parameter_shapes
-from bert_jax.interop.hf.write import write_safetensors
+from bert_jax.interop.hf.write import write_json, write_safetensors
 from bert_jax.interop.programs.serving import (
     INPUTS,
     forward,
@@ -37,29 +37,31 @@ PLATFORMS = ("cpu", "cuda", "tpu")
 
 
 def write_stablehlo(folder: Path, weights: ModelBundle, *, dtype: StoredDtype = "float32") -> list[str]:
-    """Write program, text, weights, signature, config.json and tokenizer files into ``folder``; returns notes.
+    """Write program, text, weights, signature, config.json and tokenizer files into ``folder``; return notes.
 
-    The program is called with (weights by name, input_ids, attention_mask, token_type_ids), the inputs
-    int32[batch, sequence] of any batch and any length up to the model's; it gives float32 outputs by the names
-    of ``serving.output_names``. With bfloat16 the weights are stored and passed so; arithmetic is float32.
+    The program takes (weights by name, input_ids, attention_mask, token_type_ids), the inputs int32[batch,
+    sequence] of any batch size and any length up to that of the model, and returns float32 outputs by the names of
+    ``serving.output_names``. ``dtype`` is that of the stored weights and of the argument; arithmetic is float32.
     """
     check_fields(weights.spec.model, EVERY_FIELD, "stablehlo")
     check_shapes(weights.spec, weights.params, folder)
     exported = _export(weights.spec, jnp.dtype(dtype))
     (folder / PROGRAM).write_bytes(exported.serialize())
     (folder / TEXT).write_text(exported.mlir_module(), encoding="utf-8")
-    signature = _signature(weights.spec, exported)
-    (folder / SIGNATURE).write_text(json.dumps(signature, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    write_json(folder / SIGNATURE, _signature(weights.spec, exported), indent=1)
     names = {name: StoredName(name, transpose=False) for name in weights.params}
     write_safetensors(folder / WEIGHTS, weights.params, names, dtype)
-    return [*_notes(weights.spec, dtype), *write_companions(folder, weights, dtype)]
+    notes = [f"the program takes lengths up to {weights.spec.model.max_length}"]
+    if dtype == "bfloat16":
+        notes.append("weights stored as bfloat16, raised to float32 inside the program; arithmetic is float32")
+    return [*notes, *write_companions(folder, weights, dtype)]
 
 
 def check_stablehlo(
     folder: Path, weights: ModelBundle, shapes: tuple[tuple[int, int], ...] = ()
 ) -> dict[str, float] | None:
-    """Run the program that :func:`write_stablehlo` wrote, on this machine, with the weights beside it: the
-    largest difference of every output from the model itself (with the weights as stored)."""
+    """Run a program of :func:`write_stablehlo` on this machine with its weights file; return the largest difference
+    of every output from the model with the weights as stored."""
     program = jax.export.deserialize(bytearray((folder / PROGRAM).read_bytes()))
     names = [output["name"] for output in json.loads((folder / SIGNATURE).read_text("utf-8"))["outputs"]]
     stored = load_file(folder / WEIGHTS)
@@ -83,7 +85,7 @@ def _export(spec: ModelSpec, dtype: Any) -> Any:
     shapes = {name: jax.ShapeDtypeStruct(shape, dtype) for name, shape in parameter_shapes(spec).items()}
     # Weights that no output uses stay arguments, so the signature is that of the weights file.
     jitted = jax.jit(program, keep_unused=True)
-    # Accelerators multiply float32 matrices in fewer bits unless told not to; bfloat16 weights have no more bits.
+    # By default accelerators multiply float32 matrices in fewer bits; bfloat16 weights have no more bits.
     precision = "default" if dtype == jnp.bfloat16 else "highest"
     with jax.default_matmul_precision(precision), _without_source_paths():
         return jax.export.export(jitted, platforms=PLATFORMS)(shapes, *(ids for _ in INPUTS))
@@ -91,7 +93,7 @@ def _export(spec: ModelSpec, dtype: Any) -> Any:
 
 @contextlib.contextmanager
 def _without_source_paths() -> Iterator[None]:
-    """Programs made inside do not name the files of the code that made them."""
+    """Omit the names of source files from programs that are exported inside."""
     option = "jax_traceback_in_locations_limit"
     before = getattr(jax.config, option)
     jax.config.update(option, 0)
@@ -101,15 +103,8 @@ def _without_source_paths() -> Iterator[None]:
         jax.config.update(option, before)
 
 
-def _notes(spec: ModelSpec, dtype: str) -> list[str]:
-    notes = [f"the program takes lengths up to {spec.model.max_length}"]
-    if dtype == "bfloat16":
-        notes.append("weights stored as bfloat16, raised to float32 inside the program; arithmetic is float32")
-    return notes
-
-
 def _signature(spec: ModelSpec, exported: Any) -> dict[str, Any]:
-    """JSON-able description for consumers: versions, free sizes, arguments and outputs in program order."""
+    """Return a JSON-able description: versions, free sizes, arguments and outputs in the order of the program."""
     (arguments, _), outputs = (
         jax.tree.unflatten(tree, values)
         for tree, values in ((exported.in_tree, exported.in_avals), (exported.out_tree, exported.out_avals))

@@ -1,1 +1,1 @@
-"""TF1 checkpoints of google-research/bert, in and out."""
+"""Reader and writer of TF1 checkpoints of google-research/bert."""

@@ -157,7 +157,7 @@ def test_choices():
 @pytest.mark.parametrize(
     ("heads", "text", "message"),
     [
-        (HeadsConfig(pooler=True, mlm=True), "w1", "no task head there"),
+        (HeadsConfig(pooler=True, mlm=True), "w1", "no task head"),
         (HeadsConfig(pooler=True, sequence_labels=("a", "b"), span=True), "w1", "choose one: sequence, span"),
         (HeadsConfig(pooler=True, sequence_labels=("a", "b")), 3, "'3' is no input"),
         (HeadsConfig(pooler=True, sequence_labels=("a", "b")), {"text": None}, "is no input"),

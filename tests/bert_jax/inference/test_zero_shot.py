@@ -123,10 +123,10 @@ def test_without_a_class_of_contradiction_it_is_the_share_of_all(classes, at, op
 @pytest.mark.parametrize(
     ("heads", "options", "message"),
     [
-        (HeadsConfig(pooler=True, sequence_labels=("a", "b", "c")), {}, "which of its classes .* a, b, c"),
-        (HeadsConfig(pooler=True, sequence_labels=("entails", "entailed")), {}, "is not clear"),
-        (HeadsConfig(pooler=True, sequence_labels=NLI), {"entailment": "yes"}, "no class 'yes'; name one of them"),
-        (HeadsConfig(pooler=True, mlm=True), {}, r"no head with classes there \(heads: pooler, mlm\)"),
+        (HeadsConfig(pooler=True, sequence_labels=("a", "b", "c")), {}, "no single class of entailment.* a, b, c"),
+        (HeadsConfig(pooler=True, sequence_labels=("entails", "entailed")), {}, "no single class of entailment"),
+        (HeadsConfig(pooler=True, sequence_labels=NLI), {"entailment": "yes"}, "no class 'yes'; set --entailment"),
+        (HeadsConfig(pooler=True, mlm=True), {}, r"no head with classes \(heads: pooler, mlm\)"),
         (HeadsConfig(pooler=True, sequence_labels=NLI, problem="multi_label"), {}, "no head with classes"),
         (HeadsConfig(pooler=True, sequence_labels=NLI), {"template": "{} and {}"}, "'{} and {}' is not allowed"),
         (
@@ -135,8 +135,8 @@ def test_without_a_class_of_contradiction_it_is_the_share_of_all(classes, at, op
             "one {} for the label, or a prompt",
         ),
         (HeadsConfig(pooler=True, sequence_labels=NLI), {"template": "{text} {}"}, "is not allowed"),
-        (HeadsConfig(pooler=True, sequence_labels=NLI), {"template": "w1 " * 66 + "{}"}, "takes 70 tokens"),
-        (HeadsConfig(pooler=True, sequence_labels=NLI), {"template": "{text} [MASK]"}, "no masked-LM head there"),
+        (HeadsConfig(pooler=True, sequence_labels=NLI), {"template": "w1 " * 66 + "{}"}, "70 of"),
+        (HeadsConfig(pooler=True, sequence_labels=NLI), {"template": "{text} [MASK]"}, "no masked-LM head"),
         (HeadsConfig(pooler=True, sequence_labels=NLI), {"labels": ["w1"]}, "labels: w1; give 2 or more"),
         (
             HeadsConfig(pooler=True, sequence_labels=NLI),
@@ -148,11 +148,11 @@ def test_without_a_class_of_contradiction_it_is_the_share_of_all(classes, at, op
         (
             HeadsConfig(pooler=True, sequence_labels=NLI),
             {"labels": {"a": ["w1"], "b": ["w1"]}},
-            "'w1' stands for 'a' and 'b'",
+            "'w1' belongs to 'a' and 'b'",
         ),
         (HeadsConfig(mlm=True), {"template": "{text}"}, r"has 0 times \[MASK\]; allowed: once"),
         (HeadsConfig(mlm=True), {"template": "[MASK] {text} [MASK]"}, "has 2 times"),
-        (HeadsConfig(mlm=True), {"template": "{text} [MASK]" + " w1" * 67}, "takes 70 tokens"),
+        (HeadsConfig(mlm=True), {"template": "{text} [MASK]" + " w1" * 67}, "70 of"),
         (HeadsConfig(mlm=True), {"template": "{text} [MASK]", "multi_label": True}, "several labels per text need"),
         (
             HeadsConfig(mlm=True),
@@ -284,12 +284,12 @@ def test_command_with_several_labels(call, nli, tmp_path):
     ("words", "line", "message"),
     [
         (["--labels", "a,b"], {}, "--labels: 'a,b' is not allowed; allowed: LABEL, or LABEL=WORD,WORD"),
-        (["--labels", "a", "a=b"], {}, "--labels: 'a' is given twice"),
+        (["--labels", "a", "a=b"], {}, "--labels: 'a' occurs twice"),
         (["--labels", "a", "b=w1,"], {}, "'b' has the words"),
-        (["--labels", "a=w1, w2", "w2"], {}, "'w2' stands for 'a' and 'w2'"),
+        (["--labels", "a=w1, w2", "w2"], {}, "'w2' belongs to 'a' and 'w2'"),
         (["--labels", "a"], {}, "labels: a; give 2 or more"),
-        (["--labels", "a", "b"], {"label": "c"}, "label: 'c' is none of the labels (a, b)"),
-        (["--labels", "a", "b", "--multi_label"], {"labels": ["a", "c"]}, "labels: 'c' is none of the labels"),
+        (["--labels", "a", "b"], {"label": "c"}, "label: 'c' is not allowed; allowed: a, b"),
+        (["--labels", "a", "b", "--multi_label"], {"labels": ["a", "c"]}, "labels: 'c' is not allowed"),
         (["--labels", "a", "b"], {"text_pair": "w2"}, "takes one text, without text_pair"),
         (["--labels", "a", "b", "--entailment", "x"], {}, "no class 'x'"),
     ],
@@ -304,4 +304,4 @@ def test_command_refuses_in_one_line(call, tmp_path, words, line, message):
 def test_a_text_behind_the_labels_is_taken_for_one(call, monkeypatch):
     monkeypatch.setattr("sys.stdin", SimpleNamespace(isatty=lambda: True))
     code, out, err = call("--labels", "sport", "politics", "What a goal!")
-    assert (code, out, len(err)) == (2, [], 1) and "texts stand before --labels" in err[0]
+    assert (code, out, len(err)) == (2, [], 1) and "texts before --labels" in err[0]

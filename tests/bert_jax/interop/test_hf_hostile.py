@@ -181,7 +181,7 @@ class TestNames:
         (folder / "twin.safetensors").write_bytes((folder / "shard.safetensors").read_bytes())
         index["weight_map"]["cls.predictions.bias"] = "twin.safetensors"
         (folder / INDEX).write_text(json.dumps(index))
-        refused(folder, "another shard holds too")
+        refused(folder, "so does another shard")
         index["weight_map"] = dict.fromkeys([*index["weight_map"], "absent"], "shard.safetensors")
         (folder / INDEX).write_text(json.dumps(index))
         refused(folder, "lacks absent")
@@ -263,7 +263,10 @@ def test_empty_and_integer_tensors(tmp_path):
 
 def test_layer_number_beyond_all_tensors(tmp_path):
     name = "bert.encoder.layer.999999.output.dense.bias"
-    refused(make_folder(tmp_path, change=lambda t: t.update({name: np.zeros(16, np.float32)})), "not those of bert")
+    refused(
+        make_folder(tmp_path, change=lambda t: t.update({name: np.zeros(16, np.float32)})),
+        "not those of BERT layers",
+    )
 
 
 def test_two_tensors_of_one_name(tmp_path):

@@ -168,7 +168,7 @@ def test_pooler_beside_a_roberta_sequence_head_is_left_out(tmp_path):
 def test_roberta_positions_and_head_activation(tmp_path):
     weights = read(make_folder(tmp_path / "a", "RobertaForMaskedLM", vocabulary=None))
     assert (weights.spec.model.position_offset, weights.spec.max_length) == (2, 18)
-    with pytest.raises(ValueError, match="RoBERTa's MLM head always has the activation gelu"):
+    with pytest.raises(ValueError, match="always has the activation gelu; hidden_act"):
         read(make_folder(tmp_path / "b", "RobertaForMaskedLM", config={"hidden_act": "relu"}))
 
 
@@ -216,7 +216,7 @@ class TestLabels:
     def test_names_are_given(self, tmp_path):
         folder = self.make(tmp_path)
         assert read(folder, labels=("x", "y", "z")).spec.heads.sequence_labels == ("x", "y", "z")
-        with pytest.raises(ValueError, match="2 labels were given, the head has 3 outputs"):
+        with pytest.raises(ValueError, match=r"2 labels, .* 3 outputs"):
             read(folder, labels=("x", "y"))
         with pytest.raises(ValueError, match="no sequence or token head"):
             read(make_folder(tmp_path / "mlm"), labels=("x", "y"))
@@ -306,12 +306,12 @@ def test_other_precisions_become_float32_and_are_said(tmp_path, dtype, name, key
         values = stored[entry.name].T if entry.transpose else stored[entry.name]
         assert weights.params[canonical].dtype == np.float32
         np.testing.assert_array_equal(weights.params[canonical], values.astype(np.float32))
-    assert said(weights, name, "to float32") and not said(weights, "as stored")
+    assert said(weights, name, "to float32") and not said(weights, "states dtype")
 
 
 def test_stored_dtype_goes_before_the_described_one(tmp_path):
     weights = read(make_folder(tmp_path, config={"dtype": "float16"}))
-    assert said(weights, "says dtype float16", "float32")
+    assert said(weights, "dtype float16", "float32")
 
 
 @pytest.mark.parametrize(

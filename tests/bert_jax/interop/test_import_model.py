@@ -74,7 +74,7 @@ class TestOptionsOnASavedModel:
         count = len(read_weights(saved).spec.heads.sequence_labels)
         names = tuple(f"name {i}" for i in range(count))
         assert read_weights(saved, ReadOptions(labels=names)).spec.heads.sequence_labels == names
-        with pytest.raises(ValueError, match=f"1 labels were given, the head has {count} outputs"):
+        with pytest.raises(ValueError, match=rf"1 labels, .* {count} outputs"):
             read_weights(saved, ReadOptions(labels=("a",)))
 
     def test_labels_without_a_head(self, tmp_path):

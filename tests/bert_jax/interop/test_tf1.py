@@ -162,7 +162,7 @@ def test_slots_counters_and_averages_are_left_out(published, tmp_path):
     for name, values in weights.params.items():
         np.testing.assert_array_equal(plain.params[name], values)
         np.testing.assert_array_equal(averaged.params[name], values + np.float32(1))
-    with pytest.raises(ValueError, match="no moving average there"):
+    with pytest.raises(ValueError, match="no moving average"):
         read_weights(folder, ReadOptions(ema=True))
 
 
@@ -180,7 +180,7 @@ def test_heads_are_those_whose_variables_are_there(published, tmp_path):
     np.testing.assert_array_equal(plain.params["sequence_head/kernel"], head["output_weights"].T)
     named = read_weights(classes, ReadOptions(labels=("a", "b", "c")))
     assert named.spec.heads.sequence_labels == ("a", "b", "c") and "called a, b, c" in named.notes[-1]
-    with pytest.raises(ValueError, match="2 labels were given, the head has 3 outputs"):
+    with pytest.raises(ValueError, match=r"2 labels, .* 3 outputs"):
         read_weights(classes, ReadOptions(labels=("a", "b")))
     one = {"output_weights": np.eye(1, 32, dtype=np.float32), "output_bias": np.zeros(1, np.float32)}
     value = variant(folder, tmp_path / "value", lambda arrays: {**arrays, **one})
@@ -231,7 +231,7 @@ def test_other_float_types_are_raised_and_damaged_values_reported(published, tmp
     read = read_weights(variant(folder, tmp_path / "mixed", change))
     expected = weights.params["pooler/kernel"].astype(ml_dtypes.bfloat16).astype(np.float32)
     np.testing.assert_array_equal(read.params["pooler/kernel"], expected)
-    assert any("not stored as float32, converted: bert/pooler/dense/kernel" in note for note in read.notes)
+    assert any("bfloat16" in note and "float32" in note for note in read.notes)
     assert any("NaN or infinite values in cls/predictions/output_bias" in note for note in read.notes)
     whole = variant(
         folder, tmp_path / "whole", lambda a: {**a, "cls/predictions/output_bias": np.zeros(101, np.int32)}
@@ -252,7 +252,7 @@ DAMAGE = {
     "empty index": (lambda f: cut(f / INDEX, 0), "damaged or no TF1 checkpoint"),
     "cut index": (lambda f: cut(f / INDEX, 500), "damaged or no TF1 checkpoint"),
     "other index": (lambda f: (f / INDEX).write_bytes(b"x" * 4000), "damaged or no TF1 checkpoint"),
-    "no data": (lambda f: (f / DATA).unlink(), "data-00000-of-00001: not there"),
+    "no data": (lambda f: (f / DATA).unlink(), "data-00000-of-00001: missing"),
     "empty data": (lambda f: cut(f / DATA, 0), "larger than its files"),
     "cut data": (lambda f: cut(f / DATA, 60_000), "damaged or no TF1 checkpoint"),
     "flipped bit": (
@@ -282,7 +282,7 @@ def test_damage_is_one_line(kind, published, tmp_path):
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        ({"hidden_size": "32"}, "hidden_size is '32', not a whole number"),
+        ({"hidden_size": "32"}, 'hidden_size is "32", not a whole number'),
         ({"num_attention_heads": 5}, "num_attention_heads"),
         ({"hidden_act": "swish"}, "hidden_act is 'swish'; allowed: gelu, relu"),
         ({"hidden_dropout_prob": 1.5}, "hidden_dropout"),

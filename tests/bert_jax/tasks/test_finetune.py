@@ -302,7 +302,7 @@ def test_a_drawn_model_is_as_large_as_its_vocabulary(tmp_path):
         return load_config(FinetuneConfig, arguments, extra_settings=start.settings).model.vocab_size
 
     assert size() == len(PIECES) and size("--model.vocab_size", "80") == 80
-    with pytest.raises(ValueError, match=f"model.vocab_size: 9 is less than the {len(PIECES)} pieces"):
+    with pytest.raises(ValueError, match=f"model.vocab_size: 9, .* {len(PIECES)} pieces"):
         size("--model.vocab_size", "9")
 
 

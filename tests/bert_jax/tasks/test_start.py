@@ -71,7 +71,7 @@ def test_the_same_model_from_another_working_directory(tmp_path, monkeypatch):
     (workdir / "link").symlink_to(source)
     for name in (source, "link", "../one/model"):
         plan_start(FinetuneConfig, RunOptions(init_from=str(name)), workdir, [])
-    with pytest.raises(ValueError, match=f"^--init_from model: the run in {workdir} began from {source}; give "):
+    with pytest.raises(ValueError, match=f"^--init_from model: the run in {workdir} began from {source}; "):
         plan_start(FinetuneConfig, RunOptions(init_from="model"), workdir, [])
     assert whole_name("gs://bucket/model") == "gs://bucket/model" and not whole_name("")
 
