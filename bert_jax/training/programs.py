@@ -16,7 +16,7 @@ from jax.sharding import Mesh
 from bert_jax.objectives.objective import Objective, PretrainObjective
 from bert_jax.optim import make_optimizer
 from bert_jax.parallel import batch_sharding, check_batches
-from bert_jax.training.memory import explain_memory, gib, state_bytes, step_advice
+from bert_jax.training.memory import device_bytes, explain_memory, gib, step_advice
 from bert_jax.training.state import (
     TrainState,
     abstract_state,
@@ -168,7 +168,7 @@ class TrainPrograms:
         if key not in self._compiled:
             began = time.perf_counter()
             # Before it is compiled, only the size of its state is known.
-            least = state_bytes(self.abstract)
+            least = device_bytes(self.abstract)
             what = f"the training step (its state alone takes {gib(least)})"
             with explain_memory(what, step_advice(self.objective.config)):
                 compiled = self.lower(batch).compile()

@@ -14,7 +14,7 @@ from bert_jax.training.checkpoint.restore import NoCheckpoint, Restored, restore
 from bert_jax.training.job import Job
 from bert_jax.training.launch import Launch
 from bert_jax.training.logging.meter import IntervalMeter
-from bert_jax.training.memory import explain_memory, state_advice, state_bytes
+from bert_jax.training.memory import device_bytes, explain_memory, state_advice
 from bert_jax.training.programs import TrainPrograms
 from bert_jax.training.spikes import LossGuard, RollBack
 from bert_jax.training.state import TrainState, initial_state
@@ -45,7 +45,7 @@ def find_start(
     for the log. Raises ``ValueError``, or ``exits.Stop`` without a checkpoint to go back to."""
     if rollback is not None:
         set_aside(launch.workdir, rollback.first_step)
-    memory = "the model's state", state_advice(job.config), lambda: state_bytes(programs.abstract)
+    memory = "the model's state", state_advice(job.config), lambda: device_bytes(programs.abstract)
     with explain_memory(*memory):
         restored = restore_newest(
             launch.workdir, job.config, programs.mesh, programs.model,

@@ -1,7 +1,7 @@
 """TrainState: the arrays of a run on devices, their first values and their sharding."""
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from typing import Any
 
 import jax
@@ -62,6 +62,12 @@ def state_shardings(model: BertModel, mesh: Mesh, *, shard_optimizer: bool) -> A
     return shardings(abstract_params(model), mesh, replicas=shard_optimizer)
 
 
+def parameter_of(path: tuple[Any, ...], names: Container[str]) -> str:
+    """Return the parameter of a leaf of the state: the longest suffix of ``path`` in ``names``, or ""."""
+    parts = path_name(path).split("/")
+    return next((name for i in range(len(parts)) if (name := "/".join(parts[i:])) in names), "")
+
+
 def abstract_state(
     model: BertModel,
     optimizer: optax.GradientTransformation,
@@ -78,10 +84,7 @@ def abstract_state(
     replicated = NamedSharding(mesh, PartitionSpec())
 
     def place(path: tuple[Any, ...], leaf: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
-        # A moment or average belongs to its parameter: the longest path suffix that names one.
-        parts = path_name(path).split("/")[1:]
-        names = ("/".join(parts[i:]) for i in range(len(parts)))
-        sharding = next((by_name[name] for name in names if name in by_name), replicated)
+        sharding = by_name.get(parameter_of(path, by_name), replicated)
         return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
 
     state = TrainState(

@@ -13,7 +13,7 @@ from bert_jax.optim import make_optimizer
 from bert_jax.parallel import make_mesh
 from bert_jax.training.checkpoint.restore import saved_steps
 from bert_jax.training.logging.metrics_file import read_metrics
-from bert_jax.training.memory import OutOfMemory, explain_memory, state_bytes
+from bert_jax.training.memory import OutOfMemory, device_bytes, explain_memory
 from bert_jax.training.programs import TrainPrograms, pretraining_batch
 from bert_jax.training.state import abstract_state
 
@@ -63,7 +63,7 @@ def test_bytes_of_the_state_on_one_device():
     mesh = make_mesh(MeshConfig(data=1, fsdp=2), jax.devices()[:2])
     abstract = abstract_state(model, make_optimizer(config.optimizer), mesh, with_ema=False)
     whole = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(abstract))
-    assert 0.45 * whole < state_bytes(abstract) < 0.7 * whole
+    assert 0.45 * whole < device_bytes(abstract) < 0.7 * whole
 
 
 def test_a_state_beyond_any_memory(tmp_path):
@@ -101,7 +101,9 @@ def test_a_step_that_does_not_compile_names_its_state():
     abstract = abstract_state(model, make_optimizer(config.optimizer), mesh, with_ema=False)
     objective = objective_of(config, mesh)
     programs = TrainPrograms(no_memory(), abstract, objective, make_optimizer(config.optimizer))
-    with pytest.raises(OutOfMemory, match=rf"\(its state alone takes {state_bytes(abstract):,} bytes\) needs more"):
+    with pytest.raises(
+        OutOfMemory, match=rf"\(its state alone takes {device_bytes(abstract):,} bytes\) needs more"
+    ):
         programs.step_for(pretraining_batch(objective, 8))
 
 
