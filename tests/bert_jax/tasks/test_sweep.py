@@ -175,10 +175,10 @@ def test_a_folder_holds_one_sweep_and_more_of_it(tmp_path):
         ("--sweep optimizer.learning_rate=fast,2e-5", SETTINGS, "'fast' is not a number"),
         ("--sweep optimizer.learning_rate=1e-5,0.00001", SETTINGS, "every value once"),
         ("--sweep optimizer.learning_rate=1e-5,", SETTINGS, "allowed: KEY=VALUE,VALUE"),
-        ("--sweep training.seed=1,2", SETTINGS, "seeds are counted"),
+        ("--sweep training.seed=1,2", SETTINGS, "training.seed=1,2.* --seeds N"),
         ("--sweep optimizer.frozen=pooler", SETTINGS, "take a list"),
         ("--sweep task.max_length=4,8", SETTINGS, "--sweep: task.max_length: 4 is not allowed"),
-        ("--sweep", SETTINGS[1:], "data.dev: not given"),
+        ("--sweep", SETTINGS[1:], "data.dev: empty"),
     ],
 )
 def test_what_is_not_allowed_is_refused_before_anything_runs(line, settings, message):
