@@ -136,9 +136,15 @@ def _state_bytes(config: PretrainConfig, num_devices: int) -> int:
 
 
 def _plan(
-    config: PretrainConfig, topology: Topology, asked: Asked, mesh: Mapping[str, int],
-    parts: Mapping[str, float] | None, *, warnings: tuple[str, ...] = (), **measured: Any,
-) -> Plan:  # fmt: skip
+    config: PretrainConfig,
+    topology: Topology,
+    asked: Asked,
+    mesh: Mapping[str, int],
+    parts: Mapping[str, float] | None,
+    *,
+    warnings: tuple[str, ...] = (),
+    **measured: Any,
+) -> Plan:
     """Return the plan of a step with the seconds of its ``parts``, None if it was not compiled."""
     training, length = config.training, config.data.seq_length
     batch = training.global_batch_size

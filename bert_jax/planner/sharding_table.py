@@ -19,7 +19,7 @@ from bert_jax.optim import make_optimizer
 from bert_jax.parallel import MESH_AXES, batch_sharding
 from bert_jax.parallel.axes import RULES, axis_names, to_spec
 from bert_jax.training.memory import device_bytes
-from bert_jax.training.state import TrainState, abstract_params, abstract_state, parameter_of
+from bert_jax.training.state import TrainState, abstract_params, abstract_state, flat, parameter_of
 
 
 @dataclass(frozen=True)
@@ -51,13 +51,8 @@ def abstract_mesh(sizes: Mapping[str, int]) -> AbstractMesh:
 
 def abstract_train_state(config: PretrainConfig, mesh: Any) -> TrainState:
     """Return shapes and shardings of the whole state on ``mesh``."""
-    return abstract_state(
-        BertForPretraining(config.model, config.execution, config.has_nsp),
-        make_optimizer(config.optimizer),
-        mesh,
-        with_ema=config.optimizer.ema_decay > 0,
-        shard_optimizer=config.mesh.shard_optimizer,
-    )
+    model = BertForPretraining(config.model, config.execution, config.has_nsp)
+    return abstract_state(config, model, make_optimizer(config.optimizer), mesh)
 
 
 def batch_bytes(config: PretrainConfig, mesh: Any) -> int:
@@ -79,13 +74,11 @@ def sharding_table(config: PretrainConfig, sizes: Mapping[str, int]) -> list[Row
     )
     boxes = {path_name(path): leaf for path, leaf in boxed}
     moments: dict[str, list[Any]] = {}
-    params = jax.tree_util.tree_leaves_with_path(state.params)
-    names = {path_name(path) for path, _ in params}
+    params = flat(state.params)
     for path, leaf in jax.tree_util.tree_leaves_with_path((state.opt_state, state.ema)):
-        moments.setdefault(parameter_of(path, names), []).append(leaf)
+        moments.setdefault(parameter_of(path, params), []).append(leaf)
     rows: dict[tuple[Any, ...], Row] = {}
-    for path, leaf in params:
-        name = path_name(path)
+    for name, leaf in params.items():
         axes = getattr(boxes[name], "names", (None,) * len(leaf.shape))
         row = _row(config, name, leaf, moments.get(name, []), axes, sizes)
         key = row.name, row.shape, row.sharding, row.state_sharding

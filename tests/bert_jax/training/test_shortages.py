@@ -61,7 +61,7 @@ def test_bytes_of_the_state_on_one_device():
     config = tiny_config()
     model = BertForPretraining(config.model, config.execution, config.has_nsp)
     mesh = make_mesh(MeshConfig(data=1, fsdp=2), jax.devices()[:2])
-    abstract = abstract_state(model, make_optimizer(config.optimizer), mesh, with_ema=False)
+    abstract = abstract_state(config, model, make_optimizer(config.optimizer), mesh)
     whole = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(abstract))
     assert 0.45 * whole < device_bytes(abstract) < 0.7 * whole
 
@@ -98,7 +98,7 @@ def test_a_step_that_does_not_compile_names_its_state():
     config = tiny_config()
     mesh = make_mesh(MeshConfig(), jax.devices()[:1])
     model = BertForPretraining(config.model, config.execution, config.has_nsp)
-    abstract = abstract_state(model, make_optimizer(config.optimizer), mesh, with_ema=False)
+    abstract = abstract_state(config, model, make_optimizer(config.optimizer), mesh)
     objective = objective_of(config, mesh)
     programs = TrainPrograms(no_memory(), abstract, objective, make_optimizer(config.optimizer))
     with pytest.raises(
