@@ -14,8 +14,7 @@ import time
 from collections.abc import Callable
 
 import numpy as np
-
-from bert_jax.batch import synthetic_batch
+from synthetic_batch import synthetic_batch
 
 ROWS, LENGTH, MASKED, VOCAB = 8, 128, 20, 30522
 LEARNING_RATE, WARMUP, WEIGHT_DECAY, EPSILON = 1e-4, 10_000, 0.01, 1e-6

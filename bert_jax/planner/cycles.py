@@ -97,8 +97,10 @@ def even_grid(chips: int, axes: int) -> tuple[int, ...]:
 
 @dataclass
 class _Timeline:
-    """Schedule of one computation up to ``now``, in seconds since it began."""
+    """Schedule of one computation up to ``now``, in seconds since it began; it runs ``times`` times in the step."""
 
+    computation: str
+    times: float
     now: float = 0.0
     free: dict[str, float] = field(default_factory=lambda: {"memory": 0.0, "links": 0.0})
     pending: dict[str, tuple[str, float]] = field(default_factory=dict)
@@ -148,13 +150,13 @@ class _Model:
 
     def _run(self, computation: str, times: float) -> float:
         """Return the seconds of one run of ``computation``, which runs ``times`` times in the step."""
-        timeline = _Timeline()
+        timeline = _Timeline(computation, times)
         for line in self.module.computations[computation].instructions.values():
-            self._step(line, computation, times, timeline)
+            self._step(line, timeline)
         return timeline.now
 
-    def _step(self, line: hlo.Instruction, computation: str, times: float, timeline: _Timeline) -> None:
-        lines = self.module.computations[computation].instructions
+    def _step(self, line: hlo.Instruction, timeline: _Timeline) -> None:
+        lines = self.module.computations[timeline.computation].instructions
         if line.opcode.endswith(("-done", "-update")):
             if line.operands and line.operands[0] in timeline.pending:
                 if line.opcode.endswith("-update"):
@@ -162,11 +164,11 @@ class _Model:
                     return
                 resource, waited = timeline.wait(line.operands[0])
                 part = "communication" if resource == "links" else self._part(line)
-                self._spend(part, waited, times, timeline)
+                self._spend(part, waited, timeline)
             return
         collective = self._collective(line, lines)
         if collective is not None and (chains := self._chains(line)):
-            self._chain_step(line, computation, times, timeline, chains, collective)
+            self._chain_step(line, timeline, chains, collective)
             return
         if line.opcode.endswith("-start"):
             if collective is not None:
@@ -174,32 +176,24 @@ class _Model:
             else:
                 timeline.start(line.name, "memory", self._copy_seconds(line, lines))
         elif collective is not None:
-            self._spend("communication", collective, times, timeline)
+            self._spend("communication", collective, timeline)
         elif line.opcode == "while":
-            timeline.now += self._loop(line, computation, times)
+            timeline.now += self._loop(line, timeline)
         elif line.opcode in ("call", "conditional"):
-            timeline.now += self._branches(line, times)
+            timeline.now += self._branches(line, timeline.times)
         else:
-            self._spend(self._part(line), self._instruction(line, computation, times), times, timeline)
+            self._spend(self._part(line), self._instruction(line, timeline), timeline)
 
-    def _chain_step(
-        self,
-        line: hlo.Instruction,
-        computation: str,
-        times: float,
-        timeline: _Timeline,
-        chains: list[str],
-        collective: float,
-    ) -> None:
+    def _chain_step(self, line: hlo.Instruction, timeline: _Timeline, chains: list[str], collective: float) -> None:
         """Follow a fusion of a chain that carries a collective: its first, its last, or one that computes."""
         targets = {i.target for name in line.called for i in self.module.computations[name].instructions.values()}
         if "AsyncCollectiveStart" in targets:
             timeline.chains[chains[0]] = collective
         elif "AsyncCollectiveDone" in targets:
-            self._spend("communication", timeline.chains.pop(chains[0], collective), times, timeline)
+            self._spend("communication", timeline.chains.pop(chains[0], collective), timeline)
         else:
-            seconds = self._instruction(line, computation, times)
-            self._spend(self._part(line), seconds, times, timeline)
+            seconds = self._instruction(line, timeline)
+            self._spend(self._part(line), seconds, timeline)
             for chain in chains:
                 timeline.chains[chain] = max(timeline.chains.get(chain, collective) - seconds / len(chains), 0.0)
 
@@ -211,13 +205,13 @@ class _Model:
         chains = {hlo.first_group(r'chain_id="(\d+)"', i.attributes) for i in inner if _COLLECTIVES.match(i.opcode)}
         return sorted(chains - {""})
 
-    def _loop(self, line: hlo.Instruction, computation: str, times: float) -> float:
-        trips = self.module.trip_count(line, computation)
+    def _loop(self, line: hlo.Instruction, timeline: _Timeline) -> float:
+        trips = self.module.trip_count(line, timeline.computation)
         if trips is None:
             self.unknown_loops.append(line.name)
             trips = 1
         names = (line.attribute("condition"), line.attribute("body"))
-        return trips * sum(self._run(name, times * trips) for name in names if name)
+        return trips * sum(self._run(name, timeline.times * trips) for name in names)
 
     def _branches(self, line: hlo.Instruction, times: float) -> float:
         """Return the seconds of a call, or of the longest branch of a conditional, and charge its parts."""
@@ -233,24 +227,24 @@ class _Model:
             self.seconds[part] += more
         return seconds
 
-    def _instruction(self, line: hlo.Instruction, computation: str, times: float) -> float:
+    def _instruction(self, line: hlo.Instruction, timeline: _Timeline) -> float:
         if line.estimated_cycles is not None:
             return line.estimated_cycles / (self.chip.clock_ghz * 1e9)
         if line.opcode in _FREE or line.target in _FREE_TARGETS:
             return 0.0
         what = f"{line.opcode} {line.target}".strip()
-        lines = self.module.computations[computation].instructions
-        operations = self.module.instruction_operations(line, computation)
+        lines = self.module.computations[timeline.computation].instructions
+        operations = self.module.instruction_operations(line, timeline.computation)
         moved = float(_touched_bytes(line, lines))
         if estimate := _own_estimate(line):
             operations, moved = estimate
-        self.unestimated[what] += round(times)
-        self.unestimated_operations[what] += operations * times
+        self.unestimated[what] += round(timeline.times)
+        self.unestimated_operations[what] += operations * timeline.times
         seconds = max(
             operations / (_CUSTOM_CALL_SHARE_OF_PEAK * self.chip.device_peak_flops),
             moved / self.chip.device_memory_bandwidth,
         )
-        self.unestimated_seconds += seconds * times
+        self.unestimated_seconds += seconds * timeline.times
         return seconds
 
     def _copy_seconds(self, line: hlo.Instruction, lines: Mapping[str, hlo.Instruction]) -> float:
@@ -293,9 +287,9 @@ class _Model:
                 )
         return next((part for part, pattern in _PART_PATTERNS if pattern.search(name)), "rest")
 
-    def _spend(self, part: str, seconds: float, times: float, timeline: _Timeline) -> None:
-        """Advance ``timeline`` by ``seconds`` and charge them to ``part``, ``times`` times in the step."""
-        self.seconds[part] += seconds * times
+    def _spend(self, part: str, seconds: float, timeline: _Timeline) -> None:
+        """Advance ``timeline`` by ``seconds`` and charge them to ``part``."""
+        self.seconds[part] += seconds * timeline.times
         timeline.now += seconds
 
 

@@ -139,7 +139,7 @@ class Loop:
         began = time.perf_counter()
         with self.watchdog.phase(phase) if phase else contextlib.nullcontext():
             answer = action(state, step)
-        self.recorder.clock.exclude(time.perf_counter() - began)
+        self.recorder.clock.started += time.perf_counter() - began
         self.watchdog.beat(f"step {step + 1:,}")
         return answer
 

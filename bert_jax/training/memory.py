@@ -37,7 +37,7 @@ def out_of_memory_error(error: Exception, what: str, advice: str, needed: int | 
         return error
     statistics = jax.local_devices()[0].memory_stats() or {}
     available = statistics.get("bytes_limit")
-    # Words of compilers and allocators: "Used 17.89G of 15.48G hbm", "allocate 2.00GiB", "allocating 123 bytes".
+    # Compilers and allocators write "Used 17.89G of 15.48G hbm", "allocate 2.00GiB", "allocating 123 bytes".
     total = re.search(rf"Used {_AMOUNT} of {_AMOUNT}", text)
     asked = re.search(rf"(?:allocat\w*|reserve) {_AMOUNT}", text)
     if total:

@@ -143,7 +143,7 @@ def test_folders_that_cannot_be_written(refused, tmp_path):
 
 def test_no_earlier_phase(refused, tmp_path):
     words = ["--continue_from", tmp_path / "none"]
-    assert "there is no checkpoint" in refused(*words, workdir=tmp_path / "run")
+    assert "has no checkpoint" in refused(*words, workdir=tmp_path / "run")
 
 
 def test_print_config_reads_back(program, trained, monkeypatch, capsys, tmp_path):
