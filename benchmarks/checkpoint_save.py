@@ -106,8 +106,9 @@ def measure(config: PretrainConfig, abstract: TrainState, folder: Path, matmuls:
     writer.save(state, {"data": {}})
     blocking = time.perf_counter() - began
     during = []
-    while writer.is_saving():
+    while writer.is_writing():
         during.append(timed())
+    writer.wait()
     took = time.perf_counter() - began
     highest = memory.highest
     after = [timed() for _ in range(SAVE_AFTER)]

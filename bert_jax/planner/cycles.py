@@ -88,11 +88,11 @@ def step_cost(hlo_text: str, chip: Chip, mesh_shape: Mapping[str, int], grid: Se
 
 
 def even_grid(chips: int, axes: int) -> tuple[int, ...]:
-    """Return ``axes`` factors of ``chips`` that are as even as possible, small ones first."""
+    """Return ``axes`` factors of ``chips``, small ones first, the largest as small as possible."""
     if axes <= 1:
         return (chips,)
-    first = max(n for n in range(1, round(chips ** (1 / axes)) + 1) if chips % n == 0)
-    return (first, *even_grid(chips // first, axes - 1))
+    grids = ((n, *even_grid(chips // n, axes - 1)) for n in range(1, chips + 1) if chips % n == 0)
+    return min((tuple(sorted(grid)) for grid in grids), key=lambda grid: grid[::-1])
 
 
 @dataclass

@@ -15,6 +15,7 @@ from typing import Any
 
 from bert_jax.io.errors import one_line
 from bert_jax.parallel.hardware import GPUS, TPUS, Chip
+from bert_jax.planner.cycles import even_grid
 
 
 @dataclass(frozen=True)
@@ -125,22 +126,15 @@ def _cloud_shape(text: str, name: str, number: int) -> tuple[int, ...]:
     if chips < 1 or (generation.cloud_counts_cores and number % 2):
         raise problem
     if axes == 2:
-        exponent = chips.bit_length() - 1
-        if chips != 1 << exponent:
+        if chips & (chips - 1):  # not a power of two
             raise problem
-        return 1 << exponent // 2, 1 << (exponent + 1) // 2
+        return even_grid(chips, 2)
     small = {1: (1, 1, 1), 4: (2, 2, 1), 8: (2, 2, 2), 16: (2, 2, 4), 32: (2, 4, 4)}
     if chips in small:
         return small[chips]
     if chips % 64:
         raise problem
-    cubes = chips // 64
-    best = min(
-        ((a, b, cubes // a // b) for a in range(1, cubes + 1) if cubes % a == 0
-         for b in range(a, cubes // a + 1) if cubes // a % b == 0 and cubes // a // b >= b),
-        key=lambda sides: (sides[2], sides[1]),
-    )  # fmt: skip
-    return best[0] * 4, best[1] * 4, best[2] * 4
+    return tuple(4 * cubes for cubes in even_grid(chips // 64, 3))
 
 
 def _boards(text: str, name: str, number: int) -> Topology:

@@ -204,10 +204,6 @@ class CheckpointWriter:
         """Return True while a save is being written; for other threads."""
         return self._unlisted is not None and self._manager.is_saving_in_progress()
 
-    def is_saving(self) -> bool:
-        """Return True while a save is being written or listed."""
-        return self._unlisted is not None or (self._beside is not None and not self._beside.done())
-
     def wait(self) -> None:
         """Block until the save under way is committed and listed; raise its error."""
         while hosts.count() > 1 and self._manager.is_saving_in_progress():

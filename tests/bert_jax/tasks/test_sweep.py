@@ -108,7 +108,7 @@ def test_runs_of_another_process_are_left_to_it(tmp_path, capsys):
     with hold_folder(tmp_path / "runs" / NAMES[1], "taken"):
         assert swept(tmp_path, train) == exits.OK
     assert train.made == [name for name in NAMES if name != NAMES[1]]
-    assert "7 of 8 runs; 1 are run by another process" in capsys.readouterr().out
+    assert "7 of 8 runs; another process does 1 of them" in capsys.readouterr().out
 
 
 def test_processes_write_the_table_in_turn(tmp_path, monkeypatch):
