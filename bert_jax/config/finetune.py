@@ -4,6 +4,7 @@ The rules of ``schema`` apply: frozen, hashable, checked when built; no jax impo
 the number of steps if it is 0; the config in a checkpoint holds this number.
 """
 
+import operator
 from dataclasses import dataclass
 from typing import Literal
 
@@ -55,9 +56,9 @@ class InputConfig(Section, prefix="input."):
     few_shot: AtLeast0[int] = only(0, {KIND: ("classification",)})
     # Share of the tokens that becomes [MASK] in training.
     mask_fraction: Probability = 0.0
-    # Share of the words that is left out in training.
+    # Share of the words that is removed in training.
     word_dropout: Probability = only(0.0, {KIND: CUT})
-    # Share of the words that is left out in spans in training.
+    # Share of the words that is removed in spans in training.
     span_deletion: Probability = only(0.0, {KIND: CUT})
     # Longest such span in words.
     span_max: Positive[int] = only(5, {KIND: CUT})
@@ -65,7 +66,7 @@ class InputConfig(Section, prefix="input."):
 
 @dataclass(frozen=True, kw_only=True)
 class LossConfig(Section, prefix="loss."):
-    """The loss of classes, and losses beside the task's own."""
+    """The loss of classes, and losses in addition to that of the task."""
 
     # Share of the probability that is spread over all classes.
     label_smoothing: Probability = only(0.0, _SOFTMAX)
@@ -73,14 +74,14 @@ class LossConfig(Section, prefix="loss."):
     focal_gamma: AtLeast0[float] = only(0.0, _FOCAL)
     # Weights of the classes: none, or balanced (n / (classes * count)).
     class_weights: Literal["none", "balanced"] = only("none", {KIND: ("classification",)})
-    # Weight of a masked-LM loss on the task's own text, of which training then sees 15% masked; 0: off.
+    # Weight of a masked-LM loss on the text of the task, 15% of which is then masked in training; 0: off.
     mlm_weight: AtLeast0[float] = 0.0
-    # Weight of a next-sentence loss on the task's own text: whether a text's second part is its own. Every example
-    # is then seen twice; 0: off.
+    # Weight of a next-sentence loss on the text of the task: does the second part of a text belong to it? Training
+    # then uses every example twice; 0: off.
     nsp_weight: AtLeast0[float] = only(0.0, {KIND: (*WHOLE, "qa", *WORDS)})
     # Encoder layers (1 = the first) whose first token also predicts the label, through the same head.
     layers: tuple[int, ...] = only((), {KIND: WHOLE})
-    # Weight of each of those.
+    # Weight of the loss of each of these layers.
     layer_weight: Positive[float] = only(0.1, {KIND: WHOLE})
 
 
@@ -97,8 +98,8 @@ class RegularizationConfig(Section, prefix="regularization."):
     mixout: Probability = 0.0
     # Top layers that start from drawn weights (Zhang et al. 2021); the pooler is drawn again with them.
     reinit_layers: AtLeast0[int] = 0
-    # The task's head, and what stands between it and the encoder (features, CRF), starts from drawn weights, also
-    # where the start model has one for the same classes.
+    # The head of the task, with features and CRF, starts from drawn weights even if the start model has one for the
+    # same classes.
     reinit_head: bool = False
 
     def __post_init__(self) -> None:
@@ -124,7 +125,7 @@ class FeaturesConfig(Section, prefix="features."):
 
 @dataclass(frozen=True, kw_only=True)
 class FinetuneOptimizerConfig(OptimizerConfig):
-    """Update rule and learning-rate schedule, with what fine-tuning adds."""
+    """Update rule and learning-rate schedule of fine-tuning."""
 
     learning_rate: AtLeast0[float] = 2e-5
     # Steps of linear warmup from 0; 0: optimizer.warmup_fraction of all steps.
@@ -133,8 +134,8 @@ class FinetuneOptimizerConfig(OptimizerConfig):
     warmup_fraction: Probability = 0.1
     # Each layer learns at this factor times the rate of the one above; embeddings are below the first; heads 1.
     layer_decay: float = 1.0
-    # Weight decay pulls towards the start weights instead of zero (Wiese et al. 2017), what is drawn anew towards
-    # zero (Li et al. 2018).
+    # Weight decay pulls towards the start weights instead of zero (Wiese et al. 2017), and newly drawn weights
+    # towards zero (Li et al. 2018).
     decay_to_start: bool = False
     # Parts that stay as they are: embeddings, encoder, pooler, or layer_N (from 0).
     frozen: tuple[str, ...] = ()
@@ -151,7 +152,7 @@ class FinetuneOptimizerConfig(OptimizerConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class FinetuneTrainingConfig(TrainingConfig):
-    """The run, with what fine-tuning adds."""
+    """The run of fine-tuning: length, batch, logging, evaluation, checkpoints."""
 
     # Passes over the training records.
     num_epochs: Positive[float] = 3.0
@@ -213,15 +214,12 @@ class FinetuneConfig:
     @property
     def parameter_layout(self) -> dict[str, object]:
         """Values outside the model section that determine which parameters exist."""
-        return {
-            "task.kind": self.task.kind,
-            "task.module": self.task.module,
-            "data.labels": self.data.labels,
-            "data.tags": self.data.tags,
-            "features": self.features,
-            "tagging.crf": self.tagging.crf,
-            "sentence.loss": self.sentence.loss,
-            "sentence.hidden_size": self.sentence.hidden_size,
+        names = (
+            "task.kind", "task.module", "data.labels", "data.tags", "features", "tagging.crf", "sentence.loss",
+            "sentence.hidden_size",
+        )  # fmt: skip
+        layout: dict[str, object] = {name: operator.attrgetter(name)(self) for name in names}
+        return layout | {
             "loss.mlm_weight": self.loss.mlm_weight > 0,
             "loss.nsp_weight": self.loss.nsp_weight > 0,
         }

@@ -61,12 +61,12 @@ class RunOptions(Section):
     print_config: bool = False
     # Let a resumed run change execution.prng.
     allow_numeric_change: bool = False
-    # HOST:PORT of process 0, where several processes make one run and nothing tells them so (Cloud TPU and SLURM
-    # do): the same on all of them, with any free port. Also as JAX_COORDINATOR_ADDRESS.
+    # HOST:PORT of process 0 in a run of several processes, equal on all of them, with any free port; Cloud TPU and
+    # SLURM need no value. Also as JAX_COORDINATOR_ADDRESS.
     coordinator: str = ""
-    # How many processes make the run; also as JAX_NUM_PROCESSES.
+    # Number of processes of the run; also as JAX_NUM_PROCESSES.
     num_processes: int = 0
-    # Which of them this one is, from 0; also as JAX_PROCESS_ID.
+    # Number of this process, from 0; also as JAX_PROCESS_ID.
     process_id: int = -1
     # Seconds that the processes wait for each other, at the start and later.
     host_timeout: Positive[int] = 300
@@ -266,7 +266,7 @@ def _unknown(key: str, types: dict[str, Any], also: Sequence[str] = ()) -> str:
     section, _, name = key.rpartition(".")
     sections = sorted({known.rpartition(".")[0] for known in types})
     if key in sections:
-        return f"is a section; give one of its options, such as {next(k for k in types if k.startswith(key))}"
+        return f"is a section; use one of its options, such as {next(k for k in types if k.startswith(key))}"
     if section in types:
         return f"unknown option; {section} takes a value, no keys"
     if section not in sections:

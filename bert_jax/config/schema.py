@@ -139,7 +139,7 @@ class ExecutionConfig(Section, prefix="execution."):
 
     # Stack the layers' parameters and loop over them with lax.scan: compiles much faster; unrolled runs faster.
     scan_layers: bool = False
-    # What to recompute in the backward pass: none, attention (scores and probabilities), full (whole layers).
+    # Recomputation in the backward pass: none, attention (scores and probabilities), full (whole layers).
     remat: Literal["none", "attention", "full"] = "none"
     # Compute dtype; parameters, LayerNorm statistics, softmax, losses and optimizer state stay float32.
     dtype: Literal["float32", "bfloat16"] = "float32"
@@ -151,7 +151,7 @@ class ExecutionConfig(Section, prefix="execution."):
     residual_norm: Literal["auto", "xla", "pallas"] = "auto"
     # Random bits for dropout: threefry is equal on every mesh; rbg is much cheaper on TPU, equal per mesh.
     prng: Literal["threefry", "rbg"] = "threefry"
-    # The embedding table is padded in memory to a multiple of this (padded rows take part in nothing).
+    # The embedding table is padded in memory to a multiple of this (padded rows have no effect).
     vocab_multiple: Positive[int] = 128
 
 
@@ -238,12 +238,12 @@ class TrainingConfig(Section, prefix="training."):
     # A loss this many standard deviations above its running mean is a spike: the run goes back or stops with
     # code 44; 0: losses are not watched.
     spike_deviations: AtLeast0[float] = 0.0
-    # Steps over which that mean and deviation run; none is a spike before so many were seen.
+    # Steps over which this mean and deviation run; no spike is detected before that many steps.
     spike_window: Positive[int] = 200
     # How often in all the run may go back to the newest checkpoint before a spike, or before max_bad_steps
-    # non-finite steps, and leave out the batches since then.
+    # non-finite steps, and skip the batches since then.
     spike_rollbacks: AtLeast0[int] = 0
-    # Batches after the spike's that are left out too.
+    # Number of batches after the spike that are skipped too.
     spike_skip_batches: AtLeast0[int] = 100
     # Seconds without any progress after which the run exits with code 45 and the stacks of all threads; ten times
     # as long for compiling, restoring and saving; 0: never.
@@ -275,8 +275,8 @@ class MeshConfig:
     fsdp: int = 1
     # Parts that heads, feed-forward width and vocabulary are cut into.
     tensor: int = 1
-    # Cut optimizer state and moving average over the replicas too (ZeRO-1): each updates its part. Parameters lie
-    # in the same parts between steps and are whole on every replica during one.
+    # Cut optimizer state and moving average over the replicas too (ZeRO-1): each updates its part. Parameters are
+    # cut in the same way between steps and whole on every replica during a step.
     shard_optimizer: bool = True
 
     def __post_init__(self) -> None:

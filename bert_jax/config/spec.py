@@ -221,12 +221,12 @@ def _build(hint: Any, value: Any, where: str) -> Any:
             raise ValueError(f"{where}: {value!r} is not a list")
         inner_types = typing.get_args(hint)
         if inner_types[-1] is Ellipsis:
-            return tuple(_build(inner_types[0], item, where) for item in value)
+            inner_types = inner_types[:1] * len(value)
         if len(value) != len(inner_types):
             raise ValueError(f"{where}: {len(value)} items instead of {len(inner_types)}")
         return tuple(_build(inner, item, where) for inner, item in zip(inner_types, value, strict=True))
-    if hint is float and isinstance(value, int) and not isinstance(value, bool):
+    if hint is float and type(value) is int:
         return float(value)
-    if not isinstance(value, hint) or (hint is int and isinstance(value, bool)):
+    if type(value) is not hint:
         raise ValueError(f"{where}: {value!r} is not of type {hint.__name__}")
     return value

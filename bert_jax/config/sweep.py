@@ -23,7 +23,7 @@ class FinetuneRunOptions(RunOptions):
     """Options of fine-tuning that are not part of a run's config."""
 
     # Run every combination of KEY=VALUE,VALUE,... ...; without any, the grid of the BERT paper (batch 16, 32; rate
-    # 5e-5, 4e-5, 3e-5, 2e-5; 2, 3, 4 epochs). What is finished is not run again; several processes share the work.
+    # 5e-5, 4e-5, 3e-5, 2e-5; 2, 3, 4 epochs). Finished runs are not repeated; several processes share the work.
     sweep: tuple[str, ...] = ()
     # Run so many seeds, counted from training.seed, and report mean, standard deviation and best.
     seeds: Positive[int] = 1

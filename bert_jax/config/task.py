@@ -71,40 +71,41 @@ class TaskDataConfig(Section, prefix="data."):
     # Files to evaluate on; of several each is a split of its own, named after the file, and the first one chooses
     # the best checkpoint.
     dev: tuple[str, ...] = ()
-    # Files to predict; their labels, where there are any, are scored as well.
+    # Files to predict; predictions of records with labels are scored as well.
     test: tuple[str, ...] = ()
     # tsv (cut at tabs and \n only, no quoting), csv (RFC 4180), jsonl, conll (word and tag columns), squad (JSON),
     # slots (folders of seq.in, seq.out, label), snips (one file, word:slot ... <=> intent), clinc (parts of a JSON
     # file: FILE.json:train+oos_train), tfds (NAME[/CONFIG][:VERSION]:SPLIT); auto: by the file's name.
     format: Literal["auto", "tsv", "csv", "jsonl", "conll", "squad", "slots", "snips", "clinc", "tfds"] = "auto"
-    # Where in a line things are: ROLE=COLUMN, the column by name, or by number from 1 where the file has no header.
-    # Roles: id, text, text_pair, label, labels, negative and choice (may stand several times, in order),
-    # choice_prefix (stands before every choice), group, words, tags, answers. SPLIT:ROLE=COLUMN (train, dev, test)
-    # is for the files of that split, which then have no others. Empty: columns that have the roles' names.
+    # Columns of a line: ROLE=COLUMN, the column by name, or by number from 1 if the file has no header. Roles: id,
+    # text, text_pair, label, labels, negative and choice (may occur several times, in order), choice_prefix
+    # (precedes every choice), group, words, tags, answers. SPLIT:ROLE=COLUMN (train, dev, test) sets the columns of
+    # the files of one split, which then ignore the others. Empty: columns with the names of the roles.
     columns: tuple[str, ...] = ()
-    # Whether the first line names the columns; auto: when a column is given by name, or none is given.
+    # The first line names the columns; auto: true if data.columns is empty or names a column.
     header: Literal["auto", "true", "false"] = "auto"
     # Classes in id order, as the files write them; empty: those of the training files, sorted.
     labels: tuple[str, ...] = only(
         (), {KIND: ("classification", "multi_label", "choice", "joint", "sentence"), LOSS: ("softmax", "negatives")}
     )
-    # What the classes are called in exports and metrics; empty: as in the files. Predictions are as in the files.
+    # Names of the classes in exports and metrics; empty: as in the files. Predictions are as in the files.
     label_names: tuple[str, ...] = only((), {KIND: ("classification", "multi_label", "joint")})
     # Tags in id order; empty: those of the training files, sorted.
     tags: tuple[str, ...] = only((), {KIND: WORDS})
-    # Between several labels of one text (multi_label).
+    # Separator of several labels of one text (multi_label).
     label_separator: str = ","
-    # Share of the training records that becomes dev where there are no dev files.
+    # Share of the training records that becomes dev without dev files.
     dev_fraction: Probability = 0.0
-    # What the split keeps together: none, article (of passages), document, or sentence (no text on both sides).
+    # Records that the split keeps together: none, article (of passages), document, or sentence (no text on both
+    # sides).
     group_by: Literal["none", "article", "document", "sentence"] = "none"
-    # Seed of that split and of train_limit.
+    # Seed of this split and of train_limit.
     split_seed: AtLeast0[int] = 0
     # Train on this many records, drawn by split_seed; 0: all.
     train_limit: AtLeast0[int] = 0
     # Evaluate on at most this many records of each split, the first ones; 0: all.
     dev_limit: AtLeast0[int] = 0
-    # Vocabulary where the model has none or is not given; see pretraining's data.vocab.
+    # Vocabulary, for a model without one and without --init_from; see data.vocab of pretraining.
     vocab: str = ""
     # Lower-case the text and strip accents; only with data.vocab.
     lower_case: bool = True
@@ -146,7 +147,7 @@ class QaConfig(Section, prefix="qa."):
     max_answer_length: Positive[int] = 30
     # Candidates that are kept.
     n_best: Positive[int] = 20
-    # Whether a question may have no answer (SQuAD 2.0).
+    # A question may have no answer (SQuAD 2.0).
     no_answer: bool = False
     # No answer is predicted when its score is above the best answer's by more than this.
     null_threshold: float = 0.0
@@ -177,7 +178,7 @@ class SentenceTaskConfig(Section, prefix="sentence."):
 
     # softmax: classes of (u, v, |u - v|). cosine: regression of the cosine. cosent: order of cosines. triplet: an
     # anchor nearer to its positive. negatives: the right one among all of the batch (of a microbatch, with
-    # accumulation), with hard negatives where given. simcse: each text against its own second pass.
+    # accumulation), and hard negatives, if any. simcse: each text against its own second pass.
     loss: SentenceLoss = "softmax"
     # How token outputs become one vector.
     pooling: Pooling = "mean"

@@ -145,7 +145,7 @@ def _say(text: str) -> None:
 
 
 def write_results(base: FinetuneConfig, cells: Sequence[Cell], workdir: Path) -> None:
-    """Write sweep.md, sweep.json and sweep.png from the finished runs; the same runs give the same bytes."""
+    """Write sweep.md, sweep.json and sweep.png from the finished runs; equal runs give equal bytes."""
     results = []
     for cell in cells:
         entries = read_results(workdir / RUNS / cell.name)

@@ -43,7 +43,7 @@ _FREE_TARGETS = {
     "ConcatBitcast", "AllocateBuffer", "X64Combine", "X64SplitLow", "X64SplitHigh", "AssumeGatherIndicesInBound",
     "GatherScatterIndicesBitpacked", "Sharding", "SPMDFullToShardShape", "SPMDShardToFullShape", "LayoutConstraint",
 }  # fmt: skip
-# A message over one link takes about this long however short it is.
+# Least time of a message over one link.
 _HOP_SECONDS = 1e-6
 _CUSTOM_CALL_SHARE_OF_PEAK = 0.5
 
@@ -81,7 +81,7 @@ def step_cost(hlo_text: str, chip: Chip, mesh_shape: Mapping[str, int], grid: Se
     Raises ``ValueError`` for a chip without a clock and for text of another form.
     """
     if not chip.clock_ghz:
-        raise ValueError(f"{chip.name}: no cycle estimates for this chip; give a TPU")
+        raise ValueError(f"{chip.name}: no cycle estimates for this chip; use a TPU")
     devices = math.prod(mesh_shape.values())
     grid = tuple(grid) or even_grid(max(devices // chip.devices_per_chip, 1), chip.link_axes)
     return _Model(hlo.parse(hlo_text), chip, devices, tuple(grid)).cost()

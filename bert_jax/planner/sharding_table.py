@@ -21,6 +21,9 @@ from bert_jax.parallel.axes import RULES, axis_names, to_spec
 from bert_jax.training.memory import device_bytes
 from bert_jax.training.state import TrainState, abstract_params, abstract_state, flat, parameter_of
 
+# Fields of a row that are added up over layers.
+_SUMMED = ("count", "device_bytes", "optimizer_device_bytes")
+
 
 @dataclass(frozen=True)
 class Row:
@@ -82,17 +85,11 @@ def sharding_table(config: PretrainConfig, sizes: Mapping[str, int]) -> list[Row
         axes = getattr(boxes[name], "names", (None,) * len(leaf.shape))
         row = _row(config, name, leaf, moments.get(name, []), axes, sizes)
         key = row.name, row.shape, row.sharding, row.state_sharding
-        rows[key] = _merge(rows[key], row) if key in rows else row
+        if first := rows.get(key):
+            sums = {each: getattr(first, each) + getattr(row, each) for each in _SUMMED}
+            row = dataclasses.replace(first, **sums)
+        rows[key] = row
     return list(rows.values())
-
-
-def _merge(first: Row, second: Row) -> Row:
-    return dataclasses.replace(
-        first,
-        count=first.count + second.count,
-        device_bytes=first.device_bytes + second.device_bytes,
-        optimizer_device_bytes=first.optimizer_device_bytes + second.optimizer_device_bytes,
-    )
 
 
 def _row(
@@ -144,7 +141,7 @@ def _words(dimensions: list[tuple[str, ...]], stacked: bool) -> str:
 def _notes(
     declared: tuple[str | None, ...], dimensions: list[tuple[str, ...]], leaf: Any, sizes: Mapping[str, int]
 ) -> list[str]:
-    """Return a line for each mesh axis that cuts another dimension than declared, or none."""
+    """Return a line for each mesh axis that does not cut its declared dimension."""
     lines = []
     for dim, axis in enumerate(declared):
         for mesh_axis in RULES[axis] if axis else ():

@@ -92,7 +92,13 @@ def parse_topology(text: str) -> Topology:
             is_count = len(sizes) == 1
             return _slice(text, name, _cloud_shape(text, name, sizes[0]) if is_count else sizes)
         if name in _BOARDS and len(sizes) == 1 and sizes[0]:
-            return _boards(text, name, sizes[0])
+            chip = _BOARDS[name]
+            if sizes[0] > chip.chips_per_host and sizes[0] % chip.chips_per_host:
+                most = chip.chips_per_host
+                raise ValueError(
+                    f"--topology: {text!r}: more boards than a host has ({most}) must fill whole hosts"
+                )
+            return Topology(f"{name}:{sizes[0]}", chip, sizes, (False,))
     raise ValueError(f"--topology: {text!r} is not known; allowed: {EXAMPLES}")
 
 
@@ -135,15 +141,6 @@ def _cloud_shape(text: str, name: str, number: int) -> tuple[int, ...]:
     if chips % 64:
         raise problem
     return tuple(4 * cubes for cubes in even_grid(chips // 64, 3))
-
-
-def _boards(text: str, name: str, number: int) -> Topology:
-    chip = _BOARDS[name]
-    if number > chip.chips_per_host and number % chip.chips_per_host:
-        raise ValueError(
-            f"--topology: {text!r}: more boards than a host has ({chip.chips_per_host}) must fill whole hosts"
-        )
-    return Topology(f"{name}:{number}", chip, (number,), (False,))
 
 
 def prepare_environment() -> None:

@@ -129,7 +129,7 @@ class PretrainJob(Job):
         samples: list[Any] = []
         try:
             if batch is not None:
-                with explain_memory("computing the samples", "the report has none"):
+                with explain_memory("computing the samples", "the report has no samples"):
                     # On every process, because the lead may hold only a part of the parameters.
                     params = to_host(state.params if state.ema is None else state.ema)
                     samples = objective.samples(params, self.tokenizer, batch) if lead else []

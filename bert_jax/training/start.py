@@ -106,7 +106,8 @@ def _resumed(
     allow_numeric_change: bool,
     report: Callable[[str], None],
 ) -> Start:
-    """Continue from the run's own checkpoint. Raises ``ValueError`` for a change that alters what is learned."""
+    """Continue from the run's own checkpoint. Raises ``ValueError`` for another vocabulary, or for another
+    generator of random bits without ``allow_numeric_change``."""
     prng = job.config.execution.prng
     _check_vocabulary(restored, job.tokenizer)
     if restored.meta["prng"] != prng and not allow_numeric_change:

@@ -42,10 +42,10 @@ def loss_and_gradients(
 ) -> Gradients:
     """Return the loss of the global batch, its gradients (float32) and the summed metrics.
 
-    Denominators are sums over the whole batch, so accumulation gives the gradient of one pass however unequal the
-    mask counts of the microbatches are. Each replica (part of the mesh axis ``data``) adds up the gradients of its
-    own rows without communication; then they are summed once, in ``reduction_dtype``, with ``shardings`` (a tree
-    like ``params``).
+    Denominators are sums over the whole batch, so accumulation gives the gradient of one pass also for microbatches
+    with unequal mask counts. Each replica (part of the mesh axis ``data``) adds up the gradients of its own rows
+    without communication; then they are summed once, in ``reduction_dtype``, with ``shardings`` (a tree like
+    ``params``).
     """
     denominators = objective.denominators(batch)
     mesh = objective.mesh

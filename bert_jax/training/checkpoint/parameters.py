@@ -58,7 +58,7 @@ def read_parameters(
         report: receives a line for each damaged checkpoint.
 
     Raises:
-        ValueError: the checkpoint is of another model, or has no moving average where one is required.
+        ValueError: the checkpoint is of another model, or lacks a required moving average.
         NoCheckpoint: all checkpoints are damaged.
     """
     bad: list[str] = []

@@ -128,12 +128,12 @@ def restore_newest(
 
 def raise_if_damaged(workdir: Location, bad: list[str]) -> None:
     """Raise :class:`NoCheckpoint` if a run has or had damaged checkpoints (``bad``, or quarantined), so that it
-    does not start anew."""
+    does not start at step 0."""
     quarantine = workdir.absolute() / DAMAGED
     if bad or (quarantine.is_dir() and any(quarantine.iterdir())):
         raise NoCheckpoint(
             f"{workdir}: all checkpoints are damaged ({'; '.join(bad) or f'moved to {quarantine}'}); "
-            "restore one from a copy, or give another --workdir to start anew"
+            "restore one from a copy, or use another --workdir to start a new run"
         )
 
 

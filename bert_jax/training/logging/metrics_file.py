@@ -22,7 +22,7 @@ TIMING_KEYS = ("seconds_per_step", "tokens_per_second", "mfu", "data_wait_fracti
 
 
 def read_metrics(workdir: Path) -> list[dict[str, Any]]:
-    """Return the complete lines of WORKDIR/metrics.jsonl in order; none if it is missing."""
+    """Return the complete lines of WORKDIR/metrics.jsonl in order; empty if the file is missing."""
     path = Path(workdir) / METRICS_FILE
     if not path.exists():
         return []
@@ -41,16 +41,15 @@ class MetricsWriter:
 
     def __init__(self, workdir: Path | str, start_step: int = 0, *, lead: bool = True):
         self._lead = lead
-        # Last step written, per split: no line is written twice.
-        self._last_step: dict[str, int] = {}
         if not lead:
+            self._last_step: dict[str, int] = {}
             return
         workdir = Path(workdir)
         workdir.mkdir(parents=True, exist_ok=True)
         path = workdir / METRICS_FILE
         records = _trim(path, start_step)
-        for record in records:
-            self._last_step[_split(record)] = record["step"]
+        # By split: no line is written twice.
+        self._last_step = {_split(record): record["step"] for record in records}
         self._events = _EventFile(workdir / TENSORBOARD_FOLDER, records)
         self._file = path.open("ab")
 

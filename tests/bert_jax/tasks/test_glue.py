@@ -127,7 +127,11 @@ def changed(number, **fields):
             lambda lines: lines[:-1],
             "145 predictions of test, but WNLI has 146: index 145 is missing",
         ),
-        ("wnli", lambda lines: lines[:7] + lines[8:], "145 predictions of test, but WNLI has 146: index 7 is missing"),
+        (
+            "wnli",
+            lambda lines: lines[:7] + lines[8:],
+            "145 predictions of test, but WNLI has 146: index 7 is missing",
+        ),
         (
             "wnli",
             lambda lines: [*lines, lines[3]],
