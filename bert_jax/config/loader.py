@@ -87,15 +87,13 @@ def take_options(options_type: type[C], argv: Sequence[str]) -> tuple[C, list[st
     files, flags = split_arguments(argv)
     for file in files:
         rest += ["--config", file]
-    for setting in flags:
-        if setting.key not in types:
-            rest += [f"--{setting.key}", *([setting.value] if isinstance(setting.value, str) else setting.value)]
-        elif types[setting.key] is bool and setting.value == []:
-            settings.append(setting._replace(value="true"))
-        elif setting.value == [] and setting.key in bare:
-            settings.append(setting._replace(value=bare[setting.key]))
-        else:
-            settings.append(setting)
+    for source, key, value in flags:
+        if key not in types:
+            rest += [f"--{key}", *([value] if isinstance(value, str) else value)]
+            continue
+        if value == []:
+            value = "true" if types[key] is bool else bare.get(key, [])
+        settings.append(Setting(source, key, value))
     if files and "config" in types:
         settings.append(Setting("command line", "config", files))
     return build_config(options_type, settings), rest + [word for word in argv if word in HELP]

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from bert_jax.config import MeshConfig, PretrainConfig
 from bert_jax.planner.compiled import compile_step
-from bert_jax.planner.plan import Asked, Plan, arithmetic_plan, plan_compiled, without_time
+from bert_jax.planner.plan import Asked, Plan, arithmetic_plan, plan_compiled
 from bert_jax.planner.topology import Topology
 
 # Memory by arithmetic is rough: only candidates this many times above the memory are dropped.
@@ -75,8 +75,12 @@ def _try(
 
 
 def _sorted(tried: Sequence[Candidate]) -> list[Plan]:
-    plans = [without_time(plan) for _, plan in tried]
-    return sorted(plans, key=lambda plan: (-(plan.tokens_per_second or 0), plan.peak_bytes))
+    return sorted((plan for _, plan in tried), key=_order)
+
+
+def _order(plan: Plan) -> tuple[float, int]:
+    """Sort fast plans first, then those that do not fit by their memory."""
+    return -(plan.tokens_per_second or 0.0), plan.peak_bytes
 
 
 def _best(tried: Sequence[Candidate]) -> Candidate | None:
@@ -91,7 +95,7 @@ def _ordered(config: PretrainConfig, topology: Topology, asked: Asked, batches: 
         plan = arithmetic_plan(candidate, topology, asked)
         if plan.peak_bytes <= _SURELY_TOO_LARGE * plan.hbm_bytes:
             plans.append((candidate, plan))
-    return sorted(plans, key=lambda item: (not item[1].fits, -(item[1].tokens_per_second or 0), item[1].peak_bytes))
+    return sorted(plans, key=lambda candidate: _order(candidate[1]))
 
 
 def _spread(ordered: list[Candidate], count: int) -> list[Candidate]:

@@ -43,7 +43,7 @@ class Plan:
     argument_bytes: int
     output_bytes: int
     temporary_bytes: int
-    # None for a step that does not fit and was therefore not compiled.
+    # Times are None for a step that does not fit.
     predicted_step_seconds: float | None
     predicted_mfu: float | None
     tokens_per_second: float | None
@@ -76,20 +76,8 @@ def make_plan(config: PretrainConfig, topology: Topology, asked: Asked) -> Plan:
     """Predict ``config`` on ``topology``; raises ``ValueError`` for a batch or mesh that does not fit the slice."""
     check_batches(config.training, mesh_sizes(config.mesh, topology.num_devices))
     if not topology.is_tpu:
-        return without_time(arithmetic_plan(config, topology, asked))
+        return arithmetic_plan(config, topology, asked)
     return plan_compiled(config, topology, asked, compile_step(config, topology))
-
-
-def without_time(plan: Plan) -> Plan:
-    """Return ``plan``, without times if the step does not fit."""
-    if plan.fits:
-        return plan
-    names = (
-        "predicted_step_seconds", "predicted_mfu", "tokens_per_second", "sequences_per_second", "hours",
-        "chip_hours", "cost", "shares", "communication_seconds",
-    )  # fmt: skip
-    nothing: dict[str, Any] = dict.fromkeys(names)
-    return dataclasses.replace(plan, **nothing)
 
 
 def plan_compiled(config: PretrainConfig, topology: Topology, asked: Asked, step: CompiledStep) -> Plan:
@@ -123,9 +111,10 @@ def arithmetic_plan(config: PretrainConfig, topology: Topology, asked: Asked) ->
     arguments = held + batch_bytes(config, abstract_mesh(mesh))
     temporary = step_temporary_bytes(config, topology, mesh)
     hbm = program_memory(topology)
+    fits = arguments + temporary <= hbm
     return _plan(
-        config, topology, asked, mesh, step_seconds(config, topology, mesh),
-        method="arithmetic", fits=arguments + temporary <= hbm, peak_bytes=arguments + temporary, hbm_bytes=hbm,
+        config, topology, asked, mesh, step_seconds(config, topology, mesh) if fits else None,
+        method="arithmetic", fits=fits, peak_bytes=arguments + temporary, hbm_bytes=hbm,
         argument_bytes=arguments, output_bytes=held, temporary_bytes=temporary,
     )  # fmt: skip
 
@@ -145,7 +134,7 @@ def _plan(
     warnings: tuple[str, ...] = (),
     **measured: Any,
 ) -> Plan:
-    """Return the plan of a step with the seconds of its ``parts``, None if it was not compiled."""
+    """Return the plan of a step with the seconds of its ``parts``, None if the step does not fit."""
     training, length = config.training, config.data.seq_length
     batch = training.global_batch_size
     flops = batch * training_flops_per_sequence(

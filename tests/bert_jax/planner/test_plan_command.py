@@ -85,7 +85,7 @@ def test_show_sharding_of_any_number_of_devices(capsys):
         ("--topology h100:8 --mesh.fsdp 3", "does not fit 8 devices: 3 does not divide it"),
         ("--topology h100:8 --model.num_layer 3", "did you mean 'model.num_layers'?"),
         ("--topolgy h100:8", "did you mean 'topology'?"),
-        ("--topology h100:8 --devices 8", "--devices: --topology"),
+        ("--topology h100:8 --devices 8", "--devices: not allowed with --topology"),
         ("--topology h100:8 --price_per_chip_hour -1", "-1.0 is not allowed; allowed: 0 or more"),
         ("--topology h100:8 --output x.yaml", "add --search"),
         ("--topology h100:8 --search --tries 0", "--tries: 0 is not allowed"),
