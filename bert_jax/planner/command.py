@@ -35,11 +35,6 @@ class PlanOptions:
     price_per_chip_hour: float | None = None
     first_step: int = 0
 
-    @property
-    def asked(self) -> Asked:
-        """Options of every plan."""
-        return Asked(self.price_per_chip_hour, self.first_step)
-
 
 def plan(options: PlanOptions) -> None:
     """Print the requested plan; raise ``ValueError`` (one line) if it is impossible."""
@@ -50,10 +45,11 @@ def plan(options: PlanOptions) -> None:
         _show_sharding(config, topology, options)
         return
     assert topology is not None
+    asked = Asked(options.price_per_chip_hour, options.first_step)
     if options.search:
-        _search(config, topology, options)
+        _search(config, topology, asked, options)
         return
-    predicted = make_plan(config, topology, options.asked)
+    predicted = make_plan(config, topology, asked)
     if options.json:
         print(json.dumps(dataclasses.asdict(predicted)))
         return
@@ -98,13 +94,13 @@ def _show_sharding(config: PretrainConfig, topology: Topology | None, options: P
     print(json.dumps({"mesh": mesh, "parameter_bytes": params, "optimizer_bytes": optimizer, "parameters": table}))
 
 
-def _search(config: PretrainConfig, topology: Topology, options: PlanOptions) -> None:
+def _search(config: PretrainConfig, topology: Topology, asked: Asked, options: PlanOptions) -> None:
     if options.output is not None and not options.output.parent.is_dir():
         raise ValueError(
             f"--output {options.output}: the folder {options.output.parent} does not exist; create it first"
         )
     plans, best = search(
-        config, topology, options.asked, tries=options.tries, batches=[int(batch) for batch in options.batches],
+        config, topology, asked, tries=options.tries, batches=[int(batch) for batch in options.batches],
         progress=lambda line: print(line, file=sys.stderr, flush=True),
     )  # fmt: skip
     recipe = _recipe(len(plans), *best, topology, config) if best else None

@@ -36,8 +36,16 @@ def plan_lines(plan: Plan, advice: str) -> list[str]:
         f"the step {gib(plan.temporary_bytes)})"
     )
     lines.append(f"fits      yes: {memory}" if plan.fits else f"fits      no: it needs {memory}; {advice}")
-    if plan.predicted_step_seconds is not None:
-        lines += _time_lines(plan)
+    if plan.predicted_step_seconds is not None and plan.shares is not None:
+        parts = sorted(plan.shares.items(), key=lambda item: -item[1])
+        money = f", {plan.cost:,.0f} by --price_per_chip_hour" if plan.cost is not None else ""
+        lines += [
+            f"step      {1000 * plan.predicted_step_seconds:,.1f} ms, {plan.predicted_mfu:.1%} MFU, "
+            f"{plan.sequences_per_second:,.0f} sequences/s, {plan.tokens_per_second:,.0f} tokens/s",
+            f"recipe    {plan.num_steps:,} steps: {_duration(plan.hours)}, {plan.chip_hours:,.1f} chip-hours"
+            f"{money}",
+            f"time in   {', '.join(f'{_PART_NAMES[part]} {share:.0%}' for part, share in parts)}",
+        ]
     if plan.unestimated:
         lines.append(
             f"no cycle estimate for {plan.unestimated_share:.1%} of the operations, charged by bytes and peak: "
@@ -48,19 +56,6 @@ def plan_lines(plan: Plan, advice: str) -> list[str]:
         lines.append(f"compiled  with {layout}, in {plan.compile_seconds:.0f} s")
     lines += [f"note      {line}" for line in plan.warnings]
     return [*lines, _METHODS[plan.method]]
-
-
-def _time_lines(plan: Plan) -> list[str]:
-    assert plan.predicted_step_seconds is not None and plan.shares is not None
-    parts = sorted(plan.shares.items(), key=lambda item: -item[1])
-    shares = ", ".join(f"{_PART_NAMES[part]} {share:.0%}" for part, share in parts)
-    money = f", {plan.cost:,.0f} by --price_per_chip_hour" if plan.cost is not None else ""
-    return [
-        f"step      {1000 * plan.predicted_step_seconds:,.1f} ms, {plan.predicted_mfu:.1%} MFU, "
-        f"{plan.sequences_per_second:,.0f} sequences/s, {plan.tokens_per_second:,.0f} tokens/s",
-        f"recipe    {plan.num_steps:,} steps: {_duration(plan.hours)}, {plan.chip_hours:,.1f} chip-hours{money}",
-        f"time in   {shares}",
-    ]
 
 
 def sharding_lines(rows: Sequence[Row], topology: Topology | None, mesh: dict[str, int]) -> list[str]:

@@ -59,14 +59,6 @@ def compute_shardings(model: BertModel, mesh: Mesh) -> Any:
     return shardings(abstract_params(model), mesh)
 
 
-def state_shardings(model: BertModel, mesh: Mesh, *, shard_optimizer: bool) -> Any:
-    """Return a tree of the shardings of parameters between steps, summed gradients, moments and moving average.
-
-    With ``shard_optimizer`` each replica holds and updates a part of each parameter, else all of it.
-    """
-    return shardings(abstract_params(model), mesh, replicas=shard_optimizer)
-
-
 def parameter_of(path: tuple[Any, ...], names: Container[str]) -> str:
     """Return the parameter of a leaf of the state: the longest suffix of ``path`` in ``names``, or ""."""
     parts = path_name(path).split("/")
@@ -81,9 +73,13 @@ def flat(tree: Any) -> dict[str, Any]:
 def abstract_state(
     config: RunConfig, model: BertModel, optimizer: optax.GradientTransformation, mesh: Mesh
 ) -> TrainState:
-    """Return shapes, dtypes and shardings of the state that ``config`` trains, without allocating it."""
+    """Return shapes, dtypes and shardings of the state that ``config`` trains, without allocating it.
+
+    Parameters between steps, moments and moving average have one sharding: with ``mesh.shard_optimizer`` each
+    replica holds and updates a part of each parameter, else all of it.
+    """
     params = nn.unbox(abstract_params(model))
-    by_name = flat(state_shardings(model, mesh, shard_optimizer=config.mesh.shard_optimizer))
+    by_name = flat(shardings(abstract_params(model), mesh, replicas=config.mesh.shard_optimizer))
     replicated = NamedSharding(mesh, PartitionSpec())
 
     def place(path: tuple[Any, ...], leaf: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
