@@ -47,11 +47,11 @@ def ours() -> Step:
     from bert_jax.training.state import TrainState, initial_params
     from bert_jax.training.step import make_train_step
 
-    objective = MaskedLm(PretrainConfig(), None)
-    model = objective.model
     config = OptimizerConfig(learning_rate=LEARNING_RATE, warmup_steps=WARMUP, weight_decay=WEIGHT_DECAY)
+    objective = MaskedLm(PretrainConfig(optimizer=config), None)
+    model = objective.model
     optimizer = make_optimizer(config)
-    step = make_train_step(objective, optimizer, config, 1_000_000, 1, jax.random.key(0))
+    step = make_train_step(objective, optimizer)
     compiled = jax.jit(step, donate_argnums=0)
     params = nn.unbox(jax.jit(lambda: initial_params(model, 0))())
     state = TrainState(jnp.zeros((), jnp.int32), params, optimizer.init(params))

@@ -17,7 +17,7 @@ from bert_jax.objectives.objective import Objective, PretrainObjective
 from bert_jax.optim import make_optimizer
 from bert_jax.parallel import batch_sharding, check_batches
 from bert_jax.training.memory import device_bytes, explain_memory, gib, step_advice
-from bert_jax.training.state import TrainState, abstract_state, compute_shardings, make_prng_key, parameter_count
+from bert_jax.training.state import TrainState, abstract_state, compute_shardings, parameter_count
 from bert_jax.training.step import make_eval_step, make_train_step
 
 # Sum gradients in several collectives during the backward pass instead of in one after it. The compiler does so
@@ -81,20 +81,10 @@ def make_programs(objective: Objective, *, unfreeze_updates: Any = None, **step_
     :func:`bert_jax.optim.make_optimizer`; ``step_options``: see :func:`bert_jax.training.step.make_train_step`."""
     config, model, mesh = objective.config, objective.model, objective.mesh
     assert mesh is not None
-    training = config.training
     optimizer = make_optimizer(config.optimizer, unfreeze_updates)
     abstract = abstract_state(config, model, optimizer, mesh)
-    step = make_train_step(
-        objective,
-        optimizer,
-        config.optimizer,
-        training.num_steps,
-        training.accumulation_steps,
-        make_prng_key(config.execution, training.seed),
-        reduction_dtype=training.gradient_reduction_dtype,
-        shardings=jax.tree.map(lambda leaf: leaf.sharding, abstract.params),
-        **step_options,
-    )
+    shardings = jax.tree.map(lambda leaf: leaf.sharding, abstract.params)
+    step = make_train_step(objective, optimizer, shardings=shardings, **step_options)
     return TrainPrograms(step, abstract, objective, optimizer)
 
 

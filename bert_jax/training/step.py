@@ -8,12 +8,11 @@ import jax.numpy as jnp
 import optax
 from jax.sharding import Mesh, PartitionSpec
 
-from bert_jax.config import OptimizerConfig
 from bert_jax.model.dropout import DropoutKey, replica_key
 from bert_jax.objectives.objective import Batch, Objective, Sums
 from bert_jax.optim import make_schedule
 from bert_jax.parallel import axis_names, constrain_tree
-from bert_jax.training.state import TrainState, compute_shardings
+from bert_jax.training.state import TrainState, compute_shardings, make_prng_key
 
 # Loss, gradients and sums of some rows.
 Gradients = tuple[jax.Array, Any, Sums]
@@ -152,29 +151,22 @@ def sum_replicas(stacked: Any, shardings: Any, dtype: jnp.dtype) -> Any:
 def make_train_step(
     objective: Objective,
     optimizer: optax.GradientTransformation,
-    config: OptimizerConfig,
-    num_steps: int,
-    accumulation_steps: int,
-    base_key: jax.Array,
     *,
     lr_multipliers: Callable[[jax.Array], Any] | None = None,
     decay_toward_start: bool = False,
-    reduction_dtype: str = "float32",
     shardings: Any = None,
 ) -> Callable[[TrainState, Batch], tuple[TrainState, dict[str, Any]]]:
     """Return ``(state, batch) -> (state, metrics)``; metrics are (sum, weight) pairs and scalars of this step.
 
-    If the loss or gradient norm is not finite, parameters, moments and average stay bitwise unchanged; only
-    ``step`` advances. ``shardings`` (a tree like the parameters) are those of parameters between steps, summed
-    gradients, moments and average: each device updates its part, and a step starts by gathering the parameters of
-    all replicas in float32. ``lr_multipliers`` returns the factors on the learning rate at a step, a tree like the
-    parameters; a parameter with factor 0 does not change. With ``decay_toward_start`` weight decay pulls toward
-    ``state.start``, which is 0 for randomly initialized parameters.
+    If the loss or gradient norm is not finite, only ``step`` changes; everything else stays bitwise equal. A step
+    starts by gathering the parameters of all replicas in float32; each device updates its part by ``shardings``, a
+    tree like the parameters. ``lr_multipliers`` returns a tree of factors on the learning rate at a step. With
+    ``decay_toward_start`` weight decay pulls toward ``state.start``, 0 for randomly initialized parameters.
     """
-    model, mesh = objective.model, objective.mesh
-    layouts = None if mesh is None else compute_shardings(model, mesh)
-    platform = jax.default_backend() if mesh is None else mesh.devices.flat[0].platform
-    schedule = make_schedule(config, num_steps)
+    config, mesh, training = objective.config, objective.mesh, objective.config.training
+    layouts = None if mesh is None else compute_shardings(objective.model, mesh)
+    schedule = make_schedule(config.optimizer, training.num_steps)
+    base_key = make_prng_key(config.execution, training.seed)
 
     def train_step(state: TrainState, batch: Batch) -> tuple[TrainState, dict[str, Any]]:
         key = jax.random.fold_in(base_key, state.step)
@@ -184,8 +176,8 @@ def make_train_step(
             for tree in (state.params, state.start)
         )
         loss, grads, sums = loss_and_gradients(
-            objective, whole, batch, key, accumulation_steps,
-            start=start, reduction_dtype=reduction_dtype, shardings=shardings,
+            objective, whole, batch, key, training.accumulation_steps,
+            start=start, reduction_dtype=training.gradient_reduction_dtype, shardings=shardings,
         )  # fmt: skip
         learning_rate = schedule(state.step)
         with jax.named_scope("optimizer"):
@@ -198,10 +190,18 @@ def make_train_step(
             finite = jnp.isfinite(loss) & jnp.isfinite(grad_norm)
 
             def update(state: TrainState, grads: Any) -> tuple[Any, Any, Any]:
-                origin = state.start if decay_toward_start else None
-                return _updated(state, grads, optimizer, learning_rate, factors, origin, config.ema_decay)
+                decayed, ema = state.params, state.ema
+                if decay_toward_start:
+                    decayed = jax.tree.map(jnp.subtract, decayed, state.start)
+                direction, opt_state = optimizer.update(grads, state.opt_state, decayed)
+                if factors is not None:
+                    direction = jax.tree.map(jnp.multiply, direction, factors)
+                params = jax.tree.map(lambda p, d: p - learning_rate * d, state.params, direction)
+                if ema is not None:
+                    ema = jax.tree.map(lambda e, p: e + (1 - config.optimizer.ema_decay) * (p - e), ema, params)
+                return params, opt_state, ema
 
-            params, opt_state, ema = _if_finite(finite, update, state, grads, platform)
+            params, opt_state, ema = _if_finite(finite, update, state, grads, mesh)
             new_state = state.replace(step=state.step + 1, params=params, opt_state=opt_state, ema=ema)
         tokens = sums["padding_fraction"][1] - sums["padding_fraction"][0]
         scalars = {"loss": loss, "grad_norm": grad_norm, "tokens": tokens, "last": {"learning_rate": learning_rate}}
@@ -210,30 +210,10 @@ def make_train_step(
     return train_step
 
 
-def _updated(
-    state: TrainState,
-    grads: Any,
-    optimizer: optax.GradientTransformation,
-    learning_rate: jax.Array,
-    factors: Any,
-    origin: Any,
-    ema_decay: float,
-) -> tuple[Any, Any, Any]:
-    """Return parameters, optimizer state and average after the step; weight decay pulls toward ``origin``."""
-    decayed = state.params if origin is None else jax.tree.map(jnp.subtract, state.params, origin)
-    direction, opt_state = optimizer.update(grads, state.opt_state, decayed)
-    if factors is not None:
-        direction = jax.tree.map(jnp.multiply, direction, factors)
-    params = jax.tree.map(lambda p, d: p - learning_rate * d, state.params, direction)
-    ema = state.ema
-    if ema is not None:
-        ema = jax.tree.map(lambda e, p: e + (1 - ema_decay) * (p - e), ema, params)
-    return params, opt_state, ema
-
-
 def _if_finite(
-    finite: jax.Array, update: Callable[..., Any], state: TrainState, grads: Any, platform: str
+    finite: jax.Array, update: Callable[..., Any], state: TrainState, grads: Any, mesh: Mesh | None
 ) -> tuple[Any, Any, Any]:
+    platform = jax.default_backend() if mesh is None else mesh.devices.flat[0].platform
     old = state.params, state.opt_state, state.ema
     if platform == "cpu":
         # `where` would first copy the moments, because the update overwrites its inputs.
