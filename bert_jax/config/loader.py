@@ -202,7 +202,7 @@ def split_arguments(argv: Sequence[str]) -> tuple[list[str], list[Setting]]:
             values.append(words.pop(0))
         if key == "config":
             if not values:
-                raise ValueError("command line: config: needs a file")
+                raise ValueError("command line: config: needs a file, such as --config recipe.yaml")
             files.extend(values)
         else:
             flags.append(Setting("command line", key, values if len(values) != 1 else values[0]))
@@ -217,7 +217,7 @@ def read_yaml(path: Path) -> list[Setting]:
     except OSError as error:
         raise ValueError(f"command line: config: cannot read {path}: {error.strerror}") from None
     except UnicodeDecodeError:
-        raise ValueError(f"{path}: not UTF-8 text") from None
+        raise ValueError(f"{path}: not UTF-8 text; save it as UTF-8") from None
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         line = f":{mark.line + 1}" if mark else ""
@@ -251,11 +251,11 @@ def _yaml_settings(
         if not all(isinstance(item, yaml.ScalarNode) for item in node.value):
             raise ValueError(f"{source}: {key}: a list may only hold plain values")
         if any(item.tag == NULL for item in node.value):
-            raise ValueError(f"{source}: {key}: has an item without a value")
+            raise ValueError(f"{source}: {key}: has an item without a value; add one or remove the item")
         yield Setting(source, key, [item.value for item in node.value])
     else:
         if node.tag == NULL:
-            raise ValueError(f"{source}: {key}: has no value")
+            raise ValueError(f"{source}: {key}: has no value; add one or remove the key")
         yield Setting(source, key, node.value)
 
 

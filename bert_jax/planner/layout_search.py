@@ -79,7 +79,7 @@ def _sorted(tried: Sequence[Candidate]) -> list[Plan]:
 
 
 def _order(plan: Plan) -> tuple[float, int]:
-    """Sort fast plans first, then those that do not fit by their memory."""
+    """Return the sort key of ``plan``: fast plans first, then plans that do not fit, by memory."""
     return -(plan.tokens_per_second or 0.0), plan.peak_bytes
 
 
