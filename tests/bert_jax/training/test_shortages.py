@@ -33,7 +33,7 @@ def no_memory(message="Out of memory allocating 3221225472 bytes."):
         ("Ran out of memory in memory space hbm. Used 17.89G of 15.48G hbm. Exceeded hbm capacity by 2.41G.",
          "x needs 17.9 GiB per device, available 15.5 GiB; do y"),
         ("Out of memory while trying to allocate 17179869184 bytes.",
-         "x needs more per device .* the last 16.0 GiB of it were refused, available unknown; do y"),
+         "the last 16.0 GiB of it were refused, available unknown; do y"),
         ("Out of memory while trying to allocate 1.50GiB.", "the last 1.5 GiB of it were refused"),
         ("Attempting to reserve 5.25G at the bottom of memory. That was not possible. There are 4.1G free.",
          "the last 5.2 GiB of it were refused"),
