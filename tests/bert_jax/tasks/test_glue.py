@@ -175,9 +175,9 @@ def test_runs_that_have_nothing_for_the_leaderboard(runs, tmp_path, capsys):
     (not_glue / "config.yaml").write_text(dump_yaml(config))
     for given, message in (
         ([not_glue], "task.name 'sick' is not a task of GLUE; allowed: cola, sst2, mrpc"),
-        ([tmp_path], f"{tmp_path}: no config.yaml there; give a workdir of run_finetune.py"),
+        ([tmp_path], f"{tmp_path}: no config.yaml"),
         ([write_run(tmp_path / "a", "wnli", splits=())], "splits with predictions: none, the run is not finished"),
-        ([write_run(tmp_path / "b", "mnli", splits=())], "predictions_test_matched.jsonl: not there"),
+        ([write_run(tmp_path / "b", "mnli", splits=())], "predictions_test_matched.jsonl: "),
         ([runs["wnli"], runs["wnli"]], f"{runs['wnli']} has predictions for WNLI.tsv too"),
     ):
         assert cli.main(["submission", *map(str, given), "--output", str(tmp_path / "out")]) == 2
