@@ -88,7 +88,7 @@ def compare(
     name = metric or a.task.config.task.metric or next(iter(scores_a))
     if name not in scores_a or name not in scores_b:
         allowed = ", ".join(each for each in scores_a if each in scores_b)
-        raise ValueError(f"metric: {name!r} is not allowed; allowed: {allowed}")
+        raise ValueError(f"metric: {name!r} is not measured; allowed: {allowed}")
     score_a, score_b, n = scores_a[name], scores_b[name], len(ids)
     bootstrap = paired_bootstrap(score_a, score_b, n, seed, resamples)
     p_value, test, only_a, only_b = bootstrap.p_value, "paired bootstrap", None, None

@@ -57,15 +57,13 @@ def write_submission(workdirs: Iterable[Location], output: Path) -> list[str]:
     for workdir in workdirs:
         task = read_options(workdir, ("task.kind", "task.name")).task.name
         if task not in FILES:
-            raise ValueError(f"{workdir}: task.name {task!r} is not a task of GLUE; allowed: {', '.join(FILES)}")
+            raise ValueError(f"{workdir}: task.name {task!r} is no task of GLUE; allowed: {', '.join(FILES)}")
         predicted, splits = predicted_splits(workdir), FILES[task]
         # If no split has predictions, the error for the first one names the splits that have.
         for split in [each for each in splits if each in predicted] or list(splits)[:1]:
             name = splits[split].name
             if name in sources:
-                raise ValueError(
-                    f"{workdir}: {sources[name]} has predictions for {name}.tsv too; use one of the two"
-                )
+                raise ValueError(f"{workdir}: {name}.tsv is that of {sources[name]} already; give one of the two")
             sources[name] = workdir
             files[name] = _file(workdir, split, splits[split])
     output.mkdir(parents=True, exist_ok=True)

@@ -213,7 +213,7 @@ def test_runs_that_do_not_fit(runs, tmp_path):
             compare(a, b)
     for options, message in (
         ({"split": "test"}, "predictions_test.jsonl: .* predictions: dev"),
-        ({"metric": "bleu"}, "metric: 'bleu' is not allowed; allowed: accuracy, precision"),
+        ({"metric": "bleu"}, "metric: 'bleu' is not measured; allowed: accuracy, precision"),
         ({"resamples": 0}, "resamples: 0 is not allowed"),
         ({"seed": -1}, "seed: -1 is not allowed"),
     ):

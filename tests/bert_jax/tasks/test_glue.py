@@ -174,11 +174,11 @@ def test_runs_that_have_nothing_for_the_leaderboard(runs, tmp_path, capsys):
     config = load_config(FinetuneConfig, ["--task.name", "sick"])
     (not_glue / "config.yaml").write_text(dump_yaml(config))
     for given, message in (
-        ([not_glue], "task.name 'sick' is not a task of GLUE; allowed: cola, sst2, mrpc"),
+        ([not_glue], "task.name 'sick' is no task of GLUE; allowed: cola, sst2, mrpc"),
         ([tmp_path], f"{tmp_path}: no config.yaml"),
         ([write_run(tmp_path / "a", "wnli", splits=())], "splits with predictions: none, the run is not finished"),
         ([write_run(tmp_path / "b", "mnli", splits=())], "predictions_test_matched.jsonl: "),
-        ([runs["wnli"], runs["wnli"]], f"{runs['wnli']} has predictions for WNLI.tsv too"),
+        ([runs["wnli"], runs["wnli"]], f"WNLI.tsv is that of {runs['wnli']} already; give one of the two"),
     ):
         assert cli.main(["submission", *map(str, given), "--output", str(tmp_path / "out")]) == 2
         captured = capsys.readouterr()
