@@ -106,8 +106,9 @@ def measure(config: PretrainConfig, abstract: TrainState, folder: Path, matmuls:
     writer.save(state, {"data": {}})
     blocking = time.perf_counter() - began
     during = []
-    while writer.is_saving():
+    while writer.is_writing():
         during.append(timed())
+    writer.wait()
     took = time.perf_counter() - began
     highest = memory.highest
     after = [timed() for _ in range(SAVE_AFTER)]
@@ -154,7 +155,7 @@ def main() -> int:
     config = load_config(PretrainConfig, ["--config", options.config, *rest])
     mesh = make_mesh(config.mesh)
     model = BertForPretraining(config.model, config.execution, config.has_nsp, mesh)
-    abstract = abstract_state(model, make_optimizer(config.optimizer), mesh, with_ema=False)
+    abstract = abstract_state(config, model, make_optimizer(config.optimizer), mesh)
     with tempfile.TemporaryDirectory(dir=options.folder) as name:
         figures, saved_step = measure(config, abstract, Path(name), options.matmuls)
         figures["different_leaves"] = different_leaves(config, abstract, Path(name), saved_step, options.matmuls)

@@ -14,8 +14,7 @@ import time
 from collections.abc import Callable
 
 import numpy as np
-
-from bert_jax.batch import synthetic_batch
+from synthetic_batch import synthetic_batch
 
 ROWS, LENGTH, MASKED, VOCAB = 8, 128, 20, 30522
 LEARNING_RATE, WARMUP, WEIGHT_DECAY, EPSILON = 1e-4, 10_000, 0.01, 1e-6
@@ -49,11 +48,11 @@ def ours() -> Step:
     from bert_jax.training.state import TrainState, initial_params
     from bert_jax.training.step import make_train_step
 
-    objective = MaskedLm(PretrainConfig(), None)
-    model = objective.model
     config = OptimizerConfig(learning_rate=LEARNING_RATE, warmup_steps=WARMUP, weight_decay=WEIGHT_DECAY)
+    objective = MaskedLm(PretrainConfig(optimizer=config), None)
+    model = objective.model
     optimizer = make_optimizer(config)
-    step = make_train_step(objective, optimizer, config, 1_000_000, 1, jax.random.key(0))
+    step = make_train_step(objective, optimizer)
     compiled = jax.jit(step, donate_argnums=0)
     params = nn.unbox(jax.jit(lambda: initial_params(model, 0))())
     state = TrainState(jnp.zeros((), jnp.int32), params, optimizer.init(params))

@@ -23,8 +23,8 @@ COMPILE_EVENT = "/jax/core/compile/backend_compile_duration"
 def first_step(cache: str) -> dict[str, float]:
     """Return the seconds of each part between an initialized state and the end of the first step."""
     import jax
+    from synthetic_batch import synthetic_batch
 
-    from bert_jax.batch import synthetic_batch
     from bert_jax.config import PretrainConfig, load_config
     from bert_jax.objectives.registry import objective_class
     from bert_jax.parallel import make_mesh, to_global

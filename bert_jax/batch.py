@@ -29,7 +29,7 @@ PRETRAIN_FEATURES: dict[str, tuple[str, type]] = {
 
 @dataclass(frozen=True)
 class BatchInfo:
-    """Facts about a batch beside its features."""
+    """Position and size of a batch in the data order."""
 
     data_step: int  # number of the batch in the data order, from 0
     epoch: float  # passes over the records after this batch
@@ -38,8 +38,8 @@ class BatchInfo:
 
 
 class DataBudgetError(Exception):
-    """More damaged records were met than the config allows; the run must stop (exit code 43). Where several
-    processes train, all of them raise it at the same step."""
+    """The data have more damaged records than the config allows; the run must stop (exit code 43). All processes of
+    a run raise it at the same step."""
 
     agreed = True
 
@@ -48,20 +48,16 @@ class BatchIterator(Protocol):
     """A resumable stream of host batches."""
 
     def __next__(self) -> tuple[dict[str, np.ndarray], BatchInfo]:
-        """Features of the rows that this host feeds (numpy, leading dimension = those rows) and their info."""
-        ...
+        """Return the features of the rows that this host feeds (numpy, leading dimension: rows) and their info."""
 
     def state(self) -> dict[str, Any]:
-        """JSON-able position (under 1 KB) after the batches returned so far."""
-        ...
+        """Return the position after the last returned batch, as JSON values (under 1 KB)."""
 
     def skip(self, batches: int) -> None:
         """Skip the next ``batches`` batches (1 or more); the state records it."""
-        ...
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Continue after ``state``; raises ``ValueError`` when it belongs to other data."""
-        ...
+        """Continue after ``state``; raises ``ValueError`` if it belongs to other data."""
 
 
 class PretrainSource(Protocol):
@@ -69,17 +65,14 @@ class PretrainSource(Protocol):
 
     def train(self, rows: list[int]) -> BatchIterator:
         """Return endless training batches of this host's ``rows``."""
-        ...
 
     def held_out(
         self, batch_size: int, rows: list[int], max_batches: int
     ) -> Iterator[dict[str, np.ndarray]] | None:
         """Return held-out batches, each record once (0 ``max_batches``: all), or ``None`` without held-out data."""
-        ...
 
     def unigram_cross_entropy(self) -> float | None:
         """Return nats per held-out target of the training targets' unigram distribution (add-one)."""
-        ...
 
 
 def feature_shapes(
@@ -88,23 +81,3 @@ def feature_shapes(
     """Return shape and dtype of every pretraining feature, e.g. ``{"input_ids": ((B, S), np.int32), ...}``."""
     sizes = {"S": seq_length, "M": max_predictions, "C": sequences_per_row}
     return {name: ((batch_size, sizes[dim]), dtype) for name, (dim, dtype) in PRETRAIN_FEATURES.items()}
-
-
-def synthetic_batch(
-    batch_size: int, seq_length: int, max_predictions: int, vocab_size: int, seed: int = 0
-) -> dict[str, np.ndarray]:
-    """A full batch of random content (no padding), for benchmarks and compile checks."""
-    rng = np.random.default_rng(seed)
-    shapes = feature_shapes(batch_size, seq_length, max_predictions)
-    batch: dict[str, np.ndarray] = {name: np.zeros(shape, dtype) for name, (shape, dtype) in shapes.items()}
-    batch["input_ids"] = rng.integers(5, vocab_size, (batch_size, seq_length), dtype=np.int32)
-    batch["token_type_ids"][:, seq_length // 2 :] = 1
-    batch["sequence_ids"][:] = 1
-    batch["position_ids"][:] = np.arange(seq_length)
-    positions = [rng.permutation(np.arange(1, seq_length))[:max_predictions] for _ in range(batch_size)]
-    batch["mlm_positions"] = np.sort(np.stack(positions)).astype(np.int32)
-    batch["mlm_labels"] = rng.integers(5, vocab_size, (batch_size, max_predictions), dtype=np.int32)
-    batch["mlm_weights"][:] = 1
-    batch["nsp_labels"] = rng.integers(0, 2, (batch_size, 1), dtype=np.int32)
-    batch["nsp_weights"][:] = 1
-    return batch

@@ -1,4 +1,4 @@
-"""Integer hashes, the same on every machine and in every numpy version (SplitMix64, Steele et al. 2014)."""
+"""Integer hashes (SplitMix64, Steele et al. 2014) that do not depend on the machine or the version of numpy."""
 
 import numpy as np
 

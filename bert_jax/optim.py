@@ -1,7 +1,7 @@
 """Learning-rate schedules, weight-decay mask by name, and the update rules AdamW, BERT's Adam, LAMB and Muon.
 
-The optimizer returns the direction of the step; the training step multiplies it by the learning rate, which is
-a function of ``TrainState.step`` alone (an optimizer's own counter stands still on a skipped step).
+The optimizer returns the direction of the step; the training step multiplies it by the learning rate, which depends
+on ``TrainState.step`` only (the counter of an optimizer does not count skipped steps).
 """
 
 import re
@@ -17,29 +17,29 @@ from bert_jax.config import OptimizerConfig
 from bert_jax.config.finetune import FinetuneOptimizerConfig
 from bert_jax.model.canonical import STACKED, path_name
 
-# How much smaller the lowest rate of slanted_triangular is than its peak.
+# Ratio of the peak of slanted_triangular to its lowest rate.
 SLANTED_RATIO = 32
 
 Schedule = Callable[[jax.Array | int], jax.Array]
 
-# google-research/bert excludes what matches LayerNorm, layer_norm or bias; embeddings are decayed.
+# Parameters without weight decay, as in google-research/bert; embeddings have weight decay.
 NO_DECAY = re.compile(r"layer_norm|bias")
 
 # Muon (Jordan 2024, github.com/KellerJordan/Muon): momentum, and the coefficients of the quintic, steep at 0.
 MUON_MOMENTUM = 0.95
 NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)
 NEWTON_SCHULZ_STEPS = 5
-# Root mean square of Muon's update, which AdamW's has as well (Liu et al. 2025, arXiv:2502.16982, section 2.2).
+# Root mean square of the update of Muon, as of AdamW (Liu et al. 2025, arXiv:2502.16982, section 2.2).
 MUON_RMS = 0.2
 
 
 def make_schedule(config: OptimizerConfig, num_steps: int) -> Schedule:
-    """Learning rate of step ``step`` (0 for the first update): linear warmup, then the named decay.
+    """Return the learning rate as a function of the step (0 for the first update): linear warmup, then a decay.
 
-    ``bert2018`` is google-research/bert's ``optimization.py``: linear decay counted from step 0, overwritten by
-    ``lr * step / warmup`` while ``step < warmup``, so that it drops where warmup ends. ``inverse_sqrt``, which has
-    no end, never falls below ``final_fraction`` of the peak; ``constant`` does not decay. ``slanted_triangular``
-    rises over the warmup and falls to the end, from 1/32 of the peak and back (Howard and Ruder 2018, eq. 3).
+    ``bert2018`` is ``optimization.py`` of google-research/bert: linear decay counted from step 0, replaced by ``lr
+    * step / warmup`` while ``step < warmup``, so the rate drops at the end of warmup. ``inverse_sqrt`` has no end
+    and does not fall below ``final_fraction`` of the peak; ``constant`` does not decay. ``slanted_triangular``
+    rises from 1/32 of the peak during warmup and falls back to it at the end (Howard and Ruder 2018, eq. 3).
     """
     peak, warmup = config.learning_rate, config.warmup_steps
     end = config.decay_steps or num_steps
@@ -76,7 +76,7 @@ def make_schedule(config: OptimizerConfig, num_steps: int) -> Schedule:
 
 
 def decay_mask(params: Any) -> Any:
-    """Tree of bools: does weight decay apply? By name, never by rank (a stacked bias has two dimensions)."""
+    """Return a tree of bools, True for weight decay. Names decide, because a stacked bias has two dimensions."""
     return jax.tree_util.tree_map_with_path(lambda path, _: not NO_DECAY.search(path_name(path)), params)
 
 
@@ -88,7 +88,7 @@ class MomentsState(NamedTuple):
 
 
 def scale_by_bert_adam(beta1: float, beta2: float, epsilon: float) -> optax.GradientTransformation:
-    """Adam without bias correction: m / (sqrt(v) + epsilon) (google-research/bert ``optimization.py``)."""
+    """Return Adam without bias correction: m / (sqrt(v) + epsilon) (google-research/bert ``optimization.py``)."""
 
     def init(params: Any) -> MomentsState:
         return MomentsState(optax.tree.zeros_like(params), optax.tree.zeros_like(params))
@@ -104,11 +104,11 @@ def scale_by_bert_adam(beta1: float, beta2: float, epsilon: float) -> optax.Grad
 def scale_by_adam_with_start_step(
     beta1: float, beta2: float, epsilon: float, unfreeze_at: Any
 ) -> optax.GradientTransformation:
-    """Adam whose bias correction counts from the update at which a parameter is unfrozen; ``unfreeze_at`` is a tree
-    of these numbers that broadcasts to the parameters.
+    """Return Adam whose bias correction counts from the update at which a parameter is unfrozen.
 
-    Moments are 0 until then, whatever an L2 decay adds to the gradients: corrected by the count of all updates, the
-    first steps would be up to six times too large. The state is that of ``optax.scale_by_adam``.
+    ``unfreeze_at`` is a tree of these updates that broadcasts to the parameters. Moments are 0 before them, even
+    with L2 decay. Bias correction by the count of all updates would make the first steps up to six times too large.
+    The state is that of ``optax.scale_by_adam``.
     """
     adam = optax.scale_by_adam(beta1, beta2, epsilon)
 
@@ -127,10 +127,11 @@ def scale_by_adam_with_start_step(
 
 
 def scale_by_layer_trust_ratio() -> optax.GradientTransformation:
-    """LAMB's trust ratio |w| / |update| per canonical parameter (You et al. 2019, algorithm 2).
+    """Return LAMB's scaling by the trust ratio |w| / |update| per canonical parameter (You et al. 2019, algorithm
+    2).
 
-    Stacked layers get one ratio each, not one for the stack; what is not decayed keeps ratio 1, as in the
-    authors' implementation.
+    Each of the stacked layers has its own ratio. Parameters without weight decay have ratio 1, as in the
+    implementation of the authors.
     """
 
     def one(path: tuple[Any, ...], update: jax.Array, param: jax.Array) -> jax.Array:
@@ -150,21 +151,21 @@ def scale_by_layer_trust_ratio() -> optax.GradientTransformation:
 
 
 def is_muon_matrix(path: tuple[Any, ...]) -> bool:
-    """Return True if Muon orthogonalizes the updates of this parameter: a kernel of the encoder's layers."""
+    """Return True for the kernels of the encoder, whose updates Muon orthogonalizes."""
     name = path_name(path)
     return name.startswith("encoder/") and name.endswith("/kernel")
 
 
 def orthogonalize(matrices: jax.Array) -> jax.Array:
-    """Return U V^T of each matrix U S V^T, roughly: singular values from 0.7 to 1.2, 0 where S is 0.
+    """Return approximately U V^T of each matrix U S V^T: singular values from 0.7 to 1.2, or 0 if S is 0.
 
-    ``matrices``: float32[..., in, out]; a kernel is one matrix of in x out dimensions, all heads together, and
-    dimensions before these (stacked layers) count several matrices.
+    ``matrices``: float32[..., in, out]. A kernel with all heads is one matrix; leading dimensions are stacked
+    layers.
     """
     a, b, c = NEWTON_SCHULZ
     is_tall = matrices.shape[-2] > matrices.shape[-1]
     x = matrices.mT if is_tall else matrices  # the products below cost the square of the shorter side
-    # Far below any gradient, whose scale then has no effect, and above the values whose squares underflow to 0.
+    # 1e-15 is far below any gradient, so it has no effect on them, and its square does not underflow to 0.
     x = x / (jnp.sqrt(jnp.sum(jnp.square(x), (-2, -1), keepdims=True)) + 1e-15)
     for _ in range(NEWTON_SCHULZ_STEPS):
         gram = x @ x.mT
@@ -173,7 +174,7 @@ def orthogonalize(matrices: jax.Array) -> jax.Array:
 
 
 def scale_by_orthogonal_momentum() -> optax.GradientTransformation:
-    """Muon's direction: the orthogonalized Nesterov momentum of each matrix, times 0.2 sqrt(longer side).
+    """Return Muon's direction: the orthogonalized Nesterov momentum of each matrix times 0.2 sqrt(longer side).
 
     The state is that of ``optax.trace``.
     """
@@ -190,7 +191,7 @@ def scale_by_orthogonal_momentum() -> optax.GradientTransformation:
 
 
 def scale_by_muon(others: optax.GradientTransformation) -> optax.GradientTransformation:
-    """Muon for the encoder's matrices, ``others`` for embeddings, LayerNorms, biases and heads."""
+    """Return Muon for the matrices of the encoder, ``others`` for embeddings, LayerNorms, biases and heads."""
 
     def rule(path: tuple[Any, ...], _: Any) -> str:
         return "muon" if is_muon_matrix(path) else "others"
@@ -200,8 +201,10 @@ def scale_by_muon(others: optax.GradientTransformation) -> optax.GradientTransfo
 
 
 def clip_to_norm(max_norm: float) -> optax.GradientTransformation:
-    """Gradients scaled down to a global norm of ``max_norm``, by one factor. ``optax.clip_by_global_norm`` divides
-    and selects each element instead: the whole update takes a CPU three times as long.
+    """Scale gradients down to a global norm of ``max_norm`` by one factor.
+
+    ``optax.clip_by_global_norm`` divides and selects each element, which makes the whole update three times as slow
+    on a CPU.
     """
 
     def update(updates: Any, state: optax.EmptyState, params: Any = None) -> tuple[Any, optax.EmptyState]:
@@ -213,11 +216,11 @@ def clip_to_norm(max_norm: float) -> optax.GradientTransformation:
 
 
 def make_optimizer(config: OptimizerConfig, unfreeze_at: Any = None) -> optax.GradientTransformation:
-    """Gradients to step direction d, to be applied as ``params - learning_rate * d``.
+    """Return the map from gradients to the step direction d, which is applied as ``params - learning_rate * d``.
 
-    Order: clip by global norm, coupled L2 (if chosen), moments, decoupled decay, trust ratio (LAMB).
-    ``unfreeze_at``: see :func:`unfreeze_updates`; the state is the same with it. BERT's Adam, which corrects
-    nothing, ignores it.
+    Order: clip by global norm, L2 in the gradients (if chosen), moments, decoupled decay, trust ratio (LAMB).
+    ``unfreeze_at``: see :func:`unfreeze_updates`; it does not change the state. BERT's Adam ignores it, because it
+    has no bias correction.
     """
     parts: list[optax.GradientTransformation] = []
     if config.clip_norm:
@@ -226,7 +229,8 @@ def make_optimizer(config: OptimizerConfig, unfreeze_at: Any = None) -> optax.Gr
     if config.weight_decay and config.weight_decay_type == "l2":
         parts.append(decay)
     if config.name == "muon":
-        # Matrices need no count of updates: momentum is 0 until they join, and its scale has no effect.
+        # Matrices need no count of updates: their momentum is 0 until they are unfrozen, and its scale has no
+        # effect.
         unfreeze_at = jax.tree_util.tree_map_with_path(
             lambda path, step: optax.MaskedNode() if is_muon_matrix(path) else step, unfreeze_at
         )
@@ -245,8 +249,11 @@ def make_optimizer(config: OptimizerConfig, unfreeze_at: Any = None) -> optax.Gr
 
 
 def by_part(value: Callable[[str, int], Any], num_layers: int, like: Any) -> Any:
-    """``value`` of each parameter's part (``embeddings``, ``layer_N``, or a head) and its depth, the levels below
-    the heads, as a tree that broadcasts to ``like``. A final LayerNorm belongs to the top layer."""
+    """Return ``value(part, depth)`` of each parameter as a tree that broadcasts to ``like``.
+
+    The part is ``embeddings``, ``layer_N`` or a head; the depth is its number of levels below the heads. A final
+    LayerNorm belongs to the top layer.
+    """
     layers = [(f"layer_{i}", num_layers - i) for i in range(num_layers)]
 
     def one(path: tuple[Any, ...], leaf: Any) -> Any:
@@ -263,12 +270,13 @@ def by_part(value: Callable[[str, int], Any], num_layers: int, like: Any) -> Any
 
 
 def _unfreeze_steps(config: FinetuneOptimizerConfig, steps_per_epoch: int) -> int:
-    """Steps between the unfreezing of two layers, at least 1; 0: all train from the first step."""
+    """Return the steps between the unfreezing of two layers, at least 1; 0 if all train from the first step."""
     return max(1, round(config.unfreeze_every * steps_per_epoch)) if config.unfreeze_every else 0
 
 
 def unfreeze_updates(config: FinetuneOptimizerConfig, num_layers: int, like: Any, steps_per_epoch: int) -> Any:
-    """Return the first update of each parameter, a tree that broadcasts to ``like``; None: the first for all."""
+    """Return the number of the first update of each parameter, a tree that broadcasts to ``like``; None if all are
+    updated from the first step."""
     unfreeze_steps = _unfreeze_steps(config, steps_per_epoch)
     if not unfreeze_steps:
         return None
@@ -278,11 +286,13 @@ def unfreeze_updates(config: FinetuneOptimizerConfig, num_layers: int, like: Any
 def lr_multipliers(
     config: FinetuneOptimizerConfig, num_layers: int, like: Any, steps_per_epoch: int
 ) -> Callable[[jax.Array], Any] | None:
-    """Return each parameter's factor on the learning rate at a step, a tree that broadcasts to ``like``; None: 1.
+    """Return a function from the step to the factor of each parameter on the learning rate, a tree that broadcasts
+    to ``like``; None if all factors are 1.
 
-    Layer-wise decay (Howard and Ruder 2018; Clark et al. 2020): heads 1, the top layer ``layer_decay``, each one
-    below that times as much, embeddings least. 0 for ``frozen`` parts and, with ``unfreeze_every``, for layers
-    that are still frozen: the top one is unfrozen after so many epochs, the next one after twice as many.
+    Layer-wise decay (Howard and Ruder 2018; Clark et al. 2020): 1 for heads, ``layer_decay`` for the top layer,
+    times ``layer_decay`` for each lower layer and for the embeddings. Factors are 0 for ``frozen`` parts and, with
+    ``unfreeze_every``, for layers that are still frozen: the top layer is unfrozen after this number of epochs, the
+    next one after twice as many.
     """
     known = ("embeddings", "encoder", "pooler", *(f"layer_{i}" for i in range(num_layers)))
     for part in config.frozen:

@@ -1,4 +1,4 @@
-"""Records of fine-tuning tasks: readers of files create them, tasks turn them into arrays. Does not import jax."""
+"""Records of fine-tuning tasks: readers of files create them, tasks turn them into arrays. Imports no jax."""
 
 from dataclasses import dataclass
 

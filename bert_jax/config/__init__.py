@@ -1,16 +1,10 @@
 """Configuration: options (``schema``, ``pretrain``, ``task``, ``finetune``), their loading from YAML and flags
 (``loader``), saved models (``spec``)."""
 
+from bert_jax.config.finetune import FinetuneConfig
 from bert_jax.config.loader import differences, dump_yaml, from_dict, load_config, to_dict
 from bert_jax.config.pretrain import DataConfig, PretrainConfig
-from bert_jax.config.schema import (
-    ExecutionConfig,
-    MeshConfig,
-    ModelConfig,
-    OptimizerConfig,
-    RunConfig,
-    TrainingConfig,
-)
+from bert_jax.config.schema import ExecutionConfig, MeshConfig, ModelConfig, OptimizerConfig, TrainingConfig
 from bert_jax.config.spec import (
     HeadsConfig,
     ModelSpec,
@@ -22,26 +16,5 @@ from bert_jax.config.spec import (
     spec_to_json,
 )
 
-__all__ = [
-    "DataConfig",
-    "ExecutionConfig",
-    "HeadsConfig",
-    "MeshConfig",
-    "ModelConfig",
-    "ModelSpec",
-    "OptimizerConfig",
-    "PretrainConfig",
-    "RunConfig",
-    "SentenceConfig",
-    "SentenceModule",
-    "TokenizerConfig",
-    "TrainingConfig",
-    "differences",
-    "dump_yaml",
-    "from_dict",
-    "load_config",
-    "pretraining_heads",
-    "spec_from_json",
-    "spec_to_json",
-    "to_dict",
-]
+# The config of a run. Code for both kinds of run reads only the attributes that they share.
+RunConfig = PretrainConfig | FinetuneConfig

@@ -1,4 +1,4 @@
-"""``--help`` of a config class: every option with type, default and the comment above its field."""
+"""The text of ``--help`` for a config class: every option with type, default and the comment above its field."""
 
 import dataclasses
 import inspect
@@ -13,8 +13,11 @@ _WIDTH = 100
 
 
 def print_help(config_type: type, extra: type | None, prog: str, given: Mapping[str, Any]) -> None:
-    """Print the options of ``extra``, then those of ``config_type`` by section. An option that the value of a
-    selecting option in ``given`` (key -> value) rules out is left out; the others name their conditions."""
+    """Print the options of ``extra``, then those of ``config_type`` by section.
+
+    ``given`` (key -> value) holds the options of the command line: options that these exclude are not printed. The
+    other options name their conditions.
+    """
     print(f"usage: {prog} [--config FILE ...] [--SECTION.OPTION VALUE ...]\n\n{_first_line(config_type)}")
     if extra:
         _print_section(_first_line(extra), extra, "", options_of(extra), given)
@@ -47,8 +50,8 @@ def _print_section(
 
 
 def comments_of(section: type) -> dict[str, str]:
-    """Return the comment above each field as one text; a field without one keeps that of the base class."""
-    found: dict[str, str] = {}
+    """Return the comment above each field as one text; a field without a comment has that of the base class."""
+    comments: dict[str, str] = {}
     for base in reversed([base for base in section.__mro__ if dataclasses.is_dataclass(base)]):
         names, above = {field.name for field in dataclasses.fields(base)}, list[str]()
         for line in map(str.strip, inspect.getsource(base).splitlines()):
@@ -57,9 +60,9 @@ def comments_of(section: type) -> dict[str, str]:
                 continue
             name = re.match(r"\w*", line)[0]  # type: ignore[index]
             if name in names and above:
-                found[name] = " ".join(above)
+                comments[name] = " ".join(above)
             above = []
-    return found
+    return comments
 
 
 def _type_name(hint: Any) -> str:

@@ -1,9 +1,9 @@
-"""YAML files and ``--section.key value`` flags to a frozen config, with one clear line for every mistake.
+"""Conversion of YAML files and ``--section.key value`` flags to a frozen config, with one line for every mistake.
 
-A YAML file is read as a list of flags, so a typo in a file and a typo on the command line are found by the
-same code and give the same message: ``SOURCE: key: what; allowed; did you mean``, where SOURCE is
-``file:line`` or ``command line``. Later layers win: preset of ``training.mode``, ``--config`` files in order,
-flags. An option of other choices (``schema.only``) is refused like an unknown one.
+A YAML file is read as a list of flags, so a typo in a file and a typo on the command line are found by the same
+code and give the same message: ``SOURCE: key: mistake; allowed; did you mean``, where SOURCE is ``file:line`` or
+``command line``. Later layers win: preset of ``training.mode``, ``--config`` files in order, flags. An option that
+does not exist with the other values (``schema.only``) is refused like an unknown one.
 """
 
 import dataclasses
@@ -19,14 +19,15 @@ import yaml
 
 from bert_jax.config.help import print_help
 from bert_jax.config.options import absence, field_types, options_of
-from bert_jax.config.schema import PRESETS
+from bert_jax.config.schema import PRESETS, Positive, Section
 
 C = TypeVar("C")
+HELP = {"--help", "-h"}
 NULL = "tag:yaml.org,2002:null"
 
 
 class Setting(NamedTuple):
-    """One value on its way into the config: where it was written, its dotted key and its text."""
+    """One value for a config: its source, dotted key and text."""
 
     source: str
     key: str
@@ -34,7 +35,7 @@ class Setting(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class RunOptions:
+class RunOptions(Section):
     """Options of a run that are not part of its config."""
 
     # Recipe in YAML; several stack, later ones win.
@@ -60,22 +61,17 @@ class RunOptions:
     print_config: bool = False
     # Let a resumed run change execution.prng.
     allow_numeric_change: bool = False
-    # HOST:PORT of process 0, where several processes make one run and nothing tells them so (Cloud TPU and SLURM
-    # do): the same on all of them, with any free port. Also as JAX_COORDINATOR_ADDRESS.
+    # HOST:PORT of process 0 in a run of several processes, equal on all of them, with any free port; Cloud TPU and
+    # SLURM need no value. Also as JAX_COORDINATOR_ADDRESS.
     coordinator: str = ""
-    # How many processes make the run; also as JAX_NUM_PROCESSES.
+    # Number of processes of the run; also as JAX_NUM_PROCESSES.
     num_processes: int = 0
-    # Which of them this one is, from 0; also as JAX_PROCESS_ID.
+    # Number of this process, from 0; also as JAX_PROCESS_ID.
     process_id: int = -1
     # Seconds that the processes wait for each other, at the start and later.
-    host_timeout: int = 300
+    host_timeout: Positive[int] = 300
     # Seconds without a sign of life after which a process counts as dead and the others end.
-    heartbeat_timeout: int = 100
-
-    def __post_init__(self) -> None:
-        for name in ("host_timeout", "heartbeat_timeout"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name}: {getattr(self, name)} is not allowed; allowed: 1 or more seconds")
+    heartbeat_timeout: Positive[int] = 100
 
     def folder(self, kind: str) -> str:
         """Return the folder of a run: the workdir, else one named after the last recipe, else after ``kind``."""
@@ -88,22 +84,19 @@ def take_options(options_type: type[C], argv: Sequence[str]) -> tuple[C, list[st
     types, bare = field_types(options_type), getattr(options_type, "VALUE_WITHOUT_ARGUMENT", {})
     settings: list[Setting] = []
     rest: list[str] = []
-    files, flags = split_arguments([word for word in argv if word not in ("--help", "-h")])
+    files, flags = split_arguments(argv)
     for file in files:
         rest += ["--config", file]
-    for setting in flags:
-        if setting.key not in types:
-            rest += [f"--{setting.key}", *([setting.value] if isinstance(setting.value, str) else setting.value)]
-        elif types[setting.key] is bool and setting.value == []:
-            settings.append(setting._replace(value="true"))
-        elif setting.value == [] and setting.key in bare:
-            settings.append(setting._replace(value=bare[setting.key]))
-        else:
-            settings.append(setting)
+    for source, key, value in flags:
+        if key not in types:
+            rest += [f"--{key}", *([value] if isinstance(value, str) else value)]
+            continue
+        if value == []:
+            value = "true" if types[key] is bool else bare.get(key, [])
+        settings.append(Setting(source, key, value))
     if files and "config" in types:
         settings.append(Setting("command line", "config", files))
-    help_flags = [word for word in argv if word in ("--help", "-h")]
-    return build_config(options_type, settings), rest + help_flags
+    return build_config(options_type, settings), rest + [word for word in argv if word in HELP]
 
 
 def load_config(
@@ -115,12 +108,18 @@ def load_config(
 ) -> C:
     """Build ``config_type`` from command-line arguments.
 
-    ``argv`` holds ``--config FILE`` (repeatable) and ``--section.key value ...`` in any order. ``--help``
-    prints every option (those of ``extra`` too) and exits. ``extra_settings`` replace those of ``argv``. Raises
-    ``ValueError`` with one line on any mistake.
+    Args:
+        argv: ``--config FILE`` (repeatable) and ``--section.key value ...`` in any order; ``--help`` prints every
+            option and exits.
+        prog: name of the command in ``--help``.
+        extra: class of further options of the command, for ``--help`` and hints.
+        extra_settings: replace settings of ``argv``.
+
+    Raises:
+        ValueError: a mistake, in one line.
     """
     settings, also = read_settings(argv), [*field_types(extra)] if extra else []
-    if "--help" in argv or "-h" in argv:
+    if not HELP.isdisjoint(argv):
         given = {key: value for key, (value, _) in parse_settings(config_type, settings, also).items()}
         print_help(config_type, extra, prog or "", given)
         raise SystemExit(0)
@@ -129,14 +128,14 @@ def load_config(
 
 def read_settings(argv: Sequence[str]) -> list[Setting]:
     """Return the settings of the ``--config`` files and then of the flags."""
-    files, flags = split_arguments([word for word in argv if word not in ("--help", "-h")])
+    files, flags = split_arguments(argv)
     return [setting for file in files for setting in read_yaml(Path(file))] + flags
 
 
 def parse_settings(
     config_type: type, settings: Sequence[Setting], also: Sequence[str] = ()
 ) -> dict[str, tuple[Any, str]]:
-    """Key -> (typed value, source) of the last of each of ``settings``; for ``also`` see :func:`build_config`.
+    """Return key -> (typed value, source); the last setting of a key wins. For ``also`` see :func:`build_config`.
 
     Raises ``ValueError`` for an unknown key or a value of the wrong type.
     """
@@ -154,10 +153,12 @@ def parse_settings(
 def build_config(
     config_type: type[C], settings: Sequence[Setting], also: Sequence[str] = (), *, stored: bool = False
 ) -> C:
-    """Check and apply ``settings`` in order over the preset that ``training.mode`` names.
+    """Check ``settings`` and apply them in order over the preset that ``training.mode`` names.
 
-    ``also`` lists options that are taken elsewhere, so that a misspelt one gets a hint. An option that does not
-    exist with the other values may have its default; in a ``stored`` config, of an older version, any value.
+    Args:
+        also: options that the command takes in addition, for hints to misspelt ones.
+        stored: the settings are a record of an older version, in which an option that does not exist with the other
+            values may have any value; else it may only have its default.
     """
     types = field_types(config_type)
     parsed = parse_settings(config_type, settings, also)
@@ -186,10 +187,11 @@ def _written(value: Any) -> str:
 
 
 def split_arguments(argv: Sequence[str]) -> tuple[list[str], list[Setting]]:
-    """The ``--config`` files and the other flags of a command line. ``--key=value`` is taken too."""
+    """Return the ``--config`` files and the other flags of a command line, without ``--help``; ``--key=value`` is
+    allowed too."""
     files: list[str] = []
     flags: list[Setting] = []
-    words = list(argv)
+    words = [word for word in argv if word not in HELP]
     while words:
         word = words.pop(0)
         if not word.startswith("--") or len(word) == 2:
@@ -200,7 +202,7 @@ def split_arguments(argv: Sequence[str]) -> tuple[list[str], list[Setting]]:
             values.append(words.pop(0))
         if key == "config":
             if not values:
-                raise ValueError("command line: config: needs a file")
+                raise ValueError("command line: config: needs a file, such as --config recipe.yaml")
             files.extend(values)
         else:
             flags.append(Setting("command line", key, values if len(values) != 1 else values[0]))
@@ -208,14 +210,14 @@ def split_arguments(argv: Sequence[str]) -> tuple[list[str], list[Setting]]:
 
 
 def read_yaml(path: Path) -> list[Setting]:
-    """Settings of a YAML recipe, in file order, with the line of each. Scalars stay text, so that
-    PyYAML's own surprises (octal numbers, ``off``, ``1:30``) do not get through."""
+    """Return the settings of a YAML recipe in file order, with their lines. Scalars stay text, because YAML would
+    convert some of them (octal numbers, ``off``, ``1:30``)."""
     try:
         root = yaml.compose(path.read_text(encoding="utf-8"), Loader=yaml.SafeLoader)
     except OSError as error:
         raise ValueError(f"command line: config: cannot read {path}: {error.strerror}") from None
     except UnicodeDecodeError:
-        raise ValueError(f"{path}: not UTF-8 text") from None
+        raise ValueError(f"{path}: not UTF-8 text; save it as UTF-8") from None
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         line = f":{mark.line + 1}" if mark else ""
@@ -236,26 +238,24 @@ def _yaml_settings(
             if not isinstance(key_node, yaml.ScalarNode):
                 raise ValueError(f"{where}: {key or 'top level'}: a key must be a word")
             if key_node.value in seen:
-                raise ValueError(f"{where}: {prefix}{key_node.value}: given twice in this file")
+                raise ValueError(f"{where}: {prefix}{key_node.value}: occurs twice in this file; remove one")
             seen.add(key_node.value)
             if isinstance(value_node, yaml.MappingNode) and not value_node.value:
                 continue
             if value_node in (*above, node):
-                raise ValueError(
-                    f"{where}: {prefix}{key_node.value}: an alias of what it stands in, without an end"
-                )
+                raise ValueError(f"{where}: {prefix}{key_node.value}: an alias that contains itself; remove it")
             yield from _yaml_settings(path, value_node, f"{prefix}{key_node.value}.", (*above, node))
     elif not key:
-        raise ValueError(f"{source}: expected sections such as 'model:' with keys under them")
+        raise ValueError(f"{source}: not a recipe; write sections such as 'model:' with keys under them")
     elif isinstance(node, yaml.SequenceNode):
         if not all(isinstance(item, yaml.ScalarNode) for item in node.value):
             raise ValueError(f"{source}: {key}: a list may only hold plain values")
         if any(item.tag == NULL for item in node.value):
-            raise ValueError(f"{source}: {key}: has an item without a value")
+            raise ValueError(f"{source}: {key}: has an item without a value; add one or remove the item")
         yield Setting(source, key, [item.value for item in node.value])
     else:
         if node.tag == NULL:
-            raise ValueError(f"{source}: {key}: has no value")
+            raise ValueError(f"{source}: {key}: has no value; add one or remove the key")
         yield Setting(source, key, node.value)
 
 
@@ -264,7 +264,7 @@ def _unknown(key: str, types: dict[str, Any], also: Sequence[str] = ()) -> str:
     section, _, name = key.rpartition(".")
     sections = sorted({known.rpartition(".")[0] for known in types})
     if key in sections:
-        return f"is a section; give one of its options, such as {next(k for k in types if k.startswith(key))}"
+        return f"is a section; use one of its options, such as {next(k for k in types if k.startswith(key))}"
     if section in types:
         return f"unknown option; {section} takes a value, no keys"
     if section not in sections:
@@ -284,7 +284,7 @@ def _did_you_mean(word: str, allowed: Sequence[str], prefix: str = "") -> str:
 
 
 def _convert(hint: Any, value: str | list[str], where: str) -> Any:
-    """``value`` as the type ``hint``: bool, int, float, str, Literal or tuple[X, ...]."""
+    """Return ``value`` as the type ``hint``: bool, int, float, str, Literal or tuple[X, ...]."""
     if get_origin(hint) is tuple:
         items = value if isinstance(value, list) else [value]
         return tuple(_convert(get_args(hint)[0], item, where) for item in items)
@@ -340,7 +340,7 @@ def _construct(config_type: type[C], values: dict[str, Any], sources: dict[str, 
     try:
         return config_type(**arguments)
     except ValueError as error:
-        # The message begins with the field's name; say where the field was given, if it was.
+        # The message begins with the name of the field; add the source if the value has one.
         key = str(error).partition(":")[0]
         source = sources.get(key)
         raise ValueError(f"{source}: {error}" if source and str(error).startswith(key) else str(error)) from None
@@ -348,29 +348,31 @@ def _construct(config_type: type[C], values: dict[str, Any], sources: dict[str, 
 
 def to_dict(config: Any) -> dict[str, Any]:
     """Return the options that exist with the config's values, as nested plain dicts, lists and scalars."""
-    flat, found = _flat(config), dict[str, Any]()
+    flat, tree = flat_values(config), dict[str, Any]()
     for key, value in flat.items():
         if not absence(type(config), key, flat):
             *sections, name = key.split(".")
-            node = found
+            node = tree
             for section in sections:
                 node = node.setdefault(section, {})
-            node[name] = list(value) if isinstance(value, tuple) else value
-    return found
+            node[name] = value
+    return tree
 
 
-def _flat(config: Any) -> dict[str, Any]:
-    """Return the value of every option by dotted name."""
-    return {key: operator.attrgetter(key)(config) for key in field_types(type(config))}
+def flat_values(config: Any) -> dict[str, Any]:
+    """Return the value of every option by dotted name, tuples as lists."""
+    values = {key: operator.attrgetter(key)(config) for key in field_types(type(config))}
+    return {key: list(value) if isinstance(value, tuple) else value for key, value in values.items()}
 
 
 def dump_yaml(config: Any) -> str:
-    """The resolved config as YAML that ``--config`` reads back to an equal config."""
+    """Return the resolved config as YAML that ``--config`` reads back to an equal config."""
     return yaml.safe_dump(to_dict(config), sort_keys=False, allow_unicode=True, width=1000)
 
 
 def from_dict(config_type: type[C], values: dict[str, Any]) -> C:
-    """Inverse of :func:`to_dict`; raises ``ValueError`` on unknown keys or wrong types."""
+    """Build the config of the nested values that :func:`to_dict` returns; raises ``ValueError`` for unknown keys or
+    wrong types."""
     settings: list[Setting] = []
 
     def walk(node: dict[str, Any], prefix: str) -> None:
@@ -386,10 +388,6 @@ def from_dict(config_type: type[C], values: dict[str, Any]) -> C:
 
 
 def differences(old: Any, new: Any) -> list[str]:
-    """``key: old -> new`` for every option in which two configs of one type differ."""
-    before, after = _flat(old), _flat(new)
-    return [f"{key}: {_listed(before[key])} -> {_listed(after[key])}" for key in after if before[key] != after[key]]
-
-
-def _listed(value: Any) -> Any:
-    return list(value) if isinstance(value, tuple) else value
+    """Return ``key: old -> new`` for every option in which two configs of one type differ."""
+    before, after = flat_values(old), flat_values(new)
+    return [f"{key}: {before[key]} -> {after[key]}" for key in after if before[key] != after[key]]

@@ -1,4 +1,4 @@
-"""The options of a config class by dotted name, and the ones that exist with given values of the others."""
+"""Options of a config class by dotted name, and the conditions under which they exist."""
 
 import dataclasses
 import functools
@@ -35,8 +35,8 @@ def field_types(config_type: type) -> dict[str, Any]:
 
 
 def absence(config_type: type, key: str, values: Mapping[str, Any]) -> str:
-    """Return the selecting option whose value in ``values`` (else its default) rules out the option ``key``; empty
-    if the option exists. A selecting option that does not exist itself rules out nothing."""
+    """Return the selecting option whose value in ``values`` (or default) excludes the option ``key``; empty if the
+    option exists. A selecting option that does not exist itself excludes nothing."""
     options, opening = options_of(config_type), getattr(config_type, "ALL_OPTIONS_WITH", "")
     if values.get(opening):
         return ""

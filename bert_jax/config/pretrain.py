@@ -1,6 +1,6 @@
 """Options of pretraining (``run_pretrain.py``, ``bert-data``): its text, its shards, and all sections together.
 
-The same rules as in ``schema``: frozen, hashable, validated when built; no jax import.
+The rules of ``schema`` apply: frozen, hashable, checked when built; no jax import.
 """
 
 import math
@@ -9,19 +9,21 @@ from pathlib import Path
 from typing import Literal
 
 from bert_jax.config.schema import (
+    AtLeast0,
     ExecutionConfig,
     MeshConfig,
     ModelConfig,
     OptimizerConfig,
+    Positive,
+    Probability,
+    Section,
     TrainingConfig,
-    _require,
-    _require_positive,
-    _require_probability,
+    require,
 )
 
 
 @dataclass(frozen=True, kw_only=True)
-class DataConfig:
+class DataConfig(Section, prefix="data."):
     """Text, vocabulary, training instances and the order in which they are read."""
 
     # Text files, folders (.txt, .jsonl, plain or .gz/.zst; also gs://), package:NAME for text that a package ships,
@@ -31,19 +33,19 @@ class DataConfig:
     # Vocabulary: vocab.txt (WordPiece), a SentencePiece .model or RoBERTa's tokenizer.json; empty: trained from the
     # corpus into shards.
     vocab: str = ""
-    # What to train when data.vocab is empty.
+    # Tokenizer that is trained if data.vocab is empty.
     tokenizer: Literal["wordpiece", "unigram", "bpe"] = "wordpiece"
     # Lower-case the text and strip accents (BERT's uncased models).
     lower_case: bool = True
-    # Folder of shards, local or gs://: train/ and eval/ made by bert-data, or TFRecords of somebody else's after
+    # Folder of shards, local or gs://: train/ and eval/ made by bert-data, or TFRecords from elsewhere after
     # bert-data index.
     shards: str = ""
     # Folder of held-out shards; empty: shards/eval.
     eval_shards: str = ""
     # Tokenized corpus shared by shard folders of several lengths; empty: inside the shards folder.
     token_store: str = ""
-    # What a line is: sentence, paragraph (split into sentences), or auto (for each file: sentence when at most 1 in
-    # 20 of its first 200 lines splits into more than one sentence, else paragraph).
+    # Content of a line: sentence, paragraph (split into sentences), or auto (for each file: sentence if at most 1
+    # in 20 of its first 200 lines splits into more than one sentence, else paragraph).
     line: Literal["auto", "sentence", "paragraph"] = "auto"
     # Field that holds the text of a JSON line, or of a record of a tfds: or hf: dataset.
     json_field: str = "text"
@@ -52,12 +54,12 @@ class DataConfig:
     # Folder of prepared TensorFlow Datasets, local or gs://; empty: ~/tensorflow_datasets.
     tfds_data_dir: str = ""
     # Sequence length, special tokens included.
-    seq_length: int = 128
+    seq_length: Positive[int] = 128
     # Most masked positions per sequence.
-    max_predictions: int = 20
+    max_predictions: Positive[int] = 20
     # static: masked when the shards are built; dynamic: masked when read, keyed on (seed, epoch, example).
     masking: Literal["static", "dynamic"] = "static"
-    # What is chosen as one: token (WordPiece), whole_word, or span (geometric lengths of whole words).
+    # Unit that is masked as a whole: token (WordPiece), whole_word, or span (geometric lengths of whole words).
     mask_unit: Literal["token", "whole_word", "span"] = "token"
     # Splits Chinese text into words for whole-word and span masking: none or jieba (extra: chinese).
     word_segmenter: Literal["none", "jieba"] = "none"
@@ -70,49 +72,42 @@ class DataConfig:
     # Mean and longest length in words of a masked span (SpanBERT: geometric, p = 0.2, cut at 10).
     span_mean: float = 3.8
     # Longest span in words.
-    span_max: int = 10
+    span_max: Positive[int] = 10
     # Sentence-pair objective: nsp (random next), sop (swapped order), none (one segment).
     next_sentence: Literal["nsp", "sop", "none"] = "nsp"
     # Share of documents' passes with a shorter target length.
-    short_sequence_fraction: float = 0.1
+    short_sequence_fraction: Probability = 0.1
     # Passes over the corpus, each with other masks and pairs.
-    dupe_factor: int = 10
+    dupe_factor: Positive[int] = 10
     # Files that the training shards are spread over.
-    num_shards: int = 16
+    num_shards: Positive[int] = 16
     # Share of the documents that is held out, before anything else.
-    eval_fraction: float = 0.02
+    eval_fraction: Probability = 0.02
     # Seed of the held-out split, the instances and their masks.
     seed: int = 12345
     # Processes that build shards; 0: one per processor.
-    workers: int = 0
+    workers: AtLeast0[int] = 0
     # Virtual lanes of the reading order; 0: gcd(training.global_batch_size, 64). Part of the data fingerprint.
-    lanes: int = 0
+    lanes: AtLeast0[int] = 0
     # Segments that a lane shuffles together.
-    window_segments: int = 4
+    window_segments: Positive[int] = 4
     # Most consecutive records of one segment.
-    segment_records: int = 1024
+    segment_records: Positive[int] = 1024
     # Batches prepared ahead.
-    prefetch: int = 2
+    prefetch: Positive[int] = 2
     # Blank (damaged) records after which the run stops with code 43.
-    max_blank_records: int = 0
+    max_blank_records: AtLeast0[int] = 0
 
     def __post_init__(self) -> None:
-        _require_positive(
-            "data", self, "seq_length", "max_predictions", "dupe_factor", "num_shards", "window_segments",
-            "segment_records", "prefetch", "span_max",
+        super().__post_init__()
+        self._require("seq_length", self.seq_length >= 8, "8 or more")
+        self._require("mask_fraction", 0 < self.mask_fraction <= 1, "above 0, at most 1")
+        shares = self.mask_token_share, self.random_token_share
+        require(
+            min(shares) >= 0 and sum(shares) <= 1 + 1e-9, "data.mask_token_share + data.random_token_share",
+            sum(shares), "two shares of at most 1 in sum",
         )  # fmt: skip
-        _require(self.seq_length >= 8, "data.seq_length", self.seq_length, "8 or more")
-        _require_probability("data", self, "short_sequence_fraction", "eval_fraction")
-        _require(0 < self.mask_fraction <= 1, "data.mask_fraction", self.mask_fraction, "above 0, at most 1")
-        _require(
-            self.mask_token_share >= 0 and self.random_token_share >= 0
-            and self.mask_token_share + self.random_token_share <= 1 + 1e-9,
-            "data.mask_token_share + data.random_token_share",
-            self.mask_token_share + self.random_token_share, "two shares of at most 1 in sum",
-        )  # fmt: skip
-        _require(self.span_mean >= 1, "data.span_mean", self.span_mean, "1 or more")
-        for name in ("workers", "lanes", "max_blank_records"):
-            _require(getattr(self, name) >= 0, f"data.{name}", getattr(self, name), "0 or more")
+        self._require("span_mean", self.span_mean >= 1, "1 or more")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -143,33 +138,26 @@ class PretrainConfig:
     SEQ_LENGTH_OPTION = "data.seq_length"
 
     def __post_init__(self) -> None:
-        _require(
-            self.data.seq_length <= self.model.max_length
-            or self.model.position_embeddings == "sinusoidal",
-            "data.seq_length", self.data.seq_length,
-            f"at most model.max_position_embeddings ({self.model.max_length})",
-        )  # fmt: skip
-        _require(
-            self.data.next_sentence == "none" or self.model.type_vocab_size >= 2, "model.type_vocab_size",
-            self.model.type_vocab_size, f"2 or more with data.next_sentence {self.data.next_sentence}",
-        )  # fmt: skip
+        data, model = self.data, self.model
+        fits = data.seq_length <= model.max_length or model.position_embeddings == "sinusoidal"
+        allowed = f"at most model.max_position_embeddings ({model.max_length})"
+        require(fits, "data.seq_length", data.seq_length, allowed)
+        if data.next_sentence != "none":
+            allowed = f"2 or more with data.next_sentence {data.next_sentence}"
+            require(model.type_vocab_size >= 2, "model.type_vocab_size", model.type_vocab_size, allowed)
         for size in (self.training.global_batch_size, *self.training.batch_ramp[1::2]):
-            _require(
-                size % self.lanes == 0,
-                "data.lanes",
-                self.lanes,
-                f"a divisor of every batch size (got {size})",
-            )
+            allowed = f"a divisor of every batch size (got {size})"
+            require(size % self.lanes == 0, "data.lanes", self.lanes, allowed)
 
     @property
     def lanes(self) -> int:
-        """Lanes of the reading order: data.lanes, or the largest common divisor of 64 and all batch sizes."""
+        """Number of lanes: data.lanes, or the greatest common divisor of 64 and all batch sizes."""
         sizes = (self.training.global_batch_size, *self.training.batch_ramp[1::2])
         return self.data.lanes or math.gcd(*sizes, 64)
 
     @property
     def parameter_layout(self) -> dict[str, object]:
-        """Values outside the model section on which the set of parameters depends."""
+        """Values outside the model section that determine which parameters exist."""
         objective = Path(self.objective.module).name or self.objective.name
         return {"objective": objective, "data.next_sentence (the sentence-pair head)": self.has_nsp}
 

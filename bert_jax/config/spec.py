@@ -1,7 +1,7 @@
-"""Description of a saved model apart from its weights: sizes, heads, pooling, tokenizer; written by machines.
+"""Specs: descriptions of saved models without their weights (sizes, heads, pooling, tokenizer).
 
-A recipe (``schema``) states how a model is trained, a spec the resulting network, so that any reader of weights can
-build the same function. No jax import here.
+A recipe (``schema``) defines how a model is trained, a spec the resulting network, from which any reader of weights
+builds the same function. This module imports no jax.
 """
 
 import dataclasses
@@ -26,7 +26,7 @@ Features = Literal["last", "embeddings", "second_to_last", "weighted_last_four",
 class HeadsConfig:
     """Output layers of a model. An absent head has no parameters and gives no output."""
 
-    # tanh(dense(first token)); nsp, sequence and choice heads stand on it.
+    # tanh(dense(first token)); input of the nsp, sequence and choice heads.
     pooler: bool = False
     # Masked language model, its output layer tied to the word embeddings.
     mlm: bool = False
@@ -58,26 +58,28 @@ class HeadsConfig:
         needs = [name for name in ("nsp", "choice") if getattr(self, name)]
         needs += ["sequence"] if self.sequence_labels else []
         if needs and not self.pooler:
-            raise ValueError(f"heads: {', '.join(needs)} needs the pooler")
+            raise ValueError(f"heads.pooler: {self.pooler} is not allowed with {', '.join(needs)}; allowed: True")
         if self.crf and not self.token_labels:
-            raise ValueError("heads: crf needs token_labels")
+            raise ValueError("heads.crf: True is not allowed without heads.token_labels; add them")
         for name in ("sequence_labels", "token_labels", "pair_labels"):
             labels = getattr(self, name)
             if len(set(labels)) != len(labels):
-                raise ValueError(f"heads.{name}: a label appears twice: {', '.join(labels)}")
+                raise ValueError(f"heads.{name}: {', '.join(labels)} is not allowed; allowed: each label once")
         if self.problem == "regression" and len(self.sequence_labels) > 1:
-            raise ValueError(f"heads.problem: regression has one output, got {len(self.sequence_labels)}")
+            outputs = len(self.sequence_labels)
+            raise ValueError(f"heads.problem: regression is not allowed with {outputs} outputs; allowed: 1")
 
     def present(self) -> tuple[str, ...]:
-        """Names of the heads that are present: of pooler, mlm, nsp, sequence, token, span, choice."""
+        """Return the names of the present heads, of pooler, mlm, nsp, sequence, token, span, choice."""
         flags = {
             "pooler": self.pooler, "mlm": self.mlm, "nsp": self.nsp, "sequence": bool(self.sequence_labels),
             "token": bool(self.token_labels), "span": self.span, "choice": self.choice,
         }  # fmt: skip
-        return tuple(name for name, there in flags.items() if there)
+        return tuple(name for name, is_present in flags.items() if is_present)
 
     def output_sizes(self) -> dict[str, int]:
-        """Number of outputs of each present head that is one dense layer (nsp, sequence, token, span, choice)."""
+        """Return the number of outputs of each present head that is one dense layer (nsp, sequence, token, span,
+        choice)."""
         sizes = {
             "nsp": 2 * self.nsp, "sequence": len(self.sequence_labels), "token": len(self.token_labels),
             "span": 2 * self.span, "choice": 1 * self.choice,
@@ -93,12 +95,12 @@ class HeadsConfig:
             )
 
     def feature_width(self, model: ModelConfig) -> int:
-        """Width of a token's features."""
+        """Return the width of the features of a token."""
         return model.hidden_size * (4 if self.features == "concat_last_four" else 1)
 
 
 def pretraining_heads(has_nsp: bool) -> HeadsConfig:
-    """The heads of pretraining: MLM and, with ``has_nsp``, pooler and sentence pair."""
+    """Return the heads of pretraining: MLM and, with ``has_nsp``, pooler and sentence pair."""
     return HeadsConfig(mlm=True, nsp=has_nsp, pooler=has_nsp)
 
 
@@ -116,16 +118,16 @@ class SentenceModule:
 class SentenceConfig:
     """Reduction of token outputs to one vector per text (Sentence-BERT; Reimers and Gurevych 2019)."""
 
-    # Poolings whose results stand side by side, in this order.
+    # Poolings whose results are concatenated in this order.
     pooling: tuple[Pooling, ...] = ("mean",)
     modules: tuple[SentenceModule, ...] = ()
     # (name, text put before the input).
     prompts: tuple[tuple[str, str], ...] = ()
-    # Name of the prompt that is used unless another is asked for; empty: none.
+    # Name of the prompt that is used by default; empty: none.
     default_prompt: str = ""
-    # cosine, dot, euclidean or manhattan; empty: not said.
+    # cosine, dot, euclidean or manhattan; empty: unknown.
     similarity: str = ""
-    # Whether the prompt's tokens take part in pooling.
+    # Pool the tokens of the prompt too.
     include_prompt: bool = True
 
 
@@ -139,24 +141,26 @@ class TokenizerConfig:
     lower_case: bool = True
     strip_accents: bool | None = None
     split_cjk: bool = True
-    # Longest input in tokens, special tokens included; 0: as many as the model has positions.
+    # Most tokens in an input, special tokens included; 0: the number of positions of the model.
     max_length: int = 0
 
     def __post_init__(self) -> None:
-        # A description may be somebody else's: its file must lie beside it.
+        # A spec may be untrusted: its tokenizer file must be in the same folder.
         if "/" in self.file or "\\" in self.file or not self.file.endswith((".txt", ".model", ".json")):
-            raise ValueError(f"tokenizer.file: {self.file!r} is not the name of a .txt, .model or .json file")
+            raise ValueError(
+                f"tokenizer.file: {self.file!r} is not allowed; allowed: the name of a .txt, .model or .json file"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelSpec:
-    """A saved model apart from its weights."""
+    """A saved model without its weights."""
 
     model: ModelConfig
     heads: HeadsConfig
     sentence: SentenceConfig | None = None
     tokenizer: TokenizerConfig | None = None
-    # bert or roberta: how Hugging Face names this architecture's parts.
+    # Names that Hugging Face uses for the parts of the architecture.
     family: Literal["bert", "roberta"] = "bert"
 
     def __post_init__(self) -> None:
@@ -164,19 +168,22 @@ class ModelSpec:
 
     @property
     def max_length(self) -> int:
-        """Longest input in tokens, special tokens included."""
+        """Most tokens in an input, special tokens included."""
         positions = self.model.max_length
         return min(positions, self.tokenizer.max_length or positions) if self.tokenizer else positions
 
 
 def spec_to_json(spec: ModelSpec) -> str:
-    """JSON text that :func:`spec_from_json` reads back to an equal spec."""
+    """Return JSON text that :func:`spec_from_json` reads back to an equal spec."""
     return json.dumps({"format": FORMAT, **dataclasses.asdict(spec)}, indent=2, ensure_ascii=False) + "\n"
 
 
 def spec_from_json(text: str | bytes, name: str) -> ModelSpec:
-    """Parse ``model.json``; ``name`` is for messages. Raises ``ValueError``: broken JSON, another format, an
-    unknown or missing key, a value of another type or outside what its field allows."""
+    """Parse the text of ``model.json``; ``name`` is for messages.
+
+    Raises ``ValueError`` for broken JSON, another format, an unknown or missing key, and a value of another type or
+    that its field does not allow.
+    """
     try:
         values = json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -214,12 +221,12 @@ def _build(hint: Any, value: Any, where: str) -> Any:
             raise ValueError(f"{where}: {value!r} is not a list")
         inner_types = typing.get_args(hint)
         if inner_types[-1] is Ellipsis:
-            return tuple(_build(inner_types[0], item, where) for item in value)
+            inner_types = inner_types[:1] * len(value)
         if len(value) != len(inner_types):
             raise ValueError(f"{where}: {len(value)} items instead of {len(inner_types)}")
         return tuple(_build(inner, item, where) for inner, item in zip(inner_types, value, strict=True))
-    if hint is float and isinstance(value, int) and not isinstance(value, bool):
+    if hint is float and type(value) is int:
         return float(value)
-    if not isinstance(value, hint) or (hint is int and isinstance(value, bool)):
+    if type(value) is not hint:
         raise ValueError(f"{where}: {value!r} is not of type {hint.__name__}")
     return value

@@ -1,4 +1,4 @@
-"""Options of a command that makes several fine-tuning runs: a grid of settings, and several seeds of each."""
+"""Options of a sweep: fine-tuning runs with a grid of settings and several seeds of each."""
 
 import itertools
 from collections.abc import Sequence
@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from bert_jax.config.finetune import FinetuneConfig
-from bert_jax.config.loader import RunOptions, Setting, build_config, parse_settings
-from bert_jax.config.options import field_types
+from bert_jax.config.loader import RunOptions, Setting, build_config, flat_values, parse_settings
+from bert_jax.config.schema import Positive
 
 SEED = "training.seed"
 # Devlin et al. 2018, appendix A.3, with the learning rates of section 4.1.
@@ -23,22 +23,17 @@ class FinetuneRunOptions(RunOptions):
     """Options of fine-tuning that are not part of a run's config."""
 
     # Run every combination of KEY=VALUE,VALUE,... ...; without any, the grid of the BERT paper (batch 16, 32; rate
-    # 5e-5, 4e-5, 3e-5, 2e-5; 2, 3, 4 epochs). What is finished is not run again; several processes share the work.
+    # 5e-5, 4e-5, 3e-5, 2e-5; 2, 3, 4 epochs). Finished runs are not repeated; several processes share the work.
     sweep: tuple[str, ...] = ()
     # Run so many seeds, counted from training.seed, and report mean, standard deviation and best.
-    seeds: int = 1
+    seeds: Positive[int] = 1
 
-    # Value of an option that stands without one.
+    # Value of an option without an argument.
     VALUE_WITHOUT_ARGUMENT = MappingProxyType({"sweep": ["paper"]})
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.seeds < 1:
-            raise ValueError(f"seeds: {self.seeds} is not allowed; allowed: 1 or more")
 
     @property
     def is_sweep(self) -> bool:
-        """Return True if the sweep has more than one run."""
+        """True if the command makes more than one run."""
         return bool(self.sweep) or self.seeds > 1
 
 
@@ -46,19 +41,19 @@ class FinetuneRunOptions(RunOptions):
 class Cell:
     """One run of a sweep."""
 
-    # (key, value) of what is swept, and the seed.
+    # (key, value) of the swept options.
     settings: tuple[tuple[str, str], ...]
     seed: int
 
     @property
     def name(self) -> str:
-        """Folder of the run, the same whatever else is swept."""
+        """Folder of the run; it does not depend on the other runs of the sweep."""
         parts = [*self.settings, (SEED, str(self.seed))]
         return ",".join(f"{key.rpartition('.')[2]}={value.replace('/', '_')}" for key, value in parts)
 
     @property
     def arguments(self) -> list[str]:
-        """As on the command line."""
+        """Settings and seed as flags of the command line."""
         return [word for key, value in (*self.settings, (SEED, str(self.seed))) for word in (f"--{key}", value)]
 
 
@@ -71,9 +66,7 @@ def plan_cells(options: FinetuneRunOptions, settings: Sequence[Setting]) -> tupl
     grid = _grid(options.sweep)
     base = build_config(FinetuneConfig, settings)
     if not base.data.dev and not base.data.dev_fraction:
-        raise ValueError(
-            "data.dev: not given: runs are compared on it; name a file there or cut one with data.dev_fraction"
-        )
+        raise ValueError("data.dev: empty, but a sweep compares its runs on dev; set data.dev or data.dev_fraction")
     combinations = [tuple(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
     seeds = range(base.training.seed, base.training.seed + options.seeds)
     cells = [Cell(combination, seed) for combination in combinations for seed in seeds]
@@ -83,7 +76,7 @@ def plan_cells(options: FinetuneRunOptions, settings: Sequence[Setting]) -> tupl
 
 
 def _grid(words: Sequence[str]) -> dict[str, tuple[str, ...]]:
-    """Values by option. Raises ``ValueError``."""
+    """Return the values by option. Raises ``ValueError`` for a word that is not KEY=VALUE,VALUE."""
     if tuple(words) == ("paper",):
         return dict(PAPER)
     grid: dict[str, tuple[str, ...]] = {}
@@ -95,24 +88,17 @@ def _grid(words: Sequence[str]) -> dict[str, tuple[str, ...]]:
                 f"--sweep: {word!r} is not allowed; allowed: KEY=VALUE,VALUE, or nothing (the paper's grid)"
             )
         if key == SEED:
-            raise ValueError(f"--sweep: {word!r} is not allowed; seeds are counted: --{SEED} FIRST --seeds N")
+            raise ValueError(f"--sweep: {word!r} is not allowed; use --{SEED} FIRST --seeds N for several seeds")
         parsed = [parse_settings(FinetuneConfig, [Setting("--sweep", key, value)])[key][0] for value in values]
         if any(isinstance(value, tuple) for value in parsed):
             raise ValueError(f"--sweep: {word!r} is not allowed; options that take a list are not swept")
         if key in grid or len(set(parsed)) < len(parsed):
-            raise ValueError(f"--sweep: {word!r} is not allowed; give every option once, and every value once")
+            raise ValueError(f"--sweep: {word!r} is not allowed; use every option once and every value once")
         grid[key] = tuple(str(value) for value in parsed)
     return grid
 
 
 def shared_settings(base: FinetuneConfig, cells: Sequence[Cell]) -> dict[str, object]:
-    """Return every option that the runs of a sweep do not change, by its name."""
+    """Return the values that the runs of a sweep share, by option."""
     swept = {key for cell in cells for key, _ in cell.settings} | {SEED}
-    values: dict[str, object] = {}
-    for name in field_types(FinetuneConfig):
-        if name not in swept:
-            found: object = base
-            for part in name.split("."):
-                found = getattr(found, part)
-            values[name] = list(found) if isinstance(found, tuple) else found
-    return values
+    return {key: value for key, value in flat_values(base).items() if key not in swept}

@@ -1,7 +1,7 @@
 """Support of the fields of ``ModelConfig`` by formats and kernels.
 
-A format or kernel has a table of the fields that it supports and of their values. A field that its table lacks is
-refused away from the default, so a new switch of the network is refused by name wherever nobody has added it.
+A format or kernel has a table of the fields and values that it supports. Other fields must have their default, so a
+new switch of the network is refused by name until it is in the table.
 """
 
 import dataclasses
@@ -19,7 +19,7 @@ SIZES: Supported = dict.fromkeys(
     ),
     ANY,
 )  # fmt: skip
-# Of what runs or stores the network itself.
+# Table of programs and formats that hold the network itself.
 EVERY_FIELD: Supported = {field.name: ANY for field in dataclasses.fields(ModelConfig)}
 
 

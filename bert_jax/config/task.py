@@ -1,15 +1,15 @@
-"""Options of a task: its kind, its files, and what single kinds of tasks have of their own.
+"""Options of a task: its kind, its files, and the options of single kinds of tasks.
 
-They say what the model's inputs, outputs and predictions are, in training and after it; how the task is learned
-stands in ``finetune``. The same rules as in ``schema``: frozen, hashable, validated when built; no jax import. An
-option names the kinds of tasks that have it (``only``); for the other kinds it does not exist. Labels and tags, if
-they are left open, are completed from the training records, so that the config beside a checkpoint holds them.
+They define the inputs, outputs and predictions of the model, in training and after it; ``finetune`` defines how the
+task is learned. The rules of ``schema`` apply: frozen, hashable, checked when built; no jax import. An option names
+the kinds of tasks that have it (``only``); for other kinds it does not exist. Empty labels and tags are replaced by
+those of the training records, so the config in a checkpoint holds them.
 """
 
 from dataclasses import dataclass
 from typing import Literal
 
-from bert_jax.config.schema import _require, _require_positive, _require_probability, only
+from bert_jax.config.schema import AtLeast0, Positive, Probability, Section, only, require
 from bert_jax.config.spec import Pooling
 
 # Options that select which other ones exist.
@@ -25,7 +25,7 @@ SentenceLoss = Literal["softmax", "cosine", "cosent", "triplet", "negatives", "s
 
 
 @dataclass(frozen=True, kw_only=True)
-class TaskConfig:
+class TaskConfig(Section, prefix="task."):
     """The task, and the model inputs of its texts."""
 
     # classification, regression, multi_label: of a text or pair. qa: answers in a passage. tagging: a tag per word.
@@ -39,33 +39,29 @@ class TaskConfig:
     max_length: int = 128
     # Remainder of a longer text: longest_first (a pair's longer side loses its end), head, tail, head_tail,
     # key_sentences (the most central ones, in order), windows (all of it, in several inputs; logits are averaged).
-    truncation: Truncation = only("longest_first", {KIND: CUT})  # noqa: RUF009 (a field)
+    truncation: Truncation = only("longest_first", {KIND: CUT})
     # Share of the tokens that head_tail takes from the head (Sun et al. 2019: 128 of 510).
     head_share: float = only(0.25, {KIND: CUT, TRUNCATION: ("head_tail",)})
     # Tokens that neighboring windows share.
-    window_overlap: int = only(32, {KIND: WHOLE, TRUNCATION: ("windows",)})
+    window_overlap: AtLeast0[int] = only(32, {KIND: WHOLE, TRUNCATION: ("windows",)})
     # Most windows of one text; 0: as many as it has.
-    max_windows: int = only(0, {KIND: WHOLE, TRUNCATION: ("windows",)})
+    max_windows: AtLeast0[int] = only(0, {KIND: WHOLE, TRUNCATION: ("windows",)})
     # The metric that chooses the best checkpoint; empty: the first one of the task.
     metric: str = ""
 
     def __post_init__(self) -> None:
-        _require(self.max_length >= 8, "task.max_length", self.max_length, "8 or more")
-        _require(
-            self.truncation != "windows" or self.kind in WHOLE or bool(self.module), "task.truncation",
-            self.truncation, f"one model input per text with task.kind {self.kind}",
-        )  # fmt: skip
-        _require(0 < self.head_share < 1, "task.head_share", self.head_share, "above 0, below 1")
-        for name in ("window_overlap", "max_windows"):
-            _require(getattr(self, name) >= 0, f"task.{name}", getattr(self, name), "0 or more")
-        _require(
-            self.truncation != "windows" or self.window_overlap <= self.max_length // 2, "task.window_overlap",
-            self.window_overlap, f"at most half of task.max_length ({self.max_length // 2})",
-        )  # fmt: skip
+        super().__post_init__()
+        self._require("max_length", self.max_length >= 8, "8 or more")
+        self._require("head_share", 0 < self.head_share < 1, "above 0, below 1")
+        if self.truncation == "windows":
+            allowed = f"one model input per text with task.kind {self.kind}"
+            self._require("truncation", self.kind in WHOLE or bool(self.module), allowed)
+            allowed = f"at most half of task.max_length ({self.max_length // 2})"
+            self._require("window_overlap", self.window_overlap <= self.max_length // 2, allowed)
 
 
 @dataclass(frozen=True, kw_only=True)
-class TaskDataConfig:
+class TaskDataConfig(Section, prefix="data."):
     """The files of a task."""
 
     # Folder that the file names below are relative to.
@@ -75,40 +71,41 @@ class TaskDataConfig:
     # Files to evaluate on; of several each is a split of its own, named after the file, and the first one chooses
     # the best checkpoint.
     dev: tuple[str, ...] = ()
-    # Files to predict; their labels, where there are any, are scored as well.
+    # Files to predict; predictions of records with labels are scored as well.
     test: tuple[str, ...] = ()
     # tsv (cut at tabs and \n only, no quoting), csv (RFC 4180), jsonl, conll (word and tag columns), squad (JSON),
     # slots (folders of seq.in, seq.out, label), snips (one file, word:slot ... <=> intent), clinc (parts of a JSON
     # file: FILE.json:train+oos_train), tfds (NAME[/CONFIG][:VERSION]:SPLIT); auto: by the file's name.
     format: Literal["auto", "tsv", "csv", "jsonl", "conll", "squad", "slots", "snips", "clinc", "tfds"] = "auto"
-    # Where in a line things are: ROLE=COLUMN, the column by name, or by number from 1 where the file has no header.
-    # Roles: id, text, text_pair, label, labels, negative and choice (may stand several times, in order),
-    # choice_prefix (stands before every choice), group, words, tags, answers. SPLIT:ROLE=COLUMN (train, dev, test)
-    # is for the files of that split, which then have no others. Empty: columns that have the roles' names.
+    # Columns of a line: ROLE=COLUMN, the column by name, or by number from 1 if the file has no header. Roles: id,
+    # text, text_pair, label, labels, negative and choice (may occur several times, in order), choice_prefix
+    # (precedes every choice), group, words, tags, answers. SPLIT:ROLE=COLUMN (train, dev, test) sets the columns of
+    # the files of one split, which then ignore the others. Empty: columns with the names of the roles.
     columns: tuple[str, ...] = ()
-    # Whether the first line names the columns; auto: when a column is given by name, or none is given.
+    # The first line names the columns; auto: true if data.columns is empty or names a column.
     header: Literal["auto", "true", "false"] = "auto"
     # Classes in id order, as the files write them; empty: those of the training files, sorted.
     labels: tuple[str, ...] = only(
         (), {KIND: ("classification", "multi_label", "choice", "joint", "sentence"), LOSS: ("softmax", "negatives")}
     )
-    # What the classes are called in exports and metrics; empty: as in the files. Predictions are as in the files.
+    # Names of the classes in exports and metrics; empty: as in the files. Predictions are as in the files.
     label_names: tuple[str, ...] = only((), {KIND: ("classification", "multi_label", "joint")})
     # Tags in id order; empty: those of the training files, sorted.
     tags: tuple[str, ...] = only((), {KIND: WORDS})
-    # Between several labels of one text (multi_label).
+    # Separator of several labels of one text (multi_label).
     label_separator: str = ","
-    # Share of the training records that becomes dev where there are no dev files.
-    dev_fraction: float = 0.0
-    # What the split keeps together: none, article (of passages), document, or sentence (no text on both sides).
+    # Share of the training records that becomes dev without dev files.
+    dev_fraction: Probability = 0.0
+    # Records that the split keeps together: none, article (of passages), document, or sentence (no text on both
+    # sides).
     group_by: Literal["none", "article", "document", "sentence"] = "none"
-    # Seed of that split and of train_limit.
-    split_seed: int = 0
+    # Seed of this split and of train_limit.
+    split_seed: AtLeast0[int] = 0
     # Train on this many records, drawn by split_seed; 0: all.
-    train_limit: int = 0
+    train_limit: AtLeast0[int] = 0
     # Evaluate on at most this many records of each split, the first ones; 0: all.
-    dev_limit: int = 0
-    # Vocabulary where the model has none or is not given; see pretraining's data.vocab.
+    dev_limit: AtLeast0[int] = 0
+    # Vocabulary, for a model without one and without --init_from; see data.vocab of pretraining.
     vocab: str = ""
     # Lower-case the text and strip accents; only with data.vocab.
     lower_case: bool = True
@@ -116,25 +113,19 @@ class TaskDataConfig:
     tfds_data_dir: str = ""
 
     def __post_init__(self) -> None:
-        _require_probability("data", self, "dev_fraction")
-        for name in ("train_limit", "dev_limit", "split_seed"):
-            _require(getattr(self, name) >= 0, f"data.{name}", getattr(self, name), "0 or more")
+        super().__post_init__()
         for name in ("labels", "label_names", "tags"):
             values = getattr(self, name)
-            _require(len(set(values)) == len(values), f"data.{name}", values, "every one once")
-        _require(
-            not self.label_names or len(self.label_names) == len(self.labels), "data.label_names",
-            self.label_names, f"one for each of data.labels ({len(self.labels)})",
-        )  # fmt: skip
-        _require(
-            not (self.dev and self.dev_fraction), "data.dev_fraction", self.dev_fraction,
-            "0 where data.dev is given",
-        )  # fmt: skip
+            self._require(name, len(set(values)) == len(values), "each value once")
+        number = len(self.labels)
+        one_each = len(self.label_names) in (0, number)
+        self._require("label_names", one_each, f"one for each of data.labels ({number})")
+        self._require("dev_fraction", not (self.dev and self.dev_fraction), "0 with data.dev")
         for column in self.columns:
             split, colon, rest = column.partition(":")
             role, equals, where = (rest if colon and split in SPLITS else column).partition("=")
             known = role in COLUMN_ROLES and equals and where
-            _require(bool(known), "data.columns", column, f"ROLE=COLUMN with a role of {', '.join(COLUMN_ROLES)}")
+            require(bool(known), "data.columns", column, f"ROLE=COLUMN with a role of {', '.join(COLUMN_ROLES)}")
 
 
 SPLITS = ("train", "dev", "test")
@@ -145,18 +136,18 @@ COLUMN_ROLES = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class QaConfig:
+class QaConfig(Section, prefix="qa."):
     """Extractive question answering (google-research/bert ``run_squad.py``)."""
 
     # Tokens between the starts of two windows of a passage.
-    doc_stride: int = 128
+    doc_stride: Positive[int] = 128
     # Tokens of the question that are kept.
-    max_query_length: int = 64
+    max_query_length: Positive[int] = 64
     # Longest answer in tokens.
-    max_answer_length: int = 30
+    max_answer_length: Positive[int] = 30
     # Candidates that are kept.
-    n_best: int = 20
-    # Whether a question may have no answer (SQuAD 2.0).
+    n_best: Positive[int] = 20
+    # A question may have no answer (SQuAD 2.0).
     no_answer: bool = False
     # No answer is predicted when its score is above the best answer's by more than this.
     null_threshold: float = 0.0
@@ -164,11 +155,9 @@ class QaConfig:
     scoring: Literal["english", "chinese"] = "english"
 
     def __post_init__(self) -> None:
-        _require_positive("qa", self, "doc_stride", "max_query_length", "max_answer_length", "n_best")
-        _require(
-            not self.no_answer or self.scoring == "english", "qa.scoring", self.scoring,
-            "english with qa.no_answer, questions without an answer have no other score",
-        )  # fmt: skip
+        super().__post_init__()
+        allowed = "english with qa.no_answer, the only score for questions without an answer"
+        self._require("scoring", not self.no_answer or self.scoring == "english", allowed)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -184,28 +173,24 @@ class TaggingConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class SentenceTaskConfig:
+class SentenceTaskConfig(Section, prefix="sentence."):
     """Sentence embeddings (Reimers and Gurevych 2019)."""
 
     # softmax: classes of (u, v, |u - v|). cosine: regression of the cosine. cosent: order of cosines. triplet: an
     # anchor nearer to its positive. negatives: the right one among all of the batch (of a microbatch, with
-    # accumulation), with hard negatives where given. simcse: each text against its own second pass.
+    # accumulation), and hard negatives, if any. simcse: each text against its own second pass.
     loss: SentenceLoss = "softmax"
     # How token outputs become one vector.
     pooling: Pooling = "mean"
     # Vectors are divided by their length.
     normalize: bool = False
     # Width of a hidden layer between (u, v, |u - v|) and the classes; 0: none.
-    hidden_size: int = only(0, {LOSS: ("softmax",)})
+    hidden_size: AtLeast0[int] = only(0, {LOSS: ("softmax",)})
     # Cosines are multiplied by this (cosent, negatives, simcse).
-    scale: float = only(20.0, {LOSS: ("cosent", "negatives", "simcse")})
+    scale: Positive[float] = only(20.0, {LOSS: ("cosent", "negatives", "simcse")})
     # Distance by which the positive must be nearer (triplet).
-    margin: float = only(5.0, {LOSS: ("triplet",)})
+    margin: Positive[float] = only(5.0, {LOSS: ("triplet",)})
     # Positive pairs are texts with the same label (negatives, triplet).
     pairs_from_classes: bool = only(False, {LOSS: ("negatives", "triplet")})
     # Labels of cosine and cosent are divided by this: the top of their scale.
-    label_scale: float = only(1.0, {LOSS: ("cosine", "cosent")})
-
-    def __post_init__(self) -> None:
-        _require_positive("sentence", self, "scale", "margin", "label_scale")
-        _require(self.hidden_size >= 0, "sentence.hidden_size", self.hidden_size, "0 or more")
+    label_scale: Positive[float] = only(1.0, {LOSS: ("cosine", "cosent")})

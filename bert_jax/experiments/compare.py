@@ -1,6 +1,6 @@
-"""Two fine-tuning runs on the same records: is one better, and how sure is that?
+"""Comparison of two fine-tuning runs on the same records: difference, interval and p-value of a metric.
 
-Everything comes of ``config.yaml`` and ``predictions_SPLIT.jsonl``; no model is read.
+The only sources are ``config.yaml`` and ``predictions_SPLIT.jsonl``; no model is read.
 """
 
 import dataclasses
@@ -22,16 +22,17 @@ from bert_jax.tasks.registry import TASKS
 from bert_jax.tasks.task import Prediction, Task
 from bert_jax.tokenization import Tokenizer
 
-# Metrics of which a record has 0 or 1.
+# Metrics whose value for one record is 0 or 1.
 RIGHT_OR_WRONG = ("accuracy", "triplet_accuracy", "precision@1")
-# Options that decide what predictions and metrics are.
+# Options that determine the form of predictions and the metrics.
 _READ = ("task.kind", "task.module", "task.metric", "data.labels", "data.label_names", "sentence.loss")
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """Metric values of both runs over ``records`` records, a - b with its 95% interval, the two-sided p-value of
-    ``test``. ``only_a`` and ``only_b``: records that one run alone has right, for McNemar's test."""
+    """Metric values of both runs over ``records`` records, their difference a - b with its 95% interval, and the
+    two-sided p-value of ``test``. ``only_a`` and ``only_b``: records that one run alone has right, for McNemar's
+    test."""
 
     a: str
     b: str
@@ -58,7 +59,7 @@ class Comparison:
 class _Run:
     name: str
     task: Task
-    # By the records' ids.
+    # By record id.
     records: dict[str, Record]
     predictions: dict[str, Prediction]
 
@@ -69,10 +70,10 @@ def compare(
 ) -> Comparison:  # fmt: skip
     """Compare the runs of two workdirs on the labeled records of ``split``.
 
-    ``metric``: a name of metrics.json; None: ``task.metric`` of the first run, else its task's first one. Accuracy
-    is tested by McNemar's exact test, other metrics by the paired bootstrap, which gives all intervals. Raises
-    ``ValueError`` for runs of different tasks, labels or records, and for a task whose predictions do not say what
-    was right.
+    ``metric``: a name of metrics.json; None: ``task.metric`` of the first run, else the first metric of its task.
+    The p-value of accuracy is that of McNemar's exact test, of other metrics that of the paired bootstrap, as are
+    all intervals. Raises ``ValueError`` for runs of different tasks, labels or records, and for a task whose
+    predictions lack the correct answers.
     """
     if resamples < 1:
         raise ValueError(f"resamples: {resamples} is not allowed; allowed: 1 or more")
@@ -83,52 +84,49 @@ def compare(
     everyone = list(a.records)
     ids = [everyone[i] for i in a.task.scored(list(a.records.values()))]
     if not ids:
-        raise ValueError(f"{a.name}: split {split} has no labels; choose one that has")
+        raise ValueError(f"{a.name}: split {split} has no labels; use a split with labels")
     scores_a, scores_b = ({score.name: score for score in _scores(a.task, run, ids)} for run in (a, b))
     name = metric or a.task.config.task.metric or next(iter(scores_a))
     if name not in scores_a or name not in scores_b:
         allowed = ", ".join(each for each in scores_a if each in scores_b)
         raise ValueError(f"metric: {name!r} is not measured; allowed: {allowed}")
     score_a, score_b, n = scores_a[name], scores_b[name], len(ids)
-    found = paired_bootstrap(score_a, score_b, n, seed, resamples)
-    p_value, test, only_a, only_b = found.p_value, "paired bootstrap", None, None
+    bootstrap = paired_bootstrap(score_a, score_b, n, seed, resamples)
+    p_value, test, only_a, only_b = bootstrap.p_value, "paired bootstrap", None, None
     if name in RIGHT_OR_WRONG:
         only_a, only_b, p_value = mcnemar(_right(score_a, n), _right(score_b, n))
         test = "McNemar, exact"
     return Comparison(
-        str(first), str(second), split, name, n, value(score_a, n), value(score_b, n), found.difference, found.low,
-        found.high, p_value, test, only_a, only_b,
+        str(first), str(second), split, name, n, value(score_a, n), value(score_b, n), bootstrap.difference,
+        bootstrap.low, bootstrap.high, p_value, test, only_a, only_b,
     )  # fmt: skip
 
 
-def table(found: Comparison) -> list[str]:
-    """The comparison as lines for a person."""
+def table(result: Comparison) -> list[str]:
+    """Return the comparison as lines of text."""
     only = ""
-    if found.only_a is not None:
-        only = f"; right in A alone {found.only_a:,}, in B alone {found.only_b:,}"
-    heads = ("metric", "A", "B", "A - B", "95% interval", "p")
-    interval = f"[{found.low:+.4f}, {found.high:+.4f}]"
-    p_value = "< 0.0001" if found.p_value < 1e-4 else f"{found.p_value:.4f}"
-    cells = (
-        found.metric,
-        f"{found.value_a:.4f}",
-        f"{found.value_b:.4f}",
-        f"{found.difference:+.4f}",
-        interval,
-        p_value,
-    )
-    widths = [max(len(head), len(cell)) for head, cell in zip(heads, cells, strict=True)]
-    rows = ["  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)) for row in (heads, cells)]
+    if result.only_a is not None:
+        only = f"; right in A alone {result.only_a:,}, in B alone {result.only_b:,}"
+    cells = {
+        "metric": result.metric,
+        "A": f"{result.value_a:.4f}",
+        "B": f"{result.value_b:.4f}",
+        "A - B": f"{result.difference:+.4f}",
+        "95% interval": f"[{result.low:+.4f}, {result.high:+.4f}]",
+        "p": "< 0.0001" if result.p_value < 1e-4 else f"{result.p_value:.4f}",
+    }
+    widths = [max(len(head), len(cell)) for head, cell in cells.items()]
+    rows = [map(str.ljust, row, widths) for row in (cells, cells.values())]
     return [
-        f"A: {found.a}",
-        f"B: {found.b}",
-        f"{found.split}: {found.records:,} records; p by {found.test}{only}",
-        *(row.rstrip() for row in rows),
+        f"A: {result.a}",
+        f"B: {result.b}",
+        f"{result.split}: {result.records:,} records; p by {result.test}{only}",
+        *("  ".join(row).rstrip() for row in rows),
     ]
 
 
 def _right(score: Score, n: int) -> np.ndarray:
-    """bool[n]: the metric of each record alone."""
+    """Return bool[n]: True for each record whose metric is 1."""
     return np.array([score.of(np.array([record])) for record in range(n)]) == 1
 
 
@@ -139,16 +137,16 @@ def _scores(task: Task, run: _Run, ids: Sequence[str]) -> list[Score]:
 def _check_alike(a: _Run, b: _Run) -> None:
     kind, other = (run.task.config.task.kind for run in (a, b))
     if kind != other:
-        raise ValueError(f"{a.name} is of {kind}, {b.name} of {other}; compare runs of one task")
+        raise ValueError(f"{a.name}: task.kind {kind}, but {b.name} has {other}; compare runs of one task")
     labels = [sorted(run.task.config.data.labels) for run in (a, b)]
     if labels[0] != labels[1]:
-        said = " and ".join(", ".join(each[:10]) for each in labels)
-        raise ValueError(f"{a.name} and {b.name} have different labels: {said}; compare runs of the same ones")
+        both = " and ".join(", ".join(each[:10]) for each in labels)
+        raise ValueError(f"{a.name} and {b.name} have different labels: {both}; compare runs with equal labels")
     for one, two in ((a, b), (b, a)):
         missing = next((each for each in one.records if each not in two.records), None)
         if missing is not None:
             raise ValueError(
-                f"{two.name}: the record {missing!r} of {one.name} is not there "
+                f"{two.name}: lacks the record {missing!r} of {one.name} "
                 f"({len(two.records):,} and {len(one.records):,} records); compare runs on the same records"
             )
     for each, record in a.records.items():
@@ -168,30 +166,30 @@ def _read_run(workdir: Location, split: str) -> _Run:
     if config.task.module or kind not in _READERS:
         what = f"task.module {config.task.module}" if config.task.module else f"task.kind {kind}"
         raise ValueError(
-            f"{workdir}: the predictions of {what} do not say what was right, so they cannot be compared; allowed: "
+            f"{workdir}: the predictions of {what} lack the correct answers, so they cannot be compared; allowed: "
             f"{', '.join(_READERS)}"
         )
-    # Metrics need the labels alone, of which the config has all.
+    # Metrics need only the labels, and the config has all of them.
     task = TASKS[kind](config, cast(Tokenizer, None))
     records: dict[str, Record] = {}
     predictions: dict[str, Prediction] = {}
     for where, line in read_predictions(workdir, split):
         record = _record(line, config, where)
         if record.id in records:
-            raise ValueError(f"{where}: the record {record.id!r} occurs twice; ids must tell records apart")
+            raise ValueError(f"{where}: the record {record.id!r} occurs twice; every id must occur once")
         records[record.id], predictions[record.id] = record, line
     return _Run(str(workdir), task, records, predictions)
 
 
 def _record(line: Mapping[str, Any], config: FinetuneConfig, where: str) -> Record:
-    """The record, as far as the task's metrics read it, from its line of predictions."""
+    """Return the record of a line of predictions, with the fields that the metrics of the task read."""
     kind, labels = config.task.kind, config.data.labels
     reader, fields = _READERS[kind]
-    found = reader(line, labels) if isinstance(line.get("id"), str) else None
-    if found is None:
+    record = reader(line, labels) if isinstance(line.get("id"), str) else None
+    if record is None:
         shown = json.dumps(line, ensure_ascii=False)[:80]
-        raise ValueError(f"{where}: {shown} is no prediction of {kind}; it has id, {fields}")
-    return dataclasses.replace(found, id=line["id"], source=where)
+        raise ValueError(f"{where}: {shown} is not a prediction of {kind}; required: id, {fields}")
+    return dataclasses.replace(record, id=line["id"], source=where)
 
 
 def _class(line: Mapping[str, Any], labels: tuple[str, ...]) -> Record | None:
@@ -205,7 +203,7 @@ def _classes(line: Mapping[str, Any], labels: tuple[str, ...]) -> Record | None:
     lists = isinstance(gold, list) and isinstance(predicted, list)
     if not (lists and all(one in labels for one in (*gold, *predicted)) and _has_probabilities(line, labels)):
         return None
-    # In the order of the files; the metrics read the set.
+    # The metrics ignore the order.
     return Record(id="", source="", labels=tuple(sorted(gold)) if "gold" in line else None)
 
 
@@ -223,7 +221,7 @@ def _choice(line: Mapping[str, Any], labels: tuple[str, ...]) -> Record | None:
 
 
 def _pair(line: Mapping[str, Any], labels: tuple[str, ...]) -> Record | None:
-    """Of sentence embeddings: the fields decide how records are scored (``SentenceTask.scores``)."""
+    """Read a prediction of sentence embeddings; its fields determine the score (``SentenceTask.scores``)."""
     gold = line.get("gold")
     is_triplet, is_class = "cosine_negative" in line, gold in labels and "label" in line
     fits = gold is None or isinstance(gold, str)
@@ -233,7 +231,7 @@ def _pair(line: Mapping[str, Any], labels: tuple[str, ...]) -> Record | None:
     fits &= not is_triplet or "cosine" in line
     if not fits:
         return None
-    # A text alone is neither right nor wrong.
+    # A single text has no correct answer.
     pair = "" if is_triplet or "rank" in line else None
     return Record(id="", source="", label=gold, text_pair=pair, negatives=("",) if is_triplet else ())
 

@@ -1,4 +1,4 @@
-"""Files for GLUE's leaderboard (Wang et al. 2018; gluebenchmark.com/faq), of what runs predicted for its test sets.
+"""Files for the GLUE leaderboard (Wang et al. 2018; gluebenchmark.com/faq) from predictions of runs.
 
 Every file has the header ``index<TAB>prediction`` and a line for each record of the official test set.
 """
@@ -18,14 +18,14 @@ _BINARY, _TWO, _THREE = ("0", "1"), ("entailment", "not_entailment"), ("entailme
 
 
 class GlueFile(NamedTuple):
-    """The file of a test set: its name without .tsv, the records of the set, its classes (none: a value)."""
+    """The file of a test set: name without .tsv, number of records, classes (empty: the prediction is a value)."""
 
     name: str
     records: int
     classes: tuple[str, ...] = ()
 
 
-# By task.name of the recipes, then by the split that they call it.
+# By task.name and split of the recipes.
 FILES = {
     "cola": {"test": GlueFile("CoLA", 1_063, _BINARY)},
     "sst2": {"test": GlueFile("SST-2", 1_821, _BINARY)},
@@ -46,11 +46,11 @@ _LEAST, _LARGEST = 0.0, 5.0
 
 
 def write_submission(workdirs: Iterable[Location], output: Path) -> list[str]:
-    """Write a file for every test set that ``workdirs`` have predictions of, and ``submission.zip`` of these files.
+    """Write a file for every test set with predictions in ``workdirs``, and ``submission.zip`` of these files.
 
-    Nothing is written before all is checked. Returns what to say, with the files that the leaderboard still needs.
-    Raises ``ValueError`` for a run of no task of GLUE, or without predictions of its test sets, and for predictions
-    that are not one for each record: an index missing, twice or too many, another class than the leaderboard's.
+    All predictions are checked before a file is written. Returns lines to print, with the names of missing files.
+    Raises ``ValueError`` for a run of another task than GLUE's or without predictions of its test sets, for an
+    index that is missing, repeated or too large, and for a class that the leaderboard does not have.
     """
     files: dict[str, str] = {}
     sources: dict[str, Location] = {}
@@ -58,10 +58,9 @@ def write_submission(workdirs: Iterable[Location], output: Path) -> list[str]:
         task = read_options(workdir, ("task.kind", "task.name")).task.name
         if task not in FILES:
             raise ValueError(f"{workdir}: task.name {task!r} is no task of GLUE; allowed: {', '.join(FILES)}")
-        there = predicted_splits(workdir)
-        splits = FILES[task]
-        # Without any of them the error of the first names the splits that exist.
-        for split in [each for each in splits if each in there] or list(splits)[:1]:
+        predicted, splits = predicted_splits(workdir), FILES[task]
+        # If no split has predictions, the error for the first one names the splits that have.
+        for split in [each for each in splits if each in predicted] or list(splits)[:1]:
             name = splits[split].name
             if name in sources:
                 raise ValueError(f"{workdir}: {name}.tsv is that of {sources[name]} already; give one of the two")
@@ -75,44 +74,45 @@ def write_submission(workdirs: Iterable[Location], output: Path) -> list[str]:
             archive.writestr(f"{name}.tsv", text)
     wanted = [one.name for splits in FILES.values() for one in splits.values()]
     missing = [name for name in wanted if name not in files]
-    said = [f"{output / name}.tsv: {text.count(chr(10)) - 1:,} predictions" for name, text in files.items()]
+    lines = [f"{output / name}.tsv: {text.count(chr(10)) - 1:,} predictions" for name, text in files.items()]
     lacks = f", not ready to upload: the leaderboard wants {', '.join(missing)} too" if missing else ""
-    return [*said, f"{output / ZIP}: {len(files)} of {len(wanted)} files{lacks}"]
+    return [*lines, f"{output / ZIP}: {len(files)} of {len(wanted)} files{lacks}"]
 
 
 def _file(workdir: Location, split: str, wanted: GlueFile) -> str:
-    """The file of a test set: its predictions in the order of their indices."""
+    """Return the text of a file: the predictions in the order of their indices."""
     last = wanted.records - 1
     numbers = {str(number): number for number in range(wanted.records)}
-    found: list[str | None] = [None] * wanted.records
+    answers: list[str | None] = [None] * wanted.records
     for where, line in read_predictions(workdir, split):
         identity = line.get("id")
         number = numbers.get(identity) if isinstance(identity, str) else None
-        if number is None or found[number] is not None:
-            wrong = "is none of" if number is None else "stands twice among"
+        if number is None or answers[number] is not None:
+            wrong = "is not allowed" if number is None else "occurs twice"
             raise ValueError(
-                f"{where}: index {identity!r} {wrong} those of {wanted.name}; allowed: 0 to {last:,}, each once, "
-                "as in GLUE's test file"
+                f"{where}: index {identity!r} {wrong} in {wanted.name}; allowed: 0 to {last:,}, each once, "
+                "as in the test file of GLUE"
             )
-        found[number] = _answer(line.get("label" if wanted.classes else "value"), wanted, where)
-    lacking = [number for number, answer in enumerate(found) if answer is None]
-    if lacking:
+        answers[number] = _answer(line.get("label" if wanted.classes else "value"), wanted, where)
+    if None in answers:
         raise ValueError(
-            f"{workdir}: {wanted.records - len(lacking):,} predictions of {split}, {wanted.name} has "
-            f"{wanted.records:,}: index {lacking[0]} is missing; predict all of GLUE's test file"
+            f"{workdir}: {wanted.records - answers.count(None):,} predictions of {split}, but {wanted.name} has "
+            f"{wanted.records:,}: index {answers.index(None)} is missing; predict the whole test file of GLUE"
         )
-    return "".join(["index\tprediction\n", *(f"{number}\t{answer}\n" for number, answer in enumerate(found))])
+    return "".join(["index\tprediction\n", *(f"{number}\t{answer}\n" for number, answer in enumerate(answers))])
 
 
 def _answer(prediction: Any, wanted: GlueFile, where: str) -> str:
-    """A prediction as the leaderboard writes it; values are moved into STS-B's range."""
+    """Return a prediction in the form of the leaderboard; values are clipped to the range of STS-B."""
     if wanted.classes:
         if prediction not in wanted.classes:
             raise ValueError(
                 f"{where}: prediction {prediction!r} is not a class of {wanted.name}; allowed: "
-                f"{', '.join(wanted.classes)}; train on GLUE's files"
+                f"{', '.join(wanted.classes)}; train on the files of GLUE"
             )
         return str(prediction)
     if isinstance(prediction, bool) or not isinstance(prediction, int | float) or not math.isfinite(prediction):
-        raise ValueError(f"{where}: prediction {prediction!r} of {wanted.name} is not a finite number")
+        raise ValueError(
+            f"{where}: prediction {prediction!r} of {wanted.name} is not allowed; allowed: a finite number"
+        )
     return f"{min(max(prediction, _LEAST), _LARGEST):.6f}"

@@ -1,13 +1,15 @@
-"""Several fine-tuning runs of one command: every one in a workdir of its own, and a table of what they reached.
+"""Sweeps: several fine-tuning runs of one command, each in its own workdir, and a table of their results.
 
-WORKDIR/runs/NAME is a run like any other. What is finished is not run again, so a sweep that was killed goes on,
-and several processes on one WORKDIR share the runs. The table is made from the runs' metrics.json alone.
+WORKDIR/runs/NAME is the workdir of a run. Finished runs are not repeated, so a killed sweep continues, and several
+processes on one WORKDIR share the runs. The only source of the table is metrics.json of the runs.
 """
 
 import contextlib
 import gc
 import io
+import itertools
 import json
+import operator
 import shutil
 import statistics
 import time
@@ -38,20 +40,20 @@ def run_sweep(
     stop: StopRequest,
     host_timeout: float,
 ) -> int:
-    """Make every run of ``cells`` that is not finished, and write the table. Returns the exit code.
+    """Do every run of ``cells`` that is not finished, and write the table. Returns the exit code.
 
     Args:
-        base: what the runs share.
-        train: trains in a folder, given further arguments of the command line.
+        base: the options that the runs share.
+        train: trains in a folder, with further arguments of the command line.
 
     Raises:
-        ValueError: ``workdir`` holds a sweep of other settings, or a run cannot be made.
-        exits.Stop: the sweep was asked to end.
+        ValueError: ``workdir`` holds a sweep of other settings, or a run is not possible.
+        exits.Stop: a signal ended the sweep.
     """
     if hosts.is_lead():
         with _alone(workdir):
             _same_sweep(workdir / SHARED, {"init_from": init_from, **shared_settings(base, cells)})
-    # One cache for all: runs that differ in their seeds compile once.
+    # One cache for all runs: those that differ only in their seeds compile once.
     compiled = base.training.compilation_cache or str(workdir.absolute() / "compilation_cache")
     taken, failed = 0, 0
     for number, cell in enumerate(cells):
@@ -81,8 +83,8 @@ def run_sweep(
     if hosts.is_lead():
         with _alone(workdir):
             write_results(base, cells, workdir)
-        left = f"; {taken} are run by another process, which completes the table" if taken else ""
-        left += f"; {failed} ended early and stay in the table without values" if failed else ""
+        left = f"; another process does {taken} of them and completes the table" if taken else ""
+        left += f"; {failed} ended early and have no values in the table" if failed else ""
         _say(f"{len(cells) - taken - failed} of {len(cells)} runs{left}; {workdir / TABLE}:")
         _say((workdir / TABLE).read_text(encoding="utf-8"))
     return exits.NON_FINITE if failed else exits.OK
@@ -90,11 +92,11 @@ def run_sweep(
 
 @contextlib.contextmanager
 def _alone(workdir: Path) -> Iterator[None]:
-    """Hold the sweep's own files, as the other processes do for moments; ``FolderTaken`` after a minute."""
+    """Hold the files of the sweep, which other processes hold for moments; raise ``FolderTaken`` after a minute."""
     with contextlib.ExitStack() as held:
         for tries in range(600, -1, -1):
             try:
-                held.enter_context(hold_folder(workdir, "a run is using this workdir; give another --workdir"))
+                held.enter_context(hold_folder(workdir, "a run is using this workdir; use another --workdir"))
                 break
             except FolderTaken:
                 if not tries:
@@ -130,7 +132,7 @@ def _same_sweep(path: Path, now: dict[str, Any]) -> None:
         raise ValueError(
             f"{path.parent}: holds runs with other settings ({'; '.join(changed)}); set another --workdir"
         )
-    if any(key not in before for key in now):  # what an earlier command swept, and this one does not
+    if any(key not in before for key in now):  # an earlier command swept this option, and this one does not
         write_whole(path, f"{json.dumps({**before, **now}, indent=1, ensure_ascii=False)}\n")
 
 
@@ -143,8 +145,8 @@ def _say(text: str) -> None:
 
 
 def write_results(base: FinetuneConfig, cells: Sequence[Cell], workdir: Path) -> None:
-    """Write sweep.md, sweep.json and sweep.png from the finished runs; the same runs give the same bytes."""
-    found = []
+    """Write sweep.md, sweep.json and sweep.png from the finished runs; equal runs give equal bytes."""
+    results = []
     for cell in cells:
         entries = read_results(workdir / RUNS / cell.name)
         splits = {
@@ -153,27 +155,23 @@ def write_results(base: FinetuneConfig, cells: Sequence[Cell], workdir: Path) ->
         }
         chosen = next((entry["chosen_by"] for entry in entries if "chosen_by" in entry), None)
         run = {"run": cell.name, "settings": dict(cell.settings), "seed": cell.seed}
-        found.append({**run, "chosen_by": chosen, "metrics": splits})
-    write_whole(workdir / DATA, f"{json.dumps(found, indent=1, ensure_ascii=False)}\n")
-    done = [one for one in found if one["metrics"]]
+        results.append({**run, "chosen_by": chosen, "metrics": splits})
+    write_whole(workdir / DATA, f"{json.dumps(results, indent=1, ensure_ascii=False)}\n")
+    done = [run for run in results if run["metrics"]]
     if not done:
         write_whole(workdir / TABLE, "No run is finished.\n")
         return
     metric, higher = done[0]["chosen_by"]["metric"], done[0]["chosen_by"]["higher_is_better"]
     splits = [name for name in done[0]["metrics"] if metric in done[0]["metrics"][name]]
-    write_whole(workdir / TABLE, _table(found, splits, metric, higher))
-    rows = [(_label(settings), _values(runs, splits[0], metric)) for settings, runs in _groups(found)]
+    write_whole(workdir / TABLE, _table(results, splits, metric, higher))
+    rows = [(_label(settings), _values(runs, splits[0], metric)) for settings, runs in _groups(results)]
     write_whole(workdir / IMAGE, draw_points(rows, f"{base.name}: {metric} on {splits[0]}"))
 
 
-def _groups(found: Sequence[dict[str, Any]]) -> list[tuple[dict[str, str], list[dict[str, Any]]]]:
-    """Runs that differ in their seeds only, in the order of the sweep."""
-    groups: list[tuple[dict[str, str], list[dict[str, Any]]]] = []
-    for one in found:
-        if not groups or groups[-1][0] != one["settings"]:
-            groups.append((one["settings"], []))
-        groups[-1][1].append(one)
-    return groups
+def _groups(results: Sequence[dict[str, Any]]) -> list[tuple[dict[str, str], list[dict[str, Any]]]]:
+    """Return (settings, runs) for runs that differ in their seeds only, in the order of the sweep."""
+    groups = itertools.groupby(results, operator.itemgetter("settings"))
+    return [(settings, list(runs)) for settings, runs in groups]
 
 
 def _values(runs: Sequence[dict[str, Any]], split: str, metric: str) -> list[float]:
@@ -185,29 +183,29 @@ def _label(settings: dict[str, str]) -> str:
     return ", ".join(f"{key.rpartition('.')[2]} {value}" for key, value in settings.items()) or "all seeds"
 
 
-def _table(found: Sequence[dict[str, Any]], splits: Sequence[str], metric: str, higher: bool) -> str:
-    """Markdown: a line for every setting, mean, standard deviation and best over its seeds; the best in bold."""
+def _table(results: Sequence[dict[str, Any]], splits: Sequence[str], metric: str, higher: bool) -> str:
+    """Return Markdown with mean, standard deviation and best over the seeds of each setting, the best mean in
+    bold."""
     sign = 1 if higher else -1
-    groups = _groups(found)
+    groups = _groups(results)
     first = splits[0]
-    means = [statistics.fmean(values) if (values := _values(runs, first, metric)) else None for _, runs in groups]
-    best_mean = max((sign * mean for mean in means if mean is not None), default=None)
+    means = [_mean(_values(runs, first, metric)) for _, runs in groups]
+    best_mean = max((mean for mean in means if mean is not None), key=lambda mean: sign * mean, default=None)
     columns = [key.rpartition(".")[2] for key in groups[0][0]]
     head = [*columns, "seeds", f"{first} {metric}", "sd", "best", *(f"{split} {metric}" for split in splits[1:])]
     lines = [_row(head), _row(["---"] * len(head))]
     for (settings, runs), mean in zip(groups, means, strict=True):
         values = _values(runs, first, metric)
-        shown = "-" if mean is None else f"{mean:.4f}"
-        if mean is not None and sign * mean == best_mean and len(groups) > 1:
-            shown = f"**{shown}**"
-        spread = f"{statistics.stdev(values):.4f}" if len(values) > 1 else "-"
-        top = f"{sign * max(sign * value for value in values):.4f}" if values else "-"
-        others = [_mean(_values(runs, split, metric)) for split in splits[1:]]
+        is_best = mean is not None and mean == best_mean and len(groups) > 1
+        shown = f"**{_figure(mean)}**" if is_best else _figure(mean)
+        spread = _figure(statistics.stdev(values) if len(values) > 1 else None)
+        top = _figure(max(values, key=lambda value: sign * value, default=None))
+        others = [_figure(_mean(_values(runs, split, metric))) for split in splits[1:]]
         lines.append(_row([*settings.values(), str(len(values)), shown, spread, top, *others]))
-    scored = [(sign * values[0], one["run"]) for one in found if (values := _values([one], first, metric))]
+    scored = [(values[0], run["run"]) for run in results if (values := _values([run], first, metric))]
     if scored:
-        value, name = max(scored, key=lambda pair: pair[0])
-        lines += ["", f"Best run: {RUNS}/{name} ({sign * value:.4f}). sd: standard deviation over the seeds."]
+        value, name = max(scored, key=lambda pair: sign * pair[0])
+        lines += ["", f"Best run: {RUNS}/{name} ({_figure(value)}). sd: standard deviation over the seeds."]
     return "\n".join(lines) + "\n"
 
 
@@ -215,12 +213,16 @@ def _row(values: Sequence[str]) -> str:
     return f"| {' | '.join(values)} |"
 
 
-def _mean(values: Sequence[float]) -> str:
-    return f"{statistics.fmean(values):.4f}" if values else "-"
+def _mean(values: Sequence[float]) -> float | None:
+    return statistics.fmean(values) if values else None
+
+
+def _figure(value: float | None) -> str:
+    return "-" if value is None else f"{value:.4f}"
 
 
 def draw_points(rows: Sequence[tuple[str, Sequence[float]]], title: str) -> bytes:
-    """A PNG: a line for each of ``rows`` (label, values), a point for each value and a bar at their mean."""
+    """Return a PNG with a line for each of ``rows`` (label, values): points for values and a bar at their mean."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 

@@ -55,7 +55,6 @@ def training_programs(resolved: ResolvedTask, model: BertModel, mesh: Mesh) -> T
         optimizer = dataclasses.replace(optimizer, frozen=(*optimizer.frozen, "embeddings", "encoder"))
     return make_programs(
         TaskObjective(resolved.task, config, model),
-        with_start=config.stores_start_params,
         lr_multipliers=lr_multipliers(optimizer, *parts),
         unfreeze_updates=unfreeze_updates(optimizer, *parts),
         decay_toward_start=config.optimizer.decay_to_start,

@@ -1,11 +1,11 @@
 """Logical axis names, their mapping to mesh axes, and the checked way to use them.
 
 Flax's own logical axes fail silently (a misspelt name replicates, a constraint outside a mesh is a no-op), so
-names come from one closed set, an unknown one raises, and the rules are a frozen value derived from the mesh.
+names come from one closed set, and an unknown one raises.
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -39,47 +39,44 @@ Axes = tuple[str | None, ...]
 
 
 def to_spec(axes: Axes, shape: Sequence[int], sizes: Mapping[str, int]) -> PartitionSpec:
-    """Mesh axes of an array with the given logical ``axes``; raises ``ValueError`` on an unknown name.
+    """Return the mesh axes of an array with logical ``axes``; raises ``ValueError`` for an unknown name.
 
-    ``sizes`` are those of the mesh axes. An axis that does not divide its dimension falls to the next one that
-    may be cut and divides; where there is none the array is replicated over it.
+    ``sizes`` are those of the mesh axes. A mesh axis that does not divide the dimension of its logical axis cuts
+    the first other dimension that may be cut and that it divides; without one, the array is replicated over it.
     """
     assert len(axes) == len(shape), (axes, tuple(shape))
     check_axes(axes)
-    placed: list[list[str]] = [[] for _ in axes]
-    size = [int(n) for n in shape]
-    used: set[str] = set()
+    placed: list[tuple[str, ...]] = [()] * len(axes)
+    left = list(shape)
     for dim, axis in enumerate(axes):
         for mesh_axis in RULES[axis] if axis else ():
             count = sizes[mesh_axis]
-            if mesh_axis in used or count == 1:
+            if count == 1 or any(mesh_axis in names for names in placed):
                 continue
-            candidates = [dim, *(d for d, a in enumerate(axes) if d != dim and a and not a.startswith("act_"))]
-            fallback = candidates if not axis.startswith("act_") else [dim]
-            for target in fallback:
-                if (
-                    axes[target] != "layers"
-                    and size[target] % count == 0
-                    and not (target != dim and placed[target])
-                ):
-                    placed[target].append(mesh_axis)
-                    size[target] //= count
-                    used.add(mesh_axis)
+            others = [d for d, a in enumerate(axes) if a not in (None, "layers") and d != dim and not placed[d]]
+            for target in [dim] if axis.startswith("act_") else [dim, *others]:
+                if left[target] % count == 0:
+                    placed[target] += (mesh_axis,)
+                    left[target] //= count
                     break
-    return PartitionSpec(*(tuple(p) if len(p) > 1 else (p[0] if p else None) for p in placed))
+    return _to_spec(placed)
+
+
+def _to_spec(placed: Iterable[tuple[str, ...]]) -> PartitionSpec:
+    return PartitionSpec(*(names if len(names) > 1 else (names[0] if names else None) for names in placed))
 
 
 def check_axes(axes: Axes) -> None:
-    """Raises ``ValueError`` on an unknown logical axis."""
+    """Raise ``ValueError`` for an unknown logical axis."""
     for axis in axes:
         if axis is not None and axis not in RULES:
             raise ValueError(f"unknown logical axis {axis!r}; allowed: {', '.join(RULES)}")
 
 
 def automatic_axes(mesh: Mesh | None) -> frozenset[str]:
-    """Mesh axes of more than one device that the compiler cuts arrays over by itself at this point of a program.
+    """Return the mesh axes of more than one device over which the compiler cuts arrays at this point of a program.
 
-    Inside ``jax.shard_map`` the axes that it maps over are missing: there an array is what one part holds.
+    Inside ``jax.shard_map`` its axes are missing: an array there is the part of one device along them.
     """
     if mesh is None:
         return frozenset()
@@ -88,23 +85,19 @@ def automatic_axes(mesh: Mesh | None) -> frozenset[str]:
 
 
 def constrain(x: jax.Array, axes: Axes, mesh: Mesh | None) -> jax.Array:
-    """Tell the compiler how activation ``x`` is cut. Without a mesh (one device) only the names are checked."""
+    """Constrain activation ``x`` to the sharding of its ``axes``. Without a mesh only the names are checked."""
     check_axes(axes)
     assert len(axes) == x.ndim, (axes, x.shape)
     if mesh is None or not automatic_axes(mesh):
         return x
-    return jax.lax.with_sharding_constraint(x, sharding_here(mesh, to_spec(axes, x.shape, sizes_here(mesh))))
+    free = automatic_axes(mesh)
+    sizes = {axis: size if axis in free else 1 for axis, size in mesh.shape.items()}
+    return jax.lax.with_sharding_constraint(x, sharding_here(mesh, to_spec(axes, x.shape, sizes)))
 
 
 def axis_names(part: Any) -> tuple[str, ...]:
-    """Mesh axes of one entry of a ``PartitionSpec``."""
+    """Return the mesh axes of one entry of a ``PartitionSpec``."""
     return () if part is None else (part,) if isinstance(part, str) else tuple(part)
-
-
-def sizes_here(mesh: Mesh) -> dict[str, int]:
-    """Size of every mesh axis, 1 for those that are not :func:`automatic_axes`."""
-    free = automatic_axes(mesh)
-    return {axis: size if axis in free else 1 for axis, size in mesh.shape.items()}
 
 
 def sharding_here(mesh: Mesh, spec: PartitionSpec) -> NamedSharding:
@@ -114,7 +107,8 @@ def sharding_here(mesh: Mesh, spec: PartitionSpec) -> NamedSharding:
 
 
 def constrain_tree(tree: Any, shardings: Any, mesh: Mesh | None) -> Any:
-    """``tree`` of arrays laid out as ``shardings`` say, over those of their mesh axes that are automatic here."""
+    """Constrain a tree of arrays to ``shardings``, over those of their mesh axes that are
+    :func:`automatic_axes`."""
     free = automatic_axes(mesh)
 
     def one(x: jax.Array, sharding: NamedSharding) -> jax.Array:
@@ -126,14 +120,15 @@ def constrain_tree(tree: Any, shardings: Any, mesh: Mesh | None) -> Any:
 
 
 def with_logical_axes(initializer: Callable[..., Any], axes: Axes) -> Callable[..., Any]:
-    """``initializer`` whose parameter carries its logical axes; raises ``ValueError`` on an unknown name."""
+    """Return ``initializer`` whose parameter carries its logical axes; raises ``ValueError`` for an unknown
+    name."""
     check_axes(axes)
     return nn.with_partitioning(initializer, axes)
 
 
 def over_replicas(spec: PartitionSpec, axes: Axes, shape: Sequence[int], sizes: Mapping[str, int]) -> PartitionSpec:
-    """``spec`` cut further over the replicas (mesh axis ``data``): in the first dimension that they divide, stacked
-    layers last; where there is none, unchanged."""
+    """Return ``spec`` cut further over the replicas (mesh axis ``data``), in the first dimension that they divide,
+    stacked layers last; unchanged if they divide none."""
     parts = [axis_names(part) for part in spec]
     parts += [()] * (len(shape) - len(parts))
     order = sorted(range(len(shape)), key=lambda dim: axes[dim] == "layers")
@@ -142,12 +137,12 @@ def over_replicas(spec: PartitionSpec, axes: Axes, shape: Sequence[int], sizes: 
         if sizes["data"] > 1 and left % sizes["data"] == 0:
             parts[dim] = (*parts[dim], "data")
             break
-    return PartitionSpec(*(tuple(p) if len(p) > 1 else (p[0] if p else None) for p in parts))
+    return _to_spec(parts)
 
 
 def shardings(boxed: Any, mesh: Mesh, *, replicas: bool = False) -> Any:
-    """Sharding of every leaf of a tree of boxed parameters (``nn.Partitioned`` of arrays or shape structs); with
-    ``replicas`` cut over the replicas as well, as optimizer state is."""
+    """Return the sharding of every leaf of a tree of boxed parameters (``nn.Partitioned`` of arrays or shape
+    structs); with ``replicas`` also cut over the replicas, as optimizer state is."""
 
     def one(leaf: Any) -> NamedSharding:
         if not isinstance(leaf, nn.Partitioned):

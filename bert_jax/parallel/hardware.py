@@ -1,16 +1,16 @@
-"""Speed, memory and links of the accelerators that this software is used on.
+"""Speed, memory and links of accelerators.
 
-Figures are per chip (TPU) or per board (GPU). Sources: the vendors' public data sheets (Cloud TPU's pages of each
-generation; NVIDIA's data sheets of each board) for peak, memory, memory bandwidth and hosts. ``clock_ghz`` of a TPU
-is its bf16 peak divided by the operations that its matrix units do per cycle (v5e: 4 units of 128 x 128), which
-gives the published clock where there is one. ``program_memory_gib`` is the memory that libtpu 0.0.42 leaves to a
-program, as its out-of-memory message states it. TPU links: 90% of the data sheet's figure per link and direction,
-which is what "How to Scale Your Model" (jax-ml.github.io/scaling-book) reports as reached, and v2 and v3 as in
-"A Domain Specific Supercomputer for Training Deep Neural Networks" (2020). ``jax.devices()[0].device_kind`` names
-the hardware; on TPU v2, v3 and TPU7x one chip shows up as two jax devices, so a device has half of the chip's
-figures there.
+Figures are per chip (TPU) or per board (GPU). Sources: the public data sheets of the vendors (Cloud TPU's pages of
+each generation; NVIDIA's data sheets of each board) for peak, memory, memory bandwidth and hosts. ``clock_ghz`` of
+a TPU is its bf16 peak divided by the operations of its matrix units per cycle (v5e: 4 units of 128 x 128); it
+equals the published clock of the generations that have one. ``program_memory_gib`` is the memory that libtpu 0.0.42
+leaves to a program, from its out-of-memory message. TPU links: 90% of the figure in the data sheet per link and
+direction, which "How to Scale Your Model" (jax-ml.github.io/scaling-book) reports as reached; v2 and v3 from "A
+Domain Specific Supercomputer for Training Deep Neural Networks" (2020). ``jax.devices()[0].device_kind`` names the
+hardware. One chip of TPU v2, v3 and TPU7x is two jax devices, each with half of the figures of the chip.
 """
 
+import functools
 from dataclasses import dataclass
 
 
@@ -25,20 +25,20 @@ class Chip:
     memory_gb: float
     # Memory bandwidth of the whole chip, GB/s.
     memory_gb_per_s: float
-    # One link between neighbors, one direction, GB/s. GPU: what the board can send to the others of its host.
+    # One link between neighbors, one direction, GB/s. GPU: from a board to the others of its host.
     link_gb_per_s: float
-    # Axes of the grid of links: 2 or 3 on a TPU (two links per axis), 0 where a switch joins the boards of a host.
+    # Axes of the grid of links: 2 or 3 on a TPU (two links per axis), 0 if a switch joins the boards of a host.
     link_axes: int = 0
-    # What the board can send to other hosts, GB/s (GPU).
-    network_gb_per_s: float = 0.0
-    # 32-bit integer operations, 10^12 per second (GPU; random bits are made of them).
-    integer_tops: float = 0.0
     # Clock of the matrix units, GHz (TPU).
     clock_ghz: float = 0.0
-    # GiB that a program may use on one jax device; 0: not known.
+    # GiB that a program may use on one jax device; 0: unknown.
     program_memory_gib: float = 0.0
-    # jax devices that one chip shows up as.
+    # Number of jax devices of one chip.
     devices_per_chip: int = 1
+    # From a board to other hosts, GB/s (GPU).
+    network_gb_per_s: float = 0.0
+    # 32-bit integer operations, 10^12 per second (GPU; for random bits).
+    integer_tops: float = 0.0
     # Chips per host, in slices of more than one host.
     chips_per_host: int = 4
 
@@ -49,12 +49,12 @@ class Chip:
 
     @property
     def device_memory_bytes(self) -> int:
-        """Memory of one jax device."""
+        """Bytes of memory of one jax device."""
         return int(self.memory_gb * 1e9) // self.devices_per_chip
 
     @property
     def device_program_bytes(self) -> int:
-        """Memory that a program may use on one jax device."""
+        """Bytes that a program may use on one jax device."""
         return int(self.program_memory_gib * 2**30) or self.device_memory_bytes
 
     @property
@@ -68,59 +68,38 @@ class Chip:
         return self.link_gb_per_s * 1e9
 
 
-def _tpu(
-    name: str, tflops: float, memory: float, bandwidth: float, link: float, axes: int, clock: float, program: float,
-    devices_per_chip: int = 1,
-) -> Chip:  # fmt: skip
-    return Chip(
-        name, tflops, memory, bandwidth, link, axes, clock_ghz=clock, program_memory_gib=program,
-        devices_per_chip=devices_per_chip,
-    )  # fmt: skip
-
-
-_V5E = _tpu("TPU v5e", 197, 16, 819, 45, 2, 1.5, 15.75)
-_V5P = _tpu("TPU v5p", 459, 95, 2765, 90, 3, 1.75, 95.74)
-_V6E = _tpu("TPU v6e", 918, 32, 1640, 90, 2, 1.75, 31.25)
-
-# jax's device_kind of each TPU, exactly.
+# By the device_kind of jax.
 TPUS: dict[str, Chip] = {
-    "TPU v2": _tpu("TPU v2", 46, 16, 700, 62, 2, 0.7, 7.48, devices_per_chip=2),
-    "TPU v3": _tpu("TPU v3", 123, 32, 900, 82, 2, 0.94, 15.48, devices_per_chip=2),
-    "TPU v4": _tpu("TPU v4", 275, 32, 1228, 45, 3, 1.05, 30.75),
-    "TPU v5 lite": _V5E,
-    "TPU v5e": _V5E,
-    "TPU v5": _V5P,
-    "TPU v5p": _V5P,
-    "TPU v6 lite": _V6E,
-    "TPU v6e": _V6E,
-    "TPU7x": _tpu("TPU7x", 2307, 192, 7380, 90, 3, 2.2, 94.75, devices_per_chip=2),
-}
-
-
-def _gpu(
-    name: str, tflops: float, memory: float, bandwidth: float, link: float, network: float, integer: float
-) -> Chip:
-    return Chip(
-        name, tflops, memory, bandwidth, link, network_gb_per_s=network, integer_tops=integer, chips_per_host=8
+    chip.name: chip
+    for chip in (
+        Chip("TPU v2", 46, 16, 700, 62, 2, 0.7, 7.48, devices_per_chip=2),
+        Chip("TPU v3", 123, 32, 900, 82, 2, 0.94, 15.48, devices_per_chip=2),
+        Chip("TPU v4", 275, 32, 1228, 45, 3, 1.05, 30.75),
+        Chip("TPU v5e", 197, 16, 819, 45, 2, 1.5, 15.75),
+        Chip("TPU v5p", 459, 95, 2765, 90, 3, 1.75, 95.74),
+        Chip("TPU v6e", 918, 32, 1640, 90, 2, 1.75, 31.25),
+        Chip("TPU7x", 2307, 192, 7380, 90, 3, 2.2, 94.75, devices_per_chip=2),
     )
+}
+TPUS |= {"TPU v5 lite": TPUS["TPU v5e"], "TPU v5": TPUS["TPU v5p"], "TPU v6 lite": TPUS["TPU v6e"]}
 
-
+_gpu = functools.partial(Chip, chips_per_host=8)
 # Words that must all be in a GPU's name; the first match wins, so special boards come before the plain name.
 # Network: one adapter per board, 200 Gbit/s (A100) or 400 Gbit/s. PCIe boards: PCIe 5.0 x16; NVL: bridged pairs.
 # Integers: 64 lanes per multiprocessor (B200: 128) at the boost clock.
 GPUS: tuple[tuple[tuple[str, ...], Chip], ...] = (
-    (("B200",), _gpu("B200", 2250, 180, 8000, 900, 50, 37)),
-    (("H200",), _gpu("H200", 989, 141, 4800, 450, 50, 17)),
-    (("H100", "PCIE"), _gpu("H100 PCIe", 756, 80, 2000, 64, 50, 13)),
-    (("H100", "NVL"), _gpu("H100 NVL", 835, 94, 3900, 300, 50, 15)),
-    (("H100",), _gpu("H100 SXM", 989, 80, 3350, 450, 50, 17)),
-    (("A100", "40GB"), _gpu("A100 40 GB", 312, 40, 1555, 300, 25, 10)),
-    (("A100",), _gpu("A100 80 GB", 312, 80, 2039, 300, 25, 10)),
+    (("B200",), _gpu("B200", 2250, 180, 8000, 900, network_gb_per_s=50, integer_tops=37)),
+    (("H200",), _gpu("H200", 989, 141, 4800, 450, network_gb_per_s=50, integer_tops=17)),
+    (("H100", "PCIE"), _gpu("H100 PCIe", 756, 80, 2000, 64, network_gb_per_s=50, integer_tops=13)),
+    (("H100", "NVL"), _gpu("H100 NVL", 835, 94, 3900, 300, network_gb_per_s=50, integer_tops=15)),
+    (("H100",), _gpu("H100 SXM", 989, 80, 3350, 450, network_gb_per_s=50, integer_tops=17)),
+    (("A100", "40GB"), _gpu("A100 40 GB", 312, 40, 1555, 300, network_gb_per_s=25, integer_tops=10)),
+    (("A100",), _gpu("A100 80 GB", 312, 80, 2039, 300, network_gb_per_s=25, integer_tops=10)),
 )
 
 
 def find_chip(device_kind: str) -> Chip | None:
-    """The chip behind jax's ``device_kind``, or None when it is not in the table (every CPU, for instance)."""
+    """Return the chip of jax's ``device_kind``; None if it is not in the table (every CPU, for instance)."""
     if device_kind in TPUS:
         return TPUS[device_kind]
     words = set(device_kind.upper().replace("-", " ").split())
@@ -131,17 +110,15 @@ def find_chip(device_kind: str) -> Chip | None:
 
 
 def mfu(flops_per_second: float, device_kind: str, num_devices: int) -> float | None:
-    """Model FLOP utilization: the share of the devices' bf16 peak that ``flops_per_second`` is.
+    """Return the model FLOP utilization: ``flops_per_second`` as a share of the bf16 peak (1.0 = peak).
 
     Args:
         flops_per_second: operations per second over all devices, as ``model.flops`` counts them.
         device_kind: ``jax.devices()[0].device_kind``.
-        num_devices: jax devices that take part, over all hosts.
+        num_devices: number of jax devices in use, over all hosts.
 
     Returns:
-        A share (1.0 = peak), or None for hardware whose peak is not known.
+        The share, or None for hardware with an unknown peak.
     """
     chip = find_chip(device_kind)
-    if chip is None:
-        return None
-    return flops_per_second / (chip.device_peak_flops * num_devices)
+    return flops_per_second / (chip.device_peak_flops * num_devices) if chip else None

@@ -1,5 +1,6 @@
 """The device mesh, and host batches on it."""
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -13,43 +14,38 @@ from bert_jax.parallel.axes import MESH_AXES
 
 
 def mesh_sizes(config: MeshConfig, num_devices: int) -> dict[str, int]:
-    """Sizes of the mesh axes over ``num_devices``. Raises ``ValueError`` when they do not fit."""
+    """Return the sizes of the mesh axes over ``num_devices``. Raises ``ValueError`` if they do not fit."""
     sizes = [config.data, config.fsdp, config.tensor]
+    words = f"mesh: data {config.data} x fsdp {config.fsdp} x tensor {config.tensor}"
     if -1 in sizes:
-        fixed = -int(np.prod(sizes))
+        fixed = -math.prod(sizes)
         if num_devices % fixed:
-            raise ValueError(
-                f"mesh: {_words(config)} does not fit {num_devices} devices: {fixed} does not divide it"
-            )
+            raise ValueError(f"{words} does not fit {num_devices} devices: {fixed} does not divide it")
         sizes[sizes.index(-1)] = num_devices // fixed
-    if int(np.prod(sizes)) != num_devices:
+    if math.prod(sizes) != num_devices:
         raise ValueError(
-            f"mesh: {_words(config)} makes {int(np.prod(sizes))} devices, there are {num_devices}; "
-            "set one size to -1 to take what is left"
+            f"{words} needs {math.prod(sizes)} devices, but {num_devices} are available; set one size to -1 for "
+            "the remaining devices"
         )
     return dict(zip(MESH_AXES, sizes, strict=True))
 
 
 def make_mesh(config: MeshConfig, devices: Sequence[jax.Device] | None = None) -> Mesh:
-    """Mesh over ``devices`` (default: all). Raises ``ValueError`` when the sizes do not fit the devices."""
+    """Return a mesh over ``devices`` (default: all). Raises ``ValueError`` if the sizes do not fit the devices."""
     devices = jax.devices() if devices is None else devices
     sizes = mesh_sizes(config, len(devices))
     # Auto axes: jax 0.10 makes Explicit ones by default, and then ordinary gathers raise.
     return jax.make_mesh(tuple(sizes.values()), MESH_AXES, axis_types=(AxisType.Auto,) * 3, devices=devices)
 
 
-def _words(config: MeshConfig) -> str:
-    return f"data {config.data} x fsdp {config.fsdp} x tensor {config.tensor}"
-
-
 def batch_sharding(mesh: Mesh) -> NamedSharding:
-    """Sharding of batch features: rows over every replica and fsdp part."""
+    """Return the sharding of batch features: rows over every replica and fsdp part."""
     return NamedSharding(mesh, PartitionSpec(("data", "fsdp")))
 
 
 def check_batches(training: TrainingConfig, sizes: Mapping[str, int]) -> None:
-    """Raises ``ValueError`` when the rows of a (micro)batch, of any batch of the ramp or of an evaluation batch
-    cannot be cut evenly over a mesh of such ``sizes``; it names those that would do."""
+    """Raise ``ValueError`` if a mesh of these ``sizes`` does not divide the rows of a (micro)batch, a batch of the
+    ramp or an evaluation batch; the message names the nearest sizes that it divides."""
     parts, steps = sizes["data"] * sizes["fsdp"], training.accumulation_steps
     batches = [("training.global_batch_size", training.global_batch_size, steps)]
     batches += [("training.batch_ramp", size, steps) for size in training.batch_ramp[1::2]]
@@ -64,13 +60,14 @@ def check_batches(training: TrainingConfig, sizes: Mapping[str, int]) -> None:
         other = f", or training.accumulation_steps {counts[-1]}" if counts else ""
         micro = f" in {microbatches} microbatches" if microbatches > 1 else ""
         raise ValueError(
-            f"{name}: {size:,}{micro} does not cut into the {parts} parts (data x fsdp) of the mesh; "
-            f"{would_do} would do{other}, or fewer parts (mesh.tensor)"
+            f"{name}: {size:,}{micro} is not divisible by the {parts} parts (data x fsdp) of the mesh; "
+            f"use {would_do}{other}, or fewer parts (mesh.tensor)"
         )
 
 
 def host_rows(mesh: Mesh, batch_size: int) -> list[int]:
-    """Rows of the global batch that this process feeds, from the sharding (never from the process index)."""
+    """Return the rows of the global batch that this process feeds, from the sharding (not from the process
+    index)."""
     indices = batch_sharding(mesh).addressable_devices_indices_map((batch_size,)).values()
     return sorted({row for (rows,) in indices for row in range(*rows.indices(batch_size))})
 
@@ -85,8 +82,10 @@ def to_global(batch: Mapping[str, np.ndarray], mesh: Mesh, batch_size: int) -> d
 
 
 def to_host(tree: Any) -> Any:
-    """Numpy values of a tree of global arrays, on every process: all must call it. Arrays that are cut over
-    processes are put together one at a time, so devices need room for one of them."""
+    """Return the numpy values of a tree of global arrays, on every process; all processes must call it.
+
+    Arrays that are cut over processes are gathered one at a time, so devices need room for one of them.
+    """
 
     def fetch(array: jax.Array) -> np.ndarray:
         if array.is_fully_addressable or array.is_fully_replicated:

@@ -1,4 +1,4 @@
-"""Batches put on the devices by a background thread, a few steps ahead."""
+"""Prefetching: a background thread puts batches on the devices a few steps ahead."""
 
 import queue
 import threading
@@ -13,13 +13,18 @@ from bert_jax.parallel.mesh import to_global
 
 
 class DevicePrefetcher:
-    """Yields ``(global batch, info)``; ``state`` is the position after the batches *returned*, not read ahead."""
+    """Iterator of ``(global batch, info)``. ``state`` is the position after the last batch that was returned."""
 
     def __init__(
         self, iterator: BatchIterator, mesh: Mesh, host_share: float, depth: int, names: Sequence[str] = ()
     ) -> None:
-        """``host_share``: the part of a batch's rows that this process feeds. ``names``: features that are put on
-        the devices; empty: all."""
+        """Start the thread.
+
+        Args:
+            host_share: share of the rows of a batch that this process feeds.
+            depth: most batches that are prepared ahead.
+            names: features that are put on the devices; empty: all.
+        """
         self._iterator, self._mesh, self._host_share, self._names = iterator, mesh, host_share, names
         self._queue: queue.Queue[Any] = queue.Queue(maxsize=depth)
         self._closed = threading.Event()

@@ -1,19 +1,18 @@
 """Memory and time of a training step by arithmetic, without a compiler.
 
-It answers for GPUs, and it orders and prunes what a search has compiled for TPUs. Every figure is a count of bytes
-or operations over a published rate:
+Plans for GPUs are of this kind; for TPUs it orders and prunes the candidates of a search before they are compiled.
+Every figure is a count of bytes or operations over a published rate:
 
 * state: exact, from the shardings of parameters and optimizer state;
 * activations kept for the backward pass: Korthikanti et al. 2022 (arXiv 2205.05198, section 4), per layer
-  ``b s h (34 + 5 a s / h)`` bytes in 16 bits, and what recomputation leaves of them;
+  ``b s h (34 + 5 a s / h)`` bytes in 16 bits, less with recomputation;
 * matrix products at 65% of the peak, elementwise work and attention probabilities by the bytes that they move,
   random bits by integer operations, the optimizer by 28 bytes per parameter and device, one reduction of the
-  gradients per step that nothing hides.
+  gradients per step, during which nothing is computed.
 """
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from bert_jax.config import ExecutionConfig, PretrainConfig
 from bert_jax.model import BertForPretraining, attention_kernel
@@ -32,61 +31,32 @@ _ELEMENTWISE = 117
 _PROBABILITY = 30
 # Integer operations per 32 random bits.
 _BIT_OPERATIONS = {"threefry": 60, "rbg": 20}
-# jax takes this share of a GPU's memory unless XLA_PYTHON_CLIENT_MEM_FRACTION says otherwise.
+# Share of a GPU's memory that jax takes unless XLA_PYTHON_CLIENT_MEM_FRACTION is set.
 GPU_MEMORY_SHARE = 0.75
 
 
-@dataclass(frozen=True)
-class StepEstimate:
-    """Calculated memory (bytes per jax device) and time of a step."""
-
-    argument_bytes: int
-    temporary_bytes: int
-    hbm_bytes: int
-    seconds: float
-    communication_seconds: float
-    # Share of ``seconds`` of each part in ``cycles.PARTS``.
-    shares: dict[str, float]
-
-    @property
-    def peak_bytes(self) -> int:
-        """Arguments and temporaries."""
-        return self.argument_bytes + self.temporary_bytes
-
-    @property
-    def fits(self) -> bool:
-        """True if the peak fits into the memory of a device."""
-        return self.peak_bytes <= self.hbm_bytes
-
-
-def estimate_step(
-    config: PretrainConfig, topology: Topology, mesh_shape: Mapping[str, int], argument_bytes: int
-) -> StepEstimate:
-    """Estimate of one optimizer step; ``argument_bytes`` is what state and batch take on a device."""
+def program_memory(topology: Topology) -> int:
+    """Return the bytes that a program may use on one device."""
     chip = topology.chip
-    hbm = chip.device_program_bytes if topology.is_tpu else int(GPU_MEMORY_SHARE * chip.device_memory_bytes)
-    seconds = _seconds(config, topology, mesh_shape)
-    total = sum(seconds.values())
-    return StepEstimate(
-        argument_bytes=argument_bytes,
-        temporary_bytes=temporary_bytes(
-            config, mesh_shape, keeps_scores=_keeps_scores(config, topology, mesh_shape)
-        ),
-        hbm_bytes=hbm,
-        seconds=total,
-        communication_seconds=seconds["communication"],
-        shares={part: seconds[part] / total for part in PARTS},
-    )
+    return chip.device_program_bytes if topology.is_tpu else int(GPU_MEMORY_SHARE * chip.device_memory_bytes)
+
+
+def step_temporary_bytes(config: PretrainConfig, topology: Topology, mesh_shape: Mapping[str, int]) -> int:
+    """Return :func:`temporary_bytes` with the attention implementation that runs on ``topology``."""
+    return temporary_bytes(config, mesh_shape, keeps_scores=_keeps_scores(config, topology, mesh_shape))
 
 
 def _keeps_scores(config: PretrainConfig, topology: Topology, mesh_shape: Mapping[str, int]) -> bool:
-    """Return True if attention probabilities reach memory: not where the kernel for TPUs computes them."""
+    """Return True if attention probabilities are stored; the TPU kernel does not store them."""
     can = not attention_kernel.unsupported(config.model, config.data.seq_length, mesh_shape["tensor"])
     return not (topology.is_tpu and config.execution.attention != "xla" and can)
 
 
 def temporary_bytes(config: PretrainConfig, mesh_shape: Mapping[str, int], *, keeps_scores: bool = True) -> int:
-    """Bytes of gathered parameters, gradients, kept activations and logits on one device."""
+    """Return the bytes of gathered parameters, gradients, kept activations and logits on one device.
+
+    ``keeps_scores``: attention probabilities are stored for the backward pass.
+    """
     model, execution = config.model, config.execution
     rows = rows_per_device(config, mesh_shape)
     length, hidden, tensor = config.data.seq_length, model.hidden_size, mesh_shape["tensor"]
@@ -94,7 +64,7 @@ def temporary_bytes(config: PretrainConfig, mesh_shape: Mapping[str, int], *, ke
     linear = {"none": 34, "attention": 34, "full": 2}[execution.remat] * item / 2
     square = (5 if execution.remat == "none" and keeps_scores else 0) * item / 2
     per_layer = rows * length * (hidden * linear + model.num_attention_heads * length * square / tensor)
-    # One layer is whole while its backward pass runs, whatever is recomputed.
+    # With any recomputation, the layer whose backward pass runs has all its activations.
     scores = model.num_attention_heads * length * 5 / tensor * keeps_scores
     working = rows * length * (hidden * 34 + scores) * item / 2
     logits = rows * config.data.max_predictions * model.vocab_size / tensor * (item + 2 * 4)
@@ -106,21 +76,21 @@ def temporary_bytes(config: PretrainConfig, mesh_shape: Mapping[str, int], *, ke
 
 
 def rows_per_device(config: PretrainConfig, mesh_shape: Mapping[str, int]) -> float:
-    """Sequences that one device computes at a time."""
+    """Return the number of sequences that one device computes at a time."""
     training = config.training
     parts = mesh_shape["data"] * mesh_shape["fsdp"]
     return training.global_batch_size / training.accumulation_steps / parts
 
 
 def parameter_count(config: PretrainConfig) -> int:
-    """Number of canonical parameters of the pretraining model."""
+    """Return the number of canonical parameters of the pretraining model."""
     # Stacked layers are traced as one.
     model = BertForPretraining(config.model, ExecutionConfig(scan_layers=True, vocab_multiple=1), config.has_nsp)
     return sum(map(math.prod, canonical_shapes(model).values()))
 
 
-def _seconds(config: PretrainConfig, topology: Topology, mesh_shape: Mapping[str, int]) -> dict[str, float]:
-    """Seconds of one optimizer step on one device, by part."""
+def step_seconds(config: PretrainConfig, topology: Topology, mesh_shape: Mapping[str, int]) -> dict[str, float]:
+    """Return the seconds of one optimizer step on one device, by part (``cycles.PARTS``)."""
     chip, model, execution, data = topology.chip, config.model, config.execution, config.data
     length, hidden, tensor = data.seq_length, model.hidden_size, mesh_shape["tensor"]
     sequences = rows_per_device(config, mesh_shape) * config.training.accumulation_steps
@@ -158,7 +128,8 @@ def _seconds(config: PretrainConfig, topology: Topology, mesh_shape: Mapping[str
 
 
 def _communication(config: PretrainConfig, topology: Topology, mesh_shape: Mapping[str, int]) -> float:
-    """Seconds of a step's collectives: gradients once, parameters where they are cut, activations with tensor."""
+    """Return the seconds of the collectives of a step: gradients once, partitioned parameters and activations in
+    each microbatch."""
     count = parameter_count(config)
     data, fsdp, tensor = (mesh_shape[axis] for axis in ("data", "fsdp", "tensor"))
     local = count / (fsdp * tensor)
@@ -179,7 +150,8 @@ def _communication(config: PretrainConfig, topology: Topology, mesh_shape: Mappi
 
 
 def _exchange(kind: str, num_bytes: float, size: int, stride: int, topology: Topology) -> float:
-    """Seconds of a collective among ``size`` devices, every ``stride``-th one, each giving ``num_bytes``."""
+    """Return the seconds of a collective among ``size`` devices, ``stride`` apart, that contribute ``num_bytes``
+    each."""
     if size == 1:
         return 0.0
     chip = topology.chip

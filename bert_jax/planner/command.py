@@ -1,4 +1,4 @@
-"""``bert-jax plan``: what a recipe would do on a slice, before it is rented."""
+"""``bert-jax plan``: prediction of a recipe on a slice before the slice is rented."""
 
 import dataclasses
 import json
@@ -9,8 +9,8 @@ from pathlib import Path
 
 from bert_jax.config import PretrainConfig, dump_yaml, load_config
 from bert_jax.parallel.mesh import mesh_sizes
-from bert_jax.planner.layout_search import Found, search
-from bert_jax.planner.plan import Asked, make_plan
+from bert_jax.planner.layout_search import search
+from bert_jax.planner.plan import Asked, Plan, make_plan
 from bert_jax.planner.plan_text import plan_lines, search_lines, sharding_lines, totals
 from bert_jax.planner.sharding_table import sharding_table
 from bert_jax.planner.topology import EXAMPLES, Topology, parse_topology
@@ -24,7 +24,7 @@ class PlanOptions:
     # Recipe files and --section.key flags.
     recipe: Sequence[str]
     topology: str | None = None
-    # For the sharding table alone, where no slice is named.
+    # Instead of ``topology``, for the sharding table only.
     devices: int | None = None
     json: bool = False
     show_sharding: bool = False
@@ -34,11 +34,6 @@ class PlanOptions:
     output: Path | None = None
     price_per_chip_hour: float | None = None
     first_step: int = 0
-
-    @property
-    def asked(self) -> Asked:
-        """Request of every plan."""
-        return Asked(self.price_per_chip_hour, self.first_step)
 
 
 def plan(options: PlanOptions) -> None:
@@ -50,39 +45,40 @@ def plan(options: PlanOptions) -> None:
         _show_sharding(config, topology, options)
         return
     assert topology is not None
+    asked = Asked(options.price_per_chip_hour, options.first_step)
     if options.search:
-        _search(config, topology, options)
+        _search(config, topology, asked, options)
         return
-    found = make_plan(config, topology, options.asked)
+    predicted = make_plan(config, topology, asked)
     if options.json:
-        print(json.dumps(found.as_dict()))
+        print(json.dumps(dataclasses.asdict(predicted)))
         return
-    print("\n".join(plan_lines(found, step_advice(config))))
+    print("\n".join(plan_lines(predicted, step_advice(config))))
 
 
 def _check(options: PlanOptions) -> None:
     if options.topology is None and not (options.show_sharding and options.devices):
         raise ValueError(
-            f"--topology: not given; allowed: {EXAMPLES}; --show_sharding takes a number of --devices as well"
+            f"--topology: missing; allowed: {EXAMPLES}; with --show_sharding, --devices N is allowed instead"
         )
     if options.topology is not None and options.devices is not None:
-        raise ValueError("--devices: --topology gives their number; give one of the two")
-    for name in ("devices", "tries"):
-        value = getattr(options, name)
+        raise ValueError(
+            "--devices: not allowed with --topology, which determines the number; remove one of the two"
+        )
+    for name, value in (("devices", options.devices), ("tries", options.tries)):
         if value is not None and value < 1:
             raise ValueError(f"--{name}: {value} is not allowed; allowed: 1 or more")
     for batch in options.batches:
         if not batch.isdecimal() or int(batch) < 1:
-            raise ValueError(f"--batches: {batch!r} is not allowed; allowed: whole numbers above 0, as in 16,64")
+            raise ValueError(f"--batches: {batch!r} is not allowed; allowed: integers above 0, such as 16,64")
     price = options.price_per_chip_hour
     if price is not None and not 0 <= price < float("inf"):
         raise ValueError(f"--price_per_chip_hour: {price} is not allowed; allowed: 0 or more")
-    if options.output is not None and not options.search:
-        raise ValueError("--output: --search writes it; add --search")
-    if options.batches and not options.search:
-        raise ValueError("--batches: --search tries them; add --search")
+    for name in ("output", "batches"):
+        if getattr(options, name) and not options.search:
+            raise ValueError(f"--{name}: is an option of --search; add --search")
     if options.search and options.show_sharding:
-        raise ValueError("--show_sharding: shows the recipe as it is; leave --search out")
+        raise ValueError("--show_sharding: not allowed with --search; remove one of the two")
 
 
 def _show_sharding(config: PretrainConfig, topology: Topology | None, options: PlanOptions) -> None:
@@ -98,42 +94,42 @@ def _show_sharding(config: PretrainConfig, topology: Topology | None, options: P
     print(json.dumps({"mesh": mesh, "parameter_bytes": params, "optimizer_bytes": optimizer, "parameters": table}))
 
 
-def _search(config: PretrainConfig, topology: Topology, options: PlanOptions) -> None:
+def _search(config: PretrainConfig, topology: Topology, asked: Asked, options: PlanOptions) -> None:
     if options.output is not None and not options.output.parent.is_dir():
-        raise ValueError(f"--output {options.output}: there is no folder {options.output.parent}")
-    found = search(
-        config, topology, options.asked, tries=options.tries, batches=[int(batch) for batch in options.batches],
+        raise ValueError(
+            f"--output {options.output}: the folder {options.output.parent} does not exist; create it first"
+        )
+    plans, best = search(
+        config, topology, asked, tries=options.tries, batches=[int(batch) for batch in options.batches],
         progress=lambda line: print(line, file=sys.stderr, flush=True),
     )  # fmt: skip
-    recipe = _recipe(found, topology, config)
+    recipe = _recipe(len(plans), *best, topology, config) if best else None
     if options.output is not None and recipe is not None:
         options.output.write_text(recipe, encoding="utf-8")
     if options.json:
-        best = found.best.as_dict() if found.best else None
-        print(json.dumps({"candidates": [each.as_dict() for each in found.plans], "best": best, "recipe": recipe}))
+        candidates = [dataclasses.asdict(each) for each in plans]
+        chosen = dataclasses.asdict(best[1]) if best else None
+        print(json.dumps({"candidates": candidates, "best": chosen, "recipe": recipe}))
         return
-    print("\n".join(search_lines(found.plans, found.best)))
+    print("\n".join(search_lines(plans, best[1] if best else None)))
     if recipe is None:
-        print(f"nothing tried fits {topology.name}; {step_advice(config)}")
+        print(f"no candidate fits {topology.name}; {step_advice(config)}")
     elif options.output is not None:
         print(f"best: {options.output}")
     else:
         print(f"\n{recipe}", end="")
 
 
-def _recipe(found: Found, topology: Topology, original: PretrainConfig) -> str | None:
-    """The best plan's config as a file for run_pretrain.py."""
-    if found.best is None or found.config is None:
-        return None
-    best = found.best
+def _recipe(tried: int, config: PretrainConfig, best: Plan, topology: Topology, original: PretrainConfig) -> str:
+    """Return ``config``, the fastest candidate of a search, as a recipe with a comment about its plan ``best``."""
     head = [
-        f"The fastest of {len(found.plans)} layouts that bert-jax plan --search tried for {topology.name}.",
+        f"The fastest of {tried} layouts that bert-jax plan --search tried for {topology.name}.",
         f"Predicted ({best.method}): {1000 * (best.predicted_step_seconds or 0):,.1f} ms a step, "
         f"{best.predicted_mfu or 0:.1%} MFU, {best.peak_bytes / 2**30:,.1f} of {best.hbm_bytes / 2**30:,.1f} GiB.",
     ]
     if best.global_batch_size != original.training.global_batch_size:
         head.append(
-            f"The global batch is not the recipe's {original.training.global_batch_size:,}: choose learning rate "
-            "and number of steps anew."
+            f"The global batch of the original recipe is {original.training.global_batch_size:,}: choose another "
+            "learning rate and number of steps."
         )
-    return "".join(f"# {line}\n" for line in head) + dump_yaml(found.config)
+    return "".join(f"# {line}\n" for line in head) + dump_yaml(config)

@@ -22,10 +22,10 @@ class CompiledStep:
     temporary_bytes: int
     # Arguments, outputs that do not replace an argument, temporaries and the program.
     peak_bytes: int
-    # Memory available to a program.
+    # Memory that a program may use.
     hbm_bytes: int
     compile_seconds: float
-    # Text of the optimized program; empty when it did not fit.
+    # Text of the optimized program; empty if it did not fit.
     hlo: str
     mesh_shape: dict[str, int]
 
@@ -36,16 +36,17 @@ class CompiledStep:
 
 
 def compile_step(config: PretrainConfig, topology: Topology) -> CompiledStep:
-    """Lower and compile the training step of ``config`` for ``topology``; too little memory is an answer.
+    """Lower and compile the training step of ``config`` for ``topology``; a step that needs too much memory is
+    returned as well.
 
-    Raises ``ValueError`` when mesh or batch do not fit the slice, or without libtpu.
+    Raises ``ValueError`` if the mesh or batch does not fit the slice, or without libtpu.
     """
     prepare_environment()
     import jax
 
     from bert_jax.objectives.registry import objective_class
     from bert_jax.parallel import make_mesh
-    from bert_jax.planner.sharding_table import device_bytes
+    from bert_jax.training.memory import device_bytes
     from bert_jax.training.programs import pretraining_batch, train_programs
 
     mesh = make_mesh(config.mesh, tpu_devices(topology))
@@ -64,7 +65,7 @@ def compile_step(config: PretrainConfig, topology: Topology) -> CompiledStep:
         if needed is None:
             raise
         seconds = time.perf_counter() - began
-        # The compiler's figure is that of the temporaries alone in one of its messages, of everything in another.
+        # One message of the compiler has the bytes of the temporaries, another those of the whole program.
         temporary, peak = (needed[0], arguments + needed[0]) if needed[1] else (needed[0] - arguments, needed[0])
         return CompiledStep(arguments, 0, temporary, peak, hbm, seconds, "", dict(mesh.shape))
     memory, text = compiled.memory_analysis(), compiled.as_text()
@@ -81,7 +82,7 @@ def compile_step(config: PretrainConfig, topology: Topology) -> CompiledStep:
 
 @contextlib.contextmanager
 def _no_cache() -> Iterator[None]:
-    """Without jax's cache of compiled programs, which cannot read back one for devices that are not here."""
+    """Disable the compilation cache of jax, which cannot read back programs for absent devices."""
     import jax
 
     before = jax.config.jax_enable_compilation_cache  # type: ignore[attr-defined]
@@ -93,8 +94,8 @@ def _no_cache() -> Iterator[None]:
 
 
 def needed_bytes(message: str) -> tuple[int, bool] | None:
-    """Bytes that a program lacked, from the compiler's message, and whether they are the temporaries' alone; None
-    for any other error."""
+    """Return the bytes that a program needs, from the message of the compiler, and True if they are those of the
+    temporaries only; None for any other error."""
     if "RESOURCE_EXHAUSTED" not in message:
         return None
     temporaries = re.search(r"HLO temporaries \(([\d.]+)([KMGT]?)\)", message)

@@ -1,17 +1,17 @@
 """Time of a compiled TPU step, from the compiler's own cycle estimates.
 
-The compiler writes an estimate to nearly every instruction of the program that it schedules. This adds them up in
-the order of the schedule, with loops multiplied out, and models what has none:
+The compiler writes an estimate to nearly every instruction of the program that it schedules. ``step_cost`` adds
+them up in the order of the schedule, with loops multiplied out, and models the instructions without an estimate:
 
 * collectives: bytes over the links that their group of devices spans, at the bandwidth of the torus;
-* asynchronous copies and collectives run beside the instructions between their start and their end, one copy and
-  one collective at a time; what is not done when it is asked for is waited for;
+* asynchronous copies and collectives run during the instructions between their start and their end, one copy and
+  one collective at a time; the end waits until they are done;
 * a collective that the compiler runs inside other instructions (a chain of fusions) advances only while those run,
-  so both together cost the larger at best;
+  so both together cost at least the larger;
 * custom calls (Pallas kernels): the larger of operations / (half of the peak) and bytes / memory bandwidth;
 * the rest (random bits, for instance): bytes / memory bandwidth.
 
-It is an estimate: the chip's clock and memory are shared by nobody, no host is waited for.
+The estimate assumes that nothing else uses the chip and that it never waits for the host.
 """
 
 import math
@@ -43,7 +43,7 @@ _FREE_TARGETS = {
     "ConcatBitcast", "AllocateBuffer", "X64Combine", "X64SplitLow", "X64SplitHigh", "AssumeGatherIndicesInBound",
     "GatherScatterIndicesBitpacked", "Sharding", "SPMDFullToShardShape", "SPMDShardToFullShape", "LayoutConstraint",
 }  # fmt: skip
-# A message over one link takes about this long however short it is.
+# Least time of a message over one link.
 _HOP_SECONDS = 1e-6
 _CUSTOM_CALL_SHARE_OF_PEAK = 0.5
 
@@ -52,18 +52,15 @@ _CUSTOM_CALL_SHARE_OF_PEAK = 0.5
 class StepCost:
     """Predicted time of one run of a program on one device.
 
-    ``seconds`` is ``compute_seconds`` (waiting for copies included) plus ``communication_seconds``, the part of
-    collectives that nothing hides. ``shares`` splits ``seconds`` by :data:`PARTS`. ``operations`` are the matrix
-    products' multiplications and additions. ``unestimated`` lists what the compiler gives no estimate for, as
-    (what and how many, share of ``operations``), and ``unestimated_seconds`` what was charged for it;
-    ``unknown_loops`` names the loops whose rounds the program does not tell and which were taken once.
+    ``communication_seconds`` is the part of ``seconds`` in which only collectives run. ``shares`` splits
+    ``seconds`` by :data:`PARTS`. ``operations`` counts multiplications and additions of the matrix products.
+    ``unestimated`` lists the instructions without a cycle estimate, as (name and number, share of ``operations``),
+    and ``unestimated_seconds`` is their time. ``unknown_loops`` names the loops whose number of rounds the program
+    does not determine; they count as one round.
     """
 
     seconds: float
-    compute_seconds: float
     communication_seconds: float
-    hidden_communication_seconds: float
-    copy_wait_seconds: float
     shares: dict[str, float]
     operations: float
     unestimated: list[tuple[str, float]]
@@ -72,40 +69,42 @@ class StepCost:
 
 
 def step_cost(hlo_text: str, chip: Chip, mesh_shape: Mapping[str, int], grid: Sequence[int] = ()) -> StepCost:
-    """Cost of the program in ``hlo_text`` (``Compiled.as_text()``) on one device of ``chip``.
+    """Return the cost of the program in ``hlo_text`` (``Compiled.as_text()``) on one device of ``chip``.
 
     Args:
         hlo_text: the scheduled program of one device.
         chip: must have a clock (a TPU).
         mesh_shape: sizes of the mesh axes; their product is the number of devices.
-        grid: chips along each axis of the slice, as in the topology's name (``(4, 4)`` for v5e:4x4); empty: the
-            most even grid.
+        grid: chips along each axis of the slice, as in the name of the topology (``(4, 4)`` for v5e:4x4); empty:
+            the most even grid.
 
-    Raises ``ValueError`` for a chip without a clock and for text that is not understood.
+    Raises ``ValueError`` for a chip without a clock and for text of another form.
     """
     if not chip.clock_ghz:
-        raise ValueError(f"{chip.name}: no cycle estimates for this chip; give a TPU")
+        raise ValueError(f"{chip.name}: no cycle estimates for this chip; use a TPU")
     devices = math.prod(mesh_shape.values())
     grid = tuple(grid) or even_grid(max(devices // chip.devices_per_chip, 1), chip.link_axes)
     return _Model(hlo.parse(hlo_text), chip, devices, tuple(grid)).cost()
 
 
 def even_grid(chips: int, axes: int) -> tuple[int, ...]:
-    """``chips`` as a product of ``axes`` factors that are as even as possible, small ones first."""
+    """Return ``axes`` factors of ``chips``, small ones first, the largest as small as possible."""
     if axes <= 1:
         return (chips,)
-    first = max(n for n in range(1, round(chips ** (1 / axes)) + 1) if chips % n == 0)
-    return (first, *even_grid(chips // first, axes - 1))
+    grids = ((n, *even_grid(chips // n, axes - 1)) for n in range(1, chips + 1) if chips % n == 0)
+    return min((tuple(sorted(grid)) for grid in grids), key=lambda grid: grid[::-1])
 
 
 @dataclass
 class _Timeline:
-    """Progress of the schedule of one computation, in seconds since it began."""
+    """Schedule of one computation up to ``now``, in seconds since it began; it runs ``times`` times in the step."""
 
+    computation: str
+    times: float
     now: float = 0.0
     free: dict[str, float] = field(default_factory=lambda: {"memory": 0.0, "links": 0.0})
     pending: dict[str, tuple[str, float]] = field(default_factory=dict)
-    # Seconds that are left of each collective that runs inside other instructions.
+    # Remaining seconds of each collective that runs inside other instructions.
     chains: dict[str, float] = field(default_factory=dict)
 
     def start(self, name: str, resource: str, seconds: float) -> None:
@@ -114,39 +113,34 @@ class _Timeline:
         self.pending[name] = resource, self.free[resource]
 
     def wait(self, name: str) -> tuple[str, float]:
-        """Resource and time waited for the end of what ``start`` queued."""
+        """Return the resource of what ``start`` queued and the seconds until its end."""
         resource, end = self.pending.pop(name)
-        waited = max(end - self.now, 0.0)
-        self.now += waited
-        return resource, waited
+        return resource, max(end - self.now, 0.0)
 
 
 class _Model:
-    """Adds up one program."""
+    """Cost of one program, summed while its schedule is followed."""
 
     def __init__(self, module: hlo.Module, chip: Chip, devices: int, grid: tuple[int, ...]) -> None:
         self.module, self.chip, self.devices, self.grid = module, chip, devices, grid
         self.seconds: dict[str, float] = defaultdict(float)
-        self.links_seconds = self.copy_wait = self.unestimated_seconds = 0.0
+        self.unestimated_seconds = 0.0
         self.unestimated: Counter[str] = Counter()
         self.unestimated_operations: dict[str, float] = defaultdict(float)
         self.unknown_loops: list[str] = []
 
     def cost(self) -> StepCost:
-        """Run the schedule once."""
+        """Follow the schedule once and return the cost."""
         self._run(self.module.entry, 1.0)
         operations = self.module.operations(self.module.entry)
-        total, exposed = sum(self.seconds.values()), self.seconds["communication"]
+        total = sum(self.seconds.values())
         without = [
             (f"{what} ({count})", self.unestimated_operations[what] / operations if operations else 0.0)
             for what, count in self.unestimated.most_common()
         ]
         return StepCost(
             seconds=total,
-            compute_seconds=total - exposed,
-            communication_seconds=exposed,
-            hidden_communication_seconds=max(self.links_seconds - exposed, 0.0),
-            copy_wait_seconds=self.copy_wait,
+            communication_seconds=self.seconds["communication"],
             shares={part: self.seconds[part] / total if total else 0.0 for part in PARTS},
             operations=operations,
             unestimated=sorted(without, key=lambda item: -item[1]),
@@ -155,90 +149,72 @@ class _Model:
         )
 
     def _run(self, computation: str, times: float) -> float:
-        """Seconds of one run of ``computation``, which happens ``times`` times in the step."""
-        timeline = _Timeline()
+        """Return the seconds of one run of ``computation``, which runs ``times`` times in the step."""
+        timeline = _Timeline(computation, times)
         for line in self.module.computations[computation].instructions.values():
-            self._step(line, computation, times, timeline)
+            self._step(line, timeline)
         return timeline.now
 
-    def _step(self, line: hlo.Instruction, computation: str, times: float, timeline: _Timeline) -> None:
-        lines = self.module.computations[computation].instructions
+    def _step(self, line: hlo.Instruction, timeline: _Timeline) -> None:
+        lines = self.module.computations[timeline.computation].instructions
         if line.opcode.endswith(("-done", "-update")):
             if line.operands and line.operands[0] in timeline.pending:
                 if line.opcode.endswith("-update"):
                     timeline.pending[line.name] = timeline.pending.pop(line.operands[0])
                     return
                 resource, waited = timeline.wait(line.operands[0])
-                self._charge("communication" if resource == "links" else self._part(line), waited * times)
-                self.copy_wait += waited * times if resource == "memory" else 0.0
+                part = "communication" if resource == "links" else self._part(line)
+                self._spend(part, waited, timeline)
             return
         collective = self._collective(line, lines)
         if collective is not None and (chains := self._chains(line)):
-            self._chain_step(line, computation, times, timeline, chains, collective)
+            self._chain_step(line, timeline, chains, collective)
             return
         if line.opcode.endswith("-start"):
             if collective is not None:
                 timeline.start(line.name, "links", collective)
-                self.links_seconds += collective * times
             else:
                 timeline.start(line.name, "memory", self._copy_seconds(line, lines))
-            return
-        if collective is not None:
-            self.links_seconds += collective * times
-            self._charge("communication", collective * times)
-            timeline.now += collective
+        elif collective is not None:
+            self._spend("communication", collective, timeline)
         elif line.opcode == "while":
-            timeline.now += self._loop(line, computation, times)
+            timeline.now += self._loop(line, timeline)
         elif line.opcode in ("call", "conditional"):
-            timeline.now += self._branches(line, times)
+            timeline.now += self._branches(line, timeline.times)
         else:
-            seconds = self._instruction(line, computation, times)
-            self._charge(self._part(line), seconds * times)
-            timeline.now += seconds
+            self._spend(self._part(line), self._instruction(line, timeline), timeline)
 
-    def _chain_step(
-        self,
-        line: hlo.Instruction,
-        computation: str,
-        times: float,
-        timeline: _Timeline,
-        chains: list[str],
-        collective: float,
-    ) -> None:
-        """Begin or end of a chain of fusions that carry a collective, or one that computes meanwhile."""
+    def _chain_step(self, line: hlo.Instruction, timeline: _Timeline, chains: list[str], collective: float) -> None:
+        """Follow a fusion of a chain that carries a collective: its first, its last, or one that computes."""
         targets = {i.target for name in line.called for i in self.module.computations[name].instructions.values()}
         if "AsyncCollectiveStart" in targets:
             timeline.chains[chains[0]] = collective
-            self.links_seconds += collective * times
         elif "AsyncCollectiveDone" in targets:
-            left = timeline.chains.pop(chains[0], collective)
-            self._charge("communication", left * times)
-            timeline.now += left
+            self._spend("communication", timeline.chains.pop(chains[0], collective), timeline)
         else:
-            seconds = self._instruction(line, computation, times)
-            self._charge(self._part(line), seconds * times)
-            timeline.now += seconds
+            seconds = self._instruction(line, timeline)
+            self._spend(self._part(line), seconds, timeline)
             for chain in chains:
                 timeline.chains[chain] = max(timeline.chains.get(chain, collective) - seconds / len(chains), 0.0)
 
     def _chains(self, line: hlo.Instruction) -> list[str]:
-        """Numbers of the collectives that a fusion carries a step of; none for a collective by itself."""
+        """Return the numbers of the collectives whose steps a fusion carries."""
         if line.opcode != "fusion":
             return []
         inner = [i for name in line.called for i in self.module.computations[name].instructions.values()]
-        found = [re.search(r'chain_id="(\d+)"', i.attributes) for i in inner if _COLLECTIVES.match(i.opcode)]
-        return sorted({chain[1] for chain in found if chain})
+        chains = {hlo.first_group(r'chain_id="(\d+)"', i.attributes) for i in inner if _COLLECTIVES.match(i.opcode)}
+        return sorted(chains - {""})
 
-    def _loop(self, line: hlo.Instruction, computation: str, times: float) -> float:
-        trips = self.module.trip_count(line, computation)
+    def _loop(self, line: hlo.Instruction, timeline: _Timeline) -> float:
+        trips = self.module.trip_count(line, timeline.computation)
         if trips is None:
             self.unknown_loops.append(line.name)
             trips = 1
         names = (line.attribute("condition"), line.attribute("body"))
-        return trips * sum(self._run(name, times * trips) for name in names if name)
+        return trips * sum(self._run(name, timeline.times * trips) for name in names)
 
     def _branches(self, line: hlo.Instruction, times: float) -> float:
-        """All of a call, the dearest branch of a conditional."""
+        """Return the seconds of a call, or of the longest branch of a conditional, and charge its parts."""
         costs = []
         for name in line.called:
             before = dict(self.seconds)
@@ -251,55 +227,54 @@ class _Model:
             self.seconds[part] += more
         return seconds
 
-    def _instruction(self, line: hlo.Instruction, computation: str, times: float) -> float:
+    def _instruction(self, line: hlo.Instruction, timeline: _Timeline) -> float:
         if line.estimated_cycles is not None:
             return line.estimated_cycles / (self.chip.clock_ghz * 1e9)
         if line.opcode in _FREE or line.target in _FREE_TARGETS:
             return 0.0
         what = f"{line.opcode} {line.target}".strip()
-        lines = self.module.computations[computation].instructions
-        operations = self.module.instruction_operations(line, computation)
+        lines = self.module.computations[timeline.computation].instructions
+        operations = self.module.instruction_operations(line, timeline.computation)
         moved = float(_touched_bytes(line, lines))
         if estimate := _own_estimate(line):
             operations, moved = estimate
-        self.unestimated[what] += round(times)
-        self.unestimated_operations[what] += operations * times
+        self.unestimated[what] += round(timeline.times)
+        self.unestimated_operations[what] += operations * timeline.times
         seconds = max(
             operations / (_CUSTOM_CALL_SHARE_OF_PEAK * self.chip.device_peak_flops),
             moved / self.chip.device_memory_bandwidth,
         )
-        self.unestimated_seconds += seconds * times
+        self.unestimated_seconds += seconds * timeline.times
         return seconds
 
     def _copy_seconds(self, line: hlo.Instruction, lines: Mapping[str, hlo.Instruction]) -> float:
-        """Time of an asynchronous copy: its bytes, once for each end in the device's main memory."""
+        """Return the time of an asynchronous copy: its bytes, once for each end in the device's main memory."""
         source = lines[line.operands[0]].arrays
-        # The result of a start is (source, destination, flag), in either order: what moves is the smaller.
+        # The result of a start is (source, destination, flag), in either order: the smaller one moves.
         big = [a for a in line.arrays if a.shape and a.num_bytes > 4] or list(line.arrays)
         moved = min(big, key=lambda array: array.num_bytes)
         ends = sum(array.memory == 0 for array in (source[0], moved)) if source else 1
         return max(ends, 1) * moved.num_bytes / self.chip.device_memory_bandwidth
 
     def _collective(self, line: hlo.Instruction, lines: Mapping[str, hlo.Instruction]) -> float | None:
-        """Seconds of a collective, None for any other instruction."""
-        found = _COLLECTIVES.match(line.opcode)
-        if found:
-            return self._collective_seconds(found[0], line, lines)
+        """Return the seconds of a collective, None for any other instruction."""
+        if kind := _COLLECTIVES.match(line.opcode):
+            return self._collective_seconds(kind[0], line, lines)
         if line.opcode not in ("fusion", "async-start", "call-start"):
             return None
         # A fused collective: the one of the computation that it calls.
         for name in line.called:
             inner = self.module.computations[name].instructions
             for each in inner.values():
-                if found := _COLLECTIVES.match(each.opcode):
-                    kind = "reduce-scatter" if "all-reduce-scatter" in name else found[0]
-                    return self._collective_seconds(kind, each, inner)
+                if kind := _COLLECTIVES.match(each.opcode):
+                    fused = "reduce-scatter" if "all-reduce-scatter" in name else kind[0]
+                    return self._collective_seconds(fused, each, inner)
         return None
 
     def _collective_seconds(self, kind: str, line: hlo.Instruction, lines: Mapping[str, hlo.Instruction]) -> float:
-        given = sum(lines[name].num_bytes for name in line.operands)
+        num_bytes = sum(lines[name].num_bytes for name in line.operands)
         size = _group_size(line.attributes, self.devices)
-        return collective_seconds(kind, given, size, self.chip, self.grid)
+        return collective_seconds(kind, num_bytes, size, self.chip, self.grid)
 
     def _part(self, line: hlo.Instruction) -> str:
         name = line.op_name
@@ -312,12 +287,14 @@ class _Model:
                 )
         return next((part for part, pattern in _PART_PATTERNS if pattern.search(name)), "rest")
 
-    def _charge(self, part: str, seconds: float) -> None:
-        self.seconds[part] += seconds
+    def _spend(self, part: str, seconds: float, timeline: _Timeline) -> None:
+        """Advance ``timeline`` by ``seconds`` and charge them to ``part``."""
+        self.seconds[part] += seconds * timeline.times
+        timeline.now += seconds
 
 
 def collective_seconds(kind: str, num_bytes: int, size: int, chip: Chip, grid: Sequence[int]) -> float:
-    """Time of one collective in which each of ``size`` devices gives ``num_bytes``.
+    """Return the seconds of one collective of ``size`` devices, each of which contributes ``num_bytes``.
 
     The group takes whole axes of ``grid`` where they fit. Along an axis that closes to a ring a chip sends over
     two links, else (a line) over one, counted at its ends. Rings over several axes run side by side.
@@ -343,7 +320,7 @@ def collective_seconds(kind: str, num_bytes: int, size: int, chip: Chip, grid: S
 
 
 def spanned_axes(chips: int, grid: Sequence[int]) -> list[int]:
-    """Lengths of the grid's axes that a group of ``chips`` runs along; a part of an axis where none fit."""
+    """Return the lengths of the axes of ``grid`` that a group of ``chips`` spans, the last one possibly in part."""
     axes, left = [], chips
     for axis in sorted((n for n in grid if n > 1), reverse=True):
         if left % axis == 0:
@@ -361,21 +338,20 @@ def is_ring(axis: int, grid: Sequence[int], chip: Chip) -> bool:
 
 
 def _group_size(attributes: str, devices: int) -> int:
-    """Devices that exchange values: the first replica group."""
+    """Return the number of devices that exchange values: the size of the first replica group."""
     mesh = re.search(r"replica_groups=mesh\[([^\]]*)\] \{([^}]*)\}", attributes)
     if mesh:
         sizes = {name: int(size) for name, size in re.findall(r"'(\w+)'=(\d+)", mesh[1])}
         parts = re.findall(r"'(\w+)'(?::\(\d+\)(\d+))?", mesh[2])
         return math.prod(int(part) if part else sizes[name] for name, part in parts)
-    iota = re.search(r"replica_groups=\[(\d+),(\d+)\]<=", attributes)
-    if iota:
-        return int(iota[2])
-    groups = re.search(r"replica_groups=\{\{([\d,]*)\}", attributes)
-    return len(groups[1].split(",")) if groups else devices
+    if iota := hlo.first_group(r"replica_groups=\[\d+,(\d+)\]<=", attributes):
+        return int(iota)
+    group = hlo.first_group(r"replica_groups=\{\{([\d,]*)\}", attributes)
+    return len(group.split(",")) if group else devices
 
 
 def _touched_bytes(line: hlo.Instruction, lines: Mapping[str, hlo.Instruction]) -> int:
-    """Bytes that an instruction reads and writes."""
+    """Return the bytes that an instruction reads and writes."""
     if line.opcode == "dynamic-update-slice":
         return 2 * lines[line.operands[1]].num_bytes
     if line.opcode in ("dynamic-slice", "slice", "gather"):
@@ -384,9 +360,7 @@ def _touched_bytes(line: hlo.Instruction, lines: Mapping[str, hlo.Instruction]) 
 
 
 def _own_estimate(line: hlo.Instruction) -> tuple[float, float] | None:
-    """(operations, bytes) that a custom call states about itself."""
-    stated = re.search(r'\\?"cost_estimate\\?":\s*\{([^}]*)\}', line.attributes)
-    if stated is None:
-        return None
-    numbers = {name: float(value) for name, value in re.findall(r'\\?"(\w+)\\?":\s*\\?"?([\d.e+]+)', stated[1])}
-    return numbers.get("flops", 0.0), numbers.get("bytes_accessed", 0.0)
+    """Return the (operations, bytes) of the cost estimate that a custom call carries; None without one."""
+    stated = hlo.first_group(r'\\?"cost_estimate\\?":\s*\{([^}]*)\}', line.attributes)
+    numbers = {name: float(value) for name, value in re.findall(r'\\?"(\w+)\\?":\s*\\?"?([\d.e+]+)', stated)}
+    return (numbers.get("flops", 0.0), numbers.get("bytes_accessed", 0.0)) if stated else None

@@ -1,15 +1,17 @@
-"""Reading the text of a compiled program: computations, instructions, their sizes, operations and loop counts.
+"""Reader of the text of compiled programs: computations, instructions, their sizes, operations and loop counts.
 
-The text is what ``jax.stages.Compiled.as_text()`` gives, one instruction per line: ``%name = shape
-opcode(operands), attributes``. Reading is strict, because a line passed over would be time passed over: one that
-does not have this form raises ``ValueError``.
+The text is that of ``jax.stages.Compiled.as_text()``, one instruction per line: ``%name = shape opcode(operands),
+attributes``. A line of another form raises ``ValueError``: skipping it would skip its time.
 """
 
 import functools
 import math
+import operator
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
+
+import numpy as np
 
 _INSTRUCTION = re.compile(r"  +(ROOT )?%([\w.$\-]+) = ")
 _HEADER = re.compile(r"(ENTRY )?%?([\w.$\-]+) \(")
@@ -18,6 +20,17 @@ _NAME = re.compile(r"%([\w.$\-]+)")
 _ARRAY = re.compile(r"([a-z]\w*)\[([\d,<=]*)\](\{[^}]*\})?")
 _SECTIONS = ("HloModule ", "FileNames", "FunctionNames", "FileLocations", "StackFrames")
 _MAX_TRIPS = 1_000_000
+# Scalar operations that decide how often a loop runs.
+_SCALAR_OPERATIONS: dict[str, Callable[[int, int], int]] = {
+    "add": operator.add, "subtract": operator.sub, "and": operator.and_, "or": operator.or_, "LT": operator.lt,
+    "LE": operator.le, "GT": operator.gt, "GE": operator.ge, "EQ": operator.eq, "NE": operator.ne,
+}  # fmt: skip
+
+
+def first_group(pattern: str, text: str) -> str:
+    """Return the first group of the first match of ``pattern`` in ``text``; empty without a match."""
+    match = re.search(pattern, text)
+    return match[1] if match else ""
 
 
 @dataclass(frozen=True)
@@ -53,33 +66,29 @@ class Instruction:
 
     @functools.cached_property
     def estimated_cycles(self) -> int | None:
-        """The compiler's estimate of cycles, or None."""
-        found = re.search(r'"estimated_cycles":"(-?\d+)"', self.attributes)
+        """Cycles that the compiler estimates, or None."""
+        cycles = int(first_group(r'"estimated_cycles":"(-?\d+)"', self.attributes) or -1)
         # A saturated counter is no estimate.
-        return int(found[1]) if found and 0 <= int(found[1]) < 1e15 else None
+        return cycles if 0 <= cycles < 1e15 else None
 
     @property
     def op_name(self) -> str:
-        """Scopes and primitive that it came from, empty where the compiler made it."""
-        found = re.search(r'op_name="((?:[^"\\]|\\.)*)"', self.attributes)
-        return found[1] if found else ""
+        """Scopes and primitive of the traced function; empty for an instruction that the compiler added."""
+        return first_group(r'op_name="((?:[^"\\]|\\.)*)"', self.attributes)
 
     @property
     def target(self) -> str:
         """Target of a custom call."""
-        found = re.search(r'custom_call_target="([^"]*)"', self.attributes)
-        return found[1] if found else ""
+        return first_group(r'custom_call_target="([^"]*)"', self.attributes)
 
-    def attribute(self, name: str) -> str | None:
-        """Name of the computation that attribute ``name`` gives."""
-        found = re.search(rf"[ ,]{name}=%?([\w.$\-]+)", f" {self.attributes}")
-        return found[1] if found else None
+    def attribute(self, name: str) -> str:
+        """Return the computation that attribute ``name`` refers to; empty without this attribute."""
+        return first_group(rf"[ ,]{name}=%?([\w.$\-]+)", f" {self.attributes}")
 
     @property
     def called(self) -> tuple[str, ...]:
-        """Computations that run when it runs, once each (a loop's body and condition are not among them)."""
-        branches = re.search(r"branch_computations=\{([^}]*)\}", self.attributes)
-        names = _NAME.findall(branches[1]) if branches else []
+        """Computations that run once when the instruction runs; excludes the body and condition of a loop."""
+        names = _NAME.findall(first_group(r"branch_computations=\{([^}]*)\}", self.attributes))
         keys = ["calls", "true_computation", "false_computation"] + ["to_apply"] * (
             self.opcode in ("call", "call-start")
         )
@@ -95,8 +104,8 @@ class Computation:
 
     @property
     def root(self) -> Instruction:
-        """The instruction whose value is the computation's."""
-        return next(reversed([i for i in self.instructions.values() if i.is_root]))
+        """The instruction whose value is the result of the computation."""
+        return next(line for line in reversed(self.instructions.values()) if line.is_root)
 
 
 @dataclass
@@ -107,8 +116,10 @@ class Module:
     entry: str
 
     def operations(self, computation: str) -> float:
-        """Multiplications and additions of all matrix products of ``computation``, loops multiplied out."""
-        return sum(self.instruction_operations(i, computation) for i in self._lines(computation))
+        """Return the multiplications and additions of all matrix products of ``computation``, loops multiplied
+        out."""
+        lines = self.computations[computation].instructions.values()
+        return sum(self.instruction_operations(line, computation) for line in lines)
 
     def instruction_operations(self, instruction: Instruction, computation: str) -> float:
         """Return the same count for one instruction of ``computation``, including the computations it calls."""
@@ -119,57 +130,52 @@ class Module:
             return _dot_operations(instruction, lines[instruction.operands[0]])
         if instruction.opcode == "while":
             trips = self.trip_count(instruction, computation) or 1
-            return trips * self.operations(instruction.attribute("body") or "")
+            return trips * self.operations(instruction.attribute("body"))
         return sum(self.operations(name) for name in instruction.called)
 
-    def _lines(self, computation: str) -> Iterator[Instruction]:
-        yield from self.computations[computation].instructions.values()
-
     def trip_count(self, loop: Instruction, computation: str) -> int | None:
-        """Rounds of a ``while`` of ``computation``; None if the text does not tell."""
-        known = re.search(r'"known_trip_count":\{"n":"(\d+)"\}', loop.attributes)
-        if known:
-            return int(known[1])
-        condition, body = loop.attribute("condition"), loop.attribute("body")
-        lines = self.computations[computation].instructions
-        initial = lines.get(loop.operands[0])
-        if condition is None or body is None or initial is None or initial.opcode != "tuple":
+        """Return how often the ``while`` of ``computation`` runs; None if the text does not determine it."""
+        if known := first_group(r'"known_trip_count":\{"n":"(\d+)"\}', loop.attributes):
+            return int(known)
+        initial = self.computations[computation].instructions.get(loop.operands[0])
+        if initial is None or initial.opcode != "tuple":
             return None
         try:
-            return self._count(
-                condition, body, [functools.partial(self._value, computation, o) for o in initial.operands]
-            )
+            return self._count(loop, lambda index: self._value(computation, initial.operands[index], _unknown))
         except _Unknown:
             return None
 
-    def _count(self, condition: str, body: str, initial: list) -> int:
-        """Run the scalars that decide about the next round."""
+    def _count(self, loop: Instruction, initial: Callable[[int], int]) -> int:
+        """Run the scalars that decide about the next round; ``initial`` returns an element of the first tuple."""
+        condition, body = loop.attribute("condition"), loop.attribute("body")
         root = self.computations[body].root
         if root.opcode != "tuple":
             raise _Unknown
-        # The condition's elements of the carried tuple, and those from which the body makes them.
-        state: dict[int, int] = {}
-        while True:
-            try:
-                self._value(condition, self.computations[condition].root.name, state)
-                for index in tuple(state):
-                    self._value(body, root.operands[index], state)
-                break
-            except _Missing as missing:
-                state[missing.index] = initial[missing.index]({})
+        state: dict[int, int] = {}  # elements of the tuple that the condition needs, and those that these need
+
+        def carried(index: int) -> int:
+            if index not in state:
+                state[index] = initial(index)
+            return state[index]
+
         trips = 0
-        while self._value(condition, self.computations[condition].root.name, state):
-            state = {index: self._value(body, root.operands[index], state) for index in state}
+        while self._value(condition, self.computations[condition].root.name, carried):
+            after: dict[int, int] = {}
+            while new := state.keys() - after.keys():
+                after |= {index: self._value(body, root.operands[index], carried) for index in new}
+            state.update(after)
             trips += 1
             if trips > _MAX_TRIPS:
                 raise _Unknown
         return trips
 
-    def _value(self, computation: str, name: str, carried: Mapping[int, int], given: tuple[int, ...] = ()) -> int:
-        """Value of a scalar of whole numbers; ``carried`` are known elements of the loop's tuple, ``given`` the
-        parameters of a called computation."""
+    def _value(
+        self, computation: str, name: str, carried: Callable[[int], int], arguments: tuple[int, ...] = ()
+    ) -> int:
+        """Return the value of an integer scalar. ``carried`` returns an element of the tuple of a loop,
+        ``arguments`` are the parameters of a called computation."""
         line = self.computations[computation].instructions[name]
-        value = functools.partial(self._value, computation, carried=carried, given=given)
+        value = functools.partial(self._value, computation, carried=carried, arguments=arguments)
         match line.opcode:
             case "constant":
                 if not re.fullmatch(r"-?\d+|true|false", line.argument):
@@ -178,57 +184,30 @@ class Module:
             case "get-tuple-element":
                 if self.computations[computation].instructions[line.operands[0]].opcode != "parameter":
                     raise _Unknown
-                found = re.search(r"index=(\d+)", line.attributes)
-                index = int(found[1]) if found else 0
-                if index not in carried:
-                    raise _Missing(index)
-                return carried[index]
-            case "parameter" if given:
-                return given[int(line.argument)]
+                return carried(int(first_group(r"index=(\d+)", line.attributes) or 0))
+            case "parameter" if arguments:
+                return arguments[int(line.argument)]
             case "copy" | "copy-start" | "copy-done" | "bitcast" | "broadcast" | "reshape" | "convert":
                 return value(line.operands[0])
             case "add" | "subtract" | "and" | "or" | "compare":
-                left, right = value(line.operands[0]), value(line.operands[1])
-                return _apply(line, left, right)
+                operation = first_group(r"direction=(\w+)", line.attributes) or line.opcode
+                return int(_SCALAR_OPERATIONS[operation](*map(value, line.operands[:2])))
             case "fusion" | "call":
                 inner = self.computations[line.called[0]]
-                arguments = tuple(value(operand) for operand in line.operands)
-                return self._value(inner.name, inner.root.name, carried, arguments)
+                return self._value(inner.name, inner.root.name, carried, tuple(map(value, line.operands)))
         raise _Unknown
 
 
 class _Unknown(Exception):
-    """A value that the text does not tell."""
+    """A value that the text does not determine."""
 
 
-class _Missing(Exception):
-    """An element of the loop's tuple that must be known first."""
-
-    def __init__(self, index: int) -> None:
-        super().__init__(index)
-        self.index = index
-
-
-def _apply(line: Instruction, left: int, right: int) -> int:
-    match line.opcode:
-        case "add":
-            return left + right
-        case "subtract":
-            return left - right
-        case "and":
-            return left & right
-        case "or":
-            return left | right
-    found = re.search(r"direction=(\w+)", line.attributes)
-    results = {
-        "LT": left < right, "LE": left <= right, "GT": left > right,
-        "GE": left >= right, "EQ": left == right, "NE": left != right,
-    }  # fmt: skip
-    return int(results[found[1]]) if found else 0
+def _unknown(index: int) -> int:
+    raise _Unknown
 
 
 def parse(text: str) -> Module:
-    """The program in ``text``. Raises ``ValueError`` naming the first line that is not understood."""
+    """Return the program in ``text``. Raises ``ValueError`` with the number of the first line of another form."""
     computations: dict[str, Computation] = {}
     entry, current, in_table = "", None, False
     for number, line in enumerate(text.splitlines(), 1):
@@ -264,7 +243,7 @@ def _parse_instruction(line: str) -> Instruction | None:
     if opcode is None:
         return None
     close = _closing(line, opcode.end() - 1)
-    arrays = tuple(_array(found) for found in _ARRAY.finditer(line, begin, end))
+    arrays = tuple(map(_array, _ARRAY.finditer(line, begin, end)))
     if close < 0 or not (arrays or re.match(r"\(\)|token\[\]", line[begin:end])):
         return None
     argument = line[opcode.end() : close - 1]
@@ -276,47 +255,41 @@ def _parse_instruction(line: str) -> Instruction | None:
 def _closing(text: str, begin: int) -> int:
     """Return the position after the parenthesis that closes the one at ``begin``; -1 if none does."""
     depth = 0
-    for found in re.compile(r"[()]").finditer(text, begin):
-        depth += 1 if found[0] == "(" else -1
+    for bracket in re.compile(r"[()]").finditer(text, begin):
+        depth += 1 if bracket[0] == "(" else -1
         if depth == 0:
-            return found.end()
+            return bracket.end()
     return -1
 
 
-def _array(found: re.Match[str]) -> Array:
-    sizes = tuple(int(size.lstrip("<=")) for size in found[2].split(",") if size)
-    space = re.search(r"S\((\d+)\)", found[3] or "")
-    return Array(found[1], sizes, int(space[1]) if space else 0)
+def _array(match: re.Match[str]) -> Array:
+    sizes = tuple(int(size.lstrip("<=")) for size in match[2].split(",") if size)
+    return Array(match[1], sizes, int(first_group(r"S\((\d+)\)", match[3] or "") or 0))
 
 
 def _item_bits(dtype: str) -> int:
-    """Bits of one element; 0 for tokens."""
-    if dtype in ("token", "opaque"):
-        return 0
-    if dtype == "pred":
-        return 8
-    found = re.match(r"[a-z]+(\d+)", dtype)
-    if found is None:
+    """Return the bits of one element; 0 for tokens."""
+    bits = {"token": "0", "opaque": "0", "pred": "8"}.get(dtype) or first_group(r"^[a-z]+(\d+)", dtype)
+    if not bits:
         raise ValueError(f"compiled program: unknown element type {dtype!r}")
-    return int(found[1])
+    return int(bits)
 
 
 def _dot_operations(line: Instruction, left: Instruction) -> float:
-    found = re.search(r"lhs_contracting_dims=\{([\d,]*)\}", line.attributes)
-    dims = [int(dim) for dim in found[1].split(",") if dim] if found else []
-    return 2 * math.prod(line.arrays[0].shape) * math.prod(left.arrays[0].shape[dim] for dim in dims)
+    dims = first_group(r"lhs_contracting_dims=\{([\d,]*)\}", line.attributes).split(",")
+    contracted = math.prod(left.arrays[0].shape[int(dim)] for dim in dims if dim)
+    return 2 * math.prod(line.arrays[0].shape) * contracted
 
 
 def _convolution_operations(line: Instruction, operands: list[Instruction]) -> float:
-    """2 x output x taps that meet an input x input features. TPU writes every matrix product as a convolution, with
-    batch dimensions as dilated windows most of whose taps meet padding."""
+    """Return 2 x output x input features x the taps that meet an input. A TPU program has every matrix product as a
+    convolution, with batch dimensions as dilated windows whose other taps meet padding."""
     labels = re.search(r"dim_labels=(\w+)_(\w+)->(\w+)", line.attributes)
     if labels is None:
         raise ValueError(f"compiled program: convolution without dim_labels: {line.name}")
     left, right, out = (array.arrays[0].shape for array in (*operands[:2], line))
     operations = 2.0 * out[labels[3].index("b")] * out[labels[3].index("f")] * right[labels[2].index("i")]
-    window = re.search(r"window=\{([^}]*)\}", line.attributes)
-    values = dict(pair.split("=") for pair in window[1].split()) if window else {}
+    values = dict(pair.split("=") for pair in first_group(r"window=\{([^}]*)\}", line.attributes).split())
     for i, spatial in enumerate(sorted(label for label in labels[1] if label.isdigit())):
 
         def of(name: str, default: str, dim: int = i) -> str:
@@ -327,16 +300,11 @@ def _convolution_operations(line: Instruction, operands: list[Instruction]) -> f
             left[labels[1].index(spatial)], right[labels[2].index(spatial)], out[labels[3].index(spatial)],
             int(of("stride", "1")), low, int(of("lhs_dilate", "1")), int(of("rhs_dilate", "1")),
         )  # fmt: skip
-    batch_groups = re.search(r"batch_group_count=(\d+)", line.attributes)
-    return operations / int(batch_groups[1]) if batch_groups else operations
+    return operations / int(first_group(r"batch_group_count=(\d+)", line.attributes) or 1)
 
 
 @functools.lru_cache(maxsize=4096)
 def _taps(size: int, kernel: int, out: int, stride: int, low: int, dilate: int, kernel_dilate: int) -> int:
-    """Pairs (output position, kernel position) that meet an element of the input along one dimension."""
-    count = 0
-    for tap in range(kernel):
-        for position in range(out):
-            place = position * stride + tap * kernel_dilate - low
-            count += 0 <= place <= (size - 1) * dilate and place % dilate == 0
-    return count
+    """Return the pairs (output position, kernel position) that meet an input element along one dimension."""
+    places = np.arange(out) * stride + np.arange(kernel)[:, None] * kernel_dilate - low
+    return int(((places >= 0) & (places <= (size - 1) * dilate) & (places % dilate == 0)).sum())

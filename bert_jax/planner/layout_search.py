@@ -1,32 +1,25 @@
 """Search for the fastest layout of a recipe on a slice: batch per device x recomputation x scan x mesh.
 
-The recipe's global batch, and so the function learned, stays (microbatches change the batch per device), unless
-other batches are asked for. Arithmetic drops what cannot fit and orders the rest; on a TPU the first few are
-compiled.
+Candidates keep the global batch of the recipe, and so the function that is learned (microbatches change the batch
+per device), unless ``batches`` sets others. Arithmetic drops candidates that cannot fit and orders the rest; for a
+TPU the first few are compiled.
 """
 
 import dataclasses
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 
 from bert_jax.config import MeshConfig, PretrainConfig
 from bert_jax.planner.compiled import compile_step
-from bert_jax.planner.plan import Asked, Plan, arithmetic_plan, plan_compiled, without_time
+from bert_jax.planner.plan import Asked, Plan, arithmetic_plan, plan_compiled
 from bert_jax.planner.topology import Topology
 
-# The arithmetic of memory is that rough: what it puts this far above the memory is not tried.
+# Memory by arithmetic is rough: only candidates this many times above the memory are dropped.
 _SURELY_TOO_LARGE = 2.0
-# A device is not filled to the last byte: the compiler's own figures differ a little from run to run.
+# Most of the memory that a candidate may fill: the figures of the compiler differ a little from run to run.
 _FULL = 0.97
 
-
-@dataclass(frozen=True)
-class Found:
-    """Result of a search; ``config`` is the recipe with the layout of the best plan, None where nothing fits."""
-
-    plans: list[Plan]
-    best: Plan | None
-    config: PretrainConfig | None
+Candidate = tuple[PretrainConfig, Plan]
 
 
 def search(
@@ -37,41 +30,39 @@ def search(
     tries: int,
     batches: Sequence[int],
     progress: Callable[[str], None],
-) -> Found:
-    """The best layout of ``config`` on ``topology``.
+) -> tuple[list[Plan], Candidate | None]:
+    """Return the plans of all tried layouts, fastest first, and the best layout with its plan, None if none fits.
 
     Args:
         tries: most steps that are compiled (a TPU slice).
-        batches: sequences per device and microbatch to try with other global batches than the recipe's.
-        progress: is given a line before and after each try.
+        batches: sequences per device and microbatch; they replace the global batch of the recipe.
+        progress: receives a line before and after each try.
     """
     ordered = _ordered(config, topology, asked, batches)
     if not ordered:
         raise ValueError(
-            f"--search: no mesh cuts a batch of {config.training.global_batch_size:,} over {topology.num_devices} "
-            "devices; give --batches or another training.global_batch_size"
+            f"--search: no mesh divides a batch of {config.training.global_batch_size:,} over "
+            f"{topology.num_devices} devices; set --batches or another training.global_batch_size"
         )
     progress(f"{len(ordered)} layouts by arithmetic")
     if not topology.is_tpu:
-        return _best(ordered)
-    tried: list[tuple[PretrainConfig, Plan]] = []
+        return _sorted(ordered), _best(ordered)
+    tried: list[Candidate] = []
     chosen = _spread(ordered, tries - 1 if tries > 1 else 1)
     for number, (candidate, _) in enumerate(chosen, 1):
         tried.append(_try(candidate, topology, asked, f"{number} of {len(chosen)}", progress))
-    found = _best(tried)
     # Scanned or unrolled hardly changes which candidate is best, so the other layout is tried for the best alone.
-    if found.config is not None and tries > 1:
-        execution = found.config.execution
+    if (best := _best(tried)) and tries > 1:
+        execution = best[0].execution
         other = dataclasses.replace(execution, scan_layers=not execution.scan_layers)
         which = f"the best, {'unrolled' if execution.scan_layers else 'scanned'}"
-        tried.append(_try(dataclasses.replace(found.config, execution=other), topology, asked, which, progress))
-        found = _best(tried)
-    return found
+        tried.append(_try(dataclasses.replace(best[0], execution=other), topology, asked, which, progress))
+    return _sorted(tried), _best(tried)
 
 
 def _try(
     config: PretrainConfig, topology: Topology, asked: Asked, which: str, progress: Callable[[str], None]
-) -> tuple[PretrainConfig, Plan]:
+) -> Candidate:
     training, mesh = config.training, config.mesh
     progress(
         f"compiling {which}: batch {training.global_batch_size:,} in {training.accumulation_steps}, remat "
@@ -83,48 +74,45 @@ def _try(
     return config, plan
 
 
-def _best(tried: Sequence[tuple[PretrainConfig, Plan]]) -> Found:
-    fitting = [
-        (config, plan) for config, plan in tried
-        if plan.fits and plan.peak_bytes <= _FULL * plan.hbm_bytes
-    ]  # fmt: skip
-    plans = sorted(
-        (without_time(plan) for _, plan in tried),
-        key=lambda plan: (-(plan.tokens_per_second or 0), plan.peak_bytes),
-    )
-    if not fitting:
-        return Found(plans, None, None)
-    config, plan = max(fitting, key=lambda item: item[1].tokens_per_second or 0.0)
-    return Found(plans, plan, config)
+def _sorted(tried: Sequence[Candidate]) -> list[Plan]:
+    return sorted((plan for _, plan in tried), key=_order)
 
 
-def _ordered(
-    config: PretrainConfig, topology: Topology, asked: Asked, batches: Sequence[int]
-) -> list[tuple[PretrainConfig, Plan]]:
-    """Every candidate with its plan by arithmetic, fastest first, those surely too large left out."""
+def _order(plan: Plan) -> tuple[float, int]:
+    """Return the sort key of ``plan``: fast plans first, then plans that do not fit, by memory."""
+    return -(plan.tokens_per_second or 0.0), plan.peak_bytes
+
+
+def _best(tried: Sequence[Candidate]) -> Candidate | None:
+    fitting = [each for each in tried if each[1].fits and each[1].peak_bytes <= _FULL * each[1].hbm_bytes]
+    return max(fitting, key=lambda each: each[1].tokens_per_second or 0.0, default=None)
+
+
+def _ordered(config: PretrainConfig, topology: Topology, asked: Asked, batches: Sequence[int]) -> list[Candidate]:
+    """Return every candidate that may fit with its plan by arithmetic, fastest first."""
     plans = []
     for candidate in candidates(config, topology, batches):
         plan = arithmetic_plan(candidate, topology, asked)
         if plan.peak_bytes <= _SURELY_TOO_LARGE * plan.hbm_bytes:
             plans.append((candidate, plan))
-    return sorted(plans, key=lambda item: (not item[1].fits, -(item[1].tokens_per_second or 0), item[1].peak_bytes))
+    return sorted(plans, key=lambda candidate: _order(candidate[1]))
 
 
-def _spread(ordered: list[tuple[PretrainConfig, Plan]], count: int) -> list[tuple[PretrainConfig, Plan]]:
-    """The first ``count`` in order, but of each (mesh, remat) the first before the second: arithmetic is too rough
-    to choose among neighbors."""
-    seen: dict[tuple[object, ...], int] = {}
-    ranked = []
-    for place, (config, plan) in enumerate(ordered):
+def _spread(ordered: list[Candidate], count: int) -> list[Candidate]:
+    """Return the first ``count`` candidates, each 3 places later per earlier one of the same (mesh, remat):
+    arithmetic is too rough to choose among these."""
+    seen = Counter[tuple[object, ...]]()
+    places = []
+    for place, (config, _) in enumerate(ordered):
         key = config.mesh, config.execution.remat
-        seen[key] = seen.get(key, -1) + 1
-        ranked.append((place + seen[key] * 3, place, (config, plan)))
-    return [item for *_, item in sorted(ranked, key=lambda entry: entry[:2])[:count]]
+        places.append((place + 3 * seen[key], place))
+        seen[key] += 1
+    return [ordered[place] for _, place in sorted(places)[:count]]
 
 
 def candidates(config: PretrainConfig, topology: Topology, batches: Sequence[int]) -> Iterator[PretrainConfig]:
-    """The recipe in every layout: meshes x microbatches (or ``batches`` per device) x recomputation."""
-    if batches:  # what belongs to the recipe's own batch
+    """Yield the recipe in every layout: meshes x microbatches (or ``batches`` per device) x recomputation."""
+    if batches:  # these options belong to the global batch of the recipe
         training = dataclasses.replace(config.training, batch_ramp=(), eval_batch_size=0)
         config = dataclasses.replace(config, training=training, data=dataclasses.replace(config.data, lanes=0))
     for mesh in _meshes(config, topology.num_devices):
@@ -142,7 +130,7 @@ def candidates(config: PretrainConfig, topology: Topology, batches: Sequence[int
 
 
 def _meshes(config: PretrainConfig, devices: int) -> Iterator[MeshConfig]:
-    """Data parallel, and the modest uses of the other axes that this model allows."""
+    """Yield the data-parallel mesh, and meshes with fsdp and tensor axes that the model allows."""
     heads = config.model.num_attention_heads
     for tensor in (1, 2, 4, 8):
         for fsdp in dict.fromkeys((1, 2, 4, 8, devices // tensor)):
@@ -151,7 +139,7 @@ def _meshes(config: PretrainConfig, devices: int) -> Iterator[MeshConfig]:
 
 
 def _batches(config: PretrainConfig, parts: int, batches: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """(global batch, microbatches) that cut evenly into ``parts``."""
+    """Yield (global batch, microbatches) that ``parts`` divides."""
     if batches:
         yield from ((per_device * parts, 1) for per_device in batches)
         return

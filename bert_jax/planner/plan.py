@@ -2,25 +2,23 @@
 
 import dataclasses
 import functools
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from bert_jax.config import PretrainConfig
 from bert_jax.config.pretrain import DataConfig
-from bert_jax.config.schema import ExecutionConfig, MeshConfig, ModelConfig, OptimizerConfig
 from bert_jax.model.flops import training_flops_per_sequence
 from bert_jax.parallel.mesh import check_batches, mesh_sizes
-from bert_jax.planner.arithmetic import StepEstimate, estimate_step, rows_per_device
+from bert_jax.planner.arithmetic import program_memory, rows_per_device, step_seconds, step_temporary_bytes
 from bert_jax.planner.compiled import CompiledStep, compile_step
-from bert_jax.planner.cycles import PARTS, StepCost, step_cost
-from bert_jax.planner.sharding_table import abstract_mesh, abstract_train_state, batch_bytes, device_bytes
+from bert_jax.planner.cycles import step_cost
+from bert_jax.planner.sharding_table import abstract_mesh, abstract_train_state, batch_bytes
 from bert_jax.planner.topology import Topology
+from bert_jax.training.memory import device_bytes
 
-# Share of the step from which on communication is named.
-_MUCH_COMMUNICATION = 0.3
-# Share of the step from which on the random bits of dropout are.
-_MUCH_DROPOUT = 0.05
+# Share of the step above which a plan warns about communication, and about the random bits of dropout.
+_MUCH_COMMUNICATION, _MUCH_DROPOUT = 0.3, 0.05
 
 
 @dataclass(frozen=True)
@@ -32,7 +30,7 @@ class Plan:
     devices: int
     hosts: int
     mesh: dict[str, int]
-    # compiled (the compiler's own figures) or arithmetic.
+    # compiled (figures of the compiler) or arithmetic.
     method: str
     scan_layers: bool
     remat: str
@@ -45,7 +43,7 @@ class Plan:
     argument_bytes: int
     output_bytes: int
     temporary_bytes: int
-    # None for a step that does not fit and was therefore not compiled.
+    # Times are None for a step that does not fit.
     predicted_step_seconds: float | None
     predicted_mfu: float | None
     tokens_per_second: float | None
@@ -57,21 +55,17 @@ class Plan:
     # Of predicted_step_seconds: attention, mlm_head, dropout, optimizer, communication, rest.
     shares: dict[str, float] | None
     communication_seconds: float | None
-    # What the compiler gives no cycle estimate for: its share of the operations and of the time.
-    unestimated_share: float
-    unestimated_time_share: float
-    unestimated: dict[str, float]
-    compile_seconds: float
+    # Instructions without a cycle estimate by the compiler: their share of the operations and of the time.
+    unestimated_share: float = 0.0
+    unestimated_time_share: float = 0.0
+    unestimated: dict[str, float] = field(default_factory=dict)
+    compile_seconds: float = 0.0
     warnings: tuple[str, ...] = ()
-
-    def as_dict(self) -> dict[str, Any]:
-        """The plan as plain values for JSON."""
-        return dataclasses.asdict(self)
 
 
 @dataclass(frozen=True)
 class Asked:
-    """Request of a plan beside the recipe."""
+    """Options of a plan that are not part of the recipe."""
 
     price_per_chip_hour: float | None = None
     # Steps that earlier phases have done.
@@ -82,62 +76,52 @@ def make_plan(config: PretrainConfig, topology: Topology, asked: Asked) -> Plan:
     """Predict ``config`` on ``topology``; raises ``ValueError`` for a batch or mesh that does not fit the slice."""
     check_batches(config.training, mesh_sizes(config.mesh, topology.num_devices))
     if not topology.is_tpu:
-        return without_time(arithmetic_plan(config, topology, asked))
+        return arithmetic_plan(config, topology, asked)
     return plan_compiled(config, topology, asked, compile_step(config, topology))
 
 
-def without_time(plan: Plan) -> Plan:
-    """``plan``, without the time of a step that would not run."""
-    if plan.fits:
-        return plan
-    names = (
-        "predicted_step_seconds", "predicted_mfu", "tokens_per_second", "sequences_per_second", "hours",
-        "chip_hours", "cost", "shares", "communication_seconds",
-    )  # fmt: skip
-    nothing: dict[str, Any] = dict.fromkeys(names)
-    return dataclasses.replace(plan, **nothing)
-
-
 def plan_compiled(config: PretrainConfig, topology: Topology, asked: Asked, step: CompiledStep) -> Plan:
-    """The plan of a compiled step of ``config``."""
-    cost = step_cost(step.hlo, topology.chip, step.mesh_shape, topology.shape) if step.fits else None
-    loops = cost.unknown_loops if cost else []
+    """Return the plan of a compiled step of ``config``."""
+    names = ("peak_bytes", "hbm_bytes", "argument_bytes", "output_bytes", "temporary_bytes", "compile_seconds")
+    measured: dict[str, Any] = {"method": "compiled", "fits": step.fits}
+    measured |= {name: getattr(step, name) for name in names}
+    if not step.fits:
+        return _plan(config, topology, asked, step.mesh_shape, None, **measured)
+    cost = step_cost(step.hlo, topology.chip, step.mesh_shape, topology.shape)
+    loops = cost.unknown_loops
     return _plan(
-        config, topology, asked, step.mesh_shape, cost,
-        method="compiled", fits=step.fits, peak_bytes=step.peak_bytes, hbm_bytes=step.hbm_bytes,
-        argument_bytes=step.argument_bytes, output_bytes=step.output_bytes, temporary_bytes=step.temporary_bytes,
-        unestimated_share=sum(share for _, share in cost.unestimated) if cost else 0.0,
-        unestimated_time_share=cost.unestimated_seconds / cost.seconds if cost else 0.0,
-        unestimated=dict(cost.unestimated) if cost else {},
-        compile_seconds=step.compile_seconds,
-        warnings=[f"loops of unknown length counted once: {', '.join(loops)}"] if loops else (),
+        config, topology, asked, step.mesh_shape,
+        {part: share * cost.seconds for part, share in cost.shares.items()},
+        unestimated_share=sum(share for _, share in cost.unestimated),
+        unestimated_time_share=cost.unestimated_seconds / cost.seconds, unestimated=dict(cost.unestimated),
+        warnings=(f"loops of unknown length counted once: {', '.join(loops)}",) if loops else (), **measured,
     )  # fmt: skip
 
 
 def arithmetic_plan(config: PretrainConfig, topology: Topology, asked: Asked) -> Plan:
-    """The plan by arithmetic alone, on any slice; no device or compiler is needed."""
+    """Return the plan by arithmetic alone, on any slice, without a device or compiler."""
     mesh = mesh_sizes(config.mesh, topology.num_devices)
-    batch = batch_bytes(config, abstract_mesh(mesh))
-    layout = dataclasses.replace(config.execution, remat="none")  # recomputation changes no state
-    held = _state_bytes(config.model, layout, config.optimizer, config.mesh, config.has_nsp, topology.num_devices)
-    step = estimate_step(config, topology, mesh, held + batch)
+    # The options on which the state depends: no others, so that a search computes few states.
+    same_state = PretrainConfig(
+        model=config.model, optimizer=config.optimizer, mesh=config.mesh,
+        execution=dataclasses.replace(config.execution, remat="none"),
+        data=DataConfig(seq_length=8, next_sentence=config.data.next_sentence),
+    )  # fmt: skip
+    held = _state_bytes(same_state, topology.num_devices)
+    arguments = held + batch_bytes(config, abstract_mesh(mesh))
+    temporary = step_temporary_bytes(config, topology, mesh)
+    hbm = program_memory(topology)
+    fits = arguments + temporary <= hbm
     return _plan(
-        config, topology, asked, mesh, step,
-        method="arithmetic", fits=step.fits, peak_bytes=step.peak_bytes, hbm_bytes=step.hbm_bytes,
-        argument_bytes=step.argument_bytes, output_bytes=held, temporary_bytes=step.temporary_bytes,
-        unestimated_share=0.0, unestimated_time_share=0.0, unestimated={}, compile_seconds=0.0,
+        config, topology, asked, mesh, step_seconds(config, topology, mesh) if fits else None,
+        method="arithmetic", fits=fits, peak_bytes=arguments + temporary, hbm_bytes=hbm,
+        argument_bytes=arguments, output_bytes=held, temporary_bytes=temporary,
     )  # fmt: skip
 
 
 @functools.cache
-def _state_bytes(
-    model: ModelConfig, execution: ExecutionConfig, optimizer: OptimizerConfig, mesh: MeshConfig, has_nsp: bool,
-    devices: int,
-) -> int:  # fmt: skip
-    """Bytes of the state on one device; a search asks for the same ones many times."""
-    data = DataConfig(seq_length=8, next_sentence="nsp" if has_nsp else "none")
-    config = PretrainConfig(model=model, execution=execution, optimizer=optimizer, mesh=mesh, data=data)
-    return device_bytes(abstract_train_state(config, abstract_mesh(mesh_sizes(mesh, devices))))
+def _state_bytes(config: PretrainConfig, num_devices: int) -> int:
+    return device_bytes(abstract_train_state(config, abstract_mesh(mesh_sizes(config.mesh, num_devices))))
 
 
 def _plan(
@@ -145,23 +129,19 @@ def _plan(
     topology: Topology,
     asked: Asked,
     mesh: Mapping[str, int],
-    cost: StepCost | StepEstimate | None,
+    parts: Mapping[str, float] | None,
     *,
-    warnings: Sequence[str] = (),
+    warnings: tuple[str, ...] = (),
     **measured: Any,
 ) -> Plan:
+    """Return the plan of a step with the seconds of its ``parts``, None if the step does not fit."""
     training, length = config.training, config.data.seq_length
     batch = training.global_batch_size
     flops = batch * training_flops_per_sequence(
         config.model, seq_length=length, max_predictions=config.data.max_predictions, has_nsp=config.has_nsp
     )
-    seconds = cost.seconds if cost else None
-    warnings = [*_warnings(config, topology, cost), *warnings]
-    if cost and cost.shares["communication"] > _MUCH_COMMUNICATION:
-        warnings.append(
-            f"{cost.shares['communication']:.0%} of the step is communication: fewer chips or a larger "
-            "training.global_batch_size would use them better"
-        )
+    seconds = sum(parts.values()) if parts else None
+    shares = {part: each / seconds for part, each in parts.items()} if parts and seconds else None
     steps = full_steps(config, asked.first_step)
     hours = seconds * steps / 3600 if seconds else None
     chip_hours = hours * topology.num_chips if hours is not None else None
@@ -186,15 +166,16 @@ def _plan(
         hours=hours,
         chip_hours=chip_hours,
         cost=chip_hours * price if price is not None and chip_hours is not None else None,
-        shares={part: cost.shares[part] for part in PARTS} if cost else None,
-        communication_seconds=cost.communication_seconds if cost else None,
-        warnings=tuple(warnings),
+        shares=shares,
+        communication_seconds=parts["communication"] if parts else None,
+        warnings=(*_warnings(config, topology, shares or {}), *warnings),
         **measured,
     )
 
 
 def full_steps(config: PretrainConfig, first_step: int) -> float:
-    """Steps from ``first_step`` to the end, those of a batch ramp counted by their share of the full batch."""
+    """Return the steps from ``first_step`` to the end; those of a batch ramp count by their share of the full
+    batch."""
     training = config.training
     if not 0 <= first_step < training.num_steps:
         raise ValueError(f"--first_step: {first_step} is not allowed; allowed: 0 to {training.num_steps - 1}")
@@ -207,12 +188,17 @@ def full_steps(config: PretrainConfig, first_step: int) -> float:
     return steps + left
 
 
-def _warnings(config: PretrainConfig, topology: Topology, cost: StepCost | StepEstimate | None) -> list[str]:
-    """Causes of slowness of a recipe on its hardware, each with the option that changes it."""
+def _warnings(config: PretrainConfig, topology: Topology, shares: Mapping[str, float]) -> list[str]:
+    """Return the causes of a slow step, each with the option that changes it."""
     execution, lines = config.execution, []
-    dropout = cost.shares["dropout"] if cost else 0.0
+    dropout, communication = shares.get("dropout", 0.0), shares.get("communication", 0.0)
     if topology.is_tpu and execution.prng == "threefry" and dropout > _MUCH_DROPOUT:
         lines.append(f"dropout takes {dropout:.0%} of the step; execution.prng rbg draws cheaper bits on a TPU")
     if execution.dtype == "float32":
         lines.append("execution.dtype bfloat16 runs the matrix products at least twice as fast")
+    if communication > _MUCH_COMMUNICATION:
+        lines.append(
+            f"{communication:.0%} of the step is communication: fewer chips or a larger "
+            "training.global_batch_size would use them better"
+        )
     return lines

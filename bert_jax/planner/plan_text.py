@@ -1,5 +1,6 @@
 """Text form of plans."""
 
+import math
 from collections.abc import Sequence
 
 from bert_jax.planner.plan import Plan
@@ -10,11 +11,11 @@ _PART_NAMES = {
     "attention": "attention", "mlm_head": "MLM head", "dropout": "dropout", "optimizer": "optimizer",
     "communication": "communication", "rest": "the rest of the model",
 }  # fmt: skip
-# Most candidates of a search that are printed, beside the undominated ones.
+# Most candidates of a search that are printed, in addition to those that no other beats.
 _SHOWN = 12
 _METHODS = {
-    "compiled": "An estimate, nothing was run: the training step as compiled for this slice, its instructions' "
-    "cycle estimates by the compiler, loops multiplied out, collectives from link bandwidth; no input, evaluation, "
+    "compiled": "An estimate, nothing was run: the training step as compiled for this slice, instruction cycles as "
+    "estimated by the compiler, loops multiplied out, collectives from link bandwidth; no input, evaluation, "
     "checkpoint or start-up time.",
     "arithmetic": "An estimate by arithmetic alone, nothing was compiled or run: operations over 65% of the peak, "
     "bytes over memory bandwidth, gradients over the links; no input, evaluation, checkpoint or start-up time. "
@@ -23,7 +24,7 @@ _METHODS = {
 
 
 def plan_lines(plan: Plan, advice: str) -> list[str]:
-    """The plan as lines of text; ``advice`` names the change for a step that does not fit."""
+    """Return ``plan`` as lines of text; ``advice`` is the end of the line for a step that does not fit."""
     mesh = " ".join(f"{axis}={size}" for axis, size in plan.mesh.items())
     micro = f" in {plan.accumulation_steps} microbatches" if plan.accumulation_steps > 1 else ""
     lines = [
@@ -35,8 +36,16 @@ def plan_lines(plan: Plan, advice: str) -> list[str]:
         f"the step {gib(plan.temporary_bytes)})"
     )
     lines.append(f"fits      yes: {memory}" if plan.fits else f"fits      no: it needs {memory}; {advice}")
-    if plan.predicted_step_seconds is not None:
-        lines += _time_lines(plan)
+    if plan.predicted_step_seconds is not None and plan.shares is not None:
+        parts = sorted(plan.shares.items(), key=lambda item: -item[1])
+        money = f", {plan.cost:,.0f} by --price_per_chip_hour" if plan.cost is not None else ""
+        lines += [
+            f"step      {1000 * plan.predicted_step_seconds:,.1f} ms, {plan.predicted_mfu:.1%} MFU, "
+            f"{plan.sequences_per_second:,.0f} sequences/s, {plan.tokens_per_second:,.0f} tokens/s",
+            f"recipe    {plan.num_steps:,} steps: {_duration(plan.hours)}, {plan.chip_hours:,.1f} chip-hours"
+            f"{money}",
+            f"time in   {', '.join(f'{_PART_NAMES[part]} {share:.0%}' for part, share in parts)}",
+        ]
     if plan.unestimated:
         lines.append(
             f"no cycle estimate for {plan.unestimated_share:.1%} of the operations, charged by bytes and peak: "
@@ -49,21 +58,8 @@ def plan_lines(plan: Plan, advice: str) -> list[str]:
     return [*lines, _METHODS[plan.method]]
 
 
-def _time_lines(plan: Plan) -> list[str]:
-    assert plan.predicted_step_seconds is not None and plan.shares is not None
-    parts = sorted(plan.shares.items(), key=lambda item: -item[1])
-    shares = ", ".join(f"{_PART_NAMES[part]} {share:.0%}" for part, share in parts)
-    money = f", {plan.cost:,.0f} at the given price" if plan.cost is not None else ""
-    return [
-        f"step      {1000 * plan.predicted_step_seconds:,.1f} ms, {plan.predicted_mfu:.1%} MFU, "
-        f"{plan.sequences_per_second:,.0f} sequences/s, {plan.tokens_per_second:,.0f} tokens/s",
-        f"recipe    {plan.num_steps:,} steps: {_duration(plan.hours)}, {plan.chip_hours:,.1f} chip-hours{money}",
-        f"time in   {shares}",
-    ]
-
-
 def sharding_lines(rows: Sequence[Row], topology: Topology | None, mesh: dict[str, int]) -> list[str]:
-    """The sharding table with totals."""
+    """Return the sharding table with totals as lines of text."""
     table = [("parameter", "shape", "computed", "held between steps", "bytes", "optimizer bytes")]
     for row in rows:
         name = f"{row.name} x{row.count}" if row.count > 1 else row.name
@@ -82,13 +78,13 @@ def sharding_lines(rows: Sequence[Row], topology: Topology | None, mesh: dict[st
     lines += [f"note  {note}" for note in notes]
     lines.append(
         f"parameters {params / 1e6:,.1f} MB, optimizer state {optimizer / 1e6:,.1f} MB on each of "
-        f"{_devices(mesh)} devices"
+        f"{math.prod(mesh.values())} devices"
     )
     return lines
 
 
 def _columns(table: Sequence[Sequence[str]], right: Sequence[int] = ()) -> list[str]:
-    """Lines of ``table`` with cells padded to the width of their column, on the left in the columns ``right``."""
+    """Return the lines of ``table``, cells padded to the width of their column, those of ``right`` on the left."""
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]
     return [
         "  ".join(
@@ -100,13 +96,13 @@ def _columns(table: Sequence[Sequence[str]], right: Sequence[int] = ()) -> list[
 
 
 def totals(rows: Sequence[Row]) -> tuple[int, int]:
-    """Bytes of parameters and of optimizer state on one device."""
+    """Return the bytes of parameters and of optimizer state on one device."""
     return sum(row.device_bytes for row in rows), sum(row.optimizer_device_bytes for row in rows)
 
 
 def search_lines(plans: Sequence[Plan], best: Plan | None) -> list[str]:
-    """The candidates as a table: ``*`` marks those that no other beats in both memory and speed. Of many, those and
-    the fastest."""
+    """Return the candidates as a table. ``*`` marks those that no other beats in both memory and speed; of many
+    candidates, these and the fastest are shown."""
     table = [
         ("", "batch/device", "microbatches", "global batch", "remat", "layers", "mesh", "GiB", "tokens/s", "MFU")
     ]
@@ -130,31 +126,22 @@ def search_lines(plans: Sequence[Plan], best: Plan | None) -> list[str]:
 
 
 def pareto(plans: Sequence[Plan]) -> list[Plan]:
-    """Plans that fit and that no other equals in speed with less memory or beats in speed with no more."""
-
-    def beats(other: Plan, plan: Plan) -> bool:
-        speeds = other.tokens_per_second or 0.0, plan.tokens_per_second or 0.0
-        no_worse = speeds[0] >= speeds[1] and other.peak_bytes <= plan.peak_bytes
-        return no_worse and (speeds[0] > speeds[1] or other.peak_bytes < plan.peak_bytes)
-
-    fitting = [plan for plan in plans if plan.fits and plan.tokens_per_second]
-    return [plan for plan in fitting if not any(beats(other, plan) for other in fitting)]
+    """Return the plans that fit and that no other beats in speed or memory without being worse in the other."""
+    scored = [(plan.tokens_per_second or 0.0, -plan.peak_bytes, plan) for plan in plans if plan.fits]
+    return [
+        plan
+        for speed, room, plan in scored
+        if not any(s >= speed and r >= room and (s, r) != (speed, room) for s, r, _ in scored)
+    ]
 
 
 def gib(amount: float) -> str:
-    """Bytes in GiB with one digit."""
+    """Return bytes in GiB with one digit."""
     return f"{amount / 2**30:,.1f}"
 
 
 def _count(number: int, what: str) -> str:
     return f"{number:,} {what}{'' if number == 1 else 's'}"
-
-
-def _devices(mesh: dict[str, int]) -> int:
-    product = 1
-    for size in mesh.values():
-        product *= size
-    return product
 
 
 def _duration(hours: float | None) -> str:

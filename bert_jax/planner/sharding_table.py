@@ -1,4 +1,4 @@
-"""Partition of a recipe's parameters and optimizer state over a mesh, without any device."""
+"""Partition of parameters and optimizer state over a mesh, without any device."""
 
 import dataclasses
 import math
@@ -18,54 +18,48 @@ from bert_jax.model.canonical import STACKED, VOCABULARY_ROWS, path_name
 from bert_jax.optim import make_optimizer
 from bert_jax.parallel import MESH_AXES, batch_sharding
 from bert_jax.parallel.axes import RULES, axis_names, to_spec
-from bert_jax.training.state import TrainState, abstract_params, abstract_state
+from bert_jax.training.memory import device_bytes
+from bert_jax.training.state import TrainState, abstract_params, abstract_state, flat, parameter_of
+
+# Fields of a row that are added up over layers.
+_SUMMED = ("count", "device_bytes", "optimizer_device_bytes")
 
 
 @dataclass(frozen=True)
 class Row:
-    """One canonical parameter, or one per layer of the same shape and cut."""
+    """One canonical parameter, or the parameters of several layers with one shape and one sharding."""
 
     name: str
     # Canonical shape: of one layer, without padding.
     shape: tuple[int, ...]
-    # Canonical parameters that the row stands for: the number of layers or 1.
+    # Number of canonical parameters in the row: the number of layers or 1.
     count: int
-    # Mesh axes of each dimension while layers compute with it, "-" where it is whole; "layers:" before them where
+    # Mesh axes of each dimension while layers compute with it, "-" for a whole dimension; preceded by "layers:" if
     # the stack of layers is cut.
     sharding: str
-    # The same of the parameter and its optimizer state between steps.
+    # Sharding of the parameter and its optimizer state between steps, in the same form.
     state_sharding: str
-    # Of the parameter between steps on one device, all ``count`` of them, padding included.
+    # Bytes of all ``count`` parameters between steps on one device, padding included.
     device_bytes: int
-    # Of its optimizer state and average.
+    # Bytes of their optimizer state and moving average.
     optimizer_device_bytes: int
-    # What could not be cut as declared.
+    # Mesh axes that do not divide their dimension.
     notes: tuple[str, ...]
 
 
 def abstract_mesh(sizes: Mapping[str, int]) -> AbstractMesh:
-    """A mesh of the given sizes without devices."""
+    """Return a mesh of ``sizes`` without devices."""
     return AbstractMesh(tuple(sizes[axis] for axis in MESH_AXES), MESH_AXES, axis_types=(AxisType.Auto,) * 3)
 
 
 def abstract_train_state(config: PretrainConfig, mesh: Any) -> TrainState:
-    """Shapes and shardings of the whole state on ``mesh``."""
-    return abstract_state(
-        BertForPretraining(config.model, config.execution, config.has_nsp),
-        make_optimizer(config.optimizer),
-        mesh,
-        with_ema=config.optimizer.ema_decay > 0,
-        shard_optimizer=config.mesh.shard_optimizer,
-    )
-
-
-def device_bytes(tree: Any) -> int:
-    """Bytes of a tree of shape structs on one device."""
-    return sum(_leaf_bytes(leaf) for leaf in jax.tree.leaves(tree))
+    """Return shapes and shardings of the whole state on ``mesh``."""
+    model = BertForPretraining(config.model, config.execution, config.has_nsp)
+    return abstract_state(config, model, make_optimizer(config.optimizer), mesh)
 
 
 def batch_bytes(config: PretrainConfig, mesh: Any) -> int:
-    """Bytes of a global batch on one device."""
+    """Return the bytes of a global batch on one device."""
     size, data = config.training.global_batch_size, config.data
     sharding = batch_sharding(mesh)
     shapes = feature_shapes(size, data.seq_length, data.max_predictions).values()
@@ -73,7 +67,8 @@ def batch_bytes(config: PretrainConfig, mesh: Any) -> int:
 
 
 def sharding_table(config: PretrainConfig, sizes: Mapping[str, int]) -> list[Row]:
-    """One row per canonical parameter, layers of one shape and cut together, in the model's order."""
+    """Return one row per canonical parameter, layers of one shape and sharding together, in the order of the
+    model."""
     mesh = abstract_mesh(sizes)
     state = abstract_train_state(config, mesh)
     boxed = jax.tree_util.tree_leaves_with_path(
@@ -82,29 +77,19 @@ def sharding_table(config: PretrainConfig, sizes: Mapping[str, int]) -> list[Row
     )
     boxes = {path_name(path): leaf for path, leaf in boxed}
     moments: dict[str, list[Any]] = {}
-    params = jax.tree_util.tree_leaves_with_path(state.params)
-    names = {path_name(path) for path, _ in params}
+    params = flat(state.params)
     for path, leaf in jax.tree_util.tree_leaves_with_path((state.opt_state, state.ema)):
-        parts = path_name(path).split("/")
-        found = ("/".join(parts[i:]) for i in range(len(parts)))
-        moments.setdefault(next((name for name in found if name in names), ""), []).append(leaf)
+        moments.setdefault(parameter_of(path, params), []).append(leaf)
     rows: dict[tuple[Any, ...], Row] = {}
-    for path, leaf in params:
-        name = path_name(path)
+    for name, leaf in params.items():
         axes = getattr(boxes[name], "names", (None,) * len(leaf.shape))
         row = _row(config, name, leaf, moments.get(name, []), axes, sizes)
         key = row.name, row.shape, row.sharding, row.state_sharding
-        rows[key] = _merge(rows[key], row) if key in rows else row
+        if first := rows.get(key):
+            sums = {each: getattr(first, each) + getattr(row, each) for each in _SUMMED}
+            row = dataclasses.replace(first, **sums)
+        rows[key] = row
     return list(rows.values())
-
-
-def _merge(first: Row, second: Row) -> Row:
-    return dataclasses.replace(
-        first,
-        count=first.count + second.count,
-        device_bytes=first.device_bytes + second.device_bytes,
-        optimizer_device_bytes=first.optimizer_device_bytes + second.optimizer_device_bytes,
-    )
 
 
 def _row(
@@ -124,21 +109,21 @@ def _row(
     held = _dimensions(leaf.sharding.spec, leaf)
     notes = _notes(declared, computed, leaf, sizes)
     if sizes["data"] > 1 and config.mesh.shard_optimizer and not any("data" in axes for axes in held):
-        notes.append(f"data {sizes['data']} divides no dimension left: each replica holds and updates all of it")
+        notes.append(f"data {sizes['data']} divides no remaining dimension: each replica updates all of it")
     return Row(
         name=per_layer,
         shape=shape,
         count=leaf.shape[0] if stacked else 1,
         sharding=_words(computed, stacked),
         state_sharding=_words(held, stacked),
-        device_bytes=_leaf_bytes(leaf),
+        device_bytes=device_bytes(leaf),
         optimizer_device_bytes=device_bytes(moments),
         notes=tuple(notes),
     )
 
 
 def _dimensions(spec: PartitionSpec, leaf: Any) -> list[tuple[str, ...]]:
-    """Mesh axes of each dimension."""
+    """Return the mesh axes of each dimension."""
     return [*map(axis_names, spec), *[()] * (len(leaf.shape) - len(spec))]
 
 
@@ -153,14 +138,10 @@ def _words(dimensions: list[tuple[str, ...]], stacked: bool) -> str:
     return f"{before}({', '.join(words)})"
 
 
-def _leaf_bytes(leaf: Any) -> int:
-    return int(math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize)
-
-
 def _notes(
     declared: tuple[str | None, ...], dimensions: list[tuple[str, ...]], leaf: Any, sizes: Mapping[str, int]
 ) -> list[str]:
-    """Mesh axes that a parameter is declared to be cut over and that lie elsewhere or nowhere."""
+    """Return a line for each mesh axis that does not cut its declared dimension."""
     lines = []
     for dim, axis in enumerate(declared):
         for mesh_axis in RULES[axis] if axis else ():

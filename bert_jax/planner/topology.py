@@ -1,6 +1,6 @@
-"""Names of accelerator slices: ``v5e:16x16``, Cloud's ``v5e-256``, ``h100:8``; and a TPU slice's devices.
+"""Names of accelerator slices (``v5e:16x16``, Cloud's ``v5e-256``, ``h100:8``), and the devices of TPU slices.
 
-The devices of a TPU slice can be had without owning one: libtpu describes them, and programs compile for them.
+libtpu describes the devices of absent TPU slices, and programs compile for them.
 """
 
 import contextlib
@@ -15,12 +15,13 @@ from typing import Any
 
 from bert_jax.io.errors import one_line
 from bert_jax.parallel.hardware import GPUS, TPUS, Chip
+from bert_jax.planner.cycles import even_grid
 
 
 @dataclass(frozen=True)
 class _Generation:
     chip: Chip
-    # The number in Cloud's names counts TensorCores, of which a chip has two, or chips.
+    # The number in Cloud's names counts TensorCores, two per chip; else it counts chips.
     cloud_counts_cores: bool
     # Chips along each axis of the largest slice.
     pod: tuple[int, ...]
@@ -51,32 +52,32 @@ EXAMPLES = (
 class Topology:
     """A slice of TPU chips or a number of GPUs."""
 
-    # As this software writes it: v5e:16x16 or h100:8.
+    # The name in messages and recipes: v5e:16x16 or h100:8.
     name: str
     chip: Chip
-    # Chips along each axis; GPUs: their number.
+    # Chips along each axis; for GPUs the number of boards.
     shape: tuple[int, ...]
-    # Whether an axis closes to a ring; False for GPUs.
+    # True for each axis that closes to a ring; False for GPUs.
     wraps: tuple[bool, ...]
 
     @property
     def is_tpu(self) -> bool:
-        """True if programs can be compiled for it without owning it."""
+        """True for a TPU slice, for which programs compile without its devices."""
         return bool(self.chip.link_axes)
 
     @property
     def num_chips(self) -> int:
-        """Chips or boards."""
+        """Number of chips or boards."""
         return math.prod(self.shape)
 
     @property
     def num_devices(self) -> int:
-        """jax devices."""
+        """Number of jax devices."""
         return self.num_chips * self.chip.devices_per_chip
 
     @property
     def num_hosts(self) -> int:
-        """Hosts, each with the usual number of chips."""
+        """Number of hosts, each with the usual number of chips."""
         return -(-self.num_chips // self.chip.chips_per_host)
 
 
@@ -91,7 +92,13 @@ def parse_topology(text: str) -> Topology:
             is_count = len(sizes) == 1
             return _slice(text, name, _cloud_shape(text, name, sizes[0]) if is_count else sizes)
         if name in _BOARDS and len(sizes) == 1 and sizes[0]:
-            return _boards(text, name, sizes[0])
+            chip = _BOARDS[name]
+            if sizes[0] > chip.chips_per_host and sizes[0] % chip.chips_per_host:
+                most = chip.chips_per_host
+                raise ValueError(
+                    f"--topology: {text!r}: more boards than a host has ({most}) must fill whole hosts"
+                )
+            return Topology(f"{name}:{sizes[0]}", chip, sizes, (False,))
     raise ValueError(f"--topology: {text!r} is not known; allowed: {EXAMPLES}")
 
 
@@ -99,9 +106,8 @@ def _slice(text: str, name: str, shape: tuple[int, ...]) -> Topology:
     generation = _GENERATIONS[name]
     pod = generation.pod
     if len(shape) != len(pod):
-        raise ValueError(
-            f"--topology: {text!r}: {name} has {len(pod)} axes, for instance {name}:{'x'.join('4' for _ in pod)}"
-        )
+        example = f"{name}:{'x'.join('4' * len(pod))}"
+        raise ValueError(f"--topology: {text!r}: {name} has {len(pod)} axes, for instance {example}")
     if any(size > most for size, most in zip(sorted(shape), pod, strict=True)):
         raise ValueError(f"--topology: {text!r}: the largest slice of {name} is {'x'.join(map(str, pod))} chips")
     # Cloud's rules: on 2-D generations an axis as long as the pod's closes to a ring; on 3-D ones whole cubes of
@@ -114,60 +120,46 @@ def _slice(text: str, name: str, shape: tuple[int, ...]) -> Topology:
 
 
 def _cloud_shape(text: str, name: str, number: int) -> tuple[int, ...]:
-    """The shape that Cloud gives a slice named by a number of chips or cores."""
+    """Return the shape of Cloud's slice of ``number`` chips or cores."""
     generation = _GENERATIONS[name]
     axes = len(generation.pod)
     chips = number // 2 if generation.cloud_counts_cores else number
     counted = "cores, two per chip" if generation.cloud_counts_cores else "chips"
     problem = ValueError(
         f"--topology: {text!r}: the number counts {counted}; write the shape instead, for instance "
-        f"{name}:{'x'.join('4' for _ in range(axes))}"
+        f"{name}:{'x'.join('4' * axes)}"
     )
     if chips < 1 or (generation.cloud_counts_cores and number % 2):
         raise problem
     if axes == 2:
-        exponent = chips.bit_length() - 1
-        if chips != 1 << exponent:
+        if chips & (chips - 1):  # not a power of two
             raise problem
-        return 1 << exponent // 2, 1 << (exponent + 1) // 2
+        return even_grid(chips, 2)
     small = {1: (1, 1, 1), 4: (2, 2, 1), 8: (2, 2, 2), 16: (2, 2, 4), 32: (2, 4, 4)}
     if chips in small:
         return small[chips]
     if chips % 64:
         raise problem
-    cubes = chips // 64
-    best = min(
-        ((a, b, cubes // a // b) for a in range(1, cubes + 1) if cubes % a == 0
-         for b in range(a, cubes // a + 1) if cubes // a % b == 0 and cubes // a // b >= b),
-        key=lambda sides: (sides[2], sides[1]),
-    )  # fmt: skip
-    return best[0] * 4, best[1] * 4, best[2] * 4
-
-
-def _boards(text: str, name: str, number: int) -> Topology:
-    chip = _BOARDS[name]
-    if number > chip.chips_per_host and number % chip.chips_per_host:
-        raise ValueError(
-            f"--topology: {text!r}: more boards than a host has ({chip.chips_per_host}) must fill whole hosts"
-        )
-    return Topology(f"{name}:{number}", chip, (number,), (False,))
+    return tuple(4 * cubes for cubes in even_grid(chips // 64, 3))
 
 
 def prepare_environment() -> None:
-    """Let libtpu describe slices that are not here; before jax makes its first device.
+    """Let libtpu describe absent slices. Call it before jax creates its first device.
 
-    jax itself stays on the CPU, so a machine's own accelerators are left alone.
+    jax itself runs on the CPU, so other programs can use the accelerators of the machine.
     """
-    os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")  # there is no Cloud metadata server to ask
-    os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")  # no device is held: others may plan at the same time
+    os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")  # no Cloud metadata server exists here
+    os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")  # no device is held: several plans can run at once
     os.environ.setdefault("TPU_WORKER_HOSTNAMES", "localhost")
     if "jax" not in sys.modules:
         os.environ["JAX_PLATFORMS"] = "cpu"
 
 
 def tpu_devices(topology: Topology) -> list[Any]:
-    """jax devices of a TPU slice to compile for; raises ``ValueError`` without libtpu or for a shape that it has
-    not."""
+    """Return the jax devices of a TPU slice to compile for.
+
+    Raises ``ValueError`` without libtpu or for a shape that libtpu does not know.
+    """
     if importlib.util.find_spec("libtpu") is None:
         raise ValueError(
             f"--topology {topology.name}: compiling for a TPU needs libtpu (Linux, x86-64): pip install "
@@ -181,20 +173,18 @@ def tpu_devices(topology: Topology) -> list[Any]:
     host = tuple(min(size, most) for size, most in zip(shape, (2, 2, 1), strict=True))
     options: dict[str, Any] = {"chips_per_host_bounds": host, "wrap": (*topology.wraps, False)[:3]}
     if topology.name.startswith("v4"):
-        options["chip_config_name"] = "megacore"  # both cores of a chip as one device, as Cloud has it
+        options["chip_config_name"] = "megacore"  # both cores of a chip as one device, as on Cloud
     try:
         with _quiet():
             described = topologies.get_topology_desc(platform="tpu", topology_name=topology.name, **options)
     except jax.errors.JaxRuntimeError as error:
         raise ValueError(f"--topology {topology.name}: libtpu has no such slice: {one_line(error)}") from None
-    devices = list(described.devices)
-    assert len(devices) == topology.num_devices, (topology, len(devices))
-    return devices
+    return list(described.devices)
 
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Nothing on standard error, below Python too: libtpu warns there of every Cloud service that it lacks."""
+    """Discard standard error, also of native code: libtpu warns about every missing Cloud service."""
     sys.stderr.flush()
     kept = os.dup(2)
     nowhere = os.open(os.devnull, os.O_WRONLY)

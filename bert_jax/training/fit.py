@@ -1,4 +1,4 @@
-"""From the first state to the last: compile the step, run the loop, save."""
+"""Training from the first state to the last: compile the step, run the loop, save."""
 
 from collections.abc import Callable
 from typing import Any
@@ -15,18 +15,18 @@ from bert_jax.training.state import TrainState
 
 
 def compile_step(job: Job, context: Context, data_step: int) -> None:
-    """Compile the training step for the batch of ``data_step``, so that the first step is not the slow one."""
+    """Compile the training step for the batch of ``data_step`` before the loop."""
     with context.watchdog.phase("compiling the training step"):
         context.programs.step_for(job.batch_shapes(context.programs.mesh, data_step))
-        # Processes compile at their own pace; a collective would not wait as long as this does.
+        # Processes compile at different speeds, and a collective has a shorter timeout than this barrier.
         context.barrier("compiled")
 
 
 def fit(job: Job, context: Context, start: Start, data: Data, upload: Callable[[], None]) -> TrainState:
-    """Train from ``start`` to the last step and return the final state. Every way out completes the pending save;
-    ``upload`` is called before a save becomes a checkpoint.
+    """Train from ``start`` to the last step and return the final state; complete the pending save in any case.
 
-    Raises ``exits.Stop`` when the run ends early and ``RollBack`` when it goes back to a checkpoint.
+    ``upload`` is called before a save is committed. Raises ``exits.Stop`` if the run ends early and ``RollBack`` if
+    it goes back to a checkpoint.
     """
     programs, watchdog, config = context.programs, context.watchdog, job.config
     assert data.batches is not None
@@ -36,9 +36,18 @@ def fit(job: Job, context: Context, start: Start, data: Data, upload: Callable[[
     profiler = ProfilerWindow(context.folder / "profile", config.training.profile_steps)
 
     def save(state: TrainState, step: int) -> None:
+        meta = {
+            "data": batches.state,
+            "phase_start": start.phase_start,
+            "meter": start.meter.state(),
+            "guard": start.guard.state(),
+            "job": job.state(),
+            "prng": config.execution.prng,
+            "tokenizer": job.tokenizer.fingerprint,
+            "parameters": programs.parameter_count,
+        }
         with explain_memory("saving the state", state_advice(config)):
-            meta = checkpoint_meta(job, start, programs.parameter_count)
-            checkpoints.save(state, {"data": batches.state, **meta})
+            checkpoints.save(state, meta)
 
     def poll(step: int) -> None:
         checkpoints.poll()
@@ -64,7 +73,7 @@ def fit(job: Job, context: Context, start: Start, data: Data, upload: Callable[[
 
 
 def line_writer(job: Job, context: Context) -> Any:
-    """Return a function that writes the line of a step with its MFU."""
+    """Return a function that writes the log line of a step with its MFU."""
     mesh, flops = context.programs.mesh, job.flops_per_sequence()
     device_kind = mesh.devices.flat[0].device_kind
 
@@ -74,16 +83,3 @@ def line_writer(job: Job, context: Context) -> Any:
         context.log.write(step, values)
 
     return write
-
-
-def checkpoint_meta(job: Job, start: Start, parameters: int) -> dict[str, Any]:
-    """Return the JSON part of a checkpoint without the position of the data."""
-    return {
-        "phase_start": start.phase_start,
-        "meter": start.meter.state(),
-        "guard": start.guard.state(),
-        "job": job.state(),
-        "prng": job.config.execution.prng,
-        "tokenizer": job.tokenizer.fingerprint,
-        "parameters": parameters,
-    }

@@ -1,4 +1,4 @@
-"""The contract of a job: what ``bert_jax.training.run`` trains, and the services that it gives to it."""
+"""The contract of a job, which ``bert_jax.training.run`` trains, and the services of a run for its job."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
@@ -23,23 +23,23 @@ from bert_jax.training.state import TrainState
 
 @dataclass(frozen=True)
 class Data:
-    """A job's training data on a mesh."""
+    """Training data of a job on a mesh."""
 
-    # None: the run is complete. Those of a complete run are only compared with what it learned from.
+    # Training batches; None for a complete run that needs none.
     batches: BatchIterator | None
-    # Part of a batch's rows that this process feeds.
+    # Share of the rows of a batch that this process feeds.
     host_share: float
-    # Batches that are prepared ahead.
+    # Number of batches that are prepared ahead.
     prefetch: int
-    # JSON that must be the same on every process.
+    # JSON values that must be equal on all processes.
     order: Any
-    # Features that are sent to the devices; empty: all.
+    # Features that are put on the devices; empty: all.
     features: Sequence[str] = ()
 
 
 @dataclass(frozen=True)
 class Context:
-    """Services of a run for a job that evaluates or ends."""
+    """Services of a run for the evaluation and the results of its job."""
 
     programs: TrainPrograms
     launch: Launch
@@ -56,7 +56,7 @@ class Context:
         hosts.barrier(name, PHASE_FACTOR * self.launch.host_timeout)
 
     def before_batch(self, step: int) -> None:
-        """Call it before each batch of an evaluation; raises ``Interrupted`` if the run should end."""
+        """Report a sign of life before a batch of an evaluation; raises ``Interrupted`` if the run should end."""
         self.watchdog.beat(f"evaluating at step {step:,}")
         if self.launch.stop.reached():
             raise Interrupted
@@ -68,7 +68,7 @@ class Job(ABC):
     def __init__(self, config: RunConfig, tokenizer: Tokenizer) -> None:
         self.config, self.tokenizer = config, tokenizer
 
-    # Damaged records that are allowed.
+    # Number of damaged records that are allowed.
     max_blank_records = 0
     # Options that still have an effect on a complete run.
     options_used_after_completion = "none"
@@ -77,23 +77,23 @@ class Job(ABC):
 
     @abstractmethod
     def programs(self, mesh: Mesh) -> TrainPrograms:
-        """Model, optimizer, state and step on ``mesh``."""
+        """Return model, optimizer, state and step on ``mesh``."""
 
     @abstractmethod
     def write_tokenizer(self, folder: Path) -> None:
-        """Copy the tokenizer file into ``folder``, so that a workdir needs no other folders."""
+        """Copy the tokenizer file into ``folder``, so that a workdir is self-contained."""
 
     @abstractmethod
     def data(self, mesh: Mesh, *, complete: bool) -> Data:
-        """Return training batches from the first one; a ``complete`` run needs none."""
+        """Return the training data from the first batch on; a ``complete`` run needs no batches."""
 
     @abstractmethod
     def batch_shapes(self, mesh: Mesh, data_step: int) -> Mapping[str, Any]:
-        """Return shapes of the batch of ``data_step``, whose step is compiled before the loop."""
+        """Return the shapes of the batch of ``data_step``, for compiling its step before the loop."""
 
     @abstractmethod
     def flops_per_sequence(self) -> float:
-        """Return training FLOPs of a sequence, on average; 0: unknown."""
+        """Return the mean training FLOPs of a sequence; 0: unknown."""
 
     @abstractmethod
     def has_eval_data(self) -> bool:
@@ -101,7 +101,7 @@ class Job(ABC):
 
     @abstractmethod
     def evaluate(self, context: Context, state: TrainState, step: int) -> bool:
-        """Evaluate and write the lines; return True if the run should end with this step."""
+        """Evaluate and write the log lines; return True if the run should end with this step."""
 
     def stopped_early(self) -> bool:
         """Return True if the run ended before its last step."""
@@ -109,18 +109,18 @@ class Job(ABC):
 
     @abstractmethod
     def finish(self, context: Context, state: TrainState) -> None:
-        """Write the results after the last step. Every process calls it; may be called again on a complete run."""
+        """Write the results after the last step. Every process calls it, again if a complete run is started."""
 
     @abstractmethod
     def is_finished(self, folder: Path) -> bool:
         """Return True if ``folder`` holds everything that :meth:`finish` writes."""
 
     def state(self) -> dict[str, Any]:
-        """Return the job's part of a checkpoint; JSON."""
+        """Return the part of the job in a checkpoint, as JSON values."""
         return {}
 
     def eval_is_recorded(self, step: int) -> bool:
-        """Return True if :meth:`state` holds the consequences of the evaluation at ``step``."""
+        """Return True if :meth:`state` includes the evaluation at ``step``."""
         return True
 
     def restore(self, state: Mapping[str, Any]) -> None:
@@ -130,9 +130,9 @@ class Job(ABC):
     def require_same_config(self, host_timeout: float) -> None:
         """Raise ``ValueError`` unless all processes have the same config."""
         digest = json_digest(to_dict(self.config))
-        hosts.require_equal("config", digest, "give every host the same command and recipe", host_timeout)
+        hosts.require_equal("config", digest, "use the same command and recipe on every host", host_timeout)
 
     def require_same_data(self, data: Data, host_timeout: float) -> None:
         """Raise ``ValueError`` unless all processes have the same data and tokenizer."""
         digest = json_digest([self.tokenizer.fingerprint, data.order])
-        hosts.require_equal("data", digest, "let every host read the same shards and vocabulary", host_timeout)
+        hosts.require_equal("data", digest, "use the same shards and vocabulary on every host", host_timeout)

@@ -12,8 +12,7 @@ from bert_jax.process.signals import StopRequest
 if TYPE_CHECKING:
     import jax
 
-# File beside the checkpoints: the part of the config that the initial model fixed, so that a resumed run needs no
-# flags for it.
+# File of a workdir: options that the initial model determines, so that a resumed run needs no flags for them.
 RECORD = "warm_start.yaml"
 
 
@@ -21,19 +20,14 @@ RECORD = "warm_start.yaml"
 class InitialModel:
     """Parameters that a run starts from instead of drawn ones; ``bert_jax.interop.initialization`` plans them."""
 
-    # Canonical name -> float32 array; a name that is missing is drawn.
+    # Canonical name -> float32 array; missing parameters are drawn.
     params: dict[str, np.ndarray] = field(default_factory=dict)
     # Lines for the log.
     messages: tuple[str, ...] = ()
-    # Text of WORKDIR/warm_start.yaml; empty: the file stays as it is.
+    # Text of WORKDIR/warm_start.yaml; empty: the file is not written.
     record: str = ""
-    # The run has a checkpoint of its own, and without it nothing to start from.
+    # The run must continue from its own checkpoint.
     resumes: bool = False
-
-    def take_params(self) -> dict[str, np.ndarray]:
-        """Return the parameters and keep none, so that their host memory is freed while the run goes on."""
-        params, self.params = self.params, {}
-        return params
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,11 +36,11 @@ class Launch:
 
     # Folder (or URL) of the run.
     workdir: Location
-    # Asked between steps and between batches of an evaluation.
+    # Checked between steps and between batches of an evaluation.
     stop: StopRequest
-    # Workdir of an earlier phase whose state carries over.
+    # Workdir of an earlier phase, whose last state is the first one of this phase.
     continue_from: Location | None = None
-    # Parameters of step 0; a run that has a checkpoint only logs the messages.
+    # Parameters of step 0; a run with a checkpoint only logs the messages.
     initial_model: InitialModel = field(default_factory=InitialModel)
     # Let a resumed run change execution.prng.
     allow_numeric_change: bool = False

@@ -22,7 +22,7 @@ Batches = Iterator[tuple[Mapping[str, jax.Array], BatchInfo]]
 
 
 class ProfilerWindow:
-    """Traces steps ``first..last`` (``training.profile_steps``) into ``WORKDIR/profile``; every step is named."""
+    """Profiler trace of the steps of ``training.profile_steps`` (first, last) in ``folder``."""
 
     def __init__(self, folder: Path, steps: tuple[int, ...]) -> None:
         self._folder, self._steps = folder, steps
@@ -30,7 +30,7 @@ class ProfilerWindow:
 
     @contextlib.contextmanager
     def step(self, number: int) -> Iterator[None]:
-        """Surround the dispatch of step ``number`` (from 1)."""
+        """Name the dispatch of step ``number`` (from 1) in the trace, which starts with the first step."""
         if not self._steps:
             yield
             return
@@ -41,13 +41,13 @@ class ProfilerWindow:
             yield
 
     def finish(self, number: int, result: Any) -> None:
-        """End the trace when ``result`` of its last step is computed."""
+        """End the trace after its last step, when its ``result`` is computed."""
         if self._running and number >= self._steps[1]:
             jax.block_until_ready(result)
             self.close()
 
     def close(self) -> None:
-        """End a trace that is still running, as when the run ends inside the window."""
+        """End a trace that is still running."""
         if self._running:
             jax.profiler.stop_trace()
             self._running = False
@@ -55,13 +55,13 @@ class ProfilerWindow:
 
 @dataclasses.dataclass
 class Loop:
-    """Steps, evaluations and saves of a run in their order."""
+    """Order of the steps, evaluations and saves of a run."""
 
     config: TrainingConfig
     step_for: Callable[[Mapping[str, jax.Array]], StepFunction]
     batches: Batches
     recorder: Recorder
-    # Returns True if the run should end with this step.
+    # Returns True if the run should end after this step.
     evaluate: Callable[[TrainState, int], bool]
     save: Callable[[TrainState, int], None]
     finish_pending_save: Callable[[], None]
@@ -76,10 +76,10 @@ class Loop:
         final state.
 
         The order is fixed: a batch is taken, the step is dispatched, its line is logged, then evaluation, then the
-        save; only then the next batch is taken. So a checkpoint holds the position after its own step, and every
-        line up to its step is in the log before it exists. One exception: an evaluation that is interrupted, by
-        damaged records (``DataBudgetError``) or a signal (``Interrupted``), has no line, but its step is saved;
-        the resumed run begins with that evaluation.
+        save; only then the next batch is taken. A checkpoint therefore holds the position after its own step, and
+        the log has every line up to its step before the checkpoint exists. One exception: an evaluation that is
+        interrupted by damaged records (``DataBudgetError``) or a signal (``Interrupted``) has no line, but its step
+        is saved; the resumed run begins with this evaluation.
         """
         config, step, saved, last = self.config, first_step, first_step, False
         self.watchdog.beat(f"step {step + 1:,}")
@@ -90,7 +90,7 @@ class Loop:
                     self._timed(self.save, state, step, "saving")
                 raise self._stopped(step)
             if (step + 1) % config.checkpoint_interval == 0 and step > first_step:
-                # The save before is complete before the next one is due: a kill costs less than two intervals.
+                # A save is complete before the next one is due, so a kill costs less than two intervals.
                 self._timed(lambda *_: self.finish_pending_save(), state, step, "completing a save")
             state, step = self._step(state, step + 1), step + 1
             last = step == config.num_steps
@@ -112,13 +112,13 @@ class Loop:
             run = self.step_for(batch)
         with self.profiler.step(step):
             state, metrics = run(state, batch)
-        del batch  # here, because giving its buffers back takes milliseconds that are no waiting for data
+        del batch  # here, because freeing its buffers takes milliseconds that are not a wait for data
         self.profiler.finish(step, state.step)
         self.recorder.add(step, metrics, info)
         return state
 
     def _evaluate(self, state: TrainState, step: int) -> bool:
-        """Evaluate; an evaluation that ends early saves its step."""
+        """Evaluate; save the step if the evaluation is interrupted."""
         try:
             return bool(self._timed(self.evaluate, state, step))
         except Interrupted:
@@ -127,19 +127,19 @@ class Loop:
         except DataBudgetError as error:
             self._timed(self.save, state, step, "saving")
             raise DataBudgetError(
-                f"evaluation at step {step:,}: {error}; the step is saved, and the same command continues with "
-                "this evaluation"
+                f"evaluation at step {step:,}: {error}; the step is saved, run the same command to repeat the "
+                "evaluation"
             ) from None
 
     def _timed(
         self, action: Callable[[TrainState, int], Any], state: TrainState, step: int, phase: str = ""
     ) -> Any:
-        """Call ``action`` outside the time of the interval."""
+        """Call ``action``; its time does not count in the interval of the next log line."""
         self.recorder.drain()
         began = time.perf_counter()
         with self.watchdog.phase(phase) if phase else contextlib.nullcontext():
             answer = action(state, step)
-        self.recorder.clock.exclude(time.perf_counter() - began)
+        self.recorder.clock.started += time.perf_counter() - began
         self.watchdog.beat(f"step {step + 1:,}")
         return answer
 

@@ -9,17 +9,21 @@ from typing import Any
 import jax
 
 from bert_jax.config import RunConfig
-from bert_jax.training.state import TrainState
 
 
 class OutOfMemory(ValueError):
-    """A device has too little memory; the message is one line with what needed how much and what to change."""
+    """A device has too little memory. The message is one line: the work, its bytes, the options to change."""
 
 
 @contextlib.contextmanager
 def explain_memory(what: str, advice: str, needed: Callable[[], int | None] = lambda: None) -> Iterator[None]:
-    """Raise :class:`OutOfMemory` when a device runs out of memory inside the block. ``what`` was done,
-    ``needed`` tells its bytes per device where they are known, ``advice`` what to change."""
+    """Raise :class:`OutOfMemory` if a device runs out of memory inside the block.
+
+    Args:
+        what: the work of the block, for the message.
+        advice: options to change, for the message.
+        needed: returns the bytes per device that the work needs, None if they are unknown.
+    """
     try:
         yield
     except jax.errors.JaxRuntimeError as error:
@@ -27,18 +31,18 @@ def explain_memory(what: str, advice: str, needed: Callable[[], int | None] = la
 
 
 def out_of_memory_error(error: Exception, what: str, advice: str, needed: int | None) -> Exception:
-    """:class:`OutOfMemory` for a device out of memory; any other error is returned as it is."""
+    """Return :class:`OutOfMemory` for a device out of memory, else ``error`` itself."""
     text = str(error)
     if "RESOURCE_EXHAUSTED" not in text:
         return error
     statistics = jax.local_devices()[0].memory_stats() or {}
     available = statistics.get("bytes_limit")
-    # Words of compilers and allocators: "Used 17.89G of 15.48G hbm", "allocate 2.00GiB", "allocating 123 bytes".
+    # Compilers and allocators write "Used 17.89G of 15.48G hbm", "allocate 2.00GiB", "allocating 123 bytes".
     total = re.search(rf"Used {_AMOUNT} of {_AMOUNT}", text)
     asked = re.search(rf"(?:allocat\w*|reserve) {_AMOUNT}", text)
     if total:
         needed, available = _bytes(total[1], total[2]), _bytes(total[3], total[4])
-    amounts = [f"{gib(needed)} per device" if needed else "more per device than there is"]
+    amounts = [f"{gib(needed)} per device" if needed else "more per device than is available"]
     if asked and not total:
         amounts.append(f"the last {gib(_bytes(asked[1], asked[2]))} of it were refused")
     amounts.append(f"available {gib(available)}" if available else "available unknown")
@@ -53,7 +57,7 @@ def _bytes(number: str, unit: str) -> int:
 
 
 def gib(amount: int) -> str:
-    """``amount`` bytes as a person reads them."""
+    """Return ``amount`` bytes as text: in GiB, small amounts in bytes."""
     return f"{amount / 2**30:,.1f} GiB" if amount >= 2**26 else f"{amount:,} bytes"
 
 
@@ -65,9 +69,9 @@ def step_bytes(memory: Any) -> int | None:
     return peak - memory.alias_size_in_bytes
 
 
-def state_bytes(abstract: TrainState) -> int:
-    """Bytes of the state on one device."""
-    leaves = jax.tree.leaves(abstract)
+def device_bytes(tree: Any) -> int:
+    """Return the bytes on one device of a tree of arrays or shape structs with shardings."""
+    leaves = jax.tree.leaves(tree)
     return sum(math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize for leaf in leaves)
 
 

@@ -1,4 +1,4 @@
-"""Pretraining as a job of ``bert_jax.training.run``: batches of shards, held-out evaluation, samples."""
+"""The pretraining job of ``bert_jax.training.run``: batches of shards, held-out evaluation, samples."""
 
 import shutil
 from collections.abc import Mapping
@@ -95,8 +95,8 @@ class PretrainJob(Job):
         return False
 
     def _totals(self, context: Context, params: Any, held_out: Any, step: int) -> dict[str, np.ndarray]:
-        """Return the (sum, weight) pairs of all held-out rows, float64[2] by name. ``DataBudgetError`` of one
-        process is raised on all of them."""
+        """Return the (sum, weight) pairs of all held-out rows, float64[2] by name. A ``DataBudgetError`` of one
+        process is raised on all processes."""
         programs, totals, in_flight = context.programs, dict[str, np.ndarray](), list[Any]()
         if self._eval_step is None:
             self._eval_step = context.watchdog.first_call(programs.eval_step, "compiling the evaluation step")
@@ -129,8 +129,8 @@ class PretrainJob(Job):
         samples: list[Any] = []
         try:
             if batch is not None:
-                with explain_memory("computing the samples", "the report has none"):
-                    # Every process: the lead may hold only a part of the parameters.
+                with explain_memory("computing the samples", "the report has no samples"):
+                    # On every process, because the lead may hold only a part of the parameters.
                     params = to_host(state.params if state.ema is None else state.ema)
                     samples = objective.samples(params, self.tokenizer, batch) if lead else []
         except OutOfMemory as shortage:

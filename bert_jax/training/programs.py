@@ -16,20 +16,13 @@ from jax.sharding import Mesh
 from bert_jax.objectives.objective import Objective, PretrainObjective
 from bert_jax.optim import make_optimizer
 from bert_jax.parallel import batch_sharding, check_batches
-from bert_jax.training.memory import explain_memory, gib, state_bytes, step_advice
-from bert_jax.training.state import (
-    TrainState,
-    abstract_state,
-    compute_shardings,
-    make_prng_key,
-    parameter_count,
-    state_shardings,
-)
+from bert_jax.training.memory import device_bytes, explain_memory, gib, step_advice
+from bert_jax.training.state import TrainState, abstract_state, compute_shardings, parameter_count
 from bert_jax.training.step import make_eval_step, make_train_step
 
-# Gradients are summed in several collectives as the backward pass yields them, beside its products, instead of in
-# one after it. The compiler does so only when sums are not joined to ones of more than this many bytes. On v5e
-# alone: v4 has too little fast memory for it (docs/design/tpu-performance.md).
+# Sum gradients in several collectives during the backward pass instead of in one after it. The compiler does so
+# only if it joins sums up to this many bytes. For v5e alone: v4 has too little fast memory
+# (docs/design/tpu-performance.md).
 _V5E_OPTIONS = {
     "xla_enable_async_all_gather": "true",
     "xla_enable_async_all_reduce": "true",
@@ -73,52 +66,36 @@ StepFunction = Callable[[TrainState, Mapping[str, jax.Array]], tuple[TrainState,
 
 
 def train_programs(objective: PretrainObjective) -> "TrainPrograms":
-    """Programs of pretraining on the mesh of ``objective``, nothing allocated or compiled yet.
+    """Return the programs of pretraining on the mesh of ``objective``; nothing is allocated or compiled yet.
 
-    The devices of the mesh may be absent: those of ``jax.experimental.topologies`` compile as well. Raises
-    ``ValueError`` when a batch of the run cannot be cut evenly over the mesh.
+    The devices of the mesh may be absent (``jax.experimental.topologies``). Raises ``ValueError`` if the mesh does
+    not divide a batch of the run.
     """
     assert objective.mesh is not None
     check_batches(objective.config.training, objective.mesh.shape)
     return make_programs(objective)
 
 
-def make_programs(
-    objective: Objective, *, with_start: bool = False, unfreeze_updates: Any = None, **step_options: Any
-) -> "TrainPrograms":
-    """Programs of ``objective`` on its mesh. ``with_start``: the state keeps the parameters that training started
-    from. ``unfreeze_updates``: see :func:`bert_jax.optim.make_optimizer`; ``step_options``: see
-    :func:`bert_jax.training.step.make_train_step`."""
+def make_programs(objective: Objective, *, unfreeze_updates: Any = None, **step_options: Any) -> "TrainPrograms":
+    """Return the programs of ``objective`` on its mesh. ``unfreeze_updates``: see
+    :func:`bert_jax.optim.make_optimizer`; ``step_options``: see :func:`bert_jax.training.step.make_train_step`."""
     config, model, mesh = objective.config, objective.model, objective.mesh
     assert mesh is not None
-    training, shard_optimizer = config.training, config.mesh.shard_optimizer
     optimizer = make_optimizer(config.optimizer, unfreeze_updates)
-    step = make_train_step(
-        objective,
-        optimizer,
-        config.optimizer,
-        training.num_steps,
-        training.accumulation_steps,
-        make_prng_key(config.execution, training.seed),
-        reduction_dtype=training.gradient_reduction_dtype,
-        shardings=state_shardings(model, mesh, shard_optimizer=shard_optimizer),
-        **step_options,
-    )
-    abstract = abstract_state(
-        model, optimizer, mesh, with_ema=config.optimizer.ema_decay > 0, with_start=with_start,
-        shard_optimizer=shard_optimizer,
-    )  # fmt: skip
+    abstract = abstract_state(config, model, optimizer, mesh)
+    shardings = jax.tree.map(lambda leaf: leaf.sharding, abstract.params)
+    step = make_train_step(objective, optimizer, shardings=shardings, **step_options)
     return TrainPrograms(step, abstract, objective, optimizer)
 
 
 def pretraining_batch(objective: PretrainObjective, batch_size: int) -> dict[str, jax.ShapeDtypeStruct]:
-    """Shapes, dtypes and shardings of a global batch of ``batch_size`` rows."""
+    """Return shapes, dtypes and shardings of a global batch of ``batch_size`` rows."""
     assert objective.mesh is not None
     return with_shardings(objective.batch_shapes(batch_size), objective.mesh)
 
 
 def with_shardings(batch: Mapping[str, Any], mesh: Mesh) -> dict[str, jax.ShapeDtypeStruct]:
-    """Shapes and dtypes of a global batch (of arrays or the like), cut over the mesh."""
+    """Return the shape structs of a global batch of arrays or shape structs, cut over the mesh."""
     sharding = batch_sharding(mesh)
     return {name: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding) for name, x in batch.items()}
 
@@ -167,9 +144,8 @@ class TrainPrograms:
         key = tuple((name, x.shape) for name, x in sorted(batch.items()))
         if key not in self._compiled:
             began = time.perf_counter()
-            # Before it is compiled, only the size of its state is known.
-            least = state_bytes(self.abstract)
-            what = f"the training step (its state alone takes {gib(least)})"
+            # Only the size of the state is known before the step is compiled.
+            what = f"the training step (its state alone takes {gib(device_bytes(self.abstract))})"
             with explain_memory(what, step_advice(self.objective.config)):
                 compiled = self.lower(batch).compile()
             self.compile_seconds += time.perf_counter() - began
@@ -178,6 +154,6 @@ class TrainPrograms:
         return self._compiled[key]
 
     def gather(self, state: TrainState) -> Any:
-        """Return the parameters of ``state`` to evaluate, their moving average if it has one, as layers compute
-        with them: whole on each replica."""
+        """Return the parameters of ``state`` to evaluate (their moving average if it has one), whole on each
+        replica."""
         return self._gather(state.params if state.ema is None else state.ema)

@@ -1,6 +1,6 @@
-"""One run, phase by phase: workdir, programs, first state, data, log, due evaluation, loop, results.
+"""One run: workdir, programs, first state, data, log, due evaluation, loop, results.
 
-Pretraining and fine-tuning are jobs that it does.
+Pretraining and fine-tuning are jobs of a run.
 """
 
 import time
@@ -22,10 +22,10 @@ from bert_jax.training.workdir import Logs, describe_run, hold_workdir, stopped
 
 
 def train(job: Job, launch: Launch) -> None:
-    """Do ``job`` in ``launch.workdir``, continuing its newest checkpoint. Every process of the run calls it with
-    the same config.
+    """Run ``job`` in ``launch.workdir``, from its newest checkpoint if it has one. Every process of the run calls
+    it with the same config.
 
-    Raises ``ValueError`` for what the user can correct and ``exits.Stop`` when the run ends early.
+    Raises ``ValueError`` for mistakes of the user and ``exits.Stop`` if the run ends early.
     """
     workdir, stop = launch.workdir, launch.stop
 
@@ -34,7 +34,7 @@ def train(job: Job, launch: Launch) -> None:
             line = f"stopped while waiting for {workdir}, {stop.reason()}: run the same command to continue"
             raise exits.Stop(stop.exit_code, line)
 
-    taken = "another run is using this workdir; wait for it or give another --workdir"
+    taken = "another run is using this workdir; wait for it or use another --workdir"
     with (
         hold_workdir(workdir, taken, lead=hosts.is_lead(), check_stop=check_stop) as logs,
         Watchdog(job.config.training.watchdog_seconds) as watchdog,
@@ -45,24 +45,24 @@ def train(job: Job, launch: Launch) -> None:
             try:
                 return Run(job, launch, logs, watchdog, rollback).run()
             except RollBack as back:
-                # Going back is a resume that skips batches. Without its traceback, which holds the state.
+                # A rollback is a resume that skips batches. Its traceback would keep the state in memory.
                 rollback = back.with_traceback(None)
                 launch = launch.resumed()
 
 
 class Run:
-    """One attempt at a run, in a workdir that the lead process holds."""
+    """One attempt at a run, until its end or a rollback, in a workdir that the lead process holds."""
 
     def __init__(
         self, job: Job, launch: Launch, logs: Logs, watchdog: Watchdog, rollback: RollBack | None = None
     ) -> None:
-        """``rollback``: the reason for which the attempt before this one ended, and the batches to skip."""
+        """Create an attempt; ``rollback`` ended the attempt before it and names the batches to skip."""
         self.job, self.launch, self.logs, self.watchdog, self.rollback = job, launch, logs, watchdog, rollback
         self.began = time.perf_counter() if launch.started is None else launch.started
         self.messages = [*launch.initial_model.messages]
 
     def run(self) -> None:
-        """All phases in their order."""
+        """Run all parts in their order."""
         job, launch = self.job, self.launch
         self._open_workdir()
         programs = job.programs(make_mesh(job.config.mesh, launch.devices))
@@ -71,7 +71,7 @@ class Run:
             raise stopped(launch, f"stopped at step {start.step:,}")
         complete = start.step >= job.config.training.num_steps or job.stopped_early()
         before_data = time.perf_counter()
-        # Data come before any change to the workdir, because data that differ are refused here.
+        # Data that differ between processes are refused here, before the workdir changes.
         data = self._load_data(start, programs.mesh, complete)
         after_data = time.perf_counter()
         if hosts.is_lead() and not complete:
@@ -100,7 +100,7 @@ class Run:
             context.log.close()
 
     def _open_workdir(self) -> None:
-        """Check that all processes share workdir and config; name the cache of compiled programs."""
+        """Check that all processes share workdir and config; set the cache of compiled programs."""
         workdir, training = self.launch.workdir, self.job.config.training
         hosts.require_shared(workdir, self.launch.host_timeout)
         self.job.require_same_config(self.launch.host_timeout)
@@ -113,7 +113,7 @@ class Run:
         """Return the data at the position of ``start``."""
         if complete and start.changed:
             used = self.job.options_used_after_completion
-            self.messages.append(f"the run is complete; options that still have an effect: {used}")
+            self.messages.append(f"the run is complete; only these options have an effect: {used}")
         data = self.job.data(mesh, complete=complete)
         self.job.require_same_data(data, self.launch.host_timeout)
         if data.batches is not None and start.meta is not None:
@@ -136,14 +136,14 @@ class Run:
         return Context(programs, self.launch, log, self.watchdog)
 
     def _evaluate_if_due(self, context: Context, start: Start, complete: bool) -> bool:
-        """Make the evaluation that the checkpoint lacks, before anything is added to it; return True if the run
-        should end with it."""
+        """Make the evaluation of the restored step if the log lacks it; return True if the run should end with
+        it."""
         job, step, training = self.job, start.step, self.job.config.training
         is_due = step == training.num_steps or (
             not complete and training.eval_interval > 0 and step % training.eval_interval == 0
         )
-        is_made = context.log.has(step, job.eval_split) and job.eval_is_recorded(step)
-        is_due = is_due and start.meta is not None and job.has_eval_data() and not is_made
+        is_done = context.log.has(step, job.eval_split) and job.eval_is_recorded(step)
+        is_due = is_due and start.meta is not None and job.has_eval_data() and not is_done
         if not hosts.broadcast_from_lead("evaluation_is_due", is_due, self.launch.host_timeout):
             return False
         try:
@@ -156,4 +156,4 @@ class Run:
         is_due = not self.job.is_finished(self.logs.folder)
         if hosts.broadcast_from_lead("report_is_due", is_due, self.launch.host_timeout):
             self.job.finish(context, start.state)
-        context.log.line(f"{self.launch.workdir} is complete: {start.step:,} steps; see report.html there")
+        context.log.line(f"{self.launch.workdir} is complete: {start.step:,} steps; its report is report.html")

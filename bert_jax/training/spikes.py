@@ -1,4 +1,4 @@
-"""Loss spikes: their detection, and going back to a checkpoint before one."""
+"""Detection of loss spikes, and the rollback to a checkpoint before a spike."""
 
 import math
 from collections.abc import Mapping
@@ -15,14 +15,13 @@ class RollBack(Exception):
 
     def __init__(self, first_step: int, last_step: int, reason: str) -> None:
         super().__init__(reason)
-        self.first_step, self.last_step, self.reason = first_step, last_step, reason
+        self.first_step, self.last_step = first_step, last_step
 
 
 class LossGuard:
-    """Watches the loss of every step. Its state goes into the checkpoint, so a resumed run decides the same.
+    """Detector of spikes in the loss. A checkpoint holds its state, so a resumed run makes the same decisions.
 
-    The loss's mean and deviation are exponential, over ``training.spike_window`` steps. A spike enters neither:
-    the run goes back to before it.
+    Mean and deviation of the loss are exponential averages over ``training.spike_window`` steps, without spikes.
     """
 
     def __init__(self, config: TrainingConfig) -> None:
@@ -31,10 +30,10 @@ class LossGuard:
         self._seen, self._mean, self._variance = 0, 0.0, 0.0
 
     def add(self, step: int, loss: float, bad_in_a_row: int) -> None:
-        """Take the loss of ``step`` (nats); the last ``bad_in_a_row`` losses were not finite.
+        """Add the loss of ``step`` (nats); the last ``bad_in_a_row`` losses were not finite.
 
-        Raises :class:`RollBack` after a spike or ``training.max_bad_steps`` non-finite steps, or ``exits.Stop``
-        (44) when the run may not go back again.
+        Raises :class:`RollBack` after a spike or ``training.max_bad_steps`` non-finite steps, and ``exits.Stop``
+        (exit code 44) if no rollback is left.
         """
         config = self._config
         if bad_in_a_row >= config.max_bad_steps:
@@ -43,7 +42,7 @@ class LossGuard:
                 step,
                 f"loss or gradient was not finite in {bad_in_a_row} steps in a row, up to step {step:,} "
                 "(training.max_bad_steps)",
-                "the parameters are those before",
+                "the parameters are those of before",
             )
         if bad_in_a_row or not config.spike_deviations:
             return
@@ -55,10 +54,10 @@ class LossGuard:
                 step,
                 f"loss {loss:.3f} at step {step:,} is {excess / max(deviation, 1e-12):.1f} deviations above its "
                 f"mean {self._mean:.3f} (training.spike_deviations)",
-                "the newest checkpoint is from before",
+                "the newest checkpoint is older",
             )
         self._seen += 1
-        # A plain mean until the window is full, so that the first losses do not weigh more than others.
+        # A plain mean until the window is full, so that the first losses do not have more weight than others.
         weight = max(1 / self._seen, 2 / (config.spike_window + 1))
         self._mean += weight * excess
         self._variance = (1 - weight) * (self._variance + weight * excess * excess)
@@ -71,29 +70,26 @@ class LossGuard:
         if not allowed:
             advice += " (or set training.spike_rollbacks, so that the run goes back and skips batches)"
         times = f", after {self.rollbacks} rollbacks (training.spike_rollbacks)" if allowed else ""
-        raise exits.Stop(
-            exits.NON_FINITE,
-            f"stopped: {what}{times}; {kept}. {advice}, then run again",
-            agreed=True,
-        )
+        line = f"stopped: {what}{times}; {kept}. {advice}, then run the same command"
+        raise exits.Stop(exits.NON_FINITE, line, agreed=True)
 
     def go_back(self, rollback: RollBack, step: int, iterator: BatchIterator) -> str:
-        """Skip the batches after the state of ``step`` was restored, count the rollback and return the warning."""
+        """Skip the batches, count the rollback and return a warning; the state of ``step`` was restored before."""
         count = rollback.last_step - step + self._config.spike_skip_batches
         iterator.skip(count)
         self.rollbacks += 1
         return (
-            f"WARNING: {rollback}; back to step {step:,}, leaving out {count:,} batches (rollback {self.rollbacks} "
+            f"WARNING: {rollback}; back to step {step:,}, skipping {count:,} batches (rollback {self.rollbacks} "
             f"of {self._config.spike_rollbacks})"
         )
 
     def state(self) -> dict[str, Any]:
-        """JSON-able state (floats survive JSON exactly)."""
+        """Return the state as JSON values, which preserve floats exactly."""
         return {
             "rollbacks": self.rollbacks, "seen": self._seen, "mean": self._mean, "variance": self._variance,
         }  # fmt: skip
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Continue where :meth:`state` was taken."""
+        """Continue from :meth:`state`."""
         self.rollbacks, self._seen = state["rollbacks"], state["seen"]
         self._mean, self._variance = state["mean"], state["variance"]

@@ -14,7 +14,7 @@ from bert_jax.training.checkpoint.restore import NoCheckpoint, Restored, restore
 from bert_jax.training.job import Job
 from bert_jax.training.launch import Launch
 from bert_jax.training.logging.meter import IntervalMeter
-from bert_jax.training.memory import explain_memory, state_advice, state_bytes
+from bert_jax.training.memory import device_bytes, explain_memory, state_advice
 from bert_jax.training.programs import TrainPrograms
 from bert_jax.training.spikes import LossGuard, RollBack
 from bert_jax.training.state import TrainState, initial_state
@@ -25,7 +25,7 @@ PHASE_MAY_CHANGE = {"model.hidden_dropout", "model.attention_dropout"}
 
 @dataclass
 class Start:
-    """The first state of a run. ``state`` is handed on to the loop, which donates it."""
+    """The first state of a run. The loop takes ``state`` and donates its buffers."""
 
     state: TrainState | None
     step: int
@@ -33,7 +33,7 @@ class Start:
     phase_start: int
     meter: IntervalMeter
     guard: LossGuard
-    # JSON part of the run's own checkpoint, and lines for the options that changed since then.
+    # JSON part of the run's own checkpoint, and a line for each option that changed since then.
     meta: dict[str, Any] | None = None
     changed: tuple[str, ...] = ()
 
@@ -41,11 +41,19 @@ class Start:
 def find_start(
     job: Job, programs: TrainPrograms, launch: Launch, rollback: RollBack | None, report: Callable[[str], None]
 ) -> Start:
-    """Return the first state. ``rollback``: the run goes back to before its first step; ``report`` takes messages
-    for the log. Raises ``ValueError``, or ``exits.Stop`` without a checkpoint to go back to."""
+    """Return the first state of a run.
+
+    Args:
+        rollback: go back to the newest checkpoint before its first step.
+        report: receives messages for the log.
+
+    Raises:
+        ValueError: the checkpoint does not fit the config.
+        exits.Stop: no checkpoint exists before ``rollback``.
+    """
     if rollback is not None:
         set_aside(launch.workdir, rollback.first_step)
-    memory = "the model's state", state_advice(job.config), lambda: state_bytes(programs.abstract)
+    memory = "the model's state", state_advice(job.config), lambda: device_bytes(programs.abstract)
     with explain_memory(*memory):
         restored = restore_newest(
             launch.workdir, job.config, programs.mesh, programs.model,
@@ -56,14 +64,16 @@ def find_start(
         if restored is not None:
             return _resumed(restored, job, meter, guard, launch.allow_numeric_change, report)
         if launch.initial_model.resumes:
-            raise FolderTaken(f"{launch.workdir}: its checkpoint disappeared: another process ended the run")
+            raise FolderTaken(f"{launch.workdir}: its checkpoint is gone, because another process ended the run")
         if rollback is not None:
-            line = f"stopped: {rollback}; there is no checkpoint before it"
+            line = f"stopped: {rollback}; no checkpoint exists before it"
             raise exits.Stop(exits.NON_FINITE, line, agreed=True)
         if launch.continue_from is not None:
             before = _end_of_phase(job, programs, launch, report)
             return Start(before.state, before.step, before.step, meter, guard)
-        seed, params = job.config.training.seed, launch.initial_model.take_params()
+        # The launch keeps no parameters, so that their host memory is freed during the run.
+        params, launch.initial_model.params = launch.initial_model.params, {}
+        seed = job.config.training.seed
         state = initial_state(programs.model, programs.optimizer, programs.abstract, seed, params)
         return Start(jax.block_until_ready(state), 0, 0, meter, guard)
 
@@ -77,12 +87,12 @@ def _end_of_phase(job: Job, programs: TrainPrograms, launch: Launch, report: Cal
         read_only=True, may_change=PHASE_MAY_CHANGE, report=report,
     )  # fmt: skip
     if before is None:
-        raise NoCheckpoint(f"--continue_from {folder}: there is no checkpoint")
+        raise NoCheckpoint(f"--continue_from {folder}: has no checkpoint; use the workdir of a run")
     _check_vocabulary(before, job.tokenizer)
     if before.step >= num_steps:
         raise ValueError(
-            f"training.num_steps: {num_steps} is not above step {before.step}, where {folder} "
-            "ended; it counts the steps of earlier phases too"
+            f"training.num_steps: {num_steps} is not above {before.step}, the last step of {folder}; it counts the "
+            "steps of earlier phases too"
         )
     report(f"new phase from {folder} at step {before.step:,}")
     return before
@@ -96,13 +106,14 @@ def _resumed(
     allow_numeric_change: bool,
     report: Callable[[str], None],
 ) -> Start:
-    """Continue from the run's own checkpoint. Raises ``ValueError`` for a change that alters what is learned."""
+    """Continue from the run's own checkpoint. Raises ``ValueError`` for another vocabulary, or for another
+    generator of random bits without ``allow_numeric_change``."""
     prng = job.config.execution.prng
     _check_vocabulary(restored, job.tokenizer)
     if restored.meta["prng"] != prng and not allow_numeric_change:
         raise ValueError(
-            f"execution.prng: the checkpoint was made with {restored.meta['prng']}, now {prng}: "
-            "dropout would draw other numbers; add --allow_numeric_change if that is meant"
+            f"execution.prng: {prng} is not allowed for a checkpoint with {restored.meta['prng']}, because dropout "
+            "would draw other numbers; add --allow_numeric_change to continue"
         )
     report(f"continuing at step {restored.step:,}")
     changed = tuple(differences(restored.config, job.config))
@@ -120,5 +131,5 @@ def _check_vocabulary(restored: Restored, tokenizer: Tokenizer) -> None:
     if restored.meta["tokenizer"] != tokenizer.fingerprint:
         raise ValueError(
             "data.vocab: the checkpoint was trained with another vocabulary (fingerprint "
-            f"{restored.meta['tokenizer'][:12]}, now {tokenizer.fingerprint[:12]}); give the same one"
+            f"{restored.meta['tokenizer'][:12]}, now {tokenizer.fingerprint[:12]}); use the same one"
         )

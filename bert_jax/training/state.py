@@ -1,7 +1,7 @@
 """TrainState: the arrays of a run on devices, their first values and their sharding."""
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from typing import Any
 
 import jax
@@ -12,7 +12,7 @@ from flax import struct
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from bert_jax.batch import feature_shapes
-from bert_jax.config import ExecutionConfig
+from bert_jax.config import ExecutionConfig, RunConfig
 from bert_jax.model import BertModel, from_canonical, to_canonical
 from bert_jax.model.canonical import abstract_params, path_name
 from bert_jax.parallel import shardings
@@ -22,8 +22,8 @@ from bert_jax.parallel import shardings
 class TrainState:
     """Parameters and optimizer state, float32.
 
-    ``ema``: moving average of the parameters (with ``optimizer.ema_decay``). ``start``: initial parameters, for
-    training that needs them; 0 for randomly initialized ones.
+    ``ema``: moving average of the parameters (with ``optimizer.ema_decay``). ``start``: initial parameters, if
+    the config needs them; 0 for randomly initialized ones.
     """
 
     step: jax.Array  # int32[]: optimizer steps done, skipped ones included
@@ -39,9 +39,12 @@ def make_prng_key(execution: ExecutionConfig, seed: int) -> jax.Array:
 
 
 def initial_params(model: BertModel, seed: int, loaded: Mapping[str, Any] | None = None) -> Any:
-    """Parameters in the running layout. The values depend on the seed and the canonical names alone: they are
-    drawn in the unrolled, unpadded layout, then stacked and padded. Canonical arrays in ``loaded`` replace
-    drawn ones; raises ``ValueError`` for one that the model lacks or of another shape."""
+    """Return parameters in the running layout.
+
+    The values depend on the seed and the canonical names alone: they are drawn in the unrolled, unpadded layout,
+    then stacked and padded. Canonical arrays in ``loaded`` replace drawn ones; raises ``ValueError`` for an array
+    that the model lacks or that has another shape.
+    """
     plain = dataclasses.replace(model.execution, scan_layers=False, vocab_multiple=1)
     source = model.clone(execution=plain, mesh=None)
     batch = {n: jnp.zeros(s, d) for n, (s, d) in feature_shapes(1, 8, 1).items()}
@@ -52,44 +55,43 @@ def initial_params(model: BertModel, seed: int, loaded: Mapping[str, Any] | None
 
 
 def compute_shardings(model: BertModel, mesh: Mesh) -> Any:
-    """Return the sharding that layers compute with, a tree like the parameters': whole on each replica."""
+    """Return a tree of the shardings of parameters while layers compute: whole on each replica."""
     return shardings(abstract_params(model), mesh)
 
 
-def state_shardings(model: BertModel, mesh: Mesh, *, shard_optimizer: bool) -> Any:
-    """Return the sharding of parameters between steps, summed gradients, moments and moving average, a tree like
-    the parameters'. With ``shard_optimizer`` each replica holds and updates a part of them, else all."""
-    return shardings(abstract_params(model), mesh, replicas=shard_optimizer)
+def parameter_of(path: tuple[Any, ...], names: Container[str]) -> str:
+    """Return the parameter of a leaf of the state: the longest suffix of ``path`` in ``names``, or ""."""
+    parts = path_name(path).split("/")
+    return next((name for i in range(len(parts)) if (name := "/".join(parts[i:])) in names), "")
+
+
+def flat(tree: Any) -> dict[str, Any]:
+    """Return the leaves of a tree by their paths."""
+    return {path_name(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
 
 
 def abstract_state(
-    model: BertModel,
-    optimizer: optax.GradientTransformation,
-    mesh: Mesh,
-    *,
-    with_ema: bool,
-    with_start: bool = False,
-    shard_optimizer: bool = True,
+    config: RunConfig, model: BertModel, optimizer: optax.GradientTransformation, mesh: Mesh
 ) -> TrainState:
-    """Return shapes, dtypes and shardings of the whole state, without allocating it."""
+    """Return shapes, dtypes and shardings of the state that ``config`` trains, without allocating it.
+
+    Parameters between steps, moments and moving average have one sharding: with ``mesh.shard_optimizer`` each
+    replica holds and updates a part of each parameter, else all of it.
+    """
     params = nn.unbox(abstract_params(model))
-    held = state_shardings(model, mesh, shard_optimizer=shard_optimizer)
-    by_name = {path_name(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(held)}
+    by_name = flat(shardings(abstract_params(model), mesh, replicas=config.mesh.shard_optimizer))
     replicated = NamedSharding(mesh, PartitionSpec())
 
     def place(path: tuple[Any, ...], leaf: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
-        # A moment or average belongs to its parameter: the longest path suffix that names one.
-        parts = path_name(path).split("/")[1:]
-        names = ("/".join(parts[i:]) for i in range(len(parts)))
-        sharding = next((by_name[name] for name in names if name in by_name), replicated)
+        sharding = by_name.get(parameter_of(path, by_name), replicated)
         return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
 
     state = TrainState(
         step=jax.ShapeDtypeStruct((), jnp.int32),
         params=params,
         opt_state=jax.eval_shape(optimizer.init, params),
-        ema=params if with_ema else None,
-        start=params if with_start else None,
+        ema=params if config.optimizer.ema_decay > 0 else None,
+        start=params if config.stores_start_params else None,
     )
     return jax.tree_util.tree_map_with_path(place, state)
 
@@ -101,8 +103,8 @@ def initial_state(
     seed: int,
     loaded: Mapping[str, Any] | None = None,
 ) -> TrainState:
-    """A fresh state, made directly in its shardings: parameters (and average) from the canonical arrays in
-    ``loaded`` where it has them, else drawn."""
+    """Return the state of step 0, created in its shardings. Canonical arrays in ``loaded`` replace drawn
+    parameters; the moving average starts at the parameters."""
     vocab_size = model.config.vocab_size
 
     def make(loaded: dict[str, jax.Array]) -> TrainState:
@@ -118,5 +120,5 @@ def initial_state(
 
 
 def parameter_count(params: Any, vocab_size: int) -> int:
-    """Number of canonical (unpadded) parameters."""
+    """Return the number of canonical (unpadded) parameters."""
     return sum(leaf.size for leaf in jax.eval_shape(lambda tree: to_canonical(tree, vocab_size), params).values())

@@ -1,6 +1,6 @@
 """One optimizer step and one evaluation step: pure functions of state and batch."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -8,20 +8,21 @@ import jax.numpy as jnp
 import optax
 from jax.sharding import Mesh, PartitionSpec
 
-from bert_jax.config import OptimizerConfig
 from bert_jax.model.dropout import DropoutKey, replica_key
 from bert_jax.objectives.objective import Batch, Objective, Sums
 from bert_jax.optim import make_schedule
 from bert_jax.parallel import axis_names, constrain_tree
-from bert_jax.training.state import TrainState, compute_shardings
+from bert_jax.training.state import TrainState, compute_shardings, make_prng_key
 
 # Loss, gradients and sums of some rows.
 Gradients = tuple[jax.Array, Any, Sums]
 
 
 def split_microbatches(batch: Batch, count: int) -> dict[str, jax.Array]:
-    """[B, ...] to [count, B / count, ...]; microbatch a is rows a, a + count, ...: this split needs no
-    communication on any mesh, because every device keeps its own rows."""
+    """Reshape features [B, ...] to [count, B / count, ...]; microbatch a is rows a, a + count, ...
+
+    Every device keeps its own rows, so the split needs no communication on any mesh.
+    """
     return {
         name: jnp.swapaxes(x.reshape(x.shape[0] // count, count, *x.shape[1:]), 0, 1) for name, x in batch.items()
     }
@@ -40,10 +41,10 @@ def loss_and_gradients(
 ) -> Gradients:
     """Return the loss of the global batch, its gradients (float32) and the summed metrics.
 
-    Denominators are taken over the whole batch before the first backward pass, so accumulation gives the same
-    gradient as one pass however unequal the microbatches' mask counts are. Each replica (part of the mesh axis
-    ``data``) adds up the gradients of its own rows without communication; then they are summed once, in
-    ``reduction_dtype``, and laid out by ``shardings`` (a tree like ``params``).
+    Denominators are sums over the whole batch, so accumulation gives the gradient of one pass also for microbatches
+    with unequal mask counts. Each replica (part of the mesh axis ``data``) adds up the gradients of its own rows
+    without communication; then they are summed once, in ``reduction_dtype``, with ``shardings`` (a tree like
+    ``params``).
     """
     denominators = objective.denominators(batch)
     mesh = objective.mesh
@@ -58,10 +59,13 @@ def loss_and_gradients(
             rows_key: DropoutKey | None = None if key is None else jax.random.fold_in(key, index)
             if key is not None and replicas > 1:
                 rows_key = replica_key(rows_key, replica[0], replicas, rows["input_ids"].shape[0])
-            axis = "data" if replicas > 1 else None
-            return microbatch_gradients(
-                objective, params, rows, rows_key, denominators, start=start, axis=axis, shardings=shardings
-            )
+
+            def loss_of(params: Any) -> tuple[jax.Array, Sums]:
+                sums = objective.sums(params, rows, rows_key, start=start, axis="data" if replicas > 1 else None)
+                return sum(sums[name][0] / denominator for name, denominator in denominators.items()), sums
+
+            (loss, sums), grads = jax.value_and_grad(loss_of, has_aux=True)(params)
+            return loss, constrain_tree(grads, shardings, mesh), sums
 
         return accumulate(gradients, rows, accumulation_steps)
 
@@ -72,27 +76,6 @@ def loss_and_gradients(
     with jax.named_scope("gradient_reduction"):
         grads = sum_replicas(grads, shardings, jnp.dtype(reduction_dtype))
     return jnp.sum(loss), grads, jax.tree.map(jnp.sum, sums)
-
-
-def microbatch_gradients(
-    objective: Objective,
-    params: Any,
-    rows: Batch,
-    key: DropoutKey | None,
-    denominators: Mapping[str, jax.Array],
-    *,
-    start: Any,
-    axis: str | None,
-    shardings: Any,
-) -> Gradients:
-    """Return the contribution of ``rows`` to loss, gradients and sums."""
-
-    def loss_of(params: Any) -> tuple[jax.Array, Sums]:
-        sums = objective.sums(params, rows, key, start=start, axis=axis)
-        return sum(sums[name][0] / denominator for name, denominator in denominators.items()), sums
-
-    (loss, sums), grads = jax.value_and_grad(loss_of, has_aux=True)(params)
-    return loss, constrain_tree(grads, shardings, objective.mesh), sums
 
 
 def accumulate(gradients: Callable[[Batch, Any], Gradients], rows: Batch, count: int) -> Gradients:
@@ -110,10 +93,10 @@ def accumulate(gradients: Callable[[Batch, Any], Gradients], rows: Batch, count:
 
 
 def over_replicas(replica_gradients: Callable[..., Gradients], mesh: Mesh, inputs: tuple[Any, ...]) -> Gradients:
-    """Return :data:`Gradients` stacked over the replicas; each computes ``replica_gradients`` of its own rows and
-    its own number, the third and the last of ``inputs``."""
+    """Return :data:`Gradients` stacked over the replicas. Each replica computes ``replica_gradients`` of its own
+    rows and its own number, the third and the last of ``inputs``."""
     whole, by_rows = PartitionSpec(), PartitionSpec("data")
-    # The compiler cuts what a replica computes over fsdp and tensor; over data nothing is left to it.
+    # Manual over data; the compiler partitions the work of a replica over fsdp and tensor.
     apart = jax.shard_map(
         lambda *inputs: jax.tree.map(lambda x: x[None], replica_gradients(*inputs)),
         mesh=mesh,
@@ -126,14 +109,14 @@ def over_replicas(replica_gradients: Callable[..., Gradients], mesh: Mesh, input
 
 
 def sum_replicas(stacked: Any, shardings: Any, dtype: jnp.dtype) -> Any:
-    """Return the sum over the first axis, of which each replica holds one entry, laid out by ``shardings``.
+    """Return the sum over the first dimension, of which each replica holds one entry, with ``shardings``.
 
-    Summed in ``dtype``, returned in float32. Each device sends once what others need: an all-reduce where every
-    replica needs the whole, a reduce-scatter where each needs a part.
+    Sums in ``dtype`` and returns float32. One collective per array: an all-reduce if every replica needs the whole,
+    a reduce-scatter if each needs a part.
     """
     mesh = jax.tree.leaves(shardings)[0].mesh
     replicas = mesh.shape["data"]
-    # gloo's reduce-scatter, by which several processes on CPU sum, leaves wrong ends of arrays (jaxlib 0.10.2).
+    # The reduce-scatter of gloo, for several processes on CPU, returns wrong ends of arrays (jaxlib 0.10.2).
     scatters = mesh.devices.flat[0].platform != "cpu"
     leaves, tree = jax.tree.flatten(stacked)
     targets = jax.tree.leaves(shardings)
@@ -168,57 +151,57 @@ def sum_replicas(stacked: Any, shardings: Any, dtype: jnp.dtype) -> Any:
 def make_train_step(
     objective: Objective,
     optimizer: optax.GradientTransformation,
-    config: OptimizerConfig,
-    num_steps: int,
-    accumulation_steps: int,
-    base_key: jax.Array,
     *,
     lr_multipliers: Callable[[jax.Array], Any] | None = None,
     decay_toward_start: bool = False,
-    reduction_dtype: str = "float32",
     shardings: Any = None,
 ) -> Callable[[TrainState, Batch], tuple[TrainState, dict[str, Any]]]:
-    """Return ``(state, batch) -> (state, metrics)``; metrics hold (sum, weight) pairs and scalars of this step.
+    """Return ``(state, batch) -> (state, metrics)``; metrics are (sum, weight) pairs and scalars of this step.
 
-    On a non-finite loss or gradient norm parameters, moments and average stay bitwise unchanged and only
-    ``step`` advances, so the data and the dropout key move on. ``shardings`` (a tree like the parameters') are
-    those of parameters between steps, summed gradients, moments and average: the update runs on such parts, and
-    what the replicas share of the parameters is gathered in float32 at the start of a step. ``lr_multipliers``
-    gives each parameter's factor on the learning rate at a step, a tree like the parameters'; a parameter with
-    factor 0 does not change. With ``decay_toward_start`` weight decay pulls toward ``state.start``, so what was
-    drawn toward 0.
+    If the loss or gradient norm is not finite, only ``step`` changes; everything else stays bitwise equal. A step
+    starts by gathering the parameters of all replicas in float32; each device updates its part by ``shardings``, a
+    tree like the parameters. ``lr_multipliers`` returns a tree of factors on the learning rate at a step. With
+    ``decay_toward_start`` weight decay pulls toward ``state.start``, 0 for randomly initialized parameters.
     """
-    model, mesh = objective.model, objective.mesh
-    layouts = None if mesh is None else compute_shardings(model, mesh)
-    platform = jax.default_backend() if mesh is None else mesh.devices.flat[0].platform
-    schedule = make_schedule(config, num_steps)
+    config, mesh, training = objective.config, objective.mesh, objective.config.training
+    layouts = None if mesh is None else compute_shardings(objective.model, mesh)
+    schedule = make_schedule(config.optimizer, training.num_steps)
+    base_key = make_prng_key(config.execution, training.seed)
 
     def train_step(state: TrainState, batch: Batch) -> tuple[TrainState, dict[str, Any]]:
         key = jax.random.fold_in(base_key, state.step)
-        # Gathered where a layer first needs them, beside the products of those before.
+        # The compiler gathers the parameters of a layer during the products of the layers before it.
         whole, start = (
             tree if tree is None or mesh is None else constrain_tree(tree, layouts, mesh)
             for tree in (state.params, state.start)
         )
         loss, grads, sums = loss_and_gradients(
-            objective, whole, batch, key, accumulation_steps,
-            start=start, reduction_dtype=reduction_dtype, shardings=shardings,
+            objective, whole, batch, key, training.accumulation_steps,
+            start=start, reduction_dtype=training.gradient_reduction_dtype, shardings=shardings,
         )  # fmt: skip
         learning_rate = schedule(state.step)
         with jax.named_scope("optimizer"):
             factors = None if lr_multipliers is None else lr_multipliers(state.step)
-            # A parameter that does not change takes no part in norm and clipping: the compiler leaves out of the
-            # backward pass what never changes.
+            # A parameter that does not change has no gradient, neither in the norm nor in clipping; the compiler
+            # removes its part of the backward pass.
             if factors is not None:
                 grads = jax.tree.map(lambda g, factor: jnp.where(factor == 0, 0.0, g), grads, factors)
             grad_norm = optax.tree.norm(grads)
             finite = jnp.isfinite(loss) & jnp.isfinite(grad_norm)
 
             def update(state: TrainState, grads: Any) -> tuple[Any, Any, Any]:
-                origin = state.start if decay_toward_start else None
-                return _updated(state, grads, optimizer, learning_rate, factors, origin, config.ema_decay)
+                decayed, ema = state.params, state.ema
+                if decay_toward_start:
+                    decayed = jax.tree.map(jnp.subtract, decayed, state.start)
+                direction, opt_state = optimizer.update(grads, state.opt_state, decayed)
+                if factors is not None:
+                    direction = jax.tree.map(jnp.multiply, direction, factors)
+                params = jax.tree.map(lambda p, d: p - learning_rate * d, state.params, direction)
+                if ema is not None:
+                    ema = jax.tree.map(lambda e, p: e + (1 - config.optimizer.ema_decay) * (p - e), ema, params)
+                return params, opt_state, ema
 
-            params, opt_state, ema = _if_finite(finite, update, state, grads, platform)
+            params, opt_state, ema = _if_finite(finite, update, state, grads, mesh)
             new_state = state.replace(step=state.step + 1, params=params, opt_state=opt_state, ema=ema)
         tokens = sums["padding_fraction"][1] - sums["padding_fraction"][0]
         scalars = {"loss": loss, "grad_norm": grad_norm, "tokens": tokens, "last": {"learning_rate": learning_rate}}
@@ -227,33 +210,13 @@ def make_train_step(
     return train_step
 
 
-def _updated(
-    state: TrainState,
-    grads: Any,
-    optimizer: optax.GradientTransformation,
-    learning_rate: jax.Array,
-    factors: Any,
-    origin: Any,
-    ema_decay: float,
-) -> tuple[Any, Any, Any]:
-    """Return parameters, optimizer state and average after the step; weight decay pulls toward ``origin``."""
-    decayed = state.params if origin is None else jax.tree.map(jnp.subtract, state.params, origin)
-    direction, opt_state = optimizer.update(grads, state.opt_state, decayed)
-    if factors is not None:
-        direction = jax.tree.map(jnp.multiply, direction, factors)
-    params = jax.tree.map(lambda p, d: p - learning_rate * d, state.params, direction)
-    ema = state.ema
-    if ema is not None:
-        ema = jax.tree.map(lambda e, p: e + (1 - ema_decay) * (p - e), ema, params)
-    return params, opt_state, ema
-
-
 def _if_finite(
-    finite: jax.Array, update: Callable[..., Any], state: TrainState, grads: Any, platform: str
+    finite: jax.Array, update: Callable[..., Any], state: TrainState, grads: Any, mesh: Mesh | None
 ) -> tuple[Any, Any, Any]:
+    platform = jax.default_backend() if mesh is None else mesh.devices.flat[0].platform
     old = state.params, state.opt_state, state.ema
     if platform == "cpu":
-        # A choice of each element would first copy the moments: the update reads what it overwrites.
+        # `where` would first copy the moments, because the update overwrites its inputs.
         return jax.lax.cond(finite, update, lambda state, grads: old, state, grads)
     return jax.tree.map(lambda new, old: jnp.where(finite, new, old), update(state, grads), old)
 

@@ -1,4 +1,4 @@
-"""The workdir of a run: its logs in a local folder, and their copy in an object store when it is a URL."""
+"""The workdir of a run: its lock, its logs in a local folder, and their copy in an object store."""
 
 import contextlib
 import logging
@@ -22,15 +22,15 @@ from bert_jax.training.launch import RECORD, Launch
 
 _log = logging.getLogger(__name__)
 
-# A run writes its lease anew every RENEWAL seconds; one that has not changed for LEASE seconds has expired.
+# A run renews its lease every RENEWAL seconds; a lease without a change for LEASE seconds has expired.
 RENEWAL, LEASE = 15.0, 60.0
 LEASE_NAME = ".lease"
-# Parts of a workdir that are not its logs: they are written straight to the store.
+# Parts of a workdir that are written directly to the store.
 NOT_LOGS = ("checkpoints", "damaged_checkpoints", "rolled_back_checkpoints", "compilation_cache", LEASE_NAME)
 
 
 class Logs(NamedTuple):
-    """The local folder for all files of a run but checkpoints, and the function that copies it to the workdir."""
+    """The local folder of the logs of a run, and the function that copies it to the workdir."""
 
     folder: Path
     upload: Callable[[], None]
@@ -40,14 +40,17 @@ class Logs(NamedTuple):
 def hold_workdir(
     workdir: Location, taken: str, *, lead: bool = True, check_stop: Callable[[], None] = lambda: None
 ) -> Iterator[Logs]:
-    """Hold ``workdir`` for the ``lead`` process of a run until the block ends; ``ValueError`` "WORKDIR: TAKEN" when
-    another run holds it.
+    """Hold ``workdir`` for the ``lead`` process of a run until the block ends.
 
-    A local workdir is its own folder of logs. Of a URL the logs are copied to a temporary folder, and whole files
-    go back whenever ``upload`` is called and at the end, however the block ends. When that fails, the folder stays
-    and is named. The lease of a URL tells a run that ended without giving it back (nothing has renewed it for LEASE
-    seconds) from one that goes on; ``check_stop`` is called while it waits, and may raise. It cannot keep apart two
-    runs that start in the same second: one of them finds out within RENEWAL seconds, and ends at its next upload.
+    A local workdir is its own folder of logs. For a URL, the logs are copied to a temporary folder, and changed
+    files are copied back by ``upload`` and at the end of the block, also after an error. If that fails, the
+    temporary folder is kept and named in the error. A lease protects a URL: if it exists, this call waits up to
+    LEASE seconds for its renewal, and calls ``check_stop``, which may raise. Two runs that start in the same second
+    both get the lease; one of them detects it within RENEWAL seconds and ends at its next upload.
+
+    Raises:
+        ValueError: another run holds the workdir: "WORKDIR: TAKEN".
+        StorageError: the logs could not be copied.
     """
     if not isinstance(workdir, ObjectPath):
         with hold_folder(workdir, taken) if lead else contextlib.nullcontext():
@@ -61,7 +64,7 @@ def hold_workdir(
     with _Lease(workdir, taken, check_stop) as lease:
         mirror = _Mirror(workdir, folder, lease)
         mirror.download()
-        kept = f"what was logged since the last checkpoint is kept in {folder}"
+        kept = f"the logs since the last checkpoint are in {folder}"
         try:
             yield Logs(folder, mirror.upload)
         except StorageError as error:
@@ -82,7 +85,7 @@ def hold_workdir(
 
 
 def describe_run(folder: Path, config: RunConfig, record: str) -> None:
-    """Write config.yaml and (unless empty) the record of the initial model, and delete a report of an older run."""
+    """Write config.yaml and (unless empty) the record of the initial model; delete the report of an older run."""
     write_whole(folder / "config.yaml", dump_yaml(config))
     if record:
         write_whole(folder / RECORD, record)
@@ -90,22 +93,22 @@ def describe_run(folder: Path, config: RunConfig, record: str) -> None:
 
 
 def stopped(launch: Launch, what: str) -> exits.Stop:
-    """Return the end of a run by a signal, which names what is saved."""
+    """Return the end of a run by a signal; its message names the workdir if it has a checkpoint."""
     saved = f"saved in {launch.workdir}" if saved_steps(launch.workdir) else "nothing to save yet"
     line = f"{what}, {launch.stop.reason()}; {saved}: run the same command to continue"
     return exits.Stop(launch.stop.exit_code, line, agreed=True)
 
 
 class _Mirror:
-    """Copies files between a local folder and a workdir in an object store."""
+    """Copy of the logs of a workdir in an object store in a local folder."""
 
     def __init__(self, workdir: ObjectPath, folder: Path, lease: "_Lease") -> None:
         self._workdir, self._folder, self._lease = workdir, folder, lease
-        self._known: dict[PurePosixPath, tuple[int, int]] = {}  # size and time of change of the files on both sides
+        self._known: dict[PurePosixPath, tuple[int, int]] = {}  # size and modification time of the uploaded files
         self._lock = threading.Lock()
 
     def download(self) -> None:
-        """Fetch the logs of the run so far; profiles of its steps stay where they are."""
+        """Copy the logs of the workdir except profiles to the local folder."""
         try:
             entries = [path for path in self._workdir.iterdir() if path.name not in (*NOT_LOGS, "profile")]
         except FileNotFoundError:
@@ -119,12 +122,12 @@ class _Mirror:
                 self._known[name] = _signature(local)
 
     def upload(self) -> None:
-        """Copy every changed file to the store, and remove there the files that are gone here."""
+        """Copy every changed file to the store, and remove deleted ones from it."""
         with self._lock:
             self._lease.check()
             present = set()
             for local in sorted(self._folder.rglob("*")):
-                with contextlib.suppress(FileNotFoundError):  # it was renamed meanwhile
+                with contextlib.suppress(FileNotFoundError):  # it was renamed since the listing
                     name = PurePosixPath(local.relative_to(self._folder).as_posix())
                     if not local.is_file() or local.suffix == ".tmp":
                         continue
@@ -144,7 +147,7 @@ def _signature(path: Path) -> tuple[int, int]:
 
 
 class _Lease:
-    """An object that the run which uses a workdir keeps renewing."""
+    """The lease of a workdir: an object that the run that holds the workdir renews."""
 
     def __init__(self, workdir: ObjectPath, taken: str, check_stop: Callable[[], None]) -> None:
         self._check_stop = check_stop
@@ -159,9 +162,7 @@ class _Lease:
         waited = 0.0
         while before and waited < LEASE:
             if not waited:
-                _log.warning(
-                    "%s: another run held this workdir; waiting %.0f s for a sign of it", self._path, LEASE
-                )
+                _log.warning("%s: another run held this workdir; waiting %.0f s for its end", self._path, LEASE)
             look = time.monotonic() + min(RENEWAL / 3, LEASE)
             while time.monotonic() < look:
                 self._check_stop()
@@ -179,11 +180,11 @@ class _Lease:
         self._closing.set()
         self._thread.join()
         if not self._lost.is_set():
-            with contextlib.suppress(StorageError):  # it runs out by itself
+            with contextlib.suppress(StorageError):  # it expires by itself
                 self._path.unlink(missing_ok=True)
 
     def check(self) -> None:
-        """Raise ``StorageError`` when another run has taken the workdir meanwhile."""
+        """Raise ``StorageError`` if another run has taken the workdir."""
         if self._lost.is_set():
             raise StorageError(self._taken)
 
@@ -204,5 +205,5 @@ class _Lease:
                     self._lost.set()
                     return
                 self._write()
-            except StorageError as error:  # a save would fail too, and ends the run with this line
+            except StorageError as error:  # the next save fails too and ends the run with this error
                 _log.warning("%s", error)

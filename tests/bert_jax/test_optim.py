@@ -1,5 +1,6 @@
 """Schedules, decay mask and update rules against numpy statements; one table of what every parameter is."""
 
+import dataclasses
 import os
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from bert_jax.model import BertForPretraining, from_canonical, to_canonical
 from bert_jax.model.canonical import path_name
 from bert_jax.optim import decay_mask, lr_multipliers, make_optimizer, make_schedule, unfreeze_updates
 from bert_jax.parallel import make_mesh, shardings
-from bert_jax.training.state import TrainState, abstract_params, initial_params, make_prng_key
+from bert_jax.training.state import TrainState, abstract_params, initial_params
 from bert_jax.training.step import make_train_step
 
 TABLE = Path(__file__).resolve().parents[1] / "golden" / "parameters.txt"
@@ -316,8 +317,10 @@ def train(config, steps):
     """States (numpy, the first one before any step) and gradient norms of ``steps`` training steps."""
     model = BertForPretraining(config.model, config.execution, config.has_nsp)
     optimizer = make_optimizer(config.optimizer)
-    key = make_prng_key(config.execution, 0)
-    run = jax.jit(make_train_step(masked_lm(model), optimizer, config.optimizer, steps, 1, key))
+    objective = masked_lm(model)
+    training = dataclasses.replace(config.training, num_steps=steps, accumulation_steps=1, seed=0)
+    objective.config = dataclasses.replace(config, training=training)
+    run = jax.jit(make_train_step(objective, optimizer))
     params = initial_params(model, seed=0)
     ema = params if config.optimizer.ema_decay else None
     state = TrainState(np.int32(0), params, optimizer.init(params), ema)

@@ -1,8 +1,8 @@
-"""Proof that a checkpoint holds the saved values: checksums of its files and a digest of the values.
+"""Checksums of the files of a checkpoint and digests of its values.
 
-A flipped bit in a payload file restores silently wrong, so a checkpoint carries (1) size and crc32c of every
-file, itself checksummed, written after the commit, and (2) a digest of path, shape, dtype and bits of every
-canonical leaf, which does not depend on mesh or layout.
+Orbax does not detect a flipped bit in a payload file. A checkpoint therefore has (1) a checksummed list of size and
+crc32c of every file, written after the commit, and (2) a digest of path, shape, dtype and bits of every canonical
+leaf, which does not depend on mesh or layout.
 """
 
 import functools
@@ -26,15 +26,17 @@ _LEAVES_AT_ONCE = 48
 
 
 def _mix(x: jax.Array) -> jax.Array:
-    """A bijection of uint32 that spreads every bit (the finalizer of MurmurHash3)."""
+    """Apply a bijection of uint32 that spreads every bit (the finalizer of MurmurHash3)."""
     x = (x ^ (x >> 16)) * jnp.uint32(0x85EBCA6B)
     x = (x ^ (x >> 13)) * jnp.uint32(0xC2B2AE35)
     return x ^ (x >> 16)
 
 
 def _digest_leaf(x: jax.Array, stacked: bool, rows: int | None) -> jax.Array:
-    """uint32[2], or uint32[layers, 2] of a stacked leaf: two position-dependent sums, so equal on every mesh.
-    Rows from ``rows`` on are padding, which is 0: without effect, unless it is damaged."""
+    """Return two position-dependent sums, equal on every mesh: uint32[2], or uint32[layers, 2] for a stacked leaf.
+
+    Rows from ``rows`` on are padding; they change the digest only if they are damaged (not 0).
+    """
     damaged = jnp.any(x[rows:] != 0) if rows is not None else False
     x = x[:rows] if rows is not None else x
     x = x if stacked else x[None]
@@ -53,24 +55,24 @@ def _digest_leaf(x: jax.Array, stacked: bool, rows: int | None) -> jax.Array:
 
 
 def tree_digest(tree: Any, vocab_size: int) -> str:
-    """sha256 over the sorted ``name shape dtype digest`` lines of every canonical leaf of ``tree``."""
+    """Return the SHA-256 of :func:`digest_lines` of ``tree``."""
     return lines_digest(digest_lines(tree, vocab_size))
 
 
 def lines_digest(lines: list[str]) -> str:
-    """sha256 over sorted :func:`digest_lines`, which may come from several trees."""
+    """Return the SHA-256 of the sorted :func:`digest_lines` of one or several trees, as hex."""
     return hashlib.sha256("\n".join(sorted(lines)).encode()).hexdigest()
 
 
 def part_digests(lines: list[str]) -> dict[str, str]:
-    """Digests of the parameters alone (``params``) and of their moving average (``ema``), where the lines of a
-    state have them."""
+    """Return the digests of the parameters (``params``) and of their moving average (``ema``), as far as the lines
+    of a state contain them."""
     parts = {part: [line for line in lines if line.startswith(f"{part}/")] for part in ("params", "ema")}
     return {part: lines_digest(own) for part, own in parts.items() if own}
 
 
 def digest_lines(tree: Any, vocab_size: int) -> list[str]:
-    """``name shape dtype digest`` of every canonical leaf of ``tree``."""
+    """Return ``name shape dtype digest`` of every canonical leaf of ``tree``."""
     return start_digest(tree, vocab_size)()
 
 
@@ -81,7 +83,7 @@ def start_digest(tree: Any, vocab_size: int) -> Callable[[], list[str]]:
     for kind, leaves in _alike(tree, vocab_size):
         digests = _digest_program(kind, len(leaves))([leaf for _, leaf in leaves])
         if len(kind.sharding.device_set) > 1 and jax.default_backend() == "cpu":
-            # Independent programs with collectives deadlock on virtual CPU devices when many are in flight.
+            # Several independent programs with collectives in flight deadlock on virtual CPU devices.
             digests.block_until_ready()
         pending.append((kind, [name for name, _ in leaves], digests))
 
@@ -113,8 +115,8 @@ class _Kind(NamedTuple):
 
 
 def _alike(tree: Any, vocab_size: int) -> Iterator[tuple[_Kind, list[tuple[str, Any]]]]:
-    """Leaves of one kind, with their names, a few dozen at a time: a device queues few programs, and the call that
-    dispatches more of them waits."""
+    """Yield named leaves of one kind, up to 48 at a time: a device queues few programs, and dispatching more of
+    them blocks."""
     kinds: dict[_Kind, list[tuple[str, Any]]] = {}
     for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
         name = path_name(path)
@@ -138,7 +140,7 @@ def _lines(kind: _Kind, name: str, values: np.ndarray) -> Iterator[str]:
 
 @functools.lru_cache(maxsize=1024)
 def _digest_program(kind: _Kind, count: int) -> Callable[[list[jax.Array]], jax.Array]:
-    """The compiled digests of ``count`` leaves, whole on every process."""
+    """Return the compiled program for the digests of ``count`` leaves, whole on every process."""
     everywhere = None
     if isinstance(kind.sharding, NamedSharding):
         everywhere = NamedSharding(kind.sharding.mesh, PartitionSpec())
@@ -156,7 +158,7 @@ def json_digest(value: Any) -> str:
 
 
 def file_checksum(path: Location) -> str:
-    """crc32c of a file, in hex."""
+    """Return the crc32c of a file as hex."""
     checksum = google_crc32c.Checksum()
     with path.open("rb") as file:
         while block := file.read(1 << 22):
@@ -165,7 +167,7 @@ def file_checksum(path: Location) -> str:
 
 
 def write_checksums(folder: Location) -> None:
-    """List size and crc32c of every file under ``folder`` in its checksum file (which appears whole)."""
+    """Write size and crc32c of every file under ``folder`` to its checksum file, atomically."""
     files = {
         path.relative_to(folder).as_posix(): [path.stat().st_size, file_checksum(path)]
         for path in sorted(folder.rglob("*"))
@@ -175,9 +177,12 @@ def write_checksums(folder: Location) -> None:
 
 
 def check_files(folder: Location, share: tuple[int, int] = (0, 1)) -> str | None:
-    """Return the first fault of the files of a checkpoint, or ``None``. Without a checksum file (a kill between the
-    commit and its writing) the digest alone decides. ``share`` (i, n) checks every n-th file from the i-th on, for
-    n processes that check together."""
+    """Return the first fault of the files of a checkpoint, or ``None``.
+
+    A checkpoint without a checksum file (after a kill between the commit and its writing) has no fault here; its
+    digest is checked later. ``share`` (i, n) checks every n-th file from the i-th on, for n processes that check
+    together.
+    """
     path = folder / CHECKSUM_FILE
     if not path.exists():
         return None

@@ -1,7 +1,9 @@
-"""Arrays of a checkpoint by name: saved from and read into host memory, without the optimizer state of a run."""
+"""Arrays of a checkpoint by name: reading parameters without the optimizer state, saving and reading host
+arrays."""
 
+import itertools
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -12,7 +14,6 @@ from etils import epath
 from bert_jax.config import MeshConfig, RunConfig
 from bert_jax.io.storage import Location
 from bert_jax.model import BertModel, to_canonical
-from bert_jax.model.canonical import path_name
 from bert_jax.parallel import make_mesh
 from bert_jax.training.checkpoint.digest import digest_lines, lines_digest
 from bert_jax.training.checkpoint.restore import (
@@ -26,7 +27,9 @@ from bert_jax.training.checkpoint.restore import (
     restore_newest,
     saved_steps,
 )
+from bert_jax.training.state import flat
 
+# Bytes that are read at a time, or one array.
 _GROUP_BYTES = 16 << 20
 
 
@@ -35,26 +38,27 @@ class Parameters(NamedTuple):
 
     step: int
     arrays: dict[str, np.ndarray]
-    averaged: bool  # their moving average
+    averaged: bool  # True for their moving average
     meta: dict[str, Any]
 
 
 def read_parameters(
     workdir: Location, config: RunConfig, model: BertModel, *, average: bool | None, report: Callable[[str], None]
 ) -> Parameters | None:
-    """Read the parameters of the newest sound checkpoint of a run, or their moving average, and nothing else.
+    """Read only the parameters, or their moving average, of the newest undamaged checkpoint of a run.
 
-    Checkpoints are proven by the digest of the part that is read. One without such a digest, of an earlier version,
-    is read and verified whole. For one process; nothing is moved. Returns None when there is no checkpoint.
+    The digest of the part that is read verifies it. A checkpoint of an earlier version without such a digest is
+    read and verified whole. For one process; damaged checkpoints stay in place. Returns None for a run without
+    checkpoints.
 
     Args:
         config: the config of the run.
         model: the model of the run; its mesh does not matter.
-        average: True for the moving average, False for the parameters, None for the average where it is stored.
+        average: True for the moving average, False for the parameters, None for the average if it is stored.
         report: receives a line for each damaged checkpoint.
 
     Raises:
-        ValueError: the checkpoint is of another model, or has no moving average where one is required.
+        ValueError: the checkpoint is of another model, or lacks a required moving average.
         NoCheckpoint: all checkpoints are damaged.
     """
     bad: list[str] = []
@@ -71,7 +75,7 @@ def read_parameters(
 
 def _part(workdir: Location, has_average: bool, average: bool | None) -> str:
     if average and not has_average:
-        raise Unfit(f"{workdir}: no moving average there; optimizer.ema_decay was 0")
+        raise Unfit(f"{workdir}: has no moving average, because optimizer.ema_decay was 0; read the parameters")
     return "ema" if has_average and average is not False else "params"
 
 
@@ -97,7 +101,7 @@ def _read_whole(
         return None
     part = _part(workdir, restored.state.ema is not None, average)
     canonical = to_canonical(getattr(restored.state, part), config.model.vocab_size)
-    # numpy copies: the device buffers may go
+    # Copies, because the device buffers may be freed.
     arrays = {name: np.asarray(values) for name, values in canonical.items()}
     return Parameters(restored.step, arrays, part == "ema", restored.meta)
 
@@ -105,13 +109,8 @@ def _read_whole(
 # ------------------------------------------------------------------ arrays
 
 
-def flat(tree: Any) -> dict[str, Any]:
-    """Leaves of a tree by their paths; the inverse of :func:`nested`."""
-    return {path_name(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
-
-
 def arrays_digest(arrays: Mapping[str, np.ndarray], vocab_size: int) -> str:
-    """The digest of ``arrays``, computed with one of them on the device at a time."""
+    """Return the digest of ``arrays``, computed with one of them on the device at a time."""
     lines: list[str] = []
     for name, values in arrays.items():
         lines += digest_lines({name: jax.device_put(values, may_alias=True)}, vocab_size)
@@ -119,10 +118,10 @@ def arrays_digest(arrays: Mapping[str, np.ndarray], vocab_size: int) -> str:
 
 
 def save_arrays(folder: Location, arrays: Mapping[str, np.ndarray]) -> None:
-    """Write an Orbax checkpoint of ``arrays`` from where they lie.
+    """Write an Orbax checkpoint of ``arrays`` without copies or compression.
 
-    Orbax by itself copies host arrays first and holds all compressed chunks until the end: together once more the
-    size of the model, for 8% less on disk.
+    By default Orbax copies host arrays and holds all compressed chunks until the end: memory for another model, for
+    8% less on disk.
     """
     registry = ocp.type_handlers.create_type_handler_registry(
         (np.ndarray, ocp.type_handlers.NumpyHandler(deepcopy_host_arrays=False)),
@@ -139,7 +138,7 @@ def read_arrays(
 ) -> dict[str, np.ndarray]:
     """Read the arrays of an Orbax checkpoint whose names begin with ``prefix``, after ``check`` of their shapes.
 
-    Some at a time: a whole restore holds much of them twice.
+    Reads some at a time, because a whole restore holds much of them twice.
     """
     arrays: dict[str, np.ndarray] = {}
     path = epath.Path(str(folder))
@@ -147,7 +146,9 @@ def read_arrays(
     stored = flat(handler.metadata(path).tree)
     stored = {name: array for name, array in stored.items() if name.startswith(prefix)}
     check(stored)
-    for names in _groups({name: 4 * math.prod(array.shape) for name, array in stored.items()}):
+    ends = itertools.accumulate(4 * math.prod(array.shape) for array in stored.values())
+    for _, group in itertools.groupby(zip(stored, ends, strict=True), key=lambda item: item[1] // _GROUP_BYTES):
+        names = [name for name, _ in group]
         args = ocp.args.PyTreeRestore(
             item=nested({n: jax.ShapeDtypeStruct(stored[n].shape, stored[n].dtype) for n in names}),
             restore_args=nested({n: ocp.RestoreArgs(restore_type=np.ndarray) for n in names}),
@@ -156,16 +157,3 @@ def read_arrays(
         arrays |= flat(handler.restore(path, args=args))
     handler.close()
     return arrays
-
-
-def _groups(sizes: Mapping[str, int]) -> Iterator[list[str]]:
-    """Names in groups of at most ``_GROUP_BYTES`` together, or of one that is larger."""
-    group: list[str] = []
-    total = 0
-    for name, size in sizes.items():
-        if group and total + size > _GROUP_BYTES:
-            yield group
-            group, total = [], 0
-        group.append(name)
-        total += size
-    yield group

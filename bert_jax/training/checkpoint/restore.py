@@ -1,8 +1,8 @@
-"""Checkpoints: state, data position and config as one unit, written asynchronously, verified when read.
+"""Restoring and verifying checkpoints: state, data position and config as one unit.
 
-Layout: ``WORKDIR/checkpoints/STEP/{state, meta, checksums.json}``. The tree on disk has the running layout
-(stacked or not, padded or not), which ``meta`` names; restoring converts. A checkpoint that fails a check is
-quarantined in ``WORKDIR/damaged_checkpoints`` (renamed, never deleted) and the one before it is used.
+Layout: ``WORKDIR/checkpoints/STEP/{state, meta, checksums.json}``. The tree on disk has the layout of the run that
+wrote it (stacked or not, padded or not), which ``meta`` names; restoring converts it. A checkpoint that fails a
+check is quarantined in ``WORKDIR/damaged_checkpoints`` (renamed, never deleted) and the one before it is used.
 """
 
 import dataclasses
@@ -14,6 +14,7 @@ from typing import Any
 import jax
 import orbax.checkpoint as ocp
 from etils import epath
+from flax.traverse_util import unflatten_dict
 from jax.sharding import Mesh
 
 from bert_jax.config import RunConfig, differences, from_dict
@@ -31,15 +32,15 @@ from bert_jax.model.canonical import clear_padding, path_name
 from bert_jax.optim import make_optimizer
 from bert_jax.process import hosts
 from bert_jax.training.checkpoint.digest import check_files, json_digest, tree_digest
-from bert_jax.training.state import TrainState, abstract_state
+from bert_jax.training.state import TrainState, abstract_state, flat
 
 FORMAT = 1
 META_FILE = "metadata"
-# Written last by Orbax where a folder cannot be renamed.
+# Orbax writes this file last in a store that cannot rename folders.
 COMMIT_FILE = "commit_success.txt"
-# Folders of a workdir for checkpoints that are out of use, but not deleted.
+# Folders of a workdir for quarantined checkpoints and for those after a rollback.
 DAMAGED, ROLLED_BACK = QUARANTINE_FOLDERS = ("damaged_checkpoints", "rolled_back_checkpoints")
-# Seconds for which processes wait for each other's check of a checkpoint.
+# Seconds that processes wait for each other to check a checkpoint.
 AGREEMENT_SECONDS = 900.0
 
 
@@ -63,13 +64,13 @@ def checkpoint_folder(workdir: Location) -> Location:
 
 
 def saved_steps(workdir: Location) -> list[int]:
-    """Committed steps, oldest first, from the directory itself."""
+    """Return the committed steps of a run, oldest first, from its folder."""
     folder = checkpoint_folder(workdir)
     if not folder.is_dir():
         return []
     steps = sorted(int(path.name) for path in folder.iterdir() if path.name.isdigit() and path.is_dir())
     if isinstance(folder, ObjectPath):
-        # A store cannot rename a folder: an object marks a complete checkpoint, and one that is set aside.
+        # A store cannot rename a folder: one object marks a complete checkpoint, another a quarantined one.
         aside = {mark.name for where in QUARANTINE_FOLDERS for mark in _marks(workdir / where)}
         steps = [s for s in steps if str(s) not in aside and (folder / str(s) / COMMIT_FILE).is_file()]
     return steps
@@ -80,15 +81,9 @@ def _marks(folder: ObjectPath) -> list[ObjectPath]:
 
 
 def nested(tree: Any) -> dict[str, Any]:
-    """A tree of any node types as nested dicts keyed by path, the form that is stored."""
-    tree_of_dicts: dict[str, Any] = {}
-    for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
-        *parents, last = path_name(path).split("/")
-        node = tree_of_dicts
-        for part in parents:
-            node = node.setdefault(part, {})
-        node[last] = leaf
-    return tree_of_dicts
+    """Return a tree of any node types as nested dicts, the form in which checkpoints store it."""
+    nodes: dict[str, Any] = unflatten_dict(flat(tree), sep="/")
+    return nodes
 
 
 def restore_newest(
@@ -103,110 +98,111 @@ def restore_newest(
 ) -> Restored | None:
     """Restore the newest checkpoint of ``workdir`` that passes every check, in the layout of ``config``.
 
-    Returns ``None`` when there is no checkpoint at all. Raises ``ValueError`` when it was saved with another
-    ``model`` section (options in ``may_change`` aside) or another optimizer. A bad one is moved aside
-    (with ``read_only``: left where it is), reported, and the one before it tried; when all are bad, raises
-    :class:`NoCheckpoint`. With several processes all call it and use the same one: a checkpoint that one process
-    rejects is rejected by all, before anything is restored together.
+    Returns ``None`` for a run without checkpoints. A damaged checkpoint is quarantined (unless ``read_only``) and
+    reported, and the one before it is tried. All processes of a run call it and use the same checkpoint: a
+    checkpoint that one process rejects is rejected by all, before anything is restored together.
+
+    Raises:
+        ValueError: the checkpoint was saved with another ``model`` section (except options in ``may_change``) or
+            another optimizer.
+        NoCheckpoint: all checkpoints are damaged.
     """
     if not read_only and hosts.is_lead() and isinstance(workdir, ObjectPath):
         _finish_moves(workdir)
     steps = json.loads(hosts.all_gather_text("checkpoints", json.dumps(saved_steps(workdir)), AGREEMENT_SECONDS)[0])
     bad: list[str] = []
     for step in reversed(steps):
-        found = _verified(workdir, step, config, mesh, model, may_change)
-        if isinstance(found, Restored):
-            return found
-        bad.append(f"step {step}: {found}")
+        restored = _verified(workdir, step, config, mesh, model, may_change)
+        if isinstance(restored, Restored):
+            return restored
+        bad.append(f"step {step}: {restored}")
         where = ""
         if not read_only:
             where = f"; moved to {workdir.absolute() / DAMAGED}"
             if hosts.is_lead():
                 where = f"; moved to {_move_aside(workdir, step, DAMAGED)}"
-        report(f"WARNING: checkpoint {step} is damaged ({found}){where}")
+        report(f"WARNING: checkpoint {step} is damaged ({restored}){where}")
     raise_if_damaged(workdir, bad)
     return None
 
 
 def raise_if_damaged(workdir: Location, bad: list[str]) -> None:
-    """Raise :class:`NoCheckpoint` when a run without a sound checkpoint has or had damaged ones: it must not look
-    like one that never began."""
+    """Raise :class:`NoCheckpoint` if a run has or had damaged checkpoints (``bad``, or quarantined), so that it
+    does not start at step 0."""
     quarantine = workdir.absolute() / DAMAGED
     if bad or (quarantine.is_dir() and any(quarantine.iterdir())):
         raise NoCheckpoint(
-            f"{workdir}: all checkpoints are damaged ({'; '.join(bad) or f'they lie in {quarantine}'}); "
-            "restore one from a copy, or give another --workdir to start anew"
+            f"{workdir}: all checkpoints are damaged ({'; '.join(bad) or f'moved to {quarantine}'}); "
+            "restore one from a copy, or use another --workdir to start a new run"
         )
 
 
 def _verified(
     workdir: Location, step: int, config: RunConfig, mesh: Mesh, model: BertModel, may_change: set[str]
 ) -> Restored | str:
-    """The checkpoint of ``step``, or its fault as the first process that finds one reports it."""
+    """Return the checkpoint of ``step``, or its fault from the first process that finds one."""
     folder = checkpoint_folder(workdir) / str(step)
-    share = hosts.index(), hosts.count()
-    problem = _agreed(f"files of {step}", problem_of(lambda: check_files(folder, share)))
-    if problem is not None:
-        return problem
-    parts: dict[str, Any] = {}
+    meta: dict[str, Any] = {}
+    stored: Any = None
+    state: Any = None
 
-    def read() -> None:
-        parts["meta"] = read_meta(folder)
-        parts["config"] = fitting_config(folder, step, parts["meta"], config, may_change)
-        parts["state"] = _read_state(folder, parts["config"], mesh, model)
+    def files() -> str | None:
+        return check_files(folder, (hosts.index(), hosts.count()))
 
-    problem = _agreed(f"contents of {step}", problem_of(read))
-    if problem is not None:
-        return problem
-    meta, stored, state = parts["meta"], parts["config"], parts["state"]
+    def contents() -> None:
+        nonlocal stored, state
+        meta.update(read_meta(folder))
+        stored = fitting_config(folder, step, meta, config, may_change)
+        state = _read_state(folder, stored, mesh, model)
 
-    def check_digest() -> str | None:
+    def values() -> str | None:
         same = tree_digest(state, stored.model.vocab_size) == meta["digest"]
         return None if same else "its values differ from their digest"
 
-    problem = _agreed(f"values of {step}", problem_of(check_digest))
-    if problem is not None:
-        return problem
-    # The digest is of canonical values: padded rows are not among them.
+    for check in (files, contents, values):
+        problem = _agreed(f"{check.__name__} of {step}", problem_of(check))
+        if problem is not None:
+            return problem
+    # Rows of padding are not part of the digest.
     state = clear_padding(state, stored.model.vocab_size)
     return Restored(step, _adapt(state, stored, config, mesh, model), meta, stored)
 
 
-def problem_of(look: Callable[[], str | None]) -> str | None:
-    """Return the fault that ``look`` returns, or its error when that is the checkpoint's fault."""
+def problem_of(check: Callable[[], str | None]) -> str | None:
+    """Return the fault that ``check`` returns, or its error if a damaged checkpoint is the cause."""
     try:
-        return look()
+        return check()
     except (Unfit, PermissionError, StorageError):
         raise
     except Exception as error:  # Orbax and tensorstore raise six types, bare Exception among them.
         if _is_shortage(error):
-            raise  # the machine's fault, not the checkpoint's: nothing is moved
+            raise  # the machine is the cause, not the checkpoint: it stays in place
         problem = first_line(error)
         if is_transient(error):
-            raise StorageUnavailable(f"a checkpoint cannot be read: {problem}; run again") from None
+            raise StorageUnavailable(
+                f"a checkpoint cannot be read: {problem}; run the same command again"
+            ) from None
         if lacks_permission(error):
-            raise StorageError(f"a checkpoint cannot be read: {problem}; check credentials") from None
+            raise StorageError(f"a checkpoint cannot be read: {problem}; check the credentials") from None
         return problem
 
 
 def _agreed(what: str, problem: str | None) -> str | None:
-    """The first problem that any process has."""
-    found = hosts.all_gather_text(what, problem or "", AGREEMENT_SECONDS)
-    worst = next(((i, text) for i, text in enumerate(found) if text), None)
-    if worst is None or len(found) == 1:
+    """Return the first problem of any process."""
+    problems = hosts.all_gather_text(what, problem or "", AGREEMENT_SECONDS)
+    if len(problems) == 1:
         return problem
-    return f"process {worst[0]}: {worst[1]}"
+    return next((f"process {i}: {text}" for i, text in enumerate(problems) if text), None)
 
 
 def _is_shortage(error: Exception) -> bool:
-    """Return True if the machine ran out of a resource (device memory, file handles)."""
+    """Return True if the machine ran out of a resource (device memory, file handles) or has an I/O error."""
     shortage = isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EIO)
     return shortage or isinstance(error, MemoryError) or "RESOURCE_EXHAUSTED" in str(error)
 
 
 def set_aside(workdir: Location, first_step: int) -> None:
-    """Move the checkpoints of ``first_step`` and later to ``WORKDIR/rolled_back_checkpoints``: the run goes back to
-    before them."""
+    """Move the checkpoints of ``first_step`` and later steps to ``WORKDIR/rolled_back_checkpoints``."""
     if hosts.is_lead():
         for step in saved_steps(workdir):
             if step >= first_step:
@@ -216,7 +212,7 @@ def set_aside(workdir: Location, first_step: int) -> None:
 
 def _move_aside(workdir: Location, step: int, where: str) -> Location:
     if isinstance(workdir, ObjectPath):
-        # The object that marks it comes first: after a kill between two files the rest does not count as whole.
+        # The mark comes first: after a kill between two files the rest is not taken for a complete checkpoint.
         (workdir / where / str(step)).touch()
         return _finish_move(workdir, step, where)
     folder = workdir.absolute() / where
@@ -242,7 +238,7 @@ def _finish_move(workdir: ObjectPath, step: int, where: str) -> ObjectPath:
 
 
 def _unused(folder: Location, name: str) -> Location:
-    """``folder / name``, numbered when it exists already."""
+    """Return ``folder / name``, with a number appended if it exists already."""
     count, target = 1, folder / name
     while target.exists():
         count += 1
@@ -251,11 +247,11 @@ def _unused(folder: Location, name: str) -> Location:
 
 
 class Unfit(ValueError):
-    """The checkpoint is sound but does not fit this config."""
+    """An undamaged checkpoint does not fit the config."""
 
 
 def read_meta(folder: Location) -> dict[str, Any]:
-    """The JSON part of a checkpoint, checked against its own digest (``ValueError``)."""
+    """Return the JSON part of a checkpoint; raises ``ValueError`` if it differs from its digest."""
     unit = json.loads((folder / "meta" / META_FILE).read_text())
     digest = unit.pop("json_digest", None)
     if digest != json_digest(unit):
@@ -266,10 +262,10 @@ def read_meta(folder: Location) -> dict[str, Any]:
 def fitting_config(
     folder: Location, step: int, meta: Mapping[str, Any], config: RunConfig, may_change: set[str]
 ) -> Any:
-    """The stored config; :class:`Unfit` when ``config`` cannot go on from it."""
+    """Return the stored config; raises :class:`Unfit` if ``config`` cannot continue from it."""
     if meta["step"] != step:
         raise ValueError(f"its JSON part belongs to step {meta['step']}")
-    # From here on the JSON part is proven sound: its content is not damage.
+    # The JSON part is verified: errors from here on are not damage.
     try:
         stored_config: Any = from_dict(type(config), meta["config"])
     except ValueError as error:
@@ -281,7 +277,7 @@ def fitting_config(
     old, new = stored_config.parameter_layout, config.parameter_layout
     changed += [f"{name}: {old[name]} -> {value}" for name, value in new.items() if old[name] != value]
     if config.stores_start_params and not stored_config.stores_start_params:
-        changed.append("it has no start parameters (regularization.mixout, optimizer.decay_to_start)")
+        changed.append("it lacks the start parameters (regularization.mixout, optimizer.decay_to_start)")
     if changed:
         raise Unfit(
             f"{folder}: the checkpoint was saved with another model (saved -> now): {'; '.join(changed)}; "
@@ -291,7 +287,7 @@ def fitting_config(
 
 
 def _read_state(folder: Location, stored: RunConfig, mesh: Mesh, model: BertModel) -> TrainState:
-    """The stored state, not verified; each process reads the part of its devices."""
+    """Return the stored state, not verified; each process reads the parts of its devices."""
     stored_like = _abstract(stored, mesh, model)
     item = nested(stored_like)
     restore_args = ocp.checkpoint_utils.construct_restore_args(item)
@@ -299,30 +295,19 @@ def _read_state(folder: Location, stored: RunConfig, mesh: Mesh, model: BertMode
     arguments = ocp.args.PyTreeRestore(item=item, restore_args=restore_args)
     values = handler.restore(epath.Path(str(folder / "state")), args=arguments)
     handler.close()
-    by_name = {path_name(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(values)}
+    by_name = flat(values)
     return jax.tree_util.tree_map_with_path(lambda path, _: by_name[path_name(path)], stored_like)
 
 
 def _abstract(config: RunConfig, mesh: Mesh, model: BertModel) -> TrainState:
     model = model.clone(config=config.model, execution=config.execution, mesh=mesh)
-    optimizer = make_optimizer(config.optimizer)
-    return abstract_state(
-        model,
-        optimizer,
-        mesh,
-        with_ema=config.optimizer.ema_decay > 0,
-        with_start=config.stores_start_params,
-        shard_optimizer=config.mesh.shard_optimizer,
-    )
+    return abstract_state(config, model, make_optimizer(config.optimizer), mesh)
 
 
 def _adapt(state: TrainState, stored: RunConfig, config: RunConfig, mesh: Mesh, model: BertModel) -> TrainState:
-    """The stored state in the layout that ``config`` runs, its moving average started or dropped as asked."""
+    """Return the stored state in the layout of ``config``, with or without a moving average as it requires."""
     like = _abstract(config, mesh, model)
-    same_layout = (stored.execution.scan_layers, stored.execution.vocab_multiple) == (
-        config.execution.scan_layers,
-        config.execution.vocab_multiple,
-    )
+    layouts = {(each.execution.scan_layers, each.execution.vocab_multiple) for each in (stored, config)}
     if config.optimizer.ema_decay > 0 and state.ema is None:
         state = state.replace(ema=jax.tree.map(lambda x: x.copy(), state.params))
     elif config.optimizer.ema_decay == 0:
@@ -330,7 +315,7 @@ def _adapt(state: TrainState, stored: RunConfig, config: RunConfig, mesh: Mesh, 
     if like.start is None:
         state = state.replace(start=None)
     shardings = jax.tree.map(lambda leaf: leaf.sharding, like)
-    if same_layout and jax.tree.structure(state) == jax.tree.structure(like):
+    if len(layouts) == 1 and jax.tree.structure(state) == jax.tree.structure(like):
         return jax.device_put(state, shardings)
     vocab_size = stored.model.vocab_size
     try:

@@ -1,4 +1,4 @@
-"""Saves of a run: copied while it waits, digested and written while it goes on."""
+"""Asynchronous saves: the run waits for a copy of the state, which is digested and written in the background."""
 
 import contextlib
 import dataclasses
@@ -30,18 +30,12 @@ from bert_jax.training.checkpoint.restore import FORMAT, META_FILE, checkpoint_f
 from bert_jax.training.state import TrainState
 
 
-class _NotOfOrbax(logging.Filter):
-    """Drops the tracebacks that Orbax logs of a failed save, one from each thread: :class:`CheckpointWriter` raises
-    the error (test_a_save_that_fails_on_one_process_ends_all)."""
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        return "orbax" not in record.pathname or record.levelno < logging.ERROR
-
-
 @functools.cache
 def _quiet_failed_saves() -> None:
-    """Keep a failed save to the one exception that :class:`CheckpointWriter` raises."""
-    logging.getLogger("absl").addFilter(_NotOfOrbax())
+    """Hide all reports of a failed save except the error that :class:`CheckpointWriter` raises."""
+    # Each thread of Orbax logs a traceback (test_a_save_that_fails_on_one_process_ends_all).
+    absl = logging.getLogger("absl")
+    absl.addFilter(lambda record: "orbax" not in record.pathname or record.levelno < logging.ERROR)
     hook = sys.unraisablehook
 
     def without_late_writes(unraisable: Any) -> None:
@@ -72,8 +66,8 @@ class _Reported:
 
 
 class _StateHandler(ocp.PyTreeCheckpointHandler):
-    """Writes the arrays. Uncompressed: floats shrink by a tenth, at several times the CPU time and a second copy of
-    the state."""
+    """Writes the arrays, uncompressed: compression saves a tenth of the size, at several times the CPU time and a
+    second copy of the state."""
 
     def __init__(self, report: Callable[[BaseException], None]) -> None:
         super().__init__(use_compression=False)
@@ -85,7 +79,7 @@ class _StateHandler(ocp.PyTreeCheckpointHandler):
 
 
 class _MetaHandler(ocp.JsonCheckpointHandler):
-    """Writes the JSON part, which is a function: it is complete only in the background, and the commit waits."""
+    """Writes the JSON part, which a function returns in the background; the commit waits for it."""
 
     def __init__(self, report: Callable[[BaseException], None]) -> None:
         super().__init__(META_FILE)
@@ -115,11 +109,13 @@ class _SaveMeta(ocp.args.JsonSave):
 
 
 class CheckpointWriter:
-    """Saves checkpoints of one run; made and called by every process of it. ``close()`` waits for the last save.
+    """Saves checkpoints of one run; every process of the run creates and calls it.
 
-    ``like`` (arrays or their shapes, with shardings) lets the digest be compiled while the first steps run.
-    ``before_commit`` is called in the background, before a save is committed, to store files that must not be
-    older. A save that fails raises from a later call, on the process on which it failed.
+    A save that fails raises its error from a later call, on the process on which it failed.
+
+    Args:
+        like: arrays or shape structs with shardings, for which the digest is compiled during the first steps.
+        before_commit: called in the background before a save is committed, to store files that must not be older.
     """
 
     def __init__(
@@ -142,11 +138,11 @@ class CheckpointWriter:
             enable_async_checkpointing=True,
             async_options=ocp.options.AsyncOptions(barrier_sync_fn=self._barrier if hosts.count() > 1 else None),
         )
-        self._lost: BaseException | None = None  # several processes: why this one's part of a save failed
+        self._lost: BaseException | None = None  # with several processes: error of this one's part of a save
         handlers = {"state": _StateHandler(self._note), "meta": _MetaHandler(self._note)}
         self._manager = ocp.CheckpointManager(str(self.folder), options=options, item_handlers=handlers)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
-        # The work beside the steps that the next save waits for: compiling the digest, listing files.
+        # Background work that the next save waits for: compiling the digest, listing files.
         self._beside: Future[None] | None = None
         if like is not None:
             self._beside = self._thread.submit(compile_digest, like, config.model.vocab_size)
@@ -157,7 +153,7 @@ class CheckpointWriter:
             self._lost = error
 
     def _barrier(self, *, key: str, timeout_ms: int) -> None:
-        """Orbax's wait for the other processes; one whose part failed does not wait, but ends the run."""
+        """Wait for the other processes, unless this one's part failed: then raise its error, which ends the run."""
         if self._lost is not None:
             raise self._lost
         ocp.multihost.get_barrier_sync_fn()(key=key, timeout_ms=timeout_ms)
@@ -168,11 +164,13 @@ class CheckpointWriter:
                 raise self._lost
 
     def save(self, state: TrainState, meta: Mapping[str, Any]) -> None:
-        """Start to save ``state`` and ``meta`` (JSON) under ``state.step``; returns once the values are safe from
-        being donated. Raises the error of an earlier save."""
+        """Start to save ``state`` and ``meta`` (JSON) under ``state.step``; returns when ``state`` may be donated.
+
+        Raises the error of an earlier save.
+        """
         self.wait()
         step = int(state.step)
-        # A copy: it is written in the background, while the run goes on and changes what it was made from.
+        # A copy, because the run changes the original while it is written in the background.
         unit = json.loads(json.dumps({"format": FORMAT, "step": step, "config": to_dict(self.config), **meta}))
         digest = start_digest(state, self.config.model.vocab_size)
 
@@ -193,7 +191,7 @@ class CheckpointWriter:
         self._unlisted = step
 
     def poll(self) -> None:
-        """List the files of a save that has been committed meanwhile. Cheap; call it at every step."""
+        """List the files of a save that was committed since the last call. Cheap; call it at every step."""
         self._raise_lost()
         if self._unlisted is not None and not self._manager.is_saving_in_progress():
             step, self._unlisted = self._unlisted, None
@@ -206,10 +204,6 @@ class CheckpointWriter:
         """Return True while a save is being written; for other threads."""
         return self._unlisted is not None and self._manager.is_saving_in_progress()
 
-    def is_saving(self) -> bool:
-        """Return True while a save is being written or listed."""
-        return self._unlisted is not None or (self._beside is not None and not self._beside.done())
-
     def wait(self) -> None:
         """Block until the save under way is committed and listed; raise its error."""
         while hosts.count() > 1 and self._manager.is_saving_in_progress():
@@ -219,7 +213,7 @@ class CheckpointWriter:
             with self._one_line():
                 self._manager.wait_until_finished()
         except BaseException:
-            self._unlisted = None  # not committed, so there is nothing to list
+            self._unlisted = None  # not committed: no files to list
             raise
         self.poll()
         beside, self._beside = self._beside, None
@@ -244,5 +238,5 @@ class CheckpointWriter:
                 raise
             kind = StorageUnavailable if is_transient(error) else StorageError
             raise kind(
-                f"{self.folder}: a save failed: {first_line(error)}; run the same command to go on"
+                f"{self.folder}: a save failed: {first_line(error)}; run the same command to continue"
             ) from None

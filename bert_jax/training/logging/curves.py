@@ -13,10 +13,10 @@ from bert_jax.objectives.display import FIRST_PANELS, LAST_PANELS, Panel
 
 # Metrics of a split of a task that are drawn.
 _TASK_METRICS = 2
-# Points drawn per curve: more than pixels would only make the file large.
+# Points drawn per curve: more than the pixels would only enlarge the file.
 _MAX_POINTS = 800
 _TRAIN_COLOR, _EVAL_COLOR, _BASELINE_COLOR = "#4269d0", "#e8590c", "#868e96"
-# Classes up to which a matrix shows counts, and all names: more would not be legible.
+# Most classes for which a matrix shows counts, and all names: more would not be legible.
 _MOST_COUNTS, _MOST_NAMES = 20, 40
 _LONGEST_NAME = 24
 _STYLE = {
@@ -62,20 +62,17 @@ def thin(steps: np.ndarray, values: np.ndarray, max_points: int = _MAX_POINTS) -
 
 def smooth(values: np.ndarray) -> np.ndarray:
     """Return the centered running mean over about a twentieth of the curve, at the ends over fewer points."""
-    half = len(values) // 40
-    if half == 0:
+    if len(values) < 40:
         return values
-    sums = np.concatenate([[0.0], np.cumsum(values)])
-    index = np.arange(len(values))
-    first, last = np.maximum(index - half, 0), np.minimum(index + half, len(values) - 1)
-    return (sums[last + 1] - sums[first]) / (last + 1 - first)
+    window = np.ones(2 * (len(values) // 40) + 1)
+    return np.convolve(values, window, "same") / np.convolve(np.ones(len(values)), window, "same")
 
 
 def draw_curves(
     records: Sequence[Mapping[str, Any]], data: Mapping[str, Any], panels: Sequence[Panel], title: str
 ) -> tuple[bytes, str]:
     """Return the diagrams, and below them the confusion matrices of ``data`` by split, as PNG bytes and as an
-    inline SVG element; panels without data are left out, baselines are values of ``data``."""
+    inline SVG element. Panels without data are skipped; baselines are values of ``data``."""
     import matplotlib
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -93,7 +90,7 @@ def draw_curves(
     beside = max(1, min(len(matrices), int(width / side))) if matrices else 1
     below = side * -(-len(matrices) // beside)
     with matplotlib.rc_context(_STYLE), warnings.catch_warnings():
-        # A name in a script that matplotlib's font lacks: boxes in the PNG; the page has the text itself.
+        # The font of matplotlib lacks some scripts: names in them are boxes in the PNG, but text in the page.
         warnings.filterwarnings("ignore", "Glyph .* missing from")
         figure = Figure(figsize=(width, height + below), layout="constrained")
         FigureCanvasAgg(figure)
@@ -108,7 +105,7 @@ def draw_curves(
             _draw_panel(curves.add_subplot(rows, columns, index + 1), panel, records, data)
         if figure.axes:
             figure.get_layout_engine().execute(figure)
-        figure.set_layout_engine("none")  # once for both files: it takes as long as drawing one
+        figure.set_layout_engine("none")  # layout takes as long as drawing, so it is done once for both files
         image, vector = io.BytesIO(), io.StringIO()
         figure.savefig(image, format="png", dpi=130)
         curves.suptitle("")  # the page has its own heading
@@ -177,7 +174,7 @@ def _draw_panel(axes: Any, panel: Panel, records: Sequence[Mapping[str, Any]], d
 
 
 def _inline_svg(text: str) -> str:
-    """Return the svg element, scaling with the page, without addresses that only a stand-alone file needs."""
+    """Return the svg element, scaled to the page, without addresses that only a stand-alone file needs."""
     element = text[text.index("<svg") :]
     head, rest = element.split(">", 1)
     head = re.sub(r'\s(?:xmlns(?::\w+)?|width|height)="[^"]*"', "", head)

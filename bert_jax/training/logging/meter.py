@@ -1,4 +1,4 @@
-"""Training lines: sums and weights over the steps of an interval, divided once, when the line is written."""
+"""Log lines of training: sums and weights over the steps of an interval, divided once, when the line is written."""
 
 import collections
 import dataclasses
@@ -10,14 +10,14 @@ from bert_jax.batch import BatchInfo, DataBudgetError
 from bert_jax.config import TrainingConfig
 from bert_jax.training.spikes import LossGuard
 
-# Steps that may be under way while the host goes on: enough to hide the host, few enough to bound memory.
+# Most steps in flight: enough to hide the work of the host, few enough to bound memory.
 MAX_IN_FLIGHT = 2
 
 
 class IntervalMeter:
-    """Adds up the metrics of steps. Its state goes into the checkpoint, so a resumed run logs the same lines.
+    """Sums of the metrics of steps. A checkpoint holds its state, so a resumed run logs the same lines.
 
-    Every line holds loss, ``keys``, gradient norm and padding; a value is null without such a head, or if every
+    Every line has loss, ``keys``, gradient norm and padding. A value is null if the model lacks the head or every
     step was skipped.
     """
 
@@ -31,18 +31,18 @@ class IntervalMeter:
         self._last: dict[str, float] = {}
 
     def add(self, metrics: Mapping[str, Any]) -> None:
-        """Add one step's metrics (host values). A skipped step counts, but its values are left out.
+        """Add the metrics of one step (host values). A skipped step is counted, but its values are not added.
 
-        ``last`` holds values of which a line gives those of the last step. Raises ``DataBudgetError`` above
-        ``max_blank_records`` damaged records: a process that reads all rows raises it earlier.
+        A line has the values in ``last`` of the last step. Raises ``DataBudgetError`` above ``max_blank_records``
+        damaged records; a process that reads all rows raises it earlier.
         """
         self._last = dict(metrics["last"])
         self.blank_records += int(metrics["blank_rows"])
         allowed = self._max_blank_records
         if self.blank_records > allowed:
             raise DataBudgetError(
-                f"{self.blank_records} damaged records, more than data.max_blank_records ({allowed}); "
-                "restore the shards or allow more; each process has named those that it read"
+                f"data.max_blank_records: {allowed} is exceeded by {self.blank_records} damaged records; restore "
+                "the shards or raise the limit; each process has logged the records that it read"
             )
         if not metrics["finite"]:
             self.skipped_steps += 1
@@ -56,7 +56,7 @@ class IntervalMeter:
             pair[1] += float(weight)
 
     def line(self) -> dict[str, float | int | None]:
-        """Means since the last line; starts the next interval."""
+        """Return the means since the last line and start the next interval."""
         means: dict[str, float | None] = dict.fromkeys(self._keys)
         means |= {name: total / weight if weight else None for name, (total, weight) in self._sums.items()}
         self._sums = {}
@@ -64,13 +64,13 @@ class IntervalMeter:
         return {**means, **self._last, **counts}
 
     def state(self) -> dict[str, Any]:
-        """JSON-able state (floats survive JSON exactly)."""
+        """Return the state as JSON values, which preserve floats exactly."""
         sums = {name: list(pair) for name, pair in self._sums.items()}
         counts = {"skipped_steps": self.skipped_steps, "blank_records": self.blank_records}
         return {**counts, "bad_in_a_row": self.bad_in_a_row, "sums": sums}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Continue where :meth:`state` was taken."""
+        """Continue from :meth:`state`."""
         self.skipped_steps, self.bad_in_a_row = state["skipped_steps"], state["bad_in_a_row"]
         self.blank_records = state["blank_records"]
         self._sums = {name: list(pair) for name, pair in state["sums"].items()}
@@ -86,12 +86,9 @@ class Clock:
     tokens: float = 0.0
     sequences: int = 0
 
-    def exclude(self, seconds: float) -> None:
-        """Take ``seconds`` out of the interval."""
-        self.started += seconds
-
     def line(self) -> dict[str, float]:
-        """Seconds per step, real tokens and sequences per second, share of the time spent waiting for data."""
+        """Return seconds per step, real tokens and sequences per second, share of the time spent waiting for
+        data."""
         seconds = max(time.perf_counter() - self.started, 1e-9)
         return {
             "seconds_per_step": seconds / max(self.steps, 1),
@@ -101,22 +98,19 @@ class Clock:
         }
 
 
+@dataclasses.dataclass
 class Recorder:
-    """Makes log lines of the metrics of steps and calls ``write(step, line)``. Values are read a few steps late;
-    each one that arrives is a ``beat``: a step was done."""
+    """Writer of log lines from the metrics of steps, which it reads a few steps late."""
 
-    def __init__(
-        self,
-        config: TrainingConfig,
-        meter: IntervalMeter,
-        guard: LossGuard,
-        write: Callable[[int, dict[str, Any]], None],
-        beat: Callable[[str], None] = lambda doing: None,
-    ) -> None:
-        self.config, self.meter, self.guard, self._write = config, meter, guard, write
-        self._beat = beat
-        self._in_flight: collections.deque[tuple[int, Any, BatchInfo]] = collections.deque()
-        self.clock = Clock()
+    config: TrainingConfig
+    meter: IntervalMeter
+    guard: LossGuard
+    # Receives step and line.
+    write: Callable[[int, dict[str, Any]], None]
+    # Called with the current activity whenever a step is complete.
+    beat: Callable[[str], None] = lambda doing: None
+    clock: Clock = dataclasses.field(default_factory=Clock)
+    _in_flight: collections.deque[tuple[int, Any, BatchInfo]] = dataclasses.field(default_factory=collections.deque)
 
     def add(self, step: int, metrics: Any, info: BatchInfo) -> None:
         """Take the ``StepMetrics`` of ``step`` without waiting for them."""
@@ -124,17 +118,17 @@ class Recorder:
         self.drain(MAX_IN_FLIGHT)
 
     def drain(self, leave: int = 0) -> None:
-        """Read metrics until ``leave`` steps are under way. Raises as :meth:`LossGuard.add`."""
+        """Read metrics until ``leave`` steps are in flight. Raises the errors of :meth:`LossGuard.add`."""
         while len(self._in_flight) > leave:
             step, metrics, info = self._in_flight.popleft()
             metrics = metrics.unpack()
-            self._beat(f"step {step + 1:,}")
+            self.beat(f"step {step + 1:,}")
             self.meter.add(metrics)
             self.clock.steps += 1
             self.clock.tokens += float(metrics["tokens"])
             self.clock.sequences += info.sequences
             if step % self.config.log_interval == 0 or step == self.config.num_steps:
                 position = {"epoch": info.epoch, "examples_seen": info.examples_seen}
-                self._write(step, {**self.meter.line(), **self.clock.line(), **position})
+                self.write(step, {**self.meter.line(), **self.clock.line(), **position})
                 self.clock = Clock()
             self.guard.add(step, float(metrics["loss"]), self.meter.bad_in_a_row)

@@ -1,8 +1,8 @@
 """Metrics of a run on disk: WORKDIR/metrics.jsonl and TensorBoard events under WORKDIR/tensorboard.
 
-metrics.jsonl is the record; the events are a view of it. A run that was killed and resumed from the checkpoint
-of step s drops every line after s (those steps run again) and rebuilds the events, so that both hold every
-logged step exactly once, in order, however often and wherever the run was killed.
+metrics.jsonl is the record; the events are a view of it. A run that resumes from the checkpoint of step s removes
+every line after s (these steps run again) and rebuilds the events, so both hold every logged step exactly once, in
+order, however often the run was killed.
 """
 
 import json
@@ -22,7 +22,7 @@ TIMING_KEYS = ("seconds_per_step", "tokens_per_second", "mfu", "data_wait_fracti
 
 
 def read_metrics(workdir: Path) -> list[dict[str, Any]]:
-    """Return all readable lines of WORKDIR/metrics.jsonl in order, none if it is missing; skip torn lines."""
+    """Return the complete lines of WORKDIR/metrics.jsonl in order; empty if the file is missing."""
     path = Path(workdir) / METRICS_FILE
     if not path.exists():
         return []
@@ -30,10 +30,10 @@ def read_metrics(workdir: Path) -> list[dict[str, Any]]:
 
 
 class MetricsWriter:
-    """Appends metrics to metrics.jsonl and TensorBoard; made once per start, by every process.
+    """Writer of metrics.jsonl and TensorBoard events; every process creates one per start.
 
     Args:
-        workdir: folder of the run; made if missing.
+        workdir: folder of the run; created if missing.
         start_step: step of the checkpoint that the run continues from (0: from the beginning). Lines of later
             steps and torn lines are removed.
         lead: False makes every method do nothing; only one process of a run may write.
@@ -41,21 +41,20 @@ class MetricsWriter:
 
     def __init__(self, workdir: Path | str, start_step: int = 0, *, lead: bool = True):
         self._lead = lead
-        # Last step written, per split: no line is written twice.
-        self._last_step: dict[str, int] = {}
         if not lead:
+            self._last_step: dict[str, int] = {}
             return
         workdir = Path(workdir)
         workdir.mkdir(parents=True, exist_ok=True)
         path = workdir / METRICS_FILE
         records = _trim(path, start_step)
-        for record in records:
-            self._last_step[_split(record)] = record["step"]
+        # By split: no line is written twice.
+        self._last_step = {_split(record): record["step"] for record in records}
         self._events = _EventFile(workdir / TENSORBOARD_FOLDER, records)
         self._file = path.open("ab")
 
     def has(self, step: int, split: str = "train") -> bool:
-        """Return True if the line of ``step`` (split train or eval) is on disk already."""
+        """Return True if the file has the line of ``step`` and ``split``."""
         return step <= self._last_step.get(split, -1)
 
     def write(self, step: int, metrics: Mapping[str, Any]) -> bool:
@@ -67,7 +66,7 @@ class MetricsWriter:
                 null. ``split: eval`` marks an evaluation.
 
         Returns:
-            False when the line was there before (a resumed run repeats an evaluation) and nothing was written.
+            False if the file already had the line (a resumed run repeats an evaluation).
         """
         if not self._lead:
             return False
@@ -75,7 +74,7 @@ class MetricsWriter:
         if self.has(step, _split(record)):
             return False
         # One write call per line: a kill leaves at most one torn line, the last.
-        self._file.write(_encode(record))
+        self._file.write(json.dumps(record, allow_nan=False).encode() + b"\n")
         self._file.flush()
         self._events.write(record, time.time())
         self._events.flush()
@@ -94,7 +93,7 @@ def _split(record: Mapping[str, Any]) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """A JSON value; numpy and jax scalars become Python numbers, non-finite ones None."""
+    """Return a JSON value: Python numbers for numpy and jax scalars, None for non-finite ones."""
     if hasattr(value, "item"):
         value = value.item()
     if isinstance(value, float) and not math.isfinite(value):
@@ -103,25 +102,21 @@ def _plain(value: Any) -> Any:
     return value
 
 
-def _encode(record: Mapping[str, Any]) -> bytes:
-    return json.dumps(record, allow_nan=False).encode() + b"\n"
-
-
 def _complete_lines(content: bytes) -> Iterator[tuple[bytes, dict[str, Any]]]:
-    """Lines that end in a newline and hold a JSON object with a step, raw and parsed."""
+    """Yield the lines that end in a newline and hold a JSON object with a step, as (raw, parsed)."""
     for line in content.splitlines(keepends=True):
         if not line.endswith(b"\n"):
             continue
         try:
             record = json.loads(line)
-        except ValueError:  # torn or damaged: treated as a line that was never written
+        except ValueError:  # torn or damaged: ignored
             continue
         if isinstance(record, dict) and isinstance(record.get("step"), int):
             yield line, record
 
 
 def _trim(path: Path, start_step: int) -> list[dict[str, Any]]:
-    """Drop lines after ``start_step``, torn lines and repeated steps from the file; return the rest."""
+    """Remove lines after ``start_step``, torn lines and repeated steps from the file; return the other lines."""
     if not path.exists():
         return []
     content = path.read_bytes()
@@ -141,14 +136,14 @@ def _trim(path: Path, start_step: int) -> list[dict[str, Any]]:
 
 
 class _EventFile:
-    """The one TensorBoard event file of a folder; written synchronously, so that a flushed event is on disk.
+    """The one TensorBoard event file of a folder, written synchronously, so that a flushed event is on disk.
 
-    A new one holds ``records`` and replaces all older files. ``SummaryWriter(purge_step=...)`` would keep them, and
-    with them the gap of an event that a kill tore off (test_torn_event_file_is_rebuilt).
+    A new file holds ``records`` and replaces all older ones. ``SummaryWriter(purge_step=...)`` would keep them, and
+    with them the gap of a torn event (test_torn_event_file_is_rebuilt).
     """
 
     def __init__(self, folder: Path, records: list[dict[str, Any]]):
-        # 0.3 s, and only the lead process needs it
+        # Imported here: it takes 0.3 s, and only the lead process needs it.
         from tensorboardX.event_file_writer import EventsWriter
         from tensorboardX.proto.event_pb2 import Event, SessionLog
 
@@ -159,18 +154,20 @@ class _EventFile:
         old = sorted(folder.glob("events.out.tfevents.*"))
         wall_times, now = _wall_times(old), time.time()
         self._writer = EventsWriter(str(folder / "rebuilding"))
-        # A START at step 0 makes a TensorBoard that is running forget the events of the older files.
+        # A START at step 0 makes a running TensorBoard discard the events of the older files.
         self._writer.write_event(Event(wall_time=now, step=0, session_log=SessionLog(status=SessionLog.START)))
         for record in records:
             self.write(record, wall_times.get((_split(record), record["step"]), now))
         self._writer.flush()
-        # Old files go first: killed in between, the next start rebuilds; the other order could leave steps twice.
+        # Old files are deleted first: after a kill in between, the next start rebuilds the file; in the other order
+        # steps could occur twice.
         for path in old:
             path.unlink()
         (new,) = folder.glob("rebuilding.*")
         # TensorBoard reads files in the order of their names.
         seconds = [int(path.name.split(".")[3]) + 1 for path in old if path.name.split(".")[3].isdigit()]
         new.rename(folder / f"events.out.tfevents.{max([int(now), *seconds])}.{socket.gethostname()}")
+        self.flush, self.close = self._writer.flush, self._writer.close
 
     def write(self, record: Mapping[str, Any], wall_time: float) -> None:
         """Append the numbers of one line as scalars train/NAME or eval/NAME."""
@@ -180,15 +177,9 @@ class _EventFile:
                 event.summary.value.add(tag=f"{_split(record)}/{name}", simple_value=value)
         self._writer.write_event(event)
 
-    def flush(self) -> None:
-        self._writer.flush()
-
-    def close(self) -> None:
-        self._writer.close()
-
 
 def read_events(path: Path) -> Iterator[Any]:
-    """The events (tensorboardX protos) of one file, up to a torn or damaged record."""
+    """Yield the events (tensorboardX protos) of one file, up to a torn or damaged record."""
     from google.protobuf.message import DecodeError
     from tensorboardX.proto.event_pb2 import Event
 

@@ -1,11 +1,12 @@
 """Progress of a run: a live bar on a terminal, plain lines elsewhere and in WORKDIR/train.log."""
 
 import atexit
+import datetime
+import re
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any, TextIO
 
 from rich.console import Console
@@ -15,22 +16,19 @@ from rich.progress import Progress as Bar
 
 from bert_jax.objectives.display import RUN_COLUMNS, Column
 
-# Log lines over which the speed for the ETA is taken: short enough to follow a change, long enough to be steady.
+# Number of log lines whose mean speed gives the ETA: few enough to follow a change, enough to be steady.
 _ETA_WINDOW = 20
 # Metrics of a task that one line shows.
 _MOST_METRICS = 4
 
 
 def format_duration(seconds: float) -> str:
-    """``75.4`` is ``0:01:15``, ``100000`` is ``1d 3:46:40``; negative values count as 0."""
-    whole = max(0, int(seconds))
-    days, rest = divmod(whole, 86400)
-    clock = f"{rest // 3600}:{rest // 60 % 60:02d}:{rest % 60:02d}"
-    return f"{days}d {clock}" if days else clock
+    """Return ``0:01:15`` for 75.4 and ``1d 3:46:40`` for 100000; negative values count as 0."""
+    return re.sub(" days?, ", "d ", str(datetime.timedelta(seconds=max(0, int(seconds)))))
 
 
 def format_count(value: float) -> str:
-    """Three digits and a suffix: ``8300`` is ``8.30k``, ``950`` is ``950``, ``1.2e9`` is ``1.20B``."""
+    """Return three digits and a suffix: ``8.30k`` for 8300, ``950`` for 950, ``1.20B`` for 1.2e9."""
     for limit, suffix in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")):
         # 999,600 would read "1000k": round up to the next suffix instead.
         if value >= limit * 0.9995:
@@ -46,8 +44,7 @@ def format_line(
     eta: float | None = None,
     columns: Sequence[Column] = (),
 ) -> str:
-    """Return one log line with the ``columns`` of the objective; a missing value is left out, an unknown MFU reads
-    n/a.
+    """Return one log line with the ``columns`` of the objective. Missing values are skipped; an unknown MFU is n/a.
 
     ``step 1,200/10,000  loss 5.123  token 4.812 (acc 0.214)  lr 9.9e-05  grad 1.42  0.123 s/step
     8.30k tok/s  mfu n/a  eta 0:12:03``
@@ -56,14 +53,14 @@ def format_line(
     parts = [f"{split} step {step:,}/{total_steps:,}".strip()]
     if "loss" in metrics:
         parts.append(f"loss {_number(metrics['loss'], '.3f')}")
-    # A run without a head reports null or nothing: no column for it.
+    # A run without a head reports null or nothing, so the line has no column for it.
     parts += [_column(column, metrics) for column in columns if metrics.get(column.key) is not None]
     parts += [_column(column, metrics) for column in RUN_COLUMNS if column.key in metrics]
     if metrics.get("tokens_per_second") is not None:
         parts.append(f"{format_count(metrics['tokens_per_second'])} tok/s")
     if "mfu" in metrics:
         parts.append(f"mfu {_number(metrics['mfu'], '.1%')}")
-    if split not in ("", "eval"):  # a fine-tuning task has metrics of its own, the most important first
+    if split not in ("", "eval"):  # metrics of a fine-tuning task, the most important first
         numbers = [(name, value) for name, value in metrics.items() if isinstance(value, float)]
         parts += [f"{name} {value:.4f}" for name, value in numbers[:_MOST_METRICS]]
     for label, key in (("skipped", "skipped_steps"), ("blank", "blank_records")):
@@ -84,18 +81,18 @@ def _number(value: Any, style: str) -> str:
 
 
 class Progress:
-    """Shows where a run is.
+    """Display of the progress of a run.
 
-    On a terminal a bar stands at the bottom, messages scroll above it, and log lines go to the log file only;
-    elsewhere log lines and messages are plain text on standard output. The log file gets all lines either way.
+    A terminal has a bar at the bottom and messages above it; log lines go to the log file only. Elsewhere log lines
+    and messages are plain text on standard output. The log file always receives all lines.
 
     Args:
         total_steps: step at which the run ends.
-        start_step: step from which this start of the run continues.
+        start_step: step from which the run continues.
         log_path: log file, appended to; None: no file.
-        columns: columns of the objective; the first one also stands beside the bar.
+        columns: columns of the objective; the bar shows the first one too.
         lead: False shows and writes nothing (all processes of a run but one).
-        console: where to show; default: standard output.
+        console: default: standard output.
     """
 
     def __init__(
@@ -112,7 +109,7 @@ class Progress:
         self._lead = lead
         self._log: TextIO | None = None
         self._bar: Bar | None = None
-        # (time, step) of the last log lines; the first interval holds the compilation and is left out.
+        # (time, step) of the last log lines, without the first interval, which includes compilation.
         self._marks: deque[tuple[float, int]] = deque(maxlen=_ETA_WINDOW)
         if not lead:
             return
@@ -127,14 +124,14 @@ class Progress:
                 TaskProgressColumn(),
                 TextColumn("{task.fields[status]}"),
                 console=self._console,
-                refresh_per_second=2,  # the host has better things to do
+                refresh_per_second=2,  # more would take time of the host
                 expand=True,
             )
             self._task = self._bar.add_task(
                 self._title(start_step), total=total_steps, completed=start_step, status="compiling"
             )
             self._bar.start()
-            # A run that ends in an error still gives the terminal its cursor back.
+            # A run that ends with an error restores the cursor of the terminal too.
             atexit.register(self.close)
 
     def tick(self, step: int) -> None:
@@ -165,7 +162,7 @@ class Progress:
             self._print(text)
 
     def close(self) -> None:
-        """Take the bar down and close the log; may be called twice."""
+        """Remove the bar and close the log; may be called twice."""
         if self._bar is not None:
             self._bar.stop()
             self._bar = None
@@ -174,19 +171,11 @@ class Progress:
             self._log.close()
             self._log = None
 
-    def __enter__(self) -> "Progress":
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
     def _title(self, step: int) -> str:
         return f"step {step:,}/{self._total:,}"
 
     def _eta(self, step: int, metrics: Mapping[str, Any]) -> float | None:
-        """Seconds to the end at the speed of the last log lines, evaluations and saves included."""
+        """Return the seconds to the end at the speed of the last log lines, evaluations and saves included."""
         if len(self._marks) >= 2:
             (first_time, first_step), (last_time, last_step) = self._marks[0], self._marks[-1]
             if last_step > first_step:
@@ -204,12 +193,12 @@ class Progress:
         if self._console.is_terminal:
             self._console.print(escape(text), highlight=False)
         else:
-            # Plain text, unwrapped: rich would break long lines at 80 columns.
+            # Plain text, because rich would break long lines at 80 columns.
             self._console.file.write(text + "\n")
             self._console.file.flush()
 
     def _status(self, metrics: Mapping[str, Any], eta: float | None) -> str:
-        """Return the text right of the bar: short, it shares one line with it."""
+        """Return the short text at the right of the bar."""
         first = [column for column in self._columns[:1] if metrics.get(column.key) is not None]
         parts = [column.template.format(_number(metrics[column.key], column.style)) for column in first]
         if metrics.get("tokens_per_second") is not None:

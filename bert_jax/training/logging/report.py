@@ -1,7 +1,7 @@
-"""The report of a run: WORKDIR/report.html (one file, nothing loaded from elsewhere) and WORKDIR/report.png.
+"""The report of a run: WORKDIR/report.html (self-contained) and WORKDIR/report.png.
 
-Made from what lies in the folder: metrics.jsonl, config.yaml and report_data.json, so it can be made again at
-any time, also while the run goes on. Whatever is missing is left out.
+Its sources are the files metrics.jsonl, config.yaml and report_data.json of the folder, so it can be written again
+at any time, also during the run. Parts without a source are skipped.
 """
 
 import html
@@ -27,13 +27,13 @@ def write_report(workdir: Path | str, display: Display, data: Mapping[str, Any] 
     Args:
         workdir: folder of the run.
         display: panels, tiles and sections of the objective.
-        data: results that no other file of the folder holds; kept in report_data.json, from where later calls
-            without ``data`` take them. All keys may be missing: ``title`` str; ``summary`` list of lines;
+        data: results that no other file of the folder holds; written to report_data.json, which later calls
+            without ``data`` read. All keys are optional: ``title`` str; ``summary`` list of lines;
             ``evaluation`` {name: number or None}, the final evaluation; ``confusion`` {split: {"labels": [C],
             "counts": [C][C]}}, a row per label, a column per prediction; baselines and samples of the objective.
 
     Raises:
-        OSError: a file cannot be written.
+        OSError: a file could not be written.
     """
     workdir = Path(workdir)
     data_path = workdir / DATA_FILE
@@ -110,7 +110,7 @@ def _page(
 
 
 def format_value(name: str, value: Any) -> str:
-    """A number as a person reads it: accuracies, shares and MFU in percent, counts with commas; None: n/a."""
+    """Return a number as text: accuracies, shares and MFU in percent, counts with commas, n/a for None."""
     if value is None:
         return "n/a"
     if not isinstance(value, int | float) or isinstance(value, bool):
@@ -123,7 +123,7 @@ def format_value(name: str, value: Any) -> str:
 
 
 def _tiles(display: Display, records: Sequence[Mapping[str, Any]], evaluation: Mapping[str, Any]) -> str:
-    """Values of the final evaluation, and the last ones of training."""
+    """Return tiles for values of the final evaluation and the last values of training."""
     last: dict[str, Any] = {}
     for record in records:
         if record.get("split", "train") == "train":

@@ -27,10 +27,10 @@ class RunLog:
         self._progress.update(step, values)
 
     def last(self, split: str) -> dict[str, Any]:
-        """Return the newest line of ``split`` in metrics.jsonl; empty without one."""
+        """Return the newest line of ``split`` in metrics.jsonl, or an empty dict."""
         return next((line for line in reversed(read_metrics(self.folder)) if line.get("split") == split), {})
 
     def close(self) -> None:
-        """Close the files and take the bar down; may be called twice."""
+        """Close the files and remove the bar; may be called twice."""
         self._metrics.close()
         self._progress.close()

@@ -20,6 +20,7 @@ from bert_jax.config import (
     TokenizerConfig,
     load_config,
 )
+from bert_jax.config.finetune import FinetuneConfig, FinetuneOptimizerConfig
 from bert_jax.config.loader import RunOptions
 from bert_jax.interop.exchange import ModelBundle
 from bert_jax.interop.initialization import initial_model, plan_start, pretraining_spec
@@ -274,7 +275,8 @@ def test_the_state_holds_what_was_loaded_and_draws_the_rest(scan_layers):
     mesh = make_mesh(MeshConfig(), jax.devices()[:2])
     model = BertForPretraining(MODEL, ExecutionConfig(scan_layers=scan_layers), True, mesh)
     optimizer = make_optimizer(PretrainConfig().optimizer)
-    abstract = abstract_state(model, optimizer, mesh, with_ema=True, with_start=True)
+    config = FinetuneConfig(optimizer=FinetuneOptimizerConfig(ema_decay=0.9, decay_to_start=True))
+    abstract = abstract_state(config, model, optimizer, mesh)
     drawn = to_canonical(initial_state(model, optimizer, abstract, 3).params, MODEL.vocab_size)
     loaded = arrays(ModelSpec(model=MODEL, heads=HeadsConfig(mlm=True)))
     state = initial_state(model, optimizer, abstract, 3, loaded)

@@ -1,5 +1,6 @@
 """Workdirs in an object store, on fsspec's memory://: index and logs as in a local folder, retries, endings."""
 
+import contextlib
 import logging
 import sys
 import threading
@@ -73,7 +74,7 @@ def write_checkpoint(folder, content=b"values" * 1000, committed=True):
 def write_logs(folder, lines=3, start=0):
     """What a run logs."""
     writer = MetricsWriter(folder, start)
-    with Progress(10, start, folder / "train.log") as progress:
+    with contextlib.closing(Progress(10, start, folder / "train.log")) as progress:
         for step in range(start + 1, start + lines + 1):
             writer.write(step, {"loss": 1.5 / step})
             progress.line(f"step {step}")

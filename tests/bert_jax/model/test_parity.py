@@ -1,5 +1,6 @@
 """Outputs, gradients and loss curves against transformers' BERT in torch, as recorded by tests/golden/record.py."""
 
+import dataclasses
 from pathlib import Path
 
 import jax
@@ -20,7 +21,7 @@ from golden.cases import (
 )
 from support import masked_lm
 
-from bert_jax.config import ExecutionConfig, ModelConfig, OptimizerConfig
+from bert_jax.config import ExecutionConfig, ModelConfig, OptimizerConfig, TrainingConfig
 from bert_jax.model import BertForPretraining, BertModel, from_canonical, to_canonical
 from bert_jax.optim import make_optimizer
 from bert_jax.training.state import TrainState, abstract_params
@@ -118,7 +119,10 @@ def test_loss_curve_equals_torch(mode: str) -> None:
         clip_norm=1.0,
     )
     optimizer = make_optimizer(config)
-    step = make_train_step(masked_lm(network), optimizer, config, CURVE_STEPS, 1, jax.random.key(0))
+    objective = masked_lm(network)
+    training = TrainingConfig(num_steps=CURVE_STEPS)
+    objective.config = dataclasses.replace(objective.config, optimizer=config, training=training)
+    step = make_train_step(objective, optimizer)
     compiled = jax.jit(step, donate_argnums=0)
     state = TrainState(jnp.zeros((), jnp.int32), params, optimizer.init(params))
     for i in range(CURVE_STEPS):

@@ -1,5 +1,6 @@
 """The causal language model: targets, loss, its curve against torch, a run, its resume, and its refusals."""
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from golden.cases import (
 )
 from support import objective_of, random_batch, tiny_config, whole_and_resumed
 
-from bert_jax.config import DataConfig, ModelConfig, OptimizerConfig, PretrainConfig
+from bert_jax.config import DataConfig, ModelConfig, OptimizerConfig, PretrainConfig, TrainingConfig
 from bert_jax.interop.readers import read_weights
 from bert_jax.model import from_canonical
 from bert_jax.objectives.causal_lm import CausalLm, next_weights, original_ids
@@ -100,7 +101,9 @@ def test_loss_curve_equals_torch():
     objective, params = of_the_curve()
     config = OptimizerConfig(learning_rate=CURVE_PEAK, warmup_steps=CURVE_WARMUP, schedule="linear", clip_norm=1.0)
     optimizer = make_optimizer(config)
-    step = make_train_step(objective, optimizer, config, CURVE_STEPS, 1, jax.random.key(0))
+    training = TrainingConfig(num_steps=CURVE_STEPS)
+    objective.config = dataclasses.replace(objective.config, optimizer=config, training=training)
+    step = make_train_step(objective, optimizer)
     compiled = jax.jit(step, donate_argnums=0)
     state = TrainState(jnp.zeros((), jnp.int32), params, optimizer.init(params))
     with np.load(RECORDED) as recorded:

@@ -32,7 +32,7 @@ def test_text_and_json_say_the_same(capsys):
     assert code == 0
     values = json.loads(run(capsys, *words, "--json")[1])
     assert f"{1000 * values['predicted_step_seconds']:,.1f} ms, {values['predicted_mfu']:.1%} MFU" in text
-    assert f"{values['cost']:,.0f} at the given price" in text
+    assert f"{values['cost']:,.0f} by --price_per_chip_hour" in text
     assert "An estimate by arithmetic alone, nothing was compiled or run" in text
 
 
@@ -80,17 +80,17 @@ def test_show_sharding_of_any_number_of_devices(capsys):
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        ("", "--topology: not given"),
+        ("", "--topology: "),
         ("--topology v5x:2x2", "'v5x:2x2' is not known; allowed: TPU: v2"),
         ("--topology h100:8 --mesh.fsdp 3", "does not fit 8 devices: 3 does not divide it"),
         ("--topology h100:8 --model.num_layer 3", "did you mean 'model.num_layers'?"),
         ("--topolgy h100:8", "did you mean 'topology'?"),
-        ("--topology h100:8 --devices 8", "--devices: --topology"),
+        ("--topology h100:8 --devices 8", "--devices: not allowed with --topology"),
         ("--topology h100:8 --price_per_chip_hour -1", "-1.0 is not allowed; allowed: 0 or more"),
         ("--topology h100:8 --output x.yaml", "add --search"),
         ("--topology h100:8 --search --tries 0", "--tries: 0 is not allowed"),
         ("--topology h100:8 --search --batches 4,many", "'many' is not allowed"),
-        ("--topology h100:8 --search --output no/such/folder/x.yaml", "there is no folder"),
+        ("--topology h100:8 --search --output no/such/folder/x.yaml", "--output no/such/folder/x.yaml: "),
     ],
 )
 def test_mistakes_are_one_line(capsys, words, says):

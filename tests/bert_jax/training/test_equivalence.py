@@ -9,7 +9,7 @@ import pytest
 from flax import linen as nn
 from support import masked_lm, random_batch, relative_difference, tiny_config
 
-from bert_jax.config import ExecutionConfig, MeshConfig
+from bert_jax.config import ExecutionConfig, MeshConfig, PretrainConfig
 from bert_jax.model import BertForPretraining, from_canonical, to_canonical
 from bert_jax.parallel import make_mesh, to_global
 from bert_jax.training.state import abstract_params, abstract_state, initial_params, make_prng_key
@@ -37,7 +37,7 @@ def run(config, execution, *, mesh=None, accumulation=1, batch=None, dropout=Tru
 def _abstract(model, mesh):
     import optax
 
-    return abstract_state(model, optax.identity(), mesh, with_ema=False)
+    return abstract_state(PretrainConfig(), model, optax.identity(), mesh)
 
 
 REFERENCE = run(CONFIG, ExecutionConfig())

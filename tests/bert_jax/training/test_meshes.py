@@ -18,7 +18,7 @@ from bert_jax.config import MeshConfig, PretrainConfig, load_config
 from bert_jax.model import to_canonical
 from bert_jax.parallel import make_mesh, to_global
 from bert_jax.parallel.axes import over_replicas
-from bert_jax.training.memory import state_bytes
+from bert_jax.training.memory import device_bytes
 from bert_jax.training.programs import train_programs
 from bert_jax.training.state import initial_state, parameter_count
 
@@ -125,7 +125,7 @@ def test_bytes_of_a_large_models_state_on_one_device(mesh, shares):
     count = parameter_count(programs.abstract.params, config.model.vocab_size)
     copies = 3 if config.optimizer.ema_decay else 2
     expected = 4 * count / shares[0] + 4 * copies * count / shares[1]
-    assert expected <= state_bytes(programs.abstract) <= 1.02 * expected
+    assert expected <= device_bytes(programs.abstract) <= 1.02 * expected
 
 
 def test_what_does_not_divide_falls_to_the_next_dimension():

@@ -3,6 +3,7 @@
 import io
 import subprocess
 import sys
+from contextlib import closing
 
 import pytest
 from rich.console import Console
@@ -87,7 +88,7 @@ def test_plain_output_and_log_file(tmp_path):
     logged = (tmp_path / "logs" / "train.log").read_text().splitlines()
     assert [line.split("  ", 1)[1] for line in logged] == lines
     # A resumed run appends.
-    with Progress(100, 10, tmp_path / "logs" / "train.log", console=Console(file=io.StringIO())) as shown:
+    with closing(Progress(100, 10, tmp_path / "logs" / "train.log", console=Console(file=io.StringIO()))) as shown:
         shown.line("resumed at step 10")
     assert len((tmp_path / "logs" / "train.log").read_text().splitlines()) == 4
 
@@ -95,7 +96,7 @@ def test_plain_output_and_log_file(tmp_path):
 def test_terminal_shows_bar_and_messages(tmp_path):
     output = io.StringIO()
     console = Console(file=output, force_terminal=True, width=110, color_system=None)
-    with Progress(100, 0, tmp_path / "train.log", columns=COLUMNS, console=console) as shown:
+    with closing(Progress(100, 0, tmp_path / "train.log", columns=COLUMNS, console=console)) as shown:
         shown.line("filled: the [mask] sat")
         shown.update(40, METRICS)
         shown.update(40, {"split": "eval", "loss": 4.5})

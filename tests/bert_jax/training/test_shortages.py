@@ -13,7 +13,7 @@ from bert_jax.optim import make_optimizer
 from bert_jax.parallel import make_mesh
 from bert_jax.training.checkpoint.restore import saved_steps
 from bert_jax.training.logging.metrics_file import read_metrics
-from bert_jax.training.memory import OutOfMemory, explain_memory, state_bytes
+from bert_jax.training.memory import OutOfMemory, device_bytes, explain_memory
 from bert_jax.training.programs import TrainPrograms, pretraining_batch
 from bert_jax.training.state import abstract_state
 
@@ -33,12 +33,12 @@ def no_memory(message="Out of memory allocating 3221225472 bytes."):
         ("Ran out of memory in memory space hbm. Used 17.89G of 15.48G hbm. Exceeded hbm capacity by 2.41G.",
          "x needs 17.9 GiB per device, available 15.5 GiB; do y"),
         ("Out of memory while trying to allocate 17179869184 bytes.",
-         "x needs more per device than there is, the last 16.0 GiB of it were refused, available unknown; do y"),
+         "the last 16.0 GiB of it were refused, available unknown; do y"),
         ("Out of memory while trying to allocate 1.50GiB.", "the last 1.5 GiB of it were refused"),
         ("Attempting to reserve 5.25G at the bottom of memory. That was not possible. There are 4.1G free.",
          "the last 5.2 GiB of it were refused"),
         ("Attempting to allocate 512.0M.", "the last 0.5 GiB of it were refused"),
-        ("no number", "x needs more per device than there is, available unknown; do y"),
+        ("no number", "x needs more per device than is available, available unknown; do y"),
     ],
 )  # fmt: skip
 def test_what_compilers_and_allocators_say_becomes_one_line(message, line):
@@ -61,9 +61,9 @@ def test_bytes_of_the_state_on_one_device():
     config = tiny_config()
     model = BertForPretraining(config.model, config.execution, config.has_nsp)
     mesh = make_mesh(MeshConfig(data=1, fsdp=2), jax.devices()[:2])
-    abstract = abstract_state(model, make_optimizer(config.optimizer), mesh, with_ema=False)
+    abstract = abstract_state(config, model, make_optimizer(config.optimizer), mesh)
     whole = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(abstract))
-    assert 0.45 * whole < state_bytes(abstract) < 0.7 * whole
+    assert 0.45 * whole < device_bytes(abstract) < 0.7 * whole
 
 
 def test_a_state_beyond_any_memory(tmp_path):
@@ -98,10 +98,12 @@ def test_a_step_that_does_not_compile_names_its_state():
     config = tiny_config()
     mesh = make_mesh(MeshConfig(), jax.devices()[:1])
     model = BertForPretraining(config.model, config.execution, config.has_nsp)
-    abstract = abstract_state(model, make_optimizer(config.optimizer), mesh, with_ema=False)
+    abstract = abstract_state(config, model, make_optimizer(config.optimizer), mesh)
     objective = objective_of(config, mesh)
     programs = TrainPrograms(no_memory(), abstract, objective, make_optimizer(config.optimizer))
-    with pytest.raises(OutOfMemory, match=rf"\(its state alone takes {state_bytes(abstract):,} bytes\) needs more"):
+    with pytest.raises(
+        OutOfMemory, match=rf"\(its state alone takes {device_bytes(abstract):,} bytes\) needs more"
+    ):
         programs.step_for(pretraining_batch(objective, 8))
 
 

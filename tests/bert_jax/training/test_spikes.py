@@ -136,7 +136,7 @@ def test_going_back_and_leaving_out_repeats_bitwise(spiked, tmp_path, trouble, l
     assert all(line["skipped_steps"] == 0 and line["loss"] < 10 for line in lines)
     assert [line["examples_seen"] for line in lines] == [8 * step for step in range(2, 21, 2)]
     log = (tmp_path / "a" / "train.log").read_text()
-    assert f"back to step 10, leaving out {left_out[0][1] - 10} batches (rollback 1 of 2)" in log
+    assert f"back to step 10, skipping {left_out[0][1] - 10} batches (rollback 1 of 2)" in log
     assert saved_steps(tmp_path / "a") == [10, 15, 20]
 
 
@@ -156,6 +156,6 @@ def test_broken_off_before_and_after_going_back(spiked, tmp_path):
 def test_none_to_go_back_to(tmp_path):
     config = tiny_config(POLICY)
     early = SyntheticSource(config, poison=frozenset({1, 2}))
-    with pytest.raises(Stop, match="no checkpoint before it") as stop:
+    with pytest.raises(Stop, match="no checkpoint exists before it") as stop:
         train_synthetic(config, tmp_path / "b", source=early)
     assert stop.value.code == 44

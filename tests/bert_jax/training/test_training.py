@@ -170,7 +170,7 @@ def test_resume_refuses_another_vocabulary(tmp_path):
 
 
 def test_continue_from_an_empty_folder_is_refused(tmp_path):
-    with pytest.raises(ValueError, match="there is no checkpoint"):
+    with pytest.raises(ValueError, match="has no checkpoint"):
         train_synthetic(tiny_config(), tmp_path / "w", continue_from=tmp_path)
 
 
@@ -208,15 +208,15 @@ def test_profiler_names_the_step(tmp_path):
 
 @pytest.mark.parametrize("arguments", ["--training.global_batch_size 6"])
 def test_a_batch_that_the_mesh_does_not_divide_is_refused(tmp_path, arguments):
-    with pytest.raises(ValueError, match="6 does not cut into the 8 parts"):
+    with pytest.raises(ValueError, match=r"training\.global_batch_size: 6 "):
         train_synthetic(tiny_config(arguments), tmp_path / "w", devices=None)
-    with pytest.raises(ValueError, match="mesh: data 3 x fsdp 1 x tensor 1 makes 3 devices, there are 8"):
+    with pytest.raises(ValueError, match="mesh: data 3 x fsdp 1 x tensor 1 needs 3 devices, but 8"):
         train_synthetic(tiny_config("--mesh.data 3"), tmp_path / "w", devices=None)
 
 
 def test_a_phase_must_go_beyond_the_one_before(tmp_path):
     train_synthetic(tiny_config("--training.num_steps 6"), tmp_path / "one")
-    with pytest.raises(ValueError, match=r"training\.num_steps: 6 is not above step 6"):
+    with pytest.raises(ValueError, match=r"training\.num_steps: 6 is not above 6"):
         train_synthetic(tiny_config("--training.num_steps 6"), tmp_path / "two", continue_from=tmp_path / "one")
     assert not (tmp_path / "two" / "config.yaml").exists()
 
