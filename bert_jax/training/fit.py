@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
-from bert_jax.parallel.hardware import mfu
+from bert_jax.parallel.hardware import find_chip, mfu
 from bert_jax.parallel.prefetch import DevicePrefetcher
 from bert_jax.training.checkpoint.writer import CheckpointWriter
 from bert_jax.training.job import Context, Data, Job
@@ -74,8 +74,10 @@ def fit(job: Job, context: Context, start: Start, data: Data, upload: Callable[[
 
 def line_writer(job: Job, context: Context) -> Any:
     """Return a function that writes the log line of a step with its MFU."""
-    mesh, flops = context.programs.mesh, job.flops_per_sequence()
+    mesh = context.programs.mesh
     device_kind = mesh.devices.flat[0].device_kind
+    # The count traces the model, which takes seconds, and is of use only with a known peak.
+    flops = job.flops_per_sequence() if find_chip(device_kind) else 0
 
     def write(step: int, values: dict[str, Any]) -> None:
         rate = values.pop("sequences_per_second")
