@@ -170,7 +170,7 @@ DAMAGE = {
     ),
     "far vocabulary": (
         lambda f: edit(f / "model.json", "vocab.txt", "../secret.txt"),
-        "tokenizer.file: '../secret.txt' is not the name",
+        "tokenizer.file: '../secret.txt' is not",
     ),
     "dtypes": (lambda f: (f / "dtypes.json").write_text('{"pooler/kernel": "object"}'), "not a map from names"),
     "empty dtypes": (lambda f: (f / "dtypes.json").write_text(""), "dtypes.json: not JSON"),
