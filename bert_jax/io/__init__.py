@@ -1,1 +1,1 @@
-"""Paths, whole-file writes, locks and the files of others."""
+"""Paths, atomic writes, locks, and readers of untrusted files."""

@@ -21,7 +21,7 @@ def remove_tree(folder: Location) -> None:
 
 
 def local_copy(path: Location) -> Path:
-    """Return a local path as it is, and for an object the path of a local copy, fetched on the first call.
+    """Return a local path unchanged; for an object, return the path of a local copy, downloaded on the first call.
 
     Copies are in the temporary folder (``TMPDIR``) and are shared by all processes of the machine.
     """
@@ -32,7 +32,7 @@ def local_copy(path: Location) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     final = folder / path.name
     with (folder / ".lock").open("a") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # other processes wait for the copy instead of making their own
+        fcntl.flock(lock, fcntl.LOCK_EX)  # other processes wait for the copy instead of downloading it too
         if not final.exists():
             with whole_file(final) as part, path.open() as source, part.open("wb") as target:
                 shutil.copyfileobj(source, target, BLOCK)
@@ -41,12 +41,13 @@ def local_copy(path: Location) -> Path:
 
 @contextlib.contextmanager
 def whole_file(path: Location, scratch: Path | None = None) -> Iterator[Path]:
-    """Yield a local path to write to, which replaces ``path`` when the block ends; an exception leaves ``path``
-    unchanged.
+    """Yield the path of a temporary local file to write, which replaces ``path`` when the block ends. An exception
+    leaves ``path`` unchanged.
 
-    Readers see the old file or the complete new one, also after a crash of the machine. Links are followed and
-    missing folders are created. With ``scratch``, a folder of this process on the same disk, several processes may
-    write the same file, and a crash of the machine may lose it. Raises ``ValueError`` if ``path`` is not a file.
+    Readers see the old file or the complete new file, even after a crash of the machine. Links are followed, and
+    missing folders are created. ``scratch`` is a folder of this process on the same disk, for the temporary file;
+    with it, several processes may write ``path``, but a crash of the machine may lose the new file. Raises
+    ``ValueError`` if ``path`` exists and is not a file.
     """
     if isinstance(path, ObjectPath):
         with tempfile.TemporaryDirectory(prefix="bert_jax-") as folder:
@@ -91,11 +92,11 @@ def write_whole(path: Location, content: str | bytes) -> None:
 
 @contextlib.contextmanager
 def whole_folder(folder: Path, replaced: Path | None = None) -> Iterator[Path]:
-    """Yield a new folder to fill, which replaces ``folder`` when the block ends; an exception leaves ``folder``
+    """Yield a new folder to fill, which replaces ``folder`` when the block ends. An exception leaves ``folder``
     unchanged.
 
-    An existing ``folder`` must be empty, unless ``replaced`` is set: then it moves to ``replaced`` until the new
-    one has its name, and is removed.
+    An existing ``folder`` must be empty unless ``replaced`` is set. With ``replaced``, the existing folder is moved
+    to the path ``replaced``, and is deleted when the new folder is in place.
     """
     folder = folder.absolute()
     part = folder.with_name(f".{folder.name}.partial")

@@ -1,4 +1,4 @@
-"""Exclusive lock on a folder. Imports no jax, because data is prepared without it."""
+"""Exclusive lock on a folder. Does not import jax, because data preparation does not use it."""
 
 import contextlib
 import fcntl
@@ -7,15 +7,15 @@ from pathlib import Path
 
 
 class FolderTaken(ValueError):
-    """The folder is locked by another process or by this one."""
+    """Raised if a folder is already locked, by another process or by this process."""
 
 
 @contextlib.contextmanager
 def hold_folder(folder: Path, taken: str) -> Iterator[None]:
-    """Create ``folder`` if it is missing and lock it until the block or the process ends.
+    """Create ``folder`` if it is missing, and lock it until the block or the process ends.
 
-    Raises :class:`FolderTaken` with the message "FOLDER: TAKEN" if it is locked already; ``taken`` explains the
-    lock and names a remedy.
+    Raises :class:`FolderTaken` with the message ``f"{folder}: {taken}"`` if the folder is already locked. ``taken``
+    explains the lock and names a remedy.
     """
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / ".lock").open("a") as file:

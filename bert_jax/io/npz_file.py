@@ -1,4 +1,4 @@
-"""Reader of untrusted npz files, which verifies declared sizes and never unpickles."""
+"""Reader of untrusted npz files. It verifies the declared sizes and never unpickles objects."""
 
 import math
 import re
@@ -12,7 +12,7 @@ import numpy as np
 from bert_jax.io.errors import one_line
 from bert_jax.io.safetensors_file import aligned_empty
 
-# Largest accepted header of an array, which consists of a dtype, a flag and a shape.
+# Maximum bytes of the header of an array, which consists of a dtype, a flag and a shape.
 _LARGEST_HEADER = 1 << 12
 _BLOCK = 1 << 22
 # Largest expansion factor of Deflate, the only compression that numpy writes.
@@ -21,7 +21,7 @@ _NUMBERS = re.compile(r"\|[biu]1|<[iuf][248]")
 
 
 class Header(NamedTuple):
-    """Declaration of an array."""
+    """Header of an array in an npz file."""
 
     shape: tuple[int, ...]
     fortran_order: bool
@@ -53,8 +53,9 @@ class NpzFile:
     def read(self, name: str, *, expected: Header | None = None) -> np.ndarray:
         """Read the array ``name`` into page-aligned memory.
 
-        Raises ``ValueError`` if the array differs from ``expected``, does not consist of little-endian numbers, is
-        damaged, or differs in size from its header; memory is allocated only after the checks of the header.
+        Raises ``ValueError`` if the header differs from ``expected``, if the dtype is not a little-endian integer
+        or float, if the array is damaged, or if its size differs from its header. Memory is allocated only after
+        the header has been checked.
         """
         member, where = self._members[name], f"{self._file}: {name}"
         with self._guarded(lambda: self._archive.open(member)) as stream:
@@ -63,8 +64,8 @@ class NpzFile:
             begin, size = stream.tell(), math.prod(header.shape) * header.dtype.itemsize
             if begin + size != member.file_size or member.file_size > _DENSEST * self._file.stat().st_size:
                 raise ValueError(
-                    f"{where}: the array has {member.file_size} bytes, but the shape {header.shape} of "
-                    f"{header.dtype.str} needs {begin + size} with its header"
+                    f"{where}: the array has {member.file_size} bytes, but shape {header.shape} and "
+                    f"dtype {header.dtype.str} need {begin + size} bytes, including the header"
                 )
             shape = header.shape[::-1] if header.fortran_order else header.shape
             values = aligned_empty(shape, header.dtype)
@@ -72,7 +73,7 @@ class NpzFile:
         return values.T if header.fortran_order else values
 
     def _header(self, stream: IO[bytes], where: str) -> Header:
-        """Read the header of an array, which numpy parses without evaluating code."""
+        """Read the header of an array. numpy parses it without evaluating code."""
         try:
             version = np.lib.format.read_magic(stream)
             read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
@@ -88,10 +89,10 @@ class NpzFile:
             target[done : done + len(block)] = np.frombuffer(block, np.uint8)
             done += len(block)
         if done < target.size:
-            raise ValueError(f"{where}: cut off after {done} of {target.size} bytes")
+            raise ValueError(f"{where}: truncated after {done} of {target.size} bytes")
 
     def _guarded(self, work: Callable[[], Any]) -> Any:
-        """Return ``work()``; ``ValueError`` for an error of the zip library that is not an I/O error."""
+        """Return ``work()``. Raise ``ValueError`` for an error of the zip library that is not an I/O error."""
         try:
             return work()
         except OSError:
@@ -106,7 +107,7 @@ def _check(header: Header, expected: Header | None, where: str) -> None:
     if expected is not None and header != expected:
         order = "Fortran" if expected.fortran_order else "C"
         wanted = f"{expected.dtype.str} {expected.shape} in {order} order"
-        raise ValueError(f"{where}: {objects}stored are {stored}, expected {wanted}")
+        raise ValueError(f"{where}: {objects}stored as {stored}, expected {wanted}")
     sizes = all(0 <= n < 1 << 63 for n in header.shape)
     if not _NUMBERS.fullmatch(header.dtype.str) or not sizes or len(header.shape) > 8:
-        raise ValueError(f"{where}: {objects}stored are {stored}, allowed are little-endian integers and floats")
+        raise ValueError(f"{where}: {objects}stored as {stored}; allowed: little-endian integers and floats")

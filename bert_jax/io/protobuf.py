@@ -1,4 +1,4 @@
-"""The wire format of protocol buffers: varints, and the fields of a message without its schema."""
+"""The wire format of protocol buffers: varints, and the fields of messages, without a schema."""
 
 
 def write_varint(value: int) -> bytes:
@@ -14,7 +14,7 @@ def write_varint(value: int) -> bytes:
 def read_varint(data: bytes, at: int) -> tuple[int, int]:
     """Decode the varint at offset ``at``; return its value and the offset after it.
 
-    ``ValueError`` for more than ten bytes, ``IndexError`` if the data ends inside the varint.
+    Raises ``ValueError`` if the varint has more than ten bytes, ``IndexError`` if the data ends inside it.
     """
     value = 0
     for shift in range(0, 70, 7):
@@ -23,14 +23,14 @@ def read_varint(data: bytes, at: int) -> tuple[int, int]:
         at += 1
         if byte < 128:
             return value, at
-    raise ValueError("a varint of more than ten bytes")
+    raise ValueError("a varint has more than ten bytes")
 
 
 def read_fields(data: bytes, at: int, end: int) -> list[tuple[int, int, int]]:
     """Return the fields of the message ``data[at:end]`` as (tag, start, end), the offsets of their values.
 
-    A tag is ``field number << 3 | wire type``. ``ValueError`` or ``IndexError`` for a field that exceeds the
-    message.
+    A tag is ``field number << 3 | wire type``. Raises ``ValueError`` or ``IndexError`` if a field extends beyond
+    the message, and ``ValueError`` for an unknown wire type.
     """
     fields = []
     while at < end:
@@ -44,8 +44,8 @@ def read_fields(data: bytes, at: int, end: int) -> list[tuple[int, int, int]]:
         elif wire in (1, 5):
             at = start + (8 if wire == 1 else 4)
         else:
-            raise ValueError(f"wire type {wire}")
+            raise ValueError(f"unknown wire type {wire}")
         if at > end:
-            raise ValueError("a field that ends after its message")
+            raise ValueError("a field ends after the end of its message")
         fields.append((tag, start, at))
     return fields

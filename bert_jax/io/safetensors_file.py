@@ -29,10 +29,10 @@ DTYPES: dict[str, np.dtype] = {
 
 @dataclass(frozen=True)
 class StoredTensor:
-    """Place, type and shape of a tensor in a file."""
+    """Location, dtype and shape of a tensor in a file."""
 
     file: Path
-    # Name in the format: F32, BF16, ...
+    # Name of the dtype in the file format: F32, BF16, ...
     dtype: str
     shape: tuple[int, ...]
     # Byte offsets from the beginning of the file.
@@ -41,10 +41,10 @@ class StoredTensor:
 
 
 def aligned_empty(shape: tuple[int, ...], dtype: np.dtype | str = "float32") -> np.ndarray:
-    """Return an uninitialized array whose data begins at a page, so that jax on CPU can use it without a copy.
+    """Return an uninitialized array with page-aligned data, so that jax on CPU can use the data without a copy.
 
-    Its memory is mapped separately and returns to the system with the array. The process would keep memory that is
-    freed in malloc's heap, nearly the size of the model.
+    The memory is mapped separately and is returned to the system when the array is freed. With memory from malloc,
+    the process would keep nearly the size of the model in its heap.
     """
     dtype = np.dtype(dtype)
     size = math.prod(shape) * dtype.itemsize
@@ -53,10 +53,10 @@ def aligned_empty(shape: tuple[int, ...], dtype: np.dtype | str = "float32") -> 
 
 
 def read_header(file: Path) -> dict[str, StoredTensor]:
-    """Read the places of all tensors of ``file`` and check them against its size.
+    """Read the locations of all tensors of ``file`` and check them against the size of the file.
 
     Raises ``ValueError`` (one line) for a truncated file, an invalid header, sizes that contradict each other, and
-    tensors that overlap or leave holes.
+    tensors that overlap or leave gaps.
     """
     size = file.stat().st_size
     with file.open("rb") as stream:
@@ -65,7 +65,7 @@ def read_header(file: Path) -> dict[str, StoredTensor]:
             raise ValueError(f"{file}: {size} bytes are not a safetensors file; download it again")
         (length,) = struct.unpack("<Q", first)
         if length > LARGEST_HEADER or length > size - 8:
-            raise ValueError(f"{file}: not a whole safetensors file (a header of {length} bytes in {size})")
+            raise ValueError(f"{file}: not a complete safetensors file (a header of {length} bytes in {size})")
         text = stream.read(length)
     try:
         header = json.loads(text, object_pairs_hook=_no_duplicates)
@@ -90,19 +90,19 @@ def _no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 def _tensor(file: Path, name: str, entry: Any, start: int, size: int) -> StoredTensor:
     where = f"{file}: tensor {name[:80]!r}"
     if not isinstance(entry, dict):
-        raise ValueError(f"{where}: the entry is not an object")
+        raise ValueError(f"{where}: the header entry is not a JSON object")
     dtype, shape, offsets = entry.get("dtype"), entry.get("shape"), entry.get("data_offsets")
     if not isinstance(dtype, str) or dtype not in DTYPES:
         raise ValueError(f"{where}: dtype {str(dtype)[:20]!r} is not allowed; allowed: {', '.join(DTYPES)}")
     if not _naturals(shape) or len(shape) > 8:
         raise ValueError(f"{where}: the shape is not a list of at most 8 sizes")
     if not _naturals(offsets) or len(offsets) != 2:
-        raise ValueError(f"{where}: the data_offsets are not two positions")
+        raise ValueError(f"{where}: data_offsets is not a list of two byte offsets")
     begin, end = start + offsets[0], start + offsets[1]
     if not begin <= end <= size:
         raise ValueError(f"{where}: the data is outside the file ({size} bytes), which is truncated or damaged")
     if math.prod(shape) * DTYPES[dtype].itemsize != end - begin:
-        raise ValueError(f"{where}: {end - begin} bytes do not make the shape {tuple(shape)} of {dtype}")
+        raise ValueError(f"{where}: {end - begin} bytes do not match shape {tuple(shape)} and dtype {dtype}")
     return StoredTensor(file, dtype, tuple(shape), begin, end)
 
 
@@ -114,7 +114,7 @@ def _check_layout(file: Path, tensors: dict[str, StoredTensor], start: int, size
     position = start
     for name, tensor in sorted(tensors.items(), key=lambda item: (item[1].begin, item[1].end)):
         if tensor.begin != position:
-            what = "overlaps the previous one" if tensor.begin < position else "leaves a hole before it"
+            what = "overlaps the previous tensor" if tensor.begin < position else "follows a gap"
             raise ValueError(f"{file}: tensor {name[:80]!r} {what}; the file is damaged")
         position = tensor.end
     if position != size:
@@ -122,7 +122,7 @@ def _check_layout(file: Path, tensors: dict[str, StoredTensor], start: int, size
 
 
 def read_values(tensor: StoredTensor) -> np.ndarray:
-    """Read the values of a tensor into new memory. Raises ``ValueError`` if the file ends before them."""
+    """Read the values of a tensor into new memory. Raises ``ValueError`` if the file is too short."""
     values = aligned_empty(tensor.shape, DTYPES[tensor.dtype])
     view = memoryview(values.reshape(-1).view(np.uint8))
     descriptor = os.open(tensor.file, os.O_RDONLY | os.O_CLOEXEC)
@@ -131,7 +131,7 @@ def read_values(tensor: StoredTensor) -> np.ndarray:
         while done < len(view):
             count = os.preadv(descriptor, [view[done : done + (1 << 26)]], tensor.begin + done)
             if not count:
-                raise ValueError(f"{tensor.file}: ended while it was read")
+                raise ValueError(f"{tensor.file}: the file ended while it was read")
             done += count
     finally:
         os.close(descriptor)

@@ -1,9 +1,9 @@
 """Local and object-store paths (``gs://bucket/run``) behind one interface.
 
 ``location`` returns a ``pathlib.Path`` for a local name and an :class:`ObjectPath` for a URL; both have the same
-methods. fsspec makes the requests (for ``gs://`` with the package gcsfs) and is imported by the first URL. A
-request that fails temporarily (429, 5xx, no connection) is repeated after growing waits; any other failure raises
-``StorageError``. Objects appear whole and are never changed in place.
+methods. fsspec makes the requests (for ``gs://`` with the package gcsfs) and is imported when a URL is first used.
+A request that fails temporarily (429, 5xx, no connection) is retried with increasing delays; any other failure
+raises ``StorageError``. An object becomes visible only when it is complete, and is never changed in place.
 """
 
 import contextlib
@@ -22,16 +22,16 @@ from bert_jax.io.errors import first_line
 R = TypeVar("R")
 _log = logging.getLogger(__name__)
 
-WAITS = (1.0, 2.0, 4.0, 8.0, 16.0)  # seconds before the tries after the first, lengthened by up to half at random
-BLOCK = 1 << 22  # bytes of one request when a file is read from end to end
+WAITS = (1.0, 2.0, 4.0, 8.0, 16.0)  # seconds before each retry, randomly increased by up to 50%
+BLOCK = 1 << 22  # bytes of one request when a file is read sequentially
 
 
 class StorageError(OSError):
-    """Error of an object store that a retry cannot fix, with the remedy in one line. Ends a run with code 2."""
+    """Raised for an error of an object store that a retry cannot fix. Ends a run with code 2."""
 
 
 class StorageUnavailable(StorageError):
-    """The store answered none of several requests. Ends a run with code 45, so that a supervisor restarts it."""
+    """Raised if a store is unavailable after all retries. The run exits with code 45 and can be restarted."""
 
 
 class Status(NamedTuple):
@@ -50,8 +50,8 @@ def is_url(name: object) -> bool:
 
 
 def _http_status(error: BaseException) -> int | None:
-    """Return the HTTP status of an error, from its attributes or from tensorstore's message; None if it has
-    none."""
+    """Return the HTTP status of an error, from its attributes or from tensorstore's message, or None if the error
+    has no HTTP status."""
     status = getattr(error, "code", None) or getattr(error, "status", None)
     if isinstance(status, int | str) and str(status).isdigit():
         return int(status)
@@ -84,7 +84,7 @@ def _filesystem(url: str) -> Any:
 
         # gcsfs logs a traceback for each error, which this module reports in one line.
         logging.getLogger("gcsfs").setLevel(logging.CRITICAL)
-        # Without a cache of listings: other processes write too. fsspec keeps one instance per process.
+        # No cache of listings, because other processes write too. fsspec keeps one instance per process.
         return fsspec.filesystem(url.partition("://")[0], use_listings_cache=False)
     except ImportError as error:
         raise StorageError(f"{url}: {first_line(error)}; for gs:// run: pip install 'bert_jax[gcs]'") from None
@@ -95,8 +95,9 @@ def _filesystem(url: str) -> Any:
 class ObjectPath(PurePosixPath):
     """URL of an object or folder in an object store, with the methods of ``pathlib.Path``.
 
-    A folder exists while it holds an object. Methods raise ``FileNotFoundError`` if the object does not exist, and
-    ``StorageError`` if credentials are missing or refused, if the scheme is unknown, or after the last retry.
+    A folder exists as long as it contains an object. Methods raise ``FileNotFoundError`` if the object does not
+    exist, and ``StorageError`` if credentials are missing or refused, if the scheme is unknown, or after the last
+    retry.
     """
 
     def __str__(self) -> str:
@@ -123,7 +124,7 @@ class ObjectPath(PurePosixPath):
                 raise
             except FileNotFoundError:
                 raise FileNotFoundError(f"{self}: no such object") from None
-            except Exception as error:  # each store has its own types, without a common base
+            except Exception as error:  # each store raises its own exception types, without a common base
                 line = first_line(error)
                 if lacks_permission(error):
                     raise StorageError(
@@ -134,8 +135,8 @@ class ObjectPath(PurePosixPath):
                     raise StorageError(f"{self}: {line}") from None
                 if wait is None:
                     raise StorageUnavailable(
-                        f"{self}: not reachable, tried {len(WAITS) + 1} times: {line}; check network and bucket, "
-                        "then run again"
+                        f"{self}: not reachable, tried {len(WAITS) + 1} times: {line}; check the network and the "
+                        "bucket, then run the command again"
                     ) from None
                 _log.warning("%s: %s; trying again in %.0f s", self, line, wait)
                 time.sleep(wait * random.uniform(1, 1.5))
@@ -166,14 +167,14 @@ class ObjectPath(PurePosixPath):
         return (self / name for name in sorted(names - {""}))
 
     def glob(self, pattern: str) -> Iterator["ObjectPath"]:
-        """Yield the files and folders in this folder whose names match; nothing if the folder does not exist."""
+        """Yield the files and folders in this folder whose names match ``pattern``, none if it is missing."""
         try:
             return (path for path in list(self.iterdir()) if fnmatch.fnmatchcase(path.name, pattern))
         except FileNotFoundError:
             return iter(())
 
     def rglob(self, pattern: str) -> Iterator["ObjectPath"]:
-        """Yield the objects below this folder, at any depth, whose names match."""
+        """Yield the objects below this folder, at any depth, whose names match ``pattern``."""
         keys = self._request(lambda store, key: store.find(key))
         paths = (ObjectPath(f"{self.parts[0]}//{key}") for key in keys)
         return (path for path in paths if fnmatch.fnmatchcase(path.name, pattern))
@@ -181,7 +182,10 @@ class ObjectPath(PurePosixPath):
     # -------------------------------------------------------------- contents
 
     def read_range(self, start: int, length: int) -> bytes:
-        """Read ``length`` bytes from byte ``start`` in one request, fewer at the end of the object. Thread-safe."""
+        """Read ``length`` bytes from offset ``start``, or fewer at the end of the object, in one request.
+
+        May be called by several threads.
+        """
 
         def read(store: Any, key: str) -> bytes:
             try:
@@ -223,7 +227,7 @@ class ObjectPath(PurePosixPath):
         try:
             self._request(request)
         except FileNotFoundError:
-            raise StorageError(f"{self}: cannot be written; create the bucket or name another one") from None
+            raise StorageError(f"{self}: cannot be written; create the bucket or use another bucket") from None
 
     def mkdir(self, parents: bool = True, exist_ok: bool = True) -> None:
         """Do nothing: an object store creates a folder with its first object."""

@@ -1,4 +1,4 @@
-"""Loader of classes from a user's Python file."""
+"""Loader of classes from Python files of the user."""
 
 import importlib.util
 import sys
@@ -9,16 +9,16 @@ T = TypeVar("T")
 
 
 def user_class(file: str, option: str, base: type[T]) -> type[T]:
-    """Load the Python file that ``option`` (such as ``task.module``) names and return its subclass of ``base``,
-    which has the name of the option's section (``Task``).
+    """Load the Python ``file`` that ``option`` (such as ``task.module``) sets, and return its subclass of ``base``.
+    The class must have the capitalized name of the section of the option (``Task``).
 
-    Raises ``ValueError`` if the file is missing, fails to load or defines no such class.
+    Raises ``ValueError`` if the file is missing, fails to load or does not define this class.
     """
     section, path = option.partition(".")[0], Path(file)
     name = section.capitalize()
     if path.suffix != ".py" or not path.is_file():
-        raise ValueError(f"{option}: {path} is not a Python file; name one that defines a class {name}")
-    module_name = f"{section}_module_{path.stem}"  # unlike the name of any installed module
+        raise ValueError(f"{option}: {path} is not a Python file; use a file that defines a class {name}")
+    module_name = f"{section}_module_{path.stem}"  # differs from the name of every installed module
     spec = importlib.util.spec_from_file_location(module_name, path)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)

@@ -1,4 +1,4 @@
-"""Mesh, logical axes and their rules."""
+"""The device mesh, and the mapping of logical axes to mesh axes."""
 
 from bert_jax.parallel.axes import (
     MESH_AXES,

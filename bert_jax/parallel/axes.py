@@ -1,7 +1,7 @@
-"""Logical axis names, their mapping to mesh axes, and the checked way to use them.
+"""Logical axis names, their mapping to mesh axes, and functions that check and apply them.
 
-Flax's own logical axes fail silently (a misspelt name replicates, a constraint outside a mesh is a no-op), so
-names come from one closed set, and an unknown one raises.
+Flax's own logical axes fail silently: an array with a misspelled name is replicated, and a constraint outside a
+mesh has no effect. Here all names are defined in ``RULES``, and an unknown name raises ``ValueError``.
 """
 
 import math
@@ -14,12 +14,12 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 MESH_AXES = ("data", "fsdp", "tensor")
 
-# Logical axis -> mesh axes that it may be cut over. Activations' axes begin with "act_".
+# Logical axis -> mesh axes over which it may be sharded. The axes of activations begin with "act_".
 RULES: dict[str, tuple[str, ...]] = {
     "layers": (),
     "vocab": ("tensor",),
     "embed": ("fsdp",),
-    "heads": ("tensor",),  # heads times head size, heads first
+    "heads": ("tensor",),  # all heads, with the features of one head adjacent
     "mlp": ("tensor",),
     "position": (),
     "segment": (),
@@ -39,10 +39,11 @@ Axes = tuple[str | None, ...]
 
 
 def to_spec(axes: Axes, shape: Sequence[int], sizes: Mapping[str, int]) -> PartitionSpec:
-    """Return the mesh axes of an array with logical ``axes``; raises ``ValueError`` for an unknown name.
+    """Return the ``PartitionSpec`` of an array with logical ``axes``. Raises ``ValueError`` for an unknown name.
 
-    ``sizes`` are those of the mesh axes. A mesh axis that does not divide the dimension of its logical axis cuts
-    the first other dimension that may be cut and that it divides; without one, the array is replicated over it.
+    ``sizes`` maps the mesh axes to their sizes. If the size of a mesh axis does not divide the dimension of its
+    logical axis, the first other dimension that may be sharded and that the size divides is sharded instead. If no
+    dimension qualifies, the array is replicated over the mesh axis.
     """
     assert len(axes) == len(shape), (axes, tuple(shape))
     check_axes(axes)
@@ -74,9 +75,9 @@ def check_axes(axes: Axes) -> None:
 
 
 def automatic_axes(mesh: Mesh | None) -> frozenset[str]:
-    """Return the mesh axes of more than one device over which the compiler cuts arrays at this point of a program.
+    """Return the mesh axes (size > 1) over which the compiler shards arrays at this point of a program.
 
-    Inside ``jax.shard_map`` its axes are missing: an array there is the part of one device along them.
+    Inside ``jax.shard_map``, its manual axes are excluded, because arrays there are already split along them.
     """
     if mesh is None:
         return frozenset()
@@ -85,7 +86,7 @@ def automatic_axes(mesh: Mesh | None) -> frozenset[str]:
 
 
 def constrain(x: jax.Array, axes: Axes, mesh: Mesh | None) -> jax.Array:
-    """Constrain activation ``x`` to the sharding of its ``axes``. Without a mesh only the names are checked."""
+    """Constrain activation ``x`` to the sharding of its logical ``axes``. Without a mesh, only check the names."""
     check_axes(axes)
     assert len(axes) == x.ndim, (axes, x.shape)
     if mesh is None or not automatic_axes(mesh):
@@ -107,8 +108,7 @@ def sharding_here(mesh: Mesh, spec: PartitionSpec) -> NamedSharding:
 
 
 def constrain_tree(tree: Any, shardings: Any, mesh: Mesh | None) -> Any:
-    """Constrain a tree of arrays to ``shardings``, over those of their mesh axes that are
-    :func:`automatic_axes`."""
+    """Constrain a tree of arrays to ``shardings``, restricted to the mesh axes in :func:`automatic_axes`."""
     free = automatic_axes(mesh)
 
     def one(x: jax.Array, sharding: NamedSharding) -> jax.Array:
@@ -120,15 +120,20 @@ def constrain_tree(tree: Any, shardings: Any, mesh: Mesh | None) -> Any:
 
 
 def with_logical_axes(initializer: Callable[..., Any], axes: Axes) -> Callable[..., Any]:
-    """Return ``initializer`` whose parameter carries its logical axes; raises ``ValueError`` for an unknown
-    name."""
+    """Return ``initializer`` with logical ``axes`` attached to the parameter that it creates.
+
+    Raises ``ValueError`` for an unknown name.
+    """
     check_axes(axes)
     return nn.with_partitioning(initializer, axes)
 
 
 def over_replicas(spec: PartitionSpec, axes: Axes, shape: Sequence[int], sizes: Mapping[str, int]) -> PartitionSpec:
-    """Return ``spec`` cut further over the replicas (mesh axis ``data``), in the first dimension that they divide,
-    stacked layers last; unchanged if they divide none."""
+    """Return ``spec`` with one dimension additionally sharded over the replicas (mesh axis ``data``).
+
+    This is the first dimension that the number of replicas divides; the dimension of stacked layers is tried last.
+    If the number divides no dimension, ``spec`` is returned unchanged.
+    """
     parts = [axis_names(part) for part in spec]
     parts += [()] * (len(shape) - len(parts))
     order = sorted(range(len(shape)), key=lambda dim: axes[dim] == "layers")
@@ -142,7 +147,7 @@ def over_replicas(spec: PartitionSpec, axes: Axes, shape: Sequence[int], sizes: 
 
 def shardings(boxed: Any, mesh: Mesh, *, replicas: bool = False) -> Any:
     """Return the sharding of every leaf of a tree of boxed parameters (``nn.Partitioned`` of arrays or shape
-    structs); with ``replicas`` also cut over the replicas, as optimizer state is."""
+    structs). With ``replicas``, the leaves are also sharded over the replicas, like the optimizer state."""
 
     def one(leaf: Any) -> NamedSharding:
         if not isinstance(leaf, nn.Partitioned):

@@ -1,13 +1,13 @@
-"""Speed, memory and links of accelerators.
+"""Peak speed, memory and interconnect of accelerators.
 
-Figures are per chip (TPU) or per board (GPU). Sources: the public data sheets of the vendors (Cloud TPU's pages of
-each generation; NVIDIA's data sheets of each board) for peak, memory, memory bandwidth and hosts. ``clock_ghz`` of
-a TPU is its bf16 peak divided by the operations of its matrix units per cycle (v5e: 4 units of 128 x 128); it
-equals the published clock of the generations that have one. ``program_memory_gib`` is the memory that libtpu 0.0.42
-leaves to a program, from its out-of-memory message. TPU links: 90% of the figure in the data sheet per link and
-direction, which "How to Scale Your Model" (jax-ml.github.io/scaling-book) reports as reached; v2 and v3 from "A
-Domain Specific Supercomputer for Training Deep Neural Networks" (2020). ``jax.devices()[0].device_kind`` names the
-hardware. One chip of TPU v2, v3 and TPU7x is two jax devices, each with half of the figures of the chip.
+All values are per chip (TPU) or per board (GPU). Sources for peak, memory, memory bandwidth and hosts: the public
+data sheets of the vendors (Cloud TPU's pages of each generation; NVIDIA's data sheets of each board). ``clock_ghz``
+of a TPU is its bf16 peak divided by the operations of its matrix units per cycle (v5e: 4 units of 128 x 128); it
+equals the published clock where Google publishes one. ``program_memory_gib`` is the memory that libtpu 0.0.42
+leaves to a program, according to its out-of-memory message. TPU links: 90% of the figure in the data sheet per link
+and direction, which "How to Scale Your Model" (jax-ml.github.io/scaling-book) reports as achievable; v2 and v3:
+from "A Domain Specific Supercomputer for Training Deep Neural Networks" (2020). ``jax.devices()[0].device_kind``
+names the hardware. One chip of TPU v2, v3 and TPU7x is two jax devices, each with half of the figures of the chip.
 """
 
 import functools
@@ -25,9 +25,9 @@ class Chip:
     memory_gb: float
     # Memory bandwidth of the whole chip, GB/s.
     memory_gb_per_s: float
-    # One link between neighbors, one direction, GB/s. GPU: from a board to the others of its host.
+    # Bandwidth of one link between neighbors in one direction, GB/s. GPU: from a board to the others of its host.
     link_gb_per_s: float
-    # Axes of the grid of links: 2 or 3 on a TPU (two links per axis), 0 if a switch joins the boards of a host.
+    # Number of axes of the grid of links: 2 or 3 on TPU (two links per axis), 0 if a switch connects the boards.
     link_axes: int = 0
     # Clock of the matrix units, GHz (TPU).
     clock_ghz: float = 0.0
@@ -35,7 +35,7 @@ class Chip:
     program_memory_gib: float = 0.0
     # Number of jax devices of one chip.
     devices_per_chip: int = 1
-    # From a board to other hosts, GB/s (GPU).
+    # Network bandwidth from a board to other hosts, GB/s (GPU).
     network_gb_per_s: float = 0.0
     # 32-bit integer operations, 10^12 per second (GPU; for random bits).
     integer_tops: float = 0.0
@@ -68,7 +68,7 @@ class Chip:
         return self.link_gb_per_s * 1e9
 
 
-# By the device_kind of jax.
+# Keys: ``device_kind`` of a jax device.
 TPUS: dict[str, Chip] = {
     chip.name: chip
     for chip in (
@@ -84,7 +84,7 @@ TPUS: dict[str, Chip] = {
 TPUS |= {"TPU v5 lite": TPUS["TPU v5e"], "TPU v5": TPUS["TPU v5p"], "TPU v6 lite": TPUS["TPU v6e"]}
 
 _gpu = functools.partial(Chip, chips_per_host=8)
-# Words that must all be in a GPU's name; the first match wins, so special boards come before the plain name.
+# Words that must all occur in the name of a GPU. The first match is used, so specific boards precede generic names.
 # Network: one adapter per board, 200 Gbit/s (A100) or 400 Gbit/s. PCIe boards: PCIe 5.0 x16; NVL: bridged pairs.
 # Integers: 64 lanes per multiprocessor (B200: 128) at the boost clock.
 GPUS: tuple[tuple[tuple[str, ...], Chip], ...] = (
@@ -99,18 +99,18 @@ GPUS: tuple[tuple[tuple[str, ...], Chip], ...] = (
 
 
 def find_chip(device_kind: str) -> Chip | None:
-    """Return the chip of jax's ``device_kind``; None if it is not in the table (every CPU, for instance)."""
+    """Return the chip with jax's ``device_kind``, or None if it is not in the tables (for example, a CPU)."""
     if device_kind in TPUS:
         return TPUS[device_kind]
     words = set(device_kind.upper().replace("-", " ").split())
-    # Slices of a board (MIG) have neither its speed nor its memory.
+    # Slices of a board (MIG) have neither the speed nor the memory of the board.
     if "MIG" in words:
         return None
     return next((chip for required, chip in GPUS if words.issuperset(required)), None)
 
 
 def mfu(flops_per_second: float, device_kind: str, num_devices: int) -> float | None:
-    """Return the model FLOP utilization: ``flops_per_second`` as a share of the bf16 peak (1.0 = peak).
+    """Return the model FLOP utilization: ``flops_per_second`` as a fraction of the bf16 peak.
 
     Args:
         flops_per_second: operations per second over all devices, as ``model.flops`` counts them.
@@ -118,7 +118,7 @@ def mfu(flops_per_second: float, device_kind: str, num_devices: int) -> float | 
         num_devices: number of jax devices in use, over all hosts.
 
     Returns:
-        The share, or None for hardware with an unknown peak.
+        The fraction (1.0 = peak), or None for hardware with an unknown peak.
     """
     chip = find_chip(device_kind)
     return flops_per_second / (chip.device_peak_flops * num_devices) if chip else None

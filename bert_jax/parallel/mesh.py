@@ -1,4 +1,4 @@
-"""The device mesh, and host batches on it."""
+"""The device mesh, and transfers of batches and arrays between hosts and the mesh."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -20,7 +20,9 @@ def mesh_sizes(config: MeshConfig, num_devices: int) -> dict[str, int]:
     if -1 in sizes:
         fixed = -math.prod(sizes)
         if num_devices % fixed:
-            raise ValueError(f"{words} does not fit {num_devices} devices: {fixed} does not divide it")
+            raise ValueError(
+                f"{words} does not fit {num_devices} devices; use sizes whose product divides {num_devices}"
+            )
         sizes[sizes.index(-1)] = num_devices // fixed
     if math.prod(sizes) != num_devices:
         raise ValueError(
@@ -34,18 +36,21 @@ def make_mesh(config: MeshConfig, devices: Sequence[jax.Device] | None = None) -
     """Return a mesh over ``devices`` (default: all). Raises ``ValueError`` if the sizes do not fit the devices."""
     devices = jax.devices() if devices is None else devices
     sizes = mesh_sizes(config, len(devices))
-    # Auto axes: jax 0.10 makes Explicit ones by default, and then ordinary gathers raise.
+    # Auto axes, because jax 0.10 creates Explicit axes by default, and ordinary gathers raise errors with these.
     return jax.make_mesh(tuple(sizes.values()), MESH_AXES, axis_types=(AxisType.Auto,) * 3, devices=devices)
 
 
 def batch_sharding(mesh: Mesh) -> NamedSharding:
-    """Return the sharding of batch features: rows over every replica and fsdp part."""
+    """Return the sharding of batch features: rows over the mesh axes ``data`` and ``fsdp``."""
     return NamedSharding(mesh, PartitionSpec(("data", "fsdp")))
 
 
 def check_batches(training: TrainingConfig, sizes: Mapping[str, int]) -> None:
-    """Raise ``ValueError`` if a mesh of these ``sizes`` does not divide the rows of a (micro)batch, a batch of the
-    ramp or an evaluation batch; the message names the nearest sizes that it divides."""
+    """Raise ``ValueError`` if the rows of a (micro)batch, of a batch of the ramp or of an evaluation batch cannot
+    be divided equally over the ``data`` and ``fsdp`` parts of a mesh with these ``sizes``.
+
+    The message names the nearest allowed batch sizes.
+    """
     parts, steps = sizes["data"] * sizes["fsdp"], training.accumulation_steps
     batches = [("training.global_batch_size", training.global_batch_size, steps)]
     batches += [("training.batch_ramp", size, steps) for size in training.batch_ramp[1::2]]
@@ -66,14 +71,16 @@ def check_batches(training: TrainingConfig, sizes: Mapping[str, int]) -> None:
 
 
 def host_rows(mesh: Mesh, batch_size: int) -> list[int]:
-    """Return the rows of the global batch that this process feeds, from the sharding (not from the process
-    index)."""
+    """Return the indices of the rows of the global batch that this process supplies.
+
+    They follow from the sharding, not from the process index.
+    """
     indices = batch_sharding(mesh).addressable_devices_indices_map((batch_size,)).values()
     return sorted({row for (rows,) in indices for row in range(*rows.indices(batch_size))})
 
 
 def to_global(batch: Mapping[str, np.ndarray], mesh: Mesh, batch_size: int) -> dict[str, jax.Array]:
-    """Put this host's rows on its devices as one global array per feature."""
+    """Return one global array per feature, with the rows in ``batch`` on the devices of this host."""
     sharding = batch_sharding(mesh)
     return {
         name: jax.make_array_from_process_local_data(sharding, rows, (batch_size, *rows.shape[1:]))
@@ -82,9 +89,9 @@ def to_global(batch: Mapping[str, np.ndarray], mesh: Mesh, batch_size: int) -> d
 
 
 def to_host(tree: Any) -> Any:
-    """Return the numpy values of a tree of global arrays, on every process; all processes must call it.
+    """Return the numpy values of a tree of global arrays on every process. Must be called by all processes.
 
-    Arrays that are cut over processes are gathered one at a time, so devices need room for one of them.
+    Arrays that are sharded over processes are gathered one at a time, so the devices need memory for one of them.
     """
 
     def fetch(array: jax.Array) -> np.ndarray:

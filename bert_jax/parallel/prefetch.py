@@ -1,4 +1,4 @@
-"""Prefetching: a background thread puts batches on the devices a few steps ahead."""
+"""Prefetching: a background thread copies batches to the devices a few steps in advance."""
 
 import queue
 import threading
@@ -13,7 +13,7 @@ from bert_jax.parallel.mesh import to_global
 
 
 class DevicePrefetcher:
-    """Iterator of ``(global batch, info)``. ``state`` is the position after the last batch that was returned."""
+    """Iterator of ``(global batch, info)``. ``state`` is the position after the last returned batch."""
 
     def __init__(
         self, iterator: BatchIterator, mesh: Mesh, host_share: float, depth: int, names: Sequence[str] = ()
@@ -21,9 +21,9 @@ class DevicePrefetcher:
         """Start the thread.
 
         Args:
-            host_share: share of the rows of a batch that this process feeds.
-            depth: most batches that are prepared ahead.
-            names: features that are put on the devices; empty: all.
+            host_share: fraction of the rows of a global batch that this process supplies.
+            depth: maximum number of batches that are prepared in advance.
+            names: features that are copied to the devices; if empty, all features.
         """
         self._iterator, self._mesh, self._host_share, self._names = iterator, mesh, host_share, names
         self._queue: queue.Queue[Any] = queue.Queue(maxsize=depth)
@@ -59,6 +59,6 @@ class DevicePrefetcher:
         return batch, info
 
     def close(self) -> None:
-        """Stop the thread; batches read ahead are dropped."""
+        """Stop the thread and discard the prefetched batches."""
         self._closed.set()
         self._thread.join(timeout=10)

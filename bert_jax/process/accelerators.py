@@ -1,18 +1,19 @@
-"""Detection of accelerators before jax is imported; has only light imports."""
+"""Detection of accelerators before jax is imported. Imports only modules of the standard library."""
 
 import importlib.util
 import os
 from pathlib import Path
 
-# Device files of TPU (accel, vfio), NVIDIA (also in Windows' Linux) and AMD.
+# Device files of TPU (accel, vfio), NVIDIA (dxg: Windows Subsystem for Linux) and AMD (kfd).
 DEVICE_FILES = ("dev/accel*", "dev/vfio/[0-9]*", "dev/nvidia[0-9]*", "dev/nvidiactl", "dev/dxg", "dev/kfd")
 
 
 def keep_to_cpu_without_accelerator() -> None:
     """Restrict jax to the CPU on a machine that has libtpu (for planning) but no accelerator.
 
-    Otherwise jax would start libtpu, which fails with a page of errors. Call this before jax is imported. It does
-    nothing if JAX_PLATFORMS is set, or if a device file or an environment variable indicates an accelerator.
+    Without this restriction, jax would start libtpu, which would fail with a page of errors. Call this before jax
+    is imported. It does nothing if JAX_PLATFORMS is set, or if a device file or an environment variable indicates
+    an accelerator.
     """
     is_chosen = any(name in os.environ for name in ("JAX_PLATFORMS", "JAX_FORCE_TPU_INIT", "TPU_WORKER_HOSTNAMES"))
     if is_chosen or importlib.util.find_spec("libtpu") is None:

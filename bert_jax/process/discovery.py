@@ -1,6 +1,6 @@
-"""Detection of a run of several processes from flags, environment or machine.
+"""Detection of runs with several processes from flags, environment variables or the machine.
 
-``jax.distributed.initialize`` connects the processes; this module detects them and corrects settings of jax.
+``jax.distributed.initialize`` connects the processes; this module only detects them and their GPUs.
 """
 
 import os
@@ -16,26 +16,29 @@ from bert_jax.config.loader import RunOptions
 
 
 def _platforms() -> str | None:
-    """Return the platforms of jax: from JAX_PLATFORMS, or "tpu,cpu" on a machine with TPU chips."""
+    """Return the platforms that jax uses: those in JAX_PLATFORMS, or "tpu,cpu" on a machine with TPU chips."""
     platforms: str | None = jax.config.jax_platforms  # type: ignore[attr-defined]
     return platforms
 
 
 def configured(options: RunOptions) -> tuple[str, int, int] | None:
-    """Return (coordinator, processes, index) from the flags, else from the environment, else None."""
+    """Return (coordinator address, number of processes, index of this process), or None if none of them is set.
+
+    Flags have priority over environment variables. Raises ``ValueError`` if a value is missing or not allowed.
+    """
     coordinator = options.coordinator or os.environ.get("JAX_COORDINATOR_ADDRESS", "")
     processes = options.num_processes or _variable("JAX_NUM_PROCESSES", 0)
     process = options.process_id if options.process_id >= 0 else _variable("JAX_PROCESS_ID", -1)
     if not coordinator and not processes and process < 0:
         return None
     if process < 0:
-        process = _variable("JOB_COMPLETION_INDEX", -1)  # of a Kubernetes job
+        process = _variable("JOB_COMPLETION_INDEX", -1)  # set in a Kubernetes job
     parts = {"coordinator": coordinator, "num_processes": processes, "process_id": process >= 0}
     missing = [name for name, value in parts.items() if not value]
     if missing:
         raise ValueError(
             f"{missing[0]}: not set; set all of --coordinator HOST:PORT, --num_processes and --process_id (or of "
-            "JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID), or none"
+            "JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID), or none of them"
         )
     if not re.fullmatch(r".+:\d{1,5}", coordinator) or not 0 < int(coordinator.rpartition(":")[2]) < 65536:
         raise ValueError(f"coordinator: {coordinator!r} is not allowed; allowed: HOST:PORT of process 0")
@@ -49,17 +52,20 @@ def configured(options: RunOptions) -> tuple[str, int, int] | None:
 
 
 def check_port(coordinator: str) -> None:
-    """Raise ``ValueError`` if the port of the coordinator is not free on this host (of process 0); jax would
-    crash."""
+    """Raise ``ValueError`` if the port of the coordinator is not free on this host, because jax would crash.
+
+    Call this on process 0 only.
+    """
     port = int(coordinator.rpartition(":")[2])
     with socket.socket() as trial:
-        trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # a run that has just ended may still hold it
+        # A run that has just ended may still occupy the port.
+        trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             trial.bind(("", port))
         except OSError as error:
             raise ValueError(
-                f"coordinator: port {port} of this host is not free ({error.strerror}); use another one, the "
-                "same on every host"
+                f"coordinator: port {port} of this host is not free ({error.strerror}); use another port, "
+                "the same on every host"
             ) from None
 
 
@@ -71,7 +77,7 @@ def _variable(name: str, default: int) -> int:
 
 
 def is_tpu_pod() -> bool:
-    """Return True if this is one of several hosts of a TPU slice or of several slices, on GKE or on TPU VMs."""
+    """Return True if this is one of several hosts of a TPU slice, or one of several slices, on GKE or TPU VMs."""
     if not (_platforms() or "").startswith("tpu"):
         return False
     if int(os.environ.get("MEGASCALE_NUM_SLICES") or 1) > 1:
@@ -85,7 +91,7 @@ def is_tpu_pod() -> bool:
 
 
 def _metadata(key: str) -> str | None:
-    """Return an attribute of this TPU VM from Google's metadata server; None without such a server or key."""
+    """Return an attribute of this TPU VM from Google's metadata server, or None if no server or key is found."""
     server = os.environ.get("GCE_METADATA_IP", "metadata.google.internal")
     url = f"http://{server}/computeMetadata/v1/instance/attributes/{key}"
     request = urllib.request.Request(url, headers={"Metadata-Flavor": "Google"})
@@ -109,9 +115,10 @@ def is_slurm_step() -> bool:
 
 
 def slurm_devices() -> list[int] | None:
-    """Return the GPUs of this task if jax's rule (GPU number = task number on the node) is wrong, else None.
+    """Return the indices of the GPUs of this SLURM task, or None if the default of jax is correct.
 
-    The only task of a node has all GPUs; a task to which SLURM assigns a single GPU has that one.
+    By default, jax uses the GPU whose index equals the index of the task on its node. This is wrong for the only
+    task of a node, which uses all GPUs, and for a task to which SLURM assigns a single GPU, which has the index 0.
     """
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
     gpus = len(visible.split(",")) if visible else int(os.environ.get("SLURM_GPUS_ON_NODE") or 0)

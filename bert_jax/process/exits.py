@@ -1,4 +1,4 @@
-"""Exit codes of commands, and the conversion of an exception into a code and one line on stderr."""
+"""Exit codes of commands, and the conversion of an exception to an exit code and one line on stderr."""
 
 import errno
 import gc
@@ -15,20 +15,20 @@ OK, USER_ERROR, VERIFICATION_FAILED, PREEMPTED, DATA_BUDGET, NON_FINITE, WATCHDO
 INTERRUPTED = 130
 
 DISK_FULL = (os.strerror(errno.ENOSPC), os.strerror(errno.EDQUOT))
-FREE_SPACE = "complete files are kept: free some space and run again"
+FREE_SPACE = "complete files are kept; free some space and run the command again"
 
 
 class Stop(Exception):
-    """Early end of a run with its own exit code."""
+    """Raised to end a run early with the exit code ``code``."""
 
     def __init__(self, code: int, message: str, *, agreed: bool = False) -> None:
         super().__init__(message)
         self.code = code
-        self.agreed = agreed  # all processes of the run raise it at the same step, so it is not published
+        self.agreed = agreed  # True: all processes of the run raise this at the same step, so it is not published
 
 
 def end_now(code: int, line: str = "") -> NoReturn:
-    """Write ``line`` to stderr and exit this process at once, from any thread, without waiting for threads or
+    """Write ``line`` to stderr and exit this process immediately, from any thread, without waiting for threads or
     devices."""
     if line:
         os.write(2, f"{line}\n".encode())
@@ -36,7 +36,7 @@ def end_now(code: int, line: str = "") -> NoReturn:
 
 
 def run_command(command: Callable[[], int | None]) -> int:
-    """Run ``command`` and return its exit code; an error of the user becomes one line on stderr and code 2.
+    """Run ``command`` and return its exit code. For a known error, print one line on stderr and return its code.
 
     An exception that :func:`outcome` does not recognize is a bug and keeps its traceback. The threshold of garbage
     collection is raised, because tracing creates millions of long-lived objects, which every collection visits.
@@ -58,10 +58,10 @@ def run_command(command: Callable[[], int | None]) -> int:
 
 
 def outcome(error: BaseException) -> tuple[int, str] | None:
-    """Return the exit code and the line of an error that ends a command; None for a bug.
+    """Return the exit code and the line on stderr for an exception that ends a command, or None for a bug.
 
-    ``ValueError`` and ``OSError`` are errors of the user; so is a full disk, for which the checkpoint library
-    raises several types.
+    ``ValueError`` and ``OSError`` are user errors. A full disk is also a user error, for which the checkpoint
+    library raises several types.
     """
     if isinstance(error, Stop):
         return error.code, str(error)

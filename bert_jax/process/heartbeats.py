@@ -1,4 +1,4 @@
-"""Heartbeats of the processes of a run, because the loss of one would leave the others waiting forever."""
+"""Heartbeats of the processes of a run, because the loss of one process would leave the others waiting forever."""
 
 import contextlib
 import ctypes
@@ -12,22 +12,24 @@ from typing import Any
 from bert_jax.process import exits
 
 FOLDER = "bert_jax/alive/"
-# Seconds by which the limit of jax's own heartbeats is longer: they abort without naming the lost process.
+# Seconds by which the timeout of jax's own heartbeats is longer: jax aborts without naming the lost process.
 JAX_LATER = 10
 RESUME = "run the same command on all hosts to continue from the newest checkpoint"
 
 
 class HeartbeatMonitor:
-    """A thread that writes the heartbeat of this process to the key-value store of jax's coordination service and
-    reads those of the others. If one is silent for ``limit`` seconds, this process ends with code 45.
+    """A thread that writes the heartbeats of this process to the key-value store of jax's coordination service and
+    reads the heartbeats of the other processes.
+
+    If a process sends no heartbeat for ``limit`` seconds, this process exits with code 45.
 
     Args:
-        client: of the coordination service.
+        client: client of the coordination service.
         address: HOST:PORT of the service, which runs in the lead (process 0).
-        index: number of this process.
+        index: index of this process.
         count: number of processes.
-        limit: seconds.
-        leave: function that ends this process, of the lost processes and a line.
+        limit: maximum seconds without a heartbeat.
+        leave: function that ends this process; called with the indices of the lost processes and a message.
     """
 
     def __init__(
@@ -41,11 +43,11 @@ class HeartbeatMonitor:
     ) -> None:
         self._client, self._address, self._index = client, address, index
         self._limit, self._leave = limit, leave
-        self.doing: Callable[[], str] = lambda: "starting"  # for the messages of the other processes
+        self.doing: Callable[[], str] = lambda: "starting"  # activity of this process, for messages of the others
         self.before_leaving: Callable[[], None] = lambda: None
         self._interval = min(2.0, limit / 10)
         self._values = dict.fromkeys(range(count), "")  # last value of each process
-        self._silent = dict.fromkeys(range(count), 0.0)  # seconds since then
+        self._silent = dict.fromkeys(range(count), 0.0)  # seconds since this value changed
         self._heard = dict.fromkeys(range(count), 0)  # number of values received
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="heartbeats", daemon=True)
@@ -53,50 +55,52 @@ class HeartbeatMonitor:
         self._catch_abort()
 
     def describe(self) -> str:
-        """Return the last known states of the other processes, for a message."""
+        """Return the last known activities of the other processes, for a message."""
         return "; ".join(self._line(process) for process in self._values if process != self._index)
 
     def wait_for_verdict(self) -> None:
-        """Wait, after an error in a collective, for a sign of life of all other processes, and return.
+        """Wait, after an error in a collective, until all processes have sent two heartbeats.
 
-        If a process is lost, this one ends here at the limit.
+        If a process is lost, this process exits during the wait, when the limit is reached.
         """
         heard, limit = dict(self._heard), time.monotonic() + self._limit + JAX_LATER
         while time.monotonic() < limit and not self._closed.is_set():
-            # Two values, because the first may have been sent before the error.
+            # Two heartbeats, because the first may have been sent before the error.
             if all(count >= heard[process] + 2 for process, count in self._heard.items()):
                 return
             time.sleep(self._interval / 4)
 
     def close(self) -> None:
-        """Stop the heartbeats; all processes must do so after a common barrier."""
+        """Stop the heartbeats. Must be called by all processes after a common barrier."""
         self._closed.set()
         self._thread.join(timeout=self._interval + 1)
 
     def _line(self, process: int) -> str:
         _, host, doing = (*self._values[process].split("|"), "", "", "")[:3]
         name = f"process {process}{f' ({host})' if host else ''}"
-        state = f"was last {doing}" if doing else "never sent a heartbeat"
-        return f"{name} {state}, {self._silent[process]:.0f} s ago"
+        seconds = f"{self._silent[process]:.0f} s"
+        if not doing:
+            return f"{name} has sent no heartbeat for {seconds}"
+        return f"{name} sent its last heartbeat {seconds} ago (activity: {doing})"
 
     def _watch(self) -> None:
         count, before = 0, time.monotonic()
         while not self._closed.wait(self._interval):
             count += 1
-            # An unreachable service counts as silence of all processes.
+            # If the service is unreachable, all processes count as silent.
             with contextlib.suppress(RuntimeError):
                 own = f"{count}|{socket.gethostname()}|{self.doing()}"
                 self._client.key_value_set(f"{FOLDER}{self._index}", own, allow_overwrite=True)
                 self._listen(self._client.key_value_dir_get(FOLDER))
             now = time.monotonic()
-            # Time in which this process itself was suspended is not silence of the others.
+            # Time during which this process was suspended does not count as silence of the others.
             gap = min(now - before, self._limit / 4)
             before = now
             for process in self._silent:
                 self._silent[process] += gap
             lost = [process for process, silent in self._silent.items() if silent > self._limit + self._interval]
             if lost and not self._closed.is_set():
-                if self._index in lost:  # its own value is missing too: the lead is lost with the service
+                if self._index in lost:  # its own value is missing too, so the lead and its service are lost
                     lost = [0]
                 self._leave(lost, self._verdict(lost))
 
@@ -109,13 +113,14 @@ class HeartbeatMonitor:
                 self._heard[process] += 1
 
     def _verdict(self, lost: list[int]) -> str:
-        return f"stopped: {'; '.join(map(self._line, lost))}, and is lost; {RESUME}"
+        return f"stopped: lost contact: {'; '.join(map(self._line, lost))}; {RESUME}"
 
     def _catch_abort(self) -> None:
-        """End this process with a line and code 45 if jax aborts it because the lead and its service are lost.
+        """Exit with a message and code 45 if jax aborts this process because the lead and its service are lost.
 
-        Other aborts continue (code 134). The handler is set by ctypes, because abort() never returns to the
-        interpreter, which would run a Python handler; this one runs inside abort(), in the calling thread of jax.
+        Other aborts proceed (code 134). The SIGABRT handler is installed with ctypes, because a handler of the
+        module ``signal`` runs only after a return to the interpreter, and abort() never returns. A ctypes handler
+        runs inside abort(), in the thread of jax that called it.
         """
 
         def handle(number: int) -> None:

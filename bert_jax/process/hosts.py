@@ -2,8 +2,8 @@
 
 There is one process per host on TPU, and one per host or per GPU elsewhere. Process 0 is the lead. Values are
 exchanged through the coordination service of jax.distributed in process 0: no device is involved, every wait has a
-time limit, and a process that fails publishes a line, with which the others end instead of hanging. With one
-process, every function is trivial.
+time limit, and a failing process publishes a line, with which the others exit instead of hanging. With one process,
+no function communicates.
 """
 
 import collections
@@ -29,9 +29,9 @@ from bert_jax.process.heartbeats import JAX_LATER, HeartbeatMonitor
 
 FAILURE = "bert_jax/failure"
 WATCH = "failure-watch"
-# Seconds that the lead, which runs the service, waits until the others have read the reason of the end.
+# Maximum seconds that the lead, which runs the service, waits until the others have read the published failure.
 LAST_WORDS = 20.0
-# Seconds after which a file of one host must be visible to the others in a shared folder.
+# Seconds within which a file that one host creates in a shared folder must become visible to the others.
 SHARED_WITHIN = 10.0
 
 
@@ -39,7 +39,7 @@ class _State:
     """State of this process in the run."""
 
     def __init__(self) -> None:
-        self.calls = collections.Counter[str]()  # the same on all processes
+        self.calls = collections.Counter[str]()  # number of calls by name; the same on all processes
         self.leaving = threading.Event()
         self.heartbeats: HeartbeatMonitor | None = None  # only with several processes
 
@@ -51,11 +51,11 @@ _state = _State()
 
 
 def start(options: RunOptions) -> None:
-    """Join the other processes of a run of several; call it before jax uses a device.
+    """Join the other processes of a run with several processes. Call this before jax uses a device.
 
     A run has several processes if flags or JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID (or
     JOB_COMPLETION_INDEX) name them, or in a Cloud TPU pod or a SLURM step of several tasks, where jax determines
-    the addresses. If not all processes join within ``options.host_timeout`` seconds, they end with one line and
+    the addresses. If not all processes join within ``options.host_timeout`` seconds, they exit with one line and
     code 45.
 
     Raises:
@@ -64,22 +64,22 @@ def start(options: RunOptions) -> None:
     configured = discovery.configured(options)
     if configured is None and not discovery.is_tpu_pod() and not discovery.is_slurm_step():
         return
-    source = "addresses from the variables of the cluster"
+    source = "addresses from the environment variables of the cluster"
     if configured is not None:
         source = f"{configured[0]}, process {configured[2]} of {configured[1]}"
     if configured is not None and configured[2] == 0:
         discovery.check_port(configured[0])
     line = (
-        f"stopped: hosts: not all processes came together within {options.host_timeout} s ({source}); start the "
+        f"stopped: hosts: not all processes connected within {options.host_timeout} s ({source}); start the "
         "same command on every host, check that all hosts can reach process 0, or increase --host_timeout"
     )
-    # jax itself would abort with a stack trace, a little later.
+    # Without this timer, jax would abort a little later with a stack trace.
     timer = threading.Timer(options.host_timeout, exits.end_now, [exits.WATCHDOG, line])
     timer.daemon = True
     timer.start()
     limits: dict[str, Any] = {
         "initialization_timeout": options.host_timeout + 60,
-        # Twice, because jax sends a heartbeat every half of the limit and may report a loss after that time.
+        # Twice, because jax sends a heartbeat every half of its timeout and may report a loss after that time.
         "heartbeat_timeout_seconds": 2 * (options.heartbeat_timeout + JAX_LATER),
         "shutdown_timeout_seconds": options.host_timeout,
     }
@@ -114,7 +114,7 @@ def count() -> int:
 
 
 def index() -> int:
-    """Return the number of this process, from 0."""
+    """Return the index of this process, from 0."""
     return int(_service().process_id)
 
 
@@ -124,9 +124,9 @@ def is_lead() -> bool:
 
 
 def barrier(name: str, timeout_seconds: float) -> None:
-    """Wait until every process has called this; each must call it with the same names in the same order.
+    """Wait until every process has called this. All processes must call it with the same names in the same order.
 
-    Raises ``exits.Stop`` (45), which names the missing processes if they are known, after ``timeout_seconds``.
+    Raises ``exits.Stop`` (code 45) after ``timeout_seconds``; its message names the missing processes if known.
     """
     if count() == 1:
         return
@@ -146,7 +146,7 @@ def barrier(name: str, timeout_seconds: float) -> None:
 
 
 def all_gather_text(name: str, value: str, timeout_seconds: float) -> list[str]:
-    """Return the ``value`` (a short text) of every process in order; same rules as :func:`barrier`."""
+    """Return the ``value`` (a short text) of every process, by process index. Same rules as :func:`barrier`."""
     if count() == 1:
         return [value]
     client = _client()
@@ -155,19 +155,22 @@ def all_gather_text(name: str, value: str, timeout_seconds: float) -> list[str]:
     barrier(name, timeout_seconds)
     values = [text for _, text in sorted(client.key_value_dir_get(folder))]
     assert len(values) == count()
-    # A process that reaches this call has read all earlier values of this name.
+    # Delete old values: a process that reaches this call has read the values of all earlier calls of this name.
     if _state.calls[name] > 2:
         client.key_value_delete(f"bert_jax/{name}/{_state.calls[name] - 2}/{index():08d}")
     return values
 
 
 def broadcast_from_lead(name: str, value: bool, timeout_seconds: float) -> bool:
-    """Return the ``value`` of the lead on every process, for decisions by files that only the lead writes."""
+    """Return the ``value`` of the lead on every process, for decisions that depend on files of the lead."""
     return all_gather_text(name, str(value), timeout_seconds)[0] == "True"
 
 
 def require_equal(name: str, value: str, advice: str, timeout_seconds: float) -> None:
-    """Raise ``ValueError``, which ends with ``advice``, on every process unless all have the same ``value``."""
+    """Raise ``ValueError`` on every process unless ``value`` is the same on all.
+
+    The message ends with ``advice``.
+    """
     values = all_gather_text(name, value, timeout_seconds)
     odd = [i for i, other in enumerate(values) if other != values[0]]
     if odd:
@@ -175,7 +178,7 @@ def require_equal(name: str, value: str, advice: str, timeout_seconds: float) ->
 
 
 def require_shared(folder: Location, timeout_seconds: float) -> None:
-    """Raise ``ValueError`` on every process unless all see a file that the lead writes in ``folder``."""
+    """Raise ``ValueError`` on every process unless all processes see a file that the lead creates in ``folder``."""
     if count() == 1:
         return
     name = all_gather_text("mark", f".shared-{os.urandom(8).hex()}", timeout_seconds)[0]
@@ -196,7 +199,10 @@ def require_shared(folder: Location, timeout_seconds: float) -> None:
 
 
 def _appears(path: Location) -> bool:
-    """Return True if ``path`` exists within ``SHARED_WITHIN``: a network file system may show it late."""
+    """Wait until ``path`` exists and return True, or return False after ``SHARED_WITHIN`` seconds.
+
+    A network file system may show new files late.
+    """
     limit = time.monotonic() + SHARED_WITHIN
     while not path.exists():
         if time.monotonic() > limit:
@@ -225,12 +231,12 @@ def _client() -> Any:
 
 @contextlib.contextmanager
 def ends_together(timeout_seconds: float) -> Iterator[None]:
-    """Surround the run, after :func:`start`: an error in the block ends every process with a line that names this
-    one.
+    """Context manager for a run, after :func:`start`: an error in the block ends every process with a message that
+    names the failing process.
 
-    An error whose ``agreed`` is true is raised by every process at the same step and is not published. A process
-    that reaches the end waits for the others, at most ``timeout_seconds``. With several processes, one that fails
-    does not return.
+    An error with a true attribute ``agreed`` is raised by every process at the same step and is not published. A
+    process that reaches the end of the block waits for the others, at most ``timeout_seconds``. With several
+    processes, a failing process exits in this context manager.
     """
     try:
         try:
@@ -260,14 +266,14 @@ def ends_together(timeout_seconds: float) -> Iterator[None]:
 
 
 def _part(timeout_seconds: float) -> None:
-    """Leave the other processes at the end of a run, after which no failure is published."""
+    """Disconnect from the other processes at the end of a run. Failures after this are not published."""
     if not jax.distributed.is_initialized():
         return
     barrier("end", timeout_seconds)
     _state.leaving.set()
     if is_lead():
         _publish(exits.OK, "the end")
-    # A thread that waits for the service would abort the interpreter at its end.
+    # A thread that still waits for the service would abort the interpreter at exit.
     for thread in threading.enumerate():
         if thread.name == WATCH:
             thread.join()
@@ -277,14 +283,14 @@ def _part(timeout_seconds: float) -> None:
 
 
 def _publish(code: int, line: str) -> dict[str, Any] | None:
-    """Publish the end of this process; return the record of another process that has ended before, or None."""
+    """Publish the exit of this process. Return the record that another process published earlier, or None."""
     record = {"process": index(), "host": socket.gethostname(), "code": code, "line": line}
     try:
         _client().key_value_set(FAILURE, json.dumps(record))
         return None
     except RuntimeError as error:
         if "ALREADY_EXISTS" not in str(error):
-            return None  # the lead is lost with its service
+            return None  # the lead and its service are lost
         return dict(json.loads(_client().blocking_key_value_get(FAILURE, 5000)))
 
 
@@ -293,7 +299,7 @@ def _describe(record: dict[str, Any]) -> str:
 
 
 def _watch() -> None:
-    """Thread that ends this process if another one publishes a failure, also while the main thread waits."""
+    """Wait for a failure that another process publishes, and end this process; runs in its own thread."""
     while True:
         try:
             record = json.loads(_client().blocking_key_value_get(FAILURE, 10_000))
@@ -305,24 +311,24 @@ def _watch() -> None:
                 time.sleep(1)  # no answer: the heartbeats detect a lost lead
         except AttributeError:
             return  # shut down between two calls
-    if record["code"] != exits.OK:  # otherwise the lead has finished the run, as this process will
+    if record["code"] != exits.OK:  # OK: the lead has finished the run, and this process will finish too
         _leave([], _describe(record), record["code"])
 
 
 def _leave(lost: list[int], line: str, code: int = exits.WATCHDOG) -> None:
-    """End this process with a line, from any thread, because the main thread may be blocked forever.
+    """Print ``line`` and exit this process, from any thread, because the main thread may be blocked forever.
 
-    If processes are ``lost``, the failure is published unless the lead is one of them. Does nothing if the process
-    is already ending.
+    If processes are ``lost``, the failure is published unless the lead is one of them. Does nothing if this process
+    is already exiting.
     """
     if _state.leaving.is_set():
         return
     _state.leaving.set()
     if lost and _state.heartbeats is not None:
         _state.heartbeats.before_leaving()
-    show_cursor = "\x1b[?25h" if sys.stderr.isatty() else ""  # a progress bar hides it
+    show_cursor = "\x1b[?25h" if sys.stderr.isatty() else ""  # a progress bar hides the cursor
     print(f"{show_cursor}{line}", file=sys.stderr, flush=True)
-    if 0 in lost:  # with the service
+    if 0 in lost:  # the service is lost too
         exits.end_now(code)
     if lost:
         _publish(code, line)
@@ -330,10 +336,10 @@ def _leave(lost: list[int], line: str, code: int = exits.WATCHDOG) -> None:
 
 
 def exchange_activity(doing: Callable[[], str], before_leaving: Callable[[], None]) -> Callable[[], str]:
-    """Publish the activity ``doing`` of this process in its heartbeats; return a function that describes the
-    others.
+    """Publish the activity of this process, which ``doing`` returns, in its heartbeats. Return a function that
+    describes the activities of the other processes.
 
-    ``before_leaving`` is called if this process ends because others are lost.
+    ``before_leaving`` is called if this process exits because other processes are lost.
     """
     if _state.heartbeats is None:
         return lambda: ""
@@ -342,8 +348,8 @@ def exchange_activity(doing: Callable[[], str], before_leaving: Callable[[], Non
 
 
 def _quit(code: int, lost: Sequence[int] = ()) -> NoReturn:
-    """End this process; the lead ends after all others that are not ``lost``, which would abort without its
-    service."""
+    """Exit this process. The lead exits after all processes that are not ``lost``, because they would abort without
+    its service."""
     sys.stdout.flush()
     with contextlib.suppress(Exception):  # the process ends in any case
         client = _client()

@@ -1,4 +1,5 @@
-"""Handlers of Ctrl-C and SIGTERM: save and stop. Has only light imports, because they are installed first."""
+"""Handlers of Ctrl-C and SIGTERM, which save the state and stop the run. Does not import jax at the module level,
+because the handlers are installed first."""
 
 import contextlib
 import signal
@@ -10,17 +11,19 @@ from types import FrameType
 from bert_jax.process import exits
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
-# Seconds that hosts wait for each other at the step where they stop: one may still compile or save.
+# Maximum seconds that hosts wait for each other at the step where they stop: a host may still compile or save.
 AGREED_WITHIN = 900.0
 
 
 class Interrupted(Exception):
-    """Raised to end work other than a step (such as an evaluation) if the run must stop."""
+    """Raised to interrupt work other than a training step, such as an evaluation, if the run must stop."""
 
 
 class StopRequest:
-    """The first signal to stop; a second Ctrl-C exits at once. A signal to any host stops all hosts at the same
-    step (:meth:`share`, :meth:`reached`)."""
+    """Request to stop a run; true after the first SIGINT or SIGTERM. A second Ctrl-C exits immediately.
+
+    A signal to any host stops all hosts at the same step (:meth:`share`, :meth:`reached`).
+    """
 
     def __init__(self) -> None:
         self.signal: signal.Signals | None = None
@@ -32,7 +35,7 @@ class StopRequest:
 
     @classmethod
     def install(cls) -> "StopRequest":
-        """Handle SIGINT and SIGTERM of this process from now on."""
+        """Install handlers of SIGINT and SIGTERM for this process and return their request."""
         request = cls()
         for number in SIGNALS:
             signal.signal(number, request._handle)
@@ -40,8 +43,8 @@ class StopRequest:
 
     @contextlib.contextmanager
     def at_once(self, message: str) -> Iterator[None]:
-        """Surround work that may be interrupted anywhere: a signal, also an earlier one, ends the block at once
-        with ``exits.Stop(message)``.
+        """Context manager for work that may be interrupted anywhere: a signal, even one received before the block,
+        ends the block immediately with ``exits.Stop(message)``.
 
         Both signals are handled inside the block, even without :meth:`install`. For the main thread only.
         """
@@ -51,7 +54,7 @@ class StopRequest:
             if not self:
                 yield
         except BaseException:
-            if not self:  # otherwise it is the interrupt, or an error caused by it
+            if not self:  # after a signal, the error is the interrupt or was caused by it
                 raise
         finally:
             self._interrupts = False
@@ -59,15 +62,15 @@ class StopRequest:
                 signal.signal(number, handler)
         if self:
             if sys.stderr.isatty():
-                print(file=sys.stderr)  # the terminal has echoed ^C
+                print(file=sys.stderr)  # a new line after the ^C that the terminal has echoed
             raise exits.Stop(self.exit_code, message)
 
     def share(self) -> None:
         """Send the signals of this host to all hosts.
 
-        Call it directly after ``jax.distributed.initialize``, whose preemption service replaces the handler of
-        SIGTERM: this restores the handler and forwards signals, also an earlier one, to the service. ctypes is used
-        because Python does not return a handler that C code has set.
+        Call this directly after ``jax.distributed.initialize``, whose preemption service replaces the handler of
+        SIGTERM. This method restores the handler and forwards signals, including one received earlier, to the
+        service. ctypes is used because Python does not return a handler that C code has installed.
         """
         import ctypes
 
@@ -80,10 +83,10 @@ class StopRequest:
         self.reached()
 
     def reached(self) -> bool:
-        """Return True if the run stops here; all hosts get the same result in the same call.
+        """Return True if the run must stop now. The n-th call returns the same value on all hosts.
 
-        Every host makes the same calls: on joining, after restoring, before each step and each evaluation batch.
-        The service selects the number of a future call, which no host has made yet.
+        Every host must make the same calls: after joining, after restoring, before each step and before each
+        evaluation batch. The service selects the first call to return True among those that no host has made yet.
         """
         if self._notify is None or self._reached:
             return bool(self)
@@ -96,13 +99,13 @@ class StopRequest:
         return self._reached
 
     def _agree(self) -> None:
-        """Exchange the signals of all hosts, with their times."""
+        """Exchange the signals of all hosts and their times, and agree on one signal."""
         from bert_jax.process import hosts
 
         own = f"{self.signal.name} {time.monotonic() - self._came}" if self.signal else ""
         answers = [answer.split() for answer in hosts.all_gather_text("stop", own, AGREED_WITHIN)]
         signaled = {host: answer for host, answer in enumerate(answers) if answer}
-        # Ctrl-C has priority: a person has sent it, and no supervisor may restart the run.
+        # Ctrl-C has priority: a person has pressed it, so no supervisor may restart the run.
         names = {name for name, _ in signaled.values()}
         self.signal = signal.SIGINT if "SIGINT" in names else signal.SIGTERM
         self._came = time.monotonic() - max((float(age) for _, age in signaled.values()), default=0.0)
@@ -123,7 +126,7 @@ class StopRequest:
             self._notify(signal.SIGTERM)
         if self._interrupts:
             raise KeyboardInterrupt
-        advice = "the run saves its state and stops before the next step (Ctrl-C now: exit at once)"
+        advice = "the run saves its state and stops before the next step (press Ctrl-C now to exit immediately)"
         print(f"\n{self.signal.name}: {advice}", file=sys.stderr, flush=True)
 
     def __bool__(self) -> bool:
@@ -131,5 +134,5 @@ class StopRequest:
 
     @property
     def exit_code(self) -> int:
-        """130 after Ctrl-C, 42 after SIGTERM."""
+        """Exit code of the stop: 130 after Ctrl-C, 42 after SIGTERM."""
         return exits.INTERRUPTED if self.signal == signal.SIGINT else exits.PREEMPTED

@@ -10,32 +10,33 @@ from typing import Any
 
 from bert_jax.process import exits
 
-# Factor of the limit for work without beats (start-up, compiling, restoring, a save).
+# Factor by which the limit is longer for work without beats (start-up, compilation, restoring, a save).
 PHASE_FACTOR = 10
-# Factor of the limit for a step during which a save is written: all processes end within twice the limit, even if a
-# save cannot end because a process is stuck.
+# Factor by which the limit is longer for a step during which a save is written. All processes exit within twice the
+# limit, even if a save cannot finish because a process is stuck.
 SAVE_FACTOR = 1.5
-# Limit in seconds for writing the dump, because a full pipe without a reader must not keep a stuck run alive.
+# Maximum seconds for writing the stacks, because a full pipe without a reader must not keep a stuck run alive.
 DUMP_SECONDS = 10.0
 
 STDERR = 2
 
 
 class Watchdog:
-    """A thread that writes the stacks of all threads and exits with code 45 if no :meth:`beat` has come for
+    """A thread that writes the stacks of all threads and exits with code 45 if :meth:`beat` has not been called for
     ``limit`` seconds (0: never).
 
-    Before the first beat, and in a :meth:`phase`, it waits ``PHASE_FACTOR`` times as long. It depends on no other
-    host, so it works while every collective is stuck. Time in which this process was suspended (Ctrl-Z, a sleeping
-    machine) does not count. A main thread that never releases the interpreter lock is not detected.
+    Before the first beat and in a :meth:`phase`, the limit is ``PHASE_FACTOR`` times as long. The watchdog does not
+    communicate with other hosts, so it works while every collective is stuck. Time during which this process was
+    suspended (Ctrl-Z, a sleeping machine) does not count. A main thread that never releases the interpreter lock is
+    not detected.
     """
 
     def __init__(self, limit: float) -> None:
         self._limit = limit
-        self.others: Callable[[], str] = lambda: ""  # states of the other processes, for the last line
+        self.others: Callable[[], str] = lambda: ""  # activities of the other processes, for the message
         # True while a save is written during the steps, which then wait for memory and disk.
         self.is_writing: Callable[[], bool] = lambda: False
-        self._beats, self._idle, self._stood = 0, 0.0, 0.0  # seconds, the second one without SAVE_FACTOR
+        self._beats, self._idle, self._stood = 0, 0.0, 0.0  # _idle (with SAVE_FACTOR) and _stood (without): seconds
         self.doing, self._factor = "starting", PHASE_FACTOR
         self._closed = threading.Event()
         self._thread: threading.Thread | None = None
@@ -50,7 +51,7 @@ class Watchdog:
 
     @contextlib.contextmanager
     def phase(self, doing: str) -> Iterator[None]:
-        """Surround one long call, such as compiling."""
+        """Context manager for one long call, such as compilation, to which the longer limit applies."""
         before = self.doing, self._factor
         self.doing, self._factor = doing, PHASE_FACTOR
         self._beats += 1
@@ -89,7 +90,7 @@ class Watchdog:
         beats, before = self._beats, time.monotonic()
         while not self._closed.wait(interval):
             now = time.monotonic()
-            # A suspended process resumes here; the main thread is not the cause of the pause.
+            # A suspended process resumes here; the pause is not caused by the main thread.
             passed = min(now - before, self._limit / 4)
             self._stood += passed
             self._idle += passed / SAVE_FACTOR if self.is_writing() and self._factor == 1 else passed
@@ -97,13 +98,13 @@ class Watchdog:
             if self._beats != beats:
                 beats, self._idle, self._stood = self._beats, 0.0, 0.0
             elif self._idle >= self._limit * self._factor:
-                self._dump("The checkpoints are intact: run the same command on all hosts to continue")
+                self._dump("The checkpoints are intact; run the same command on all hosts to continue")
                 exits.end_now(exits.WATCHDOG)
 
     def dump_if_stuck(self) -> None:
-        """Write the stacks of all threads after half of the limit without progress.
+        """Write the stacks of all threads if at least half of the limit has passed without progress.
 
-        It is called if another process has ended the run, perhaps because of the same standstill.
+        Called if another process has ended the run, possibly for the same reason.
         """
         if self._limit > 0 and self._stood >= self._limit / 2:
             self._dump("")

@@ -1,4 +1,4 @@
-"""Training from the first state to the last: compile the step, run the loop, save."""
+"""Training of a run from its first state to its last step: compile the step, run the loop, save checkpoints."""
 
 from collections.abc import Callable
 from typing import Any
@@ -23,10 +23,11 @@ def compile_step(job: Job, context: Context, data_step: int) -> None:
 
 
 def fit(job: Job, context: Context, start: Start, data: Data, upload: Callable[[], None]) -> TrainState:
-    """Train from ``start`` to the last step and return the final state; complete the pending save in any case.
+    """Train from ``start`` to the last step and return the final state. A pending save is completed even if an
+    error ends the training.
 
-    ``upload`` is called before a save is committed. Raises ``exits.Stop`` if the run ends early and ``RollBack`` if
-    it goes back to a checkpoint.
+    ``upload`` is called before each save is committed. Raises ``exits.Stop`` if the run ends early and ``RollBack``
+    if the run must go back to an earlier checkpoint.
     """
     programs, watchdog, config = context.programs, context.watchdog, job.config
     assert data.batches is not None
@@ -53,7 +54,7 @@ def fit(job: Job, context: Context, start: Start, data: Data, upload: Callable[[
         checkpoints.poll()
         context.log.tick(step)
 
-    state, start.state = start.state, None  # the first step takes its buffers
+    state, start.state = start.state, None  # the first step donates the buffers of the state
     assert state is not None
     try:
         with explain_memory("the training step", step_advice(config), lambda: step_bytes(programs.memory)):
@@ -73,10 +74,10 @@ def fit(job: Job, context: Context, start: Start, data: Data, upload: Callable[[
 
 
 def line_writer(job: Job, context: Context) -> Any:
-    """Return a function that writes the log line of a step with its MFU."""
+    """Return a function that computes the MFU of a step and writes the log line of the step."""
     mesh = context.programs.mesh
     device_kind = mesh.devices.flat[0].device_kind
-    # The count traces the model, which takes seconds, and is of use only with a known peak.
+    # Counting FLOPs traces the model, which takes seconds; the MFU is defined only if the peak is known.
     flops = job.flops_per_sequence() if find_chip(device_kind) else 0
 
     def write(step: int, values: dict[str, Any]) -> None:

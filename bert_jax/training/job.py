@@ -1,4 +1,4 @@
-"""The contract of a job, which ``bert_jax.training.run`` trains, and the services of a run for its job."""
+"""The interface of a job, which ``bert_jax.training.run`` trains, and the services that a run provides to it."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
@@ -25,21 +25,21 @@ from bert_jax.training.state import TrainState
 class Data:
     """Training data of a job on a mesh."""
 
-    # Training batches; None for a complete run that needs none.
+    # Training batches; None for a complete run, which needs no batches.
     batches: BatchIterator | None
-    # Share of the rows of a batch that this process feeds.
+    # Fraction of the rows of a global batch that this process supplies.
     host_share: float
-    # Number of batches that are prepared ahead.
+    # Number of batches that are prepared in advance.
     prefetch: int
-    # JSON values that must be equal on all processes.
+    # JSON values that identify the data; must be equal on all processes.
     order: Any
-    # Features that are put on the devices; empty: all.
+    # Features that are copied to the devices; if empty, all features.
     features: Sequence[str] = ()
 
 
 @dataclass(frozen=True)
 class Context:
-    """Services of a run for the evaluation and the results of its job."""
+    """Services that a run provides to its job for evaluations and results."""
 
     programs: TrainPrograms
     launch: Launch
@@ -48,15 +48,15 @@ class Context:
 
     @property
     def folder(self) -> Path:
-        """Folder of the logs, on this machine."""
+        """Local folder of the logs."""
         return self.log.folder
 
     def barrier(self, name: str) -> None:
-        """Wait for the other processes as long as a phase may take."""
+        """Wait for the other processes, at most ``PHASE_FACTOR * launch.host_timeout`` seconds."""
         hosts.barrier(name, PHASE_FACTOR * self.launch.host_timeout)
 
     def before_batch(self, step: int) -> None:
-        """Report a sign of life before a batch of an evaluation; raises ``Interrupted`` if the run should end."""
+        """Report progress before an evaluation batch. Raises ``Interrupted`` if the run must stop."""
         self.watchdog.beat(f"evaluating at step {step:,}")
         if self.launch.stop.reached():
             raise Interrupted
@@ -68,16 +68,16 @@ class Job(ABC):
     def __init__(self, config: RunConfig, tokenizer: Tokenizer) -> None:
         self.config, self.tokenizer = config, tokenizer
 
-    # Number of damaged records that are allowed.
+    # Maximum number of damaged records.
     max_blank_records = 0
     # Options that still have an effect on a complete run.
     options_used_after_completion = "none"
-    # ``split`` of the lines in metrics.jsonl that an evaluation writes.
+    # Value of ``split`` in the lines that an evaluation writes to metrics.jsonl.
     eval_split = "eval"
 
     @abstractmethod
     def programs(self, mesh: Mesh) -> TrainPrograms:
-        """Return model, optimizer, state and step on ``mesh``."""
+        """Return the programs on ``mesh``, with their model, optimizer and abstract state."""
 
     @abstractmethod
     def write_tokenizer(self, folder: Path) -> None:
@@ -85,15 +85,15 @@ class Job(ABC):
 
     @abstractmethod
     def data(self, mesh: Mesh, *, complete: bool) -> Data:
-        """Return the training data from the first batch on; a ``complete`` run needs no batches."""
+        """Return the training data, positioned before the first batch. A ``complete`` run needs no batches."""
 
     @abstractmethod
     def batch_shapes(self, mesh: Mesh, data_step: int) -> Mapping[str, Any]:
-        """Return the shapes of the batch of ``data_step``, for compiling its step before the loop."""
+        """Return the shapes of the batch of ``data_step``, for which the step is compiled before the loop."""
 
     @abstractmethod
     def flops_per_sequence(self) -> float:
-        """Return the mean training FLOPs of a sequence; 0: unknown."""
+        """Return the mean number of training FLOPs per sequence, or 0 if it is unknown."""
 
     @abstractmethod
     def has_eval_data(self) -> bool:
@@ -101,7 +101,7 @@ class Job(ABC):
 
     @abstractmethod
     def evaluate(self, context: Context, state: TrainState, step: int) -> bool:
-        """Evaluate and write the log lines; return True if the run should end with this step."""
+        """Evaluate ``state`` and write the log lines. Return True if the run should end after this step."""
 
     def stopped_early(self) -> bool:
         """Return True if the run ended before its last step."""
@@ -109,14 +109,15 @@ class Job(ABC):
 
     @abstractmethod
     def finish(self, context: Context, state: TrainState) -> None:
-        """Write the results after the last step. Every process calls it, again if a complete run is started."""
+        """Write the results after the last step. Must be called by every process; called again if a complete run is
+        started again."""
 
     @abstractmethod
     def is_finished(self, folder: Path) -> bool:
-        """Return True if ``folder`` holds everything that :meth:`finish` writes."""
+        """Return True if ``folder`` contains everything that :meth:`finish` writes."""
 
     def state(self) -> dict[str, Any]:
-        """Return the part of the job in a checkpoint, as JSON values."""
+        """Return the state of the job that checkpoints store, as JSON values."""
         return {}
 
     def eval_is_recorded(self, step: int) -> bool:
@@ -124,7 +125,7 @@ class Job(ABC):
         return True
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Continue from :meth:`state`."""
+        """Restore a state that :meth:`state` returned."""
         assert not state, state
 
     def require_same_config(self, host_timeout: float) -> None:

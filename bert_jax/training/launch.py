@@ -1,4 +1,4 @@
-"""Inputs of a run that are not part of its config. Imports no jax."""
+"""Inputs of a run that are not part of its config. Does not import jax."""
 
 import dataclasses
 from dataclasses import dataclass, field
@@ -12,21 +12,24 @@ from bert_jax.process.signals import StopRequest
 if TYPE_CHECKING:
     import jax
 
-# File of a workdir: options that the initial model determines, so that a resumed run needs no flags for them.
+# Workdir file with the options that the initial model determines, so that a resumed run needs no flags for them.
 RECORD = "warm_start.yaml"
 
 
 @dataclass(kw_only=True)
 class InitialModel:
-    """Parameters that a run starts from instead of drawn ones; ``bert_jax.interop.initialization`` plans them."""
+    """Parameters that a run starts from instead of randomly initialized parameters.
 
-    # Canonical name -> float32 array; missing parameters are drawn.
+    ``bert_jax.interop.initialization`` creates it.
+    """
+
+    # Canonical name -> float32 array; missing parameters are randomly initialized.
     params: dict[str, np.ndarray] = field(default_factory=dict)
     # Lines for the log.
     messages: tuple[str, ...] = ()
     # Text of WORKDIR/warm_start.yaml; empty: the file is not written.
     record: str = ""
-    # The run must continue from its own checkpoint.
+    # True if the run must continue from its own checkpoint.
     resumes: bool = False
 
 
@@ -36,21 +39,21 @@ class Launch:
 
     # Folder (or URL) of the run.
     workdir: Location
-    # Checked between steps and between batches of an evaluation.
+    # Request to stop, checked between steps and between evaluation batches.
     stop: StopRequest
-    # Workdir of an earlier phase, whose last state is the first one of this phase.
+    # Workdir of an earlier phase; this phase starts from the last state of that phase.
     continue_from: Location | None = None
-    # Parameters of step 0; a run with a checkpoint only logs the messages.
+    # Model that sets the parameters at step 0. A run that has a checkpoint does not use its parameters.
     initial_model: InitialModel = field(default_factory=InitialModel)
-    # Let a resumed run change execution.prng.
+    # Allow a resumed run to change execution.prng.
     allow_numeric_change: bool = False
-    # Seconds that the processes of the run wait for each other.
+    # Maximum seconds that the processes of the run wait for each other.
     host_timeout: float = 300.0
-    # Start of the process by ``time.perf_counter``; None: now.
+    # Start of the process, as a value of ``time.perf_counter()``; None: the current time.
     started: float | None = None
-    # Devices of the mesh; None: all.
+    # Devices of the mesh; None: all devices.
     devices: "list[jax.Device] | None" = None
 
     def resumed(self) -> "Launch":
-        """Return the launch of the same run from its own checkpoint."""
+        """Return a launch that resumes this run from its own checkpoint."""
         return dataclasses.replace(self, initial_model=InitialModel(), started=None)

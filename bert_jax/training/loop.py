@@ -1,4 +1,4 @@
-"""The training loop: one for pretraining and fine-tuning. Its order is fixed; see :meth:`Loop.run`."""
+"""The training loop of pretraining and fine-tuning. :meth:`Loop.run` documents the order of its operations."""
 
 import contextlib
 import dataclasses
@@ -22,7 +22,7 @@ Batches = Iterator[tuple[Mapping[str, jax.Array], BatchInfo]]
 
 
 class ProfilerWindow:
-    """Profiler trace of the steps of ``training.profile_steps`` (first, last) in ``folder``."""
+    """Profiler trace of steps ``steps[0]`` to ``steps[1]``, written to ``folder``; none if ``steps`` is empty."""
 
     def __init__(self, folder: Path, steps: tuple[int, ...]) -> None:
         self._folder, self._steps = folder, steps
@@ -30,7 +30,7 @@ class ProfilerWindow:
 
     @contextlib.contextmanager
     def step(self, number: int) -> Iterator[None]:
-        """Name the dispatch of step ``number`` (from 1) in the trace, which starts with the first step."""
+        """Annotate the dispatch of step ``number`` (from 1) in the trace. Start the trace at its first step."""
         if not self._steps:
             yield
             return
@@ -41,13 +41,13 @@ class ProfilerWindow:
             yield
 
     def finish(self, number: int, result: Any) -> None:
-        """End the trace after its last step, when its ``result`` is computed."""
+        """Stop the trace after its last step, once the ``result`` of the step is computed."""
         if self._running and number >= self._steps[1]:
             jax.block_until_ready(result)
             self.close()
 
     def close(self) -> None:
-        """End a trace that is still running."""
+        """Stop the trace if it is running."""
         if self._running:
             jax.profiler.stop_trace()
             self._running = False
@@ -55,7 +55,7 @@ class ProfilerWindow:
 
 @dataclasses.dataclass
 class Loop:
-    """Order of the steps, evaluations and saves of a run."""
+    """Loop over the steps of a run, with evaluations and saves in a fixed order."""
 
     config: TrainingConfig
     step_for: Callable[[Mapping[str, jax.Array]], StepFunction]
@@ -75,11 +75,11 @@ class Loop:
         """Train from ``first_step`` to ``config.num_steps``, or until ``evaluate`` returns True, and return the
         final state.
 
-        The order is fixed: a batch is taken, the step is dispatched, its line is logged, then evaluation, then the
-        save; only then the next batch is taken. A checkpoint therefore holds the position after its own step, and
-        the log has every line up to its step before the checkpoint exists. One exception: an evaluation that is
-        interrupted by damaged records (``DataBudgetError``) or a signal (``Interrupted``) has no line, but its step
-        is saved; the resumed run begins with this evaluation.
+        The order of operations is fixed: read a batch, dispatch the step, log its line, evaluate, save, and only
+        then read the next batch. Each checkpoint therefore contains the data position after its step, and when a
+        checkpoint is written, the log contains every line up to the step of the checkpoint. There is one exception:
+        if damaged records (``DataBudgetError``) or a signal (``Interrupted``) interrupt an evaluation, its line is
+        missing, but its step is saved. The resumed run starts with this evaluation.
         """
         config, step, saved, last = self.config, first_step, first_step, False
         self.watchdog.beat(f"step {step + 1:,}")
@@ -90,7 +90,7 @@ class Loop:
                     self._timed(self.save, state, step, "saving")
                 raise self._stopped(step)
             if (step + 1) % config.checkpoint_interval == 0 and step > first_step:
-                # A save is complete before the next one is due, so a kill costs less than two intervals.
+                # Complete the previous save, so that a killed run loses fewer than two checkpoint intervals.
                 self._timed(lambda *_: self.finish_pending_save(), state, step, "completing a save")
             state, step = self._step(state, step + 1), step + 1
             last = step == config.num_steps
@@ -104,7 +104,7 @@ class Loop:
         return state
 
     def _step(self, state: TrainState, step: int) -> TrainState:
-        """Take a batch and dispatch ``step``."""
+        """Read the next batch, dispatch step number ``step`` and return the new state."""
         began = time.perf_counter()
         batch, info = next(self.batches)
         self.recorder.clock.waited += time.perf_counter() - began
@@ -112,13 +112,13 @@ class Loop:
             run = self.step_for(batch)
         with self.profiler.step(step):
             state, metrics = run(state, batch)
-        del batch  # here, because freeing its buffers takes milliseconds that are not a wait for data
+        del batch  # freed here, because freeing takes milliseconds that must not count as waiting for data
         self.profiler.finish(step, state.step)
         self.recorder.add(step, metrics, info)
         return state
 
     def _evaluate(self, state: TrainState, step: int) -> bool:
-        """Evaluate; save the step if the evaluation is interrupted."""
+        """Evaluate; save the state if the evaluation is interrupted."""
         try:
             return bool(self._timed(self.evaluate, state, step))
         except Interrupted:
@@ -127,14 +127,14 @@ class Loop:
         except DataBudgetError as error:
             self._timed(self.save, state, step, "saving")
             raise DataBudgetError(
-                f"evaluation at step {step:,}: {error}; the step is saved, run the same command to repeat the "
-                "evaluation"
+                f"evaluation at step {step:,}: {error}; the step is saved; run the same command to "
+                "repeat the evaluation"
             ) from None
 
     def _timed(
         self, action: Callable[[TrainState, int], Any], state: TrainState, step: int, phase: str = ""
     ) -> Any:
-        """Call ``action``; its time does not count in the interval of the next log line."""
+        """Call ``action(state, step)`` and exclude its duration from the timing of the next log line."""
         self.recorder.drain()
         began = time.perf_counter()
         with self.watchdog.phase(phase) if phase else contextlib.nullcontext():

@@ -1,4 +1,4 @@
-"""Device memory: errors in one line with advice, and bytes of state and step."""
+"""Device memory: out-of-memory errors in one line with advice, and the memory needs of the state and the step."""
 
 import contextlib
 import math
@@ -12,7 +12,8 @@ from bert_jax.config import RunConfig
 
 
 class OutOfMemory(ValueError):
-    """A device has too little memory. The message is one line: the work, its bytes, the options to change."""
+    """Raised if a device runs out of memory. The message is one line with the work that failed, the number of bytes
+    that it needs, and the options to change."""
 
 
 @contextlib.contextmanager
@@ -20,9 +21,9 @@ def explain_memory(what: str, advice: str, needed: Callable[[], int | None] = la
     """Raise :class:`OutOfMemory` if a device runs out of memory inside the block.
 
     Args:
-        what: the work of the block, for the message.
+        what: name of the work in the block, for the message.
         advice: options to change, for the message.
-        needed: returns the bytes per device that the work needs, None if they are unknown.
+        needed: function that returns the number of bytes per device that the work needs, or None if unknown.
     """
     try:
         yield
@@ -31,7 +32,7 @@ def explain_memory(what: str, advice: str, needed: Callable[[], int | None] = la
 
 
 def out_of_memory_error(error: Exception, what: str, advice: str, needed: int | None) -> Exception:
-    """Return :class:`OutOfMemory` for a device out of memory, else ``error`` itself."""
+    """Return an :class:`OutOfMemory` if ``error`` reports that a device is out of memory, else ``error`` itself."""
     text = str(error)
     if "RESOURCE_EXHAUSTED" not in text:
         return error
@@ -44,7 +45,7 @@ def out_of_memory_error(error: Exception, what: str, advice: str, needed: int | 
         needed, available = _bytes(total[1], total[2]), _bytes(total[3], total[4])
     amounts = [f"{gib(needed)} per device" if needed else "more per device than is available"]
     if asked and not total:
-        amounts.append(f"the last {gib(_bytes(asked[1], asked[2]))} of it were refused")
+        amounts.append(f"the allocation of the last {gib(_bytes(asked[1], asked[2]))} failed")
     amounts.append(f"available {gib(available)}" if available else "available unknown")
     return OutOfMemory(f"out of device memory: {what} needs {', '.join(amounts)}; {advice}")
 
@@ -57,12 +58,15 @@ def _bytes(number: str, unit: str) -> int:
 
 
 def gib(amount: int) -> str:
-    """Return ``amount`` bytes as text: in GiB, small amounts in bytes."""
+    """Format a number of bytes as text: in GiB if it is at least 64 MiB, else in bytes."""
     return f"{amount / 2**30:,.1f} GiB" if amount >= 2**26 else f"{amount:,} bytes"
 
 
 def step_bytes(memory: Any) -> int | None:
-    """Return peak bytes per device of a compiled program; None if ``memory`` is None (not compiled yet)."""
+    """Return the peak bytes per device of a compiled program from its memory analysis ``memory``.
+
+    Returns None if ``memory`` is None, because the program is not compiled yet.
+    """
     if memory is None:
         return None
     peak = memory.argument_size_in_bytes + memory.output_size_in_bytes + memory.temp_size_in_bytes
@@ -70,13 +74,13 @@ def step_bytes(memory: Any) -> int | None:
 
 
 def device_bytes(tree: Any) -> int:
-    """Return the bytes on one device of a tree of arrays or shape structs with shardings."""
+    """Return the bytes on one device of a tree of arrays, or of shape structs with shardings."""
     leaves = jax.tree.leaves(tree)
     return sum(math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize for leaf in leaves)
 
 
 def step_advice(config: RunConfig) -> str:
-    """Return the options to change if the training step does not fit."""
+    """Return advice on the options to change if the training step does not fit into device memory."""
     training, execution = config.training, config.execution
     remat = "" if execution.remat == "full" else f"set execution.remat (now {execution.remat}) to full, "
     dtype = "" if execution.dtype == "bfloat16" else "set execution.dtype bfloat16, "
@@ -87,9 +91,9 @@ def step_advice(config: RunConfig) -> str:
 
 
 def state_advice(config: RunConfig) -> str:
-    """Return the options to change if parameters and optimizer state do not fit."""
+    """Return advice on the options to change if parameters and optimizer state do not fit into device memory."""
     average = ", set optimizer.ema_decay 0" if config.optimizer.ema_decay else ""
     return (
-        f"cut it over more devices with mesh.fsdp (now {config.mesh.fsdp}){average}, or train a smaller model "
-        "(model.num_layers, model.hidden_size)"
+        f"shard the state over more devices with mesh.fsdp (now {config.mesh.fsdp}){average}, or train a smaller "
+        "model (model.num_layers, model.hidden_size)"
     )

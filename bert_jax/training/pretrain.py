@@ -1,4 +1,4 @@
-"""The pretraining job of ``bert_jax.training.run``: batches of shards, held-out evaluation, samples."""
+"""The pretraining job: batches from shards, evaluation on held-out data, and samples for the report."""
 
 import shutil
 from collections.abc import Mapping
@@ -23,7 +23,8 @@ from bert_jax.training.state import TrainState
 
 
 class PretrainJob(Job):
-    """An objective on the batches of ``source``. ``vocabulary`` is the file of ``tokenizer``."""
+    """Job that trains an objective on the batches of ``source``. ``vocabulary`` is the path of the file of
+    ``tokenizer``."""
 
     config: PretrainConfig
 
@@ -43,7 +44,7 @@ class PretrainJob(Job):
 
     def programs(self, mesh: Mesh) -> TrainPrograms:
         self._objective = self._make_objective(self.config, mesh)
-        programs = train_programs(self._objective)  # checks that the mesh divides every batch
+        programs = train_programs(self._objective)  # raises if the mesh does not divide a batch
         self._eval_rows, self._eval_step = host_rows(mesh, self._eval_batch_size), None
         return programs
 
@@ -95,8 +96,10 @@ class PretrainJob(Job):
         return False
 
     def _totals(self, context: Context, params: Any, held_out: Any, step: int) -> dict[str, np.ndarray]:
-        """Return the (sum, weight) pairs of all held-out rows, float64[2] by name. A ``DataBudgetError`` of one
-        process is raised on all processes."""
+        """Return the total (sum, weight) of each metric over all held-out rows, as float64[2] by name.
+
+        If one process raises ``DataBudgetError``, all processes raise it.
+        """
         programs, totals, in_flight = context.programs, dict[str, np.ndarray](), list[Any]()
         if self._eval_step is None:
             self._eval_step = context.watchdog.first_call(programs.eval_step, "compiling the evaluation step")
@@ -129,8 +132,8 @@ class PretrainJob(Job):
         samples: list[Any] = []
         try:
             if batch is not None:
-                with explain_memory("computing the samples", "the report has no samples"):
-                    # On every process, because the lead may hold only a part of the parameters.
+                with explain_memory("computing the samples", "the report contains no samples"):
+                    # Called on every process, because the lead may store only a part of the parameters.
                     params = to_host(state.params if state.ema is None else state.ema)
                     samples = objective.samples(params, self.tokenizer, batch) if lead else []
         except OutOfMemory as shortage:

@@ -1,4 +1,4 @@
-"""Programs of a run: the training step compiled ahead of time, the evaluation step."""
+"""Programs of a run: the training step, compiled ahead of time, and the evaluation step."""
 
 import os
 import re
@@ -20,9 +20,9 @@ from bert_jax.training.memory import device_bytes, explain_memory, gib, step_adv
 from bert_jax.training.state import TrainState, abstract_state, compute_shardings, parameter_count
 from bert_jax.training.step import make_eval_step, make_train_step
 
-# Sum gradients in several collectives during the backward pass instead of in one after it. The compiler does so
-# only if it joins sums up to this many bytes. For v5e alone: v4 has too little fast memory
-# (docs/design/tpu-performance.md).
+# Sum gradients in several collectives during the backward pass instead of in one collective after it. The compiler
+# does so only if the size of a combined collective is limited (last option, in bytes). Only for v5e: v4 has too
+# little fast memory (docs/design/tpu-performance.md).
 _V5E_OPTIONS = {
     "xla_enable_async_all_gather": "true",
     "xla_enable_async_all_reduce": "true",
@@ -36,7 +36,7 @@ _V5E_OPTIONS = {
 
 
 def compiler_options(mesh: Mesh) -> dict[str, str]:
-    """Return options to compile a training step on ``mesh``, without those that ``LIBTPU_INIT_ARGS`` sets."""
+    """Return the compiler options for a training step on ``mesh``, except those that ``LIBTPU_INIT_ARGS`` sets."""
     if mesh.devices.flat[0].device_kind not in ("TPU v5 lite", "TPU v5e"):
         return {}
     own = set(re.findall(r"--(\w+)", os.environ.get("LIBTPU_INIT_ARGS", "")))
@@ -45,19 +45,19 @@ def compiler_options(mesh: Mesh) -> dict[str, str]:
 
 @struct.dataclass
 class StepMetrics:
-    """Metrics of one step as one float32 array, which is one transfer to the host instead of twenty."""
+    """Metrics of one step in one float32 array, which needs one transfer to the host instead of about twenty."""
 
-    values: Any  # float32[leaves]
+    values: Any  # float32[number of metrics]
     tree: jax.tree_util.PyTreeDef = struct.field(pytree_node=False)
 
     @classmethod
     def pack(cls, metrics: Mapping[str, Any]) -> "StepMetrics":
-        """Pack ``metrics`` of scalars, inside the compiled step."""
+        """Pack a tree of scalar ``metrics``; called inside the compiled step."""
         leaves, tree = jax.tree.flatten(metrics)
         return cls(jnp.stack([leaf.astype(jnp.float32) for leaf in leaves]), tree)
 
     def unpack(self) -> dict[str, Any]:
-        """Return the metrics as :func:`bert_jax.training.step.make_train_step` names them; waits for the step."""
+        """Wait for the step and return the metrics of :func:`bert_jax.training.step.make_train_step` as floats."""
         metrics: dict[str, Any] = jax.tree.unflatten(self.tree, np.asarray(self.values).tolist())
         return metrics
 
@@ -66,10 +66,10 @@ StepFunction = Callable[[TrainState, Mapping[str, jax.Array]], tuple[TrainState,
 
 
 def train_programs(objective: PretrainObjective) -> "TrainPrograms":
-    """Return the programs of pretraining on the mesh of ``objective``; nothing is allocated or compiled yet.
+    """Return the programs of pretraining on the mesh of ``objective`` without allocating or compiling anything.
 
-    The devices of the mesh may be absent (``jax.experimental.topologies``). Raises ``ValueError`` if the mesh does
-    not divide a batch of the run.
+    The devices of the mesh need not be attached to this machine (see ``jax.experimental.topologies``). Raises
+    ``ValueError`` if the mesh does not divide a batch of the run.
     """
     assert objective.mesh is not None
     check_batches(objective.config.training, objective.mesh.shape)
@@ -89,20 +89,20 @@ def make_programs(objective: Objective, *, unfreeze_updates: Any = None, **step_
 
 
 def pretraining_batch(objective: PretrainObjective, batch_size: int) -> dict[str, jax.ShapeDtypeStruct]:
-    """Return shapes, dtypes and shardings of a global batch of ``batch_size`` rows."""
+    """Return the shapes, dtypes and shardings of the features of a global batch of ``batch_size`` rows."""
     assert objective.mesh is not None
     return with_shardings(objective.batch_shapes(batch_size), objective.mesh)
 
 
 def with_shardings(batch: Mapping[str, Any], mesh: Mesh) -> dict[str, jax.ShapeDtypeStruct]:
-    """Return the shape structs of a global batch of arrays or shape structs, cut over the mesh."""
+    """Return the shape structs of a global batch (arrays or shape structs), sharded over ``mesh``."""
     sharding = batch_sharding(mesh)
     return {name: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding) for name, x in batch.items()}
 
 
 class TrainPrograms:
-    """Programs of one objective on its mesh: training steps compiled ahead of time, one per shape of batch, and the
-    evaluation step."""
+    """Programs of one objective on its mesh: the training step, compiled ahead of time for each batch shape, and
+    the evaluation step."""
 
     def __init__(
         self,
@@ -136,16 +136,16 @@ class TrainPrograms:
         return parameter_count(self.abstract.params, self.objective.config.model.vocab_size)
 
     def lower(self, batch: Mapping[str, Any]) -> jax.stages.Lowered:
-        """Lower the step for batches of the shapes of ``batch``, ready for ``.compile()``."""
+        """Lower the training step for the shapes of ``batch``; the result has the method ``compile``."""
         return self._step.lower(self.abstract, with_shardings(batch, self.mesh))
 
     def step_for(self, batch: Mapping[str, Any]) -> StepFunction:
-        """Return the compiled step for batches (global arrays, or their shapes) of the shapes of ``batch``."""
+        """Return the training step compiled for the shapes of ``batch`` (global arrays or shape structs)."""
         key = tuple((name, x.shape) for name, x in sorted(batch.items()))
         if key not in self._compiled:
             began = time.perf_counter()
             # Only the size of the state is known before the step is compiled.
-            what = f"the training step (its state alone takes {gib(device_bytes(self.abstract))})"
+            what = f"the training step (its state alone needs {gib(device_bytes(self.abstract))})"
             with explain_memory(what, step_advice(self.objective.config)):
                 compiled = self.lower(batch).compile()
             self.compile_seconds += time.perf_counter() - began
@@ -154,6 +154,6 @@ class TrainPrograms:
         return self._compiled[key]
 
     def gather(self, state: TrainState) -> Any:
-        """Return the parameters of ``state`` to evaluate (their moving average if it has one), whole on each
-        replica."""
+        """Return the parameters to evaluate, complete on each replica: the moving average if ``state`` has one,
+        else the parameters."""
         return self._gather(state.params if state.ema is None else state.ema)

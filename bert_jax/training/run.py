@@ -1,6 +1,6 @@
-"""One run: workdir, programs, first state, data, log, due evaluation, loop, results.
+"""One run from start to end: workdir, programs, first state, data, logs, due evaluation, training loop, results.
 
-Pretraining and fine-tuning are jobs of a run.
+Pretraining and fine-tuning are implementations of ``Job``, which a run trains.
 """
 
 import time
@@ -22,19 +22,19 @@ from bert_jax.training.workdir import Logs, describe_run, hold_workdir, stopped
 
 
 def train(job: Job, launch: Launch) -> None:
-    """Run ``job`` in ``launch.workdir``, from its newest checkpoint if it has one. Every process of the run calls
-    it with the same config.
+    """Run ``job`` in ``launch.workdir``, starting from the newest checkpoint in the workdir if one exists.
 
-    Raises ``ValueError`` for mistakes of the user and ``exits.Stop`` if the run ends early.
+    Must be called by every process of the run with the same config. Raises ``ValueError`` for user errors and
+    ``exits.Stop`` if the run ends early.
     """
     workdir, stop = launch.workdir, launch.stop
 
     def check_stop() -> None:
         if stop:
-            line = f"stopped while waiting for {workdir}, {stop.reason()}: run the same command to continue"
+            line = f"stopped while waiting for {workdir}, {stop.reason()}; run the same command to continue"
             raise exits.Stop(stop.exit_code, line)
 
-    taken = "another run is using this workdir; wait for it or use another --workdir"
+    taken = "another run is using this workdir; wait until that run ends, or use another --workdir"
     with (
         hold_workdir(workdir, taken, lead=hosts.is_lead(), check_stop=check_stop) as logs,
         Watchdog(job.config.training.watchdog_seconds) as watchdog,
@@ -45,24 +45,25 @@ def train(job: Job, launch: Launch) -> None:
             try:
                 return Run(job, launch, logs, watchdog, rollback).run()
             except RollBack as back:
-                # A rollback is a resume that skips batches. Its traceback would keep the state in memory.
+                # Resume and skip batches. The traceback is removed, because it would keep the state in memory.
                 rollback = back.with_traceback(None)
                 launch = launch.resumed()
 
 
 class Run:
-    """One attempt at a run, until its end or a rollback, in a workdir that the lead process holds."""
+    """One attempt at a run, up to its end or a rollback. The lead process has locked the workdir."""
 
     def __init__(
         self, job: Job, launch: Launch, logs: Logs, watchdog: Watchdog, rollback: RollBack | None = None
     ) -> None:
-        """Create an attempt; ``rollback`` ended the attempt before it and names the batches to skip."""
+        """Create an attempt. ``rollback`` is the rollback that ended the previous attempt, if any; it determines
+        the batches to skip."""
         self.job, self.launch, self.logs, self.watchdog, self.rollback = job, launch, logs, watchdog, rollback
         self.began = time.perf_counter() if launch.started is None else launch.started
         self.messages = [*launch.initial_model.messages]
 
     def run(self) -> None:
-        """Run all parts in their order."""
+        """Run all stages in order."""
         job, launch = self.job, self.launch
         self._open_workdir()
         programs = job.programs(make_mesh(job.config.mesh, launch.devices))
@@ -71,7 +72,7 @@ class Run:
             raise stopped(launch, f"stopped at step {start.step:,}")
         complete = start.step >= job.config.training.num_steps or job.stopped_early()
         before_data = time.perf_counter()
-        # Data that differ between processes are refused here, before the workdir changes.
+        # Raises if the data differ between processes, before the workdir is changed.
         data = self._load_data(start, programs.mesh, complete)
         after_data = time.perf_counter()
         if hosts.is_lead() and not complete:
@@ -100,7 +101,7 @@ class Run:
             context.log.close()
 
     def _open_workdir(self) -> None:
-        """Check that all processes share workdir and config; set the cache of compiled programs."""
+        """Check that all processes use the same workdir and config; set the folder of the compilation cache."""
         workdir, training = self.launch.workdir, self.job.config.training
         hosts.require_shared(workdir, self.launch.host_timeout)
         self.job.require_same_config(self.launch.host_timeout)
@@ -110,7 +111,7 @@ class Run:
             jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)
 
     def _load_data(self, start: Start, mesh: jax.sharding.Mesh, complete: bool) -> Data:
-        """Return the data at the position of ``start``."""
+        """Return the training data, positioned at the batch after ``start``."""
         if complete and start.changed:
             used = self.job.options_used_after_completion
             self.messages.append(f"the run is complete; only these options have an effect: {used}")
@@ -123,7 +124,7 @@ class Run:
         return data
 
     def _open_log(self, programs: Any, start: Start) -> Context:
-        """Open the logs, write the messages so far and a line about model and devices."""
+        """Open the logs; write the messages collected so far and a line about the model and the devices."""
         config, mesh, columns = self.job.config, programs.mesh, programs.objective.display.columns
         log = RunLog(self.logs.folder, config.training.num_steps, start.step, columns, lead=hosts.is_lead())
         for message in self.messages:
@@ -136,8 +137,8 @@ class Run:
         return Context(programs, self.launch, log, self.watchdog)
 
     def _evaluate_if_due(self, context: Context, start: Start, complete: bool) -> bool:
-        """Make the evaluation of the restored step if the log lacks it; return True if the run should end with
-        it."""
+        """Evaluate the restored step if its evaluation is due and missing in the log. Return True if the run should
+        end after it."""
         job, step, training = self.job, start.step, self.job.config.training
         is_due = step == training.num_steps or (
             not complete and training.eval_interval > 0 and step % training.eval_interval == 0
@@ -152,7 +153,7 @@ class Run:
             raise stopped(self.launch, f"stopped at step {step:,}") from None
 
     def _finish_complete(self, context: Context, start: Start) -> None:
-        """Write the results of a complete run unless the folder has them."""
+        """Write the results of a complete run unless the folder already contains them."""
         is_due = not self.job.is_finished(self.logs.folder)
         if hosts.broadcast_from_lead("report_is_due", is_due, self.launch.host_timeout):
             self.job.finish(context, start.state)

@@ -10,8 +10,11 @@ from bert_jax.process import exits
 
 
 class RollBack(Exception):
-    """The run must go back to the newest checkpoint before ``first_step`` and skip the batches up to that of
-    ``last_step`` and ``training.spike_skip_batches`` more."""
+    """Raised if the run must go back to the newest checkpoint before ``first_step``.
+
+    The run then skips the batches up to the batch of ``last_step`` and the next ``training.spike_skip_batches``
+    batches.
+    """
 
     def __init__(self, first_step: int, last_step: int, reason: str) -> None:
         super().__init__(reason)
@@ -19,9 +22,10 @@ class RollBack(Exception):
 
 
 class LossGuard:
-    """Detector of spikes in the loss. A checkpoint holds its state, so a resumed run makes the same decisions.
+    """Detector of loss spikes. Checkpoints contain its state, so a resumed run makes the same decisions.
 
-    Mean and deviation of the loss are exponential averages over ``training.spike_window`` steps, without spikes.
+    The mean and the variance of the loss are exponential averages over ``training.spike_window`` steps, without the
+    spikes.
     """
 
     def __init__(self, config: TrainingConfig) -> None:
@@ -30,10 +34,11 @@ class LossGuard:
         self._seen, self._mean, self._variance = 0, 0.0, 0.0
 
     def add(self, step: int, loss: float, bad_in_a_row: int) -> None:
-        """Add the loss of ``step`` (nats); the last ``bad_in_a_row`` losses were not finite.
+        """Add the loss of ``step`` in nats. ``bad_in_a_row`` is the number of consecutive non-finite steps up to
+        ``step``.
 
-        Raises :class:`RollBack` after a spike or ``training.max_bad_steps`` non-finite steps, and ``exits.Stop``
-        (exit code 44) if no rollback is left.
+        After a spike or ``training.max_bad_steps`` consecutive non-finite steps, raises :class:`RollBack`, or
+        ``exits.Stop`` (exit code 44) if the run has used all of its ``training.spike_rollbacks``.
         """
         config = self._config
         if bad_in_a_row >= config.max_bad_steps:
@@ -42,7 +47,7 @@ class LossGuard:
                 step,
                 f"loss or gradient was not finite in {bad_in_a_row} steps in a row, up to step {step:,} "
                 "(training.max_bad_steps)",
-                "the parameters are those of before",
+                "these steps did not change the parameters",
             )
         if bad_in_a_row or not config.spike_deviations:
             return
@@ -54,7 +59,7 @@ class LossGuard:
                 step,
                 f"loss {loss:.3f} at step {step:,} is {excess / max(deviation, 1e-12):.1f} deviations above its "
                 f"mean {self._mean:.3f} (training.spike_deviations)",
-                "the newest checkpoint is older",
+                "the newest checkpoint is from before this step",
             )
         self._seen += 1
         # A plain mean until the window is full, so that the first losses do not have more weight than others.
@@ -70,11 +75,11 @@ class LossGuard:
         if not allowed:
             advice += " (or set training.spike_rollbacks, so that the run goes back and skips batches)"
         times = f", after {self.rollbacks} rollbacks (training.spike_rollbacks)" if allowed else ""
-        line = f"stopped: {what}{times}; {kept}. {advice}, then run the same command"
+        line = f"stopped: {what}{times}; {kept}. {advice}, then run the command again"
         raise exits.Stop(exits.NON_FINITE, line, agreed=True)
 
     def go_back(self, rollback: RollBack, step: int, iterator: BatchIterator) -> str:
-        """Skip the batches, count the rollback and return a warning; the state of ``step`` was restored before."""
+        """Skip batches, count the rollback and return a warning. The state of ``step`` must already be restored."""
         count = rollback.last_step - step + self._config.spike_skip_batches
         iterator.skip(count)
         self.rollbacks += 1
@@ -90,6 +95,6 @@ class LossGuard:
         }  # fmt: skip
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Continue from :meth:`state`."""
+        """Restore a state that :meth:`state` returned."""
         self.rollbacks, self._seen = state["rollbacks"], state["seen"]
         self._mean, self._variance = state["mean"], state["variance"]

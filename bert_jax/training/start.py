@@ -1,4 +1,4 @@
-"""The first state of a run: its own newest checkpoint, else the end of an earlier phase, else step 0."""
+"""The first state of a run: its own newest checkpoint, else the last state of an earlier phase, else step 0."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -19,13 +19,13 @@ from bert_jax.training.programs import TrainPrograms
 from bert_jax.training.spikes import LossGuard, RollBack
 from bert_jax.training.state import TrainState, initial_state
 
-# Options of the model that a new phase may change: they change no parameter.
+# Model options that a new phase may change, because they do not affect the parameters.
 PHASE_MAY_CHANGE = {"model.hidden_dropout", "model.attention_dropout"}
 
 
 @dataclass
 class Start:
-    """The first state of a run. The loop takes ``state`` and donates its buffers."""
+    """The first state of a run. The training loop takes over ``state`` and donates its buffers."""
 
     state: TrainState | None
     step: int
@@ -33,7 +33,7 @@ class Start:
     phase_start: int
     meter: IntervalMeter
     guard: LossGuard
-    # JSON part of the run's own checkpoint, and a line for each option that changed since then.
+    # JSON part of the run's own checkpoint, and a line for each option that changed since that checkpoint.
     meta: dict[str, Any] | None = None
     changed: tuple[str, ...] = ()
 
@@ -44,12 +44,12 @@ def find_start(
     """Return the first state of a run.
 
     Args:
-        rollback: go back to the newest checkpoint before its first step.
-        report: receives messages for the log.
+        rollback: if set, restore the newest checkpoint before ``rollback.first_step``.
+        report: function that receives messages for the log.
 
     Raises:
         ValueError: the checkpoint does not fit the config.
-        exits.Stop: no checkpoint exists before ``rollback``.
+        exits.Stop: no checkpoint exists before ``rollback.first_step``.
     """
     if rollback is not None:
         set_aside(launch.workdir, rollback.first_step)
@@ -64,14 +64,15 @@ def find_start(
         if restored is not None:
             return _resumed(restored, job, meter, guard, launch.allow_numeric_change, report)
         if launch.initial_model.resumes:
-            raise FolderTaken(f"{launch.workdir}: its checkpoint is gone, because another process ended the run")
+            raise FolderTaken(f"{launch.workdir}: another process ended this run and deleted its checkpoint")
         if rollback is not None:
-            line = f"stopped: {rollback}; no checkpoint exists before it"
+            advice = "lower optimizer.learning_rate, then run the command again"
+            line = f"stopped: {rollback}; no checkpoint exists before it; {advice}"
             raise exits.Stop(exits.NON_FINITE, line, agreed=True)
         if launch.continue_from is not None:
             before = _end_of_phase(job, programs, launch, report)
             return Start(before.state, before.step, before.step, meter, guard)
-        # The launch keeps no parameters, so that their host memory is freed during the run.
+        # Remove the parameters from the launch, so that their host memory is freed during the run.
         params, launch.initial_model.params = launch.initial_model.params, {}
         seed = job.config.training.seed
         state = initial_state(programs.model, programs.optimizer, programs.abstract, seed, params)
@@ -79,7 +80,7 @@ def find_start(
 
 
 def _end_of_phase(job: Job, programs: TrainPrograms, launch: Launch, report: Callable[[str], None]) -> Restored:
-    """Return the checkpoint with which the phase ``launch.continue_from`` ended."""
+    """Return the last checkpoint of the phase whose workdir is ``launch.continue_from``."""
     folder, num_steps = launch.continue_from, job.config.training.num_steps
     assert folder is not None
     before = restore_newest(
@@ -87,12 +88,12 @@ def _end_of_phase(job: Job, programs: TrainPrograms, launch: Launch, report: Cal
         read_only=True, may_change=PHASE_MAY_CHANGE, report=report,
     )  # fmt: skip
     if before is None:
-        raise NoCheckpoint(f"--continue_from {folder}: has no checkpoint; use the workdir of a run")
+        raise NoCheckpoint(f"--continue_from {folder}: has no checkpoint; use the workdir of a run that has one")
     _check_vocabulary(before, job.tokenizer)
     if before.step >= num_steps:
         raise ValueError(
-            f"training.num_steps: {num_steps} is not above {before.step}, the last step of {folder}; it counts the "
-            "steps of earlier phases too"
+            f"training.num_steps: {num_steps} is not above {before.step}, the last step of {folder}; use a larger "
+            "value, because training.num_steps includes the steps of earlier phases"
         )
     report(f"new phase from {folder} at step {before.step:,}")
     return before
@@ -106,14 +107,17 @@ def _resumed(
     allow_numeric_change: bool,
     report: Callable[[str], None],
 ) -> Start:
-    """Continue from the run's own checkpoint. Raises ``ValueError`` for another vocabulary, or for another
-    generator of random bits without ``allow_numeric_change``."""
+    """Return the start from the run's own checkpoint.
+
+    Raises ``ValueError`` if the vocabulary differs from that of the checkpoint, or if ``execution.prng`` differs
+    without ``allow_numeric_change``.
+    """
     prng = job.config.execution.prng
     _check_vocabulary(restored, job.tokenizer)
     if restored.meta["prng"] != prng and not allow_numeric_change:
         raise ValueError(
             f"execution.prng: {prng} is not allowed for a checkpoint with {restored.meta['prng']}, because dropout "
-            "would draw other numbers; add --allow_numeric_change to continue"
+            "would use different random numbers; use the value of the checkpoint, or add --allow_numeric_change"
         )
     report(f"continuing at step {restored.step:,}")
     changed = tuple(differences(restored.config, job.config))
@@ -121,7 +125,7 @@ def _resumed(
         report(f"changed since the checkpoint: {line}")
     meta = restored.meta
     meter.restore(meta["meter"])
-    if "guard" in meta:  # older checkpoints have none
+    if "guard" in meta:  # older checkpoints lack this state
         guard.restore(meta["guard"])
     job.restore(meta.get("job", {}))
     return Start(restored.state, restored.step, meta["phase_start"], meter, guard, meta, changed)
@@ -131,5 +135,5 @@ def _check_vocabulary(restored: Restored, tokenizer: Tokenizer) -> None:
     if restored.meta["tokenizer"] != tokenizer.fingerprint:
         raise ValueError(
             "data.vocab: the checkpoint was trained with another vocabulary (fingerprint "
-            f"{restored.meta['tokenizer'][:12]}, now {tokenizer.fingerprint[:12]}); use the same one"
+            f"{restored.meta['tokenizer'][:12]}, now {tokenizer.fingerprint[:12]}); use the former vocabulary"
         )

@@ -1,4 +1,4 @@
-"""TrainState: the arrays of a run on devices, their first values and their sharding."""
+"""TrainState: the device arrays of a run, their initial values and their shardings."""
 
 import dataclasses
 from collections.abc import Container, Mapping
@@ -22,11 +22,11 @@ from bert_jax.parallel import shardings
 class TrainState:
     """Parameters and optimizer state, float32.
 
-    ``ema``: moving average of the parameters (with ``optimizer.ema_decay``). ``start``: initial parameters, if
-    the config needs them; 0 for randomly initialized ones.
+    ``ema``: moving average of the parameters, None without ``optimizer.ema_decay``. ``start``: initial parameters,
+    with 0 for those that were randomly initialized; None if the config does not need them.
     """
 
-    step: jax.Array  # int32[]: optimizer steps done, skipped ones included
+    step: jax.Array  # int32[]: number of optimizer steps, including skipped steps
     params: Any
     opt_state: Any
     ema: Any = None
@@ -34,16 +34,17 @@ class TrainState:
 
 
 def make_prng_key(execution: ExecutionConfig, seed: int) -> jax.Array:
-    """Return the base key of dropout, of the implementation that ``execution.prng`` names."""
+    """Return the base key of dropout, with the PRNG implementation that ``execution.prng`` names."""
     return jax.random.key(seed, impl={"threefry": "threefry2x32", "rbg": "rbg"}[execution.prng])
 
 
 def initial_params(model: BertModel, seed: int, loaded: Mapping[str, Any] | None = None) -> Any:
     """Return parameters in the running layout.
 
-    The values depend on the seed and the canonical names alone: they are drawn in the unrolled, unpadded layout,
-    then stacked and padded. Canonical arrays in ``loaded`` replace drawn ones; raises ``ValueError`` for an array
-    that the model lacks or that has another shape.
+    The values depend only on the seed and the canonical names: the parameters are randomly initialized in the
+    unstacked, unpadded layout, then stacked and padded. Canonical arrays in ``loaded`` replace the randomly
+    initialized values. Raises ``ValueError`` if the model has no parameter with the name and shape of an
+    array in ``loaded``.
     """
     plain = dataclasses.replace(model.execution, scan_layers=False, vocab_multiple=1)
     source = model.clone(execution=plain, mesh=None)
@@ -55,18 +56,19 @@ def initial_params(model: BertModel, seed: int, loaded: Mapping[str, Any] | None
 
 
 def compute_shardings(model: BertModel, mesh: Mesh) -> Any:
-    """Return a tree of the shardings of parameters while layers compute: whole on each replica."""
+    """Return a tree of the shardings of the parameters during computation: complete on each replica."""
     return shardings(abstract_params(model), mesh)
 
 
 def parameter_of(path: tuple[Any, ...], names: Container[str]) -> str:
-    """Return the parameter of a leaf of the state: the longest suffix of ``path`` in ``names``, or ""."""
+    """Return the name of the parameter that a leaf of the state belongs to: the longest suffix of ``path`` in
+    ``names``, or "" if no suffix is in ``names``."""
     parts = path_name(path).split("/")
     return next((name for i in range(len(parts)) if (name := "/".join(parts[i:])) in names), "")
 
 
 def flat(tree: Any) -> dict[str, Any]:
-    """Return the leaves of a tree by their paths."""
+    """Return a dict from the path of each leaf of a tree to the leaf."""
     return {path_name(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
 
 
@@ -75,8 +77,9 @@ def abstract_state(
 ) -> TrainState:
     """Return shapes, dtypes and shardings of the state that ``config`` trains, without allocating it.
 
-    Parameters between steps, moments and moving average have one sharding: with ``mesh.shard_optimizer`` each
-    replica holds and updates a part of each parameter, else all of it.
+    The parameters between steps, the optimizer moments and the moving average have the same sharding. With
+    ``mesh.shard_optimizer``, each replica stores and updates a part of each parameter, otherwise the whole
+    parameter.
     """
     params = nn.unbox(abstract_params(model))
     by_name = flat(shardings(abstract_params(model), mesh, replicas=config.mesh.shard_optimizer))
@@ -103,8 +106,11 @@ def initial_state(
     seed: int,
     loaded: Mapping[str, Any] | None = None,
 ) -> TrainState:
-    """Return the state of step 0, created in its shardings. Canonical arrays in ``loaded`` replace drawn
-    parameters; the moving average starts at the parameters."""
+    """Return the state of step 0, created with the shardings of ``abstract``.
+
+    Canonical arrays in ``loaded`` replace randomly initialized parameters. The moving average starts at the
+    parameters.
+    """
     vocab_size = model.config.vocab_size
 
     def make(loaded: dict[str, jax.Array]) -> TrainState:

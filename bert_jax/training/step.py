@@ -1,4 +1,4 @@
-"""One optimizer step and one evaluation step: pure functions of state and batch."""
+"""The optimizer step and the evaluation step, as pure functions of the state and a batch."""
 
 from collections.abc import Callable
 from typing import Any
@@ -14,12 +14,12 @@ from bert_jax.optim import make_schedule
 from bert_jax.parallel import axis_names, constrain_tree
 from bert_jax.training.state import TrainState, compute_shardings, make_prng_key
 
-# Loss, gradients and sums of some rows.
+# Loss, gradients and metric sums of a set of rows.
 Gradients = tuple[jax.Array, Any, Sums]
 
 
 def split_microbatches(batch: Batch, count: int) -> dict[str, jax.Array]:
-    """Reshape features [B, ...] to [count, B / count, ...]; microbatch a is rows a, a + count, ...
+    """Reshape features [B, ...] to [count, B / count, ...]; microbatch i has the rows i, i + count, ...
 
     Every device keeps its own rows, so the split needs no communication on any mesh.
     """
@@ -41,10 +41,10 @@ def loss_and_gradients(
 ) -> Gradients:
     """Return the loss of the global batch, its gradients (float32) and the summed metrics.
 
-    Denominators are sums over the whole batch, so accumulation gives the gradient of one pass also for microbatches
-    with unequal mask counts. Each replica (part of the mesh axis ``data``) adds up the gradients of its own rows
-    without communication; then they are summed once, in ``reduction_dtype``, with ``shardings`` (a tree like
-    ``params``).
+    The denominators of the loss are sums over the whole batch, so the accumulated gradient equals the gradient of
+    the whole batch even if the microbatches contain different numbers of masked tokens. Each replica (one index of
+    the mesh axis ``data``) accumulates the gradients of its own rows without communication. The gradients are then
+    summed over the replicas once, in ``reduction_dtype``, and sharded by ``shardings`` (a tree like ``params``).
     """
     denominators = objective.denominators(batch)
     mesh = objective.mesh
@@ -79,7 +79,8 @@ def loss_and_gradients(
 
 
 def accumulate(gradients: Callable[[Batch, Any], Gradients], rows: Batch, count: int) -> Gradients:
-    """Return the sum of ``gradients(microbatch, index)`` over ``count`` microbatches of ``rows``, one at a time."""
+    """Return the sum of ``gradients(microbatch, index)`` over ``count`` microbatches of ``rows``,
+    computed one after another."""
     if count == 1:
         return gradients(rows, 0)
     split = split_microbatches(rows, count)
@@ -93,10 +94,13 @@ def accumulate(gradients: Callable[[Batch, Any], Gradients], rows: Batch, count:
 
 
 def over_replicas(replica_gradients: Callable[..., Gradients], mesh: Mesh, inputs: tuple[Any, ...]) -> Gradients:
-    """Return :data:`Gradients` stacked over the replicas. Each replica computes ``replica_gradients`` of its own
-    rows and its own number, the third and the last of ``inputs``."""
+    """Return the :data:`Gradients` of all replicas, stacked along a new first dimension.
+
+    Each replica calls ``replica_gradients`` with ``inputs``, but with only its own part of the third input (the
+    rows) and of the last input (the replica indices).
+    """
     whole, by_rows = PartitionSpec(), PartitionSpec("data")
-    # Manual over data; the compiler partitions the work of a replica over fsdp and tensor.
+    # Manual over data only; the compiler partitions the work of a replica over fsdp and tensor.
     apart = jax.shard_map(
         lambda *inputs: jax.tree.map(lambda x: x[None], replica_gradients(*inputs)),
         mesh=mesh,
@@ -109,14 +113,15 @@ def over_replicas(replica_gradients: Callable[..., Gradients], mesh: Mesh, input
 
 
 def sum_replicas(stacked: Any, shardings: Any, dtype: jnp.dtype) -> Any:
-    """Return the sum over the first dimension, of which each replica holds one entry, with ``shardings``.
+    """Sum the arrays of a tree over their first dimension, which has one entry per replica, and shard the sums by
+    ``shardings``.
 
-    Sums in ``dtype`` and returns float32. One collective per array: an all-reduce if every replica needs the whole,
-    a reduce-scatter if each needs a part.
+    The sums are computed in ``dtype`` and returned as float32. Each array needs one collective: an all-reduce if
+    every replica needs the whole array, a reduce-scatter if each replica needs a part of it.
     """
     mesh = jax.tree.leaves(shardings)[0].mesh
     replicas = mesh.shape["data"]
-    # The reduce-scatter of gloo, for several processes on CPU, returns wrong ends of arrays (jaxlib 0.10.2).
+    # With several processes on CPU, gloo's reduce-scatter returns wrong values at array ends (jaxlib 0.10.2).
     scatters = mesh.devices.flat[0].platform != "cpu"
     leaves, tree = jax.tree.flatten(stacked)
     targets = jax.tree.leaves(shardings)
@@ -156,12 +161,14 @@ def make_train_step(
     decay_toward_start: bool = False,
     shardings: Any = None,
 ) -> Callable[[TrainState, Batch], tuple[TrainState, dict[str, Any]]]:
-    """Return ``(state, batch) -> (state, metrics)``; metrics are (sum, weight) pairs and scalars of this step.
+    """Return a training step ``(state, batch) -> (state, metrics)``. The metrics are (sum, weight) pairs and
+    scalars of the step.
 
-    If the loss or gradient norm is not finite, only ``step`` changes; everything else stays bitwise equal. A step
-    starts by gathering the parameters of all replicas in float32; each device updates its part by ``shardings``, a
-    tree like the parameters. ``lr_multipliers`` returns a tree of factors on the learning rate at a step. With
-    ``decay_toward_start`` weight decay pulls toward ``state.start``, 0 for randomly initialized parameters.
+    If the loss or the gradient norm is not finite, only ``state.step`` changes; the rest of the state stays bitwise
+    equal. A step first gathers the parameters from all replicas in float32. Each device then updates the part of
+    the parameters that ``shardings`` (a tree like the parameters) assigns to it. ``lr_multipliers`` maps the step
+    number to a tree of factors of the learning rate. With ``decay_toward_start``, weight decay pulls the parameters
+    toward ``state.start``, which is 0 for randomly initialized parameters.
     """
     config, mesh, training = objective.config, objective.mesh, objective.config.training
     layouts = None if mesh is None else compute_shardings(objective.model, mesh)
@@ -182,8 +189,8 @@ def make_train_step(
         learning_rate = schedule(state.step)
         with jax.named_scope("optimizer"):
             factors = None if lr_multipliers is None else lr_multipliers(state.step)
-            # A parameter that does not change has no gradient, neither in the norm nor in clipping; the compiler
-            # removes its part of the backward pass.
+            # The gradient of a frozen parameter (factor 0) must not count in the norm or in clipping. The compiler
+            # removes the part of the backward pass that computes it.
             if factors is not None:
                 grads = jax.tree.map(lambda g, factor: jnp.where(factor == 0, 0.0, g), grads, factors)
             grad_norm = optax.tree.norm(grads)
@@ -216,13 +223,13 @@ def _if_finite(
     platform = jax.default_backend() if mesh is None else mesh.devices.flat[0].platform
     old = state.params, state.opt_state, state.ema
     if platform == "cpu":
-        # `where` would first copy the moments, because the update overwrites its inputs.
+        # jnp.where would copy the moments first, because the update overwrites its inputs.
         return jax.lax.cond(finite, update, lambda state, grads: old, state, grads)
     return jax.tree.map(lambda new, old: jnp.where(finite, new, old), update(state, grads), old)
 
 
 def make_eval_step(objective: Objective) -> Callable[[Any, Batch], Sums]:
-    """Return ``(params, batch) -> sums`` without dropout."""
+    """Return an evaluation step ``(params, batch) -> sums``, which runs without dropout."""
 
     def eval_step(params: Any, batch: Batch) -> Sums:
         return objective.sums(params, batch, None, start=None, axis=None)

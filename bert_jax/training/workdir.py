@@ -1,4 +1,4 @@
-"""The workdir of a run: its lock, its logs in a local folder, and their copy in an object store."""
+"""The workdir of a run: its lock, its logs in a local folder, and the copy of the logs in an object store."""
 
 import contextlib
 import logging
@@ -22,10 +22,10 @@ from bert_jax.training.launch import RECORD, Launch
 
 _log = logging.getLogger(__name__)
 
-# A run renews its lease every RENEWAL seconds; a lease without a change for LEASE seconds has expired.
+# A run renews its lease every RENEWAL seconds; a lease that has not changed for LEASE seconds has expired.
 RENEWAL, LEASE = 15.0, 60.0
 LEASE_NAME = ".lease"
-# Parts of a workdir that are written directly to the store.
+# Entries of a workdir that are written directly to the object store.
 NOT_LOGS = ("checkpoints", "damaged_checkpoints", "rolled_back_checkpoints", "compilation_cache", LEASE_NAME)
 
 
@@ -40,16 +40,17 @@ class Logs(NamedTuple):
 def hold_workdir(
     workdir: Location, taken: str, *, lead: bool = True, check_stop: Callable[[], None] = lambda: None
 ) -> Iterator[Logs]:
-    """Hold ``workdir`` for the ``lead`` process of a run until the block ends.
+    """Lock ``workdir`` for a run until the block ends; only the ``lead`` process takes the lock.
 
-    A local workdir is its own folder of logs. For a URL, the logs are copied to a temporary folder, and changed
-    files are copied back by ``upload`` and at the end of the block, also after an error. If that fails, the
-    temporary folder is kept and named in the error. A lease protects a URL: if it exists, this call waits up to
-    LEASE seconds for its renewal, and calls ``check_stop``, which may raise. Two runs that start in the same second
-    both get the lease; one of them detects it within RENEWAL seconds and ends at its next upload.
+    In a local workdir, the logs are written directly. For a URL, the logs are copied to a temporary folder. Changed
+    files are copied back by ``upload`` and at the end of the block, also after an error. If a copy fails, the
+    temporary folder is kept and the error names it. A URL is locked by a lease. If a lease exists, this function
+    waits up to LEASE seconds to see whether another run renews it, and meanwhile calls ``check_stop``, which may
+    raise. If two runs start in the same second, both get the lease; one of them detects this within RENEWAL seconds
+    and exits at its next upload.
 
     Raises:
-        ValueError: another run holds the workdir: "WORKDIR: TAKEN".
+        ValueError: another run has locked the workdir; the message starts with ``f"{workdir}: {taken}"``.
         StorageError: the logs could not be copied.
     """
     if not isinstance(workdir, ObjectPath):
@@ -85,7 +86,7 @@ def hold_workdir(
 
 
 def describe_run(folder: Path, config: RunConfig, record: str) -> None:
-    """Write config.yaml and (unless empty) the record of the initial model; delete the report of an older run."""
+    """Write config.yaml and the ``record`` of the initial model, unless it is empty; delete an existing report."""
     write_whole(folder / "config.yaml", dump_yaml(config))
     if record:
         write_whole(folder / RECORD, record)
@@ -93,22 +94,22 @@ def describe_run(folder: Path, config: RunConfig, record: str) -> None:
 
 
 def stopped(launch: Launch, what: str) -> exits.Stop:
-    """Return the end of a run by a signal; its message names the workdir if it has a checkpoint."""
-    saved = f"saved in {launch.workdir}" if saved_steps(launch.workdir) else "nothing to save yet"
-    line = f"{what}, {launch.stop.reason()}; {saved}: run the same command to continue"
+    """Return the exception that ends a run after a signal. Its message names the workdir if a checkpoint exists."""
+    saved = f"saved in {launch.workdir}" if saved_steps(launch.workdir) else "no checkpoint is saved yet"
+    line = f"{what}, {launch.stop.reason()}; {saved}; run the same command to continue"
     return exits.Stop(launch.stop.exit_code, line, agreed=True)
 
 
 class _Mirror:
-    """Copy of the logs of a workdir in an object store in a local folder."""
+    """Copy, in a local folder, of the logs of a workdir in an object store."""
 
     def __init__(self, workdir: ObjectPath, folder: Path, lease: "_Lease") -> None:
         self._workdir, self._folder, self._lease = workdir, folder, lease
-        self._known: dict[PurePosixPath, tuple[int, int]] = {}  # size and modification time of the uploaded files
+        self._known: dict[PurePosixPath, tuple[int, int]] = {}  # size and modification time of each uploaded file
         self._lock = threading.Lock()
 
     def download(self) -> None:
-        """Copy the logs of the workdir except profiles to the local folder."""
+        """Copy the logs of the workdir, except profiles, to the local folder."""
         try:
             entries = [path for path in self._workdir.iterdir() if path.name not in (*NOT_LOGS, "profile")]
         except FileNotFoundError:
@@ -122,12 +123,12 @@ class _Mirror:
                 self._known[name] = _signature(local)
 
     def upload(self) -> None:
-        """Copy every changed file to the store, and remove deleted ones from it."""
+        """Copy every changed file to the object store, and remove deleted files from the store."""
         with self._lock:
             self._lease.check()
             present = set()
             for local in sorted(self._folder.rglob("*")):
-                with contextlib.suppress(FileNotFoundError):  # it was renamed since the listing
+                with contextlib.suppress(FileNotFoundError):  # the file was renamed after the listing
                     name = PurePosixPath(local.relative_to(self._folder).as_posix())
                     if not local.is_file() or local.suffix == ".tmp":
                         continue
@@ -147,7 +148,7 @@ def _signature(path: Path) -> tuple[int, int]:
 
 
 class _Lease:
-    """The lease of a workdir: an object that the run that holds the workdir renews."""
+    """Lease of a workdir: an object in the store that a run renews while it uses the workdir."""
 
     def __init__(self, workdir: ObjectPath, taken: str, check_stop: Callable[[], None]) -> None:
         self._check_stop = check_stop
@@ -162,7 +163,7 @@ class _Lease:
         waited = 0.0
         while before and waited < LEASE:
             if not waited:
-                _log.warning("%s: another run held this workdir; waiting %.0f s for its end", self._path, LEASE)
+                _log.warning("%s: another run has a lease; waiting up to %.0f s for its expiry", self._path, LEASE)
             look = time.monotonic() + min(RENEWAL / 3, LEASE)
             while time.monotonic() < look:
                 self._check_stop()
@@ -170,7 +171,7 @@ class _Lease:
             waited += min(RENEWAL / 3, LEASE)
             now = self._read()
             if now and now != before:
-                raise ValueError(f"{self._taken} (held by {now.rpartition(' ')[0].rpartition(' ')[0]})")
+                raise ValueError(f"{self._taken} (host and process: {now.rpartition(' ')[0].rpartition(' ')[0]})")
             before = now
         self._write()
         self._thread.start()
@@ -180,11 +181,11 @@ class _Lease:
         self._closing.set()
         self._thread.join()
         if not self._lost.is_set():
-            with contextlib.suppress(StorageError):  # it expires by itself
+            with contextlib.suppress(StorageError):  # the lease expires anyway
                 self._path.unlink(missing_ok=True)
 
     def check(self) -> None:
-        """Raise ``StorageError`` if another run has taken the workdir."""
+        """Raise ``StorageError`` if another run has acquired the lease."""
         if self._lost.is_set():
             raise StorageError(self._taken)
 
@@ -205,5 +206,5 @@ class _Lease:
                     self._lost.set()
                     return
                 self._write()
-            except StorageError as error:  # the next save fails too and ends the run with this error
+            except StorageError as error:  # the next save also fails and ends the run with this error
                 _log.warning("%s", error)

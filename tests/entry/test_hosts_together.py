@@ -179,7 +179,7 @@ def test_processes_that_do_not_all_come_end_with_one_line():
     )  # fmt: skip
     assert result.returncode == 45
     assert re.fullmatch(
-        r"stopped: hosts: not all processes came together within 2 s \(127.0.0.1:9, .*\n", result.stderr
+        r"stopped: hosts: not all processes connected within 2 s \(127.0.0.1:9, .*\n", result.stderr
     )
     assert time.monotonic() - began < 60
 

@@ -1,1 +1,1 @@
-"""Checkpoints: verified, restored, written."""
+"""Writing, verifying and restoring checkpoints."""

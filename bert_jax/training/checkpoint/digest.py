@@ -1,8 +1,8 @@
 """Checksums of the files of a checkpoint and digests of its values.
 
-Orbax does not detect a flipped bit in a payload file. A checkpoint therefore has (1) a checksummed list of size and
-crc32c of every file, written after the commit, and (2) a digest of path, shape, dtype and bits of every canonical
-leaf, which does not depend on mesh or layout.
+Orbax does not detect a flipped bit in a payload file. A checkpoint therefore contains (1) a list of the size and
+crc32c of every file, written after the commit, with a digest of the list itself, and (2) a digest of the path,
+shape, dtype and bits of every canonical leaf. The digest of the leaves does not depend on the mesh or the layout.
 """
 
 import functools
@@ -26,16 +26,17 @@ _LEAVES_AT_ONCE = 48
 
 
 def _mix(x: jax.Array) -> jax.Array:
-    """Apply a bijection of uint32 that spreads every bit (the finalizer of MurmurHash3)."""
+    """Mix the bits of uint32 values bijectively (the finalizer of MurmurHash3)."""
     x = (x ^ (x >> 16)) * jnp.uint32(0x85EBCA6B)
     x = (x ^ (x >> 13)) * jnp.uint32(0xC2B2AE35)
     return x ^ (x >> 16)
 
 
 def _digest_leaf(x: jax.Array, stacked: bool, rows: int | None) -> jax.Array:
-    """Return two position-dependent sums, equal on every mesh: uint32[2], or uint32[layers, 2] for a stacked leaf.
+    """Return two position-dependent sums of the bits of ``x``, which do not depend on the mesh: uint32[2], or
+    uint32[layers, 2] for a stacked leaf.
 
-    Rows from ``rows`` on are padding; they change the digest only if they are damaged (not 0).
+    The rows after the first ``rows`` rows are padding; they change the digest only if they are damaged (not 0).
     """
     damaged = jnp.any(x[rows:] != 0) if rows is not None else False
     x = x[:rows] if rows is not None else x
@@ -55,7 +56,7 @@ def _digest_leaf(x: jax.Array, stacked: bool, rows: int | None) -> jax.Array:
 
 
 def tree_digest(tree: Any, vocab_size: int) -> str:
-    """Return the SHA-256 of :func:`digest_lines` of ``tree``."""
+    """Return the SHA-256 of :func:`digest_lines` of ``tree``, as hex."""
     return lines_digest(digest_lines(tree, vocab_size))
 
 
@@ -65,20 +66,23 @@ def lines_digest(lines: list[str]) -> str:
 
 
 def part_digests(lines: list[str]) -> dict[str, str]:
-    """Return the digests of the parameters (``params``) and of their moving average (``ema``), as far as the lines
-    of a state contain them."""
+    """Return the digests of the parameters (key ``params``) and of their moving average (``ema``) from the lines of
+    a state. A part without lines is omitted."""
     parts = {part: [line for line in lines if line.startswith(f"{part}/")] for part in ("params", "ema")}
     return {part: lines_digest(own) for part, own in parts.items() if own}
 
 
 def digest_lines(tree: Any, vocab_size: int) -> list[str]:
-    """Return ``name shape dtype digest`` of every canonical leaf of ``tree``."""
+    """Return a line ``name shape dtype digest`` for every canonical leaf of ``tree``."""
     return start_digest(tree, vocab_size)()
 
 
 def start_digest(tree: Any, vocab_size: int) -> Callable[[], list[str]]:
-    """Start to compute the digests of ``tree``, whose buffers may be donated afterwards. The returned function
-    waits for them, in any thread, and returns :func:`digest_lines`."""
+    """Start computing the digests of ``tree``; return a function that waits for them and returns
+    :func:`digest_lines`.
+
+    The buffers of ``tree`` may be donated after this call. The returned function may be called in any thread.
+    """
     pending = []
     for kind, leaves in _alike(tree, vocab_size):
         digests = _digest_program(kind, len(leaves))([leaf for _, leaf in leaves])
@@ -105,7 +109,8 @@ def compile_digest(tree: Any, vocab_size: int) -> None:
 
 
 class _Kind(NamedTuple):
-    """Key of a program that digests a leaf. ``rows``: number of rows before padding, None without padding."""
+    """Key of the program that computes the digest of a leaf. ``rows``: number of rows without padding; None if the
+    leaf has no padding."""
 
     shape: tuple[int, ...]
     dtype: np.dtype
@@ -115,8 +120,10 @@ class _Kind(NamedTuple):
 
 
 def _alike(tree: Any, vocab_size: int) -> Iterator[tuple[_Kind, list[tuple[str, Any]]]]:
-    """Yield named leaves of one kind, up to 48 at a time: a device queues few programs, and dispatching more of
-    them blocks."""
+    """Yield each kind with up to 48 named leaves of that kind.
+
+    The leaves are grouped because a device queues only a few programs; dispatching more of them blocks.
+    """
     kinds: dict[_Kind, list[tuple[str, Any]]] = {}
     for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
         name = path_name(path)
@@ -140,7 +147,7 @@ def _lines(kind: _Kind, name: str, values: np.ndarray) -> Iterator[str]:
 
 @functools.lru_cache(maxsize=1024)
 def _digest_program(kind: _Kind, count: int) -> Callable[[list[jax.Array]], jax.Array]:
-    """Return the compiled program for the digests of ``count`` leaves, whole on every process."""
+    """Return the compiled program for the digests of ``count`` leaves, replicated on every process."""
     everywhere = None
     if isinstance(kind.sharding, NamedSharding):
         everywhere = NamedSharding(kind.sharding.mesh, PartitionSpec())
@@ -167,7 +174,7 @@ def file_checksum(path: Location) -> str:
 
 
 def write_checksums(folder: Location) -> None:
-    """Write size and crc32c of every file under ``folder`` to its checksum file, atomically."""
+    """Write the size and crc32c of every file under ``folder`` to the checksum file of ``folder``, atomically."""
     files = {
         path.relative_to(folder).as_posix(): [path.stat().st_size, file_checksum(path)]
         for path in sorted(folder.rglob("*"))
@@ -177,11 +184,11 @@ def write_checksums(folder: Location) -> None:
 
 
 def check_files(folder: Location, share: tuple[int, int] = (0, 1)) -> str | None:
-    """Return the first fault of the files of a checkpoint, or ``None``.
+    """Return a description of the first fault in the files of a checkpoint, or ``None`` if no fault is found.
 
-    A checkpoint without a checksum file (after a kill between the commit and its writing) has no fault here; its
-    digest is checked later. ``share`` (i, n) checks every n-th file from the i-th on, for n processes that check
-    together.
+    A checkpoint without a checksum file, after a kill between the commit and the writing of this file, counts as
+    having no fault; the digest of its values is checked later. With ``share`` (i, n), only every n-th file is
+    checked, starting with file i, so that n processes can divide the work.
     """
     path = folder / CHECKSUM_FILE
     if not path.exists():

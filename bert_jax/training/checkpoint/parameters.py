@@ -1,4 +1,4 @@
-"""Arrays of a checkpoint by name: reading parameters without the optimizer state, saving and reading host
+"""Arrays of a checkpoint by name: reading the parameters without the optimizer state, and saving and reading host
 arrays."""
 
 import itertools
@@ -29,7 +29,7 @@ from bert_jax.training.checkpoint.restore import (
 )
 from bert_jax.training.state import flat
 
-# Bytes that are read at a time, or one array.
+# Approximate number of bytes that are read at a time; at least one array is read.
 _GROUP_BYTES = 16 << 20
 
 
@@ -38,7 +38,7 @@ class Parameters(NamedTuple):
 
     step: int
     arrays: dict[str, np.ndarray]
-    averaged: bool  # True for their moving average
+    averaged: bool  # True if the arrays are the moving average
     meta: dict[str, Any]
 
 
@@ -47,18 +47,19 @@ def read_parameters(
 ) -> Parameters | None:
     """Read only the parameters, or their moving average, of the newest undamaged checkpoint of a run.
 
-    The digest of the part that is read verifies it. A checkpoint of an earlier version without such a digest is
-    read and verified whole. For one process; damaged checkpoints stay in place. Returns None for a run without
-    checkpoints.
+    The part that is read is verified with its digest. A checkpoint of an earlier version that lacks this digest is
+    read and verified completely. Damaged checkpoints are not moved. Call this function in a run of one process
+    only. Returns None for a run without checkpoints.
 
     Args:
         config: the config of the run.
-        model: the model of the run; its mesh does not matter.
-        average: True for the moving average, False for the parameters, None for the average if it is stored.
-        report: receives a line for each damaged checkpoint.
+        model: the model of the run; its mesh is ignored.
+        average: True for the moving average, False for the parameters, None for the moving average if the
+            checkpoint contains it, else the parameters.
+        report: function that receives a line for each damaged checkpoint.
 
     Raises:
-        ValueError: the checkpoint is of another model, or lacks a required moving average.
+        ValueError: the checkpoint was saved with another model, or lacks the required moving average.
         NoCheckpoint: all checkpoints are damaged.
     """
     bad: list[str] = []
@@ -75,7 +76,7 @@ def read_parameters(
 
 def _part(workdir: Location, has_average: bool, average: bool | None) -> str:
     if average and not has_average:
-        raise Unfit(f"{workdir}: has no moving average, because optimizer.ema_decay was 0; read the parameters")
+        raise Unfit(f"{workdir}: has no moving average, because optimizer.ema_decay was 0; use the parameters")
     return "ema" if has_average and average is not False else "params"
 
 
@@ -101,7 +102,7 @@ def _read_whole(
         return None
     part = _part(workdir, restored.state.ema is not None, average)
     canonical = to_canonical(getattr(restored.state, part), config.model.vocab_size)
-    # Copies, because the device buffers may be freed.
+    # Copied to the host, because the device buffers may be freed.
     arrays = {name: np.asarray(values) for name, values in canonical.items()}
     return Parameters(restored.step, arrays, part == "ema", restored.meta)
 
@@ -110,7 +111,7 @@ def _read_whole(
 
 
 def arrays_digest(arrays: Mapping[str, np.ndarray], vocab_size: int) -> str:
-    """Return the digest of ``arrays``, computed with one of them on the device at a time."""
+    """Return the digest of ``arrays``, computed with only one array on the device at a time."""
     lines: list[str] = []
     for name, values in arrays.items():
         lines += digest_lines({name: jax.device_put(values, may_alias=True)}, vocab_size)
@@ -120,8 +121,8 @@ def arrays_digest(arrays: Mapping[str, np.ndarray], vocab_size: int) -> str:
 def save_arrays(folder: Location, arrays: Mapping[str, np.ndarray]) -> None:
     """Write an Orbax checkpoint of ``arrays`` without copies or compression.
 
-    By default Orbax copies host arrays and holds all compressed chunks until the end: memory for another model, for
-    8% less on disk.
+    By default, Orbax copies host arrays and keeps all compressed chunks in memory until the end. This needs memory
+    for a second copy of the model and reduces the size on disk by only 8%.
     """
     registry = ocp.type_handlers.create_type_handler_registry(
         (np.ndarray, ocp.type_handlers.NumpyHandler(deepcopy_host_arrays=False)),
@@ -136,9 +137,10 @@ def save_arrays(folder: Location, arrays: Mapping[str, np.ndarray]) -> None:
 def read_arrays(
     folder: Location, prefix: str = "", check: Callable[[Mapping[str, Any]], None] = lambda shapes: None
 ) -> dict[str, np.ndarray]:
-    """Read the arrays of an Orbax checkpoint whose names begin with ``prefix``, after ``check`` of their shapes.
+    """Read the arrays whose names begin with ``prefix`` from an Orbax checkpoint.
 
-    Reads some at a time, because a whole restore holds much of them twice.
+    First, ``check`` is called with the array metadata (shape, dtype) by name; it may raise. The arrays are read in
+    groups, because restoring all of them together keeps most of them in memory twice.
     """
     arrays: dict[str, np.ndarray] = {}
     path = epath.Path(str(folder))

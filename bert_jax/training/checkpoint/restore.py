@@ -1,8 +1,9 @@
 """Restoring and verifying checkpoints: state, data position and config as one unit.
 
 Layout: ``WORKDIR/checkpoints/STEP/{state, meta, checksums.json}``. The tree on disk has the layout of the run that
-wrote it (stacked or not, padded or not), which ``meta`` names; restoring converts it. A checkpoint that fails a
-check is quarantined in ``WORKDIR/damaged_checkpoints`` (renamed, never deleted) and the one before it is used.
+wrote it (stacked or not, padded or not). ``meta`` names this layout, and restoring converts it. A checkpoint that
+fails a check is quarantined (moved to ``WORKDIR/damaged_checkpoints``, never deleted), and the previous checkpoint
+is used.
 """
 
 import dataclasses
@@ -38,14 +39,14 @@ FORMAT = 1
 META_FILE = "metadata"
 # Orbax writes this file last in a store that cannot rename folders.
 COMMIT_FILE = "commit_success.txt"
-# Folders of a workdir for quarantined checkpoints and for those after a rollback.
+# Folders of a workdir for damaged checkpoints, and for checkpoints that a rollback discards.
 DAMAGED, ROLLED_BACK = QUARANTINE_FOLDERS = ("damaged_checkpoints", "rolled_back_checkpoints")
-# Seconds that processes wait for each other to check a checkpoint.
+# Maximum seconds that processes wait for each other while they check a checkpoint.
 AGREEMENT_SECONDS = 900.0
 
 
 class NoCheckpoint(ValueError):
-    """A required checkpoint is missing or unusable."""
+    """Raised if a required checkpoint is missing or unusable."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,7 +56,7 @@ class Restored:
     step: int
     state: TrainState
     meta: dict[str, Any]
-    config: Any  # the config it was saved with
+    config: Any  # config of the run that saved the checkpoint
 
 
 def checkpoint_folder(workdir: Location) -> Location:
@@ -64,13 +65,13 @@ def checkpoint_folder(workdir: Location) -> Location:
 
 
 def saved_steps(workdir: Location) -> list[int]:
-    """Return the committed steps of a run, oldest first, from its folder."""
+    """Return the steps of the committed checkpoints of a run in increasing order."""
     folder = checkpoint_folder(workdir)
     if not folder.is_dir():
         return []
     steps = sorted(int(path.name) for path in folder.iterdir() if path.name.isdigit() and path.is_dir())
     if isinstance(folder, ObjectPath):
-        # A store cannot rename a folder: one object marks a complete checkpoint, another a quarantined one.
+        # A store cannot rename folders: one object marks a complete checkpoint, another a quarantined checkpoint.
         aside = {mark.name for where in QUARANTINE_FOLDERS for mark in _marks(workdir / where)}
         steps = [s for s in steps if str(s) not in aside and (folder / str(s) / COMMIT_FILE).is_file()]
     return steps
@@ -81,7 +82,7 @@ def _marks(folder: ObjectPath) -> list[ObjectPath]:
 
 
 def nested(tree: Any) -> dict[str, Any]:
-    """Return a tree of any node types as nested dicts, the form in which checkpoints store it."""
+    """Convert a tree with any node types to nested dicts, the form that checkpoints store."""
     nodes: dict[str, Any] = unflatten_dict(flat(tree), sep="/")
     return nodes
 
@@ -99,8 +100,8 @@ def restore_newest(
     """Restore the newest checkpoint of ``workdir`` that passes every check, in the layout of ``config``.
 
     Returns ``None`` for a run without checkpoints. A damaged checkpoint is quarantined (unless ``read_only``) and
-    reported, and the one before it is tried. All processes of a run call it and use the same checkpoint: a
-    checkpoint that one process rejects is rejected by all, before anything is restored together.
+    reported, and the previous checkpoint is tried. Must be called by all processes of a run, which use the same
+    checkpoint: if one process rejects a checkpoint, all processes reject it before they restore it together.
 
     Raises:
         ValueError: the checkpoint was saved with another ``model`` section (except options in ``may_change``) or
@@ -127,20 +128,20 @@ def restore_newest(
 
 
 def raise_if_damaged(workdir: Location, bad: list[str]) -> None:
-    """Raise :class:`NoCheckpoint` if a run has or had damaged checkpoints (``bad``, or quarantined), so that it
-    does not start at step 0."""
+    """Raise :class:`NoCheckpoint` if the list ``bad`` of damaged checkpoints is not empty or the run has
+    quarantined checkpoints, so that the run does not silently start at step 0."""
     quarantine = workdir.absolute() / DAMAGED
     if bad or (quarantine.is_dir() and any(quarantine.iterdir())):
         raise NoCheckpoint(
             f"{workdir}: all checkpoints are damaged ({'; '.join(bad) or f'moved to {quarantine}'}); "
-            "restore one from a copy, or use another --workdir to start a new run"
+            "restore a checkpoint from a backup, or use another --workdir to start a new run"
         )
 
 
 def _verified(
     workdir: Location, step: int, config: RunConfig, mesh: Mesh, model: BertModel, may_change: set[str]
 ) -> Restored | str:
-    """Return the checkpoint of ``step``, or its fault from the first process that finds one."""
+    """Return the checkpoint of ``step``, or the fault that the first process with a fault reports."""
     folder = checkpoint_folder(workdir) / str(step)
     meta: dict[str, Any] = {}
     stored: Any = None
@@ -163,20 +164,23 @@ def _verified(
         problem = _agreed(f"{check.__name__} of {step}", problem_of(check))
         if problem is not None:
             return problem
-    # Rows of padding are not part of the digest.
+    # The digest does not cover the padding rows.
     state = clear_padding(state, stored.model.vocab_size)
     return Restored(step, _adapt(state, stored, config, mesh, model), meta, stored)
 
 
 def problem_of(check: Callable[[], str | None]) -> str | None:
-    """Return the fault that ``check`` returns, or its error if a damaged checkpoint is the cause."""
+    """Return the fault that ``check`` returns, or the text of an exception that a damaged checkpoint causes.
+
+    Other exceptions are raised.
+    """
     try:
         return check()
     except (Unfit, PermissionError, StorageError):
         raise
-    except Exception as error:  # Orbax and tensorstore raise six types, bare Exception among them.
+    except Exception as error:  # Orbax and tensorstore raise six types, including bare Exception.
         if _is_shortage(error):
-            raise  # the machine is the cause, not the checkpoint: it stays in place
+            raise  # the machine is the cause, so the checkpoint is not quarantined
         problem = first_line(error)
         if is_transient(error):
             raise StorageUnavailable(
@@ -188,7 +192,7 @@ def problem_of(check: Callable[[], str | None]) -> str | None:
 
 
 def _agreed(what: str, problem: str | None) -> str | None:
-    """Return the first problem of any process."""
+    """Return the problem of the first process that has one, or None. Must be called by every process."""
     problems = hosts.all_gather_text(what, problem or "", AGREEMENT_SECONDS)
     if len(problems) == 1:
         return problem
@@ -202,7 +206,10 @@ def _is_shortage(error: Exception) -> bool:
 
 
 def set_aside(workdir: Location, first_step: int) -> None:
-    """Move the checkpoints of ``first_step`` and later steps to ``WORKDIR/rolled_back_checkpoints``."""
+    """Move the checkpoints of ``first_step`` and later steps to ``WORKDIR/rolled_back_checkpoints``.
+
+    Must be called by every process.
+    """
     if hosts.is_lead():
         for step in saved_steps(workdir):
             if step >= first_step:
@@ -212,7 +219,7 @@ def set_aside(workdir: Location, first_step: int) -> None:
 
 def _move_aside(workdir: Location, step: int, where: str) -> Location:
     if isinstance(workdir, ObjectPath):
-        # The mark comes first: after a kill between two files the rest is not taken for a complete checkpoint.
+        # Mark first: after a kill during the move, the remaining files must not count as a complete checkpoint.
         (workdir / where / str(step)).touch()
         return _finish_move(workdir, step, where)
     folder = workdir.absolute() / where
@@ -223,7 +230,7 @@ def _move_aside(workdir: Location, step: int, where: str) -> Location:
 
 
 def _finish_moves(workdir: ObjectPath) -> None:
-    """Finish moves that an earlier start began."""
+    """Finish the moves that an interrupted run began."""
     for where in QUARANTINE_FOLDERS:
         for mark in _marks(workdir / where):
             _finish_move(workdir, int(mark.name), where)
@@ -238,7 +245,7 @@ def _finish_move(workdir: ObjectPath, step: int, where: str) -> ObjectPath:
 
 
 def _unused(folder: Location, name: str) -> Location:
-    """Return ``folder / name``, with a number appended if it exists already."""
+    """Return ``folder / name``, or, if this path exists, an unused path with a number appended."""
     count, target = 1, folder / name
     while target.exists():
         count += 1
@@ -247,11 +254,11 @@ def _unused(folder: Location, name: str) -> Location:
 
 
 class Unfit(ValueError):
-    """An undamaged checkpoint does not fit the config."""
+    """Raised if an undamaged checkpoint does not fit the config."""
 
 
 def read_meta(folder: Location) -> dict[str, Any]:
-    """Return the JSON part of a checkpoint; raises ``ValueError`` if it differs from its digest."""
+    """Return the JSON part of a checkpoint. Raises ``ValueError`` if its digest differs from the stored digest."""
     unit = json.loads((folder / "meta" / META_FILE).read_text())
     digest = unit.pop("json_digest", None)
     if digest != json_digest(unit):
@@ -262,22 +269,23 @@ def read_meta(folder: Location) -> dict[str, Any]:
 def fitting_config(
     folder: Location, step: int, meta: Mapping[str, Any], config: RunConfig, may_change: set[str]
 ) -> Any:
-    """Return the stored config; raises :class:`Unfit` if ``config`` cannot continue from it."""
+    """Return the config stored in a checkpoint. Raises :class:`Unfit` if a run with ``config`` cannot continue from
+    the checkpoint."""
     if meta["step"] != step:
         raise ValueError(f"its JSON part belongs to step {meta['step']}")
-    # The JSON part is verified: errors from here on are not damage.
+    # The JSON part is verified, so errors from here on are not caused by damage.
     try:
         stored_config: Any = from_dict(type(config), meta["config"])
     except ValueError as error:
-        raise Unfit(f"{folder}: saved by a version with other options: {error}") from None
+        raise Unfit(f"{folder}: saved by a version with different options: {error}") from None
     if meta["format"] != FORMAT:
-        raise Unfit(f"{folder}: checkpoint format {meta['format']}, this version reads {FORMAT}")
+        raise Unfit(f"{folder}: checkpoint format {meta['format']} is not supported; allowed: format {FORMAT}")
     changed = [line for line in differences(stored_config, config) if line.startswith("model.")]
     changed = [line for line in changed if line.partition(":")[0] not in may_change]
     old, new = stored_config.parameter_layout, config.parameter_layout
     changed += [f"{name}: {old[name]} -> {value}" for name, value in new.items() if old[name] != value]
     if config.stores_start_params and not stored_config.stores_start_params:
-        changed.append("it lacks the start parameters (regularization.mixout, optimizer.decay_to_start)")
+        changed.append("start parameters (regularization.mixout, optimizer.decay_to_start): missing -> required")
     if changed:
         raise Unfit(
             f"{folder}: the checkpoint was saved with another model (saved -> now): {'; '.join(changed)}; "
@@ -287,11 +295,11 @@ def fitting_config(
 
 
 def _read_state(folder: Location, stored: RunConfig, mesh: Mesh, model: BertModel) -> TrainState:
-    """Return the stored state, not verified; each process reads the parts of its devices."""
+    """Read the stored state without verification. Each process reads the parts that belong to its devices."""
     stored_like = _abstract(stored, mesh, model)
     item = nested(stored_like)
     restore_args = ocp.checkpoint_utils.construct_restore_args(item)
-    handler = ocp.PyTreeCheckpointHandler()  # without a Checkpointer, which waits for the other processes
+    handler = ocp.PyTreeCheckpointHandler()  # not a Checkpointer, which would wait for the other processes
     arguments = ocp.args.PyTreeRestore(item=item, restore_args=restore_args)
     values = handler.restore(epath.Path(str(folder / "state")), args=arguments)
     handler.close()
@@ -305,7 +313,7 @@ def _abstract(config: RunConfig, mesh: Mesh, model: BertModel) -> TrainState:
 
 
 def _adapt(state: TrainState, stored: RunConfig, config: RunConfig, mesh: Mesh, model: BertModel) -> TrainState:
-    """Return the stored state in the layout of ``config``, with or without a moving average as it requires."""
+    """Convert the stored state to the layout of ``config``, with or without the moving average."""
     like = _abstract(config, mesh, model)
     layouts = {(each.execution.scan_layers, each.execution.vocab_multiple) for each in (stored, config)}
     if config.optimizer.ema_decay > 0 and state.ema is None:

@@ -1,4 +1,4 @@
-"""Asynchronous saves: the run waits for a copy of the state, which is digested and written in the background."""
+"""Asynchronous saves: the run waits only for a copy of the state, which is hashed and written in the background."""
 
 import contextlib
 import dataclasses
@@ -39,7 +39,7 @@ def _quiet_failed_saves() -> None:
     hook = sys.unraisablehook
 
     def without_late_writes(unraisable: Any) -> None:
-        # tensorstore raises it for each write that ends after its event loop was closed
+        # tensorstore raises this error for each write that finishes after its event loop was closed
         # (test_a_save_that_fails_on_one_process_ends_all).
         if unraisable.exc_type is not RuntimeError or str(unraisable.exc_value) != "Event loop is closed":
             hook(unraisable)
@@ -49,7 +49,7 @@ def _quiet_failed_saves() -> None:
 
 @dataclasses.dataclass(frozen=True)
 class _Reported:
-    """A future of a save that reports its failure at once."""
+    """Future of a save that passes an error to ``report`` before it raises the error."""
 
     future: ocp.future.Future
     report: Callable[[BaseException], None]
@@ -66,8 +66,8 @@ class _Reported:
 
 
 class _StateHandler(ocp.PyTreeCheckpointHandler):
-    """Writes the arrays, uncompressed: compression saves a tenth of the size, at several times the CPU time and a
-    second copy of the state."""
+    """Handler that writes the arrays uncompressed. Compression would reduce the size by a tenth, but would need
+    several times the CPU time and a second copy of the state."""
 
     def __init__(self, report: Callable[[BaseException], None]) -> None:
         super().__init__(use_compression=False)
@@ -79,7 +79,7 @@ class _StateHandler(ocp.PyTreeCheckpointHandler):
 
 
 class _MetaHandler(ocp.JsonCheckpointHandler):
-    """Writes the JSON part, which a function returns in the background; the commit waits for it."""
+    """Handler that writes the JSON part, which a function returns in the background before the commit."""
 
     def __init__(self, report: Callable[[BaseException], None]) -> None:
         super().__init__(META_FILE)
@@ -109,13 +109,15 @@ class _SaveMeta(ocp.args.JsonSave):
 
 
 class CheckpointWriter:
-    """Saves checkpoints of one run; every process of the run creates and calls it.
+    """Writer of the checkpoints of one run. Every process of the run must create one and make the same calls.
 
-    A save that fails raises its error from a later call, on the process on which it failed.
+    If a save fails on a process, a later call on this process raises the error.
 
     Args:
-        like: arrays or shape structs with shardings, for which the digest is compiled during the first steps.
-        before_commit: called in the background before a save is committed, to store files that must not be older.
+        like: arrays or shape structs with the shardings of the state; the programs of the digest are compiled for
+            them in the background.
+        before_commit: called in the background before each commit, to store files that must not be older than the
+            checkpoint.
     """
 
     def __init__(
@@ -138,11 +140,11 @@ class CheckpointWriter:
             enable_async_checkpointing=True,
             async_options=ocp.options.AsyncOptions(barrier_sync_fn=self._barrier if hosts.count() > 1 else None),
         )
-        self._lost: BaseException | None = None  # with several processes: error of this one's part of a save
+        self._lost: BaseException | None = None  # error of this process in a save, with several processes
         handlers = {"state": _StateHandler(self._note), "meta": _MetaHandler(self._note)}
         self._manager = ocp.CheckpointManager(str(self.folder), options=options, item_handlers=handlers)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
-        # Background work that the next save waits for: compiling the digest, listing files.
+        # Background work that the next save waits for: compiling the digest, writing checksums.
         self._beside: Future[None] | None = None
         if like is not None:
             self._beside = self._thread.submit(compile_digest, like, config.model.vocab_size)
@@ -153,7 +155,7 @@ class CheckpointWriter:
             self._lost = error
 
     def _barrier(self, *, key: str, timeout_ms: int) -> None:
-        """Wait for the other processes, unless this one's part failed: then raise its error, which ends the run."""
+        """Wait for the other processes. If the save failed on this process, raise its error, which ends the run."""
         if self._lost is not None:
             raise self._lost
         ocp.multihost.get_barrier_sync_fn()(key=key, timeout_ms=timeout_ms)
@@ -164,13 +166,13 @@ class CheckpointWriter:
                 raise self._lost
 
     def save(self, state: TrainState, meta: Mapping[str, Any]) -> None:
-        """Start to save ``state`` and ``meta`` (JSON) under ``state.step``; returns when ``state`` may be donated.
+        """Start saving ``state`` and ``meta`` (JSON values) as checkpoint ``state.step``.
 
-        Raises the error of an earlier save.
+        Returns as soon as the buffers of ``state`` may be donated. Raises the error of an earlier save.
         """
         self.wait()
         step = int(state.step)
-        # A copy, because the run changes the original while it is written in the background.
+        # Copied, because the run changes the original while the copy is written in the background.
         unit = json.loads(json.dumps({"format": FORMAT, "step": step, "config": to_dict(self.config), **meta}))
         digest = start_digest(state, self.config.model.vocab_size)
 
@@ -187,11 +189,11 @@ class CheckpointWriter:
             args=ocp.args.Composite(state=_SaveState(nested(state)), meta=_SaveMeta(complete)),
             force=True,
         )
-        assert saved, f"checkpoint {step} was not taken"
+        assert saved, f"checkpoint {step} was not accepted for saving"
         self._unlisted = step
 
     def poll(self) -> None:
-        """List the files of a save that was committed since the last call. Cheap; call it at every step."""
+        """Write the checksums of a save that was committed since the last call. Cheap enough for every step."""
         self._raise_lost()
         if self._unlisted is not None and not self._manager.is_saving_in_progress():
             step, self._unlisted = self._unlisted, None
@@ -205,15 +207,15 @@ class CheckpointWriter:
         return self._unlisted is not None and self._manager.is_saving_in_progress()
 
     def wait(self) -> None:
-        """Block until the save under way is committed and listed; raise its error."""
+        """Block until the pending save is committed and its checksums are written. Raises its error."""
         while hosts.count() > 1 and self._manager.is_saving_in_progress():
-            self._raise_lost()  # Orbax would wait for processes that wait for this one
+            self._raise_lost()  # Orbax would wait for processes that are waiting for this process
             time.sleep(0.01)
         try:
             with self._one_line():
                 self._manager.wait_until_finished()
         except BaseException:
-            self._unlisted = None  # not committed: no files to list
+            self._unlisted = None  # not committed, so no checksums are needed
             raise
         self.poll()
         beside, self._beside = self._beside, None
@@ -221,14 +223,14 @@ class CheckpointWriter:
             beside.result()
 
     def close(self) -> None:
-        """Finish the save under way and release the manager."""
+        """Complete the pending save and release the checkpoint manager."""
         self.wait()
         self._manager.close()
         self._thread.shutdown()
 
     @contextlib.contextmanager
     def _one_line(self) -> Iterator[None]:
-        """Turn any error of a save in an object store into ``StorageError``."""
+        """Convert any error of a save in an object store to a ``StorageError`` with a one-line message."""
         try:
             yield
         except StorageError:

@@ -1,4 +1,4 @@
-"""Diagrams of a run: metrics over steps, and confusion matrices of a classifier."""
+"""Plots of a run: metrics over steps, and confusion matrices of classifiers."""
 
 import io
 import math
@@ -11,12 +11,12 @@ import numpy as np
 
 from bert_jax.objectives.display import FIRST_PANELS, LAST_PANELS, Panel
 
-# Metrics of a split of a task that are drawn.
+# Number of metrics that are plotted per split of a task.
 _TASK_METRICS = 2
-# Points drawn per curve: more than the pixels would only enlarge the file.
+# Maximum number of points per curve; more points than pixels would only enlarge the file.
 _MAX_POINTS = 800
 _TRAIN_COLOR, _EVAL_COLOR, _BASELINE_COLOR = "#4269d0", "#e8590c", "#868e96"
-# Most classes for which a matrix shows counts, and all names: more would not be legible.
+# Maximum number of classes for which a confusion matrix shows counts, and for which it shows all class names.
 _MOST_COUNTS, _MOST_NAMES = 20, 40
 _LONGEST_NAME = 24
 _STYLE = {
@@ -31,15 +31,15 @@ _STYLE = {
     "font.size": 9,
     "grid.color": "#e9ecef",
     "legend.frameon": False,
-    "svg.fonttype": "none",  # text stays text: small, and searchable in the page
-    "svg.hashsalt": "report",  # same curves, same bytes
+    "svg.fonttype": "none",  # text is stored as text: small, and searchable in the page
+    "svg.hashsalt": "report",  # equal curves result in equal bytes
     "xtick.color": "#868e96",
     "ytick.color": "#868e96",
 }
 
 
 def series(records: Sequence[Mapping[str, Any]], split: str, key: str) -> tuple[np.ndarray, np.ndarray]:
-    """Return steps and values of one metric without nulls."""
+    """Return the steps and the values of metric ``key`` in ``split``, each float64[points], without null values."""
     points = [
         (record["step"], record[key])
         for record in records
@@ -50,7 +50,7 @@ def series(records: Sequence[Mapping[str, Any]], split: str, key: str) -> tuple[
 
 
 def thin(steps: np.ndarray, values: np.ndarray, max_points: int = _MAX_POINTS) -> tuple[np.ndarray, np.ndarray]:
-    """Return at most ``max_points`` points: means over equal groups of neighbors; the last point stays as it is."""
+    """Reduce a curve to at most ``max_points`` points: means over groups of neighbors, and the last point."""
     if len(steps) <= max_points:
         return steps, values
     edges = np.linspace(0, len(steps) - 1, max_points).astype(int)
@@ -61,7 +61,7 @@ def thin(steps: np.ndarray, values: np.ndarray, max_points: int = _MAX_POINTS) -
 
 
 def smooth(values: np.ndarray) -> np.ndarray:
-    """Return the centered running mean over about a twentieth of the curve, at the ends over fewer points."""
+    """Return the centered running mean over about a twentieth of the points; at both ends over fewer points."""
     if len(values) < 40:
         return values
     window = np.ones(2 * (len(values) // 40) + 1)
@@ -71,8 +71,12 @@ def smooth(values: np.ndarray) -> np.ndarray:
 def draw_curves(
     records: Sequence[Mapping[str, Any]], data: Mapping[str, Any], panels: Sequence[Panel], title: str
 ) -> tuple[bytes, str]:
-    """Return the diagrams, and below them the confusion matrices of ``data`` by split, as PNG bytes and as an
-    inline SVG element. Panels without data are skipped; baselines are values of ``data``."""
+    """Plot the panels and, below them, the confusion matrices of each split; return PNG bytes and an inline SVG
+    element.
+
+    Panels without data are skipped. ``data`` contains the baselines and the confusion matrices (see
+    ``write_report``).
+    """
     import matplotlib
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -90,7 +94,7 @@ def draw_curves(
     beside = max(1, min(len(matrices), int(width / side))) if matrices else 1
     below = side * -(-len(matrices) // beside)
     with matplotlib.rc_context(_STYLE), warnings.catch_warnings():
-        # The font of matplotlib lacks some scripts: names in them are boxes in the PNG, but text in the page.
+        # The font of matplotlib lacks some scripts; their letters appear as boxes in the PNG, but not in the page.
         warnings.filterwarnings("ignore", "Glyph .* missing from")
         figure = Figure(figsize=(width, height + below), layout="constrained")
         FigureCanvasAgg(figure)
@@ -105,7 +109,7 @@ def draw_curves(
             _draw_panel(curves.add_subplot(rows, columns, index + 1), panel, records, data)
         if figure.axes:
             figure.get_layout_engine().execute(figure)
-        figure.set_layout_engine("none")  # layout takes as long as drawing, so it is done once for both files
+        figure.set_layout_engine("none")  # layout takes as long as drawing, so it is computed once for both files
         image, vector = io.BytesIO(), io.StringIO()
         figure.savefig(image, format="png", dpi=130)
         curves.suptitle("")  # the page has its own heading
@@ -114,7 +118,7 @@ def draw_curves(
 
 
 def _task_panels(records: Sequence[Mapping[str, Any]]) -> list[Panel]:
-    """Return panels of a fine-tuning task: the first metrics of every evaluated split."""
+    """Return the panels of a fine-tuning task, which show the first metrics of every evaluated split."""
     splits: dict[str, list[str]] = {}
     for record in records:
         split = record.get("split", "eval")
@@ -174,7 +178,7 @@ def _draw_panel(axes: Any, panel: Panel, records: Sequence[Mapping[str, Any]], d
 
 
 def _inline_svg(text: str) -> str:
-    """Return the svg element, scaled to the page, without addresses that only a stand-alone file needs."""
+    """Return the svg element, scaled to the page, without attributes that only an SVG file needs."""
     element = text[text.index("<svg") :]
     head, rest = element.split(">", 1)
     head = re.sub(r'\s(?:xmlns(?::\w+)?|width|height)="[^"]*"', "", head)
@@ -183,15 +187,15 @@ def _inline_svg(text: str) -> str:
 
 
 def _side_of(classes: int) -> float:
-    """Return the inches of the square for a matrix of ``classes`` classes, names included."""
+    """Return the side length in inches of the plot of a confusion matrix, including the class names."""
     return min(9.0, max(3.6, 1.6 + 0.37 * classes))
 
 
 def _draw_confusion(figure: Any, matrices: Mapping[str, Mapping[str, Any]], columns: int) -> None:
-    """Draw a matrix for each split into a matplotlib (sub)figure, ``columns`` of them side by side.
+    """Draw the confusion matrix of each split into a matplotlib (sub)figure with ``columns`` matrices per row.
 
-    ``matrices``: by split {"labels": names [C], "counts": [C][C]}, a row per label, a column per
-    prediction. The color is the share of the row; cells show counts up to 20 classes.
+    ``matrices`` maps each split to {"labels": names [C], "counts": [C][C]}, with a row per label and a column per
+    prediction. The color shows the fraction of the row. Matrices of at most 20 classes show the counts.
     """
     rows = math.ceil(len(matrices) / columns)
     places = figure.subplots(rows, columns, squeeze=False).flat
@@ -216,7 +220,7 @@ def _draw_matrix(axes: Any, split: str, names: list[str], counts: np.ndarray) ->
     axes.tick_params(length=0)
     axes.spines[:].set_visible(False)
     axes.set_anchor("W")
-    axes.set(title=f"{split}: confusion matrix", xlabel="predicted", ylabel="given")
+    axes.set(title=f"{split}: confusion matrix", xlabel="prediction", ylabel="label")
 
 
 def _short(name: str) -> str:

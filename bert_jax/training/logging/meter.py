@@ -1,4 +1,4 @@
-"""Log lines of training: sums and weights over the steps of an interval, divided once, when the line is written."""
+"""Values of the training log lines: sums over an interval of steps, divided by summed weights at its end."""
 
 import collections
 import dataclasses
@@ -10,21 +10,21 @@ from bert_jax.batch import BatchInfo, DataBudgetError
 from bert_jax.config import TrainingConfig
 from bert_jax.training.spikes import LossGuard
 
-# Most steps in flight: enough to hide the work of the host, few enough to bound memory.
+# Maximum number of steps in flight: large enough to hide the work of the host, small enough to limit memory.
 MAX_IN_FLIGHT = 2
 
 
 class IntervalMeter:
-    """Sums of the metrics of steps. A checkpoint holds its state, so a resumed run logs the same lines.
+    """Sums of metrics over an interval of steps. Checkpoints contain them, so a resumed run logs the same lines.
 
-    Every line has loss, ``keys``, gradient norm and padding. A value is null if the model lacks the head or every
-    step was skipped.
+    Every line contains the loss, ``keys``, the gradient norm and the padding fraction. A value is null if the model
+    lacks the head of the metric or if every step of the interval was skipped.
     """
 
     def __init__(self, max_blank_records: int, keys: Sequence[str] = ()) -> None:
         self._max_blank_records = max_blank_records
         self._keys = ("loss", *keys, "grad_norm", "padding_fraction")
-        self.blank_records = 0  # rows without content, of all processes, since the phase began
+        self.blank_records = 0  # blank rows on all processes since the phase began
         self.skipped_steps = 0  # since the phase began
         self.bad_in_a_row = 0
         self._sums: dict[str, list[float]] = {}
@@ -33,8 +33,9 @@ class IntervalMeter:
     def add(self, metrics: Mapping[str, Any]) -> None:
         """Add the metrics of one step (host values). A skipped step is counted, but its values are not added.
 
-        A line has the values in ``last`` of the last step. Raises ``DataBudgetError`` above ``max_blank_records``
-        damaged records; a process that reads all rows raises it earlier.
+        A line contains the values in ``metrics["last"]`` of the last step. Raises ``DataBudgetError`` if more than
+        ``max_blank_records`` records are damaged. A process that reads all rows raises this error earlier, while
+        it reads them.
         """
         self._last = dict(metrics["last"])
         self.blank_records += int(metrics["blank_rows"])
@@ -42,7 +43,7 @@ class IntervalMeter:
         if self.blank_records > allowed:
             raise DataBudgetError(
                 f"data.max_blank_records: {allowed} is exceeded by {self.blank_records} damaged records; restore "
-                "the shards or raise the limit; each process has logged the records that it read"
+                "the shards or raise the limit; the log of each process names the damaged records that it read"
             )
         if not metrics["finite"]:
             self.skipped_steps += 1
@@ -56,7 +57,7 @@ class IntervalMeter:
             pair[1] += float(weight)
 
     def line(self) -> dict[str, float | int | None]:
-        """Return the means since the last line and start the next interval."""
+        """Return the means over the steps since the last line and start a new interval."""
         means: dict[str, float | None] = dict.fromkeys(self._keys)
         means |= {name: total / weight if weight else None for name, (total, weight) in self._sums.items()}
         self._sums = {}
@@ -70,7 +71,7 @@ class IntervalMeter:
         return {**counts, "bad_in_a_row": self.bad_in_a_row, "sums": sums}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Continue from :meth:`state`."""
+        """Restore a state that :meth:`state` returned."""
         self.skipped_steps, self.bad_in_a_row = state["skipped_steps"], state["bad_in_a_row"]
         self.blank_records = state["blank_records"]
         self._sums = {name: list(pair) for name, pair in state["sums"].items()}
@@ -78,7 +79,7 @@ class IntervalMeter:
 
 @dataclasses.dataclass
 class Clock:
-    """Wall time of an interval without evaluations and saves."""
+    """Wall time and throughput of an interval, without evaluations and saves."""
 
     started: float = dataclasses.field(default_factory=time.perf_counter)
     waited: float = 0.0
@@ -87,8 +88,8 @@ class Clock:
     sequences: int = 0
 
     def line(self) -> dict[str, float]:
-        """Return seconds per step, real tokens and sequences per second, share of the time spent waiting for
-        data."""
+        """Return the seconds per step, the tokens (without padding) and sequences per second, and the fraction of
+        the time spent waiting for data."""
         seconds = max(time.perf_counter() - self.started, 1e-9)
         return {
             "seconds_per_step": seconds / max(self.steps, 1),
@@ -100,12 +101,12 @@ class Clock:
 
 @dataclasses.dataclass
 class Recorder:
-    """Writer of log lines from the metrics of steps, which it reads a few steps late."""
+    """Writer of the log lines. It reads the metrics of a step a few steps later, so that the host need not wait."""
 
     config: TrainingConfig
     meter: IntervalMeter
     guard: LossGuard
-    # Receives step and line.
+    # Called with the step and the values of each log line.
     write: Callable[[int, dict[str, Any]], None]
     # Called with the current activity whenever a step is complete.
     beat: Callable[[str], None] = lambda doing: None
@@ -113,12 +114,13 @@ class Recorder:
     _in_flight: collections.deque[tuple[int, Any, BatchInfo]] = dataclasses.field(default_factory=collections.deque)
 
     def add(self, step: int, metrics: Any, info: BatchInfo) -> None:
-        """Take the ``StepMetrics`` of ``step`` without waiting for them."""
+        """Queue the ``StepMetrics`` of ``step``; read queued metrics until ``MAX_IN_FLIGHT`` steps remain."""
         self._in_flight.append((step, metrics, info))
         self.drain(MAX_IN_FLIGHT)
 
     def drain(self, leave: int = 0) -> None:
-        """Read metrics until ``leave`` steps are in flight. Raises the errors of :meth:`LossGuard.add`."""
+        """Read queued metrics until at most ``leave`` steps are in flight. Raises the errors of
+        :meth:`LossGuard.add`."""
         while len(self._in_flight) > leave:
             step, metrics, info = self._in_flight.popleft()
             metrics = metrics.unpack()

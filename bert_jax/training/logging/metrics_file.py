@@ -1,8 +1,8 @@
 """Metrics of a run on disk: WORKDIR/metrics.jsonl and TensorBoard events under WORKDIR/tensorboard.
 
-metrics.jsonl is the record; the events are a view of it. A run that resumes from the checkpoint of step s removes
-every line after s (these steps run again) and rebuilds the events, so both hold every logged step exactly once, in
-order, however often the run was killed.
+The events are derived from metrics.jsonl. A run that resumes from the checkpoint of step s removes every line after
+step s, because these steps run again, and rebuilds the events. Therefore both contain every logged step exactly
+once and in order, no matter how often the run was killed.
 """
 
 import json
@@ -17,12 +17,12 @@ from bert_jax.io.files import write_whole
 
 METRICS_FILE = "metrics.jsonl"
 TENSORBOARD_FOLDER = "tensorboard"
-# Values that differ between two equal runs; everything else in a line is reproducible.
+# Keys of values that differ between two equal runs; all other values of a line are reproducible.
 TIMING_KEYS = ("seconds_per_step", "tokens_per_second", "mfu", "data_wait_fraction")
 
 
 def read_metrics(workdir: Path) -> list[dict[str, Any]]:
-    """Return the complete lines of WORKDIR/metrics.jsonl in order; empty if the file is missing."""
+    """Return the complete lines of WORKDIR/metrics.jsonl in order, or an empty list if the file is missing."""
     path = Path(workdir) / METRICS_FILE
     if not path.exists():
         return []
@@ -30,13 +30,13 @@ def read_metrics(workdir: Path) -> list[dict[str, Any]]:
 
 
 class MetricsWriter:
-    """Writer of metrics.jsonl and TensorBoard events; every process creates one per start.
+    """Writer of metrics.jsonl and TensorBoard events. Every process creates one writer per start of the run.
 
     Args:
         workdir: folder of the run; created if missing.
-        start_step: step of the checkpoint that the run continues from (0: from the beginning). Lines of later
-            steps and torn lines are removed.
-        lead: False makes every method do nothing; only one process of a run may write.
+        start_step: step of the checkpoint from which the run continues, or 0 for a new run. Lines of later steps
+            and incomplete lines are removed.
+        lead: if False, every method does nothing; must be True on exactly one process of a run.
     """
 
     def __init__(self, workdir: Path | str, start_step: int = 0, *, lead: bool = True):
@@ -48,13 +48,13 @@ class MetricsWriter:
         workdir.mkdir(parents=True, exist_ok=True)
         path = workdir / METRICS_FILE
         records = _trim(path, start_step)
-        # By split: no line is written twice.
+        # Last written step by split, so that no line is written twice.
         self._last_step = {_split(record): record["step"] for record in records}
         self._events = _EventFile(workdir / TENSORBOARD_FOLDER, records)
         self._file = path.open("ab")
 
     def has(self, step: int, split: str = "train") -> bool:
-        """Return True if the file has the line of ``step`` and ``split``."""
+        """Return True if the file contains the line of ``step`` and ``split``."""
         return step <= self._last_step.get(split, -1)
 
     def write(self, step: int, metrics: Mapping[str, Any]) -> bool:
@@ -62,18 +62,19 @@ class MetricsWriter:
 
         Args:
             step: number of the step; must not decrease within a split.
-            metrics: numbers (Python, numpy or jax scalars), strings or None by name. Non-finite numbers become
-                null. ``split: eval`` marks an evaluation.
+            metrics: values by name: numbers (Python, numpy, jax scalars), strings or None. Non-finite numbers
+                become null. ``split: eval`` marks an evaluation.
 
         Returns:
-            False if the file already had the line (a resumed run repeats an evaluation).
+            True if the line was written. False if the file already contains the line, because a resumed run
+            repeated an evaluation, or if this process is not the lead.
         """
         if not self._lead:
             return False
         record = {"step": int(step)} | {name: _plain(value) for name, value in metrics.items() if name != "step"}
         if self.has(step, _split(record)):
             return False
-        # One write call per line: a kill leaves at most one torn line, the last.
+        # One write call per line, so that a kill leaves at most one incomplete line, the last one.
         self._file.write(json.dumps(record, allow_nan=False).encode() + b"\n")
         self._file.flush()
         self._events.write(record, time.time())
@@ -93,7 +94,7 @@ def _split(record: Mapping[str, Any]) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """Return a JSON value: Python numbers for numpy and jax scalars, None for non-finite ones."""
+    """Return a JSON value: Python numbers for numpy and jax scalars, None for non-finite numbers."""
     if hasattr(value, "item"):
         value = value.item()
     if isinstance(value, float) and not math.isfinite(value):
@@ -103,20 +104,20 @@ def _plain(value: Any) -> Any:
 
 
 def _complete_lines(content: bytes) -> Iterator[tuple[bytes, dict[str, Any]]]:
-    """Yield the lines that end in a newline and hold a JSON object with a step, as (raw, parsed)."""
+    """Yield (raw, parsed) for each line that ends with a newline and contains a JSON object with a step."""
     for line in content.splitlines(keepends=True):
         if not line.endswith(b"\n"):
             continue
         try:
             record = json.loads(line)
-        except ValueError:  # torn or damaged: ignored
+        except ValueError:  # incomplete or damaged: ignored
             continue
         if isinstance(record, dict) and isinstance(record.get("step"), int):
             yield line, record
 
 
 def _trim(path: Path, start_step: int) -> list[dict[str, Any]]:
-    """Remove lines after ``start_step``, torn lines and repeated steps from the file; return the other lines."""
+    """Remove lines after ``start_step``, incomplete lines and repeated steps; return the remaining lines."""
     if not path.exists():
         return []
     content = path.read_bytes()
@@ -136,14 +137,14 @@ def _trim(path: Path, start_step: int) -> list[dict[str, Any]]:
 
 
 class _EventFile:
-    """The one TensorBoard event file of a folder, written synchronously, so that a flushed event is on disk.
+    """The only TensorBoard event file of a folder. It is written synchronously, so that a flushed event is on disk.
 
-    A new file holds ``records`` and replaces all older ones. ``SummaryWriter(purge_step=...)`` would keep them, and
-    with them the gap of a torn event (test_torn_event_file_is_rebuilt).
+    A new file contains ``records`` and replaces all older event files. ``SummaryWriter(purge_step=...)`` would keep
+    the older files, and with them the gap after an incomplete event (test_torn_event_file_is_rebuilt).
     """
 
     def __init__(self, folder: Path, records: list[dict[str, Any]]):
-        # Imported here: it takes 0.3 s, and only the lead process needs it.
+        # Imported here, because the import takes 0.3 s and only the lead process needs it.
         from tensorboardX.event_file_writer import EventsWriter
         from tensorboardX.proto.event_pb2 import Event, SessionLog
 
@@ -154,13 +155,13 @@ class _EventFile:
         old = sorted(folder.glob("events.out.tfevents.*"))
         wall_times, now = _wall_times(old), time.time()
         self._writer = EventsWriter(str(folder / "rebuilding"))
-        # A START at step 0 makes a running TensorBoard discard the events of the older files.
+        # A START event at step 0 makes a running TensorBoard discard the events of the older files.
         self._writer.write_event(Event(wall_time=now, step=0, session_log=SessionLog(status=SessionLog.START)))
         for record in records:
             self.write(record, wall_times.get((_split(record), record["step"]), now))
         self._writer.flush()
-        # Old files are deleted first: after a kill in between, the next start rebuilds the file; in the other order
-        # steps could occur twice.
+        # Delete the old files before the rename: after a kill in between, the next start rebuilds the events. In
+        # the other order, steps could occur twice.
         for path in old:
             path.unlink()
         (new,) = folder.glob("rebuilding.*")
@@ -170,7 +171,7 @@ class _EventFile:
         self.flush, self.close = self._writer.flush, self._writer.close
 
     def write(self, record: Mapping[str, Any], wall_time: float) -> None:
-        """Append the numbers of one line as scalars train/NAME or eval/NAME."""
+        """Append the numbers of one line as scalars with the tags SPLIT/NAME, such as train/loss."""
         event = self._event(wall_time=wall_time, step=record["step"])
         for name, value in record.items():
             if name not in ("step", "split") and isinstance(value, int | float):
@@ -179,12 +180,12 @@ class _EventFile:
 
 
 def read_events(path: Path) -> Iterator[Any]:
-    """Yield the events (tensorboardX protos) of one file, up to a torn or damaged record."""
+    """Yield the events (tensorboardX protos) of one file, up to the first incomplete or damaged record."""
     from google.protobuf.message import DecodeError
     from tensorboardX.proto.event_pb2 import Event
 
     content, offset = path.read_bytes(), 0
-    # A record is a length of 8 bytes, its checksum, the event and its checksum.
+    # A record is the length of an event (8 bytes), a checksum of the length, the event, and its checksum.
     while offset + 12 <= len(content):
         end = offset + 12 + int.from_bytes(content[offset : offset + 8], "little")
         if end + 4 > len(content):
@@ -197,7 +198,7 @@ def read_events(path: Path) -> Iterator[Any]:
 
 
 def _wall_times(paths: list[Path]) -> dict[tuple[str, int], float]:
-    """Return the recorded time of each (split, step), so that rebuilt events keep their place on the time axis."""
+    """Return the recorded time of each (split, step), so that rebuilt events keep their times."""
     return {
         (event.summary.value[0].tag.split("/")[0], event.step): event.wall_time
         for path in paths

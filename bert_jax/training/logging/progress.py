@@ -16,21 +16,21 @@ from rich.progress import Progress as Bar
 
 from bert_jax.objectives.display import RUN_COLUMNS, Column
 
-# Number of log lines whose mean speed gives the ETA: few enough to follow a change, enough to be steady.
+# Number of log lines whose mean speed determines the ETA: a compromise between stability and fast response.
 _ETA_WINDOW = 20
-# Metrics of a task that one line shows.
+# Maximum number of metrics of a task in one line.
 _MOST_METRICS = 4
 
 
 def format_duration(seconds: float) -> str:
-    """Return ``0:01:15`` for 75.4 and ``1d 3:46:40`` for 100000; negative values count as 0."""
+    """Format a number of seconds: ``0:01:15`` for 75.4, ``1d 3:46:40`` for 100000. Negative values count as 0."""
     return re.sub(" days?, ", "d ", str(datetime.timedelta(seconds=max(0, int(seconds)))))
 
 
 def format_count(value: float) -> str:
-    """Return three digits and a suffix: ``8.30k`` for 8300, ``950`` for 950, ``1.20B`` for 1.2e9."""
+    """Format a number with three digits and a suffix: ``8.30k`` for 8300, ``950`` for 950, ``1.20B`` for 1.2e9."""
     for limit, suffix in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")):
-        # 999,600 would read "1000k": round up to the next suffix instead.
+        # The factor avoids "1000k" for 999,600, which is formatted with the next suffix instead.
         if value >= limit * 0.9995:
             scaled = value / limit
             return f"{scaled:.{2 if scaled < 9.995 else 1 if scaled < 99.95 else 0}f}{suffix}"
@@ -44,7 +44,8 @@ def format_line(
     eta: float | None = None,
     columns: Sequence[Column] = (),
 ) -> str:
-    """Return one log line with the ``columns`` of the objective. Missing values are skipped; an unknown MFU is n/a.
+    """Return one log line with the ``columns`` of the objective. Missing values are skipped; an unknown MFU is
+    shown as n/a.
 
     ``step 1,200/10,000  loss 5.123  token 4.812 (acc 0.214)  lr 9.9e-05  grad 1.42  0.123 s/step
     8.30k tok/s  mfu n/a  eta 0:12:03``
@@ -53,7 +54,7 @@ def format_line(
     parts = [f"{split} step {step:,}/{total_steps:,}".strip()]
     if "loss" in metrics:
         parts.append(f"loss {_number(metrics['loss'], '.3f')}")
-    # A run without a head reports null or nothing, so the line has no column for it.
+    # A run without a head reports null or no value for its metrics, and the line omits their columns.
     parts += [_column(column, metrics) for column in columns if metrics.get(column.key) is not None]
     parts += [_column(column, metrics) for column in RUN_COLUMNS if column.key in metrics]
     if metrics.get("tokens_per_second") is not None:
@@ -83,16 +84,17 @@ def _number(value: Any, style: str) -> str:
 class Progress:
     """Display of the progress of a run.
 
-    A terminal has a bar at the bottom and messages above it; log lines go to the log file only. Elsewhere log lines
-    and messages are plain text on standard output. The log file always receives all lines.
+    On a terminal, a bar is shown at the bottom and messages above it; log lines are written only to the log file.
+    Without a terminal, log lines and messages are plain text on standard output. All lines are written to the log
+    file in both cases.
 
     Args:
         total_steps: step at which the run ends.
         start_step: step from which the run continues.
-        log_path: log file, appended to; None: no file.
-        columns: columns of the objective; the bar shows the first one too.
-        lead: False shows and writes nothing (all processes of a run but one).
-        console: default: standard output.
+        log_path: log file, to which lines are appended; None: no file.
+        columns: columns of the objective in log lines; the bar also shows the first column.
+        lead: if False, nothing is shown or written; must be True on exactly one process of a run.
+        console: console of the bar and the messages; default: standard output.
     """
 
     def __init__(
@@ -124,18 +126,18 @@ class Progress:
                 TaskProgressColumn(),
                 TextColumn("{task.fields[status]}"),
                 console=self._console,
-                refresh_per_second=2,  # more would take time of the host
+                refresh_per_second=2,  # a higher rate would cost host time
                 expand=True,
             )
             self._task = self._bar.add_task(
                 self._title(start_step), total=total_steps, completed=start_step, status="compiling"
             )
             self._bar.start()
-            # A run that ends with an error restores the cursor of the terminal too.
+            # Restore the cursor of the terminal even if the run ends with an error.
             atexit.register(self.close)
 
     def tick(self, step: int) -> None:
-        """Move the bar; cheap enough for every step."""
+        """Move the bar to ``step``. Cheap enough for every step."""
         if self._bar is not None:
             self._bar.update(self._task, completed=step, description=self._title(step))
 
@@ -156,7 +158,7 @@ class Progress:
             self._bar.update(self._task, status=self._status(metrics, eta))
 
     def line(self, text: str) -> None:
-        """Show a message and log it."""
+        """Show a message and write it to the log file."""
         if self._lead:
             self._write_log(text)
             self._print(text)
@@ -175,7 +177,8 @@ class Progress:
         return f"step {step:,}/{self._total:,}"
 
     def _eta(self, step: int, metrics: Mapping[str, Any]) -> float | None:
-        """Return the seconds to the end at the speed of the last log lines, evaluations and saves included."""
+        """Return the estimated remaining seconds from the speed of the last log lines, including evaluations and
+        saves; None if the speed is unknown."""
         if len(self._marks) >= 2:
             (first_time, first_step), (last_time, last_step) = self._marks[0], self._marks[-1]
             if last_step > first_step:
@@ -198,7 +201,7 @@ class Progress:
             self._console.file.flush()
 
     def _status(self, metrics: Mapping[str, Any], eta: float | None) -> str:
-        """Return the short text at the right of the bar."""
+        """Return the short text to the right of the bar."""
         first = [column for column in self._columns[:1] if metrics.get(column.key) is not None]
         parts = [column.template.format(_number(metrics[column.key], column.style)) for column in first]
         if metrics.get("tokens_per_second") is not None:

@@ -10,7 +10,7 @@ from bert_jax.training.logging.progress import Progress
 
 
 class RunLog:
-    """Logs in ``folder`` from ``first_step`` on, written and shown by the lead process alone."""
+    """Logs of a run in ``folder``, continued after ``first_step``. Only the lead process writes and shows them."""
 
     def __init__(
         self, folder: Path, total_steps: int, first_step: int, columns: Sequence[Column], *, lead: bool
@@ -22,12 +22,12 @@ class RunLog:
         self.has = self._metrics.has
 
     def write(self, step: int, values: Mapping[str, Any]) -> None:
-        """Write the line of a step, or with ``split`` of an evaluation, to metrics.jsonl and show it."""
+        """Write and show the line of a step, or of an evaluation if ``values`` contains ``split``."""
         self._metrics.write(step, values)
         self._progress.update(step, values)
 
     def last(self, split: str) -> dict[str, Any]:
-        """Return the newest line of ``split`` in metrics.jsonl, or an empty dict."""
+        """Return the last line of ``split`` in metrics.jsonl, or an empty dict if no such line exists."""
         return next((line for line in reversed(read_metrics(self.folder)) if line.get("split") == split), {})
 
     def close(self) -> None:

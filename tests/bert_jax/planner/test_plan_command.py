@@ -82,7 +82,7 @@ def test_show_sharding_of_any_number_of_devices(capsys):
     [
         ("", "--topology: "),
         ("--topology v5x:2x2", "'v5x:2x2' is not known; allowed: TPU: v2"),
-        ("--topology h100:8 --mesh.fsdp 3", "does not fit 8 devices: 3 does not divide it"),
+        ("--topology h100:8 --mesh.fsdp 3", "does not fit 8 devices; use sizes whose product divides 8"),
         ("--topology h100:8 --model.num_layer 3", "did you mean 'model.num_layers'?"),
         ("--topolgy h100:8", "did you mean 'topology'?"),
         ("--topology h100:8 --devices 8", "--devices: not allowed with --topology"),
