@@ -315,7 +315,7 @@ def round_significant(value: float) -> float:
 
 def missing_label(record: Record) -> ValueError:
     """Return the error for a training record without a label."""
-    return ValueError(f"{record.source}: no label; training needs one; check data.columns (role label)")
+    return ValueError(f"{record.source}: no label; training requires one; check data.columns (role label)")
 
 
 def class_number(record: Record, labels: tuple[str, ...]) -> int:
