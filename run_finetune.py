@@ -1,8 +1,8 @@
-"""Fine-tune BERT on a task: files to a trained model, metrics, predictions and an export.
+"""Fine-tune BERT on a task: read the task files, train, and write metrics, predictions and an exported model.
 
 python run_finetune.py --config configs/finetune/sst2.yaml --init_from MODEL --data.dir DIR
 
-The same command on every host of a TPU pod or a SLURM job makes one run.
+On a TPU pod or in a SLURM job, start the same command on every host; together, the hosts train one run.
 """
 
 import sys
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 def main() -> int:
     options, arguments = take_options(FinetuneRunOptions, sys.argv[1:])
-    if {"--help", "-h"} & set(arguments):  # ends here, before jax is imported
+    if {"--help", "-h"} & set(arguments):  # exits here, before jax is imported
         load_config(FinetuneConfig, arguments, prog="run_finetune.py", extra=FinetuneRunOptions)
     if options.print_config:
         print(dump_yaml(shown(options, arguments)), end="")
@@ -54,8 +54,8 @@ def main() -> int:
 
 
 def shown(options: FinetuneRunOptions, arguments: list[str]) -> FinetuneConfig:
-    """Return the config before the records are read: with the sizes of the model if one exists, for a sweep the
-    options that its runs share."""
+    """Return the config to print, before any records are read. It contains the sizes of the initial or restored
+    model, if one exists. For a sweep, it contains the options that all runs share."""
     from bert_jax.training.checkpoint.restore import saved_steps
 
     if not (options.init_from or saved_steps(location(options.folder("finetune")))):
@@ -72,7 +72,7 @@ def plan(options: FinetuneRunOptions, arguments: list[str]) -> tuple[FinetuneCon
 
 
 def sweep(options: FinetuneRunOptions, arguments: list[str]) -> int:
-    """Make every run of ``--sweep`` and ``--seeds``; return the exit code."""
+    """Execute every run of ``--sweep`` and ``--seeds``; return the exit code."""
     base, cells = plan(options, arguments)
 
     from bert_jax.experiments.sweep import run_sweep
@@ -94,7 +94,7 @@ def sweep(options: FinetuneRunOptions, arguments: list[str]) -> int:
 
 
 def configure(options: FinetuneRunOptions, arguments: list[str]) -> "tuple[FinetuneConfig, Start]":
-    """Return the resolved config, and the start that fixes its model section."""
+    """Return the resolved config, and the :class:`Start` that determines its model section."""
     from bert_jax.interop.initialization import plan_start
 
     start = plan_start(FinetuneConfig, options, location(options.folder("finetune")), arguments)
@@ -103,7 +103,7 @@ def configure(options: FinetuneRunOptions, arguments: list[str]) -> "tuple[Finet
 
 
 def train(options: FinetuneRunOptions, arguments: list[str], started: float = STARTED) -> None:
-    """Read the records, then fine-tune. ``started``: start of the run by ``time.perf_counter``."""
+    """Read the records, then fine-tune. ``started``: start time of the run, a value of ``time.perf_counter``."""
     config, start = configure(options, arguments)
 
     from bert_jax.finetuning.finetune import finetune

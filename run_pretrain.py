@@ -1,8 +1,8 @@
-"""Pretrain BERT: text to vocabulary, shards, checkpoints and a report.
+"""Pretrain BERT: create a vocabulary and shards from text, then train and write checkpoints and a report.
 
 python run_pretrain.py --config configs/quickstart.yaml [--workdir DIR] [--section.key value ...]
 
-The same command on every host of a TPU pod or a SLURM job makes one run.
+On a TPU pod or in a SLURM job, start the same command on every host; together, the hosts train one run.
 """
 
 import sys
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 def main() -> None:
     options, arguments = take_options(RunOptions, sys.argv[1:])
-    if {"--help", "-h"} & set(arguments):  # ends here, before jax is imported
+    if {"--help", "-h"} & set(arguments):  # exits here, before jax is imported
         load_config(PretrainConfig, arguments, prog="run_pretrain.py", extra=RunOptions)
     if options.print_config:
         config, _ = configure(options, arguments)
@@ -48,7 +48,7 @@ def main() -> None:
 
 
 def configure(options: RunOptions, arguments: list[str]) -> "tuple[PretrainConfig, Start]":
-    """Return the resolved config, and the start that fixes some of it."""
+    """Return the resolved config, and the :class:`Start` that determines some of its options."""
     from bert_jax.interop.initialization import plan_start
 
     start = plan_start(PretrainConfig, options, location(options.folder("pretrain")), arguments)
@@ -60,7 +60,7 @@ def configure(options: RunOptions, arguments: list[str]) -> "tuple[PretrainConfi
 def train(options: RunOptions, arguments: list[str]) -> None:
     """Prepare the data, then pretrain."""
     config, start = configure(options, arguments)
-    # First: a wrong file or conflicting options are reported before data are prepared.
+    # Created first, so that an invalid file or conflicting options are reported before the data are prepared.
     objective = objective_class(config.objective)
     model = objective.make_model(config, None)
 
@@ -87,7 +87,7 @@ def train(options: RunOptions, arguments: list[str]) -> None:
             vocabulary = require_shards(config, arguments)
     tokenizer = load_tokenizer(vocabulary, lower_case=config.data.lower_case)
     initial = initial_model(start, pretraining_spec(config, model))
-    del start  # its arrays are freed when the devices hold them
+    del start  # so that its host arrays can be freed once they are on the devices
     launch = Launch(
         workdir=location(options.folder("pretrain")),
         stop=STOP,

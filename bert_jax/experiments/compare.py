@@ -1,6 +1,6 @@
-"""Comparison of two fine-tuning runs on the same records: difference, interval and p-value of a metric.
+"""Compare two fine-tuning runs on the same records: difference of a metric, confidence interval and p-value.
 
-The only sources are ``config.yaml`` and ``predictions_SPLIT.jsonl``; no model is read.
+Only ``config.yaml`` and ``predictions_SPLIT.jsonl`` of each run are read, not the model.
 """
 
 import dataclasses
@@ -24,15 +24,15 @@ from bert_jax.tokenization import Tokenizer
 
 # Metrics whose value for one record is 0 or 1.
 RIGHT_OR_WRONG = ("accuracy", "triplet_accuracy", "precision@1")
-# Options that determine the form of predictions and the metrics.
+# Options that determine the metrics and the format of the predictions.
 _READ = ("task.kind", "task.module", "task.metric", "data.labels", "data.label_names", "sentence.loss")
 
 
 @dataclass(frozen=True)
 class Comparison:
     """Metric values of both runs over ``records`` records, their difference a - b with its 95% interval, and the
-    two-sided p-value of ``test``. ``only_a`` and ``only_b``: records that one run alone has right, for McNemar's
-    test."""
+    two-sided p-value of ``test``. ``only_a`` and ``only_b``: numbers of records that only run a, or only run b,
+    predicts correctly; None unless ``test`` is McNemar's test."""
 
     a: str
     b: str
@@ -50,7 +50,7 @@ class Comparison:
     only_b: int | None = None
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the fields as JSON-able values; undefined ones are null."""
+        """Return the fields as JSON-serializable values; NaN becomes None."""
         values = dataclasses.asdict(self)
         return {name: None if isinstance(one, float) and math.isnan(one) else one for name, one in values.items()}
 
@@ -59,7 +59,7 @@ class Comparison:
 class _Run:
     name: str
     task: Task
-    # By record id.
+    # Records and predictions by record id.
     records: dict[str, Record]
     predictions: dict[str, Prediction]
 
@@ -70,10 +70,10 @@ def compare(
 ) -> Comparison:  # fmt: skip
     """Compare the runs of two workdirs on the labeled records of ``split``.
 
-    ``metric``: a name of metrics.json; None: ``task.metric`` of the first run, else the first metric of its task.
-    The p-value of accuracy is that of McNemar's exact test, of other metrics that of the paired bootstrap, as are
-    all intervals. Raises ``ValueError`` for runs of different tasks, labels or records, and for a task whose
-    predictions lack the correct answers.
+    ``metric``: a metric of metrics.json. None: ``task.metric`` of the first run or, if it is empty, the first
+    metric of its task. The p-value of a metric in ``RIGHT_OR_WRONG``, such as accuracy, is computed by McNemar's
+    exact test; all other p-values and all intervals by the paired bootstrap. Raises ``ValueError`` if the runs
+    differ in task, labels or records, if their predictions lack the correct answers, and for an invalid argument.
     """
     if resamples < 1:
         raise ValueError(f"resamples: {resamples} is not allowed; allowed: 1 or more")
@@ -89,7 +89,7 @@ def compare(
     name = metric or a.task.config.task.metric or next(iter(scores_a))
     if name not in scores_a or name not in scores_b:
         allowed = ", ".join(each for each in scores_a if each in scores_b)
-        raise ValueError(f"metric: {name!r} is not measured; allowed: {allowed}")
+        raise ValueError(f"metric: {name!r} is not a metric of both runs; allowed: {allowed}")
     score_a, score_b, n = scores_a[name], scores_b[name], len(ids)
     bootstrap = paired_bootstrap(score_a, score_b, n, seed, resamples)
     p_value, test, only_a, only_b = bootstrap.p_value, "paired bootstrap", None, None
@@ -106,7 +106,7 @@ def table(result: Comparison) -> list[str]:
     """Return the comparison as lines of text."""
     only = ""
     if result.only_a is not None:
-        only = f"; right in A alone {result.only_a:,}, in B alone {result.only_b:,}"
+        only = f"; correct only in A: {result.only_a:,}, only in B: {result.only_b:,}"
     cells = {
         "metric": result.metric,
         "A": f"{result.value_a:.4f}",
@@ -137,23 +137,22 @@ def _scores(task: Task, run: _Run, ids: Sequence[str]) -> list[Score]:
 def _check_alike(a: _Run, b: _Run) -> None:
     kind, other = (run.task.config.task.kind for run in (a, b))
     if kind != other:
-        raise ValueError(f"{a.name}: task.kind {kind}, but {b.name} has {other}; compare runs of one task")
+        raise ValueError(f"{a.name}: task.kind {kind}, but {b.name} has {other}; compare runs of the same task")
     labels = [sorted(run.task.config.data.labels) for run in (a, b)]
     if labels[0] != labels[1]:
         both = " and ".join(", ".join(each[:10]) for each in labels)
-        raise ValueError(f"{a.name} and {b.name} have different labels: {both}; compare runs with equal labels")
+        raise ValueError(f"{a.name} and {b.name} have different labels: {both}; compare runs with the same labels")
     for one, two in ((a, b), (b, a)):
         missing = next((each for each in one.records if each not in two.records), None)
         if missing is not None:
             raise ValueError(
-                f"{two.name}: lacks the record {missing!r} of {one.name} "
-                f"({len(two.records):,} and {len(one.records):,} records); compare runs on the same records"
+                f"{two.name} ({len(two.records):,} records): the record {missing!r} of {one.name} "
+                f"({len(one.records):,} records) is missing; compare runs on the same records"
             )
     for each, record in a.records.items():
         if record != dataclasses.replace(b.records[each], source=record.source):
             raise ValueError(
-                f"{b.name}: the record {each!r} has another label than in {a.name}; "
-                "compare runs on the same records"
+                f"{b.name}: the record {each!r} has a different label in {a.name}; compare runs on the same records"
             )
 
 
@@ -169,14 +168,14 @@ def _read_run(workdir: Location, split: str) -> _Run:
             f"{workdir}: the predictions of {what} lack the correct answers, so they cannot be compared; allowed: "
             f"{', '.join(_READERS)}"
         )
-    # Metrics need only the labels, and the config has all of them.
+    # The metrics need no tokenizer, only the labels, all of which are in the config.
     task = TASKS[kind](config, cast(Tokenizer, None))
     records: dict[str, Record] = {}
     predictions: dict[str, Prediction] = {}
     for where, line in read_predictions(workdir, split):
         record = _record(line, config, where)
         if record.id in records:
-            raise ValueError(f"{where}: the record {record.id!r} occurs twice; every id must occur once")
+            raise ValueError(f"{where}: the record {record.id!r} occurs twice; every id must be unique")
         records[record.id], predictions[record.id] = record, line
     return _Run(str(workdir), task, records, predictions)
 
@@ -221,7 +220,7 @@ def _choice(line: Mapping[str, Any], labels: tuple[str, ...]) -> Record | None:
 
 
 def _pair(line: Mapping[str, Any], labels: tuple[str, ...]) -> Record | None:
-    """Read a prediction of sentence embeddings; its fields determine the score (``SentenceTask.scores``)."""
+    """Read a prediction of sentence embeddings; its fields determine the metrics (see ``SentenceTask.scores``)."""
     gold = line.get("gold")
     is_triplet, is_class = "cosine_negative" in line, gold in labels and "label" in line
     fits = gold is None or isinstance(gold, str)
@@ -255,7 +254,7 @@ def _as_number(text: Any) -> bool:
 _READERS: dict[str, tuple[Callable[[Mapping[str, Any], tuple[str, ...]], Record | None], str]] = {
     "classification": (_class, "gold, label and probabilities of data.labels"),
     "multi_label": (_classes, "gold, labels (lists) and probabilities of data.labels"),
-    "regression": (_value, "gold and value, numbers"),
-    "choice": (_choice, "gold and choice, numbers of choices"),
-    "sentence": (_pair, "gold and cosine, or label, or rank, or cosine_negative"),
+    "regression": (_value, "gold and value (numbers)"),
+    "choice": (_choice, "gold and choice (numbers of choices, from 0)"),
+    "sentence": (_pair, "cosine, with gold, rank or cosine_negative"),
 }

@@ -1,4 +1,4 @@
-"""Files for the GLUE leaderboard (Wang et al. 2018; gluebenchmark.com/faq) from predictions of runs.
+"""Files for the GLUE leaderboard (Wang et al. 2018; gluebenchmark.com/faq) from the predictions of runs.
 
 Every file has the header ``index<TAB>prediction`` and a line for each record of the official test set.
 """
@@ -18,14 +18,15 @@ _BINARY, _TWO, _THREE = ("0", "1"), ("entailment", "not_entailment"), ("entailme
 
 
 class GlueFile(NamedTuple):
-    """The file of a test set: name without .tsv, number of records, classes (empty: the prediction is a value)."""
+    """The file of a test set: name without .tsv, number of records, and classes (empty: predictions are
+    numbers)."""
 
     name: str
     records: int
     classes: tuple[str, ...] = ()
 
 
-# By task.name and split of the recipes.
+# Files by ``task.name`` and split, as the recipes name them.
 FILES = {
     "cola": {"test": GlueFile("CoLA", 1_063, _BINARY)},
     "sst2": {"test": GlueFile("SST-2", 1_821, _BINARY)},
@@ -41,29 +42,29 @@ FILES = {
     "rte": {"test": GlueFile("RTE", 3_000, _TWO)},
     "wnli": {"test": GlueFile("WNLI", 146, _BINARY)},
 }
-# Least and largest value of STS-B.
+# Smallest and largest value of STS-B.
 _LEAST, _LARGEST = 0.0, 5.0
 
 
 def write_submission(workdirs: Iterable[Location], output: Path) -> list[str]:
-    """Write a file for every test set with predictions in ``workdirs``, and ``submission.zip`` of these files.
+    """Write a file for every test set with predictions in ``workdirs``, and ``submission.zip`` with these files.
 
-    All predictions are checked before a file is written. Returns lines to print, with the names of missing files.
-    Raises ``ValueError`` for a run of another task than GLUE's or without predictions of its test sets, for an
-    index that is missing, repeated or too large, and for a class that the leaderboard does not have.
+    All predictions are checked before the first file is written. Returns lines to print, which name the missing
+    files. Raises ``ValueError`` for a run that is not on a GLUE task or has no predictions of its test sets, for an
+    index that is missing, repeated or too large, and for a class that the leaderboard does not accept.
     """
     files: dict[str, str] = {}
     sources: dict[str, Location] = {}
     for workdir in workdirs:
         task = read_options(workdir, ("task.kind", "task.name")).task.name
         if task not in FILES:
-            raise ValueError(f"{workdir}: task.name {task!r} is no task of GLUE; allowed: {', '.join(FILES)}")
+            raise ValueError(f"{workdir}: task.name {task!r} is not a GLUE task; allowed: {', '.join(FILES)}")
         predicted, splits = predicted_splits(workdir), FILES[task]
-        # If no split has predictions, the error for the first one names the splits that have.
+        # If none of these splits has predictions, reading the first one raises an error that names the others.
         for split in [each for each in splits if each in predicted] or list(splits)[:1]:
             name = splits[split].name
             if name in sources:
-                raise ValueError(f"{workdir}: {name}.tsv is that of {sources[name]} already; give one of the two")
+                raise ValueError(f"{workdir}: {sources[name]} already provides {name}.tsv; give only one of them")
             sources[name] = workdir
             files[name] = _file(workdir, split, splits[split])
     output.mkdir(parents=True, exist_ok=True)
@@ -75,12 +76,12 @@ def write_submission(workdirs: Iterable[Location], output: Path) -> list[str]:
     wanted = [one.name for splits in FILES.values() for one in splits.values()]
     missing = [name for name in wanted if name not in files]
     lines = [f"{output / name}.tsv: {text.count(chr(10)) - 1:,} predictions" for name, text in files.items()]
-    lacks = f", not ready to upload: the leaderboard wants {', '.join(missing)} too" if missing else ""
+    lacks = f", not ready to upload: the leaderboard also requires {', '.join(missing)}" if missing else ""
     return [*lines, f"{output / ZIP}: {len(files)} of {len(wanted)} files{lacks}"]
 
 
 def _file(workdir: Location, split: str, wanted: GlueFile) -> str:
-    """Return the text of a file: the predictions in the order of their indices."""
+    """Return the content of a file: the predictions of ``split`` in the order of their indices."""
     last = wanted.records - 1
     numbers = {str(number): number for number in range(wanted.records)}
     answers: list[str | None] = [None] * wanted.records
@@ -91,24 +92,24 @@ def _file(workdir: Location, split: str, wanted: GlueFile) -> str:
             wrong = "is not allowed" if number is None else "occurs twice"
             raise ValueError(
                 f"{where}: index {identity!r} {wrong} in {wanted.name}; allowed: 0 to {last:,}, each once, "
-                "as in the test file of GLUE"
+                "as in the GLUE test file"
             )
         answers[number] = _answer(line.get("label" if wanted.classes else "value"), wanted, where)
     if None in answers:
         raise ValueError(
             f"{workdir}: {wanted.records - answers.count(None):,} predictions of {split}, but {wanted.name} has "
-            f"{wanted.records:,}: index {answers.index(None)} is missing; predict the whole test file of GLUE"
+            f"{wanted.records:,}: index {answers.index(None)} is missing; predict the whole GLUE test file"
         )
     return "".join(["index\tprediction\n", *(f"{number}\t{answer}\n" for number, answer in enumerate(answers))])
 
 
 def _answer(prediction: Any, wanted: GlueFile, where: str) -> str:
-    """Return a prediction in the form of the leaderboard; values are clipped to the range of STS-B."""
+    """Return a prediction in the format of the leaderboard; numbers are clipped to the range of STS-B, 0 to 5."""
     if wanted.classes:
         if prediction not in wanted.classes:
             raise ValueError(
                 f"{where}: prediction {prediction!r} is not a class of {wanted.name}; allowed: "
-                f"{', '.join(wanted.classes)}; train on the files of GLUE"
+                f"{', '.join(wanted.classes)}; use a run trained on the GLUE files"
             )
         return str(prediction)
     if isinstance(prediction, bool) or not isinstance(prediction, int | float) or not math.isfinite(prediction):

@@ -1,7 +1,8 @@
 """Sweeps: several fine-tuning runs of one command, each in its own workdir, and a table of their results.
 
-WORKDIR/runs/NAME is the workdir of a run. Finished runs are not repeated, so a killed sweep continues, and several
-processes on one WORKDIR share the runs. The only source of the table is metrics.json of the runs.
+WORKDIR/runs/NAME is the workdir of a run. Finished runs are not repeated, so the same command continues a killed
+sweep, and several processes on one WORKDIR divide the runs among them. The table is computed only from the
+metrics.json files of the runs.
 """
 
 import contextlib
@@ -40,20 +41,20 @@ def run_sweep(
     stop: StopRequest,
     host_timeout: float,
 ) -> int:
-    """Do every run of ``cells`` that is not finished, and write the table. Returns the exit code.
+    """Execute every unfinished run of ``cells``, write the table, and return the exit code.
 
     Args:
         base: the options that the runs share.
-        train: trains in a folder, with further arguments of the command line.
+        train: function of (folder, arguments) that trains one run with additional command-line arguments.
 
     Raises:
-        ValueError: ``workdir`` holds a sweep of other settings, or a run is not possible.
+        ValueError: ``workdir`` contains a sweep with other settings, or the options or data of a run are invalid.
         exits.Stop: a signal ended the sweep.
     """
     if hosts.is_lead():
         with _alone(workdir):
             _same_sweep(workdir / SHARED, {"init_from": init_from, **shared_settings(base, cells)})
-    # One cache for all runs: those that differ only in their seeds compile once.
+    # One cache for all runs, so that runs that differ only in their seeds compile once.
     compiled = base.training.compilation_cache or str(workdir.absolute() / "compilation_cache")
     taken, failed = 0, 0
     for number, cell in enumerate(cells):
@@ -83,7 +84,7 @@ def run_sweep(
     if hosts.is_lead():
         with _alone(workdir):
             write_results(base, cells, workdir)
-        left = f"; another process does {taken} of them and completes the table" if taken else ""
+        left = f"; another process executes {taken} of them and completes the table" if taken else ""
         left += f"; {failed} ended early and have no values in the table" if failed else ""
         _say(f"{len(cells) - taken - failed} of {len(cells)} runs{left}; {workdir / TABLE}:")
         _say((workdir / TABLE).read_text(encoding="utf-8"))
@@ -92,7 +93,7 @@ def run_sweep(
 
 @contextlib.contextmanager
 def _alone(workdir: Path) -> Iterator[None]:
-    """Hold the files of the sweep, which other processes hold for moments; raise ``FolderTaken`` after a minute."""
+    """Lock ``workdir``, which other processes lock only briefly; raise ``FolderTaken`` after a minute."""
     with contextlib.ExitStack() as held:
         for tries in range(600, -1, -1):
             try:
@@ -114,13 +115,13 @@ def _is_taken(folder: Path) -> bool:
 
 
 def _drop_checkpoints(folder: Path) -> None:
-    """Remove the checkpoints of a finished run, which keeps its best parameters, to save disk space."""
+    """Delete the checkpoints of a finished run to save disk space; its best parameters remain."""
     if hosts.is_lead() and read_results(folder):
         shutil.rmtree(folder / "checkpoints", ignore_errors=True)
 
 
 def _same_sweep(path: Path, now: dict[str, Any]) -> None:
-    """Write the shared settings of the runs to ``path``; raise ``ValueError`` if it holds other settings."""
+    """Write the shared settings of the runs to ``path``; raise ``ValueError`` if it contains different ones."""
     text = json.dumps(now, indent=1, ensure_ascii=False)
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -130,9 +131,9 @@ def _same_sweep(path: Path, now: dict[str, Any]) -> None:
     changed = [f"{key}: {before[key]} -> {now[key]}" for key in now if key in before and before[key] != now[key]]
     if changed:
         raise ValueError(
-            f"{path.parent}: holds runs with other settings ({'; '.join(changed)}); set another --workdir"
+            f"{path.parent}: contains runs with other settings ({'; '.join(changed)}); use another --workdir"
         )
-    if any(key not in before for key in now):  # an earlier command swept this option, and this one does not
+    if any(key not in before for key in now):  # an earlier command swept this option, the current one does not
         write_whole(path, f"{json.dumps({**before, **now}, indent=1, ensure_ascii=False)}\n")
 
 
@@ -145,7 +146,7 @@ def _say(text: str) -> None:
 
 
 def write_results(base: FinetuneConfig, cells: Sequence[Cell], workdir: Path) -> None:
-    """Write sweep.md, sweep.json and sweep.png from the finished runs; equal runs give equal bytes."""
+    """Write sweep.md, sweep.json and sweep.png from the finished runs; equal results produce identical files."""
     results = []
     for cell in cells:
         entries = read_results(workdir / RUNS / cell.name)
@@ -169,7 +170,7 @@ def write_results(base: FinetuneConfig, cells: Sequence[Cell], workdir: Path) ->
 
 
 def _groups(results: Sequence[dict[str, Any]]) -> list[tuple[dict[str, str], list[dict[str, Any]]]]:
-    """Return (settings, runs) for runs that differ in their seeds only, in the order of the sweep."""
+    """Return (settings, runs) for each group of runs that differ only in their seeds, in the order of the sweep."""
     groups = itertools.groupby(results, operator.itemgetter("settings"))
     return [(settings, list(runs)) for settings, runs in groups]
 
@@ -184,8 +185,8 @@ def _label(settings: dict[str, str]) -> str:
 
 
 def _table(results: Sequence[dict[str, Any]], splits: Sequence[str], metric: str, higher: bool) -> str:
-    """Return Markdown with mean, standard deviation and best over the seeds of each setting, the best mean in
-    bold."""
+    """Return a Markdown table with the mean, the standard deviation and the best value over the seeds of each
+    setting; the best mean is in bold."""
     sign = 1 if higher else -1
     groups = _groups(results)
     first = splits[0]
@@ -222,7 +223,7 @@ def _figure(value: float | None) -> str:
 
 
 def draw_points(rows: Sequence[tuple[str, Sequence[float]]], title: str) -> bytes:
-    """Return a PNG with a line for each of ``rows`` (label, values): points for values and a bar at their mean."""
+    """Return a PNG plot with one line per (label, values) of ``rows``: a point per value, a bar at the mean."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 

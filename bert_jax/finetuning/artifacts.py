@@ -17,8 +17,8 @@ METRICS, PREDICTIONS = "metrics.json", "predictions_{}.jsonl"
 
 
 def read_options(workdir: Location, names: Collection[str]) -> FinetuneConfig:
-    """Read the options ``names`` from the config of a run; the others keep their defaults, because the file may be
-    that of an older version. Raises ``ValueError`` for a folder that is not a workdir of fine-tuning."""
+    """Read the options ``names`` from the config of a run. All other options have their defaults, because an older
+    version may have written the file. Raises ``ValueError`` if ``workdir`` is not a workdir of fine-tuning."""
     file = workdir / "config.yaml"
     if not file.is_file():
         raise ValueError(f"{workdir}: no config.yaml in this folder; give a workdir of run_finetune.py")
@@ -29,7 +29,7 @@ def read_options(workdir: Location, names: Collection[str]) -> FinetuneConfig:
 
 
 def read_results(workdir: Location) -> list[dict[str, Any]]:
-    """Return the entries of ``metrics.json``; none before the run is complete, when it has a report."""
+    """Return the entries of ``metrics.json``; an empty list if the run is not complete (has no report yet)."""
     if not ((workdir / METRICS).is_file() and (workdir / HTML_FILE).is_file()):
         return []
     entries: list[dict[str, Any]] = json.loads((workdir / METRICS).read_text(encoding="utf-8"))
@@ -55,9 +55,10 @@ def predicted_splits(workdir: Location) -> list[str]:
 
 
 def read_predictions(workdir: Location, split: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield (FILE:LINE, prediction) of every record of a split, in the order of its file.
+    """Yield (FILE:LINE, prediction) of every record of a split, in file order.
 
-    Raises ``ValueError`` for a split without predictions and for a line that is not a JSON object.
+    Raises ``ValueError`` if the split has no predictions, or if its file is not UTF-8 or has a line that is not a
+    JSON object.
     """
     file = workdir / PREDICTIONS.format(split)
     if not file.is_file():
@@ -73,12 +74,12 @@ def read_predictions(workdir: Location, split: str) -> Iterator[tuple[str, dict[
 
 
 def in_new_form(line: dict[str, Any]) -> dict[str, Any]:
-    """Return ``line`` with current names.
+    """Return ``line``, a prediction, with the current field names.
 
     In a line of an older run ``label`` was the correct answer, ``prediction`` the predicted class, classes, choice
     or value, and ``scores`` the probabilities.
     """
-    # Pairs of texts without classes had no ``prediction``.
+    # Predictions for pairs of texts without classes had no ``prediction``.
     is_old_pair = "label" in line and "cosine" in line and "probabilities" not in line
     if "prediction" not in line and not is_old_pair:
         return line

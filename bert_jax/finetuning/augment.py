@@ -12,8 +12,8 @@ MLM_SHARE = 0.15
 
 
 def augmented(unit: ModelInput, config: FinetuneConfig, tokenizer: Tokenizer, key: tuple[int, int]) -> ModelInput:
-    """Return ``unit`` with the augmentation of ``config.input``, itself if none is on; ``key``: (data step, number
-    of the unit)."""
+    """Return ``unit`` with the augmentations of ``config.input``, or ``unit`` itself if all are off. The random
+    choices depend on the training seed and on ``key``: (data step, index of the unit)."""
     options = config.input
     if not (options.mask_fraction or options.word_dropout or options.span_deletion):
         return unit
@@ -23,8 +23,9 @@ def augmented(unit: ModelInput, config: FinetuneConfig, tokenizer: Tokenizer, ke
 
 
 def mask_batch(features: dict[str, np.ndarray], tokenizer: Tokenizer, seed: int, data_step: int) -> None:
-    """Mask 15% of the tokens of a batch in place, and add ``mlm_positions``, ``mlm_labels`` and ``mlm_weights``
-    [B, M]: 80% [MASK], 10% another piece, 10% unchanged (Devlin et al. 2018, section 3.1)."""
+    """Mask 15% of the tokens of a batch in place, and add ``mlm_positions``, ``mlm_labels`` and ``mlm_weights``,
+    each [B, M]. Of the selected tokens, 80% become [MASK], 10% a random piece, and 10% remain unchanged (Devlin et
+    al. 2018, section 3.1)."""
     ids = features["input_ids"]
     rows, length = ids.shape
     rng = np.random.default_rng([seed, data_step, 15])

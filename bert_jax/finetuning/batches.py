@@ -1,7 +1,7 @@
 """Training batches of a task: order, augmentation and packing of its units.
 
-Batch k of epoch e is a slice of the permutation of (seed, e), so a position is one number. The last batch of an
-epoch holds the remaining units.
+Batch k of epoch e is slice k of a permutation that depends on the seed and e, so the position is a single number.
+The last batch of an epoch contains the remaining units.
 """
 
 from collections.abc import Mapping, Sequence
@@ -39,7 +39,7 @@ def planned_shapes(resolved: ResolvedTask, mesh: Mesh) -> list[Shape]:
 
 
 class ExampleBatches:
-    """Endless training batches of a task; a ``BatchIterator`` whose position is the number of its next batch.
+    """Endless training batches of a task: a ``BatchIterator`` whose position is the number of the next batch.
 
     Each process yields the rows of its own devices in ``mesh``.
     """
@@ -48,7 +48,7 @@ class ExampleBatches:
         self._resolved, self._shapes, self._mesh = resolved, shapes, mesh
         self._config, self._task, self._units = resolved.config, resolved.task, resolved.inputs["train"]
         self._batch_size = self._config.training.global_batch_size
-        # The class of each unit, to draw every class equally often; None: each unit once per epoch.
+        # The class of each unit, to sample every class equally often; None: each unit once per epoch.
         self._classes = resolved.train_classes() if self._config.input.balanced else None
         self._data_step = 0
         self._skipped: list[list[int]] = []
@@ -60,7 +60,7 @@ class ExampleBatches:
         return len(host_rows(self._mesh, self._mesh.size)) / self._mesh.size
 
     def numbers(self, data_step: int) -> np.ndarray:
-        """Return the numbers of the units of a batch."""
+        """Return the indices of the units of batch ``data_step``."""
         epoch, index = divmod(data_step, self._resolved.steps_per_epoch)
         if epoch != self._epoch:
             seed = self._config.training.seed
@@ -68,7 +68,7 @@ class ExampleBatches:
         return self._order[index * self._batch_size : (index + 1) * self._batch_size]
 
     def pack(self, data_step: int) -> tuple[dict[str, np.ndarray], int]:
-        """Return the features of the whole batch, and its number of training examples."""
+        """Return the features of the whole batch ``data_step``, and its number of training examples."""
         task, config, tokenizer = self._task, self._config, self._task.tokenizer
         numbers, targets = self.numbers(data_step).tolist(), task.targets
         units = [augmented(self._units[i], config, tokenizer, (data_step, i)) for i in numbers]
@@ -97,7 +97,7 @@ class ExampleBatches:
         return {name: values[rows] for name, values in features.items()}, info
 
     def state(self) -> dict[str, Any]:
-        """Return the position: number of the next batch, skipped ranges and fingerprint of the data."""
+        """Return the position: the number of the next batch, the skipped ranges and the fingerprint of the data."""
         return {
             "data_step": self._data_step,
             "skipped": [list(span) for span in self._skipped],
@@ -110,11 +110,11 @@ class ExampleBatches:
         self._data_step += batches
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Continue after ``state``; raise ``ValueError`` if the training examples or their order have changed."""
+        """Continue from ``state``; raise ``ValueError`` if the training examples or their order have changed."""
         if state["fingerprint"] != self._resolved.order_digest:
             raise ValueError(
-                "data: the training examples are not those of the checkpoint (other files, task, length, batch "
-                "size or seed); use those of the checkpoint, or another --workdir"
+                "data: the training examples or their order differ from the checkpoint (other files, task, length, "
+                "batch size or seed); restore these options, or use another --workdir"
             )
         self._data_step = state["data_step"]
         self._skipped = [list(span) for span in state["skipped"]]

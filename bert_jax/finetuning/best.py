@@ -1,4 +1,4 @@
-"""The best evaluation of a fine-tuning run, and the folder ``best/`` with the parameters of the run."""
+"""The best evaluation of a fine-tuning run, and the folder ``best/`` that contains its parameters."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -40,7 +40,7 @@ class BestCheckpoint:
 
     def judge(self, score: Score, value: float | None, step: int, split: str, min_delta: float) -> bool:
         """Record the ``value`` of an evaluation; return True if it is the best one. An undefined value (None), such
-        as the correlation of constants, is never the best."""
+        as a correlation with a constant, is never the best."""
         sign = 1 if score.higher_is_better else -1
         better = value is not None and (self.value is None or sign * (value - self.value) > max(min_delta, 0.0))
         if better:
@@ -59,12 +59,12 @@ class BestCheckpoint:
             )
         if split != self.split:
             raise ValueError(
-                "data.dev: the run has selected the best parameters on other records; use those files, or another "
-                "--workdir"
+                "data.dev: the run has selected the best parameters on other records; use the same dev "
+                "files, or another --workdir"
             )
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Restore the fields from a checkpoint; an older version may have stored others."""
+        """Restore the fields from a checkpoint; fields that an older version did not store get their defaults."""
         for field in dataclasses.fields(self):
             setattr(self, field.name, state.get(field.name, field.default))
 
@@ -72,9 +72,9 @@ class BestCheckpoint:
 def save_parameters(
     folder: Path, resolved: ResolvedTask, start: Start, params: Any, step: int, values: Values
 ) -> None:
-    """Write the model of ``step``, with its metrics ``values``, into ``best/`` of the workdir ``folder``.
+    """Write the model of ``step``, with its metrics ``values``, to ``best/`` in the workdir ``folder``.
 
-    Every process calls it.
+    Must be called by every process.
     """
     config = resolved.config
     flat = to_canonical(to_host(params), config.model.vocab_size)
@@ -101,7 +101,7 @@ def read_parameters(folder: Path, params: Any, vocab_size: int) -> tuple[Any, in
     """Return the parameters in ``best/`` of the workdir ``folder``, sharded like ``params``, and their step."""
     stored = read_weights(folder / BEST)
     like = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), params)
-    # Heads of auxiliary losses are not stored: they keep their values.
+    # Heads of auxiliary losses are not stored: they keep their values in ``params``.
     flat = to_canonical(params, vocab_size) | dict(stored.params)
     values = from_canonical(flat, like, vocab_size)
     params = jax.tree.map(lambda x, old: jax.device_put(x, old.sharding), values, params)

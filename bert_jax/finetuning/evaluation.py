@@ -23,15 +23,16 @@ from bert_jax.records import Record
 from bert_jax.tasks.task import ModelInput, Prediction, Task
 from bert_jax.training.state import abstract_params
 
-# Tokens of a batch per device.
+# Maximum number of tokens of a batch per device: on CPU, on accelerators.
 _CPU_TOKENS, _TOKENS = 2048, 16384
 _MOST_UNITS = 32
-# Most scores with an interval, in tasks with many classes: each takes a thousand resamples.
+# Maximum number of scores with an interval: each interval requires a thousand resamples.
 _MOST_INTERVALS = 40
 
 
 class Predictor:
-    """Runs model inputs through the model on a mesh; compiled once per shape, and a split has one shape."""
+    """Run model inputs through the model on a mesh. The program is compiled once per batch shape; all batches of a
+    split have the same shape."""
 
     def __init__(self, task: Task, model: BertModel, mesh: Mesh) -> None:
         self._task, self._mesh = task, mesh
@@ -42,7 +43,8 @@ class Predictor:
     def outputs(
         self, params: Any, units: Sequence[ModelInput], before_batch: Callable[[], None] = lambda: None
     ) -> list[batching.Outputs]:
-        """Return the outputs of every input, in order: entries of ``unit`` arrays, tokens of ``token`` arrays.
+        """Return arrays by name for every unit, in order: for level ``unit`` its entry, for level ``token`` its
+        tokens.
 
         ``before_batch`` is called before each batch.
         """
@@ -67,7 +69,7 @@ class Predictor:
         tokens = _CPU_TOKENS if self._mesh.devices.flat[0].platform == "cpu" else _TOKENS
 
         def sizes(length: int, rows: int) -> Sequence[int]:
-            # As many rows as fit into the tokens of a batch, but no empty ones.
+            # The number of rows that the token limit allows, but no more rows than are needed.
             return (parts * max(1, min(tokens // length, math.ceil(rows / parts))),)
 
         return batching.packed_batches(units, (length,), per_row, sizes, **_packing(task, units))
@@ -88,16 +90,16 @@ def scores_of(task: Task, records: Sequence[Record], predictions: Sequence[Predi
 
 
 def choosing_score(metric: str, scores: Sequence[Score]) -> Score:
-    """Return the score that selects the best parameters: the one named ``metric``, or the first if it is empty.
+    """Return the score that selects the best parameters: the score ``metric``, or the first score if it is empty.
 
-    Raises ``ValueError`` if no score has the name.
+    Raises ``ValueError`` if no score has this name.
     """
     chosen = next((score for score in scores if score.name == metric or not metric), None)
     if chosen is None:
         names = [score.name for score in scores]
         whole = [name for name in names if "/" not in name]
         parts = [name for name in names if "/" in name]
-        more = f" and {len(parts)} of parts such as {parts[0]}" if parts else ""
+        more = f" and {len(parts)} with a suffix, such as {parts[0]}" if parts else ""
         raise ValueError(f"task.metric: {metric!r} is not allowed; allowed: {', '.join(whole)}{more}")
     return chosen
 
@@ -105,9 +107,9 @@ def choosing_score(metric: str, scores: Sequence[Score]) -> Score:
 def blank_scores(
     task: Task, model: BertModel, records: Sequence[Record], units: Sequence[ModelInput]
 ) -> list[Score]:
-    """Return the scores of the records for model outputs that are all 0, to know the names of the scores.
+    """Return the scores of the records for model outputs that are all 0, to determine the names of the scores.
 
-    Nothing is compiled or run.
+    The model is neither compiled nor run.
     """
     shape = batching.Shape(1, row_length(units[0].length), 1)
     batch = batching.pack_batch(units[:1], [[0]], shape, **_packing(task, units)).features
@@ -121,12 +123,12 @@ def blank_scores(
         for unit in units
     ]
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # for example on constant values
+        warnings.simplefilter("ignore")  # such as the warning about constant values
         return scores_of(task, records, task.decode(records, units, outputs))[0]
 
 
 def confusion_of(task: Task, records: Sequence[Record], predictions: Sequence[Prediction]) -> dict[str, Any] | None:
-    """Return ``Task.confusion`` of the scored records; None without any."""
+    """Return ``Task.confusion`` of the scored records; None if no record is scored."""
     records, predictions = _labelled(task, records, predictions)
     return task.confusion(records, predictions) if records else None
 
@@ -145,9 +147,10 @@ def point_values(scores: Sequence[Score], count: int) -> dict[str, float | None]
 
 
 def with_intervals(scores: Sequence[Score], count: int, seed: int, metric: str = "") -> dict[str, dict[str, Any]]:
-    """Return ``{"value", "ci95"}`` by name, with a 95% bootstrap interval of 1,000 resamples.
+    """Return ``{"value", "ci95"}`` of each score by name; ci95 is a 95% bootstrap interval from 1,000 resamples.
 
-    Of many scores 40 have an interval: ``metric`` first, then scores over all records, then those of classes.
+    At most 40 scores get an interval; for the others, ci95 is None. ``metric`` has priority, followed by scores
+    over all records, then by scores of single classes.
     """
     values: dict[str, dict[str, Any]] = {
         name: {"value": number, "ci95": None} for name, number in point_values(scores, count).items()
@@ -165,7 +168,7 @@ def _rank(name: str, metric: str) -> tuple[bool, bool]:
 
 
 def metrics_text(results: Sequence[Mapping[str, Any]]) -> str:
-    """Return the content of metrics.json with each matrix row on one line (JSON strings hold no line ends)."""
+    """Return the content of metrics.json with each matrix row on one line (JSON strings contain no line breaks)."""
     text = json.dumps(results, indent=1, ensure_ascii=False)
     return re.sub(r"\[\n[\d,\s]+\]", lambda row: " ".join(row[0].split()), text) + "\n"
 

@@ -1,4 +1,4 @@
-"""Evaluation during a fine-tuning run: predictions, lines of metrics, selection of the best parameters."""
+"""Evaluation during a fine-tuning run: predictions, metrics lines, selection of the best parameters."""
 
 from collections.abc import Callable
 from typing import Any
@@ -45,22 +45,22 @@ class Evaluator:
         return self._resolved.config.training.restore_best and bool(self.best.step)
 
     def evaluate(self, context: Context, state: TrainState, step: int) -> None:
-        """Evaluate the dev splits, write their lines, and save the parameters if they are the best ones."""
+        """Evaluate the dev splits, log their metrics, and save the parameters if they are the best so far."""
         resolved, first, is_best = self._resolved, self._devs[0], False
         params = context.programs.gather(state)
-        # All splits before any change: a signal between two splits leaves the whole evaluation to be repeated.
+        # Predict all splits before changing any state: after a signal in between, the evaluation is repeated.
         scores, values = {}, {}
         for split in self._devs:
             predictions = self.predictions(context, params, split, lambda: context.before_batch(step))
             scores[split], count = evaluation.scores_of(resolved.task, resolved.records[split], predictions)
             values[split] = evaluation.point_values(scores[split], count)
-        # Another dev file of a finished run does not select: the parameters are final.
+        # The parameters of a finished run are final: an evaluation on another dev file does not select others.
         if self.best.judged < step:
             score = evaluation.choosing_score(resolved.config.task.metric, scores[first])
             value, digest = values[first][score.name], resolved.record_digests[first]
             is_best = self.best.judge(score, value, step, digest, resolved.config.training.min_delta)
         for split in self._devs:
-            # A repeated evaluation, unknown to the checkpoint, has its line already.
+            # An evaluation repeated after a restart from an earlier checkpoint already has its line in the log.
             if not context.log.has(step, split):
                 context.log.write(step, {"split": split, **values[split]})
         if is_best and resolved.config.training.restore_best:
@@ -73,7 +73,7 @@ class Evaluator:
     def predictions(
         self, context: Context, params: Any, split: str, before_batch: Callable[[], None]
     ) -> list[Prediction]:
-        """Return a prediction for every record of ``split``; every process calls it."""
+        """Return a prediction for every record of ``split``. Must be called by every process."""
         mesh, task = context.programs.mesh, self._resolved.task
         if mesh not in self._predictors:
             self._predictors[mesh] = evaluation.Predictor(task, self._model.clone(mesh=mesh), mesh)
@@ -81,7 +81,7 @@ class Evaluator:
         return task.decode(records, inputs, self._predictors[mesh].outputs(params, inputs, before_batch))
 
     def final_parameters(self, context: Context, state: TrainState) -> tuple[Any, int]:
-        """Return the final parameters of the run, those in ``best/``, and their step."""
+        """Return the final parameters of the run, which are also those in ``best/``, and their step."""
         params, step = context.programs.gather(state), int(state.step)
         if self.takes_best:
             return read_parameters(context.folder, params, self._resolved.config.model.vocab_size)

@@ -23,21 +23,22 @@ from bert_jax.training.state import TrainState
 
 
 def finetune(config: FinetuneConfig, launch: Launch, *, splits: Splits, tests: Sequence[str], start: Start) -> None:
-    """Train the task of ``config`` on ``splits["train"]``, evaluate and predict the other splits.
+    """Train the task of ``config`` on ``splits["train"]``, then evaluate and predict the other splits.
 
-    ``tests``: the splits that do not select the best parameters. Raises ``ValueError`` for errors that the user can
-    correct, and ``exits.Stop`` if the run ends early.
+    ``tests``: names of the splits that do not select the best parameters. Raises ``ValueError`` for errors that the
+    user can correct, and ``exits.Stop`` if the run ends early.
     """
     if not isinstance(launch.workdir, Path):
         raise ValueError(
-            f"--workdir {launch.workdir}: fine-tuning writes to a folder that all hosts see, not to a URL"
+            f"--workdir {launch.workdir}: fine-tuning writes to a folder that all hosts share, not to a URL; "
+            "give a path"
         )
     job = FinetuneJob(config, splits, tests, start)
     train(job, dataclasses.replace(launch, initial_model=job.initial_model()))
 
 
 class FinetuneJob(Job):
-    """Fine-tuning of a task; ``config`` is completed with labels, steps, intervals and warmup."""
+    """Fine-tuning of a task; the attribute ``config`` includes the resolved labels, steps, intervals and warmup."""
 
     config: FinetuneConfig
     eval_split = "dev"
@@ -58,7 +59,7 @@ class FinetuneJob(Job):
         self._evaluator = Evaluator(self.resolved, start, self.model)
 
     def initial_model(self) -> InitialModel:
-        """Return the parameters of the start for the model of training."""
+        """Return the initial parameters of the training model."""
         return start_parameters(self.resolved, self.model, self._start)
 
     def programs(self, mesh: Mesh) -> TrainPrograms:
@@ -74,7 +75,7 @@ class FinetuneJob(Job):
         return Data(batches, batches.host_share, 2, [batches.state(), self.resolved.record_digests])
 
     def batches(self, mesh: Mesh) -> ExampleBatches:
-        """Return the training batches from the first one on."""
+        """Return an iterator over the training batches, starting at the first batch."""
         self.shapes = self.shapes or planned_shapes(self.resolved, mesh)
         return ExampleBatches(self.resolved, self.shapes, mesh)
 

@@ -1,8 +1,8 @@
-"""Auxiliary next-sentence loss of fine-tuning: does the second part of a text belong to the first one?
+"""Auxiliary next-sentence loss of fine-tuning: does the second part of a text follow the first part?
 
-The pretraining loss (Devlin et al. 2018, section 3.1) on the text of the task. Every example of a batch occurs a
-second time as two parts; half of the time the second part is that of another record. The loss of the task ignores
-these copies.
+This is the pretraining loss (Devlin et al. 2018, section 3.1) on the texts of the task. Every example of a batch is
+added a second time, split into two parts; in half of these copies, the second part comes from another record. The
+loss of the task ignores the copies.
 """
 
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ TARGETS = {"nsp_labels": Target("unit", np.int32), "nsp_weights": Target("unit",
 
 
 def text_parts(sequence: Encoded, tokenizer: Tokenizer) -> tuple[list[int], list[int]]:
-    """Return the two texts of a pair, or the two halves of a text divided before a word, without special tokens."""
+    """Return, without special tokens, the two texts of a pair, or the two halves of a text split before a word."""
     ids = np.asarray(sequence.ids)
     special = tokenizer.special[ids]
     # Runs of text between special tokens.
@@ -41,7 +41,8 @@ def next_text_units(
     tokenizer: Tokenizer,
     data_step: int,
 ) -> list[ModelInput]:
-    """Return a unit for each of ``chosen`` that has two parts; other second parts are drawn from ``units``."""
+    """Return a two-part copy of each unit of ``chosen`` whose parts are not empty. Second parts of other records
+    are sampled from ``units``."""
     rng = np.random.default_rng([config.training.seed, data_step, 12])
     copies = []
     room = config.task.max_length - len(tokenizer.build_inputs([], [])[0])

@@ -9,18 +9,18 @@ import numpy as np
 from bert_jax.inference.batching import ROW_LENGTHS, Shape, fill_rows
 
 _SAMPLED_BATCHES = 1000
-# A further shape must save the work of as many steps in the whole run: about the time of its compilation.
+# An additional shape must save the work of this number of steps in the whole run, about its compilation time.
 _COMPILED_STEPS = 25
 _MOST_UNITS = 32
 
 
 def row_length(longest: int) -> int:
-    """Return the smallest row length that holds ``longest`` tokens."""
+    """Return the smallest of ``ROW_LENGTHS`` that fits ``longest`` tokens, or ``longest`` if none does."""
     return next((length for length in ROW_LENGTHS if length >= longest), longest)
 
 
 def _cost(shape: Shape, width: int) -> float:
-    """Return the cost of a step in tokens; that of attention grows with the row length."""
+    """Return the cost of a step, in units of a token; the cost of attention grows with the row length."""
     return shape.rows * shape.length * (1 + shape.length / (6 * width))
 
 
@@ -37,14 +37,14 @@ def plan_shapes(
 ) -> list[Shape]:
     """Return shapes for batches of ``batch_size`` units of ``lengths`` (int[n]), the cheapest first.
 
-    Sampled batches determine the shapes; the last one holds every possible batch.
+    Sampled batches determine the shapes; the last shape fits every possible batch.
 
     Args:
-        steps: steps of the run; a shape that saves less than its compilation costs is omitted.
+        steps: number of steps of the run; a shape that saves less than its compilation costs is omitted.
         width: hidden size of the encoder.
-        parts: divisor of the number of rows: parts of the mesh times microbatches.
+        parts: divisor of the number of rows: number of shards of a batch on the mesh times microbatches.
         most: maximum number of shapes.
-        packing: False: one shape, with a row of ``limit`` tokens for each unit.
+        packing: if False, return one shape, with a row of ``limit`` tokens for each unit.
         limit: length of the longest possible unit.
     """
     whole = Shape(math.ceil(batch_size / parts) * parts, row_length(limit) if packing else limit, 1)
@@ -55,7 +55,7 @@ def plan_shapes(
     needed = [_needs(sample, float(np.median(lengths)), row_length(longest), parts) for sample in samples]
     candidates = sorted({shape for shapes in needed for shape in shapes})
     costs = {shape: _costs(shape, needed, width) for shape in candidates}
-    # First the cheapest shape that holds every sampled batch and the longest unit.
+    # First the cheapest shape that fits every sampled batch and the longest unit.
     alone = [shape for shape in candidates if shape.length >= longest and np.isfinite(costs[shape]).all()]
     if not alone:
         return [whole]
@@ -70,14 +70,14 @@ def plan_shapes(
             break
         spent = np.minimum(spent, costs[best])
         chosen.append(best)
-    # With others, few batches need the first shape: one more row, and almost no batch needs the last one.
+    # If there are several shapes, few batches need the first one; with more rows, it fits almost all of them.
     if len(chosen) > 1:
         chosen[0] = dataclasses.replace(chosen[0], rows=chosen[0].rows + parts)
     return [*sorted(chosen, key=lambda shape: (_cost(shape, width), shape)), whole]
 
 
 def _needs(sample: np.ndarray, usual: float, longest: int, parts: int) -> list[Shape]:
-    """Return the smallest shape of each row length that holds a batch of units of ``sample`` lengths."""
+    """Return, for each row length, the smallest shape that fits a batch of units with the lengths ``sample``."""
     shapes = []
     for length in ROW_LENGTHS:
         if sample.max() <= length <= longest:
@@ -89,17 +89,19 @@ def _needs(sample: np.ndarray, usual: float, longest: int, parts: int) -> list[S
 
 
 def _costs(shape: Shape, needed: Sequence[Sequence[Shape]], width: int) -> np.ndarray:
-    """Return float64[samples], the cost of a step of ``shape`` if it holds the batch, otherwise infinity."""
+    """Return float64[samples], the cost of a step of ``shape`` for each sampled batch, infinity if the batch does
+    not fit into the shape."""
     fits = [any(other.length == shape.length and other.rows <= shape.rows for other in shapes) for shapes in needed]
     return np.where(fits, _cost(shape, width), np.inf)
 
 
 def choose_shape(lengths: Sequence[int], shapes: Sequence[Shape]) -> tuple[Shape, list[list[int]]]:
-    """Return the first of ``shapes`` (the cheapest first) that holds units of ``lengths``, and its rows."""
+    """Return the first of ``shapes`` (cheapest first) that fits units of ``lengths``, and its rows as lists of unit
+    indices."""
     for shape in shapes:
         if shape.rows * shape.length < sum(lengths):
             continue
         rows = fill_rows(lengths, (shape.length,), shape.units, shape.rows)
         if rows is not None:
             return shape, rows
-    raise AssertionError(f"no shape holds {len(lengths)} units of at most {max(lengths)} tokens")
+    raise AssertionError(f"no shape fits {len(lengths)} units of at most {max(lengths)} tokens")

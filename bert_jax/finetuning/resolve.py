@@ -29,7 +29,7 @@ class ResolvedTask:
     # Options with labels, tags, steps, intervals and warmup filled in.
     config: FinetuneConfig
     task: Task
-    # Records and their model inputs by split; "train" holds the records that few-shot learning keeps.
+    # Records and their model inputs by split; with ``input.few_shot``, "train" contains only the selected records.
     records: Splits
     inputs: Mapping[str, Sequence[ModelInput]]
     # Splits that are evaluated; the first one selects the best parameters.
@@ -65,7 +65,7 @@ class ResolvedTask:
 
     @functools.cached_property
     def prediction_digests(self) -> dict[str, str]:
-        """Digests of the records of each predicted split and of the options that shape predictions."""
+        """Digests of the records of each predicted split and of the options that affect predictions."""
         config = self.config
         options = dataclasses.asdict(dataclasses.replace(config.task, name="", metric="", module=""))
         options |= {name: dataclasses.asdict(getattr(config, name)) for name in ("qa", "tagging", "sentence")}
@@ -94,15 +94,15 @@ class ResolvedTask:
 def resolve_task(
     config: FinetuneConfig, splits: Splits, tests: Sequence[str], tokenizer: Tokenizer
 ) -> ResolvedTask:
-    """Resolve the task of ``config`` on the records of ``splits``; ``tests`` are splits that are only predicted.
+    """Resolve the task of ``config`` on the records of ``splits``; ``tests``: names of splits that select nothing.
 
-    All records become model inputs here, so that an invalid one is reported before training. Raises ``ValueError``
-    for records that cannot be trained on or evaluated.
+    All records are converted to model inputs here, so that an invalid record is reported before training. Raises
+    ``ValueError`` for records that cannot be trained on or evaluated.
     """
     kind, records = task_class(config), dict(splits)
     train = records.get("train", ())
     if not train:
-        raise ValueError("data.train: no training records; name files with records in data.train")
+        raise ValueError("data.train: no training records; set data.train to files that contain records")
     if config.input.few_shot:
         labels = [record.label or "" for record in train]
         chosen = sampling.few_shot(labels, config.input.few_shot, config.data.split_seed)
@@ -120,7 +120,7 @@ def resolve_task(
         if split in dev_splits and unlabelled == len(own):
             raise ValueError(f"data.dev: split {split} has no labels; add labels, or name its file in data.test")
         if split != "train" and 0 < unlabelled < len(own):
-            notes.append(f"{split}: {unlabelled:,} of {len(own):,} records are not scored: no label")
+            notes.append(f"{split}: {unlabelled:,} of {len(own):,} records have no label and are not scored")
     if config.training.patience and not dev_splits:
         raise ValueError(
             f"training.patience: {config.training.patience} needs a dev split; set data.dev or data.dev_fraction, "
@@ -133,7 +133,7 @@ def resolve_task(
 
 
 def with_steps(config: FinetuneConfig, count: int) -> FinetuneConfig:
-    """Return ``config`` with the values that follow from the number of training examples."""
+    """Return ``config`` with the steps, intervals and warmup that follow from ``count``, the number of examples."""
     training, optimizer = config.training, config.optimizer
     per_epoch = math.ceil(count / training.global_batch_size)
     steps = training.num_steps or max(1, math.ceil(training.num_epochs * per_epoch))
@@ -149,8 +149,8 @@ def with_steps(config: FinetuneConfig, count: int) -> FinetuneConfig:
 
 
 def redrawn_layers(config: FinetuneConfig) -> tuple[str, ...]:
-    """Return name prefixes of the parameters that ``regularization.reinit_layers`` draws anew: the top layers and
-    the pooler. Raises ``ValueError`` for more layers than the model has."""
+    """Return name prefixes of the parameters that ``regularization.reinit_layers`` randomly initializes: the top
+    layers and the pooler. Raises ``ValueError`` for more layers than the model has."""
     count, layers = config.regularization.reinit_layers, config.model.num_layers
     if count > layers:
         raise ValueError(f"regularization.reinit_layers: {count} is not allowed; the model has {layers} layers")

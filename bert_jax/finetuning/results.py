@@ -24,7 +24,7 @@ EXPORT = "export"
 
 
 def has_results(folder: Path, resolved: ResolvedTask) -> bool:
-    """Return True if ``folder`` holds everything that :func:`write_results` writes."""
+    """Return True if ``folder`` contains everything that :func:`write_results` writes."""
     digests = {entry["split"]: entry.get("digest") for entry in read_results(folder)}
     return bool(digests) and digests | resolved.prediction_digests == digests
 
@@ -34,7 +34,8 @@ def write_results(
 ) -> None:
     """Predict the splits that lack predictions of ``params``, then write metrics, export, report and log lines.
 
-    Every process calls it. ``step``: that of ``params``. ``began``: start of this phase by ``time.perf_counter``.
+    Must be called by every process. ``step``: the step of ``params``. ``began``: start time of this phase, a value
+    of ``time.perf_counter``.
     """
     folder, config, best = context.folder, resolved.config, evaluator.best
     # Predictions of the same parameters are kept; a continued run has no report, so its entries are not read.
@@ -60,9 +61,9 @@ def write_results(
     metric = best.metric or config.task.metric
     lines = [line for result in results for line in evaluation.result_lines(result, metric)]
     if evaluator.takes_best and step == best.step:
-        lines.append(f"parameters of step {step:,}, the best {best.metric}")
+        lines.append(f"parameters of step {step:,}, which has the best {best.metric}")
     elif evaluator.takes_best:
-        lines.append(f"parameters of step {step:,}; the best ones, of step {best.step:,}, were not saved")
+        lines.append(f"parameters of step {step:,}; the best parameters, of step {best.step:,}, were not saved")
     lines += _export(folder, "hf" if resolved.task.sentence is None else "sentence-transformers")
     values = {name: entry["value"] for result in results[:1] for name, entry in result["metrics"].items()}
     matrices = {entry["split"]: entry["confusion_matrix"] for entry in results if "confusion_matrix" in entry}
@@ -96,7 +97,8 @@ def _result_entry(
 
 
 def _export(folder: Path, form: str) -> list[str]:
-    """Export the model of a workdir to ``export/`` in a format of ``bert-jax export``; return lines for the log."""
+    """Export the model of a workdir to ``export/`` in the format ``form`` of ``bert-jax export``. Return lines for
+    the log, which include the reason if the export fails."""
     lines: list[str] = []
     try:
         export_model(folder / BEST, folder / EXPORT, form, force=True, verify=False, report=lines.append)

@@ -16,14 +16,14 @@ from bert_jax.objectives.masked_lm import COLUMNS, MLM_EPSILON, PANELS
 from bert_jax.objectives.objective import Batch, Objective, Sums, padding_sums, weighted_cross_entropy
 from bert_jax.tasks.task import Task
 
-# Weight dropout and mixout draw after all sites of the layers.
+# First number of the random keys of weight dropout and mixout, above those of dropout in the layers.
 _WEIGHTS = 1 << 20
 
 
 class TaskObjective(Objective):
     """The loss of a task and auxiliary losses, on parameters that may be perturbed."""
 
-    # Those of the auxiliary pretraining losses.
+    # The columns and panels of the auxiliary pretraining losses.
     display = Display(columns=COLUMNS, panels=PANELS)
 
     def __init__(self, task: Task, config: FinetuneConfig, model: BertModel) -> None:
@@ -31,7 +31,8 @@ class TaskObjective(Objective):
         self._task = task
 
     def denominators(self, batch: Batch) -> dict[str, jax.Array]:
-        """Return the denominators of the task and of the auxiliary losses, divided by the weights of the losses."""
+        """Return the denominators of the task loss and, divided by the weights of the losses, of the auxiliary
+        losses."""
         options = self._task.config.loss
         values = self._task.denominators(batch)
         values |= {f"layer_{n}_loss": values["loss"] / options.layer_weight for n in options.layers}
@@ -67,10 +68,10 @@ class TaskObjective(Objective):
 def perturbed(params: Any, start: Any, key: DropoutKey, weight_dropout: float, mixout: float) -> Any:
     """Return ``params`` with weight dropout or mixout applied, the same on every replica.
 
-    Weight dropout sets weights of the encoder matrices to zero and scales the others (DropConnect; Wan et al.
-    2013). Mixout sets weights of the encoder and pooler matrices to those of ``start`` and shifts the others so
-    that the mean is unchanged (Lee et al. 2020, equation 5); matrices that are 0 in ``start``, the drawn ones, are
-    unchanged.
+    Weight dropout sets random weights of the encoder matrices to zero and scales the others (DropConnect; Wan et
+    al. 2013). Mixout sets random weights of the encoder and pooler matrices to their values in ``start`` and shifts
+    the others so that the expected value is unchanged (Lee et al. 2020, equation 5). Matrices that are 0 in
+    ``start``, because they were randomly initialized, remain unchanged.
     """
     whole = key.key if isinstance(key, ShardKey) else key
     rate = mixout or weight_dropout
@@ -93,8 +94,8 @@ def perturbed(params: Any, start: Any, key: DropoutKey, weight_dropout: float, m
 
 
 def check_layers(config: FinetuneConfig, heads: HeadsConfig) -> None:
-    """Raise ``ValueError`` for ``loss.layers`` that the model lacks, or that the pooler of ``heads`` cannot
-    read."""
+    """Raise ``ValueError`` if ``loss.layers`` names a layer that the model lacks or that the pooler of ``heads``
+    cannot read."""
     layers, count = config.loss.layers, config.model.num_layers
     if len({*layers} & {*range(1, count)}) < len(layers):
         raise ValueError(
@@ -104,5 +105,5 @@ def check_layers(config: FinetuneConfig, heads: HeadsConfig) -> None:
     if layers and width != model:
         raise ValueError(
             f"features.layers: {heads.features} is not allowed with loss.layers {list(layers)}: the head reads "
-            f"{width} numbers, one layer has {model}; allowed: any other features.layers"
+            f"{width} numbers, but a layer has {model}; use another features.layers"
         )

@@ -17,7 +17,7 @@ from bert_jax.training.state import abstract_params
 
 
 def training_model(resolved: ResolvedTask) -> BertModel:
-    """Return the model of training: the heads of the task and of the auxiliary losses on the encoder.
+    """Return the training model: the encoder with the heads of the task and of the auxiliary losses.
 
     Raises ``ValueError`` for ``features.layers`` or ``loss.layers`` that the model does not support.
     """
@@ -36,8 +36,8 @@ def training_model(resolved: ResolvedTask) -> BertModel:
 
 
 def start_parameters(resolved: ResolvedTask, model: BertModel, start: Start) -> InitialModel:
-    """Return the parameters of ``start`` for ``model``, the model of training; its messages include the notes about
-    the records."""
+    """Return the initial parameters of ``model``, the training model, from ``start``. The messages of the result
+    include the notes about the records."""
     config = resolved.config
     spec = ModelSpec(model=config.model, heads=model.heads, sentence=model.sentence)
     redraw_head = config.regularization.reinit_head
@@ -51,7 +51,7 @@ def training_programs(resolved: ResolvedTask, model: BertModel, mesh: Mesh) -> T
     like = nn.unbox(abstract_params(model))
     parts = config.model.num_layers, like, resolved.steps_per_epoch
     optimizer = config.optimizer
-    if config.features.frozen_encoder:  # also from weight decay and auxiliary losses
+    if config.features.frozen_encoder:  # weight decay and auxiliary losses must not change it either
         optimizer = dataclasses.replace(optimizer, frozen=(*optimizer.frozen, "embeddings", "encoder"))
     return make_programs(
         TaskObjective(resolved.task, config, model),

@@ -9,7 +9,7 @@ import numpy as np
 
 from bert_jax.metrics.score import Score, count_records, mean_score
 
-# ASCII punctuation, its full-width forms, and Chinese punctuation. Wider than the list of
+# ASCII punctuation, its full-width forms, and Chinese punctuation. More characters than the list of
 # ``cmrc2018_evaluate.py``, which lacks . , ( ) % among others and, by mistake, the opening quote and the ellipsis.
 FULL_WIDTH = "".join(chr(ord(character) + 0xFEE0) for character in string.punctuation)
 PUNCTUATION = string.punctuation + FULL_WIDTH + "、。·・…—–‘’“”〈〉《》「」『』【】〔〕〖〗〜"  # noqa: RUF001

@@ -1,4 +1,4 @@
-"""Metrics of single-label and multi-label classification (values equal to scikit-learn's)."""
+"""Metrics of single-label and multi-label classification; values are equal to those of scikit-learn."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -7,14 +7,14 @@ import numpy as np
 
 from bert_jax.metrics.score import Score, count_records, mean_score, once, precision_recall_f1, repeats
 
-# From indices [n] to counts of the resample: float64[3, C] (hits, gold, predicted) of each class, or float64[2, R]
-# (negatives, positives) at each rank.
+# Function from indices [n] to counts of the resample: float64[3, C] (hits, gold, predicted) of each class, or
+# float64[2, R] (negatives, positives) at each rank.
 Counts = Callable[[np.ndarray], np.ndarray]
 KINDS = ("precision", "recall", "f1")
 
 
 def confusion_matrix(gold: np.ndarray, predicted: np.ndarray, classes: int) -> np.ndarray:
-    """Return counts int64[classes, classes] of int labels [n]: rows gold, columns predicted.
+    """Return counts int64[classes, classes] of int labels [n]; rows are gold, columns are predicted labels.
 
     Raises ``ValueError`` for labels outside 0 to ``classes`` - 1.
     """
@@ -27,14 +27,15 @@ def classification_scores(
 ) -> list[Score]:
     """Return the scores of int labels [n]; ``probabilities`` [n, C] (or any ranking scores) add auroc.
 
-    accuracy; precision, recall and f1, each _micro, _macro, _weighted and /NAME of a class; matthews; auroc. For
-    two classes also precision, recall and f1 of class 1. _macro averages over the classes that occur in gold or
-    predicted, as in scikit-learn. With two classes auroc is that of class 1, otherwise the mean over classes of one
-    against the rest; NaN if a class does not occur in gold. Raises ``ValueError`` for wrong shapes or labels.
+    The names are accuracy; precision, recall and f1, each with the suffixes _micro, _macro, _weighted and, for each
+    class, /NAME; matthews; auroc. For two classes, precision, recall and f1 without a suffix are those of class 1.
+    _macro averages over the classes that occur in gold or predicted, as in scikit-learn. With two classes, auroc is
+    that of class 1, otherwise the mean over classes of one against the rest; it is NaN if a class does not occur in
+    gold. Raises ``ValueError`` for wrong shapes or labels.
     """
     classes = len(names)
     gold, predicted, n = _labels(gold, predicted, classes)
-    hit = np.where(gold == predicted, gold, classes)  # the last bin takes the misses
+    hit = np.where(gold == predicted, gold, classes)  # the last bin counts the misses
 
     times = once(partial(repeats, n=n))
 
@@ -65,10 +66,11 @@ def multi_label_scores(
 ) -> list[Score]:
     """Return the scores of 0/1 indicators [n, C]; ``probabilities`` [n, C] add areas under curves.
 
-    accuracy (all labels of a record right); precision, recall and f1, each _micro, _macro, _weighted and /NAME of
-    a label; mean_average_precision; auroc, the mean over labels. A label without occurrences counts 0 in _macro and
-    in mean_average_precision, as in scikit-learn; auroc is NaN if no record or every record of gold has a label.
-    Raises ``ValueError`` for wrong shapes or values.
+    The names are accuracy (share of records with all labels correct); precision, recall and f1, each with the
+    suffixes _micro, _macro, _weighted and, for each label, /NAME; mean_average_precision; auroc, the mean over
+    labels. A label that does not occur counts as 0 in _macro and in mean_average_precision, as in scikit-learn.
+    auroc is NaN if a label occurs in no record of gold, or in every record. Raises ``ValueError`` for wrong shapes
+    or values.
     """
     n, classes = count_records(gold=gold, predicted=predicted), len(names)
     is_gold, is_predicted = _indicators("gold", gold, n, classes), _indicators("predicted", predicted, n, classes)
@@ -91,7 +93,7 @@ def multi_label_scores(
 
 
 def matthews(counts: np.ndarray) -> float:
-    """Return the Matthews correlation of ``counts`` [3, C] (hits, gold, predicted); 0 if one side is constant.
+    """Return the Matthews correlation of ``counts`` [3, C] (hits, gold, predicted); 0 if either is constant.
 
     Gorodkin 2004, "Comparing two K-category assignments by a K-category correlation coefficient".
     """
@@ -102,21 +104,22 @@ def matthews(counts: np.ndarray) -> float:
 
 
 def auroc(gold: np.ndarray, scores: np.ndarray) -> float:
-    """Return the area under the ROC curve of bool ``gold`` [n] and ``scores`` [n]: the share of pairs in the right
-    order, ties counting half. NaN if gold is constant or a score is NaN."""
+    """Return the area under the ROC curve of bool ``gold`` [n] and ``scores`` [n]: the share of (negative,
+    positive) pairs with scores in the right order, where a tie counts as half. The result is NaN if gold is
+    constant or a score is NaN."""
     n = count_records(gold=gold, scores=scores)
     return _auroc(*_by_rank(np.asarray(gold, bool), scores, partial(repeats, n=n))(np.arange(n)))
 
 
 def average_precision(gold: np.ndarray, scores: np.ndarray) -> float:
-    """Return the sum over thresholds of precision times gain in recall, for bool ``gold`` [n] and ``scores`` [n].
-    0 without positives, NaN if a score is NaN."""
+    """Return the sum over thresholds of precision times the increase in recall, for bool ``gold`` [n] and
+    ``scores`` [n]. The result is 0 without positives, and NaN if a score is NaN."""
     n = count_records(gold=gold, scores=scores)
     return _average_precision(*_by_rank(np.asarray(gold, bool), scores, partial(repeats, n=n))(np.arange(n)))
 
 
 def _labels(gold: np.ndarray, predicted: np.ndarray, classes: int) -> tuple[np.ndarray, np.ndarray, int]:
-    """Return both as int64[n], and n."""
+    """Return ``gold`` and ``predicted`` as int64[n], and n. Raises ``ValueError`` for invalid labels."""
     for name, labels in (("gold", np.asarray(gold)), ("predicted", np.asarray(predicted))):
         if labels.ndim != 1 or (labels.size and labels.dtype.kind not in "biu"):
             raise ValueError(f"{name}: {labels.dtype} {list(labels.shape)} is not allowed; give integers [n]")
@@ -142,7 +145,7 @@ def _indicators(name: str, values: np.ndarray, n: int, classes: int) -> np.ndarr
 
 
 def _averages(counts: Counts, names: Sequence[str], occurring_only: bool) -> list[Score]:
-    """Return precision, recall and F1: each average, and the value of each class."""
+    """Return the scores of precision, recall and F1: each average, and the value of each class."""
     of_all = once(lambda indices: precision_recall_f1(counts(indices).sum(axis=1)))
     of_each = once(lambda indices: precision_recall_f1(counts(indices)))
 
@@ -173,9 +176,12 @@ def _mean_over_classes(
 
 
 def _by_rank(gold: np.ndarray, scores: np.ndarray, times: Counts) -> Counts:
-    """Return a function of indices: float64[2, R] negatives and positives at each of the R different scores,
-    ascending; NaN if a score is NaN. The records are sorted once, a resample is only counted. ``times``: number of
-    occurrences of each record in the resample."""
+    """Return a function from the indices of a resample to float64[2, R], the numbers of negatives and positives at
+    each of the R different scores, ascending; NaN if a score is NaN.
+
+    The records are sorted once; a resample is only counted. ``times``: function from the indices of a resample to
+    the number of occurrences of each record.
+    """
     scores = np.asarray(scores, np.float64)
     if np.isnan(scores).any():
         return lambda indices: np.full((2, 1), np.nan)
@@ -201,6 +207,6 @@ def _average_precision(negatives: np.ndarray, positives: np.ndarray) -> float:
     if not positives.any():
         return 0.0
     hits = np.cumsum(positives[::-1])
-    # A rank that the resample lacks has no positives, so its quotient does not count.
+    # A rank that the resample lacks has no positives, so the value of its quotient does not matter.
     precision = hits / np.maximum(hits + np.cumsum(negatives[::-1]), 1)
     return float(positives[::-1] @ precision / hits[-1])

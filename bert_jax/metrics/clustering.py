@@ -14,7 +14,8 @@ def clustering_scores(gold: Sequence[Hashable], found: Sequence[Hashable]) -> di
 
     purity: share of records with the most frequent label of their cluster. adjusted_rand (Hubert and Arabie 1985):
     agreement on pairs of records, 0 by chance, 1 for equal partitions. nmi: mutual information divided by the mean
-    of both entropies; 1 if both sides have one group. Raises ``ValueError`` for different or no numbers of records.
+    of the two entropies; 1 if there is only one cluster and one label. Raises ``ValueError`` if the numbers of
+    records differ or are 0.
     """
     n = count_records(gold=gold, found=found)
     counts = crosstab(list(gold), list(found)).count
@@ -25,7 +26,7 @@ def clustering_scores(gold: Sequence[Hashable], found: Sequence[Hashable]) -> di
     mutual = entropies - entropy(counts.ravel() / n)
     return {
         "purity": float(counts.max(axis=0).sum() / n),
-        # most == expected: both sides have one group, or one group per record.
+        # most == expected: one cluster and one label, or a different cluster and label for each record.
         "adjusted_rand": 1.0 if most == expected else (both - expected) / (most - expected),
         "nmi": 1.0 if entropies == 0 else float(np.clip(2 * mutual / entropies, 0, 1)),
     }

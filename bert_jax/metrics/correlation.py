@@ -19,11 +19,12 @@ def pearson(x: np.ndarray, y: np.ndarray) -> float:
 def regression_scores(gold: np.ndarray, predicted: np.ndarray) -> list[Score]:
     """Return pearson, spearman (ties at their average rank), mse and mae of numbers [n].
 
-    Correlations are NaN if a side is constant or holds NaN. Raises ``ValueError`` for wrong shapes.
+    Correlations are NaN if ``gold`` or ``predicted`` is constant or contains NaN. Raises ``ValueError`` for wrong
+    shapes.
     """
     gold, predicted = _numbers("gold", gold), _numbers("predicted", predicted)
     count_records(gold=gold, predicted=predicted)
-    with np.errstate(invalid="ignore", over="ignore"):  # a diverged model has inf or NaN for an error, no warning
+    with np.errstate(invalid="ignore", over="ignore"):  # errors of a diverged model may be inf or NaN
         error = predicted - gold
         squared = error**2
     is_defined = not (np.isnan(gold).any() or np.isnan(predicted).any())
@@ -44,7 +45,7 @@ def regression_scores(gold: np.ndarray, predicted: np.ndarray) -> list[Score]:
 def _numbers(name: str, values: np.ndarray) -> np.ndarray:
     values = np.asarray(values, np.float64)
     if values.ndim != 1:
-        raise ValueError(f"{name}: shape {list(values.shape)} is not allowed; give [n]")
+        raise ValueError(f"{name}: shape {list(values.shape)} is not allowed; give an array [n]")
     return values
 
 
@@ -56,6 +57,6 @@ def _direction(x: np.ndarray) -> np.ndarray:
 
 
 def _ranks(order: np.ndarray) -> np.ndarray:
-    """Return ranks float64[n] from 1 of small non-negative ints ``order`` [n], ties at their average."""
+    """Return float64[n], the ranks (from 1) of small non-negative ints ``order`` [n]; ties get their mean rank."""
     counts = np.bincount(order)
     return (np.cumsum(counts) - (counts - 1) / 2)[order]

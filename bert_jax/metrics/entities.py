@@ -1,4 +1,4 @@
-"""Metrics of tag sequences: entities (values equal to seqeval's), tags, and intents with slots."""
+"""Metrics of tag sequences: entities (values equal to those of seqeval), tags, and intents with slots."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -12,12 +12,14 @@ Intents = Sequence[int | str] | np.ndarray
 
 
 def entities(tags: Sequence[str], strict: bool = False) -> list[tuple[str, int, int]]:
-    """Return (type, first, end) of each entity of one sentence, ``end`` exclusive; a bare B, I, E, S has type "_".
+    """Return (type, first, end) of each entity of one sentence; ``end`` is exclusive.
 
-    Default: conlleval's and seqeval's reading, in which every tag but O belongs to an entity: I or E continues a B
-    or I of the same type, every other tag begins an entity. It covers IOB2, IOB1 and BIOES. ``strict``: seqeval's
-    mode="strict", scheme=IOB2, in which an I without a preceding B is no entity. Raises ``ValueError`` for other
-    tags.
+    The type of a tag B, I, E or S without -TYPE is "_".
+
+    By default, tags are read as in conlleval and seqeval: every tag but O belongs to an entity; I or E continues a
+    B or I of the same type, and every other tag begins an entity. This covers IOB2, IOB1 and BIOES. With
+    ``strict``, tags are read as in seqeval with mode="strict" and scheme=IOB2: an I without a preceding B belongs
+    to no entity. Raises ``ValueError`` for other tags.
     """
     spans: list[tuple[str, int, int]] = []
     previous = outside = ("O", "")
@@ -36,9 +38,10 @@ def entities(tags: Sequence[str], strict: bool = False) -> list[tuple[str, int, 
 
 
 def tagging_scores(gold: Tags, predicted: Tags, strict: bool = False) -> list[Score]:
-    """Return f1, precision and recall of entities (micro), accuracy of tags, and f1, precision and recall /TYPE.
+    """Return f1, precision and recall of all entities, accuracy of tags, and the scores of each entity type.
 
-    A record is a sentence. Raises ``ValueError`` if numbers of sentences or tags differ.
+    A record is a sentence. The scores of entity type TYPE are f1/TYPE, precision/TYPE and recall/TYPE. Raises
+    ``ValueError`` if ``gold`` and ``predicted`` differ in the number of sentences or of tags in a sentence.
     """
     _check_sentences(gold, predicted)
     pairs = [(set(entities(g, strict)), set(entities(p, strict))) for g, p in zip(gold, predicted, strict=True)]
@@ -82,8 +85,8 @@ def tag_accuracy(gold: Tags, predicted: Tags) -> Score:
 def joint_scores(
     gold_intents: Intents, predicted_intents: Intents, gold_slots: Tags, predicted_slots: Tags
 ) -> list[Score]:
-    """Return sentence_accuracy (the intent and every tag correct) and intent_accuracy; :func:`tagging_scores` has
-    those of the slots."""
+    """Return sentence_accuracy (share of sentences with the intent and every slot correct) and intent_accuracy. For
+    scores of the slots alone, use :func:`tagging_scores`."""
     count_records(gold_intents=gold_intents, predicted_intents=predicted_intents, gold_slots=gold_slots)
     _check_sentences(gold_slots, predicted_slots)
     intent_right = np.array([g == p for g, p in zip(gold_intents, predicted_intents, strict=True)])

@@ -18,7 +18,7 @@ class Interval(NamedTuple):
 
 
 class Difference(NamedTuple):
-    """Metric of model a minus that of model b, the bounds of its interval, and the two-sided p-value."""
+    """Metric of model a minus metric of model b, the bounds of its interval, and the two-sided p-value."""
 
     difference: float
     low: float
@@ -40,7 +40,7 @@ def confidence_intervals(
     """Return the percentile bootstrap interval (Efron 1979) of each score over ``n`` records.
 
     All scores share the resamples, which depend on ``seed`` alone. Resamples on which a metric is undefined are
-    ignored; the bounds are NaN if it is undefined on all of them. Raises ``ValueError`` without records.
+    ignored; if it is undefined on all resamples, the bounds are NaN. Raises ``ValueError`` without records.
     """
     wholes = [value(score, n) for score in scores]
     values = _resampled(scores, n, seed, resamples) if scores else ()
@@ -52,8 +52,9 @@ def paired_bootstrap(
 ) -> Difference:
     """Return the difference of two scores of the same ``n`` records, both computed on the same resamples.
 
-    The p-value is twice the share of resamples whose difference is 0 or has the other sign, consistent with the
-    interval; the whole set counts as one more resample (Davison and Hinkley 1997, 4.2.3), so it is never 0.
+    The p-value is twice the share of resamples whose difference is 0 or has the opposite sign, which is consistent
+    with the interval. The original set counts as one more resample (Davison and Hinkley 1997, 4.2.3), which keeps
+    the p-value above 0.
     """
     whole = value(score_a, n) - value(score_b, n)
     values = _resampled((score_a, score_b), n, seed, resamples)
@@ -65,8 +66,8 @@ def paired_bootstrap(
 
 
 def mcnemar(correct_a: np.ndarray, correct_b: np.ndarray) -> McNemar:
-    """Return the exact McNemar test of bool[n]: a binomial test on the records that one model alone predicts
-    correctly."""
+    """Return the result of the exact McNemar test for two arrays bool[n]: a binomial test on the records that only
+    one of the models predicts correctly."""
     count_records(correct_a=correct_a, correct_b=correct_b)
     a, b = np.asarray(correct_a, bool), np.asarray(correct_b, bool)
     only_a, only_b = int((a & ~b).sum()), int((b & ~a).sum())
@@ -75,7 +76,7 @@ def mcnemar(correct_a: np.ndarray, correct_b: np.ndarray) -> McNemar:
 
 
 def _resampled(scores: Sequence[Score], n: int, seed: int, resamples: int) -> np.ndarray:
-    """Return float64[S, resamples]: each score of each resample."""
+    """Return float64[S, resamples]: the value of each of S scores on each resample."""
     if resamples < 1:
         raise ValueError(f"resamples: {resamples} is not allowed; allowed: 1 or more")
     rng = np.random.default_rng(seed)

@@ -11,11 +11,11 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Score:
-    """A metric of a fixed set of records, with its per-record values.
+    """A metric of a fixed set of records, which can be computed on any resample of them.
 
-    ``of`` takes int64 indices of records, repeats allowed, and returns the metric of that resample, NaN if it is
-    undefined. So one bootstrap serves all metrics. Do not write to an array of indices afterwards: scores share
-    cached counts of the same array.
+    ``of`` is a function from int64 indices of records, which may repeat, to the metric of that resample, NaN if it
+    is undefined. One bootstrap can therefore serve all metrics. Do not modify an array of indices after passing it:
+    scores share counts that are cached by the identity of the array.
     """
 
     name: str
@@ -31,7 +31,7 @@ def value(score: Score, n: int) -> float:
 
 
 def count_records(**columns: Sized) -> int:
-    """Return the common number of records of the named columns; raise ``ValueError`` if it differs or is 0."""
+    """Return the number of records of the named columns; raise ``ValueError`` if it differs or is 0."""
     lengths = {name: len(column) for name, column in columns.items()}
     if len(set(lengths.values())) > 1:
         counts = ", ".join(f"{name} {length}" for name, length in lengths.items())
@@ -45,8 +45,8 @@ def count_records(**columns: Sized) -> int:
 def mean_score(
     name: str, values: np.ndarray, where: np.ndarray | None = None, higher_is_better: bool = True
 ) -> Score:
-    """Return the mean of ``values`` [n], if given over the records of ``where`` (bool[n]); NaN if a resample has
-    none of them."""
+    """Return the score that is the mean of ``values`` [n], with ``where`` (bool[n]) only over the records that it
+    selects; NaN if a resample contains none of these records."""
     values = np.asarray(values, np.float64)
 
     def of(indices: np.ndarray) -> float:
@@ -63,13 +63,14 @@ def divide(numerator: np.ndarray, denominator: np.ndarray) -> np.ndarray:
 
 
 def precision_recall_f1(counts: np.ndarray) -> np.ndarray:
-    """Return precision, recall, F1 float64[3, ...] of ``counts`` [3, ...] (hits, gold, predicted); 0 / 0 is 0."""
+    """Return precision, recall and F1, float64[3, ...], of ``counts`` [3, ...] (hits, gold, predicted), where
+    0 / 0 is 0."""
     hits, gold, predicted = counts
     return np.stack([divide(hits, predicted), divide(hits, gold), divide(2 * hits, gold + predicted)])
 
 
 def once(function: Callable[[np.ndarray], T]) -> Callable[[np.ndarray], T]:
-    """Return ``function`` with its last result cached by array identity: all scores of a resample share it."""
+    """Return ``function`` with its last result cached by array identity, for all scores of the same resample."""
     last: list[tuple[np.ndarray, T]] = []
 
     def of(indices: np.ndarray) -> T:
@@ -81,5 +82,5 @@ def once(function: Callable[[np.ndarray], T]) -> Callable[[np.ndarray], T]:
 
 
 def repeats(indices: np.ndarray, n: int) -> np.ndarray:
-    """Return float64[n], the number of occurrences of each record in the resample, as weights of sums."""
+    """Return float64[n], the number of occurrences of each record in the resample, for use as weights in sums."""
     return np.bincount(indices, minlength=n).astype(np.float64)

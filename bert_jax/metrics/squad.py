@@ -14,14 +14,14 @@ ARTICLES = re.compile(r"\b(a|an|the)\b")
 
 
 def normalize(text: str) -> str:
-    """Return lower-case text without ASCII punctuation, articles, extra spaces (SQuAD ``evaluate-v2.0.py``)."""
+    """Return lower-case text without ASCII punctuation, articles and extra spaces (SQuAD ``evaluate-v2.0.py``)."""
     return " ".join(ARTICLES.sub(" ", text.lower().translate(NO_PUNCTUATION)).split())
 
 
 def exact_and_f1(prediction: str, references: Sequence[str]) -> tuple[float, float]:
     """Return (exact, f1), each the maximum over ``references``.
 
-    A reference that is empty after :func:`normalize` is ignored; without any other the answer is "no answer".
+    A reference that is empty after :func:`normalize` is ignored; if none remains, "no answer" is correct.
     """
     predicted = normalize(prediction)
     golds = [gold for gold in map(normalize, references) if gold] or [""]
@@ -36,11 +36,12 @@ def squad_scores(
 ) -> list[Score]:
     """Return exact and f1 (0 to 1) of ``predictions`` [n]; an unanswerable question has no references, or only "".
 
-    With ``null_odds`` [n] (score of no answer minus that of the best span) the predictions are the best spans, and
-    odds above ``threshold`` predict no answer. They add, of exact and of f1, /best_threshold, the metric at the
-    threshold that is best on these questions, and /best_threshold_value, that threshold. Without ``null_odds`` ""
-    is the prediction of no answer. Questions of both kinds add exact and f1, each /has_answer and /no_answer.
-    Raises ``ValueError`` for wrong numbers of predictions or odds.
+    With ``null_odds`` [n] (score of no answer minus score of the best span), the predictions must be the best
+    spans; odds above ``threshold`` predict no answer. For exact and for f1, this adds /best_threshold, the metric
+    at the threshold that is best on these questions, and /best_threshold_value, this threshold. Without
+    ``null_odds``, the prediction "" means no answer. If only some questions are answerable, exact and f1 are also
+    computed as /has_answer and /no_answer, on the answerable and on the unanswerable questions. Raises
+    ``ValueError`` if the numbers of predictions, references and odds differ, or if odds are not finite.
     """
     n = count_records(predictions=predictions, references=references)
     has_answer = np.array([any(texts) for texts in references])
@@ -52,7 +53,7 @@ def squad_scores(
         odds = np.asarray(null_odds, np.float64)
         if odds.shape != (n,) or not np.isfinite(odds).all():
             raise ValueError(
-                f"null_odds: shape {list(odds.shape)} or a value is not allowed; give {n} finite numbers"
+                f"null_odds: shape {list(odds.shape)} or a value is not valid; give {n} finite numbers"
             )
         best = {name: _best_threshold(columns[name], has_answer, odds) for name in names}
         for name, limit in best.items():
@@ -77,15 +78,17 @@ def _bag_f1(predicted: list[str], gold: list[str]) -> float:
 
 
 def _at_threshold(spans: np.ndarray, has_answer: np.ndarray, odds: np.ndarray, threshold: float) -> np.ndarray:
-    """Return the value of each question: that of no answer if its odds exceed the threshold, else of its span."""
+    """Return the value of each question: ``~has_answer`` if its odds exceed the threshold, otherwise that in
+    ``spans``."""
     return np.where(odds > threshold, ~has_answer, spans)
 
 
 def _best_threshold(spans: np.ndarray, has_answer: np.ndarray, odds: np.ndarray) -> float:
     """Return the lowest threshold with the largest mean.
 
-    Unlike in ``evaluate-v2.0.py``, questions of equal odds change together, and if "no answer" is best for every
-    question, the threshold is below all odds instead of 0. So the best mean is always that at the threshold.
+    Unlike in ``evaluate-v2.0.py``, questions with equal odds switch to "no answer" together. If "no answer" is best
+    for every question, the threshold is below all odds instead of 0. The returned threshold therefore always
+    attains the best mean.
     """
     order = np.argsort(odds, kind="stable")
     ascending = odds[order]

@@ -1,1 +1,1 @@
-"""Objectives, and losses and metrics as (sum, weight) pairs: summed over the global batch, then divided once."""
+"""Objectives, with losses and metrics as (sum, weight) pairs: added over the global batch, then divided once."""

@@ -55,7 +55,7 @@ def original_ids(batch: Batch) -> jax.Array:
 
 
 def next_weights(sequence_ids_BxS: jax.Array) -> jax.Array:
-    """Return float32[B, S - 1], 1 where a token and the next one belong to the same sequence."""
+    """Return float32[B, S - 1], 1 where a token and the next token belong to the same sequence, otherwise 0."""
     first, second = sequence_ids_BxS[:, :-1], sequence_ids_BxS[:, 1:]
     return ((first == second) & (first > 0)).astype(jnp.float32)
 
@@ -108,8 +108,8 @@ class CausalLm(PretrainObjective):
         return values | {"loss": loss, "perplexity": float(np.exp(loss)), "targets": targets}
 
     def samples(self, params: Any, tokenizer: Tokenizer, batch: Mapping[str, np.ndarray]) -> list[Any]:
-        """Return prompt and continuation of some held-out rows: the first half, and the most probable next
-        tokens."""
+        """Return a prompt, the first half of a row, and its continuation by the most probable next tokens, for some
+        held-out rows."""
         model = self.model.clone(mesh=None)
         rows = {name: np.array(batch[name][:SAMPLE_ROWS]) for name in self.features}
         ids_BxS = np.array(original_ids(rows))

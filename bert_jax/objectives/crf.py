@@ -32,10 +32,10 @@ def crf_loss(
     start_L: jax.Array,
     end_L: jax.Array,
 ) -> Sums:
-    """Return ``loss``: -log p(labels of a chain), summed over chains; its weight is their number.
+    """Return ``loss``: -log p(labels of a chain), summed over chains; the weight is the number of chains.
 
     The forward recursion carries log-sums relative to the score of the labels, so that the loss is not a small
-    difference of two numbers that grow with the row.
+    difference of two numbers that grow with the row length.
     """
     starts_BxS = chain_starts(sequence_ids_BxS, is_scored_BxS)
     labels_BxS = jnp.where(is_scored_BxS, labels_BxS, 0)

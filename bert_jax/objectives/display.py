@@ -1,4 +1,4 @@
-"""Columns of log lines, and panels, tiles and sections of the report, for every run and for one objective."""
+"""Columns of log lines, and panels, tiles and sections of the report, of every run and of an objective."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -7,8 +7,8 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Column:
-    """Part of a printed line: ``template`` with the value of ``key``, then ``(acc VALUE)`` if ``accuracy`` is a
-    key."""
+    """Part of a printed line: ``template`` with the value of ``key``, then, unless ``accuracy`` is empty, ``(acc
+    VALUE)`` with the value of the key ``accuracy``."""
 
     template: str
     key: str
@@ -18,17 +18,17 @@ class Column:
 
 @dataclass(frozen=True)
 class Panel:
-    """A diagram of one metric over the steps."""
+    """A plot of one metric over the steps."""
 
     title: str
     key: str
     log: bool = False
     percent: bool = False
-    # True: a running mean is drawn over the values.
+    # True: a running mean is plotted over the values.
     noisy: bool = True
-    # ``split`` of the evaluations that are drawn with the training values.
+    # ``split`` of the evaluations that are plotted together with the training values.
     split: str = "eval"
-    # Key in report_data.json of a value that is drawn as a dashed line, and its name in the legend.
+    # Key in report_data.json of a value that is plotted as a dashed line, and its name in the legend.
     baseline: tuple[str, str] = ("", "")
 
 
@@ -55,13 +55,13 @@ class Display:
     sections: Callable[[Mapping[str, Any]], Sequence[tuple[str, str]]] = lambda data: ()
 
 
-# Columns of every run, after those of the objective; null is printed as n/a.
+# Columns of every run, after the columns of the objective; null is printed as n/a.
 RUN_COLUMNS = (
     Column("lr {}", "learning_rate", ".2g"),
     Column("grad {}", "grad_norm", ".3g"),
     Column("{} s/step", "seconds_per_step"),
 )
-# Panels of every run, before and after those of the objective.
+# Panels of every run, before and after the panels of the objective.
 FIRST_PANELS = (Panel("loss", "loss"),)
 LAST_PANELS = (
     Panel("learning rate", "learning_rate", noisy=False),

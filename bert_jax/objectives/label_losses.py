@@ -10,7 +10,7 @@ import optax
 
 from bert_jax.objectives.objective import Sums, denominator
 
-# If a float32 probability rounds to 1, a power below 1 of 1 - p has no finite gradient.
+# Lower bound of 1 - p: if p rounds to 1, (1 - p)^gamma with gamma below 1 has no finite gradient.
 SMALLEST_COMPLEMENT = 1e-12
 
 
@@ -38,12 +38,12 @@ def softmax_loss(
     focal_gamma: float = 0.0,
     class_weights_L: jax.Array | None = None,
 ) -> Sums:
-    """Return ``loss`` and ``accuracy`` of one class out of L, or one choice; labels int[B, U] in [0, L).
+    """Return ``loss`` and ``accuracy`` of predicting one of L classes or choices; labels are int[B, U] in [0, L).
 
     The cost of class c is -w_c (1 - p_c)^gamma log p_c (w: class weight; focal loss, Lin et al. 2017), and the loss
     is (1 - s) cost_label + s mean(cost) with label smoothing s. With gamma 0, loss / :func:`softmax_denominator` is
-    ``torch.nn.CrossEntropyLoss(weight, label_smoothing)``, whose smoothed part has the weight w_c of each class and
-    whose denominator has that of the label.
+    ``torch.nn.CrossEntropyLoss(weight, label_smoothing)``: its smoothed part uses the weight w_c of each class, its
+    denominator the weight of the label.
     """
     logits_BxUxL = jnp.where(weights_BxU[..., None] > 0, logits_BxUxL, 0.0)
     log_p_BxUxL = jax.nn.log_softmax(logits_BxUxL)
@@ -69,9 +69,9 @@ def multilabel_loss(
 ) -> Sums:
     """Return ``loss`` (sigmoid cross-entropy, mean over labels) and ``accuracy`` (share of correct labels).
 
-    Targets in [0, 1]. With gamma 0, loss / sum of weights is that of transformers' problem type
-    ``multi_label_classification``; otherwise the loss of each label is multiplied by (1 - p of its target)^gamma
-    (Lin et al. 2017).
+    Targets are in [0, 1]. With gamma 0, loss / sum of weights equals the loss of the transformers problem type
+    ``multi_label_classification``. Otherwise, the loss of each label is multiplied by (1 - p)^gamma, where p is the
+    probability of its target (Lin et al. 2017).
     """
     is_there = weights_BxU[..., None] > 0
     logits_BxUxL = jnp.where(is_there, logits_BxUxL, 0.0)
@@ -86,7 +86,8 @@ def multilabel_loss(
 
 
 def regression_loss(predictions_BxUxL: jax.Array, targets_BxUxL: jax.Array, weights_BxU: jax.Array) -> Sums:
-    """Return ``loss``, the squared error, mean over the L values of an example (transformers' ``regression``)."""
+    """Return ``loss``, the squared error, averaged over the L values of an example (transformers:
+    ``regression``)."""
     is_there = weights_BxU[..., None] > 0
     error_BxUxL = jnp.where(is_there, predictions_BxUxL, 0.0) - jnp.where(is_there, targets_BxUxL, 0.0)
     return {"loss": (jnp.sum(jnp.mean(error_BxUxL**2, axis=-1) * weights_BxU), jnp.sum(weights_BxU))}

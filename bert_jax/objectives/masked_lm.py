@@ -19,7 +19,7 @@ from bert_jax.tokenization import Tokenizer
 
 # The reference adds this to the MLM weight, so that the loss of a batch without masked positions is 0.
 MLM_EPSILON = 1e-5
-# Rows of a held-out batch of which words are predicted, words of each row, and predictions of each word.
+# Samples of a held-out batch: number of rows, of masked words per row, and of predictions per word.
 SAMPLE_ROWS, SAMPLE_MASKS, SAMPLE_PIECES = 8, 3, 5
 SENTENCE_ENDS = (".", "!", "?", "。")
 
@@ -42,7 +42,8 @@ PANELS = (
 
 
 class MaskedLm(PretrainObjective):
-    """Cross-entropy of the masked tokens, plus that of the sentence pairs unless ``data.next_sentence`` is none."""
+    """Cross-entropy of masked tokens, plus cross-entropy of sentence pairs unless ``data.next_sentence`` is
+    none."""
 
     display = Display(
         keys=("mlm_loss", "nsp_loss", "mlm_accuracy", "nsp_accuracy"),
@@ -69,7 +70,7 @@ class MaskedLm(PretrainObjective):
 
     def sums(self, params: Any, batch: Batch, key: Any, *, start: Any = None, axis: str | None = None) -> Sums:
         output = self.model.apply({"params": params}, batch, key)
-        with jax.named_scope("mlm_loss"):  # attributes its time to the head in a plan
+        with jax.named_scope("mlm_loss"):  # so that a plan attributes its time to the head
             sums = weighted_cross_entropy("mlm", output.mlm_logits, batch["mlm_labels"], batch["mlm_weights"])
         if output.nsp_logits is not None:
             sums |= weighted_cross_entropy("nsp", output.nsp_logits, batch["nsp_labels"], batch["nsp_weights"])
@@ -94,9 +95,12 @@ class MaskedLm(PretrainObjective):
         return {"unigram_cross_entropy": source.unigram_cross_entropy()}
 
     def samples(self, params: Any, tokenizer: Tokenizer, batch: Mapping[str, np.ndarray]) -> list[Any]:
-        """A few masked words of the first rows of ``batch``, predicted on one device. All other masks are undone,
-        so that a person can read the texts. For each row: its sentences with [MASK]s and, for each mask, the best
-        pieces with their probabilities, and the answer."""
+        """Return predictions of a few masked words in the first rows of ``batch``, computed on one device.
+
+        All other masks are undone, so that the texts are readable. The result has for each row ``text``, its
+        sentences with [MASK]s, and ``masks``: for each mask the best pieces with their probabilities, and the
+        answer.
+        """
         features = {name: np.array(values[:SAMPLE_ROWS]) for name, values in batch.items()}
         choices = [_undo_masks(features, row, tokenizer) for row in range(len(features["input_ids"]))]
         probabilities, ids = top_pieces(
@@ -143,7 +147,7 @@ class MaskedLm(PretrainObjective):
             name: value for name, value in final.items() if name not in ("step", "split", "unigram_cross_entropy")
         }
         return {
-            "summary": self.result_lines(final, ()),  # the filled masks have a section of their own
+            "summary": self.result_lines(final, ()),  # the filled masks have their own section
             "evaluation": evaluation,
             "unigram_loss": final.get("unigram_cross_entropy"),
             "filled_masks": list(samples),
@@ -151,8 +155,9 @@ class MaskedLm(PretrainObjective):
 
 
 def _undo_masks(features: dict[str, np.ndarray], row: int, tokenizer: Tokenizer) -> list[int]:
-    """Restore the masked tokens of ``row`` in place, except for at most SAMPLE_MASKS across the row: whole words
-    if any are masked. Return the answer's id for each remaining mask; the first slots of the row refer to them."""
+    """Restore the masked tokens of ``row`` in place, except for at most SAMPLE_MASKS tokens spread over the row,
+    which are whole words if possible. Return the original id of each remaining mask. Changes the first entries of
+    ``mlm_positions`` in the row to the positions of these masks."""
     tokens, positions = features["input_ids"][row], features["mlm_positions"][row]
     masked = features["mlm_weights"][row] > 0
     labels = features["mlm_labels"][row][masked]
@@ -172,7 +177,7 @@ def _undo_masks(features: dict[str, np.ndarray], row: int, tokenizer: Tokenizer)
 
 
 def _whole_sentences(ids: list[int], tokenizer: Tokenizer) -> list[int]:
-    """``ids`` without [CLS] and [SEP], and without the parts of sentences at both ends unless they hold a mask."""
+    """Return ``ids`` without [CLS] and [SEP], and without partial sentences at the ends that contain no mask."""
     ids = [token for token in ids if token not in (tokenizer.cls_id, tokenizer.sep_id)]
     masks = [place for place, token in enumerate(ids) if token == tokenizer.mask_id]
     ends = [place + 1 for place, token in enumerate(ids) if tokenizer.decode([token]).strip() in SENTENCE_ENDS]
@@ -185,7 +190,8 @@ def top_pieces(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return (probabilities float32[B, M, count], ids int32[B, M, count]) of the masked positions, best first.
 
-    Among the first ``pieces`` ids, because a model may have more rows than its vocabulary has pieces.
+    Only the first ``pieces`` ids are considered, because the embedding table may have more rows than the vocabulary
+    has pieces.
     """
     count = min(count, pieces)
 
@@ -199,7 +205,8 @@ def top_pieces(
 
 
 def _filled_masks(items: Sequence[Mapping[str, Any]]) -> str:
-    """Each sentence with its best predictions in place (green: right), and the next ones below."""
+    """Return HTML of each sentence with the best predictions in place (green if correct), and all predictions below
+    it."""
     entries = []
     for item in items:
         pieces = str(item.get("text", "")).split("[MASK]")
@@ -218,7 +225,5 @@ def _filled_masks(items: Sequence[Mapping[str, Any]]) -> str:
             original = f"<b>{html.escape(str(answer))}</b>: " if answer is not None else ""
             details.append(f'<div class="soft">{original}{guesses}</div>')
         entries.append(f'<li class="sentence">{sentence}{"".join(details)}</li>')
-    note = (
-        '<div class="soft">best guess in place, green where it is right; below: the original and all guesses</div>'
-    )
+    note = '<div class="soft">best prediction in place, green if correct; below: original and predictions</div>'
     return f'<div class="card">{note}<ul>{"".join(entries)}</ul></div>'

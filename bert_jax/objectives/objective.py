@@ -1,4 +1,4 @@
-"""The contract of an objective, its (sum, weight) pairs, and shared losses."""
+"""The interface of objectives, (sum, weight) pairs, and shared losses."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
@@ -21,7 +21,7 @@ Sums = dict[str, tuple[jax.Array, jax.Array]]
 
 
 class Objective(ABC):
-    """Base of objectives: the loss of a global batch is the sum over :meth:`denominators` of sum / denominator.
+    """Base class of objectives. The loss of a global batch is the sum of sum / denominator of all losses.
 
     Subclasses for pretraining extend :class:`PretrainObjective`.
     """
@@ -42,7 +42,7 @@ class Objective(ABC):
 
     @abstractmethod
     def denominators(self, batch: Batch) -> dict[str, jax.Array]:
-        """Return the denominator of each loss over the whole global batch, before its first forward pass."""
+        """Return the denominator of each loss over the whole global batch; called before its first forward pass."""
 
     @abstractmethod
     def sums(self, params: Any, batch: Batch, key: Any, *, start: Any, axis: str | None) -> Sums:
@@ -50,8 +50,9 @@ class Objective(ABC):
 
         Args:
             key: dropout key; None: no dropout.
-            start: the parameters that training started from (0 if drawn), if the state holds them.
-            axis: the mesh axis whose replicas compute the other rows of the batch.
+            start: the parameters that training started from (0 if randomly initialized); None if the state does not
+                contain them.
+            axis: the mesh axis whose replicas compute the other rows of the batch; None: ``batch`` has all rows.
         """
 
     def damaged_rows(self, batch: Batch) -> jax.Array:
@@ -60,7 +61,8 @@ class Objective(ABC):
 
 
 class PretrainObjective(Objective):
-    """Base of pretraining objectives, on batches of shards; a subclass makes its model from config and mesh."""
+    """Base class of pretraining objectives, which train on shards. A subclass creates its model in
+    :meth:`make_model`."""
 
     config: PretrainConfig
     # Features of ``bert_jax.batch.PRETRAIN_FEATURES`` that are sent to the devices.
@@ -80,7 +82,7 @@ class PretrainObjective(Objective):
         return {name: jax.ShapeDtypeStruct(*shapes[name]) for name in shapes if name in self.features}
 
     def flops_per_sequence(self) -> float:
-        """Return the training FLOPs of a sequence; 0 (default): unknown, the MFU is null."""
+        """Return the training FLOPs of a sequence; 0 (default) if unknown, so that the MFU is null."""
         return 0.0
 
     def evaluation(self, totals: Mapping[str, np.ndarray]) -> dict[str, Any]:
@@ -91,11 +93,11 @@ class PretrainObjective(Objective):
         return {name: float(total / weight) for name, (total, weight) in totals.items() if weight}
 
     def baselines(self, source: PretrainSource) -> dict[str, Any]:
-        """Return values to compare the last evaluation with, computed by the lead; default: none."""
+        """Return values to compare the last evaluation with, computed only by the lead; default: none."""
         return {}
 
     def samples(self, params: Any, tokenizer: Tokenizer, batch: Mapping[str, np.ndarray]) -> list[Any]:
-        """Return JSON-able predictions of ``params`` (host arrays) on a held-out batch; default: none."""
+        """Return JSON-serializable predictions of ``params`` (host arrays) on a held-out batch; default: none."""
         return []
 
     def result_lines(self, final: Mapping[str, Any], samples: Sequence[Any]) -> list[str]:
@@ -109,9 +111,9 @@ class PretrainObjective(Objective):
 
 
 def denominator(weights: jax.Array) -> jax.Array:
-    """Return the sum of ``weights`` over the whole global batch, before it is split, or 1 if all are 0.
+    """Return the sum of ``weights`` of the whole global batch, before the batch is split, or 1 if all are 0.
 
-    It is the denominator of every loss except softmax_loss with class weights and crf_loss (number of chains).
+    This is the denominator of every loss except softmax_loss with class weights and crf_loss (number of chains).
     """
     total = jnp.sum(weights)
     return jnp.where(total > 0, total, 1.0)

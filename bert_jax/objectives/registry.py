@@ -1,4 +1,4 @@
-"""Table of pretraining objectives, and loading of user-defined ones. Imports jax only to load a class."""
+"""Table of pretraining objectives, and loading of user-defined objectives. jax is imported only to load a class."""
 
 import difflib
 import importlib
@@ -25,9 +25,9 @@ def check_name(config: ObjectiveConfig) -> None:
 
 
 def objective_class(config: ObjectiveConfig) -> type["PretrainObjective"]:
-    """Return the class of ``objective.module`` if set, otherwise that of ``objective.name``.
+    """Return the class in ``objective.module`` if this option is set, otherwise the class of ``objective.name``.
 
-    Raises ``ValueError`` for an unknown name, and for a file without a class ``Objective``.
+    Raises ``ValueError`` for an unknown name, and for a file that does not define a class ``Objective``.
     """
     check_name(config)
     if config.module:

@@ -1,12 +1,13 @@
 """Losses on the vectors of the texts of an example (Sentence-BERT, Reimers and Gurevych 2019, and later work).
 
-Shapes: B rows, U examples per row, K texts per example, E width; n = B x U examples of this replica, N those of
+Shapes: B rows, U examples per row, K texts per example, E width; n = B x U examples of this replica, N examples of
 all replicas. Embeddings and weights are float32. Examples of weight 0 affect neither values nor gradients, even if
 they are NaN. Divided by the sum of weights, the losses are those of sentence-transformers.
 
-Two losses compare examples with each other. Inside ``jax.shard_map`` they take the mesh axis whose replicas hold
-the batch: each replica contributes the share of its own examples, so that the sums and gradients over all replicas
-are those of one device. Each microbatch is a separate batch: the losses of microbatches are averaged.
+Two losses, :func:`cosent_loss` and :func:`in_batch_negatives_loss`, compare examples with each other. Inside
+``jax.shard_map`` they require ``axis``, the mesh axis over which the batch is sharded: each replica contributes the
+share of its own examples, so that the sums and gradients over all replicas equal those on one device. Each
+microbatch is a separate batch: the losses of microbatches are averaged.
 """
 
 import functools
@@ -21,7 +22,7 @@ ABSENT = -1e30
 
 
 def cosine_loss(embeddings_BxUx2xE: jax.Array, targets_BxU: jax.Array, weights_BxU: jax.Array) -> Sums:
-    """Return ``loss``, the squared difference of the cosine of two texts and its target
+    """Return ``loss``, the squared difference between the cosine of two texts and the target
     (``CosineSimilarityLoss``)."""
     error_BxU = _cosine(_present(embeddings_BxUx2xE, weights_BxU)) - jnp.where(weights_BxU > 0, targets_BxU, 0.0)
     return {"loss": (jnp.sum(error_BxU**2 * weights_BxU), jnp.sum(weights_BxU))}
@@ -31,7 +32,7 @@ def triplet_loss(
     embeddings_BxUx3xE: jax.Array, weights_BxU: jax.Array, *, margin: float = 5.0, distance: str = "euclidean"
 ) -> Sums:
     """Return ``loss``, max(d(anchor, positive) - d(anchor, negative) + margin, 0), and ``accuracy``, the share of
-    examples with the positive nearer than the negative.
+    examples whose positive is nearer than the negative.
 
     Texts are (anchor, positive, negative); ``distance`` is euclidean or cosine (``TripletLoss``).
     """
@@ -62,8 +63,9 @@ def cosent_loss(
 ) -> Sums:
     """Return ``loss``: log(1 + sum of exp(scale (cos_i - cos_j)) over all i, j with target_i < target_j).
 
-    sentence-transformers' ``CoSENTLoss``. The batch has one value, which each replica multiplies by the weight of
-    its own examples. Inside the logarithm every example of a weight above 0 counts fully. Needs N x N floats.
+    This is ``CoSENTLoss`` of sentence-transformers. The batch has one loss value, which each replica multiplies by
+    the sum of the weights of its own examples. Inside the logarithm, every example with a weight above 0 counts
+    fully. Requires memory for N x N floats.
     """
     scores_N = _gather(scale * _cosine(_present(embeddings_BxUx2xE, weights_BxU)).reshape(-1), axis)
     targets_N = _gather(targets_BxU.reshape(-1), axis)
@@ -92,10 +94,11 @@ def in_batch_negatives_loss(
     positive, encoded under two dropout masks, this is SimCSE (Gao et al. 2021).
 
     Args:
-        classes_BxU: int, classes of the examples (without hard negatives); the positives of other examples of the
-            class of an anchor are not candidates.
+        classes_BxU: int, class of each example; the positives of other examples of the same class as the anchor are
+            not candidates. Not allowed with hard negatives.
         similarity: cosine or dot.
-        symmetric: average the loss with that of retrieving the anchor of each positive among all anchors.
+        symmetric: if True, average the loss with the loss of retrieving the anchor of each positive among all
+            anchors.
     """
     if similarity not in ("cosine", "dot"):
         raise ValueError(f"similarity: {similarity!r} is not allowed; allowed: cosine, dot")

@@ -17,13 +17,13 @@ def span_loss(
     ends_BxC: jax.Array,
     weights_BxC: jax.Array,
 ) -> Sums:
-    """Return ``loss``, the mean of the cross-entropies of start and end, and ``accuracy``, the share with both
-    correct.
+    """Return ``loss``, the mean of the cross-entropies of start and end, and ``accuracy``, the share of answers
+    with both correct.
 
     Logits are float32. ``starts`` and ``ends`` are the positions in the row of the first and the last token of the
-    answer; those of slot k - 1 are among the tokens with sequence id k. The softmax is over these tokens, including
-    special ones, as in the reference and in transformers for an input without padding (with padding, theirs is also
-    over the padding).
+    answer; the answer in slot k - 1 is among the tokens with sequence id k. The softmax is over these tokens,
+    including special ones, as in the reference and in transformers for an input without padding (their softmax also
+    includes any padding).
     """
     slots_C = jnp.arange(weights_BxC.shape[1])
     own_BxCxS = (sequence_ids_BxS[:, None] == slots_C[:, None] + 1) & (weights_BxC[..., None] > 0)

@@ -1,1 +1,1 @@
-"""Task kinds of fine-tuning: featurizer, output layers, loss, decoding of outputs and metrics of each."""
+"""Fine-tuning tasks: each has a featurizer, output layers, a loss, decoding of outputs, and metrics."""

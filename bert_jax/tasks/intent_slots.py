@@ -22,22 +22,24 @@ from bert_jax.tasks.text_classification import class_number, class_predictions, 
 
 
 class JointTask(TaggingTask):
-    """Intents are classes of the pooled first token, slots are tags; the loss is the sum of both losses.
+    """Joint prediction: the intent is a class of the pooled first token, the slots are tags of words. The loss is
+    the sum of the intent loss and the tag loss.
 
-    A text of several windows is one example of its intent: the weight of each window in the intent loss is
-    1 / windows, and the intent logits are averaged.
+    A text of several windows counts as one example in the intent loss: the weight of each window is 1 / number of
+    windows, and the intent logits are averaged over the windows.
     """
 
     targets: ClassVar[Mapping[str, Target]] = {
         **TaggingTask.targets,
         "intent_labels": Target("unit", np.int32),
-        "intent_shares": Target("unit", np.float32),  # 1 / windows of the text
+        "intent_shares": Target("unit", np.float32),  # 1 / number of windows of the text
     }
     gold = ("tags", "label")
 
     @classmethod
     def from_data(cls, config: FinetuneConfig, splits: Mapping[str, Sequence[Record]]) -> FinetuneConfig:
-        """Return ``config`` with ``data.tags`` and ``data.labels`` from the training records if they are empty."""
+        """Return ``config`` with ``data.tags`` and ``data.labels``. If an option is empty, its values are those
+        that occur in the training records."""
         config = super().from_data(config, splits)
         check_entity_tags(splits["train"], config.tagging.scoring)
         return with_labels(config, {"train": splits["train"]}, least=2)
@@ -76,11 +78,12 @@ class JointTask(TaggingTask):
         return {f"intent_{name}": pair for name, pair in of_intents.items()} | of_tags
 
     def outputs(self, output: BertOutput, batch: Mapping[str, jax.Array]) -> dict[str, tuple[Level, jax.Array]]:
-        """Return the outputs of tagging and ``intent_logits`` float32[B, U, labels]."""
+        """Return the outputs of :class:`TaggingTask`, and ``intent_logits`` float32[B, U, labels]."""
         return {"intent_logits": ("unit", output.sequence_logits), **super().outputs(output, batch)}
 
     def decode(self, records: Sequence[Record], units: Sequence[ModelInput], outputs: Outputs) -> list[Prediction]:
-        """Return :func:`class_predictions` of the intent, labels as in the files, with the tagged ``tokens``."""
+        """Return :func:`class_predictions` of the intents, with labels as in the files, and the tags in
+        ``tokens``."""
         logits = mean_over_windows("intent_logits", len(records), units, outputs)
         intents = class_predictions(self.config.data.labels, logits)
         tagged = super().decode(records, units, outputs)
@@ -90,8 +93,8 @@ class JointTask(TaggingTask):
         ]
 
     def scores(self, records: Sequence[Record], predictions: Sequence[Prediction]) -> list[Score]:
-        """Return sentence_accuracy (the intent and every slot correct), intent_accuracy, and the scores of tagging
-        as slot_NAME."""
+        """Return sentence_accuracy (share of texts with the intent and every slot correct), intent_accuracy, and
+        the scores of :class:`TaggingTask` under the names slot_NAME."""
         slots = [Score(f"slot_{s.name}", s.of, s.higher_is_better) for s in super().scores(records, predictions)]
         joint = joint_scores(
             [record.label or "" for record in records],

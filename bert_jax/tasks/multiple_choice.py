@@ -24,7 +24,7 @@ from bert_jax.tasks.text_classification import SequenceTask, class_number
 
 
 class ChoiceTask(SequenceTask):
-    """The correct one of several continuations; each has one logit (SWAG; Devlin et al. 2018, section 4.4)."""
+    """Selection of the correct continuation, each with one logit (SWAG; Devlin et al. 2018, section 4.4)."""
 
     targets: ClassVar[Mapping[str, Target]] = {"labels": Target("unit", np.int32)}
 
@@ -34,8 +34,8 @@ class ChoiceTask(SequenceTask):
         for record in itertools.chain(*splits.values()):
             if len(record.choices) != count or count < 2:
                 raise ValueError(
-                    f"{record.source}: {len(record.choices)} choices; every record needs the same number, two or "
-                    f"more (the first one has {count}); check data.columns (role choice)"
+                    f"{record.source}: {len(record.choices)} choices; every record must have the same number of "
+                    f"choices, two or more (the first record has {count}); check data.columns (role choice)"
                 )
         labels = tuple(str(i) for i in range(count))
         if config.data.labels not in ((), labels):
@@ -84,8 +84,8 @@ class ChoiceTask(SequenceTask):
         return self.completed(self.predictions(logits), records, units)
 
     def predictions(self, logits: Iterable[np.ndarray]) -> list[Prediction]:
-        """Return ``choice``, its number from 0, and the ``probabilities`` of all choices, for logits [K] of each
-        record."""
+        """Return for each record, from its logits [K], ``choice``, the number (from 0) of the most probable choice,
+        and ``probabilities`` of all choices."""
         probabilities = [softmax(logits_K) for logits_K in logits]
         return [{"choice": int(one.argmax()), "probabilities": one.tolist()} for one in probabilities]
 

@@ -18,17 +18,18 @@ from bert_jax.records import Answer, Record
 from bert_jax.tasks.spans import Passage, Span, SpanPiece, Window, best_spans, span_inputs
 from bert_jax.tasks.task import Level, ModelInput, Outputs, Prediction, Target, Task
 
-# Token span of an answer that is in no window.
+# Token span that is in no window, for a question without an answer.
 NOWHERE = (-1, -1)
 
 
 class QaTask(Task):
     """Question answering: ``Record.text`` is the question, ``Record.text_pair`` the passage.
 
-    A unit is one window of the passage. Its targets are the first and the last token of the answer if the window
-    holds the whole answer, otherwise (also for a question without an answer) the first token ([CLS]) twice. An
-    answer that begins or ends inside a piece includes the whole piece (in the reference: the whole white-space
-    word). Training uses the first answer that occurs in the passage; scores use all answers.
+    A unit is one window of the passage. The targets of a window that contains the whole answer are the first and
+    the last token of the answer. In every other window, and for a question without an answer, both targets are the
+    first token ([CLS]). An answer that begins or ends inside a piece is extended to the whole piece (in the
+    reference: to the whole word between white space). Training uses the first answer that occurs in the passage;
+    scores use all answers.
     """
 
     targets: ClassVar[Mapping[str, Target]] = dict.fromkeys(("start", "end"), Target("position", np.int32))
@@ -56,11 +57,13 @@ class QaTask(Task):
         return units
 
     def _answer(self, record: Record, passage: Passage, training: bool) -> tuple[int, int] | None:
-        """Return the first and the last token of the answer, or ``NOWHERE``; None if it cannot be trained on."""
+        """Return the first and the last token of the answer, or ``NOWHERE`` for a question without an answer.
+        Return None if the answers are unknown or not in the passage; with ``training``, raise ``ValueError``
+        instead. Raises ``ValueError`` also for a question without an answer unless ``qa.no_answer`` is set."""
         if record.answers is None:
             if training:
                 raise ValueError(
-                    f"{record.source}: the question has no answers; training needs them (role answers)"
+                    f"{record.source}: the question has no answers; training requires answers (role answers)"
                 )
             return None
         if not record.answers:
@@ -90,8 +93,9 @@ class QaTask(Task):
         return {"start_logits": ("token", output.start_logits), "end_logits": ("token", output.end_logits)}
 
     def decode(self, records: Sequence[Record], units: Sequence[ModelInput], outputs: Outputs) -> list[Prediction]:
-        """Return ``answer`` ("" for no answer), its characters ``start`` to ``end`` in the passage, the ``score``
-        of the best span and the ``no_answer_score``. With ``qa.no_answer`` also ``best_answer``, the best span."""
+        """Return ``answer`` ("" for no answer), its character offsets ``start`` and ``end`` (exclusive) in the
+        passage, the ``score`` of the best span, and ``no_answer_score``. With ``qa.no_answer``, also return
+        ``best_answer``, the text of the best span."""
         questions: list[list[SpanPiece]] = [[] for _ in records]
         for unit, output in zip(units, outputs, strict=True):
             questions[unit.record].append(SpanPiece(output["start_logits"], output["end_logits"], unit.extra))
@@ -106,8 +110,8 @@ class QaTask(Task):
         return {**answer, "score": span.score, "no_answer_score": span.null_score, **best}
 
     def scores(self, records: Sequence[Record], predictions: Sequence[Prediction]) -> list[Score]:
-        """Return f1 and exact; with ``qa.no_answer`` also the further scores of :func:`squad_scores`, whose
-        ``/best_threshold_value`` is the best ``qa.null_threshold`` on these records."""
+        """Return f1 and exact. With ``qa.no_answer``, also return the other scores of :func:`squad_scores`; the
+        score ``/best_threshold_value`` is the best ``qa.null_threshold`` for these records."""
         references = [[answer.text for answer in record.answers or ()] for record in records]
         qa = self.config.qa
         if qa.no_answer:
@@ -121,10 +125,10 @@ class QaTask(Task):
 
 
 def find_answer(passage: str, answer: Answer) -> tuple[int, int] | None:
-    """Return the characters (start, end) of the answer in the passage, or None if it does not occur.
+    """Return the character offsets (start, end), ``end`` exclusive, of an answer in the passage, or None.
 
-    ``answer.start`` if the text is there, otherwise the nearest occurrence (the first one for -1), in which any
-    white space may separate the words.
+    The span begins at ``answer.start`` if the answer occurs there. Otherwise, it is the occurrence nearest to
+    ``answer.start``, or the first occurrence if ``answer.start`` is -1; any white space may separate its words.
     """
     words = answer.text.split()
     if not words:

@@ -23,9 +23,9 @@ TASKS: dict[str, type[Task]] = {
 
 
 def task_class(config: FinetuneConfig) -> type[Task]:
-    """Return the class of ``task.kind``, or the class ``Task`` of the file ``task.module``.
+    """Return the class of ``task.kind`` or, if ``task.module`` is set, the class ``Task`` of that Python file.
 
-    Raises ``ValueError`` for a file without such a class.
+    Raises ``ValueError`` if the file is missing, cannot be loaded or does not define this class.
     """
     if not config.task.module:
         return TASKS[config.task.kind]

@@ -20,11 +20,11 @@ def permutation(count: int, *key: int) -> np.ndarray:
 
 
 def epoch_order(count: int, seed: int, epoch: int, classes: np.ndarray | None = None) -> np.ndarray:
-    """Return int64[count], the numbers of the examples of an epoch in their order.
+    """Return int64[count], the indices of the examples of an epoch in training order.
 
     Without ``classes``, each example occurs once. With ``classes`` (int[count], the class of each example), the
-    classes alternate and occur equally often: examples of small classes repeat, those of large classes are
-    distributed over several epochs.
+    classes alternate and occur equally often: examples of small classes are repeated, and examples of large classes
+    are spread over several epochs.
     """
     if classes is None:
         return permutation(count, seed, epoch)
@@ -42,7 +42,7 @@ def epoch_order(count: int, seed: int, epoch: int, classes: np.ndarray | None = 
 
 
 def few_shot(labels: Sequence[str], count: int, seed: int) -> list[int]:
-    """Return the sorted numbers of ``count`` examples per class, drawn by ``seed``.
+    """Return the sorted indices of ``count`` examples per class, sampled with ``seed``.
 
     Raises ``ValueError`` if a class has fewer examples.
     """

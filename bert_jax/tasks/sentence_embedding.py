@@ -1,4 +1,4 @@
-"""Sentence embeddings: one vector per text, close for texts of the same meaning (Reimers and Gurevych 2019).
+"""Sentence embeddings: one vector per text, similar for texts of similar meaning (Reimers and Gurevych 2019).
 
 Shapes: B rows, U units per row, K texts per unit, E width of a vector.
 """
@@ -29,18 +29,19 @@ from bert_jax.tasks.text_classification import (
 from bert_jax.tasks.truncation import cut_text
 from bert_jax.tokenization import Tokenizer
 
-# Texts of a record that are scored: the pair and the first negative.
+# Maximum number of scored texts of a record: the pair and the first negative.
 _SCORED_TEXTS = 3
-# Most cosines in memory when ranks are computed.
+# Maximum number of cosines in memory while ranks are computed.
 _COSINES = 2**22
 
 
 class SentenceTask(Task):
-    """Siamese training by one of the losses of ``sentence.loss``.
+    """Siamese training with the loss ``sentence.loss``.
 
-    Scores of a split: with values as labels the correlation of cosines with them; with ``data.labels`` as labels
-    those of the classifier; of triplets the share with the positive nearer than the negative; of pairs without
-    labels the retrieval of the second text among all second texts of the split.
+    The records of a split determine its scores. Pairs with numbers as labels: the correlation of the cosines with
+    the labels. Pairs with classes as labels: the scores of the classifier. Triplets: the share whose positive is
+    nearer than the negative. Pairs without labels: the retrieval of each second text among all second texts of the
+    split.
     """
 
     targets: ClassVar[Mapping[str, Target]] = {}
@@ -120,8 +121,9 @@ class SentenceTask(Task):
         self._gold(records)
 
     def _gold(self, records: Sequence[Record]) -> np.ndarray | None:
-        """Return the references of labeled records, int[n] of classes or float64[n] of values; None if labels are
-        not scored (triplets, no labels). Raises ``ValueError`` for a label that differs in kind from the others."""
+        """Return the labels of the records, as class numbers int[n] or values float64[n]; None for triplets and for
+        records without labels. Raises ``ValueError`` for a label that is not a class although others are, and for a
+        value that is not a finite number."""
         if all(record.negatives for record in records) or all(record.label is None for record in records):
             return None
         labels = self.config.data.labels
@@ -143,17 +145,18 @@ class SentenceTask(Task):
         embeddings_BxUxKxE = self._embeddings(output, batch)
         arrays: dict[str, tuple[Level, jax.Array]] = {"embeddings": ("unit", embeddings_BxUxKxE)}
         if output.pair_logits is not None:
-            # Those of the first two texts of each unit.
+            # The logits of the first two texts of each unit.
             arrays["logits"] = ("unit", output.pair_logits[:, :: embeddings_BxUxKxE.shape[2] // 2])
         return arrays
 
     # ------------------------------------------------------------------ outputs to predictions and metrics
 
     def decode(self, records: Sequence[Record], units: Sequence[ModelInput], outputs: Outputs) -> list[Prediction]:
-        """Return ``cosine`` of the first two texts, with a classifier also :func:`class_predictions`.
+        """Return for each record ``cosine`` of its first two texts and, with a classifier,
+        :func:`class_predictions`.
 
-        A triplet also has ``cosine_negative``. A pair without a label also has ``rank``, from 1, of its second text
-        among all second texts of the split.
+        A triplet also has ``cosine_negative``, of its first text and its negative. A pair without a label also has
+        ``rank``, the rank (from 1) of its second text among all second texts of the split.
         """
         if not units:
             return []
@@ -183,8 +186,8 @@ class SentenceTask(Task):
 
     @classmethod
     def scored(cls, records: Sequence[Record]) -> list[int]:
-        """Return the numbers of the scored records: those with a label, or all of triplets and of pairs without
-        labels."""
+        """Return the indices of the scored records. If some records have labels and not all are triplets, these are
+        the records with a label; otherwise, all records with a label or a second text."""
         numbers = super().scored(records)
         labelled = [i for i in numbers if records[i].label is not None]
         return numbers if not labelled or all(records[i].negatives for i in numbers) else labelled
@@ -195,7 +198,7 @@ class SentenceTask(Task):
         for split, records in splits.items():
             known = sum(cls.is_labelled(record) for record in records)
             if split != "train" and (without := known - len(cls.scored(records))):
-                notes.append(f"{split}: {without:,} of {len(records):,} pairs are not scored: others have a label")
+                notes.append(f"{split}: {without:,} of {len(records):,} pairs have no label and are not scored")
         return notes
 
     def scores(self, records: Sequence[Record], predictions: Sequence[Prediction]) -> list[Score]:
@@ -214,7 +217,7 @@ class SentenceTask(Task):
 
 
 def _scored_texts(record: Record) -> tuple[str, ...]:
-    """Return the scored texts of a record; without a second text its negatives are ignored."""
+    """Return the texts of a record that are scored. Without a second text, the negatives are ignored."""
     return record_texts(record)[:_SCORED_TEXTS] if record.text_pair is not None else (record.text,)
 
 
@@ -226,9 +229,10 @@ def _unit(vectors: np.ndarray) -> np.ndarray:
 def _ranks(
     queries_QxE: np.ndarray, candidates_NxE: np.ndarray, texts: Sequence[tuple[int, ...]], own_Q: np.ndarray
 ) -> np.ndarray:
-    """Return int64[Q], the rank from 1 of the candidate ``own_Q`` of each query by cosine among all N candidates.
+    """Return int64[Q], the rank (from 1) of the own candidate of each query among all N candidates, by cosine.
 
-    ``texts``: those of the candidates, as ids; equal texts share their rank.
+    ``own_Q``: index of the own candidate of each query. ``texts``: token ids of each candidate; candidates with
+    equal texts share their rank.
     """
     # Equal texts are one candidate: their vectors may differ in the last digits if they come from different rows.
     numbers: dict[tuple[int, ...], int] = {}

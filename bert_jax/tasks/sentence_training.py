@@ -19,12 +19,12 @@ from bert_jax.tasks.task import class_loss
 from bert_jax.tasks.text_classification import class_number, number_of
 
 Batch = Mapping[str, jax.Array]
-# float32[B, U, classes] of the classifier; None: the model has none.
+# Logits of the classifier, float32[B, U, classes]; None: the model has no classifier.
 Logits = jax.Array | None
 
 
 class SentenceTraining(ABC):
-    """Training by one ``sentence.loss``: texts and label of an example, the loss of a batch."""
+    """Training with one ``sentence.loss``: the texts and the label of an example, and the loss of a batch."""
 
     # Number of texts of an example.
     texts = 2
@@ -38,7 +38,7 @@ class SentenceTraining(ABC):
         self.pairs_from_classes = self.has_negatives and config.sentence.pairs_from_classes
 
     def check(self, record: Record) -> None:
-        """Raise ``ValueError`` for a training record that lacks a text or a label of the loss."""
+        """Raise ``ValueError`` for a training record that lacks a text or a label that the loss requires."""
         loss, source = self.options.loss, record.source
         if record.label is None and (self.pairs_from_classes or self.label_type is not None):
             raise ValueError(f"{source}: no label; sentence.loss {loss} needs one (role label)")
@@ -53,13 +53,13 @@ class SentenceTraining(ABC):
             )
 
     def examples(self, records: Sequence[Record]) -> list[tuple[str, ...]]:
-        """Return the texts of the example made from each record."""
+        """Return the texts of the training example of each record."""
         if self.pairs_from_classes:
             return [texts[: self.texts] for texts in texts_of_classes(records, self.config.data.split_seed)]
         return [record_texts(record)[: self.texts] for record in records]
 
     def label(self, record: Record) -> Any:
-        """Return the label of an example, if ``label_type`` is not None; default: the number of its class."""
+        """Return the label of an example, if ``label_type`` is not None; default: the number of the class."""
         return class_number(record, self.config.data.labels)
 
     @abstractmethod
@@ -68,7 +68,7 @@ class SentenceTraining(ABC):
 
 
 class Softmax(SentenceTraining):
-    """Classification of (u, v, abs(u - v))."""
+    """Classification of a pair with the vectors u and v from (u, v, abs(u - v))."""
 
     label_type = np.int32
 
@@ -77,7 +77,7 @@ class Softmax(SentenceTraining):
 
 
 class Cosent(SentenceTraining):
-    """Ranking of cosines by their labels."""
+    """Ranking of the cosines of pairs in the order of their labels."""
 
     label_type = np.float32
 
@@ -90,14 +90,14 @@ class Cosent(SentenceTraining):
 
 
 class Cosine(Cosent):
-    """Regression of the cosine."""
+    """Regression of the cosine of a pair on its label."""
 
     def label(self, record: Record) -> float:
         value = super().label(record)
         if not -1 <= value <= 1:
             raise ValueError(
                 f"{record.source}: label {record.label} divided by sentence.label_scale "
-                f"{self.options.label_scale:g} is not allowed; allowed: -1 to 1; set the scale to the largest label"
+                f"{self.options.label_scale:g} is not allowed; allowed: -1 to 1; set it to the largest label"
             )
         return value
 
@@ -106,7 +106,7 @@ class Cosine(Cosent):
 
 
 class Triplet(SentenceTraining):
-    """Smaller distance of an anchor to its positive than to its negative."""
+    """Training of a smaller distance from an anchor to its positive than to its negative."""
 
     texts = 3
     has_negatives = True
@@ -116,7 +116,7 @@ class Triplet(SentenceTraining):
 
 
 class Negatives(SentenceTraining):
-    """Retrieval of the second text among all texts of the batch; with hard negatives if the records have them."""
+    """Retrieval of the second text of a pair among all second texts and hard negatives of the batch."""
 
     has_negatives = True
 
@@ -128,7 +128,7 @@ class Negatives(SentenceTraining):
             self.texts = 2 + max((len(record.negatives) for record in records), default=0)
 
     def loss(self, vectors_BxUxKxE: jax.Array, logits: Logits, batch: Batch, axis: str | None) -> Sums:
-        # Texts of the class of the anchor are not negatives.
+        # Texts of the same class as the anchor are not negatives.
         classes_BxU = batch["labels"] if self.label_type is not None else None
         return in_batch_negatives_loss(
             vectors_BxUxKxE, batch["weights"], classes_BxU, scale=self.options.scale, axis=axis
@@ -136,7 +136,7 @@ class Negatives(SentenceTraining):
 
 
 class SimCse(Negatives):
-    """Retrieval of a text among all texts of the batch, encoded twice with different dropout."""
+    """Retrieval of a text among all texts of the batch; each text is encoded twice with different dropout masks."""
 
     has_negatives = False
 
@@ -158,18 +158,21 @@ TRAININGS: dict[str, type[SentenceTraining]] = {
 
 
 def record_texts(record: Record) -> tuple[str, ...]:
-    """Return the first text of a record, the second one if it has one, and the negatives."""
+    """Return the first text of a record, its second text if it has one, and its negatives."""
     pair = () if record.text_pair is None else (record.text_pair,)
     return (record.text, *pair, *record.negatives)
 
 
 def texts_of_classes(records: Sequence[Record], seed: int) -> list[tuple[str, ...]]:
-    """Return (text, text of the same class, text of another class) for each record, drawn by ``seed``."""
+    """Return (text, another text of the same class, text of another class) for each record, sampled with ``seed``.
+
+    Raises ``ValueError`` if a class has only one text, or if there is only one class.
+    """
     groups, draws = [], (permutation(len(records), seed, 1), permutation(len(records), seed, 2))
     _, classes = np.unique([record.label or "" for record in records], return_inverse=True)
     order, sizes = np.argsort(classes, kind="stable"), np.bincount(classes)
     members = np.split(order, np.cumsum(sizes)[:-1])
-    # Number of a record within its class; number of records of other classes before each member of a class.
+    # Index of a record in its class; number of records of other classes before each member of a class.
     place = np.empty(len(records), np.int64)
     place[order] = np.concatenate([np.arange(size) for size in sizes])
     before = [own - np.arange(len(own)) for own in members]
@@ -179,7 +182,7 @@ def texts_of_classes(records: Sequence[Record], seed: int) -> list[tuple[str, ..
         if not own_count or not other_count:
             raise ValueError(
                 f"{record.source}: class {record.label!r} has one text, or is the only class; "
-                "sentence.pairs_from_classes needs two texts in each of two or more classes"
+                "sentence.pairs_from_classes requires two or more classes of two or more texts each"
             )
         drawn = draws[0][i] % own_count
         positive = records[own[drawn + (drawn >= place[i])]].text

@@ -2,12 +2,11 @@
 
 Follows google-research/bert ``run_squad.py`` in training and prediction, with these differences:
 
-* A question is truncated to half of the input, not only to ``qa.max_query_length``.
-* The candidates are tokens of the passage, not all tokens of the input.
-* If no start and end among the candidates form a span, the answer is the best span of all tokens (in the reference:
-  "empty").
-* The answer consists of the characters of its pieces. The reference aligns pieces with the surrounding words, with
-  the same result, or with whole words if the alignment fails.
+* A question is truncated to half of the input if this is less than ``qa.max_query_length``.
+* The candidates for start and end are the tokens of the passage, not all tokens of the input.
+* If no candidates form a span, the answer is the best span of all passage tokens (in the reference: "empty").
+* The answer consists of the characters of its pieces. The reference aligns the pieces with the surrounding words.
+  The result is the same unless the alignment fails; then the reference returns whole words.
 """
 
 from collections.abc import Sequence
@@ -21,13 +20,13 @@ from bert_jax.config.task import QaConfig
 from bert_jax.tasks.task import Encoded
 from bert_jax.tokenization import Tokenizer
 
-# Windows whose spans are compared at a time: bounds the memory.
+# Maximum number of windows whose spans are compared at a time, to bound the memory.
 _CHUNK = 256
 
 
 @dataclass(frozen=True, eq=False)
 class Passage:
-    """A text of N tokens; token i covers the characters ``starts[i]`` to ``ends[i]`` (int32[N]), exclusive."""
+    """A text of N tokens; token i is ``text[starts[i]:ends[i]]``, where ``starts`` and ``ends`` are int32[N]."""
 
     text: str
     ids: Sequence[int]
@@ -36,7 +35,7 @@ class Passage:
 
     @classmethod
     def of(cls, tokenizer: Tokenizer, text: str) -> "Passage":
-        """Return the tokenized ``text``."""
+        """Tokenize ``text``."""
         ids, offsets = tokenizer.encode_with_offsets(text)
         starts, ends = np.array(offsets, np.int32).reshape(-1, 2).T
         return cls(text, ids, starts, ends)
@@ -50,19 +49,19 @@ class Passage:
 
 @dataclass(frozen=True, eq=False)
 class Window:
-    """Tokens ``begin`` to ``begin + count`` of a passage, from position ``first`` of a model input on."""
+    """Tokens ``begin`` to ``begin + count`` (exclusive) of a passage, at position ``first`` of a model input."""
 
     passage: Passage
     begin: int
     count: int
     first: int
-    # bool[count]: no other window has more context around the token, so that an answer may begin there.
+    # bool[count]: True if the token has its most context in this window, so that an answer may begin there.
     most_context: np.ndarray
 
 
 @dataclass(frozen=True, eq=False)
 class SpanPiece:
-    """Outputs of the span head for one window: logits of every input token."""
+    """Outputs of the span head for one window: the start and end logits of every input token."""
 
     starts: np.ndarray
     ends: np.ndarray
@@ -70,10 +69,11 @@ class SpanPiece:
 
 
 class Span(NamedTuple):
-    """An answer: the characters ``start`` to ``end`` of the passage, their ``text``, and the sum of its two logits.
+    """An answer: the characters ``start`` to ``end`` (exclusive) of the passage, their ``text``, and their score.
 
-    ``null_score`` is the score of no answer, the smallest sum of the logits of the first token over the windows. If
-    the passage has no tokens, the text is empty and both scores are equal.
+    ``score`` is the sum of the start logit and the end logit. ``null_score``, the score of no answer, is the
+    minimum over the windows of the sum of both logits of the first token. If the passage has no tokens, the text is
+    empty and both scores are equal.
     """
 
     text: str
@@ -94,13 +94,13 @@ def span_inputs(
     max_length: int,
     type_vocab_size: int,
 ) -> list[Encoded]:
-    """Return one or more model inputs of at most ``max_length`` tokens for the ids of a question and a passage.
+    """Return model inputs of at most ``max_length`` tokens, one per window, for a question (ids) and a passage.
 
-    ``extra`` of each is its :class:`Window`. Raises ``ValueError`` if the special tokens leave no room.
+    The field ``extra`` of each is its :class:`Window`. Raises ``ValueError`` if the special tokens leave no room.
     """
     left = max_length - len(tokenizer.build_inputs([], [])[0])
     if left < 1:
-        raise ValueError(f"length {max_length} (task.max_length) leaves no room for a passage; use a larger one")
+        raise ValueError(f"length {max_length} (task.max_length) leaves no room for a passage; set a larger one")
     asked = question[: min(qa.max_query_length, left // 2)]
     windows = []
     for begin, most_context in _layout(len(passage.ids), left - len(asked), qa.doc_stride):
@@ -113,7 +113,7 @@ def span_inputs(
 
 
 def _layout(tokens: int, room: int, stride: int) -> list[tuple[int, np.ndarray]]:
-    """Return first token and ``Window.most_context`` of every window; a token has most context in one window."""
+    """Return (first token, ``Window.most_context``) of every window; a token has its most context in one window."""
     stride = min(stride, room)
     begins = range(0, max(tokens - room, 0) + stride, stride)
     most, owner = np.full(tokens, -1.0), np.zeros(tokens, np.int64)
@@ -132,10 +132,11 @@ def _layout(tokens: int, room: int, stride: int) -> list[tuple[int, np.ndarray]]
 
 
 def best_spans(questions: Sequence[Sequence[SpanPiece]], qa: QaConfig) -> list[Span]:
-    """Return the span with the largest sum of logits over all windows of each question, ignoring "no answer".
+    """Return for each question the span with the largest sum of start and end logit among all of its windows.
 
-    Candidates are the ``qa.n_best`` largest start and end logits of each window. An answer begins at a token for
-    which its window has the most context, and has at most ``qa.max_answer_length`` tokens.
+    "No answer" is not considered. The candidates are the tokens with the ``qa.n_best`` largest start logits and end
+    logits of each window. A span begins at a token that has its most context in that window, and has at most
+    ``qa.max_answer_length`` tokens.
     """
     spans = _best_spans(questions, qa.n_best, qa.max_answer_length)
     lost = [i for i, span in enumerate(spans) if span.score == -np.inf]
@@ -146,7 +147,7 @@ def best_spans(questions: Sequence[Sequence[SpanPiece]], qa: QaConfig) -> list[S
 
 
 def _best_spans(questions: Sequence[Sequence[SpanPiece]], n_best: int | None, longest: int) -> list[Span]:
-    """Return :func:`best_spans`, with score -inf if no candidates form a span; ``n_best`` None: all tokens."""
+    """Return the best spans, with the score -inf if no candidates form a span; ``n_best`` None: all tokens."""
     pieces = list(chain.from_iterable(questions))
     if not pieces:
         return []
@@ -169,7 +170,8 @@ def _best_spans(questions: Sequence[Sequence[SpanPiece]], n_best: int | None, lo
 
 
 def _best_in_windows(pieces: Sequence[SpanPiece], n_best: int | None, longest: int) -> tuple[np.ndarray, ...]:
-    """Return score (-inf: none), first and last token (in the window) of the best span of each window: [W] each."""
+    """Return three arrays [W]: score (-inf: no span), first and last token (in the window) of the best span of each
+    of W windows."""
     width = max(1, *(piece.window.count for piece in pieces))
     starts, ends = np.full((2, len(pieces), width), -np.inf)
     for row, piece in enumerate(pieces):

@@ -23,27 +23,28 @@ from bert_jax.records import Record
 from bert_jax.tasks.task import Level, ModelInput, Outputs, Prediction, Target, Task, class_loss
 from bert_jax.tasks.words import Window, word_windows
 
-# Prefixes of entity tags (B-PER) in the two readings of ``bert_jax.metrics.entities``.
+# Prefixes of entity tags (such as B-PER) in default and in strict scoring; see ``bert_jax.metrics.entities``.
 PREFIXES, STRICT_PREFIXES = ("B", "I", "E", "S"), ("B", "I")
 
 
 class TaggingTask(Task):
     """One tag per word, on its first piece; other pieces and special tokens have no tag.
 
-    A text longer than the model is divided into windows, each a separate chain for a CRF; a word is trained and
-    tagged in the window with the most context around it. ``ModelInput.extra`` is the :class:`Window`. Records
-    without tags have targets as well (of weight 0), because the device must know the scored tokens.
+    A text that exceeds the maximum length is split into windows, each a separate chain for a CRF. A word is trained
+    and tagged in the window in which it has the most context. ``ModelInput.extra`` is the :class:`Window`. Records
+    without tags also have targets (with weight 0), because the device needs to know the scored tokens.
     """
 
     targets: ClassVar[Mapping[str, Target]] = {
         "tag_labels": Target("token", np.int32),  # number of the tag of a scored token
-        "tag_scored": Target("token", np.float32),  # 1: the first piece of a word that the window tags
+        "tag_scored": Target("token", np.float32),  # 1 at the first piece of each word that the window tags
     }
     gold = ("tags",)
 
     @classmethod
     def from_data(cls, config: FinetuneConfig, splits: Mapping[str, Sequence[Record]]) -> FinetuneConfig:
-        """Return ``config`` with ``data.tags`` from the training records (O first) if it is empty."""
+        """Return ``config`` with ``data.tags``; if it is empty, it becomes the tags of the training records, O
+        first."""
         seen = {tag for record in splits["train"] for tag in _required_tags(record)}
         tags = config.data.tags or tuple(sorted(seen, key=lambda tag: (tag != "O", tag)))
         if len(tags) < 2:
@@ -59,7 +60,7 @@ class TaggingTask(Task):
         notes, tags = [], config.data.tags
         if not are_entity_tags(tags) and any(tag.startswith("B-") for tag in tags):
             other = next(tag for tag in tags if not are_entity_tags([tag]))
-            notes.append(f"only the accuracy of tags is scored: {other!r} is none of O, B-, I-, E- and S-")
+            notes.append(f"only tag accuracy is scored: {other!r} is not O and has no prefix B-, I-, E- or S-")
         tags_of_splits = {
             split: {tag for one in records for tag in one.tags or ()} for split, records in splits.items()
         }
@@ -100,8 +101,9 @@ class TaggingTask(Task):
         return {f"tag_{name}": pair for name, pair in sums.items()}
 
     def outputs(self, output: BertOutput, batch: Mapping[str, jax.Array]) -> dict[str, tuple[Level, jax.Array]]:
-        """Return ``tags`` int32[B, S]: with a CRF the best path, otherwise the most probable tags, with their
-        probabilities ``scores`` float32[B, S]. All logits would be L times as much to copy to the host."""
+        """Return ``tags`` int32[B, S]: with a CRF the best path, otherwise the most probable tags. Without a CRF,
+        also return their probabilities ``scores`` float32[B, S]. Logits would be L times as much data to copy to
+        the host."""
         logits_BxSxL = output.token_logits
         if self.config.tagging.crf:
             tags_BxS = crf_decode(logits_BxSxL, batch["sequence_ids"], batch["tag_scored"] > 0, *output.crf)
@@ -113,7 +115,7 @@ class TaggingTask(Task):
     # ------------------------------------------------------------------ outputs to predictions and metrics
 
     def decode(self, records: Sequence[Record], units: Sequence[ModelInput], outputs: Outputs) -> list[Prediction]:
-        """Return ``tokens``, one per word: ``text``, ``label`` and, without a CRF, its probability ``score``."""
+        """Return ``tokens``, one per word: ``text``, ``label`` and, without a CRF, ``score`` (its probability)."""
         tokens: list[list[Prediction]] = [[{"text": word} for word in record.words] for record in records]
         tags = self.config.data.tags
         for unit, output in zip(units, outputs, strict=True):
@@ -127,8 +129,8 @@ class TaggingTask(Task):
         return [{"tokens": words} for words in tokens]
 
     def scores(self, records: Sequence[Record], predictions: Sequence[Prediction]) -> list[Score]:
-        """Return f1, precision and recall of entities, accuracy of tags, and the scores of each entity type;
-        for other than entity tags the accuracy alone."""
+        """Return f1, precision and recall of entities, accuracy of tags, and the scores of each entity type. If the
+        tags are not entity tags, return only the accuracy."""
         gold = [_required_tags(record) for record in records]
         predicted = [predicted_tags(prediction) for prediction in predictions]
         if not are_entity_tags(self.config.data.tags):
@@ -150,7 +152,8 @@ def are_entity_tags(tags: Iterable[str], prefixes: Sequence[str] = PREFIXES) -> 
 
 
 def window_input(number: int, window: Window, labels: np.ndarray) -> ModelInput:
-    """Return the unit of a window; ``labels`` int32[words] of all words of the record, -1 for unknown."""
+    """Return the unit of a window of record ``number``. ``labels``: int32[words], tag numbers of all words of the
+    record, -1 for an unknown tag."""
     here = labels[window.words]
     values = np.zeros(len(window.encoded.ids), np.int32)
     scored = np.zeros(len(window.encoded.ids), np.float32)
@@ -168,17 +171,17 @@ def predicted_tags(prediction: Prediction) -> list[str]:
 
 
 def not_learned(kind: str, values_of_splits: Mapping[str, Set[str | None]], learned: Sequence[str]) -> list[str]:
-    """Return a note for each split with values (labels or tags, as ``kind`` states) that are not ``learned``."""
+    """Return a note for each split that has values outside ``learned``; ``kind`` is "labels" or "tags"."""
     unknown = {split: sorted(map(str, values - {*learned})) for split, values in values_of_splits.items()}
     return [
-        f"{split}: {kind} that are not learned count as misses: {', '.join(names)}"
+        f"{split}: {kind} that do not occur in training are scored as errors:  {', '.join(names)}"
         for split, names in unknown.items()
         if names
     ]
 
 
 def _required_tags(record: Record) -> tuple[str, ...]:
-    """Return the tags of a record; raise ``ValueError`` if they are missing or not one per word."""
+    """Return the tags of a record; raise ``ValueError`` if there is not exactly one tag for each word."""
     if record.tags is None or len(record.tags) != len(record.words):
         count = "no" if record.tags is None else len(record.tags)
         raise ValueError(f"{record.source}: {count} tags for {len(record.words)} words; every word needs one tag")
@@ -186,9 +189,9 @@ def _required_tags(record: Record) -> tuple[str, ...]:
 
 
 def _labels(record: Record, numbers: Mapping[str, int], training: bool) -> np.ndarray:
-    """Return int32[words], the number of each word's tag, or -1 for an unknown one.
+    """Return int32[words], the number of the tag of each word; -1 if the tag is unknown or missing.
 
-    With ``training`` an unknown tag raises ``ValueError``.
+    With ``training``, raise ``ValueError`` for an unknown or missing tag.
     """
     if record.tags is None and not training:
         return np.full(len(record.words), -1, np.int32)
@@ -203,12 +206,12 @@ def _labels(record: Record, numbers: Mapping[str, int], training: bool) -> np.nd
 
 
 def check_entity_tags(records: Sequence[Record], scoring: str) -> None:
-    """Raise ``ValueError`` for a tag that ``tagging.scoring`` ``scoring`` does not allow."""
+    """Raise ``ValueError`` for a tag that ``scoring``, a value of ``tagging.scoring``, does not allow."""
     prefixes = STRICT_PREFIXES if scoring == "strict" else PREFIXES
     for record in records:
         for tag in dict.fromkeys(record.tags or ()):
             if not are_entity_tags([tag], prefixes):
                 raise ValueError(
                     f"{record.source}: tag {tag!r} is not allowed with tagging.scoring {scoring}; allowed: O, and "
-                    f"{', '.join(prefixes)} with or without -TYPE; correct the tag, or change the option"
+                    f"{', '.join(prefixes)} with or without -TYPE; correct the tag, or change tagging.scoring"
                 )

@@ -1,4 +1,4 @@
-"""The contract of a task: texts to arrays, output layers, loss, outputs to predictions, metrics.
+"""The interface of a task: featurization of texts, output layers, loss, decoding of outputs, and metrics.
 
 Shapes: B rows, S tokens per row, C sequences per row, K sequences per unit, U = C / K units per row.
 """
@@ -21,15 +21,15 @@ from bert_jax.records import Record
 from bert_jax.tokenization import Tokenizer
 
 Level = Literal["unit", "token", "position"]
-# A JSON-able object: one line of predictions_SPLIT.jsonl, without its id.
+# A JSON-serializable object: one line of predictions_SPLIT.jsonl, without its id.
 Prediction = dict[str, Any]
-# Of each unit, arrays by name: one entry of a ``unit`` array, one entry per token of a ``token`` array.
+# Arrays of each unit, by name: for level ``unit`` one entry, for level ``token`` one entry per token of the unit.
 Outputs = Sequence[Mapping[str, np.ndarray]]
 
 
 @dataclass(frozen=True)
 class Encoded:
-    """Token ids of one text or pair, special tokens included, with their segments."""
+    """Token ids of one text or pair, including special tokens, and their token type ids."""
 
     ids: Sequence[int]
     types: Sequence[int]
@@ -38,11 +38,11 @@ class Encoded:
 
 
 class Target(NamedTuple):
-    """Shape and dtype of an array of the units in a batch; entries without a unit are 0.
+    """Level, dtype and shape of a target array of a batch; entries that belong to no unit are 0.
 
     ``unit``: one value per unit, [B, U, *shape]. ``token``: one value per token of a unit, [B, S, *shape].
-    ``position``: a token of the unit's first sequence, counted from the start of that sequence in the unit and from
-    the start of the row in the batch, [B, U].
+    ``position``: the position of a token in the first sequence of the unit, [B, U]. It is counted from the start of
+    the sequence in a :class:`ModelInput`, and from the start of the row in a batch.
     """
 
     level: Level
@@ -52,14 +52,14 @@ class Target(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ModelInput:
-    """One unit: consecutive sequences of one row, made from an example or from a window of an example.
+    """One unit: consecutive sequences of one row that represent an example or a window of an example.
 
-    ``targets`` has an entry for every name in ``Task.targets``; a target of level ``token`` is an array of the
-    total length of the sequences. A unit without labels has weight 0 and may omit the targets that only the loss
-    reads.
+    ``targets`` has an entry for every name in ``Task.targets``; a target of level ``token`` is an array with one
+    entry for each token of the sequences. A unit without labels has weight 0 and may omit the targets that only the
+    loss reads.
     """
 
-    # Number of the record.
+    # Index of the record.
     record: int
     sequences: tuple[Encoded, ...]
     targets: Mapping[str, Any] = field(default_factory=dict)
@@ -83,11 +83,11 @@ class Task(ABC):
 
     # Targets by their names in a batch.
     targets: ClassVar[Mapping[str, Target]]
-    # Fields of a record that hold the reference.
+    # Fields of a record that contain the correct answer.
     gold: ClassVar[tuple[str, ...]] = ("label",)
 
     def __init__(self, config: FinetuneConfig, tokenizer: Tokenizer, records: Sequence[Record] = ()) -> None:
-        """Construct the task of ``config``, completed by :meth:`from_data`.
+        """Construct the task; ``config`` must be a result of :meth:`from_data`.
 
         ``records``: the training records, for values computed from them, such as class weights.
         """
@@ -97,8 +97,8 @@ class Task(ABC):
     def from_data(cls, config: FinetuneConfig, splits: Mapping[str, Sequence[Record]]) -> FinetuneConfig:
         """Return ``config`` with the values that depend on the records, such as labels.
 
-        ``splits`` has "train". Raises ``ValueError`` for records that the task cannot learn from: no labels, a
-        single class.
+        ``splits`` must contain "train". Raises ``ValueError`` for records that the task cannot learn from, such as
+        records without labels or of a single class.
         """
         return config
 
@@ -109,12 +109,12 @@ class Task(ABC):
 
     @classmethod
     def is_labelled(cls, record: Record) -> bool:
-        """Return True if ``record`` has a reference to score a prediction against."""
+        """Return True if ``record`` contains the correct answer, so that a prediction can be scored."""
         return all(getattr(record, name) is not None for name in cls.gold)
 
     @classmethod
     def scored(cls, records: Sequence[Record]) -> list[int]:
-        """Return the numbers of the scored records of a split in ascending order; default: the labeled ones."""
+        """Return the indices of the scored records of a split in ascending order; default: all labeled records."""
         return [i for i, record in enumerate(records) if cls.is_labelled(record)]
 
     @property
@@ -128,7 +128,7 @@ class Task(ABC):
         return 1
 
     def sequences_of(self, units: Sequence[ModelInput]) -> int:
-        """Return K for a prediction batch of ``units`` (one or more)."""
+        """Return K for a prediction batch of ``units``, which must not be empty."""
         return self.sequences_per_unit
 
     @property
@@ -138,21 +138,21 @@ class Task(ABC):
 
     @property
     def sentence(self) -> SentenceConfig | None:
-        """Pooling of a sequence into one vector, for tasks on vectors."""
+        """Pooling of a sequence into one vector; None (default): the task does not use sentence vectors."""
         return None
 
     @abstractmethod
     def featurize(self, records: Sequence[Record], *, training: bool) -> list[ModelInput]:
         """Return the units of all records, in the order of the records.
 
-        With ``training``, units without a training signal may be dropped (a window without an answer, an unlabeled
-        word sequence). Raises ``ValueError`` with ``record.source`` for an invalid label or text.
+        With ``training``, units without a training signal, such as a record without words, may be omitted. Raises
+        ``ValueError``, which names ``record.source``, for an invalid label or text.
         """
 
     def denominators(self, batch: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
-        """Return the denominator of each loss over the global batch, from ``batch`` alone; never 0.
+        """Return the denominator of each loss by name, computed from the global batch ``batch`` alone; never 0.
 
-        Default: ``loss``, divided by the sum of the weights.
+        Default: one loss, ``loss``, whose denominator is the sum of the weights, or 1 if all weights are 0.
         """
         return {"loss": denominator(batch["weights"])}
 
@@ -160,13 +160,13 @@ class Task(ABC):
     def loss(self, output: BertOutput, batch: Mapping[str, jax.Array], *, axis: str | None) -> Sums:
         """Return (sum, weight) of each loss named in :meth:`denominators` and of each additional logged value.
 
-        The total loss is the sum of sum / denominator over the losses. ``axis``: the mesh axis whose replicas hold
-        the other rows of the batch, for losses that compare examples of the whole batch.
+        The total loss is the sum of sum / denominator of all losses. ``axis``: the mesh axis over which the rows of
+        the batch are sharded, for losses that compare examples of the whole batch; None: ``batch`` has all rows.
         """
 
     @abstractmethod
     def outputs(self, output: BertOutput, batch: Mapping[str, jax.Array]) -> dict[str, tuple[Level, jax.Array]]:
-        """Return the arrays that :meth:`decode` reads by name: [B, U, ...] (``unit``), [B, S, ...] (``token``)."""
+        """Return (level, array) by name for :meth:`decode`: [B, U, ...] for ``unit``, [B, S, ...] for ``token``."""
 
     @abstractmethod
     def decode(self, records: Sequence[Record], units: Sequence[ModelInput], outputs: Outputs) -> list[Prediction]:
@@ -174,12 +174,14 @@ class Task(ABC):
 
     @abstractmethod
     def scores(self, records: Sequence[Record], predictions: Sequence[Prediction]) -> list[Score]:
-        """Return the metrics over the :meth:`scored` records; the first one selects the best checkpoint."""
+        """Return the metrics over the :meth:`scored` records. The first metric selects the best parameters unless
+        ``task.metric`` names another."""
 
     def confusion(self, records: Sequence[Record], predictions: Sequence[Prediction]) -> dict[str, Any] | None:
-        """Return the confusion matrix of scored records; None (default) unless a record has exactly one class.
+        """Return the confusion matrix of scored records; None (default) unless each record has exactly one class.
 
-        JSON-able: ``labels`` [C], and ``counts`` [C][C] of records by reference class and predicted class.
+        The result is JSON-serializable: ``labels`` [C], and ``counts`` [C][C], the numbers of records by correct
+        class (rows) and predicted class (columns).
         """
         return None
 

@@ -31,19 +31,19 @@ from bert_jax.tokenization import Tokenizer
 
 
 class SequenceTask(Task):
-    """Base of the tasks on texts and pairs: model inputs, and outputs averaged over the windows of a text."""
+    """Base class of tasks on texts and pairs: builds model inputs, averages outputs over the windows of a text."""
 
     def featurize(self, records: Sequence[Record], *, training: bool) -> list[ModelInput]:
         units = []
         for number, (record, inputs) in enumerate(zip(records, self.inputs(records), strict=True)):
             targets = self.targets_of(record, training=training)
-            # Windows of one text count as one example together.
+            # The windows of a text together count as one example.
             weight = 1 / len(inputs) if targets else 0.0
             units += [ModelInput(number, (one,), targets, weight) for one in inputs]
         return units
 
     def inputs(self, records: Sequence[Record]) -> list[list[Encoded]]:
-        """Return the model inputs of each record: one, or with ``task.truncation windows`` one per window."""
+        """Return the model inputs of each record: one input, or one per window with ``task.truncation windows``."""
         config, tokenizer = self.config.task, self.tokenizer
         firsts = tokenizer.encode_batch([record.text for record in records])
         pairs = [record for record in records if record.text_pair is not None]
@@ -70,9 +70,9 @@ class SequenceTask(Task):
         return Encoded(ids, types if self.config.model.type_vocab_size > 1 else [0] * len(ids), is_cut)
 
     def targets_of(self, record: Record, *, training: bool) -> Mapping[str, Any]:
-        """Return the targets of the units of a record, empty without a label.
+        """Return the targets of the units of a record; empty if the record has no label.
 
-        Raises ``ValueError`` for an invalid label, and with ``training`` for a missing one.
+        Raises ``ValueError`` for an invalid label and, with ``training``, for a missing label.
         """
         if self.is_labelled(record):
             return self.target(record)
@@ -85,7 +85,7 @@ class SequenceTask(Task):
         """Return the targets of the units of a labeled record."""
 
     def reference(self, record: Record) -> Any:
-        """Return the correct answer of a labeled record, in the form of the predictions; default: the label."""
+        """Return the correct answer of a labeled record, in the format of the predictions; default: the label."""
         return record.label
 
     def logits(self, output: BertOutput, batch: Mapping[str, jax.Array]) -> jax.Array:
@@ -100,15 +100,15 @@ class SequenceTask(Task):
         """Return the predictions of N texts; ``logits`` float64[N, L]."""
 
     def decode(self, records: Sequence[Record], units: Sequence[ModelInput], outputs: Outputs) -> list[Prediction]:
-        """Return :meth:`predictions` of the logits, averaged over the windows of a text, with :meth:`completed`."""
+        """Return :meth:`predictions` of the logits averaged over the windows of each text, :meth:`completed`."""
         predictions = self.predictions(mean_over_windows("logits", len(records), units, outputs))
         return self.completed(predictions, records, units)
 
     def completed(
         self, predictions: list[Prediction], records: Sequence[Record], units: Sequence[ModelInput]
     ) -> list[Prediction]:
-        """Return ``predictions`` after adding ``truncated`` for texts that the model did not read completely, and
-        ``gold``, the :meth:`reference`, for labeled records."""
+        """Add ``truncated`` to the predictions of texts that the model did not read completely, and ``gold``, the
+        :meth:`reference`, to those of labeled records. Changes ``predictions`` in place and returns it."""
         truncated = {unit.record for unit in units if any(one.extra for one in unit.sequences)}
         for i, (prediction, record) in enumerate(zip(predictions, records, strict=True)):
             if i in truncated:
@@ -119,7 +119,7 @@ class SequenceTask(Task):
 
 
 def mean_over_windows(name: str, count: int, units: Sequence[ModelInput], outputs: Outputs) -> np.ndarray:
-    """Return float64[count, L]: the ``unit`` array ``name`` [L] of each record, averaged over its windows."""
+    """Return float64[count, L]: for each record, the output ``name`` [L] averaged over the windows."""
     sums = np.zeros((count, *outputs[0][name].shape) if outputs else (count, 1))
     windows = np.zeros(count)
     for unit, output in zip(units, outputs, strict=True):
@@ -138,16 +138,16 @@ def class_predictions(labels: Sequence[str], logits_NxL: np.ndarray) -> list[Pre
 
 
 def multi_label_predictions(labels: Sequence[str], logits_NxL: np.ndarray) -> list[Prediction]:
-    """Return ``labels`` (those of at least 0.5) and the ``probabilities`` of all labels for each of N texts."""
+    """Return ``labels`` (probability at least 0.5) and the ``probabilities`` of all labels for each of N texts."""
     named = [dict(zip(labels, row, strict=True)) for row in expit(logits_NxL).tolist()]
     return [{"labels": [label for label, p in one.items() if p >= 0.5], "probabilities": one} for one in named]
 
 
 def with_labels(config: FinetuneConfig, splits: Mapping[str, Sequence[Record]], least: int) -> FinetuneConfig:
-    """Return ``config`` with ``data.labels``: if it is empty, the sorted labels of the training files.
+    """Return ``config`` with ``data.labels``; if it is empty, it is set to the sorted labels of the training files.
 
-    They include dev records that were split from these files, because some classes may occur only there. Raises
-    ``ValueError`` for a training record without a label, and for fewer than ``least`` labels.
+    These include the labels of dev records that were split off the training files, because some classes may occur
+    only there. Raises ``ValueError`` for a training record without a label, and for fewer than ``least`` labels.
     """
     for record in splits["train"]:
         if record.label is None and record.labels is None:
@@ -158,7 +158,7 @@ def with_labels(config: FinetuneConfig, splits: Mapping[str, Sequence[Record]], 
     if len(labels) < least:
         raise ValueError(
             f"data.labels: labels in the training files: {', '.join(labels) or 'none'}; {least} or more are "
-            "needed; check data.columns, or name all of them in data.labels"
+            "required; check data.columns, or list all labels in data.labels"
         )
     return dataclasses.replace(config, data=dataclasses.replace(config.data, labels=labels))
 
@@ -195,9 +195,10 @@ class ClassificationTask(SequenceTask):
         return class_loss(self.config.loss, logits, labels, weights, self._class_weights)
 
     def predictions(self, logits: np.ndarray) -> list[Prediction]:
-        """Return :func:`class_predictions`, with the labels of the files.
+        """Return :func:`class_predictions`, with labels as in the files.
 
-        Probabilities are not rounded: those of a confident model are close to 0 and 1, and AUROC reads their order.
+        Probabilities are not rounded: those of a confident model are close to 0 and 1, and AUROC depends on their
+        order.
         """
         return class_predictions(self.config.data.labels, logits)
 
@@ -210,7 +211,7 @@ class ClassificationTask(SequenceTask):
 
 
 class MultiLabelTask(ClassificationTask):
-    """Multi-label classification: a sigmoid per label."""
+    """Multi-label classification, with a sigmoid for each label."""
 
     gold = ("labels",)
     targets: ClassVar[Mapping[str, Target]] = {}
@@ -242,7 +243,7 @@ class MultiLabelTask(ClassificationTask):
         return multilabel_loss(self.logits(output, batch), batch["labels"], batch["weights"], focal_gamma=gamma)
 
     def predictions(self, logits: np.ndarray) -> list[Prediction]:
-        """Return :func:`multi_label_predictions`, with the labels of the files."""
+        """Return :func:`multi_label_predictions`, with labels as in the files."""
         return multi_label_predictions(self.config.data.labels, logits)
 
     def scores(self, records: Sequence[Record], predictions: Sequence[Prediction]) -> list[Score]:
@@ -285,14 +286,15 @@ class RegressionTask(SequenceTask):
 
 
 def probability_table(predictions: Sequence[Prediction], labels: Sequence[str]) -> np.ndarray:
-    """Return float64[N, L]: the probability of every class."""
+    """Return float64[N, L]: the probability of every class in each prediction."""
     return np.array([[one["probabilities"][label] for label in labels] for one in predictions])
 
 
 def class_scores(
     records: Sequence[Record], predictions: Sequence[Prediction], labels: Sequence[str], names: Sequence[str]
 ) -> list[Score]:
-    """Return the scores of :func:`class_predictions` of labeled records, with ``names`` for the ``labels``."""
+    """Return the scores of :func:`class_predictions` of labeled records. In the names of scores, each of ``labels``
+    is replaced by its entry in ``names``."""
     numbers = _class_numbers(records, predictions, labels)
     return classification_scores(*numbers, names, probability_table(predictions, labels))
 
@@ -300,20 +302,20 @@ def class_scores(
 def _class_numbers(
     records: Sequence[Record], predictions: Sequence[Prediction], labels: Sequence[str]
 ) -> np.ndarray:
-    """Return int64[2, n]: the classes of the records and the predicted classes."""
+    """Return int64[2, n]: the numbers of the correct classes and of the predicted classes."""
     numbers = {label: i for i, label in enumerate(labels)}
     pairs = zip(records, predictions, strict=True)
     return np.array([[numbers[record.label or ""], numbers[one["label"]]] for record, one in pairs]).T
 
 
 def round_significant(value: float) -> float:
-    """Round a float32 value to nine significant digits, which identify it."""
+    """Round a float32 value to nine significant digits, from which it can be restored exactly."""
     return float(f"{value:.9g}")
 
 
 def missing_label(record: Record) -> ValueError:
     """Return the error for a training record without a label."""
-    return ValueError(f"{record.source}: no label; training needs one; check data.columns (role label)")
+    return ValueError(f"{record.source}: no label; training requires one; check data.columns (role label)")
 
 
 def class_number(record: Record, labels: tuple[str, ...]) -> int:
@@ -324,7 +326,7 @@ def class_number(record: Record, labels: tuple[str, ...]) -> int:
 
 
 def number_of(record: Record) -> float:
-    """Return the value of the record; raise ``ValueError`` if it is not a finite number."""
+    """Return the label of the record as a number; raise ``ValueError`` if it is not a finite number."""
     try:
         number = float(record.label or "")
     except ValueError:
@@ -339,4 +341,4 @@ def number_of(record: Record) -> float:
 def _unknown_label(record: Record, label: str | None, labels: tuple[str, ...]) -> str:
     shown = ", ".join(labels[:20]) + (f" and {len(labels) - 20} more" if len(labels) > 20 else "")
     what = "no label" if label is None else f"label {label!r} is not in data.labels"
-    return f"{record.source}: {what}; allowed: {shown}; correct it, or add it to data.labels"
+    return f"{record.source}: {what}; allowed: {shown}; correct the label, or add it to data.labels"

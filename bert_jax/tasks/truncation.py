@@ -1,4 +1,4 @@
-"""Truncation of texts that are longer than the model's input (Sun et al. 2019, section 4.2, and beyond)."""
+"""Truncation of texts that exceed the maximum length (Sun et al. 2019, section 4.2, and further methods)."""
 
 import itertools
 import re
@@ -18,7 +18,8 @@ _SENTENCE_END = re.compile(r"(?<=[.!?])[\"')\]]*\s+|(?<=[。！？…])[」』�
 def cut_text(
     text: str, ids: Sequence[int], budget: int, config: TaskConfig, tokenizer: Tokenizer
 ) -> list[list[int]]:
-    """Return ``ids`` of ``text`` in lists of at most ``budget`` tokens: one, or one per window."""
+    """Truncate ``ids``, the tokens of ``text``, to a list of at most ``budget`` tokens, or one such list per
+    window."""
     how = config.truncation
     if len(ids) <= budget:
         return [list(ids)]
@@ -42,7 +43,8 @@ def cut_pair(
     config: TaskConfig,
     tokenizer: Tokenizer,
 ) -> tuple[list[int], list[int]]:
-    """Cut both texts of a pair: :func:`longest_first` divides the budget, ``config.truncation`` cuts each text."""
+    """Truncate both texts of a pair; :func:`longest_first` determines the number of tokens that remain of each
+    text, and ``config.truncation`` how each is truncated."""
     kept = longest_first(len(ids[0]), len(ids[1]), budget)
     a, b = (
         cut_text(text, side, room, config, tokenizer)[0] for text, side, room in zip(texts, ids, kept, strict=True)
@@ -53,7 +55,7 @@ def cut_pair(
 def windows(count: int, size: int, overlap: int) -> list[tuple[int, int]]:
     """Return (start, end) of windows of ``size`` tokens that cover ``count`` tokens.
 
-    Adjacent windows share ``overlap`` tokens; the last window moves back until it is full.
+    Adjacent windows share ``overlap`` tokens; the last window may share more, so that it is full.
     """
     starts = [*range(0, max(count - size, 0), size - overlap), max(count - size, 0)]
     return [(start, min(start + size, count)) for start in starts]
@@ -64,7 +66,7 @@ def key_sentences(text: str, budget: int, tokenizer: Tokenizer) -> list[int]:
 
     Centrality is the cosine between the TF-IDF vectors of a sentence and of the text (Radev et al. 2004: centroid).
     A sentence that exceeds the remaining budget is skipped; if no sentence fits, the result is the beginning of the
-    most central one.
+    most central sentence.
     """
     sentences = [ids for ids in tokenizer.encode_batch(_split(text)) if ids]
     order = np.argsort(-centrality(sentences), kind="stable")
@@ -81,7 +83,7 @@ def key_sentences(text: str, budget: int, tokenizer: Tokenizer) -> list[int]:
 def centrality(sentences: Sequence[Sequence[int]]) -> np.ndarray:
     """Return float64[n], the cosine of the TF-IDF vector of each sentence with the sum of all vectors.
 
-    The documents of the idf, log(n / df) + 1, are the sentences.
+    In the idf, log(n / df) + 1, each sentence is a document.
     """
     counts = [Counter(sentence) for sentence in sentences]
     documents = Counter(piece for count in counts for piece in count)

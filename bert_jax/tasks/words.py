@@ -1,8 +1,8 @@
 """Words as model inputs: windows of pieces that contain whole words and score every word exactly once.
 
-Words are numbered through a text, which is one sentence or, with document context (Devlin et al. 2018, section
-5.3), all sentences of a document. ``starts`` int64[words + 1] holds the first piece of each word and the number of
-pieces.
+Words are numbered consecutively in a text, which is one sentence or, with document context (Devlin et al. 2018,
+section 5.3), all sentences of a document. ``starts`` int64[words + 1] contains the index of the first piece of each
+word, followed by the number of pieces.
 """
 
 import itertools
@@ -17,7 +17,7 @@ from bert_jax.tokenization import Tokenizer
 
 Span = tuple[int, int]
 
-# Special tokens before the words of an input.
+# Number of special tokens before the words of an input.
 _BEFORE = 1
 
 
@@ -26,13 +26,13 @@ class Window(NamedTuple):
 
     encoded: Encoded
     words: np.ndarray  # int64[W], numbers of the words in the record
-    tokens: np.ndarray  # int64[W], position of the first piece of each in the input
+    tokens: np.ndarray  # int64[W], positions of their first pieces in the input
 
 
 def encode_words(words: Iterable[str], tokenizer: Tokenizer, room: int) -> dict[str, list[int]]:
     """Return the first ``room`` pieces of every distinct word, each word encoded separately.
 
-    A word without pieces, such as a variation selector, is encoded as the unknown piece, so that it has a tag.
+    A word without pieces, such as a variation selector, is encoded as the unknown piece, so that it can be tagged.
     """
     distinct = list(dict.fromkeys(words))
     # In byte-level BPE the space before a word belongs to the first piece of the word.
@@ -44,10 +44,10 @@ def encode_words(words: Iterable[str], tokenizer: Tokenizer, room: int) -> dict[
 def word_windows(
     records: Sequence[Record], tokenizer: Tokenizer, max_length: int, *, context: bool
 ) -> Iterator[list[Window]]:
-    """Yield the windows of the words of each record, in order; a record without words has one, which scores none.
+    """Yield the windows of each record, in order. A record without words has one window, which scores no words.
 
-    With ``context`` as many words of neighbors as fit surround those of the record; neighbors are consecutive
-    records with the same ``group`` other than "".
+    With ``context``, a window also contains as many words of neighboring records as fit. Neighbors are consecutive
+    records with the same non-empty ``group``.
     """
     room = max_length - len(tokenizer.build_inputs([])[0])
     pieces = encode_words((word for record in records for word in record.words), tokenizer, room)
@@ -66,7 +66,7 @@ def word_windows(
             of_spans = np.split(order, np.cumsum(np.bincount(owner, minlength=len(spans)))[:-1])
             windows = []
             for (begin, end), own in zip(spans, of_spans, strict=True):
-                # Without own words, every word of the span has more context in another one.
+                # A span without own words is omitted: each of its words has more context in another span.
                 if len(own) or not words:
                     encoded = Encoded(*tokenizer.build_inputs(flat[starts[begin] : starts[end]].tolist()))
                     windows.append(Window(encoded, own, _BEFORE + starts[first + own] - starts[begin]))
@@ -74,8 +74,8 @@ def word_windows(
 
 
 def window_spans(starts: np.ndarray, sentence: Span, room: int) -> list[Span]:
-    """Return runs of words (first, end), each of at most ``room`` pieces, that cover the words of ``sentence``: one
-    if they fit, otherwise several that overlap by about half. Each run is :func:`widened`."""
+    """Return spans of words (first, end), each of at most ``room`` pieces, that cover the words of ``sentence``:
+    one span if they fit, otherwise several spans that overlap by about half. Each span is :func:`widened`."""
     begin, last = sentence
     spans = []
     while True:
@@ -93,7 +93,7 @@ def widened(starts: np.ndarray, span: Span, room: int) -> Span:
     spare = room - int(starts[end] - starts[begin])
     left = int(np.searchsorted(starts, starts[begin] - spare // 2))
     right = int(np.searchsorted(starts, starts[left] + room, "right")) - 1
-    # Room that the words on the right do not fill may hold more words on the left.
+    # If the words on the right leave room, add more words on the left.
     left = int(np.searchsorted(starts, starts[right] - room))
     return left, right
 

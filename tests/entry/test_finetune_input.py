@@ -108,7 +108,7 @@ REFUSED = {
         "train.jsonl:2: label 3.8 divided by sentence.label_scale 1 is not allowed; allowed: -1 to 1",
     ),
     "no second text": (paired(1), labelled(1), COSINE, "dev.jsonl:1: the record has a label but no second text"),
-    "empty label": (labelled("0", "1", " "), GOOD, "", "train.jsonl:3: no label; training needs one"),
+    "empty label": (labelled("0", "1", " "), GOOD, "", "train.jsonl:3: no label; training requires one"),
     "no labels in dev": (GOOD, labelled(None, ""), "", "data.dev: split dev has no labels"),
     "one class": (labelled("1", "1"), GOOD, "", "data.labels: labels in the training files: 1; 2 or more"),
     "wrong column": (GOOD, jsonl({"txt": "w1", "label": "1"}), "", "dev.jsonl:1: no column 'text', which classifi"),
@@ -155,7 +155,7 @@ def test_a_mistake_is_told_before_anything_is_trained(call, tmp_path, case):
         (slots("w1 w2\nw3\n", "O\nO\n", "i\nj\n"), "train/seq.out:1: 1 tags for the 2 words of seq.in; every word"),
         (slots("w1 w2\nw3\n", "O O\nO\n", "i\nj\n"), "data.train: tags in the training files: O; two or more"),
         (slots("w1 w2\nw3\n", "O B-a\nO\n", "i\ni\n"), "data.labels: labels in the training files: i; 2 or more"),
-        (slots("w1 w2\nw3\n", "O B-a\nO\n", " \ni\n"), "train/seq.in:1: no label; training needs one"),
+        (slots("w1 w2\nw3\n", "O B-a\nO\n", " \ni\n"), "train/seq.in:1: no label; training requires one"),
     ],
 )
 def test_slots_that_do_not_fit(call, tmp_path, files, message):

@@ -186,7 +186,7 @@ BAD_LINES = [
     ),
     (of_class(3, "no", "no"), ":4: the record 'r3' occurs twice"),
     (of_class(99, "no", "no"), "the record 'r0' of .*a"),
-    (of_class(0, "yes", "no"), "the record 'r0' has another label than in"),
+    (of_class(0, "yes", "no"), "the record 'r0' has a different label in"),
     ([1], "not a JSON object"),
 ]
 
@@ -214,7 +214,7 @@ def test_runs_that_do_not_fit(runs, tmp_path):
             compare(a, b)
     for options, message in (
         ({"split": "test"}, "predictions_test.jsonl: .* predictions: dev"),
-        ({"metric": "bleu"}, "metric: 'bleu' is not measured; allowed: accuracy, precision"),
+        ({"metric": "bleu"}, "metric: 'bleu' is not a metric of both runs; allowed: accuracy, precision"),
         ({"resamples": 0}, "resamples: 0 is not allowed"),
         ({"seed": -1}, "seed: -1 is not allowed"),
     ):
@@ -267,7 +267,7 @@ def test_the_command(runs, capsys):
     assert cli.main(words) == 0
     out = capsys.readouterr().out.splitlines()
     assert out == table(compare(*runs))
-    assert out[2] == "dev: 40 records; p by McNemar, exact; right in A alone 1, in B alone 9"
+    assert out[2] == "dev: 40 records; p by McNemar, exact; correct only in A: 1, only in B: 9"
     assert out[4].split()[:4] == ["accuracy", "0.5250", "0.7250", "-0.2000"] and out[4].endswith("0.0215")
     assert cli.main([*words, "--json", "--metric", "f1"]) == 0
     found = json.loads(capsys.readouterr().out)

@@ -165,7 +165,7 @@ def test_records_without_a_label_are_counted(source, tmp_path):
     blank = [dataclasses.replace(one, label=None) for one in SPLITS["dev"][:3]]
     splits = {**SPLITS, "dev": [*blank, *SPLITS["dev"][3:]], "test": blank}
     resolved = module.FinetuneJob(config, splits, ["test"], start).resolved
-    assert resolved.notes == ("dev: 3 of 21 records are not scored: no label",)
+    assert resolved.notes == ("dev: 3 of 21 records have no label and are not scored",)
     assert module.FinetuneJob(config, SPLITS, (), start).resolved.notes == ()
 
 
@@ -264,7 +264,7 @@ def test_a_finished_task_starts_another_one_with_or_without_its_head(source, lea
     ("arguments", "splits", "message"),
     [
         ("", {"dev": SPLITS["dev"]}, "data.train: no training records"),
-        ("", with_labels(SPLITS, lambda label: "0"), "data.labels: .* 0; 2 or more are needed"),
+        ("", with_labels(SPLITS, lambda label: "0"), "data.labels: .* 0; 2 or more are required"),
         (
             "",
             {"train": SPLITS["train"], "dev": [dataclasses.replace(SPLITS["dev"][0], label="7")]},

@@ -102,8 +102,8 @@ def test_what_is_missing_is_named_and_the_rest_is_written(runs, tmp_path):
     (without / "predictions_test_mismatched.jsonl").unlink()
     said = write_submission([without, runs["rte"]], tmp_path / "out")
     assert said[-1] == (
-        f"{tmp_path}/out/submission.zip: 3 of 11 files, not ready to upload: the leaderboard wants CoLA, SST-2, "
-        "MRPC, STS-B, MNLI-mm, QNLI, QQP, WNLI too"
+        f"{tmp_path}/out/submission.zip: 3 of 11 files, not ready to upload: the leaderboard also requires CoLA, "
+        "SST-2, MRPC, STS-B, MNLI-mm, QNLI, QQP, WNLI"
     )
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [
         "AX.tsv", "MNLI-m.tsv", "RTE.tsv", "submission.zip",
@@ -174,11 +174,11 @@ def test_runs_that_have_nothing_for_the_leaderboard(runs, tmp_path, capsys):
     config = load_config(FinetuneConfig, ["--task.name", "sick"])
     (not_glue / "config.yaml").write_text(dump_yaml(config))
     for given, message in (
-        ([not_glue], "task.name 'sick' is no task of GLUE; allowed: cola, sst2, mrpc"),
+        ([not_glue], "task.name 'sick' is not a GLUE task; allowed: cola, sst2, mrpc"),
         ([tmp_path], f"{tmp_path}: no config.yaml"),
         ([write_run(tmp_path / "a", "wnli", splits=())], "splits with predictions: none, the run is not finished"),
         ([write_run(tmp_path / "b", "mnli", splits=())], "predictions_test_matched.jsonl: "),
-        ([runs["wnli"], runs["wnli"]], f"WNLI.tsv is that of {runs['wnli']} already; give one of the two"),
+        ([runs["wnli"], runs["wnli"]], f"{runs['wnli']} already provides WNLI.tsv; give only one of them"),
     ):
         assert cli.main(["submission", *map(str, given), "--output", str(tmp_path / "out")]) == 2
         captured = capsys.readouterr()

@@ -78,7 +78,7 @@ def test_another_metric_is_refused_before_training(name):
     allowed = said.partition("allowed: ")[2].partition(" and ")[0].split(", ")
     parts = {one for one in others if "/" in one}
     assert allowed[0] == first and set(allowed) == {first, *others} - parts
-    assert not parts or f" and {len(parts)} of parts such as " in said
+    assert not parts or f" and {len(parts)} with a suffix, such as " in said
     job_of(CASES[name], sorted({first, *others})[-1])
 
 

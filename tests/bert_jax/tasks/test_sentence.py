@@ -200,7 +200,7 @@ def test_a_pair_without_a_label_is_predicted_but_not_scored_among_others_that_ha
     expected = task.scores([whole[i] for i in kept], [predictions[i] for i in kept])
     assert count == 7 and point_values(scores, 7) == point_values(expected, 7)
     assert task.notes(task.config, {"train": [], "dev": records, "whole": whole}) == [
-        "dev: 2 of 9 pairs are not scored: others have a label"
+        "dev: 2 of 9 pairs have no label and are not scored"
     ]
 
 

@@ -108,7 +108,7 @@ def test_runs_of_another_process_are_left_to_it(tmp_path, capsys):
     with hold_folder(tmp_path / "runs" / NAMES[1], "taken"):
         assert swept(tmp_path, train) == exits.OK
     assert train.made == [name for name in NAMES if name != NAMES[1]]
-    assert "7 of 8 runs; another process does 1 of them" in capsys.readouterr().out
+    assert "7 of 8 runs; another process executes 1 of them" in capsys.readouterr().out
 
 
 def test_processes_write_the_table_in_turn(tmp_path, monkeypatch):
@@ -155,7 +155,7 @@ def test_a_folder_holds_one_sweep_and_more_of_it(tmp_path):
     swept(tmp_path, more, GRID.replace("--seeds 2", "--seeds 1"))
     assert not more.made  # fewer seeds: a part of what is there
     other = [*SETTINGS, Setting("command line", "optimizer.weight_decay", "0.1")]
-    with pytest.raises(ValueError, match=r"holds runs with other settings \(optimizer.weight_decay: 0.01 -> 0.1\)"):
+    with pytest.raises(ValueError, match=r"runs with other settings \(optimizer.weight_decay: 0.01 -> 0.1\)"):
         swept(tmp_path, Trainer(), settings=other)
     # What was swept is shared by runs that do not sweep it, from then on.
     rates = [[*SETTINGS, Setting("command line", "optimizer.learning_rate", rate)] for rate in ("0.5", "0.9")]

@@ -60,10 +60,10 @@ def test_tags_of_dev_alone_are_noted():
     train, dev = [record("1 2", "B-x O")], [record("1 2 3", "B-z O I-z"), record("4", None)]
     found = TaggingTask.from_data(config(), {"train": train, "dev": dev})
     notes = TaggingTask.notes(found, {"train": train, "dev": dev})
-    assert notes == ["dev: tags that are not learned count as misses: B-z, I-z"]
+    assert notes == ["dev: tags that do not occur in training are scored as errors: B-z, I-z"]
     bmes = config(data={"tags": ("O", "B-x", "M-x")})
     assert TaggingTask.notes(bmes, {}) == [
-        "only the accuracy of tags is scored: 'M-x' is none of O, B-, I-, E- and S-"
+        "only tag accuracy is scored: 'M-x' is not O and has no prefix B-, I-, E- or S-"
     ]
 
 

@@ -52,8 +52,8 @@ def test_labels_and_tags_come_from_the_training_records():
     found = JointTask.from_data(config(), splits)
     assert (found.data.labels, found.data.tags) == (("book", "play"), ("O", "B-a", "B-b"))
     assert JointTask.notes(found, splits) == [
-        "dev: tags that are not learned count as misses: B-c",
-        "dev: labels that are not learned count as misses: sing",
+        "dev: tags that do not occur in training are scored as errors: B-c",
+        "dev: labels that do not occur in training are scored as errors: sing",
     ]
 
 
