@@ -16,7 +16,7 @@ StoredDtype = Literal["float32", "bfloat16"]
 class ReadOptions:
     """Options of a reader."""
 
-    # True: the vocabulary is lower-cased; for files that do not state the case. None: guessed from the pieces.
+    # True if the vocabulary is lower-cased, for sources that do not state the case; None: guessed from the pieces.
     lower_case: bool | None = None
     # Names of the classes of the task head, in id order; None: those of the source.
     labels: tuple[str, ...] | None = None

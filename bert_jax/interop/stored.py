@@ -100,8 +100,7 @@ class StoredModel:
         return any(name.startswith(prefix) for name in self.tensors)
 
     def shape(self, name: str) -> tuple[int, ...] | None:
-        """Return the shape of a matrix; None if it is absent or not two-dimensional, which
-        :meth:`read` reports."""
+        """Return the shape of a matrix; None if it is absent or not two-dimensional, which :meth:`read` reports."""
         tensor = self.tensors.get(name)
         return tensor.shape if tensor is not None and len(tensor.shape) == 2 else None
 
@@ -143,7 +142,10 @@ class StoredModel:
             raise ValueError(f"{self.path}: the sizes of the {self.what} are not allowed: {error}") from None
 
     def labels(self, names: tuple[str, ...] | None, count: int) -> tuple[str, ...]:
-        """Return ``names`` if there are ``count`` of them; otherwise record that and return default names."""
+        """Return ``names`` if there are ``count`` of them; otherwise return default names.
+
+        Default names are reported with a note if ``names`` is None, else with a contradiction.
+        """
         if names is None:
             self.notes.append(f"{self.config_file} has no labels: the {count} classes are named LABEL_0 and so on")
         elif len(names) == count:

@@ -59,7 +59,7 @@ def judge(result: Differences | str, where: str, end: str, report: Callable[[str
 def fingerprints(bundle: ModelBundle) -> dict[str, tuple[tuple[int, ...], bytes]]:
     """Return the shape and SHA-256 of every array by name.
 
-    Two models can be compared by them while only one of the models is in memory.
+    With these values two models can be compared while only one of the models is in memory.
     """
     return {
         name: (values.shape, hashlib.sha256(memoryview(np.ascontiguousarray(values)).cast("B")).digest())
@@ -72,7 +72,8 @@ def check_read_back(folder: Path, bundle: ModelBundle, report: Callable[[str], N
     stored."""
     again = read_weights(folder)
     if again.spec.model != bundle.spec.model or again.spec.heads != bundle.spec.heads:
-        raise Stop(VERIFICATION_FAILED, f"read back: {again.spec} instead of {bundle.spec}; nothing was exported")
+        problem = f"the spec is {again.spec}, expected {bundle.spec}"
+        raise Stop(VERIFICATION_FAILED, f"read back: {problem}; nothing was exported")
     expected, stored = fingerprints(bundle), fingerprints(again)
     differing = [name for name in expected if expected[name] != stored.get(name)]
     if differing:

@@ -1,4 +1,4 @@
-"""The vocabulary of a pretraining run that starts from a model: that of the model, with or without added words.
+"""The vocabulary of a pretraining run that starts from a model: the model's, with or without added words.
 
 The rows of an added word (word embedding, MLM output bias) are initialized with the mean of the rows of its pieces
 in the old vocabulary. All other rows are unchanged. This module also extends the position table.

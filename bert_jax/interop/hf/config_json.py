@@ -20,7 +20,7 @@ CONFIG_FILE = "config.json"
 _MOST_LABELS = 1 << 20
 
 # Heads of each class. The heads of a model are those whose tensors are present; its class determines
-# which head the layer "classifier" is.
+# which head the layer "classifier" belongs to.
 _HEADS_OF = {
     "Model": ("pooler",),
     "ForPreTraining": ("pooler", "mlm", "nsp"),
@@ -95,7 +95,7 @@ class HfConfig:
     architecture: str | None
     # Names of the classes in id order; None: not stated.
     labels: tuple[str, ...] | None
-    # None: not stated; then a model with one label is for regression, and with several labels for single_label.
+    # None: not stated; then one label means regression, and several labels mean single_label.
     problem: Literal["single_label", "multi_label", "regression"] | None
     # Dropout before the task head; None: that of the encoder.
     dropout: float | None

@@ -67,7 +67,7 @@ def is_tf1(path: Path) -> bool:
 
 
 def read_tf1(path: Path, options: ReadOptions) -> ModelBundle:
-    """Read a checkpoint of google-research/bert ; ``path`` is its prefix or a folder that contains no other.
+    """Read a checkpoint of google-research/bert. ``path`` is its prefix or a folder that contains no other.
 
     Reads the encoder, the pooler, ``cls/*``, and the output layers of run_classifier.py and run_squad.py. Optimizer
     state is ignored. Moving averages are ignored too unless ``options.ema`` is True; then they replace the
@@ -148,7 +148,7 @@ def _open(prefix: Path) -> dict[str, Tensor]:
     reader = guarded(tf.train.load_checkpoint, str(prefix))
 
     def read(key: str) -> np.ndarray:
-        # Copy into memory that jax can use without another copy; TensorFlow frees its memory with its array.
+        # Copy into memory that jax can use without another copy; that of TensorFlow is freed with its array.
         return aligned_copy(guarded(reader.get_tensor, key))
 
     shapes, tensors = reader.get_variable_to_shape_map(), {}
