@@ -1,1 +1,1 @@
-"""Readers and writers of model formats, around one exchange form."""
+"""Readers and writers of model formats. All of them use one in-memory form, ``exchange.ModelBundle``."""

@@ -1,4 +1,4 @@
-"""The exchange form of a model between formats: a spec, canonical float32 arrays, a tokenizer file."""
+"""The exchange form, to which every reader converts a model: a spec, canonical float32 arrays, a tokenizer file."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -16,31 +16,31 @@ StoredDtype = Literal["float32", "bfloat16"]
 class ReadOptions:
     """Options of a reader."""
 
-    # Case of a vocabulary whose folder does not state it; None: guessed from the pieces, with a note.
+    # True if the vocabulary is lower-cased, for sources that do not state the case; None: guessed from the pieces.
     lower_case: bool | None = None
     # Names of the classes of the task head, in id order; None: those of the source.
     labels: tuple[str, ...] | None = None
-    # Continue where config and tensors contradict each other, with a note.
+    # If the config and the tensors contradict each other, use the tensors and add a note instead of raising.
     allow_mismatch: bool = False
-    # Read the moving average of the parameters (True) or the parameters (False). None: for a pretraining run the
-    # average if it has one, else the parameters.
+    # True: read the moving average of the parameters. False: read the parameters. None: read the moving average if
+    # the source is a pretraining run that has one; otherwise read the parameters.
     ema: bool | None = None
-    # Feed-forward activation if the source is ambiguous ("gelu" of TF1 checkpoints); None: that of the reader.
+    # Feed-forward activation if the source is ambiguous ("gelu" of TF1 checkpoints); None: the reader's default.
     activation: Literal["gelu", "gelu_tanh"] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelBundle:
-    """A model in exchange form. Every reader returns one, every writer takes one."""
+    """A model in exchange form, which every reader returns and every writer accepts."""
 
     spec: ModelSpec
-    # Canonical name -> float32 array, with exactly the names of parameter_shapes(spec).
+    # Canonical name -> float32 array; the names are exactly those of parameter_shapes(spec).
     params: Mapping[str, np.ndarray]
     # Content of the file that spec.tokenizer names; None if the source has no tokenizer.
     tokenizer_content: bytes | None = None
     # Notes of the reader, one line each: converted dtypes, dropped names, absent heads.
     notes: tuple[str, ...] = ()
-    # Origin of the weights for the model card, JSON-able ("format", "name", "recipe", "metrics", ...).
+    # Origin of the weights for the model card, JSON-serializable ("format", "name", "recipe", "metrics", ...).
     origin: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -49,24 +49,27 @@ def parameter_shapes(spec: ModelSpec) -> Mapping[str, tuple[int, ...]]:
 
     Kernels are [in, out]; see docs/design/parameters.md.
     """
-    # Imported here, because commands build ReadOptions before they need jax.
+    # Imported here because these modules import jax; commands create ReadOptions before they need jax.
     from bert_jax.model import BertModel
     from bert_jax.model.canonical import canonical_shapes
 
-    # Stacked layers are traced once.
+    # With scan_layers, jax traces one layer instead of all of them.
     execution = ExecutionConfig(scan_layers=True, vocab_multiple=1)
     return canonical_shapes(BertModel(spec.model, execution, spec.heads, spec.sentence))
 
 
 def check_shapes(spec: ModelSpec, params: Mapping[str, np.ndarray], where: str | Path) -> None:
-    """Raise ``ValueError`` with every missing, left-over or misshapen canonical parameter."""
+    """Raise ``ValueError`` that lists every missing, unexpected or misshapen canonical parameter.
+
+    The message begins with ``where``.
+    """
     expected = parameter_shapes(spec)
     problems = [f"missing {name}" for name in expected if name not in params]
-    problems += [f"left over {name}" for name in params if name not in expected]
+    problems += [f"unexpected {name}" for name in params if name not in expected]
     problems += [
         f"{name} has shape {tuple(params[name].shape)}, expected {shape}"
         for name, shape in expected.items()
         if name in params and tuple(params[name].shape) != shape
     ]
     if problems:
-        raise ValueError(f"{where}: parameters do not fit the description: {'; '.join(problems)}")
+        raise ValueError(f"{where}: parameters do not match the description: {'; '.join(problems)}")

@@ -1,4 +1,7 @@
-"""Export of any readable model to a folder of another format, complete or absent, verified by reading it back."""
+"""Export of any readable model to a folder in another format.
+
+The folder gets its final name only when it is complete and, by default, verified.
+"""
 
 import dataclasses
 from collections.abc import Callable, Sequence
@@ -26,7 +29,8 @@ from bert_jax.interop.verification import (
 )
 from bert_jax.io.files import whole_folder
 
-# Formats of arrays or programs -> consumer, largest allowed difference, comparison with the consumer's outputs.
+# Format -> consumer (the library that loads the exported folder), largest allowed difference, and the function that
+# compares the outputs or arrays of the consumer with the model.
 _CHECKS: dict[str, tuple[str, float, Callable[[Path, ModelBundle], dict[str, float] | None]]] = {
     "tf1": ("tf.train.load_checkpoint", 0.0, check_tf1),
     "onnx": ("onnxruntime", 1e-4, check_onnx),
@@ -37,7 +41,7 @@ CARD = "README.md"
 
 
 class Writer(Protocol):
-    """Write a model into an existing empty folder and return notes."""
+    """Write a model into an existing empty folder and return notes for the log."""
 
     def __call__(self, folder: Path, weights: ModelBundle, *, dtype: StoredDtype) -> list[str]: ...
 
@@ -65,18 +69,21 @@ def export_model(
     peer_python: str | None = None,
     report: Callable[[str], None] = print,
 ) -> None:
-    """Read ``source``, in any readable format, and write it to the folder ``target`` as ``format``.
+    """Read the model ``source`` in any supported format and write it to the folder ``target`` in ``format``.
 
     Args:
         dtype: dtype of the stored weights, float32 or bfloat16.
-        force: replace a ``target`` that is not empty, once the new folder is complete.
-        heads: heads to export, with the pooler where one of them needs it; None: all.
-        verify: load the folder back before it gets its name, with the consumer's library if it is installed.
-        peer_python: Python with the consumer's library (transformers, sentence-transformers); None: this one.
+        force: replace a non-empty ``target`` after the new folder is complete.
+        heads: heads to export; the pooler is added if one of them needs it. None: all heads.
+        options: options of the reader.
+        verify: compare the new folder with the model before it is renamed to ``target``: the parameters if this
+            library reads the format, and the outputs if the library that loads the format is installed.
+        peer_python: Python executable that has transformers or sentence-transformers; None: the running Python.
+        report: called with each line of the log.
 
-    Raises ``ValueError`` for a model that the format cannot hold (docs/weights.md) and a ``target`` that may not be
-    replaced; ``exits.Stop`` with VERIFICATION_FAILED if the written files differ from the model. After an exception
-    ``target`` is unchanged.
+    Raises ``ValueError`` if the format cannot represent the model (docs/weights.md) or if ``target`` may not be
+    replaced. Raises ``exits.Stop`` with VERIFICATION_FAILED if the written files differ from the model. After an
+    exception ``target`` is unchanged.
     """
     if format not in FORMATS:
         raise ValueError(f"--format: {format!r} is not allowed; allowed: {', '.join(FORMATS)}")
@@ -102,19 +109,19 @@ def export_model(
             if format in READ_BACK:
                 check_read_back(partial, stored, report)
             result = _consumer_differences(partial, stored, format, peer_python)
-            judge(result, "", ": not exported", report, strict=True)
+            judge(result, "", "; nothing was exported", report, strict=True)
     size = sum(file.stat().st_size for file in target.rglob("*") if file.is_file())
     report(f"{target}: {format}, {size / 1e6:,.1f} MB")
 
 
 def _check_target(source: Path, target: Path, force: bool) -> None:
     if target.exists() and not target.is_dir():
-        raise ValueError(f"{target}: a file; give a folder")
+        raise ValueError(f"{target}: is a file; give a folder")
     if not target.exists() or not any(target.iterdir()):
         return
     if not force:
-        raise ValueError(f"{target}: not empty; give a new folder, or --force to replace it")
-    # The content of the folder is deleted: it may hold neither the model nor the working or home folder.
+        raise ValueError(f"{target}: not empty; give a new folder, or set --force to replace this folder")
+    # --force deletes the folder, which must contain neither the source nor the working or home folder.
     for place, what in ((source, "the source"), (Path.cwd(), "the working folder"), (Path.home(), "your home")):
         if place.resolve().is_relative_to(target):
             raise ValueError(f"{target}: --force would delete {what} ({place}); give another folder")
@@ -124,8 +131,8 @@ def _check_target(source: Path, target: Path, force: bool) -> None:
 
 
 def _as_stored(bundle: ModelBundle, dtype: str) -> ModelBundle:
-    """Return ``bundle`` with every value rounded as ``dtype`` stores it, in float32."""
-    # numpy knows bfloat16 by this name once ml_dtypes is imported, which jax does.
+    """Return ``bundle`` with every value rounded to ``dtype`` and converted back to float32."""
+    # numpy accepts the dtype name bfloat16 after ml_dtypes is imported, which jax does.
     rounded = {
         name: np.asarray(values.astype(dtype, copy=False), np.float32) for name, values in bundle.params.items()
     }
@@ -135,7 +142,7 @@ def _as_stored(bundle: ModelBundle, dtype: str) -> ModelBundle:
 def _consumer_differences(
     folder: Path, bundle: ModelBundle, format: str, peer_python: str | None
 ) -> Differences | str:
-    """Compare with the outputs of the consumer's library, or return the reason why that is not possible."""
+    """Compare ``bundle`` with ``folder`` in the library that loads it, or return why that is not possible."""
     if format == "hf":
         return check_hf(folder, bundle, peer_python)
     if format == "sentence-transformers":
@@ -143,5 +150,5 @@ def _consumer_differences(
     consumer, allowed, check = _CHECKS[format]
     values = check(folder, bundle)
     if values is None:
-        return f"{consumer}: it is not installed"
+        return f"{consumer} is not installed"
     return Differences(consumer, {name: (value, allowed) for name, value in values.items()})

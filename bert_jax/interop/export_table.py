@@ -1,4 +1,4 @@
-"""The parts of a model that each format can hold: one table, used by the exporter and shown in docs/weights.md."""
+"""The table of the model parts that each export format can represent; docs/weights.md shows it."""
 
 import dataclasses
 from collections.abc import Collection, Iterator, Sequence
@@ -17,8 +17,8 @@ DTYPES = ("float32", "bfloat16")
 Verdict = Literal["yes", "encoder only", "refused"]
 
 _VERDICTS: dict[str, Verdict] = {"y": "yes", "e": "encoder only", "r": "refused"}
-# Row -> its meaning, and the verdicts in the order of FORMATS (empty: they follow from the tables of the writers).
-# A model is in every row that applies to it.
+# Row -> meaning, and one letter of _VERDICTS per format in the order of FORMATS. If the letters are empty, the
+# verdicts are derived from the tables of the writers. Several rows may apply to one model.
 _TABLE = {
     "no head": ("the encoder alone", "yyyyyy"),
     "pooler": ("pooled output", "yyyyyy"),
@@ -28,15 +28,15 @@ _TABLE = {
     "token": ("a tag per token", "yeeyyy"),
     "span": ("start and end of an answer", "yeyyyy"),
     "choice": ("one score per choice", "yeeyyy"),
-    "crf": ("transitions between tags (the tags' own scores stay)", "eeeeey"),
+    "crf": ("transitions between tags (the token head is kept)", "eeeeey"),
     "pair": ("classes of two sentence vectors", "eeeeey"),
-    "sentence": ("pooling and what follows it (Sentence-BERT)", "eyeyyy"),
-    "several heads": ("heads that no single transformers class holds", "reyyyy"),
-    "features": ("heads on other hidden states than the last, or behind a BiLSTM", "rrrrry"),
+    "sentence": ("pooling and the modules after it (Sentence-BERT)", "eyeyyy"),
+    "several heads": ("heads that no single transformers class combines", "reyyyy"),
+    "features": ("heads on hidden states other than the last, or after a BiLSTM", "rrrrry"),
     "roberta": ("family roberta", "yyryyy"),
     "pre-norm": ("LayerNorm before each sub-layer", ""),
     "sinusoidal": ("sinusoidal positions", ""),
-    "roberta mlm": ("family roberta, an MLM head and another activation than gelu", "ryryyy"),
+    "roberta mlm": ("family roberta with an MLM head and an activation other than gelu", "ryryyy"),
     "offset": ("family bert with model.position_offset above 0, or roberta with 0", "rrryyy"),
     "gelu": ("activation gelu (erf)", ""),
     "gelu_tanh": ("activation gelu_tanh", ""),
@@ -46,21 +46,21 @@ _TABLE = {
     "bfloat16": ("stored as bfloat16", "yyryyy"),
 }
 ROWS = {row: meaning for row, (meaning, _) in _TABLE.items()}
-# Head -> its fields of HeadsConfig.
+# Head -> fields of HeadsConfig that describe it.
 _FIELDS_OF = {
     "pooler": ("pooler",), "mlm": ("mlm",), "nsp": ("nsp",), "sequence": ("sequence_labels", "problem"),
     "token": ("token_labels", "bilstm"), "span": ("span",), "choice": ("choice",), "crf": ("crf",),
     "pair": ("pair_labels", "pair_hidden"),
 }  # fmt: skip
 
-# Rows about one field of the model: their cells follow from the tables of the writers.
+# Row that tests one field of ModelConfig -> (field, value); its verdicts come from the tables of the writers.
 _FIELD_ROWS: dict[str, tuple[str, Any]] = {
     "pre-norm": ("norm_position", "pre"),
     "sinusoidal": ("position_embeddings", "sinusoidal"),
     **{kind: ("activation", kind) for kind in ("gelu", "gelu_tanh", "gelu_sigmoid", "relu")},
     "epsilon": ("norm_epsilon", 1e-5),
 }
-# In the order of FORMATS; sentence-transformers loads its encoder with transformers.
+# The tables of the first four of FORMATS. sentence-transformers loads its encoder with transformers.
 _WRITERS = (config_json.SUPPORTED, config_json.SUPPORTED, tf1_names.SUPPORTED, onnx_layers.SUPPORTED)
 SUPPORTED = dict(zip(FORMATS, (*_WRITERS, EVERY_FIELD, EVERY_FIELD), strict=True))
 
@@ -76,7 +76,7 @@ TABLE: dict[str, dict[str, Verdict]] = {row: dict(zip(FORMATS, _cells(row), stri
 
 
 def rows_of(spec: ModelSpec, dtype: str = "float32") -> Iterator[str]:
-    """Yield the rows of the table that apply to a model."""
+    """Yield the rows of the table that apply to the model ``spec`` when it is stored as ``dtype``."""
     heads, model = spec.heads, spec.model
     conditions = {
         "no head": not heads.present() and spec.sentence is None,
@@ -104,16 +104,18 @@ def _has_class(spec: ModelSpec) -> bool:
 
 
 def fit(weights: ModelBundle, format: str, dtype: str = "float32") -> tuple[ModelBundle, list[str]]:
-    """Return ``weights`` without the parts that ``format`` cannot hold, and a line for each dropped part.
+    """Return ``weights`` without the parts that ``format`` cannot represent, and notes that name the dropped parts.
 
-    Raises ``ValueError`` if the table has "refused", and for a field of the model that the format does not support.
+    Raises ``ValueError`` if the table refuses the model, or if the format does not support the value of a field of
+    ``ModelConfig``.
     """
     rows = list(rows_of(weights.spec, dtype))
     fields = unsupported_fields(weights.spec.model, SUPPORTED[format], format)
     refused = [row for row in rows if TABLE[row][format] == "refused" and row not in _FIELD_ROWS]
     if "several heads" in refused:
         heads = ", ".join(weights.spec.heads.present())
-        raise ValueError(f"{format}: no class holds {heads} together; choose some with --heads, or another format")
+        remedy = "select some of them with --heads, or use another format"
+        raise ValueError(f"{format}: no single class has the heads {heads}; {remedy}")
     if refused or fields:
         others = [
             other
@@ -122,17 +124,17 @@ def fit(weights: ModelBundle, format: str, dtype: str = "float32") -> tuple[Mode
             and not unsupported_fields(weights.spec.model, SUPPORTED[other], other)
         ]
         problems = "; ".join([*fields, *(f"{ROWS[row]}: not supported" for row in refused)])
-        raise ValueError(f"{format}: {problems}; formats that can: {', '.join(others) or 'none'}")
+        raise ValueError(f"{format}: {problems}; formats that support this model: {', '.join(others) or 'none'}")
     notes = []
     dropped = [row for row in rows if TABLE[row][format] == "encoder only" and row != "several heads"]
     if dropped:
         kept = [name for name in _parts(weights.spec) if name not in dropped]
         named = ", ".join(f"{row} ({ROWS[row]})" for row in dropped)
         rest = ", ".join(["the encoder", *kept])
-        notes.append(f"WARNING: {format} has no place for {named}: left out; exported: {rest}")
+        notes.append(f"WARNING: {format} cannot represent {named}: omitted; exported: {rest}")
         weights = keep_heads(weights, kept)
     if format == "hf" and heads_of_class(weights.spec) != weights.spec.heads:
-        notes.append(f"{hf_class(weights.spec)} has no pooler: its weights are left out")
+        notes.append(f"{hf_class(weights.spec)} has no pooler: the weights of the pooler are omitted")
         weights = keep_heads(weights, [name for name in weights.spec.heads.present() if name != "pooler"])
     return weights, notes
 
@@ -144,9 +146,9 @@ def _parts(spec: ModelSpec) -> list[str]:
 
 
 def keep_heads(weights: ModelBundle, names: Sequence[str]) -> ModelBundle:
-    """Return ``weights`` with the heads in ``names`` alone, and the pooler where one of them needs it.
+    """Return ``weights`` with only the heads in ``names``, and the pooler if one of them needs it.
 
-    Raises ``ValueError`` for a name that the model does not have.
+    Raises ``ValueError`` if the model lacks one of ``names``.
     """
     spec, parts = weights.spec, _parts(weights.spec)
     unknown = [name for name in names if name not in parts]
@@ -164,7 +166,7 @@ def keep_heads(weights: ModelBundle, names: Sequence[str]) -> ModelBundle:
 
 
 def only_heads(heads: HeadsConfig, kept: Collection[str]) -> HeadsConfig:
-    """Return ``heads`` without those that ``kept`` does not name."""
+    """Return ``heads`` with only the heads that are named in ``kept``."""
     absent = HeadsConfig()
     removed = [field for head, fields in _FIELDS_OF.items() if head not in kept for field in fields]
     return dataclasses.replace(heads, **{field: getattr(absent, field) for field in removed})

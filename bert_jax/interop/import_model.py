@@ -1,8 +1,8 @@
-"""``bert-jax import``: read any model, save it, verify that the saved model equals the source.
+"""``bert-jax import``: read a model in any supported format, save it, and verify the saved model.
 
-The source is read a second time, and every tensor of the saved model must equal it bit by bit. If transformers (or
-sentence-transformers, for a folder of its kind) is installed, it runs the source in a separate process, and its
-outputs must equal those of the saved model.
+The source is read a second time, and every tensor of the saved model must be bitwise equal to that of the source.
+If transformers is installed, it runs the source in a separate process, and its outputs must match those of the
+saved model up to rounding. sentence-transformers does the same for a sentence-transformers folder.
 """
 
 import dataclasses
@@ -36,23 +36,26 @@ def import_model(
     report: Callable[[str], None],
     peer_python: str | None = None,
 ) -> None:
-    """Read ``source`` in any readable format and save it at ``target``, which must not exist or be empty.
+    """Read ``source`` in any supported format and save it to ``target``, which must not exist or must be empty.
 
-    The saved tensors are always compared with those of the source. ``verify`` also compares outputs with
-    transformers, for which ``peer_python`` may name another Python. A model that fails a check is not saved.
-    Raises ``ValueError`` for a model that cannot be read or written, ``exits.Stop`` with VERIFICATION_FAILED for a
-    failed check.
+    The saved tensors are always compared with those of the source. If ``verify`` is True and transformers is
+    installed, the outputs of the saved model are also compared with those of the source in transformers.
+    ``peer_python`` is the Python executable that runs transformers; None: the running Python. A model that fails a
+    check is not saved. ``report`` is called with each line of the log.
+
+    Raises ``ValueError`` if the model cannot be read or written, and ``exits.Stop`` with VERIFICATION_FAILED if a
+    check fails.
     """
-    target = target.resolve()  # follows a link, also to a folder that does not exist yet
+    target = target.resolve()  # resolves links, including one to a folder that does not exist yet
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
-        raise ValueError(f"{target}: {'a file' if target.is_file() else 'not empty'}; give a new folder")
+        raise ValueError(f"{target}: {'is a file' if target.is_file() else 'not empty'}; give a new folder")
     weights = read_weights(source, options)
     for note in weights.notes:
         report(note)
     report(_summary(weights))
     with whole_folder(target) as unverified:
         write_saved(unverified, weights)
-        del weights  # so that one model at a time is in memory
+        del weights  # so that only one model at a time is in memory
         report(_compare_tensors(source, unverified, options))
         if verify:
             _compare_outputs(source, unverified, peer_python, report)
@@ -71,7 +74,7 @@ def _summary(weights: ModelBundle) -> str:
 
 
 def _compare_tensors(source: Path, saved: Path, options: ReadOptions) -> str:
-    """Read source and saved model; raise ``exits.Stop`` unless spec, tokenizer and every bit are equal."""
+    """Read both models; raise ``exits.Stop`` unless spec, tokenizer and every bit of the parameters are equal."""
     again = read_weights(source, options)
     spec, content, expected = again.spec, again.tokenizer_content, fingerprints(again)
     del again
@@ -79,18 +82,22 @@ def _compare_tensors(source: Path, saved: Path, options: ReadOptions) -> str:
     found = fingerprints(written)
     differing = sorted(name for name in {*expected, *found} if expected.get(name) != found.get(name))
     if spec != written.spec:
-        differing.insert(0, "its description")
+        differing.insert(0, "the description")
     if content != written.tokenizer_content:
-        differing.insert(0, "its tokenizer file")
+        differing.insert(0, "the tokenizer file")
     if differing:
         parts = ", ".join(differing[:10])
-        raise exits.Stop(exits.VERIFICATION_FAILED, f"error: {source}: saved with differences in {parts}{_NOTHING}")
-    return f"saved and read again: {len(found)} tensors bitwise equal to the source's"
+        problem = f"the saved model differs from the source in {parts}"
+        raise exits.Stop(exits.VERIFICATION_FAILED, f"error: {source}: {problem}{_NOTHING}")
+    return f"saved and read again: {len(found)} tensors bitwise equal to those of the source"
 
 
 def _compare_outputs(source: Path, saved: Path, peer_python: str | None, report: Callable[[str], None]) -> None:
-    """Run transformers (and sentence-transformers, for a folder of its kind) on ``source`` and this library on
-    ``saved``; raise ``exits.Stop`` above the bar."""
+    """Compare the outputs of ``source`` in transformers with those of ``saved`` in this library.
+
+    For a sentence-transformers folder the outputs of sentence-transformers are compared too. Raises ``exits.Stop``
+    if a difference is larger than allowed.
+    """
     sentences = is_sentence_transformers(source)
     encoder = encoder_folder(source) if sentences else source
     if not is_hf(encoder):
@@ -104,7 +111,7 @@ def _compare_outputs(source: Path, saved: Path, peer_python: str | None, report:
     try:
         random = _random_heads(weights, config.architecture)
         if random:
-            what = f"{config.architecture} would take random values for its {', '.join(random)} layer"
+            what = f"{config.architecture} would initialize its {', '.join(random)} layer randomly"
             report(f"outputs not compared: {what}")
         else:
             spec = _as_class(weights.spec, config.architecture)
@@ -114,16 +121,16 @@ def _compare_outputs(source: Path, saved: Path, peer_python: str | None, report:
             result = check_sentence_transformers(source, weights, peer_python)
             judge(result, f"error: {source}: ", _NOTHING, report, strict=False)
     except ValueError as error:
-        raise ValueError(f"{error}; without this comparison: --no_verify") from None
+        raise ValueError(f"{error}; set --no_verify to skip this comparison") from None
 
 
 def _random_heads(weights: ModelBundle, architecture: str | None) -> list[str]:
-    """Return the heads of the transformers class that the source lacks; they would be random in transformers."""
+    """Return the heads of the transformers class that the source lacks and transformers initializes randomly."""
     held = CLASSES[architecture] if architecture is not None else ()
     return [name for name in held if name != "pooler" and name not in weights.spec.heads.present()]
 
 
 def _as_class(spec: ModelSpec, architecture: str | None) -> ModelSpec:
-    """Return ``spec`` with the heads of the transformers class alone, so that its outputs have the same names."""
+    """Return ``spec`` with only the heads of the transformers class, so that the output names are equal."""
     heads = only_heads(spec.heads, CLASSES[architecture] if architecture is not None else ("pooler",))
     return dataclasses.replace(spec, heads=heads, sentence=None)

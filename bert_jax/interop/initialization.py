@@ -1,9 +1,9 @@
-"""The start of a run: drawn parameters, another model (``--init_from``), an earlier phase (``--continue_from``) or
-the run's own checkpoint.
+"""The start of a run: random initialization, another model (``--init_from``), an earlier phase
+(``--continue_from``) or a checkpoint of the run itself.
 
-:func:`plan_start` runs before the options are loaded. A model fixes the ``model`` section and the tokenizer; the
-options of the command must agree with it. ``WORKDIR/warm_start.yaml`` records the fixed options, so that a resumed
-run needs neither the flags nor the model.
+:func:`plan_start` runs before the options are loaded. An initial model fixes the ``model`` section and the
+tokenizer; the options of the command line must agree with the model. ``WORKDIR/warm_start.yaml`` records the fixed
+options, so that a resumed run needs neither the flags nor the model.
 """
 
 import dataclasses
@@ -27,10 +27,10 @@ from bert_jax.tokenization import FILE_NAMES, Tokenizer, build_tokenizer
 from bert_jax.training.checkpoint.restore import saved_steps
 from bert_jax.training.launch import RECORD, InitialModel
 
-# Options that may differ between a run and its model, because they change no parameter. Vocabularies are compared
-# by pieces.
+# Options that may differ between a run and its initial model, because they change no parameter. Vocabularies are
+# compared by their pieces, not by data.vocab.
 MAY_DIFFER = {"model.hidden_dropout", "model.attention_dropout", "model.initializer_range", "data.vocab"}
-# Settings of the tokenizer in a workdir of fine-tuning.
+# File with the settings of the tokenizer in the workdir of a fine-tuning run.
 TOKENIZER_FILE = "tokenizer_settings.json"
 _FORMAT = 1
 _EXTENSIONS = ("add_words", "vocab_slots", "extend_positions")
@@ -38,25 +38,26 @@ _PRETRAINING_HEADS = ("mlm_head", "nsp_head")
 # Layers of a task between the encoder and its head.
 _TASK_LAYERS = ("feature_mix", "bilstm")
 
-# Key of an option -> typed value and source.
+# Key of an option -> its typed value, and the place that sets it.
 Given = Mapping[str, tuple[Any, str]]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Start:
-    """The plan of a start, made before anything is written."""
+    """The plan for the start of a run, created before any file is written."""
 
-    # Options that the model or its record fixes; they replace those of the command.
+    # Options that the initial model or warm_start.yaml fixes; they replace those of the command line.
     settings: tuple[Setting, ...] = ()
     # Lines for the log.
     messages: tuple[str, ...] = ()
-    # Model with the vocabulary and positions of the run; None: parameters are drawn, or restored from a checkpoint.
+    # Initial model, extended to the vocabulary and positions of the run. None: the parameters are randomly
+    # initialized, or restored from a checkpoint.
     weights: ModelBundle | None = None
     # Text of WORKDIR/warm_start.yaml; empty: the file is not changed.
     record: str = ""
-    # Absolute name of the model with the parameters of step 0; empty: they were drawn.
+    # Absolute path or URL of the initial model; empty: the parameters of step 0 were randomly initialized.
     source: str = ""
-    # True if the run continues from its own checkpoint, which must exist.
+    # True if the run resumes from a checkpoint in its workdir, which must exist.
     resumes: bool = False
     # Pretraining: path (or URL) and content of the vocabulary file to write; None: the file exists.
     vocabulary: tuple[str, bytes] | None = None
@@ -71,10 +72,11 @@ class Start:
 
 
 def plan_start(config_type: type, options: RunOptions, workdir: Location, arguments: Sequence[str]) -> Start:
-    """Plan the start of a run with options of ``config_type``; ``arguments`` are those of its command line.
+    """Plan the start of a run whose config has the type ``config_type``.
 
-    A run with a checkpoint continues from it. Raises ``ValueError`` in one line for a model that cannot be read,
-    options that contradict it, and words that cannot be added.
+    ``options`` are the parsed flags of the run and ``arguments`` all arguments of its command line. A run that has
+    a checkpoint resumes from it. Raises ``ValueError`` with a one-line message if a model cannot be read, if
+    options contradict the model, or if words cannot be added to its vocabulary.
     """
     given = parse_settings(config_type, read_settings(arguments), [*field_types(type(options))])
     if config_type is PretrainConfig:
@@ -85,10 +87,11 @@ def plan_start(config_type: type, options: RunOptions, workdir: Location, argume
 def initial_model(
     start: Start, spec: ModelSpec, *, redrawn: tuple[str, ...] = (), redraw_head: bool = False
 ) -> InitialModel:
-    """Return the parameters of ``start`` that a model of ``spec`` has; the other ones are drawn.
+    """Return the parameters of ``start`` that a model with ``spec`` has; the others will be randomly initialized.
 
-    The head of a task and its CRF are drawn unless both models have the same classes. ``redrawn`` are prefixes of
-    names that are always drawn; ``redraw_head`` draws the head of the task and the layers before it.
+    A task head and its CRF are returned only if both models have the same classes. Parameters whose names begin
+    with a prefix in ``redrawn`` are not returned. If ``redraw_head`` is True, neither the task head nor the layers
+    between the encoder and the head are returned.
     """
     messages = [*start.messages]
     kept = {}
@@ -105,7 +108,7 @@ def initial_model(
                 kept[name] = values
         drawn = dict.fromkeys(_part(name) for name in wanted if name not in kept)
         unused = dict.fromkeys(_part(name) for name in start.weights.params if name not in wanted)
-        messages += [f"drawn anew: {', '.join(drawn)}"] if drawn else []
+        messages += [f"randomly initialized: {', '.join(drawn)}"] if drawn else []
         messages += [f"not used: {', '.join(unused)}"] if unused else []
     return InitialModel(params=kept, messages=tuple(messages), record=start.record, resumes=start.resumes)
 
@@ -128,15 +131,15 @@ def _plan_pretraining(options: RunOptions, workdir: Location, given: Given) -> S
     if options.init_from and options.continue_from:
         raise ValueError("--init_from starts at step 0, --continue_from continues an earlier run; give one of them")
     if saved_steps(workdir):
-        message = f"{', '.join(flags)}: ignored, the run continues from its own checkpoint"
+        message = f"{', '.join(flags)}: ignored, because the run resumes from its own checkpoint"
         return Start(settings=_recorded_settings(workdir, given), messages=(message,) if flags else ())
     if options.continue_from:
         return Start(settings=_recorded_settings(location(options.continue_from), given))
     if options.init_from:
         return _pretraining_from(options, given)
     if record := read_record(workdir):
-        start = f"was to start from {record['init_from']} and saved no checkpoint"
-        raise ValueError(f"{workdir}: its run {start}; give the same --init_from, or another --workdir")
+        start = f"was started with --init_from {record['init_from']} and has no checkpoint"
+        raise ValueError(f"{workdir}: the run {start}; give the same --init_from, or another --workdir")
     if flags:
         raise ValueError(f"{flags[0]}: needs --init_from, the model to extend")
     return Start()
@@ -176,7 +179,7 @@ def pretraining_spec(config: PretrainConfig, model: Any) -> ModelSpec:
 
 
 def _positions(options: RunOptions, source: ModelConfig, given: Given) -> tuple[int, list[str]]:
-    """Return the rows of the position table that the run needs, and lines for the log."""
+    """Return the number of rows of the position table that the run needs, and lines for the log."""
     rows = source.max_position_embeddings
     if source.position_embeddings != "learned":
         return given.get("model.max_position_embeddings", (rows, ""))[0], []
@@ -187,11 +190,11 @@ def _positions(options: RunOptions, source: ModelConfig, given: Given) -> tuple[
         asked.append(("model.max_position_embeddings", table[0], *table))
     key, wanted, value, where = max(asked, key=lambda one: one[1])
     if wanted <= rows:
-        unused = f"--extend_positions: not needed, {options.init_from} has {source.max_length} positions"
+        unused = f"--extend_positions: not needed, because {options.init_from} has {source.max_length} positions"
         return rows, [unused] if options.extend_positions else []
     if not options.extend_positions:
         few = f"{options.init_from} has {source.max_length} positions"
-        raise ValueError(f"{where}: {key}: {value}, but {few}; lower it, or set --extend_positions")
+        raise ValueError(f"{where}: {key}: {value}, but {few}; lower {key}, or set --extend_positions")
     grown = wanted - source.position_offset
     return wanted, [f"positions: {source.max_length} -> {grown} ({options.extend_positions})"]
 
@@ -202,12 +205,12 @@ def _positions(options: RunOptions, source: ModelConfig, given: Given) -> tuple[
 def _plan_finetuning(options: RunOptions, workdir: Location, given: Given) -> Start:
     for flag in ("continue_from", *_EXTENSIONS):
         if getattr(options, flag):
-            raise ValueError(f"--{flag}: only for pretraining; fine-tuning starts from --init_from unchanged")
+            raise ValueError(f"--{flag}: allowed in pretraining only; omit it in fine-tuning")
     if saved_steps(workdir):
         record = read_record(workdir)
         source = record["init_from"] if record else ""
         if options.init_from and whole_name(options.init_from) != whole_name(source):
-            began = f"the run in {workdir} began from {source or 'drawn weights'}"
+            began = f"the run in {workdir} started from {source or 'random weights'}"
             raise ValueError(f"--init_from {options.init_from}: {began}; omit it, or give another --workdir")
         config, content = _stored_tokenizer(workdir)
         settings = _recorded_settings(workdir, given) if record else _vocabulary_size(config, content, given)
@@ -218,9 +221,10 @@ def _plan_finetuning(options: RunOptions, workdir: Location, given: Given) -> St
         return _finetuning_from(options.init_from, given)
     vocab = given.get("data.vocab", ("", ""))[0]
     if not vocab:
-        raise ValueError("--init_from: missing; name the model to fine-tune, or set data.vocab to draw parameters")
+        remedy = "give the model to fine-tune, or set data.vocab to start from random weights"
+        raise ValueError(f"--init_from: missing; {remedy}")
     if mixout := given.get("regularization.mixout", (0.0, ""))[0]:
-        raise ValueError(f"regularization.mixout: {mixout} needs --init_from, the weights to return to")
+        raise ValueError(f"regularization.mixout: {mixout} needs --init_from, whose weights mixout restores")
     config, content = _vocabulary_file(vocab, given)
     settings = _vocabulary_size(config, content, given)
     return Start(settings=settings, tokenizer_config=config, tokenizer_content=content)
@@ -233,12 +237,13 @@ def _finetuning_from(name: str, given: Given) -> Start:
     if config is None or content is None:
         vocab = given.get("data.vocab", ("", ""))[0]
         if not vocab:
-            raise ValueError(f"data.vocab: {name} comes without a tokenizer; name its vocabulary")
+            raise ValueError(f"data.vocab: {name} has no tokenizer; set data.vocab to its vocabulary file")
         config, content = _vocabulary_file(vocab, given)
-        notes.append(f"{name} comes without a tokenizer: {vocab} is taken for its vocabulary")
+        notes.append(f"{name} has no tokenizer: {vocab} is used as its vocabulary")
     pieces, model = build_tokenizer(config, content, name).vocab_size, weights.spec.model
     if pieces > model.vocab_size:
-        raise ValueError(f"{name}: its vocabulary has {pieces} pieces, but its table {model.vocab_size} rows")
+        rows = f"{model.vocab_size} word embeddings"
+        raise ValueError(f"{name}: the vocabulary has {pieces} pieces, but the model has only {rows}")
     section = _model_section(model)
     return Start(
         settings=_fixed_settings(given, section, section, name),
@@ -252,8 +257,10 @@ def _finetuning_from(name: str, given: Given) -> Start:
 
 
 def _vocabulary_size(config: TokenizerConfig, content: bytes, given: Given) -> tuple[Setting, ...]:
-    """Return the setting ``model.vocab_size`` of a randomly initialized model, by default the size of the
-    tokenizer."""
+    """Return the setting ``model.vocab_size`` of a randomly initialized model; default: the number of pieces.
+
+    Raises ``ValueError`` if the option is less than the number of pieces.
+    """
     pieces = build_tokenizer(config, content, "data.vocab").vocab_size
     size = given.get("model.vocab_size", (pieces, ""))[0]
     if size < pieces:
@@ -262,17 +269,17 @@ def _vocabulary_size(config: TokenizerConfig, content: bytes, given: Given) -> t
 
 
 def _vocabulary_file(name: str, given: Given) -> tuple[TokenizerConfig, bytes]:
-    """Return settings and content of the tokenizer of ``data.vocab``."""
+    """Return the settings of the tokenizer in the file ``data.vocab``, and the content of the file."""
     path, names = Path(name), {Path(file).suffix: file for file in FILE_NAMES.values()}
     if path.suffix not in names or not path.is_file():
         kinds = "a vocab.txt (WordPiece), .model (SentencePiece) or tokenizer.json (byte-level BPE)"
-        raise ValueError(f"data.vocab: {path} is no vocabulary file; allowed: {kinds}")
+        raise ValueError(f"data.vocab: {path} is not a vocabulary file; allowed: {kinds}")
     lower_case = given.get("data.lower_case", (True, ""))[0]
     return TokenizerConfig(file=names[path.suffix], lower_case=lower_case), path.read_bytes()
 
 
 def store_tokenizer(folder: Path, start: Start) -> None:
-    """Write the tokenizer's file and settings into the workdir of a fine-tuning run."""
+    """Write the vocabulary file and the tokenizer settings into ``folder``, the workdir of a fine-tuning run."""
     (folder / start.tokenizer_config.file).write_bytes(start.tokenizer_content)
     text = json.dumps(dataclasses.asdict(start.tokenizer_config), indent=1)
     (folder / TOKENIZER_FILE).write_text(f"{text}\n", encoding="utf-8")
@@ -297,8 +304,8 @@ def whole_name(source: str) -> str:
 
 
 def _read_options(path: Path, given: Given) -> ReadOptions:
-    """Return the case and the GELU variant as read options, if the files of the model at ``path`` do not state
-    them."""
+    """Return the case and the GELU variant of the options as ``ReadOptions``, if the files at ``path`` leave them
+    open."""
     values = {key: value for key, (value, _) in given.items()}
     preset = PRESETS[values.get("training.mode", "standard")]
     activation = values.get("model.activation", preset.get("model.activation"))
@@ -315,9 +322,10 @@ def _model_section(model: ModelConfig) -> dict[str, Any]:
 def _fixed_settings(
     given: Given, source: Mapping[str, Any], resolved: Mapping[str, Any], name: str
 ) -> tuple[Setting, ...]:
-    """Return a setting for each key of ``resolved``, except those that the command sets and that may differ.
+    """Return a setting for each key of ``resolved``, except the keys in ``MAY_DIFFER`` that the command line sets.
 
-    Raises ``ValueError`` if an option of the command has neither the value of ``source`` nor the resolved one.
+    Raises ``ValueError`` if the value of an option of the command line is neither that in ``source`` nor that in
+    ``resolved``.
     """
     own: Collection[str] = MAY_DIFFER & given.keys()
     for key, (value, where) in given.items():
@@ -335,7 +343,10 @@ def _recorded_settings(workdir: Location, given: Given) -> tuple[Setting, ...]:
 
 def read_record(workdir: Location) -> dict[str, Any] | None:
     """Return the content of ``WORKDIR/warm_start.yaml``: ``init_from``, and options of the model (``source``) and
-    of the run (``resolved``) by key. None: no such file. Raises ``ValueError`` if it is damaged."""
+    of the run (``resolved``) by key. Return None if the file does not exist.
+
+    Raises ``ValueError`` if the file is damaged.
+    """
     path = workdir / RECORD
     if not path.is_file():
         return None

@@ -23,12 +23,12 @@ _PROBLEMS = {
     "regression": "the value itself",
 }
 _LIBRARIES = {"hf": "transformers", "sentence-transformers": "sentence-transformers", "onnx": "onnx"}
-# Formats that hold a program, which returns some outputs by name.
+# Formats that contain a program; its outputs have names.
 _PROGRAMS = ("onnx", "stablehlo")
 
 
 def architecture(folder: Path) -> str | None:
-    """Return the transformers class that the config.json of ``folder`` names."""
+    """Return the transformers class that the config.json of ``folder`` names; None if it names none."""
     file = folder / CONFIG_FILE
     if not file.is_file():
         return None
@@ -40,7 +40,7 @@ def model_card(
 ) -> str:
     """Return the card as Markdown, with the ``notes`` of the writer.
 
-    ``architecture`` is the transformers class of a Hugging Face folder.
+    ``architecture`` is the transformers class in the config.json of the folder; None: no such class.
     """
     spec, origin = weights.spec, weights.origin
     parts = [
@@ -99,7 +99,7 @@ def _facts(spec: ModelSpec, dtype: str) -> list[tuple[str, str]]:
         ("width, feed-forward width", f"{model.hidden_size}, {model.intermediate_size}"),
         ("attention heads", f"{model.num_attention_heads}"),
         ("vocabulary", f"{model.vocab_size}"),
-        ("longest input", f"{spec.max_length} tokens, special tokens included"),
+        ("longest input", f"{spec.max_length} tokens, including special tokens"),
         ("activation", f"`{model.activation}`: {_ACTIVATIONS[model.activation]}"),
         ("LayerNorm", f"{model.norm_position}-norm, epsilon {model.norm_epsilon:g}"),
         ("positions", model.position_embeddings),
@@ -166,7 +166,7 @@ def _training(origin: Mapping[str, Any]) -> list[str]:
     data, optimizer, training = (recipe.get(name) or {} for name in ("data", "optimizer", "training"))
     if "task" in recipe:
         files = ", ".join(map(_one_line, data.get("train") or ()))
-        start = "/".join((origin.get("init_from") or "drawn weights").split("/")[-2:])
+        start = "/".join((origin.get("init_from") or "random weights").split("/")[-2:])
         length = recipe["task"].get("max_length")
         lines.append(f"fine-tuned on {files} from {_one_line(start)}; texts of at most {length} tokens")
     elif data:
@@ -203,11 +203,11 @@ def _loading(spec: ModelSpec, format: str, architecture: str | None) -> str:
         )
     else:
         code = _SNIPPETS[format]
-    here = '\n\nHere: `bert_jax.load("DIR")`.' if format in READ_BACK else ""
+    here = '\n\nWith bert_jax: `bert_jax.load("DIR")`.' if format in READ_BACK else ""
     return f"```python\n{code}\n```{here}"
 
 
-# Formats that this library reads back, bit by bit.
+# Formats that this library reads back with bitwise equal parameters.
 READ_BACK = ("hf", "sentence-transformers", "tf1", "npz")
 _SNIPPETS = {
     "sentence-transformers": (
@@ -240,7 +240,7 @@ _SNIPPETS = {
         'dtypes = json.load(open("DIR/dtypes.json"))\n\n'
         "def values(name):  # kernels are [in, out]\n"
         "    stored = arrays[name]\n"
-        '    if dtypes[name] == "bfloat16":  # the upper half of a float32\n'
+        '    if dtypes[name] == "bfloat16":  # the upper 16 bits of a float32\n'
         "        stored = (stored.astype(np.uint32) << 16).view(np.float32)\n"
         "    return stored"
     ),

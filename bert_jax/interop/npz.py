@@ -1,6 +1,7 @@
 """Folders of numpy arrays: ``weights.npz`` with canonical names, ``dtypes.json``, ``model.json``, the vocabulary.
 
-numpy alone can read one: the arrays are not compressed, and bfloat16 is stored as its 16 bits in uint16.
+These folders can be read with numpy alone: the arrays are not compressed, and bfloat16 values are stored as uint16
+with the same bits.
 """
 
 import json
@@ -22,18 +23,19 @@ from bert_jax.io.untrusted_folder import inside, needed, parse_json, read_small
 
 WEIGHTS_FILE, DTYPES_FILE, SPEC_FILE = "weights.npz", "dtypes.json", "model.json"
 _STORED = {"float32": "<f4", "bfloat16": "<u2"}
-_DATE = (1980, 1, 1, 0, 0, 0)  # of every member, so that equal weights give equal bytes
+_DATE = (1980, 1, 1, 0, 0, 0)  # of every member, so that equal weights produce identical files
 
 
 def is_npz(path: Path) -> bool:
-    """Return True if ``path`` is an npz export or its weights.npz."""
+    """Return True if ``path`` is an npz export or the weights.npz of one."""
     return (path / WEIGHTS_FILE).exists() or path.name == WEIGHTS_FILE
 
 
 def write_npz(folder: Path, weights: ModelBundle, *, dtype: StoredDtype = "float32") -> list[str]:
-    """Write every parameter under its canonical name into the empty ``folder``; returns notes.
+    """Write every parameter under its canonical name into the empty ``folder``; return notes.
 
-    bfloat16 is rounded to nearest even and stored as uint16; ``dtypes.json`` names the dtype of every array.
+    With ``dtype`` bfloat16 values are rounded to nearest even and stored as uint16. ``dtypes.json`` names the dtype
+    of every array.
     """
     check_fields(weights.spec.model, EVERY_FIELD, "npz")
     check_shapes(weights.spec, weights.params, folder)
@@ -49,21 +51,22 @@ def write_npz(folder: Path, weights: ModelBundle, *, dtype: StoredDtype = "float
     (folder / SPEC_FILE).write_text(spec_to_json(weights.spec), encoding="utf-8")
     tokenizer = weights.spec.tokenizer
     if tokenizer is None or weights.tokenizer_content is None:
-        return ["the model has no vocabulary: none is written"]
+        return ["the model has no vocabulary: no vocabulary file is written"]
     (folder / tokenizer.file).write_bytes(weights.tokenizer_content)
     return []
 
 
 def read_npz(path: Path, options: ReadOptions) -> ModelBundle:
-    """Read a folder of :func:`write_npz`, by its path or that of its weights.npz; nothing is unpickled.
+    """Read a folder that :func:`write_npz` wrote. ``path`` is the folder or its weights.npz.
 
-    Raises ``ValueError`` in one line for missing or damaged files, files of another model, and Python objects.
+    Raises ``ValueError`` with a one-line message for missing or damaged files, for files of different models, and
+    for arrays of Python objects, which are never unpickled.
     """
     folder = path.parent if path.name == WEIGHTS_FILE and not path.is_dir() else path
     spec = spec_from_json(read_small(needed(folder, SPEC_FILE), "a model description"), str(folder / SPEC_FILE))
     dtypes = _dtypes(folder)
     params = _read_params(needed(folder, WEIGHTS_FILE), spec, dtypes)
-    notes = ["bfloat16 raised to float32"] if "bfloat16" in dtypes.values() else []
+    notes = ["bfloat16 converted to float32"] if "bfloat16" in dtypes.values() else []
     notes += non_finite(params)
     content = None
     if spec.tokenizer is not None:
@@ -73,8 +76,10 @@ def read_npz(path: Path, options: ReadOptions) -> ModelBundle:
 
 
 def check_npz(folder: Path, weights: ModelBundle) -> dict[str, float]:
-    """Read the arrays with numpy alone; return {"arrays": 0} if they equal ``weights`` (values as stored), else
-    infinity."""
+    """Read the arrays with numpy alone; return {"arrays": 0.0} if they equal ``weights``, else {"arrays": inf}.
+
+    The values of ``weights`` are those that the folder stores, after rounding to its dtype.
+    """
     dtypes = json.loads((folder / DTYPES_FILE).read_text(encoding="utf-8"))
 
     def values_of(name: str, stored: np.ndarray) -> np.ndarray:
@@ -86,13 +91,16 @@ def check_npz(folder: Path, weights: ModelBundle) -> dict[str, float]:
 
 
 def same_arrays(arrays: Iterable[tuple[str, np.ndarray]], weights: ModelBundle) -> dict[str, float]:
-    """Return {"arrays": 0} if ``arrays`` are the parameters of ``weights`` (NaNs are equal), else infinity."""
+    """Return {"arrays": 0.0} if ``arrays`` equal the parameters of ``weights``, else {"arrays": inf}.
+
+    NaN equals NaN.
+    """
     equal = {name: np.array_equal(values, weights.params.get(name, ()), equal_nan=True) for name, values in arrays}
     return {"arrays": 0.0 if equal.keys() == weights.params.keys() and all(equal.values()) else math.inf}
 
 
 def _dtypes(folder: Path) -> dict[str, str]:
-    """Return the dtype of each array by name; empty without the table (then all are float32)."""
+    """Return the dtype of each array by name; empty if dtypes.json does not exist (then all are float32)."""
     file = inside(folder, DTYPES_FILE)
     if file is None:
         return {}
@@ -105,14 +113,14 @@ def _dtypes(folder: Path) -> dict[str, str]:
 
 
 def _read_params(file: Path, spec: ModelSpec, dtypes: dict[str, str]) -> dict[str, np.ndarray]:
-    """Read every parameter of ``spec`` as float32; a left-over array is an error."""
+    """Return every parameter of ``spec`` as float32. Raises ``ValueError`` if an array is missing or unexpected."""
     expected = parameter_shapes(spec)
     params = {}
     with NpzFile(file) as arrays:
         problems = [f"missing {name}" for name in expected if name not in arrays.names]
-        problems += [f"left over {name[:80]!r}" for name in arrays.names if name not in expected]
+        problems += [f"unexpected {name[:80]!r}" for name in arrays.names if name not in expected]
         if problems:
-            raise ValueError(f"{file}: the arrays are not those of {SPEC_FILE}: {listed(problems)}")
+            raise ValueError(f"{file}: the arrays do not match {SPEC_FILE}: {listed(problems)}")
         for name, shape in expected.items():
             stored = _STORED[dtypes.get(name, "float32")]
             values = arrays.read(name, expected=Header(shape, False, np.dtype(stored)))

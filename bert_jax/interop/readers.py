@@ -1,4 +1,4 @@
-"""Reader of a model in any known format, recognized by the files of its folder."""
+"""Reader of models in any supported format; the files of the folder determine the format."""
 
 import dataclasses
 import re
@@ -19,14 +19,15 @@ SUPPORTED = (
     "folder (modules.json), a TF1 checkpoint prefix (.../bert_model.ckpt with bert_config.json) or an npz export "
     "(weights.npz)"
 )
-# File of an export that holds a program -> description for the message.
+# Program file of an export, which cannot be read -> description for the message.
 _PROGRAMS = {
-    "model.onnx": "an ONNX export, for onnxruntime (model.onnx)",
-    "program.bin": "a StableHLO export, for jax.export (program.bin with weights.safetensors)",
+    "model.onnx": "an ONNX export for onnxruntime (model.onnx)",
+    "program.bin": "a StableHLO export for jax.export (program.bin with weights.safetensors)",
 }
 Reader = Callable[[Path, ReadOptions], ModelBundle]
-# The first match reads the path: an npz export has a model.json like a saved model, a Hugging Face folder may also
-# hold the TF1 checkpoint of its weights, and a sentence-transformers folder is a Hugging Face folder as well.
+# The first reader whose test accepts the path is used, so the order matters: an npz export has a model.json like a
+# saved model, a sentence-transformers folder is also a Hugging Face folder, and a Hugging Face folder may also
+# contain the TF1 checkpoint of its weights.
 _READERS: tuple[tuple[Callable[[Path], bool], Reader], ...] = (
     (is_npz, read_npz),
     (is_native, read_native),
@@ -37,8 +38,11 @@ _READERS: tuple[tuple[Callable[[Path], bool], Reader], ...] = (
 
 
 def read_weights(path: Path, options: ReadOptions | None = None) -> ModelBundle:
-    """Read the model at ``path``. Raises ``ValueError`` in one line for an unknown format and for an option that
-    does not apply to the format."""
+    """Read the model at ``path`` in any supported format.
+
+    Raises ``ValueError`` with a one-line message for an unknown format and for an option that does not apply to the
+    format.
+    """
     options = options or ReadOptions()
     read = _reader(path)
     _check_options(path, options, read)
@@ -46,12 +50,12 @@ def read_weights(path: Path, options: ReadOptions | None = None) -> ModelBundle:
     tokenizer = weights.spec.tokenizer
     if options.lower_case is not None and tokenizer is not None and options.lower_case != tokenizer.lower_case:
         case = "lower-cased" if tokenizer.lower_case else "cased"
-        raise ValueError(f"{path}: its vocabulary is {case}; omit --do_lower_case")
+        raise ValueError(f"{path}: the vocabulary of the model is {case}; omit --do_lower_case")
     return weights if options.labels is None else _labelled(path, weights, options.labels)
 
 
 def _labelled(path: Path, weights: ModelBundle, labels: tuple[str, ...]) -> ModelBundle:
-    """Return ``weights`` with other names of the classes."""
+    """Return ``weights`` with the classes of its head named ``labels``."""
     heads = weights.spec.heads
     fields = [name for name in ("sequence_labels", "token_labels") if getattr(heads, name)]
     if len(fields) != 1:
@@ -59,20 +63,21 @@ def _labelled(path: Path, weights: ModelBundle, labels: tuple[str, ...]) -> Mode
         raise ValueError(f"{path}: --labels needs one head with classes; the model has {heads_found}")
     outputs = len(getattr(heads, fields[0]))
     if len(labels) != outputs:
-        raise ValueError(f"{path}: {len(labels)} labels, but the head has {outputs} outputs")
+        raise ValueError(f"{path}: {len(labels)} labels, but the head has {outputs} outputs; give one per output")
     named: dict[str, Any] = {fields[0]: labels}
     spec = dataclasses.replace(weights.spec, heads=dataclasses.replace(heads, **named))
-    notes = (*weights.notes, f"the classes are called {', '.join(labels)}")
+    notes = (*weights.notes, f"names of the classes (--labels): {', '.join(labels)}")
     return dataclasses.replace(weights, spec=spec, notes=notes)
 
 
 def leaves_activation_open(path: Path) -> bool:
-    """Return True if the model at ``path`` may not state its activation (a TF1 checkpoint)."""
+    """Return True if the files at ``path`` may leave the activation ambiguous (a TF1 checkpoint)."""
     return _reader(path) is read_tf1
 
 
 def leaves_case_open(path: Path) -> bool:
-    """Return True if the model at ``path`` may not state the case of its vocabulary (any but this library's)."""
+    """Return True if the files at ``path`` may leave the case of the vocabulary open (formats of other
+    libraries)."""
     return _reader(path) not in (read_native, read_npz)
 
 
@@ -80,19 +85,22 @@ def _reader(path: Path) -> Reader:
     for file, what in _PROGRAMS.items():
         has_weights = any((path / name).exists() for name in WEIGHT_FILES)
         if path.name == file or ((path / file).is_file() and not has_weights):
-            raise ValueError(f"{path}: {what}; programs cannot be read; use the model that was exported")
+            raise ValueError(f"{path}: {what}; programs cannot be read; use the model from which it was exported")
     for knows, read in _READERS:
         if knows(path):
             return read
-    if re.match("[a-z][a-z0-9]*:/", str(path)) and not path.exists():  # pathlib joined the slashes of a URL
-        raise ValueError(f"{path}: models are read from local folders; copy it first: gcloud storage cp -r URL .")
+    if re.match("[a-z][a-z0-9]*:/", str(path)) and not path.exists():  # pathlib merges the two slashes of a URL
+        remedy = "copy the model first: gcloud storage cp -r URL ."
+        raise ValueError(f"{path}: models are read from local folders; {remedy}")
     if not path.exists():
         raise ValueError(f"{path}: does not exist")
-    raise ValueError(f"{path}: no model; readable: {SUPPORTED}")
+    raise ValueError(f"{path}: contains no model; supported: {SUPPORTED}")
 
 
 def _check_options(path: Path, options: ReadOptions, read: Reader) -> None:
     if options.ema and read not in (read_native, read_tf1):
-        raise ValueError(f"{path}: no moving average; only pretraining runs and TF1 checkpoints may have one")
+        sources = "only pretraining runs and TF1 checkpoints may have one"
+        raise ValueError(f"{path}: no moving average; {sources}; omit --ema")
     if options.activation is not None and read is not read_tf1:
-        raise ValueError(f"{path}: the model states its activation; --activation applies to TF1 checkpoints")
+        remedy = "omit --activation, which applies to TF1 checkpoints only"
+        raise ValueError(f"{path}: the model states its activation; {remedy}")

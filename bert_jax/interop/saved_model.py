@@ -1,7 +1,7 @@
 """Reader and writer of saved models (``model.json``), and reader of the workdir of a run.
 
-A saved model is ``DIR/{model.json, vocabulary file, checkpoints/STEP}``; its checkpoint holds the canonical
-parameters with the same digests as that of a run (``bert_jax.training.checkpoint.digest``).
+A saved model is ``DIR/{model.json, vocabulary file, checkpoints/STEP}``; the checkpoint contains the canonical
+parameters, with the same kinds of digests as a checkpoint of a run (``bert_jax.training.checkpoint.digest``).
 """
 
 import dataclasses
@@ -45,11 +45,11 @@ def is_native(path: Path) -> bool:
 
 
 def read_native(path: Path, options: ReadOptions) -> ModelBundle:
-    """Read a saved model, the best parameters of a fine-tuning run, or the newest sound checkpoint of a pretraining
-    run (its moving average if it has one, unless ``options.ema`` is False).
+    """Read a saved model, the best parameters of a fine-tuning run, or the newest intact checkpoint of a
+    pretraining run (its moving average if it has one, unless ``options.ema`` is False).
 
-    Raises ``ValueError`` for a missing or damaged model, another vocabulary than it was saved with, and
-    ``options.ema`` without a moving average.
+    Raises ``ValueError`` if the model is missing or damaged, if the vocabulary is not the one that the model was
+    saved with, or if ``options.ema`` is True and the model has no moving average.
     """
     path = _whole(path)
     if not (path / SPEC_FILE).is_file():
@@ -77,10 +77,10 @@ def _older(folder: Path) -> Path:
 
 
 def write_saved(folder: Path, weights: ModelBundle, step: int = 0) -> None:
-    """Write ``weights`` as a saved model to ``folder``, which must not exist or be empty; an exception leaves no
-    folder.
+    """Write ``weights`` as a saved model to ``folder``, which must not exist or must be empty.
 
-    Raises ``ValueError`` for a folder that is not empty, and for parameters that do not fit the spec.
+    After an exception no folder is left behind. Raises ``ValueError`` if the folder is not empty or if the
+    parameters do not match the spec.
     """
     check_shapes(weights.spec, weights.params, folder)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
@@ -117,11 +117,11 @@ def _read_saved(path: Path) -> ModelBundle:
     folder = checkpoint_folder(path) / str(steps[-1])
     problem = check_files(folder)
     if problem is not None:
-        raise ValueError(f"{folder}: damaged ({problem}); import or export it again")
+        raise ValueError(f"{folder}: damaged ({problem}); import or export the model again")
     meta = json.loads((folder / "meta.json").read_text(encoding="utf-8"))
     digest = meta.pop("json_digest", None)
     if digest != json_digest(meta):
-        raise ValueError(f"{folder}: damaged (its JSON part differs from its digest)")
+        raise ValueError(f"{folder}: damaged (meta.json does not match its digest)")
     # Compared as specs, because an older version wrote fewer fields; the others have their defaults.
     if spec_from_json(json.dumps(meta["spec"]), str(folder)) != spec:
         raise ValueError(f"{path / SPEC_FILE}: differs from the description that the weights were saved with")
@@ -136,7 +136,7 @@ def _read_saved(path: Path) -> ModelBundle:
     stored = read_arrays(folder / "state", check=lambda shapes: check_shapes(spec, shapes, folder / "state"))
     params = {name: stored[name] for name in parameter_shapes(spec)}
     if arrays_digest(params, spec.model.vocab_size) != meta["digest"]:
-        raise ValueError(f"{folder}: damaged (its values differ from their digest)")
+        raise ValueError(f"{folder}: damaged (the parameters do not match their digest)")
     return ModelBundle(spec=spec, params=params, tokenizer_content=content, origin=meta["origin"])
 
 
@@ -166,7 +166,7 @@ def _read_run(workdir: Path, options: ReadOptions) -> ModelBundle:
     spec = ModelSpec(
         model=config.model,
         heads=model.heads,
-        # A run that starts from a RoBERTa keeps the rows before the first position.
+        # A run that starts from a RoBERTa model keeps the rows before the first position.
         family="roberta" if config.model.position_offset else "bert",
         tokenizer=TokenizerConfig(file=name, lower_case=tokenizer.lower_case),
     )
@@ -187,7 +187,10 @@ def _read_run(workdir: Path, options: ReadOptions) -> ModelBundle:
 
 
 def replace_saved(folder: Path, weights: ModelBundle, step: int) -> None:
-    """Replace a saved model; at any moment a complete one exists, as ``folder`` or with the suffix ``.old``."""
+    """Replace the saved model in ``folder``.
+
+    At any moment a complete model exists: in ``folder`` or in the folder of that name with the suffix ``.old``.
+    """
     old = _older(folder)
     if old.exists() and not folder.exists():  # an earlier call was killed
         old.rename(folder)

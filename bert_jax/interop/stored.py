@@ -1,6 +1,7 @@
-"""The base class of readers whose format has other names of parameters: sizes, contradictions, checks, values.
+"""The base class of readers for formats with other parameter names.
 
-The readers of Hugging Face folders and of TF1 checkpoints are subclasses of :class:`StoredModel`.
+It compares sizes with the configuration, collects contradictions, checks the tensors and reads their values. The
+readers of Hugging Face folders and of TF1 checkpoints are subclasses of :class:`StoredModel`.
 """
 
 import collections
@@ -38,37 +39,44 @@ class Tensor:
 
     shape: tuple[int, ...]
     dtype: str
-    # Values as stored; bfloat16 in the type of ml_dtypes. Raises ValueError or OSError for a damaged file.
+    # Returns the values as stored; bfloat16 in the type of ml_dtypes. Raises ValueError or OSError for a damaged
+    # file.
     read: Callable[[], np.ndarray]
 
 
 def aligned_copy(values: np.ndarray) -> np.ndarray:
-    """Copy ``values`` into page-aligned memory of their own."""
+    """Return a copy of ``values`` in new, page-aligned memory."""
     target = aligned_empty(values.shape, values.dtype)
     np.copyto(target, values)
     return target
 
 
 def read_float32(tensor: Tensor, transpose: bool = False) -> np.ndarray:
-    """Read ``tensor``, whose dtype is in :data:`FLOATS`, as float32 in contiguous, page-aligned memory of its own,
-    transposed on request."""
+    """Return the values of ``tensor`` as a contiguous, page-aligned float32 array, transposed if ``transpose`` is
+    True.
+
+    The dtype of ``tensor`` must be in :data:`FLOATS`.
+    """
     values = tensor.read()
     if values.dtype == np.float32 and not transpose and values.flags.c_contiguous:
         return values
     target = aligned_empty(tensor.shape[::-1] if transpose else tensor.shape)
-    with np.errstate(over="ignore"):  # a float64 beyond float32 becomes infinite, and is reported as such
+    with np.errstate(over="ignore"):  # float64 values beyond the range of float32 become infinite and are reported
         np.copyto(target, values.T if transpose else values, casting="unsafe")
     return target
 
 
 def listed(names: Sequence[str], most: int = 20, width: int = 80) -> str:
-    """Join names for a message, each cut to ``width``: all, or the first ``most`` and the number of the others."""
+    """Join at most ``most`` names for a message, and append the number of the others.
+
+    Each name is truncated to ``width`` characters.
+    """
     shown = ", ".join(name[:width] for name in names[:most])
     return shown if len(names) <= most else f"{shown} and {len(names) - most} more"
 
 
 def default_labels(count: int) -> tuple[str, ...]:
-    """Return the names that transformers gives to classes without names."""
+    """Return the default names of ``count`` classes in transformers: LABEL_0, LABEL_1 and so on."""
     return tuple(f"LABEL_{i}" for i in range(count))
 
 
@@ -76,7 +84,7 @@ def default_labels(count: int) -> tuple[str, ...]:
 class StoredModel:
     """The stored parameters of a model, with the notes and contradictions found while reading them."""
 
-    # The format's word for parameters; the file with the configuration.
+    # Word for the parameters in messages ("tensors", "variables"); name of the configuration file.
     what: ClassVar[str]
     config_file: ClassVar[str]
 
@@ -92,23 +100,25 @@ class StoredModel:
         return any(name.startswith(prefix) for name in self.tensors)
 
     def shape(self, name: str) -> tuple[int, ...] | None:
-        """Return the shape of a matrix; None if it is absent or of another rank (:meth:`read` reports that)."""
+        """Return the shape of a matrix; None if it is absent or not two-dimensional, which :meth:`read` reports."""
         tensor = self.tensors.get(name)
         return tensor.shape if tensor is not None and len(tensor.shape) == 2 else None
 
     def contradict(self, name: str, stated: Any, actual: Any) -> None:
-        """Record that the configuration states another value than the tensors have."""
-        self.contradictions.append(f"{name} is {stated} in {self.config_file}, {actual} in the {self.what}")
+        """Record that the configuration states the value ``stated`` and the tensors have ``actual``."""
+        self.contradictions.append(f"{name} is {stated} in {self.config_file}, but {actual} in the {self.what}")
 
     def sizes(
         self, model: ModelConfig, table: str, layer: re.Pattern[str], intermediate: tuple[str, int]
     ) -> ModelConfig:
-        """Return ``model``, with ``options.allow_mismatch`` the sizes of the tensors in it; record contradictions.
+        """Record each size in ``model`` that contradicts the tensors, and return ``model``.
+
+        With ``options.allow_mismatch`` the returned config has the sizes of the tensors.
 
         Args:
-            table: name of an embedding table, {} in the place of its kind.
-            layer: matches the names of a layer's tensors; its group is the number of the layer.
-            intermediate: tensor and dimension of the feed-forward width.
+            table: format string for the names of the embedding tables; {} stands for "word", "position" and so on.
+            layer: pattern for the names of tensors in a layer; its group is the index of the layer.
+            intermediate: name of a tensor, and the dimension of its shape that is the feed-forward width.
         """
         actual: dict[str, int] = {}
         for kind, rows in _TABLES.items():
@@ -117,7 +127,7 @@ class StoredModel:
                 actual.setdefault("hidden_size", shape[1])
         layers = {int(match[1]) for name in self.tensors if (match := layer.match(name))}
         if not layers or max(layers) >= len(self.tensors):
-            raise ValueError(f"{self.path}: {self.what} are not those of BERT layers: {listed([*self.tensors])}")
+            raise ValueError(f"{self.path}: {self.what} are not those of a BERT encoder: {listed([*self.tensors])}")
         actual["num_layers"] = 1 + max(layers)
         if shape := self.shape(intermediate[0]):
             actual["intermediate_size"] = shape[intermediate[1]]
@@ -132,9 +142,12 @@ class StoredModel:
             raise ValueError(f"{self.path}: the sizes of the {self.what} are not allowed: {error}") from None
 
     def labels(self, names: tuple[str, ...] | None, count: int) -> tuple[str, ...]:
-        """Return ``names`` of ``count`` classes, or default names with a note or a contradiction."""
+        """Return ``names`` if there are ``count`` of them; otherwise return default names.
+
+        Default names are reported with a note if ``names`` is None, else with a contradiction.
+        """
         if names is None:
-            self.notes.append(f"{self.config_file} names no labels: {count}, called LABEL_0 and so on")
+            self.notes.append(f"{self.config_file} has no labels: the {count} classes are named LABEL_0 and so on")
         elif len(names) == count:
             return names
         else:
@@ -142,30 +155,32 @@ class StoredModel:
         return default_labels(count)
 
     def settle(self) -> None:
-        """Raise ``ValueError`` with every contradiction, or note that the tensors decide."""
+        """Raise ``ValueError`` that lists every contradiction; with ``options.allow_mismatch`` add notes
+        instead."""
         if self.contradictions and not self.options.allow_mismatch:
             texts = "; ".join(self.contradictions)
-            raise ValueError(f"{self.path}: {texts}; with --allow_mismatch the {self.what} decide")
-        self.notes += [f"{text}: the {self.what} decide" for text in self.contradictions]
+            raise ValueError(f"{self.path}: {texts}; set --allow_mismatch to use the values of the {self.what}")
+        self.notes += [f"{text}: the value of the {self.what} is used" for text in self.contradictions]
 
     def read(
         self, spec: ModelSpec, names: Mapping[str, StoredName], ignored: Collection[str]
     ) -> dict[str, np.ndarray]:
-        """Return every parameter of ``spec`` by its canonical name, float32; ``names`` are those in the format.
+        """Return every parameter of ``spec`` as float32 by canonical name.
 
-        A tensor that is neither in ``names`` nor ``ignored`` is left over: an error, or a note with
-        ``options.allow_mismatch``. Raises ``ValueError`` with all that is missing, left over or misshapen.
+        ``names`` maps canonical names to stored ones. A tensor that is neither in ``names`` nor in ``ignored`` is
+        unexpected: an error, or a note with ``options.allow_mismatch``. Raises ``ValueError`` that lists every
+        missing, unexpected or misshapen tensor and every unsupported dtype.
         """
         expected = {entry.name for entry in names.values()}
         left_over = [name for name in self.tensors if name not in expected and name not in ignored]
         self._check(spec, names, left_over)
         if left_over:
-            self.notes.append(f"left over and dropped: {listed(left_over)}")
+            self.notes.append(f"unexpected and ignored: {listed(left_over)}")
         params = {name: read_float32(self.tensors[entry.name], entry.transpose) for name, entry in names.items()}
         dtypes = collections.Counter(self.tensors[entry.name].dtype for entry in names.values())
         for dtype, count in dtypes.items():
             if dtype != "float32":
-                verb = "rounded" if dtype == "float64" else "raised"
+                verb = "rounded" if dtype == "float64" else "converted"
                 self.notes.append(f"{count} of {len(params)} {self.what} are {dtype}: {verb} to float32")
         self.notes += non_finite({entry.name: params[name] for name, entry in names.items()})
         return params
@@ -175,7 +190,7 @@ class StoredModel:
         missing = [entry.name for entry in names.values() if entry.name not in self.tensors]
         problems = [f"missing {listed(missing)}"] if missing else []
         if left_over and not self.options.allow_mismatch:
-            problems.append(f"left over {listed(left_over)}")
+            problems.append(f"unexpected {listed(left_over)}")
         unfit = []
         for canonical, entry in names.items():
             expected = shapes[canonical][::-1] if entry.transpose else shapes[canonical]
@@ -183,11 +198,11 @@ class StoredModel:
             if tensor is not None and tensor.shape != expected:
                 unfit.append(f"{entry.name[:80]} has the shape {tensor.shape}, expected {expected}")
             elif tensor is not None and tensor.dtype not in FLOATS:
-                unfit.append(f"{entry.name[:80]} is {tensor.dtype}, readable are {', '.join(FLOATS)}")
+                unfit.append(f"{entry.name[:80]} has the dtype {tensor.dtype}, supported are {', '.join(FLOATS)}")
         problems += [listed(unfit, width=200)] if unfit else []
         if problems:
-            hint = f"; --allow_mismatch drops left-over {self.what}" if left_over else ""
-            raise ValueError(f"{self.path}: {self.what} do not fit the model: {'; '.join(problems)}{hint}")
+            hint = f"; set --allow_mismatch to ignore unexpected {self.what}" if left_over else ""
+            raise ValueError(f"{self.path}: the {self.what} do not match the model: {'; '.join(problems)}{hint}")
 
 
 def non_finite(arrays: Mapping[str, np.ndarray]) -> list[str]:

@@ -1,4 +1,4 @@
-"""Verification of an export or import: every bit of the parameters, and the outputs of other libraries."""
+"""Verification of an export or import: parameters bit by bit, and outputs against other libraries."""
 
 import dataclasses
 import hashlib
@@ -15,28 +15,28 @@ from bert_jax.interop.programs.serving import largest_differences, output_names,
 from bert_jax.interop.readers import read_weights
 from bert_jax.process.exits import VERIFICATION_FAILED, Stop
 
-# Largest allowed difference from transformers, and of a sentence vector from sentence-transformers, relative to the
-# largest value of an output (at least 1).
+# Largest allowed difference of an output from transformers, and of a sentence vector from sentence-transformers.
+# Both are relative to max(1, largest absolute value of the output).
 BAR, SENTENCE_BAR = 2e-5, 1e-5
 
 
 @dataclass(frozen=True)
 class Differences:
-    """Comparison of a model with the outputs or arrays that another library reads from its files."""
+    """Differences between a model and the outputs or arrays that another library obtains from its files."""
 
-    # "transformers 5.23.0", ...
+    # Name and version of the other library, such as "transformers 5.23.0".
     consumer: str
     # Output -> (largest absolute difference, largest allowed difference).
     values: Mapping[str, tuple[float, float]]
-    # Problems that the consumer reports.
+    # Problems that the other library reports.
     problems: tuple[str, ...] = ()
 
 
 def judge(result: Differences | str, where: str, end: str, report: Callable[[str], None], *, strict: bool) -> None:
-    """Report ``result``, or the text that states why nothing was compared.
+    """Report ``result``, which is a text if nothing was compared.
 
-    Raises ``Stop`` with VERIFICATION_FAILED for a larger difference than allowed and, with ``strict``, for problems
-    that the consumer reports; the message begins with ``where`` and ends with ``end``.
+    Raises ``Stop`` with VERIFICATION_FAILED if a difference is larger than allowed or, with ``strict``, if the
+    other library reports problems. The message begins with ``where`` and ends with ``end``.
     """
     if isinstance(result, str):
         report(f"outputs not compared: {result}")
@@ -57,7 +57,10 @@ def judge(result: Differences | str, where: str, end: str, report: Callable[[str
 
 
 def fingerprints(bundle: ModelBundle) -> dict[str, tuple[tuple[int, ...], bytes]]:
-    """Return shape and sha256 of every array, so that two models can be compared with one of them in memory."""
+    """Return the shape and SHA-256 of every array by name.
+
+    With these values two models can be compared while only one of the models is in memory.
+    """
     return {
         name: (values.shape, hashlib.sha256(memoryview(np.ascontiguousarray(values)).cast("B")).digest())
         for name, values in bundle.params.items()
@@ -65,22 +68,25 @@ def fingerprints(bundle: ModelBundle) -> dict[str, tuple[tuple[int, ...], bytes]
 
 
 def check_read_back(folder: Path, bundle: ModelBundle, report: Callable[[str], None]) -> None:
-    """Read an export back; raise ``Stop`` if the network or a bit of ``bundle`` (values as stored) differs."""
+    """Read the export in ``folder``; raise ``Stop`` if its config or parameters differ from ``bundle`` as
+    stored."""
     again = read_weights(folder)
     if again.spec.model != bundle.spec.model or again.spec.heads != bundle.spec.heads:
-        raise Stop(VERIFICATION_FAILED, f"read back: {again.spec} instead of {bundle.spec}: not exported")
+        problem = f"the spec is {again.spec}, expected {bundle.spec}"
+        raise Stop(VERIFICATION_FAILED, f"read back: {problem}; nothing was exported")
     expected, stored = fingerprints(bundle), fingerprints(again)
     differing = [name for name in expected if expected[name] != stored.get(name)]
     if differing:
-        raise Stop(VERIFICATION_FAILED, f"read back: {differing[0]} differs from the model: not exported")
+        raise Stop(VERIFICATION_FAILED, f"read back: {differing[0]} differs from the model; nothing was exported")
     report(f"read back: {len(stored)} arrays, bitwise equal")
 
 
 def check_hf(folder: Path, bundle: ModelBundle, peer_python: str | None = None) -> Differences | str:
-    """Compare outputs of ``folder`` in transformers with those of ``bundle`` (values as stored, no sentence head)
-    in float32: one token, padded rows, full length. Returns a text if transformers or torch is not installed.
+    """Compare the float32 outputs of ``folder`` in transformers with those of ``bundle``.
 
-    Raises ``ValueError`` if transformers cannot load the folder or has other outputs.
+    ``bundle`` has the values as stored, and no sentence head. The inputs are one token, padded rows, and rows of
+    full length. Returns a text if transformers or torch is not installed. Raises ``ValueError`` if transformers
+    cannot load the folder or does not return an output of the model.
     """
     batches = list(sample_inputs(bundle.spec))
     return _check_peer("transformers", folder, bundle, batches, list(output_names(bundle.spec)), BAR, peer_python)
@@ -89,14 +95,14 @@ def check_hf(folder: Path, bundle: ModelBundle, peer_python: str | None = None) 
 def check_sentence_transformers(
     folder: Path, bundle: ModelBundle, peer_python: str | None = None
 ) -> Differences | str:
-    """Compare vectors of ``folder`` in sentence-transformers with those of ``bundle``, of rows padded right.
+    """Compare the sentence vectors of ``folder`` in sentence-transformers with those of ``bundle``.
 
-    Otherwise as :func:`check_hf`.
+    Apart from that, this function does the same as :func:`check_hf`. All padding is on the right.
     """
     spec = dataclasses.replace(bundle.spec, sentence=bundle.spec.sentence or SentenceConfig())
     batches = []
     for batch in sample_inputs(spec):
-        # sentence-transformers takes column 0 for the first token, so padding may not come first.
+        # sentence-transformers uses column 0 as the first token, so padding must not come first.
         order = np.argsort(1 - batch["attention_mask"], axis=1, kind="stable")
         batches.append({name: np.take_along_axis(values, order, axis=1) for name, values in batch.items()})
     bundle = dataclasses.replace(bundle, spec=spec)
@@ -116,7 +122,7 @@ def _check_peer(
     peer = peer_outputs(folder, batches, peer_python, sentences=package == "sentence-transformers")
     if peer is None:
         python = peer_python or "this Python"
-        return f"{package}: {python} does not have both it and torch (--peer_python names a Python that has)"
+        return f"{python} lacks {package} or torch; set --peer_python to a Python that has both"
     version, outputs, problems = peer
     for batch in outputs:
         missing = [name for name in names if name not in batch]

@@ -1,7 +1,7 @@
-"""The vocabulary of a pretraining run that starts from a model: that of the model, or one with words added.
+"""The vocabulary of a pretraining run that starts from a model: the model's, with or without added words.
 
-The rows of a new word (word embedding, MLM output bias) start as the mean of the rows of its pieces in the old
-vocabulary. All other rows are unchanged. This module also extends the position table.
+The rows of an added word (word embedding, MLM output bias) are initialized with the mean of the rows of its pieces
+in the old vocabulary. All other rows are unchanged. This module also extends the position table.
 """
 
 import re
@@ -27,7 +27,11 @@ _SHOWN = 3
 
 @dataclass(frozen=True)
 class Extension:
-    """A vocabulary with added words: its ``pieces`` in id order, and the old ids of the word of each new id."""
+    """A vocabulary with added words.
+
+    ``pieces`` are in id order. ``made_of`` maps the id of each added word to the ids of its pieces in the old
+    vocabulary.
+    """
 
     pieces: tuple[str, ...]
     made_of: Mapping[int, tuple[int, ...]]
@@ -36,7 +40,7 @@ class Extension:
 
 @dataclass(frozen=True)
 class RunVocabulary:
-    """The vocabulary of a run: its file, the content if the file is to be written, and options that it fixes."""
+    """The vocabulary of a run: path, content to write (None: the file exists), and options that it fixes."""
 
     path: str
     content: bytes | None
@@ -48,12 +52,13 @@ class RunVocabulary:
 def plan_vocabulary(options: RunOptions, weights: ModelBundle, values: Mapping[str, Any]) -> RunVocabulary:
     """Return the vocabulary of a run that starts from ``weights``, with the words of ``--add_words``.
 
-    ``values`` are the options of the command by key. Raises ``ValueError`` for the vocabulary of another model.
+    ``values`` are the options of the command line by key. Raises ``ValueError`` if an option is missing or not
+    allowed, if ``data.vocab`` belongs to another model, or if words cannot be added.
     """
     vocab: str = values.get("data.vocab", "")
     config, content = weights.spec.tokenizer, weights.tokenizer_content
     if options.vocab_slots and not options.add_words:
-        raise ValueError("--vocab_slots: needs --add_words, the file of the words")
+        raise ValueError("--vocab_slots: needs --add_words, the file with the words")
     if config is None or content is None:
         return _named_vocabulary(options, weights, vocab, values)
     tokenizer = _source_tokenizer(config, content, options.init_from)
@@ -63,12 +68,12 @@ def plan_vocabulary(options: RunOptions, weights: ModelBundle, values: Mapping[s
         return RunVocabulary(vocab, None, settings, extension, extension.notes)
     shards: str = values.get("data.shards", "")
     if not shards:
-        raise ValueError("data.shards: missing; name the folder of the shards, which may not exist yet")
+        raise ValueError("data.shards: missing; set the folder of the shards, which need not exist yet")
     path = str(location(shards) / FILE_NAMES[tokenizer.kind])
     if not options.add_words:
         return RunVocabulary(path, content, settings, _unchanged(tokenizer))
     if vocab and location(vocab).resolve() != location(path).resolve():
-        raise ValueError(f"data.vocab: --add_words makes the run's vocabulary, {path}; omit data.vocab")
+        raise ValueError(f"data.vocab: --add_words creates the vocabulary of the run, {path}; omit data.vocab")
     wordpiece = require_wordpiece(tokenizer, "--add_words")
     words, notes = read_words(Path(options.add_words), wordpiece)
     extension = with_words(wordpiece, words, in_slots=options.vocab_slots)
@@ -82,13 +87,13 @@ def _named_vocabulary(
     """Return the vocabulary in ``data.vocab`` for a model without a tokenizer."""
     if options.add_words or not vocab:
         what = "--add_words" if options.add_words else "data.vocab"
-        raise ValueError(f"{what}: {options.init_from} comes without a tokenizer; name its vocabulary (data.vocab)")
+        raise ValueError(f"{what}: {options.init_from} has no tokenizer; set data.vocab without --add_words")
     lower_case = values.get("data.lower_case", PretrainConfig().data.lower_case)
     tokenizer, rows = load_tokenizer(vocab, lower_case=lower_case), weights.spec.model.vocab_size
     if tokenizer.vocab_size > rows:
         pieces = tokenizer.vocab_size
-        raise ValueError(f"data.vocab: {vocab} has {pieces} pieces, but {options.init_from} {rows} rows")
-    note = f"{options.init_from} comes without a tokenizer: {vocab} is taken for its vocabulary"
+        raise ValueError(f"data.vocab: {vocab} has {pieces} pieces, but {options.init_from} only {rows} embeddings")
+    note = f"{options.init_from} has no tokenizer: {vocab} is used as its vocabulary"
     return RunVocabulary(vocab, None, {}, _unchanged(tokenizer), (note,))
 
 
@@ -110,29 +115,33 @@ def _source_tokenizer(config: TokenizerConfig, content: bytes, name: str) -> Tok
 def _compared(vocab: str, tokenizer: Tokenizer, config: TokenizerConfig, name: str) -> Extension:
     """Compare ``data.vocab`` with the vocabulary of the source; return it as an extension.
 
-    Raises ``ValueError`` if it is neither that vocabulary nor an extension of it.
+    Raises ``ValueError`` if ``data.vocab`` is neither the vocabulary of the source nor an extension of that.
     """
     other = load_tokenizer(vocab, lower_case=config.lower_case)
     if other.fingerprint == tokenizer.fingerprint:
         return _unchanged(tokenizer)
     if not isinstance(other, WordPieceTokenizer) or not isinstance(tokenizer, WordPieceTokenizer):
-        raise ValueError(f"data.vocab: {vocab} is not the vocabulary of {name}; omit data.vocab to use that one")
+        raise ValueError(f"data.vocab: {vocab} is not the vocabulary of {name}; omit data.vocab to use the latter")
     return compare(tokenizer, other.pieces(range(other.vocab_size)), f"data.vocab: {vocab}")
 
 
 def require_wordpiece(tokenizer: Tokenizer, what: str) -> WordPieceTokenizer:
-    """Return ``tokenizer`` if words can be added to it; else raise ``ValueError``. ``what``: the option to name."""
+    """Return ``tokenizer`` if it is WordPiece. Raise ``ValueError`` for other kinds, to which words cannot be
+    added.
+
+    The message begins with ``what``, the name of an option.
+    """
     if isinstance(tokenizer, WordPieceTokenizer):
         return tokenizer
     reasons = {
-        "sentencepiece": "a SentencePiece model cuts text by the scores of all its pieces, and a word has none",
-        "byte_bpe": "byte-level BPE makes pieces by merging in a learned order, and no merge leads to a new word",
+        "sentencepiece": "a SentencePiece model splits text by scores of pieces, and an added word has no score",
+        "byte_bpe": "byte-level BPE creates pieces by learned merges, and no merge creates an added word",
     }
     raise ValueError(f"{what}: {reasons[tokenizer.kind]}; words can be added to WordPiece vocabularies only")
 
 
 def read_words(path: Path, tokenizer: WordPieceTokenizer) -> tuple[list[str], list[str]]:
-    """Read words from ``path`` (one per line); return the new ones, normalized by the tokenizer, and notes to log.
+    """Read words from ``path`` (one per line); return the new words, normalized by the tokenizer, and notes to log.
 
     Words that are already pieces are dropped. Raises ``ValueError`` if the file has no words or if a line is not
     exactly one word.
@@ -170,9 +179,9 @@ def _one_word(given: str, tokenizer: WordPieceTokenizer, where: str) -> str:
     ]
     if len(found) != 1:
         parts = f"the tokenizer splits it into {' | '.join(found)}" if found else "the tokenizer removes all of it"
-        raise ValueError(f"{where}: {given!r} is not one word: {parts}; add single words")
+        raise ValueError(f"{where}: {given!r} is not one word: {parts}; write one word per line")
     if len(found[0]) > MAX_CHARS_PER_WORD:
-        raise ValueError(f"{where}: {len(found[0])} characters; allowed: at most {MAX_CHARS_PER_WORD}")
+        raise ValueError(f"{where}: a word of {len(found[0])} characters; allowed: at most {MAX_CHARS_PER_WORD}")
     return found[0]
 
 
@@ -181,13 +190,16 @@ def _some(items: Sequence[str]) -> str:
 
 
 def with_words(tokenizer: WordPieceTokenizer, words: Sequence[str], *, in_slots: bool) -> Extension:
-    """Add ``words`` (none of them a piece) at the end of the vocabulary or, with ``in_slots``, in place of its
-    first ``[unusedN]`` pieces. Raises ``ValueError`` if it has fewer ``[unusedN]`` pieces than words."""
+    """Return the vocabulary of ``tokenizer`` with ``words`` appended, none of which is a piece yet.
+
+    With ``in_slots`` the words replace the first ``[unusedN]`` pieces instead. Raises ``ValueError`` if there are
+    fewer ``[unusedN]`` pieces than words.
+    """
     pieces = tokenizer.pieces(range(tokenizer.vocab_size))
     slots = [i for i, piece in enumerate(pieces) if _SLOT.fullmatch(piece)]
     if in_slots and len(slots) < len(words):
         few = f"the vocabulary has {len(slots)} [unusedN] pieces"
-        raise ValueError(f"--vocab_slots: {len(words)} words to add, but {few}; omit it to append the words")
+        raise ValueError(f"--vocab_slots: {len(words)} words to add, but {few}; omit the flag to append the words")
     ids = slots if in_slots else range(len(pieces), len(pieces) + len(words))
     pieces += [""] * (0 if in_slots else len(words))
     for i, word in zip(ids, words, strict=False):
@@ -196,20 +208,20 @@ def with_words(tokenizer: WordPieceTokenizer, words: Sequence[str], *, in_slots:
 
 
 def compare(tokenizer: WordPieceTokenizer, pieces: Sequence[str], name: str) -> Extension:
-    """Return ``pieces`` as an extension of the vocabulary of ``tokenizer``, with words in place of ``[unusedN]``
-    pieces and at the end.
+    """Return ``pieces`` as an extension of the vocabulary of ``tokenizer``.
 
-    Raises ``ValueError``, which begins with ``name``, for another difference.
+    An extension may replace ``[unusedN]`` pieces by words and append words. Raises ``ValueError``, whose message
+    begins with ``name``, for any other difference.
     """
     old = tokenizer.pieces(range(tokenizer.vocab_size))
     if len(pieces) < len(old):
-        raise ValueError(f"{name}: {len(pieces)} pieces, but the model's own vocabulary has {len(old)}")
+        raise ValueError(f"{name}: {len(pieces)} pieces, but the vocabulary of the model has {len(old)}")
     made_of: dict[int, tuple[int, ...]] = {}
     for i, piece in enumerate(pieces):
         if i < len(old) and piece == old[i]:
             continue
         if i < len(old) and not _SLOT.fullmatch(old[i]):
-            allowed = "words replace [unusedN] or follow the last piece"
+            allowed = "allowed: words in place of [unusedN] or after the last piece"
             raise ValueError(f"{name}: piece {i} is {piece!r}, but {old[i]!r} in the model; {allowed}")
         if _SLOT.fullmatch(piece):
             continue  # room for later words
@@ -217,16 +229,19 @@ def compare(tokenizer: WordPieceTokenizer, pieces: Sequence[str], name: str) -> 
             raise ValueError(f"{name}: piece {i} is {piece!r}, which the rules of the tokenizer never produce")
         made_of[i] = tuple(tokenizer.encode(piece))
     unknown = [pieces[i] for i, made in made_of.items() if tokenizer.unk_id in made]
-    notes = [f"{len(made_of)} word(s) added, each the mean of its pieces"] if made_of else []
-    notes += [f"{len(unknown)} of them start from [UNK]: {_some(unknown)}"] if unknown else []
+    notes = [f"{len(made_of)} word(s) added, each initialized with the mean of its pieces"] if made_of else []
+    notes += [f"{len(unknown)} of them are initialized from [UNK]: {_some(unknown)}"] if unknown else []
     return Extension(tuple(pieces), made_of, tuple(notes))
 
 
 def extend_rows(
     params: Mapping[str, np.ndarray], made_of: Mapping[int, tuple[int, ...]], vocab_size: int
 ) -> dict[str, np.ndarray]:
-    """Return ``params`` with ``vocab_size`` rows for words: rows in ``made_of`` are means of old rows, other new
-    rows are zero, and all others are unchanged."""
+    """Return ``params`` with ``vocab_size`` rows in the word embeddings and the MLM output bias.
+
+    The row of each id in ``made_of`` is the mean of the old rows of its pieces. Other new rows are zero, and all
+    other rows are unchanged.
+    """
     grown = dict(params)
     for name in WORD_ROWS:
         if name not in params:
@@ -241,11 +256,11 @@ def extend_rows(
 
 
 def extend_positions(table: np.ndarray, rows: int, offset: int, how: Literal["tile", "interpolate"]) -> np.ndarray:
-    """Return float32[rows, H] from a position table of fewer rows, whose first ``offset`` rows belong to no
-    position and stay first.
+    """Extend a position table to float32[rows, H].
 
-    ``tile`` repeats the table (Beltagy et al. 2020): old positions keep their rows. ``interpolate`` stretches it,
-    with a fixed first and last row, so that every position but the first changes.
+    The first ``offset`` rows belong to no position and are copied. ``how`` "tile" repeats the rows of the positions
+    (Beltagy et al. 2020), so that old positions keep their rows. "interpolate" interpolates linearly between the
+    rows and keeps the first and the last, so that every position but the first gets another row.
     """
     before, positions = table[:offset], table[offset:]
     count = rows - offset

@@ -52,7 +52,10 @@ def test_words_are_added_trained_and_there_after_a_resume(pretrain, tmp_path):
 
     code, out, err = pretrain(*flags, *start)
     assert code == 0, err
-    assert f"starts from {source}" in out and f"{len(words)} word(s) added, each the mean of its pieces" in out
+    assert (
+        f"starts from {source}" in out
+        and f"{len(words)} word(s) added, each initialized with the mean of its pieces" in out
+    )
     assert (shards / "vocab.txt").read_text().split() == [*vocabulary, *words]
     assert (run / "vocab.txt").read_bytes() == (shards / "vocab.txt").read_bytes()
     after = read_weights(run)

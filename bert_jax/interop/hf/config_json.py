@@ -16,11 +16,11 @@ from bert_jax.interop.stored import default_labels
 from bert_jax.io.untrusted_folder import json_object, read_small
 
 CONFIG_FILE = "config.json"
-# A larger number of labels is an error.
+# The largest allowed number of labels.
 _MOST_LABELS = 1 << 20
 
-# Heads of each class. The heads of a model are those whose tensors are present; its class defines
-# the meaning of "classifier".
+# Heads of each class. The heads of a model are those whose tensors are present; its class determines
+# which head the layer "classifier" belongs to.
 _HEADS_OF = {
     "Model": ("pooler",),
     "ForPreTraining": ("pooler", "mlm", "nsp"),
@@ -38,7 +38,7 @@ CLASSES: dict[str, tuple[str, ...]] = {
     for name, heads in _HEADS_OF.items()
     if family == "bert" or "nsp" not in heads
 }
-# Key -> field of ModelConfig: whole numbers, and others. bert_config.json has the same keys.
+# Key -> field of ModelConfig, for integers and for other numbers. bert_config.json has the same keys.
 INTEGERS = {
     "vocab_size": "vocab_size", "hidden_size": "hidden_size", "num_hidden_layers": "num_layers",
     "num_attention_heads": "num_attention_heads", "intermediate_size": "intermediate_size",
@@ -53,7 +53,7 @@ _DEFAULTS = {
     "max_position_embeddings": 512, "type_vocab_size": 2, "hidden_dropout_prob": 0.1,
     "attention_probs_dropout_prob": 0.1, "initializer_range": 0.02,
 }  # fmt: skip
-# Activation -> names of transformers; the first one is written.
+# Activation -> its names in transformers; the writer uses the first one.
 _ACTIVATION_NAMES = {
     "gelu": ("gelu", "gelu_python"),
     "gelu_tanh": ("gelu_new", "gelu_pytorch_tanh", "gelu_python_tanh", "gelu_fast", "gelu_accurate"),
@@ -73,7 +73,7 @@ _PROBLEMS = {
     "multi_label_classification": "multi_label",
     "regression": "regression",
 }
-# A model with any other value computes another function than this library.
+# Key -> values that this library supports. A model with any other value computes a different function.
 _REFUSED: dict[str, tuple[Any, ...]] = {
     "is_decoder": (False, None),
     "add_cross_attention": (False, None),
@@ -95,7 +95,7 @@ class HfConfig:
     architecture: str | None
     # Names of the classes in id order; None: not stated.
     labels: tuple[str, ...] | None
-    # None: not stated; regression for one label, single_label for several.
+    # None: not stated; then one label means regression, and several labels mean single_label.
     problem: Literal["single_label", "multi_label", "regression"] | None
     # Dropout before the task head; None: that of the encoder.
     dropout: float | None
@@ -107,15 +107,15 @@ class HfConfig:
 
 
 def read_config(file: Path) -> dict[str, Any]:
-    """Read the JSON object in ``file``. Raises ``ValueError`` for other content and more than 16 MB."""
+    """Read the JSON object in ``file``. Raises ``ValueError`` for other content and files over 16 MB."""
     return json_object(read_small(file, "a model's description"), file)
 
 
 def model_parts(config: Mapping[str, Any], name: str) -> HfConfig:
     """Parse ``config``; messages begin with ``name``.
 
-    Raises ``ValueError`` for another type of model, a function that this library does not compute, code in the
-    folder (``auto_map``), and a value of the wrong type.
+    Raises ``ValueError`` for other types of models, settings that this library does not implement, code in the
+    folder (``auto_map``), and values of the wrong type.
     """
     notes: list[str] = []
     family, architecture = _family(config, name)
@@ -127,7 +127,7 @@ def model_parts(config: Mapping[str, Any], name: str) -> HfConfig:
         raise ValueError(f"{name}: hidden_act is {_short(activation)}; allowed: {', '.join(_ACTIVATIONS)}")
     for key, default in (("hidden_act", "gelu"), ("layer_norm_eps", 1e-12)):
         if key not in config:
-            notes.append(f"{name} lacks {key}: {default}, the default of transformers")
+            notes.append(f"{name} lacks {key}: {default} is used, the default of transformers")
     pad = _integer(config, "pad_token_id", name, 1) if family == "roberta" else -1
     model = model_config(
         config, name, _DEFAULTS,
@@ -153,9 +153,10 @@ def model_parts(config: Mapping[str, Any], name: str) -> HfConfig:
 
 
 def model_config(config: Mapping[str, Any], name: str, defaults: Mapping[str, Any], **fields: Any) -> ModelConfig:
-    """Return the network with the sizes and rates in ``config``, its ``defaults``, and further ``fields``.
+    """Return the ``ModelConfig`` with the sizes and rates in ``config`` and with ``fields``.
 
-    Raises ``ValueError``, which begins with ``name``, for a missing key and a value that is not allowed.
+    ``defaults`` are the values of keys that ``config`` lacks. Raises ``ValueError``, whose message begins with
+    ``name``, for a missing key or a value that is not allowed.
     """
     missing = [key for key in INTEGERS if key not in config and key not in defaults]
     if missing:
@@ -171,7 +172,7 @@ def model_config(config: Mapping[str, Any], name: str, defaults: Mapping[str, An
 
 
 def numbers_of(model: ModelConfig) -> dict[str, Any]:
-    """Return the sizes and rates of ``model`` by key; :func:`model_config` reads them."""
+    """Return the sizes and rates of ``model`` by key, as :func:`model_config` reads them."""
     return {key: getattr(model, field) for key, field in (INTEGERS | NUMBERS).items()}
 
 
@@ -185,7 +186,8 @@ def _family(config: Mapping[str, Any], name: str) -> tuple[Literal["bert", "robe
     if family is None and known is not None:
         family = next(name for name, prefix in _CLASS_PREFIX.items() if known.startswith(prefix))
     if family is None:
-        raise ValueError(f"{name}: neither model_type nor a known class in architectures; readable: {_supported()}")
+        stated = "has neither model_type nor a known class in architectures"
+        raise ValueError(f"{name}: {stated}; readable: {_supported()}")
     if family not in _CLASS_PREFIX:
         raise ValueError(f"{name}: model_type is {_short(family)}; readable: {_supported()}")
     if classes and (known is None or not known.startswith(_CLASS_PREFIX[family])):
@@ -196,8 +198,8 @@ def _family(config: Mapping[str, Any], name: str) -> tuple[Literal["bert", "robe
 
 def _supported() -> str:
     return (
-        "model_type bert and roberta, as encoders with absolute positions, without code or quantization of their "
-        f"own, of the classes {', '.join(CLASSES)}"
+        "encoders of model_type bert or roberta with absolute positions, without custom code or quantization, of "
+        f"the classes {', '.join(CLASSES)}"
     )
 
 
@@ -245,9 +247,9 @@ def _labels(config: Mapping[str, Any], name: str) -> tuple[str, ...] | None:
 
 
 def hf_class(spec: ModelSpec) -> str:
-    """Return the transformers class for the heads of ``spec``, apart from the pooler.
+    """Return the name of the transformers class that has the heads of ``spec``. The pooler is not considered.
 
-    Raises ``ValueError`` if no class holds these heads together.
+    Raises ``ValueError`` if no class has exactly these heads.
     """
     heads = set(spec.heads.present()) - {"pooler"}
     if heads == {"nsp"} and spec.family == "roberta":
@@ -256,7 +258,8 @@ def hf_class(spec: ModelSpec) -> str:
         if name.startswith(_CLASS_PREFIX[spec.family]) and set(held) - {"pooler"} == heads:
             return name
     held = ", ".join(spec.heads.present())
-    raise ValueError(f"no transformers class of {spec.family} holds the heads {held}; known: {', '.join(CLASSES)}")
+    known = ", ".join(CLASSES)
+    raise ValueError(f"no {spec.family} class of transformers has exactly the heads {held}; known: {known}")
 
 
 def heads_of_class(spec: ModelSpec) -> HeadsConfig:
@@ -267,12 +270,12 @@ def heads_of_class(spec: ModelSpec) -> HeadsConfig:
 def hf_config(spec: ModelSpec, dtype: str) -> dict[str, Any]:
     """Return the ``config.json`` of ``spec`` for weights stored as ``dtype`` (``float32`` or ``bfloat16``).
 
-    Raises ``ValueError`` for a model that no transformers class computes.
+    Raises ``ValueError`` for a model that no transformers class implements.
     """
     model, heads = spec.model, spec.heads
     check_fields(model, SUPPORTED, "transformers")
     if (model.position_offset > 0) != (spec.family == "roberta"):
-        raise ValueError(f"position_offset {model.position_offset} does not exist in transformers' {spec.family}")
+        raise ValueError(f"position_offset {model.position_offset} is not supported for {spec.family}")
     if spec.family == "roberta" and heads.mlm and model.activation != "gelu":
         raise ValueError(f"RoBERTa's MLM head has the activation gelu in transformers, not {model.activation}")
     config: dict[str, Any] = {

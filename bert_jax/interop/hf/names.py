@@ -1,18 +1,19 @@
-"""Names of the tensors of BERT and RoBERTa in Hugging Face folders: one table for both directions.
+"""Names of the tensors of BERT and RoBERTa in Hugging Face folders, for both the reader and the writer.
 
-torch stores a linear layer's weight as [out, in], so every kernel is the transpose of the canonical one.
+torch stores the weight of a linear layer as [out, in], so every stored kernel is the transpose of the canonical
+one.
 """
 
 from bert_jax.config import ModelSpec
 from bert_jax.interop.exchange import parameter_shapes
 from bert_jax.interop.stored import StoredName
 
-# Head, transform and LayerNorm of the masked-LM head, by family.
+# Modules of the masked-LM head by family: output bias and tied copies, transform, LayerNorm.
 _MLM = {
     "bert": ("cls.predictions", "cls.predictions.transform.dense", "cls.predictions.transform.LayerNorm"),
     "roberta": ("lm_head", "lm_head.dense", "lm_head.layer_norm"),
 }
-# Tied copies: name of the copy -> canonical parameter that it repeats.
+# Tied tensors: name of the copy -> canonical parameter that equals it.
 TIED = {
     family: {
         f"{head}.decoder.weight": "embeddings/word_embeddings/embedding",
@@ -20,7 +21,7 @@ TIED = {
     }
     for family, (head, *_) in _MLM.items()
 }
-# Buffers of old versions, which hold counted numbers instead of weights.
+# Buffers that old versions of transformers store. They contain constant ids, not weights.
 BUFFERS = ("embeddings.position_ids", "embeddings.token_type_ids")
 
 _LAYER = {
@@ -34,22 +35,23 @@ _LAYER = {
     "feed_forward/layer_norm": "output.LayerNorm",
 }
 _LEAF = {"kernel": "weight", "bias": "bias", "scale": "weight", "embedding": "weight", "output_bias": "bias"}
-# Heads whose layer is called "classifier": a folder holds one of them.
+# Heads whose layer is named "classifier": a folder can contain only one of them.
 _CLASSIFIERS = ("sequence", "token", "choice")
 
 
 def hf_names(spec: ModelSpec, prefix: str | None = None) -> dict[str, StoredName]:
-    """Return the tensor of every parameter by canonical name, in the order of parameter_shapes, without those of
-    the sentence head.
+    """Return the stored name of every parameter by canonical name, in the order of parameter_shapes.
 
-    ``prefix`` (with its dot) is that of the encoder; None: the one of the transformers class for these heads.
-    ``spec.model`` has what ``config_json.SUPPORTED`` lists. Raises ``ValueError`` for two heads that share a name
-    and for a sentence-pair head of RoBERTa.
+    Parameters of the sentence head are excluded. ``prefix`` (with its dot) begins the names of the encoder; None:
+    the prefix in the transformers class for these heads. ``spec.model`` must have only values that
+    ``config_json.SUPPORTED`` allows. Raises ``ValueError`` for two heads whose tensors have the same name, and for
+    a sentence-pair head of RoBERTa.
     """
     heads, family = spec.heads, spec.family
     clash = [name for name in _CLASSIFIERS if name in heads.present()]
     if len(clash) > 1:
-        raise ValueError(f"a Hugging Face folder holds one of the heads {', '.join(clash)}: they share a name")
+        heads_found = f"{', '.join(clash)}, because their tensors have the same name"
+        raise ValueError(f"a Hugging Face folder can contain only one of the heads {heads_found}; keep one of them")
     if family == "roberta" and heads.nsp:
         raise ValueError("RoBERTa has no sentence-pair (nsp) head in Hugging Face folders")
     if prefix is None:
@@ -64,7 +66,8 @@ def hf_names(spec: ModelSpec, prefix: str | None = None) -> dict[str, StoredName
 
 
 def module_names(spec: ModelSpec, prefix: str) -> dict[str, str]:
-    """Return the module of the folder for each canonical module; ``prefix`` (with its dot) is the encoder's."""
+    """Return the stored name of each canonical module; ``prefix`` (with its dot) begins the names of the
+    encoder."""
     modules = {
         f"embeddings/{table}_embeddings": f"{prefix}embeddings.{table}_embeddings"
         for table in ("word", "token_type", "position")

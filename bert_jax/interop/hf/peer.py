@@ -1,6 +1,6 @@
 """Outputs of a folder in transformers or sentence-transformers, computed in a separate process.
 
-That process runs the text of this file: it needs torch, transformers and numpy, and nothing of this library.
+That process runs the source of this file. It needs torch, transformers and numpy, but no module of this library.
 """
 
 import json
@@ -18,29 +18,31 @@ _MISSING = 7  # exit code: torch or the library is not installed
 _TIMEOUT = 1800
 
 
-# Version of the library; outputs of each batch by name; missing, unexpected and mismatched names it reports.
+# Version of the library; outputs of each batch by name; missing, unexpected and mismatched names that the library
+# reports.
 PeerOutputs = tuple[str, list[dict[str, np.ndarray]], tuple[str, ...]]
 
 
 def peer_outputs(
     folder: Path, inputs: list[dict[str, np.ndarray]], peer_python: str | None = None, *, sentences: bool = False
 ) -> PeerOutputs | None:
-    """Load ``folder`` with the class that its config.json names, or with ``sentences`` as a SentenceTransformer,
-    and run every batch, in float32 on the CPU.
+    """Load ``folder`` in transformers or sentence-transformers and run every batch, in float32 on the CPU.
 
-    ``peer_python`` is a Python with transformers and torch (default: this one). Returns None if it lacks them.
-    Raises ``ValueError`` if transformers cannot load the folder.
+    The folder is loaded with the class that config.json names or, if ``sentences`` is True, as a
+    SentenceTransformer. ``peer_python`` is a Python executable with torch and that library; None: the running
+    Python. Returns None if torch or the library is not installed. Raises ``ValueError`` if the library cannot load
+    the folder.
     """
     python = shutil.which(peer_python) if peer_python is not None else sys.executable
     if python is None:
-        raise ValueError(f"{peer_python}: not a Python that can be run")
+        raise ValueError(f"{peer_python}: not an executable Python")
     with tempfile.TemporaryDirectory() as scratch:
         for i, batch in enumerate(inputs):
             np.savez(Path(scratch) / f"in_{i}.npz", **batch)
         environment = {**os.environ, "HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error"}
         if peer_python is not None:
-            environment.pop("PYTHONPATH", None)  # it belongs to this Python
-        # With -c, because the folder of a script would come first on the path of the process.
+            environment.pop("PYTHONPATH", None)  # it is meant for the running Python
+        # With -c, because Python puts the folder of a script first on sys.path.
         source = Path(__file__).read_text(encoding="utf-8")
         command = [str(Path(python).absolute()), "-c", source, str(folder.absolute()), scratch]
         command += ["sentences"] * sentences
@@ -49,15 +51,15 @@ def peer_outputs(
                 command, env=environment, cwd=scratch, capture_output=True, text=True, timeout=_TIMEOUT, check=False
             )
         except OSError as error:
-            raise ValueError(f"{command[0]}: not a Python that can be run ({error.strerror})") from None
+            raise ValueError(f"{command[0]}: not an executable Python ({error.strerror})") from None
         except subprocess.TimeoutExpired:
             raise ValueError(f"{folder}: transformers took more than {_TIMEOUT} s") from None
         last = (done.stderr.strip().splitlines() or ["no message"])[-1]
-        # Without numpy the process ends before it can return that code.
+        # Without numpy the process fails before it can return _MISSING.
         if done.returncode == _MISSING or (done.returncode and last.startswith("ModuleNotFoundError:")):
             return None
         if done.returncode:
-            raise ValueError(f"{folder}: it cannot be loaded there: {last[:300]}")
+            raise ValueError(f"{folder}: the other library cannot load the model: {last[:300]}")
         answer = json.loads((Path(scratch) / "report.json").read_text(encoding="utf-8"))
         return answer["version"], _batches(Path(scratch), "out"), tuple(answer["problems"])
 
@@ -68,7 +70,7 @@ def _batches(folder: Path, name: str) -> list[dict[str, np.ndarray]]:
 
 
 def main(folder: str, scratch: Path, sentences: bool) -> int:
-    """Run in the process that :func:`peer_outputs` starts."""
+    """Run the batches in the process that :func:`peer_outputs` starts; return the exit code."""
     try:
         answer = _sentences(folder, scratch) if sentences else _transformers(folder, scratch)
     except ImportError:
@@ -90,7 +92,7 @@ def _transformers(folder: str, scratch: Path) -> dict[str, Any]:
         model, info = kind.from_pretrained(folder, add_pooling_layer=False, **options)
     model.eval()
     problems = [f"{what}: {key}" for what, keys in info.items() for key in sorted(map(str, keys or []))]
-    # Buffers are no weights.
+    # Buffers are not weights.
     problems = [text for text in problems if not text.endswith(("position_ids", "token_type_ids"))]
     for i, batch in enumerate(_batches(scratch, "in")):
         tensors = {key: torch.from_numpy(values) for key, values in batch.items()}

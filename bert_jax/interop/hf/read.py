@@ -19,21 +19,21 @@ from bert_jax.io.untrusted_folder import needed
 from bert_jax.tokenization import build_tokenizer
 
 _LAYER = re.compile(r"(?:bert\.|roberta\.)?encoder\.layer\.(\d{1,6})\.")
-_UNTIED = "an untied MLM output layer is not supported; remove the MLM head's tensors to read the rest"
-# Part of the name of a class -> head whose layer is called "classifier".
+_UNTIED = "an untied MLM output layer is not supported; remove the tensors of the MLM head to read the rest"
+# Part of the name of a class -> head whose layer is named "classifier".
 _KINDS = {"SequenceClassification": "sequence", "TokenClassification": "token", "MultipleChoice": "choice"}
 
 
 def is_hf(path: Path) -> bool:
-    """Return True if ``path`` is a folder with a config.json of Hugging Face."""
+    """Return True if ``path`` is a Hugging Face folder (with a config.json)."""
     return (path / CONFIG_FILE).is_file()
 
 
 def read_hf(path: Path, options: ReadOptions) -> ModelBundle:
-    """Read a Hugging Face folder of BERT or RoBERTa: encoder, all heads whose tensors it has, tokenizer.
+    """Read a Hugging Face folder of BERT or RoBERTa: encoder, tokenizer, and all heads whose tensors are present.
 
-    Raises ``ValueError`` in one line for another type of model, damaged files, missing, left-over or misshapen
-    tensors, and (unless ``options.allow_mismatch``) a contradiction between config.json and tensors.
+    Raises ``ValueError`` with a one-line message for other types of models, damaged files, missing, unexpected or
+    misshapen tensors, and (unless ``options.allow_mismatch``) a contradiction between config.json and tensors.
     """
     config = model_parts(read_config(needed(path, CONFIG_FILE)), str(path / CONFIG_FILE))
     reader = _FolderReader(path, options, config=config)
@@ -53,20 +53,21 @@ def read_hf(path: Path, options: ReadOptions) -> ModelBundle:
 def with_tokenizer(
     weights: ModelBundle, folder: Path, tokenizer: TokenizerConfig | None, content: bytes | None
 ) -> ModelBundle:
-    """Return ``weights`` with the tokenizer of ``folder`` and a note if it has fewer pieces than the model has
-    rows.
+    """Return ``weights`` with the tokenizer of ``folder`` and a note if the tokenizer has fewer pieces than the
+    model has word embeddings.
 
-    Raises ``ValueError`` for a vocabulary of more pieces, whose ids would lie outside the word embeddings.
+    Raises ``ValueError`` if the tokenizer has more pieces than the model has word embeddings.
     """
     if tokenizer is None or content is None:
         return weights
     file, rows = folder / tokenizer.file, weights.spec.model.vocab_size
     pieces, notes = build_tokenizer(tokenizer, content, str(file)).vocab_size, weights.notes
     if pieces > rows:
-        raise ValueError(f"{file}: {pieces} pieces, but the model has {rows} word embeddings; use the model's own")
+        remedy = "use the vocabulary of this model"
+        raise ValueError(f"{file}: {pieces} pieces, but the model has {rows} word embeddings; {remedy}")
     if pieces < rows:
         unused = f"the last {rows - pieces} are never used"
-        notes = (*notes, f"the vocabulary has {pieces} pieces, the model {rows} rows: {unused}")
+        notes = (*notes, f"the vocabulary has {pieces} pieces, the model {rows} word embeddings: {unused}")
     spec = dataclasses.replace(weights.spec, tokenizer=tokenizer)
     return dataclasses.replace(weights, spec=spec, tokenizer_content=content, notes=notes)
 
@@ -79,11 +80,14 @@ class _FolderReader(StoredModel):
     config_file: ClassVar[str] = CONFIG_FILE
 
     config: HfConfig = field(kw_only=True)
-    # Prefix of the names of the encoder: the family with its dot, or empty.
+    # Prefix of the names of the encoder: the family and a dot, or empty.
     prefix: str = ""
 
     def open(self) -> None:
-        """Read the tensors by their current names, without ``module.``, with weight and bias for gamma and beta."""
+        """Collect the tensors by their current names.
+
+        The prefix ``module.`` is removed, and gamma and beta are renamed to weight and bias.
+        """
         source, stored = open_tensors(self.path)
         for name, tensor in stored.items():
             clean = name.removeprefix("module.")
@@ -92,7 +96,7 @@ class _FolderReader(StoredModel):
             if clean.endswith(BUFFERS):
                 continue
             if clean in self.tensors:
-                raise ValueError(f"{self.path / source}: two tensors are called {clean[:80]!r}")
+                raise ValueError(f"{self.path / source}: two tensors have the name {clean[:80]!r}")
             if 0 in tensor.shape:
                 raise ValueError(f"{self.path / source}: {clean[:80]!r} is empty (shape {tensor.shape})")
             self.tensors[clean] = tensor
@@ -107,28 +111,28 @@ class _FolderReader(StoredModel):
         kept = weight.replace("decoder.weight", "bias")
         if self.config.tied and original not in self.tensors and weight in self.tensors:
             self.tensors[original] = self.tensors[weight]
-            self.notes.append(f"word embeddings taken from {weight}, to which they are tied")
+            self.notes.append(f"word embeddings are read from {weight}, to which they are tied")
         if kept not in self.tensors and bias in self.tensors:
             self.tensors[kept] = self.tensors.pop(bias)
 
     def model(self) -> ModelConfig:
-        """Return the network with the sizes of the tensors."""
+        """Return the model config, after a comparison with the sizes of the tensors (:meth:`sizes`)."""
         prefix = self.prefix
         table, width = f"{prefix}embeddings.{{}}_embeddings.weight", "encoder.layer.0.intermediate.dense.weight"
         return self.sizes(self.config.model, table, _LAYER, (f"{prefix}{width}", 0))
 
     def heads(self) -> HeadsConfig:
-        """Return the heads whose tensors are present, with a note on each other head of the class."""
+        """Return the heads whose tensors are present, and add a note on every other head of the class."""
         roberta, pooler_prefix = self.config.family == "roberta", f"{self.prefix}pooler."
         kind = self._classifier_kind()
         if roberta and kind == "sequence" and self.has(pooler_prefix):
             self.tensors = {n: tensor for n, tensor in self.tensors.items() if not n.startswith(pooler_prefix)}
-            self.notes.append("the pooler is left out: a sequence head of RoBERTa has one of its own")
+            self.notes.append("the pooler is omitted: the sequence head of RoBERTa has its own dense layer")
         nsp = self.has("cls.seq_relationship.")
         mlm = self.has("lm_head." if roberta else "cls.predictions.")
         if mlm and roberta and self.config.model.activation != "gelu":
             raise ValueError(
-                f"{self.path}: an MLM head of RoBERTa always has the activation gelu; hidden_act is not"
+                f"{self.path}: the MLM head of RoBERTa always uses gelu, but hidden_act is another activation"
             )
         labels = self._class_names() if kind in ("sequence", "token") else ()
         problem = self.config.problem or ("regression" if len(labels) == 1 else "single_label")
@@ -149,11 +153,11 @@ class _FolderReader(StoredModel):
         for name in CLASSES[known] if known else ():
             if name not in heads.present():
                 what = "pooled output is" if name == "pooler" else f"{name} outputs are"
-                self.notes.append(f"{known} has a {name} layer, but no tensors are stored: {what} left out")
+                self.notes.append(f"{known} has a {name} layer, but its tensors are missing: {what} omitted")
         return heads
 
     def _classifier_kind(self) -> str | None:
-        """Return sequence, token or choice; None if no tensor is called classifier."""
+        """Return the kind of the layer "classifier": sequence, token or choice; None if there is no such layer."""
         if not self.has("classifier."):
             return None
         if self.has("classifier.out_proj."):
@@ -164,7 +168,7 @@ class _FolderReader(StoredModel):
         if known is None:
             classes = ", ".join(name for name in CLASSES if any(kind in name for kind in _KINDS))
             file = self.path / CONFIG_FILE
-            raise ValueError(f"{file}: architectures does not say of what the classifier is; allowed: {classes}")
+            raise ValueError(f"{file}: architectures does not determine the kind of classifier; allowed: {classes}")
         return known
 
     def _class_names(self) -> tuple[str, ...]:
@@ -173,12 +177,12 @@ class _FolderReader(StoredModel):
         return self.labels(labels, shape[0] if shape is not None else len(labels or "01"))
 
     def parameters(self, spec: ModelSpec) -> dict[str, np.ndarray]:
-        """Return every canonical parameter of ``spec``; tied copies must equal their original."""
+        """Return every canonical parameter of ``spec``. Raises ``ValueError`` if a tied copy differs."""
         names, tied = hf_names(spec, self.prefix), TIED[self.config.family]
         params = self.read(spec, names, tied if spec.heads.mlm else ())
         stored = ", ".join(dict.fromkeys(self.tensors[entry.name].dtype for entry in names.values()))
         if self.config.dtype not in (None, stored):
-            self.notes.append(f"{CONFIG_FILE} states dtype {self.config.dtype}, but the tensors are {stored}")
+            self.notes.append(f"{CONFIG_FILE} states the dtype {self.config.dtype}, but the tensors are {stored}")
         for name, original in tied.items():
             if name in self.tensors and original in params and not _is_equal(self.tensors[name], params[original]):
                 raise ValueError(f"{self.path}: {name} differs from {original}: {_UNTIED}")
@@ -189,7 +193,7 @@ class _FolderReader(StoredModel):
 
 
 def _is_equal(copy: Tensor, original: np.ndarray) -> bool:
-    """Return True if every bit of a tied copy is that of its original."""
+    """Return True if a tied copy is bitwise equal to its original."""
     if copy.shape != original.shape or copy.dtype not in FLOATS:
         return False
     return np.array_equal(read_float32(copy).view(np.uint32), original.view(np.uint32))

@@ -1,8 +1,9 @@
-"""Reader and writer of sentence-transformers folders: a Hugging Face folder, pooling and further modules.
+"""Reader and writer of sentence-transformers folders: a Hugging Face folder with pooling and further modules.
 
-The reader takes both spellings: that of releases up to 5 (``sentence_transformers.models.Pooling``, flags such as
-``pooling_mode_mean_tokens``, the length in sentence_bert_config.json) and that of 6 (``pooling_mode: "mean"``, the
-length in tokenizer_config.json). The writer uses the older one, which every release loads.
+The reader accepts two layouts of the settings: that of releases up to 5 (``sentence_transformers.models.Pooling``,
+flags such as ``pooling_mode_mean_tokens``, the length in sentence_bert_config.json) and that of release 6
+(``pooling_mode: "mean"``, the length in tokenizer_config.json). The writer uses the older layout, which every
+release loads.
 """
 
 import dataclasses
@@ -27,11 +28,11 @@ MODULES_FILE = "modules.json"
 MODEL_FILE = "config_sentence_transformers.json"
 LENGTH_FILE = "sentence_bert_config.json"
 SUPPORTED = ("Transformer", "Pooling", "Dense", "Normalize")
-# A type of a module: the class may follow a module of its name.
+# The type of a module; a Python module with the name of the class may precede the class.
 _TYPE = re.compile(r"sentence_transformers\.(?:models|(?:base|sentence_transformer)\.modules)\.(?:(\w+)\.)?(\w+)")
 # Limits that no real folder reaches, against damaged or hostile files.
 _MOST_MODULES, _LARGEST_LIST, _MOST_FEATURES = 32, 1 << 20, 1 << 16
-# The order in which the flags of releases up to 5 are put side by side.
+# Flag of releases up to 5 -> pooling mode, in the order in which the pooled vectors are concatenated.
 _FLAGS = {
     "pooling_mode_cls_token": "cls",
     "pooling_mode_max_tokens": "max",
@@ -50,7 +51,7 @@ _ACTIVATIONS: dict[str, Activation] = {
     "torch.nn.modules.activation.GELU": "gelu",
     "torch.nn.modules.activation.Sigmoid": "sigmoid",
 }
-# Settings of the Transformer module, with the values for an unchanged encoder.
+# Settings of the Transformer module -> values that leave the encoder unchanged.
 _PLAIN = {
     "transformer_task": ("feature-extraction",),
     "module_output_name": ("token_embeddings",),
@@ -69,20 +70,20 @@ def is_sentence_transformers(path: Path) -> bool:
 
 
 def encoder_folder(path: Path) -> Path:
-    """Return the folder of the Transformer module, a Hugging Face folder: often ``path`` itself."""
+    """Return the folder of the Transformer module, which is a Hugging Face folder and often ``path``."""
     return _modules(path)[0][1]
 
 
 def read_sentence_transformers(path: Path, options: ReadOptions) -> ModelBundle:
-    """Read encoder, pooling, dense layers, prompts and length from a sentence-transformers folder.
+    """Read encoder, pooling, dense layers, prompts and maximum length from a sentence-transformers folder.
 
-    Padding and truncation of tokenizer.json are ignored. Raises ``ValueError`` in one line for unsupported modules
-    or pooling modes, a path out of the folder, and damaged files.
+    The padding and truncation settings of tokenizer.json are ignored. Raises ``ValueError`` with a one-line message
+    for unsupported modules or pooling modes, a path that leads out of the folder, and damaged files.
     """
     modules = _modules(path)
     if [kind for kind, _ in modules[:2]] != ["Transformer", "Pooling"]:
         names = ", ".join(kind for kind, _ in modules)
-        raise ValueError(f"{path / MODULES_FILE}: starts with {names}; readable: Transformer, Pooling, then others")
+        raise ValueError(f"{path / MODULES_FILE}: modules {names}; the first two must be Transformer, Pooling")
     encoder = read_hf(modules[0][1], options)
     width = encoder.spec.model.hidden_size
     sentence = _pooling(modules[1][1], width)
@@ -126,13 +127,13 @@ def _modules(path: Path) -> list[tuple[str, Path]]:
     for entry in listing:
         kind, place = (entry.get(key) if isinstance(entry, dict) else None for key in ("type", "path"))
         if not isinstance(kind, str) or not isinstance(place, str):
-            raise ValueError(f"{file}: a module needs a type and a path, both texts")
+            raise ValueError(f"{file}: every module must have a type and a path, which are strings")
         modules.append((_module_class(kind, file), _module_folder(path, place)))
     return modules
 
 
 def _module_class(kind: str, file: Path) -> str:
-    """Return the name of the class of a ``type``; nothing is imported by it."""
+    """Return the class name in the type of a module, without an import."""
     match = _TYPE.fullmatch(kind)
     if match and match[2] in SUPPORTED and match[1] in (None, match[2], match[2].lower()):
         return match[2]
@@ -140,13 +141,16 @@ def _module_class(kind: str, file: Path) -> str:
 
 
 def _module_folder(path: Path, place: str) -> Path:
-    """Return the folder of a module, which must lie in ``path``; it may be absent (an empty module)."""
+    """Return the folder of a module, which must lie in ``path``.
+
+    The folder need not exist, because a module may have no files.
+    """
     parts = PurePosixPath(place).parts
     if place.startswith(("/", "\\")) or ".." in parts or "\\" in place or "\0" in place or ":" in place:
         raise ValueError(f"{path / MODULES_FILE}: the path {place[:80]!r} leads out of the folder")
     folder = path.joinpath(*parts)
     if not folder.resolve().is_relative_to(path.resolve()):
-        raise ValueError(f"{folder}: a link out of the folder; replace the link by the folder")
+        raise ValueError(f"{folder}: a link that leads out of the folder; replace the link by a copy of its target")
     return folder
 
 
@@ -175,7 +179,7 @@ def _pooling(folder: Path, width: int) -> SentenceConfig:
         modes = [mode for flag, mode in _FLAGS.items() if settings.get(flag)] or ["mean"]
     modes = [modes] if isinstance(modes, str) else modes
     if not isinstance(modes, list) or not modes or len(modes) > len(_FLAGS):
-        raise ValueError(f"{file}: pooling_mode is no name or list of names; readable: {', '.join(_POOLINGS)}")
+        raise ValueError(f"{file}: pooling_mode is not a name or a list of names; readable: {', '.join(_POOLINGS)}")
     unknown = [str(mode)[:40] for mode in modes if mode not in _POOLINGS]
     if unknown:
         raise ValueError(f"{file}: the pooling mode {', '.join(unknown)} is not readable; readable: cls, mean, max")
@@ -186,7 +190,7 @@ def _pooling(folder: Path, width: int) -> SentenceConfig:
 
 
 def _check_names(file: Path, settings: Mapping[str, Any]) -> None:
-    """Raise ``ValueError`` for a module that does not read and write the vector of the sentence."""
+    """Raise ``ValueError`` for a module that does not read and write the sentence vector."""
     for key in ("module_input_name", "module_output_name"):
         _one_of(file, settings, key, "sentence_embedding")
 
@@ -206,7 +210,7 @@ def _dense(folder: Path, width: int) -> tuple[SentenceModule, dict[str, np.ndarr
     source, tensors = open_tensors(folder)
     shapes = {name: tensor.shape for name, tensor in tensors.items()}
     if shapes != expected or any(tensor.dtype not in FLOATS for tensor in tensors.values()):
-        raise ValueError(f"{folder / source}: holds {listed(list(shapes))}, not the weights of {expected}")
+        raise ValueError(f"{folder / source}: contains {listed(list(shapes))}; expected {expected}")
     values = {"kernel": read_float32(tensors["linear.weight"], transpose=True)}
     if bias:
         values["bias"] = read_float32(tensors["linear.bias"])
@@ -219,7 +223,7 @@ def _with_length(folder: Path, tokenizer: TokenizerConfig | None) -> tuple[Token
     for key, allowed in _PLAIN.items():
         _one_of(file, settings, key, *allowed)
     unknown = sorted(set(settings) - set(_PLAIN) - {"max_seq_length", "do_lower_case"})
-    notes = (f"{file}: not applied: {listed(unknown)}",) if unknown else ()
+    notes = (f"{file}: these settings are ignored: {listed(unknown)}",) if unknown else ()
     if tokenizer is None:
         return None, notes
     length = settings.get("max_seq_length")
@@ -228,7 +232,7 @@ def _with_length(folder: Path, tokenizer: TokenizerConfig | None) -> tuple[Token
             raise ValueError(f"{file}: max_seq_length is {str(length)[:40]}; allowed: 3 or more")
         tokenizer = dataclasses.replace(tokenizer, max_length=length)
     if settings.get("do_lower_case") is True and not tokenizer.lower_case and tokenizer.file.endswith(".txt"):
-        # Lower-casing before the rules of the tokenizer: accents stay unless those rules strip them.
+        # sentence-transformers lower-cases text before the tokenizer; only the tokenizer may strip accents.
         strip = bool(tokenizer.strip_accents)
         tokenizer = dataclasses.replace(tokenizer, lower_case=True, strip_accents=strip)
     return tokenizer, notes
@@ -254,20 +258,20 @@ def _model_settings(path: Path) -> dict[str, Any]:
 def write_sentence_transformers(folder: Path, weights: ModelBundle, *, dtype: StoredDtype = "float32") -> list[str]:
     """Write a folder that ``sentence_transformers.SentenceTransformer`` loads: encoder, pooling, further modules.
 
-    ``folder`` exists and is empty. A model without pooling of its own gets mean pooling, with a note; task heads
-    are omitted. Raises ``ValueError`` for a model without a tokenizer.
+    ``folder`` must exist and be empty. A model without pooling is written with mean pooling, and with a note. Task
+    heads are omitted. Raises ``ValueError`` for a model without a tokenizer.
     """
     spec, notes = weights.spec, []
     if spec.tokenizer is None or weights.tokenizer_content is None:
-        raise ValueError("sentence-transformers: the model has no vocabulary, and its texts could not be read")
+        raise ValueError("sentence-transformers: the model has no vocabulary, which the format requires")
     check_shapes(spec, weights.params, folder)
     sentence = spec.sentence
     if sentence is None:
         sentence = SentenceConfig()
-        notes.append("WARNING: the model has no pooling: written with the mean over all tokens")
+        notes.append("WARNING: the model has no pooling: mean pooling over all tokens is written")
     encoder = dataclasses.replace(spec, heads=HeadsConfig(pooler=spec.heads.pooler), sentence=None)
     if omitted := ", ".join(head for head in spec.heads.present() if head != "pooler"):
-        notes.append(f"heads that sentence-transformers cannot hold are omitted: {omitted}")
+        notes.append(f"heads that sentence-transformers cannot represent are omitted: {omitted}")
     params = {name: weights.params[name] for name in parameter_shapes(encoder)}
     notes += write_hf(folder, dataclasses.replace(weights, spec=encoder, params=params), dtype=dtype)
     write_json(folder / LENGTH_FILE, {"max_seq_length": spec.max_length, "do_lower_case": False})
@@ -305,7 +309,7 @@ def _pooling_settings(spec: ModelSpec, sentence: SentenceConfig) -> dict[str, An
     if list(sentence.pooling) == order:
         flags = {flag: mode in sentence.pooling for flag, mode in _FLAGS.items()}
         return {"word_embedding_dimension": spec.model.hidden_size, **flags, **common}
-    # Flags have an order of their own; only release 6 can store another.
+    # The flags imply a fixed order; only the layout of release 6 can store another.
     return {"embedding_dimension": spec.model.hidden_size, "pooling_mode": list(sentence.pooling), **common}
 
 

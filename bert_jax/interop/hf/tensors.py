@@ -1,4 +1,4 @@
-"""Reader of the tensors of a Hugging Face folder, from safetensors or torch files, whole or in shards."""
+"""Reader of the tensors of a Hugging Face folder, from safetensors or torch files, single or sharded."""
 
 import functools
 import math
@@ -21,15 +21,15 @@ _FOREIGN = ("tf_model.h5", "flax_model.msgpack", "model.ckpt.index", "rust_model
 
 
 def open_tensors(folder: Path) -> tuple[str, dict[str, Tensor]]:
-    """Return the name of the file or index with the weights, and every tensor by its name in it.
+    """Return the name of the weights file (of the index, if there are shards), and every tensor by its stored name.
 
-    Raises ``ValueError`` for a folder without weights, a damaged or foreign file, a name that leads out of the
+    Raises ``ValueError`` for a folder without weights, a damaged or unsupported file, a file outside the
     folder, and torch files if torch is not installed.
     """
     name = next((name for name in WEIGHT_FILES if inside(folder, name) is not None), None)
     if name is None:
         foreign = [name for name in _FOREIGN if (folder / name).exists()]
-        hint = f"; {', '.join(foreign)}: not supported, save the model as safetensors" if foreign else ""
+        hint = f"; {', '.join(foreign)}: not supported; save the model as safetensors" if foreign else ""
         raise ValueError(f"{folder}: no weights; looked for {', '.join(WEIGHT_FILES)}{hint}")
     load = _safetensors if name.startswith("model") else _torch
     file = needed(folder, name)
@@ -41,17 +41,17 @@ def open_tensors(folder: Path) -> tuple[str, dict[str, Tensor]]:
 def _sharded(folder: Path, index: Path, load: Callable[[Path], dict[str, Tensor]]) -> dict[str, Tensor]:
     places = json_object(read_small(index, "an index"), index).get("weight_map")
     if not isinstance(places, dict) or not all(isinstance(file, str) for file in places.values()):
-        raise ValueError(f"{index}: no index of shards (weight_map must name a file for every tensor)")
+        raise ValueError(f"{index}: not an index of shards (weight_map must name a file for every tensor)")
     files = sorted(set(places.values()))
     tensors: dict[str, Tensor] = {}
     for file in files:
         shard = load(needed(folder, file))
         twice = sorted(set(shard) & set(tensors))
         if twice:
-            raise ValueError(f"{folder / file}: holds {twice[0][:80]!r}, but so does another shard")
+            raise ValueError(f"{folder / file}: contains {twice[0][:80]!r}, which another shard contains too")
         lacking = [name for name, place in places.items() if place == file and name not in shard]
         if lacking:
-            raise ValueError(f"{folder / file}: lacks {listed(lacking)}, which {index.name} lists for it")
+            raise ValueError(f"{folder / file}: lacks {listed(lacking)}, which {index.name} assigns to this shard")
         tensors |= shard
     return tensors
 
@@ -74,24 +74,24 @@ def _torch(file: Path) -> dict[str, Tensor]:
         whole_zip = zipfile.is_zipfile(file)
         if whole_zip:
             _check_zip(file, size)
-        # Files of torch before 1.6 are no zip files and cannot be mapped.
+        # Files that torch before 1.6 wrote are not zip files and cannot be memory-mapped.
         state = torch.load(file, map_location="cpu", weights_only=True, mmap=whole_zip)
-    except Exception as error:  # of any type: the content of the file causes it
+    except Exception as error:  # any type, depending on the content of the file
         problem = f"{type(error).__name__}: {one_line(error, 160)}"
         raise ValueError(f"{file}: not a torch file of plain tensors ({problem})") from None
     if not isinstance(state, dict) or not all(isinstance(name, str) for name in state):
-        raise ValueError(f"{file}: a {type(state).__name__}, not a map from names to tensors")
+        raise ValueError(f"{file}: contains a {type(state).__name__}, not a map from names to tensors")
     return {name: _torch_tensor(torch, file, name, value, size) for name, value in state.items()}
 
 
 def _check_zip(file: Path, size: int) -> None:
-    """Raise ``ValueError`` for a zip file that unpacks to more than itself."""
+    """Raise ``ValueError`` for a zip file that is compressed or whose parts are larger than the file."""
     with zipfile.ZipFile(file) as archive:
         entries = archive.infolist()
     if any(entry.compress_type != zipfile.ZIP_STORED for entry in entries):
-        raise ValueError("compressed, as torch never writes it")
+        raise ValueError("it is compressed, but torch never compresses")
     if sum(entry.file_size for entry in entries) > size:
-        raise ValueError("its parts are larger than itself")
+        raise ValueError("its parts are larger than the file")
 
 
 def _torch_tensor(torch: Any, file: Path, name: str, value: Any, file_size: int) -> Tensor:
@@ -99,14 +99,14 @@ def _torch_tensor(torch: Any, file: Path, name: str, value: Any, file_size: int)
     if not isinstance(value, torch.Tensor):
         raise ValueError(f"{where} is a {type(value).__name__}, not a tensor; save the model's state_dict alone")
     if value.layout != torch.strided or value.is_quantized or value.is_meta:
-        raise ValueError(f"{where} is a sparse, quantized or empty tensor; save plain ones")
+        raise ValueError(f"{where} is a sparse, quantized or meta tensor; save dense tensors")
     shape = tuple(value.shape)
     if math.prod(shape) * value.element_size() > file_size:
-        raise ValueError(f"{where} has the shape {shape}, more than the whole file; the file is damaged")
+        raise ValueError(f"{where} has the shape {shape}, which exceeds the size of the file; the file is damaged")
 
     def read() -> np.ndarray:
         plain = value.detach()
-        if plain.dtype == torch.bfloat16:  # numpy has no such type; exact
+        if plain.dtype == torch.bfloat16:  # numpy has no bfloat16; the conversion is exact
             plain = plain.to(torch.float32)
         return aligned_copy(plain.numpy())
 

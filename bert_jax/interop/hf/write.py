@@ -20,18 +20,19 @@ _STORED = {"float32": ("F32", np.dtype("<f4")), "bfloat16": ("BF16", np.dtype(ml
 
 
 def write_hf(folder: Path, weights: ModelBundle, *, dtype: StoredDtype = "float32") -> list[str]:
-    """Write a folder that the transformers class for the heads of ``weights`` loads, without a sentence head.
+    """Write a folder that the transformers class for the heads of ``weights`` can load.
 
-    ``folder`` exists and is empty. The tied output layer is not repeated. Returns notes on the pooler and the
-    tokenizer. Raises ``ValueError`` if no class computes this model.
+    A sentence head is not written, and the tied output layer is not stored again. ``folder`` must exist and be
+    empty. Returns notes on the pooler and the tokenizer. Raises ``ValueError`` if no transformers class implements
+    the model.
     """
     check_shapes(weights.spec, weights.params, folder)
     spec, notes = weights.spec, []
     if not spec.heads.present():
         name = hf_class(spec)
         notes.append(
-            f"the model has no pooler: load it with {name}.from_pretrained(DIR, add_pooling_layer=False), or "
-            "transformers adds one with random weights"
+            f"the model has no pooler: load it with {name}.from_pretrained(DIR, add_pooling_layer=False); "
+            "without this argument transformers adds a pooler with random weights"
         )
     config = hf_config(spec, dtype)
     write_json(folder / CONFIG_FILE, config)
@@ -40,7 +41,7 @@ def write_hf(folder: Path, weights: ModelBundle, *, dtype: StoredDtype = "float3
 
 
 def write_tokenizer(folder: Path, weights: ModelBundle) -> list[str]:
-    """Write the files from which transformers makes the tokenizer of ``weights``; return notes."""
+    """Write the files from which transformers creates the tokenizer of ``weights``; return notes."""
     if weights.spec.tokenizer is None or weights.tokenizer_content is None:
         return ["the model has no vocabulary: no tokenizer is written"]
     return write_tokenizer_files(folder, weights.spec, weights.tokenizer_content)
@@ -56,7 +57,8 @@ def write_safetensors(
 ) -> None:
     """Write the parameters in ``names`` under their stored names, rounded to nearest even for bfloat16.
 
-    One tensor at a time is copied: ``safetensors.numpy.save_file`` needs transposed copies of all tensors at once.
+    Only one tensor at a time is copied, whereas ``safetensors.numpy.save_file`` needs transposed copies of all
+    tensors in memory.
     """
     kind, stored = _STORED[dtype]
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}

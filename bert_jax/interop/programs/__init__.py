@@ -1,1 +1,1 @@
-"""Models out as programs that other runtimes execute: ONNX and StableHLO. Nothing here reads one back."""
+"""Writers of models as programs that other runtimes execute: ONNX and StableHLO. There is no reader for them."""

@@ -1,4 +1,4 @@
-"""Writer of ONNX files: ``model.onnx``, and a second file for weights that are too large for one."""
+"""Writer of ONNX files: ``model.onnx``, and ``model.onnx.data`` for weights that are too large for one file."""
 
 import contextlib
 import dataclasses
@@ -23,12 +23,12 @@ from bert_jax.interop.programs.serving import (
 from bert_jax.io.errors import one_line
 
 FILE, DATA_FILE = "model.onnx", "model.onnx.data"
-# Key of the JSON in the file's metadata: dtype of the weights, sizes, labels, pooling, tokenizer.
+# Key of the JSON in the metadata of the file: dtype of the weights, sizes, labels, pooling, tokenizer.
 METADATA = "bert_jax"
 OPSET, IR_VERSION = 17, 8
-# Above this size weights are stored in a separate file: a protocol buffer holds at most 2 GiB.
+# Above this size the weights are stored in a separate file, because a protocol buffer has at most 2 GiB.
 EXTERNAL_DATA_BYTES = 2_000_000_000
-# Of a page, so that a reader can map each weight.
+# Size of a memory page, so that a reader can memory-map each weight.
 ALIGNMENT = 4096
 
 
@@ -37,7 +37,7 @@ def write_onnx(folder: Path, weights: ModelBundle, *, dtype: StoredDtype = "floa
 
     Inputs are int64[batch, sequence] input_ids, attention_mask and token_type_ids; outputs are those of
     ``serving.output_names``, float32. bfloat16 weights are converted to float32 when the file is loaded.
-    Raises ``ValueError`` without the onnx package, and if the result is not a valid model.
+    Raises ``ValueError`` if the onnx package is not installed or the result is not a valid model.
     """
     try:
         import onnx
@@ -47,7 +47,7 @@ def write_onnx(folder: Path, weights: ModelBundle, *, dtype: StoredDtype = "floa
     check_shapes(weights.spec, weights.params, folder)
     graph = Graph(weights.spec, cast_weights=dtype == "bfloat16")
     outputs = add_network(graph)
-    # In the order of the exchange form, whatever the order of use.
+    # In the order of the exchange form, not in the order in which the graph uses the weights.
     stored = {name: _stored(weights.params[name], dtype) for name in weights.params if name in graph.weights}
     external = sum(array.nbytes for array in stored.values()) > EXTERNAL_DATA_BYTES
     tensors = _tensors(stored, folder / DATA_FILE if external else None)
@@ -56,7 +56,7 @@ def write_onnx(folder: Path, weights: ModelBundle, *, dtype: StoredDtype = "floa
     onnx.save_model(model, folder / FILE)
     del model, tensors
     try:
-        # By path: the checker then also looks at the file of external data.
+        # By path, so that the checker also reads the file of external data.
         onnx.checker.check_model(str(folder / FILE), full_check=True)
     except onnx.checker.ValidationError as error:
         raise ValueError(f"{folder / FILE}: not a valid ONNX model: {one_line(error)}") from None
@@ -66,8 +66,11 @@ def write_onnx(folder: Path, weights: ModelBundle, *, dtype: StoredDtype = "floa
 def check_onnx(
     folder: Path, weights: ModelBundle, shapes: tuple[tuple[int, int], ...] = ()
 ) -> dict[str, float] | None:
-    """Run a file of :func:`write_onnx` in onnxruntime; return the largest difference of every output from the model
-    with the weights as stored, or None if onnxruntime is not installed."""
+    """Run a file of :func:`write_onnx` in onnxruntime.
+
+    For each output, return the largest difference from the output of the model with the weights as stored. Return
+    None if onnxruntime is not installed.
+    """
     try:
         import onnxruntime
     except ImportError:
@@ -89,7 +92,7 @@ def _stored(values: np.ndarray, dtype: str) -> np.ndarray:
 
 
 def _tensors(stored: dict[str, np.ndarray], file: Path | None) -> list[Any]:
-    """Return the weights as tensors with their values, or write the values to ``file`` and refer to them."""
+    """Return the weights as ONNX tensors. Unless ``file`` is None, write the values to it and refer to them."""
     from onnx import TensorProto
 
     tensors = []
@@ -127,9 +130,9 @@ def _model(spec: ModelSpec, graph: Graph, outputs: list[str], tensors: list[Any]
 
 def _notes(weights: ModelBundle, graph: Graph, external: bool, dtype: str) -> list[str]:
     unused = sorted({name.split("/")[0] for name in weights.params if name not in graph.weights})
-    notes = [f"{part}: left out, no output of the ONNX file uses it" for part in unused]
+    notes = [f"{part}: omitted, because no output of the ONNX file uses it" for part in unused]
     if external:
         notes.append(f"{FILE} needs {DATA_FILE} in the same folder: the weights are too large for one file")
     if dtype == "bfloat16":
-        notes.append("weights stored as bfloat16, raised to float32 when the file is loaded; arithmetic is float32")
+        notes.append("bfloat16 weights are converted to float32 when the file is loaded; arithmetic is float32")
     return notes

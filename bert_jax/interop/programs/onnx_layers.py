@@ -29,7 +29,7 @@ SUPPORTED: Supported = SIZES | {
 
 
 class Graph:
-    """Nodes, constants and weights of a graph under construction; every method returns a value's name."""
+    """An ONNX graph under construction: nodes, constants and weights. Every method returns the name of a value."""
 
     def __init__(self, spec: ModelSpec, *, cast_weights: bool) -> None:
         self.spec = spec
@@ -37,7 +37,7 @@ class Graph:
         self.nodes: list[Any] = []
         self.constants: dict[str, np.ndarray] = {}
         self.weights: dict[str, str] = {}
-        # Cosines and sines of rotary positions, float32[B, S, 1, D / 2].
+        # Names of the cosines and sines of rotary positions, float32[B, S, 1, D / 2].
         self.turns: list[str] = []
 
     def op(self, kind: str, *inputs: str, **attributes: Any) -> str:
@@ -63,11 +63,11 @@ class Graph:
         return self.constant(value, np.float32)
 
     def axes(self, *axes: int) -> str:
-        """Return an int64 list: axes or a shape (0 keeps a dimension)."""
+        """Return an int64 constant of axes or of a shape, in which 0 keeps a dimension."""
         return self.constant(axes, np.int64)
 
     def weight(self, name: str) -> str:
-        """Return the parameter ``name`` as float32; it is stored once."""
+        """Return the parameter ``name`` as float32; at most one Cast node is added per parameter."""
         if name not in self.weights:
             self.weights[name] = self.op("Cast", name, to=FLOAT) if self.cast_weights else name
         return self.weights[name]
@@ -106,7 +106,7 @@ def add_network(graph: Graph) -> list[str]:
     """Append the whole network; return the names of its outputs."""
     from onnx import helper
 
-    # A token is visible if its value is not 0.
+    # A token is visible if its attention_mask is not 0.
     seen_BxS = graph.op("Cast", graph.op("Cast", "attention_mask", to=9), to=FLOAT)
     x_BxSxH = _embeddings(graph)
     bias_Bx1x1xS = _attention_bias(graph)
@@ -121,7 +121,10 @@ def add_network(graph: Graph) -> list[str]:
 
 
 def _position_rows(graph: Graph) -> str:
-    """Append int64[B, S], the rows of the position table: :func:`serving.position_ids` plus the offset."""
+    """Append the row indices of the position table: :func:`serving.position_ids` plus the offset.
+
+    The shape is int64[B, S] for RoBERTa and int64[1, S] for BERT.
+    """
     offset = graph.spec.model.position_offset
     last = graph.constant(1, np.int64)
     if graph.spec.family == "roberta":
@@ -148,7 +151,7 @@ def _embeddings(graph: Graph) -> str:
     x_BxSxH = graph.op("Add", words, types)
     rows = _position_rows(graph)
     if model.position_embeddings == "rotary":
-        # A row of padding before the first position counts as the first.
+        # Rows before the first position, which belong to padding, have the angles of the first position.
         positions = np.maximum(np.arange(model.max_position_embeddings) - model.position_offset, 0)
         for values in rotary_tables(model.max_position_embeddings, model.head_size, model.rotary_base):
             turns = graph.op("Gather", graph.constant(values[positions], np.float32), rows, axis=0)
@@ -180,7 +183,7 @@ def _layer(graph: Graph, x_BxSxH: str, bias_Bx1x1xS: str, name: str) -> str:
 
 
 def _rotate(graph: Graph, x_BxSxAxD: str) -> str:
-    """Append rotary positions as in ``layers.rotate``."""
+    """Append the rotation of ``layers.rotate`` by the positions."""
     size = graph.spec.model.head_size
     first, second = (
         graph.op("Slice", x_BxSxAxD, graph.axes(begin), graph.axes(begin + size // 2), graph.axes(3))
@@ -254,7 +257,7 @@ def _outputs(graph: Graph, x_BxSxH: str, seen_BxS: str) -> dict[str, Callable[[]
 
 
 def _sentence(graph: Graph, x_BxSxH: str, seen_BxS: str) -> str:
-    """Add pooling and the modules after it (``model.pooling``); return the name of float32[B, E]."""
+    """Append pooling and the modules after it (``model.pooling``); return the name of float32[B, E]."""
     sentence = graph.spec.sentence
     assert sentence is not None
     pooled = [_pool(graph, x_BxSxH, seen_BxS, kind) for kind in sentence.pooling]

@@ -1,4 +1,4 @@
-"""Interface of an exported program: names of inputs and outputs, and the function to compare with."""
+"""Interface of an exported program: names of inputs and outputs, and the reference function."""
 
 import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -34,12 +34,13 @@ HEAD_OUTPUTS = {
 
 
 def output_names(spec: ModelSpec) -> dict[str, str]:
-    """Return the key in :data:`FIELDS` of each output of the exported program by name, in order.
+    """Return the names of the outputs of the exported program, in order, each with its key in :data:`FIELDS`.
 
-    The names are those of transformers: last_hidden_state and, with a pooler, pooler_output for a model without
-    task heads; logits for one head (start_logits and end_logits for a span head); prediction_logits and
-    seq_relationship_logits for both pretraining heads. Each of several heads keeps its own name. A sentence model
-    returns sentence_embedding after last_hidden_state.
+    The names are those of transformers. A model without task heads has the output last_hidden_state and, with a
+    pooler, pooler_output. A model with one task head has the output logits (start_logits and end_logits for a span
+    head). With several task heads each output has its name in :data:`FIELDS`, such as prediction_logits and
+    seq_relationship_logits. A sentence model has last_hidden_state as its first output and sentence_embedding as
+    its last.
     """
     heads = [head for head in spec.heads.present() if head in HEAD_OUTPUTS]
     fields = [field for head in heads for field in HEAD_OUTPUTS[head]]
@@ -53,7 +54,7 @@ def output_names(spec: ModelSpec) -> dict[str, str]:
 
 
 def write_companions(folder: Path, weights: ModelBundle, dtype: str) -> list[str]:
-    """Write the tokenizer files of a program and, if a transformers class has its heads, config.json; return
+    """Write the tokenizer files and, if a transformers class implements the model, config.json; return
     notes."""
     notes = []
     try:
@@ -63,14 +64,14 @@ def write_companions(folder: Path, weights: ModelBundle, dtype: str) -> list[str
     else:
         write_json(folder / CONFIG_FILE, config)
     if weights.spec.heads.choice:
-        notes.append("choice: each choice is a row; reshape its scores [batch, 1] to [questions, choices]")
+        notes.append("choice: each choice is a row; reshape the scores from [batch, 1] to [questions, choices]")
     if weights.spec.model.type_vocab_size == 1:
-        notes.append("token_type_ids: this model has one segment, give zeros")
+        notes.append("token_type_ids: this model has only one segment; use zeros")
     return [*notes, *write_tokenizer(folder, weights)]
 
 
 def position_ids(spec: ModelSpec, input_ids: jax.Array) -> jax.Array:
-    """Return int32[B, S], the positions before ``position_offset`` is added.
+    """Return the positions, int32[B, S], before ``position_offset`` is added.
 
     BERT counts every token. RoBERTa counts the tokens that are not padding; padding has position -1.
     """
@@ -87,9 +88,10 @@ def forward(
     attention_mask: jax.Array,
     token_type_ids: jax.Array,
 ) -> dict[str, jax.Array]:
-    """Return the outputs of the model by exported name, in float32 arithmetic; can be traced by jax.
+    """Return the float32 outputs of the model by exported name. jax can trace this function.
 
-    ``params`` are canonical, the inputs int[B, S]. A token is visible if its ``attention_mask`` is not 0.
+    ``params`` have canonical names; the inputs are int[B, S]. A token is visible if its ``attention_mask`` is not
+    0.
     """
     network = BertModel(spec.model, ExecutionConfig(vocab_multiple=1), spec.heads, spec.sentence)
     features = {
@@ -103,13 +105,13 @@ def forward(
 
 
 def output_array(output: BertOutput, field: str) -> jax.Array:
-    """Return a field of ``output``, [B, ...], for rows of one sequence."""
+    """Return the field ``field`` of ``output`` as [B, ...], for rows with one sequence each."""
     values = getattr(output, field)
     return values[:, 0] if field in _OF_SEQUENCES else values
 
 
 def output_shapes(spec: ModelSpec) -> dict[str, list[str | int]]:
-    """Return the shape of every output; its free sizes are called batch and sequence."""
+    """Return the shape of every output by name; the variable sizes are "batch" and "sequence"."""
     batch, sequence = symbolic_sizes(spec)
     params = {name: jax.ShapeDtypeStruct(shape, jnp.float32) for name, shape in parameter_shapes(spec).items()}
     ids = jax.ShapeDtypeStruct((batch, sequence), jnp.int32)
@@ -121,13 +123,16 @@ def output_shapes(spec: ModelSpec) -> dict[str, list[str | int]]:
 
 
 def symbolic_sizes(spec: ModelSpec) -> tuple[Any, ...]:
-    """Return the symbolic sizes batch and sequence of an exported program, with the maximum length of the model."""
+    """Return the symbolic sizes batch and sequence; sequence is at most the maximum length of the model."""
     limit = f"sequence <= {spec.model.max_length}"
     return jax.export.symbolic_shape("batch, sequence", constraints=[limit])
 
 
 def sample_inputs(spec: ModelSpec, shapes: tuple[tuple[int, int], ...] = ()) -> Iterator[dict[str, np.ndarray]]:
-    """Yield int64 inputs that test a program: one token, rows padded right and left, the full length."""
+    """Yield batches of int64 inputs that test a program.
+
+    ``shapes`` are pairs (batch, length). Default: one token, rows with padding on the right or left, full length.
+    """
     rng = np.random.default_rng(0)
     longest = spec.model.max_length
     for batch, length in shapes or ((1, 1), (3, min(17, longest)), (2, longest)):
@@ -152,12 +157,12 @@ def largest_differences(
     names: Sequence[str] | None = None,
     compiled: bool = False,
 ) -> dict[str, float]:
-    """Return the largest absolute difference of each output of ``program`` from :func:`forward` over ``batches``;
-    infinite if shapes differ or a value is not finite.
+    """For each output, return the largest absolute difference between ``program`` and :func:`forward`.
 
-    ``names`` are the outputs of the program, by default all. ``compiled`` runs forward as one program of the same
-    compiler (rounding then differs least), else operation by operation, which needs no compilation per shape.
-    Raises ``ValueError`` if output names differ.
+    The maximum is over ``batches``; it is infinite if shapes differ or a value is not finite. ``names`` are the
+    outputs of ``program``; None: all of :func:`output_names`. If ``compiled`` is True, forward is compiled by XLA,
+    so that its rounding is closest to that of another XLA program; otherwise forward runs operation by operation,
+    which needs no compilation per shape. Raises ``ValueError`` if ``program`` returns other names.
     """
     reference: Callable[..., dict[str, jax.Array]] = functools.partial(forward, spec)
     if compiled:
@@ -177,5 +182,5 @@ def largest_differences(
 def _difference(given: np.ndarray, expected: np.ndarray) -> float:
     if given.shape != expected.shape:
         return float("inf")
-    # NaN, which compares as not greater, becomes infinity.
+    # NaN becomes infinity, because no comparison with NaN is true.
     return float(np.nan_to_num(np.max(np.abs(np.asarray(given, np.float32) - expected)), nan=np.inf, posinf=np.inf))

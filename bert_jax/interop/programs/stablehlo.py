@@ -1,7 +1,7 @@
-"""Writer of StableHLO programs: one program that XLA runs on cpu, cuda and tpu, and its weights.
+"""Writer of StableHLO exports: a program that XLA runs on cpu, cuda and tpu, and a separate weights file.
 
 ``jax.export.deserialize`` reads ``program.bin``; ``program.mlir`` is the same program as text,
-``weights.safetensors`` holds the weights by canonical name, ``signature.json`` lists all arguments and outputs.
+``weights.safetensors`` contains the weights by canonical name, ``signature.json`` lists all arguments and outputs.
 """
 
 import contextlib
@@ -39,9 +39,10 @@ PLATFORMS = ("cpu", "cuda", "tpu")
 def write_stablehlo(folder: Path, weights: ModelBundle, *, dtype: StoredDtype = "float32") -> list[str]:
     """Write program, text, weights, signature, config.json and tokenizer files into ``folder``; return notes.
 
-    The program takes (weights by name, input_ids, attention_mask, token_type_ids), the inputs int32[batch,
-    sequence] of any batch size and any length up to that of the model, and returns float32 outputs by the names of
-    ``serving.output_names``. ``dtype`` is that of the stored weights and of the argument; arithmetic is float32.
+    The arguments of the program are (weights by name, input_ids, attention_mask, token_type_ids). The inputs are
+    int32[batch, sequence] with any batch size and any length up to the maximum length of the model. The program
+    returns float32 outputs by the names of ``serving.output_names``. ``dtype`` is the dtype of the stored weights
+    and of the weight arguments; arithmetic is float32.
     """
     check_fields(weights.spec.model, EVERY_FIELD, "stablehlo")
     check_shapes(weights.spec, weights.params, folder)
@@ -51,17 +52,19 @@ def write_stablehlo(folder: Path, weights: ModelBundle, *, dtype: StoredDtype = 
     write_json(folder / SIGNATURE, _signature(weights.spec, exported), indent=1)
     names = {name: StoredName(name, transpose=False) for name in weights.params}
     write_safetensors(folder / WEIGHTS, weights.params, names, dtype)
-    notes = [f"the program takes lengths up to {weights.spec.model.max_length}"]
+    notes = [f"the program accepts lengths up to {weights.spec.model.max_length}"]
     if dtype == "bfloat16":
-        notes.append("weights stored as bfloat16, raised to float32 inside the program; arithmetic is float32")
+        notes.append("bfloat16 weights are converted to float32 inside the program; arithmetic is float32")
     return [*notes, *write_companions(folder, weights, dtype)]
 
 
 def check_stablehlo(
     folder: Path, weights: ModelBundle, shapes: tuple[tuple[int, int], ...] = ()
 ) -> dict[str, float] | None:
-    """Run a program of :func:`write_stablehlo` on this machine with its weights file; return the largest difference
-    of every output from the model with the weights as stored."""
+    """Run an export of :func:`write_stablehlo` on this machine with its weights file.
+
+    For each output, return the largest difference from the output of the model with the weights as stored.
+    """
     program = jax.export.deserialize(bytearray((folder / PROGRAM).read_bytes()))
     names = [output["name"] for output in json.loads((folder / SIGNATURE).read_text("utf-8"))["outputs"]]
     stored = load_file(folder / WEIGHTS)
@@ -83,9 +86,9 @@ def _export(spec: ModelSpec, dtype: Any) -> Any:
     batch, sequence = symbolic_sizes(spec)
     ids = jax.ShapeDtypeStruct((batch, sequence), jnp.int32)
     shapes = {name: jax.ShapeDtypeStruct(shape, dtype) for name, shape in parameter_shapes(spec).items()}
-    # Weights that no output uses stay arguments, so the signature is that of the weights file.
+    # Weights that no output uses remain arguments, so that the arguments match the weights file.
     jitted = jax.jit(program, keep_unused=True)
-    # By default accelerators multiply float32 matrices in fewer bits; bfloat16 weights have no more bits.
+    # By default accelerators multiply float32 matrices with reduced precision, which suffices for bfloat16 weights.
     precision = "default" if dtype == jnp.bfloat16 else "highest"
     with jax.default_matmul_precision(precision), _without_source_paths():
         return jax.export.export(jitted, platforms=PLATFORMS)(shapes, *(ids for _ in INPUTS))
@@ -93,7 +96,7 @@ def _export(spec: ModelSpec, dtype: Any) -> Any:
 
 @contextlib.contextmanager
 def _without_source_paths() -> Iterator[None]:
-    """Omit the names of source files from programs that are exported inside."""
+    """Return a context manager; programs that are exported in the context contain no names of source files."""
     option = "jax_traceback_in_locations_limit"
     before = getattr(jax.config, option)
     jax.config.update(option, 0)
@@ -104,7 +107,8 @@ def _without_source_paths() -> Iterator[None]:
 
 
 def _signature(spec: ModelSpec, exported: Any) -> dict[str, Any]:
-    """Return a JSON-able description: versions, free sizes, arguments and outputs in the order of the program."""
+    """Return a JSON-serializable description: versions, free sizes, arguments and outputs in the order of the
+    program."""
     (arguments, _), outputs = (
         jax.tree.unflatten(tree, values)
         for tree, values in ((exported.in_tree, exported.in_avals), (exported.out_tree, exported.out_avals))
@@ -114,7 +118,7 @@ def _signature(spec: ModelSpec, exported: Any) -> dict[str, Any]:
         "jax_version": jax.__version__,
         "calling_convention_version": exported.calling_convention_version,
         "platforms": list(exported.platforms),
-        # The first argument of the MLIR function selects one of them; then come weights and inputs.
+        # True: the first argument of the MLIR function selects a platform; the weights and inputs follow.
         "platform_index_argument": len(exported.platforms) > 1,
         "free_sizes": {"batch": "at least 1", "sequence": f"1 to {spec.model.max_length}"},
         "weights": [_value(name, values) for name, values in params.items()],

@@ -1,6 +1,6 @@
 """TF1 checkpoints of google-research/bert: ``PREFIX.{index,data-*}`` with bert_config.json and vocab.txt.
 
-The only module of the library that uses TensorFlow; its functions import it.
+This is the only module of the library that uses TensorFlow. Its functions import TensorFlow when they are called.
 """
 
 import contextlib
@@ -32,7 +32,7 @@ PREFIX = "bert_model.ckpt"
 # Settings without a key in bert_config.json: written by write_tf1 and read back if present.
 DETAILS_FILE = "bert_jax.json"
 EMA = "/ExponentialMovingAverage"
-# State of optimizers and the step counter, which are no weights.
+# Optimizer state and the step counter, which are not weights.
 _SLOT = re.compile(
     r"(/(adam_[mv]|lamb_\w+|Adam(_1)?|AdamWeightDecayOptimizer(_1)?|LAMB(Optimizer)?(_1)?|Momentum)"
     r"|(^|/)(global_step|beta[12]_power))$"
@@ -48,7 +48,7 @@ def _tensorflow() -> Any:
         import tensorflow as tf
     except ImportError:
         raise ValueError("TF1 checkpoints need TensorFlow: pip install 'bert_jax[data]'") from None
-    # A TensorFlow that already runs in this process keeps its devices.
+    # If TensorFlow is already initialized in this process, its devices cannot be changed.
     with contextlib.suppress(RuntimeError):
         for kind in ("GPU", "TPU"):
             tf.config.set_visible_devices([], kind)
@@ -59,19 +59,21 @@ def _tensorflow() -> Any:
 
 
 def is_tf1(path: Path) -> bool:
-    """Return True if ``path`` looks like a checkpoint prefix (or one of its files) or a folder that holds one."""
+    """Return True if ``path`` looks like a checkpoint prefix (or one of its files) or a folder that contains
+    one."""
     if path.is_dir():
         return (path / CONFIG_FILE).exists() or any(path.glob("*.ckpt*.index"))
     return Path(f"{path}.index").exists() or ".ckpt" in path.name
 
 
 def read_tf1(path: Path, options: ReadOptions) -> ModelBundle:
-    """Read a checkpoint of google-research/bert by its prefix or the one folder that holds it.
+    """Read a checkpoint of google-research/bert. ``path`` is its prefix or a folder that contains no other.
 
     Reads the encoder, the pooler, ``cls/*``, and the output layers of run_classifier.py and run_squad.py. Optimizer
-    slots and moving averages are ignored; with ``options.ema`` the averages replace the parameters.
-    Raises ``ValueError`` in one line for missing or damaged files, missing, left-over or misshapen variables, and
-    (unless ``options.allow_mismatch``) a contradiction between bert_config.json and variables.
+    state is ignored. Moving averages are ignored too unless ``options.ema`` is True; then they replace the
+    parameters. Raises ``ValueError`` with a one-line message for missing or damaged files, missing, unexpected or
+    misshapen variables, and (unless ``options.allow_mismatch``) a contradiction between bert_config.json and
+    variables.
     """
     prefix = _prefix(path)
     folder = prefix.parent
@@ -85,7 +87,7 @@ def read_tf1(path: Path, options: ReadOptions) -> ModelBundle:
     activation = options.activation or (details and details.model.activation)
     if activation:
         model = dataclasses.replace(model, activation=activation)
-        reader.notes = [note for note in reader.notes if " says gelu: " not in note]
+        reader.notes = [note for note in reader.notes if " specifies gelu: " not in note]
     spec = ModelSpec(model=model, heads=reader.heads(details))
     params = reader.read(spec, tf1_names(spec), ())
     tokenizer, content, tokenizer_notes = read_tokenizer_files(folder, options)
@@ -98,31 +100,34 @@ def read_tf1(path: Path, options: ReadOptions) -> ModelBundle:
 
 
 def _prefix(path: Path) -> Path:
-    """Return the checkpoint prefix of ``path``."""
+    """Return the checkpoint prefix of ``path``, which is a prefix, a file of a checkpoint, or a folder with one."""
     if path.is_dir():
         found = sorted(path.glob("*.index"))
         if len(found) != 1:
             names = ", ".join(file.name for file in found[:5]) or "none"
-            raise ValueError(f"{path}: expected one checkpoint (PREFIX.index), found {names}; give its prefix")
+            raise ValueError(f"{path}: expected one checkpoint (PREFIX.index), found {names}; give a prefix")
         return found[0].with_suffix("")
     return path.with_name(re.sub(r"\.(index|meta|data-\d{5}-of-\d{5})$", "", path.name))
 
 
 def _details(folder: Path, model: ModelConfig) -> ModelSpec | None:
-    """Return the spec in an export of this library. Raises ``ValueError`` if it describes another model."""
+    """Return the spec that an export of this library contains, None for other folders.
+
+    Raises ``ValueError`` if the spec describes another model.
+    """
     file = inside(folder, DETAILS_FILE)
     if file is None:
         return None
     details = spec_from_json(read_small(file, "a model description"), str(file))
     if dataclasses.replace(details.model, activation=model.activation) != model or details.family != "bert":
-        raise ValueError(f"{file}: describes another model than {CONFIG_FILE} and the checkpoint; remove it")
+        raise ValueError(f"{file}: describes another model than {CONFIG_FILE} and the checkpoint; delete this file")
     return details
 
 
 def _open(prefix: Path) -> dict[str, Tensor]:
     """Return the variables of a checkpoint by name.
 
-    Raises ``ValueError`` when a file is missing, damaged or smaller than the variables that the index declares.
+    Raises ``ValueError`` if a file is missing, damaged or smaller than the variables that the index declares.
     """
     folder, name = prefix.parent, prefix.name
     needed(folder, f"{name}.index")
@@ -135,22 +140,22 @@ def _open(prefix: Path) -> dict[str, Tensor]:
     def guarded(work: Callable[..., Any], *arguments: Any) -> Any:
         try:
             return work(*arguments)
-        # TensorFlow translates the errors of its reader into several types.
+        # TensorFlow raises errors of several types for damaged files.
         except (tf.errors.OpError, RuntimeError, ValueError, LookupError, TypeError) as error:
             text = " ".join(str(getattr(error, "message", error)).split())
-            raise ValueError(f"{prefix}: damaged or no TF1 checkpoint ({text[:200]})") from None
+            raise ValueError(f"{prefix}: damaged or not a TF1 checkpoint ({text[:200]})") from None
 
     reader = guarded(tf.train.load_checkpoint, str(prefix))
 
     def read(key: str) -> np.ndarray:
-        # Memory that jax uses without a copy; TensorFlow's is freed with the array.
+        # Copy into memory that jax can use without another copy; that of TensorFlow is freed with its array.
         return aligned_copy(guarded(reader.get_tensor, key))
 
     shapes, tensors = reader.get_variable_to_shape_map(), {}
     for key, stored in reader.get_variable_to_dtype_map().items():
         shape, dtype = tuple(shapes[key]), stored.name
         if dtype in FLOATS and math.prod(shape) * np.dtype(dtype.replace("b", "")).itemsize > size:
-            raise ValueError(f"{prefix}: {key[:80]!r} is declared with shape {shape}, larger than its files")
+            raise ValueError(f"{prefix}: {key[:80]!r} is declared with shape {shape}, larger than the files")
         tensors[key] = Tensor(shape, dtype, functools.partial(read, key))
     return tensors
 
@@ -163,33 +168,33 @@ class _CheckpointReader(StoredModel):
     config_file: ClassVar[str] = CONFIG_FILE
 
     def open(self) -> None:
-        """Read the weights: the variables without optimizer state, or with ``options.ema`` their averages."""
+        """Collect the variables without optimizer state, or with ``options.ema`` their moving averages."""
         stored = _open(self.path)
         averages = {name.removesuffix(EMA): tensor for name, tensor in stored.items() if name.endswith(EMA)}
         slots = [name for name in stored if _SLOT.search(name)]
         skipped = {*slots, *(f"{name}{EMA}" for name in averages)}
         self.tensors = {name: tensor for name, tensor in stored.items() if name not in skipped}
         if slots:
-            self.notes.append(f"{len(slots)} optimizer slots and counters are left out")
+            self.notes.append(f"{len(slots)} optimizer slots and counters are ignored")
         if self.options.ema:
             if not averages:
-                raise ValueError(f"{self.path}: no moving average (variables {EMA[1:]})")
+                raise ValueError(f"{self.path}: no moving averages (variables {EMA[1:]}); omit --ema")
             without = [name for name in self.tensors if name not in averages]
             if without:
-                self.notes.append(f"left out, they have no moving average: {listed(without)}")
+                self.notes.append(f"ignored, because they have no moving average: {listed(without)}")
             self.tensors = averages
         elif averages:
-            self.notes.append(f"{len(averages)} moving averages are left out; --ema true takes them instead")
+            self.notes.append(f"{len(averages)} moving averages are ignored; --ema true reads the averages")
 
     def heads(self, details: ModelSpec | None) -> HeadsConfig:
-        """Return the heads whose variables are present; ``details`` names the classes."""
+        """Return the heads whose variables are present; ``details`` contains the names of the classes."""
         outputs = {"nsp": "cls/seq_relationship/", "sequence": "", "span": "cls/squad/"}
         present = {head: self.shape(f"{name}output_weights") for head, name in outputs.items()}
         pooler, mlm = self.has("bert/pooler/"), self.has("cls/predictions/")
         if not pooler:
-            self.notes.append("no pooler: pooled output is left out")
+            self.notes.append("no pooler: the model has no pooled output")
         if not mlm and not any(present.values()):
-            self.notes.append("no output layers (cls/*): the encoder alone")
+            self.notes.append("no output layers (cls/*): only the encoder is read")
         labels: tuple[str, ...] = ()
         if (shape := present["sequence"]) is not None:
             known = details.heads.sequence_labels if details is not None else ()
@@ -212,14 +217,14 @@ class _CheckpointReader(StoredModel):
 def write_tf1(folder: Path, weights: ModelBundle, *, dtype: StoredDtype = "float32") -> list[str]:
     """Write ``bert_model.ckpt.*``, ``bert_config.json`` (eleven keys), the vocabulary and ``bert_jax.json``.
 
-    ``folder`` exists and is empty. Returns notes. Raises ``ValueError`` for a model that google-research/bert
-    cannot compute, for heads that it has no variables for, and for bfloat16.
+    ``folder`` must exist and be empty. Returns notes. Raises ``ValueError`` for a model that google-research/bert
+    cannot compute, for heads without variables in google-research/bert, and for bfloat16.
     """
     spec = weights.spec
     if dtype != "float32":
         raise ValueError("tf1: google-research/bert's variables are float32; export with dtype float32")
     if spec.family != "bert":
-        raise ValueError(f"tf1: google-research/bert has no {spec.family}")
+        raise ValueError(f"tf1: google-research/bert does not implement {spec.family}")
     foreign = [name for name in spec.heads.present() if name not in HEADS]
     foreign += ["sentence"] if spec.sentence is not None else []
     if foreign:
@@ -248,13 +253,13 @@ def _write_notes(spec: ModelSpec) -> list[str]:
     notes = []
     if spec.model.activation == "gelu":
         notes.append(
-            "the activation is gelu (erf); google-research/bert's published code computes its tanh approximation "
-            "under the same name, which differs by at most 5e-4"
+            "the activation is gelu (erf); google-research/bert's published code computes the tanh approximation "
+            "for this name; the two functions differ by at most 5e-4"
         )
     if not spec.heads.pooler:
         notes.append("no pooler: google-research/bert creates one that is not initialized from this checkpoint")
     if spec.heads.sequence_labels:
-        notes.append(f"TF1 checkpoints hold no labels; in id order: {', '.join(spec.heads.sequence_labels)}")
+        notes.append(f"TF1 checkpoints contain no labels; in id order: {', '.join(spec.heads.sequence_labels)}")
     if spec.tokenizer is None:
         notes.append("the model has no vocabulary: vocab.txt is not written")
     elif spec.tokenizer.file != "vocab.txt":
@@ -265,8 +270,8 @@ def _write_notes(spec: ModelSpec) -> list[str]:
 
 
 def check_tf1(folder: Path, weights: ModelBundle) -> dict[str, float]:
-    """Read the variables with ``tf.train.load_checkpoint``; return {"arrays": 0} if they equal ``weights``, else
-    infinity."""
+    """Read the variables with ``tf.train.load_checkpoint``; return {"arrays": 0.0} if they equal ``weights``,
+    else {"arrays": inf}."""
     reader = _tensorflow().train.load_checkpoint(str(folder / PREFIX))
     stored = {entry.name: (name, entry.transpose) for name, entry in tf1_names(weights.spec).items()}
 

@@ -1,6 +1,6 @@
-"""Names of variables in TF1 checkpoints of google-research/bert and its ``bert_config.json``, both directions.
+"""Variable names in TF1 checkpoints of google-research/bert; conversion to and from its ``bert_config.json``.
 
-Kernels are [in, out], but those of output layers, applied by ``tf.matmul(..., transpose_b=True)``, are [out, H].
+Kernels are [in, out], except those of output layers, which are [out, H] (``tf.matmul(..., transpose_b=True)``).
 """
 
 from collections.abc import Mapping
@@ -15,12 +15,12 @@ from bert_jax.interop.hf.names import module_names
 from bert_jax.interop.stored import StoredName
 
 CONFIG_FILE = "bert_config.json"
-# google-research/bert computes with this value, whatever bert_config.json holds.
+# google-research/bert always uses this value, regardless of bert_config.json.
 NORM_EPSILON = 1e-12
 # Heads for which google-research/bert has variables.
 HEADS = ("pooler", "mlm", "nsp", "sequence", "span")
 
-# run_classifier.py has its output layer at the root, run_squad.py under cls/squad.
+# Prefixes of output layers: run_classifier.py uses none, run_squad.py cls/squad/.
 _OUTPUTS = {"nsp_head": "cls/seq_relationship/", "sequence_head": "", "span_head": "cls/squad/"}
 _NORM_LEAF = {"scale": "gamma", "bias": "beta"}
 # Defaults of BertConfig; vocab_size has none.
@@ -40,9 +40,9 @@ SUPPORTED: Supported = SIZES | {
 
 
 def tf1_names(spec: ModelSpec) -> dict[str, StoredName]:
-    """Return the variable of every parameter by canonical name, in the order of parameter_shapes.
+    """Return the variable name of every parameter by canonical name, in the order of parameter_shapes.
 
-    ``spec`` has no heads but :data:`HEADS`, and a model that :data:`SUPPORTED` lists.
+    ``spec`` must have only heads in :data:`HEADS`, and its model only values that :data:`SUPPORTED` allows.
     """
     modules = module_names(spec, "bert.")
     return {name: _variable(name, modules) for name in parameter_shapes(spec)}
@@ -52,7 +52,7 @@ def _variable(name: str, modules: Mapping[str, str]) -> StoredName:
     module, _, leaf = name.rpartition("/")
     if module in _OUTPUTS:
         return StoredName(f"{_OUTPUTS[module]}output_{'weights' if leaf == 'kernel' else 'bias'}", leaf == "kernel")
-    # transformers has the same names with dots.
+    # The names are those of transformers with slashes instead of dots.
     target = modules[module].replace("encoder.layer.", "encoder.layer_").replace(".", "/")
     leaf = _NORM_LEAF[leaf] if module.endswith("layer_norm") else leaf
     return StoredName(target if leaf == "embedding" else f"{target}/{leaf}", False)
@@ -68,15 +68,15 @@ def tf1_config(model: ModelConfig) -> dict[str, Any]:
 def tf1_model(config: Mapping[str, Any], file: Path) -> tuple[ModelConfig, list[str]]:
     """Return the model of ``bert_config.json`` and notes. Raises ``ValueError`` for a missing or unusable value."""
     notes = [
-        f"{file.name} lacks {key}: {value}, the default of google-research/bert"
+        f"{file.name} lacks {key}: {value} is used, the default of google-research/bert"
         for key, value in _DEFAULTS.items()
         if key not in config
     ]
     stated = config.get("hidden_act", _DEFAULTS["hidden_act"])
     if stated == "gelu":
         notes.append(
-            f"{file.name} says gelu: computed as in google-research/bert's published code (gelu_tanh); "
-            "the weights of 2018 were trained with erf (gelu), which differs by at most 5e-4"
+            f"{file.name} specifies gelu: computed as in google-research/bert's published code (gelu_tanh); "
+            "the weights of 2018 were trained with erf (gelu); the two functions differ by at most 5e-4"
         )
     elif stated != "relu":
         raise ValueError(f"{file}: hidden_act is {str(stated)[:60]!r}; allowed: gelu, relu")

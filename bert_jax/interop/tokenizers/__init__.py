@@ -1,1 +1,1 @@
-"""Tokenizer files of Hugging Face folders: readers, writers, and differences to other libraries."""
+"""Readers and writers of the tokenizer files in Hugging Face folders, with notes on differences."""

@@ -1,7 +1,7 @@
 """Reader and writer of the tokenizer files of Hugging Face folders.
 
-The reader selects vocabulary and rules, also if files differ. The writer makes files from which ``AutoTokenizer``
-builds the tokenizer of the model, and returns notes on the differences.
+The reader selects the vocabulary and the rules, even if the files contradict each other. The writer creates files
+from which ``AutoTokenizer`` builds the tokenizer of the model, and returns notes on the differences.
 """
 
 import dataclasses
@@ -27,10 +27,11 @@ from bert_jax.tokenization import SPECIAL_PIECES, build_tokenizer
 from bert_jax.tokenization.byte_bpe import ROBERTA_PIECES, byte_bpe_content, pieces_by_id
 from bert_jax.tokenization.wordpiece import MAX_CHARS_PER_WORD, read_pieces
 
-# Share of pieces with a capital (an accent) above which a vocabulary is cased (keeps accents).
+# A vocabulary is cased if a larger share of its pieces has capitals; it keeps accents if a larger share has
+# accents.
 _SIGNIFICANT = 0.01
 _OTHER_SENTENCEPIECE = ("spiece.model", "sentencepiece.bpe.model", "spm.model")
-# (TokenizerConfig, tokenizer_config.json, BertNormalizer)
+# Name of each rule in (TokenizerConfig, tokenizer_config.json, BertNormalizer).
 _RULES = (
     ("lower_case", "do_lower_case", "lowercase"),
     ("strip_accents", "strip_accents", "strip_accents"),
@@ -41,13 +42,13 @@ _RULES = (
 def read_tokenizer_files(
     folder: Path, options: ReadOptions
 ) -> tuple[TokenizerConfig | None, bytes | None, tuple[str, ...]]:
-    """Read the tokenizer files of a folder: settings, the content of the vocabulary file, notes.
+    """Return the tokenizer settings of a folder, the content of its vocabulary file, and notes.
 
-    A file is read only if its size is small enough to parse. ``tokenizer.model`` precedes ``tokenizer.json``;
-    ``vocab.txt`` (kept byte for byte) provides the pieces if it agrees with ``tokenizer.json``. Returns (None,
-    None, a note) for a folder without a tokenizer. Raises ``ValueError`` (one line) for damaged or too large files,
-    a missing vocabulary, an unsupported tokenizer and, unless ``options.allow_mismatch``, files that contradict
-    each other.
+    ``tokenizer.model`` takes precedence over ``tokenizer.json``. For WordPiece the pieces are those of
+    ``vocab.txt``, which is kept byte for byte, or those of ``tokenizer.json`` if there is no ``vocab.txt``. Returns
+    (None, None, a note) for a folder without a tokenizer. Raises ``ValueError`` with a one-line message for damaged
+    or too large files, a missing vocabulary, an unsupported tokenizer and, unless ``options.allow_mismatch``, files
+    that contradict each other.
     """
     files = _Files(folder, options, [])
     settings = files.json("tokenizer_config.json") or {}
@@ -65,11 +66,12 @@ def read_tokenizer_files(
 
 
 def write_tokenizer_files(folder: Path, spec: ModelSpec, content: bytes | None) -> list[str]:
-    """Write the files from which ``AutoTokenizer`` builds a tokenizer with the ids and offsets of the model's own.
+    """Write the files from which ``AutoTokenizer`` builds a tokenizer with the ids and offsets of the model's
+    tokenizer.
 
     These are ``tokenizer.json``, ``tokenizer_config.json``, ``special_tokens_map.json`` and the vocabulary, byte
-    for byte. Returns notes on the differences of the two tokenizers. Raises ``ValueError`` for a tokenizer that
-    ``tokenizer.json`` cannot express, and ``exits.Stop`` if the written file encodes sample texts differently.
+    for byte. Returns notes on the differences between the two tokenizers. Raises ``ValueError`` for a tokenizer
+    that ``tokenizer.json`` cannot express, and ``exits.Stop`` if the written file encodes sample texts differently.
     """
     config = spec.tokenizer
     if config is None or content is None:
@@ -107,21 +109,21 @@ def write_tokenizer_files(folder: Path, spec: ModelSpec, content: bytes | None) 
 
 
 def _max_length(value: Any) -> int:
-    """Return ``model_max_length``, 0 if it is absent or the 1e30 of an unlimited tokenizer."""
+    """Return ``model_max_length``; 0 if it is absent or 1e30, which means that the length is unlimited."""
     whole = isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < 1e6
     return int(value) if whole else 0
 
 
 @dataclass
 class _Files:
-    """Reader of one folder, which collects notes."""
+    """The tokenizer files of one folder, and the notes on them."""
 
     folder: Path
     options: ReadOptions
     notes: list[str]
 
     def content(self, name: str) -> bytes | None:
-        """Return the bytes of a file of the folder, None if it is absent."""
+        """Return the bytes of the file ``name`` in the folder; None if it is absent."""
         path = inside(self.folder, name)
         if path is None:
             return None
@@ -135,7 +137,7 @@ class _Files:
         return None if content is None else json_object(content, self.folder / name)
 
     def differ(self, message: str) -> None:
-        """Report a contradiction: ``ValueError``, or a note if the user allows it."""
+        """Raise ``ValueError`` for a contradiction; with ``options.allow_mismatch`` add a note instead."""
         if not self.options.allow_mismatch:
             raise ValueError(f"{self.folder}: {message}")
         self.notes.append(message)
@@ -163,15 +165,16 @@ class _Files:
             return TokenizerConfig(file="tokenizer.json", lower_case=False), self.roberta_files(table, settings)
         for name in _OTHER_SENTENCEPIECE:
             if inside(self.folder, name) is not None:
-                raise ValueError(f"{self.folder / name}: a SentencePiece model of another family than BERT's")
+                raise ValueError(f"{self.folder / name}: SentencePiece models of other families are not supported")
         return None, None
 
     def byte_bpe(self, state: Mapping[str, Any]) -> bytes:
-        """Convert RoBERTa's ``tokenizer.json`` to the canonical one: its vocabulary, merges and first blank."""
+        """Return the canonical ``tokenizer.json`` with the vocabulary, merges and ``add_prefix_space`` of
+        RoBERTa's."""
         name = str(self.folder / "tokenizer.json")
         levels = [part for part in steps_of(state.get("pre_tokenizer")) if part.get("type") == "ByteLevel"]
         if not levels or len(steps_of(state.get("pre_tokenizer"))) > 1 or state.get("normalizer") is not None:
-            raise ValueError(f"{name}: the BPE is not byte-level like that of RoBERTa; only that kind is supported")
+            raise ValueError(f"{name}: the BPE is not byte-level like that of RoBERTa; only this kind is supported")
         model = part_of(state, "model")
         if model.get("byte_fallback") or model.get("continuing_subword_prefix") or model.get("end_of_word_suffix"):
             raise ValueError(f"{name}: the BPE has prefixes, suffixes or byte fallback, which are not supported")
@@ -204,9 +207,10 @@ class _Files:
         return list(added.items())
 
     def with_added(self, pieces: list[str], added: Sequence[tuple[str, Any]], special: Sequence[str]) -> list[str]:
-        """Append the added tokens to ``pieces``.
+        """Return ``pieces`` followed by the added tokens that are not among them.
 
-        Those that are not ``special`` are contradictions: Hugging Face's tokenizers find them in the raw text.
+        Tokens that are not in ``special`` are contradictions, because Hugging Face's tokenizers find them in the
+        raw text before they apply any rule.
         """
         known = set(pieces)
         beyond = sorted((item for item in added if item[0] not in known), key=lambda item: str(item[1]).zfill(20))
@@ -231,7 +235,7 @@ class _Files:
         self, settings: Mapping[str, Any], state: Mapping[str, Any] | None, content: bytes | None
     ) -> tuple[TokenizerConfig, bytes]:
         name = str(self.folder / ("vocab.txt" if content is not None else "tokenizer.json"))
-        limit = 100  # of transformers for a vocabulary without tokenizer.json
+        limit = 100  # default of transformers for a vocabulary without tokenizer.json
         added = self.added_beside(settings)
         pieces = None if content is None else read_pieces(content, name)
         if state is not None:
@@ -286,7 +290,7 @@ class _Files:
         return TokenizerConfig(file="vocab.txt", **chosen)
 
     def normalizer(self, state: Mapping[str, Any] | None, stated: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the rules of the normalizer of ``tokenizer.json``; ``ValueError`` if it is not BERT's."""
+        """Return the rules of the normalizer of ``tokenizer.json``; raise ``ValueError`` if they are not BERT's."""
         if state is None:
             return {}
         normalizer, splits = part_of(state, "normalizer"), part_of(state, "pre_tokenizer")

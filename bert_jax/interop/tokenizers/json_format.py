@@ -1,8 +1,8 @@
-"""The ``tokenizer.json`` of Hugging Face's tokenizers: writers for this library's rules, readers of its parts.
+"""The format ``tokenizer.json`` of the Hugging Face library tokenizers: writers and readers of its parts.
 
-BertNormalizer of the library differs from google-research/bert (in the final sigma, unassigned characters, which it
-drops, and an older Unicode). So the rules are written as regular expressions over the character categories of the
-running Python, which this library's tokenizer uses too.
+The BertNormalizer of that library differs from google-research/bert: it handles the final sigma differently, drops
+unassigned characters and has an older Unicode version. Therefore the rules are written as regular expressions over
+the character categories of the running Python, which the tokenizers of bert_jax use too.
 """
 
 import base64
@@ -29,15 +29,15 @@ _NORMAL = 1  # type of a piece that is neither control, unknown nor user-defined
 
 @lru_cache(maxsize=1)
 def _assigned() -> list[int]:
-    """Return the characters that Unicode assigns, a seventh of all; the classes hold no others."""
+    """Return the assigned code points, a seventh of all; the character classes contain no others."""
     return [n for n in range(sys.maxunicode + 1) if unicodedata.category(chr(n)) not in ("Cn", "Co", "Cs")]
 
 
 def _characters(accepts: Callable[[str], bool]) -> str:
-    """Return the content of [ ] in a regular expression for all characters for which ``accepts`` is true."""
+    """Return the content of a bracket expression [...] for all characters for which ``accepts`` is true."""
     points = (point for point in _assigned() if accepts(chr(point)))
     parts: list[str] = []
-    # Consecutive points have equal differences to their numbers.
+    # The difference between code point and index is constant in a run of consecutive code points.
     for _, numbered in groupby(enumerate(points), lambda pair: pair[1] - pair[0]):
         run = [re.escape(chr(point)) for _, point in numbered]
         parts.append(f"{run[0]}-{run[-1]}" if len(run) > 2 else "".join(run))
@@ -51,7 +51,7 @@ def _classes() -> Mapping[str, str]:
         "dropped": _characters(is_dropped.__wrapped__),
         "punctuation": _characters(is_punctuation.__wrapped__),
         "accent": _characters(lambda char: unicodedata.category(char) == "Mn"),
-        # Python's rule for a final sigma: letters with case, and characters that it ignores.
+        # Python's rule for a final sigma: letters with case, and characters that the rule ignores.
         "cased": _characters(lambda char: _ends_word(char + "\u03a3")),
         "passed": _characters(lambda char: _ends_word(f"A{char}\u03a3") and not _ends_word(char + "\u03a3")),
     }
@@ -91,7 +91,7 @@ def wordpiece_rules(*, lower_case: bool, strip_accents: bool | None, split_cjk: 
 
 
 def _frame(ids: Mapping[str, int]) -> Json:
-    """Return the common parts of tokenizers with BERT's special pieces and inputs."""
+    """Return the parts that all tokenizers with BERT's special pieces have in common."""
     inputs = TemplateProcessing(
         single="[CLS] $A [SEP]",
         pair="[CLS] $A [SEP] $B:1 [SEP]:1",
@@ -130,10 +130,10 @@ class _Piece(NamedTuple):
 
 
 def _parse_model(content: bytes) -> tuple[list[_Piece], dict[int, Any], dict[int, Any]]:
-    """Parse a valid SentencePiece model: its pieces, TrainerSpec and NormalizerSpec by field number.
+    """Return the pieces, the TrainerSpec and the NormalizerSpec of a valid SentencePiece model.
 
-    The numbers are those of sentencepiece_model.proto. The generated classes of the library need the protobuf
-    release with which they were made, which another package may exclude.
+    The specs are by field number in sentencepiece_model.proto. The classes that protobuf generates for this file
+    are not used, because they need a protobuf release that may conflict with another package.
     """
 
     def fields(start: int, end: int) -> dict[int, Any]:
@@ -171,7 +171,7 @@ def sentencepiece_json(model: bytes) -> Json:
     }
     if any(odd.values()):
         names = ", ".join(name for name, is_odd in odd.items() if is_odd)
-        raise ValueError(f"tokenizer.model: {names}; tokenizer.json cannot express this")
+        raise ValueError(f"tokenizer.model: {names}; tokenizer.json cannot express these settings")
     pieces = [(piece.text, piece.score) for piece in parsed]
     ids = {piece: i for i, (piece, _) in enumerate(pieces)}
     steps: list[Json] = []
@@ -198,7 +198,7 @@ def sentencepiece_json(model: bytes) -> Json:
 
 
 def _ranked_merges(pieces: Sequence[_Piece], ids: Mapping[str, int]) -> list[tuple[str, str]]:
-    """Return the merges of two pieces to a third, in the order in which a SentencePiece BPE prefers the results."""
+    """Return the merges of two pieces to a third, in the order in which SentencePiece BPE prefers the results."""
     joined = sorted(
         (number for number, piece in enumerate(pieces) if piece.type == _NORMAL and len(piece.text) > 1),
         key=lambda number: (-pieces[number].score, number),
@@ -227,7 +227,7 @@ def steps_of(part: Any) -> list[Mapping[str, Any]]:
 
 
 def added_tokens(state: Mapping[str, Any], name: str) -> list[tuple[str, Any]]:
-    """Return (content, id) of the added tokens; ``ValueError`` if they are not a list of tokens."""
+    """Return (content, id) of the added tokens; raise ``ValueError`` if they are not a list of tokens."""
     tokens = state.get("added_tokens") or []
     if not isinstance(tokens, list) or not all(
         isinstance(token, dict) and isinstance(token.get("content"), str) for token in tokens
@@ -237,7 +237,7 @@ def added_tokens(state: Mapping[str, Any], name: str) -> list[tuple[str, Any]]:
 
 
 def merge_pairs(merges: Any, name: str) -> list[tuple[str, str]]:
-    """Parse merges ``["a", "b"]`` or ``"a b"`` to pairs; raise ``ValueError`` for anything else."""
+    """Parse merges ``["a", "b"]`` or ``"a b"`` into pairs; raise ``ValueError`` for anything else."""
     if not isinstance(merges, list):
         raise ValueError(f"{name}: the merges are missing")
     pairs = [merge.split(" ") if isinstance(merge, str) else merge for merge in merges]

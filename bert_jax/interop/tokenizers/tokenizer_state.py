@@ -1,4 +1,4 @@
-"""A tokenizer as ``tokenizer.json``: its state, verified on sample texts, and the differences to Hugging Face's."""
+"""Conversion of a tokenizer to ``tokenizer.json``, verification on sample texts, and notes on differences."""
 
 import json
 import unicodedata
@@ -28,7 +28,7 @@ _LAST_LETTER = 0x20000
 
 
 def state_of(tokenizer: Tokenizer, config: TokenizerConfig, content: bytes) -> tuple[dict[str, Any], list[str]]:
-    """Return the parsed ``tokenizer.json`` of a tokenizer, and notes on the differences of Hugging Face's
+    """Return the content of ``tokenizer.json`` for ``tokenizer``, and notes on the differences in Hugging Face's
     tokenizer."""
     if tokenizer.kind == "byte_bpe":
         return json.loads(content), [
@@ -49,22 +49,22 @@ def state_of(tokenizer: Tokenizer, config: TokenizerConfig, content: bytes) -> t
         lower_case=config.lower_case, strip_accents=config.strip_accents, split_cjk=config.split_cjk
     )
     notes.append(
-        f"for AutoTokenizer; the class BertTokenizer makes [UNK] of words of 101 to {MAX_CHARS_PER_WORD} characters"
+        f"load with AutoTokenizer; BertTokenizer replaces words of 101 to {MAX_CHARS_PER_WORD} characters by [UNK]"
     )
     if config.lower_case if config.strip_accents is None else config.strip_accents:
-        notes.append("offsets include a separate accent at the end of a piece, in Hugging Face they do not")
+        notes.append("offsets include a separate accent at the end of a piece here, but not in Hugging Face")
     young = newer_letters(config)
     if young:
         points = ", ".join(f"U+{ord(char):04X}" for char in young[:4])
         notes.append(
             f"{len(young)} letters newer than the Unicode of this Python ({points}{', ...' if young[4:] else ''}) "
-            "keep case and accents here, in Hugging Face they do not"
+            "keep case and accents here, but not in Hugging Face"
         )
     return wordpiece_json(_listed(content, tokenizer), rules), notes
 
 
 def newer_letters(config: TokenizerConfig) -> list[str]:
-    """Return the letters whose case or accents differ between the tokenizers library and this Python."""
+    """Return the letters that the tokenizers library and this Python lower-case or decompose differently."""
     chars = [chr(point) for point in range(_LAST_LETTER) if chr(point) != "\n" and not 0xD800 <= point <= 0xDFFF]
     text = "\n".join(chars)
     found: set[str] = set()
@@ -80,7 +80,8 @@ def _changed(chars: list[str], text: str, change: Any) -> set[str]:
 
 
 def _listed(content: bytes, tokenizer: Tokenizer) -> list[str]:
-    """Return the pieces; those of white space only are not stripped, because every id needs a distinct name."""
+    """Return the pieces. White space is not stripped from pieces that contain nothing else, so that all pieces
+    differ."""
     lines = content.decode("utf-8-sig").split("\n")
     pieces = tokenizer.pieces(range(tokenizer.vocab_size))
     return [
@@ -92,7 +93,7 @@ def _listed(content: bytes, tokenizer: Tokenizer) -> list[str]:
 def check_state(tokenizer: Tokenizer, written: bytes) -> list[str]:
     """Encode sample texts and all pieces with both tokenizers; return notes on differences.
 
-    Raises ``exits.Stop`` for differences, except for those of SentencePiece.
+    Raises ``exits.Stop`` if there are differences and the tokenizer is not SentencePiece.
     """
     other = tokenizers.Tokenizer.from_str(written.decode())
     other.encode_special_tokens = True
@@ -105,7 +106,7 @@ def check_state(tokenizer: Tokenizer, written: bytes) -> list[str]:
     if wrong and tokenizer.kind != "sentencepiece":
         raise exits.Stop(
             exits.VERIFICATION_FAILED,
-            f"tokenizer.json encodes {len(wrong)} of {len(texts)} sample texts differently, the first is "
+            f"tokenizer.json encodes {len(wrong)} of {len(texts)} sample texts differently; the first is "
             f"{wrong[0][:60]!r}; install the version of the tokenizers library that requirements.lock names",
         )
     return [f"tokenizer.json encodes {len(wrong)} of {len(texts)} sample texts differently"] if wrong else []

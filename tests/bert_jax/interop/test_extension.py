@@ -66,8 +66,8 @@ def test_words_at_the_end_keep_every_id_and_are_found():
     size = len(PIECES)
     assert extension.made_of == {size: (7, 8), size + 1: (11, 12), size + 2: (old.unk_id,)}
     assert extension.notes == (
-        "3 word(s) added, each the mean of its pieces",
-        "1 of them start from [UNK]: zzz",
+        "3 word(s) added, each initialized with the mean of its pieces",
+        "1 of them are initialized from [UNK]: zzz",
     )
     new = WordPieceTokenizer(extension.pieces, lower_case=True)
     assert new.encode("the cats") == [10, size + 1]
@@ -89,7 +89,7 @@ def test_a_given_vocabulary_may_only_add_words():
     assert both.made_of == {5: (7, 8), len(PIECES): (11, 12)}
     assert compare(old, PIECES, "v").made_of == {}
     for pieces, message in [
-        (PIECES[:-1], "v: 16 pieces, but the model's own vocabulary has 17"),
+        (PIECES[:-1], "v: 16 pieces, but the vocabulary of the model has 17"),
         ([*PIECES[:-1], "covid"], "v: piece 16 is 'covid', but '\u4e2d' in the model"),
         ([*PIECES, "##xx"], "v: piece 17: '##xx' is not one word: the tokenizer splits it into # | # | xx"),
         ([*PIECES, "Covid"], "v: piece 17 is 'Covid'"),
@@ -121,7 +121,7 @@ def test_new_rows_are_means_and_all_others_bitwise_what_they_were():
 
 def test_words_need_wordpiece():
     bpe = ByteBPETokenizer(byte_bpe())
-    with pytest.raises(ValueError, match="--add_words: byte-level BPE makes pieces by merging"):
+    with pytest.raises(ValueError, match="--add_words: byte-level BPE creates pieces by learned merges"):
         require_wordpiece(bpe, "--add_words")
 
 

@@ -181,7 +181,7 @@ class TestNames:
         (folder / "twin.safetensors").write_bytes((folder / "shard.safetensors").read_bytes())
         index["weight_map"]["cls.predictions.bias"] = "twin.safetensors"
         (folder / INDEX).write_text(json.dumps(index))
-        refused(folder, "so does another shard")
+        refused(folder, "which another shard contains too")
         index["weight_map"] = dict.fromkeys([*index["weight_map"], "absent"], "shard.safetensors")
         (folder / INDEX).write_text(json.dumps(index))
         refused(folder, "lacks absent")
@@ -265,14 +265,15 @@ def test_layer_number_beyond_all_tensors(tmp_path):
     name = "bert.encoder.layer.999999.output.dense.bias"
     refused(
         make_folder(tmp_path, change=lambda t: t.update({name: np.zeros(16, np.float32)})),
-        "not those of BERT layers",
+        "not those of a BERT encoder",
     )
 
 
 def test_two_tensors_of_one_name(tmp_path):
     name = "bert.embeddings.LayerNorm.gamma"
     refused(
-        make_folder(tmp_path, change=lambda t: t.update({name: np.zeros(16, np.float32)})), "two tensors are called"
+        make_folder(tmp_path, change=lambda t: t.update({name: np.zeros(16, np.float32)})),
+        "two tensors have the name",
     )
 
 
@@ -360,7 +361,11 @@ def test_torch_files_where_torch_is_installed(tmp_path):
         params = read_weights(folder, ReadOptions()).params
         assert all(np.array_equal(params[name], values) for name, values in expected.items())
     huge = torch.zeros(1).expand(10**9)
-    for content, words in (({"a": huge}, "more than the whole file"), ({"a": 3}, "not a tensor"), ([1], "a list")):
+    for content, words in (
+        ({"a": huge}, "which exceeds the size of the file"),
+        ({"a": 3}, "not a tensor"),
+        ([1], "a list"),
+    ):
         torch.save(content, file)
         refused(folder, words)
     torch.save(state, file)

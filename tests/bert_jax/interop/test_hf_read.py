@@ -80,7 +80,7 @@ def test_old_names_and_buffers(tmp_path):
 
     weights = read(make_folder(tmp_path / "old", "BertForPreTraining", change=change))
     assert same_params(weights, read(make_folder(tmp_path / "new", "BertForPreTraining")))
-    assert not said(weights, "left over")
+    assert not said(weights, "unexpected")
 
 
 @pytest.mark.parametrize("tied", [True, False])
@@ -120,7 +120,7 @@ def test_untied_config_without_the_output_layer_is_refused(tmp_path):
 
 def test_absent_pooler_is_left_out(tmp_path):
     weights = read(make_folder(tmp_path, "BertModel", change=drop("pooler.")))
-    assert not weights.spec.heads.pooler and said(weights, "pooler", "left out")
+    assert not weights.spec.heads.pooler and said(weights, "pooler", "omitted")
 
 
 @pytest.mark.parametrize(
@@ -137,7 +137,7 @@ def test_absent_pooler_is_left_out(tmp_path):
 def test_absent_head_is_said_and_never_made_up(tmp_path, name, prefix, head):
     weights = read(make_folder(tmp_path, name, change=drop(prefix)))
     assert head not in weights.spec.heads.present() and not any(f"{head}_head" in key for key in weights.params)
-    assert said(weights, name, head, "left out")
+    assert said(weights, name, head, "omitted")
 
 
 def test_heads_go_by_tensors_and_not_by_class(tmp_path):
@@ -148,7 +148,7 @@ def test_heads_go_by_tensors_and_not_by_class(tmp_path):
 
 def test_classifier_without_a_class_that_names_it(tmp_path):
     folder = make_folder(tmp_path / "a", "BertForSequenceClassification", config={"architectures": None})
-    with pytest.raises(ValueError, match="architectures does not say of what"):
+    with pytest.raises(ValueError, match="architectures does not determine the kind"):
         read(folder)
     # without a pooler only the token head is possible
     weights = read(make_folder(tmp_path / "b", "BertForTokenClassification", config={"architectures": None}))
@@ -162,13 +162,13 @@ def test_pooler_beside_a_roberta_sequence_head_is_left_out(tmp_path):
 
     weights = read(make_folder(tmp_path / "a", "RobertaForSequenceClassification", change=change))
     assert same_params(weights, read(make_folder(tmp_path / "b", "RobertaForSequenceClassification")))
-    assert said(weights, "pooler is left out")
+    assert said(weights, "pooler is omitted")
 
 
 def test_roberta_positions_and_head_activation(tmp_path):
     weights = read(make_folder(tmp_path / "a", "RobertaForMaskedLM", vocabulary=None))
     assert (weights.spec.model.position_offset, weights.spec.max_length) == (2, 18)
-    with pytest.raises(ValueError, match="always has the activation gelu; hidden_act"):
+    with pytest.raises(ValueError, match="always uses gelu, but hidden_act"):
         read(make_folder(tmp_path / "b", "RobertaForMaskedLM", config={"hidden_act": "relu"}))
 
 
@@ -259,7 +259,7 @@ def test_what_is_not_said_has_the_default_of_transformers(tmp_path):
     ("key", "value", "words"),
     [
         ("hidden_act", "swish", "allowed: gelu"), ("hidden_act", ["gelu"], "allowed: gelu"),
-        ("position_embedding_type", "relative_key", "readable: model_type bert and roberta"),
+        ("position_embedding_type", "relative_key", "readable: encoders of model_type bert or roberta"),
         ("is_decoder", True, "readable:"), ("add_cross_attention", True, "readable:"),
         ("auto_map", {"AutoModel": "modeling.Evil"}, "readable:"), ("model_type", "albert", "readable:"),
         ("model_type", "xlm-roberta", "readable:"), ("model_type", 3, "readable:"),
@@ -306,7 +306,7 @@ def test_other_precisions_become_float32_and_are_said(tmp_path, dtype, name, key
         values = stored[entry.name].T if entry.transpose else stored[entry.name]
         assert weights.params[canonical].dtype == np.float32
         np.testing.assert_array_equal(weights.params[canonical], values.astype(np.float32))
-    assert said(weights, name, "to float32") and not said(weights, "states dtype")
+    assert said(weights, name, "to float32") and not said(weights, "states the dtype")
 
 
 def test_stored_dtype_goes_before_the_described_one(tmp_path):
@@ -317,13 +317,13 @@ def test_stored_dtype_goes_before_the_described_one(tmp_path):
 @pytest.mark.parametrize(
     ("key", "value", "words"),
     [
-        ("vocab_size", 41, "vocab_size is 41 in config.json, 40 in the tensors"),
-        ("hidden_size", 32, "hidden_size is 32 in config.json, 16 in the tensors"),
-        ("num_hidden_layers", 3, "num_layers is 3 in config.json, 2 in the tensors"),
-        ("num_hidden_layers", 1, "num_layers is 1 in config.json, 2 in the tensors"),
-        ("intermediate_size", 48, "intermediate_size is 48 in config.json, 24 in the tensors"),
-        ("max_position_embeddings", 512, "max_position_embeddings is 512 in config.json, 20 in the tensors"),
-        ("type_vocab_size", 1, "type_vocab_size is 1 in config.json, 2 in the tensors"),
+        ("vocab_size", 41, "vocab_size is 41 in config.json, but 40 in the tensors"),
+        ("hidden_size", 32, "hidden_size is 32 in config.json, but 16 in the tensors"),
+        ("num_hidden_layers", 3, "num_layers is 3 in config.json, but 2 in the tensors"),
+        ("num_hidden_layers", 1, "num_layers is 1 in config.json, but 2 in the tensors"),
+        ("intermediate_size", 48, "intermediate_size is 48 in config.json, but 24 in the tensors"),
+        ("max_position_embeddings", 512, "max_position_embeddings is 512 in config.json, but 20 in the tensors"),
+        ("type_vocab_size", 1, "type_vocab_size is 1 in config.json, but 2 in the tensors"),
     ],
 )
 def test_contradictions_stop_unless_told_otherwise(tmp_path, key, value, words):
@@ -332,7 +332,7 @@ def test_contradictions_stop_unless_told_otherwise(tmp_path, key, value, words):
         read(folder)
     assert words in str(error.value) and "--allow_mismatch" in str(error.value)
     weights = read(folder, allow_mismatch=True)
-    assert said(weights, words, "the tensors decide")
+    assert said(weights, words, "the value of the tensors is used")
     assert dataclasses.replace(weights.spec, tokenizer=None) == dataclasses.replace(
         read(make_folder(tmp_path / "right")).spec, tokenizer=None
     )
@@ -344,7 +344,7 @@ def test_missing_and_left_over_are_both_listed(tmp_path):
         read(folder)
     for name in (
         "missing bert.encoder.layer.1.output.dense.bias",
-        "left over bert.encoder.layer.1.output.rank.bias",
+        "unexpected bert.encoder.layer.1.output.rank.bias",
     ):
         assert name in str(error.value)
     with pytest.raises(ValueError, match="missing"):
@@ -356,14 +356,14 @@ def test_left_over_alone_is_dropped_when_told(tmp_path):
         tensors["adapter.weight"] = np.ones((2, 2), np.float32)
 
     folder = make_folder(tmp_path, change=change)
-    with pytest.raises(ValueError, match=r"left over adapter\.weight"):
+    with pytest.raises(ValueError, match=r"unexpected adapter\.weight"):
         read(folder)
-    assert said(read(folder, allow_mismatch=True), "left over and dropped", "adapter.weight")
+    assert said(read(folder, allow_mismatch=True), "unexpected and ignored", "adapter.weight")
 
 
 def test_vocabulary_shorter_than_the_model_is_said_longer_is_refused(tmp_path):
-    assert said(read(make_folder(tmp_path / "short", vocabulary=30)), "30 pieces", "40 rows")
-    assert not said(read(make_folder(tmp_path / "equal")), "40 rows")
+    assert said(read(make_folder(tmp_path / "short", vocabulary=30)), "30 pieces", "40 word embeddings")
+    assert not said(read(make_folder(tmp_path / "equal")), "40 word embeddings")
     with pytest.raises(ValueError, match="41 pieces"):
         read(make_folder(tmp_path / "long", vocabulary=41))
 

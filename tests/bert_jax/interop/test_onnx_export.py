@@ -163,7 +163,7 @@ def test_bfloat16_halves_the_file_and_computes_in_float32(tmp_path, monkeypatch,
 def test_what_no_output_uses_is_left_out_and_said(tmp_path):
     spec = dataclasses.replace(SPECS["mlm"], heads=HeadsConfig(mlm=True, pooler=True))
     weights = random_weights(spec)
-    assert "pooler: left out, no output of the ONNX file uses it" in write_onnx(tmp_path, weights)
+    assert "pooler: omitted, because no output of the ONNX file uses it" in write_onnx(tmp_path, weights)
     assert max(check_onnx(tmp_path, weights, SHAPES).values()) <= BAR
 
 

@@ -56,7 +56,7 @@ def test_outputs_equal_those_of_the_model(tmp_path, name):
 
 def test_signature_names_everything_in_order(tmp_path):
     weights = random_weights(SPECS["pretraining"])
-    assert "the program takes lengths up to 40" in write_stablehlo(tmp_path, weights)
+    assert "the program accepts lengths up to 40" in write_stablehlo(tmp_path, weights)
     assert sorted(file.name for file in tmp_path.iterdir()) == [
         "config.json", "program.bin", "program.mlir", "signature.json", "weights.safetensors",
     ]  # fmt: skip
@@ -158,6 +158,6 @@ def test_a_wrong_weight_shows_in_the_check(span):
 def test_parameters_that_do_not_fit_are_refused(tmp_path):
     weights = random_weights(PLAIN)
     params = dict(weights.params) | {"pooler/bias": np.zeros(32, np.float32)}
-    with pytest.raises(ValueError, match="left over pooler/bias"):
+    with pytest.raises(ValueError, match="unexpected pooler/bias"):
         write_stablehlo(tmp_path, dataclasses.replace(weights, params=params))
     assert list(tmp_path.iterdir()) == []

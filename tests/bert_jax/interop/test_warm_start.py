@@ -104,10 +104,10 @@ def test_heads_that_are_not_there_start_fresh_and_others_are_left_out(tmp_path):
     save(tmp_path / "source", heads=HeadsConfig(pooler=True, sequence_labels=("no", "yes")))
     found = initial(*plan(tmp_path))
     assert {name.partition("/")[0] for name in found.params} == {"embeddings", "encoder", "pooler"}
-    assert {"drawn anew: mlm_head, nsp_head", "not used: sequence_head"} < set(found.messages)
+    assert {"randomly initialized: mlm_head, nsp_head", "not used: sequence_head"} < set(found.messages)
     start, config = plan(tmp_path, settings={"data.next_sentence": "none"})
     found = initial(start, config)
-    assert {"drawn anew: mlm_head", "not used: pooler, sequence_head"} < set(found.messages)
+    assert {"randomly initialized: mlm_head", "not used: pooler, sequence_head"} < set(found.messages)
     assert not config.has_nsp and not any(name.startswith("pooler") for name in found.params)
 
 
@@ -134,7 +134,9 @@ def test_added_words_grow_the_model_and_its_vocabulary(tmp_path):
     named, config = plan(tmp_path, settings={"data.vocab": grown})
     assert (config.data.vocab, config.model.vocab_size, named.vocabulary) == (grown, 19, None)
     np.testing.assert_array_equal(initial(named, config).params[name], new)
-    with pytest.raises(ValueError, match=r"data.vocab: --add_words makes the run's vocabulary, .*omit data.vocab"):
+    with pytest.raises(
+        ValueError, match=r"data.vocab: --add_words creates the vocabulary of the run, .*omit data.vocab"
+    ):
         plan(tmp_path, add_words=path, settings={"data.vocab": grown})
 
 
@@ -156,17 +158,17 @@ def test_a_vocabulary_that_is_not_the_sources(tmp_path):
 
 def test_a_source_without_a_tokenizer_needs_a_vocabulary(tmp_path):
     save(tmp_path / "source", config=None)
-    with pytest.raises(ValueError, match=r"data.vocab: .* comes without a tokenizer; name its vocabulary"):
+    with pytest.raises(ValueError, match=r"data.vocab: .* has no tokenizer; set data.vocab"):
         plan(tmp_path)
-    with pytest.raises(ValueError, match=r"--add_words: .* comes without a tokenizer"):
+    with pytest.raises(ValueError, match=r"--add_words: .* has no tokenizer"):
         plan(tmp_path, add_words=str(write_words(tmp_path, "covid")))
     vocab = tmp_path / "vocab.txt"
     vocab.write_text("\n".join(PIECES))
     start, config = plan(tmp_path, settings={"data.vocab": str(vocab)})
     assert config.model == MODEL and start.vocabulary is None
-    assert any("is taken for its vocabulary" in line for line in start.messages)
+    assert any("is used as its vocabulary" in line for line in start.messages)
     vocab.write_text("\n".join([*PIECES, "more"]))
-    with pytest.raises(ValueError, match=r"has 18 pieces, but .* 17 rows"):
+    with pytest.raises(ValueError, match=r"has 18 pieces, but .* only 17 embeddings"):
         plan(tmp_path, settings={"data.vocab": str(vocab)})
 
 
@@ -238,7 +240,9 @@ def test_a_workdir_that_was_to_start_from_a_model_does_not_start_from_nothing(tm
     start, _ = plan(tmp_path)
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / RECORD).write_text(start.record)
-    with pytest.raises(ValueError, match=r"was to start from .*source and saved no checkpoint; give the same"):
+    with pytest.raises(
+        ValueError, match=r"was started with --init_from .*source and has no checkpoint; give the same"
+    ):
         plan(tmp_path, init_from="")
     for text in ("{", "format: 7", "[]", "format: 1"):
         (tmp_path / "run" / RECORD).write_text(text)
@@ -257,7 +261,7 @@ def test_a_checkpoint_goes_before_every_flag_and_needs_none(tmp_path):
     assert json.loads(json.dumps(yaml.safe_load(start.record)))["init_from"] == str(tmp_path / "source")
     again, same = plan(tmp_path, init_from="gone", add_words="gone.txt", settings={"model.vocab_size": "17"})
     assert same == config and not again.weights and again.vocabulary is None
-    assert again.messages == ("--init_from, --add_words: ignored, the run continues from its own checkpoint",)
+    assert again.messages == ("--init_from, --add_words: ignored, because the run resumes from its own checkpoint",)
     bare, same = plan(tmp_path, init_from="")
     assert same == config and not bare.messages
     # The next phase has the same model without flags.
@@ -290,5 +294,5 @@ def test_the_state_holds_what_was_loaded_and_draws_the_rest(scan_layers):
         np.testing.assert_array_equal(values, loaded.get(name, np.zeros_like(drawn[name])), err_msg=name)
     assert int(state.step) == 0
     assert all(not np.any(moment) for moment in jax.tree.leaves(state.opt_state))
-    with pytest.raises(ValueError, match="left over token_head/bias"):
+    with pytest.raises(ValueError, match="unexpected token_head/bias"):
         initial_state(model, optimizer, abstract, 3, {"token_head/bias": np.zeros(3, np.float32)})

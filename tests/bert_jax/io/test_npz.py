@@ -26,7 +26,7 @@ def test_what_is_written_comes_back_bit_by_bit(name, dtype, tmp_path):
     write_npz(tmp_path, weights, dtype=dtype)
     again = read_weights(tmp_path)
     assert again.spec == weights.spec and again.params.keys() == parameter_shapes(weights.spec).keys()
-    assert any("raised to float32" in note for note in again.notes) == (dtype == "bfloat16")
+    assert any("converted to float32" in note for note in again.notes) == (dtype == "bfloat16")
     for key, values in weights.params.items():
         values = values.astype(ml_dtypes.bfloat16).astype(np.float32) if dtype == "bfloat16" else values
         np.testing.assert_array_equal(values.view(np.uint32), again.params[key].view(np.uint32), err_msg=key)
@@ -63,7 +63,7 @@ def test_the_vocabulary_comes_along(folder):
     for path in (folder, folder / "weights.npz"):
         assert read_weights(path).tokenizer_content == b"[PAD]\n[UNK]\n"
     assert read_weights(folder, ReadOptions(lower_case=True)).spec == read_weights(folder).spec
-    with pytest.raises(ValueError, match="its vocabulary is lower-cased"):
+    with pytest.raises(ValueError, match="the vocabulary of the model is lower-cased"):
         read_weights(folder, ReadOptions(lower_case=False))
     with pytest.raises(ValueError, match="no moving average"):
         read_weights(folder, ReadOptions(ema=True))
@@ -193,7 +193,7 @@ def test_damage_is_one_line(kind, folder):
 def test_a_name_twice_and_a_name_too_many_are_refused(folder):
     with zipfile.ZipFile(folder / "weights.npz", "a") as archive:
         archive.writestr("surplus.npy", RIGHT)
-    with pytest.raises(ValueError, match="left over 'surplus'"):
+    with pytest.raises(ValueError, match="unexpected 'surplus'"):
         read_npz(folder, ReadOptions())
     replace_array(folder, "surplus", None)
     with zipfile.ZipFile(folder / "weights.npz", "a") as archive, pytest.warns(UserWarning, match="Duplicate name"):

@@ -81,7 +81,7 @@ def test_hosts_compare_what_they_evaluate_on(source, tmp_path):
 
 def test_another_model_is_refused(source, workdir, tmp_path):
     other = saved_model(tmp_path / "other")
-    message = f"--init_from {other}: the run in {workdir} began from {source}; "
+    message = f"--init_from {other}: the run in {workdir} started from {source}; "
     with pytest.raises(ValueError, match=message):
         run(other, workdir)
     # The same one by another name is the same.

@@ -37,7 +37,7 @@ def test_the_heads_of_pretraining_go_on_learning(tmp_path):
     job = module.FinetuneJob(config, SPLITS, (), start)
     first = job.initial_model()
     assert {"mlm_head/transform/kernel", "mlm_head/output_bias", "nsp_head/kernel"} < set(first.params)
-    assert "drawn anew: sequence_head" in first.messages
+    assert "randomly initialized: sequence_head" in first.messages
 
 
 LOWER = "--loss.layers 1 --loss.layer_weight 0.2"

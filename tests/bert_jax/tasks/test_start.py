@@ -45,8 +45,8 @@ def test_parts_of_a_tagger(tmp_path, tags, options, drawn):
     )
     parts = {name.partition("/")[0] for name in found.params}
     assert parts == {"embeddings", "encoder", *LAYERS, "token_head", "crf"}.difference(drawn)
-    (said,) = [line for line in found.messages if line.startswith("drawn anew")] or [""]
-    assert set(said.removeprefix("drawn anew: ").split(", ")) == (set(drawn) or {""})
+    (said,) = [line for line in found.messages if line.startswith("randomly initialized")] or [""]
+    assert set(said.removeprefix("randomly initialized: ").split(", ")) == (set(drawn) or {""})
 
 
 def test_mixout_needs_weights_to_go_back_to(tmp_path):
@@ -71,7 +71,7 @@ def test_the_same_model_from_another_working_directory(tmp_path, monkeypatch):
     (workdir / "link").symlink_to(source)
     for name in (source, "link", "../one/model"):
         plan_start(FinetuneConfig, RunOptions(init_from=str(name)), workdir, [])
-    with pytest.raises(ValueError, match=f"^--init_from model: the run in {workdir} began from {source}; "):
+    with pytest.raises(ValueError, match=f"^--init_from model: the run in {workdir} started from {source}; "):
         plan_start(FinetuneConfig, RunOptions(init_from="model"), workdir, [])
     assert whole_name("gs://bucket/model") == "gs://bucket/model" and not whole_name("")
 
