@@ -1,1 +1,1 @@
-"""Text to pre-masked shards, and shards to batches. May import bert_jax, never the reverse."""
+"""Conversion of text to shards, and of shards to batches. Imports bert_jax; bert_jax never imports this package."""

@@ -1,4 +1,4 @@
-"""The ``bert-data`` command: text to vocabulary and shards, reports on shards, task files to JSON lines."""
+"""The ``bert-data`` command: vocabularies and shards from text, reports on shards, JSON lines from task files."""
 
 import argparse
 import contextlib
@@ -23,22 +23,22 @@ USAGE = """usage: bert-data COMMAND [options]
 commands:
   vocab    train a vocabulary
              bert-data vocab --corpus TEXT... --vocab_size 30522 --kind wordpiece --output vocab.txt
-  shards   build what a recipe describes: vocabulary (if none is named), token store, shards
+  shards   build the vocabulary (if the recipe names none), the token store and the shards of a recipe
              bert-data shards --config configs/quickstart.yaml --workers 4
-           under Apache Beam, on this machine or on a cluster by Beam's own options
+           with Apache Beam, on this machine, or on a cluster that the Beam options after -- select
              bert-data shards --config RECIPE --runner beam [-- --runner=DataflowRunner --project=P ...]
-  index    index TFRecords of another writer
+  index    write the index of TFRecords that another program wrote
              bert-data index DIR
-  inspect  describe a folder of shards; --vocab FILE if it is not beside them, --records N to read (20000)
+  inspect  report on a folder of shards; --vocab FILE: its vocabulary, --records N: most records to read (20000)
              bert-data inspect DIR --examples 3
-  records  a task file of fine-tuning as JSON lines, for the commands of bert-jax; by its columns, or by a recipe
+  records  print a fine-tuning file as JSON lines, for the commands of bert-jax; name its columns or a recipe
              bert-data records dev.tsv --columns text=sentence label=label
              bert-data records dev.tsv --config configs/finetune/sst2.yaml --data.dir glue/SST-2
 
---tfds NAME of shards is --corpus tfds:NAME, text prepared by TensorFlow Datasets (--tfds_data_dir FOLDER).
-vocab and shards take --config FILE (a recipe of run_pretrain.py) and every --data.OPTION, also without "data.";
---vocab_size is model.vocab_size, --kind is data.tokenizer, and shards --output is data.shards.
-records takes the options of run_finetune.py, also without "data."; its --kind is task.kind.
+shards --tfds NAME is short for --corpus tfds:NAME: text prepared by TensorFlow Datasets (--tfds_data_dir FOLDER).
+vocab and shards accept --config FILE (a recipe of run_pretrain.py) and every --data.OPTION; "data." may be omitted.
+--vocab_size sets model.vocab_size, --kind sets data.tokenizer, and shards --output sets data.shards.
+records accepts the options of run_finetune.py; "data." may be omitted, and --kind sets task.kind.
 bert-data shards --help and bert-data records --help list all options.
 """
 _SHORT = {"vocab_size": "model.vocab_size", "kind": "data.tokenizer"}
@@ -47,20 +47,20 @@ C = TypeVar("C")
 
 @dataclass(frozen=True, kw_only=True)
 class DataOptions:
-    """Options of ``bert-data vocab`` and ``shards``: the data section of a recipe of pretraining."""
+    """Options of ``bert-data vocab`` and ``shards``: the data section of a pretraining recipe."""
 
     data: DataConfig = dataclasses.field(default_factory=DataConfig)
 
 
 @dataclass(frozen=True, kw_only=True)
 class RecordOptions:
-    """Options of ``bert-data records``: the data section of a recipe of fine-tuning."""
+    """Options of ``bert-data records``: the data section of a fine-tuning recipe."""
 
     data: TaskDataConfig = dataclasses.field(default_factory=TaskDataConfig)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line; return the exit code (0: success, 2: an error of the user, reported in one line)."""
+    """Run the command; return the exit code: 0 for success, 2 for a user error, which is reported in one line."""
     words = list(sys.argv[1:] if argv is None else argv)
     if not words or words[0] in ("-h", "--help"):
         print(USAGE, end="")
@@ -81,11 +81,11 @@ def _run(command: str, words: list[str]) -> None:
     if command in options:
         with contextlib.suppress(SystemExit):
             load_config(options[command], ["--help"], prog=f"bert-data {command}")
-    sys.stdout.flush()  # a closed pipe (`| head`) must fail here, where it is not an error
+    sys.stdout.flush()  # run_command ignores the error of a closed pipe (`| head`) only if it is raised here
 
 
 def _config(config_type: type[C], words: Sequence[str], data_type: type, short: Mapping[str, str]) -> C:
-    """Parse a recipe and flags into a config; option names without a section belong to ``data``."""
+    """Parse the arguments ``words`` into a config; option names without a section refer to ``data``."""
     fields = {field.name: f"data.{field.name}" for field in dataclasses.fields(data_type)} | dict(short)
     full = []
     for word in words:
@@ -100,7 +100,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def _take(words: Sequence[str], **flags: dict[str, Any]) -> tuple[Any, list[str]]:
-    """Parse the options ``flags``, which are not in the config; return their values and the other words."""
+    """Parse the options ``flags``, which are not config fields; return their values and the remaining arguments."""
     parser = _Parser(add_help=False, allow_abbrev=False)
     for name, settings in flags.items():
         parser.add_argument(f"--{name}", **settings)
@@ -130,7 +130,7 @@ def _shards(words: list[str]) -> None:
     beam_options = words[at + 1 :]
     own, words = _take(words[:at], tfds={}, output={}, runner={"choices": ["processes", "beam"]})
     if beam_options and own.runner != "beam":
-        raise ValueError("command line: --: options of Apache Beam need --runner beam")
+        raise ValueError("command line: --: options of Apache Beam require --runner beam; add it or omit them")
     words += ["--data.corpus", f"tfds:{own.tfds}"] if own.tfds is not None else []
     words += ["--data.shards", own.output] if own.output is not None else []
     config = _config(PretrainConfig, words, DataConfig, _SHORT)
@@ -143,7 +143,7 @@ def _shards(words: list[str]) -> None:
 
 def _folder(words: Sequence[str], command: str) -> Location:
     if len(words) != 1 or words[0].startswith("--"):
-        raise ValueError(f"bert-data {command}: needs one folder of shards, got: {' '.join(words) or 'none'}")
+        raise ValueError(f"bert-data {command}: expected one folder of shards, got: {' '.join(words) or 'none'}")
     return location(words[0])
 
 
@@ -181,7 +181,7 @@ def _records(words: list[str]) -> None:
 
 
 def _as_json(record: Record) -> dict[str, Any]:
-    """Return the fields that the record has, by their names in a .jsonl file."""
+    """Return the nonempty fields of ``record`` under their names in a .jsonl file."""
     empty = Record(id="", source=record.source)
     fields = {
         field.name: getattr(record, field.name)

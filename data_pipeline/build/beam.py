@@ -1,10 +1,10 @@
-"""Build of shards under Apache Beam: the jobs of the process pool as one pipeline, for corpora beyond one machine.
+"""Build of shards under Apache Beam: the jobs of the process pool as one pipeline, for very large corpora.
 
     files of text -> tokenized chunks -> token store -> parts -> shards -> index and manifest
 
-Only numbers pass between the steps. Data is in files, which the workers and the machine that starts the pipeline
-see under the same names, on a shared file system or in an object store: the runner moves no data, and a lost result
-is detected. A pipeline that is run again keeps finished chunks, parts and shards.
+Only names and numbers are passed between the steps. The data is stored in files on a shared file system or in an
+object store, under names that are the same on the workers and on the machine that starts the pipeline. The runner
+therefore moves no data, and lost results are detected. A repeated pipeline keeps finished chunks, parts and shards.
 """
 
 import contextlib
@@ -41,18 +41,19 @@ from data_pipeline.build.workers import processor_count
 from data_pipeline.shards.shard_files import MANIFEST_NAME
 from data_pipeline.text.documents import Source
 
-_SHARE_BYTES = 4 << 20  # smallest part of a source that one job tokenizes
-_MOST_SHARES = 8  # most jobs that tokenize one source
+_SHARE_BYTES = 4 << 20  # a job tokenizes at least this much of a larger source
+_MOST_SHARES = 8  # largest number of jobs that tokenize one source
 
 
 def build_with_beam(
     data: DataConfig, vocab: Location, tokenizer: Tokenizer, sources: Sequence[Source], missing: Sequence[str],
     options: Sequence[str], report: Callable[[str], None],
 ) -> None:  # fmt: skip
-    """Build the splits ``missing``, and the token store if it is missing. The caller holds their folders.
+    """Build the splits ``missing``, and the token store if it does not exist.
 
-    ``options`` are those of Beam; without a ``--runner``, the embedded runner uses ``data.workers`` threads. An
-    error of a job is raised here; ``ValueError`` (one line) if the pipeline fails for another reason.
+    The caller must hold the locks of their folders. ``options`` are arguments for Beam; without ``--runner``, the
+    embedded runner uses ``data.workers`` threads. An exception of a job is re-raised. Raises ``ValueError`` (one
+    line) if the pipeline fails for another reason.
     """
     beam, chosen = load_beam(), check_options(data, options)
     places = {name: getattr(data, name) for name in ("shards", "eval_shards", "token_store")}
@@ -85,7 +86,7 @@ def build_with_beam(
 
 
 def load_beam() -> Any:
-    """Import Apache Beam without its log messages; ``ValueError`` if it is not installed."""
+    """Import Apache Beam with its log messages disabled. Raises ``ValueError`` if it is not installed."""
     before = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:
@@ -102,9 +103,10 @@ def _is_embedded(options: Sequence[str]) -> bool:
 
 
 def check_options(data: DataConfig, options: Sequence[str]) -> Any:
-    """Parse Beam's options. Without a ``--runner``, they select the embedded runner with ``data.workers`` threads.
+    """Parse the options of Beam; without ``--runner``, select the embedded runner with ``data.workers`` threads.
 
-    ``ValueError`` for a wrong value, and with the embedded runner for an unknown name (other runners define more).
+    Raises ``ValueError`` for an invalid value and, with the embedded runner, for an unknown option; other runners
+    define further options.
     """
     load_beam()
     workers = data.workers or processor_count() if _is_embedded(options) else 0
@@ -129,12 +131,12 @@ def check_options(data: DataConfig, options: Sequence[str]) -> Any:
         line = messages.getvalue().strip().splitlines()[-1].rpartition("error: ")[2]
         raise ValueError(f"command line, after --: {line}") from None
     if workers and unknown:
-        raise ValueError(f"command line, after --: {unknown[0]}: no option of Apache Beam")
+        raise ValueError(f"command line, after --: {unknown[0]}: not an option of Apache Beam")
     return chosen
 
 
 class _WithoutTracebacks:
-    """Standard error without the tracebacks of Beam's embedded workers, whose errors are reported in one line."""
+    """Standard error without the tracebacks of Beam's embedded workers; their errors are reported in one line."""
 
     def __init__(self, stream: Any) -> None:
         self._stream = stream
@@ -153,8 +155,10 @@ class _WithoutTracebacks:
 
 
 def _add_steps(beam: Any, pipeline: Any, jobs: "_Jobs", *, has_store: bool) -> None:
-    """Add the steps. ``Reshuffle`` distributes the next step over all workers; lists and sums wait for all
-    results."""
+    """Add the steps to the pipeline.
+
+    ``Reshuffle`` distributes the next step over all workers; ``ToList`` and ``CombinePerKey`` wait for all results.
+    """
 
     def step(name: str) -> Callable[[Any], Any]:
         return partial(jobs.run, name)
@@ -189,7 +193,7 @@ def _add_steps(beam: Any, pipeline: Any, jobs: "_Jobs", *, has_store: bool) -> N
 
 @dataclasses.dataclass(frozen=True)
 class _Plan:
-    """Inputs of a pipeline, stored in a file because the description of a pipeline must stay small."""
+    """Inputs of a pipeline, which are stored in a file because the serialized pipeline must stay small."""
 
     data: DataConfig
     vocab: Location
@@ -200,10 +204,11 @@ class _Plan:
 
     @property
     def shares(self) -> list[tuple[int, int, int]]:
-        """Shares of text, one per job: (source, k, n) are the pieces k, k + n, ... of a source.
+        """Shares of the text, one per job: (source, k, n) means the pieces k, k + n, k + 2n, ... of a source.
 
-        Each of the n jobs reads the whole source, so n is small: many files suit many workers better than one large
-        file."""
+        Each of the n jobs of a source reads the whole source, so n is small: to use many workers, a corpus should
+        consist of many files.
+        """
         sizes = (size for _, size in self.settings["data.corpus"])
         counts = [min(max(1, size // _SHARE_BYTES), _MOST_SHARES) for size in sizes]
         return [(source, k, n) for source, n in enumerate(counts) for k in range(n)]
@@ -215,7 +220,7 @@ def _save(value: Any, path: Location) -> None:
 
 @lru_cache(maxsize=16)
 def _load(path: Location) -> Any:
-    """Load a value of ``_save``; files in the folder of a pipeline never change."""
+    """Load a value that ``_save`` stored; it is cached, because files in the folder of a pipeline never change."""
     return pickle.loads(path.read_bytes())
 
 
@@ -225,7 +230,7 @@ def _chunk_name(source: int, piece: int) -> str:
 
 def _expect(wanted: int, found: int) -> None:
     if found != wanted:
-        raise ValueError(f"Apache Beam passed on {found} of {wanted} results; finished parts are kept: run again")
+        raise ValueError(f"Beam returned only {found} of {wanted} results; finished parts are kept: run again")
 
 
 class _Jobs:
@@ -243,8 +248,7 @@ class _Jobs:
         return cached_tokenizer(str(self.plan.vocab), self.plan.data.lower_case)
 
     def run(self, step: str, value: Any) -> Any:
-        """Run a method by name; store its error in a file, because runners pass on only the text of an
-        exception."""
+        """Run the step of this name; store its exception in a file, because runners report only its text."""
         try:
             return getattr(self, step)(value)
         except (ValueError, OSError) as error:
@@ -252,7 +256,7 @@ class _Jobs:
             raise
 
     def tokenize(self, number: int) -> tuple[int, int]:
-        """Tokenize a share of a source; return its number and the number of pieces of the source."""
+        """Tokenize the share ``number``; return ``number`` and the number of pieces of its source."""
         plan = self.plan
         data, (source, first, step) = plan.data, plan.shares[number]
         assert plan.chunks is not None
@@ -303,7 +307,7 @@ class _Jobs:
         return [(name, shard) for shard in range(split.job.num_shards)]
 
     def merge_shard(self, shard: tuple[str, int]) -> tuple[str, int]:
-        """Write a shard, and its index entry to the folder of the pipeline; return (split, 1)."""
+        """Write a shard, and write its index entry to the folder of the pipeline; return (split, 1)."""
         name, number = shard
         split = _load(self.folder / name)
         entry = merge_shard(split.job, [part[0] for part in split.parts], number)
@@ -311,7 +315,7 @@ class _Jobs:
         return name, 1
 
     def finish(self, shards: tuple[str, int]) -> None:
-        """Write the index and the manifest of a split and move its folder in place."""
+        """Write the index and the manifest of a split, and move its folder to its final place."""
         name, count = shards
         split = _load(self.folder / name)
         if not (split.target / MANIFEST_NAME).is_file():

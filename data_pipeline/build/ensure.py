@@ -1,9 +1,10 @@
 """The vocabulary and the shards of a DataConfig: checked if they exist, built if they are missing.
 
-Stages, each finished by one rename: vocabulary, token store, and for each split parts, shards, folder. A build
-works in ``SHARDS/.build-*``; ``train/`` and ``eval/`` appear complete, with index and manifest. A build that is run
-again after a kill keeps every finished chunk, part and shard, and writes the bytes of an uninterrupted build. The
-jobs run in a pool of processes, or under Apache Beam (``data_pipeline.build.beam``).
+The stages are the vocabulary, the token store and, for each split, its parts, its shards and its folder; one rename
+completes each file or folder. A build works in ``SHARDS/.build-*``; ``train/`` and ``eval/`` appear only when they
+are complete, with index and manifest. A build that is repeated after a kill keeps every finished chunk, part and
+shard, and writes the same bytes as an uninterrupted build. The jobs run in a pool of processes or under Apache Beam
+(``data_pipeline.build.beam``).
 """
 
 import shlex
@@ -36,7 +37,7 @@ from data_pipeline.shards.compatibility import check_layout
 from data_pipeline.shards.shard_files import INDEX_NAME, MANIFEST_NAME, read_index
 from data_pipeline.text.corpus import corpus_of
 
-# Last line of a build that a signal has ended.
+# Last line of a build that a signal has stopped.
 STOPPED = "stopped while preparing data; finished parts are kept: run the same command to continue"
 
 
@@ -45,9 +46,10 @@ def ensure_data(
 ) -> Path:
     """Build the vocabulary and the shards of ``data`` if they are missing; return the local path of the vocabulary.
 
-    The vocabulary (``vocab_size`` pieces, from training documents only) is trained if ``data.vocab`` is empty. With
-    ``beam_options``, the token store and the shards are built under Apache Beam. ``ValueError`` (one line: the
-    differences, the remedy) if existing files were built with other settings; they are neither rebuilt nor used.
+    If ``data.vocab`` is empty, a vocabulary of at most ``vocab_size`` pieces is trained on the training documents.
+    With ``beam_options``, the token store and the shards are built under Apache Beam. Raises ``ValueError`` (one
+    line with the differences and the remedy) if existing files were built with other settings; these files are
+    neither rebuilt nor used.
     """
     vocab = _ensure(data, vocab_size, report, beam_options)
     shards = _shards_folder(data)
@@ -59,14 +61,14 @@ def ensure_data(
 
 
 def _ensure(data: DataConfig, vocab_size: int, report: Report, beam_options: Sequence[str] | None) -> Location:
-    """Build without removing the folders of builds; return the path of the vocabulary."""
+    """Do the work of :func:`ensure_data`, but keep the build folders; return the path of the vocabulary."""
     shards = _shards_folder(data)
     if is_external(shards):
         return _use_external(data, shards, vocab_size)
     if beam_options is not None:
         from data_pipeline.build.beam import check_options
 
-        check_options(data, beam_options)  # before hours of training a vocabulary
+        check_options(data, beam_options)  # checked now, because training a vocabulary may take hours
     vocab, tokenizer = existing_vocabulary(data, vocab_size)
     missing = missing_splits(data)
     if tokenizer is None or missing:
@@ -97,10 +99,11 @@ def _ensure(data: DataConfig, vocab_size: int, report: Report, beam_options: Seq
 
 
 def require_shards(config: PretrainConfig, words: Sequence[str]) -> Path:
-    """Return the local path of the vocabulary for a run of several hosts, which does not build missing shards.
+    """Check that the shards of a run on several hosts exist; return the local path of the vocabulary.
 
-    ``ValueError`` names the command that builds them, made from the flags ``words`` of the run (``--config FILE``
-    and ``--section.key value``), or lists the differences of existing shards.
+    ``words`` are the arguments of the run (``--config FILE`` and ``--section.key value``). Raises ``ValueError`` if
+    shards are missing, with the command that builds them, or if they were built with other settings, with the
+    differences.
     """
     shards = _shards_folder(config.data)
     is_there = is_external(shards)
@@ -116,7 +119,7 @@ def require_shards(config: PretrainConfig, words: Sequence[str]) -> Path:
 
 
 def _changed_since(words: Sequence[str], config: PretrainConfig) -> list[str]:
-    """Return flags for the options of ``config`` that ``words`` do not set (a warm start sets the vocabulary)."""
+    """Return flags for the options of ``config`` that differ from those in ``words``, as after a warm start."""
     original = load_config(PretrainConfig, words)
     flags = []
     for section in ("data", "model"):
@@ -131,7 +134,7 @@ def _changed_since(words: Sequence[str], config: PretrainConfig) -> list[str]:
 
 def _shards_folder(data: DataConfig) -> Location:
     if not data.shards:
-        raise ValueError("data.shards: not set; name the folder of the shards, which are built if they are missing")
+        raise ValueError("data.shards: not set; set it to the folder of the shards; missing shards are built there")
     return location(data.shards)
 
 
@@ -150,7 +153,7 @@ def _use_external(data: DataConfig, shards: Location, vocab_size: int) -> Locati
     """Check TFRecords of another writer against the config; return the path of the vocabulary."""
     vocab, tokenizer = existing_vocabulary(data, vocab_size)
     if tokenizer is None:
-        raise ValueError(f"data.vocab: not set; name the vocabulary with which the shards in {shards} were made")
+        raise ValueError(f"data.vocab: not set; set it to the vocabulary of the shards in {shards}")
     evaluation = split_folder(data, "eval")
     for folder in (shards / "train" if (shards / "train").is_dir() else shards, evaluation):
         if folder != evaluation or folder.is_dir():

@@ -18,14 +18,14 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.text import Text
 
-_NAMES = {"input_word_ids": "input_ids", "input_type_ids": "segment_ids"}  # of the TensorFlow Model Garden
+_NAMES = {"input_word_ids": "input_ids", "input_type_ids": "segment_ids"}  # names of the TensorFlow Model Garden
 _BAR = 30
 
 
 def count(
     row: dict[str, np.ndarray], vocab_size: int, tokenizer: Tokenizer | None, groups: np.ndarray | None
 ) -> dict[str, int]:
-    """Return the figures of one record, to be summed; ``groups`` are the words of its tokens, int[S]."""
+    """Return counts of one record, to be summed; ``groups`` int[S] is the index of the word of each token."""
     ids = row["input_ids"]
     positions, labels = predictions(row)
     everything = np.concatenate([ids, labels])
@@ -48,7 +48,7 @@ def count(
 
 
 def predictions(row: dict[str, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
-    """Return the positions and the labels that a record predicts, int64[P] each."""
+    """Return the positions and the labels of the predicted tokens of a record, int64[P] each."""
     if "masked_lm_ids" not in row:
         return np.zeros(0, np.int64), np.zeros(0, np.int64)
     used = row["masked_lm_weights"] > 0
@@ -61,7 +61,7 @@ def length_of(row: dict[str, np.ndarray]) -> int:
 
 
 def original_ids(row: dict[str, np.ndarray]) -> np.ndarray:
-    """Return the ids of a record before masking, without padding."""
+    """Return the token ids of a record before masking, without padding."""
     ids = row["input_ids"].copy()
     positions, labels = predictions(row)
     ids[positions] = labels
@@ -71,9 +71,9 @@ def original_ids(row: dict[str, np.ndarray]) -> np.ndarray:
 def word_groups(
     row: dict[str, np.ndarray], tokenizer: Tokenizer, cut: Callable[[str], Sequence[str]] | None
 ) -> np.ndarray:
-    """Return the number of the word to which each token of a record belongs, int[S].
+    """Return the index of the word to which each token of a record belongs, int[S].
 
-    ``cut`` segments Chinese text: it is called with the text of each run of Chinese pieces.
+    ``cut``, if not None, splits the text of each run of Chinese pieces into words.
     """
     ids = original_ids(row)
     starts = np.ones(len(row["input_ids"]), bool)
@@ -104,9 +104,9 @@ def _chinese_runs(pieces: Sequence[str]) -> Iterator[tuple[int, int]]:
 def inspect(
     folder: Location, *, examples: int, most_records: int, vocab: Location | None, lower_case: bool
 ) -> None:
-    """Print a report on ``folder`` or on its train/ and eval/, in colors on a terminal.
+    """Print a report on the shards in ``folder``, or in its subfolders train and eval; use colors on a terminal.
 
-    ``ValueError`` for a missing index, damaged records or a missing vocabulary file.
+    Raises ``ValueError`` if the index or the vocabulary file is missing, or if a record is damaged.
     """
     from rich.console import Console
 
@@ -135,7 +135,7 @@ def _inspect_split(
     manifest = read_manifest(folder)
     if manifest and tokenizer and manifest["vocab_size"] != tokenizer.vocab_size:
         raise ValueError(
-            f"{folder}: made with a vocabulary of {manifest['vocab_size']} pieces, not {tokenizer.vocab_size}; "
+            f"{folder}: built with a vocabulary of {manifest['vocab_size']} pieces, not {tokenizer.vocab_size}; "
             "name the vocabulary of the shards with --vocab FILE"
         )
     cut = _segmenter(manifest)
@@ -157,11 +157,11 @@ def _inspect_split(
     for line in _histogram(lengths):
         console.print(line, markup=False)
     if shown and tokenizer:
-        console.print("examples: «token» is [MASK] in the input, «token→other» a random token, «token=» unchanged")
+        console.print("examples: «token» is masked, «token→other» is a random replacement, «token=» is unchanged")
         for row in shown:
             console.print(render(row, tokenizer))
     elif examples and not tokenizer:
-        console.print("no vocabulary with the shards: use --vocab FILE to see examples and masking shares")
+        console.print("no vocabulary beside the shards; use --vocab FILE to see examples and masking shares")
     console.print()
 
 
@@ -203,14 +203,14 @@ def _facts(
         "repeated records",
         f"{index.records - len(np.unique(np.concatenate(marks))):,} (equal length and checksum)",
     )
-    yield "records read", f"{len(lengths):,} (--records changes it)"
+    yield "records read", f"{len(lengths):,} (set by --records)"
     yield "ids out of range", f"{totals['out_of_range']:,} (vocabulary {vocab_size:,}; index: {index.id_range})"
     totals["tokens"] = sum(lengths)
     mean = totals["tokens"] / max(len(lengths), 1)
     yield "tokens per record", f"{mean:.1f}, padding efficiency {share('tokens', 'cells')}"
     yield "random next share", f"{share('random_next', 'pairs')} of {totals['pairs']:,} pairs"
     if "masked_lm_ids" not in index.features:
-        yield "masking", "none in the shards: masked when read (data.masking dynamic)"
+        yield "masking", "none in the shards; tokens are masked at read time (data.masking dynamic)"
         return
     yield "predictions", f"{totals['predictions']:,}, {share('predictions', 'tokens')} of all tokens"
     if tokenizer:

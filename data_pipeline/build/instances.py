@@ -1,13 +1,13 @@
-"""Documents to training instances: sentence pairs, truncation, and the arrays of a batch; numpy.
+"""Conversion of documents to training instances in numpy: sentence pairs, truncation, and the arrays of a batch.
 
 ``nsp`` follows create_pretraining_data.py of google-research/bert; ``sop`` (Lan et al. 2019) keeps or swaps the
-order of two consecutive parts; ``none`` cuts documents into single segments of full length.
+order of two consecutive parts; ``none`` splits documents into single segments of full length.
 
-Randomness is counter-based. A (document, pass) has the key hash(seed, document, pass) and its instance j the key
-hash(seed, document, pass, j), both with ``bert_jax.hashing.hash_key``; every draw is a hash of (key, stream,
-counter). So an instance does not depend on earlier draws or on the process.
+Randomness is counter-based. A (document, pass) has the key hash(seed, document, pass), and its instance j has the
+key hash(seed, document, pass, j); the hash is ``bert_jax.hashing.hash_key``. Every random value is a hash of (key,
+stream, counter), so an instance does not depend on earlier random values or on the process.
 
-Legend: N instances, S tokens per row, M most predictions per row.
+Legend: N instances, S tokens per row, at most M predictions per row.
 """
 
 from bisect import bisect_left
@@ -21,17 +21,17 @@ from bert_jax.config.pretrain import DataConfig
 from bert_jax.hashing import hash_key
 from data_pipeline.build.masking import draw_bits, mask_batch, uniform
 
-# Streams of a (document, pass) key and of an instance's key.
+# Streams of the key of a (document, pass), and streams of the key of an instance.
 _TARGET, _CHUNKS = 0, 1
 _FRONT_OF_A, _FRONT_OF_B, _MASKS, _SHARD, _PLACE = range(5)
-_DRAWS = 4  # per chunk: length of A, random next, other document, start in it
+_DRAWS = 4  # random values per chunk: length of A, label, other document, first sentence in that document
 
 IS_NEXT, IS_RANDOM, SWAPPED = 0, 1, 1  # labels
 
 
 @dataclass(frozen=True, kw_only=True)
 class InstanceSettings:
-    """Options of instances, and special ids of the tokenizer."""
+    """Options of instances, and the special ids and the vocabulary size of the tokenizer."""
 
     data: DataConfig
     cls_id: int
@@ -53,16 +53,16 @@ class Segment(NamedTuple):
     length: int
 
 
-# (u, v, needed) -> sentences of another document, until ``needed`` tokens are reached or the document ends; u in
-# [0, 1) selects the document and v in [0, 1) its first sentence.
+# (u, v, needed) -> consecutive sentences of another document, up to ``needed`` tokens or the end of the document.
+# u in [0, 1) selects the document, v in [0, 1) the sentence at which the segment starts.
 RandomNext = Callable[[float, float, int], Segment]
 
 
 class Instances(NamedTuple):
-    """N instances as segments A and B of one pool of token ids; int64[N] each. With ``none``, B has length 0."""
+    """N instances: segments A and B of a pool of token ids. Fields are int64[N]; with ``none``, B has length 0."""
 
     document: np.ndarray
-    number: np.ndarray  # j, counted within its (document, pass)
+    number: np.ndarray  # j, counted within the (document, pass)
     a_start: np.ndarray
     a_length: np.ndarray
     b_start: np.ndarray
@@ -71,7 +71,7 @@ class Instances(NamedTuple):
 
     @classmethod
     def from_rows(cls, rows: list[tuple[int, ...]]) -> "Instances":
-        """Make instances from one tuple of all fields per instance."""
+        """Create instances from rows; a row contains the fields of one instance."""
         return cls(*np.array(rows, np.int64).reshape(-1, len(cls._fields)).T)
 
     def slice(self, start: int, stop: int) -> "Instances":
@@ -98,10 +98,11 @@ def plan_document(
     settings: InstanceSettings,
     random_next: RandomNext | None,
 ) -> list[tuple[int, ...]]:
-    """Return the instances of one document and pass before truncation, a row of ``Instances`` each.
+    """Return the instances of one document in one pass before truncation, as rows of ``Instances``.
 
-    ``sentence_lengths`` int[n], all above 0, are those of consecutive sentences in the pool from ``first_token``
-    on. The target length is drawn once per document; ``nsp`` calls ``random_next`` for every random B.
+    ``sentence_lengths`` int[n] are the numbers of tokens, all above 0, of the sentences of the document, which are
+    consecutive in the pool and start at ``first_token``. The target length is sampled once per document and pass.
+    With ``nsp``, ``random_next`` selects every random B.
     """
     key = hash_key(settings.data.seed, document, pass_number)
     is_short, length = uniform(draw_bits(key, _TARGET, 2))[0].tolist()
@@ -124,11 +125,12 @@ def plan_document(
 def _pairs(
     ends: list[int], target: int, draws: list[list[float]], first_token: int, random_next: RandomNext | None
 ) -> list[tuple[Segment, Segment, int]]:
-    """Return pairs (A, B, label): sentences are collected up to the target length and cut at a random border.
+    """Return pairs (A, B, label): sentences are collected up to the target length, and split into A and B.
 
-    With ``random_next`` (nsp), B is random with probability 0.5, and always after a single sentence; the sentences
-    after A are then used again. Without it (sop), A and B are swapped with probability 0.5, and a single sentence
-    is cut between two tokens.
+    The border of A and B is a random sentence border. With ``random_next`` (nsp), B is random with probability 0.5,
+    and always if only one sentence was collected; the sentences after A are then used for the next pair. Without
+    ``random_next`` (sop), A and B are swapped with probability 0.5, and a single sentence is split between two
+    tokens.
     """
     pairs: list[tuple[Segment, Segment, int]] = []
     sentences = len(ends) - 1
@@ -136,7 +138,7 @@ def _pairs(
     while first < sentences:
         stop = bisect_left(ends, ends[first] + target, first + 1, sentences)
         length_draw, label_draw, document_draw, sentence_draw = draws[len(pairs)]
-        # 1 to stop - first - 1 sentences; a single one is A.
+        # A has 1 to stop - first - 1 sentences; a single sentence is A.
         middle = first + 1 + int(length_draw * (stop - first - 1))
         border = ends[middle]
         if stop - first == 1 and random_next is None:
@@ -148,20 +150,20 @@ def _pairs(
             stop = middle
         elif random_next is not None or (b.length and label_draw >= 0.5):
             pairs.append((a, b, IS_NEXT))
-        elif b.length:  # a single token cannot be cut
+        elif b.length:  # a single token cannot be split
             pairs.append((b, a, SWAPPED))
         first = stop
     return pairs
 
 
 def truncate(instances: Instances, keys: np.ndarray, budget: int) -> Instances:
-    """Shorten pairs to ``budget`` tokens, one token at a time from the longer side (of equal ones: B).
+    """Shorten pairs to ``budget`` tokens, one token at a time from the longer segment (B if they are equally long).
 
-    Each token is dropped from the front or from the back with probability 0.5.
+    Each token is dropped from the front or from the back of the segment with equal probability.
     """
     excess = np.maximum(instances.a_length + instances.b_length - budget, 0)
     difference = instances.a_length - instances.b_length
-    # The longer side is shortened to the length of the other, then both in turn, B first.
+    # The longer segment is shortened to the length of the other; then both are shortened in turn, B first.
     leading = np.minimum(excess, np.abs(difference))
     shared = excess - leading
     drop_a = np.where(difference > 0, leading, 0) + shared // 2
@@ -175,7 +177,7 @@ def truncate(instances: Instances, keys: np.ndarray, budget: int) -> Instances:
 
 
 def _coin_flips(keys: np.ndarray, stream: int, flips: np.ndarray) -> np.ndarray:
-    """Count the heads among ``flips`` int[N] fair coins of each key, int64[N]: set bits among random bits."""
+    """Return the number of heads in ``flips`` int[N] fair coin flips per key, int64[N]."""
     heads = np.zeros(len(keys), np.int64)
     rows = np.flatnonzero(flips)
     word = 0
@@ -191,10 +193,11 @@ def _coin_flips(keys: np.ndarray, stream: int, flips: np.ndarray) -> np.ndarray:
 def make_features(
     instances: Instances, keys: np.ndarray, pool: np.ndarray, pool_starts: np.ndarray, settings: InstanceSettings
 ) -> dict[str, np.ndarray]:
-    """Return the features of N instances by their names on disk, for ``tfexample.encode_examples``.
+    """Return the features of N instances under the names in the shards, for ``tfexample.encode_examples``.
 
-    ``pool`` int[P] are the token ids of all segments; ``pool_starts`` bool[P] marks the first token of a word.
-    With dynamic masking the ids are not masked, and the feature ``word_starts`` [N, S] is added.
+    ``pool`` int[P] contains the token ids of all segments; ``pool_starts`` bool[P] marks the first token of every
+    word. With dynamic masking, the ids are not masked, and the feature ``word_starts`` [N, S] replaces the masking
+    features.
     """
     instances = truncate(instances, keys, settings.budget)
     column = np.arange(settings.data.seq_length)

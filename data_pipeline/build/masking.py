@@ -1,9 +1,10 @@
-"""Selection and replacement of the tokens that the masked language model predicts; numpy, a batch at a time.
+"""Selection and replacement of the tokens that the masked language model predicts, in numpy, one batch at a time.
 
-Randomness is counter-based: every draw is the SplitMix64 hash (``bert_jax.hashing``) of (row key, stream,
-position), so the masks of a row depend on its key alone, not on the batch, the process or earlier draws.
+Randomness is counter-based: every random value is the SplitMix64 hash (``bert_jax.hashing``) of (row key, stream,
+position). The masks of a row therefore depend only on its key, not on the batch, the process or earlier random
+values.
 
-Legend: B rows, S tokens per row, M most predictions per row, W words.
+Legend: B rows, S tokens per row, at most M predictions per row, W words.
 """
 
 from collections.abc import Iterator
@@ -13,32 +14,32 @@ import numpy as np
 from bert_jax.config.pretrain import DataConfig
 from bert_jax.hashing import hash_key
 
-# Streams of a row's key.
+# Streams of the key of a row.
 _CHOICE, _REPLACEMENT, _RANDOM_TOKEN, _SPAN_LENGTH = range(4)
 _POSITION_BITS = 16
 _NEVER = np.uint64(2**64 - 1)
 
 
 def draw_bits(keys: np.ndarray, stream: int, size: int) -> np.ndarray:
-    """Draw random bits uint64[B, size]: the hash of (key, stream, column) for the row keys uint64[B]."""
+    """Return random bits uint64[B, size]: the hash of (key, stream, column) for each key in ``keys`` uint64[B]."""
     return hash_key(keys[:, None], stream, np.arange(size))
 
 
 def uniform(bits: np.ndarray) -> np.ndarray:
-    """Convert random uint64 to floats in [0, 1)."""
+    """Map random uint64 values to floats in [0, 1)."""
     return (bits >> np.uint64(11)) * 2.0**-53
 
 
 def below(bits: np.ndarray, limit: int) -> np.ndarray:
-    """Convert random uint64 (the upper half) to integers in [0, limit); ``limit`` is at most 2**32."""
+    """Map the upper 32 bits of random uint64 values to integers in [0, limit); ``limit`` is at most 2**32."""
     return ((bits >> np.uint64(32)) * np.uint64(limit) >> np.uint64(32)).astype(np.int64)
 
 
 def prediction_counts(lengths: np.ndarray, fraction: float, max_predictions: int) -> np.ndarray:
-    """Return the tokens to predict per row, int64[B]: min(max_predictions, max(1, round(n * fraction))).
+    """Return the number of tokens to predict per row, int64[B]: min(max_predictions, max(1, round(n * fraction))).
 
-    n counts all tokens of the row with [CLS] and [SEP]; halves are rounded to even. Both follow
-    create_pretraining_data.py of google-research/bert.
+    n, the element of ``lengths`` for the row, counts all tokens including [CLS] and [SEP]; halves are rounded to
+    even. Both rules follow create_pretraining_data.py of google-research/bert.
     """
     return np.clip(np.rint(lengths * fraction).astype(np.int64), 1, max_predictions)
 
@@ -53,17 +54,20 @@ def mask_batch(
     mask_id: int,
     vocab_size: int,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Mask a batch: int[B, S] ids to (masked ids int32[B, S], positions int32[B, M], labels int32[B, M],
-    weights float32[B, M]).
+    """Mask the ids int[B, S] of a batch.
+
+    Returns (masked ids int32[B, S], positions int32[B, M], labels int32[B, M], weights float32[B, M]). Positions
+    ascend; unused positions have position, label and weight 0. Raises ``ValueError`` if S is 65536 or more.
 
     ``maskable`` bool[B, S] marks the candidates: all tokens except [CLS], [SEP] and padding. One [SEP] follows the
-    last candidate, so the length of a row is the position of that candidate + 2; a row without candidates gets no
-    predictions. ``word_starts`` bool[B, S] marks the first piece of every word (for whole_word and span). ``keys``
-    uint64[B] determine all random draws. Positions ascend; unused ones have position, label and weight 0.
+    last candidate, so the length of a row is the position of this candidate + 2. A row without candidates gets no
+    predictions. ``word_starts`` bool[B, S] marks the first piece of every word (used by the units whole_word and
+    span). ``keys`` uint64[B] determine all random values.
 
-    With the unit token, a row gets the count of ``prediction_counts``, or all candidates if they are fewer. Whole
-    words are tried in random order and skipped if they exceed the count, so a row may get fewer, as in the
-    reference. Every chosen token draws its own replacement.
+    With the unit token, a row gets the number of predictions from ``prediction_counts``, or all candidates if there
+    are fewer. Whole words are tried in random order, and a word that would exceed this number is skipped, so a row
+    may get fewer predictions, as in google-research/bert. The replacement of each chosen token is sampled
+    separately.
     """
     size = input_ids.shape[1]
     if size >= 1 << _POSITION_BITS:
@@ -106,7 +110,7 @@ def _in_random_order(candidates: np.ndarray, keys: np.ndarray, limit: int) -> np
 
 
 def _choose_tokens(maskable: np.ndarray, keys: np.ndarray, counts: np.ndarray, limit: int) -> np.ndarray:
-    """Choose ``counts`` random candidates of each row: ascending positions [B, M], padded with S."""
+    """Choose ``counts`` int[B] random candidates per row; return ascending positions int64[B, M], padded with S."""
     size = maskable.shape[1]
     order = _in_random_order(maskable, keys, min(limit, size))
     positions = np.full((len(maskable), limit), size)
@@ -131,10 +135,10 @@ class _Words:
     def __init__(self, word_starts: np.ndarray, maskable: np.ndarray) -> None:
         rows, size = maskable.shape
         after_gap = maskable.copy()
-        after_gap[:, 1:] &= ~maskable[:, :-1]  # the first piece of a segment begins a word, even a continuation
+        after_gap[:, 1:] &= ~maskable[:, :-1]  # the first piece of a segment always begins a word
         self.starts = maskable & (word_starts.astype(bool) | after_gap)
         self.maskable = maskable
-        self.number = np.cumsum(self.starts, axis=1) - 1  # of the word that each token belongs to
+        self.number = np.cumsum(self.starts, axis=1) - 1  # index of the word of each token
         flat = (np.arange(rows)[:, None] * size + self.number)[maskable]
         self.sizes = np.bincount(flat, minlength=rows * size).reshape(rows, size)  # [B, W]
         segment = np.cumsum(after_gap, axis=1)
@@ -143,18 +147,19 @@ class _Words:
         self.segments[row, self.number[row, column]] = segment[row, column]
 
     def in_random_order(self, keys: np.ndarray) -> np.ndarray:
-        """Return the first positions of the words of each row in random order, [B, most words], padded with S."""
+        """Return the first position of every word, in random order per row: int64[B, most words], padded with S."""
         return _in_random_order(self.starts, keys, int(self.starts.sum(1).max(initial=1)) or 1)
 
     def tokens(self, chosen: np.ndarray) -> np.ndarray:
-        """Return the tokens bool[B, S] of the chosen words bool[B, W]."""
+        """Return a mask bool[B, S] of the tokens of the chosen words bool[B, W]."""
         return np.take_along_axis(chosen, np.maximum(self.number, 0), 1) & self.maskable
 
 
 def _turns(words: _Words, order: np.ndarray, left: np.ndarray) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
-    """Try the words of every row in ``order``, one word per turn, while tokens are ``left`` to choose.
+    """Yield the words of every row in ``order``, one word per row and turn, while ``left`` is above 0 in the row.
 
-    Yields (number of the turn, rows with tokens left, word of each); the caller decreases ``left``.
+    ``left`` int64[B] is the number of tokens still to choose, which the caller decreases. Yields (index of the
+    turn, rows that need tokens, word of each of these rows).
     """
     rows, size = words.starts.shape
     active = np.arange(rows)
@@ -166,7 +171,7 @@ def _turns(words: _Words, order: np.ndarray, left: np.ndarray) -> Iterator[tuple
 
 
 def _choose_words(words: _Words, keys: np.ndarray, counts: np.ndarray, data: DataConfig) -> np.ndarray:
-    """Choose random whole words within the count of each row: their tokens, bool[B, S]."""
+    """Choose random whole words of at most ``counts`` tokens per row; return a mask of their tokens, bool[B, S]."""
     chosen = np.zeros(words.starts.shape, bool)
     left = counts.copy()
     for _, active, word in _turns(words, words.in_random_order(keys), left):
@@ -177,10 +182,11 @@ def _choose_words(words: _Words, keys: np.ndarray, counts: np.ndarray, data: Dat
 
 
 def _choose_spans(words: _Words, keys: np.ndarray, counts: np.ndarray, data: DataConfig) -> np.ndarray:
-    """Choose random spans of whole words within the count of each row (Joshi et al. 2019, SpanBERT): their tokens.
+    """Choose random spans of whole words of at most ``counts`` tokens per row (SpanBERT, Joshi et al. 2019).
 
-    A span begins at a random word and has a geometric length in words; it ends early at the end of its segment, at
-    a word that is already chosen, and at a word that would exceed the count. Returns bool[B, S].
+    A span begins at a random word; its length in words has a geometric distribution. It ends early at the end of
+    its segment, before a word that is already chosen, and before a word that would exceed the count. Returns a mask
+    of the tokens, bool[B, S].
     """
     size = words.starts.shape[1]
     order = words.in_random_order(keys)
@@ -210,11 +216,10 @@ def _choose_spans(words: _Words, keys: np.ndarray, counts: np.ndarray, data: Dat
 
 
 def span_probabilities(mean: float, longest: int) -> np.ndarray:
-    """Return the probabilities of span lengths 1..longest: a geometric distribution, cut at ``longest``, of
-    ``mean``.
+    """Return the probabilities of span lengths 1 to ``longest``, a truncated geometric distribution of this mean.
 
-    Mean 3.8 cut at 10 is p = 0.2 of SpanBERT. A mean above the range of such distributions gives equal
-    probabilities.
+    Mean 3.8 and longest length 10 correspond to p = 0.2, as in SpanBERT. If ``mean`` is larger than the mean of any
+    truncated geometric distribution, all probabilities are equal.
     """
     lengths = np.arange(1, longest + 1)
     low, high = 1e-9, 1.0

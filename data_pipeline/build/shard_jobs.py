@@ -1,8 +1,8 @@
-"""Jobs that turn a token store into shards: parts (some documents of one pass), then one merge per shard.
+"""Jobs that turn a token store into shards: jobs that write parts, then one merge per shard.
 
-A part consists of the serialized instances of consecutive documents, ordered by (shard, place), and a table; a
-merge reads the slice of its shard from all parts in order of place. Only the contents of the store determine parts
-and shards, so their bytes do not depend on the distribution of the jobs.
+A part consists of a table and of the serialized instances of consecutive documents in one pass, sorted by (shard,
+place). The merge of a shard reads the slice of this shard from all parts, in order of place. Parts and shards
+depend only on the store and the settings, so their bytes do not depend on how the jobs are distributed.
 """
 
 import os
@@ -35,9 +35,9 @@ from data_pipeline.build.workers import scratch_file
 from data_pipeline.shards.shard_files import ShardEntry, scan_shard, write_records
 from data_pipeline.shards.tfexample import encode_examples, value_bounds
 
-PART_TOKENS = 1 << 18  # of one part, at least
+PART_TOKENS = 1 << 18  # approximate number of tokens of a part
 MOST_PARTS = 4096  # larger corpora get larger parts
-_BLOCK_CELLS = 1 << 18  # rows x tokens of one batch of instances
+_BLOCK_CELLS = 1 << 18  # cells (rows x tokens) of one batch of instances
 _MERGE_ROWS = 1024
 _REQUESTS = 16  # concurrent requests to an object store
 
@@ -46,8 +46,9 @@ _REQUESTS = 16  # concurrent requests to an object store
 class SplitJob:
     """Arguments of all jobs of one split.
 
-    The folder ``build`` contains ``documents.bin`` (uint64[D], the numbers of the documents of the split) and
-    ``continuation.npy`` (bool[V], pieces that continue a word), and gets ``parts/`` and ``shards/``.
+    The folder ``build`` contains ``documents.bin`` (uint64[D], the indices of the documents of the split) and
+    ``continuation.npy`` (bool[V], pieces that continue a word). The jobs write to its subfolders ``parts`` and
+    ``shards``.
     """
 
     store: Location
@@ -56,7 +57,7 @@ class SplitJob:
     settings: InstanceSettings
 
 
-# A part: its path without suffix, pass, first document of the split and end.
+# A part: (path without suffix, pass, first document, end document), with documents counted within the split.
 Part = tuple[Location, int, int, int]
 
 
@@ -66,7 +67,7 @@ def shard_name(shard: int, num_shards: int) -> str:
 
 
 def cut_parts(tokens: np.ndarray, passes: int) -> list[tuple[int, int]]:
-    """Divide documents into consecutive ranges [first, last) with similar token counts; ``tokens`` int[D]."""
+    """Split documents with ``tokens`` int[D] tokens into consecutive ranges [first, last) of similar size."""
     size = max(PART_TOKENS, int(tokens.sum()) * passes // MOST_PARTS)
     number = (np.cumsum(tokens) - tokens) // size
     borders = [0, *(np.flatnonzero(np.diff(number)) + 1).tolist(), len(tokens)]
@@ -75,7 +76,7 @@ def cut_parts(tokens: np.ndarray, passes: int) -> list[tuple[int, int]]:
 
 @lru_cache(maxsize=2)
 def _open(store: Location, build: Location) -> tuple[TokenStore, np.ndarray, np.ndarray]:
-    """Open the store, the documents of the split and the hashes of all documents."""
+    """Return the store, the indices of the documents of the split, and the hashes of all documents."""
     split, contents = (
         np.memmap(local_copy(path), "<u8", "r") for path in (build / "documents.bin", store / "contents.bin")
     )
@@ -83,7 +84,7 @@ def _open(store: Location, build: Location) -> tuple[TokenStore, np.ndarray, np.
 
 
 class _Pool:
-    """Tokens of the segments of a part: those of its documents, then the random segments as they are drawn."""
+    """Token pool of a part: the tokens of its documents, then those of the random segments that are chosen."""
 
     def __init__(self, job: SplitJob, first: int, last: int) -> None:
         self._store, self._split, self._contents = _open(job.store, job.build)
@@ -104,12 +105,12 @@ class _Pool:
         return segment
 
     def random_next(self, document: int) -> RandomNext:
-        """Return a function that draws B from a document of the split whose text differs from ``document``."""
+        """Return a function that samples B from the documents of the split with another text than ``document``."""
 
         def draw(document_draw: float, sentence_draw: float, needed: int) -> Segment:
             at = int(document_draw * len(self._split))
             other = int(self._split[at])
-            # A split has at least two different documents (checked before the build), so the loop ends.
+            # A split has at least two different documents (checked before the build), so the loop terminates.
             while self._contents[other] == self._contents[document]:
                 at = (at + 1) % len(self._split)
                 other = int(self._split[at])
@@ -131,9 +132,9 @@ class _Pool:
 
 
 def write_part(job: SplitJob, path: Location, pass_number: int, first: int, last: int) -> int:
-    """Job: write the instances of documents [first, last) of the split in one pass to ``path`` (.records, .table).
+    """Write the instances of documents [first, last) of the split in one pass (a job of a worker).
 
-    Returns their number.
+    The files are ``path`` with the suffixes .records and .table. Returns the number of instances.
     """
     cached_tokenizer.cache_clear()  # frees its large cache of words, which this job does not need
     pool = _Pool(job, first, last)
@@ -169,8 +170,11 @@ def write_part(job: SplitJob, path: Location, pass_number: int, first: int, last
 
 
 class _Slice(NamedTuple):
-    """Records of one shard in a part: places uint64[N], offsets and lengths int64[N], bounds int64[1 or 0, F,
-    2]."""
+    """Records of one shard in one part: places uint64[N], byte offsets and lengths int64[N], value bounds int64[K,
+    F, 2].
+
+    K is 1, or 0 if the part has no records of the shard.
+    """
 
     places: np.ndarray
     offsets: np.ndarray
@@ -210,14 +214,14 @@ def _read_table(path: Location, shard: int, num_shards: int) -> _Slice:
 
 
 def _numbers(path: Location, dtype: str, offset: int, count: int) -> np.ndarray:
-    """Read ``count`` numbers of a file from byte ``offset``."""
+    """Read ``count`` numbers from a file, starting at byte ``offset``."""
     if isinstance(path, ObjectPath):
         return np.frombuffer(path.read_range(offset, count * np.dtype(dtype).itemsize), dtype)
     return np.fromfile(path, dtype, count, offset=offset)
 
 
 def merge_shard(job: SplitJob, parts: Sequence[Location], shard: int) -> ShardEntry:
-    """Job: write one shard from all parts, or scan it if it is finished; return its index entry."""
+    """Write one shard from all parts, or scan a finished shard (a job of a worker); return its index entry."""
     final = job.build / "shards" / shard_name(shard, job.num_shards)
     with ThreadPoolExecutor(_REQUESTS if isinstance(parts[0], ObjectPath) else 1) as pool:
         slices = list(pool.map(lambda path: _read_table(path, shard, job.num_shards), parts))
@@ -249,9 +253,9 @@ def _records_in_order(parts: Sequence[Location], slices: Sequence[_Slice]) -> It
 
 @contextmanager
 def _open_records(parts: Sequence[Location], slices: Sequence[_Slice]) -> Iterator[tuple[list[int], list[int]]]:
-    """Open a file for every part; yield the descriptors, and a number to add to the offsets of each part."""
+    """Open the records of every part; yield a file descriptor and a shift of the offsets for each part."""
     if isinstance(parts[0], ObjectPath):
-        # The records of a shard are contiguous in every part, so one request per part reads them all.
+        # The records of a shard are contiguous in every part, so one request per part suffices.
         first = [int(one.offsets[0]) if len(one.offsets) else 0 for one in slices]
         sizes = [int(one.lengths.sum()) for one in slices]
         starts = np.cumsum([0, *sizes[:-1]]).tolist()

@@ -1,4 +1,4 @@
-"""One split of the documents: from the token store to a folder of shards, under any runner of jobs."""
+"""The build of one split: from the token store to a folder of shards, with any runner of jobs."""
 
 import hashlib
 import json
@@ -27,7 +27,7 @@ from data_pipeline.shards.shard_files import (
 )
 from data_pipeline.text.documents import Source
 
-_PARTS_VERSION = 2  # of the format of parts: a build of another version is not continued
+_PARTS_VERSION = 2  # version of the format of parts; a build of another version is not continued
 
 
 def split_folder(data: DataConfig, split: str) -> Location:
@@ -38,7 +38,7 @@ def split_folder(data: DataConfig, split: str) -> Location:
 
 
 def missing_splits(data: DataConfig) -> list[str]:
-    """Return the splits that must be built."""
+    """Return the names of the splits whose shards are missing."""
     splits = ["train", "eval"] if data.eval_fraction > 0 and not data.eval_shards else ["train"]
     return [split for split in splits if not (split_folder(data, split) / MANIFEST_NAME).is_file()]
 
@@ -46,7 +46,7 @@ def missing_splits(data: DataConfig) -> list[str]:
 def check_splits(data: DataConfig, tokenizer: Tokenizer, sources: Sequence[Source] | None) -> None:
     """Raise ``ValueError`` with every difference if existing shards were built with other settings.
 
-    ``sources`` is the corpus; None: it is not compared.
+    ``sources`` is the corpus; if it is None, the corpus is not compared.
     """
     for split in ("train", "eval"):
         folder = split_folder(data, split)
@@ -67,9 +67,9 @@ def check_splits(data: DataConfig, tokenizer: Tokenizer, sources: Sequence[Sourc
 
 
 def plan_splits(data: DataConfig, store: TokenStore, names: Sequence[str]) -> list[tuple[str, np.ndarray, int]]:
-    """Return (name, documents int64[D], number of duplicates) of each of the splits ``names``.
+    """Return (name, indices of its documents int64[D], number of duplicates) for each split in ``names``.
 
-    ``ValueError`` if a split has too few documents.
+    Raises ``ValueError`` if a split has too few distinct documents.
     """
     contents, total = store.contents, store.meta["documents"]
     held = held_out(contents, seed=data.seed, fraction=data.eval_fraction)
@@ -84,7 +84,7 @@ def plan_splits(data: DataConfig, store: TokenStore, names: Sequence[str]) -> li
             )
         if distinct == 0:
             raise ValueError(
-                f"data.eval_fraction: {data.eval_fraction} of {total} document(s) is no document; "
+                f"data.eval_fraction: {data.eval_fraction} of {total} document(s) is too little for {split}; "
                 "separate documents by blank lines, or use --data.eval_fraction 0"
             )
         splits.append((split, documents, len(documents) - distinct))
@@ -93,9 +93,9 @@ def plan_splits(data: DataConfig, store: TokenStore, names: Sequence[str]) -> li
 
 @dataclass(frozen=True, eq=False)
 class Split:
-    """The jobs of one split, for any machine: all ``parts``, finished or not, and the shards to merge from them.
+    """The jobs of one split, which can run on any machine: write the parts, then merge them into shards.
 
-    ``facts`` is the manifest without the figures of the finished shards.
+    ``parts`` lists all parts, including finished ones. ``facts`` is the manifest without the data of the shards.
     """
 
     name: str
@@ -105,7 +105,7 @@ class Split:
     facts: dict[str, Any]
 
     def finish(self, entries: Iterable[ShardEntry]) -> None:
-        """Write the index and the manifest and move the folder in place."""
+        """Write the index and the manifest, and move the folder to ``target``."""
         folder = self.job.build / "shards"
         index = write_index(folder, entries)
         counts = self.facts["counts"] | {"instances": index.records}
@@ -114,16 +114,16 @@ class Split:
         _move(folder, self.target)
 
     def done(self) -> str:
-        """Return a line of a report about the finished folder."""
+        """Return a one-line report about the finished folder."""
         return f"{self.name}: {read_index(self.target).records:,} instances in {self.job.num_shards} shard(s)"
 
 
 def prepare_split(
     data: DataConfig, tokenizer: Tokenizer, store: TokenStore, name: str, documents: np.ndarray, duplicates: int
 ) -> Split:
-    """Create the folder of the build of a split, and remove other builds and unfinished files.
+    """Create the build folder of a split; remove the folders of its other builds, and unfinished files.
 
-    ``documents`` int64[D] are the numbers of its documents, of which ``duplicates`` repeat others.
+    ``documents`` int64[D] are the indices of the documents of the split; ``duplicates`` of them repeat others.
     """
     shards, settings = location(data.shards), shard_settings(data, tokenizer, name)
     content = json.dumps([_PARTS_VERSION, settings, store.meta], sort_keys=True)
@@ -164,7 +164,7 @@ def prepare_split(
 
 
 def build_split(split: Split, workers: Workers, report: Callable[[str], None]) -> None:
-    """Build the parts and shards that no earlier build has finished, and move the folder in place."""
+    """Build the parts and shards that no earlier build has finished, and move the folder to its final place."""
     job, parts, counts = split.job, split.parts, split.facts["counts"]
     passes = split.facts["settings"]["data.dupe_factor"]
     report(f"{split.name}: {counts['documents']:,} documents, {counts['tokens']:,} tokens, {passes} pass(es)")

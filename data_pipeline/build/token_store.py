@@ -1,7 +1,7 @@
 """The token store: a tokenized corpus with random access to documents, from which all shards are built.
 
-A folder with little-endian arrays and ``store.json``, which is written last and marks a finished store. D
-documents, N sentences, T tokens.
+A store is a folder with little-endian arrays and ``store.json``, which is written last and marks a finished store.
+There are D documents, N sentences and T tokens.
 
     ids.bin          uint16[T] or uint32[T]   token ids of all sentences
     word_starts.bin  uint8[T]                 with a word segmenter: 1 for the first token of a word
@@ -37,7 +37,7 @@ from data_pipeline.shards.compatibility import differences
 from data_pipeline.text.documents import Source, read_documents
 
 META_NAME = "store.json"
-CHUNK_CHARACTERS = 1 << 20  # size of the text that one job tokenizes
+CHUNK_CHARACTERS = 1 << 20  # characters of text that one job tokenizes
 _SPLIT = 0x5EED  # stream of the held-out split
 _ARRAYS = ("ids", "word_starts", "sentences", "documents", "contents")
 
@@ -48,7 +48,7 @@ _ARRAYS = ("ids", "word_starts", "sentences", "documents", "contents")
 class TokenStore:
     """A finished store, opened for reading. Tokens are read, not memory-mapped, so that memory use stays small.
 
-    ``ValueError`` (one line) if a file is missing or its size differs from ``store.json``.
+    Raises ``ValueError`` (one line) if a file is missing or has another size than ``store.json`` records.
     """
 
     def __init__(self, folder: Location) -> None:
@@ -64,7 +64,7 @@ class TokenStore:
             if on_disk != size:
                 state = "is missing" if on_disk is None else f"has {on_disk:,} bytes instead of {size:,}"
                 raise self._damaged(f"{path.name} {state}")
-        # Random access needs local copies: an object store would charge and delay each of a million reads.
+        # Random access needs local copies: in an object store, each of a million reads would cost money and time.
         local = {name: local_copy(folder / f"{name}.bin") for name in sizes}
         self.documents = np.memmap(local["documents"], "<u8", "r").reshape(-1, 2)
         self._contents = local["contents"]
@@ -84,7 +84,7 @@ class TokenStore:
         return np.frombuffer(os.pread(self._files[name], size * (stop - start), size * start), dtype)
 
     def sentence_ends(self, start: int, stop: int) -> np.ndarray:
-        """Return the first tokens of sentences start to stop, and the end of the last: int64[stop - start + 1]."""
+        """Return the first tokens of sentences [start, stop), then the end of the last: int64[stop - start + 1]."""
         return self._read("sentences", "<u8", start, stop + 1).astype(np.int64)
 
     def ids(self, start: int, stop: int) -> np.ndarray:
@@ -92,7 +92,7 @@ class TokenStore:
         return self._read("ids", self.meta["dtype"], start, stop)
 
     def word_starts(self, start: int, stop: int) -> np.ndarray:
-        """Return True for each of tokens [start, stop) that begins a word, bool; only with ``has_word_starts``."""
+        """Return a mask of the tokens [start, stop) that begin a word, bool; requires ``has_word_starts``."""
         return self._read("word_starts", "?", start, stop)
 
 
@@ -115,10 +115,10 @@ def content_hash(document: Sequence[str]) -> int:
 
 
 def held_out(contents: np.ndarray, *, seed: int, fraction: float) -> np.ndarray:
-    """Mark the held-out documents, bool[D], by (seed, content), so that duplicates stay together.
+    """Return a mask bool[D] of the held-out documents; it depends on (seed, content), so duplicates stay together.
 
-    With a fraction above 0 and four distinct documents or more, at least two are held out and at least two are
-    trained on; of two or three, one is held out.
+    If ``fraction`` is above 0, at least two of four or more distinct documents are held out and at least two are
+    trained on; of two or three distinct documents, at least one is held out and at least one is trained on.
     """
     distinct = np.unique(contents)
     if fraction == 0 or len(distinct) < 2:
@@ -133,7 +133,7 @@ def held_out(contents: np.ndarray, *, seed: int, fraction: float) -> np.ndarray:
 
 
 def names_and_sizes(sources: Sequence[Source]) -> list[list[Any]]:
-    """Return [name, size in bytes] of each file, which identify a corpus on every machine."""
+    """Return [name, size in bytes] of each file; the list identifies a corpus on every machine."""
     return [[source.name, source.path.stat().st_size] for source in sources]
 
 
@@ -154,7 +154,10 @@ def store_folder(data: DataConfig) -> Location:
 
 
 def existing_store(data: DataConfig, tokenizer: Tokenizer, sources: Sequence[Source]) -> TokenStore | None:
-    """Open the token store of ``data``, None without one; ``ValueError`` if it was built with other settings."""
+    """Open the token store of ``data``; return None if it does not exist.
+
+    Raises ``ValueError`` if the store was built with other settings or is damaged.
+    """
     folder = store_folder(data)
     if not (folder / META_NAME).is_file():
         return None
@@ -171,9 +174,9 @@ def existing_store(data: DataConfig, tokenizer: Tokenizer, sources: Sequence[Sou
 def chunk_folder(folder: Location, settings: dict[str, Any], sources: Sequence[Source], cut: str) -> Location:
     """Create the folder for the chunks of an unfinished store, and remove chunks of other settings.
 
-    ``cut`` names the method of cutting the text: chunks of different methods do not fit together.
+    ``cut`` names the method that splits the text into chunks: chunks of different methods cannot be combined.
     """
-    # A file that is edited between two starts must not be combined with chunks of its older version.
+    # If a file is edited between two builds, the chunks of its older version must not be used.
     paths = [source.path for source in sources]
     versions = [path.version() if isinstance(path, ObjectPath) else path.stat().st_mtime_ns for path in paths]
     state = json.dumps([settings, versions, cut])
@@ -193,9 +196,10 @@ def build_store(
     workers: Workers,
     report: Callable[[str], None],
 ) -> TokenStore:
-    """Tokenize ``sources`` into ``folder``, or continue a killed build, of which finished chunks are kept.
+    """Build the token store of ``sources`` in ``folder``; keep the finished chunks of an interrupted build.
 
-    The caller holds ``folder`` (``workers.exclusive``). ``ValueError`` if the corpus yields no token.
+    The caller must hold the lock of ``folder`` (``workers.exclusive``). Raises ``ValueError`` if the corpus yields
+    no tokens.
     """
     settings = store_settings(data, tokenizer, sources)
     chunks = chunk_folder(folder, settings, sources, "all in one")
@@ -228,7 +232,7 @@ def remove_chunks(folder: Location, but: Location | None = None) -> None:
 
 
 def cut_documents(sources: Sequence[Source], data: DataConfig) -> Iterator[list[list[str]]]:
-    """Yield the documents of all sources in lists of about ``CHUNK_CHARACTERS``."""
+    """Yield the documents of all sources in lists of about ``CHUNK_CHARACTERS`` characters."""
     chunk: list[list[str]] = []
     size = 0
     for source in sources:
@@ -249,7 +253,7 @@ def cached_tokenizer(vocab: str, lower_case: bool) -> Tokenizer:
 
 
 def tokenize_chunk(path: Location, documents: list[list[str]], vocab: str, lower_case: bool, segmenter: str) -> int:
-    """Job: tokenize documents into the chunk file ``path``; return the number of characters."""
+    """Tokenize documents into the chunk file ``path`` (a job of a worker); return the number of characters."""
     tokenizer = cached_tokenizer(vocab, lower_case)
     texts = [sentence for document in documents for sentence in document]
     arrays = {}
@@ -274,7 +278,10 @@ def _id_dtype(tokenizer: Tokenizer) -> str:
 
 
 def _encode_segmented(tokenizer: Tokenizer, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return ids, number per text, and word starts: of jieba in Chinese text, of the tokenizer elsewhere."""
+    """Return the token ids, the number of tokens per text, and the word starts.
+
+    jieba determines the words of Chinese text; the tokenizer determines all other words.
+    """
     jieba = load_jieba()
     ids: list[int] = []
     lengths, starts = [], []
@@ -292,7 +299,7 @@ def _encode_segmented(tokenizer: Tokenizer, texts: Sequence[str]) -> tuple[np.nd
 
 
 def load_jieba() -> Any:
-    """Import the word segmenter jieba; ``ValueError`` if it is not installed."""
+    """Import the word segmenter jieba. Raises ``ValueError`` if it is not installed."""
     try:
         import jieba
     except ImportError:
@@ -307,9 +314,9 @@ def load_jieba() -> Any:
 def merge_chunks(
     folder: Location, chunks: Sequence[Location], settings: dict[str, Any], tokenizer: Tokenizer
 ) -> None:
-    """Join the chunks into the arrays of the store, one chunk at a time, and write ``store.json``.
+    """Concatenate the chunks into the arrays of the store, one chunk at a time, and write ``store.json``.
 
-    ``ValueError`` if the chunks contain no token.
+    Raises ``ValueError`` if the chunks contain no tokens.
     """
     remove_scratch(folder)
     in_store = isinstance(folder, ObjectPath)
@@ -334,7 +341,7 @@ def merge_chunks(
         for file in files.values():
             file.close()
     if not tokens:
-        raise ValueError("data.corpus: the corpus yields no token; name text that the vocabulary covers")
+        raise ValueError("data.corpus: the corpus yields no tokens; use other text or another vocabulary")
     for name in _ARRAYS:
         if name != "word_starts" or settings["data.word_segmenter"] != "none":
             built, final = scratch / f"{name}.bin", folder / f"{name}.bin"

@@ -21,26 +21,26 @@ VOCAB_SETTINGS_NAME = "vocabulary.json"
 
 
 def vocabulary_path(data: DataConfig) -> Location:
-    """Return ``data.vocab``, or the path of the trained vocabulary."""
+    """Return ``data.vocab``, or if it is empty, the path of the trained vocabulary."""
     name = FILE_NAMES["wordpiece" if data.tokenizer == "wordpiece" else "sentencepiece"]
     return location(data.vocab) if data.vocab else location(data.shards) / name
 
 
 def load_vocabulary(data: DataConfig, path: Location, vocab_size: int) -> Tokenizer:
-    """Load the tokenizer; ``ValueError`` if it has more than ``vocab_size`` pieces."""
+    """Load the tokenizer from ``path``. Raises ``ValueError`` if it has more than ``vocab_size`` pieces."""
     if isinstance(path, ObjectPath) and not path.is_file():
         raise ValueError(f"{path}: no such vocabulary file (data.vocab)")
     tokenizer = load_tokenizer(local_copy(path), lower_case=data.lower_case)
     if tokenizer.vocab_size > vocab_size:
         raise ValueError(
             f"model.vocab_size: {vocab_size} is less than the {tokenizer.vocab_size} pieces of {path}; "
-            f"give --model.vocab_size {tokenizer.vocab_size}"
+            f"set --model.vocab_size {tokenizer.vocab_size}"
         )
     return tokenizer
 
 
 def _vocabulary_settings(data: DataConfig, vocab_size: int, sources: Sequence[Source] | None) -> dict[str, Any]:
-    """Return the settings that determine a trained vocabulary, with the corpus if ``sources`` are known."""
+    """Return the settings that determine a trained vocabulary, with the corpus unless ``sources`` is None."""
     settings = {
         "data.tokenizer": data.tokenizer,
         "data.lower_case": data.lower_case,
@@ -54,7 +54,7 @@ def _vocabulary_settings(data: DataConfig, vocab_size: int, sources: Sequence[So
 
 
 def sources_if_there(data: DataConfig) -> list[Source] | None:
-    """Return the corpus, or None if it is missing: finished vocabularies and shards do not need the text."""
+    """Return the corpus, or None if it is missing: existing vocabularies and shards do not need it."""
     try:
         return corpus_of(data)
     except ValueError:
@@ -62,9 +62,9 @@ def sources_if_there(data: DataConfig) -> list[Source] | None:
 
 
 def existing_vocabulary(data: DataConfig, vocab_size: int) -> tuple[Location, Tokenizer | None]:
-    """Return the path of the vocabulary, and its tokenizer or None if it is missing.
+    """Return the path of the vocabulary, and its tokenizer or None if the file is missing.
 
-    ``ValueError`` if it was trained with other settings.
+    Raises ``ValueError`` if the vocabulary was trained with other settings.
     """
     path = vocabulary_path(data)
     if not data.vocab:
@@ -74,12 +74,12 @@ def existing_vocabulary(data: DataConfig, vocab_size: int) -> tuple[Location, To
         if settings.is_file():
             recorded = json.loads(settings.read_text())
             wanted = _vocabulary_settings(data, vocab_size, sources_if_there(data))
-            # Older records do not list the corpus.
+            # Older files of settings do not list the corpus.
             wanted = {name: value for name, value in wanted.items() if name in recorded}
             if changed := differences(recorded, wanted, "vocabulary"):
                 raise ValueError(
-                    f"{path}: trained with other settings: {changed}; set them back, name the file in data.vocab "
-                    "to use it anyway, or name another folder in data.shards"
+                    f"{path}: trained with other settings: {changed}; set them back, set data.vocab to this file "
+                    "to use it anyway, or set data.shards to another folder"
                 )
     return path, load_vocabulary(data, path, vocab_size)
 
@@ -115,11 +115,14 @@ def training_texts(data: DataConfig, sources: Sequence[Source]) -> Iterator[str]
 def ensure_vocabulary(
     data: DataConfig, *, vocab_size: int, report: Report, output: Location | None = None
 ) -> Location:
-    """Train a vocabulary at ``output``, or the one of ``ensure_data`` unless it exists; return its path."""
+    """Train a vocabulary and write it to ``output``; return its path.
+
+    If ``output`` is None, train the vocabulary of ``ensure_data`` unless it exists.
+    """
     if output is not None:
         return _write_vocabulary(data, corpus_of(data), output, vocab_size, report)
     if not data.shards and not data.vocab:
-        raise ValueError("data.shards: not set; name the folder of the vocabulary, or use --output FILE")
+        raise ValueError("data.shards: not set; set it to the folder of the vocabulary, or use --output FILE")
     path, tokenizer = existing_vocabulary(data, vocab_size)
     if tokenizer is None:
         with exclusive(location(data.shards)):
@@ -128,7 +131,8 @@ def ensure_vocabulary(
 
 
 def train_in_place(data: DataConfig, sources: Sequence[Source], vocab_size: int, report: Report) -> Location:
-    """Train the vocabulary at ``vocabulary_path``; the caller holds its folder."""
+    """Train the vocabulary and write it to ``vocabulary_path(data)``. The caller must hold the lock of its
+    folder."""
     path = vocabulary_path(data)
     settings = _vocabulary_settings(data, vocab_size, sources)
     write_whole(path.with_name(VOCAB_SETTINGS_NAME), json.dumps(settings, sort_keys=True, indent=1) + "\n")
@@ -145,7 +149,7 @@ def _write_vocabulary(
 
 
 def _train_on_corpus(data: DataConfig, sources: Sequence[Source], output: Location, vocab_size: int) -> Location:
-    """Job: train the vocabulary and write it to ``output``."""
+    """Train the vocabulary and write it to ``output`` (a job of a worker)."""
     from data_pipeline.text.vocabulary_training import train_vocabulary
 
     return train_vocabulary(

@@ -21,7 +21,7 @@ from bert_jax.io.storage import Location, ObjectPath
 
 R = TypeVar("R")
 _SCRATCH = "scratch-"
-_PROCESS = uuid.uuid4().hex[:8]  # workers on several machines may share a folder, and have equal process numbers
+_PROCESS = uuid.uuid4().hex[:8]  # workers on several machines may share a folder and have equal process ids
 
 
 def processor_count() -> int:
@@ -30,11 +30,12 @@ def processor_count() -> int:
 
 
 class Workers:
-    """Context manager of ``count`` processes that run jobs, which are module-level functions.
+    """Context manager for a pool of ``count`` processes that run jobs; a job is a module-level function.
 
-    With a count of 1, jobs run in this process unless ``apart`` is true: a signal can interrupt the wait for
-    another process, but not a long call into a library. Library threads are disabled with several processes. An
-    exception or an interrupt in the block kills the processes and drops their jobs.
+    If ``count`` is 1, jobs run in this process or, with ``apart``, in one other process, because a signal can
+    interrupt the wait for another process, but not a long call into a library. If ``count`` is above 1, the threads
+    of the tokenizers library are disabled. An exception or an interrupt in the block kills the processes and
+    discards their jobs.
     """
 
     def __init__(self, count: int, *, apart: bool = False) -> None:
@@ -57,9 +58,10 @@ class Workers:
             self._executor.shutdown(wait=True, cancel_futures=True)
 
     def run(self, job: Callable[..., R], arguments: Iterable[tuple[Any, ...]]) -> Iterator[R]:
-        """Yield ``job(*a)`` for every a in the order of completion; arguments are drawn as jobs finish.
+        """Yield ``job(*values)`` for each tuple ``values`` in ``arguments``, in order of completion.
 
-        An exception of a job is raised here; ``ValueError`` if a process was killed.
+        ``arguments`` is consumed lazily, as jobs finish. An exception of a job is re-raised. Raises ``ValueError``
+        if a process was killed.
         """
         if self._executor is None:
             for values in arguments:
@@ -80,19 +82,19 @@ class Workers:
         except BrokenProcessPool:
             fewer = ", with fewer data.workers" if self.count > 1 else ""
             raise ValueError(
-                f"one of {self.count} worker processes was killed (out of memory?); "
+                f"one of {self.count} worker processes was killed, perhaps for lack of memory; "
                 f"finished parts are kept: run again{fewer}"
             ) from None
 
 
 def _start_worker() -> None:
-    # The pool ends its processes with SIGTERM if one of them is killed. SIGINT stays blocked.
+    # If one process is killed, the pool stops the others with SIGTERM. SIGINT stays blocked.
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
     threading.Thread(target=_exit_with_parent, daemon=True).start()
 
 
 def _exit_with_parent() -> None:
-    """Exit with the parent: a killed parent cannot stop its workers, which would wait for jobs forever."""
+    """Exit when the parent exits: a killed parent cannot stop its workers, which would wait for jobs forever."""
     parent = multiprocessing.parent_process()
     if parent is not None:
         connection.wait([parent.sentinel])
@@ -101,16 +103,17 @@ def _exit_with_parent() -> None:
 
 @contextmanager
 def _signals_held() -> Iterator[None]:
-    """Delay SIGINT and SIGTERM to the end of the block, in which processes start.
+    """Delay SIGINT and SIGTERM to the end of the block, in which worker processes start.
 
-    The new processes inherit the blocked SIGINT: Ctrl-C, which reaches the whole group, must reach the parent only.
+    The new processes inherit the blocked SIGINT, because Ctrl-C is sent to the whole process group, but only the
+    parent must handle it.
     """
-    resource_tracker.ensure_running()  # its start with the first process would unblock the signals
+    resource_tracker.ensure_running()  # if it started with the first worker, it would unblock the signals
     numbers = {signal.SIGINT, signal.SIGTERM}
     came: list[int] = []
     handlers = {}
     if threading.current_thread() is threading.main_thread():
-        # A signal blocked in this thread reaches another one (of numpy), and its handler would still run here.
+        # A signal blocked in this thread reaches another (of numpy), but its Python handler still runs in this one.
         handlers = {number: signal.signal(number, lambda number, _: came.append(number)) for number in numbers}
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
     try:
@@ -137,9 +140,10 @@ def _main_module_hidden() -> Iterator[None]:
 
 
 def exclusive(folder: Location) -> AbstractContextManager[None]:
-    """Lock ``folder``, created if missing, for one build; ``ValueError`` if another process holds it.
+    """Create ``folder`` if it is missing, and lock it for one build.
 
-    A folder in an object store is not locked: two builds do the same work twice and write the same bytes.
+    A folder in an object store is not locked: two simultaneous builds do the same work and write the same bytes.
+    Raises ``ValueError`` if another process holds the lock.
     """
     if isinstance(folder, ObjectPath):
         return nullcontext()
@@ -147,18 +151,18 @@ def exclusive(folder: Location) -> AbstractContextManager[None]:
 
 
 def scratch_file(final: Location) -> AbstractContextManager[Path]:
-    """Return a :func:`whole_file` that several processes, on any machine, may use for the same file."""
+    """Return a :func:`whole_file` that several processes, even on several machines, can use for the same file."""
     return whole_file(final, None if isinstance(final, ObjectPath) else scratch_folder(final.parent))
 
 
 def scratch_folder(folder: Path) -> Path:
-    """Create a folder in ``folder`` for the unfinished files of this process, unique among all machines."""
+    """Create a folder for the unfinished files of this process in ``folder``, with a globally unique name."""
     scratch = folder / f"{_SCRATCH}{os.getpid()}-{_PROCESS}"
     scratch.mkdir(exist_ok=True)
     return scratch
 
 
 def remove_scratch(folder: Location) -> None:
-    """Remove the unfinished files that killed processes have left in ``folder``."""
+    """Remove the unfinished files of killed processes from ``folder``."""
     for path in folder.glob(f"{_SCRATCH}*"):
         remove_tree(path)

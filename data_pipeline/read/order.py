@@ -1,13 +1,16 @@
 """The order of training data: a pure function of (seed, data_step).
 
-The records of a folder, in file-name order, are cut into segments of at most ``segment_records`` consecutive
-records. Segment i belongs to lane i mod V. Every lane has the same number of segments, and the sizes of lanes
-differ by at most one record (so a segment may span two files): the borders of files do not influence how often a
-record is read. In every epoch of a lane, its segments are permuted by (seed, lane, epoch); W of them form a window,
-which is read as a whole and whose records are permuted by (seed, lane, epoch, window). A lane that ends starts its
-own next epoch. The first window of most lanes is shorter, so that lanes do not load their windows at the same step.
+The records of a folder, in file-name order, are split into segments of at most ``segment_records`` consecutive
+records. There are V lanes, and segment i belongs to lane i mod V. Every lane has the same number of segments, and
+the sizes of lanes differ by at most one record. A segment may therefore span two files, and file borders do not
+influence how often a record is read.
 
-Row r of a global batch of B rows is drawn from lane r // (B / V), so hosts that feed contiguous rows read
+In every epoch of a lane, its segments are permuted by (seed, lane, epoch). W (``window_segments``) consecutive
+segments of this permutation form a window, which is read as a whole; its records are permuted by (seed, lane,
+epoch, window). After its last window, a lane starts its own next epoch. The first window of most lanes is shorter,
+so that lanes do not load their windows at the same step.
+
+Row r of a global batch of B rows is taken from lane r // (B / V), so hosts that feed contiguous rows read
 contiguous lanes. The order does not depend on hosts, files or time.
 """
 
@@ -27,14 +30,14 @@ from data_pipeline.shards.shard_files import ShardIndex
 
 @dataclass(frozen=True)
 class BatchSizes:
-    """Batch size by data step: ``ramp`` are pairs (steps, size), after which the size is ``final``."""
+    """Batch size of each data step: ``ramp`` is a flat tuple of (steps, size) pairs; then the size is ``final``."""
 
     final: int
     ramp: tuple[int, ...] = ()
 
     @property
     def all(self) -> tuple[int, ...]:
-        """All batch sizes of the ramp, and the final one."""
+        """All batch sizes of the ramp, and the final size."""
         return (*self.ramp[1::2], self.final)
 
     def start(self, data_step: int) -> int:
@@ -58,7 +61,7 @@ def usable_lanes(lanes: int, records: int) -> int:
 
 @dataclass(frozen=True)
 class LaneWindow:
-    """A part of one epoch of a lane that is read as a whole: record ranges [start, stop), and their order.
+    """A part of one epoch of a lane, read as a whole: record ranges [start, stop), and the order of records.
 
     ``order`` permutes the concatenation of the ranges; ``start`` is the first position of the window in the epoch.
     """
@@ -75,7 +78,7 @@ class LaneWindow:
 
 @dataclass(frozen=True)
 class LaneOrder:
-    """Lanes and windows of ``records`` records, as described at the head of this file."""
+    """Lanes and windows of ``records`` records, as described in the docstring of this module."""
 
     records: int
     lanes: int
@@ -98,15 +101,17 @@ class LaneOrder:
 
     @cached_property
     def _segment_starts(self) -> np.ndarray:
-        """First record of every segment, and the number of records: int64[V * segments_per_lane + 1]."""
+        """First record of every segment, then the number of records: int64[V * segments_per_lane + 1]."""
         count = self.segments_per_lane
         sizes = np.array([self.lane_records(v) for v in range(self.lanes)])
         cuts = np.arange(count + 1)[:, None] * sizes // count
         return np.concatenate([[0], np.cumsum(np.diff(cuts, axis=0).ravel())])
 
     def lane_windows(self, lane: int, epoch: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Return the segments of one epoch of a lane in order, and the edges of its windows in segments and
-        records."""
+        """Return the segments of one epoch of a lane in reading order, and the edges of its windows.
+
+        The edges are returned twice: counted in segments, and counted in records.
+        """
         count, window = self.segments_per_lane, self.window_segments
         order = permutation(count, self.seed, 1, lane, epoch)
         first = 1 + lane % window if count > window else count
@@ -116,7 +121,7 @@ class LaneOrder:
         return segments, edges, np.concatenate([[0], np.cumsum(sizes)])[edges]
 
     def window(self, lane: int, position: int) -> tuple[int, LaneWindow]:
-        """Return the epoch and the window of ``position``, the number of records already drawn from ``lane``."""
+        """Return the epoch and the window of ``position``, the number of records already read from ``lane``."""
         epoch, offset = divmod(position, self.lane_records(lane))
         segments, edges, record_edges = self.lane_windows(lane, epoch)
         number = int(np.searchsorted(record_edges, offset, side="right")) - 1
@@ -141,9 +146,10 @@ class HostRows:
 
     @classmethod
     def of(cls, lanes: int, sizes: BatchSizes, rows: Sequence[int] | None) -> "HostRows":
-        """Make the rows of a host (None: all rows).
+        """Return the rows of a host; ``rows`` is None for all rows.
 
-        ``ValueError`` if they are outside the batch, or divide a lane while the batch size changes.
+        Raises ``ValueError`` if a row is outside the batch, or if the rows divide a lane while a ramp changes the
+        batch size.
         """
         rows = tuple(range(sizes.final) if rows is None else map(int, rows))
         if not rows or min(rows) < 0 or max(rows) >= sizes.final:
@@ -162,24 +168,24 @@ class HostRows:
         return len(self.rows) == self.sizes.final
 
     def _of_whole_lanes(self, size: int) -> np.ndarray:
-        """Return the rows, in a batch of ``size`` rows, of all lanes that this host feeds at least in part."""
+        """Return all rows, in a batch of ``size`` rows, of the lanes of which this host feeds at least one row."""
         lanes = list(dict.fromkeys(row // (self.sizes.final // self.lanes) for row in self.rows))
         share = size // self.lanes
         return (np.array(lanes)[:, None] * share + np.arange(share)).ravel()
 
     def cuts_lanes(self) -> bool:
-        """Return True if this host feeds a part of a lane, or its rows are not in the order of lanes."""
+        """Return True if this host feeds only a part of a lane, or if its rows are not sorted by lane."""
         return not np.array_equal(self.rows, self._of_whole_lanes(self.sizes.final))
 
     def at(self, size: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return the lane and the place of each row of this host in a batch of ``size`` rows, int64 each."""
+        """Return the lane, and the index within the lane, of each row of this host in a batch of ``size`` rows."""
         share = size // self.lanes
         rows = np.array(self.rows) if size == self.sizes.final else self._of_whole_lanes(size)
         return rows // share, rows % share
 
 
 def order_facts(index: ShardIndex, data: DataConfig, order: LaneOrder, sizes: BatchSizes) -> dict[str, Any]:
-    """Return all values that determine the order of data, and a fingerprint of them and of the masking."""
+    """Return the values that determine the order of data, and a fingerprint of them and the masking options."""
     shards = json.dumps([[e.records, e.bytes, e.crc32c] for e in index.entries]).encode()
     facts: dict[str, Any] = {
         "training.seed": order.seed,

@@ -1,7 +1,7 @@
 """Input of a pretraining run: shards to batches, in the order of ``data_pipeline.read.order``.
 
 The first map of a tf.data pipeline reads and verifies the serialized examples of a batch (numpy). The second parses
-them in TensorFlow, applies dynamic masking, and makes the features of ``bert_jax.batch``. Both run ahead by
+them in TensorFlow, applies dynamic masking, and creates the features of ``bert_jax.batch``. Both maps run ahead by
 ``data.prefetch`` batches. Damaged records become blank rows, which are counted when a batch is returned.
 """
 
@@ -30,15 +30,15 @@ from data_pipeline.shards.tfexample import encode_examples
 
 _log = logging.getLogger(__name__)
 
-_KEPT_SKIPS = 16  # most skipped ranges in the state, which stays under 1 KB
-_NO_END = 1 << 62  # more steps and epochs than any training has; also the epoch in the keys of held-out masks
-_BASELINE_BATCHES = 2000  # training batches of the unigram distribution: enough for a precise estimate
+_KEPT_SKIPS = 16  # largest number of skipped ranges in the state, which must stay under 1 KB
+_NO_END = 1 << 62  # more steps and epochs than any run has; also the epoch in the keys of held-out masks
+_BASELINE_BATCHES = 2000  # training batches that estimate the unigram distribution
 
 Masker = Callable[[np.ndarray, np.ndarray, np.ndarray, np.ndarray], Sequence[np.ndarray]]
 
 
 class ShardSource:
-    """Batches of the shards that ``config.data`` names (a ``bert_jax.batch.PretrainSource``)."""
+    """The ``bert_jax.batch.PretrainSource`` that reads the shards which ``config.data`` names."""
 
     def __init__(self, config: PretrainConfig, tokenizer: Tokenizer) -> None:
         self._config, self._tokenizer = config, tokenizer
@@ -47,11 +47,11 @@ class ShardSource:
         self._eval: Location | None = location(held_out) if held_out else shards / "eval"
         if not self._eval.is_dir():
             if held_out:
-                raise ValueError(f"data.eval_shards: {held_out} is not a folder; name a folder of shards, or none")
+                raise ValueError(f"data.eval_shards: {held_out} is not a folder; set it to a folder, or omit it")
             self._eval = None
 
     def train(self, rows: list[int]) -> BatchIterator:
-        """Open the endless stream of training batches; this host feeds ``rows``."""
+        """Open the infinite stream of training batches; this host feeds ``rows``."""
         config = self._config
         return pretrain_batches(
             config.data, folder=self._train, lanes=config.lanes, batch_size=config.training.global_batch_size,
@@ -61,7 +61,7 @@ class ShardSource:
     def held_out(
         self, batch_size: int, rows: list[int], max_batches: int
     ) -> Iterator[dict[str, np.ndarray]] | None:
-        """Yield held-out batches, each record once (``max_batches`` 0: all); ``None`` without held-out data."""
+        """Return an iterator over held-out batches (``max_batches`` 0: all), or None without held-out data."""
         if self._eval is None:
             return None
         return eval_batches(
@@ -72,7 +72,8 @@ class ShardSource:
     def unigram_cross_entropy(self) -> float | None:
         """Return the cross-entropy (nats per held-out target) of the unigram distribution of training targets.
 
-        The distribution has add-one smoothing and is that of the first million training records at most.
+        The distribution is estimated with add-one smoothing from at most the first million training records.
+        Returns None if there is no held-out data.
         """
         if self._eval is None:
             return None
@@ -81,9 +82,9 @@ class ShardSource:
         return float(-(held_out @ np.log(train / train.sum())) / held_out.sum())
 
     def _target_counts(self, folder: Location, max_batches: int) -> np.ndarray:
-        """Count how often each id is predicted: int64[vocabulary]."""
+        """Return how often each token id is a target, int64[vocabulary size]."""
         counts = np.zeros(self._config.model.vocab_size, np.int64)
-        # Damaged records are not counted, and must not end the run at its last evaluation.
+        # Damaged records are not counted, and must not stop the run at its last evaluation.
         data = dataclasses.replace(self._config.data, max_blank_records=sys.maxsize)
         batches = eval_batches(
             data, folder=folder, batch_size=512, max_batches=max_batches, tokenizer=self._tokenizer
@@ -98,7 +99,7 @@ class ShardSource:
 
 
 class PretrainBatches(Iterator[tuple[dict[str, np.ndarray], BatchInfo]]):
-    """The endless stream of training batches (a ``bert_jax.batch.BatchIterator``)."""
+    """The infinite stream of training batches (a ``bert_jax.batch.BatchIterator``)."""
 
     def __init__(
         self, index: ShardIndex, layout: Layout, data: DataConfig, order: LaneOrder, sizes: BatchSizes,
@@ -106,7 +107,7 @@ class PretrainBatches(Iterator[tuple[dict[str, np.ndarray], BatchInfo]]):
     ) -> None:  # fmt: skip
         self._layout, self._data, self._order, self._sizes, self._mask = layout, data, order, sizes, mask
         self._records, self._rows = RecordReader(index), rows
-        # With several readers, the training step counts the blank rows of all and stops all processes together.
+        # If several processes read, the training step sums their blank rows and stops all processes together.
         self._blanks = BlankCounter(self._records, data.max_blank_records, at_once=rows.are_all)
         self._order_facts = order_facts(index, data, order, sizes)
         self._data_step = self._skipped_examples = 0
@@ -114,12 +115,13 @@ class PretrainBatches(Iterator[tuple[dict[str, np.ndarray], BatchInfo]]):
         self._stream: _Stream | None = None
 
     def __next__(self) -> tuple[dict[str, np.ndarray], BatchInfo]:
-        """Return the next features and their info.
+        """Return the features of the next batch and its ``BatchInfo``.
 
-        ``DataBudgetError`` above ``data.max_blank_records`` damaged records, if this host feeds all rows.
+        Raises ``DataBudgetError`` if this host feeds all rows and more than ``data.max_blank_records`` records are
+        damaged.
         """
         if self._stream is None:
-            # Threads of a stream that was just closed may still use the old reader, so this one is new.
+            # Threads of a stream that was just closed may still use the old reader, so a new reader is created.
             reader = LaneReader(self._records, self._order, self._sizes, self._rows)
 
             def keys(raw: RawBatch) -> np.ndarray:
@@ -141,7 +143,7 @@ class PretrainBatches(Iterator[tuple[dict[str, np.ndarray], BatchInfo]]):
         return {name: batch[name] for name in PRETRAIN_FEATURES}, info
 
     def skip(self, batches: int) -> None:
-        """Skip the next ``batches`` batches (after a loss spike) and record the range in the state."""
+        """Skip the next ``batches`` batches, as after a loss spike, and record the range in the state."""
         if batches <= 0:
             raise ValueError(f"batches to skip: {batches} is not allowed; allowed: 1 or more")
         start, stop = self._data_step, self._data_step + batches
@@ -153,7 +155,7 @@ class PretrainBatches(Iterator[tuple[dict[str, np.ndarray], BatchInfo]]):
         self.close()
 
     def state(self) -> dict[str, Any]:
-        """Return the position after the last returned batch (not the last one read ahead): JSON under 1 KB."""
+        """Return the position after the last returned batch (not the last batch read ahead), as JSON below 1 KB."""
         return {
             "data_step": self._data_step,
             "skipped": [list(pair) for pair in self._skipped],
@@ -164,7 +166,10 @@ class PretrainBatches(Iterator[tuple[dict[str, np.ndarray], BatchInfo]]):
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Continue after ``state``; ``ValueError`` with the differences if it belongs to another order of data."""
+        """Continue at the position ``state``.
+
+        Raises ``ValueError``, which lists the differences, if ``state`` belongs to another order of data.
+        """
         if state["fingerprint"] != self._order_facts["fingerprint"]:
             differences = [
                 f"{key} was {was}, now {self._order_facts.get(key)}"
@@ -182,7 +187,7 @@ class PretrainBatches(Iterator[tuple[dict[str, np.ndarray], BatchInfo]]):
         self.close()
 
     def close(self) -> None:
-        """Stop reading ahead; the next call for a batch resumes it."""
+        """Stop reading ahead; the next call of ``__next__`` resumes it."""
         if self._stream is not None:
             self._stream.close()
         self._stream = None
@@ -194,9 +199,10 @@ def pretrain_batches(
 ) -> PretrainBatches:  # fmt: skip
     """Open the training stream of the indexed shards in ``folder``.
 
-    ``lanes`` divides every batch size; ``batch_ramp`` are pairs (steps, batch size) before ``batch_size``; ``rows``
-    are the rows of the global batch that this host feeds (None: all). Dynamic masking needs the tokenizer; without
-    it, ids are not checked. ``ValueError`` (one line) without an index, or if the shards do not fit the config.
+    ``lanes`` must divide every batch size; ``batch_ramp`` lists (steps, batch size) pairs that precede
+    ``batch_size``; ``rows`` are the rows of the global batch that this host feeds (None: all). Dynamic masking
+    requires ``tokenizer``; without a tokenizer, ids are not checked. Raises ``ValueError`` (one line) if the index
+    is missing, or if the shards do not match the config.
     """
     index = read_index(folder)
     layout = check_layout(index, data, tokenizer)
@@ -212,7 +218,7 @@ def pretrain_batches(
     host_rows = HostRows.of(usable, sizes, rows)
     if host_rows.cuts_lanes():
         _log.warning(
-            "data.lanes: several processes read the same of %d lanes, which takes more time and memory; use a "
+            "data.lanes: several processes read the same lanes (of %d), which costs time and memory; use a "
             "multiple of the number of processes", usable,
         )  # fmt: skip
     return PretrainBatches(index, layout, data, order, sizes, host_rows, _masker(data, tokenizer))
@@ -227,9 +233,9 @@ def eval_batches(
 ) -> Iterator[dict[str, np.ndarray]]:  # fmt: skip
     """Yield each held-out record once, in file order; the last batch is padded with blank rows.
 
-    ``max_batches`` above 0 limits the number of batches. Masks, also dynamic ones, are the same in every call. The
-    call itself checks the shards. ``DataBudgetError`` while iterating, or after the last batch if other hosts feed
-    some of the rows, because they need all batches.
+    ``max_batches`` above 0 limits the number of batches. Masks, including dynamic masks, are the same in every
+    call. The call checks the shards before the first batch. Raises ``DataBudgetError`` during the iteration, or
+    after the last batch if other hosts feed some of the rows, because these hosts need all batches.
     """
     index = read_index(folder)
     layout = check_layout(index, data, tokenizer)
@@ -258,8 +264,10 @@ def eval_batches(
 
 
 def _masker(data: DataConfig, tokenizer: Tokenizer | None) -> Masker | None:
-    """Return a function (ids, word starts, input mask, keys) -> (masked ids, positions, labels, weights), or
-    None."""
+    """Return a function (ids, word starts, input mask, keys) -> (masked ids, positions, labels, weights).
+
+    Returns None with static masking.
+    """
     if data.masking != "dynamic":
         return None
     if tokenizer is None:
@@ -277,10 +285,10 @@ def _masker(data: DataConfig, tokenizer: Tokenizer | None) -> Masker | None:
 
 
 class _Stream(Iterator[dict[str, np.ndarray]]):
-    """Iterator over batches ``steps[0]`` to ``steps[1] - 1``, read ahead: features, ``status`` and ``numbers``.
+    """Iterator over batches [steps[0], steps[1]), which reads ahead: features, ``status`` and ``numbers``.
 
-    ``close``, or the end of the interpreter, ends its threads: a thread that calls Python later would hang or abort
-    the process.
+    ``close`` stops its threads, and is called when the interpreter exits: a thread that called Python after that
+    would hang or abort the process.
     """
 
     def __init__(
@@ -291,7 +299,7 @@ class _Stream(Iterator[dict[str, np.ndarray]]):
         kinds = {"int64": np.int64, "float": np.float32}
         empty = {stored: np.zeros((1, length), kinds[kind]) for stored, kind, length in layout.features.values()}
         (blank,) = encode_examples(empty)
-        # TensorFlow never releases `fetch`, which therefore must not hold the reader or this object.
+        # TensorFlow never releases `fetch`, so `fetch` must not refer to the reader or to this object.
         self._failures = failures = list[StorageError]()
         readers = [read]
 
@@ -299,7 +307,7 @@ class _Stream(Iterator[dict[str, np.ndarray]]):
             try:
                 raw = readers[0](int(step))
             except StorageError as error:
-                failures.append(error)  # TensorFlow passes on only the text of an exception
+                failures.append(error)  # TensorFlow reports only the text of an exception
                 raise
             live = np.array([record is not None for record in raw.records])
             records = [blank if record is None else record for record in raw.records]
@@ -327,7 +335,7 @@ class _Stream(Iterator[dict[str, np.ndarray]]):
         )
 
     def __next__(self) -> dict[str, np.ndarray]:
-        """Return the next batch; ``StorageError`` if its object store is not available any more."""
+        """Return the next batch. Raises ``StorageError`` if the object store is no longer available."""
         try:
             return next(self._iterator[0])
         except load_tensorflow().errors.OpError:
@@ -340,7 +348,7 @@ def _parse(
     tf: Any, layout: Layout, data: DataConfig, mask: Masker | None,
     records: Any, live: Any, status: Any, numbers: Any, keys: Any,
 ) -> dict[str, Any]:  # fmt: skip
-    """Make the features of a batch from serialized examples (graph code); rows that are not ``live`` are zero."""
+    """Return the features of a batch of serialized examples (graph code); rows that are not ``live`` are zero."""
     kinds = {"int64": tf.int64, "float": tf.float32}
     spec = {
         stored: tf.io.FixedLenFeature([length], kinds[kind]) for stored, kind, length in layout.features.values()

@@ -1,7 +1,8 @@
 """Readers of indexed shards, which check every byte against the index and report damage without an exception.
 
 A record is damaged if any byte of its frame (length, checksums, payload) differs from the index, or if it cannot be
-read. It is returned as None with the reason, so that the positions of later records do not change.
+read. Instead of a damaged record, None and the reason are returned, so the positions of later records do not
+change.
 """
 
 import logging
@@ -34,23 +35,23 @@ REASONS = (
     "is good",
     "cannot be read: the file is missing or unreadable",
     "is beyond the end of the file",
-    "has another length, or a damaged length checksum",
-    "has another checksum stored with it",
-    "has other contents than in the index (checksum)",
+    "has another length than in the index, or a damaged length checksum",
+    "has another stored checksum than in the index",
+    "has contents that do not match the checksum in the index",
     "has token ids outside the vocabulary",
 )
 UNREADABLE, BEYOND_END, BAD_LENGTH, BAD_FOOTER, BAD_PAYLOAD, BAD_IDS = range(1, len(REASONS))
 
 _BLOCK = 1024  # records between the byte offsets that are kept in memory
 _LOADERS = 4  # threads that read windows of several lanes
-_WHOLE_WINDOWS = 4  # most windows that are read as a whole for one batch
+_WHOLE_WINDOWS = 4  # largest number of windows that are read as a whole for one batch
 _REQUESTS = 16  # concurrent requests to an object store
-_NAMED_BLANKS = 100  # most damaged records that are logged one by one; more only when their number doubles
+_NAMED_BLANKS = 100  # damaged records that are logged one by one; after them, only if the count is a power of two
 
 
 @dataclass
 class _Loaded:
-    """Bytes of record ranges; per record in reading order: number, place of the payload, checksum, status."""
+    """Bytes of record ranges; per record in reading order: number, offsets of payload, checksum, status."""
 
     data: memoryview
     numbers: np.ndarray  # record numbers
@@ -60,7 +61,7 @@ class _Loaded:
     status: list[int]
 
     def __getitem__(self, place: int) -> tuple[bytes | None, int]:
-        """Return (payload, 0), or (None, status) of a damaged record."""
+        """Return (payload, 0), or (None, status) if the record is damaged."""
         if self.status[place]:
             return None, self.status[place]
         payload = bytes(self.data[self.starts[place] : self.ends[place]])
@@ -70,7 +71,7 @@ class _Loaded:
 
 
 class RecordReader:
-    """Reader of ranges of records, which are numbered through all shards of an index in file-name order."""
+    """Reader of ranges of records; records are numbered consecutively across all shards in file-name order."""
 
     def __init__(self, index: ShardIndex) -> None:
         self.index = index
@@ -101,7 +102,7 @@ class RecordReader:
         return int(self._block_offsets(shard)[block]) + int(rest.sum(dtype=np.int64)) + len(rest) * FRAME_BYTES
 
     def _pieces(self, ranges: tuple[tuple[int, int], ...]) -> list[tuple[int, int, int]]:
-        """Cut the ranges at file borders: (shard, first record in the file, end)."""
+        """Split the ranges at file borders; return (shard, first record in the file, end record in the file)."""
         pieces = []
         for start, stop in ranges:
             shard = int(np.searchsorted(self._first, start, side="right")) - 1
@@ -155,7 +156,7 @@ class _Request(NamedTuple):
 
 
 class LocalFiles:
-    """Shards in a local folder, read by ``loaders`` threads; at most ``whole_windows`` windows for one batch."""
+    """Shards in a local folder: ``loaders`` threads read at most ``whole_windows`` whole windows for one batch."""
 
     loaders, whole_windows = _LOADERS, _WHOLE_WINDOWS
 
@@ -163,7 +164,7 @@ class LocalFiles:
         self._folder = folder
 
     def read(self, requests: Sequence[_Request]) -> list[int]:
-        """Fill the targets; return the number of bytes read per request, -1 for an unreadable file."""
+        """Fill the targets; return the number of bytes read for each request, or -1 for an unreadable file."""
         files: dict[str, int] = {}
         try:
             return [self._read(request, files) for request in requests]
@@ -194,7 +195,10 @@ class ObjectFiles:
         self._pool = ThreadPoolExecutor(_REQUESTS, thread_name_prefix="object-store")
 
     def read(self, requests: Sequence[_Request]) -> list[int]:
-        """Read as :meth:`LocalFiles.read` does; ``StorageError`` if the store or the whole folder is lost."""
+        """Read as :meth:`LocalFiles.read` does.
+
+        Raises ``StorageError`` if the object store is not available or the whole folder is missing.
+        """
         return list(self._pool.map(self._read, requests))
 
     def _read(self, request: _Request) -> int:
@@ -202,9 +206,9 @@ class ObjectFiles:
         try:
             content = (self._folder / name).read_range(offset, len(target))
         except FileNotFoundError:
-            # A lost file is damage, as it is locally. If the index is lost too, nothing more can be read.
+            # A missing file is damage, as in a local folder. If the index is missing too, nothing more can be read.
             if not (self._folder / INDEX_NAME).is_file():
-                raise StorageError(f"{self._folder}: the shards are lost; restore them and run again") from None
+                raise StorageError(f"{self._folder}: the shards are missing; restore them and run again") from None
             return -1
         target[: len(content)] = content
         return len(content)
@@ -212,7 +216,7 @@ class ObjectFiles:
 
 @dataclass(frozen=True)
 class RawBatch:
-    """Rows of one batch before parsing: payloads (None where damaged), status, record numbers, lane epochs."""
+    """Rows of one batch before parsing: payloads (None if missing), status, record numbers, epochs of the lanes."""
 
     records: list[bytes | None]
     status: np.ndarray
@@ -221,7 +225,7 @@ class RawBatch:
 
 
 class LaneReader:
-    """Reader of training batches, in the order of lanes and windows; keeps one window per lane of its rows."""
+    """Reader of training batches in the order of lanes and windows; keeps one window per lane in memory."""
 
     def __init__(self, reader: RecordReader, order: LaneOrder, sizes: BatchSizes, rows: HostRows) -> None:
         self.reader, self.order, self.sizes, self.rows = reader, order, sizes, rows
@@ -244,10 +248,11 @@ class LaneReader:
         return RawBatch(list(records), *(np.array(column, np.int64) for column in columns))
 
     def _load_together(self, lanes: list[int], position: int, share: int) -> None:
-        """Load ``position`` in all ``lanes``; this batch has ``share`` records of each.
+        """Load the records from ``position`` on in all ``lanes``; this batch has ``share`` records of each lane.
 
-        To read many windows for one batch would delay it, at the start of training by a second. So only some
-        windows are read as a whole; the other lanes get single records for some batches, and their windows later.
+        Reading many whole windows for one batch would delay the batch, by a second at the start of training.
+        Therefore only some windows are read as a whole; from the other lanes, single records are read for some
+        batches, and their windows later.
         """
         held, files = self._windows, self.reader.files
         missing = [v for v in lanes if v not in held or not held[v][0] <= position < held[v][1]]
@@ -264,7 +269,7 @@ class LaneReader:
             load(0)
 
     def _load(self, lane: int, position: int, count: int | None = None) -> tuple[int, int, int, _Loaded]:
-        """Read the window of ``position``, or only ``count`` of its records from ``position`` on."""
+        """Read the window that contains ``position``, or only ``count`` of its records from ``position`` on."""
         self._windows.pop(lane, None)
         epoch, window = self.order.window(lane, position)
         first = epoch * self.order.lane_records(lane) + window.start
@@ -279,7 +284,7 @@ class LaneReader:
 
 
 class SequentialReader:
-    """Reader of held-out batches, in file order, each record once; rows after the last record have no payload."""
+    """Reader of held-out batches in file order, each record once; rows after the last record have no payload."""
 
     def __init__(self, reader: RecordReader, batch_size: int, rows: HostRows) -> None:
         self.reader, self.batch_size = reader, batch_size
@@ -288,7 +293,7 @@ class SequentialReader:
         self._rows = lanes * share + places
 
     def batch(self, number: int) -> RawBatch:
-        """Read the rows of batch ``number`` that this host feeds; filler rows have status 0 and unused numbers."""
+        """Read the rows of batch ``number`` that this host feeds; rows after the last record have status 0."""
         wanted = number * self.batch_size + self._rows
         exists = wanted < self.reader.index.records
         records: list[bytes | None] = [None] * len(wanted)
@@ -302,8 +307,11 @@ class SequentialReader:
 
 
 class BlankCounter:
-    """Counter and log of blank rows, which raises ``DataBudgetError`` above the budget: ``at_once``, or only in
-    :meth:`check` if this process reads a part of the rows and others wait for them."""
+    """Counter and log of blank rows, which raises ``DataBudgetError`` if there are more than ``budget``.
+
+    With ``at_once``, :meth:`add` raises the error. Otherwise only :meth:`check` raises it: this process reads only
+    a part of the rows, and other processes wait for them.
+    """
 
     def __init__(self, reader: RecordReader, budget: int, *, at_once: bool) -> None:
         self.reader, self.budget, self.at_once, self.count = reader, budget, at_once, 0
@@ -311,7 +319,7 @@ class BlankCounter:
         self._named: set[int] = set()
 
     def add(self, batch: Mapping[str, np.ndarray]) -> None:
-        """Count the blank rows of a batch; ``DataBudgetError`` leaves the count unchanged."""
+        """Count the blank rows of a batch; if ``DataBudgetError`` is raised, the count remains unchanged."""
         damaged = np.flatnonzero(batch["status"])
         if not len(damaged):
             return
@@ -326,7 +334,7 @@ class BlankCounter:
         if self.count + more > self.budget:
             raise DataBudgetError(
                 f"{self.count + more} damaged records, more than data.max_blank_records ({self.budget}); restore "
-                f"the shards or allow more; the last: {self._last}"
+                f"the shards or increase this option; the last damaged record: {self._last}"
             )
 
     def _name(self, number: int, reason: int) -> str:

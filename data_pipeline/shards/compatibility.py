@@ -1,4 +1,4 @@
-"""Checks of shards against the config: settings of the build and features in the index, before a record is read."""
+"""Checks of shards against the config before a record is read: settings of the build, and features in the index."""
 
 import logging
 from collections.abc import Mapping
@@ -13,9 +13,9 @@ from data_pipeline.shards.shard_files import ShardIndex
 
 _log = logging.getLogger(__name__)
 
-# The Model Garden writes these names when asked for its second version of the features.
+# The TensorFlow Model Garden writes these names in version 2 of its features.
 _OTHER_NAMES = {"input_ids": "input_word_ids", "segment_ids": "input_type_ids"}
-_STAT_THREADS = 16  # an object store answers slowly, but many at once
+_STAT_THREADS = 16  # an object store has a high latency, but serves many requests at the same time
 _MASKED = ("masked_lm_positions", "masked_lm_ids", "masked_lm_weights")
 _MASKING = (
     "max_predictions", "mask_unit", "mask_fraction", "mask_token_share", "random_token_share",
@@ -31,10 +31,10 @@ _SHARDS_PER_EVAL_SHARD = 16
 
 
 def shard_settings(data: DataConfig, tokenizer: Tokenizer, split: str) -> dict[str, Any]:
-    """Return every setting that determines the bytes of a split's shards, by its name in the config.
+    """Return the settings that determine the bytes of the shards of a split, under their names in the config.
 
-    Held-out text gets one pass and a sixteenth of the shards. The settings of dynamic masking, which happens at
-    read time, are not among them.
+    The eval split gets one pass and a sixteenth of the shards. The options of dynamic masking are not included,
+    because it is applied at read time.
     """
     names = [*_ALWAYS, *(_MASKING if data.masking == "static" else ())]
     if data.masking == "static" and data.mask_unit == "span":
@@ -47,11 +47,11 @@ def shard_settings(data: DataConfig, tokenizer: Tokenizer, split: str) -> dict[s
 
 
 def differences(recorded: Mapping[str, Any], wanted: Mapping[str, Any], owner: str) -> str:
-    """Return ``name: OWNER X, config Y, ...`` for the settings that differ between the two, "" if none does."""
+    """Return ``name: OWNER X, config Y, ...`` for the settings that differ, or "" if all are equal."""
 
     def short(value: Any) -> str:
         if isinstance(value, list) and value:
-            return f"{len(value)} file(s) from {value[0][0]} on, {sum(size for _, size in value):,} bytes"
+            return f"{len(value)} file(s), first {value[0][0]}, {sum(size for _, size in value):,} bytes"
         text = str(value)
         return text[:12] + "..." if len(text) == 64 else text
 
@@ -67,16 +67,19 @@ def differences(recorded: Mapping[str, Any], wanted: Mapping[str, Any], owner: s
 
 @dataclass(frozen=True)
 class Layout:
-    """Features to parse, and their limits."""
+    """Features to parse, and the number of valid token ids."""
 
     # Name in google-research/bert -> (name in the files, kind, values per record).
     features: dict[str, tuple[str, str, int]]
-    has_labels: bool  # of next sentence or sentence order
+    has_labels: bool  # True with labels of next sentence or sentence order
     vocab_size: int | None  # None: ids are not checked
 
 
 def check_layout(index: ShardIndex, data: DataConfig, tokenizer: Tokenizer | None) -> Layout:
-    """Return the features to parse; ``ValueError`` for the first difference between shards and config."""
+    """Return the features to parse.
+
+    Raises ``ValueError`` with the first difference between the shards and the config.
+    """
     folder, stored_features = index.folder, index.features
     if not index.records:
         raise ValueError(f"{folder}: the shards contain no records; build them again with more text")
@@ -95,14 +98,14 @@ def check_layout(index: ShardIndex, data: DataConfig, tokenizer: Tokenizer | Non
         stored = name if name in stored_features else _OTHER_NAMES.get(name, name)
         if stored not in stored_features:
             raise ValueError(
-                f"{folder}: the shards lack the feature {name}; they have {', '.join(sorted(stored_features))}"
+                f"{folder}: the shards lack the feature {name}; they contain {', '.join(sorted(stored_features))}"
             )
         summary = stored_features[stored]
         if (summary.min_length, summary.max_length) != (length, length):
             option = {data.seq_length: "data.seq_length"}.get(length, "data.max_predictions")
             option = "one label" if name == "next_sentence_labels" else f"{option} {length}"
             lengths_found = " to ".join(map(str, sorted({summary.min_length, summary.max_length})))
-            raise ValueError(f"{folder}: {name} has {lengths_found} values a record, but the config needs {option}")
+            raise ValueError(f"{folder}: {name} has {lengths_found} values per record; the config needs {option}")
         features[name] = (stored, summary.kind, length)
     _check_ranges(index, features, tokenizer)
     return Layout(features, has_labels, tokenizer.vocab_size if tokenizer else None)
@@ -124,12 +127,12 @@ def _check_ranges(
             if summary is None or (summary.min_value >= 0 and summary.max_value < limit):
                 continue
             what = f"{name} from {summary.min_value} to {summary.max_value}, allowed: 0 to {limit - 1}"
-            remedy = "these shards were made with another vocabulary" if "ids" in name else "build the shards again"
+            remedy = "the shards were built with another vocabulary" if "ids" in name else "build the shards again"
             raise ValueError(f"{index.folder / entry.name}: {what}; {remedy}")
 
 
 def warn_of_changed_files(index: ShardIndex) -> None:
-    """Log a warning for each file that is missing or differs in size from the index."""
+    """Log a warning for each shard that is missing or has another size than in the index."""
 
     def size_of(path: Location) -> int | None:
         try:
@@ -149,5 +152,5 @@ def warn_of_changed_files(index: ShardIndex) -> None:
         if size != entry.bytes:
             now = "is missing" if size is None else f"has {size} bytes"
             _log.warning(
-                "%s %s, but %d bytes in the index: damaged records become blank rows", path, now, entry.bytes
+                "%s %s, but the index has %d bytes: damaged records become blank rows", path, now, entry.bytes
             )

@@ -1,10 +1,10 @@
 """The on-disk format: TFRecord shards, the index of a shard folder, and its manifest.
 
-A shard is a TFRecord file of serialized tf.train.Examples with google-research/bert's feature names. The index
-(one file per folder, ``records.index``) lists the name, records, size, crc32c, feature shapes and value ranges of
-each shard, and the length and crc32c of each record: any record is one seek away and any damaged byte is detected.
-The manifest (``manifest.json``) records the settings and counts of the build. None of the three contains times,
-paths or worker counts, and all are written atomically.
+A shard is a TFRecord file of serialized tf.train.Examples with google-research/bert's feature names. The index (one
+file per folder, ``records.index``) lists the name, records, size, crc32c, feature shapes and value ranges of each
+shard, and the length and crc32c of each record, so any record can be read with one seek and any damaged byte is
+detected. The manifest (``manifest.json``) records the settings and counts of the build. None of these files
+contains times, paths or worker counts; all are written atomically.
 """
 
 import json
@@ -25,7 +25,7 @@ from data_pipeline.shards.tfexample import FeatureSummary, merge_summaries, summ
 
 INDEX_NAME = "records.index"
 MANIFEST_NAME = "manifest.json"
-HEADER_BYTES = 12  # uint64 length, uint32 masked crc32c of it
+HEADER_BYTES = 12  # uint64 length, uint32 masked crc32c of the length
 FOOTER_BYTES = 4  # uint32 masked crc32c of the payload
 FRAME_BYTES = HEADER_BYTES + FOOTER_BYTES
 ID_FEATURES = ("input_ids", "input_word_ids", "masked_lm_ids")
@@ -61,7 +61,7 @@ def _frame_header(length: int) -> bytes:
 
 @dataclass(frozen=True, eq=False)
 class ShardEntry:
-    """The index of one shard; ``lengths`` and ``crcs`` (uint32[records]) are of the payloads."""
+    """The index entry of one shard; ``lengths`` (bytes) and ``crcs`` of the payloads are uint32[records]."""
 
     name: str
     bytes: int
@@ -104,7 +104,7 @@ class ShardIndex:
 
     @property
     def id_range(self) -> tuple[int, int] | None:
-        """Smallest and largest token id in the folder; None without id features."""
+        """Smallest and largest token id in the folder; None if no feature contains token ids."""
         features = self.features
         found = [features[name] for name in ID_FEATURES if name in features]
         return (min(f.min_value for f in found), max(f.max_value for f in found)) if found else None
@@ -116,13 +116,13 @@ class ShardIndex:
 class _Scanner:
     """Builder of a ShardEntry from the records of a file, chunk by chunk.
 
-    ``bounds`` int64[F, 2] are the smallest and largest values of all features in name order, if they are known:
-    then all records must have features of equal lengths, and only the first record is parsed.
+    ``bounds`` int64[F, 2], if not None, are the smallest and largest values of all features in name order. Then
+    only the first record is parsed, and the lengths of each feature must be equal in all records.
     """
 
     def __init__(self, path: Location, bounds: np.ndarray | None = None) -> None:
         self.path, self.bounds = path, bounds
-        self.lengths, self.crcs = array("I"), array("I")  # 4 bytes each, where a list takes 36
+        self.lengths, self.crcs = array("I"), array("I")  # 4 bytes per value; a list would need 36
         self.bytes = self.crc32c = 0
         self.features: dict[str, FeatureSummary] | None = None
 
@@ -162,8 +162,8 @@ class _Scanner:
 def write_records(path: Path, records: Iterable[bytes], bounds: np.ndarray | None = None) -> ShardEntry:
     """Write serialized examples as one TFRecord shard, atomically; return its index entry.
 
-    ``bounds`` int64[F, 2] (:func:`data_pipeline.shards.tfexample.value_bounds` over all records) avoids parsing
-    them.
+    With ``bounds`` int64[F, 2] (:func:`data_pipeline.shards.tfexample.value_bounds` over all records), only the
+    first record is parsed.
     """
     scanner = _Scanner(path, bounds)
     stream = iter(records)
@@ -183,11 +183,11 @@ def write_records(path: Path, records: Iterable[bytes], bounds: np.ndarray | Non
 
 
 def _read_frames(path: Location) -> Iterator[tuple[bytes, int, bytes]]:
-    """Yield (payload, its crc32c, frame) of every record of a file; ``ValueError`` at the first damaged one."""
+    """Yield (payload, its crc32c, frame) of each record. Raises ``ValueError`` at the first damaged record."""
     number = 0
 
     def damaged(what: str) -> ValueError:
-        return ValueError(f"{path}: record {number}: {what}; the shard is damaged, build or download it again")
+        return ValueError(f"{path}: record {number}: {what}; the shard is damaged; build or download it again")
 
     with path.open("rb", buffering=1 << 20) as file:
         while header := file.read(HEADER_BYTES):
@@ -195,10 +195,10 @@ def _read_frames(path: Location) -> Iterator[tuple[bytes, int, bytes]]:
                 raise ValueError(f"{path}: the shard is compressed; decompress it first (gunzip)")
             length = int.from_bytes(header[:8], "little")
             if len(header) < HEADER_BYTES or header != _frame_header(length) or length > _LARGEST_RECORD:
-                raise damaged("its length or the length's checksum is wrong")
+                raise damaged("its length or the checksum of its length is wrong")
             rest = file.read(length + FOOTER_BYTES)
             if len(rest) < length + FOOTER_BYTES:
-                raise damaged("the file ends inside it")
+                raise damaged("the file ends inside this record")
             payload = rest[:length]
             crc = google_crc32c.value(payload)
             if rest[length:] != _mask_crc(crc).to_bytes(4, "little"):
@@ -208,12 +208,12 @@ def _read_frames(path: Location) -> Iterator[tuple[bytes, int, bytes]]:
 
 
 def read_records(path: Location) -> Iterator[bytes]:
-    """Yield the payloads of a shard in file order; ``ValueError`` at the first damaged record."""
+    """Yield the payloads of a shard in file order. Raises ``ValueError`` at the first damaged record."""
     return (payload for payload, _, _ in _read_frames(path))
 
 
 def scan_shard(path: Location, bounds: np.ndarray | None = None) -> ShardEntry:
-    """Return the index entry of an existing shard; ``ValueError`` (file, record, reason) if it is damaged."""
+    """Return the index entry of an existing shard. Raises ``ValueError`` at the first damaged record."""
     scanner, frames = _Scanner(path, bounds), _read_frames(path)
     while chunk := list(islice(frames, _CHUNK)):
         payloads, crcs, framed = zip(*chunk, strict=True)
@@ -225,7 +225,7 @@ def scan_shard(path: Location, bounds: np.ndarray | None = None) -> ShardEntry:
 
 
 def write_index(folder: Location, entries: Iterable[ShardEntry]) -> ShardIndex:
-    """Write ``records.index`` for ``entries`` in any order; equal shards give equal bytes."""
+    """Write ``records.index`` for ``entries``, sorted by name; equal shards yield equal bytes."""
     ordered = tuple(sorted(entries, key=lambda entry: entry.name))
     shards = [
         entry.facts | {"features": {name: summary._asdict() for name, summary in sorted(entry.features.items())}}
@@ -244,8 +244,8 @@ def write_index(folder: Location, entries: Iterable[ShardEntry]) -> ShardIndex:
 def read_index(folder: Location | str) -> ShardIndex:
     """Read the index of ``folder``.
 
-    ``ValueError`` (one line, with the command that writes an index) if it is missing or damaged, or if the folder
-    contains TFRecords that are not in it.
+    Raises ``ValueError`` (one line, with the command that writes an index) if the index is missing or damaged, or
+    if the folder contains TFRecords that the index does not list.
     """
     folder = location(folder)
     path = folder / INDEX_NAME
@@ -257,7 +257,7 @@ def read_index(folder: Location | str) -> ShardIndex:
     local = local_copy(path)
     if not _index_is_whole(local):
         raise ValueError(f"{path}: the index is damaged; check the shards, then {remedy}")
-    # Mapped, because eight bytes a record would be gigabytes on every host for a corpus of C4's size.
+    # Memory-mapped, because eight bytes per record are gigabytes on every host for a corpus of the size of C4.
     data = np.memmap(local, np.uint8, "r")
     (header_bytes,) = struct.unpack_from("<Q", data, _FIXED_BYTES - 8)
     shards = json.loads(data[_FIXED_BYTES : _FIXED_BYTES + header_bytes].tobytes())["shards"]
@@ -270,7 +270,7 @@ def read_index(folder: Location | str) -> ShardIndex:
         entries.append(ShardEntry(shard["name"], shard["bytes"], shard["crc32c"], *columns, features))
     unlisted = sorted({p.name for p in folder.glob("[!.]*.tfrecord*")} - {e.name for e in entries})
     if unlisted:
-        raise ValueError(f"{folder}: {unlisted[0]} is not in the index ({len(unlisted)} such files); {remedy}")
+        raise ValueError(f"{folder}: {unlisted[0]} is not in the index ({len(unlisted)} such file(s)); {remedy}")
     return ShardIndex(folder, tuple(entries))
 
 
@@ -288,8 +288,8 @@ def _index_is_whole(path: Path) -> bool:
 def index_folder(folder: Location | str) -> ShardIndex:
     """Scan every TFRecord in ``folder`` and write the index (the ``bert-data index DIR`` command).
 
-    Shards are the files with ``.tfrecord`` in their names and all others that begin like a TFRecord. ``ValueError``
-    for a damaged one, because an index must not list damaged records.
+    Shards are the files with ``.tfrecord`` in their names and all other files that begin with the header of a
+    TFRecord. Raises ``ValueError`` if a shard is damaged, because an index must not list damaged records.
     """
     folder = location(folder)
     if not folder.is_dir():
@@ -314,13 +314,16 @@ def _looks_like_shard(path: Location) -> bool:
 
 
 def write_manifest(folder: Location, manifest: Mapping[str, Any]) -> None:
-    """Write ``manifest.json``, keys sorted, with a checksum of its own contents under ``crc32c``."""
+    """Write ``manifest.json`` with sorted keys and a checksum of the other contents under ``crc32c``."""
     contents = {**manifest, "crc32c": google_crc32c.value(json.dumps(manifest, sort_keys=True).encode())}
     write_whole(folder / MANIFEST_NAME, json.dumps(contents, sort_keys=True, indent=1) + "\n")
 
 
 def read_manifest(folder: Location | str) -> dict[str, Any] | None:
-    """Read the manifest of ``folder`` without its checksum, None without one; ``ValueError`` if it is damaged."""
+    """Return the manifest of ``folder`` without its checksum, or None if the file does not exist.
+
+    Raises ``ValueError`` if the manifest is damaged.
+    """
     path = location(folder) / MANIFEST_NAME
     if not path.is_file():
         return None
@@ -331,5 +334,5 @@ def read_manifest(folder: Location | str) -> dict[str, Any] | None:
     except (ValueError, KeyError, TypeError, AttributeError):
         intact = False
     if not intact:
-        raise ValueError(f"{path}: the manifest is damaged; build the shards again or download it again")
+        raise ValueError(f"{path}: the manifest is damaged; build the shards again, or download the manifest again")
     return manifest

@@ -34,8 +34,7 @@ def _feature_prefix(name: str, kind: str, size: int) -> bytes:
 
 
 def _pack_ints(values: np.ndarray) -> tuple[bytes, np.ndarray]:
-    """Encode ``values`` [N, K] as varints in row order; return them and the number of bytes of each row,
-    int64[N]."""
+    """Encode ``values`` [N, K] as varints in row order; return the bytes, and their number per row int64[N]."""
     rows, columns = values.shape
     unsigned = values.astype(np.int64).view(np.uint64)
     top = int(unsigned.max(initial=0))
@@ -55,16 +54,16 @@ def _pack_ints(values: np.ndarray) -> tuple[bytes, np.ndarray]:
 
 
 def encode_examples(features: Mapping[str, np.ndarray]) -> list[bytes]:
-    """Serialize N examples at once.
+    """Serialize N examples; return N records.
 
-    ``features`` maps names to arrays [N, K]: integers and bools become int64 lists, floats float lists. Features
-    are sorted by name, so equal arrays give equal bytes. Returns N records. ``ValueError`` for arrays that are not
-    two-dimensional, differ in N or have another dtype.
+    ``features`` maps names to arrays [N, K]; integers and bools become int64 lists, and floats become float lists.
+    Features are sorted by name, so equal arrays yield equal bytes. Raises ``ValueError`` if an array is not
+    two-dimensional, if the arrays differ in N, or if a dtype is not supported.
     """
     sizes = {np.shape(a)[0] if np.ndim(a) == 2 else None for a in features.values()}
     if len(sizes) != 1 or None in sizes:
         shapes = {name: np.shape(a) for name, a in features.items()}
-        raise ValueError(f"features must be arrays [N, K] with one N, not {shapes}")
+        raise ValueError(f"features must be arrays [N, K] with the same N; got shapes {shapes}")
     columns = []  # per feature: name, kind, bytes of all rows, end of each row in them
     for name in sorted(features):
         values = np.asarray(features[name])
@@ -95,8 +94,10 @@ def encode_examples(features: Mapping[str, np.ndarray]) -> list[bytes]:
 
 
 class FeatureSummary(NamedTuple):
-    """Summary of one feature over many records: kind (int64, float or bytes), ranges of lengths and integer
-    values."""
+    """Summary of one feature over many records.
+
+    ``kind`` is int64, float or bytes; lengths are numbers of values; the range of values is that of integers.
+    """
 
     kind: str
     min_length: int
@@ -105,7 +106,7 @@ class FeatureSummary(NamedTuple):
     max_value: int = 0
 
     def merge(self, other: "FeatureSummary") -> "FeatureSummary":
-        """Return the summary of both sets of records; ``ValueError`` if the kinds differ."""
+        """Return the summary of both sets of records. Raises ``ValueError`` if the kinds differ."""
         if self.kind != other.kind:
             raise ValueError(f"a feature is {self.kind} in one record and {other.kind} in another")
         picks = zip((min, max, min, max), self[1:], other[1:], strict=True)
@@ -123,10 +124,12 @@ def merge_summaries(
 
 
 def parse_example(record: bytes, known: _Prefixes | None = None) -> dict[str, tuple[str, _Values]]:
-    """Locate the features of one serialized tf.train.Example: name -> (kind, values (tag, start, end) of its list).
+    """Locate the features of one serialized tf.train.Example.
 
-    Any legal encoding is accepted: packed or not, in any order. ``known`` speeds up the parsing of similar records:
-    it collects the bytes that precede packed values, by the size of the feature. ``ValueError`` for other bytes.
+    Returns a dict from name to (kind, list of (tag, start, end) of the values). Any valid encoding is accepted:
+    packed or not, in any order. ``known`` is a cache that speeds up the parsing of similar records: it maps the
+    size of a feature to the bytes that precede its packed values. Raises ``ValueError`` if ``record`` is not a
+    tf.train.Example.
     """
     features: dict[str, tuple[str, _Values]] = {}
     known = {} if known is None else known
@@ -150,7 +153,7 @@ def parse_example(record: bytes, known: _Prefixes | None = None) -> dict[str, tu
 
 
 def _parse_feature(record: bytes, start: int, end: int) -> tuple[str, str, _Values]:
-    """Parse one entry of the feature map: its name, the kind of its list and the places of the list's values."""
+    """Parse one entry of the feature map; return (name, kind of the list, (tag, start, end) of the values)."""
     parts = {tag: (a, b) for tag, a, b in read_fields(record, start, end)}
     kind, values = "int64", []
     for tag, a, b in read_fields(record, *parts.get(0x12, (0, 0))):
@@ -159,12 +162,12 @@ def _parse_feature(record: bytes, start: int, end: int) -> tuple[str, str, _Valu
 
 
 def _read_varints(data: bytes) -> tuple[np.ndarray, np.ndarray]:
-    """Decode consecutive varints: their values int64[N], and the offset after each, int64[N]."""
+    """Decode consecutive varints; return their values int64[N] and the offset after each varint int64[N]."""
     octets = np.frombuffer(data, np.uint8)
     ends = np.flatnonzero(octets < 128) + 1
     widths = np.diff(ends, prepend=0)
     if len(octets) and (not len(ends) or ends[-1] != len(octets) or widths.max() > 10):
-        raise ValueError("not a tf.train.Example (a value that ends after its list)")
+        raise ValueError("not a tf.train.Example (a value extends beyond its list)")
     starts, low_bits = ends - widths, octets & 127
     values = low_bits[starts].astype(np.uint64)
     for group in range(1, int(widths.max(initial=0))):
@@ -174,7 +177,7 @@ def _read_varints(data: bytes) -> tuple[np.ndarray, np.ndarray]:
 
 
 def decode_example(record: bytes) -> dict[str, np.ndarray]:
-    """Decode one serialized tf.train.Example to arrays (int64, float32 or object); for tools, not for training."""
+    """Decode one serialized tf.train.Example to arrays (int64, float32 or object); for tools."""
     features: dict[str, np.ndarray] = {}
     for name, (kind, values) in parse_example(record).items():
         body = [record[start:end] for _, start, end in values]
@@ -188,9 +191,9 @@ def decode_example(record: bytes) -> dict[str, np.ndarray]:
 
 
 def value_bounds(features: Mapping[str, np.ndarray]) -> np.ndarray:
-    """Return the smallest and largest value of each record's features in name order, int64[N, F, 2]; 0 for floats.
+    """Return the smallest and largest value of each feature in each record, int64[N, F, 2]; 0 for floats.
 
-    ``features`` are those of :func:`encode_examples`.
+    Features are in name order. ``features`` is the argument of :func:`encode_examples`.
     """
     columns = [np.asarray(features[name]) for name in sorted(features)]
     pairs = [np.stack([c.min(1), c.max(1)], 1) if c.dtype.kind != "f" else np.zeros((len(c), 2)) for c in columns]
@@ -200,8 +203,8 @@ def value_bounds(features: Mapping[str, np.ndarray]) -> np.ndarray:
 def summarize_examples(records: Sequence[bytes], first: int = 0) -> dict[str, FeatureSummary]:
     """Summarize the features of N serialized examples.
 
-    ``ValueError`` that begins with ``record I:`` (counted from ``first``) for bytes that are not a
-    tf.train.Example.
+    Raises ``ValueError`` if a record is not a tf.train.Example; the message begins with ``record I:``, counted from
+    ``first``.
     """
     try:
         return _summarize(records)
@@ -235,7 +238,7 @@ def _summarize(records: Sequence[bytes]) -> dict[str, FeatureSummary]:
             edges = np.cumsum([0, *sizes])
             counts = np.searchsorted(ends, edges, side="right")
             if (np.append(0, ends)[counts] != edges).any():
-                raise ValueError(f"not a tf.train.Example ({name}: a value that ends after its list)")
+                raise ValueError(f"not a tf.train.Example ({name}: a value extends beyond its list)")
             lengths = np.diff(counts)
         fewest = 0 if len(sizes) < len(records) else int(lengths.min())
         least, largest = (int(numbers.min()), int(numbers.max())) if numbers.size else (0, 0)

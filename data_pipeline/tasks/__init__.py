@@ -1,4 +1,4 @@
-"""Readers of fine-tuning files, one per format. They import no jax, and TensorFlow only for prepared datasets."""
+"""Readers of fine-tuning files, one per format. They never import jax; only ``tfds_records`` loads TensorFlow."""
 
 from data_pipeline.tasks.reading import read_file
 from data_pipeline.tasks.record_splits import read_named, read_splits, split_names

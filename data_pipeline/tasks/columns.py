@@ -1,4 +1,4 @@
-"""Roles of columns (``data.columns``), and records made from columns."""
+"""Roles of columns (``data.columns``), and creation of records from columns."""
 
 import re
 from collections import Counter
@@ -15,9 +15,9 @@ Split = Literal["train", "dev", "test"]
 _TEXTS = ("id", "text", "text_pair", "label", "group", "choice_prefix")
 _SEVERAL = ("negative", "choice")
 _LABELS = ("label", "labels", "tags", "answers")
-# Other names of columns that are found by the names of roles: the fields of a record.
+# Names of record fields that are accepted as column names instead of the names of roles.
 _ALIASES = {"negatives": "negative", "choices": "choice"}
-# Roles that every record must have, and roles of a labeled record.
+# Roles that every record must have, and roles that a labeled record must have too.
 _INPUTS: Mapping[TaskKind, tuple[str, ...]] = {
     "classification": ("text",), "regression": ("text",), "multi_label": ("text",), "sentence": ("text",),
     "qa": ("text", "text_pair"), "tagging": ("words",), "joint": ("words",), "choice": ("choice",),
@@ -33,14 +33,14 @@ Place = tuple[str, int]  # a role and the number of its column, from 0
 class Columns:
     """The roles of the columns in the files of one split."""
 
-    # (role, column) in the config's order; (): columns that have the roles' names.
+    # (role, column) in the order of the config; (): the columns have the names of the roles.
     roles: tuple[tuple[str, str], ...]
     kind: TaskKind
     split: Split
 
     @classmethod
     def of(cls, data: TaskDataConfig, kind: TaskKind, split: Split) -> Self:
-        """Return the columns of ``data`` for ``split``; ``ValueError`` for a repeated role."""
+        """Return the columns of ``data`` for ``split``. Raises ``ValueError`` if a role is set more than once."""
         parts = [column.partition(":") for column in data.columns]
         own = [(name, rest) for name, colon, rest in parts if colon and name in SPLITS]
         common = [column for column in data.columns if column.partition(":")[0] not in SPLITS]
@@ -63,10 +63,11 @@ class Columns:
         return bool(self.roles) and all(column.isdecimal() for _, column in self.roles)
 
     def find(self, names: Sequence[str], where: str, *, numbers: bool = False) -> list[Place]:
-        """Return the places of the roles among ``names``, the names of the columns; ``where`` is for messages.
+        """Return (role, index of its column) for each role, given the names of all columns.
 
-        With ``numbers``, a column may also be a number from 1. A missing label is ignored in a test file.
-        ``ValueError`` for other missing columns lists the existing ones.
+        With ``numbers``, a column may also be a number, counted from 1. A missing label column is ignored in a test
+        file. Messages begin with ``where``. Raises ``ValueError``, which lists the existing columns, if another
+        column is missing.
         """
         if not self.roles:
             return self._find_by_role(names, where)
@@ -106,7 +107,7 @@ class Columns:
         return places
 
     def _test_advice(self) -> str:
-        return "; test files with other columns: test:ROLE=COLUMN" if self.split == "test" else ""
+        return "; if test files have other columns, set test:ROLE=COLUMN" if self.split == "test" else ""
 
     def require_inputs(self) -> None:
         """Raise ``ValueError`` if ``data.columns`` is set but lacks a role that every record must have."""
@@ -114,7 +115,7 @@ class Columns:
         for role in self.inputs:
             if roles and role not in roles:
                 raise ValueError(
-                    f"data.columns: no {role}=COLUMN for {self.split} files, which {self.kind} needs; set: "
+                    f"data.columns: no {role}=COLUMN for {self.split} files, which {self.kind} needs; existing: "
                     f"{', '.join(f'{role}={column}' for role, column in self.roles)}"
                 )
 
@@ -123,11 +124,12 @@ class Columns:
 
 
 def make_record(fields: Iterable[tuple[str, Any]], *, source: str, number: int, separator: str) -> Record:
-    """Make a record of (role, value) pairs; values are texts, numbers, lists of them for some roles, or None.
+    """Create a record from (role, value) pairs.
 
-    ``number`` is the id of a record without one; ``separator`` divides the ``labels`` of one text. Labels, tags,
-    ids and groups are stripped; empty labels and negatives are dropped. ``ValueError`` unless there is one tag per
-    word.
+    A value is a text, a number, None or, for some roles, a list of texts or numbers. ``number`` is the id if no
+    pair has the role ``id``; ``separator`` separates the ``labels`` in a text. Labels, tags, ids and groups are
+    stripped; empty labels and negatives are dropped. Raises ``ValueError`` if a value has another type, or if the
+    numbers of tags and words differ.
     """
     values: dict[str, Any] = {}
     for role, value in fields:
@@ -157,7 +159,7 @@ def make_record(fields: Iterable[tuple[str, Any]], *, source: str, number: int, 
 
 
 def check_tags(record: Record) -> None:
-    """Raise ``ValueError`` if a record has tags, but not one per word."""
+    """Raise ``ValueError`` if ``record`` has tags, but not exactly one per word."""
     if record.tags is not None and len(record.tags) != len(record.words):
         raise ValueError(
             f"{record.source}: {len(record.tags)} tags for {len(record.words)} words; every word needs one tag"
@@ -165,12 +167,16 @@ def check_tags(record: Record) -> None:
 
 
 def blank_separated(text: str) -> list[str]:
-    """Split ``text`` at blanks and tabs; other white space may be part of a word."""
+    """Split ``text`` at spaces and tabs; other white space may be part of a word."""
     return [part for part in re.split("[ \t]+", text) if part]
 
 
 def answers_of(value: Any, source: str) -> tuple[Answer, ...]:
-    """Parse answers in SQuAD's formats: a list of {"text", "answer_start"}, or an object with two lists."""
+    """Parse answers in either format of SQuAD.
+
+    The formats are a list of objects {"text", "answer_start"}, and an object with these two keys and a list under
+    each. Raises ``ValueError`` for other values.
+    """
     if isinstance(value, Mapping):
         texts, starts = value.get("text"), value.get("answer_start")
         value = None
@@ -208,7 +214,7 @@ def _items(value: Any, role: str, source: str) -> list[str]:
 
 
 def _split(value: Any, role: str, source: str, separator: str | None) -> tuple[str, ...] | None:
-    """Split a text at ``separator`` or at blanks; keep the items of a list."""
+    """Split a text at ``separator`` (None: at spaces and tabs); keep the items of a list."""
     if value is None:
         return None
     if isinstance(value, str):
@@ -217,5 +223,5 @@ def _split(value: Any, role: str, source: str, separator: str | None) -> tuple[s
         return tuple(part for part in (part.strip() for part in value.split(separator)) if part)
     if not isinstance(value, list | tuple):
         raise ValueError(f"{source}: {role} is a {type(value).__name__}; allowed: a list, or a text")
-    # Words of a list are not stripped, because the file separates them.
+    # Words of a list are not stripped, because the list already separates them.
     return tuple(one if role == "words" else one.strip() for one in _items(value, role, source))

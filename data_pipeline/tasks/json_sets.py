@@ -12,9 +12,9 @@ T = TypeVar("T")
 
 
 def read_squad(name: str, columns: Columns, data: TaskDataConfig) -> Iterator[Record]:
-    """Yield the questions of SQuAD v1.1 or v2.0 JSON; ``group`` is the title of the article, or FILE:NUMBER.
+    """Yield a record per question of a SQuAD v1.1 or v2.0 file; ``group`` is the article title or FILE:NUMBER.
 
-    The task, not this reader, checks that the offset of an answer fits the passage.
+    The task, not this reader, checks the offsets of answers against the passage.
     """
     path = find_file(name)
     for a, article in enumerate(_get(read_json(path), "data", list, f"{path}")):
@@ -50,7 +50,10 @@ def _get(value: Any, key: str, kind: type[T], where: str) -> T:
 
 
 def read_clinc(name: str, columns: Columns, data: TaskDataConfig) -> Iterator[Record]:
-    """Yield the pairs [text, intent] of ``FILE.json:PART`` or ``FILE.json:PART+PART``, an object of parts."""
+    """Yield a record per pair [text, intent] of ``FILE.json:PART`` or ``FILE.json:PART+PART``.
+
+    The file contains an object with a list of pairs for each part. Raises ``ValueError`` for other content.
+    """
     place, parts = split_address(name, dataset=False)
     path = find_file(place)
     content = read_json(path)

@@ -1,4 +1,4 @@
-"""Selection of the reader of a file by its format, and checks of all records."""
+"""Selection of the reader for the format of a file, and checks that apply to all formats."""
 
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -26,10 +26,11 @@ _SUFFIXES = {
 def read_file(
     name: str | Path | ObjectPath, data: TaskDataConfig, kind: TaskKind, *, split: Split = "train"
 ) -> Iterator[Record]:
-    """Yield the records of one file (or folder of slots, part of a JSON file, prepared dataset) in its order.
+    """Yield the records of a file, a slots folder, a part of a JSON file or a prepared dataset, in stored order.
 
-    ``name`` is not relative to ``data.dir``. An id is that of the column or the number of the record, from 0, and
-    is unique in the file. ``ValueError``, with file and line, for invalid content and for a file without records.
+    ``name`` is not relative to ``data.dir``. The id of a record is its value in the id column or, without such a
+    column, its number from 0; ids are unique in a file. Raises ``ValueError``, with file and line, for invalid
+    content, and for a file without records.
     """
     name = str(name)
     columns = Columns.of(data, kind, split)
@@ -37,7 +38,7 @@ def read_file(
     for record in _READERS[format_of(name, data, kind)](name, columns, data):
         if record.id in seen:
             raise ValueError(
-                f"{record.source}: id {record.id!r} is also the id of {seen[record.id]}; allowed: each id once"
+                f"{record.source}: id {record.id!r} is also the id of {seen[record.id]}; ids must be unique"
             )
         seen[record.id] = record.source
         yield record
@@ -46,10 +47,11 @@ def read_file(
 
 
 def format_of(name: str, data: TaskDataConfig, kind: TaskKind) -> str:
-    """Return the format of a file: ``data.format``, or with ``auto`` that of its name and the kind of task.
+    """Return ``data.format``, or if it is ``auto``, the format that follows from ``name`` and the kind of task.
 
-    A .json file is squad for qa, otherwise clinc; .txt is conll for tagging, snips for joint, otherwise tsv; a
-    folder is slots; ``tfds:`` begins the name of a prepared dataset.
+    A .json file is squad for qa, and clinc for other kinds. A .txt file is conll for tagging, snips for joint, and
+    tsv for other kinds. A folder is slots. A name that begins with ``tfds:`` is a prepared dataset. Raises
+    ``ValueError`` for a file with another suffix that is not in the table of suffixes.
     """
     if data.format != "auto":
         return data.format
@@ -65,6 +67,6 @@ def format_of(name: str, data: TaskDataConfig, kind: TaskKind) -> str:
     if find(name).is_dir():
         return "slots"
     raise ValueError(
-        f"{name}: the suffix has no known format; allowed: {', '.join(_SUFFIXES)}, .json, .txt, folders of slots; "
+        f"{name}: the suffix has no known format; allowed: {', '.join(_SUFFIXES)}, .json, .txt, slots folders; "
         "or set data.format"
     )

@@ -1,4 +1,4 @@
-"""Records of a run: train, dev and test files, or a dev split cut from the training records."""
+"""Records of a run: train, dev and test files, or a dev split taken from the training records."""
 
 import hashlib
 import re
@@ -15,10 +15,11 @@ from data_pipeline.tasks.task_files import is_dataset, locate, plain_name, split
 
 
 def read_splits(data: TaskDataConfig, kind: TaskKind) -> dict[str, list[Record]]:
-    """Read the records of "train" (from any number of files) and of every dev and test split (:func:`split_names`).
+    """Return the records of "train" (all training files) and of each dev and test split (:func:`split_names`).
 
-    With ``data.dev_fraction``, that share of the training records becomes "dev", and ``train_limit`` draws from the
-    others. ``dev_limit`` keeps the first records of each dev split. ``ValueError`` for unreadable files.
+    With ``data.dev_fraction``, this share of the training records becomes "dev", and ``train_limit`` samples from
+    the remaining training records. ``dev_limit`` keeps the first records of each dev split. Raises ``ValueError``
+    if no file is set or a file is invalid.
     """
     if not (data.train or data.dev or data.test):
         raise ValueError("data.train: not set; name files in data.train, data.dev or data.test")
@@ -32,7 +33,7 @@ def read_splits(data: TaskDataConfig, kind: TaskKind) -> dict[str, list[Record]]
         )
     if data.train_limit:
         splits["train"] = draw(splits["train"], data.train_limit, seed=data.split_seed)
-    for name, file in zip(dev_names, data.dev, strict=False):  # a split that was cut has no file
+    for name, file in zip(dev_names, data.dev, strict=False):  # a dev split taken from training records has no file
         splits[name] = list(islice(read_named(file, data, kind, "dev"), data.dev_limit or None))
     if data.dev_fraction and data.dev_limit:
         splits["dev"] = splits["dev"][: data.dev_limit]
@@ -42,7 +43,7 @@ def read_splits(data: TaskDataConfig, kind: TaskKind) -> dict[str, list[Record]]
 
 
 def read_named(name: str, data: TaskDataConfig, kind: TaskKind, split: Split) -> Iterable[Record]:
-    """Read a file, relative to ``data.dir``, or a dataset, as ``reading.read_file`` does."""
+    """Yield the records of a file, relative to ``data.dir``, or of a dataset (see ``reading.read_file``)."""
     path = name if is_dataset(name, data.format) else locate(data.dir, name)
     return read_file(path, data, kind, split=split)
 
@@ -51,10 +52,10 @@ def read_named(name: str, data: TaskDataConfig, kind: TaskKind, split: Split) ->
 
 
 def split_names(data: TaskDataConfig) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return the names of the dev and of the test splits: "dev" and "test" for one file, else file names.
+    """Return the names of the dev splits and the names of the test splits.
 
-    File names have no suffix; if a name occurs twice, all get the folder as a prefix. ``ValueError`` if it still
-    occurs twice.
+    A single file is named "dev" or "test"; several files have their file names without suffixes. If a name occurs
+    twice, the folder becomes a prefix of all names. Raises ``ValueError`` if a name still occurs twice.
     """
     for long in (False, True):
         names = [
@@ -79,14 +80,18 @@ def _stem(name: str, data: TaskDataConfig, long: bool) -> str:
     return re.sub(r"[^\w.+-]+", "_", "_".join(word for word in words if word))
 
 
-# ------------------------------------------------------------------ cutting and drawing
+# ------------------------------------------------------------------ splitting and sampling
 
 
 def cut_dev(
     records: Sequence[Record], *, fraction: float, group_by: str, seed: int
 ) -> tuple[list[Record], list[Record]]:
-    """Divide records into (train, dev): dev gets whole groups, in an order determined by ``seed``, up to
-    ``fraction`` of the records, or the smallest group if none fits. ``ValueError`` for fewer than two groups."""
+    """Split records into (train, dev).
+
+    Whole groups are added to dev in an order determined by ``seed``; a group that would raise dev above
+    ``fraction`` of the records is skipped. If every group is too large, dev is the smallest group. Raises
+    ``ValueError`` if there are fewer than two groups.
+    """
     groups: dict[str, list[int]] = defaultdict(list)
     for i, key in enumerate(_group_keys(records, group_by)):
         groups[key].append(i)
@@ -107,15 +112,16 @@ def cut_dev(
 
 
 def draw(records: Sequence[Record], count: int, *, seed: int) -> list[Record]:
-    """Draw ``count`` records and keep their order; a larger count draws a superset."""
+    """Sample ``count`` records and keep their order; a larger ``count`` samples a superset."""
     drawn = sorted(range(len(records)), key=lambda i: _hash(seed, "limit", str(i)))[:count]
     return _chosen(records, sorted(drawn))
 
 
 def _chosen(records: Sequence[Record], numbers: Sequence[int]) -> list[Record]:
-    """Return the records ``numbers``.
+    """Return the records with the indices ``numbers``.
 
-    The context of a sentence of words is its neighbors, so a gap between two sentences starts a new document.
+    Tagged sentences of one document serve each other as context, so after a gap in ``numbers`` a new document
+    starts: its ``group`` gets another name.
     """
     kept, part = [], 0
     for before, number in zip([-1, *numbers], numbers, strict=False):
@@ -130,7 +136,7 @@ def _hash(seed: int, purpose: str, key: str) -> bytes:
 
 
 def _group_keys(records: Sequence[Record], group_by: str) -> list[str]:
-    """Return the key of the group of each record: the number of the group's first record."""
+    """Return the group key of each record, which contains the index of the first record of the group."""
     if group_by == "none":
         return [f"record {i}" for i in range(len(records))]
     if group_by == "sentence":
@@ -140,14 +146,13 @@ def _group_keys(records: Sequence[Record], group_by: str) -> list[str]:
             f"data.group_by: {group_by!r} needs records with a group; set data.columns group=COLUMN, or use "
             "data.group_by none or sentence"
         )
-    # The name of a group may contain a path, on which the split must not depend.
+    # The name of a group may contain a path, but the split must not depend on paths.
     first: dict[str, int] = {}
     return [f"record {first.setdefault(r.group, i) if r.group else i}" for i, r in enumerate(records)]
 
 
 def _components(records: Sequence[Record]) -> list[str]:
-    """Return the same key, the number of the first of them, for records that share a text directly or
-    indirectly."""
+    """Return a key per record, which is equal for records that share a text directly or through other records."""
     parent = list(range(len(records)))
 
     def root(i: int) -> int:

@@ -11,20 +11,20 @@ from bert_jax.records import Record
 from data_pipeline.tasks.columns import Columns, Place, make_record
 from data_pipeline.tasks.task_files import find_file, listed, read_lines, read_raw_lines, without_blank_end
 
-Row = tuple[int, list[str]]  # number of its first line in the file, and its fields
+Row = tuple[int, list[str]]  # (number of the first line of the row, fields)
 
 _LONGEST_FIELD = 1 << 30  # characters; the default limit of the csv module is 131,072
 
 
 def read_tsv(name: str, columns: Columns, data: TaskDataConfig) -> Iterator[Record]:
-    """Yield the records of tab-separated values; quotes are text, and only \\n or \\r\\n ends a line."""
+    """Yield the records of a TSV file; quotes are ordinary characters, and only \\n or \\r\\n ends a line."""
     path = find_file(name)
     rows = ((number, line.split("\t")) for number, line in without_blank_end(read_lines(path)))
     return _records(path, rows, columns, data)
 
 
 def read_csv(name: str, columns: Columns, data: TaskDataConfig) -> Iterator[Record]:
-    """Yield the records of CSV as in RFC 4180: quoted fields may contain commas, quotes ("") and line ends."""
+    """Yield the records of a CSV file (RFC 4180): quoted fields may contain commas, "" and line ends."""
     path = find_file(name)
     return _records(path, _csv_rows(path), columns, data)
 
@@ -41,7 +41,7 @@ def _csv_rows(path: Location) -> Iterator[Row]:
             return
         except csv.Error as error:
             what = str(error).partition(" - ")[0]
-            raise ValueError(f"{path}:{start}: not valid CSV: {what}; write such a field in quotes") from None
+            raise ValueError(f"{path}:{start}: not valid CSV: {what}; enclose the field in quotes") from None
         if not any(field.strip(" ") for field in fields) and len(fields) < 2:
             blank.append((start, [""]))
             continue
@@ -51,7 +51,7 @@ def _csv_rows(path: Location) -> Iterator[Row]:
 
 
 def _records(path: Location, rows: Iterator[Row], columns: Columns, data: TaskDataConfig) -> Iterator[Record]:
-    """Yield a record per row; ``ValueError`` for a row with fewer or more fields than the header."""
+    """Yield a record per row. Raises ``ValueError`` if a row has too few fields, or more than the header."""
     columns.require_inputs()
     first = next(rows, None)
     if first is None:
@@ -71,7 +71,7 @@ def _records(path: Location, rows: Iterator[Row], columns: Columns, data: TaskDa
 
 
 def _header(first: Row, columns: Columns, data: TaskDataConfig, path: Location) -> list[str] | None:
-    """Return the names of the columns, None for a file without a header."""
+    """Return the names of the columns, or None for a file without a header."""
     if columns.by_number and any(int(column) == 0 for _, column in columns.roles):
         raise ValueError("data.columns: column 0 is not allowed; allowed: numbers from 1")
     has_header = not columns.by_number if data.header == "auto" else data.header == "true"
@@ -88,17 +88,16 @@ def _header(first: Row, columns: Columns, data: TaskDataConfig, path: Location) 
 def _misfit(
     path: Location, line: int, fields: Sequence[str], rows: Iterator[Row], width: int, header: list[str] | None
 ) -> str:
-    """Return the message about a line with too few or too many fields; it counts later lines with the same
-    fault."""
+    """Return the message about a line with too few or too many fields, with the number of later such lines."""
     exact = header is not None
     more = sum(len(fields) < width or (exact and any(fields[width:])) for _, fields in rows)
-    allowed = f"{width}, as many as the header names" if exact else f"{width} or more (data.columns)"
+    allowed = f"{width}, the number of columns in the header" if exact else f"{width} or more (data.columns)"
     others = f", and {more} more such lines" if more else ""
-    return f"{path}:{line}: {len(fields)} field(s){others}; allowed: {allowed}; mend or remove them"
+    return f"{path}:{line}: {len(fields)} field(s){others}; allowed: {allowed}; fix or remove them"
 
 
 def read_jsonl(name: str, columns: Columns, data: TaskDataConfig) -> Iterator[Record]:
-    """Yield the record of each line, a JSON object; numbers keep their text."""
+    """Yield a record per line, which contains a JSON object; numbers are kept as they are written."""
     path = find_file(name)
     places: dict[tuple[str, ...], list[Place]] = {}
     lines = ((line, text) for line, text in read_lines(path) if text.strip())

@@ -1,4 +1,4 @@
-"""Readers of tagged words: CoNLL columns, folders of JointBERT, lines of SNIPS."""
+"""Readers of tagged words: CoNLL columns, JointBERT folders and SNIPS lines."""
 
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -24,10 +24,11 @@ class _Sentence(NamedTuple):
 def read_conll(name: str, columns: Columns, data: TaskDataConfig) -> Iterator[Record]:
     """Yield the sentences of a file with one word per line; a blank line ends a sentence.
 
-    Columns are divided by tabs or, in a line without tabs, by blanks. The word is the first column and the tag the
-    last one, unless ``words=N`` and ``tags=N`` are set. ``group`` is the document (FILE:NUMBER), which begins at a
-    -DOCSTART- line; without such lines, each sentence is a document. In .conllu files, comments, ranges and empty
-    nodes are ignored, and ``# newdoc`` begins a document; in other files, "#" is a word.
+    Columns are separated by tabs or, in a line without tabs, by spaces. The word is in the first column and the tag
+    in the last (.conllu: FORM and UPOS), unless ``words=N`` or ``tags=N`` is set. ``group`` is the document
+    (FILE:NUMBER), which begins at a -DOCSTART- line; without such lines, each sentence is a document. In .conllu
+    files, comments, multiword ranges and empty nodes are ignored, and a ``# newdoc`` comment begins a document; in
+    other files, "#" is a word.
     """
     path = find_file(name)
     is_conllu = plain_name(path.name).suffix == ".conllu"
@@ -55,7 +56,7 @@ def read_conll(name: str, columns: Columns, data: TaskDataConfig) -> Iterator[Re
 
 
 def _conll_columns(columns: Columns, *, is_conllu: bool) -> tuple[int, int]:
-    """Return the numbers of the columns of word and tag, from 0 (-1: the last); FORM and UPOS of CoNLL-U."""
+    """Return the indices of the word and tag columns (-1: the last); by default FORM and UPOS in CoNLL-U files."""
     where = {"words": 1, "tags": 3} if is_conllu else {"words": 0, "tags": -1}
     for role, column in columns.roles:
         if role not in where or not column.isdecimal() or int(column) < 1:
@@ -65,7 +66,7 @@ def _conll_columns(columns: Columns, *, is_conllu: bool) -> tuple[int, int]:
 
 
 def _sentences(path: Location, *, is_conllu: bool) -> Iterator[_Sentence]:
-    """Yield sentences with their rows; documents are counted from 1, and 0 precedes the first -DOCSTART-."""
+    """Yield the sentences; documents are numbered from 1, and sentences before the first document have number 0."""
     document, first = 0, 0
     rows: list[tuple[int, list[str]]] = []
     for number, line in read_lines(path):
@@ -90,9 +91,9 @@ def _sentences(path: Location, *, is_conllu: bool) -> Iterator[_Sentence]:
 
 
 def read_slots(name: str, columns: Columns, data: TaskDataConfig) -> Iterator[Record]:
-    """Yield the records of a folder of JointBERT: the lines of seq.in (words), seq.out (tags) and label (intents).
+    """Yield the records of a JointBERT folder: a line each of seq.in (words), seq.out (tags) and label (intent).
 
-    Tags and labels may be missing in a test split, labels also for tagging.
+    The files seq.out and label may be missing in a test split; label may also be missing for tagging.
     """
     folder = find(name)
     if not folder.is_dir():
@@ -112,7 +113,7 @@ def read_slots(name: str, columns: Columns, data: TaskDataConfig) -> Iterator[Re
         if own_tags is not None and len(own_tags) != len(words):
             raise ValueError(
                 f"{folder / 'seq.out'}:{number + 1}: {len(own_tags)} tags for the {len(words)} words of seq.in; "
-                "every word needs one"
+                "every word needs one tag"
             )
         yield Record(
             id=str(number), source=f"{folder / 'seq.in'}:{number + 1}", text=text.strip(" \t"), words=tuple(words),
@@ -128,7 +129,7 @@ def _lines(path: Location, *, needed: bool = True) -> list[str] | None:
 
 
 def read_snips(name: str, columns: Columns, data: TaskDataConfig) -> Iterator[Record]:
-    """Yield the records of lines ``word:tag word:tag <=> intent``; the last colon precedes the tag."""
+    """Yield a record per line ``word:tag word:tag <=> intent``; the tag of a word follows its last colon."""
     path = find_file(name)
     for number, (line, text) in enumerate(without_blank_end(read_lines(path))):
         pairs, arrow, intent = text.rpartition("<=>")

@@ -1,4 +1,4 @@
-"""Task files: names, lines and JSON, and parts of messages about them."""
+"""Helpers for task files: names, lines, JSON, and parts of messages."""
 
 import difflib
 import json
@@ -16,7 +16,7 @@ _JSON_PART = re.compile(r"(?P<place>.+\.json(?:\.gz|\.zst)?):(?P<part>[^/:]+)")
 
 
 def is_dataset(name: str, file_format: str) -> bool:
-    """Return True if a name in a config is that of a prepared dataset, not of a file."""
+    """Return True if ``name`` is the name of a prepared dataset, not of a file."""
     return name.startswith("tfds:") or file_format == "tfds"
 
 
@@ -27,18 +27,18 @@ def split_address(name: str, *, dataset: bool) -> tuple[str, str]:
 
 
 def locate(folder: str, name: str) -> str:
-    """Return the path of ``name``, which a config has relative to ``folder``."""
+    """Return the path of ``name``, which is relative to ``folder`` unless it is absolute or a URL."""
     return name if is_url(name) or Path(name).is_absolute() or not folder else str(location(folder) / name)
 
 
 def plain_name(name: str) -> PurePosixPath:
-    """Remove the suffix of a compression from a file name."""
+    """Return a file name without its compression suffix."""
     path = PurePosixPath(name)
     return path.with_suffix("") if path.suffix in COMPRESSIONS else path
 
 
 def find(name: str) -> Location:
-    """Return the path of an existing file or folder; ``ValueError`` if it is missing."""
+    """Return the path of an existing file or folder. Raises ``ValueError`` if it is missing."""
     path = location(name)
     if path.exists():
         return path
@@ -48,25 +48,25 @@ def find(name: str) -> Location:
 
 
 def find_file(name: str) -> Location:
-    """Return the path of an existing file; ``ValueError`` if it is missing or a folder."""
+    """Return the path of an existing file. Raises ``ValueError`` if it is missing or a folder."""
     path = find(name)
     if path.is_dir():
-        raise ValueError(f"{path}: the path is a folder; allowed: a file, and folders with data.format slots")
+        raise ValueError(f"{path}: the path is a folder; allowed: a file, or with data.format slots a folder")
     return path
 
 
 def read_lines(path: Location) -> Iterator[Line]:
-    """Yield the numbered lines of a UTF-8 file without their ends; only \\n or \\r\\n ends a line."""
+    """Yield (number, line) for a UTF-8 file, without line ends; only \\n or \\r\\n ends a line."""
     return ((number, line.removesuffix("\n").removesuffix("\r")) for number, line in numbered_lines(path))
 
 
 def read_raw_lines(path: Location) -> Iterator[str]:
-    """Yield the lines of a UTF-8 file with their ends."""
+    """Yield the lines of a UTF-8 file; every line, including the last, ends with \\n."""
     return (line.removesuffix("\n") + "\n" for _, line in numbered_lines(path))
 
 
 def without_blank_end(lines: Iterable[Line]) -> Iterator[Line]:
-    """Yield ``lines`` without the blank ones at the end of the file."""
+    """Yield ``lines`` without the blank lines at the end."""
     pending: list[Line] = []
     for number, line in lines:
         pending.append((number, line))
@@ -76,7 +76,7 @@ def without_blank_end(lines: Iterable[Line]) -> Iterator[Line]:
 
 
 def read_json(path: Location) -> Any:
-    """Read a JSON file; ``ValueError`` with the line for invalid JSON."""
+    """Return the content of a JSON file. Raises ``ValueError``, with the line, if it is not valid JSON."""
     text = "".join(read_raw_lines(path))
     if not text.strip():
         raise ValueError(f"{path}: the file is empty; allowed: JSON")
@@ -87,18 +87,18 @@ def read_json(path: Location) -> Any:
 
 
 def characters(text: str) -> str:
-    """Replace each lone surrogate, which is valid in JSON but not a character, by "?"."""
+    """Replace each lone surrogate, which JSON allows but UTF-8 does not, with "?"."""
     return text.encode("utf-8", "replace").decode()
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """Return ``; did you mean 'x'?`` for the known name closest to ``name``, "" if none is close."""
+    """Return ``; did you mean 'x'?`` for the known name closest to ``name``, or "" if none is close."""
     close = difflib.get_close_matches(name, list(known), n=1)
     return f"; did you mean {close[0]!r}?" if close else ""
 
 
 def listed(names: Iterable[str]) -> str:
-    """Join names by commas; at most 20 names of 40 characters are shown."""
+    """Join names with commas; only 20 names are shown, each truncated to 40 characters."""
     names = list(names)
     shown = [name if len(name) <= 40 else f"{name[:37]}..." for name in names[:20]]
     return ", ".join(shown) + (f" and {len(names) - 20} more" if len(names) > 20 else "")

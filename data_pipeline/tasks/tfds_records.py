@@ -12,9 +12,10 @@ from data_pipeline.text.datasets import load_tfds, tfds_folder
 
 
 def read_tfds(name: str, columns: Columns, data: TaskDataConfig) -> Iterator[Record]:
-    """Yield the records of ``NAME[/CONFIG][:VERSION]:SPLIT`` in the order of its files; columns are its features.
+    """Yield the records of ``NAME[/CONFIG][:VERSION]:SPLIT`` in file order; the columns are its features.
 
-    Classes have their names in the dataset; -1 is no label. ``ValueError`` if the dataset is not prepared.
+    The values of class features are the names of the classes, and None for class -1. Raises ``ValueError`` if the
+    dataset is not prepared or the split does not exist.
     """
     dataset, split = split_address(name, dataset=True)
     tfds = load_tfds()
@@ -32,7 +33,7 @@ def read_tfds(name: str, columns: Columns, data: TaskDataConfig) -> Iterator[Rec
             read_config=tfds.ReadConfig(interleave_cycle_length=1),
             decoders=tfds.decode.PartialDecoding({names[column]: True for _, column in places}),
         )
-    except Exception as error:  # TFDS raises several types for a missing split
+    except Exception as error:  # TFDS raises exceptions of several types for a missing split
         raise ValueError(f"tfds:{dataset}: split {split!r}: {first_line(error)}; allowed: {splits}") from None
     for number, example in enumerate(tfds.as_numpy(records)):
         fields = [(role, _plain(example[names[i]], features[names[i]])) for role, i in places]
@@ -46,13 +47,13 @@ def _builder(tfds: Any, dataset: str, data_dir: str) -> Any:
         return tfds.core.read_only_builder.builder_from_files(dataset, data_dir=folder)
     except Exception as error:
         raise ValueError(
-            f"tfds:{dataset}: not prepared in {folder} ({first_line(error)}); prepare it, or name its folder in "
-            "data.tfds_data_dir"
+            f"tfds:{dataset}: not prepared in {folder} ({first_line(error)}); prepare it, or set "
+            "data.tfds_data_dir to its folder"
         ) from None
 
 
 def _plain(value: Any, feature: Any) -> Any:
-    """Convert the value of a feature to texts, numbers, and lists and dicts of them."""
+    """Convert the value of a feature to a text, to None for class -1, or to a list or dict of these."""
     if isinstance(value, dict):
         return {name: _plain(one, feature[name]) for name, one in value.items()}
     if getattr(value, "ndim", 0):
@@ -61,5 +62,5 @@ def _plain(value: Any, feature: Any) -> Any:
         return value.decode("utf-8", "replace")
     if hasattr(feature, "int2str"):
         return None if value < 0 else feature.int2str(int(value))
-    # numpy prints the shortest text of a float32 (3.8), Python all digits (3.7999999523162842).
+    # str() of a numpy float32 is the shortest text (3.8); converted to a Python float, it is 3.7999999523162842.
     return str(value).lower()

@@ -1,4 +1,4 @@
-"""Files of a corpus: text files and folders, text of an installed package, datasets."""
+"""The source files of a corpus: text files, folders, installed packages and datasets."""
 
 from collections.abc import Sequence
 from importlib import metadata
@@ -11,19 +11,20 @@ from data_pipeline.text.documents import Source, is_text_file
 
 
 def corpus_of(data: DataConfig) -> list[Source]:
-    """List the sources of the corpus of a config with :func:`list_sources`."""
+    """List the sources of the corpus that ``data`` names, as :func:`list_sources` does."""
     return list_sources(data.corpus, split=data.dataset_split, tfds_data_dir=data.tfds_data_dir)
 
 
 def list_sources(corpus: Sequence[str], *, split: str = "train", tfds_data_dir: str = "") -> list[Source]:
-    """List the files of a corpus by name: files and folders (recursive), also in an object store, ``package:NAME``,
-    and the ``split`` of ``tfds:`` and ``hf:`` datasets.
+    """List the source files of a corpus, sorted by name.
 
-    Folders and packages contribute files .txt, .jsonl and .ndjson, plain or .gz/.zst; a named file with another
-    suffix is plain text. ``ValueError`` for missing, empty and repeated files.
+    An entry of ``corpus`` is a file or a folder (searched recursively), local or in an object store; an installed
+    package ``package:NAME``; or a dataset ``tfds:...`` or ``hf:...``, from which ``split`` is read. Folders and
+    packages contribute their .txt, .jsonl and .ndjson files, uncompressed, .gz or .zst. A file that is an entry
+    itself is plain text if it has another suffix. Raises ``ValueError`` for missing, empty and repeated files.
     """
     if not corpus:
-        raise ValueError("data.corpus: not set; name text files, folders or package:NAME")
+        raise ValueError("data.corpus: not set; set it to text files, folders, package:NAME, tfds:NAME or hf:NAME")
     sources = [source for entry in corpus for source in _sources_of(entry, split, tfds_data_dir)]
     sources.sort(key=lambda source: (source.name, str(source.path)))
     seen: set[Location] = set()
@@ -31,7 +32,7 @@ def list_sources(corpus: Sequence[str], *, split: str = "train", tfds_data_dir: 
         path = source.path.resolve()
         if path in seen:
             raise ValueError(
-                f"{source.path}: the file is in the corpus twice, so held-out text would be trained on"
+                f"{source.path}: the file is in the corpus twice, so training would use held-out text; list it once"
             )
         seen.add(path)
     return sources

@@ -1,7 +1,7 @@
 """Corpora of other libraries: TensorFlow Datasets (``tfds:``) and Hugging Face datasets (``hf:``).
 
 Each file of a split is a source, so that many workers can read one dataset. A dataset on disk is used unchanged; a
-missing one is downloaded if the network answers within seconds.
+missing dataset is downloaded if the server answers within 5 seconds.
 """
 
 import logging
@@ -24,7 +24,8 @@ _SECONDS_TO_ANSWER = 5.0
 
 
 def is_reachable(host: str, port: int = 443) -> bool:
-    """Return True if a server answers within seconds, or if a proxy is set, whose server cannot be tested."""
+    """Return True if ``host`` accepts a connection within 5 seconds, or if a proxy is set, because ``host`` cannot
+    be tested through a proxy."""
     if any(name in os.environ for name in ("HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy")):
         return True
     answered = threading.Event()
@@ -36,7 +37,7 @@ def is_reachable(host: str, port: int = 443) -> bool:
             return
         answered.set()
 
-    # The look-up of the host name has no time limit, so a thread does it.
+    # The lookup of the host name has no timeout, so it runs in a thread.
     thread = threading.Thread(target=connect, daemon=True)
     thread.start()
     thread.join(_SECONDS_TO_ANSWER)
@@ -48,7 +49,7 @@ def is_reachable(host: str, port: int = 443) -> bool:
 
 @dataclass(frozen=True)
 class TfdsShard:
-    """Reader of one file of a prepared TensorFlow dataset: ``take`` records after the first ``skip``."""
+    """Reader of one file of a prepared TensorFlow dataset; skips ``skip`` records and reads the next ``take``."""
 
     builder_dir: str
     split: str
@@ -57,15 +58,15 @@ class TfdsShard:
     take: int
 
     def __call__(self, field: str) -> Iterator[str]:
-        """Yield the texts of ``field``; ``ValueError`` if it is not a text of the records."""
+        """Yield the text of ``field`` of every record. Raises ``ValueError`` if ``field`` is not a text field."""
         tfds = load_tfds()
         builder = tfds.builder_from_directory(self.builder_dir)
         features = builder.info.features
         texts = [name for name in sorted(features) if isinstance(features[name], tfds.features.Text)]
         if field not in texts:
             raise ValueError(
-                f"data.json_field: {field!r} is not a text of tfds:{builder.info.full_name}; allowed: "
-                f"{', '.join(texts) or 'none, it has no text'}"
+                f"data.json_field: {field!r} is not a text field of tfds:{builder.info.full_name}; allowed: "
+                f"{', '.join(texts) or 'none; the dataset has no text field'}"
             )
         dataset = builder.as_dataset(
             split=f"{self.split}[{self.shard}shard]",
@@ -77,38 +78,39 @@ class TfdsShard:
 
 
 def load_tfds() -> Any:
-    """Import TensorFlow Datasets without its messages; ``ValueError`` if it is not installed."""
+    """Import TensorFlow Datasets with its messages disabled. Raises ``ValueError`` if it is not installed."""
     load_tensorflow()
     try:
         import tensorflow_datasets as tfds
     except ImportError as error:
         raise ValueError(
-            f"tfds: corpora need TensorFlow Datasets ({first_line(error)}); run: pip install 'bert_jax[data]'"
+            f"tfds: corpora require TensorFlow Datasets ({first_line(error)}); run: pip install 'bert_jax[data]'"
         ) from None
     tfds.disable_progress_bar()
-    logging.getLogger("absl").setLevel(logging.ERROR)  # warnings about deprecated functions in the library
+    logging.getLogger("absl").setLevel(logging.ERROR)  # hides warnings about deprecated functions in the library
     return tfds
 
 
 def tfds_folder(data_dir: str) -> str:
-    """Return ``data_dir``, or the folder of TensorFlow Datasets if it is empty."""
+    """Return ``data_dir``, or the default folder of TensorFlow Datasets if ``data_dir`` is empty."""
     return data_dir or os.environ.get("TFDS_DATA_DIR") or str(Path.home() / "tensorflow_datasets")
 
 
 def tfds_sources(entry: str, *, data_dir: str, split: str) -> list[Source]:
-    """List the sources of ``tfds:NAME[/CONFIG][:VERSION]``, one per file, prepared in ``data_dir`` (empty: the
-    default folder of TFDS) or downloaded to it.
+    """List the sources of ``tfds:NAME[/CONFIG][:VERSION]``, one per file.
 
-    ``ValueError`` (one line), without a network with the names of the necessary files and their folder.
+    The dataset is read from ``data_dir`` (empty: the default folder of TensorFlow Datasets); a missing dataset is
+    downloaded and prepared there. Raises ``ValueError`` (one line) if the split does not exist or the dataset
+    cannot be prepared; without a network, the message names the files to copy and their folder.
     """
     builder = _tfds_builder(entry, data_dir)
     known = builder.info.splits
     try:
         instructions = known[split].file_instructions
-    except Exception:  # TFDS raises several types, such as ValueError and KeyError
+    except Exception:  # TFDS raises exceptions of several types, such as ValueError and KeyError
         raise ValueError(
             f"data.dataset_split: {split!r} is not a split of {entry}; allowed: {', '.join(known)}, and sums and "
-            "parts of them, such as train+test or train[:10%]"
+            "slices of these, such as train+test or train[:10%]"
         ) from None
     places = {str(path): (one.name, i) for one in known.values() for i, path in enumerate(one.filepaths)}
     sources = []
@@ -136,15 +138,15 @@ def _tfds_builder(entry: str, data_dir: str) -> Any:
     if not is_reachable("storage.googleapis.com"):
         bare, _, version = name.partition(":")
         raise ValueError(
-            f"{entry}: not prepared in {folder}, and the network does not answer; copy dataset_info.json, "
+            f"{entry}: not prepared in {folder}, and the network is not reachable; copy dataset_info.json, "
             f"features.json and the data files (*.tfrecord-*) of a prepared dataset to {folder}/{bare}/"
-            f"{version or 'VERSION'}, or name their folder in data.tfds_data_dir"
+            f"{version or 'VERSION'}, or set data.tfds_data_dir to the folder of the dataset"
         )
     try:
         builder = tfds.builder(name, data_dir=folder)
         builder.download_and_prepare()
     except Exception as error:
-        raise ValueError(f"{entry}: TensorFlow Datasets cannot prepare it: {first_line(error)}") from None
+        raise ValueError(f"{entry}: TensorFlow Datasets cannot prepare the dataset: {first_line(error)}") from None
     return builder
 
 
@@ -158,11 +160,11 @@ class ArrowFile:
     path: str
 
     def __call__(self, field: str) -> Iterator[str]:
-        """Yield the texts of ``field``; ``ValueError`` if it is not a text of the records."""
+        """Yield the text of ``field`` of every record. Raises ``ValueError`` if it is missing."""
         dataset = _load_datasets().Dataset.from_file(self.path)
         if field not in dataset.column_names:
             raise ValueError(
-                f"data.json_field: {self.path} has no {field!r}; allowed: {', '.join(dataset.column_names)}"
+                f"data.json_field: {self.path} has no field {field!r}; allowed: {', '.join(dataset.column_names)}"
             )
         for number, record in enumerate(dataset.select_columns([field])):
             if not isinstance(record[field], str):
@@ -174,16 +176,16 @@ def _load_datasets() -> Any:
     try:
         import datasets
     except ImportError:
-        raise ValueError("hf: corpora need Hugging Face datasets; run: pip install datasets") from None
+        raise ValueError("hf: corpora require Hugging Face datasets; run: pip install datasets") from None
     datasets.disable_progress_bars()
     return datasets
 
 
 def hf_sources(entry: str, *, split: str) -> list[Source]:
-    """List the sources of ``hf:OWNER/NAME[/CONFIG]``, or of ``hf:FOLDER`` from ``save_to_disk``, one per Arrow
-    file.
+    """List the sources of ``hf:OWNER/NAME[/CONFIG]``, or of ``hf:FOLDER``, which ``save_to_disk`` wrote.
 
-    ``ValueError`` (one line) if the library is not installed, or if neither disk nor network have the dataset.
+    Each Arrow file is one source. Raises ``ValueError`` (one line) if the library is not installed, or if the
+    dataset is not on disk and cannot be downloaded.
     """
     name = entry.removeprefix("hf:")
     if not re.fullmatch(r"[\w.-]+", split):
@@ -194,17 +196,17 @@ def hf_sources(entry: str, *, split: str) -> list[Source]:
         read = _saved
     else:
         if not is_reachable("huggingface.co"):
-            os.environ["HF_HUB_OFFLINE"] = "1"  # before the import; otherwise each request is repeated for minutes
+            os.environ["HF_HUB_OFFLINE"] = "1"  # before the import: otherwise requests are retried for minutes
         read = _fetched
     datasets = _load_datasets()
     try:
         dataset = read(datasets, name, split)
     except Exception as error:
-        advice = "; the network does not answer: copy a folder from save_to_disk and name it as hf:FOLDER"
+        advice = "; the network is not reachable: copy a folder that save_to_disk wrote, and use hf:FOLDER"
         advice = advice if os.environ.get("HF_HUB_OFFLINE") == "1" else ""
         raise ValueError(f"{entry}: split {split!r} cannot be read: {first_line(error)}{advice}") from None
     if dataset._indices is not None:
-        raise ValueError(f"{entry}: the dataset is a selection of records; write it again with save_to_disk")
+        raise ValueError(f"{entry}: an indexed selection of records is not supported; save it with save_to_disk")
     paths = [Path(file["filename"]) for file in dataset.cache_files]
     return [Source(path=path, name=f"{entry}/{split}/{path.name}", records=ArrowFile(str(path))) for path in paths]
 

@@ -1,4 +1,4 @@
-"""Documents of text files: plain text and JSON lines, both also .gz and .zst, and records of datasets."""
+"""Documents of a corpus: plain text and JSON lines (uncompressed, .gz or .zst), and records of datasets."""
 
 import gzip
 import json
@@ -14,23 +14,23 @@ from data_pipeline.text.sentences import split_sentences
 TEXT_SUFFIXES = (".txt",)
 JSON_SUFFIXES = (".jsonl", ".ndjson")
 COMPRESSIONS = (".gz", ".zst")
-_SAMPLE_LINES = 200  # lines that determine the unit of a line
-_BLANK_SAMPLE = 10_000  # lines that determine the unit between blank lines: the first document may be long
-_MAX_SENTENCES = 1_000_000  # of a document; a longer one is cut, so that a file without blank lines fits in memory
+_SAMPLE_LINES = 200  # first lines, which determine whether a line is a sentence or a paragraph
+_BLANK_SAMPLE = 10_000  # first lines, which determine whether blank lines separate documents
+_MAX_SENTENCES = 1_000_000  # of a document; a longer one is split, so that any file fits in memory
 
-Line = tuple[int, str]  # number in the file, from 1, and text
+Line = tuple[int, str]  # (number in the file, from 1, and text)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Source:
-    """One file of a corpus. ``name`` orders the files and is the same on every machine."""
+    """One file of a corpus. Files are sorted by ``name``, which is the same on every machine."""
 
     path: Location
     name: str
-    # Unit between blank lines: documents, paragraphs (the file is one document), or auto: documents if one of the
-    # first blocks has several lines, otherwise paragraphs.
+    # Blocks between blank lines: documents, paragraphs (the file is one document), or auto, which means documents
+    # if one of the first blocks has several lines, otherwise paragraphs.
     blank_lines: str = "documents"
-    # For a file of a dataset: function from the name of a field to its texts, one document each.
+    # For a file of a dataset: function that yields the texts of the field with a given name, one document each.
     records: Callable[[str], Iterator[str]] | None = None
 
     @property
@@ -43,7 +43,7 @@ def _plain_suffix(path: Location | PurePath) -> str:
 
 
 def is_text_file(relative: PurePath) -> bool:
-    """Return True for a text file, by its suffix; hidden files and files in hidden folders are not text."""
+    """Return True if the suffix is that of a text file, and neither the file nor one of its folders is hidden."""
     is_hidden = any(part.startswith(".") for part in relative.parts)
     return not is_hidden and _plain_suffix(relative) in TEXT_SUFFIXES + JSON_SUFFIXES
 
@@ -51,9 +51,10 @@ def is_text_file(relative: PurePath) -> bool:
 def read_documents(source: Source, *, line: str, json_field: str) -> Iterator[list[str]]:
     """Yield the documents of a file, each a nonempty list of stripped sentences.
 
-    ``line`` is the unit of a line: sentence, paragraph (split into sentences) or auto (determined from the first
-    lines). Each line of JSON lines and each record of a dataset is a document; ``line`` applies to the lines of its
-    field. ``ValueError``, with file and line, for text that is not UTF-8 or JSON and for a missing field.
+    ``line`` defines what a line is: "sentence", "paragraph" (split into sentences) or "auto" (determined from the
+    first lines). Each line of a JSON lines file and each record of a dataset is one document; ``line`` then applies
+    to the lines of the text in ``json_field``. Raises ``ValueError``, with file and line, if the text is not valid
+    UTF-8 or JSON, or if the field is missing.
     """
     lines = numbered_lines(source.path)
     if source.is_json or source.records:
@@ -77,7 +78,7 @@ def read_documents(source: Source, *, line: str, json_field: str) -> Iterator[li
 
 
 def _are_sentences(lines: Sequence[str]) -> bool:
-    """Return True if at most one line in twenty holds more than one sentence."""
+    """Return True if at most one line in twenty contains more than one sentence."""
     return 20 * sum(len(split_sentences(line)) > 1 for line in lines) <= len(lines)
 
 
@@ -88,7 +89,7 @@ def _blank_lines_separate_documents(source: Source, sample: Sequence[str]) -> bo
 
 
 def _blocks(lines: Iterable[str], *, one_document: bool) -> Iterator[list[str]]:
-    """Yield the lines between blank lines, or all lines that are not blank as one block."""
+    """Yield each block of lines between blank lines, or with ``one_document`` all nonblank lines as one block."""
     block: list[str] = []
     for line in lines:
         if line:
@@ -111,12 +112,16 @@ def _json_texts(lines: Iterator[Line], path: Location, field: str) -> Iterator[s
         text = record.get(field) if isinstance(record, dict) else None
         if not isinstance(text, str):
             raise ValueError(f"{path}:{number}: no text in field {field!r} (data.json_field)")
-        # A lone surrogate is valid in JSON, but not a character.
+        # JSON may contain lone surrogates, which cannot be encoded in UTF-8.
         yield text.encode("utf-8", "replace").decode()
 
 
 def numbered_lines(path: Location) -> Iterator[Line]:
-    """Yield the numbered lines of a UTF-8 file; only a newline ends a line, and a byte order mark is dropped."""
+    """Yield (number from 1, line) for every line of a UTF-8 file.
+
+    Only a newline ends a line; a byte order mark is removed. Raises ``ValueError`` if the file is not UTF-8 or
+    damaged.
+    """
     import zstandard
 
     number = 0
@@ -125,7 +130,7 @@ def numbered_lines(path: Location) -> Iterator[Line]:
             try:
                 line = raw.decode("utf-8-sig" if number == 1 else "utf-8")
             except UnicodeDecodeError:
-                raise ValueError(f"{path}:{number}: not valid UTF-8; convert the file first") from None
+                raise ValueError(f"{path}:{number}: not valid UTF-8; convert the file to UTF-8") from None
             yield number, line
     except (EOFError, zlib.error, gzip.BadGzipFile, zstandard.ZstdError) as error:
         raise ValueError(f"{path}: the compressed file is damaged after line {number}: {error}") from None
@@ -140,7 +145,10 @@ def _raw_lines(path: Location) -> Iterator[bytes]:
 
 
 def _zstd_lines(path: Location) -> Iterator[bytes]:
-    """Yield the lines of all frames; ``EOFError`` for a truncated last frame, which zstandard's reader ignores."""
+    """Yield the lines of all zstd frames.
+
+    Raises ``EOFError`` if the last frame is truncated, which the reader of zstandard does not report.
+    """
     import zstandard
 
     frame = zstandard.ZstdDecompressor().decompressobj()

@@ -3,12 +3,12 @@
 import re
 from itertools import pairwise
 
-# Ends of a sentence, if a blank and the start of another sentence follow.
+# Marks that end a sentence if white space and the start of another sentence follow.
 _END = r"[.!?\u2026\u203d]+"
 _CLOSING = "[\"'\u2019\u201d\u00bb\u203a)\\]}\u300d\u300f\u300b\uff09\u3011]*"
 _OPENING = "[\"'\u2018\u201c\u201e\u00ab\u2039(\\[{\u00bf\u00a1\u2014\u2013-]"
 _WESTERN = re.compile(rf"({_END}){_CLOSING}\s+(?={_OPENING}*\s*(\w))")
-# CJK ends need no blank; consecutive ends and the closing marks after them form one end.
+# CJK end marks need no white space after them; consecutive marks and the closing marks after them form one end.
 _CJK = re.compile(rf"[\u3002\uff01\uff1f\uff61]+{_CLOSING}\s*")
 _LAST_WORD = re.compile(r"[^\W_]+(?:\.[^\W_]+)*$")
 
@@ -28,8 +28,9 @@ _ABBREVIATIONS = frozenset(
 def split_sentences(paragraph: str) -> list[str]:
     """Split a paragraph into stripped, nonempty sentences.
 
-    A sentence ends at marks such as ``. ! ?`` before a blank and an upper-case letter, a digit or a letter without
-    case, but not after an abbreviation or an initial; and at every CJK full stop.
+    A sentence ends at a mark such as ``. ! ?`` that is followed by white space and an upper-case letter, a digit or
+    a letter without case, and at every CJK end mark. A full stop after an abbreviation or an initial does not end a
+    sentence.
     """
     ends = [match.end() for match in _WESTERN.finditer(paragraph) if _ends_sentence(paragraph, match)]
     ends += [match.end() for match in _CJK.finditer(paragraph)]

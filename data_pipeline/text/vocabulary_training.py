@@ -1,4 +1,4 @@
-"""Training of vocabularies: WordPiece, and SentencePiece unigram or BPE. Equal texts give equal bytes."""
+"""Training of vocabularies: WordPiece, and SentencePiece unigram or BPE. Equal texts yield byte-identical files."""
 
 from collections import Counter
 from collections.abc import Iterable
@@ -11,11 +11,11 @@ from bert_jax.tokenization import SPECIAL_PIECES
 from bert_jax.tokenization.wordpiece import MAX_CHARS_PER_WORD, chunks, is_cjk, is_punctuation, split_words
 
 MIN_VOCAB_SIZE = 16
-# Limits of memory: distinct chunks and words, and characters on which SentencePiece is trained.
+# Limits that bound memory: distinct chunks, distinct words, characters of the SentencePiece training sample.
 _MAX_CHUNKS = 1 << 20
 _MAX_WORDS = 1 << 21
 _MAX_CHARACTERS = 25_000_000
-# Smallest share of the text of a character that gets a piece.
+# A character gets a piece only if its share of the text is at least this.
 _RAREST_CHARACTER = 1e-7
 
 
@@ -27,10 +27,11 @@ def train_vocabulary(
     lower_case: bool,
     output: Path,
 ) -> Path:
-    """Train a vocabulary of at most ``vocab_size`` pieces with the special ones, and write it to ``output``.
+    """Train a vocabulary of at most ``vocab_size`` pieces, including special ones, and write it to ``output``.
 
-    ``texts`` is read once. WordPiece writes a ``.txt``, the other kinds a SentencePiece ``.model``, atomically. A
-    small corpus gives fewer pieces. ``ValueError`` for empty texts, a too small size or a wrong suffix.
+    ``texts`` is iterated once. The file is a ``.txt`` for WordPiece and a SentencePiece ``.model`` for the other
+    kinds; it is written atomically. A small corpus yields fewer pieces. Raises ``ValueError`` if all texts are
+    empty, if ``vocab_size`` is too small, or if ``output`` has the wrong suffix.
     """
     suffix = {"wordpiece": ".txt", "unigram": ".model", "bpe": ".model"}.get(kind)
     if suffix is None:
@@ -49,7 +50,7 @@ def train_vocabulary(
 
 
 def count_words(texts: Iterable[str], lower_case: bool) -> Counter[str]:
-    """Count the words of a text as the tokenizer splits it; rare words are dropped to limit memory."""
+    """Count the words of ``texts``, split as by the tokenizer; rare words are dropped to limit memory."""
     words: Counter[str] = Counter()
     seen: Counter[str] = Counter()
     for text in texts:
@@ -73,7 +74,7 @@ def _add_words(words: Counter[str], seen: Counter[str], lower_case: bool) -> Non
 
 
 def _alphabet(words: Counter[str], budget: int) -> tuple[list[str], list[str]]:
-    """Return the pieces of the most frequent characters, at most ``budget``: initial and continuing ones."""
+    """Return the pieces of the most frequent characters, (initial, ``##``), at most ``budget`` in total."""
     counts: Counter[str] = Counter()
     for word, count in words.items():
         for char in word:
@@ -95,22 +96,22 @@ def _alphabet(words: Counter[str], budget: int) -> tuple[list[str], list[str]]:
 
 
 def _train_wordpiece(texts: Iterable[str], vocab_size: int, lower_case: bool) -> list[str]:
-    """Train a WordPiece vocabulary; return special pieces, characters, continuations, merged pieces in id order."""
+    """Train a WordPiece vocabulary; return its pieces in id order: special, character, ``##``, merged."""
     from tokenizers import Tokenizer, models, trainers
 
     words = count_words(texts, lower_case)
     if not words:
-        raise ValueError("data.corpus: the corpus contains no text, which a vocabulary needs")
+        raise ValueError("data.corpus: the corpus contains no text to train a vocabulary; name other text files")
     initial, continuing = _alphabet(words, (vocab_size - len(SPECIAL_PIECES)) // 2)
     known = set(initial)
-    # A word with a character outside the alphabet is always [UNK].
+    # A word with a character outside the alphabet is always tokenized as [UNK].
     usable = [
         (word, count)
         for word, count in sorted(words.items())
         if 1 < len(word) <= MAX_CHARS_PER_WORD and known.issuperset(word)
     ]
     tokenizer = Tokenizer(models.WordPiece(unk_token="[UNK]"))
-    # The trainer numbers the continuations in hash order unless they are numbered beforehand, as special tokens.
+    # The trainer numbers the ## pieces in hash order unless they have ids already, as special tokens do.
     trainer = trainers.WordPieceTrainer(
         vocab_size=vocab_size,
         min_frequency=2,
@@ -125,7 +126,7 @@ def _train_wordpiece(texts: Iterable[str], vocab_size: int, lower_case: bool) ->
 
 
 def _sample(texts: Iterable[str], max_characters: int) -> list[str]:
-    """Return every k-th nonblank text, with the smallest power of two k that gives at most ``max_characters``."""
+    """Return every k-th nonblank text; k is the smallest power of two that leaves at most ``max_characters``."""
     kept: list[str] = []
     size = 0
     step = 1
@@ -142,14 +143,14 @@ def _sample(texts: Iterable[str], max_characters: int) -> list[str]:
 
 
 def _train_sentencepiece(texts: Iterable[str], kind: str, vocab_size: int, lower_case: bool) -> bytes:
-    """Train a serialized SentencePiece model, in which ids 0 to 4 are [PAD] [UNK] [CLS] [SEP] [MASK]."""
+    """Train a SentencePiece model and return it serialized; ids 0 to 4 are [PAD] [UNK] [CLS] [SEP] [MASK]."""
     from io import BytesIO
 
     from sentencepiece import SentencePieceTrainer
 
     lines = [line.encode("utf-8", "replace").decode() for line in _sample(texts, _MAX_CHARACTERS)]
     if not lines:
-        raise ValueError("data.corpus: the corpus contains no text, which a vocabulary needs")
+        raise ValueError("data.corpus: the corpus contains no text to train a vocabulary; name other text files")
     model = BytesIO()
     try:
         SentencePieceTrainer.train(
@@ -170,7 +171,7 @@ def _train_sentencepiece(texts: Iterable[str], kind: str, vocab_size: int, lower
             eos_piece="[SEP]",
             control_symbols=["[MASK]"],
             max_sentence_length=1 << 24,
-            num_threads=2,  # fixed, because the sums of expectation maximization depend on it
+            num_threads=2,  # fixed, because the trained model depends on the number of threads
             minloglevel=2,
         )
     except RuntimeError as error:

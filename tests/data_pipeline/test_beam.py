@@ -137,7 +137,7 @@ def test_an_object_store(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (b"w1a .\nw1b .\n", [], "blank lines"),
         (b"\n\n", [], "yields no token"),
         (b"w1 .\n", ["--", "--runner=NoRunner"], "the Beam pipeline failed: Unexpected pipeline runner: NoRunner"),
-        (b"w1 .\n", ["--", "--fooo=1"], "after --: fooo: no option of Apache Beam"),
+        (b"w1 .\n", ["--", "--fooo=1"], "after --: fooo: not an option of Apache Beam"),
         (b"w1 .\n", ["--", "--direct_num_workers=x"], "direct_num_workers: invalid int value: 'x'"),
     ],
 )
@@ -156,7 +156,7 @@ def test_failures_are_one_line(
     ("options", "message"),
     [
         (["--runner", "spark"], "--runner: invalid choice: 'spark' (choose from"),
-        (["--", "--runner=SparkRunner"], "need --runner beam"),
+        (["--", "--runner=SparkRunner"], "require --runner beam"),
     ],
 )
 def test_wrong_runners(place: Path, options: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -199,8 +199,8 @@ def test_a_signal_ends_it_and_the_next_build_goes_on(place: Path, number: signal
 def test_a_lost_result_is_noticed(place: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
     monkeypatch.setattr(beam_module._Jobs, "tokenize", lambda jobs, number: (0, 1))
     assert main(shards(place, place / "beam", "--runner", "beam")) == 2
-    assert "Apache Beam passed on 1 of 3 results" in capsys.readouterr().err
+    assert "Beam returned only 1 of 3 results" in capsys.readouterr().err
     monkeypatch.undo()
     monkeypatch.setattr(beam_module._Jobs, "write_part", lambda jobs, part: (part[0], 0))
     assert main(shards(place, place / "beam", "--runner", "beam")) == 2
-    assert "Apache Beam passed on 0 of" in capsys.readouterr().err
+    assert "Beam returned only 0 of" in capsys.readouterr().err

@@ -210,7 +210,7 @@ def test_other_settings_are_refused(place: Path, change: dict[str, object], mess
 def test_another_corpus_is_refused(place: Path) -> None:
     build(place)
     write_corpus(place.parent / "corpus.txt", documents=50)
-    with pytest.raises(ValueError, match=r"data\.corpus: shards 1 file\(s\) from .* config 1 file\(s\)"):
+    with pytest.raises(ValueError, match=r"data\.corpus: shards 1 file\(s\), first .* config 1 file\(s\)"):
         build(place)
 
 
@@ -228,7 +228,7 @@ def test_a_vocabulary_trained_on_another_text_is_refused(place: Path) -> None:
         shutil.rmtree(place / name)
     other = str(write_corpus(place.parent / "other.txt", documents=50))
     with pytest.raises(
-        ValueError, match=r"data\.corpus: vocabulary 1 file\(s\) from corpus\.txt.* from other\.txt"
+        ValueError, match=r"data\.corpus: vocabulary 1 file\(s\), first corpus\.txt.* first other\.txt"
     ) as raised:
         build(place, vocab="", vocab_size=300, corpus=(other,))
     assert "\n" not in str(raised.value) and "data.vocab" in str(raised.value)

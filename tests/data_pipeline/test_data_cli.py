@@ -256,7 +256,7 @@ def test_help_to_a_reader_that_leaves() -> None:
         (["shards", "--data.sec_length", "3"], "did you mean 'data.seq_length'"),
         (["shards", "--workers", "two"], "whole number"),
         (["shards"], "data.shards"),
-        (["index"], "needs one folder"),
+        (["index"], "expected one folder"),
         (["index", "/no/such"], "/no/such"),
         (["inspect", "/no/such"], "/no/such"),
         (["inspect", ".", "--examples", "-1"], "whole number"),

@@ -220,7 +220,7 @@ def test_records_of_other_writers_stream_in(folder, tmp_path, form):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"seq_length": 32}, r"input_ids has 16 values a record, but the config needs data\.seq_length 32"),
+        ({"seq_length": 32}, r"input_ids has 16 values per record; the config needs data\.seq_length 32"),
         ({"max_predictions": 4}, r"masked_lm_positions has 3 values .*data\.max_predictions 4"),
     ],
 )

@@ -123,12 +123,12 @@ def test_a_dataset_in_a_recipe(tmp_path: Path, data_dir: Path) -> None:
         ),
         (
             ["--tfds", "my_text/en", "--json_field", "body"],
-            "'body' is not a text of tfds:my_text/en/1.2.0; allowed: te",
+            "'body' is not a text field of tfds:my_text/en/1.2.0; allowed: te",
         ),
         (["--tfds", "my_text/en", "--json_field", "number"], "'number' is not a text"),
         (
             ["--tfds", "wikipedia/20230601.en"],
-            "wikipedia/20230601.en/VERSION, or name their folder in data.tfds_da",
+            "wikipedia/20230601.en/VERSION, or set data.tfds_data_dir to the folder",
         ),
         (["--tfds", "my_text/en:9.0.0"], "features.json and the data files"),
         (["--tfds", "no/such/thing/at_all"], "no/such/thing/at_all"),
