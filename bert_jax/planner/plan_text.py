@@ -11,7 +11,7 @@ _PART_NAMES = {
     "attention": "attention", "mlm_head": "MLM head", "dropout": "dropout", "optimizer": "optimizer",
     "communication": "communication", "rest": "the rest of the model",
 }  # fmt: skip
-# Most candidates of a search that are printed, in addition to those that no other beats.
+# Maximum number of candidates of a search to print, in addition to those that no other beats.
 _SHOWN = 12
 _METHODS = {
     "compiled": "An estimate, nothing was run: the training step as compiled for this slice, instruction cycles as "
@@ -24,7 +24,7 @@ _METHODS = {
 
 
 def plan_lines(plan: Plan, advice: str) -> list[str]:
-    """Return ``plan`` as lines of text; ``advice`` is the end of the line for a step that does not fit."""
+    """Return ``plan`` as lines of text; ``advice`` completes the line of a step that does not fit."""
     mesh = " ".join(f"{axis}={size}" for axis, size in plan.mesh.items())
     micro = f" in {plan.accumulation_steps} microbatches" if plan.accumulation_steps > 1 else ""
     lines = [
@@ -84,7 +84,8 @@ def sharding_lines(rows: Sequence[Row], topology: Topology | None, mesh: dict[st
 
 
 def _columns(table: Sequence[Sequence[str]], right: Sequence[int] = ()) -> list[str]:
-    """Return the lines of ``table``, cells padded to the width of their column, those of ``right`` on the left."""
+    """Return the lines of ``table``, padded to the width of each column; the columns ``right`` are
+    right-aligned."""
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]
     return [
         "  ".join(
@@ -101,8 +102,8 @@ def totals(rows: Sequence[Row]) -> tuple[int, int]:
 
 
 def search_lines(plans: Sequence[Plan], best: Plan | None) -> list[str]:
-    """Return the candidates as a table. ``*`` marks those that no other beats in both memory and speed; of many
-    candidates, these and the fastest are shown."""
+    """Return the candidates as a table. ``*`` marks the candidates that no other beats in both memory and speed. A
+    long table shows only these and the fastest ones."""
     table = [
         ("", "batch/device", "microbatches", "global batch", "remat", "layers", "mesh", "GiB", "tokens/s", "MFU")
     ]
@@ -136,7 +137,7 @@ def pareto(plans: Sequence[Plan]) -> list[Plan]:
 
 
 def gib(amount: float) -> str:
-    """Return bytes in GiB with one digit."""
+    """Return a number of bytes in GiB with one decimal."""
     return f"{amount / 2**30:,.1f}"
 
 
