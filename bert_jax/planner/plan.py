@@ -95,7 +95,7 @@ def plan_compiled(config: PretrainConfig, topology: Topology, asked: Asked, step
         {part: share * cost.seconds for part, share in cost.shares.items()},
         unestimated_share=sum(share for _, share in cost.unestimated),
         unestimated_time_share=cost.unestimated_seconds / cost.seconds, unestimated=dict(cost.unestimated),
-        warnings=(f"loops of unknown length, counted as one iteration: {', '.join(loops)}",) if loops else (), **measured,
+        warnings=(f"loops of unknown length, counted once: {', '.join(loops)}",) if loops else (), **measured,
     )  # fmt: skip
 
 
@@ -195,7 +195,9 @@ def _warnings(config: PretrainConfig, topology: Topology, shares: Mapping[str, f
     execution, lines = config.execution, []
     dropout, communication = shares.get("dropout", 0.0), shares.get("communication", 0.0)
     if topology.is_tpu and execution.prng == "threefry" and dropout > _MUCH_DROPOUT:
-        lines.append(f"dropout takes {dropout:.0%} of the step; execution.prng rbg generates random bits faster on a TPU")
+        lines.append(
+            f"dropout takes {dropout:.0%} of the step; execution.prng rbg generates random bits faster on a TPU"
+        )
     if execution.dtype == "float32":
         lines.append("execution.dtype bfloat16 runs the matrix products at least twice as fast")
     if communication > _MUCH_COMMUNICATION:

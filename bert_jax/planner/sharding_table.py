@@ -109,7 +109,9 @@ def _row(
     held = _dimensions(leaf.sharding.spec, leaf)
     notes = _notes(declared, computed, leaf, sizes)
     if sizes["data"] > 1 and config.mesh.shard_optimizer and not any("data" in axes for axes in held):
-        notes.append(f"data {sizes['data']} divides no remaining dimension: each replica updates the whole parameter")
+        notes.append(
+            f"data {sizes['data']} divides no remaining dimension: each replica updates the whole parameter"
+        )
     return Row(
         name=per_layer,
         shape=shape,

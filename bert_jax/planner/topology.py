@@ -97,7 +97,8 @@ def parse_topology(text: str) -> Topology:
             if sizes[0] > chip.chips_per_host and sizes[0] % chip.chips_per_host:
                 most = chip.chips_per_host
                 raise ValueError(
-                    f"--topology: {text!r}: a topology with more than {most} boards must consist of whole hosts; give a multiple of {most} boards"
+                    f"--topology: {text!r}: a topology with more than {most} boards must consist of whole hosts; "
+                    f"give a multiple of {most} boards"
                 )
             return Topology(f"{name}:{sizes[0]}", chip, sizes, (False,))
     raise ValueError(f"--topology: {text!r} is not known; allowed: {EXAMPLES}")
@@ -108,7 +109,9 @@ def _slice(text: str, name: str, shape: tuple[int, ...]) -> Topology:
     pod = generation.pod
     if len(shape) != len(pod):
         example = f"{name}:{'x'.join('4' * len(pod))}"
-        raise ValueError(f"--topology: {text!r}: {name} has {len(pod)} axes; give a size for each, such as {example}")
+        raise ValueError(
+            f"--topology: {text!r}: {name} has {len(pod)} axes; give a size for each, such as {example}"
+        )
     if any(size > most for size, most in zip(sorted(shape), pod, strict=True)):
         raise ValueError(f"--topology: {text!r}: the largest slice of {name} is {'x'.join(map(str, pod))} chips")
     # Rules of Google Cloud: in 2-D generations an axis as long as that of the pod forms a ring. In 3-D generations,
@@ -151,7 +154,9 @@ def prepare_environment() -> None:
     jax itself then runs on the CPU, so other programs can use the accelerators of the machine.
     """
     os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")  # no Cloud metadata server exists here
-    os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")  # no device is used: several plans can run simultaneously
+    os.environ.setdefault(
+        "ALLOW_MULTIPLE_LIBTPU_LOAD", "1"
+    )  # no device is used: several plans can run simultaneously
     os.environ.setdefault("TPU_WORKER_HOSTNAMES", "localhost")
     if "jax" not in sys.modules:
         os.environ["JAX_PLATFORMS"] = "cpu"
@@ -180,7 +185,9 @@ def tpu_devices(topology: Topology) -> list[Any]:
         with _quiet():
             described = topologies.get_topology_desc(platform="tpu", topology_name=topology.name, **options)
     except jax.errors.JaxRuntimeError as error:
-        raise ValueError(f"--topology {topology.name}: libtpu does not support this slice: {one_line(error)}") from None
+        raise ValueError(
+            f"--topology {topology.name}: libtpu does not support this slice: {one_line(error)}"
+        ) from None
     return list(described.devices)
 
 
