@@ -107,7 +107,7 @@ class TaskDataConfig(Section, prefix="data."):
     split_seed: AtLeast0[int] = 0
     # Number of training records to use, sampled with split_seed; 0: all.
     train_limit: AtLeast0[int] = 0
-    # Evaluate on at most the first records of each split, this many; 0: all.
+    # Maximum number of records of each split to evaluate on, from the first; 0: all.
     dev_limit: AtLeast0[int] = 0
     # Vocabulary, for a model without one and without --init_from; see data.vocab of pretraining.
     vocab: str = ""

@@ -131,8 +131,8 @@ def step_seconds(config: PretrainConfig, topology: Topology, mesh_shape: Mapping
 
 
 def _communication(config: PretrainConfig, topology: Topology, mesh_shape: Mapping[str, int]) -> float:
-    """Return the seconds of the collectives of a step: those of gradients once per step, those of partitioned
-    parameters and of activations in each microbatch."""
+    """Return the seconds of the collectives of a step: gradients once per step, partitioned parameters
+    and activations once or more in each microbatch."""
     count = parameter_count(config)
     data, fsdp, tensor = (mesh_shape[axis] for axis in ("data", "fsdp", "tensor"))
     local = count / (fsdp * tensor)

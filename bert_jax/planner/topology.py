@@ -154,9 +154,8 @@ def prepare_environment() -> None:
     jax itself then runs on the CPU, so other programs can use the accelerators of the machine.
     """
     os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")  # no Cloud metadata server exists here
-    os.environ.setdefault(
-        "ALLOW_MULTIPLE_LIBTPU_LOAD", "1"
-    )  # no device is used: several plans can run simultaneously
+    # No device is used, so several plans can run simultaneously.
+    os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")
     os.environ.setdefault("TPU_WORKER_HOSTNAMES", "localhost")
     if "jax" not in sys.modules:
         os.environ["JAX_PLATFORMS"] = "cpu"
