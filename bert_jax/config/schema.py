@@ -193,7 +193,7 @@ class OptimizerConfig(Section, prefix="optimizer."):
     beta2: Probability = 0.999
     # Added to the square root of the second moment.
     epsilon: AtLeast0[float] = 1e-6
-    # Gradients are scaled down to this global norm; 0: off.
+    # Maximum global norm of the gradients, which are scaled down to it; 0: off.
     clip_norm: AtLeast0[float] = 1.0
     # Decay rate of the moving average of the parameters, which starts at the initial parameters; 0: no average.
     ema_decay: Probability = 0.0

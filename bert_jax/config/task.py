@@ -67,7 +67,7 @@ class TaskConfig(Section, prefix="task."):
 class TaskDataConfig(Section, prefix="data."):
     """The files of a task."""
 
-    # Folder that the file names below are relative to.
+    # Folder to which the file names below are relative.
     dir: str = ""
     # Training files.
     train: tuple[str, ...] = ()
@@ -83,7 +83,8 @@ class TaskDataConfig(Section, prefix="data."):
     # Columns of a line: ROLE=COLUMN, the column by name, or by number from 1 if the file has no header. Roles: id,
     # text, text_pair, label, labels, negative and choice (may occur several times, in order), choice_prefix
     # (precedes every choice), group, words, tags, answers. SPLIT:ROLE=COLUMN (train, dev, test) sets the columns of
-    # the files of one split, which then ignore the others. Empty: columns with the names of the roles.
+    # the files of one split; entries without SPLIT then do not apply to these files. Empty: columns with the names
+    # of the roles.
     columns: tuple[str, ...] = ()
     # The first line names the columns; auto: true if data.columns is empty or names a column.
     header: Literal["auto", "true", "false"] = "auto"

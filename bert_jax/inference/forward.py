@@ -52,9 +52,9 @@ def forward(
 ) -> dict[str, np.ndarray]:
     """Return the float32 outputs of the model for ``input_ids`` int[B, S].
 
-    Outputs, as far as the model has them: last_hidden_state, pooler_output, mlm_logits [B, S, V], nsp_logits,
-    logits, start_logits, end_logits, sentence_embedding. A model with more than one of the sequence, token and
-    choice heads returns sequence_logits, token_logits, choice_logits instead of logits.
+    Outputs, if the model has them: last_hidden_state, pooler_output, mlm_logits [B, S, V], nsp_logits, logits,
+    start_logits, end_logits, sentence_embedding. A model with more than one of the sequence, token and choice heads
+    returns sequence_logits, token_logits, choice_logits instead of logits.
 
     ``attention_mask`` (default: all 1) hides tokens, ``token_type_ids`` (default: 0) are the segments. The mask may
     be 0 on the left: the outputs at visible tokens equal those of transformers for the same arrays (BERT counts
@@ -99,7 +99,7 @@ def _checked(loaded: Engine, inputs: Mapping[str, np.ndarray]) -> tuple[dict[str
     shape = arrays["input_ids"].shape
     ranks = "[batch, sequence]" + (" or [batch, choices, sequence]" if spec.heads.choice else "")
     if len(shape) not in ((2, 3) if spec.heads.choice else (2,)) or 0 in shape:
-        raise ValueError(f"input_ids has the shape {shape}; allowed: {ranks}, none of them 0")
+        raise ValueError(f"input_ids has the shape {shape}; allowed: {ranks}, all above 0")
     limits = {
         "input_ids": spec.model.vocab_size, "attention_mask": 2, "token_type_ids": spec.model.type_vocab_size
     }  # fmt: skip

@@ -76,7 +76,9 @@ def _head(loaded: Engine, task: str | None) -> str:
     present = [head for head in loaded.spec.heads.present() if head in HEADS]
     if not present:
         heads = ", ".join(loaded.spec.heads.present()) or "none"
-        raise ValueError(f"{loaded.name}: no task head (heads: {heads}); fine-tune it, or use embed or fill-mask")
+        raise ValueError(
+            f"{loaded.name}: no task head (heads: {heads}); fine-tune the model, or use embed or fill-mask"
+        )
     if task is None and len(present) > 1:
         raise ValueError(f"{loaded.name}: several task heads; choose one: {', '.join(present)}")
     if task is not None and task not in present:

@@ -274,8 +274,8 @@ def scores(
     """Return accuracy, f1_macro and auroc (with ``multi_label`` mean_average_precision) with 95% intervals for the
     predictions ``rows`` of texts with the answers ``right``; scores that are not defined are omitted.
 
-    auroc and mean_average_precision depend on the order of the probabilities only, so that they are high even if
-    one word is more likely than another for every text.
+    auroc and mean_average_precision depend on the order of the probabilities only, so they can be high even if one
+    word is more likely than another for every text.
     """
     probabilities = probability_table(rows, labels)
     if multi_label:

@@ -43,10 +43,10 @@ def search(
     ordered = _ordered(config, topology, asked, batches)
     if not ordered:
         raise ValueError(
-            f"--search: no mesh divides a batch of {config.training.global_batch_size:,} over "
+            f"--search: no mesh divides the global batch of {config.training.global_batch_size:,} over "
             f"{topology.num_devices} devices; set --batches or another training.global_batch_size"
         )
-    progress(f"{len(ordered)} layouts by arithmetic")
+    progress(f"estimated {len(ordered)} layouts by arithmetic")
     if not topology.is_tpu:
         return _sorted(ordered), _best(ordered)
     tried: list[Candidate] = []
@@ -68,7 +68,7 @@ def _try(
 ) -> Candidate:
     training, mesh = config.training, config.mesh
     progress(
-        f"compiling {which}: batch {training.global_batch_size:,} in {training.accumulation_steps}, remat "
+        f"compiling {which}: batch {training.global_batch_size:,} in {training.accumulation_steps} parts, remat "
         f"{config.execution.remat}, mesh {mesh.data}x{mesh.fsdp}x{mesh.tensor}"
     )
     plan = plan_compiled(config, topology, asked, compile_step(config, topology))

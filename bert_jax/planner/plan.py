@@ -202,7 +202,7 @@ def _warnings(config: PretrainConfig, topology: Topology, shares: Mapping[str, f
         lines.append("execution.dtype bfloat16 runs the matrix products at least twice as fast")
     if communication > _MUCH_COMMUNICATION:
         lines.append(
-            f"{communication:.0%} of the step is communication: fewer chips or a larger "
-            "training.global_batch_size would use them better"
+            f"{communication:.0%} of the step is communication; use fewer chips or a larger "
+            "training.global_batch_size"
         )
     return lines

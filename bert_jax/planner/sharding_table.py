@@ -152,5 +152,7 @@ def _notes(
                 continue
             places = [d for d, axes in enumerate(dimensions) if mesh_axis in axes]
             what = f"{mesh_axis} {size} does not divide {axis} {leaf.shape[dim]}"
-            lines.append(f"{what}: {f'{declared[places[0]]} is cut instead' if places else 'whole on each'}")
+            lines.append(
+                f"{what}: {f'{declared[places[0]]} is partitioned instead' if places else 'not partitioned'}"
+            )
     return lines

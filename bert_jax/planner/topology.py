@@ -130,7 +130,7 @@ def _cloud_shape(text: str, name: str, number: int) -> tuple[int, ...]:
     chips = number // 2 if generation.cloud_counts_cores else number
     counted = "cores, two per chip" if generation.cloud_counts_cores else "chips"
     problem = ValueError(
-        f"--topology: {text!r}: the number counts {counted}; write the shape instead, for instance "
+        f"--topology: {text!r}: the number counts {counted}; write the shape instead, such as "
         f"{name}:{'x'.join('4' * axes)}"
     )
     if chips < 1 or (generation.cloud_counts_cores and number % 2):

@@ -304,10 +304,10 @@ def test_table_says_what_fell_back():
     rows = rows_of(mesh=MeshConfig(fsdp=8), hidden_size=60)
     words = rows["embeddings/word_embeddings/embedding"]
     assert words.sharding == "(fsdp, -)"
-    assert words.notes == ("fsdp 8 does not divide embed 60: vocab is cut instead",)
+    assert words.notes == ("fsdp 8 does not divide embed 60: vocab is partitioned instead",)
     query = rows["encoder/layer_*/attention/query/kernel"]
     assert query.sharding == "whole"
-    assert query.notes == ("fsdp 8 does not divide embed 60: whole on each",)
+    assert query.notes == ("fsdp 8 does not divide embed 60: not partitioned",)
 
 
 def test_table_shows_the_state_cut_over_replicas():
