@@ -3,7 +3,7 @@
     model = bert_jax.load(path)
     vectors = model.embed(["a sentence", "another one"])
 
-Importing it stays free of jax; ``load`` brings it.
+Importing this package does not import jax; the first use of ``load`` does.
 """
 
 from typing import TYPE_CHECKING, Any

@@ -1,7 +1,7 @@
 """The batch contract: names, shapes and dtypes of every feature, and the iterator that yields batches.
 
 B rows, S tokens per row, M masked positions per row, C sequences per row (1 unless rows are packed).
-Features on disk carry google-research/bert's names; see ``data_pipeline.shards.shard_files``.
+Features on disk have the names of google-research/bert; see ``data_pipeline.shards.shard_files``.
 """
 
 from collections.abc import Iterator, Mapping
@@ -15,13 +15,13 @@ PRETRAIN_FEATURES: dict[str, tuple[str, type]] = {
     "input_ids": ("S", np.int32),  # token ids, after masking
     "token_type_ids": ("S", np.int32),  # segment: 0 = A, 1 = B
     # 0 = padding, k = k-th packed sequence. A key is visible iff its id is not 0 and equals the query's; a query
-    # with id 0 sees every key whose id is 1, as in google-research/bert (its output is used by no loss).
+    # with id 0 sees every key whose id is 1, as in google-research/bert (no loss uses the output).
     "sequence_ids": ("S", np.int32),
     "position_ids": ("S", np.int32),  # restart in each packed sequence
     "mlm_positions": ("M", np.int32),  # positions to predict, 0 where mlm_weights is 0
     "mlm_labels": ("M", np.int32),  # their original ids
     "mlm_weights": ("M", np.float32),  # 1 = predict, 0 = filler
-    "cls_positions": ("C", np.int32),  # position of each sequence's [CLS]
+    "cls_positions": ("C", np.int32),  # position of the [CLS] of each sequence
     "nsp_labels": ("C", np.int32),  # 0 = B follows A, 1 = random (nsp) or swapped (sop)
     "nsp_weights": ("C", np.float32),
 }
@@ -38,8 +38,8 @@ class BatchInfo:
 
 
 class DataBudgetError(Exception):
-    """The data have more damaged records than the config allows; the run must stop (exit code 43). All processes of
-    a run raise it at the same step."""
+    """The data contain more damaged records than the config allows, and the run must stop (exit code 43). All
+    processes of a run raise this error at the same step."""
 
     agreed = True
 
@@ -54,10 +54,10 @@ class BatchIterator(Protocol):
         """Return the position after the last returned batch, as JSON values (under 1 KB)."""
 
     def skip(self, batches: int) -> None:
-        """Skip the next ``batches`` batches (1 or more); the state records it."""
+        """Skip the next ``batches`` batches (1 or more); the state includes the skipped batches."""
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Continue after ``state``; raises ``ValueError`` if it belongs to other data."""
+        """Continue after ``state``. Raises ``ValueError`` if the state belongs to other data."""
 
 
 class PretrainSource(Protocol):
@@ -69,10 +69,12 @@ class PretrainSource(Protocol):
     def held_out(
         self, batch_size: int, rows: list[int], max_batches: int
     ) -> Iterator[dict[str, np.ndarray]] | None:
-        """Return held-out batches, each record once (0 ``max_batches``: all), or ``None`` without held-out data."""
+        """Return at most ``max_batches`` (0: all) held-out batches, each record once, or ``None`` without held-out
+        data."""
 
     def unigram_cross_entropy(self) -> float | None:
-        """Return nats per held-out target of the training targets' unigram distribution (add-one)."""
+        """Return the cross-entropy, in nats per held-out target, of the unigram distribution of the training
+        targets (add-one smoothing); ``None`` without held-out data."""
 
 
 def feature_shapes(

@@ -22,6 +22,6 @@ def hash_key(*parts: int | np.ndarray) -> np.ndarray:
 
 
 def permutation(size: int, *parts: int) -> np.ndarray:
-    """Return a permutation of range(``size``), int64, keyed on ``parts``."""
+    """Return a permutation of range(``size``), int64, determined by ``parts``."""
     keys = mix64(hash_key(*parts) + np.arange(1, size + 1, dtype=np.uint64) * np.uint64(GOLDEN))
     return np.argsort(keys, kind="stable")

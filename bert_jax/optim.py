@@ -17,7 +17,7 @@ from bert_jax.config import OptimizerConfig
 from bert_jax.config.finetune import FinetuneOptimizerConfig
 from bert_jax.model.canonical import STACKED, path_name
 
-# Ratio of the peak of slanted_triangular to its lowest rate.
+# Ratio of the peak to the lowest rate of slanted_triangular.
 SLANTED_RATIO = 32
 
 Schedule = Callable[[jax.Array | int], jax.Array]
@@ -106,9 +106,9 @@ def scale_by_adam_with_start_step(
 ) -> optax.GradientTransformation:
     """Return Adam whose bias correction counts from the update at which a parameter is unfrozen.
 
-    ``unfreeze_at`` is a tree of these updates that broadcasts to the parameters. Moments are 0 before them, even
-    with L2 decay. Bias correction by the count of all updates would make the first steps up to six times too large.
-    The state is that of ``optax.scale_by_adam``.
+    ``unfreeze_at`` is a tree of these updates that broadcasts to the parameters. Moments are 0 before these
+    updates, even with L2 decay. Bias correction by the count of all updates would make the first steps up to six
+    times too large. The state is that of ``optax.scale_by_adam``.
     """
     adam = optax.scale_by_adam(beta1, beta2, epsilon)
 
@@ -157,15 +157,16 @@ def is_muon_matrix(path: tuple[Any, ...]) -> bool:
 
 
 def orthogonalize(matrices: jax.Array) -> jax.Array:
-    """Return approximately U V^T of each matrix U S V^T: singular values from 0.7 to 1.2, or 0 if S is 0.
+    """Return approximately U V^T for each matrix with the decomposition U S V^T. The singular values of the result
+    are from 0.7 to 1.2, or 0 where S is 0.
 
-    ``matrices``: float32[..., in, out]. A kernel with all heads is one matrix; leading dimensions are stacked
-    layers.
+    ``matrices``: float32[..., in, out]. The kernel of all attention heads is one matrix; leading dimensions are
+    stacked layers.
     """
     a, b, c = NEWTON_SCHULZ
     is_tall = matrices.shape[-2] > matrices.shape[-1]
     x = matrices.mT if is_tall else matrices  # the products below cost the square of the shorter side
-    # 1e-15 is far below any gradient, so it has no effect on them, and its square does not underflow to 0.
+    # 1e-15 is far below any gradient, so it does not affect gradients, and its square does not underflow to 0.
     x = x / (jnp.sqrt(jnp.sum(jnp.square(x), (-2, -1), keepdims=True)) + 1e-15)
     for _ in range(NEWTON_SCHULZ_STEPS):
         gram = x @ x.mT
@@ -201,7 +202,7 @@ def scale_by_muon(others: optax.GradientTransformation) -> optax.GradientTransfo
 
 
 def clip_to_norm(max_norm: float) -> optax.GradientTransformation:
-    """Scale gradients down to a global norm of ``max_norm`` by one factor.
+    """Scale gradients by one factor, so that their global norm is at most ``max_norm``.
 
     ``optax.clip_by_global_norm`` divides and selects each element, which makes the whole update three times as slow
     on a CPU.
@@ -251,8 +252,8 @@ def make_optimizer(config: OptimizerConfig, unfreeze_at: Any = None) -> optax.Gr
 def by_part(value: Callable[[str, int], Any], num_layers: int, like: Any) -> Any:
     """Return ``value(part, depth)`` of each parameter as a tree that broadcasts to ``like``.
 
-    The part is ``embeddings``, ``layer_N`` or a head; the depth is its number of levels below the heads. A final
-    LayerNorm belongs to the top layer.
+    The part is ``embeddings``, ``layer_N`` or a head; the depth is the number of levels of the part below the
+    heads. A final LayerNorm belongs to the top layer.
     """
     layers = [(f"layer_{i}", num_layers - i) for i in range(num_layers)]
 
@@ -286,7 +287,7 @@ def unfreeze_updates(config: FinetuneOptimizerConfig, num_layers: int, like: Any
 def lr_multipliers(
     config: FinetuneOptimizerConfig, num_layers: int, like: Any, steps_per_epoch: int
 ) -> Callable[[jax.Array], Any] | None:
-    """Return a function from the step to the factor of each parameter on the learning rate, a tree that broadcasts
+    """Return a function that maps the step to the learning-rate factor of each parameter, as a tree that broadcasts
     to ``like``; None if all factors are 1.
 
     Layer-wise decay (Howard and Ruder 2018; Clark et al. 2020): 1 for heads, ``layer_decay`` for the top layer,

@@ -1,4 +1,5 @@
-"""Records of fine-tuning tasks: readers of files create them, tasks turn them into arrays. Imports no jax."""
+"""Records of fine-tuning tasks: readers of files create them, tasks convert them to arrays. This module does not
+import jax."""
 
 from dataclasses import dataclass
 
@@ -26,7 +27,7 @@ class Record:
     text: str = ""
     # Second text; the passage in question answering, the other sentence in sentence pairs.
     text_pair: str | None = None
-    # Further texts that are not like the first (triplets, hard negatives).
+    # Texts that are dissimilar to the first text (triplets, hard negatives).
     negatives: tuple[str, ...] = ()
     # Class or value; in multiple choice the number of the correct choice, from 0.
     label: str | None = None
@@ -36,7 +37,7 @@ class Record:
     words: tuple[str, ...] = ()
     tags: tuple[str, ...] | None = None
     choices: tuple[str, ...] = ()
-    # Correct answers; () if the passage holds no answer, None without labels.
+    # Correct answers; () if the passage contains no answer, None without labels.
     answers: tuple[Answer, ...] | None = None
     # Records of one group (article, document, person) stay together when train is split into train and dev.
     group: str = ""

@@ -1,1 +1,1 @@
-"""Consumers of text vectors: search, clusters, anisotropy."""
+"""Analyses of text vectors: search, clustering, anisotropy."""

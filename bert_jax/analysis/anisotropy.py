@@ -1,4 +1,4 @@
-"""Anisotropy: the common direction of vectors of texts, and of pieces by their frequency.
+"""Anisotropy (a common direction) of text vectors, and of piece embeddings by the frequency of the pieces.
 
 Shapes: N vectors, V pieces, E width of a vector.
 """
@@ -12,14 +12,14 @@ import numpy as np
 from bert_jax.analysis.collection import blocks, lengths_of
 from bert_jax.inference.engine import Engine
 
-# Ranks of frequency at which a band of pieces ends, but for the last one.
+# Last frequency rank of every band of pieces except the last band.
 _BAND_ENDS = (100, 500, 5000)
 
 
 def anisotropy(vectors: np.ndarray) -> float:
     """Return the mean cosine of all pairs of different rows of ``vectors`` [N, E] (Ethayarajh 2019), 0 for
-    isotropic vectors. Rows of zeros have no cosine and are skipped. Raises ``ValueError`` for fewer than two other
-    rows."""
+    isotropic vectors. Rows of zeros have no cosine and are skipped. Raises ``ValueError`` if fewer than two rows
+    remain."""
     total, count = np.zeros(vectors.shape[1]), 0
     for part in blocks(len(vectors)):
         block = np.asarray(vectors[part], np.float64)
@@ -44,10 +44,11 @@ class Band:
 
 
 def frequency_bands(table: np.ndarray, counts: np.ndarray) -> list[Band]:
-    """Return length and anisotropy of rows of an embedding table [V, E] by the ``counts`` (int[V]) of the pieces.
+    """Return mean length and anisotropy of the rows of an embedding table [V, E], in bands of the frequency
+    ``counts`` (int[V]) of the pieces.
 
-    The bands of Li et al. 2020 ("On the Sentence Embeddings from Pre-trained Language Models", table 1): the 100
-    most frequent pieces, those up to 500, up to 5,000, and the rest. Pieces that do not occur and
+    The bands are those of Li et al. 2020 ("On the Sentence Embeddings from Pre-trained Language Models", table 1):
+    the 100 most frequent pieces, ranks up to 500, ranks up to 5,000, and all others. Pieces that do not occur and
     bands of one piece are skipped.
     """
     ranked = np.argsort(-counts, kind="stable")[: np.count_nonzero(counts)]

@@ -1,6 +1,6 @@
-"""Groups of vectors: k-means (k-means++, Arthur and Vassilvitskii 2007) and agglomerative clustering.
+"""Clustering of vectors: k-means (k-means++, Arthur and Vassilvitskii 2007) and agglomerative clustering.
 
-Shapes: N vectors, E their width, K clusters.
+Shapes: N vectors, E width of a vector, K clusters.
 """
 
 from collections.abc import Iterator, Sequence
@@ -31,7 +31,7 @@ class Clusters(NamedTuple):
         return int(self.labels.max()) + 1
 
     def members(self, cluster: int) -> np.ndarray:
-        """Return the rows of a cluster."""
+        """Return the row numbers of the members of ``cluster``."""
         return np.flatnonzero(self.labels == cluster)
 
     def central(self, cluster: int) -> int:
@@ -49,17 +49,17 @@ def kmeans(
     restarts: int = 10,
     iterations: int = 300,
 ) -> Clusters:
-    """Run Lloyd's algorithm on vectors of length 1 from ``restarts`` drawn starts; return the result of least
-    inertia.
+    """Normalize the vectors, run Lloyd's algorithm from ``restarts`` random initializations, and return the result
+    with the lowest inertia.
 
-    cosine: centers also have length 1 (spherical k-means, Dhillon and Modha 2001), the inertia is the sum of 1 -
-    cosine. euclidean: the sum of squared distances. The same ``seed`` gives the same clusters, and no cluster is
-    empty. Raises ``ValueError`` for more clusters than different vectors.
+    With ``distance`` cosine, centers also have length 1 (spherical k-means, Dhillon and Modha 2001), and the
+    inertia is the sum of 1 - cosine; with euclidean, it is the sum of squared distances. The same ``seed`` returns
+    the same clusters, and no cluster is empty. Raises ``ValueError`` for more clusters than distinct vectors.
     """
     unit_NxE = _unit(vectors)
     different = len({row.tobytes() for row in unit_NxE})
     if not 1 <= clusters <= different:
-        raise ValueError(f"clusters: {clusters} is not allowed; allowed: 1 to {different}, the different vectors")
+        raise ValueError(f"clusters: {clusters} is not allowed; allowed: 1 to {different}, the distinct vectors")
     if restarts < 1 or iterations < 1:
         raise ValueError(f"restarts {restarts}, iterations {iterations}: allowed: 1 or more")
     runs = (
@@ -74,18 +74,18 @@ def agglomerative(vectors: np.ndarray, *, clusters: int | None = None, threshold
     """Join clusters by the average linkage of cosine distances, until ``clusters`` remain or the nearest two are
     more than ``threshold`` (0 to 2) apart.
 
-    Raises ``ValueError`` unless exactly one of the two is set, and for more than 20,000 vectors, whose pairs take
-    1.6 GB.
+    Raises ``ValueError`` unless exactly one of ``clusters`` and ``threshold`` is set, and for more than 20,000
+    vectors, whose pairwise distances need 1.6 GB.
     """
     count = len(vectors)
     if (clusters is None) == (threshold is None):
-        raise ValueError("clusters and threshold: give one of them")
+        raise ValueError("clusters and threshold: give exactly one of them")
     if clusters is not None and not 1 <= clusters <= count:
         raise ValueError(f"clusters: {clusters} is not allowed; allowed: 1 to {count}, the number of texts")
     if threshold is not None and not 0 <= threshold <= 2:
         raise ValueError(f"threshold: {threshold} is not allowed; allowed: from 0 to 2, a cosine distance")
     if count > MOST_AGGLOMERATIVE:
-        raise ValueError(f"{count:,} texts; agglomerative takes {MOST_AGGLOMERATIVE:,} at most: use kmeans")
+        raise ValueError(f"{count:,} texts; agglomerative accepts {MOST_AGGLOMERATIVE:,} at most; use kmeans")
     unit_NxE = _unit(vectors)
     if count == 1:
         return _described(unit_NxE, np.zeros(1, np.int64))
@@ -95,7 +95,8 @@ def agglomerative(vectors: np.ndarray, *, clusters: int | None = None, threshold
     if clusters is None:
         labels = fcluster(joined, threshold, "distance")
     else:
-        # The first N - K joins: exactly K clusters, where cutting at a height would join equal distances together.
+        # Apply the first N - K joins, which leaves exactly K clusters; a cut at a height would apply all joins of
+        # equal distance.
         labels = fcluster(joined, count - clusters - 1, "monocrit", monocrit=np.arange(count - 1.0))
     return _described(unit_NxE, labels)
 
@@ -110,7 +111,7 @@ def _unit(vectors: np.ndarray) -> np.ndarray:
 def _lloyd(
     unit_NxE: np.ndarray, clusters: int, distance: Distance, rng: np.random.Generator, iterations: int
 ) -> tuple[float, np.ndarray]:
-    """Return the inertia and the labels int64[N] of one start."""
+    """Return the inertia and the labels int64[N] of one initialization."""
     centers_KxE = unit_NxE[_starts(unit_NxE, clusters, rng)]
     labels = np.full(len(unit_NxE), -1)
     for _ in range(iterations):
@@ -124,9 +125,9 @@ def _lloyd(
 
 
 def _starts(unit_NxE: np.ndarray, clusters: int, rng: np.random.Generator) -> list[int]:
-    """Return rows, each drawn with a probability proportional to its squared distance from the rows before it.
-
-    For unit vectors that is twice 1 - cosine, so that both distances have the same starts."""
+    """Return the rows of the initial centers, each sampled with a probability proportional to its squared distance
+    from the nearest center before it. For unit vectors the squared distance is 2 (1 - cosine), so that both kinds
+    of ``distance`` have the same initial centers."""
     chosen = [int(rng.integers(len(unit_NxE)))]
     nearest_N = np.full(len(unit_NxE), np.inf)
     for _ in range(1, clusters):
@@ -174,7 +175,7 @@ def _centers(unit_NxE: np.ndarray, labels: np.ndarray, clusters: int, distance: 
 
 
 def _described(unit_NxE: np.ndarray, labels: np.ndarray) -> Clusters:
-    """Return the clusters of ``labels``, which may be any numbers, in their order."""
+    """Return ``labels``, which may be any integers, as :class:`Clusters` numbered by decreasing size."""
     _, firsts, numbers, sizes = np.unique(labels, return_index=True, return_inverse=True, return_counts=True)
     rank = np.empty(len(sizes), np.int64)
     rank[np.lexsort((firsts, -sizes))] = np.arange(len(sizes))
@@ -204,13 +205,13 @@ def summary_lines(found: Clusters, collection: Collection) -> Iterator[str]:
 
 
 def read_labels(source: str, collection: Collection) -> Sequence[str]:
-    """Return the right label of every entry: a text file has one label per line, in the order of the entries, a
-    .jsonl file ``{"id", "label"}``. Raises ``ValueError`` for an entry without a label and a label without an
-    entry."""
+    """Return the correct label of every entry. A text file has one label per line, in the order of the entries; a
+    .jsonl file has ``{"id", "label"}`` objects. Raises ``ValueError`` for an entry without a label and a label
+    without an entry."""
     lines = list(read_texts((), source, False))
     if not source.endswith(".jsonl"):
         if len(lines) != len(collection):
-            raise ValueError(f"{source}: {len(lines)} labels; {collection.name} has {len(collection)} entries")
+            raise ValueError(f"{source}: {len(lines)} labels, but {collection.name} has {len(collection)} entries")
         return lines
     known, labels = set(collection.ids), {}
     for number, line in enumerate(lines, 1):
@@ -223,5 +224,5 @@ def read_labels(source: str, collection: Collection) -> Sequence[str]:
         labels[one] = str(label)
     missing = next((one for one in collection.ids if one not in labels), None)
     if missing is not None:
-        raise ValueError(f"{source}: no label of the id {missing!r}; give every entry of {collection.name} one")
+        raise ValueError(f"{source}: no label of the id {missing!r}; label every entry of {collection.name}")
     return [labels[one] for one in collection.ids]

@@ -16,7 +16,7 @@ from bert_jax.inference.engine import Engine
 from bert_jax.inference.text_files import read_texts
 
 Id = int | str
-# Entries that are processed together, so that memory does not grow with their number.
+# Number of entries that are processed together, so that memory does not grow with the number of all entries.
 BLOCK = 8192
 
 
@@ -39,17 +39,18 @@ class Collection:
         return len(self.ids)
 
     def shown(self, entry: int) -> dict[str, str]:
-        """Return {"text": text of the entry} for a JSON object; empty if the collection holds vectors only."""
+        """Return ``{"text": text}`` of the entry for a JSON object; an empty dict if the collection contains only
+        vectors."""
         return {} if self.texts is None else {"text": self.texts[entry]}
 
 
 def read_collection(source: str | None, texts: Sequence[str] = ()) -> Collection:
-    """Read the file ``source`` ("-": standard input), or take ``texts``.
+    """Read a collection from the file ``source`` ("-": standard input), or create it from ``texts``.
 
-    A text file has one text per line; the ids count its lines from 0 without blank ones, like the rows of the .npy
-    file that ``bert-jax embed`` writes for it. A .jsonl file has ``{"id", "text"}``, where all entries or none have
-    an id (text or whole number). An .npy file has vectors [N, E], which are read on demand. Raises ``ValueError``
-    with the file and the entry for any other content.
+    A text file has one text per line; the ids are the numbers of its non-blank lines, from 0, as for the rows of
+    the .npy file that ``bert-jax embed`` writes. A .jsonl file has ``{"id", "text"}`` objects, of which either all
+    or none have an id (a string or an integer). An .npy file has vectors [N, E], which are read on demand. Raises
+    ``ValueError`` with the file and the entry for any other content.
     """
     if source is not None and source.endswith(".npy"):
         vectors = _read_vectors(Path(source))
@@ -60,7 +61,9 @@ def read_collection(source: str | None, texts: Sequence[str] = ()) -> Collection
     ]
     given = [one for one, _ in entries if one is not None]
     if given and len(given) < len(entries):
-        raise ValueError(f"{name}: {len(entries) - len(given)} entries without an id; give all an id, or none")
+        raise ValueError(
+            f"{name}: {len(entries) - len(given)} entries without an id; give every entry an id, or none"
+        )
     ids = first_twice(given, name) if given else range(len(entries))
     return Collection(name, ids, texts=[text for _, text in entries])
 
@@ -70,22 +73,21 @@ def first_twice(ids: list[Id], name: str) -> list[Id]:
     seen: set[Id] = set()
     for one in ids:
         if one in seen:
-            raise ValueError(f"{name}: the id {one!r} occurs twice; give every entry its own")
+            raise ValueError(f"{name}: the id {one!r} occurs twice; give every entry a different id")
         seen.add(one)
     return ids
 
 
 def is_id(value: Any) -> bool:
-    """Return True if a JSON value can be an id: text or a whole number."""
+    """Return True if a JSON value can be an id: a string or an integer."""
     return isinstance(value, str | int) and not isinstance(value, bool)
 
 
 def embedded(
     collection: Collection, model: Engine | None, *, pooling: str | None = None, **options: Any
 ) -> np.ndarray:
-    """Return the vectors of the collection, or float32[N, E] from ``embed`` (with ``options``) if it holds texts.
-
-    Raises ``ValueError`` for vectors that are not finite, and for texts without ``model``.
+    """Return the vectors of the collection, or float32[N, E] from ``embed`` (with ``options``) if the collection
+    contains texts. Raises ``ValueError`` for vectors that are not finite, and for texts if ``model`` is None.
     """
     vectors = collection.vectors
     if vectors is None:
@@ -132,7 +134,7 @@ def _read_vectors(path: Path) -> np.ndarray:
     try:
         vectors = np.load(path, mmap_mode="r", allow_pickle=False)
     except (ValueError, EOFError, zipfile.BadZipFile):
-        raise ValueError(f"{path}: no array of numpy; write it with bert-jax embed --output") from None
+        raise ValueError(f"{path}: not a numpy array file; write it with bert-jax embed --output") from None
     if not isinstance(vectors, np.ndarray) or vectors.ndim != 2 or vectors.dtype.kind != "f" or not vectors.size:
         what = f"{vectors.dtype}{list(vectors.shape)}" if isinstance(vectors, np.ndarray) else "several arrays"
         raise ValueError(f"{path}: {what}; allowed: floats [entries, width], as bert-jax embed writes them")

@@ -17,7 +17,7 @@ from bert_jax.metrics.retrieval import retrieval_scores
 
 Similarity = Literal["cosine", "dot"]
 SIMILARITIES: tuple[Similarity, ...] = ("cosine", "dot")
-# Most float64 numbers of a block of queries: its scores for a block of the corpus, or its candidates.
+# Maximum number of float64 values of a block of queries: its scores for a block of the corpus, or its candidates.
 _BUDGET = 2**22
 # Additional candidates, so that float32 rounding seldom decides about the last hit.
 _SPARE = 16
@@ -42,15 +42,16 @@ def nearest(
     """Yield the ``top`` entries of ``corpus`` [N, E] most similar to each of ``queries`` [Q, E], in order.
 
     Scores are computed in float64; the lower row comes first among equal scores. ``own`` int[Q] is the row of the
-    corpus to exclude for each query (-1: none). No array has Q times N numbers: float32 products of blocks choose
-    candidates, float64 ranks them, and a query whose candidates may not be the best ones (many equal entries) is
-    compared with the whole corpus in float64.
+    corpus to exclude for each query (-1: none). No array has Q x N elements: float32 products of blocks select
+    candidates, which are ranked in float64. A query whose candidates may not include the best entries (many equal
+    entries) is compared with the whole corpus in float64.
 
-    Raises ``ValueError`` for different widths, ``top`` below 1, and a cosine with a vector of zeros.
+    Raises ``ValueError`` if the widths differ, if ``top`` is below 1, and if a vector is all zeros with
+    ``similarity`` cosine.
     """
     if queries.shape[1] != corpus.shape[1]:
         widths = f"the queries have {queries.shape[1]} numbers, those of the corpus {corpus.shape[1]}"
-        raise ValueError(f"vectors of {widths}; use one model for both")
+        raise ValueError(f"vectors of {widths}; use the same model for both")
     if top < 1:
         raise ValueError(f"top: {top} is not allowed; allowed: 1 or more")
     if similarity not in SIMILARITIES:
@@ -80,8 +81,8 @@ def _block(
     exact_QxW = _exact(query_QxE[:, None], corpus[rows_QxW], lengths_N[rows_QxW])
     exact_QxW[rows_QxW == own_Q[:, None]] = -np.inf
     order_QxK = np.lexsort((rows_QxW, -exact_QxW), axis=-1)[:, :top]
-    # A float32 product of E numbers is off by at most (E + 4) roundings of the product of both lengths. The rough
-    # score of an entry that is no candidate is at most that of the lowest candidate.
+    # The error of a float32 product of E numbers is at most (E + 4) rounding errors of the product of both lengths.
+    # The rough score of an entry that is no candidate is at most that of the lowest candidate.
     error_Q = (corpus.shape[1] + 4) * 2.0**-24 * np.linalg.norm(query_QxE, axis=1) * longest
     last_Q = np.take_along_axis(exact_QxW, order_QxK[:, -1:], axis=1)[:, 0]
     sure_Q = rough_QxW.min(axis=1) + error_Q < last_Q
@@ -132,8 +133,8 @@ def _whole(
 
 
 def _exact(query: np.ndarray, entries: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-    """Return float64 products over the last dimension, summed row by row: a matrix product would round equal
-    entries differently by their position."""
+    """Return float64 products over the last dimension, summed row by row, because a matrix product would round
+    equal entries differently depending on their position."""
     return (query * entries.astype(np.float64)).sum(axis=-1) / lengths
 
 
@@ -141,7 +142,8 @@ def _exact(query: np.ndarray, entries: np.ndarray, lengths: np.ndarray) -> np.nd
 
 
 def hit_lines(found: Iterator[Hits], queries: Collection, corpus: Collection) -> Iterator[dict[str, Any]]:
-    """Yield ``{"query": id, "text", "hits": [{"id", "score", "text"}]}`` of every query, "text" if it is known."""
+    """Yield ``{"query": id, "text", "hits": [{"id", "score", "text"}]}`` of every query; an unknown "text" is
+    omitted."""
     for number, hits in enumerate(found):
         yield {
             "query": queries.ids[number],
@@ -155,7 +157,7 @@ def hit_lines(found: Iterator[Hits], queries: Collection, corpus: Collection) ->
 
 def read_relevant(source: Path, queries: Collection, corpus: Collection) -> dict[Id, frozenset[Id]]:
     """Read the relevant ids of each query from ``{"query": id, "relevant": [ids]}`` lines. Raises ``ValueError``
-    with the file and entry for another line, an unknown id, and a query that occurs twice."""
+    with the file and entry for a line of another form, an unknown id, and a query that occurs twice."""
     known, entries = set(queries.ids), set(corpus.ids)
     relevant: dict[Id, frozenset[Id]] = {}
     for number, line in enumerate(read_texts((), f"{source}", True), 1):
@@ -176,8 +178,8 @@ def read_relevant(source: Path, queries: Collection, corpus: Collection) -> dict
 def relevance(
     ranked: Sequence[Sequence[Id]], relevant: Sequence[Container[Id]], top: int, seed: int = 0
 ) -> Mapping[str, Interval]:
-    """Return mrr, precision@1, recall@K and ndcg@K with 95% bootstrap intervals over the queries, for ``top`` and
-    each lower K of 1, 5, 10, 20, 50, 100."""
+    """Return mrr, precision@1, recall@K and ndcg@K with 95% bootstrap intervals over the queries. K is ``top`` and
+    each smaller number among 1, 5, 10, 20, 50 and 100."""
     cutoffs = sorted({top, *(cutoff for cutoff in _CUTOFFS if cutoff < top)})
     scores = retrieval_scores(ranked, relevant, cutoffs)
     intervals = confidence_intervals(scores, len(ranked), seed)

@@ -1,7 +1,7 @@
 """Whitening of sentence vectors (Su et al. 2021, "Whitening Sentence Representations for Better Semantics and
 Faster Retrieval").
 
-Shapes: N vectors, E their width, D the number of dimensions kept.
+Shapes: N vectors, E width of a vector, D the number of dimensions kept.
 """
 
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ import numpy as np
 
 from bert_jax.analysis.collection import blocks
 
-# Directions whose variance is below this share of the greatest are rounding noise of float32.
+# Directions whose variance is below this fraction of the greatest variance are rounding noise of float32.
 _NOISE = 1e-10
 
 
@@ -24,7 +24,7 @@ class Whitening:
     def apply(self, vectors: np.ndarray) -> np.ndarray:
         """Return float32[N, D]. Raises ``ValueError`` for vectors of another width."""
         if vectors.shape[1] != len(self.mean):
-            raise ValueError(f"vectors of {vectors.shape[1]} numbers; the whitening was fitted on {len(self.mean)}")
+            raise ValueError(f"vectors of width {vectors.shape[1]}; the whitening was fitted on {len(self.mean)}")
         found = np.empty((len(vectors), self.matrix.shape[1]), np.float32)
         for part in blocks(len(vectors)):
             found[part] = (vectors[part] - self.mean) @ self.matrix
@@ -34,8 +34,9 @@ class Whitening:
 def fit_whitening(vectors: np.ndarray, dimensions: int | None = None) -> Whitening:
     """Return the map after which ``vectors`` [N, E] have mean 0 and the identity as covariance (divided by N).
 
-    ``dimensions`` is the number of directions to keep, those of the greatest variance; None: all that vary. Raises
-    ``ValueError`` for more directions than vary; N vectors vary in at most N - 1.
+    ``dimensions`` is the number of directions to keep, in order of decreasing variance; None: all directions in
+    which the vectors vary, at most N - 1. Raises ``ValueError`` if ``dimensions`` exceeds the number of these
+    directions.
     """
     mean = np.mean(vectors, axis=0, dtype=np.float64)
     covariance = np.zeros((len(mean), len(mean)))

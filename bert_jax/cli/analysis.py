@@ -8,25 +8,28 @@ from typing import Any
 
 from bert_jax.cli.options import OUTPUT, Command, load_model, model, option, pooling, run_options, say, score_lines
 
-_TEXTS = "a text a line (blank ones are skipped), .jsonl with id and text, or .npy vectors of bert-jax embed"
+_TEXTS = "one text per line (blank lines are skipped), .jsonl with id and text, or .npy vectors of bert-jax embed"
 
 
 def search_command(arguments: argparse.Namespace) -> None:
     """Find the nearest texts of a corpus by an exact comparison with all of them. Writes JSON lines with query,
-    text and hits (id, score, text), the best first, equal ones in the order of the corpus."""
+    text and hits (id, score, text). The best hits come first; hits with equal scores are in the order of the
+    corpus."""
     from bert_jax.analysis.collection import read_collection
     from bert_jax.analysis.neighbors import hit_lines, nearest, read_relevant, relevance
     from bert_jax.inference.text_files import write_json_lines
 
     if arguments.queries and arguments.query_file is not None:
-        raise ValueError("queries on the command line and --queries: give one of them")
+        raise ValueError("queries on the command line and --queries: give only one of them")
     if arguments.top < 1:
         raise ValueError(f"--top: {arguments.top} is not allowed; allowed: 1 or more")
     if arguments.dimensions is not None and not arguments.whiten:
-        raise ValueError("--dimensions needs --whiten")
+        raise ValueError("--dimensions: requires --whiten; add --whiten")
     given = bool(arguments.queries) or arguments.query_file is not None
     if arguments.query_prompt is not None and not given:
-        raise ValueError("--query_prompt: the queries are the texts of the corpus; use --corpus_prompt")
+        raise ValueError(
+            "--query_prompt: not allowed without queries (the corpus is its own queries); use --corpus_prompt"
+        )
     corpus = read_collection(arguments.corpus)
     queries = read_collection(arguments.query_file, arguments.queries) if given else corpus
     relevant = read_relevant(arguments.relevant, queries, corpus) if arguments.relevant is not None else None
@@ -78,7 +81,9 @@ def _vectors(arguments: argparse.Namespace, corpus: Any, queries: Any) -> tuple[
     if not arguments.whiten:
         return vectors, query_vectors
     if query_vectors.shape[1] != vectors.shape[1]:
-        raise ValueError(f"--whiten: queries of {query_vectors.shape[1]} numbers, a corpus of {vectors.shape[1]}")
+        raise ValueError(
+            f"--whiten: queries of width {query_vectors.shape[1]}, a corpus of width {vectors.shape[1]}"
+        )
     whitening = fit_whitening(vectors, arguments.dimensions)
     before, vectors = vectors, whitening.apply(vectors)
     if len(before) > 1:
@@ -106,11 +111,11 @@ def cluster_command(arguments: argparse.Namespace) -> None:
     of_kmeans = {name: value for name, value in of_kmeans.items() if value is not None}
     is_kmeans = arguments.method == "kmeans"
     if (arguments.clusters is None) == (arguments.threshold is None):
-        raise ValueError("--clusters and --threshold: give one of them")
+        raise ValueError("--clusters and --threshold: give exactly one of them")
     if is_kmeans and arguments.threshold is not None:
-        raise ValueError("--threshold has no meaning with kmeans: give --clusters, or --method agglomerative")
+        raise ValueError("--threshold: not allowed with kmeans; use --clusters, or --method agglomerative")
     if not is_kmeans and of_kmeans:
-        raise ValueError(f"--{next(iter(of_kmeans))} has no meaning with --method agglomerative")
+        raise ValueError(f"--{next(iter(of_kmeans))}: not allowed with --method agglomerative; omit it")
     if arguments.seed is not None and arguments.seed < 0:
         raise ValueError(f"--seed: {arguments.seed} is not allowed; allowed: 0 or more")
     collection = read_collection(arguments.input)
@@ -147,45 +152,45 @@ def anisotropy_command(arguments: argparse.Namespace) -> None:
         print(f"{ranks}: mean cosine of all pairs {band.anisotropy:.4f}, mean length {band.mean_length:.3f}")
 
 
-_PROMPT = option("--prompt", metavar="TEXT", help="put before every text")
+_PROMPT = option("--prompt", metavar="TEXT", help="text to insert before every text")
 COMMANDS = (
     Command("search", "the texts of a corpus nearest to each query", search_command, (
         model(required=False),
         option("--corpus", required=True, metavar="FILE", help=_TEXTS),
-        option("queries", nargs="*", metavar="QUERY", help="texts to look for (default: the corpus's own)"),
-        option("--queries", dest="query_file", metavar="FILE", help="queries in a file, as --corpus"),
-        option("--top", type=int, default=10, metavar="K", help="hits of each query (default: 10)"),
+        option("queries", nargs="*", metavar="QUERY", help="query texts (default: the texts of the corpus)"),
+        option("--queries", dest="query_file", metavar="FILE", help="file of queries, in a format of --corpus"),
+        option("--top", type=int, default=10, metavar="K", help="number of hits per query (default: 10)"),
         option("--similarity", choices=("cosine", "dot"), default="cosine", help="default: cosine"),
-        option("--keep_self", action="store_true", help="of the corpus's own texts keep each as its hit"),
+        option("--keep_self", action="store_true", help="without queries: let each text be a hit of itself"),
         option(
             "--relevant", type=Path, metavar="FILE",
-            help='JSON lines {"query": id, "relevant": [ids]}: print MRR, precision, recall and NDCG, not the hits',
+            help='JSON lines {"query": id, "relevant": [ids]}: print MRR, precision, recall and NDCG, no hits',
         ),
         OUTPUT,
         pooling,
-        option("--corpus_prompt", metavar="TEXT", help="put before every text of the corpus"),
-        option("--query_prompt", metavar="TEXT", help="put before every query"),
-        option("--whiten", action="store_true", help="whiten by the corpus's vectors (Su et al. 2021)"),
+        option("--corpus_prompt", metavar="TEXT", help="text to insert before every text of the corpus"),
+        option("--query_prompt", metavar="TEXT", help="text to insert before every query"),
+        option("--whiten", action="store_true", help="whiten vectors, fitted on the corpus (Su et al. 2021)"),
         option("--dimensions", type=int, metavar="N", help="with --whiten: keep the N strongest directions"),
     )),
-    Command("cluster", "groups of like texts", cluster_command, (
+    Command("cluster", "groups of similar texts", cluster_command, (
         model(required=False, with_labels=False),
         option("--input", required=True, metavar="FILE", help=_TEXTS),
-        option("--clusters", type=int, metavar="K", help="how many"),
-        option("--threshold", type=float, metavar="X", help="agglomerative: a cosine distance, not --clusters"),
+        option("--clusters", type=int, metavar="K", help="number of clusters"),
+        option("--threshold", type=float, metavar="X", help="agglomerative: cosine distance, not --clusters"),
         option("--method", choices=("kmeans", "agglomerative"), default="kmeans", help="default: kmeans"),
-        option("--distance", choices=("cosine", "euclidean"), help="of kmeans (default: cosine)"),
-        option("--seed", type=int, metavar="N", help="of kmeans' starts (default: 0)"),
-        option("--restarts", type=int, metavar="N", help="of kmeans, the best is taken (default: 10)"),
+        option("--distance", choices=("cosine", "euclidean"), help="distance of kmeans (default: cosine)"),
+        option("--seed", type=int, metavar="N", help="seed of kmeans (default: 0)"),
+        option("--restarts", type=int, metavar="N", help="runs of kmeans; the best is used (default: 10)"),
         option(
             "--labels", dest="label_file", metavar="FILE",
-            help="right groups, one a line or .jsonl with id and label: print purity, adjusted Rand index and NMI",
+            help="correct labels, one per line or .jsonl with id and label: print purity, adjusted Rand index, NMI",
         ),
         OUTPUT,
         pooling,
         _PROMPT,
     )),
-    Command("anisotropy", "do vectors point every way, or all one?", anisotropy_command, (
+    Command("anisotropy", "how far vectors share one direction", anisotropy_command, (
         model(required=False, with_labels=False),
         option("--input", required=True, metavar="FILE", help=_TEXTS),
         pooling,

@@ -13,7 +13,7 @@ COMMANDS = (*weights.COMMANDS, *texts.COMMANDS, *analysis.COMMANDS, *runs.COMMAN
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run ``bert-jax``; return the exit code (2: an error of the user, reported in one line; 3: a failed check)."""
+    """Run ``bert-jax``; return the exit code (2: a user error, reported in one line; 3: a failed check)."""
     parser = argparse.ArgumentParser(prog="bert-jax", description="Use, convert, compare and plan models.")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for command in COMMANDS:
@@ -26,7 +26,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     def run() -> None:
         keep_to_cpu_without_accelerator()
-        with StopRequest().at_once("stopped; incomplete output was removed: run the same command again"):
+        with StopRequest().at_once("stopped; incomplete output was removed; run the same command again"):
             arguments.run(arguments)
 
     return run_command(run)

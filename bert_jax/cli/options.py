@@ -15,7 +15,8 @@ Options = Callable[[argparse.ArgumentParser], Any]
 
 @dataclass(frozen=True)
 class Command:
-    """A subcommand: ``run`` takes the arguments, and its docstring is the description."""
+    """A subcommand: ``run`` is called with the parsed arguments, and its docstring is the description in
+    ``--help``."""
 
     name: str
     help: str
@@ -48,10 +49,10 @@ def truth(text: str) -> bool:
 
 
 def names_of(text: str) -> tuple[str, ...]:
-    """Parse names with commas between them."""
+    """Parse names separated by commas."""
     names = tuple(name.strip() for name in text.split(","))
     if not all(names):
-        raise argparse.ArgumentTypeError(f"{text!r} is not allowed; allowed: names with commas between them")
+        raise argparse.ArgumentTypeError(f"{text!r} is not allowed; allowed: names separated by commas")
     return names
 
 
@@ -59,7 +60,7 @@ def names_of(text: str) -> tuple[str, ...]:
 
 
 def reading(*, with_labels: bool = True) -> Options:
-    """Return the options of every command that reads a model, with ``with_labels`` also the names of the
+    """Return the options of every command that reads a model. ``with_labels`` adds the option for the names of the
     classes."""
 
     def add(parser: argparse.ArgumentParser) -> None:
@@ -72,15 +73,15 @@ def reading(*, with_labels: bool = True) -> Options:
         if with_labels:
             group.add_argument(
                 "--labels", dest="class_names", type=names_of, metavar="A,B,...",
-                help="class names of the task head, in id order (default: as the model names them)",
+                help="class names of the task head, in id order (default: the names in the model)",
             )  # fmt: skip
         group.add_argument(
             "--activation", choices=("gelu", "gelu_tanh"),
-            help="gelu of a TF1 checkpoint: erf (gelu) or, as in the published code and by default, tanh",
+            help="GELU of a TF1 checkpoint: with erf (gelu), or tanh as in the published code (default: gelu_tanh)",
         )  # fmt: skip
         group.add_argument(
             "--ema", type=truth, metavar="{true,false}",
-            help="the parameters' moving average or the parameters (default: the average if the model has one)",
+            help="read the moving average of the parameters, if any (default), or the parameters",
         )  # fmt: skip
         group.add_argument(
             "--allow_mismatch", action="store_true",
@@ -94,24 +95,22 @@ def model(texts: str = "", *, required: bool = True, with_labels: bool = True) -
     """Return the options for a model and, if ``texts`` is not empty, for texts; ``texts`` is the help of the
     argument.
 
-    Without ``required`` the command also takes vectors instead of a model."""
+    Without ``required`` the command also accepts vectors instead of a model."""
 
     def add(parser: argparse.ArgumentParser) -> None:
         parser.add_argument("--model", required=required, metavar="DIR_OR_PREFIX", help=READABLE)
         parser.add_argument(
-            "--dtype", choices=("float32", "bfloat16"), default="float32", help="of the computation"
+            "--dtype", choices=("float32", "bfloat16"), default="float32", help="dtype of the computation"
         )
         if texts:
             parser.add_argument("texts", nargs="*", metavar="TEXT", help=texts)
             parser.add_argument(
                 "--input", metavar="FILE",
-                help="texts, one a line (blank ones are skipped), or .jsonl (default: stdin)",
+                help="file of texts, one per line (blank lines are skipped), or .jsonl (default: stdin)",
             )  # fmt: skip
-            parser.add_argument(
-                "--json_lines", action="store_true", help="the input holds JSON objects, one a line"
-            )
+            parser.add_argument("--json_lines", action="store_true", help="the input has one JSON object per line")
         if texts or not required:
-            parser.add_argument("--batch_tokens", type=int, metavar="N", help="tokens that run at a time")
+            parser.add_argument("--batch_tokens", type=int, metavar="N", help="number of tokens per batch")
         reading(with_labels=with_labels)(parser)
 
     return add
@@ -119,8 +118,8 @@ def model(texts: str = "", *, required: bool = True, with_labels: bool = True) -
 
 def pooling(parser: argparse.ArgumentParser) -> None:
     """Add the options that define the vector of a text."""
-    parser.add_argument("--pooling", choices=("cls", "mean", "max"), help="default: the model's own, else mean")
-    parser.add_argument("--normalize", type=truth, metavar="{true,false}", help="default: as the model's own")
+    parser.add_argument("--pooling", choices=("cls", "mean", "max"), help="default: that of the model, else mean")
+    parser.add_argument("--normalize", type=truth, metavar="{true,false}", help="default: as in the model")
 
 
 OUTPUT = option("--output", type=Path, metavar="FILE", help="JSON lines (default: standard output)")
@@ -143,7 +142,7 @@ def read_options(arguments: argparse.Namespace) -> Any:
 
 
 def load_model(arguments: argparse.Namespace) -> Any:
-    """Load the model of ``--model``; print the notes of its reader to standard error."""
+    """Load the model of ``--model``; print the notes of the reader to standard error."""
     from bert_jax.inference.loaded import load
 
     loaded = load(arguments.model, dtype=arguments.dtype, options=read_options(arguments))

@@ -27,8 +27,8 @@ def compare_command(arguments: argparse.Namespace) -> None:
 
 
 def submission_command(arguments: argparse.Namespace) -> None:
-    """Write CoLA.tsv and the other files for the leaderboard of GLUE, from the predictions of the runs for the test
-    sets, and a zip file of them."""
+    """Write the files for the GLUE leaderboard (CoLA.tsv and others) from the test-set predictions of the runs, and
+    a zip file that contains them."""
     from bert_jax.experiments.submission import write_submission
     from bert_jax.io.storage import location
 
@@ -57,31 +57,31 @@ _PLAN = {
 COMMANDS = (
     Command("compare", "is one fine-tuned model better than another?", compare_command, (
         option("first", metavar="A", help="workdir of run_finetune.py"),
-        option("second", metavar="B", help="another one, on the same records"),
-        option("--split", default="dev", help="of predictions_SPLIT.jsonl (default: dev)"),
-        option("--metric", metavar="NAME", help="as in metrics.json (default: task.metric, else the first)"),
-        option("--seed", type=int, default=0, metavar="N", help="of the resamples (default: 0)"),
-        option("--resamples", type=int, default=1000, metavar="N", help="of the bootstrap (default: 1000)"),
+        option("second", metavar="B", help="workdir of another run, on the same records"),
+        option("--split", default="dev", help="SPLIT in predictions_SPLIT.jsonl (default: dev)"),
+        option("--metric", metavar="NAME", help="name in metrics.json (default: task.metric, else the first)"),
+        option("--seed", type=int, default=0, metavar="N", help="seed of the bootstrap (default: 0)"),
+        option("--resamples", type=int, default=1000, metavar="N", help="bootstrap resamples (default: 1000)"),
         option("--json", action="store_true", help="one JSON object"),
     )),
     Command("submission", "the files for GLUE's leaderboard", submission_command, (
-        option("workdirs", nargs="+", metavar="WORKDIR", help="of run_finetune.py on a GLUE recipe"),
+        option("workdirs", nargs="+", metavar="WORKDIR", help="workdir of run_finetune.py with a GLUE recipe"),
         option("--output", type=Path, required=True, metavar="DIR", help="folder of the files"),
     )),
     Command("plan", "memory, speed, time and cost of a recipe on absent hardware", plan_command, (
-        option("--config", action="append", default=[], metavar="FILE", help="recipe; several stack"),
+        option("--config", action="append", default=[], metavar="FILE", help="recipe; several are allowed"),
         option("--topology", metavar="NAME", help="v5e:16x16, v5e-256, v5p:4x4x8, h100:8, ..."),
         option("--devices", type=int, metavar="N", help="for --show_sharding, instead of --topology"),
         option("--json", action="store_true", help="one JSON object"),
-        option("--price_per_chip_hour", type=float, metavar="X", help="to compute the cost of the run"),
+        option("--price_per_chip_hour", type=float, metavar="X", help="price, to compute the cost of the run"),
         option("--first_step", type=int, default=0, metavar="N", help="steps done by earlier phases (default: 0)"),
-        option("--show_sharding", action="store_true", help="how every parameter is cut, and its bytes"),
+        option("--show_sharding", action="store_true", help="print the partition and bytes of every parameter"),
         option("--search", action="store_true", help="try microbatches, recomputation and meshes"),
-        option("--tries", type=int, default=8, metavar="N", help="most compilations (default: 8)"),
+        option("--tries", type=int, default=8, metavar="N", help="maximum number of compilations (default: 8)"),
         option(
             "--batches", type=names_of, default=(), metavar="16,64,...",
-            help="with --search: sequences per device to try, with other global batches than the recipe's",
+            help="with --search: sequences per device to try; they replace the global batch of the recipe",
         ),
-        option("--output", type=Path, metavar="FILE", help="with --search: the best, as a recipe"),
+        option("--output", type=Path, metavar="FILE", help="with --search: recipe of the fastest layout"),
     ), _PLAN),
 )  # fmt: skip

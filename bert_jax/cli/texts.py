@@ -19,14 +19,16 @@ def embed_command(arguments: argparse.Namespace) -> None:
 
     clash = [name for name in _POOLED if getattr(arguments, name) is not None] if arguments.per_token else []
     if clash or (arguments.layers and not arguments.per_token):
-        what = f"--{clash[0]} has no meaning with --per_token" if clash else "--layers needs --per_token"
-        raise ValueError(f"{what}: choose one vector per text, or every token of some layers")
+        what = f"--{clash[0]}: not allowed with --per_token" if clash else "--layers: requires --per_token"
+        raise ValueError(f"{what}; choose one vector per text, or every token of some layers")
     inputs, options = streaming(arguments)
     texts = (_text_of(value) for value in inputs)
     to_array = arguments.output is not None and arguments.output.suffix == ".npy"
     if arguments.per_token:
         if to_array:
-            raise ValueError(f"--output {arguments.output}: tokens of texts differ in number; give a .jsonl file")
+            raise ValueError(
+                f"--output {arguments.output}: texts differ in their number of tokens; give a .jsonl file"
+            )
         layers = _whole_numbers("--layers", arguments.layers) if arguments.layers else LAST_FOUR
         write_json_lines(extract_features(load_model(arguments), texts, layers=layers, **options), arguments.output)
         return
@@ -50,7 +52,9 @@ def _whole_numbers(name: str, text: str) -> tuple[int, ...]:
     try:
         return tuple(int(part) for part in text.split(","))
     except ValueError:
-        raise ValueError(f"{name}: {text!r} is not allowed; allowed: whole numbers with commas, -1,-2") from None
+        raise ValueError(
+            f"{name}: {text!r} is not allowed; allowed: integers separated by commas, as in -1,-2"
+        ) from None
 
 
 def predict_command(arguments: argparse.Namespace) -> None:
@@ -72,14 +76,14 @@ def zero_shot_command(arguments: argparse.Namespace) -> None:
     from bert_jax.inference.zero_shot import right_answer, scores, zero_shot
 
     if not arguments.texts and arguments.input is None and sys.stdin is not None and sys.stdin.isatty():
-        raise ValueError("no text; write texts before --labels (words after it are labels), or use --input")
+        raise ValueError("no text; write texts before --labels (arguments after it are labels), or use --input")
     labels, multi_label = _label_words(arguments.labels), arguments.multi_label
     inputs, options = streaming(arguments)
 
     def parsed() -> Iterator[tuple[str, Any]]:
         for value in inputs:
             if not isinstance(value, str) and value.get("text_pair"):
-                raise ValueError(f"{str(value)[:80]}: zero-shot takes one text, without text_pair")
+                raise ValueError(f"{str(value)[:80]}: zero-shot accepts one text, without text_pair")
             yield _text_of(value), right_answer(value, [*labels], multi_label)
 
     texts, answers = itertools.tee(parsed())
@@ -104,15 +108,15 @@ def zero_shot_command(arguments: argparse.Namespace) -> None:
 
 
 def _label_words(words_of_labels: Sequence[str]) -> dict[str, list[str]]:
-    """Parse LABEL=WORD,WORD, or LABEL, which is its own word."""
+    """Parse arguments LABEL=WORD,WORD or LABEL; a label without words is its own word."""
     labels: dict[str, list[str]] = {}
     for text in words_of_labels:
         label, equals, words = (part.strip() for part in text.partition("="))
         if not label or (not equals and "," in label):
-            allowed = "LABEL, or LABEL=WORD,WORD, and a blank before the next"
+            allowed = "LABEL or LABEL=WORD,WORD, separated by blanks"
             raise ValueError(f"--labels: {text!r} is not allowed; allowed: {allowed}")
         if label in labels:
-            raise ValueError(f"--labels: {label!r} occurs twice; give it once, LABEL=WORD,WORD")
+            raise ValueError(f"--labels: {label!r} occurs twice; give it once, with all its words: LABEL=WORD,WORD")
         labels[label] = [word.strip() for word in words.split(",")] if equals else [label]
     return labels
 
@@ -150,8 +154,8 @@ def forward_command(arguments: argparse.Namespace) -> None:
 
 def _prompts(parser: argparse.ArgumentParser) -> None:
     group = parser.add_mutually_exclusive_group()
-    group.add_argument("--prompt", metavar="TEXT", help="put before every text")
-    group.add_argument("--prompt_name", metavar="NAME", help="the model's prompt of that name")
+    group.add_argument("--prompt", metavar="TEXT", help="text to insert before every text")
+    group.add_argument("--prompt_name", metavar="NAME", help="name of a prompt of the model")
 
 
 COMMANDS = (
@@ -166,27 +170,27 @@ COMMANDS = (
         ),
         option(
             "--per_token", action="store_true",
-            help="every token's vectors, as google-research/bert's extract_features.py writes them",
+            help="write the vectors of every token as extract_features.py of google-research/bert does",
         ),
     )),
     Command("predict", "labels, tags, answers or choices", predict_command, (
-        model("texts; pairs, questions and choices come as JSON lines"),
-        option("--task", choices=("sequence", "token", "span", "choice"), help="which head, if several"),
+        model("texts; write pairs, questions and choices as JSON lines"),
+        option("--task", choices=("sequence", "token", "span", "choice"), help="head to use, if several"),
         OUTPUT,
     )),
     Command("zero-shot", "classes that the model was not trained on", zero_shot_command, (
-        model("texts, before --labels; of JSON lines with a label the accuracy is reported", with_labels=False),
+        model("texts, before --labels; for JSON lines with a label, scores are printed", with_labels=False),
         option(
             "--labels", required=True, nargs="+", metavar="LABEL[=WORD,...]",
-            help="two or more, in the order of the output, with the words of each (default: the label)",
+            help="two or more labels, in the order of the output, with their words (default: the label)",
         ),
         option(
             "--template", metavar="TEXT",
-            help='for a model trained on inference a hypothesis with {} for the word (default: "This text is about '
+            help='for an inference model (NLI) a hypothesis with {} for the word (default: "This text is about '
             '{}."), for a masked-LM model a prompt with {text} and a mask ("{text} It was [MASK].")',
         ),
-        option("--multi_label", action="store_true", help="several labels of a text, or none, may hold"),
-        option("--entailment", metavar="NAME", help="the model's class (default: the one that begins with entail)"),
+        option("--multi_label", action="store_true", help="any number of labels may apply to a text"),
+        option("--entailment", metavar="NAME", help="name of the class (default: the one that begins with entail)"),
         OUTPUT,
     ), {"epilog": 'Example: bert-jax zero-shot "What a goal!" --model NLI_MODEL --labels sport politics'}),
     Command("fill-mask", "the best pieces for each [MASK] of a text", fill_mask_command, (

@@ -9,7 +9,8 @@ _FORMATS = ("hf", "sentence-transformers", "tf1", "onnx", "stablehlo", "npz")
 
 
 def import_command(arguments: argparse.Namespace) -> None:
-    """Read a model in any format, save it in the format of this library, and verify that both are equal."""
+    """Read a model in any format, save it in the format of this library, and verify that the saved model equals the
+    source."""
     from bert_jax.interop.import_model import import_model
 
     import_model(
@@ -42,28 +43,28 @@ def export_command(arguments: argparse.Namespace) -> None:
 
 
 _CHECKING = (
-    option("--no_verify", action="store_true", help="do not compare outputs with the other library's"),
+    option("--no_verify", action="store_true", help="do not compare outputs with those of the other library"),
     option(
         "--peer_python", metavar="PYTHON",
-        help="Python that has the other library (transformers, ...), if this one has not",
+        help="another Python in which the other library (transformers, ...) is installed",
     ),
 )  # fmt: skip
 
 COMMANDS = (
-    Command("import", "make a saved model of weights in another format", import_command, (
+    Command("import", "convert weights in another format to a saved model", import_command, (
         option("--from", dest="source", required=True, metavar="DIR_OR_PREFIX", help=READABLE),
         option("--to", dest="target", required=True, type=Path, metavar="WORKDIR", help="a new folder"),
         reading(),
         *_CHECKING,
     )),
-    Command("export", "write a model in a format that others load", export_command, (
+    Command("export", "write a model in a format of another library", export_command, (
         option("--from", dest="source", required=True, metavar="WORKDIR", help=READABLE),
         option("--to", dest="target", required=True, type=Path, metavar="DIR", help="the new folder"),
         option("--format", required=True, choices=_FORMATS, help="see docs/weights.md"),
         option("--dtype", choices=("float32", "bfloat16"), default="float32", help="default: float32"),
         option(
             "--heads", type=names_of, metavar="HEAD,...",
-            help="export these output layers alone: mlm, nsp, sequence, token, span, choice, pooler (default: all)",
+            help="export only these output layers: mlm, nsp, sequence, token, span, choice, pooler (default: all)",
         ),
         option("--force", action="store_true", help="replace DIR if it is not empty"),
         reading(),

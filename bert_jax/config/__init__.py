@@ -16,5 +16,5 @@ from bert_jax.config.spec import (
     spec_to_json,
 )
 
-# The config of a run. Code for both kinds of run reads only the attributes that they share.
+# The config of a run. Code for both kinds of run reads only the attributes that both classes have.
 RunConfig = PretrainConfig | FinetuneConfig

@@ -1,7 +1,7 @@
-"""Options of fine-tuning (``run_finetune.py``): how a task of ``task`` is learned, and all sections together.
+"""Options of fine-tuning (``run_finetune.py``): how a task is trained, and the config class with all sections.
 
-The rules of ``schema`` apply: frozen, hashable, checked when built; no jax import. The training records determine
-the number of steps if it is 0; the config in a checkpoint holds this number.
+The rules of ``schema`` apply: frozen, hashable, validated when created; no jax import. If ``training.num_steps`` is
+0, the training records determine the number of steps; the config in a checkpoint contains this number.
 """
 
 import operator
@@ -36,7 +36,7 @@ from bert_jax.config.task import (
     TaskDataConfig,
 )
 
-# Conditions of the options of the loss of classes, and task kinds with the options of the head.
+# Conditions of the options of the classification loss, and the kinds of tasks that have the options of the head.
 _SOFTMAX = {KIND: ("classification", "choice", *WORDS, "sentence"), LOSS: ("softmax",), CRF: (False,)}
 _FOCAL = {**_SOFTMAX, KIND: ("multi_label", *_SOFTMAX[KIND])}
 _HEAD = (*WHOLE, "choice", *WORDS)
@@ -44,31 +44,32 @@ _HEAD = (*WHOLE, "choice", *WORDS)
 
 @dataclass(frozen=True, kw_only=True)
 class InputConfig(Section, prefix="input."):
-    """The draw of training examples and their augmentation."""
+    """Sampling and augmentation of training examples."""
 
-    # Examples share rows of a few fixed shapes (packing); off: one row each, all of task.max_length.
+    # Pack several examples into a row, with a few fixed shapes; false: one example per row of length
+    # task.max_length.
     packing: bool = True
-    # Most compiled shapes of the training step.
+    # Maximum number of compiled shapes of the training step.
     max_shapes: Positive[int] = 8
-    # Draw every class equally often.
+    # Sample every class equally often.
     balanced: bool = only(False, {KIND: ("classification",)})
-    # Examples of each class, drawn by data.split_seed; 0: all.
+    # Number of training examples per class, sampled with data.split_seed; 0: all.
     few_shot: AtLeast0[int] = only(0, {KIND: ("classification",)})
-    # Share of the tokens that becomes [MASK] in training.
+    # Share of the tokens that is replaced by [MASK] in training.
     mask_fraction: Probability = 0.0
     # Share of the words that is removed in training.
     word_dropout: Probability = only(0.0, {KIND: CUT})
     # Share of the words that is removed in spans in training.
     span_deletion: Probability = only(0.0, {KIND: CUT})
-    # Longest such span in words.
+    # Longest removed span in words.
     span_max: Positive[int] = only(5, {KIND: CUT})
 
 
 @dataclass(frozen=True, kw_only=True)
 class LossConfig(Section, prefix="loss."):
-    """The loss of classes, and losses in addition to that of the task."""
+    """Options of the classification loss, and additional losses."""
 
-    # Share of the probability that is spread over all classes.
+    # Label smoothing: share of the probability that is spread over all classes.
     label_smoothing: Probability = only(0.0, _SOFTMAX)
     # Focal loss (Lin et al. 2017): (1 - p) ** gamma times the cross-entropy.
     focal_gamma: AtLeast0[float] = only(0.0, _FOCAL)
@@ -76,10 +77,10 @@ class LossConfig(Section, prefix="loss."):
     class_weights: Literal["none", "balanced"] = only("none", {KIND: ("classification",)})
     # Weight of a masked-LM loss on the text of the task, 15% of which is then masked in training; 0: off.
     mlm_weight: AtLeast0[float] = 0.0
-    # Weight of a next-sentence loss on the text of the task: does the second part of a text belong to it? Training
-    # then uses every example twice; 0: off.
+    # Weight of a next-sentence loss on the text of the task, which predicts whether the second part of a text
+    # belongs to the first. Training then uses every example twice; 0: off.
     nsp_weight: AtLeast0[float] = only(0.0, {KIND: (*WHOLE, "qa", *WORDS)})
-    # Encoder layers (1 = the first) whose first token also predicts the label, through the same head.
+    # Encoder layers (1 = the first) from whose first token the same head also predicts the label.
     layers: tuple[int, ...] = only((), {KIND: WHOLE})
     # Weight of the loss of each of these layers.
     layer_weight: Positive[float] = only(0.1, {KIND: WHOLE})
@@ -89,16 +90,16 @@ class LossConfig(Section, prefix="loss."):
 class RegularizationConfig(Section, prefix="regularization."):
     """Regularization of a large model on little data."""
 
-    # Dropout before the task's head; -1: model.hidden_dropout.
+    # Dropout before the task head; -1: model.hidden_dropout.
     head_dropout: float = only(-1.0, {KIND: _HEAD})
     # Probability with which a weight is zero during a step (DropConnect), in all matrices of the encoder.
     weight_dropout: Probability = 0.0
-    # Probability with which a weight has its start value during a step (Lee et al. 2020), in the matrices of
-    # encoder and pooler that were read from the start model.
+    # Probability with which a weight is replaced by its initial value during a step (Lee et al. 2020), in the
+    # matrices of encoder and pooler that were read from the initial model.
     mixout: Probability = 0.0
-    # Top layers that start from drawn weights (Zhang et al. 2021); the pooler is drawn again with them.
+    # Number of top layers that are randomly initialized (Zhang et al. 2021), together with the pooler.
     reinit_layers: AtLeast0[int] = 0
-    # The head of the task, with features and CRF, starts from drawn weights even if the start model has one for the
+    # Randomly initialize the task head, with its features and CRF, even if the initial model has a head for the
     # same classes.
     reinit_head: bool = False
 
@@ -106,18 +107,18 @@ class RegularizationConfig(Section, prefix="regularization."):
         super().__post_init__()
         is_share = self.head_dropout == -1 or 0 <= self.head_dropout < 1
         self._require("head_dropout", is_share, "from 0 to below 1, or -1")
-        allowed = "0 with regularization.mixout, which is weight dropout towards the start"
+        allowed = "0 with regularization.mixout, which is weight dropout towards the initial weights"
         self._require("weight_dropout", not (self.weight_dropout and self.mixout), allowed)
 
 
 @dataclass(frozen=True, kw_only=True)
 class FeaturesConfig(Section, prefix="features."):
-    """Hidden states that the task's head reads, and layers before it (Devlin et al. 2018, section 5.3)."""
+    """Hidden states that the task head reads, and layers before the head (Devlin et al. 2018, section 5.3)."""
 
     # Hidden states that the head reads: last, embeddings, second_to_last, weighted_last_four and weighted_all (a
     # learned scalar mix, Peters et al. 2018), concat_last_four.
     layers: Features = only("last", {KIND: (*_HEAD, "qa")})
-    # The encoder stays as it is, without dropout.
+    # Do not train the encoder, and run it without dropout.
     frozen_encoder: bool = only(False, {LOSS: ("softmax",)})
     # Width of each direction of a two-layer BiLSTM before the head; 0: none.
     bilstm_size: AtLeast0[int] = only(0, {KIND: WORDS})
@@ -128,19 +129,21 @@ class FinetuneOptimizerConfig(OptimizerConfig):
     """Update rule and learning-rate schedule of fine-tuning."""
 
     learning_rate: AtLeast0[float] = 2e-5
-    # Steps of linear warmup from 0; 0: optimizer.warmup_fraction of all steps.
+    # Number of steps of linear warmup from 0; 0: optimizer.warmup_fraction of all steps.
     warmup_steps: AtLeast0[int] = 0
-    # Share of the steps that warmup takes.
+    # Share of all steps in the warmup phase.
     warmup_fraction: Probability = 0.1
-    # Each layer learns at this factor times the rate of the one above; embeddings are below the first; heads 1.
+    # Ratio of the learning rate of a layer to that of the layer above; the embeddings are below the first layer.
+    # Heads have the full rate.
     layer_decay: float = 1.0
-    # Weight decay pulls towards the start weights instead of zero (Wiese et al. 2017), and newly drawn weights
-    # towards zero (Li et al. 2018).
+    # Weight decay pulls weights towards their initial values instead of zero (Wiese et al. 2017), but randomly
+    # initialized weights towards zero (Li et al. 2018).
     decay_to_start: bool = False
-    # Parts that stay as they are: embeddings, encoder, pooler, or layer_N (from 0).
+    # Parts that are not trained: embeddings, encoder, pooler, or layer_N (from 0).
     frozen: tuple[str, ...] = ()
-    # Epochs after which the next layer below joins, from the top; heads learn from the start; 0: all do. Better
-    # not with bert_adam: without bias correction a layer's first steps are up to six times as large.
+    # Number of epochs after which the next lower layer is unfrozen, beginning at the top; heads are trained from
+    # the start. 0: all layers are trained from the start. Not recommended with bert_adam: without bias correction,
+    # the first steps of a layer are up to six times as large.
     unfreeze_every: AtLeast0[float] = 0.0
 
     def __post_init__(self) -> None:
@@ -156,7 +159,7 @@ class FinetuneTrainingConfig(TrainingConfig):
 
     # Passes over the training records.
     num_epochs: Positive[float] = 3.0
-    # Optimizer steps in all; 0: training.num_epochs passes.
+    # Total number of optimizer steps; 0: training.num_epochs passes.
     num_steps: AtLeast0[int] = 0
     # Examples per optimizer step, over all devices.
     global_batch_size: Positive[int] = 32
@@ -166,11 +169,11 @@ class FinetuneTrainingConfig(TrainingConfig):
     # Steps between checkpoints; 0: once per epoch.
     checkpoint_interval: AtLeast0[int] = 0
     keep_checkpoints: Positive[int] = 1
-    # Stop after this many evaluations in a row without a better one; 0: never.
+    # Stop after this many consecutive evaluations without improvement; 0: never.
     patience: AtLeast0[int] = 0
-    # By how much an evaluation must be better to count.
+    # Minimum change of the metric that counts as an improvement.
     min_delta: AtLeast0[float] = 0.0
-    # Take the parameters of the best evaluation at the end, not the last ones.
+    # At the end, use the parameters of the best evaluation instead of the last ones.
     restore_best: bool = True
 
     def __post_init__(self) -> None:
@@ -199,11 +202,11 @@ class FinetuneConfig:
     training: FinetuneTrainingConfig = FinetuneTrainingConfig()
     mesh: MeshConfig = MeshConfig()
 
-    # The option that holds the length of sequences.
+    # Name of the option that defines the length of sequences.
     SEQ_LENGTH_OPTION = "task.max_length"
-    # With this option every other one exists: a task of the user's own may use it.
+    # If this option is set, all other options exist, because a user-defined task may use any of them.
     ALL_OPTIONS_WITH = "task.module"
-    # Keys in records of older runs whose values follow from the training records.
+    # Keys in configs stored by older versions; their values now follow from the training records.
     FORMER_OPTIONS = ("class_weights", "hard_negatives")
 
     def __post_init__(self) -> None:

@@ -15,8 +15,8 @@ _WIDTH = 100
 def print_help(config_type: type, extra: type | None, prog: str, given: Mapping[str, Any]) -> None:
     """Print the options of ``extra``, then those of ``config_type`` by section.
 
-    ``given`` (key -> value) holds the options of the command line: options that these exclude are not printed. The
-    other options name their conditions.
+    ``given`` (key -> value) contains the options on the command line. Options that these exclude are not printed;
+    the others are printed with their conditions.
     """
     print(f"usage: {prog} [--config FILE ...] [--SECTION.OPTION VALUE ...]\n\n{_first_line(config_type)}")
     if extra:
@@ -50,7 +50,8 @@ def _print_section(
 
 
 def comments_of(section: type) -> dict[str, str]:
-    """Return the comment above each field as one text; a field without a comment has that of the base class."""
+    """Return the comment above each field as one text; a field without a comment has the comment of the base
+    class."""
     comments: dict[str, str] = {}
     for base in reversed([base for base in section.__mro__ if dataclasses.is_dataclass(base)]):
         names, above = {field.name for field in dataclasses.fields(base)}, list[str]()

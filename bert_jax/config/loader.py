@@ -1,9 +1,10 @@
-"""Conversion of YAML files and ``--section.key value`` flags to a frozen config, with one line for every mistake.
+"""Conversion of YAML files and ``--section.key value`` flags to a frozen config, with a one-line message for every
+mistake.
 
 A YAML file is read as a list of flags, so a typo in a file and a typo on the command line are found by the same
-code and give the same message: ``SOURCE: key: mistake; allowed; did you mean``, where SOURCE is ``file:line`` or
+code and have the same message: ``SOURCE: key: mistake; allowed; did you mean``, where SOURCE is ``file:line`` or
 ``command line``. Later layers win: preset of ``training.mode``, ``--config`` files in order, flags. An option that
-does not exist with the other values (``schema.only``) is refused like an unknown one.
+does not exist with the other values (``schema.only``) is rejected like an unknown option.
 """
 
 import dataclasses
@@ -38,49 +39,52 @@ class Setting(NamedTuple):
 class RunOptions(Section):
     """Options of a run that are not part of its config."""
 
-    # Recipe in YAML; several stack, later ones win.
+    # YAML file of a recipe; with several files, later ones override earlier ones.
     config: tuple[str, ...] = ()
-    # Folder of everything that the run writes; empty: runs/NAME-OF-THE-LAST-RECIPE.
+    # Folder for all output of the run; empty: runs/NAME-OF-THE-LAST-RECIPE.
     workdir: str = ""
-    # Workdir of an earlier phase: its parameters, moments, average and step carry over.
+    # Workdir of an earlier phase. The run continues from its parameters, optimizer moments, moving average and
+    # step.
     continue_from: str = ""
-    # Start from this model's parameters, at step 0 with a fresh optimizer: a saved model, a workdir, or a folder
-    # or checkpoint of any format that bert-jax reads. Its sizes and vocabulary are those of the run. A run that
-    # has a checkpoint of its own continues from that.
+    # Start from the parameters of this model, at step 0 with a new optimizer state: a saved model, a workdir, or a
+    # folder or checkpoint of any format that bert-jax reads. The run has the sizes and the vocabulary of this
+    # model. A run that already has a checkpoint continues from the checkpoint instead.
     init_from: str = ""
-    # File of words, one a line, to add to the WordPiece vocabulary of --init_from. Each starts as the mean of its
-    # pieces. They are found at the start of a word and the longest match wins, so longer words that begin with
-    # an added one are cut differently from then on.
+    # File of words, one per line, to add to the WordPiece vocabulary of --init_from. The embedding of an added word
+    # starts as the mean of the embeddings of its pieces. Because the longest match is used, longer words that begin
+    # with an added word are then split differently.
     add_words: str = ""
-    # Put the added words into [unusedN] pieces instead of after the last piece.
+    # Store the added words in place of [unusedN] pieces instead of after the last piece.
     vocab_slots: bool = False
-    # How the position table grows where data.seq_length or model.max_position_embeddings asks for more than
-    # --init_from has: tile (repeated, old positions keep their rows) or interpolate (stretched).
+    # Method to extend the position table if data.seq_length or model.max_position_embeddings exceeds that of
+    # --init_from: tile (repeat the rows; old positions keep theirs) or interpolate (stretch the table).
     extend_positions: Literal["", "tile", "interpolate"] = ""
     # Print the resolved config and exit.
     print_config: bool = False
-    # Let a resumed run change execution.prng.
+    # Allow a resumed run to change execution.prng.
     allow_numeric_change: bool = False
-    # HOST:PORT of process 0 in a run of several processes, equal on all of them, with any free port; Cloud TPU and
-    # SLURM need no value. Also as JAX_COORDINATOR_ADDRESS.
+    # HOST:PORT of process 0 in a run of several processes, with any free port; the same for all processes. Not
+    # needed on Cloud TPU and SLURM. Environment variable: JAX_COORDINATOR_ADDRESS.
     coordinator: str = ""
-    # Number of processes of the run; also as JAX_NUM_PROCESSES.
+    # Number of processes of the run; environment variable: JAX_NUM_PROCESSES.
     num_processes: int = 0
-    # Number of this process, from 0; also as JAX_PROCESS_ID.
+    # Number of this process, from 0; environment variable: JAX_PROCESS_ID.
     process_id: int = -1
     # Seconds that the processes wait for each other, at the start and later.
     host_timeout: Positive[int] = 300
-    # Seconds without a sign of life after which a process counts as dead and the others end.
+    # Seconds without a heartbeat after which a process is considered dead and the others exit.
     heartbeat_timeout: Positive[int] = 100
 
     def folder(self, kind: str) -> str:
-        """Return the folder of a run: the workdir, else one named after the last recipe, else after ``kind``."""
+        """Return the folder of a run: ``workdir`` if it is set, otherwise a folder under ``runs`` with the name of
+        the last recipe or, without a recipe, ``kind``."""
         return self.workdir or f"runs/{Path(self.config[-1]).stem if self.config else kind}"
 
 
 def take_options(options_type: type[C], argv: Sequence[str]) -> tuple[C, list[str]]:
-    """Split ``argv`` into the options of ``options_type`` and the rest, in which ``--config`` stays. A bare flag
-    means true, or ``options_type.VALUE_WITHOUT_ARGUMENT``. Raises ``ValueError`` with one line on a wrong value."""
+    """Split ``argv`` into the options of ``options_type`` and the remaining arguments, which include ``--config``.
+    A flag without a value means true, or its value in ``options_type.VALUE_WITHOUT_ARGUMENT``. Raises
+    ``ValueError`` with a one-line message if a value is invalid."""
     types, bare = field_types(options_type), getattr(options_type, "VALUE_WITHOUT_ARGUMENT", {})
     settings: list[Setting] = []
     rest: list[str] = []
@@ -113,10 +117,10 @@ def load_config(
             option and exits.
         prog: name of the command in ``--help``.
         extra: class of further options of the command, for ``--help`` and hints.
-        extra_settings: replace settings of ``argv``.
+        extra_settings: settings that override those of ``argv``.
 
     Raises:
-        ValueError: a mistake, in one line.
+        ValueError: an argument is invalid; the message is one line.
     """
     settings, also = read_settings(argv), [*field_types(extra)] if extra else []
     if not HELP.isdisjoint(argv):
@@ -143,7 +147,7 @@ def parse_settings(
     parsed: dict[str, tuple[Any, str]] = {}
     for source, key, value in settings:
         if key in former and source != "command line":
-            continue  # in the record of an older run
+            continue  # in the stored config of an older version
         if key not in types:
             raise ValueError(f"{source}: {key}: {_unknown(key, types, also)}")
         parsed[key] = (_convert(types[key], value, f"{source}: {key}"), source)
@@ -153,12 +157,12 @@ def parse_settings(
 def build_config(
     config_type: type[C], settings: Sequence[Setting], also: Sequence[str] = (), *, stored: bool = False
 ) -> C:
-    """Check ``settings`` and apply them in order over the preset that ``training.mode`` names.
+    """Validate ``settings`` and apply them in order on top of the preset that ``training.mode`` names.
 
     Args:
-        also: options that the command takes in addition, for hints to misspelt ones.
-        stored: the settings are a record of an older version, in which an option that does not exist with the other
-            values may have any value; else it may only have its default.
+        also: names of further options of the command, for hints about misspelled options.
+        stored: True for a stored config, in which an option that does not exist with the other values may have any
+            value. Otherwise such an option may only have its default.
     """
     types = field_types(config_type)
     parsed = parse_settings(config_type, settings, also)
@@ -188,7 +192,7 @@ def _written(value: Any) -> str:
 
 def split_arguments(argv: Sequence[str]) -> tuple[list[str], list[Setting]]:
     """Return the ``--config`` files and the other flags of a command line, without ``--help``; ``--key=value`` is
-    allowed too."""
+    also allowed."""
     files: list[str] = []
     flags: list[Setting] = []
     words = [word for word in argv if word not in HELP]
@@ -243,19 +247,21 @@ def _yaml_settings(
             if isinstance(value_node, yaml.MappingNode) and not value_node.value:
                 continue
             if value_node in (*above, node):
-                raise ValueError(f"{where}: {prefix}{key_node.value}: an alias that contains itself; remove it")
+                raise ValueError(f"{where}: {prefix}{key_node.value}: the alias contains itself; remove it")
             yield from _yaml_settings(path, value_node, f"{prefix}{key_node.value}.", (*above, node))
     elif not key:
         raise ValueError(f"{source}: not a recipe; write sections such as 'model:' with keys under them")
     elif isinstance(node, yaml.SequenceNode):
         if not all(isinstance(item, yaml.ScalarNode) for item in node.value):
-            raise ValueError(f"{source}: {key}: a list may only hold plain values")
+            raise ValueError(f"{source}: {key}: a list may contain only plain values")
         if any(item.tag == NULL for item in node.value):
-            raise ValueError(f"{source}: {key}: has an item without a value; add one or remove the item")
+            raise ValueError(
+                f"{source}: {key}: the list has an item without a value; add a value or remove the item"
+            )
         yield Setting(source, key, [item.value for item in node.value])
     else:
         if node.tag == NULL:
-            raise ValueError(f"{source}: {key}: has no value; add one or remove the key")
+            raise ValueError(f"{source}: {key}: has no value; add a value or remove the key")
         yield Setting(source, key, node.value)
 
 
@@ -266,7 +272,7 @@ def _unknown(key: str, types: dict[str, Any], also: Sequence[str] = ()) -> str:
     if key in sections:
         return f"is a section; use one of its options, such as {next(k for k in types if k.startswith(key))}"
     if section in types:
-        return f"unknown option; {section} takes a value, no keys"
+        return f"unknown option; {section} is an option, not a section"
     if section not in sections:
         owners = [known for known in types if known.rpartition(".")[2] == key]
         near = _did_you_mean(key, also) if not section else ""
@@ -289,7 +295,7 @@ def _convert(hint: Any, value: str | list[str], where: str) -> Any:
         items = value if isinstance(value, list) else [value]
         return tuple(_convert(get_args(hint)[0], item, where) for item in items)
     if isinstance(value, list):
-        raise ValueError(f"{where}: needs exactly one value, got {len(value)}")
+        raise ValueError(f"{where}: requires exactly one value, got {len(value)}")
     text = value.strip()
     if get_origin(hint) is Literal:
         allowed = get_args(hint)
@@ -347,7 +353,8 @@ def _construct(config_type: type[C], values: dict[str, Any], sources: dict[str, 
 
 
 def to_dict(config: Any) -> dict[str, Any]:
-    """Return the options that exist with the config's values, as nested plain dicts, lists and scalars."""
+    """Return the options of ``config`` as nested plain dicts, lists and scalars. Options that do not exist with the
+    values of the others are omitted."""
     flat, tree = flat_values(config), dict[str, Any]()
     for key, value in flat.items():
         if not absence(type(config), key, flat):

@@ -1,6 +1,7 @@
-"""Options of pretraining (``run_pretrain.py``, ``bert-data``): its text, its shards, and all sections together.
+"""Options of pretraining (``run_pretrain.py``, ``bert-data``): text and shards, and the config class with all
+sections.
 
-The rules of ``schema`` apply: frozen, hashable, checked when built; no jax import.
+The rules of ``schema`` apply: frozen, hashable, validated when created; no jax import.
 """
 
 import math
@@ -26,19 +27,19 @@ from bert_jax.config.schema import (
 class DataConfig(Section, prefix="data."):
     """Text, vocabulary, training instances and the order in which they are read."""
 
-    # Text files, folders (.txt, .jsonl, plain or .gz/.zst; also gs://), package:NAME for text that a package ships,
-    # tfds:NAME[/CONFIG][:VERSION] for a dataset prepared by TensorFlow Datasets, hf:OWNER/NAME[/CONFIG] or
+    # Text files, folders (.txt, .jsonl, plain or .gz/.zst; also gs://), package:NAME for the text files in a Python
+    # package, tfds:NAME[/CONFIG][:VERSION] for a dataset prepared by TensorFlow Datasets, hf:OWNER/NAME[/CONFIG] or
     # hf:FOLDER (saved by save_to_disk) for one of Hugging Face datasets.
     corpus: tuple[str, ...] = ()
-    # Vocabulary: vocab.txt (WordPiece), a SentencePiece .model or RoBERTa's tokenizer.json; empty: trained from the
-    # corpus into shards.
+    # Vocabulary: vocab.txt (WordPiece), a SentencePiece .model or RoBERTa's tokenizer.json; empty: a vocabulary is
+    # trained on the corpus and stored in the folder of shards.
     vocab: str = ""
     # Tokenizer that is trained if data.vocab is empty.
     tokenizer: Literal["wordpiece", "unigram", "bpe"] = "wordpiece"
     # Lower-case the text and strip accents (BERT's uncased models).
     lower_case: bool = True
-    # Folder of shards, local or gs://: train/ and eval/ made by bert-data, or TFRecords from elsewhere after
-    # bert-data index.
+    # Folder of shards, local or gs://: train/ and eval/ written by bert-data, or TFRecords of other origin that
+    # bert-data index has indexed.
     shards: str = ""
     # Folder of held-out shards; empty: shards/eval.
     eval_shards: str = ""
@@ -55,7 +56,7 @@ class DataConfig(Section, prefix="data."):
     tfds_data_dir: str = ""
     # Sequence length, special tokens included.
     seq_length: Positive[int] = 128
-    # Most masked positions per sequence.
+    # Maximum number of masked positions per sequence.
     max_predictions: Positive[int] = 20
     # static: masked when the shards are built; dynamic: masked when read, keyed on (seed, epoch, example).
     masking: Literal["static", "dynamic"] = "static"
@@ -65,11 +66,11 @@ class DataConfig(Section, prefix="data."):
     word_segmenter: Literal["none", "jieba"] = "none"
     # Share of the tokens that are predicted.
     mask_fraction: float = 0.15
-    # Of the predicted tokens, the share replaced by [MASK].
+    # Share of the predicted tokens that is replaced by [MASK].
     mask_token_share: float = 0.8
-    # Of the predicted tokens, the share replaced by a random token; the rest is left unchanged.
+    # Share of the predicted tokens that is replaced by a random token; all others remain unchanged.
     random_token_share: float = 0.1
-    # Mean and longest length in words of a masked span (SpanBERT: geometric, p = 0.2, cut at 10).
+    # Mean length of a masked span in words (SpanBERT: geometric distribution with p = 0.2, truncated at 10).
     span_mean: float = 3.8
     # Longest span in words.
     span_max: Positive[int] = 10
@@ -77,25 +78,25 @@ class DataConfig(Section, prefix="data."):
     next_sentence: Literal["nsp", "sop", "none"] = "nsp"
     # Share of documents' passes with a shorter target length.
     short_sequence_fraction: Probability = 0.1
-    # Passes over the corpus, each with other masks and pairs.
+    # Number of passes over the corpus, each with different masks and pairs.
     dupe_factor: Positive[int] = 10
-    # Files that the training shards are spread over.
+    # Number of files of the training shards.
     num_shards: Positive[int] = 16
-    # Share of the documents that is held out, before anything else.
+    # Share of the documents that is held out of training.
     eval_fraction: Probability = 0.02
     # Seed of the held-out split, the instances and their masks.
     seed: int = 12345
-    # Processes that build shards; 0: one per processor.
+    # Number of processes that build shards; 0: one per processor.
     workers: AtLeast0[int] = 0
     # Virtual lanes of the reading order; 0: gcd(training.global_batch_size, 64). Part of the data fingerprint.
     lanes: AtLeast0[int] = 0
-    # Segments that a lane shuffles together.
+    # Number of segments that a lane shuffles together.
     window_segments: Positive[int] = 4
-    # Most consecutive records of one segment.
+    # Maximum number of consecutive records in one segment.
     segment_records: Positive[int] = 1024
-    # Batches prepared ahead.
+    # Number of batches prepared in advance.
     prefetch: Positive[int] = 2
-    # Blank (damaged) records after which the run stops with code 43.
+    # Number of damaged records, which blank rows replace, after which the run exits with code 43.
     max_blank_records: AtLeast0[int] = 0
 
     def __post_init__(self) -> None:
@@ -134,7 +135,7 @@ class PretrainConfig:
     training: TrainingConfig = TrainingConfig()
     mesh: MeshConfig = MeshConfig()
 
-    # The option that holds the length of sequences.
+    # Name of the option that defines the length of sequences.
     SEQ_LENGTH_OPTION = "data.seq_length"
 
     def __post_init__(self) -> None:

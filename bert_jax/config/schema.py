@@ -2,8 +2,8 @@
 
 Options of one kind of run are in ``pretrain``, ``task`` and ``finetune``. Sections are frozen, keyword-only
 dataclasses with hashable fields, so a section can be a static argument of a jitted function. A section checks its
-values when it is built and raises ``ValueError`` with the value and the allowed ones. A config never changes after
-it is built; values that follow from several fields are properties. This module imports no jax.
+values when it is created and raises ``ValueError`` with the invalid value and the allowed values. A config never
+changes after its creation; values that follow from several fields are properties. This module does not import jax.
 """
 
 import functools
@@ -31,7 +31,7 @@ Probability = Annotated[float, Range("a number from 0 to below 1", lambda value:
 def only(default: T, conditions: Mapping[str, tuple[Any, ...]]) -> T:
     """Return a field that exists only if every option in ``conditions`` has one of the values listed for it.
 
-    Otherwise the loader refuses the option, and ``--help`` and a stored config lack it; in Python the field keeps
+    Otherwise the loader rejects the option, and ``--help`` and stored configs omit it; in Python the field keeps
     its default. A condition on an option that does not exist itself is ignored.
     """
     return field(default=default, metadata={"only": conditions})
@@ -44,9 +44,9 @@ def require(ok: bool, option: str, value: Any, allowed: str) -> None:
 
 
 class Section:
-    """A section of a config: a dataclass that checks the :class:`Range` of each field when it is built.
+    """A section of a config: a dataclass that checks the :class:`Range` of each field when it is created.
 
-    ``prefix`` (a class argument) precedes the name of a field in messages: ``model.``.
+    ``prefix`` (a class argument) precedes the name of a field in messages, such as ``model.``.
     """
 
     prefix = ""
@@ -85,7 +85,7 @@ class ModelConfig(Section, prefix="model."):
     intermediate_size: Positive[int] = 3072
     # Rows of the position table.
     max_position_embeddings: Positive[int] = 512
-    # Rows of the position table before that of the first token (RoBERTa: 2).
+    # Number of rows of the position table before the row of the first token (RoBERTa: 2).
     position_offset: int = 0
     # Number of segment (token type) embeddings.
     type_vocab_size: Positive[int] = 2
@@ -95,18 +95,19 @@ class ModelConfig(Section, prefix="model."):
     attention_dropout: Probability = 0.1
     # Feed-forward and MLM-head activation: gelu (erf), gelu_tanh, gelu_sigmoid (x * sigmoid(1.702 x)) or relu.
     activation: Literal["gelu", "gelu_tanh", "gelu_sigmoid", "relu"] = "gelu"
-    # LayerNorm after each residual sum (post, the paper) or before each sub-layer (pre).
+    # LayerNorm after each residual sum (post, as in the BERT paper) or before each sub-layer (pre).
     norm_position: Literal["post", "pre"] = "post"
     # Epsilon of every LayerNorm.
     norm_epsilon: Positive[float] = 1e-12
-    # Positions: learned (the paper) or sinusoidal (Vaswani et al. 2017) rows added to the embeddings, or rotary
-    # (Su et al. 2021): query and key of every layer are rotated.
+    # Positions: learned (as in the BERT paper) or sinusoidal (Vaswani et al. 2017) rows added to the embeddings, or
+    # rotary (Su et al. 2021): query and key of every layer are rotated.
     position_embeddings: Literal["learned", "sinusoidal", "rotary"] = "learned"
     # Base of the wave lengths of rotary positions.
     rotary_base: Positive[float] = 10_000.0
     # Keys that a query sees: those of its whole sequence (bidirectional) or up to its own position (causal).
     attention: Literal["bidirectional", "causal"] = "bidirectional"
-    # Standard deviation of the truncated normal from which weights start (cut at two sigma, not rescaled).
+    # Standard deviation of the truncated normal distribution of initial weights (truncated at two standard
+    # deviations, not rescaled).
     initializer_range: Positive[float] = 0.02
 
     def __post_init__(self) -> None:
@@ -119,12 +120,13 @@ class ModelConfig(Section, prefix="model."):
         if self.position_embeddings == "sinusoidal":
             self._require("hidden_size", width % 2 == 0, "an even number with sinusoidal positions")
         if self.position_embeddings == "rotary":
-            allowed = f"heads of an even width of {width} with rotary positions"
+            allowed = f"a divisor of {width} with heads of an even width, for rotary positions"
             self._require("num_attention_heads", self.head_size % 2 == 0, allowed)
 
     @property
     def max_length(self) -> int:
-        """Most tokens in a sequence, special tokens included (sinusoidal positions have no such limit)."""
+        """Maximum number of tokens in a sequence, special tokens included (sinusoidal positions have no such
+        limit)."""
         return self.max_position_embeddings - self.position_offset
 
     @property
@@ -137,19 +139,22 @@ class ModelConfig(Section, prefix="model."):
 class ExecutionConfig(Section, prefix="execution."):
     """Execution of the model. A resumed run may change these options without changing the result of training."""
 
-    # Stack the layers' parameters and loop over them with lax.scan: compiles much faster; unrolled runs faster.
+    # Stack the parameters of the layers and loop over them with lax.scan, which compiles much faster; false:
+    # unrolled layers, which run faster.
     scan_layers: bool = False
     # Recomputation in the backward pass: none, attention (scores and probabilities), full (whole layers).
     remat: Literal["none", "attention", "full"] = "none"
     # Compute dtype; parameters, LayerNorm statistics, softmax, losses and optimizer state stay float32.
     dtype: Literal["float32", "bfloat16"] = "float32"
-    # One matrix product for query, key and value (stacked in the forward pass; parameters stay apart).
+    # One matrix product for query, key and value (stacked in the forward pass; parameters stay separate).
     fused_qkv: bool = False
     # Attention implementation: xla, pallas (a TPU kernel; interpreted elsewhere) or auto (pallas on TPU, else xla).
     attention: Literal["auto", "xla", "pallas"] = "auto"
-    # Dropout, residual and LayerNorm at the end of a block: the same choice.
+    # Implementation of dropout, residual and LayerNorm at the end of a block: xla, pallas or auto, as for
+    # attention.
     residual_norm: Literal["auto", "xla", "pallas"] = "auto"
-    # Random bits for dropout: threefry is equal on every mesh; rbg is much cheaper on TPU, equal per mesh.
+    # Generator of random bits for dropout: threefry gives the same bits on every mesh; rbg is much faster on TPU,
+    # but its bits depend on the mesh.
     prng: Literal["threefry", "rbg"] = "threefry"
     # The embedding table is padded in memory to a multiple of this (padded rows have no effect).
     vocab_multiple: Positive[int] = 128
@@ -164,11 +169,11 @@ class OptimizerConfig(Section, prefix="optimizer."):
     name: Literal["adamw", "bert_adam", "lamb", "muon"] = "adamw"
     # Peak learning rate.
     learning_rate: AtLeast0[float] = 1e-4
-    # Steps of linear warmup from 0.
+    # Number of steps of linear warmup from 0.
     warmup_steps: AtLeast0[int] = 10_000
-    # After warmup: linear, cosine, constant, inverse_sqrt, wsd (warmup, stable, decay), bert2018 (linear decay
-    # counted from step 0, overwritten during warmup, so it drops where warmup ends), or slanted_triangular (Howard
-    # and Ruder 2018; the warmup is its rising part).
+    # Schedule after warmup: linear, cosine, constant, inverse_sqrt, wsd (warmup, stable, decay), bert2018 (linear
+    # decay counted from step 0, overwritten during warmup, so that the rate drops at the end of warmup), or
+    # slanted_triangular (Howard and Ruder 2018; the warmup is its rising part).
     schedule: Literal["linear", "cosine", "constant", "inverse_sqrt", "wsd", "bert2018", "slanted_triangular"] = (
         "linear"
     )
@@ -176,7 +181,7 @@ class OptimizerConfig(Section, prefix="optimizer."):
     decay_steps: AtLeast0[int] = 0
     # Share of the peak learning rate that remains at the end of the decay.
     final_fraction: Share[float] = 0.0
-    # Share of the steps that the decay of wsd takes.
+    # Share of all steps in the decay phase of wsd.
     wsd_decay_fraction: Share[float] = 0.1
     # Weight decay on everything but LayerNorm and bias.
     weight_decay: AtLeast0[float] = 0.01
@@ -186,11 +191,11 @@ class OptimizerConfig(Section, prefix="optimizer."):
     beta1: Probability = 0.9
     # Decay rate of the second moment.
     beta2: Probability = 0.999
-    # Added to the root of the second moment.
+    # Added to the square root of the second moment.
     epsilon: AtLeast0[float] = 1e-6
-    # Gradients are scaled down to this global norm; 0: off.
+    # Maximum global norm of the gradients, which are scaled down to it; 0: off.
     clip_norm: AtLeast0[float] = 1.0
-    # Decay of the moving average of the parameters, which begins with those of step 0; 0: off.
+    # Decay rate of the moving average of the parameters, which starts at the initial parameters; 0: no average.
     ema_decay: Probability = 0.0
 
     def __post_init__(self) -> None:
@@ -203,18 +208,18 @@ class OptimizerConfig(Section, prefix="optimizer."):
 class TrainingConfig(Section, prefix="training."):
     """The run: length, batch, logging, evaluation, checkpoints."""
 
-    # Preset under all other options: standard (today's practice) or bert2018 (google-research/bert: Adam
-    # without bias correction, the schedule's drop after warmup, tanh GELU).
+    # Preset of defaults for all other options: standard (current practice) or bert2018 (google-research/bert: Adam
+    # without bias correction, a schedule that drops after warmup, tanh GELU).
     mode: Literal["standard", "bert2018"] = "standard"
-    # Optimizer steps in all, earlier phases included.
+    # Total number of optimizer steps, including those of earlier phases.
     num_steps: Positive[int] = 1_000_000
     # Sequences per optimizer step, over all devices.
     global_batch_size: Positive[int] = 256
-    # The batch is computed in this many microbatches.
+    # Number of microbatches in which a batch is computed.
     accumulation_steps: Positive[int] = 1
     # dtype in which gradients are summed over the replicas, once per optimizer step; bfloat16 halves the traffic.
     gradient_reduction_dtype: Literal["float32", "bfloat16"] = "float32"
-    # Smaller batches at the start: pairs of (steps, batch size), then global_batch_size.
+    # Smaller batches at the start: pairs (number of steps, batch size); afterwards global_batch_size.
     batch_ramp: tuple[int, ...] = ()
     # Seed of the initial parameters, dropout and the order of data.
     seed: AtLeast0[int] = 0
@@ -222,31 +227,32 @@ class TrainingConfig(Section, prefix="training."):
     log_interval: Positive[int] = 100
     # Steps between evaluations on held-out data; 0: only at the end.
     eval_interval: AtLeast0[int] = 0
-    # Most batches per evaluation; 0: all held-out data. The last evaluation always takes all.
+    # Maximum number of batches per evaluation; 0: all held-out data. The last evaluation always uses all held-out
+    # data.
     eval_batches: AtLeast0[int] = 0
     # Sequences per evaluation batch; 0: global_batch_size.
     eval_batch_size: AtLeast0[int] = 0
     # Steps between checkpoints.
     checkpoint_interval: Positive[int] = 1000
-    # Newest checkpoints that are kept.
+    # Number of newest checkpoints to keep.
     keep_checkpoints: Positive[int] = 3
     # Also keep every checkpoint whose step is a multiple of this; 0: none.
     keep_every: AtLeast0[int] = 0
-    # Steps in a row with a non-finite loss or gradient after which the run goes back (spike_rollbacks) or stops
-    # with code 44.
+    # Number of consecutive steps with a non-finite loss or gradient after which the run rolls back
+    # (spike_rollbacks) or exits with code 44.
     max_bad_steps: Positive[int] = 5
-    # A loss this many standard deviations above its running mean is a spike: the run goes back or stops with
-    # code 44; 0: losses are not watched.
+    # A loss this many standard deviations above its running mean is a spike: the run rolls back or exits with code
+    # 44; 0: no spikes are detected.
     spike_deviations: AtLeast0[float] = 0.0
-    # Steps over which this mean and deviation run; no spike is detected before that many steps.
+    # Number of steps in the running mean and standard deviation; no spike is detected before this number of steps.
     spike_window: Positive[int] = 200
-    # How often in all the run may go back to the newest checkpoint before a spike, or before max_bad_steps
-    # non-finite steps, and skip the batches since then.
+    # Maximum number of rollbacks in a run. A rollback restores the newest checkpoint before a spike, or before
+    # max_bad_steps non-finite steps, and skips the batches since then.
     spike_rollbacks: AtLeast0[int] = 0
-    # Number of batches after the spike that are skipped too.
+    # Number of batches after the spike that are also skipped.
     spike_skip_batches: AtLeast0[int] = 100
-    # Seconds without any progress after which the run exits with code 45 and the stacks of all threads; ten times
-    # as long for compiling, restoring and saving; 0: never.
+    # Seconds without any progress after which the run prints the stacks of all threads and exits with code 45; ten
+    # times as long during compilation, restoring and saving; 0: never.
     watchdog_seconds: AtLeast0[float] = 600.0
     # First and last step that the profiler traces; empty: none.
     profile_steps: tuple[int, ...] = ()
@@ -267,16 +273,16 @@ class TrainingConfig(Section, prefix="training."):
 
 @dataclass(frozen=True, kw_only=True)
 class MeshConfig:
-    """The device mesh; an axis of -1 takes the devices that remain."""
+    """The device mesh; an axis of size -1 uses the remaining devices."""
 
-    # Replicas that see different rows of the batch.
+    # Number of replicas that compute different rows of the batch.
     data: int = -1
-    # Parts that parameters, optimizer state and batch are cut into.
+    # Number of parts into which parameters, optimizer state and batch are partitioned.
     fsdp: int = 1
-    # Parts that heads, feed-forward width and vocabulary are cut into.
+    # Number of parts into which heads, feed-forward width and vocabulary are partitioned.
     tensor: int = 1
-    # Cut optimizer state and moving average over the replicas too (ZeRO-1): each updates its part. Parameters are
-    # cut in the same way between steps and whole on every replica during a step.
+    # Also partition optimizer state and moving average over the replicas (ZeRO-1); each replica updates its part.
+    # Parameters are partitioned in the same way between steps, and complete on every replica during a step.
     shard_optimizer: bool = True
 
     def __post_init__(self) -> None:

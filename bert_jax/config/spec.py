@@ -1,7 +1,7 @@
 """Specs: descriptions of saved models without their weights (sizes, heads, pooling, tokenizer).
 
-A recipe (``schema``) defines how a model is trained, a spec the resulting network, from which any reader of weights
-builds the same function. This module imports no jax.
+A recipe (``schema``) defines how a model is trained; a spec defines the resulting network, so that spec and weights
+determine the outputs. This module does not import jax.
 """
 
 import dataclasses
@@ -18,13 +18,13 @@ FORMAT = 1
 Problem = Literal["single_label", "multi_label", "regression"]
 Pooling = Literal["cls", "mean", "max"]
 Activation = Literal["identity", "tanh", "relu", "gelu", "sigmoid"]
-# Hidden states that task heads see: the last, or as in Devlin et al. 2018, section 5.3.
+# Hidden states that task heads read: the last, or as in Devlin et al. 2018, section 5.3.
 Features = Literal["last", "embeddings", "second_to_last", "weighted_last_four", "weighted_all", "concat_last_four"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class HeadsConfig:
-    """Output layers of a model. An absent head has no parameters and gives no output."""
+    """Output layers of a model. An absent head has no parameters and no output."""
 
     # tanh(dense(first token)); input of the nsp, sequence and choice heads.
     pooler: bool = False
@@ -32,7 +32,7 @@ class HeadsConfig:
     mlm: bool = False
     # Sentence pair: label 0 = B follows A, 1 = it does not.
     nsp: bool = False
-    # Names of the classes of the sequence head, in id order; empty: no such head. Regression has one.
+    # Names of the classes of the sequence head, in id order; empty: no such head. A regression head has one name.
     sequence_labels: tuple[str, ...] = ()
     # Meaning of the sequence head's logits: softmax, independent sigmoids, or values.
     problem: Problem = "single_label"
@@ -42,10 +42,10 @@ class HeadsConfig:
     span: bool = False
     # One score per choice.
     choice: bool = False
-    # Transitions between the tags of the token head, for decoding them together.
+    # CRF transitions between the tags of the token head, which are then decoded jointly.
     crf: bool = False
-    # Names of the classes of two texts' embeddings (u, v, |u - v|); empty: no such head. pair_hidden: width of a
-    # layer before them, 0 for none.
+    # Names of the classes of a pair of texts, predicted from their embeddings (u, v, |u - v|); empty: no such head.
+    # pair_hidden: width of a hidden layer of this head; 0: none.
     pair_labels: tuple[str, ...] = ()
     pair_hidden: int = 0
     # Input of sequence, token, span and choice heads; width of a BiLSTM before the token head (0: none).
@@ -70,7 +70,7 @@ class HeadsConfig:
             raise ValueError(f"heads.problem: regression is not allowed with {outputs} outputs; allowed: 1")
 
     def present(self) -> tuple[str, ...]:
-        """Return the names of the present heads, of pooler, mlm, nsp, sequence, token, span, choice."""
+        """Return the names of the present heads, in the order pooler, mlm, nsp, sequence, token, span, choice."""
         flags = {
             "pooler": self.pooler, "mlm": self.mlm, "nsp": self.nsp, "sequence": bool(self.sequence_labels),
             "token": bool(self.token_labels), "span": self.span, "choice": self.choice,
@@ -121,13 +121,13 @@ class SentenceConfig:
     # Poolings whose results are concatenated in this order.
     pooling: tuple[Pooling, ...] = ("mean",)
     modules: tuple[SentenceModule, ...] = ()
-    # (name, text put before the input).
+    # (name, text to insert before the input).
     prompts: tuple[tuple[str, str], ...] = ()
     # Name of the prompt that is used by default; empty: none.
     default_prompt: str = ""
     # cosine, dot, euclidean or manhattan; empty: unknown.
     similarity: str = ""
-    # Pool the tokens of the prompt too.
+    # Include the tokens of the prompt in the pooling.
     include_prompt: bool = True
 
 
@@ -137,11 +137,11 @@ class TokenizerConfig:
 
     # vocab.txt (WordPiece), tokenizer.model (SentencePiece) or tokenizer.json (byte-level BPE).
     file: str = "vocab.txt"
-    # WordPiece only: lower-case; strip accents (None: as lower_case); words apart around CJK characters.
+    # WordPiece only: lower-case the text; strip accents (None: as lower_case); treat every CJK character as a word.
     lower_case: bool = True
     strip_accents: bool | None = None
     split_cjk: bool = True
-    # Most tokens in an input, special tokens included; 0: the number of positions of the model.
+    # Maximum number of tokens in an input, special tokens included; 0: the number of positions of the model.
     max_length: int = 0
 
     def __post_init__(self) -> None:
@@ -168,7 +168,7 @@ class ModelSpec:
 
     @property
     def max_length(self) -> int:
-        """Most tokens in an input, special tokens included."""
+        """Maximum number of tokens in an input, special tokens included."""
         positions = self.model.max_length
         return min(positions, self.tokenizer.max_length or positions) if self.tokenizer else positions
 
@@ -179,10 +179,8 @@ def spec_to_json(spec: ModelSpec) -> str:
 
 
 def spec_from_json(text: str | bytes, name: str) -> ModelSpec:
-    """Parse the text of ``model.json``; ``name`` is for messages.
-
-    Raises ``ValueError`` for broken JSON, another format, an unknown or missing key, and a value of another type or
-    that its field does not allow.
+    """Parse the text of ``model.json``; ``name`` appears in messages. Raises ``ValueError`` for invalid JSON,
+    another format, an unknown or missing key, and a value that has the wrong type or is not allowed.
     """
     try:
         values = json.loads(text)

@@ -20,20 +20,21 @@ PAPER = {
 
 @dataclass(frozen=True, kw_only=True)
 class FinetuneRunOptions(RunOptions):
-    """Options of fine-tuning that are not part of a run's config."""
+    """Options of fine-tuning that are not part of the config of a run."""
 
-    # Run every combination of KEY=VALUE,VALUE,... ...; without any, the grid of the BERT paper (batch 16, 32; rate
-    # 5e-5, 4e-5, 3e-5, 2e-5; 2, 3, 4 epochs). Finished runs are not repeated; several processes share the work.
+    # Train every combination of the values in the arguments KEY=VALUE,VALUE,...; without arguments, the grid of the
+    # BERT paper (batch size 16, 32; learning rate 5e-5, 4e-5, 3e-5, 2e-5; 2, 3, 4 epochs). Finished runs are not
+    # repeated; several processes can share the work.
     sweep: tuple[str, ...] = ()
-    # Run so many seeds, counted from training.seed, and report mean, standard deviation and best.
+    # Number of seeds, counted from training.seed; with several seeds, report mean, standard deviation and best run.
     seeds: Positive[int] = 1
 
-    # Value of an option without an argument.
+    # Value of an option that has no argument on the command line.
     VALUE_WITHOUT_ARGUMENT = MappingProxyType({"sweep": ["paper"]})
 
     @property
     def is_sweep(self) -> bool:
-        """True if the command makes more than one run."""
+        """True if the command starts more than one run."""
         return bool(self.sweep) or self.seeds > 1
 
 
@@ -47,19 +48,19 @@ class Cell:
 
     @property
     def name(self) -> str:
-        """Folder of the run; it does not depend on the other runs of the sweep."""
+        """Name of the folder of the run, which does not depend on the other runs of the sweep."""
         parts = [*self.settings, (SEED, str(self.seed))]
         return ",".join(f"{key.rpartition('.')[2]}={value.replace('/', '_')}" for key, value in parts)
 
     @property
     def arguments(self) -> list[str]:
-        """Settings and seed as flags of the command line."""
+        """Settings and seed as command-line arguments."""
         return [word for key, value in (*self.settings, (SEED, str(self.seed))) for word in (f"--{key}", value)]
 
 
 def plan_cells(options: FinetuneRunOptions, settings: Sequence[Setting]) -> tuple[FinetuneConfig, list[Cell]]:
     """Return the config that all runs share and the runs in order: every combination of the swept values, the last
-    one changing fastest, each with every seed. ``settings`` are those of the command and its model.
+    one changing fastest, each with every seed. ``settings`` are those of the command line and of the initial model.
 
     Raises ``ValueError`` for a grid or a value that is not allowed, before anything runs.
     """
@@ -76,7 +77,7 @@ def plan_cells(options: FinetuneRunOptions, settings: Sequence[Setting]) -> tupl
 
 
 def _grid(words: Sequence[str]) -> dict[str, tuple[str, ...]]:
-    """Return the values by option. Raises ``ValueError`` for a word that is not KEY=VALUE,VALUE."""
+    """Return the values by option. Raises ``ValueError`` for an argument that is not KEY=VALUE,VALUE."""
     if tuple(words) == ("paper",):
         return dict(PAPER)
     grid: dict[str, tuple[str, ...]] = {}
@@ -85,7 +86,7 @@ def _grid(words: Sequence[str]) -> dict[str, tuple[str, ...]]:
         values = tuple(value.strip() for value in text.split(","))
         if not equals or not all(values):
             raise ValueError(
-                f"--sweep: {word!r} is not allowed; allowed: KEY=VALUE,VALUE, or nothing (the paper's grid)"
+                f"--sweep: {word!r} is not allowed; allowed: KEY=VALUE,VALUE, or no argument (the BERT grid)"
             )
         if key == SEED:
             raise ValueError(f"--sweep: {word!r} is not allowed; use --{SEED} FIRST --seeds N for several seeds")

@@ -1,7 +1,7 @@
 """Support of the fields of ``ModelConfig`` by formats and kernels.
 
 A format or kernel has a table of the fields and values that it supports. Other fields must have their default, so a
-new switch of the network is refused by name until it is in the table.
+new option of the network is rejected by name until the table contains it.
 """
 
 import dataclasses
@@ -19,7 +19,7 @@ SIZES: Supported = dict.fromkeys(
     ),
     ANY,
 )  # fmt: skip
-# Table of programs and formats that hold the network itself.
+# Table of the programs and formats that contain the network itself.
 EVERY_FIELD: Supported = {field.name: ANY for field in dataclasses.fields(ModelConfig)}
 
 
@@ -35,7 +35,7 @@ def unsupported_fields(model: ModelConfig, supported: Supported, name: str) -> l
 
 
 def check_fields(model: ModelConfig, supported: Supported, name: str) -> None:
-    """Raise ``ValueError`` with :func:`unsupported_fields`."""
+    """Raise ``ValueError`` with the lines of :func:`unsupported_fields`, if there are any."""
     lines = unsupported_fields(model, supported, name)
     if lines:
         raise ValueError("; ".join(lines))

@@ -1,9 +1,9 @@
-"""Options of a task: its kind, its files, and the options of single kinds of tasks.
+"""Options of a task: its kind, its files, and the options of particular kinds of tasks.
 
 They define the inputs, outputs and predictions of the model, in training and after it; ``finetune`` defines how the
-task is learned. The rules of ``schema`` apply: frozen, hashable, checked when built; no jax import. An option names
-the kinds of tasks that have it (``only``); for other kinds it does not exist. Empty labels and tags are replaced by
-those of the training records, so the config in a checkpoint holds them.
+task is trained. The rules of ``schema`` apply: frozen, hashable, validated when created; no jax import. An option
+names the kinds of tasks that have it (``only``); for other kinds it does not exist. Empty labels and tags are
+replaced by those of the training records, so the config in a checkpoint contains them.
 """
 
 from dataclasses import dataclass
@@ -12,9 +12,10 @@ from typing import Literal
 from bert_jax.config.schema import AtLeast0, Positive, Probability, Section, only, require
 from bert_jax.config.spec import Pooling
 
-# Options that select which other ones exist.
+# Options that determine which other options exist.
 KIND, TRUNCATION, LOSS, CRF = "task.kind", "task.truncation", "sentence.loss", "tagging.crf"
-# Kinds of tasks whose label belongs to a whole text or pair, whose texts task.truncation cuts, with a tag per word.
+# Kinds of tasks with a label for a whole text or pair, kinds whose texts task.truncation truncates, and kinds with
+# a tag per word.
 WHOLE = ("classification", "regression", "multi_label")
 CUT = (*WHOLE, "choice", "sentence")
 WORDS = ("tagging", "joint")
@@ -28,25 +29,27 @@ SentenceLoss = Literal["softmax", "cosine", "cosent", "triplet", "negatives", "s
 class TaskConfig(Section, prefix="task."):
     """The task, and the model inputs of its texts."""
 
-    # classification, regression, multi_label: of a text or pair. qa: answers in a passage. tagging: a tag per word.
-    # joint: both, intent and slots. choice: the right one of several. sentence: a vector per text (Sentence-BERT).
+    # classification, regression, multi_label: a label for a text or pair. qa: answers in a passage. tagging: a tag
+    # per word. joint: a class per text and a tag per word (intent and slots). choice: the correct one of several
+    # choices. sentence: a vector per text (Sentence-BERT).
     kind: TaskKind = "classification"
     # Name in metrics.json and predictions; empty: the kind.
     name: str = ""
-    # Python file with a task of your own: it defines a class Task (docs/finetuning.md).
+    # Python file that defines a class Task, a user-defined task (docs/finetuning.md).
     module: str = ""
     # Longest input in tokens, special tokens included.
     max_length: int = 128
-    # Remainder of a longer text: longest_first (a pair's longer side loses its end), head, tail, head_tail,
-    # key_sentences (the most central ones, in order), windows (all of it, in several inputs; logits are averaged).
+    # Part of a longer text that is kept: longest_first (the longer text of a pair is truncated at its end), head,
+    # tail, head_tail, key_sentences (the most central sentences, in order), windows (the whole text, in several
+    # inputs whose logits are averaged).
     truncation: Truncation = only("longest_first", {KIND: CUT})
-    # Share of the tokens that head_tail takes from the head (Sun et al. 2019: 128 of 510).
+    # Share of the tokens that head_tail keeps at the head (Sun et al. 2019: 128 of 510).
     head_share: float = only(0.25, {KIND: CUT, TRUNCATION: ("head_tail",)})
-    # Tokens that neighboring windows share.
+    # Number of tokens that neighboring windows share.
     window_overlap: AtLeast0[int] = only(32, {KIND: WHOLE, TRUNCATION: ("windows",)})
-    # Most windows of one text; 0: as many as it has.
+    # Maximum number of windows of one text; 0: no limit.
     max_windows: AtLeast0[int] = only(0, {KIND: WHOLE, TRUNCATION: ("windows",)})
-    # The metric that chooses the best checkpoint; empty: the first one of the task.
+    # The metric that selects the best checkpoint; empty: the first one of the task.
     metric: str = ""
 
     def __post_init__(self) -> None:
@@ -54,7 +57,7 @@ class TaskConfig(Section, prefix="task."):
         self._require("max_length", self.max_length >= 8, "8 or more")
         self._require("head_share", 0 < self.head_share < 1, "above 0, below 1")
         if self.truncation == "windows":
-            allowed = f"one model input per text with task.kind {self.kind}"
+            allowed = f"a value other than windows with task.kind {self.kind}"
             self._require("truncation", self.kind in WHOLE or bool(self.module), allowed)
             allowed = f"at most half of task.max_length ({self.max_length // 2})"
             self._require("window_overlap", self.window_overlap <= self.max_length // 2, allowed)
@@ -64,46 +67,48 @@ class TaskConfig(Section, prefix="task."):
 class TaskDataConfig(Section, prefix="data."):
     """The files of a task."""
 
-    # Folder that the file names below are relative to.
+    # Folder to which the file names below are relative.
     dir: str = ""
     # Training files.
     train: tuple[str, ...] = ()
-    # Files to evaluate on; of several each is a split of its own, named after the file, and the first one chooses
-    # the best checkpoint.
+    # Files to evaluate on. With several files, each is a separate split named after the file, and the first one
+    # selects the best checkpoint.
     dev: tuple[str, ...] = ()
     # Files to predict; predictions of records with labels are scored as well.
     test: tuple[str, ...] = ()
-    # tsv (cut at tabs and \n only, no quoting), csv (RFC 4180), jsonl, conll (word and tag columns), squad (JSON),
-    # slots (folders of seq.in, seq.out, label), snips (one file, word:slot ... <=> intent), clinc (parts of a JSON
-    # file: FILE.json:train+oos_train), tfds (NAME[/CONFIG][:VERSION]:SPLIT); auto: by the file's name.
+    # tsv (split at tabs and \n only, no quoting), csv (RFC 4180), jsonl, conll (word and tag columns), squad
+    # (JSON), slots (folders of seq.in, seq.out, label), snips (one file, word:slot ... <=> intent), clinc (parts of
+    # a JSON file: FILE.json:train+oos_train), tfds (NAME[/CONFIG][:VERSION]:SPLIT); auto: by the file's name.
     format: Literal["auto", "tsv", "csv", "jsonl", "conll", "squad", "slots", "snips", "clinc", "tfds"] = "auto"
     # Columns of a line: ROLE=COLUMN, the column by name, or by number from 1 if the file has no header. Roles: id,
     # text, text_pair, label, labels, negative and choice (may occur several times, in order), choice_prefix
     # (precedes every choice), group, words, tags, answers. SPLIT:ROLE=COLUMN (train, dev, test) sets the columns of
-    # the files of one split, which then ignore the others. Empty: columns with the names of the roles.
+    # the files of one split; entries without SPLIT then do not apply to these files. Empty: columns with the names
+    # of the roles.
     columns: tuple[str, ...] = ()
     # The first line names the columns; auto: true if data.columns is empty or names a column.
     header: Literal["auto", "true", "false"] = "auto"
-    # Classes in id order, as the files write them; empty: those of the training files, sorted.
+    # Classes in id order, as written in the files; empty: those of the training files, sorted.
     labels: tuple[str, ...] = only(
         (), {KIND: ("classification", "multi_label", "choice", "joint", "sentence"), LOSS: ("softmax", "negatives")}
     )
-    # Names of the classes in exports and metrics; empty: as in the files. Predictions are as in the files.
+    # Names of the classes in exports and metrics; empty: as in the files. Predictions always use the names in the
+    # files.
     label_names: tuple[str, ...] = only((), {KIND: ("classification", "multi_label", "joint")})
     # Tags in id order; empty: those of the training files, sorted.
     tags: tuple[str, ...] = only((), {KIND: WORDS})
     # Separator of several labels of one text (multi_label).
     label_separator: str = ","
-    # Share of the training records that becomes dev without dev files.
+    # Share of the training records that is used as dev if there are no dev files.
     dev_fraction: Probability = 0.0
     # Records that the split keeps together: none, article (of passages), document, or sentence (no text on both
     # sides).
     group_by: Literal["none", "article", "document", "sentence"] = "none"
     # Seed of this split and of train_limit.
     split_seed: AtLeast0[int] = 0
-    # Train on this many records, drawn by split_seed; 0: all.
+    # Number of training records to use, sampled with split_seed; 0: all.
     train_limit: AtLeast0[int] = 0
-    # Evaluate on at most this many records of each split, the first ones; 0: all.
+    # Maximum number of records of each split to evaluate on, from the first; 0: all.
     dev_limit: AtLeast0[int] = 0
     # Vocabulary, for a model without one and without --init_from; see data.vocab of pretraining.
     vocab: str = ""
@@ -139,17 +144,17 @@ COLUMN_ROLES = (
 class QaConfig(Section, prefix="qa."):
     """Extractive question answering (google-research/bert ``run_squad.py``)."""
 
-    # Tokens between the starts of two windows of a passage.
+    # Number of tokens between the starts of two windows of a passage.
     doc_stride: Positive[int] = 128
-    # Tokens of the question that are kept.
+    # Maximum number of tokens of the question; the rest is truncated.
     max_query_length: Positive[int] = 64
     # Longest answer in tokens.
     max_answer_length: Positive[int] = 30
-    # Candidates that are kept.
+    # Number of candidate answers that are kept.
     n_best: Positive[int] = 20
     # A question may have no answer (SQuAD 2.0).
     no_answer: bool = False
-    # No answer is predicted when its score is above the best answer's by more than this.
+    # No answer is predicted if its score exceeds the score of the best answer by more than this.
     null_threshold: float = 0.0
     # How answers are compared: english (SQuAD's words) or chinese (CMRC's characters).
     scoring: Literal["english", "chinese"] = "english"
@@ -164,7 +169,7 @@ class QaConfig(Section, prefix="qa."):
 class TaggingConfig:
     """A tag per word."""
 
-    # Learnt transitions between tags, decoded together (Lafferty et al. 2001).
+    # Use a CRF: learned transitions between tags, which are decoded jointly (Lafferty et al. 2001).
     crf: bool = False
     # Add as many words of neighboring sentences of the document as fit (Devlin et al. 2018, 5.3).
     document_context: bool = False
@@ -177,20 +182,21 @@ class SentenceTaskConfig(Section, prefix="sentence."):
     """Sentence embeddings (Reimers and Gurevych 2019)."""
 
     # softmax: classes of (u, v, |u - v|). cosine: regression of the cosine. cosent: order of cosines. triplet: an
-    # anchor nearer to its positive. negatives: the right one among all of the batch (of a microbatch, with
-    # accumulation), and hard negatives, if any. simcse: each text against its own second pass.
+    # anchor nearer to its positive. negatives: the positive of each anchor among all those of the batch (of a
+    # microbatch, with accumulation) and any hard negatives. simcse: each text and its second pass with other
+    # dropout.
     loss: SentenceLoss = "softmax"
-    # How token outputs become one vector.
+    # Pooling of the token outputs to one vector.
     pooling: Pooling = "mean"
-    # Vectors are divided by their length.
+    # Divide vectors by their Euclidean norm.
     normalize: bool = False
     # Width of a hidden layer between (u, v, |u - v|) and the classes; 0: none.
     hidden_size: AtLeast0[int] = only(0, {LOSS: ("softmax",)})
     # Cosines are multiplied by this (cosent, negatives, simcse).
     scale: Positive[float] = only(20.0, {LOSS: ("cosent", "negatives", "simcse")})
-    # Distance by which the positive must be nearer (triplet).
+    # Margin by which the positive must be nearer than the negative (triplet).
     margin: Positive[float] = only(5.0, {LOSS: ("triplet",)})
     # Positive pairs are texts with the same label (negatives, triplet).
     pairs_from_classes: bool = only(False, {LOSS: ("negatives", "triplet")})
-    # Labels of cosine and cosent are divided by this: the top of their scale.
+    # Largest possible label; labels of cosine and cosent are divided by it.
     label_scale: Positive[float] = only(1.0, {LOSS: ("cosine", "cosent")})

@@ -1,1 +1,1 @@
-"""Uses of a loaded model: forward passes, embeddings, predictions, filled masks."""
+"""Inference with a loaded model: forward passes, embeddings, predictions, mask filling."""

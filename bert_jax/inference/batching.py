@@ -1,4 +1,4 @@
-"""Packing of model inputs into rows of a few fixed shapes, and runs of the packed batches.
+"""Packing of model inputs into rows of a few fixed shapes, and execution of the packed batches.
 
 Packing does not change the outputs of an input. Shapes: B rows, S tokens per row, U inputs per row, K sequences per
 input.
@@ -30,7 +30,7 @@ class RunOptions(TypedDict, total=False):
 
     # Tokens of one batch; None: a number that suits the device.
     batch_tokens: int | None
-    # Called with the number of inputs that were run since the last call.
+    # Called with the number of inputs that were processed since the last call.
     progress: Progress | None
 
 
@@ -55,7 +55,7 @@ class Packed:
 def row_lengths(limit: int) -> tuple[int, ...]:
     """Return at most seven lengths of rows for inputs of at most ``limit`` tokens; the last one is ``limit``.
 
-    With a second, smaller batch of the first length a program has at most eight compiled shapes."""
+    Together with a second, smaller batch of the first length, a program has at most eight compiled shapes."""
     ladder = ROW_LENGTHS[2:9] if limit <= 512 else ROW_LENGTHS[2:14:2]
     return (*(length for length in ladder if length < limit), limit)
 
@@ -63,13 +63,13 @@ def row_lengths(limit: int) -> tuple[int, ...]:
 def fill_rows(
     lengths: Sequence[int], ladder: Sequence[int], units: int, rows: int | None = None
 ) -> list[list[int]] | None:
-    """Return the numbers of the inputs of each row; None if the inputs do not fit into ``rows`` rows.
+    """Return the indices of the inputs in each row; None if the inputs do not fit into ``rows`` rows.
 
-    The longest inputs are placed first, each into the row with the least sufficient space. A new row has the least
-    length of ``ladder`` that holds its first input."""
+    The longest inputs are placed first, each into the row with the smallest sufficient space. A new row has the
+    smallest length in ``ladder`` into which its first input fits."""
     filled: list[list[int]] = []
-    # Heaps of rows that can hold more, by their space; bit i of ``spaces`` is set if there is a row of space i. The
-    # row of an input is found in constant time, because a test set has hundreds of thousands of inputs.
+    # Heaps of rows that are not full, by free space; bit i of ``spaces`` is set if a row with free space i exists.
+    # So the row of an input is found in constant time; a test set may have hundreds of thousands of inputs.
     waiting: dict[int, list[int]] = defaultdict(list)
     spaces = 0
     for number in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
@@ -104,8 +104,7 @@ def pack_batch(
     sequences: int = 1,
     targets: Mapping[str, Target] | None = None,
 ) -> Packed:
-    """Return the batch of the ``units`` whose numbers are in ``rows``; ``bert_jax.tasks.task.Task`` lists the
-    features.
+    """Return the batch of the ``units`` with the indices ``rows``; ``bert_jax.tasks.task.Task`` lists the features.
 
     Args:
         sequences: K; an input with fewer sequences has empty slots.
@@ -152,12 +151,12 @@ def packed_batches(
     sizes: Callable[[int, int], Sequence[int]],
     **options: Any,
 ) -> Iterator[Packed]:
-    """Yield batches that hold every input once, those of the longest rows first.
+    """Yield batches that contain every input once, those with the longest rows first.
 
     Args:
         ladder: lengths of rows. per_row: U. sizes: returns the allowed numbers of rows of a batch, ascending, for
-            the length of its rows and the number of all rows of that length; the last batch has the least number
-            that holds the remaining rows.
+            the length of its rows and the number of all rows of that length; the last batch has the smallest number
+            that is sufficient for the remaining rows.
         options: options of :func:`pack_batch`.
     """
     rows = fill_rows([unit.length for unit in units], ladder, per_row)
@@ -184,10 +183,9 @@ def by_level(outputs: Mapping[str, tuple[Level, jax.Array]]) -> dict[Level, dict
 def run_packed(
     program: Program, units: Sequence[ModelInput], batches: Iterable[Packed], progress: Progress | None = None
 ) -> list[Outputs]:
-    """Return the outputs of every input, in order: its entry of ``unit`` arrays, its tokens of ``token`` arrays.
-
-    A few batches run before the first one is collected. ``progress`` receives the number of inputs of each
-    batch."""
+    """Return the outputs of every input, in order: its entry of each ``unit`` array, and its tokens of each
+    ``token`` array. A few batches are started before the outputs of the first one are collected. ``progress``
+    receives the number of inputs of each batch."""
     outputs: list[Outputs] = [{} for _ in units]
     waiting: deque[tuple[Packed, DeviceOutputs]] = deque()
 

@@ -20,7 +20,7 @@ from bert_jax.tasks.task import ModelInput
 
 POOLINGS = ("cls", "mean", "max")
 LAST_FOUR = (-1, -2, -3, -4)
-# Vectors of every token and layer take much memory, so that few texts run together.
+# Vectors of every token and layer need much memory, so few texts are processed together.
 _TOKEN_WINDOW = 32
 # Two texts on one line, as in google-research/bert extract_features.py.
 _PAIR = re.compile(r"^(.*) \|\|\| (.*)$", re.DOTALL)
@@ -42,7 +42,7 @@ def embed(
         pooling: cls, mean or max over the last layer, without the dense layers of the model. None: pooling and
             dense layers of the model, or the mean if it has none.
         normalize: True to divide vectors by their Euclidean norm, False not to; None: as the model defines.
-        prompt: text before every input.
+        prompt: text to insert before every input.
         prompt_name: name of a prompt of the model; without both options the default prompt of the model is used.
         options: see ``RunOptions``.
 
@@ -84,10 +84,10 @@ def vector_width(spec: ModelSpec, pooling: str | None) -> int:
 
 
 def prompt_text(spec: ModelSpec, prompt: str | None, prompt_name: str | None) -> str:
-    """Return the text before every input; empty without a prompt."""
+    """Return the text to insert before every input; empty without a prompt."""
     if prompt is not None:
         if prompt_name is not None:
-            raise ValueError("--prompt and --prompt_name: give one of them")
+            raise ValueError("--prompt and --prompt_name: give only one of them")
         return prompt
     prompts = dict(spec.sentence.prompts) if spec.sentence is not None else {}
     name = prompt_name or (spec.sentence.default_prompt if spec.sentence is not None else "")
@@ -97,13 +97,13 @@ def prompt_text(spec: ModelSpec, prompt: str | None, prompt_name: str | None) ->
 
 
 def prompt_length(loaded: Engine, prompt: str) -> int:
-    """Return the number of tokens of a prompt with the first special token. Raises ``ValueError`` if they leave no
-    room for a text."""
+    """Return the number of tokens of a prompt, including the special token before it. Raises ``ValueError`` if no
+    room remains for a text."""
     if not prompt:
         return 0
     length = len(loaded.need_tokenizer().encode(prompt)) + 1
     if length + 1 >= loaded.spec.max_length:
-        raise ValueError(f"the prompt has {length} tokens; the model takes {loaded.spec.max_length} with the text")
+        raise ValueError(f"the prompt has {length} tokens; the limit is {loaded.spec.max_length} with the text")
     return length
 
 

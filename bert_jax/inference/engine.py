@@ -18,13 +18,14 @@ Text = str | tuple[str, str]
 # Number of texts that are read and sorted by length together.
 WINDOW = 4096
 INPUTS_PER_ROW = 8
-# Tokens of one batch: few enough for the caches of a CPU, enough to fill another device.
+# Tokens of one batch: few enough for the caches of a CPU, enough to fill any other device.
 _CPU_TOKENS, _TOKENS = 1024, 16384
 _SMALL = 8  # few short texts run in a batch of 1/8 of the tokens
 
 
 def checked_texts(texts: Iterable[Any], *, pairs: bool = False) -> Iterator[Any]:
-    """Yield ``texts`` unchanged; raise ``ValueError`` for one that is not a text (with ``pairs``: or a pair)."""
+    """Yield ``texts`` unchanged. Raises ``ValueError`` for an input that is not a text (with ``pairs``: or a pair
+    of texts)."""
     for number, value in enumerate(texts):
         parts = value if pairs and isinstance(value, tuple | list) and len(value) == 2 else (value,)
         if not all(isinstance(part, str) for part in parts):
@@ -50,7 +51,7 @@ class Engine:
     def need_tokenizer(self) -> Tokenizer:
         """Return the tokenizer. Raises ``ValueError`` for a model without one."""
         if self.tokenizer is None:
-            raise ValueError(f"{self.name}: no vocabulary there; the model takes ids only (bert-jax forward)")
+            raise ValueError(f"{self.name}: no vocabulary, so the model accepts only ids; use bert-jax forward")
         return self.tokenizer
 
     def encode(self, texts: Sequence[Text]) -> list[Encoded]:

@@ -12,9 +12,9 @@ from bert_jax.inference.batching import DeviceOutputs, Outputs, RunOptions
 from bert_jax.inference.engine import Engine, checked_texts
 from bert_jax.tasks.task import ModelInput
 
-# Masked positions of a row; for a row with more masks the program computes every position.
+# Maximum number of masked positions of a row; for a row with more masks the program computes every position.
 _MASKS = 16
-# Logits over the vocabulary are large, so that fewer texts run together.
+# Logits over the vocabulary are large, so fewer texts are processed together.
 _WINDOW = 1024
 
 
@@ -40,10 +40,10 @@ def fill_mask(
     endless.
 
     The vocabulary defines the text of a mask ([MASK], RoBERTa: <mask>). Raises ``ValueError`` for a model without a
-    masked-LM head, a text without a mask, and a text longer than the model.
+    masked-LM head, a text without a mask, and a text that exceeds the maximum length of the model.
     """
     if not loaded.spec.heads.mlm:
-        raise ValueError(f"{loaded.name}: no masked-LM head, so that masks cannot be filled")
+        raise ValueError(f"{loaded.name}: no masked-LM head, so masks cannot be filled")
     if top < 1:
         raise ValueError(f"top: {top} is not allowed; allowed: 1 or more")
     tokenizer = loaded.need_tokenizer()

@@ -21,21 +21,21 @@ from bert_jax.model.layers import INTERMEDIATES
 
 # Field of BertOutput -> name of the output.
 _NAMES = {field: name for name, field in FIELDS.items()} | {"mlm_logits": "mlm_logits", "nsp_logits": "nsp_logits"}
-# Tokens that run at a time, so that only the outputs take memory for every row.
+# Number of tokens processed at a time, so that only the outputs are in memory for all rows.
 _TOKENS = 4096
 
 
 def forward_npz(
     loaded: Engine, source: Path, target: Path, *, hidden_states: bool = False, attentions: bool = False
 ) -> dict[str, tuple[int, ...]]:
-    """Run :func:`forward` on the arrays of an npz file, write its outputs to another; return their shapes by name.
-
-    Raises ``ValueError`` for a file that is not an npz file, Python objects, and arrays other than ``INPUTS``.
+    """Run :func:`forward` on the arrays of an npz file, write the outputs to another npz file, and return their
+    shapes by name. Raises ``ValueError`` if ``source`` is not an npz file, or contains Python objects or arrays
+    other than ``INPUTS``.
     """
     with NpzFile(source) as arrays:
         unknown = [name for name in arrays.names if name not in INPUTS]
         if unknown:
-            raise ValueError(f"{source}: holds {listed(unknown, 10)}; allowed: {', '.join(INPUTS)}")
+            raise ValueError(f"{source}: contains {listed(unknown, 10)}; allowed: {', '.join(INPUTS)}")
         inputs = {name: arrays.read(name) for name in arrays.names}
     outputs = forward(loaded, inputs, hidden_states=hidden_states, attentions=attentions)
     with whole_file(target) as partial, partial.open("wb") as stream:
@@ -52,9 +52,9 @@ def forward(
 ) -> dict[str, np.ndarray]:
     """Return the float32 outputs of the model for ``input_ids`` int[B, S].
 
-    Outputs, as far as the model has them: last_hidden_state, pooler_output, mlm_logits [B, S, V], nsp_logits,
-    logits, start_logits, end_logits, sentence_embedding. A model with more than one of the sequence, token and
-    choice heads returns sequence_logits, token_logits, choice_logits instead of logits.
+    Outputs, if the model has them: last_hidden_state, pooler_output, mlm_logits [B, S, V], nsp_logits, logits,
+    start_logits, end_logits, sentence_embedding. A model with more than one of the sequence, token and choice heads
+    returns sequence_logits, token_logits, choice_logits instead of logits.
 
     ``attention_mask`` (default: all 1) hides tokens, ``token_type_ids`` (default: 0) are the segments. The mask may
     be 0 on the left: the outputs at visible tokens equal those of transformers for the same arrays (BERT counts
@@ -99,7 +99,7 @@ def _checked(loaded: Engine, inputs: Mapping[str, np.ndarray]) -> tuple[dict[str
     shape = arrays["input_ids"].shape
     ranks = "[batch, sequence]" + (" or [batch, choices, sequence]" if spec.heads.choice else "")
     if len(shape) not in ((2, 3) if spec.heads.choice else (2,)) or 0 in shape:
-        raise ValueError(f"input_ids has the shape {shape}; allowed: {ranks}, none of them 0")
+        raise ValueError(f"input_ids has the shape {shape}; allowed: {ranks}, all above 0")
     limits = {
         "input_ids": spec.model.vocab_size, "attention_mask": 2, "token_type_ids": spec.model.type_vocab_size
     }  # fmt: skip
@@ -110,9 +110,11 @@ def _checked(loaded: Engine, inputs: Mapping[str, np.ndarray]) -> tuple[dict[str
             raise ValueError(f"{name} has the shape {values.shape}, input_ids {shape}; they must be equal")
         low, high = int(values.min()), int(values.max())
         if low < 0 or high >= limits[name]:
-            raise ValueError(f"{name} holds {low if low < 0 else high}; allowed: 0 to {limits[name] - 1}")
+            raise ValueError(f"{name} contains {low if low < 0 else high}; allowed: 0 to {limits[name] - 1}")
     if shape[-1] > spec.model.max_length:
-        raise ValueError(f"input_ids has {shape[-1]} tokens a row; the model has {spec.model.max_length} positions")
+        raise ValueError(
+            f"input_ids has {shape[-1]} tokens per row; the model has {spec.model.max_length} positions"
+        )
     arrays.setdefault("attention_mask", np.ones(shape, np.int32))
     arrays.setdefault("token_type_ids", np.zeros(shape, np.int32))
     flat = {name: values.reshape(-1, shape[-1]).astype(np.int32) for name, values in arrays.items()}

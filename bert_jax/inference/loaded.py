@@ -22,7 +22,8 @@ from bert_jax.tokenization import build_tokenizer
 
 
 class LoadedModel(Engine):
-    """A model whose uses are methods. ``model.apply({"params": params}, features)`` returns a ``BertOutput``."""
+    """A loaded model with a method for each use. ``model.apply({"params": params}, features)`` returns a
+    ``BertOutput``."""
 
     @property
     def config(self) -> ModelConfig:
@@ -36,17 +37,17 @@ class LoadedModel(Engine):
         return np.array(vectors, np.float32).reshape(-1, width) if isinstance(vectors, list) else vectors
 
     def predict(self, texts: str | Iterable[Any], **options: Any) -> Any:
-        """Return the predictions of the task head: a list of dicts, the dict for a single text. See
+        """Return the predictions of the task head: a list of dicts, or one dict for a single text. See
         ``predict.predict``."""
         return _answers(texts, lambda texts: predict(self, texts, **options))
 
     def fill_mask(self, texts: str | Iterable[str], **options: Any) -> Any:
-        """Return the best pieces for the masks: a list of ``FilledText``, one of them for a single text. See
-        ``fill.fill_mask``."""
+        """Return the best pieces for the masks: a list of ``FilledText``, or one ``FilledText`` for a single text.
+        See ``fill.fill_mask``."""
         return _answers(texts, lambda texts: fill_mask(self, texts, **options))
 
     def zero_shot(self, texts: str | Iterable[str], labels: Labels, **options: Any) -> Any:
-        """Choose among ``labels`` without training: a list of dicts, the dict for a single text. See
+        """Choose among ``labels`` without training: a list of dicts, or one dict for a single text. See
         ``zero_shot.zero_shot``."""
         return _answers(texts, lambda texts: zero_shot(self, texts, labels, **options))
 
@@ -56,7 +57,7 @@ class LoadedModel(Engine):
 
 
 def _answers(texts: str | Iterable[Any], run: Callable[[Iterable[Any]], Iterator[Any]]) -> Any:
-    """Return the answer of ``run`` to a single text, the list of answers to several."""
+    """Return the result of ``run`` for a single text, or the list of results for several texts."""
     return next(run([texts])) if isinstance(texts, str) else list(run(texts))
 
 
@@ -67,9 +68,8 @@ def load(
     options: ReadOptions | None = None,
 ) -> LoadedModel:
     """Read a model from any readable path: a workdir or saved model, a folder of Hugging Face or
-    sentence-transformers, a TF1 checkpoint prefix, an npz export. ``dtype`` is that of the computation.
-
-    Raises ``ValueError`` in one line for a path without a model, a damaged model, and another ``dtype``.
+    sentence-transformers, a TF1 checkpoint prefix, an npz export. ``dtype`` is the dtype of the computation. Raises
+    ``ValueError`` with a one-line message for a path without a model, a damaged model, and another ``dtype``.
     """
     if dtype not in ("float32", "bfloat16"):
         raise ValueError(f"dtype: {dtype!r} is not allowed; allowed: float32, bfloat16")

@@ -20,7 +20,7 @@ from bert_jax.tasks.words import Window
 HEADS = ("sequence", "token", "span", "choice")
 _KINDS = {"token": "tagging", "span": "qa", "choice": "choice"}
 _PROBLEMS = {"single_label": "classification", "multi_label": "multi_label", "regression": "regression"}
-# Inputs that run together; the outputs of all their tokens are in memory.
+# Number of inputs processed together; the outputs of all their tokens are in memory.
 _WINDOW = 1024
 
 
@@ -34,16 +34,17 @@ def predict(
     ``Task.decode`` for the head, as in fine-tuning:
 
     * sequence: ``label``, ``score`` and ``probabilities`` by label (softmax); with several labels per text
-      ``labels`` (those of at least 0.5) and ``probabilities`` (sigmoid each); regression: ``value``.
+      ``labels`` (those with a probability of at least 0.5) and ``probabilities`` (sigmoid each); regression:
+      ``value``.
     * token: ``tokens``, one per word: ``text``, ``label`` and ``score`` of its first piece (with a CRF the label on
       the best path, without ``score``). The tokenizer splits a text into words and punctuation, with ``start`` and
-      ``end``. ``words`` may be longer than the model; they are split into windows as in fine-tuning.
+      ``end``. ``words`` that exceed the maximum length of the model are split into windows as in fine-tuning.
     * span: ``answer`` (of at most 30 tokens), ``start``, ``end`` (characters of the passage), ``score``,
       ``no_answer_score``.
     * choice: ``choice`` (from 0) and ``probabilities``.
 
-    ``truncated`` is true for a text longer than the model. Raises ``ValueError`` for a model without a task head,
-    several task heads without ``task``, and inputs of another form.
+    ``truncated`` is true for a text that was truncated to the maximum length of the model. Raises ``ValueError``
+    for a model without a task head, several task heads without ``task``, and inputs of another form.
     """
     head = _head(loaded, task)
     decoder, model = _decoder(loaded, head), loaded.model.clone(sentence=None)
@@ -75,7 +76,9 @@ def _head(loaded: Engine, task: str | None) -> str:
     present = [head for head in loaded.spec.heads.present() if head in HEADS]
     if not present:
         heads = ", ".join(loaded.spec.heads.present()) or "none"
-        raise ValueError(f"{loaded.name}: no task head (heads: {heads}); fine-tune it, or use embed or fill-mask")
+        raise ValueError(
+            f"{loaded.name}: no task head (heads: {heads}); fine-tune the model, or use embed or fill-mask"
+        )
     if task is None and len(present) > 1:
         raise ValueError(f"{loaded.name}: several task heads; choose one: {', '.join(present)}")
     if task is not None and task not in present:
@@ -117,18 +120,18 @@ def _input(loaded: Engine, head: str, value: Any) -> _Input:
     start = f"{(record.text or ' '.join(record.words))[:40]!r}"
     if isinstance(value, Mapping) and "words" in value and "text" not in value:
         if head != "token":
-            raise ValueError(f"{start}: words need a tagging model; give a text")
+            raise ValueError(f"{start}: words require a tagging model; give a text")
         return _Input(record)
     if head == "token":
         if record.text_pair is not None or record.choices:
-            raise ValueError(f"{start}: a tagging model takes one text, without text_pair or choices")
+            raise ValueError(f"{start}: a tagging model accepts one text, without text_pair or choices")
         return _tagged_text(loaded, record.text)
     if head == "sequence" and record.choices:
-        raise ValueError(f"{start}: choices need a multiple-choice head, and the model has none")
+        raise ValueError(f"{start}: choices require a multiple-choice head, and the model has none")
     if head == "span" and record.text_pair is None:
-        raise ValueError(f"{start}: a span model takes the question as text and the passage as text_pair")
+        raise ValueError(f"{start}: a span model requires the question as text and the passage as text_pair")
     if head == "choice" and not record.choices:
-        raise ValueError(f"{start}: a multiple-choice model takes an object with text and choices")
+        raise ValueError(f"{start}: a multiple-choice model requires an object with text and choices")
     return _Input(record)
 
 
@@ -144,7 +147,7 @@ def _record(value: Any) -> Record:
         if isinstance(pair, str | None) and _are_texts(choices) and not (pair and choices):
             return Record(id="", source="", text=value["text"], text_pair=pair, choices=tuple(choices))
     allowed = "a text, or an object with words, or with text and text_pair or choices"
-    raise ValueError(f"{str(value)[:80]!r} is no input; allowed: {allowed}")
+    raise ValueError(f"{str(value)[:80]!r} is not a valid input; allowed: {allowed}")
 
 
 def _are_texts(value: Any) -> bool:

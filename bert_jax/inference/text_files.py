@@ -1,4 +1,5 @@
-"""Reader of the texts of a command and writers of its results, one at a time: neither has to fit in memory."""
+"""Reader of the input texts and writers of the results of commands. Both work text by text, so that neither the
+texts nor the results have to fit in memory."""
 
 import contextlib
 import json
@@ -12,7 +13,7 @@ import numpy as np
 from bert_jax.io.files import whole_file
 from bert_jax.io.untrusted_folder import json_object
 
-# Size of the header of an npy file, which is written last, because it holds the number of rows.
+# Size of the header of an npy file, which is written last, because it contains the number of rows.
 _HEADER = 128
 _PAIR = '; write {"text": "..."}, with "text_pair" for a pair'
 
@@ -26,7 +27,7 @@ def read_texts(texts: Sequence[str], source: str | None, json_lines: bool) -> It
     """
     if texts:
         if source is not None:
-            raise ValueError("texts on the command line and --input: give one of them")
+            raise ValueError("texts on the command line and --input: give only one of them")
         yield from texts
         return
     from_stdin = source in (None, "-")

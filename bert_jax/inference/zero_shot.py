@@ -1,9 +1,9 @@
 """Classification with labels that the model was not trained on, by entailment or by the words at a mask.
 
-* Entailment (Yin et al. 2019, arXiv:1909.00161): a model trained on natural language inference reads the text and,
-  a hypothesis for every label.
+* Entailment (Yin et al. 2019, arXiv:1909.00161): a model trained on natural language inference reads the text
+  together with a hypothesis for every label.
 * Prompts (Schick and Schütze 2021, arXiv:2001.07676): a masked-LM model reads the text in a pattern with a mask;
-  the logits at the mask of the words of a label (its verbalizer) are its score. No parameter is trained.
+  the score of a label follows from the logits of its words (its verbalizer) at the mask. No parameter is trained.
 
 Shapes: B rows, C sequences per row, N classes of the head, W words of all labels.
 """
@@ -24,12 +24,12 @@ from bert_jax.tasks.text_classification import class_predictions, multi_label_pr
 
 HYPOTHESIS = "This text is about {}."
 _LABEL, _TEXT = "{}", "{text}"
-# Logits over the vocabulary are large, so that fewer texts run together.
+# Logits over the vocabulary are large, so fewer texts are processed together.
 _PROMPT_WINDOW = 1024
 _SCORES = ("accuracy", "f1_macro", "auroc", "mean_average_precision")
 
 Labels = Mapping[str, Sequence[str]] | Sequence[str]
-# Of every text: the logit of each word, float64[W], and True if the text was truncated.
+# For every text: the logit of each word, float64[W], and True if the text was truncated.
 Logits = Iterator[tuple[np.ndarray, bool]]
 
 
@@ -57,12 +57,12 @@ def zero_shot(
     The end of a text that is too long is removed, and ``truncated`` is true.
 
     Args:
-        labels: words of each label by label, or labels that are their own words.
+        labels: a mapping from each label to its words, or a sequence of labels, each of which is its own word.
         template: hypothesis or prompt; None: :data:`HYPOTHESIS`.
         entailment: name of the class of entailment; None: the class whose name begins with "entail".
         options: see ``RunOptions``.
 
-    Raises ``ValueError`` for a model without the head or class, a template of another form or that leaves no room
+    Raises ``ValueError`` for a model without the head or class, a template that has another form or leaves no room
     for a text, and words for a mask that are not one piece of the vocabulary.
     """
     words = _words_of(labels, multi_label)
@@ -73,7 +73,7 @@ def zero_shot(
         logits = _by_entailment(loaded, texts, flat, template, multi_label, entailment, options)
     elif places == (0, 1):
         if multi_label or entailment is not None:
-            what = "several labels per text need" if multi_label else "a class called entailment needs"
+            what = "several labels per text require" if multi_label else "a class called entailment requires"
             raise ValueError(f"template: {what} hypotheses, with {{}} for the label; {template!r} has a mask")
         logits = _by_prompt(loaded, texts, flat, template, options)
     else:
@@ -121,7 +121,7 @@ def _by_entailment(
     yes, no = _entailment(loaded, entailment)
     tokenizer, model = loaded.need_tokenizer(), loaded.model.clone(sentence=None)
     hypotheses = tokenizer.encode_batch([template.replace(_LABEL, word) for word in words])
-    # The same for all hypotheses, so that every label is compared on the same text.
+    # The longest hypothesis determines the length of the text, so that all labels are compared on the same text.
     taken = max(map(len, hypotheses)) + len(tokenizer.build_inputs([], [])[0])
     room = _room(loaded, taken, template)
 
@@ -149,7 +149,8 @@ def _by_entailment(
 
 
 def _entailment(loaded: Engine, entailment: str | None) -> tuple[int, list[int]]:
-    """Return the class of entailment, and the class of contradiction or else all other classes."""
+    """Return the number of the entailment class, and the number of the contradiction class (without one, those of
+    all other classes)."""
     heads = loaded.spec.heads
     names = [name.lower() for name in heads.sequence_labels]
     if len(names) < 2 or heads.problem != "single_label":
@@ -166,8 +167,8 @@ def _entailment(loaded: Engine, entailment: str | None) -> tuple[int, list[int]]
 
 
 def _room(loaded: Engine, taken: int, template: str) -> int:
-    """Return the number of tokens for the text if the template takes ``taken``. Raises ``ValueError`` if it is
-    0."""
+    """Return the number of tokens that remain for the text if the template has ``taken`` tokens. Raises
+    ``ValueError`` if none remain."""
     limit = loaded.spec.max_length
     if taken >= limit:
         room = f"leaves no room for a text: {taken} of {limit} tokens"
@@ -182,12 +183,12 @@ def _by_prompt(
     loaded: Engine, texts: Iterable[str], words: Sequence[str], template: str, options: RunOptions
 ) -> Logits:
     if not loaded.spec.heads.mlm:
-        raise ValueError(f"{loaded.name}: no masked-LM head, so that words have no score at a mask")
+        raise ValueError(f"{loaded.name}: no masked-LM head, so words have no score at a mask")
     tokenizer, model = loaded.need_tokenizer(), loaded.model.clone(sentence=None)
     parts = tokenizer.mask_pattern.split(template)
     mask = tokenizer.pieces([tokenizer.mask_id])[0]
     if len(parts) != 2:
-        raise ValueError(f"template: {template!r} has {len(parts) - 1} times {mask}; allowed: once")
+        raise ValueError(f"template: {template!r} contains {mask} {len(parts) - 1} times; allowed: once")
     written_apart = template[: template.index(mask)][-1:].isspace()
     ids_W = np.array([_piece(loaded, word, written_apart) for word in words], np.int32)
 
@@ -201,8 +202,8 @@ def _by_prompt(
     limit = loaded.spec.max_length - special
 
     def cut(text: str, ids: list[int]) -> list[int]:
-        """Return the prompt with as much of ``text`` as fits. The text is cut between characters, because it is
-        encoded together with the template."""
+        """Return the prompt with the longest beginning of ``text`` that fits. The text is truncated between
+        characters, not tokens, because it is encoded together with the template."""
         if len(ids) <= limit:
             return ids
         ends = [end for _, end in tokenizer.encode_with_offsets(text)[1]]
@@ -236,7 +237,8 @@ def _by_prompt(
 
 
 def _piece(loaded: Engine, word: str, written_apart: bool) -> int:
-    """Return the id of ``word`` at a mask; a vocabulary may hold a word with the blank before it."""
+    """Return the id of ``word``, which must be one piece. With ``written_apart`` the word is encoded with a blank
+    before it."""
     tokenizer = loaded.need_tokenizer()
     ids = tokenizer.encode(f" {word}" if written_apart else word)
     if len(ids) != 1 or ids[0] == tokenizer.unk_id:
@@ -272,8 +274,8 @@ def scores(
     """Return accuracy, f1_macro and auroc (with ``multi_label`` mean_average_precision) with 95% intervals for the
     predictions ``rows`` of texts with the answers ``right``; scores that are not defined are omitted.
 
-    auroc and mean_average_precision depend on the order of the probabilities only, so that they are high even if
-    one word is more likely than another for every text.
+    auroc and mean_average_precision depend on the order of the probabilities only, so they can be high even if one
+    word is more likely than another for every text.
     """
     probabilities = probability_table(rows, labels)
     if multi_label:

@@ -1,4 +1,4 @@
-"""Attention of query, key and value: the implementation by XLA operations, and the interface of the TPU kernel.
+"""Attention of query, key and value: the implementation with XLA operations, and the interface of the TPU kernel.
 
 Shapes: B rows, S query tokens, T key tokens (= S), A heads, D head size, H = A * D.
 """
@@ -63,7 +63,8 @@ def dot_product_attention(
     visible_Bx1xSxT = visible_keys(sequence_ids_BxS, causal)
     probabilities_BxAxSxT = attention_probabilities(query_BxSxAxD, key_BxTxAxD, visible_Bx1xSxT)
     probabilities_BxAxSxT = dropout(probabilities_BxAxSxT.astype(value_BxTxAxD.dtype), dropout_rate, dropout_key)
-    # In this order XLA's CPU product rounds less over many keys, and is no slower (docs/experiments.md).
+    # With the operands in this order, XLA's CPU product has smaller rounding errors over many keys and is not
+    # slower (docs/experiments.md).
     return jnp.einsum("BTAD,BAST->BSAD", value_BxTxAxD, probabilities_BxAxSxT)
 
 
@@ -79,8 +80,9 @@ def kernel_attention(
     dropout_key: DropoutKey | None,
     mesh: Mesh | None,
 ) -> jax.Array:
-    """Compute the same function with ``bert_jax.model.attention_kernel``, from query, key and value without their
-    biases; dropout draws other bits. The kernel is interpreted if there is no TPU. Returns [B, S, H]."""
+    """Compute :func:`dot_product_attention` with the TPU kernel of ``bert_jax.model.attention_kernel``, which adds
+    the biases to query, key and value and uses other random bits for dropout. Without a TPU the kernel is
+    interpreted. Returns [B, S, H]."""
     rate = 0.0 if dropout_key is None else dropout_rate
 
     def attend(device_index: Callable[[str], jax.Array], *operands: jax.Array) -> jax.Array:

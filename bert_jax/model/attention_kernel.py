@@ -1,11 +1,12 @@
-"""Attention as one TPU kernel (Pallas), forward and backward, with dropout of the probabilities inside.
+"""Attention as one TPU kernel (Pallas), forward and backward, including dropout of the probabilities.
 
 Scores and probabilities never reach the main memory of the device. The kernel reads query, key and value in the
 layout of the projections, [B, S, H], and writes the context in the same layout, so that heads are never transposed.
-The backward pass computes the probabilities and the dropout bits again.
+The backward pass recomputes the probabilities and the dropout bits.
 
-A block is R rows x all S tokens x 128 lanes, which hold G = 128 / head size heads. A head is selected by zeros in
-the lanes of the other heads, not by slicing: the matrix unit is 128 wide, and lanes do not move.
+A block is R rows x all S tokens x 128 lanes, which contain G = 128 / head size heads. A head is selected by setting
+the lanes of the other heads to zero, not by slicing: the matrix unit is 128 wide anyway, and no lanes have to be
+moved.
 """
 
 import functools
@@ -29,7 +30,7 @@ _TILE_QUERIES = 256
 _MASKED_SCORE = -1e9
 
 
-# The kernel reads the sizes only, but a new value of another field may change the meaning of query and key.
+# The kernel uses only the sizes, but a new value of another field may change the meaning of query and key.
 _SUPPORTED: Supported = SIZES | {
     "position_offset": ANY,
     "activation": ANY,
@@ -40,8 +41,8 @@ _SUPPORTED: Supported = SIZES | {
 
 
 def unsupported(model: ModelConfig, length: int, parts: int = 1) -> str:
-    """Return the reason why the kernel cannot run rows of ``length`` tokens with the heads of ``model`` cut into
-    ``parts``; empty if it can."""
+    """Return the reason why the kernel cannot run rows of ``length`` tokens with the heads of ``model`` partitioned
+    into ``parts``; empty if the kernel can run."""
     width, head_size = model.hidden_size // parts, model.head_size
     for line in unsupported_fields(model, _SUPPORTED, "the attention kernel"):
         return line
@@ -68,9 +69,10 @@ def attend(
 
     The float32 ``biases`` are added to query, key and value here, because their gradients, which are sums over all
     tokens, would otherwise need further passes through memory. A query sees the keys of ``visible_keys`` in
-    ``bert_jax.model.attention``. ``seeds_4`` (int32) are two words of the dropout key, the place of row 0 in the
-    global batch and the number of the first head; the bits depend on nothing else, such as mesh or block size.
-    ``dropout_rate`` 0 draws no bits. ``interpret`` runs the kernel on any device, slowly.
+    ``bert_jax.model.attention``. ``seeds_4`` (int32) are two words of the dropout key, the index of row 0 in the
+    global batch and the index of the first head. The dropout bits depend on nothing else, so they are the same for
+    every mesh and block size. With ``dropout_rate`` 0 no random bits are generated. ``interpret`` runs the kernel
+    on any device, slowly.
     """
     operands = (query_BxSxH, key_BxSxH, value_BxSxH, biases_3xH, sequence_ids_BxS, seeds_4)
     return _forward(*operands, head_size, dropout_rate, interpret)[0]
@@ -104,8 +106,8 @@ def _call(
     kernel: Any, arrays: tuple[jax.Array, ...], biases: jax.Array, ids_BxS: jax.Array, seeds: jax.Array,
     is_backward: bool, interpret: bool,
 ) -> Any:  # fmt: skip
-    """Run ``kernel`` over blocks of rows and of heads; outputs are like the first array. The backward pass also
-    returns the gradients of the biases as float32 sums [blocks of rows, 3 x 8, H]."""
+    """Run ``kernel`` on blocks of rows and heads; the outputs have the shape and dtype of the first array. The
+    backward pass also returns the gradients of the biases as float32 sums [blocks of rows, 3 x 8, H]."""
     batch, length, width = arrays[0].shape
     rows = next(r for r in range(max(_BLOCK_TOKENS // length, 1), 0, -1) if batch % r == 0)
     block = pl.BlockSpec((rows, length, LANES), lambda i, j, *_: (i, 0, j))
@@ -249,7 +251,7 @@ def _probabilities(query: jax.Array, key: jax.Array, visible: jax.Array, head_si
 
 
 def _first_place(seeds: Any, rows: int, head_size: int) -> tuple[Any, Any]:
-    """Return the numbers of the first row and head of the block in the global batch."""
+    """Return the indices of the first row and the first head of the block in the global batch."""
     return seeds[2] + pl.program_id(0) * rows, seeds[3] + pl.program_id(1) * (LANES // head_size)
 
 
@@ -257,7 +259,7 @@ def _dropped(
     seeds: Any, row: Any, head: Any, begin: int, shape: tuple[int, ...], rate: float
 ) -> tuple[jax.Array, float]:
     """Return the mask of the probabilities of a row and head that are kept, in the tile whose queries start at
-    ``begin``, and their factor."""
+    ``begin``, and the factor that scales the kept ones."""
     first = mix(mix(seeds[0] + row, seeds[1]) + head, begin)
     queries, keys = shape
     half = (queries // 2, keys)

@@ -80,7 +80,7 @@ class Encoder(Block):
 
 
 class MlmHead(Block):
-    """Dense, activation, LayerNorm, product with the word embeddings, bias; on gathered positions only."""
+    """Dense, activation, LayerNorm, product with the word embeddings, bias; applied to gathered positions only."""
 
     @nn.compact
     def __call__(self, x_BxMxH: jax.Array, table_VxH: jax.Array) -> jax.Array:
@@ -92,8 +92,8 @@ class MlmHead(Block):
         bias_V = self.param("output_bias", with_logical_axes(nn.initializers.zeros_init(), ("vocab",)), (rows,))
         swap = on_tpu(self.mesh)
         if swap:
-            # Positions first: [M, B] becomes one dimension without a copy, because 8 (the rows of a tile) divides
-            # B, not M.
+            # Positions first: [M, B] becomes one dimension without a copy, because 8 (the rows of a tile) divides B
+            # but not M.
             x_BxMxH = x_BxMxH.swapaxes(0, 1)
         logits_BxMxV = matmul_f32_grad(x_BxMxH, table_VxH, 1, jnp.dtype("float32"))
         logits_BxMxV = logits_BxMxV.swapaxes(0, 1) if swap else logits_BxMxV
@@ -105,7 +105,7 @@ class MlmHead(Block):
 
 @struct.dataclass
 class BertOutput:
-    """Outputs of :class:`BertModel`; None without the head. Logits are float32."""
+    """Outputs of :class:`BertModel`; a field is None if the model lacks its head. Logits are float32."""
 
     sequence_output: jax.Array  # [B, S, H], compute dtype
     pooled_output: jax.Array | None = None  # [B, C, H], compute dtype
@@ -129,10 +129,11 @@ def gather_positions(x_BxSxH: jax.Array, positions_BxM: jax.Array) -> jax.Array:
 
 
 class BertModel(nn.Module):
-    """The encoder with the output layers in ``heads`` and, with ``sentence``, one vector per row.
+    """The encoder with the output layers in ``heads``. If ``sentence`` is set, the model also computes one vector
+    per row.
 
     ``features`` follows ``bert_jax.batch.PRETRAIN_FEATURES``; labels and weights are not read. Without
-    ``mlm_positions`` the MLM head runs on every position, without ``cls_positions`` each row is one sequence.
+    ``mlm_positions`` the MLM head runs on every position; without ``cls_positions`` each row is one sequence.
     Without ``dropout_key`` there is no dropout.
     """
 
@@ -164,7 +165,7 @@ class BertModel(nn.Module):
             self.mlm_head = MlmHead(config, self.execution, self.mesh)
         if heads.pooler:
             self.pooler = Dense(config.hidden_size, ("embed", "pooled"), config, dtype)
-        # The product of few outputs is small, so that it is float32 like the loss.
+        # These layers have few outputs, so their product is cheap in float32, the dtype of the loss.
         for name, size in heads.output_sizes().items():
             setattr(self, f"{name}_head", Dense(size, ("embed", "classes"), config, jnp.dtype("float32")))
         if self.sentence is not None:
@@ -243,5 +244,5 @@ class BertModel(nn.Module):
 def BertForPretraining(
     config: ModelConfig, execution: ExecutionConfig, has_nsp: bool = True, mesh: Mesh | None = None
 ) -> BertModel:
-    """Return the model of pretraining: masked-LM head and, with ``has_nsp``, pooler and sentence-pair head."""
+    """Return the pretraining model with masked-LM head and, if ``has_nsp``, pooler and sentence-pair head."""
     return BertModel(config, execution, pretraining_heads(has_nsp), mesh=mesh)

@@ -26,9 +26,10 @@ def path_name(path: tuple[Any, ...]) -> str:
 
 
 def canonical_leaves(tree: Any, vocab_size: int) -> Iterator[tuple[str, Any]]:
-    """Yield ``(canonical name, array)`` of every leaf: stacked layers one by one, without padding.
+    """Yield ``(canonical name, array)`` of every leaf. Stacked layers are yielded one by one, and padding is
+    removed.
 
-    A name keeps the part before the path of the parameter (``opt_state/1/mu/encoder/layer_0/...``).
+    A name keeps the prefix of the parameter path (``opt_state/1/mu/encoder/layer_0/...``).
     """
     for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
         name = path_name(path)
@@ -64,7 +65,8 @@ def canonical_shapes(model: nn.Module) -> Mapping[str, tuple[int, ...]]:
 
 
 def clear_padding(tree: Any, vocab_size: int) -> Any:
-    """Return ``tree`` (arrays on devices) with padded vocabulary rows set to 0, which they are unless damaged."""
+    """Return ``tree`` (arrays on devices) with padded vocabulary rows set to 0. They are already 0 unless the tree
+    is damaged."""
 
     def clear(path: tuple[Any, ...], leaf: jax.Array) -> jax.Array:
         if not path_name(path).endswith(VOCABULARY_ROWS) or leaf.shape[0] <= vocab_size:
@@ -82,7 +84,7 @@ def _clear_from(row: int, sharding: jax.sharding.Sharding) -> Callable[[jax.Arra
 def from_canonical(flat: Mapping[str, Any], like: Any, vocab_size: int) -> Any:
     """Return canonical arrays as a tree like ``like`` (arrays or shape structs), stacked and padded.
 
-    Raises ``ValueError`` with the missing, left-over and misshapen parameters.
+    Raises ``ValueError`` with the names of missing and unexpected parameters and of those with another shape.
     """
     used: set[str] = set()
     problems: list[str] = []

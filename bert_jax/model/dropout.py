@@ -1,11 +1,11 @@
 """Dropout with explicit keys.
 
 Linen derives the key of a module from its place in the tree, which differs between scanned and unrolled layers
-(logits differ by 8e-3). Here every site folds its layer and its own number into one key per microbatch, so that
-scanned, unrolled and rematerialized layers draw the same bits.
+(logits differ by 8e-3). Here the numbers of the layer and of the site are folded into the key of the microbatch, so
+that scanned, unrolled and rematerialized layers use the same bits.
 
-With threefry, a replica with some rows of a microbatch draws the bits that those rows have in the whole microbatch,
-so that dropout is equal on every mesh. With rbg each replica has its own key.
+With threefry, a replica that computes some rows of a microbatch generates the bits of these rows in the whole
+microbatch, so that dropout is the same on every mesh. With rbg each replica has its own key.
 """
 
 import math
@@ -20,7 +20,7 @@ from jax.extend.random import threefry2x32_p
 
 @struct.dataclass
 class ShardKey:
-    """Threefry key of a microbatch of ``rows`` rows, for arrays that hold the rows from ``first_row`` on."""
+    """Threefry key of a microbatch of ``rows`` rows, for arrays that contain the rows from ``first_row`` on."""
 
     key: jax.Array
     first_row: jax.Array  # uint32[]
@@ -49,7 +49,8 @@ class Site(IntEnum):
 
 
 def site_key(key: DropoutKey | None, layer: int | jax.Array, site: Site) -> DropoutKey | None:
-    """Return the key of one dropout site; None (no dropout) for None. Layer 0 is the embeddings, then 1..L."""
+    """Return the key of one dropout site; None (no dropout) if ``key`` is None. Layer 0 is the embeddings; encoder
+    layers are 1 to L."""
     if key is None:
         return None
     folded = jax.random.fold_in(jax.random.fold_in(_whole(key), layer), int(site))
@@ -61,18 +62,18 @@ def _whole(key: DropoutKey) -> jax.Array:
 
 
 def random_words(key: DropoutKey, shape: tuple[int, ...]) -> jax.Array:
-    """Return uniform uint32 of ``shape``, rows first; for a :class:`ShardKey` the part of the whole array for its
-    rows."""
+    """Return uniform uint32 of ``shape``, whose first dimension is the rows. A :class:`ShardKey` returns its rows
+    of the array for the whole microbatch."""
     if not isinstance(key, ShardKey):
         return jax.random.bits(key, shape, jnp.uint32)
-    # In jax (partitionable threefry) a word is a hash of its 64-bit place in the flat array.
+    # In jax (partitionable threefry) a word is a hash of its 64-bit index in the flat array.
     high, low = _places(shape, key.first_row, key.rows)
     first, second = threefry2x32_p.bind(*jax.random.key_data(key.key), high, low)
     return first ^ second
 
 
 def _places(shape: Sequence[int], first_row: jax.Array, rows: int) -> tuple[jax.Array, jax.Array]:
-    """Return the (high, low) uint32 halves of the place of each element in the flat array of ``rows`` rows."""
+    """Return the (high, low) uint32 halves of the index of each element in the flat array of ``rows`` rows."""
     row_size = math.prod(shape[1:])
     # A sum of one iota per dimension, which the compiler can partition over devices.
     within = jnp.zeros(shape, jnp.uint32)
@@ -89,7 +90,7 @@ def _places(shape: Sequence[int], first_row: jax.Array, rows: int) -> tuple[jax.
 
 
 def random_uint16(key: DropoutKey, shape: tuple[int, ...]) -> jax.Array:
-    """Return uniform uint16 of ``shape``. Each 32-bit word gives two values, which halves the cost."""
+    """Return uniform uint16 of ``shape``. Each 32-bit word yields two values, which halves the cost."""
     *leading, last = shape
     words = random_words(key, (*leading, -(-last // 2)))
     low, high = words.astype(jnp.uint16), (words >> 16).astype(jnp.uint16)

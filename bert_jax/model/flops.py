@@ -1,7 +1,7 @@
 """Counts of the floating-point operations of a traced program.
 
-Matrix products and convolutions count, a multiply and an add as two operations. The body of a loop counts once per
-round (compilers count it once), and a kernel counts with its cost estimate.
+Only matrix products and convolutions are counted; a multiplication and an addition are two operations. The body of
+a loop is counted once per iteration (compilers count it once). A kernel is counted by its cost estimate.
 """
 
 import functools
@@ -23,8 +23,8 @@ from bert_jax.model.canonical import abstract_params
 def traced_flops(function: Callable[..., Any], *arguments: Any) -> Counter[str]:
     """Return the operations of ``function`` on ``arguments`` (arrays or shape structs) by named scope.
 
-    Operations that the trace contains twice (``jax.checkpoint``) count twice. Raises ``ValueError`` for a matrix
-    product in a loop of unknown length.
+    Operations that the trace contains twice (``jax.checkpoint``) are counted twice. Raises ``ValueError`` for a
+    matrix product in a loop whose number of iterations is unknown.
     """
     counts: Counter[str] = Counter()
     _add(jax.make_jaxpr(function)(*arguments).jaxpr, 1, "", counts)
@@ -79,13 +79,14 @@ def _inner(params: dict[str, Any]) -> Iterator[Any]:
 def training_flops(model: ModelConfig, *, seq_length: int, max_predictions: int, has_nsp: bool) -> Counter[str]:
     """Return the operations of one pretraining sequence, forward and backward, by named scope.
 
-    They are those of the model, without padding of the vocabulary, kernels and recomputation, so that recomputation
-    lowers the model FLOP utilization.
+    The operations are those of the model, without padding of the vocabulary, kernels and recomputation.
+    Recomputation therefore lowers the model FLOP utilization.
 
     Args:
         model: sizes of the network.
         seq_length: tokens per sequence, padding included.
-        max_predictions: positions of the vocabulary projection, including fillers, which are computed.
+        max_predictions: positions per sequence for which vocabulary logits are computed, including filler
+            positions.
         has_nsp: True for a model with pooler and sentence-pair head.
     """
     execution = ExecutionConfig(scan_layers=True, vocab_multiple=1, attention="xla", residual_norm="xla")

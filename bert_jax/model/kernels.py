@@ -1,7 +1,7 @@
 """Common functions of the TPU kernels: choice of the kernel, partition over devices, dropout bits.
 
-The bits are a hash of the place of each value in the global batch instead of numbers of the generator of the chip:
-they do not depend on device, mesh and block size, and the backward pass computes them again.
+The dropout bits are a hash of the position of each value in the global batch, not output of the random generator of
+the chip. They do not depend on device, mesh or block size, and the backward pass recomputes them.
 """
 
 from collections.abc import Callable
@@ -37,8 +37,9 @@ def use_kernel(choice: str, option: str, mesh: Mesh | None, reason: str) -> bool
 def shard_mapped(
     function: Callable[..., Any], mesh: Mesh | None, in_axes: tuple[Axes, ...], out_axes: Axes
 ) -> Callable[..., Any]:
-    """Return ``function(device_index, *operands)`` on each device's part of operands cut by logical axes
-    (the compiler cannot cut a kernel). ``device_index(axis)`` is the number of the part along a logical axis."""
+    """Return a function of the operands that calls ``function(device_index, *operands)`` on each device with its
+    part of the operands, which are partitioned by logical axes (the compiler cannot partition a kernel).
+    ``device_index(axis)`` returns the index of the part along a logical axis."""
     manual = jax.sharding.get_abstract_mesh().manual_axes
     cut = () if mesh is None else tuple(a for a in mesh.axis_names if mesh.shape[a] > 1 and a not in manual)
 
@@ -68,7 +69,7 @@ def shard_mapped(
 
 
 def seed_words(key: DropoutKey | None) -> jax.Array:
-    """Return int32[3] for :func:`keep`: two words of the key and the place of row 0 in the whole batch."""
+    """Return int32[3] for :func:`keep`: two words of the key and the index of row 0 in the whole batch."""
     if key is None:
         return jnp.zeros(3, jnp.int32)
     whole, first_row = (key.key, key.first_row) if isinstance(key, ShardKey) else (key, jnp.uint32(0))
@@ -77,8 +78,9 @@ def seed_words(key: DropoutKey | None) -> jax.Array:
 
 
 def keep(words: jax.Array, rate: float, axis: int) -> tuple[jax.Array, float]:
-    """Return the mask of the values to keep, and their factor; ``rate`` is exact to 2**-17. Each of ``words``
-    (random int32) decides about two values: one in the first half of ``axis``, one in the second."""
+    """Return the mask of the values to keep, and the factor that scales them; ``rate`` is exact to 2**-17. Each of
+    ``words`` (random int32) determines two elements of the mask: one in the first half of ``axis``, one in the
+    second."""
     threshold = min(max(round(rate * 65536), 1), 65535)
     bits = jnp.concatenate([words & 0xFFFF, jax.lax.shift_right_logical(words, 16)], axis=axis)
     return bits >= threshold, 65536 / (65536 - threshold)

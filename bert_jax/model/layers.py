@@ -1,7 +1,7 @@
 """Building blocks of the encoder: dense, LayerNorm, embeddings, attention, feed-forward, one encoder layer.
 
 Shapes: B rows, S tokens, H width, A heads, D head size, F feed-forward width, V vocabulary (padded).
-Parameters are float32 and carry their logical axes; ``dtype`` is that of the computation.
+Parameters are float32 and carry their logical axes; ``dtype`` is the dtype of the computation.
 """
 
 import functools
@@ -40,8 +40,8 @@ def compute_dtype(execution: ExecutionConfig) -> jnp.dtype:
 
 
 def weight_init(config: ModelConfig) -> jax.nn.initializers.Initializer:
-    """Return a truncated normal, cut at two sigma and not rescaled (google-research/bert
-    ``create_initializer``)."""
+    """Return a truncated normal initializer, truncated at two standard deviations and not rescaled
+    (google-research/bert ``create_initializer``)."""
     return jax.nn.initializers.truncated_normal(config.initializer_range)
 
 
@@ -108,7 +108,7 @@ class LayerNorm(nn.Module):
 
 
 class Block(nn.Module):
-    """A part of the encoder: sizes, execution and mesh."""
+    """Base class of the parts of the encoder, with sizes, execution options and mesh."""
 
     config: ModelConfig
     execution: ExecutionConfig
@@ -137,8 +137,8 @@ def sinusoidal_positions(length: int, width: int) -> np.ndarray:
 
 
 def rotary_tables(length: int, head_size: int, base: float) -> tuple[np.ndarray, np.ndarray]:
-    """Return cosines and sines, each float32[length, head_size / 2], of the angle of each pair of dimensions of a
-    head by position (Su et al. 2021, section 3.2.2)."""
+    """Return the cosines and the sines, each float32[length, head_size / 2], of the angle by which each pair of
+    dimensions of a head is rotated at each position (Su et al. 2021, section 3.2.2)."""
     rates = base ** (-np.arange(head_size // 2) / (head_size // 2))
     angles = np.arange(length)[:, None] * rates[None]  # float64: in float32 a large angle is off by 1e-5
     return np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32)
@@ -156,7 +156,8 @@ def rotate(x_BxSxAxD: jax.Array, cos_BxSx1xE: jax.Array, sin_BxSx1xE: jax.Array)
 
 
 class Embeddings(nn.Module):
-    """Token + segment + position, LayerNorm, dropout (paper section 3.2). Returns ([B, S, H], table [V, H])."""
+    """Sum of token, segment and position embeddings, LayerNorm, dropout (Devlin et al. 2018, section 3.2). Returns
+    ([B, S, H], table [V, H])."""
 
     config: ModelConfig
     execution: ExecutionConfig
@@ -174,7 +175,8 @@ class Embeddings(nn.Module):
         config, dtype = self.config, compute_dtype(self.execution)
         words_VxH = Embedding(self.padded_vocab_size, ("vocab", "embed"), config, name="word_embeddings")()
         types_TxH = Embedding(config.type_vocab_size, ("segment", "embed"), config, name="token_type_embeddings")()
-        # Lookups need whole rows: the compiler crashes for tables that two mesh axes cut (design/sharding.md).
+        # Lookups need whole rows: the compiler crashes for tables that two mesh axes partition
+        # (design/sharding.md).
         whole_rows_VxH = constrain(words_VxH, ("vocab", None), self.mesh)
         x_BxSxH = jnp.take(whole_rows_VxH, input_ids_BxS, axis=0)
         # A product with a one-hot row, whose gradient is a matrix product instead of a scatter into few rows.
@@ -201,8 +203,9 @@ def output_residual_norm(
     dropout_key: DropoutKey | None,
     activate: Callable[[jax.Array], jax.Array] = lambda x: x,
 ) -> jax.Array:
-    """Compute the end of both blocks of a layer: ``activate`` and output projection of ``inner`` [B, S, ..],
-    dropout, residual ``x`` and, with ``norm_position`` post, LayerNorm. ``axes`` are the axes of the weights."""
+    """Compute the end of an attention or feed-forward block: ``activate`` and output projection of ``inner`` [B, S,
+    ..], dropout, residual ``x`` and, with ``norm_position`` post, LayerNorm. ``axes`` are the logical axes of the
+    weights."""
     config, dtype, mesh = block.config, compute_dtype(block.execution), block.mesh
     length, width = x_BxSxH.shape[1:]
     kernel, bias = Dense(width, axes, config, dtype, name="output").parameters(inner.shape[-1])
@@ -211,8 +214,7 @@ def output_residual_norm(
         return matmul_f32_grad(activate(inner), kernel)
 
     if block.execution.scan_layers:
-        # A loop copies the values for its backward pass into stacked arrays; computing the activation again is
-        # cheaper.
+        # A loop copies the values for its backward pass into stacked arrays; recomputing the activation is cheaper.
         project = jax.checkpoint(project, prevent_cse=False)
     product_BxSxH = project(inner, kernel)
     reason = norm_kernel.unsupported(config, length)
@@ -300,7 +302,7 @@ class SelfAttention(Block):
         biases = [bias for _, bias in pairs]
         if not self.execution.fused_qkv:
             return [matmul_f32_grad(x_BxSxH, kernel) for kernel, _ in pairs], biases
-        # Stacked on a new axis, which no mesh axis cuts, so that heads stay on their devices.
+        # Stacked on a new axis, which no mesh axis partitions, so that heads stay on their devices.
         fused_BxSx3xH = matmul_f32_grad(x_BxSxH, jnp.stack([kernel for kernel, _ in pairs], axis=1))
         return [fused_BxSx3xH[:, :, i] for i in range(3)], biases
 
@@ -323,8 +325,8 @@ class FeedForward(Block):
 
 
 class EncoderLayer(Block):
-    """One layer. ``layer`` (1..L) selects its dropout keys. Returns ``(x, None)``, which ``nn.scan`` expects, or
-    ``(x, x)`` with ``collect``."""
+    """One encoder layer. ``layer`` (1 to L) selects its dropout keys. Returns ``(x, None)``, which ``nn.scan``
+    expects, or ``(x, x)`` with ``collect``."""
 
     collect: bool = False
 

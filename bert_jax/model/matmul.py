@@ -1,7 +1,7 @@
-"""Products with weights whose gradients are float32.
+"""Matrix products that compute the gradients of weights in float32.
 
-By default the gradient of a weight that is used in bfloat16 is rounded to bfloat16 before microbatches and devices
-are summed. Here gradients have the dtype of the weight: float32 parameters have float32 gradients.
+By default the gradient of a weight that is used in bfloat16 is rounded to bfloat16 before it is summed over
+microbatches and devices. Here gradients have the dtype of the weight: float32 parameters have float32 gradients.
 """
 
 import functools
@@ -15,9 +15,10 @@ def matmul_f32_grad(x: jax.Array, kernel: jax.Array, axis: int = 0, dtype: jnp.d
     """Return the product summed over the last axis of ``x`` and ``axis`` of ``kernel`` (used in the dtype of
     ``x``): [*rows, *out].
 
-    The result has ``dtype``, or that of ``x``.
+    The result has ``dtype``, by default the dtype of ``x``.
     """
-    # In one dimension, because with more the CPU compiler writes a transposed copy of every incoming gradient.
+    # Flatten the rows to one dimension, because with more the CPU compiler writes a transposed copy of every
+    # incoming gradient.
     rows = x.reshape(-1, x.shape[-1])
     dimensions = (((1,), (axis,)), ((), ()))
     result = jax.lax.dot_general(rows, kernel.astype(x.dtype), dimensions, preferred_element_type=dtype or x.dtype)

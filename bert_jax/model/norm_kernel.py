@@ -1,7 +1,7 @@
 """Bias, dropout, residual and LayerNorm after a product as one TPU kernel (Pallas), forward and backward.
 
 The compiler computes these in about six passes through memory in each direction; the kernel reads and writes every
-array once. The backward pass computes the sum and its statistics again from the same two inputs.
+array once. The backward pass recomputes the sum and its statistics from the same two inputs.
 """
 
 import functools
@@ -55,12 +55,12 @@ def add_norm(
     dropout_rate: float,
     interpret: bool,
 ) -> jax.Array:
-    """Compute ``LayerNorm(residual + dropout(product + bias))`` over N tokens in float32: [N, H] in the residual's
-    dtype.
+    """Compute ``LayerNorm(residual + dropout(product + bias))`` over N tokens in float32. Returns [N, H] in the
+    dtype of the residual.
 
-    ``words_3`` (int32) holds two words of the dropout key, ``first_token`` (int32) is the place of token 0 in the
-    whole batch; the bits depend on nothing else. ``dropout_rate`` 0 draws no bits. ``interpret`` runs the kernel on
-    any device.
+    ``words_3`` (int32, from ``seed_words``) begins with two words of the dropout key; ``first_token`` (int32) is
+    the index of token 0 in the whole batch. The dropout bits depend on nothing else. With ``dropout_rate`` 0 no
+    random bits are generated. ``interpret`` runs the kernel on any device.
     """
     return _forward(
         product_NxH, bias_H, residual_NxH, norm_scale_H, norm_bias_H, words_3, first_token, epsilon, dropout_rate,
@@ -101,8 +101,8 @@ def _call(
     kernel: Any, seeds: jax.Array, vectors: jax.Array, arrays: tuple[jax.Array, ...], outputs: int, sums: int,
     interpret: bool,
 ) -> Any:  # fmt: skip
-    """Run ``kernel`` over blocks of tokens; it has ``outputs`` arrays like the first one and ``sums`` arrays [24,
-    H]."""
+    """Run ``kernel`` on blocks of tokens. It returns ``outputs`` arrays with the shape and dtype of the first
+    input, and ``sums`` arrays [24, H]."""
     tokens, width = arrays[0].shape
     rows = next(n for n in range(min(_BLOCK_TOKENS, tokens), 0, -8) if tokens % n == 0)
     block = pl.BlockSpec((rows, width), lambda i, *_: (i, 0))
@@ -163,7 +163,8 @@ def _backward_kernel(
 def _normal(
     seeds: Any, vectors: Any, product: Any, residual: Any, epsilon: float, dropout_rate: float
 ) -> tuple[jax.Array, jax.Array, jax.Array | None]:
-    """Return the normalized sum, its inverse deviation, and the dropout factor of each value (0 or the scale)."""
+    """Return the normalized sum, its inverse standard deviation, and the dropout factor of each value (0 or the
+    scale)."""
     dropped = product[...].astype(jnp.float32) + vectors[0:1]
     factor = None
     if dropout_rate:

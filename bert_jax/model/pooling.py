@@ -25,8 +25,8 @@ def pool(x_BxSxH: jax.Array, mask_BxS: jax.Array, kind: str) -> jax.Array:
     if kind == "cls":
         return jnp.take_along_axis(x_BxSxH, jnp.argmax(mask_BxS, axis=1)[:, None, None], axis=1)[:, 0]
     if kind == "max":
-        # The maximum by its index: the gradient of jnp.max goes to the values that equal the largest one, and none
-        # may do so if the compiler computes x_BxSxH a second time with other rounding.
+        # Select the maximum by its index: the gradient of jnp.max flows to the values that equal the maximum, and
+        # if the compiler recomputes x_BxSxH with other rounding, no value may equal it.
         x_BxSxH = jnp.where(mask_BxS[..., None], x_BxSxH, -1e9)
         places_Bx1xH = jnp.argmax(jax.lax.stop_gradient(x_BxSxH), axis=1, keepdims=True)
         is_largest_BxSxH = jnp.arange(x_BxSxH.shape[1])[:, None] == places_Bx1xH
@@ -36,8 +36,8 @@ def pool(x_BxSxH: jax.Array, mask_BxS: jax.Array, kind: str) -> jax.Array:
 
 
 def normalize(x: jax.Array) -> jax.Array:
-    """Return rows divided by their Euclidean norm (at least 1e-12)."""
-    # The root is never taken of 0, where it has no gradient: the vector of an empty sequence is 0.
+    """Divide each row by its Euclidean norm (at least 1e-12)."""
+    # Avoid the square root of 0, where its gradient is infinite: the vector of an empty sequence is 0.
     return x / jnp.sqrt(jnp.maximum(jnp.sum(x * x, axis=-1, keepdims=True), 1e-24))
 
 

@@ -44,7 +44,8 @@ class ScalarMix(nn.Module):
 
 class BiLstm(nn.Module):
     """Two layers of a bidirectional LSTM (Hochreiter and Schmidhuber 1997) over the tokens of each sequence of a
-    row: float32[B, S, 2 * size]. The state of a sequence starts at zero, and padding has none."""
+    row: float32[B, S, 2 * size]. The state starts at zero at the first token of each sequence and at every padding
+    token."""
 
     size: int
     config: ModelConfig
@@ -114,8 +115,8 @@ def pair_features(u: jax.Array, v: jax.Array) -> jax.Array:
 
 
 class PairHead(nn.Module):
-    """Classes of two embeddings from (u, v, |u - v|) (Reimers and Gurevych 2019), optionally through a hidden layer
-    with ReLU."""
+    """Logits of the classes of two embeddings from (u, v, |u - v|) (Reimers and Gurevych 2019), optionally through
+    a hidden layer with ReLU."""
 
     heads: HeadsConfig
     config: ModelConfig

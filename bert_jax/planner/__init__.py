@@ -1,1 +1,1 @@
-"""Estimates for runs: floating-point operations of a training step, limits of the hardware, plans."""
+"""Plans: predicted memory, time and cost of training runs on hardware that need not be attached."""

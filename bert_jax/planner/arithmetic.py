@@ -1,14 +1,15 @@
-"""Memory and time of a training step by arithmetic, without a compiler.
+"""Arithmetic estimates of the memory and time of a training step, without a compiler.
 
-Plans for GPUs are of this kind; for TPUs it orders and prunes the candidates of a search before they are compiled.
-Every figure is a count of bytes or operations over a published rate:
+Plans for GPUs use these estimates. For TPUs, a search uses them to order its candidates and to drop those that
+cannot fit, before it compiles any. Memory is a number of bytes; time is a number of bytes or operations divided by
+a published rate:
 
 * state: exact, from the shardings of parameters and optimizer state;
 * activations kept for the backward pass: Korthikanti et al. 2022 (arXiv 2205.05198, section 4), per layer
-  ``b s h (34 + 5 a s / h)`` bytes in 16 bits, less with recomputation;
-* matrix products at 65% of the peak, elementwise work and attention probabilities by the bytes that they move,
-  random bits by integer operations, the optimizer by 28 bytes per parameter and device, one reduction of the
-  gradients per step, during which nothing is computed.
+  ``b s h (34 + 5 a s / h)`` bytes with 16-bit values, less with recomputation;
+* time: matrix products at 65% of the peak, elementwise operations and attention probabilities by the bytes that
+  they read and write, random bits by integer operations, the optimizer by 28 bytes per parameter and device, and
+  one reduction of the gradients per step, during which nothing is computed.
 """
 
 import math
@@ -21,17 +22,18 @@ from bert_jax.model.flops import training_flops
 from bert_jax.planner.cycles import PARTS, collective_seconds
 from bert_jax.planner.topology import Topology
 
-# Share of the peak that a model's matrix products reach (the largest alone reach 80% on an H200).
+# Fraction of the peak that all matrix products of a model reach on average (the largest ones reach 80% on an H200).
 _PRODUCTS = 0.65
 # A float32 product runs at half of the bf16 peak (TF32), or in several bf16 passes on a TPU.
 _FLOAT32_PRODUCTS = 0.5
-# Bytes per token, layer and unit of width that a layer's elementwise work moves in 16 bits, fused.
+# Bytes that the fused elementwise operations of a layer read and write per token and unit of width (16-bit values).
 _ELEMENTWISE = 117
-# Bytes per attention probability: scores, softmax, dropout and both products, forward and backward, not fused.
+# Bytes read and written per attention probability, not fused: scores, softmax, dropout and both products, forward
+# and backward.
 _PROBABILITY = 30
 # Integer operations per 32 random bits.
 _BIT_OPERATIONS = {"threefry": 60, "rbg": 20}
-# Share of a GPU's memory that jax takes unless XLA_PYTHON_CLIENT_MEM_FRACTION is set.
+# Fraction of the memory of a GPU that jax reserves unless XLA_PYTHON_CLIENT_MEM_FRACTION is set.
 GPU_MEMORY_SHARE = 0.75
 
 
@@ -55,7 +57,7 @@ def _keeps_scores(config: PretrainConfig, topology: Topology, mesh_shape: Mappin
 def temporary_bytes(config: PretrainConfig, mesh_shape: Mapping[str, int], *, keeps_scores: bool = True) -> int:
     """Return the bytes of gathered parameters, gradients, kept activations and logits on one device.
 
-    ``keeps_scores``: attention probabilities are stored for the backward pass.
+    ``keeps_scores``: True if attention probabilities are stored for the backward pass.
     """
     model, execution = config.model, config.execution
     rows = rows_per_device(config, mesh_shape)
@@ -64,14 +66,14 @@ def temporary_bytes(config: PretrainConfig, mesh_shape: Mapping[str, int], *, ke
     linear = {"none": 34, "attention": 34, "full": 2}[execution.remat] * item / 2
     square = (5 if execution.remat == "none" and keeps_scores else 0) * item / 2
     per_layer = rows * length * (hidden * linear + model.num_attention_heads * length * square / tensor)
-    # With any recomputation, the layer whose backward pass runs has all its activations.
+    # With recomputation, all activations of one layer exist while its backward pass runs.
     scores = model.num_attention_heads * length * 5 / tensor * keeps_scores
     working = rows * length * (hidden * 34 + scores) * item / 2
     logits = rows * config.data.max_predictions * model.vocab_size / tensor * (item + 2 * 4)
     gradients = 4 * parameter_count(config) / (mesh_shape["fsdp"] * tensor)
     gathered = gradients if config.mesh.shard_optimizer and mesh_shape["data"] > 1 else 0
     if config.training.accumulation_steps > 1:
-        gradients *= 2  # the sum and the microbatch's own
+        gradients *= 2  # the sum, and the gradients of the current microbatch
     return round(per_layer * model.num_layers + working + logits + gradients + gathered)
 
 
@@ -111,7 +113,8 @@ def step_seconds(config: PretrainConfig, topology: Topology, mesh_shape: Mapping
     scores = _PROBABILITY * item / 2 * probabilities / memory / tensor * _keeps_scores(config, topology, mesh_shape)
     bits: float = length * hidden * (2 * model.num_layers + 1) * (model.hidden_dropout > 0)
     bits += probabilities / tensor * (model.attention_dropout > 0)
-    # Integer units of a TPU are its vector units: no published figure, so a sixtieth of the peak as on an H100.
+    # The vector units of a TPU compute integers at an unpublished rate; assume a sixtieth of the peak, as on an
+    # H100.
     integers = chip.integer_tops * 1e12 or chip.device_peak_flops / 60
     parts = dict.fromkeys(PARTS, 0.0)
     parts["rest"] = sequences * again[0] * (encoder / tensor / rate + elementwise)
@@ -128,8 +131,8 @@ def step_seconds(config: PretrainConfig, topology: Topology, mesh_shape: Mapping
 
 
 def _communication(config: PretrainConfig, topology: Topology, mesh_shape: Mapping[str, int]) -> float:
-    """Return the seconds of the collectives of a step: gradients once, partitioned parameters and activations in
-    each microbatch."""
+    """Return the seconds of the collectives of a step: gradients once per step, partitioned parameters
+    and activations once or more in each microbatch."""
     count = parameter_count(config)
     data, fsdp, tensor = (mesh_shape[axis] for axis in ("data", "fsdp", "tensor"))
     local = count / (fsdp * tensor)
@@ -137,12 +140,13 @@ def _communication(config: PretrainConfig, topology: Topology, mesh_shape: Mappi
     gradient = 2 if config.training.gradient_reduction_dtype == "bfloat16" else 4
     seconds = _exchange("reduce-scatter", local * gradient, data, fsdp * tensor, topology)
     seconds += _exchange("all-gather", local * 4 / data, data, fsdp * tensor, topology)
-    # Parts of parameters are gathered for each forward and each backward pass, float32 gradients cut in each.
+    # In each microbatch, partitioned parameters are gathered for the forward pass and again for the backward pass,
+    # and float32 gradients are reduced and scattered once.
     passes = config.training.accumulation_steps
     whole = count / tensor
     seconds += passes * 2 * _exchange("all-gather", whole * item / fsdp, fsdp, tensor, topology)
     seconds += passes * _exchange("reduce-scatter", whole * 4, fsdp, tensor, topology)
-    # Two sums of activations per layer, forward and backward.
+    # Two all-reduces of activations per layer in the forward pass, and two in the backward pass.
     rows = rows_per_device(config, mesh_shape)
     activations = rows * config.data.seq_length * config.model.hidden_size * item
     seconds += passes * 4 * config.model.num_layers * _exchange("all-reduce", activations, tensor, 1, topology)
@@ -150,14 +154,15 @@ def _communication(config: PretrainConfig, topology: Topology, mesh_shape: Mappi
 
 
 def _exchange(kind: str, num_bytes: float, size: int, stride: int, topology: Topology) -> float:
-    """Return the seconds of a collective among ``size`` devices, ``stride`` apart, that contribute ``num_bytes``
-    each."""
+    """Return the seconds of a collective of ``size`` devices, whose numbers are ``stride`` apart. Each device
+    contributes ``num_bytes``."""
     if size == 1:
         return 0.0
     chip = topology.chip
     if topology.is_tpu:
         return collective_seconds(kind, round(num_bytes), size, chip, topology.shape)
-    # GPUs: first over the host's links, then each board sends its share of the sum to the other hosts.
+    # GPUs: the boards of a host first exchange data over its links; then each board sends its part to the other
+    # hosts.
     whole = num_bytes * size if kind == "all-gather" else num_bytes
     rounds = 2 if kind == "all-reduce" else 1
     inside = min(size, max(1, chip.chips_per_host // stride))

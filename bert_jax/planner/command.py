@@ -1,4 +1,5 @@
-"""``bert-jax plan``: prediction of a recipe on a slice before the slice is rented."""
+"""``bert-jax plan``: predict memory, time and cost of a recipe on a slice of accelerators before the slice is
+rented."""
 
 import dataclasses
 import json
@@ -24,7 +25,7 @@ class PlanOptions:
     # Recipe files and --section.key flags.
     recipe: Sequence[str]
     topology: str | None = None
-    # Instead of ``topology``, for the sharding table only.
+    # Number of devices, in place of ``topology``; for the sharding table only.
     devices: int | None = None
     json: bool = False
     show_sharding: bool = False
@@ -37,7 +38,7 @@ class PlanOptions:
 
 
 def plan(options: PlanOptions) -> None:
-    """Print the requested plan; raise ``ValueError`` (one line) if it is impossible."""
+    """Print the requested plan. Raises ``ValueError`` with a one-line message if the plan is impossible."""
     config = load_config(PretrainConfig, options.recipe, prog="bert-jax plan", extra=PlanOptions)
     _check(options)
     topology = parse_topology(options.topology) if options.topology else None
@@ -63,7 +64,7 @@ def _check(options: PlanOptions) -> None:
         )
     if options.topology is not None and options.devices is not None:
         raise ValueError(
-            "--devices: not allowed with --topology, which determines the number; remove one of the two"
+            "--devices: not allowed with --topology, which determines the number of devices; omit one of the two"
         )
     for name, value in (("devices", options.devices), ("tries", options.tries)):
         if value is not None and value < 1:
@@ -76,9 +77,9 @@ def _check(options: PlanOptions) -> None:
         raise ValueError(f"--price_per_chip_hour: {price} is not allowed; allowed: 0 or more")
     for name in ("output", "batches"):
         if getattr(options, name) and not options.search:
-            raise ValueError(f"--{name}: is an option of --search; add --search")
+            raise ValueError(f"--{name}: requires --search; add --search")
     if options.search and options.show_sharding:
-        raise ValueError("--show_sharding: not allowed with --search; remove one of the two")
+        raise ValueError("--show_sharding: not allowed with --search; omit one of the two")
 
 
 def _show_sharding(config: PretrainConfig, topology: Topology | None, options: PlanOptions) -> None:
@@ -121,15 +122,16 @@ def _search(config: PretrainConfig, topology: Topology, asked: Asked, options: P
 
 
 def _recipe(tried: int, config: PretrainConfig, best: Plan, topology: Topology, original: PretrainConfig) -> str:
-    """Return ``config``, the fastest candidate of a search, as a recipe with a comment about its plan ``best``."""
+    """Return the YAML recipe of ``config``, the fastest candidate of a search, with its plan ``best`` in a
+    comment."""
     head = [
         f"The fastest of {tried} layouts that bert-jax plan --search tried for {topology.name}.",
-        f"Predicted ({best.method}): {1000 * (best.predicted_step_seconds or 0):,.1f} ms a step, "
+        f"Predicted ({best.method}): {1000 * (best.predicted_step_seconds or 0):,.1f} ms per step, "
         f"{best.predicted_mfu or 0:.1%} MFU, {best.peak_bytes / 2**30:,.1f} of {best.hbm_bytes / 2**30:,.1f} GiB.",
     ]
     if best.global_batch_size != original.training.global_batch_size:
         head.append(
-            f"The global batch of the original recipe is {original.training.global_batch_size:,}: choose another "
+            f"The global batch of the original recipe is {original.training.global_batch_size:,}; choose another "
             "learning rate and number of steps."
         )
     return "".join(f"# {line}\n" for line in head) + dump_yaml(config)

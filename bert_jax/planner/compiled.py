@@ -12,11 +12,11 @@ from bert_jax.planner.topology import Topology, prepare_environment, tpu_devices
 
 @dataclass(frozen=True)
 class CompiledStep:
-    """Figures of the compiler for a step. Bytes are per jax device."""
+    """Memory and program of a training step, as reported by the compiler. Bytes are per jax device."""
 
-    # State and batch, held during the whole step.
+    # State and batch, which are in memory during the whole step.
     argument_bytes: int
-    # New state and metrics; the new state replaces the old one, so the peak excludes it.
+    # New state and metrics. The new state overwrites the old one, so the peak excludes the new state.
     output_bytes: int
     # Gradients, activations and other temporary arrays of the step.
     temporary_bytes: int
@@ -25,21 +25,21 @@ class CompiledStep:
     # Memory that a program may use.
     hbm_bytes: int
     compile_seconds: float
-    # Text of the optimized program; empty if it did not fit.
+    # Text of the optimized program; empty if the step does not fit.
     hlo: str
     mesh_shape: dict[str, int]
 
     @property
     def fits(self) -> bool:
-        """True if a device's memory holds the step."""
+        """True if the step fits into the memory of a device."""
         return bool(self.hlo) and self.peak_bytes <= self.hbm_bytes
 
 
 def compile_step(config: PretrainConfig, topology: Topology) -> CompiledStep:
-    """Lower and compile the training step of ``config`` for ``topology``; a step that needs too much memory is
-    returned as well.
+    """Lower and compile the training step of ``config`` for ``topology``. A step that needs too much memory is also
+    returned; its ``fits`` is False.
 
-    Raises ``ValueError`` if the mesh or batch does not fit the slice, or without libtpu.
+    Raises ``ValueError`` if the mesh or batch does not fit the slice, or if libtpu is not installed.
     """
     prepare_environment()
     import jax
@@ -82,7 +82,7 @@ def compile_step(config: PretrainConfig, topology: Topology) -> CompiledStep:
 
 @contextlib.contextmanager
 def _no_cache() -> Iterator[None]:
-    """Disable the compilation cache of jax, which cannot read back programs for absent devices."""
+    """Disable the compilation cache of jax, which cannot load programs for absent devices."""
     import jax
 
     before = jax.config.jax_enable_compilation_cache  # type: ignore[attr-defined]
@@ -94,8 +94,8 @@ def _no_cache() -> Iterator[None]:
 
 
 def needed_bytes(message: str) -> tuple[int, bool] | None:
-    """Return the bytes that a program needs, from the message of the compiler, and True if they are those of the
-    temporaries only; None for any other error."""
+    """Parse the number of bytes that a program needs from the error ``message`` of the compiler. The second value
+    is True if the number covers only temporary arrays. Return None for any other error."""
     if "RESOURCE_EXHAUSTED" not in message:
         return None
     temporaries = re.search(r"HLO temporaries \(([\d.]+)([KMGT]?)\)", message)

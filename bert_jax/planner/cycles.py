@@ -1,17 +1,18 @@
-"""Time of a compiled TPU step, from the compiler's own cycle estimates.
+"""Estimated time of a compiled TPU step, from the cycle estimates of the compiler.
 
-The compiler writes an estimate to nearly every instruction of the program that it schedules. ``step_cost`` adds
-them up in the order of the schedule, with loops multiplied out, and models the instructions without an estimate:
+The compiler annotates nearly every instruction of the scheduled program with a cycle estimate. ``step_cost`` adds
+the estimates in the order of the schedule, counts those in a loop once per iteration, and models the instructions
+without an estimate:
 
-* collectives: bytes over the links that their group of devices spans, at the bandwidth of the torus;
-* asynchronous copies and collectives run during the instructions between their start and their end, one copy and
-  one collective at a time; the end waits until they are done;
-* a collective that the compiler runs inside other instructions (a chain of fusions) advances only while those run,
-  so both together cost at least the larger;
+* collectives: bytes / bandwidth of the links along the torus axes that the group of devices spans;
+* asynchronous copies and collectives run during the instructions between their start and their end, at most one
+  copy and one collective at a time; the end waits until they are done;
+* a collective that the compiler runs inside a chain of fusions advances only while these fusions run, so the two
+  together take at least the longer of both times;
 * custom calls (Pallas kernels): the larger of operations / (half of the peak) and bytes / memory bandwidth;
-* the rest (random bits, for instance): bytes / memory bandwidth.
+* all other instructions (such as random bits): bytes / memory bandwidth.
 
-The estimate assumes that nothing else uses the chip and that it never waits for the host.
+The estimate assumes that nothing else uses the chip and that the chip never waits for the host.
 """
 
 import math
@@ -24,7 +25,7 @@ from bert_jax.parallel.hardware import Chip
 from bert_jax.planner import hlo
 
 PARTS = ("attention", "mlm_head", "dropout", "optimizer", "communication", "rest")
-# First match in the scopes of an instruction wins.
+# The first pattern that matches the scopes of an instruction determines its part.
 _PART_PATTERNS = (
     ("dropout", re.compile(r"rng_bit_generator|random_bits|threefry|/dropout")),
     ("optimizer", re.compile(r"/optimizer\b")),
@@ -43,7 +44,7 @@ _FREE_TARGETS = {
     "ConcatBitcast", "AllocateBuffer", "X64Combine", "X64SplitLow", "X64SplitHigh", "AssumeGatherIndicesInBound",
     "GatherScatterIndicesBitpacked", "Sharding", "SPMDFullToShardShape", "SPMDShardToFullShape", "LayoutConstraint",
 }  # fmt: skip
-# Least time of a message over one link.
+# Minimum time of a message over one link.
 _HOP_SECONDS = 1e-6
 _CUSTOM_CALL_SHARE_OF_PEAK = 0.5
 
@@ -54,9 +55,9 @@ class StepCost:
 
     ``communication_seconds`` is the part of ``seconds`` in which only collectives run. ``shares`` splits
     ``seconds`` by :data:`PARTS`. ``operations`` counts multiplications and additions of the matrix products.
-    ``unestimated`` lists the instructions without a cycle estimate, as (name and number, share of ``operations``),
-    and ``unestimated_seconds`` is their time. ``unknown_loops`` names the loops whose number of rounds the program
-    does not determine; they count as one round.
+    ``unestimated`` lists the instructions without a cycle estimate, as (opcode and number of instructions, fraction
+    of ``operations``), and ``unestimated_seconds`` is their time. ``unknown_loops`` names the loops whose number of
+    iterations is unknown; they are counted as one iteration.
     """
 
     seconds: float
@@ -73,12 +74,12 @@ def step_cost(hlo_text: str, chip: Chip, mesh_shape: Mapping[str, int], grid: Se
 
     Args:
         hlo_text: the scheduled program of one device.
-        chip: must have a clock (a TPU).
+        chip: a chip with a known clock rate (a TPU).
         mesh_shape: sizes of the mesh axes; their product is the number of devices.
         grid: chips along each axis of the slice, as in the name of the topology (``(4, 4)`` for v5e:4x4); empty:
             the most even grid.
 
-    Raises ``ValueError`` for a chip without a clock and for text of another form.
+    Raises ``ValueError`` for a chip without a known clock rate and for text that is not a compiled program.
     """
     if not chip.clock_ghz:
         raise ValueError(f"{chip.name}: no cycle estimates for this chip; use a TPU")
@@ -88,7 +89,8 @@ def step_cost(hlo_text: str, chip: Chip, mesh_shape: Mapping[str, int], grid: Se
 
 
 def even_grid(chips: int, axes: int) -> tuple[int, ...]:
-    """Return ``axes`` factors of ``chips``, small ones first, the largest as small as possible."""
+    """Return ``axes`` integers with the product ``chips`` in ascending order, the largest one as small as
+    possible."""
     if axes <= 1:
         return (chips,)
     grids = ((n, *even_grid(chips // n, axes - 1)) for n in range(1, chips + 1) if chips % n == 0)
@@ -97,7 +99,8 @@ def even_grid(chips: int, axes: int) -> tuple[int, ...]:
 
 @dataclass
 class _Timeline:
-    """Schedule of one computation up to ``now``, in seconds since it began; it runs ``times`` times in the step."""
+    """Schedule of one computation up to ``now``, in seconds since its start. The computation runs ``times`` times
+    per step."""
 
     computation: str
     times: float
@@ -108,18 +111,19 @@ class _Timeline:
     chains: dict[str, float] = field(default_factory=dict)
 
     def start(self, name: str, resource: str, seconds: float) -> None:
-        """Queue asynchronous work."""
+        """Queue an asynchronous operation that occupies ``resource`` for ``seconds``."""
         self.free[resource] = max(self.now, self.free[resource]) + seconds
         self.pending[name] = resource, self.free[resource]
 
     def wait(self, name: str) -> tuple[str, float]:
-        """Return the resource of what ``start`` queued and the seconds until its end."""
+        """Return the resource of the operation that :meth:`start` queued as ``name``, and the seconds until its
+        end."""
         resource, end = self.pending.pop(name)
         return resource, max(end - self.now, 0.0)
 
 
 class _Model:
-    """Cost of one program, summed while its schedule is followed."""
+    """Cost of one program, summed in the order of its schedule."""
 
     def __init__(self, module: hlo.Module, chip: Chip, devices: int, grid: tuple[int, ...]) -> None:
         self.module, self.chip, self.devices, self.grid = module, chip, devices, grid
@@ -185,7 +189,8 @@ class _Model:
             self._spend(self._part(line), self._instruction(line, timeline), timeline)
 
     def _chain_step(self, line: hlo.Instruction, timeline: _Timeline, chains: list[str], collective: float) -> None:
-        """Follow a fusion of a chain that carries a collective: its first, its last, or one that computes."""
+        """Add the time of one fusion of a chain that runs a collective: the first, the last, or one between
+        them."""
         targets = {i.target for name in line.called for i in self.module.computations[name].instructions.values()}
         if "AsyncCollectiveStart" in targets:
             timeline.chains[chains[0]] = collective
@@ -198,7 +203,7 @@ class _Model:
                 timeline.chains[chain] = max(timeline.chains.get(chain, collective) - seconds / len(chains), 0.0)
 
     def _chains(self, line: hlo.Instruction) -> list[str]:
-        """Return the numbers of the collectives whose steps a fusion carries."""
+        """Return the numbers of the collectives that a fusion advances."""
         if line.opcode != "fusion":
             return []
         inner = [i for name in line.called for i in self.module.computations[name].instructions.values()]
@@ -214,7 +219,8 @@ class _Model:
         return trips * sum(self._run(name, timeline.times * trips) for name in names)
 
     def _branches(self, line: hlo.Instruction, times: float) -> float:
-        """Return the seconds of a call, or of the longest branch of a conditional, and charge its parts."""
+        """Return the seconds of a call, or of the longest branch of a conditional, and add them to the time of its
+        parts."""
         costs = []
         for name in line.called:
             before = dict(self.seconds)
@@ -248,9 +254,11 @@ class _Model:
         return seconds
 
     def _copy_seconds(self, line: hlo.Instruction, lines: Mapping[str, hlo.Instruction]) -> float:
-        """Return the time of an asynchronous copy: its bytes, once for each end in the device's main memory."""
+        """Return the seconds of an asynchronous copy. Its bytes are counted twice if both source and destination
+        are in the main memory of the device."""
         source = lines[line.operands[0]].arrays
-        # The result of a start is (source, destination, flag), in either order: the smaller one moves.
+        # The result of a copy start contains source and destination in either order; the smaller of the two is
+        # copied.
         big = [a for a in line.arrays if a.shape and a.num_bytes > 4] or list(line.arrays)
         moved = min(big, key=lambda array: array.num_bytes)
         ends = sum(array.memory == 0 for array in (source[0], moved)) if source else 1
@@ -262,7 +270,7 @@ class _Model:
             return self._collective_seconds(kind[0], line, lines)
         if line.opcode not in ("fusion", "async-start", "call-start"):
             return None
-        # A fused collective: the one of the computation that it calls.
+        # A fused collective is an instruction of the computation that the fusion calls.
         for name in line.called:
             inner = self.module.computations[name].instructions
             for each in inner.values():
@@ -288,7 +296,7 @@ class _Model:
         return next((part for part, pattern in _PART_PATTERNS if pattern.search(name)), "rest")
 
     def _spend(self, part: str, seconds: float, timeline: _Timeline) -> None:
-        """Advance ``timeline`` by ``seconds`` and charge them to ``part``."""
+        """Advance ``timeline`` by ``seconds`` and add them to the time of ``part``."""
         self.seconds[part] += seconds * timeline.times
         timeline.now += seconds
 
@@ -296,8 +304,9 @@ class _Model:
 def collective_seconds(kind: str, num_bytes: int, size: int, chip: Chip, grid: Sequence[int]) -> float:
     """Return the seconds of one collective of ``size`` devices, each of which contributes ``num_bytes``.
 
-    The group takes whole axes of ``grid`` where they fit. Along an axis that closes to a ring a chip sends over
-    two links, else (a line) over one, counted at its ends. Rings over several axes run side by side.
+    The group spans whole axes of ``grid`` where possible. Along an axis that forms a ring, a chip sends over two
+    links; along a line over one, because the chips at the ends have only one. Rings along several axes work in
+    parallel.
     """
     chips = -(-size // chip.devices_per_chip)
     axes = spanned_axes(chips, grid)
@@ -320,7 +329,8 @@ def collective_seconds(kind: str, num_bytes: int, size: int, chip: Chip, grid: S
 
 
 def spanned_axes(chips: int, grid: Sequence[int]) -> list[int]:
-    """Return the lengths of the axes of ``grid`` that a group of ``chips`` spans, the last one possibly in part."""
+    """Return the lengths of the axes of ``grid`` that a group of ``chips`` spans; the group may span only a part of
+    the last one."""
     axes, left = [], chips
     for axis in sorted((n for n in grid if n > 1), reverse=True):
         if left % axis == 0:
@@ -330,8 +340,8 @@ def spanned_axes(chips: int, grid: Sequence[int]) -> list[int]:
 
 
 def is_ring(axis: int, grid: Sequence[int], chip: Chip) -> bool:
-    """Return True if an axis of ``axis`` chips closes to a ring. On chips with three axes whole cubes of 4 do, on
-    chips with two only the 16 of a full pod (v5e, v6e) do."""
+    """Return True if an axis of ``axis`` chips forms a ring. With three link axes, this is the case in slices of
+    whole 4x4x4 cubes; with two (v5e, v6e), only for an axis of 16 chips, the length of a full pod."""
     if axis not in grid:
         return False
     return axis % 4 == 0 and all(n % 4 == 0 for n in grid) if chip.link_axes == 3 else axis == 16
@@ -360,7 +370,7 @@ def _touched_bytes(line: hlo.Instruction, lines: Mapping[str, hlo.Instruction]) 
 
 
 def _own_estimate(line: hlo.Instruction) -> tuple[float, float] | None:
-    """Return the (operations, bytes) of the cost estimate that a custom call carries; None without one."""
+    """Return (operations, bytes) from the cost estimate of a custom call; None if the call has no estimate."""
     stated = hlo.first_group(r'\\?"cost_estimate\\?":\s*\{([^}]*)\}', line.attributes)
     numbers = {name: float(value) for name, value in re.findall(r'\\?"(\w+)\\?":\s*\\?"?([\d.e+]+)', stated)}
     return (numbers.get("flops", 0.0), numbers.get("bytes_accessed", 0.0)) if stated else None

@@ -1,7 +1,7 @@
-"""Reader of the text of compiled programs: computations, instructions, their sizes, operations and loop counts.
+"""Parser of the text of compiled programs (HLO): computations, instructions, sizes, operations and loop iterations.
 
 The text is that of ``jax.stages.Compiled.as_text()``, one instruction per line: ``%name = shape opcode(operands),
-attributes``. A line of another form raises ``ValueError``: skipping it would skip its time.
+attributes``. Any other line raises ``ValueError``, because skipping the line would omit its time.
 """
 
 import functools
@@ -20,7 +20,7 @@ _NAME = re.compile(r"%([\w.$\-]+)")
 _ARRAY = re.compile(r"([a-z]\w*)\[([\d,<=]*)\](\{[^}]*\})?")
 _SECTIONS = ("HloModule ", "FileNames", "FunctionNames", "FileLocations", "StackFrames")
 _MAX_TRIPS = 1_000_000
-# Scalar operations that decide how often a loop runs.
+# Scalar operations that may determine the number of iterations of a loop.
 _SCALAR_OPERATIONS: dict[str, Callable[[int, int], int]] = {
     "add": operator.add, "subtract": operator.sub, "and": operator.and_, "or": operator.or_, "LT": operator.lt,
     "LE": operator.le, "GT": operator.gt, "GE": operator.ge, "EQ": operator.eq, "NE": operator.ne,
@@ -28,7 +28,7 @@ _SCALAR_OPERATIONS: dict[str, Callable[[int, int], int]] = {
 
 
 def first_group(pattern: str, text: str) -> str:
-    """Return the first group of the first match of ``pattern`` in ``text``; empty without a match."""
+    """Return the first group of the first match of ``pattern`` in ``text``; an empty string if nothing matches."""
     match = re.search(pattern, text)
     return match[1] if match else ""
 
@@ -49,7 +49,8 @@ class Array:
 
 @dataclass(frozen=True)
 class Instruction:
-    """One line. ``operands`` are names within the computation; ``attributes`` is the text after them."""
+    """One instruction. ``operands`` are names of instructions of the same computation; ``attributes`` is the text
+    after the operands."""
 
     name: str
     arrays: tuple[Array, ...]
@@ -82,12 +83,13 @@ class Instruction:
         return first_group(r'custom_call_target="([^"]*)"', self.attributes)
 
     def attribute(self, name: str) -> str:
-        """Return the computation that attribute ``name`` refers to; empty without this attribute."""
+        """Return the name of the computation that attribute ``name`` refers to; empty if the attribute is
+        missing."""
         return first_group(rf"[ ,]{name}=%?([\w.$\-]+)", f" {self.attributes}")
 
     @property
     def called(self) -> tuple[str, ...]:
-        """Computations that run once when the instruction runs; excludes the body and condition of a loop."""
+        """Computations that run once when the instruction runs, without the body and condition of a loop."""
         names = _NAME.findall(first_group(r"branch_computations=\{([^}]*)\}", self.attributes))
         keys = ["calls", "true_computation", "false_computation"] + ["to_apply"] * (
             self.opcode in ("call", "call-start")
@@ -110,19 +112,20 @@ class Computation:
 
 @dataclass
 class Module:
-    """A compiled program: its computations by name and the name of the first to run."""
+    """A compiled program: its computations by name, and the name of the entry computation."""
 
     computations: dict[str, Computation]
     entry: str
 
     def operations(self, computation: str) -> float:
-        """Return the multiplications and additions of all matrix products of ``computation``, loops multiplied
-        out."""
+        """Return the number of multiplications and additions in the matrix products of ``computation``. Products in
+        a loop are counted once per iteration."""
         lines = self.computations[computation].instructions.values()
         return sum(self.instruction_operations(line, computation) for line in lines)
 
     def instruction_operations(self, instruction: Instruction, computation: str) -> float:
-        """Return the same count for one instruction of ``computation``, including the computations it calls."""
+        """Return the number of multiplications and additions of one instruction of ``computation``, including those
+        of the computations that it calls."""
         lines = self.computations[computation].instructions
         if instruction.opcode == "convolution":
             return _convolution_operations(instruction, [lines[name] for name in instruction.operands])
@@ -134,7 +137,8 @@ class Module:
         return sum(self.operations(name) for name in instruction.called)
 
     def trip_count(self, loop: Instruction, computation: str) -> int | None:
-        """Return how often the ``while`` of ``computation`` runs; None if the text does not determine it."""
+        """Return the number of iterations of ``loop``, a ``while`` of ``computation``; None if the number is
+        unknown."""
         if known := first_group(r'"known_trip_count":\{"n":"(\d+)"\}', loop.attributes):
             return int(known)
         initial = self.computations[computation].instructions.get(loop.operands[0])
@@ -146,12 +150,13 @@ class Module:
             return None
 
     def _count(self, loop: Instruction, initial: Callable[[int], int]) -> int:
-        """Run the scalars that decide about the next round; ``initial`` returns an element of the first tuple."""
+        """Count the iterations by evaluating the scalars of the loop condition. ``initial`` returns an element of
+        the tuple with which the loop starts."""
         condition, body = loop.attribute("condition"), loop.attribute("body")
         root = self.computations[body].root
         if root.opcode != "tuple":
             raise _Unknown
-        state: dict[int, int] = {}  # elements of the tuple that the condition needs, and those that these need
+        state: dict[int, int] = {}  # elements of the tuple on which the condition depends
 
         def carried(index: int) -> int:
             if index not in state:
@@ -172,8 +177,8 @@ class Module:
     def _value(
         self, computation: str, name: str, carried: Callable[[int], int], arguments: tuple[int, ...] = ()
     ) -> int:
-        """Return the value of an integer scalar. ``carried`` returns an element of the tuple of a loop,
-        ``arguments`` are the parameters of a called computation."""
+        """Return the value of an integer scalar. ``carried`` returns an element of the tuple that a loop carries;
+        ``arguments`` are those of a called computation."""
         line = self.computations[computation].instructions[name]
         value = functools.partial(self._value, computation, carried=carried, arguments=arguments)
         match line.opcode:
@@ -207,7 +212,8 @@ def _unknown(index: int) -> int:
 
 
 def parse(text: str) -> Module:
-    """Return the program in ``text``. Raises ``ValueError`` with the number of the first line of another form."""
+    """Parse the program in ``text``. Raises ``ValueError`` with the number of the first line that cannot be
+    parsed."""
     computations: dict[str, Computation] = {}
     entry, current, in_table = "", None, False
     for number, line in enumerate(text.splitlines(), 1):
@@ -228,7 +234,7 @@ def parse(text: str) -> Module:
         elif line.strip() and not in_table:
             raise ValueError(f"compiled program, line {number}: not a computation: {line.strip()[:120]}")
     if not entry:
-        raise ValueError("compiled program: no ENTRY computation in its text")
+        raise ValueError("compiled program: the text has no ENTRY computation")
     return Module(computations, entry)
 
 
@@ -237,7 +243,7 @@ def _parse_instruction(line: str) -> Instruction | None:
     if head is None:
         return None
     begin = head.end()
-    # A tuple's shape is in parentheses, an array's ends before the blank that the opcode follows.
+    # The shape of a tuple is in parentheses; the shape of an array ends at the blank before the opcode.
     end = _closing(line, begin) if line[begin : begin + 1] == "(" else line.find(" ", begin)
     opcode = _OPCODE.match(line, end) if end > 0 else None
     if opcode is None:
@@ -268,7 +274,7 @@ def _array(match: re.Match[str]) -> Array:
 
 
 def _item_bits(dtype: str) -> int:
-    """Return the bits of one element; 0 for tokens."""
+    """Return the number of bits of one element; 0 for the type ``token``."""
     bits = {"token": "0", "opaque": "0", "pred": "8"}.get(dtype) or first_group(r"^[a-z]+(\d+)", dtype)
     if not bits:
         raise ValueError(f"compiled program: unknown element type {dtype!r}")
@@ -282,8 +288,8 @@ def _dot_operations(line: Instruction, left: Instruction) -> float:
 
 
 def _convolution_operations(line: Instruction, operands: list[Instruction]) -> float:
-    """Return 2 x output x input features x the taps that meet an input. A TPU program has every matrix product as a
-    convolution, with batch dimensions as dilated windows whose other taps meet padding."""
+    """Return 2 x output elements x input features x kernel taps that meet an input element. In a TPU program every
+    matrix product is a convolution; batch dimensions are dilated windows whose other taps meet padding."""
     labels = re.search(r"dim_labels=(\w+)_(\w+)->(\w+)", line.attributes)
     if labels is None:
         raise ValueError(f"compiled program: convolution without dim_labels: {line.name}")
@@ -305,6 +311,7 @@ def _convolution_operations(line: Instruction, operands: list[Instruction]) -> f
 
 @functools.lru_cache(maxsize=4096)
 def _taps(size: int, kernel: int, out: int, stride: int, low: int, dilate: int, kernel_dilate: int) -> int:
-    """Return the pairs (output position, kernel position) that meet an input element along one dimension."""
+    """Return the number of pairs (output position, kernel position) that meet an input element along one
+    dimension."""
     places = np.arange(out) * stride + np.arange(kernel)[:, None] * kernel_dilate - low
     return int(((places >= 0) & (places <= (size - 1) * dilate) & (places % dilate == 0)).sum())

@@ -1,8 +1,8 @@
 """Search for the fastest layout of a recipe on a slice: batch per device x recomputation x scan x mesh.
 
-Candidates keep the global batch of the recipe, and so the function that is learned (microbatches change the batch
-per device), unless ``batches`` sets others. Arithmetic drops candidates that cannot fit and orders the rest; for a
-TPU the first few are compiled.
+Candidates keep the global batch of the recipe, so that training is unchanged, and vary the number of microbatches;
+``batches`` sets other global batches. Arithmetic estimates drop the candidates that cannot fit and order the
+others; for a TPU, the first few are compiled.
 """
 
 import dataclasses
@@ -14,9 +14,10 @@ from bert_jax.planner.compiled import compile_step
 from bert_jax.planner.plan import Asked, Plan, arithmetic_plan, plan_compiled
 from bert_jax.planner.topology import Topology
 
-# Memory by arithmetic is rough: only candidates this many times above the memory are dropped.
+# The arithmetic estimate of memory is rough, so a candidate is dropped only if it exceeds the memory by this
+# factor.
 _SURELY_TOO_LARGE = 2.0
-# Most of the memory that a candidate may fill: the figures of the compiler differ a little from run to run.
+# Largest fraction of the memory that a candidate may use; the memory that the compiler reports varies slightly.
 _FULL = 0.97
 
 Candidate = tuple[PretrainConfig, Plan]
@@ -31,27 +32,29 @@ def search(
     batches: Sequence[int],
     progress: Callable[[str], None],
 ) -> tuple[list[Plan], Candidate | None]:
-    """Return the plans of all tried layouts, fastest first, and the best layout with its plan, None if none fits.
+    """Return the plans of all layouts tried, fastest first, and the fastest layout with its plan (None if no layout
+    fits).
 
     Args:
-        tries: most steps that are compiled (a TPU slice).
+        tries: maximum number of layouts to compile (TPU slices only).
         batches: sequences per device and microbatch; they replace the global batch of the recipe.
-        progress: receives a line before and after each try.
+        progress: called with a line of text before and after each compilation.
     """
     ordered = _ordered(config, topology, asked, batches)
     if not ordered:
         raise ValueError(
-            f"--search: no mesh divides a batch of {config.training.global_batch_size:,} over "
+            f"--search: no mesh divides the global batch of {config.training.global_batch_size:,} over "
             f"{topology.num_devices} devices; set --batches or another training.global_batch_size"
         )
-    progress(f"{len(ordered)} layouts by arithmetic")
+    progress(f"estimated {len(ordered)} layouts by arithmetic")
     if not topology.is_tpu:
         return _sorted(ordered), _best(ordered)
     tried: list[Candidate] = []
     chosen = _spread(ordered, tries - 1 if tries > 1 else 1)
     for number, (candidate, _) in enumerate(chosen, 1):
         tried.append(_try(candidate, topology, asked, f"{number} of {len(chosen)}", progress))
-    # Scanned or unrolled hardly changes which candidate is best, so the other layout is tried for the best alone.
+    # Scanning or unrolling the layers hardly changes which candidate is best, so only the best one is tried both
+    # ways.
     if (best := _best(tried)) and tries > 1:
         execution = best[0].execution
         other = dataclasses.replace(execution, scan_layers=not execution.scan_layers)
@@ -65,7 +68,7 @@ def _try(
 ) -> Candidate:
     training, mesh = config.training, config.mesh
     progress(
-        f"compiling {which}: batch {training.global_batch_size:,} in {training.accumulation_steps}, remat "
+        f"compiling {which}: batch {training.global_batch_size:,} in {training.accumulation_steps} parts, remat "
         f"{config.execution.remat}, mesh {mesh.data}x{mesh.fsdp}x{mesh.tensor}"
     )
     plan = plan_compiled(config, topology, asked, compile_step(config, topology))
@@ -99,8 +102,8 @@ def _ordered(config: PretrainConfig, topology: Topology, asked: Asked, batches: 
 
 
 def _spread(ordered: list[Candidate], count: int) -> list[Candidate]:
-    """Return the first ``count`` candidates, each 3 places later per earlier one of the same (mesh, remat):
-    arithmetic is too rough to choose among these."""
+    """Return the first ``count`` candidates after moving each one back by 3 places for every earlier candidate with
+    the same mesh and recomputation. Arithmetic is too rough to choose among those."""
     seen = Counter[tuple[object, ...]]()
     places = []
     for place, (config, _) in enumerate(ordered):
@@ -139,7 +142,7 @@ def _meshes(config: PretrainConfig, devices: int) -> Iterator[MeshConfig]:
 
 
 def _batches(config: PretrainConfig, parts: int, batches: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """Yield (global batch, microbatches) that ``parts`` divides."""
+    """Yield the pairs (global batch, number of microbatches) whose microbatch size ``parts`` divides."""
     if batches:
         yield from ((per_device * parts, 1) for per_device in batches)
         return

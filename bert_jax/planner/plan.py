@@ -17,20 +17,20 @@ from bert_jax.planner.sharding_table import abstract_mesh, abstract_train_state,
 from bert_jax.planner.topology import Topology
 from bert_jax.training.memory import device_bytes
 
-# Share of the step above which a plan warns about communication, and about the random bits of dropout.
+# Fractions of the step time above which a plan warns about communication and about the random bits of dropout.
 _MUCH_COMMUNICATION, _MUCH_DROPOUT = 0.3, 0.05
 
 
 @dataclass(frozen=True)
 class Plan:
-    """One recipe on one slice. docs/planning.md explains every field; bytes are per jax device."""
+    """Predictions for one recipe on one slice. docs/planning.md explains every field; bytes are per jax device."""
 
     topology: str
     chips: int
     devices: int
     hosts: int
     mesh: dict[str, int]
-    # compiled (figures of the compiler) or arithmetic.
+    # compiled (from the compiled step) or arithmetic.
     method: str
     scan_layers: bool
     remat: str
@@ -52,7 +52,7 @@ class Plan:
     hours: float | None
     chip_hours: float | None
     cost: float | None
-    # Of predicted_step_seconds: attention, mlm_head, dropout, optimizer, communication, rest.
+    # Fractions of predicted_step_seconds: attention, mlm_head, dropout, optimizer, communication, rest.
     shares: dict[str, float] | None
     communication_seconds: float | None
     # Instructions without a cycle estimate by the compiler: their share of the operations and of the time.
@@ -68,12 +68,13 @@ class Asked:
     """Options of a plan that are not part of the recipe."""
 
     price_per_chip_hour: float | None = None
-    # Steps that earlier phases have done.
+    # Number of steps that earlier phases completed.
     first_step: int = 0
 
 
 def make_plan(config: PretrainConfig, topology: Topology, asked: Asked) -> Plan:
-    """Predict ``config`` on ``topology``; raises ``ValueError`` for a batch or mesh that does not fit the slice."""
+    """Return the plan of ``config`` on ``topology``. Raises ``ValueError`` for a batch or mesh that does not fit
+    the slice."""
     check_batches(config.training, mesh_sizes(config.mesh, topology.num_devices))
     if not topology.is_tpu:
         return arithmetic_plan(config, topology, asked)
@@ -94,14 +95,14 @@ def plan_compiled(config: PretrainConfig, topology: Topology, asked: Asked, step
         {part: share * cost.seconds for part, share in cost.shares.items()},
         unestimated_share=sum(share for _, share in cost.unestimated),
         unestimated_time_share=cost.unestimated_seconds / cost.seconds, unestimated=dict(cost.unestimated),
-        warnings=(f"loops of unknown length counted once: {', '.join(loops)}",) if loops else (), **measured,
+        warnings=(f"loops of unknown length, counted once: {', '.join(loops)}",) if loops else (), **measured,
     )  # fmt: skip
 
 
 def arithmetic_plan(config: PretrainConfig, topology: Topology, asked: Asked) -> Plan:
     """Return the plan by arithmetic alone, on any slice, without a device or compiler."""
     mesh = mesh_sizes(config.mesh, topology.num_devices)
-    # The options on which the state depends: no others, so that a search computes few states.
+    # Keep only the options on which the state depends, so that a search computes few states.
     same_state = PretrainConfig(
         model=config.model, optimizer=config.optimizer, mesh=config.mesh,
         execution=dataclasses.replace(config.execution, remat="none"),
@@ -134,7 +135,8 @@ def _plan(
     warnings: tuple[str, ...] = (),
     **measured: Any,
 ) -> Plan:
-    """Return the plan of a step with the seconds of its ``parts``, None if the step does not fit."""
+    """Return the plan of a step. ``parts`` contains the seconds of each part; it is None if the step does not
+    fit."""
     training, length = config.training, config.data.seq_length
     batch = training.global_batch_size
     flops = batch * training_flops_per_sequence(
@@ -174,8 +176,8 @@ def _plan(
 
 
 def full_steps(config: PretrainConfig, first_step: int) -> float:
-    """Return the steps from ``first_step`` to the end; those of a batch ramp count by their share of the full
-    batch."""
+    """Return the number of steps from ``first_step`` to the end. A step of a batch ramp counts as its fraction of
+    the full batch."""
     training = config.training
     if not 0 <= first_step < training.num_steps:
         raise ValueError(f"--first_step: {first_step} is not allowed; allowed: 0 to {training.num_steps - 1}")
@@ -193,12 +195,14 @@ def _warnings(config: PretrainConfig, topology: Topology, shares: Mapping[str, f
     execution, lines = config.execution, []
     dropout, communication = shares.get("dropout", 0.0), shares.get("communication", 0.0)
     if topology.is_tpu and execution.prng == "threefry" and dropout > _MUCH_DROPOUT:
-        lines.append(f"dropout takes {dropout:.0%} of the step; execution.prng rbg draws cheaper bits on a TPU")
+        lines.append(
+            f"dropout takes {dropout:.0%} of the step; execution.prng rbg generates random bits faster on a TPU"
+        )
     if execution.dtype == "float32":
         lines.append("execution.dtype bfloat16 runs the matrix products at least twice as fast")
     if communication > _MUCH_COMMUNICATION:
         lines.append(
-            f"{communication:.0%} of the step is communication: fewer chips or a larger "
-            "training.global_batch_size would use them better"
+            f"{communication:.0%} of the step is communication; use fewer chips or a larger "
+            "training.global_batch_size"
         )
     return lines

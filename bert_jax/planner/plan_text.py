@@ -11,20 +11,20 @@ _PART_NAMES = {
     "attention": "attention", "mlm_head": "MLM head", "dropout": "dropout", "optimizer": "optimizer",
     "communication": "communication", "rest": "the rest of the model",
 }  # fmt: skip
-# Most candidates of a search that are printed, in addition to those that no other beats.
+# Maximum number of candidates of a search to print, in addition to those that no other beats.
 _SHOWN = 12
 _METHODS = {
-    "compiled": "An estimate, nothing was run: the training step as compiled for this slice, instruction cycles as "
-    "estimated by the compiler, loops multiplied out, collectives from link bandwidth; no input, evaluation, "
-    "checkpoint or start-up time.",
-    "arithmetic": "An estimate by arithmetic alone, nothing was compiled or run: operations over 65% of the peak, "
-    "bytes over memory bandwidth, gradients over the links; no input, evaluation, checkpoint or start-up time. "
-    "Expect it to be off by a third.",
+    "compiled": "An estimate, nothing was run: the training step was compiled for this slice; its time is the sum "
+    "of the cycle estimates of the compiler over all iterations of loops, with collectives at link bandwidth. "
+    "Input, evaluation, checkpoints and start-up are not included.",
+    "arithmetic": "An estimate by arithmetic alone, nothing was compiled or run: operations at 65% of the peak, "
+    "bytes at memory bandwidth, gradients at link bandwidth. Input, evaluation, checkpoints and start-up are not "
+    "included. The error may be about a third.",
 }
 
 
 def plan_lines(plan: Plan, advice: str) -> list[str]:
-    """Return ``plan`` as lines of text; ``advice`` is the end of the line for a step that does not fit."""
+    """Return ``plan`` as lines of text; ``advice`` completes the line of a step that does not fit."""
     mesh = " ".join(f"{axis}={size}" for axis, size in plan.mesh.items())
     micro = f" in {plan.accumulation_steps} microbatches" if plan.accumulation_steps > 1 else ""
     lines = [
@@ -48,7 +48,7 @@ def plan_lines(plan: Plan, advice: str) -> list[str]:
         ]
     if plan.unestimated:
         lines.append(
-            f"no cycle estimate for {plan.unestimated_share:.1%} of the operations, charged by bytes and peak: "
+            f"no cycle estimate for {plan.unestimated_share:.1%} of the operations, estimated from bytes and peak: "
             f"{plan.unestimated_time_share:.1%} of the time"
         )
     if plan.method == "compiled":
@@ -60,7 +60,7 @@ def plan_lines(plan: Plan, advice: str) -> list[str]:
 
 def sharding_lines(rows: Sequence[Row], topology: Topology | None, mesh: dict[str, int]) -> list[str]:
     """Return the sharding table with totals as lines of text."""
-    table = [("parameter", "shape", "computed", "held between steps", "bytes", "optimizer bytes")]
+    table = [("parameter", "shape", "computed", "between steps", "bytes", "optimizer bytes")]
     for row in rows:
         name = f"{row.name} x{row.count}" if row.count > 1 else row.name
         shape = "x".join(str(n) for n in row.shape)
@@ -84,7 +84,8 @@ def sharding_lines(rows: Sequence[Row], topology: Topology | None, mesh: dict[st
 
 
 def _columns(table: Sequence[Sequence[str]], right: Sequence[int] = ()) -> list[str]:
-    """Return the lines of ``table``, cells padded to the width of their column, those of ``right`` on the left."""
+    """Return the lines of ``table``, padded to the width of each column; the columns ``right`` are
+    right-aligned."""
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]
     return [
         "  ".join(
@@ -101,8 +102,8 @@ def totals(rows: Sequence[Row]) -> tuple[int, int]:
 
 
 def search_lines(plans: Sequence[Plan], best: Plan | None) -> list[str]:
-    """Return the candidates as a table. ``*`` marks those that no other beats in both memory and speed; of many
-    candidates, these and the fastest are shown."""
+    """Return the candidates as a table. ``*`` marks the candidates that no other beats in both memory and speed. A
+    long table shows only these and the fastest ones."""
     table = [
         ("", "batch/device", "microbatches", "global batch", "remat", "layers", "mesh", "GiB", "tokens/s", "MFU")
     ]
@@ -122,7 +123,7 @@ def search_lines(plans: Sequence[Plan], best: Plan | None) -> list[str]:
         )  # fmt: skip
     lines = _columns(table)
     hidden = len(plans) - len(shown)
-    return [*lines, f"and {hidden} slower ones (all of them: --json)"] if hidden else lines
+    return [*lines, f"and {hidden} slower candidates (--json prints all)"] if hidden else lines
 
 
 def pareto(plans: Sequence[Plan]) -> list[Plan]:
@@ -136,7 +137,7 @@ def pareto(plans: Sequence[Plan]) -> list[Plan]:
 
 
 def gib(amount: float) -> str:
-    """Return bytes in GiB with one digit."""
+    """Return a number of bytes in GiB with one decimal."""
     return f"{amount / 2**30:,.1f}"
 
 

@@ -34,8 +34,8 @@ class Row:
     shape: tuple[int, ...]
     # Number of canonical parameters in the row: the number of layers or 1.
     count: int
-    # Mesh axes of each dimension while layers compute with it, "-" for a whole dimension; preceded by "layers:" if
-    # the stack of layers is cut.
+    # Mesh axes that partition each dimension during computation, "-" if none does; preceded by "layers:" if the
+    # stack of layers is partitioned.
     sharding: str
     # Sharding of the parameter and its optimizer state between steps, in the same form.
     state_sharding: str
@@ -43,7 +43,7 @@ class Row:
     device_bytes: int
     # Bytes of their optimizer state and moving average.
     optimizer_device_bytes: int
-    # Mesh axes that do not divide their dimension.
+    # Notes about mesh axes that do not divide their dimension.
     notes: tuple[str, ...]
 
 
@@ -67,8 +67,8 @@ def batch_bytes(config: PretrainConfig, mesh: Any) -> int:
 
 
 def sharding_table(config: PretrainConfig, sizes: Mapping[str, int]) -> list[Row]:
-    """Return one row per canonical parameter, layers of one shape and sharding together, in the order of the
-    model."""
+    """Return one row per canonical parameter, in the order of the model. Layers with the same shape and sharding
+    share a row."""
     mesh = abstract_mesh(sizes)
     state = abstract_train_state(config, mesh)
     boxed = jax.tree_util.tree_leaves_with_path(
@@ -109,7 +109,9 @@ def _row(
     held = _dimensions(leaf.sharding.spec, leaf)
     notes = _notes(declared, computed, leaf, sizes)
     if sizes["data"] > 1 and config.mesh.shard_optimizer and not any("data" in axes for axes in held):
-        notes.append(f"data {sizes['data']} divides no remaining dimension: each replica updates all of it")
+        notes.append(
+            f"data {sizes['data']} divides no remaining dimension: each replica updates the whole parameter"
+        )
     return Row(
         name=per_layer,
         shape=shape,
@@ -123,7 +125,7 @@ def _row(
 
 
 def _dimensions(spec: PartitionSpec, leaf: Any) -> list[tuple[str, ...]]:
-    """Return the mesh axes of each dimension."""
+    """Return the mesh axes that partition each dimension."""
     return [*map(axis_names, spec), *[()] * (len(leaf.shape) - len(spec))]
 
 
@@ -141,7 +143,7 @@ def _words(dimensions: list[tuple[str, ...]], stacked: bool) -> str:
 def _notes(
     declared: tuple[str | None, ...], dimensions: list[tuple[str, ...]], leaf: Any, sizes: Mapping[str, int]
 ) -> list[str]:
-    """Return a line for each mesh axis that does not cut its declared dimension."""
+    """Return a line for each mesh axis that does not partition its declared dimension."""
     lines = []
     for dim, axis in enumerate(declared):
         for mesh_axis in RULES[axis] if axis else ():
@@ -150,5 +152,7 @@ def _notes(
                 continue
             places = [d for d, axes in enumerate(dimensions) if mesh_axis in axes]
             what = f"{mesh_axis} {size} does not divide {axis} {leaf.shape[dim]}"
-            lines.append(f"{what}: {f'{declared[places[0]]} is cut instead' if places else 'whole on each'}")
+            lines.append(
+                f"{what}: {f'{declared[places[0]]} is partitioned instead' if places else 'not partitioned'}"
+            )
     return lines

@@ -1,6 +1,7 @@
-"""Names of accelerator slices (``v5e:16x16``, Cloud's ``v5e-256``, ``h100:8``), and the devices of TPU slices.
+"""Names of accelerator slices (``v5e:16x16``, Google Cloud's ``v5e-256``, ``h100:8``), and the devices of TPU
+slices.
 
-libtpu describes the devices of absent TPU slices, and programs compile for them.
+libtpu describes the devices of TPU slices that are not attached; programs can be compiled for these devices.
 """
 
 import contextlib
@@ -21,7 +22,7 @@ from bert_jax.planner.cycles import even_grid
 @dataclass(frozen=True)
 class _Generation:
     chip: Chip
-    # The number in Cloud's names counts TensorCores, two per chip; else it counts chips.
+    # True if the number in Google Cloud's names counts TensorCores (two per chip), False if it counts chips.
     cloud_counts_cores: bool
     # Chips along each axis of the largest slice.
     pod: tuple[int, ...]
@@ -57,12 +58,12 @@ class Topology:
     chip: Chip
     # Chips along each axis; for GPUs the number of boards.
     shape: tuple[int, ...]
-    # True for each axis that closes to a ring; False for GPUs.
+    # True for each axis that forms a ring; False for GPUs.
     wraps: tuple[bool, ...]
 
     @property
     def is_tpu(self) -> bool:
-        """True for a TPU slice, for which programs compile without its devices."""
+        """True for a TPU slice. Programs can be compiled for it without its devices."""
         return bool(self.chip.link_axes)
 
     @property
@@ -96,7 +97,8 @@ def parse_topology(text: str) -> Topology:
             if sizes[0] > chip.chips_per_host and sizes[0] % chip.chips_per_host:
                 most = chip.chips_per_host
                 raise ValueError(
-                    f"--topology: {text!r}: more boards than a host has ({most}) must fill whole hosts"
+                    f"--topology: {text!r}: a topology with more than {most} boards must consist of whole hosts; "
+                    f"give a multiple of {most} boards"
                 )
             return Topology(f"{name}:{sizes[0]}", chip, sizes, (False,))
     raise ValueError(f"--topology: {text!r} is not known; allowed: {EXAMPLES}")
@@ -107,11 +109,13 @@ def _slice(text: str, name: str, shape: tuple[int, ...]) -> Topology:
     pod = generation.pod
     if len(shape) != len(pod):
         example = f"{name}:{'x'.join('4' * len(pod))}"
-        raise ValueError(f"--topology: {text!r}: {name} has {len(pod)} axes, for instance {example}")
+        raise ValueError(
+            f"--topology: {text!r}: {name} has {len(pod)} axes; give a size for each, such as {example}"
+        )
     if any(size > most for size, most in zip(sorted(shape), pod, strict=True)):
         raise ValueError(f"--topology: {text!r}: the largest slice of {name} is {'x'.join(map(str, pod))} chips")
-    # Cloud's rules: on 2-D generations an axis as long as the pod's closes to a ring; on 3-D ones whole cubes of
-    # 4x4x4 are joined by switches that close every axis.
+    # Rules of Google Cloud: in 2-D generations an axis as long as that of the pod forms a ring. In 3-D generations,
+    # switches connect whole 4x4x4 cubes, so that every axis forms a ring.
     if len(pod) == 2:
         wraps = tuple(size == pod[0] for size in shape)
     else:
@@ -120,13 +124,13 @@ def _slice(text: str, name: str, shape: tuple[int, ...]) -> Topology:
 
 
 def _cloud_shape(text: str, name: str, number: int) -> tuple[int, ...]:
-    """Return the shape of Cloud's slice of ``number`` chips or cores."""
+    """Return the shape of Google Cloud's slice of ``number`` chips or cores."""
     generation = _GENERATIONS[name]
     axes = len(generation.pod)
     chips = number // 2 if generation.cloud_counts_cores else number
     counted = "cores, two per chip" if generation.cloud_counts_cores else "chips"
     problem = ValueError(
-        f"--topology: {text!r}: the number counts {counted}; write the shape instead, for instance "
+        f"--topology: {text!r}: the number counts {counted}; write the shape instead, such as "
         f"{name}:{'x'.join('4' * axes)}"
     )
     if chips < 1 or (generation.cloud_counts_cores and number % 2):
@@ -144,12 +148,14 @@ def _cloud_shape(text: str, name: str, number: int) -> tuple[int, ...]:
 
 
 def prepare_environment() -> None:
-    """Let libtpu describe absent slices. Call it before jax creates its first device.
+    """Set the environment in which libtpu describes absent slices. Must be called before jax creates its first
+    device.
 
-    jax itself runs on the CPU, so other programs can use the accelerators of the machine.
+    jax itself then runs on the CPU, so other programs can use the accelerators of the machine.
     """
     os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")  # no Cloud metadata server exists here
-    os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")  # no device is held: several plans can run at once
+    # No device is used, so several plans can run simultaneously.
+    os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")
     os.environ.setdefault("TPU_WORKER_HOSTNAMES", "localhost")
     if "jax" not in sys.modules:
         os.environ["JAX_PLATFORMS"] = "cpu"
@@ -158,7 +164,7 @@ def prepare_environment() -> None:
 def tpu_devices(topology: Topology) -> list[Any]:
     """Return the jax devices of a TPU slice to compile for.
 
-    Raises ``ValueError`` without libtpu or for a shape that libtpu does not know.
+    Raises ``ValueError`` if libtpu is not installed or does not support the shape.
     """
     if importlib.util.find_spec("libtpu") is None:
         raise ValueError(
@@ -178,7 +184,9 @@ def tpu_devices(topology: Topology) -> list[Any]:
         with _quiet():
             described = topologies.get_topology_desc(platform="tpu", topology_name=topology.name, **options)
     except jax.errors.JaxRuntimeError as error:
-        raise ValueError(f"--topology {topology.name}: libtpu has no such slice: {one_line(error)}") from None
+        raise ValueError(
+            f"--topology {topology.name}: libtpu does not support this slice: {one_line(error)}"
+        ) from None
     return list(described.devices)
 
 

@@ -1,4 +1,4 @@
-"""Tokenizers, text to ids and back: WordPiece (``.txt``), SentencePiece (``.model``), byte-level BPE
+"""Tokenizers, which convert text to ids and back: WordPiece (``.txt``), SentencePiece (``.model``), byte-level BPE
 (``tokenizer.json``)."""
 
 from pathlib import Path
@@ -26,7 +26,7 @@ __all__ = [
 
 
 class TokenizerSettings(Protocol):
-    """Settings of a tokenizer, as ``bert_jax.config.TokenizerConfig`` holds them."""
+    """Settings of a tokenizer; ``bert_jax.config.TokenizerConfig`` implements this protocol."""
 
     @property
     def file(self) -> str: ...
@@ -48,7 +48,7 @@ class _Settings(NamedTuple):
 
 
 def build_tokenizer(settings: TokenizerSettings, content: bytes, name: str) -> Tokenizer:
-    """Build the tokenizer of a file's ``content``; ``name`` is for messages.
+    """Build a tokenizer from the ``content`` of its file; ``name`` appears in messages.
 
     The suffix of ``settings.file`` selects the kind: ``.txt`` WordPiece, ``.model`` SentencePiece, ``.json``
     byte-level BPE. The settings for case, accents and CJK apply to WordPiece; the other files contain their own

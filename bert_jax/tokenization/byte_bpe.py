@@ -23,8 +23,8 @@ def byte_bpe_content(
     """Return the ``tokenizer.json`` of a byte-level BPE; equal arguments give equal bytes.
 
     ``pieces`` are in id order and include the special ones; ``merges`` are in order of rank. With
-    ``add_prefix_space``, the first word of a text is encoded as if a blank preceded it. ``ValueError`` (beginning
-    with ``name``) for a missing special piece.
+    ``add_prefix_space``, the first word of a text is encoded as if a blank preceded it. Raises ``ValueError`` with
+    a message that begins with ``name`` if a special piece is missing.
     """
     _require_special(pieces, name)
     ids = {piece: i for i, piece in enumerate(pieces)}
@@ -65,7 +65,8 @@ def special_entries(special: Sequence[str], ids: Mapping[str, int]) -> list[dict
 
 
 def pieces_by_id(table: Any, name: str) -> list[str]:
-    """Return the pieces of a parsed table piece -> id in id order; ``ValueError`` unless the ids are 0 to N - 1."""
+    """Return the pieces of ``table``, a JSON object piece -> id, in id order. Raises ``ValueError`` unless the ids
+    are 0 to N - 1."""
     if not isinstance(table, dict) or not table:
         raise ValueError(f"{name}: the vocabulary is empty")
     pieces = {number: piece for piece, number in table.items() if type(number) is int}
@@ -88,7 +89,7 @@ class ByteBPETokenizer(Tokenizer):
 
     kind = "byte_bpe"
     special_pieces = ROBERTA_PIECES
-    # The mask includes the white space before it, because it replaces a word with its blank.
+    # The mask piece includes the white space before it, because it replaces a word and the blank before the word.
     mask_pattern = re.compile(r"\s*<mask>")
     separators, second_type = 2, 0
 
@@ -105,8 +106,8 @@ class ByteBPETokenizer(Tokenizer):
         super().__init__(pieces)
         try:
             self._tokenizer: Any = tokenizers.Tokenizer.from_str(content.decode())
-        except Exception as error:  # the library has no narrower type
-            raise ValueError(f"{name}: not a tokenizer ({' '.join(str(error).split())})") from None
+        except Exception as error:  # the library raises no narrower type
+            raise ValueError(f"{name}: not a valid tokenizer ({' '.join(str(error).split())})") from None
         self._tokenizer.encode_special_tokens = True  # "<mask>" in a text is plain text
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()

@@ -10,8 +10,8 @@ from bert_jax.tokenization.tokenizer import SPECIAL_PIECES, Offsets, Tokenizer, 
 
 
 class SentencePieceTokenizer(Tokenizer):
-    """Tokenizer of a serialized SentencePiece model; [UNK] is its unknown piece, the other specials are control
-    pieces."""
+    """Tokenizer of a serialized SentencePiece model; [UNK] is its unknown piece, and the other special pieces are
+    control pieces."""
 
     kind = "sentencepiece"
 
@@ -26,7 +26,9 @@ class SentencePieceTokenizer(Tokenizer):
         size = self._processor.get_piece_size()
         pieces = [self._processor.id_to_piece(i) for i in range(size)]
         if missing := [piece for piece in SPECIAL_PIECES if piece not in pieces]:
-            raise ValueError(f"{name}: the model lacks {', '.join(missing)}; train one with them: bert-data vocab")
+            raise ValueError(
+                f"{name}: the model lacks {', '.join(missing)}; train a model that has them with bert-data vocab"
+            )
         super().__init__(pieces)
         wrong = [pieces[i] for i in np.flatnonzero(self.special).tolist() if not self._processor.is_control(i)]
         wrong += [] if self._processor.is_unknown(self.unk_id) else ["[UNK]"]
@@ -55,7 +57,8 @@ class SentencePieceTokenizer(Tokenizer):
             # The range of a piece with a leading U+2581 includes the white space before the word.
             while start < len(text) and text[start].isspace():
                 start += 1
-            # Of several pieces of one character (a ligature), the library assigns it to the last one only.
+            # If one character (a ligature) has several pieces, the library assigns the character to the last piece
+            # only.
             if start >= end:
                 end = min(start + 1, len(text))
             offsets.append((start, end))

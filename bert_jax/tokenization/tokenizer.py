@@ -16,10 +16,11 @@ Offsets = list[tuple[int, int]]
 
 
 def longest_first(a: int, b: int, budget: int) -> tuple[int, int]:
-    """Return the numbers of tokens to keep of a pair of ``a`` and ``b`` tokens, at most ``budget`` together.
+    """Return the numbers of tokens to keep of two texts with ``a`` and ``b`` tokens, at most ``budget`` in total.
 
-    The shorter side stays complete if the longer one keeps at least as many tokens; else each gets half, and an odd
-    token goes to the longer side (to ``b`` if they are equal), as ``longest_first`` of Hugging Face's tokenizers.
+    The shorter text is kept complete if the longer one keeps at least the same number of tokens. Otherwise each
+    text keeps half, and an odd token goes to the longer text (to ``b`` if both are equal), as in ``longest_first``
+    of the Hugging Face tokenizers.
     """
     if a + b <= budget:
         return a, b
@@ -30,7 +31,7 @@ def longest_first(a: int, b: int, budget: int) -> tuple[int, int]:
 
 
 def without_surrogates(text: str) -> str:
-    """Replace every lone surrogate by U+FFFD; the length does not change."""
+    """Replace every lone surrogate with U+FFFD; the length of the text does not change."""
     return text if text.isascii() else _SURROGATE.sub("\ufffd", text)
 
 
@@ -38,14 +39,14 @@ class Tokenizer(ABC):
     """A vocabulary and the rules that turn text into its ids.
 
     ``continuation`` (bool[vocab_size]) marks pieces that continue the word before them; ``special``
-    (bool[vocab_size]) marks control pieces, to which no text is encoded ([UNK] is not one). ``fingerprint`` (hex
-    sha256) covers the kind, the settings and all pieces in order.
+    (bool[vocab_size]) marks control pieces, which the encoding of a text never contains ([UNK] is not a control
+    piece). ``fingerprint`` (hex sha256) covers the kind, the settings and all pieces in order.
     """
 
     kind: Literal["wordpiece", "sentencepiece", "byte_bpe"]
     # Padding, unknown, first token, separator, mask.
     special_pieces: tuple[str, ...] = SPECIAL_PIECES
-    # Text that ``encode_with_masks`` encodes as the mask piece.
+    # Text that ``encode_with_masks`` replaces with the mask piece.
     mask_pattern: re.Pattern[str] = re.compile(re.escape("[MASK]"))
     # Number of separators between the texts of a pair, and token type of the second text.
     separators, second_type = 1, 1
@@ -76,17 +77,18 @@ class Tokenizer(ABC):
 
     @abstractmethod
     def encode_with_offsets(self, text: str) -> tuple[list[int], Offsets]:
-        """Return the ids of ``text`` and the range (start, end) of the characters of each.
+        """Return the ids of ``text`` and the range (start, end) of characters of each id.
 
-        Starts and ends never decrease. Pieces share a character if normalization expands it to several.
+        Starts and ends never decrease. Several pieces share a character if normalization expands the character to
+        several.
         """
 
     @abstractmethod
     def decode(self, ids: Iterable[int]) -> str:
-        """Return readable text, special tokens included."""
+        """Return the text of ``ids`` in readable form, including special tokens."""
 
     def encode_with_masks(self, text: str) -> list[int]:
-        """Encode ``text`` as :meth:`encode` does, but a written mask piece becomes the mask id."""
+        """Encode ``text`` as :meth:`encode` does, except that the name of the mask piece becomes the mask id."""
         first, *others = self.mask_pattern.split(text)
         ids = self.encode(first)
         for part in others:
@@ -99,13 +101,15 @@ class Tokenizer(ABC):
         """Return one model input and its token types: [CLS] a [SEP], or [CLS] a [SEP] b [SEP] with type 1 from b
         on.
 
-        Texts that exceed ``max_length`` tokens are cut at the end, of a pair the longer one first
-        (:func:`longest_first`). ``ValueError`` if the special tokens alone exceed ``max_length``.
+        Texts that exceed ``max_length`` tokens are truncated at the end; the longer text of a pair is truncated
+        first (:func:`longest_first`). Raises ``ValueError`` if the special tokens alone exceed ``max_length``.
         """
         extra = 2 if b is None else 2 + self.separators
         if max_length is not None:
             if max_length < extra:
-                raise ValueError(f"length {max_length} is not allowed: the special tokens alone are {extra}")
+                raise ValueError(
+                    f"length {max_length} is not allowed; allowed: {extra} (the special tokens) or more"
+                )
             kept_a, kept_b = longest_first(len(a), 0 if b is None else len(b), max_length - extra)
             a, b = a[:kept_a], None if b is None else b[:kept_b]
         ids = [self.cls_id, *a, self.sep_id]
@@ -119,7 +123,7 @@ class Tokenizer(ABC):
         return [self._pieces[i] for i in ids]
 
     def piece_id(self, piece: str) -> int:
-        """Return the id of a piece; ``ValueError`` if the vocabulary lacks it."""
+        """Return the id of ``piece``. Raises ``ValueError`` if the vocabulary lacks it."""
         if piece not in self._ids:
             raise ValueError(f"the vocabulary has no piece {piece!r}")
         return self._ids[piece]

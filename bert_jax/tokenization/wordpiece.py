@@ -22,7 +22,7 @@ MAX_CHARS_PER_WORD = 200  # a longer word is [UNK], as in the reference
 # Characters that are words of their own: the eight CJK blocks of the reference (neither kana nor Hangul).
 CJK = "\u4e00-\u9fff\u3400-\u4dbf\U00020000-\U0002a6df\U0002a700-\U0002b73f\U0002b740-\U0002b81f"
 CJK += "\U0002b820-\U0002ceaf\uf900-\ufaff\U0002f800-\U0002fa1f"
-# White space without the control characters at which str.split splits too: the reference drops those.
+# White space without the control characters at which str.split also splits, because the reference drops them.
 SPACE = "\t\n\r \xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000"
 _CHUNK = re.compile(f"[{CJK}]|[^{SPACE}{CJK}]+")
 _SPACED = re.compile(f"[^{SPACE}]+")
@@ -49,9 +49,8 @@ _Value = TypeVar("_Value")
 
 
 def read_pieces(content: bytes, name: str) -> list[str]:
-    """Return the pieces of a vocab.txt, stripped as in the reference; the id is the number of the line, from 0.
-
-    ``ValueError``, with the line, for invalid UTF-8, repeated or missing special pieces, and an empty file.
+    """Return the pieces of a vocab.txt, stripped as in the reference; the id of a piece is its line number, from 0.
+    Raises ``ValueError``, with the line, for invalid UTF-8, repeated or missing special pieces, and an empty file.
     """
     try:
         text = content.decode("utf-8-sig")
@@ -95,7 +94,8 @@ def is_dropped(char: str) -> bool:
 
 @lru_cache(maxsize=1 << 16)
 def is_punctuation(char: str) -> bool:
-    """Return True if the reference splits at ``char``: Unicode P*, and ASCII without letters, digits, space."""
+    """Return True if the reference splits at ``char``: Unicode categories P*, and printable ASCII other than
+    letters, digits and space."""
     if char.isascii():
         return char > " " and char != "\x7f" and not char.isalnum()
     return unicodedata.category(char).startswith("P")
@@ -119,15 +119,16 @@ def chunks(text: str, split_cjk: bool = True) -> list[str]:
 
 
 def chunk_words(chunk: str, lower_case: bool, strip_accents: bool | None = None) -> list[tuple[str, list[int]]]:
-    """Return the words of a chunk by the rules of the reference, each with the index in ``chunk`` of every
-    character.
+    """Return the words of a chunk by the rules of the reference, each with the indices of its characters in
+    ``chunk``.
 
     ``strip_accents``: None means ``lower_case``, as in the reference.
     """
     kept = [i for i, char in enumerate(chunk) if not is_dropped(char)]
     text = "".join([chunk[i] for i in kept])
     if lower_case:
-        # Positions come from single characters, the text from the whole chunk, on which a final sigma depends.
+        # Positions are computed from single characters, but the text from the whole chunk, because lower-casing a
+        # sigma depends on its context.
         kept = [i for char, i in zip(text, kept, strict=True) for _ in char.lower()]
         text = text.lower()
     if lower_case if strip_accents is None else strip_accents:
@@ -178,7 +179,7 @@ class WordPieceTokenizer(Tokenizer):
         self.strip_accents = lower_case if strip_accents is None else strip_accents
         self.split_cjk = split_cjk
         header = f"wordpiece\nlower_case={lower_case}\n"
-        # Only settings that differ from the reference are added, so that older fingerprints stay valid.
+        # Only settings that differ from the reference enter the fingerprint, so that older fingerprints stay valid.
         header += f"strip_accents={self.strip_accents}\n" if self.strip_accents != lower_case else ""
         header += "" if split_cjk else "split_cjk=False\n"
         self.fingerprint = hashlib.sha256((header + "\n".join(pieces)).encode()).hexdigest()

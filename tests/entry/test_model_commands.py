@@ -120,15 +120,15 @@ def test_weights_go_out_and_in_again(folder, call, tmp_path):
 
 def test_refusals(folder, call, refused, tmp_path):
     model = ("--model", folder / "sentence")
-    assert "--layers needs --per_token" in refused("embed", *model, "--layers=-1", "w1")
-    assert "--pooling has no meaning with --per_token" in refused(
+    assert "--layers: requires --per_token" in refused("embed", *model, "--layers=-1", "w1")
+    assert "--pooling: not allowed with --per_token" in refused(
         "embed", *model, "--per_token", "--pooling", "cls", "w1"
     )
     assert "--layers: 'a' is not allowed" in refused("embed", *model, "--per_token", "--layers", "a", "w1")
     assert "give a .jsonl file" in refused("embed", *model, "--per_token", "--output", tmp_path / "x.npy", "w1")
     assert "--batch_tokens: 0 is not allowed" in refused("embed", *model, "--batch_tokens", "0", "w1")
     assert "no text given" in refused("embed", *model)
-    assert "give one of them" in refused("embed", *model, "--input", tmp_path / "x", "w1")
+    assert "give only one of them" in refused("embed", *model, "--input", tmp_path / "x", "w1")
     assert "no prompt 'other'" in refused("embed", *model, "--prompt_name", "other", "w1")
     assert "no task head" in refused("predict", *model, "w1")
     assert "not JSON" in refused("predict", "--model", folder / "classifier", "--json_lines", stdin="w1\n")

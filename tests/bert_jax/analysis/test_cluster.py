@@ -96,14 +96,14 @@ def test_agglomerative_cuts_equal_distances_into_the_number_asked_for():
 @pytest.mark.parametrize(
     ("run", "message"),
     [
-        (lambda: kmeans(np.ones((3, 2)), 2), "clusters: 2 is not allowed; allowed: 1 to 1, the different vectors"),
+        (lambda: kmeans(np.ones((3, 2)), 2), "clusters: 2 is not allowed; allowed: 1 to 1, the distinct vectors"),
         (lambda: kmeans(np.eye(3), 0), "clusters: 0 is not allowed"),
         (lambda: kmeans(np.eye(3), 2, restarts=0), "restarts 0"),
         (lambda: kmeans(np.zeros((3, 2)), 1), "vector 0 is all zeros"),
         (lambda: agglomerative(np.eye(3), clusters=4), "clusters: 4 is not allowed; allowed: 1 to 3"),
         (lambda: agglomerative(np.eye(3), threshold=2.5), "threshold: 2.5 is not allowed"),
-        (lambda: agglomerative(np.eye(3)), "give one of them"),
-        (lambda: agglomerative(np.ones((20_001, 1)), clusters=2), "20,001 texts; agglomerative takes 20,000"),
+        (lambda: agglomerative(np.eye(3)), "give exactly one of them"),
+        (lambda: agglomerative(np.ones((20_001, 1)), clusters=2), "20,001 texts; agglomerative accepts 20,000"),
     ],
 )
 def test_what_clustering_refuses(run, message):
@@ -137,7 +137,7 @@ def test_lines_and_labels(tmp_path):
     path.write_text("a\nb\nb\n")
     assert read_labels(str(path), texts) == ["a", "b", "b"]
     path.write_text("a\nb\n")
-    with pytest.raises(ValueError, match="2 labels; texts has 3 entries"):
+    with pytest.raises(ValueError, match="2 labels, but texts has 3 entries"):
         read_labels(str(path), texts)
     path = tmp_path / "labels.jsonl"
     lines = ['{"id": "z", "label": 1}\n', '{"id": "x", "label": "a"}\n', '{"id": "y", "label": "b"}\n']

@@ -189,13 +189,13 @@ def test_arrays_that_are_no_vectors(tmp_path):
     for array, message in (
         (np.ones(3), r"float64\[3\]; allowed: floats"),
         (np.ones((2, 2), int), r"int64\[2, 2\]; allowed: floats"),
-        (np.array([{}]), "no array of numpy"),
+        (np.array([{}]), "not a numpy array file"),
     ):
         np.save(path, array)
         with pytest.raises(ValueError, match=message):
             read_collection(str(path))
     path.write_text("text")
-    with pytest.raises(ValueError, match="no array of numpy"):
+    with pytest.raises(ValueError, match="not a numpy array file"):
         read_collection(str(path))
     np.save(path, np.array([[1.0, 2], [np.nan, 1]]))
     with pytest.raises(ValueError, match="the vector of entry 1 contains NaN"):

@@ -151,7 +151,7 @@ def test_keys_without_a_section():
     assert refusal(text="data: 5\n") == f"{FILE}:1: data: is a section; use one of its options, such as data.corpus"
     assert "is a section" in refusal("--model 5")
     assert refusal(text="model:\n  hidden_size:\n    wide: 64\n") == (
-        f"{FILE}:3: model.hidden_size.wide: unknown option; model.hidden_size takes a value, no keys"
+        f"{FILE}:3: model.hidden_size.wide: unknown option; model.hidden_size is an option, not a section"
     )
 
 
@@ -166,17 +166,18 @@ def test_lists():
     # A list or nothing where one value is wanted.
     for written, count in (("[]", 0), ("[1, 2]", 2)):
         assert refusal(text=f"model:\n  num_layers: {written}\n") == (
-            f"{FILE}:2: model.num_layers: needs exactly one value, got {count}"
+            f"{FILE}:2: model.num_layers: requires exactly one value, got {count}"
         )
-    assert refusal("--model.num_layers") == "command line: model.num_layers: needs exactly one value, got 0"
-    assert refusal("--model.num_layers 1 2") == "command line: model.num_layers: needs exactly one value, got 2"
-    assert "needs exactly one value, got 0" in refusal("--execution.scan_layers")
+    assert refusal("--model.num_layers") == "command line: model.num_layers: requires exactly one value, got 0"
+    assert refusal("--model.num_layers 1 2") == "command line: model.num_layers: requires exactly one value, got 2"
+    assert "requires exactly one value, got 0" in refusal("--execution.scan_layers")
     assert (
         refusal(text="data:\n  corpus: [a, ~]\n")
-        == f"{FILE}:2: data.corpus: has an item without a value; add one or remove the item"
+        == f"{FILE}:2: data.corpus: the list has an item without a value; add a value or remove the item"
     )
     assert (
-        refusal(text="data:\n  corpus: [a, [b]]\n") == f"{FILE}:2: data.corpus: a list may only hold plain values"
+        refusal(text="data:\n  corpus: [a, [b]]\n")
+        == f"{FILE}:2: data.corpus: a list may contain only plain values"
     )
 
 
@@ -195,9 +196,9 @@ def test_lists():
         ("- model\n", "1: not a recipe"),
         ("model\n", "1: not a recipe"),
         ("model:\n\tnum_layers: 2\n", "2: not valid YAML: "),
-        ("model: &x\n  a: *x\n", "2: model.a: an alias"),
-        ("&x model: 1\nb: &y {c: {d: *y}}\n", "2: b.c.d: an alias"),
-        ("&top {model: *top}\n", "1: model: an alias"),
+        ("model: &x\n  a: *x\n", "2: model.a: the alias"),
+        ("&x model: 1\nb: &y {c: {d: *y}}\n", "2: b.c.d: the alias"),
+        ("&top {model: *top}\n", "1: model: the alias"),
         ("model: {\n", "2: not valid YAML: "),
         ("a: 1\n---\nb: 2\n", "2: not valid YAML: "),
         ("? [a]\n: 3\n", "1: top level: a key must be a word"),

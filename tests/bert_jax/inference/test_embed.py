@@ -94,7 +94,7 @@ def test_a_prompt_that_is_not_pooled():
 
 def test_a_prompt_that_leaves_no_room():
     loaded = make_model(sentence=SentenceConfig(include_prompt=False), max_length=8)
-    with pytest.raises(ValueError, match="the prompt has 8 tokens; the model takes 8"):
+    with pytest.raises(ValueError, match="the prompt has 8 tokens; the limit is 8"):
         loaded.embed(["w1"], prompt="w1 " * 7)
 
 
@@ -103,7 +103,7 @@ def test_a_prompt_that_leaves_no_room():
     [
         ({"pooling": "lasttoken"}, "lasttoken"),
         ({"prompt_name": "query"}, "no prompt 'query'; it has: none"),
-        ({"prompt": "a", "prompt_name": "b"}, "give one of them"),
+        ({"prompt": "a", "prompt_name": "b"}, "give only one of them"),
     ],
 )
 def test_what_embed_refuses(options, message):

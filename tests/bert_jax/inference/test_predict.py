@@ -85,7 +85,7 @@ def test_tags_of_given_words():
     (long, empty) = loaded.predict([{"words": many}, {"words": []}])
     assert [token["text"] for token in long["tokens"]] == many and "truncated" not in long
     assert empty == {"tokens": []}
-    with pytest.raises(ValueError, match="words need a tagging model"):
+    with pytest.raises(ValueError, match="words require a tagging model"):
         make_model(HeadsConfig(pooler=True, sequence_labels=("a", "b"))).predict([{"words": words}])
 
 
@@ -159,15 +159,19 @@ def test_choices():
     [
         (HeadsConfig(pooler=True, mlm=True), "w1", "no task head"),
         (HeadsConfig(pooler=True, sequence_labels=("a", "b"), span=True), "w1", "choose one: sequence, span"),
-        (HeadsConfig(pooler=True, sequence_labels=("a", "b")), 3, "'3' is no input"),
-        (HeadsConfig(pooler=True, sequence_labels=("a", "b")), {"text": None}, "is no input"),
-        (HeadsConfig(pooler=True, sequence_labels=("a", "b")), {"text": "w1", "text_pair": 2}, "is no input"),
+        (HeadsConfig(pooler=True, sequence_labels=("a", "b")), 3, "'3' is not a valid input"),
+        (HeadsConfig(pooler=True, sequence_labels=("a", "b")), {"text": None}, "is not a valid input"),
+        (
+            HeadsConfig(pooler=True, sequence_labels=("a", "b")),
+            {"text": "w1", "text_pair": 2},
+            "is not a valid input",
+        ),
         (
             HeadsConfig(pooler=True, sequence_labels=("a", "b")),
             {"text": "w1", "choices": ["w2"]},
             "multiple-choice",
         ),
-        (HeadsConfig(token_labels=("a", "b")), ("w1", "w2"), "takes one text"),
+        (HeadsConfig(token_labels=("a", "b")), ("w1", "w2"), "accepts one text"),
         (HeadsConfig(span=True), "w1", "the passage as text_pair"),
         (HeadsConfig(span=True), ("w1 " * 64, "w2"), None),
         (HeadsConfig(pooler=True, choice=True), "w1", "text and choices"),
@@ -237,5 +241,5 @@ def test_no_vocabulary_no_texts():
     loaded = make_model(HeadsConfig(pooler=True, mlm=True, sequence_labels=("a", "b")))
     loaded.tokenizer = None
     for method in (loaded.embed, loaded.predict, loaded.fill_mask):
-        with pytest.raises(ValueError, match="no vocabulary there"):
+        with pytest.raises(ValueError, match="no vocabulary"):
             method(["w1 [MASK]"])

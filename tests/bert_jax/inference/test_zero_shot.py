@@ -153,11 +153,15 @@ def test_without_a_class_of_contradiction_it_is_the_share_of_all(classes, at, op
         (HeadsConfig(mlm=True), {"template": "{text}"}, r"has 0 times \[MASK\]; allowed: once"),
         (HeadsConfig(mlm=True), {"template": "[MASK] {text} [MASK]"}, "has 2 times"),
         (HeadsConfig(mlm=True), {"template": "{text} [MASK]" + " w1" * 67}, "70 of"),
-        (HeadsConfig(mlm=True), {"template": "{text} [MASK]", "multi_label": True}, "several labels per text need"),
+        (
+            HeadsConfig(mlm=True),
+            {"template": "{text} [MASK]", "multi_label": True},
+            "several labels per text require",
+        ),
         (
             HeadsConfig(mlm=True),
             {"template": "{text} [MASK]", "entailment": "a"},
-            "a class called entailment needs",
+            "a class called entailment requires",
         ),
         (HeadsConfig(mlm=True), {"template": "{text} [MASK]", "labels": ["w1", "w2xy"]}, r"3 \(w2 ##x ##y\)"),
         (HeadsConfig(mlm=True), {"template": "{text} [MASK]", "labels": ["w1", "w99"]}, "'w99' is not in the voc"),
@@ -290,7 +294,7 @@ def test_command_with_several_labels(call, nli, tmp_path):
         (["--labels", "a"], {}, "labels: a; give 2 or more"),
         (["--labels", "a", "b"], {"label": "c"}, "label: 'c' is not allowed; allowed: a, b"),
         (["--labels", "a", "b", "--multi_label"], {"labels": ["a", "c"]}, "labels: 'c' is not allowed"),
-        (["--labels", "a", "b"], {"text_pair": "w2"}, "takes one text, without text_pair"),
+        (["--labels", "a", "b"], {"text_pair": "w2"}, "accepts one text, without text_pair"),
         (["--labels", "a", "b", "--entailment", "x"], {}, "no class 'x'"),
     ],
 )

@@ -57,10 +57,10 @@ def test_names(text, name, chips, devices, hosts):
         ("v5e", "chips per axis"),
         ("v5e:0x4", "allowed: TPU: v2"),
         ("v5e:32x32", "the largest slice of v5e is 16x16 chips"),
-        ("v5p:4x4", "v5p has 3 axes, for instance v5p:4x4x4"),
+        ("v5p:4x4", "v5p has 3 axes"),
         ("v5e-12", "the number counts chips"),
         ("v4-7", "the number counts cores, two per chip"),
-        ("h100:9", "must fill whole hosts"),
+        ("h100:9", "must consist of whole hosts"),
     ],
 )
 def test_names_that_are_none(text, says):
@@ -304,10 +304,10 @@ def test_table_says_what_fell_back():
     rows = rows_of(mesh=MeshConfig(fsdp=8), hidden_size=60)
     words = rows["embeddings/word_embeddings/embedding"]
     assert words.sharding == "(fsdp, -)"
-    assert words.notes == ("fsdp 8 does not divide embed 60: vocab is cut instead",)
+    assert words.notes == ("fsdp 8 does not divide embed 60: vocab is partitioned instead",)
     query = rows["encoder/layer_*/attention/query/kernel"]
     assert query.sharding == "whole"
-    assert query.notes == ("fsdp 8 does not divide embed 60: whole on each",)
+    assert query.notes == ("fsdp 8 does not divide embed 60: not partitioned",)
 
 
 def test_table_shows_the_state_cut_over_replicas():
