@@ -164,10 +164,9 @@ def make_train_step(
     """Return a training step ``(state, batch) -> (state, metrics)``; metrics are (sum, weight) pairs and scalars.
 
     If the loss or the gradient norm is not finite, only ``state.step`` changes. A step first gathers the parameters
-    from all replicas in float32. Each device then updates the part of the parameters that ``shardings`` (a tree like
-    the parameters) assigns to it. ``lr_multipliers`` maps the step number to a tree of factors of the learning rate.
-    With ``decay_toward_start``, weight decay pulls the parameters toward ``state.start``, which is 0 for randomly
-    initialized parameters.
+    from all replicas in float32. Each device then updates the part that ``shardings`` (a tree like the parameters)
+    assigns to it. ``lr_multipliers`` maps the step number to a tree of factors of the learning rate. With
+    ``decay_toward_start``, weight decay pulls toward ``state.start`` (0 for randomly initialized parameters).
     """
     config, mesh, training = objective.config, objective.mesh, objective.config.training
     layouts = None if mesh is None else compute_shardings(objective.model, mesh)
