@@ -224,5 +224,5 @@ def read_labels(source: str, collection: Collection) -> Sequence[str]:
         labels[one] = str(label)
     missing = next((one for one in collection.ids if one not in labels), None)
     if missing is not None:
-        raise ValueError(f"{source}: no label of the id {missing!r}; label every entry of {collection.name}")
+        raise ValueError(f"{source}: no label for id {missing!r}; label every entry of {collection.name}")
     return [labels[one] for one in collection.ids]

@@ -90,7 +90,8 @@ def scores_of(task: Task, records: Sequence[Record], predictions: Sequence[Predi
 
 
 def choosing_score(metric: str, scores: Sequence[Score]) -> Score:
-    """Return the score that selects the best parameters: the score ``metric``, or the first score if it is empty.
+    """Return the score that selects the best parameters: the score named ``metric``, or the first score if
+    ``metric`` is empty.
 
     Raises ``ValueError`` if no score has this name.
     """

@@ -60,7 +60,7 @@ def _labelled(path: Path, weights: ModelBundle, labels: tuple[str, ...]) -> Mode
     fields = [name for name in ("sequence_labels", "token_labels") if getattr(heads, name)]
     if len(fields) != 1:
         heads_found = "a sequence and a token head" if fields else "no sequence or token head"
-        raise ValueError(f"{path}: --labels needs one head with classes; the model has {heads_found}")
+        raise ValueError(f"{path}: --labels needs exactly one classification head; the model has {heads_found}")
     outputs = len(getattr(heads, fields[0]))
     if len(labels) != outputs:
         raise ValueError(f"{path}: {len(labels)} labels, but the head has {outputs} outputs; give one per output")

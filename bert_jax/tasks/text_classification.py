@@ -302,7 +302,7 @@ def class_scores(
 def _class_numbers(
     records: Sequence[Record], predictions: Sequence[Prediction], labels: Sequence[str]
 ) -> np.ndarray:
-    """Return int64[2, n]: the numbers of the correct classes and of the predicted classes."""
+    """Return int64[2, n]: the indices of the correct classes and of the predicted classes."""
     numbers = {label: i for i, label in enumerate(labels)}
     pairs = zip(records, predictions, strict=True)
     return np.array([[numbers[record.label or ""], numbers[one["label"]]] for record, one in pairs]).T

@@ -81,10 +81,11 @@ def _require_special(pieces: Sequence[str], name: str) -> None:
 
 
 class ByteBPETokenizer(Tokenizer):
-    """RoBERTa's tokenizer from :func:`byte_bpe_content`; it encodes any text if all 256 bytes are pieces.
+    """RoBERTa's tokenizer, built from the content that :func:`byte_bpe_content` returns.
 
-    A piece without the mark of a leading blank continues a word, except the first piece of a text. A pair is <s> a
-    </s></s> b </s>, all with token type 0.
+    It can encode any text if the vocabulary contains all 256 bytes. A piece without the leading-space marker
+    continues a word, unless it is the first piece of a text. A pair is encoded as ``<s> a </s></s> b </s>``, all
+    with token type 0.
     """
 
     kind = "byte_bpe"

@@ -41,7 +41,7 @@ class Start:
 def find_start(
     job: Job, programs: TrainPrograms, launch: Launch, rollback: RollBack | None, report: Callable[[str], None]
 ) -> Start:
-    """Return the first state of a run.
+    """Return the state from which a run starts: initialized, or restored from a checkpoint.
 
     Args:
         rollback: if set, restore the newest checkpoint before ``rollback.first_step``.

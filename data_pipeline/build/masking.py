@@ -182,7 +182,8 @@ def _choose_words(words: _Words, keys: np.ndarray, counts: np.ndarray, data: Dat
 
 
 def _choose_spans(words: _Words, keys: np.ndarray, counts: np.ndarray, data: DataConfig) -> np.ndarray:
-    """Choose random spans of whole words of at most ``counts`` tokens per row (SpanBERT, Joshi et al. 2019).
+    """Choose random spans of whole words, with at most ``counts`` tokens in total per row (SpanBERT, Joshi et al.
+    2019).
 
     A span begins at a random word; its length in words has a geometric distribution. It ends early at the end of
     its segment, before a word that is already chosen, and before a word that would exceed the count. Returns a mask

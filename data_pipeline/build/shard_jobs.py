@@ -237,7 +237,7 @@ def merge_shard(job: SplitJob, parts: Sequence[Location], shard: int) -> ShardEn
 
 
 def _records_in_order(parts: Sequence[Location], slices: Sequence[_Slice]) -> Iterator[bytes]:
-    """Yield the records of one shard from all parts in order of place."""
+    """Yield the records of one shard from all parts, sorted by position."""
     places, offsets, lengths = (np.concatenate(column) for column in list(zip(*slices, strict=True))[:3])
     counts = [len(one.places) for one in slices]
     part = np.repeat(np.arange(len(parts)), counts)

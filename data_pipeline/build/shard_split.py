@@ -95,7 +95,7 @@ def plan_splits(data: DataConfig, store: TokenStore, names: Sequence[str]) -> li
 class Split:
     """The jobs of one split, which can run on any machine: write the parts, then merge them into shards.
 
-    ``parts`` lists all parts, including finished ones. ``facts`` is the manifest without the data of the shards.
+    ``parts`` lists all parts, including finished ones. ``facts`` is the manifest without its entries per shard.
     """
 
     name: str

@@ -168,7 +168,7 @@ class HostRows:
         return len(self.rows) == self.sizes.final
 
     def _of_whole_lanes(self, size: int) -> np.ndarray:
-        """Return all rows, in a batch of ``size`` rows, of the lanes of which this host feeds at least one row."""
+        """Return, for a batch of ``size`` rows, every row of each lane of which this host feeds a row."""
         lanes = list(dict.fromkeys(row // (self.sizes.final // self.lanes) for row in self.rows))
         share = size // self.lanes
         return (np.array(lanes)[:, None] * share + np.arange(share)).ravel()

@@ -67,6 +67,6 @@ def format_of(name: str, data: TaskDataConfig, kind: TaskKind) -> str:
     if find(name).is_dir():
         return "slots"
     raise ValueError(
-        f"{name}: the suffix has no known format; allowed: {', '.join(_SUFFIXES)}, .json, .txt, slots folders; "
-        "or set data.format"
+        f"{name}: cannot infer the format from the suffix; allowed: {', '.join(_SUFFIXES)}, .json, .txt, or a "
+        "folder in the slots format; otherwise set data.format"
     )

@@ -137,7 +137,7 @@ def _module_class(kind: str, file: Path) -> str:
     match = _TYPE.fullmatch(kind)
     if match and match[2] in SUPPORTED and match[1] in (None, match[2], match[2].lower()):
         return match[2]
-    raise ValueError(f"{file}: the module {kind[:80]!r} is not readable; readable are {', '.join(SUPPORTED)}")
+    raise ValueError(f"{file}: the module type {kind[:80]!r} is not supported; supported: {', '.join(SUPPORTED)}")
 
 
 def _module_folder(path: Path, place: str) -> Path:
@@ -182,7 +182,7 @@ def _pooling(folder: Path, width: int) -> SentenceConfig:
         raise ValueError(f"{file}: pooling_mode is not a name or a list of names; readable: {', '.join(_POOLINGS)}")
     unknown = [str(mode)[:40] for mode in modes if mode not in _POOLINGS]
     if unknown:
-        raise ValueError(f"{file}: the pooling mode {', '.join(unknown)} is not readable; readable: cls, mean, max")
+        raise ValueError(f"{file}: pooling mode {', '.join(unknown)} is not supported; supported: cls, mean, max")
     for key in ("embedding_dimension", "word_embedding_dimension"):
         _one_of(file, settings, key, width)
     include = _one_of(file, settings, "include_prompt", True, False)

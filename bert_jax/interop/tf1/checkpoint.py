@@ -178,7 +178,7 @@ class _CheckpointReader(StoredModel):
             self.notes.append(f"{len(slots)} optimizer slots and counters are ignored")
         if self.options.ema:
             if not averages:
-                raise ValueError(f"{self.path}: no moving averages (variables {EMA[1:]}); omit --ema")
+                raise ValueError(f"{self.path}: contains no moving averages (no {EMA[1:]} variables); omit --ema")
             without = [name for name in self.tensors if name not in averages]
             if without:
                 self.notes.append(f"ignored, because they have no moving average: {listed(without)}")

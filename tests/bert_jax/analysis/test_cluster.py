@@ -144,7 +144,7 @@ def test_lines_and_labels(tmp_path):
     path.write_text("".join(lines))
     assert read_labels(str(path), texts) == ["a", "b", "1"]
     for content, message in (
-        (lines[:2], "no label of the id 'y'"),
+        (lines[:2], "no label for id 'y'"),
         ([*lines, lines[0]], "entry 4: the id 'z' occurs twice"),
         (['{"id": "q", "label": "a"}\n'], "entry 1: the id 'q' is not in texts"),
         (['{"id": "x"}\n'], "entry 1: not {"),

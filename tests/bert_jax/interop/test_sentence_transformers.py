@@ -224,7 +224,7 @@ def test_without_vocabulary_nothing_is_written(tmp_path, weights):
 )
 def test_foreign_modules_stop_by_name(folder, kind):
     change_modules(folder, lambda modules: modules[1].update(type=kind))
-    refused(folder, kind, "readable are Transformer, Pooling, Dense, Normalize")
+    refused(folder, kind, "supported: Transformer, Pooling, Dense, Normalize")
 
 
 def test_nothing_of_a_foreign_class_is_imported(folder, tmp_path, monkeypatch):

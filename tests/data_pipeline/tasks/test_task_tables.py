@@ -190,7 +190,7 @@ def test_files_that_are_not_there(tmp_path):
     assert refusal(tmp_path / "trial", kind="joint").startswith(f"{tmp_path / 'trial'}: no such file or folder")
     assert "is a folder" in refusal(tmp_path, format="tsv")
     assert refusal(path.rename(tmp_path / "train.xyz")).startswith(
-        f"{tmp_path / 'train.xyz'}: the suffix has no known format; allowed: .tsv, .csv, "
+        f"{tmp_path / 'train.xyz'}: cannot infer the format from the suffix; allowed: .tsv, .csv, "
     )
 
 
