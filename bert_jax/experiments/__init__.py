@@ -1,1 +1,1 @@
-"""Several runs: sweeps, comparisons, leaderboard files."""
+"""Tools for several runs: sweeps, comparisons, leaderboard files."""

@@ -181,7 +181,7 @@ def _read_run(workdir: Location, split: str) -> _Run:
 
 
 def _record(line: Mapping[str, Any], config: FinetuneConfig, where: str) -> Record:
-    """Return the record of a line of predictions, with the fields that the metrics of the task read."""
+    """Return the record of a prediction line, with the fields that the metrics of the task read."""
     kind, labels = config.task.kind, config.data.labels
     reader, fields = _READERS[kind]
     record = reader(line, labels) if isinstance(line.get("id"), str) else None
@@ -220,7 +220,8 @@ def _choice(line: Mapping[str, Any], labels: tuple[str, ...]) -> Record | None:
 
 
 def _pair(line: Mapping[str, Any], labels: tuple[str, ...]) -> Record | None:
-    """Read a prediction of sentence embeddings; its fields determine the metrics (see ``SentenceTask.scores``)."""
+    """Return the record of a prediction of sentence embeddings, or None if the line is invalid. The fields of the
+    line determine the metrics (see ``SentenceTask.scores``)."""
     gold = line.get("gold")
     is_triplet, is_class = "cosine_negative" in line, gold in labels and "label" in line
     fits = gold is None or isinstance(gold, str)

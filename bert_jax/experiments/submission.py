@@ -18,7 +18,7 @@ _BINARY, _TWO, _THREE = ("0", "1"), ("entailment", "not_entailment"), ("entailme
 
 
 class GlueFile(NamedTuple):
-    """The file of a test set: name without .tsv, number of records, and classes (empty: predictions are
+    """The leaderboard file of a test set: name without .tsv, number of records, and classes (empty: predictions are
     numbers)."""
 
     name: str
@@ -50,8 +50,8 @@ def write_submission(workdirs: Iterable[Location], output: Path) -> list[str]:
     """Write a file for every test set with predictions in ``workdirs``, and ``submission.zip`` with these files.
 
     All predictions are checked before the first file is written. Returns lines to print, which name the missing
-    files. Raises ``ValueError`` for a run that is not on a GLUE task or has no predictions of its test sets, for an
-    index that is missing, repeated or too large, and for a class that the leaderboard does not accept.
+    files. Raises ``ValueError`` for a run whose task is not a GLUE task or that has no predictions of its test
+    sets, for an index that is missing, repeated or too large, and for a class that the leaderboard does not accept.
     """
     files: dict[str, str] = {}
     sources: dict[str, Location] = {}
@@ -81,7 +81,7 @@ def write_submission(workdirs: Iterable[Location], output: Path) -> list[str]:
 
 
 def _file(workdir: Location, split: str, wanted: GlueFile) -> str:
-    """Return the content of a file: the predictions of ``split`` in the order of their indices."""
+    """Return the content of a file: the predictions of ``split``, sorted by index."""
     last = wanted.records - 1
     numbers = {str(number): number for number in range(wanted.records)}
     answers: list[str | None] = [None] * wanted.records

@@ -1,7 +1,7 @@
-"""Sweeps: several fine-tuning runs of one command, each in its own workdir, and a table of their results.
+"""Sweeps: several fine-tuning runs started by one command, each in its own workdir, and a table of their results.
 
 WORKDIR/runs/NAME is the workdir of a run. Finished runs are not repeated, so the same command continues a killed
-sweep, and several processes on one WORKDIR divide the runs among them. The table is computed only from the
+sweep, and several processes on one WORKDIR divide the runs among themselves. The table is computed only from the
 metrics.json files of the runs.
 """
 
@@ -121,7 +121,8 @@ def _drop_checkpoints(folder: Path) -> None:
 
 
 def _same_sweep(path: Path, now: dict[str, Any]) -> None:
-    """Write the shared settings of the runs to ``path``; raise ``ValueError`` if it contains different ones."""
+    """Write the shared settings of the runs to ``path``; raise ``ValueError`` if the file contains different
+    settings."""
     text = json.dumps(now, indent=1, ensure_ascii=False)
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -1,1 +1,1 @@
-"""Fine-tuning: from task and records to a trained model."""
+"""Fine-tuning: training of a model on the records of a task."""

@@ -1,4 +1,4 @@
-"""Files in the workdir of a finished fine-tuning run: config, ``metrics.json``, ``predictions_SPLIT.jsonl``."""
+"""Reading of the files in the workdir of a finished fine-tuning run: config, ``metrics.json``, predictions."""
 
 import dataclasses
 import hashlib
@@ -17,8 +17,9 @@ METRICS, PREDICTIONS = "metrics.json", "predictions_{}.jsonl"
 
 
 def read_options(workdir: Location, names: Collection[str]) -> FinetuneConfig:
-    """Read the options ``names`` from the config of a run. All other options have their defaults, because an older
-    version may have written the file. Raises ``ValueError`` if ``workdir`` is not a workdir of fine-tuning."""
+    """Return the config of a run with the options named in ``names`` as stored; all other options have their
+    defaults, because an older version of bert_jax may have written the file. Raises ``ValueError`` if ``workdir``
+    is not a workdir of fine-tuning."""
     file = workdir / "config.yaml"
     if not file.is_file():
         raise ValueError(f"{workdir}: no config.yaml in this folder; give a workdir of run_finetune.py")
@@ -48,14 +49,14 @@ def records_digest(records: Iterable[Record]) -> str:
 
 
 def predicted_splits(workdir: Location) -> list[str]:
-    """Return the names of the splits that have predictions, sorted."""
+    """Return the sorted names of the splits that have predictions."""
     before, after = PREDICTIONS.split("{}")
     files = workdir.glob(PREDICTIONS.format("*"))
     return sorted(file.name.removeprefix(before).removesuffix(after) for file in files)
 
 
 def read_predictions(workdir: Location, split: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield (FILE:LINE, prediction) of every record of a split, in file order.
+    """Yield (FILE:LINE, prediction) for every record of a split, in file order.
 
     Raises ``ValueError`` if the split has no predictions, or if its file is not UTF-8 or has a line that is not a
     JSON object.
@@ -76,7 +77,7 @@ def read_predictions(workdir: Location, split: str) -> Iterator[tuple[str, dict[
 def in_new_form(line: dict[str, Any]) -> dict[str, Any]:
     """Return ``line``, a prediction, with the current field names.
 
-    In a line of an older run ``label`` was the correct answer, ``prediction`` the predicted class, classes, choice
+    In a line of an older run, ``label`` was the correct answer, ``prediction`` the predicted class, classes, choice
     or value, and ``scores`` the probabilities.
     """
     # Predictions for pairs of texts without classes had no ``prediction``.

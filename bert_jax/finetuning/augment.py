@@ -1,4 +1,4 @@
-"""Augmentation of training inputs: masked tokens, deleted words."""
+"""Augmentation of training inputs by masking tokens and deleting words."""
 
 import dataclasses
 
@@ -24,8 +24,8 @@ def augmented(unit: ModelInput, config: FinetuneConfig, tokenizer: Tokenizer, ke
 
 def mask_batch(features: dict[str, np.ndarray], tokenizer: Tokenizer, seed: int, data_step: int) -> None:
     """Mask 15% of the tokens of a batch in place, and add ``mlm_positions``, ``mlm_labels`` and ``mlm_weights``,
-    each [B, M]. Of the selected tokens, 80% become [MASK], 10% a random piece, and 10% remain unchanged (Devlin et
-    al. 2018, section 3.1)."""
+    each [B, M]. Of the selected tokens, 80% are replaced by [MASK] and 10% by a random piece; 10% remain unchanged
+    (Devlin et al. 2018, section 3.1)."""
     ids = features["input_ids"]
     rows, length = ids.shape
     rng = np.random.default_rng([seed, data_step, 15])

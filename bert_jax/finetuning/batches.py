@@ -1,7 +1,7 @@
 """Training batches of a task: order, augmentation and packing of its units.
 
-Batch k of epoch e is slice k of a permutation that depends on the seed and e, so the position is a single number.
-The last batch of an epoch contains the remaining units.
+Batch k of epoch e is slice k of a permutation that depends on the seed and e, so that a single number identifies
+the position in the training data. The last batch of an epoch contains the remaining units.
 """
 
 from collections.abc import Mapping, Sequence
@@ -39,7 +39,7 @@ def planned_shapes(resolved: ResolvedTask, mesh: Mesh) -> list[Shape]:
 
 
 class ExampleBatches:
-    """Endless training batches of a task: a ``BatchIterator`` whose position is the number of the next batch.
+    """Endless training batches of a task: a ``BatchIterator`` whose position is the index of the next batch.
 
     Each process yields the rows of its own devices in ``mesh``.
     """
@@ -68,7 +68,7 @@ class ExampleBatches:
         return self._order[index * self._batch_size : (index + 1) * self._batch_size]
 
     def pack(self, data_step: int) -> tuple[dict[str, np.ndarray], int]:
-        """Return the features of the whole batch ``data_step``, and its number of training examples."""
+        """Return the features of the global batch ``data_step``, and its number of training examples."""
         task, config, tokenizer = self._task, self._config, self._task.tokenizer
         numbers, targets = self.numbers(data_step).tolist(), task.targets
         units = [augmented(self._units[i], config, tokenizer, (data_step, i)) for i in numbers]
@@ -97,7 +97,7 @@ class ExampleBatches:
         return {name: values[rows] for name, values in features.items()}, info
 
     def state(self) -> dict[str, Any]:
-        """Return the position: the number of the next batch, the skipped ranges and the fingerprint of the data."""
+        """Return the position: the index of the next batch, the skipped ranges and the fingerprint of the data."""
         return {
             "data_step": self._data_step,
             "skipped": [list(span) for span in self._skipped],

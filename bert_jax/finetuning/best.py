@@ -26,7 +26,7 @@ Values = Mapping[str, Mapping[str, float | None]]
 
 @dataclass
 class BestCheckpoint:
-    """State of the evaluations that select the parameters; part of a checkpoint."""
+    """The state of the evaluations that select the best parameters; it is part of a checkpoint."""
 
     value: float | None = None
     step: int = 0
@@ -39,8 +39,8 @@ class BestCheckpoint:
     split: str = ""
 
     def judge(self, score: Score, value: float | None, step: int, split: str, min_delta: float) -> bool:
-        """Record the ``value`` of an evaluation; return True if it is the best one. An undefined value (None), such
-        as a correlation with a constant, is never the best."""
+        """Record ``value``, the score of an evaluation; return True if it improves on the best value by more than
+        ``min_delta``. An undefined value (None), such as a correlation with a constant, is never the best."""
         sign = 1 if score.higher_is_better else -1
         better = value is not None and (self.value is None or sign * (value - self.value) > max(min_delta, 0.0))
         if better:
@@ -51,7 +51,7 @@ class BestCheckpoint:
         return better
 
     def require_same(self, metric: str, split: str) -> None:
-        """Raise ``ValueError`` if values of ``metric`` on ``split`` are not comparable with the recorded ones."""
+        """Raise ``ValueError`` if values of ``metric`` on ``split`` are not comparable with the recorded values."""
         if metric != self.metric:
             raise ValueError(
                 f"task.metric: {metric} is not comparable with {self.metric}, which has selected the best "
@@ -72,7 +72,7 @@ class BestCheckpoint:
 def save_parameters(
     folder: Path, resolved: ResolvedTask, start: Start, params: Any, step: int, values: Values
 ) -> None:
-    """Write the model of ``step``, with its metrics ``values``, to ``best/`` in the workdir ``folder``.
+    """Write the model at ``step``, with its metrics ``values``, to ``best/`` in the workdir ``folder``.
 
     Must be called by every process.
     """

@@ -1,4 +1,4 @@
-"""Model outputs for whole splits of a task, and metrics of their predictions."""
+"""Model outputs for all records of a split, and the metrics of their predictions."""
 
 import functools
 import json
@@ -31,8 +31,8 @@ _MOST_INTERVALS = 40
 
 
 class Predictor:
-    """Run model inputs through the model on a mesh. The program is compiled once per batch shape; all batches of a
-    split have the same shape."""
+    """Runs model inputs through the model on a device mesh. The program is compiled once per batch shape; all
+    batches of a split have the same shape."""
 
     def __init__(self, task: Task, model: BertModel, mesh: Mesh) -> None:
         self._task, self._mesh = task, mesh
@@ -43,8 +43,8 @@ class Predictor:
     def outputs(
         self, params: Any, units: Sequence[ModelInput], before_batch: Callable[[], None] = lambda: None
     ) -> list[batching.Outputs]:
-        """Return arrays by name for every unit, in order: for level ``unit`` its entry, for level ``token`` its
-        tokens.
+        """Return the output arrays of every unit by name, in the order of ``units``. An array of level ``unit`` is
+        the entry of the unit; an array of level ``token`` has an entry for each of its tokens.
 
         ``before_batch`` is called before each batch.
         """
@@ -150,8 +150,8 @@ def point_values(scores: Sequence[Score], count: int) -> dict[str, float | None]
 def with_intervals(scores: Sequence[Score], count: int, seed: int, metric: str = "") -> dict[str, dict[str, Any]]:
     """Return ``{"value", "ci95"}`` of each score by name; ci95 is a 95% bootstrap interval from 1,000 resamples.
 
-    At most 40 scores get an interval; for the others, ci95 is None. ``metric`` has priority, followed by scores
-    over all records, then by scores of single classes.
+    At most 40 scores get an interval; for the others, ci95 is None. The score named ``metric`` has priority,
+    followed by the scores over all records, and then by the scores of single classes.
     """
     values: dict[str, dict[str, Any]] = {
         name: {"value": number, "ci95": None} for name, number in point_values(scores, count).items()
@@ -164,7 +164,7 @@ def with_intervals(scores: Sequence[Score], count: int, seed: int, metric: str =
 
 
 def _rank(name: str, metric: str) -> tuple[bool, bool]:
-    """Return a sort key: the selecting metric first, metrics of a single class last."""
+    """Return a sort key that puts the selecting metric first and the metrics of a single class last."""
     return name != metric, "/" in name
 
 
@@ -175,7 +175,8 @@ def metrics_text(results: Sequence[Mapping[str, Any]]) -> str:
 
 
 def result_lines(result: Mapping[str, Any], metric: str = "") -> list[str]:
-    """Return the log line of an entry of metrics.json: ``metric`` and up to three more scores."""
+    """Return a list with the log line of an entry of metrics.json, which shows ``metric`` and up to three more
+    scores."""
     shown = [
         f"{name} {entry['value']:.4f} [{entry['ci95'][0]:.4f}, {entry['ci95'][1]:.4f}]"
         for name, entry in sorted(result["metrics"].items(), key=lambda item: _rank(item[0], metric))[:4]

@@ -1,4 +1,4 @@
-"""Evaluation during a fine-tuning run: predictions, metrics lines, selection of the best parameters."""
+"""Evaluation during a fine-tuning run: predictions, logged metrics, and selection of the best parameters."""
 
 from collections.abc import Callable
 from typing import Any
@@ -19,7 +19,8 @@ class Evaluator:
     """Predicts the splits of a run, evaluates its dev splits, and saves the parameters of the best evaluation."""
 
     def __init__(self, resolved: ResolvedTask, start: Start, model: BertModel) -> None:
-        """``model``: the model of training. Raises ``ValueError`` for an unknown ``task.metric``."""
+        """Construct the evaluator of ``model``, the training model. Raises ``ValueError`` for an unknown
+        ``task.metric``."""
         self._resolved, self._start, self._devs = resolved, start, resolved.dev_splits
         self._model = model.clone(heads=resolved.heads, all_layers=False)
         self._predictors: dict[Mesh, evaluation.Predictor] = {}

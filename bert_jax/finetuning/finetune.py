@@ -23,7 +23,7 @@ from bert_jax.training.state import TrainState
 
 
 def finetune(config: FinetuneConfig, launch: Launch, *, splits: Splits, tests: Sequence[str], start: Start) -> None:
-    """Train the task of ``config`` on ``splits["train"]``, then evaluate and predict the other splits.
+    """Train a model for the task of ``config`` on ``splits["train"]``, then evaluate and predict the other splits.
 
     ``tests``: names of the splits that do not select the best parameters. Raises ``ValueError`` for errors that the
     user can correct, and ``exits.Stop`` if the run ends early.

@@ -20,7 +20,8 @@ def row_length(longest: int) -> int:
 
 
 def _cost(shape: Shape, width: int) -> float:
-    """Return the cost of a step, in units of a token; the cost of attention grows with the row length."""
+    """Return the cost of a step, in units of the cost of a token in a short row; the cost of attention grows with
+    the row length."""
     return shape.rows * shape.length * (1 + shape.length / (6 * width))
 
 
@@ -42,7 +43,7 @@ def plan_shapes(
     Args:
         steps: number of steps of the run; a shape that saves less than its compilation costs is omitted.
         width: hidden size of the encoder.
-        parts: divisor of the number of rows: number of shards of a batch on the mesh times microbatches.
+        parts: required divisor of the number of rows: number of shards of a batch on the mesh times microbatches.
         most: maximum number of shapes.
         packing: if False, return one shape, with a row of ``limit`` tokens for each unit.
         limit: length of the longest possible unit.
@@ -89,15 +90,15 @@ def _needs(sample: np.ndarray, usual: float, longest: int, parts: int) -> list[S
 
 
 def _costs(shape: Shape, needed: Sequence[Sequence[Shape]], width: int) -> np.ndarray:
-    """Return float64[samples], the cost of a step of ``shape`` for each sampled batch, infinity if the batch does
+    """Return float64[samples], the cost of a step of ``shape`` for each sampled batch; infinity if the batch does
     not fit into the shape."""
     fits = [any(other.length == shape.length and other.rows <= shape.rows for other in shapes) for shapes in needed]
     return np.where(fits, _cost(shape, width), np.inf)
 
 
 def choose_shape(lengths: Sequence[int], shapes: Sequence[Shape]) -> tuple[Shape, list[list[int]]]:
-    """Return the first of ``shapes`` (cheapest first) that fits units of ``lengths``, and its rows as lists of unit
-    indices."""
+    """Return the first of ``shapes`` (cheapest first) that fits units of the given ``lengths``, and the indices of
+    the units in each of its rows."""
     for shape in shapes:
         if shape.rows * shape.length < sum(lengths):
             continue

@@ -1,4 +1,4 @@
-"""A task resolved on its records: training examples, labels, steps, intervals, warmup, output layers."""
+"""Resolution of a task: the values that follow from its records, such as labels, steps and output layers."""
 
 import dataclasses
 import functools
@@ -60,12 +60,12 @@ class ResolvedTask:
 
     @functools.cached_property
     def record_digests(self) -> dict[str, str]:
-        """Digests of the records of each split, independent of the paths of their files."""
+        """Digest of the records of each split, independent of the paths of their files."""
         return {split: records_digest(records) for split, records in self.records.items()}
 
     @functools.cached_property
     def prediction_digests(self) -> dict[str, str]:
-        """Digests of the records of each predicted split and of the options that affect predictions."""
+        """For each predicted split, a digest of its records and of the options that affect predictions."""
         config = self.config
         options = dataclasses.asdict(dataclasses.replace(config.task, name="", metric="", module=""))
         options |= {name: dataclasses.asdict(getattr(config, name)) for name in ("qa", "tagging", "sentence")}
@@ -86,7 +86,7 @@ class ResolvedTask:
         return json_digest([digest.hexdigest(), key])
 
     def train_classes(self) -> np.ndarray:
-        """Return int64[n], the class of each training example as a number in ``data.labels``."""
+        """Return int64[n], the class of each training example as an index into ``data.labels``."""
         labels, records = self.config.data.labels, self.records["train"]
         return np.array([labels.index(records[one.record].label or "") for one in self.inputs["train"]])
 
@@ -94,7 +94,8 @@ class ResolvedTask:
 def resolve_task(
     config: FinetuneConfig, splits: Splits, tests: Sequence[str], tokenizer: Tokenizer
 ) -> ResolvedTask:
-    """Resolve the task of ``config`` on the records of ``splits``; ``tests``: names of splits that select nothing.
+    """Resolve the task of ``config`` on the records of ``splits``; ``tests``: names of the splits that do not
+    select the best parameters.
 
     All records are converted to model inputs here, so that an invalid record is reported before training. Raises
     ``ValueError`` for records that cannot be trained on or evaluated.
@@ -149,8 +150,8 @@ def with_steps(config: FinetuneConfig, count: int) -> FinetuneConfig:
 
 
 def redrawn_layers(config: FinetuneConfig) -> tuple[str, ...]:
-    """Return name prefixes of the parameters that ``regularization.reinit_layers`` randomly initializes: the top
-    layers and the pooler. Raises ``ValueError`` for more layers than the model has."""
+    """Return the name prefixes of the parameters that ``regularization.reinit_layers`` randomly initializes: the
+    top layers and the pooler. Raises ``ValueError`` if the option exceeds the number of layers of the model."""
     count, layers = config.regularization.reinit_layers, config.model.num_layers
     if count > layers:
         raise ValueError(f"regularization.reinit_layers: {count} is not allowed; the model has {layers} layers")

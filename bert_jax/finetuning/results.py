@@ -76,7 +76,7 @@ def write_results(
 def _result_entry(
     resolved: ResolvedTask, split: str, predictions: Sequence[Prediction], evaluator: Evaluator
 ) -> dict[str, Any]:
-    """Return the entry of a split in metrics.json, without step and seconds."""
+    """Return the entry of a split in metrics.json, without the step and the seconds."""
     config, task, records, best = resolved.config, resolved.task, resolved.records[split], evaluator.best
     scores, count = evaluation.scores_of(task, records, predictions)
     metric, confusion = best.metric or config.task.metric, evaluation.confusion_of(task, records, predictions)

@@ -31,8 +31,8 @@ class TaskObjective(Objective):
         self._task = task
 
     def denominators(self, batch: Batch) -> dict[str, jax.Array]:
-        """Return the denominators of the task loss and, divided by the weights of the losses, of the auxiliary
-        losses."""
+        """Return the denominators of the task loss, and those of the auxiliary losses divided by the weights of
+        these losses."""
         options = self._task.config.loss
         values = self._task.denominators(batch)
         values |= {f"layer_{n}_loss": values["loss"] / options.layer_weight for n in options.layers}

@@ -20,13 +20,14 @@ TOKEN = re.compile(r"[0-9a-zß-öø-ɏ\uff10-\uff19\uff41-\uff5a]+|\S")
 
 
 def remove_punctuation(text: str) -> str:
-    """Return lower-case text without punctuation; inner white space stays, as in ``cmrc2018_evaluate.py``."""
+    """Return lower-case text without punctuation; inner white space is kept, as in ``cmrc2018_evaluate.py``."""
     return text.lower().strip().translate(NO_PUNCTUATION)
 
 
 def exact_and_f1(prediction: str, references: Sequence[str]) -> tuple[float, float]:
-    """Return (exact, f1), each the maximum over ``references``: equality without punctuation, and F1 of the longest
-    common substring of tokens. Raises ``ValueError`` without references."""
+    """Return (exact, f1), each the maximum over ``references``. exact is 1 if the texts are equal without
+    punctuation; f1 is the F1 score of their longest common substring of tokens. Raises ``ValueError`` if there are
+    no references."""
     if not references:
         raise ValueError(f"answer {prediction[:40]!r}: no references; one or more are needed")
     predicted = remove_punctuation(prediction)

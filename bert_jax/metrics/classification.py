@@ -14,7 +14,7 @@ KINDS = ("precision", "recall", "f1")
 
 
 def confusion_matrix(gold: np.ndarray, predicted: np.ndarray, classes: int) -> np.ndarray:
-    """Return counts int64[classes, classes] of int labels [n]; rows are gold, columns are predicted labels.
+    """Return counts int64[classes, classes] of int labels [n]; rows are gold labels, columns are predicted labels.
 
     Raises ``ValueError`` for labels outside 0 to ``classes`` - 1.
     """
@@ -25,13 +25,14 @@ def confusion_matrix(gold: np.ndarray, predicted: np.ndarray, classes: int) -> n
 def classification_scores(
     gold: np.ndarray, predicted: np.ndarray, names: Sequence[str], probabilities: np.ndarray | None = None
 ) -> list[Score]:
-    """Return the scores of int labels [n]; ``probabilities`` [n, C] (or any ranking scores) add auroc.
+    """Return the scores of int labels [n]; ``probabilities`` [n, C] (or any scores that rank the records) add
+    auroc.
 
     The names are accuracy; precision, recall and f1, each with the suffixes _micro, _macro, _weighted and, for each
     class, /NAME; matthews; auroc. For two classes, precision, recall and f1 without a suffix are those of class 1.
     _macro averages over the classes that occur in gold or predicted, as in scikit-learn. With two classes, auroc is
-    that of class 1, otherwise the mean over classes of one against the rest; it is NaN if a class does not occur in
-    gold. Raises ``ValueError`` for wrong shapes or labels.
+    that of class 1; otherwise, it is the mean of the one-vs-rest values of all classes. It is NaN if a class does
+    not occur in gold. Raises ``ValueError`` for wrong shapes or labels.
     """
     classes = len(names)
     gold, predicted, n = _labels(gold, predicted, classes)
@@ -93,7 +94,8 @@ def multi_label_scores(
 
 
 def matthews(counts: np.ndarray) -> float:
-    """Return the Matthews correlation of ``counts`` [3, C] (hits, gold, predicted); 0 if either is constant.
+    """Return the Matthews correlation of ``counts`` [3, C] (hits, gold, predicted); 0 if the gold labels or the
+    predicted labels are constant.
 
     Gorodkin 2004, "Comparing two K-category assignments by a K-category correlation coefficient".
     """
@@ -105,15 +107,15 @@ def matthews(counts: np.ndarray) -> float:
 
 def auroc(gold: np.ndarray, scores: np.ndarray) -> float:
     """Return the area under the ROC curve of bool ``gold`` [n] and ``scores`` [n]: the share of (negative,
-    positive) pairs with scores in the right order, where a tie counts as half. The result is NaN if gold is
-    constant or a score is NaN."""
+    positive) pairs whose scores are in the correct order, where a tie counts as half a pair. The result is NaN if
+    gold is constant or a score is NaN."""
     n = count_records(gold=gold, scores=scores)
     return _auroc(*_by_rank(np.asarray(gold, bool), scores, partial(repeats, n=n))(np.arange(n)))
 
 
 def average_precision(gold: np.ndarray, scores: np.ndarray) -> float:
-    """Return the sum over thresholds of precision times the increase in recall, for bool ``gold`` [n] and
-    ``scores`` [n]. The result is 0 without positives, and NaN if a score is NaN."""
+    """Return the average precision, the sum over all thresholds of the precision times the increase in recall, for
+    bool ``gold`` [n] and ``scores`` [n]. The result is 0 without positives, and NaN if a score is NaN."""
     n = count_records(gold=gold, scores=scores)
     return _average_precision(*_by_rank(np.asarray(gold, bool), scores, partial(repeats, n=n))(np.arange(n)))
 
@@ -145,7 +147,7 @@ def _indicators(name: str, values: np.ndarray, n: int, classes: int) -> np.ndarr
 
 
 def _averages(counts: Counts, names: Sequence[str], occurring_only: bool) -> list[Score]:
-    """Return the scores of precision, recall and F1: each average, and the value of each class."""
+    """Return the precision, recall and F1 scores: each average, and the value for each class."""
     of_all = once(lambda indices: precision_recall_f1(counts(indices).sum(axis=1)))
     of_each = once(lambda indices: precision_recall_f1(counts(indices)))
 
@@ -179,8 +181,8 @@ def _by_rank(gold: np.ndarray, scores: np.ndarray, times: Counts) -> Counts:
     """Return a function from the indices of a resample to float64[2, R], the numbers of negatives and positives at
     each of the R different scores, ascending; NaN if a score is NaN.
 
-    The records are sorted once; a resample is only counted. ``times``: function from the indices of a resample to
-    the number of occurrences of each record.
+    The records are sorted only once; each resample only requires counting. ``times``: function from the indices of
+    a resample to the number of occurrences of each record.
     """
     scores = np.asarray(scores, np.float64)
     if np.isnan(scores).any():

@@ -12,10 +12,10 @@ from bert_jax.metrics.score import count_records
 def clustering_scores(gold: Sequence[Hashable], found: Sequence[Hashable]) -> dict[str, float]:
     """Return purity, adjusted_rand and nmi of the clusters ``found`` [n] against the labels ``gold`` [n].
 
-    purity: share of records with the most frequent label of their cluster. adjusted_rand (Hubert and Arabie 1985):
-    agreement on pairs of records, 0 by chance, 1 for equal partitions. nmi: mutual information divided by the mean
-    of the two entropies; 1 if there is only one cluster and one label. Raises ``ValueError`` if the numbers of
-    records differ or are 0.
+    purity: share of records whose label is the most frequent one in their cluster. adjusted_rand (Hubert and Arabie
+    1985): agreement on pairs of records, 0 by chance, 1 for equal partitions. nmi: mutual information divided by
+    the mean of the two entropies; 1 if there is only one cluster and one label. Raises ``ValueError`` if the
+    numbers of records differ or are 0.
     """
     n = count_records(gold=gold, found=found)
     counts = crosstab(list(gold), list(found)).count

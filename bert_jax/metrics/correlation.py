@@ -1,4 +1,4 @@
-"""Metrics of one number per record: correlations and errors."""
+"""Metrics of one predicted number per record: correlations and errors."""
 
 import numpy as np
 
@@ -50,7 +50,7 @@ def _numbers(name: str, values: np.ndarray) -> np.ndarray:
 
 
 def _direction(x: np.ndarray) -> np.ndarray:
-    """Return the deviations from the mean, scaled to length 1."""
+    """Return the deviations of ``x`` from its mean, scaled to unit length."""
     deviations = x - x.mean()
     deviations /= np.abs(deviations).max()  # so that no square overflows or vanishes
     return deviations / np.linalg.norm(deviations)

@@ -10,7 +10,7 @@ from bert_jax.metrics.score import Score, count_records, value
 
 
 class Interval(NamedTuple):
-    """A metric over all records, and the bounds of its confidence interval."""
+    """The value of a metric over all records, and the bounds of its confidence interval."""
 
     value: float
     low: float
@@ -18,7 +18,7 @@ class Interval(NamedTuple):
 
 
 class Difference(NamedTuple):
-    """Metric of model a minus metric of model b, the bounds of its interval, and the two-sided p-value."""
+    """The metric of model a minus the metric of model b, the bounds of its interval, and the two-sided p-value."""
 
     difference: float
     low: float
@@ -40,7 +40,7 @@ def confidence_intervals(
     """Return the percentile bootstrap interval (Efron 1979) of each score over ``n`` records.
 
     All scores share the resamples, which depend on ``seed`` alone. Resamples on which a metric is undefined are
-    ignored; if it is undefined on all resamples, the bounds are NaN. Raises ``ValueError`` without records.
+    ignored; if it is undefined on all resamples, the bounds are NaN. Raises ``ValueError`` if ``n`` is 0.
     """
     wholes = [value(score, n) for score in scores]
     values = _resampled(scores, n, seed, resamples) if scores else ()
@@ -53,8 +53,8 @@ def paired_bootstrap(
     """Return the difference of two scores of the same ``n`` records, both computed on the same resamples.
 
     The p-value is twice the share of resamples whose difference is 0 or has the opposite sign, which is consistent
-    with the interval. The original set counts as one more resample (Davison and Hinkley 1997, 4.2.3), which keeps
-    the p-value above 0.
+    with the interval. The original set of records counts as one more resample (Davison and Hinkley 1997, 4.2.3),
+    which keeps the p-value above 0.
     """
     whole = value(score_a, n) - value(score_b, n)
     values = _resampled((score_a, score_b), n, seed, resamples)

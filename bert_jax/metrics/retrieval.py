@@ -1,4 +1,4 @@
-"""Metrics of ranked lists."""
+"""Metrics of ranked lists of retrieved ids."""
 
 from collections.abc import Collection, Hashable, Sequence
 
@@ -14,10 +14,10 @@ def retrieval_scores(
 ) -> list[Score]:
     """Return mrr, precision@1, and recall@K and ndcg@K for each K of ``cutoffs``; a record is a query.
 
-    ``ranked``: retrieved ids, best first, each once. ``relevant``: the relevant ids, one or more for every query.
-    mrr: 1 / rank of the first relevant id in the whole list, 0 if the list contains no relevant id. ndcg: gain 1,
-    discount log2(rank + 1), divided by the value of the best possible list. Raises ``ValueError`` for a query
-    without relevant ids or with a repeated id.
+    ``ranked``: the retrieved ids of each query, best first, each id at most once. ``relevant``: the relevant ids,
+    one or more for every query. mrr: 1 / rank of the first relevant id in the entire list, 0 if the list contains
+    no relevant id. ndcg: gain 1, discount log2(rank + 1), divided by the value of the best possible list. Raises
+    ``ValueError`` for a query without relevant ids or with a repeated id.
     """
     n = count_records(ranked=ranked, relevant=relevant)
     if any(cutoff < 1 for cutoff in cutoffs):

@@ -1,4 +1,5 @@
-"""Base of every metric: a score that can be computed on any resample, and checks of inputs."""
+"""The class ``Score`` of all metrics, which can be computed on any resample of the records, and shared
+functions."""
 
 from collections.abc import Callable, Sized
 from dataclasses import dataclass
@@ -13,9 +14,9 @@ T = TypeVar("T")
 class Score:
     """A metric of a fixed set of records, which can be computed on any resample of them.
 
-    ``of`` is a function from int64 indices of records, which may repeat, to the metric of that resample, NaN if it
-    is undefined. One bootstrap can therefore serve all metrics. Do not modify an array of indices after passing it:
-    scores share counts that are cached by the identity of the array.
+    ``of`` is a function from int64 indices of records, which may repeat, to the value of the metric on that
+    resample, or NaN if the metric is undefined. All metrics can therefore share one bootstrap. Do not modify an
+    array of indices after passing it: scores share counts that are cached by the identity of the array.
     """
 
     name: str
@@ -24,14 +25,15 @@ class Score:
 
 
 def value(score: Score, n: int) -> float:
-    """Return the metric over all ``n`` records; raise ``ValueError`` if ``n`` is 0."""
+    """Return the value of the metric over all ``n`` records; raise ``ValueError`` if ``n`` is 0."""
     if n < 1:
         raise ValueError(f"{score.name}: no records to score; one or more are needed")
     return score.of(np.arange(n))
 
 
 def count_records(**columns: Sized) -> int:
-    """Return the number of records of the named columns; raise ``ValueError`` if it differs or is 0."""
+    """Return the number of records, the length of each column; raise ``ValueError`` if the lengths differ or are
+    0."""
     lengths = {name: len(column) for name, column in columns.items()}
     if len(set(lengths.values())) > 1:
         counts = ", ".join(f"{name} {length}" for name, length in lengths.items())
@@ -45,8 +47,8 @@ def count_records(**columns: Sized) -> int:
 def mean_score(
     name: str, values: np.ndarray, where: np.ndarray | None = None, higher_is_better: bool = True
 ) -> Score:
-    """Return the score that is the mean of ``values`` [n], with ``where`` (bool[n]) only over the records that it
-    selects; NaN if a resample contains none of these records."""
+    """Return the score whose value is the mean of ``values`` [n] over all records or, if ``where`` (bool[n]) is
+    set, over the records that ``where`` selects; NaN if a resample contains none of these records."""
     values = np.asarray(values, np.float64)
 
     def of(indices: np.ndarray) -> float:
@@ -70,7 +72,8 @@ def precision_recall_f1(counts: np.ndarray) -> np.ndarray:
 
 
 def once(function: Callable[[np.ndarray], T]) -> Callable[[np.ndarray], T]:
-    """Return ``function`` with its last result cached by array identity, for all scores of the same resample."""
+    """Return ``function`` with its last result cached by array identity, so that all scores of a resample share the
+    result."""
     last: list[tuple[np.ndarray, T]] = []
 
     def of(indices: np.ndarray) -> T:

@@ -78,17 +78,17 @@ def _bag_f1(predicted: list[str], gold: list[str]) -> float:
 
 
 def _at_threshold(spans: np.ndarray, has_answer: np.ndarray, odds: np.ndarray, threshold: float) -> np.ndarray:
-    """Return the value of each question: ``~has_answer`` if its odds exceed the threshold, otherwise that in
+    """Return the metric of each question: ``~has_answer`` if its odds exceed the threshold, otherwise its value in
     ``spans``."""
     return np.where(odds > threshold, ~has_answer, spans)
 
 
 def _best_threshold(spans: np.ndarray, has_answer: np.ndarray, odds: np.ndarray) -> float:
-    """Return the lowest threshold with the largest mean.
+    """Return the lowest of the thresholds with the largest mean of the metric over the questions.
 
     Unlike in ``evaluate-v2.0.py``, questions with equal odds switch to "no answer" together. If "no answer" is best
-    for every question, the threshold is below all odds instead of 0. The returned threshold therefore always
-    attains the best mean.
+    for every question, the threshold is below all odds (in ``evaluate-v2.0.py``: 0). The returned threshold
+    therefore always attains the best mean.
     """
     order = np.argsort(odds, kind="stable")
     ascending = odds[order]

@@ -1,1 +1,1 @@
-"""Objectives, with losses and metrics as (sum, weight) pairs: added over the global batch, then divided once."""
+"""Objectives; losses and metrics are (sum, weight) pairs, added over the global batch and then divided once."""

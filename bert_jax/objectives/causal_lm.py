@@ -1,6 +1,6 @@
 """Causal language model: every token predicts the next one (Radford et al. 2018, section 3.1).
 
-Shapes: B rows, S tokens, H width, V vocabulary.
+Shapes: B rows, S tokens per row, H hidden size, V vocabulary size.
 """
 
 import html
@@ -32,10 +32,10 @@ SAMPLE_TOKENS = 12
 
 
 class CausalModel(BertModel):
-    """The encoder with the table of word embeddings as its output layer, without transform and bias."""
+    """The encoder with the word embedding table as its output layer, without a transform or a bias."""
 
     def __call__(self, features: Mapping[str, jax.Array], dropout_key: Any = None) -> jax.Array:  # type: ignore[override]
-        """Return float32[B, S, V], logits of the next token; -inf for padded vocabulary rows."""
+        """Return float32[B, S, V], the logits of the next token; -inf for padding rows of the embedding table."""
         x_BxSxH, table_VxH = self.embeddings(
             features["input_ids"], features["token_type_ids"], features["position_ids"], dropout_key
         )
@@ -47,7 +47,7 @@ class CausalModel(BertModel):
 
 
 def original_ids(batch: Batch) -> jax.Array:
-    """Return int32[B, S], the tokens of ``batch`` before masking."""
+    """Return int32[B, S], the token ids of ``batch`` before masking."""
     ids_BxS, positions_BxM = batch["input_ids"], batch["mlm_positions"]
     masked_BxM = jnp.take_along_axis(ids_BxS, positions_BxM, axis=1)
     tokens_BxM = jnp.where(batch["mlm_weights"] > 0, batch["mlm_labels"], masked_BxM)
@@ -108,8 +108,8 @@ class CausalLm(PretrainObjective):
         return values | {"loss": loss, "perplexity": float(np.exp(loss)), "targets": targets}
 
     def samples(self, params: Any, tokenizer: Tokenizer, batch: Mapping[str, np.ndarray]) -> list[Any]:
-        """Return a prompt, the first half of a row, and its continuation by the most probable next tokens, for some
-        held-out rows."""
+        """Return, for some held-out rows, a prompt (the first half of the row) and its continuation, in which each
+        next token is the most probable one."""
         model = self.model.clone(mesh=None)
         rows = {name: np.array(batch[name][:SAMPLE_ROWS]) for name in self.features}
         ids_BxS = np.array(original_ids(rows))

@@ -19,7 +19,7 @@ def chain_starts(sequence_ids_BxS: jax.Array, is_scored_BxS: jax.Array) -> jax.A
 
 
 def crf_denominator(sequence_ids_BxS: jax.Array, is_scored_BxS: jax.Array) -> jax.Array:
-    """Return the number of chains in the whole global batch, at least 1."""
+    """Return the number of chains in the global batch, at least 1."""
     return denominator(chain_starts(sequence_ids_BxS, is_scored_BxS).astype(jnp.float32))
 
 
@@ -41,7 +41,7 @@ def crf_loss(
     labels_BxS = jnp.where(is_scored_BxS, labels_BxS, 0)
 
     def close(alpha_BxL: jax.Array, label_B: jax.Array, is_open_B: jax.Array) -> jax.Array:
-        """Return the loss [B] of the chain that ends here; 0 before the first chain."""
+        """Return the loss [B] of the chain whose last tag is ``label_B``; 0 before the first chain."""
         return jnp.where(is_open_B, jax.nn.logsumexp(alpha_BxL + end_L - end_L[label_B][:, None], axis=-1), 0.0)
 
     def advance(carry: tuple[jax.Array, ...], token: tuple[jax.Array, ...]) -> tuple[tuple[jax.Array, ...], None]:

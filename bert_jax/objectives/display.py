@@ -1,4 +1,4 @@
-"""Columns of log lines, and panels, tiles and sections of the report, of every run and of an objective."""
+"""Display of runs and objectives: columns of log lines, and panels, tiles and sections of the report."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -7,8 +7,8 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Column:
-    """Part of a printed line: ``template`` with the value of ``key``, then, unless ``accuracy`` is empty, ``(acc
-    VALUE)`` with the value of the key ``accuracy``."""
+    """A column of a printed log line: ``template`` with the value of ``key``, then, unless ``accuracy`` is empty,
+    ``(acc VALUE)`` with the value of the key ``accuracy``."""
 
     template: str
     key: str

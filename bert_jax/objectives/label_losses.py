@@ -17,7 +17,7 @@ SMALLEST_COMPLEMENT = 1e-12
 def softmax_denominator(
     labels: jax.Array, weights: jax.Array, class_weights_L: jax.Array | None = None
 ) -> jax.Array:
-    """Return the denominator of :func:`softmax_loss` over the whole global batch; 1 if all weights are 0."""
+    """Return the denominator of :func:`softmax_loss` over the global batch; 1 if all weights are 0."""
     return denominator(label_weights(labels, weights, class_weights_L))
 
 

@@ -1,4 +1,5 @@
-"""Masked language model and sentence pairs (Devlin et al. 2018; google-research/bert ``run_pretraining.py``)."""
+"""Masked language model and sentence-pair loss (Devlin et al. 2018; google-research/bert
+``run_pretraining.py``)."""
 
 import html
 from collections.abc import Mapping, Sequence
@@ -97,7 +98,7 @@ class MaskedLm(PretrainObjective):
     def samples(self, params: Any, tokenizer: Tokenizer, batch: Mapping[str, np.ndarray]) -> list[Any]:
         """Return predictions of a few masked words in the first rows of ``batch``, computed on one device.
 
-        All other masks are undone, so that the texts are readable. The result has for each row ``text``, its
+        All other masks are undone, so that the texts are readable. For each row, the result contains ``text``, its
         sentences with [MASK]s, and ``masks``: for each mask the best pieces with their probabilities, and the
         answer.
         """
@@ -156,8 +157,8 @@ class MaskedLm(PretrainObjective):
 
 def _undo_masks(features: dict[str, np.ndarray], row: int, tokenizer: Tokenizer) -> list[int]:
     """Restore the masked tokens of ``row`` in place, except for at most SAMPLE_MASKS tokens spread over the row,
-    which are whole words if possible. Return the original id of each remaining mask. Changes the first entries of
-    ``mlm_positions`` in the row to the positions of these masks."""
+    which form complete words if possible. Return the original id of each token that remains masked, and change the
+    first entries of ``mlm_positions`` in the row to the positions of these tokens."""
     tokens, positions = features["input_ids"][row], features["mlm_positions"][row]
     masked = features["mlm_weights"][row] > 0
     labels = features["mlm_labels"][row][masked]
@@ -177,7 +178,8 @@ def _undo_masks(features: dict[str, np.ndarray], row: int, tokenizer: Tokenizer)
 
 
 def _whole_sentences(ids: list[int], tokenizer: Tokenizer) -> list[int]:
-    """Return ``ids`` without [CLS] and [SEP], and without partial sentences at the ends that contain no mask."""
+    """Return the ids from the start of the sentence with the first mask to the end of the sentence with the last
+    mask, without [CLS] and [SEP]."""
     ids = [token for token in ids if token not in (tokenizer.cls_id, tokenizer.sep_id)]
     masks = [place for place, token in enumerate(ids) if token == tokenizer.mask_id]
     ends = [place + 1 for place, token in enumerate(ids) if tokenizer.decode([token]).strip() in SENTENCE_ENDS]
@@ -205,8 +207,8 @@ def top_pieces(
 
 
 def _filled_masks(items: Sequence[Mapping[str, Any]]) -> str:
-    """Return HTML of each sentence with the best predictions in place (green if correct), and all predictions below
-    it."""
+    """Return the HTML of each text with the best predictions filled in (green if correct), followed by a list of
+    all predictions."""
     entries = []
     for item in items:
         pieces = str(item.get("text", "")).split("[MASK]")

@@ -21,7 +21,7 @@ Sums = dict[str, tuple[jax.Array, jax.Array]]
 
 
 class Objective(ABC):
-    """Base class of objectives. The loss of a global batch is the sum of sum / denominator of all losses.
+    """Base class of objectives. The total loss of a global batch is sum / denominator, added over all losses.
 
     Subclasses for pretraining extend :class:`PretrainObjective`.
     """
@@ -37,12 +37,13 @@ class Objective(ABC):
 
     @property
     def mesh(self) -> Mesh | None:
-        """The device mesh that the model computes on; None: one device."""
+        """The device mesh on which the model runs; None: one device."""
         return self.model.mesh
 
     @abstractmethod
     def denominators(self, batch: Batch) -> dict[str, jax.Array]:
-        """Return the denominator of each loss over the whole global batch; called before its first forward pass."""
+        """Return the denominator of each loss over the global batch; called before the first forward pass on the
+        batch."""
 
     @abstractmethod
     def sums(self, params: Any, batch: Batch, key: Any, *, start: Any, axis: str | None) -> Sums:
@@ -61,8 +62,8 @@ class Objective(ABC):
 
 
 class PretrainObjective(Objective):
-    """Base class of pretraining objectives, which train on shards. A subclass creates its model in
-    :meth:`make_model`."""
+    """Base class of pretraining objectives, which train on shards (files of the data pipeline). A subclass creates
+    its model in :meth:`make_model`."""
 
     config: PretrainConfig
     # Features of ``bert_jax.batch.PRETRAIN_FEATURES`` that are sent to the devices.
@@ -77,12 +78,12 @@ class PretrainObjective(Objective):
         """Return the module whose parameters are trained."""
 
     def batch_shapes(self, batch_size: int) -> dict[str, jax.ShapeDtypeStruct]:
-        """Return shape and dtype of each feature of a global batch."""
+        """Return the shape and dtype of each feature of a global batch."""
         shapes = feature_shapes(batch_size, self.config.data.seq_length, self.config.data.max_predictions)
         return {name: jax.ShapeDtypeStruct(*shapes[name]) for name in shapes if name in self.features}
 
     def flops_per_sequence(self) -> float:
-        """Return the training FLOPs of a sequence; 0 (default) if unknown, so that the MFU is null."""
+        """Return the training FLOPs of a sequence; 0 (default) if unknown, in which case the MFU is null."""
         return 0.0
 
     def evaluation(self, totals: Mapping[str, np.ndarray]) -> dict[str, Any]:
@@ -93,7 +94,7 @@ class PretrainObjective(Objective):
         return {name: float(total / weight) for name, (total, weight) in totals.items() if weight}
 
     def baselines(self, source: PretrainSource) -> dict[str, Any]:
-        """Return values to compare the last evaluation with, computed only by the lead; default: none."""
+        """Return values to compare with the last evaluation; only process 0 computes them. Default: none."""
         return {}
 
     def samples(self, params: Any, tokenizer: Tokenizer, batch: Mapping[str, np.ndarray]) -> list[Any]:
@@ -111,7 +112,8 @@ class PretrainObjective(Objective):
 
 
 def denominator(weights: jax.Array) -> jax.Array:
-    """Return the sum of ``weights`` of the whole global batch, before the batch is split, or 1 if all are 0.
+    """Return the sum of ``weights``, or 1 if all are 0. They must be the weights of the global batch before it is
+    split.
 
     This is the denominator of every loss except softmax_loss with class weights and crf_loss (number of chains).
     """

@@ -2,7 +2,7 @@
 
 Shapes: B rows, U examples per row, K texts per example, E width; n = B x U examples of this replica, N examples of
 all replicas. Embeddings and weights are float32. Examples of weight 0 affect neither values nor gradients, even if
-they are NaN. Divided by the sum of weights, the losses are those of sentence-transformers.
+they are NaN. Divided by the sum of the weights, the losses equal those of sentence-transformers.
 
 Two losses, :func:`cosent_loss` and :func:`in_batch_negatives_loss`, compare examples with each other. Inside
 ``jax.shard_map`` they require ``axis``, the mesh axis over which the batch is sharded: each replica contributes the
@@ -121,7 +121,7 @@ def in_batch_negatives_loss(
         is_alike_nxN = (classes_n[:, None] == classes_N) & (own_n[:, None] != jnp.arange(len(classes_N)))
 
     def find(queries_nxE: jax.Array, candidates_KxNxE: jax.Array) -> Sums:
-        """Return the sums of retrieving candidate [0, own] for each query."""
+        """Return the loss and accuracy sums of retrieving, for each query, its own candidate, at index [0, own]."""
         # The default precision on TPUs is bfloat16, whose error the scale would multiply.
         logits = scale * jnp.einsum("nE,KNE->nKN", queries_nxE, candidates_KxNxE, precision="highest")
         is_candidate = is_there_N if is_alike_nxN is None else is_there_N & ~is_alike_nxN[:, None]
@@ -158,7 +158,8 @@ def _distance(pairs_BxUx2xE: jax.Array) -> jax.Array:
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(1,))
 def _gather(x_n: jax.Array, axis: str | None) -> jax.Array:
-    """Return ``x`` [n, ...] of all replicas along ``axis``, in their order: [N, ...]; gradients are summed."""
+    """Return [N, ...], the arrays ``x`` [n, ...] of all replicas along ``axis``, concatenated in replica order.
+    Gradients are summed over the replicas."""
     return x_n if axis is None else jax.lax.all_gather(x_n, axis, tiled=True)
 
 

@@ -1,1 +1,1 @@
-"""Fine-tuning tasks: each has a featurizer, output layers, a loss, decoding of outputs, and metrics."""
+"""Fine-tuning tasks; each task defines its model inputs, output layers, loss, output decoding and metrics."""

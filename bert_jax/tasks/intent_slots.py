@@ -1,4 +1,4 @@
-"""Joint prediction of the intent of a text and the slot of each word (Chen et al. 2019, JointBERT)."""
+"""Joint prediction of the intent of a text and the slot tag of each word (Chen et al. 2019, JointBERT)."""
 
 import dataclasses
 from collections import Counter
@@ -22,11 +22,11 @@ from bert_jax.tasks.text_classification import class_number, class_predictions, 
 
 
 class JointTask(TaggingTask):
-    """Joint prediction: the intent is a class of the pooled first token, the slots are tags of words. The loss is
-    the sum of the intent loss and the tag loss.
+    """Joint prediction: the intent is classified from the pooled first token, and the slots are the tags of the
+    words. The loss is the sum of the intent loss and the tag loss.
 
-    A text of several windows counts as one example in the intent loss: the weight of each window is 1 / number of
-    windows, and the intent logits are averaged over the windows.
+    A text that is split into several windows counts as one example in the intent loss: the weight of each window is
+    the reciprocal of the number of windows, and the intent logits are averaged over the windows.
     """
 
     targets: ClassVar[Mapping[str, Target]] = {
@@ -38,8 +38,8 @@ class JointTask(TaggingTask):
 
     @classmethod
     def from_data(cls, config: FinetuneConfig, splits: Mapping[str, Sequence[Record]]) -> FinetuneConfig:
-        """Return ``config`` with ``data.tags`` and ``data.labels``. If an option is empty, its values are those
-        that occur in the training records."""
+        """Return ``config`` with ``data.tags`` and ``data.labels`` filled in: if either option is empty, it is set
+        to the values that occur in the training records."""
         config = super().from_data(config, splits)
         check_entity_tags(splits["train"], config.tagging.scoring)
         return with_labels(config, {"train": splits["train"]}, least=2)
@@ -82,8 +82,8 @@ class JointTask(TaggingTask):
         return {"intent_logits": ("unit", output.sequence_logits), **super().outputs(output, batch)}
 
     def decode(self, records: Sequence[Record], units: Sequence[ModelInput], outputs: Outputs) -> list[Prediction]:
-        """Return :func:`class_predictions` of the intents, with labels as in the files, and the tags in
-        ``tokens``."""
+        """Return for each text the :func:`class_predictions` of its intent, with the labels as in the input files,
+        its tagged words in ``tokens``, and ``gold``, the correct intent, if it is known."""
         logits = mean_over_windows("intent_logits", len(records), units, outputs)
         intents = class_predictions(self.config.data.labels, logits)
         tagged = super().decode(records, units, outputs)
@@ -94,7 +94,7 @@ class JointTask(TaggingTask):
 
     def scores(self, records: Sequence[Record], predictions: Sequence[Prediction]) -> list[Score]:
         """Return sentence_accuracy (share of texts with the intent and every slot correct), intent_accuracy, and
-        the scores of :class:`TaggingTask` under the names slot_NAME."""
+        each score NAME of :class:`TaggingTask` under the name slot_NAME."""
         slots = [Score(f"slot_{s.name}", s.of, s.higher_is_better) for s in super().scores(records, predictions)]
         joint = joint_scores(
             [record.label or "" for record in records],

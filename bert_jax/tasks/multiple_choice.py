@@ -1,4 +1,4 @@
-"""Multiple choice.
+"""Multiple-choice tasks.
 
 Shapes: B rows, U units per row.
 """
@@ -24,7 +24,8 @@ from bert_jax.tasks.text_classification import SequenceTask, class_number
 
 
 class ChoiceTask(SequenceTask):
-    """Selection of the correct continuation, each with one logit (SWAG; Devlin et al. 2018, section 4.4)."""
+    """Selection of the correct continuation of a text, with one logit for each choice (SWAG; Devlin et al. 2018,
+    section 4.4)."""
 
     targets: ClassVar[Mapping[str, Target]] = {"labels": Target("unit", np.int32)}
 
@@ -84,8 +85,8 @@ class ChoiceTask(SequenceTask):
         return self.completed(self.predictions(logits), records, units)
 
     def predictions(self, logits: Iterable[np.ndarray]) -> list[Prediction]:
-        """Return for each record, from its logits [K], ``choice``, the number (from 0) of the most probable choice,
-        and ``probabilities`` of all choices."""
+        """Return for each record, given its logits [K], the index of the most probable choice as ``choice``, and
+        the ``probabilities`` of all choices."""
         probabilities = [softmax(logits_K) for logits_K in logits]
         return [{"choice": int(one.argmax()), "probabilities": one.tolist()} for one in probabilities]
 

@@ -25,11 +25,11 @@ NOWHERE = (-1, -1)
 class QaTask(Task):
     """Question answering: ``Record.text`` is the question, ``Record.text_pair`` the passage.
 
-    A unit is one window of the passage. The targets of a window that contains the whole answer are the first and
+    A unit is one window of the passage. The targets of a window that contains the complete answer are the first and
     the last token of the answer. In every other window, and for a question without an answer, both targets are the
-    first token ([CLS]). An answer that begins or ends inside a piece is extended to the whole piece (in the
-    reference: to the whole word between white space). Training uses the first answer that occurs in the passage;
-    scores use all answers.
+    first token ([CLS]). An answer that begins or ends inside a piece is extended to include that entire piece (in
+    the reference: the entire word, delimited by white space). Training uses the first listed answer that occurs in
+    the passage; the scores use all answers.
     """
 
     targets: ClassVar[Mapping[str, Target]] = dict.fromkeys(("start", "end"), Target("position", np.int32))
@@ -57,9 +57,10 @@ class QaTask(Task):
         return units
 
     def _answer(self, record: Record, passage: Passage, training: bool) -> tuple[int, int] | None:
-        """Return the first and the last token of the answer, or ``NOWHERE`` for a question without an answer.
-        Return None if the answers are unknown or not in the passage; with ``training``, raise ``ValueError``
-        instead. Raises ``ValueError`` also for a question without an answer unless ``qa.no_answer`` is set."""
+        """Return the indices of the first and the last token of the answer in the passage, or ``NOWHERE`` for a
+        question without an answer. Return None if the answers are unknown or do not occur in the passage; with
+        ``training``, raise ``ValueError`` in these cases. A question without an answer also raises ``ValueError``,
+        unless ``qa.no_answer`` is set."""
         if record.answers is None:
             if training:
                 raise ValueError(
@@ -93,9 +94,9 @@ class QaTask(Task):
         return {"start_logits": ("token", output.start_logits), "end_logits": ("token", output.end_logits)}
 
     def decode(self, records: Sequence[Record], units: Sequence[ModelInput], outputs: Outputs) -> list[Prediction]:
-        """Return ``answer`` ("" for no answer), its character offsets ``start`` and ``end`` (exclusive) in the
-        passage, the ``score`` of the best span, and ``no_answer_score``. With ``qa.no_answer``, also return
-        ``best_answer``, the text of the best span."""
+        """Return for each question ``answer`` ("" for no answer), its character offsets ``start`` and ``end``
+        (exclusive) in the passage, the ``score`` of the best span, and ``no_answer_score``. With ``qa.no_answer``,
+        also return ``best_answer``, the text of the best span."""
         questions: list[list[SpanPiece]] = [[] for _ in records]
         for unit, output in zip(units, outputs, strict=True):
             questions[unit.record].append(SpanPiece(output["start_logits"], output["end_logits"], unit.extra))
@@ -110,8 +111,9 @@ class QaTask(Task):
         return {**answer, "score": span.score, "no_answer_score": span.null_score, **best}
 
     def scores(self, records: Sequence[Record], predictions: Sequence[Prediction]) -> list[Score]:
-        """Return f1 and exact. With ``qa.no_answer``, also return the other scores of :func:`squad_scores`; the
-        score ``/best_threshold_value`` is the best ``qa.null_threshold`` for these records."""
+        """Return f1 and exact. With ``qa.no_answer``, also return the other scores of :func:`squad_scores`;
+        f1/best_threshold_value and exact/best_threshold_value are the values of ``qa.null_threshold`` with the best
+        f1 and the best exact on these records."""
         references = [[answer.text for answer in record.answers or ()] for record in records]
         qa = self.config.qa
         if qa.no_answer:
@@ -125,10 +127,12 @@ class QaTask(Task):
 
 
 def find_answer(passage: str, answer: Answer) -> tuple[int, int] | None:
-    """Return the character offsets (start, end), ``end`` exclusive, of an answer in the passage, or None.
+    """Return the character offsets (start, end), ``end`` exclusive, of an answer in the passage, or None if the
+    passage does not contain it.
 
     The span begins at ``answer.start`` if the answer occurs there. Otherwise, it is the occurrence nearest to
-    ``answer.start``, or the first occurrence if ``answer.start`` is -1; any white space may separate its words.
+    ``answer.start``, or the first occurrence if ``answer.start`` is -1; the amount and kind of white space between
+    words may then differ.
     """
     words = answer.text.split()
     if not words:

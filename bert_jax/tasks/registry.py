@@ -1,4 +1,4 @@
-"""Table of the tasks by ``task.kind``, and loading of user-defined tasks."""
+"""Table of the task classes by ``task.kind``, and loading of user-defined tasks."""
 
 from bert_jax.config.finetune import FinetuneConfig
 from bert_jax.io.user_module import user_class
@@ -23,7 +23,8 @@ TASKS: dict[str, type[Task]] = {
 
 
 def task_class(config: FinetuneConfig) -> type[Task]:
-    """Return the class of ``task.kind`` or, if ``task.module`` is set, the class ``Task`` of that Python file.
+    """Return the class of ``task.kind`` or, if ``task.module`` is set, the class named ``Task`` in that Python
+    file.
 
     Raises ``ValueError`` if the file is missing, cannot be loaded or does not define this class.
     """

@@ -12,7 +12,7 @@ def _mixed(values: np.ndarray) -> np.ndarray:
 
 
 def permutation(count: int, *key: int) -> np.ndarray:
-    """Return a permutation int64[count] that depends on ``count`` and ``key`` only."""
+    """Return a permutation int64[count] that depends only on ``count`` and ``key``."""
     mixed = np.zeros(1, np.uint64)
     for part in key:
         mixed = _mixed(mixed ^ np.uint64(part))
@@ -44,7 +44,7 @@ def epoch_order(count: int, seed: int, epoch: int, classes: np.ndarray | None = 
 def few_shot(labels: Sequence[str], count: int, seed: int) -> list[int]:
     """Return the sorted indices of ``count`` examples per class, sampled with ``seed``.
 
-    Raises ``ValueError`` if a class has fewer examples.
+    Raises ``ValueError`` if a class has fewer than ``count`` examples.
     """
     chosen: list[int] = []
     for number, label in enumerate(sorted(set(labels))):

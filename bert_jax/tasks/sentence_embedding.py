@@ -1,4 +1,4 @@
-"""Sentence embeddings: one vector per text, similar for texts of similar meaning (Reimers and Gurevych 2019).
+"""Sentence embeddings: texts of similar meaning have similar vectors (Reimers and Gurevych 2019).
 
 Shapes: B rows, U units per row, K texts per unit, E width of a vector.
 """
@@ -38,10 +38,10 @@ _COSINES = 2**22
 class SentenceTask(Task):
     """Siamese training with the loss ``sentence.loss``.
 
-    The records of a split determine its scores. Pairs with numbers as labels: the correlation of the cosines with
-    the labels. Pairs with classes as labels: the scores of the classifier. Triplets: the share whose positive is
-    nearer than the negative. Pairs without labels: the retrieval of each second text among all second texts of the
-    split.
+    The kind of records in a split determines its scores. Pairs with numeric labels: the correlation of the cosines
+    with the labels. Pairs with class labels: the scores of the classifier. Triplets: the share of triplets whose
+    positive is closer to the anchor than the negative is. Pairs without labels: the retrieval of each second text
+    among all second texts of the split.
     """
 
     targets: ClassVar[Mapping[str, Target]] = {}
@@ -121,9 +121,9 @@ class SentenceTask(Task):
         self._gold(records)
 
     def _gold(self, records: Sequence[Record]) -> np.ndarray | None:
-        """Return the labels of the records, as class numbers int[n] or values float64[n]; None for triplets and for
-        records without labels. Raises ``ValueError`` for a label that is not a class although others are, and for a
-        value that is not a finite number."""
+        """Return the labels of the records, as class indices int[n] or as values float64[n]; None for triplets and
+        for records without labels. Raises ``ValueError`` if only some of the labels are classes, or if a value is
+        not a finite number."""
         if all(record.negatives for record in records) or all(record.label is None for record in records):
             return None
         labels = self.config.data.labels
@@ -152,11 +152,12 @@ class SentenceTask(Task):
     # ------------------------------------------------------------------ outputs to predictions and metrics
 
     def decode(self, records: Sequence[Record], units: Sequence[ModelInput], outputs: Outputs) -> list[Prediction]:
-        """Return for each record ``cosine`` of its first two texts and, with a classifier,
+        """Return for each record ``cosine``, the cosine of its first two texts, and, with a classifier, its
         :func:`class_predictions`.
 
-        A triplet also has ``cosine_negative``, of its first text and its negative. A pair without a label also has
-        ``rank``, the rank (from 1) of its second text among all second texts of the split.
+        For a triplet, the prediction also contains ``cosine_negative``, the cosine of its first text and its
+        negative. For a pair without a label, it contains ``rank``, the rank (from 1) of its second text among all
+        second texts of the split.
         """
         if not units:
             return []
@@ -186,8 +187,8 @@ class SentenceTask(Task):
 
     @classmethod
     def scored(cls, records: Sequence[Record]) -> list[int]:
-        """Return the indices of the scored records. If some records have labels and not all are triplets, these are
-        the records with a label; otherwise, all records with a label or a second text."""
+        """Return the indices of the scored records. If any record has a label and not all records are triplets, the
+        labeled records are scored; otherwise, all records with a label or a second text are scored."""
         numbers = super().scored(records)
         labelled = [i for i in numbers if records[i].label is not None]
         return numbers if not labelled or all(records[i].negatives for i in numbers) else labelled
@@ -217,22 +218,22 @@ class SentenceTask(Task):
 
 
 def _scored_texts(record: Record) -> tuple[str, ...]:
-    """Return the texts of a record that are scored. Without a second text, the negatives are ignored."""
+    """Return the texts of a record that are scored. If there is no second text, the negatives are ignored."""
     return record_texts(record)[:_SCORED_TEXTS] if record.text_pair is not None else (record.text,)
 
 
 def _unit(vectors: np.ndarray) -> np.ndarray:
-    """Normalize vectors to length 1; zero vectors remain 0."""
+    """Normalize vectors to unit length; zero vectors remain zero."""
     return vectors / np.maximum(np.linalg.norm(vectors, axis=-1, keepdims=True), 1e-12)
 
 
 def _ranks(
     queries_QxE: np.ndarray, candidates_NxE: np.ndarray, texts: Sequence[tuple[int, ...]], own_Q: np.ndarray
 ) -> np.ndarray:
-    """Return int64[Q], the rank (from 1) of the own candidate of each query among all N candidates, by cosine.
+    """Return int64[Q]: for each query, the rank (from 1) of its own candidate among all N candidates by cosine.
 
     ``own_Q``: index of the own candidate of each query. ``texts``: token ids of each candidate; candidates with
-    equal texts share their rank.
+    equal texts have the same rank.
     """
     # Equal texts are one candidate: their vectors may differ in the last digits if they come from different rows.
     numbers: dict[tuple[int, ...], int] = {}

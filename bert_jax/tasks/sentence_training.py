@@ -53,13 +53,13 @@ class SentenceTraining(ABC):
             )
 
     def examples(self, records: Sequence[Record]) -> list[tuple[str, ...]]:
-        """Return the texts of the training example of each record."""
+        """Return, for each record, the texts of its training example."""
         if self.pairs_from_classes:
             return [texts[: self.texts] for texts in texts_of_classes(records, self.config.data.split_seed)]
         return [record_texts(record)[: self.texts] for record in records]
 
     def label(self, record: Record) -> Any:
-        """Return the label of an example, if ``label_type`` is not None; default: the number of the class."""
+        """Return the label of an example, if ``label_type`` is not None; default: the index of the class."""
         return class_number(record, self.config.data.labels)
 
     @abstractmethod
@@ -68,7 +68,7 @@ class SentenceTraining(ABC):
 
 
 class Softmax(SentenceTraining):
-    """Classification of a pair with the vectors u and v from (u, v, abs(u - v))."""
+    """Classification of a pair of texts with the vectors u and v, from the features (u, v, abs(u - v))."""
 
     label_type = np.int32
 
@@ -77,7 +77,7 @@ class Softmax(SentenceTraining):
 
 
 class Cosent(SentenceTraining):
-    """Ranking of the cosines of pairs in the order of their labels."""
+    """Ranking of pairs: their cosines are trained to have the same order as their labels."""
 
     label_type = np.float32
 
@@ -90,7 +90,7 @@ class Cosent(SentenceTraining):
 
 
 class Cosine(Cosent):
-    """Regression of the cosine of a pair on its label."""
+    """Regression: the cosine of a pair is trained to equal its label."""
 
     def label(self, record: Record) -> float:
         value = super().label(record)
@@ -106,7 +106,7 @@ class Cosine(Cosent):
 
 
 class Triplet(SentenceTraining):
-    """Training of a smaller distance from an anchor to its positive than to its negative."""
+    """Comparison of distances: an anchor is trained to be closer to its positive than to its negative."""
 
     texts = 3
     has_negatives = True
@@ -116,7 +116,7 @@ class Triplet(SentenceTraining):
 
 
 class Negatives(SentenceTraining):
-    """Retrieval of the second text of a pair among all second texts and hard negatives of the batch."""
+    """Retrieval of the second text of a pair among all second texts and hard negatives in the batch."""
 
     has_negatives = True
 
@@ -136,7 +136,8 @@ class Negatives(SentenceTraining):
 
 
 class SimCse(Negatives):
-    """Retrieval of a text among all texts of the batch; each text is encoded twice with different dropout masks."""
+    """Retrieval of each text among all texts in the batch; each text is encoded twice with different dropout
+    masks."""
 
     has_negatives = False
 
@@ -172,7 +173,7 @@ def texts_of_classes(records: Sequence[Record], seed: int) -> list[tuple[str, ..
     _, classes = np.unique([record.label or "" for record in records], return_inverse=True)
     order, sizes = np.argsort(classes, kind="stable"), np.bincount(classes)
     members = np.split(order, np.cumsum(sizes)[:-1])
-    # Index of a record in its class; number of records of other classes before each member of a class.
+    # Index of a record within its class; number of records of other classes before each member of a class.
     place = np.empty(len(records), np.int64)
     place[order] = np.concatenate([np.arange(size) for size in sizes])
     before = [own - np.arange(len(own)) for own in members]

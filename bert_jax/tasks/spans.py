@@ -2,11 +2,11 @@
 
 Follows google-research/bert ``run_squad.py`` in training and prediction, with these differences:
 
-* A question is truncated to half of the input if this is less than ``qa.max_query_length``.
+* A question is truncated to half of the available input if this is less than ``qa.max_query_length``.
 * The candidates for start and end are the tokens of the passage, not all tokens of the input.
-* If no candidates form a span, the answer is the best span of all passage tokens (in the reference: "empty").
+* If no candidates form a span, the answer is the best span over all passage tokens (in the reference: "empty").
 * The answer consists of the characters of its pieces. The reference aligns the pieces with the surrounding words.
-  The result is the same unless the alignment fails; then the reference returns whole words.
+  The result is the same unless the alignment fails; then the reference returns entire words.
 """
 
 from collections.abc import Sequence
@@ -35,13 +35,14 @@ class Passage:
 
     @classmethod
     def of(cls, tokenizer: Tokenizer, text: str) -> "Passage":
-        """Tokenize ``text``."""
+        """Return ``text``, tokenized with ``tokenizer``, as a passage."""
         ids, offsets = tokenizer.encode_with_offsets(text)
         starts, ends = np.array(offsets, np.int32).reshape(-1, 2).T
         return cls(text, ids, starts, ends)
 
     def tokens(self, start: int, end: int) -> tuple[int, int] | None:
-        """Return the first and the last token that share a character with ``text[start:end]``, or None."""
+        """Return the indices of the first and the last token that overlap ``text[start:end]``; None if none
+        does."""
         first = int(np.searchsorted(self.ends, start, side="right"))
         last = int(np.searchsorted(self.starts, end, side="left")) - 1
         return (first, last) if first <= last else None
@@ -49,7 +50,8 @@ class Passage:
 
 @dataclass(frozen=True, eq=False)
 class Window:
-    """Tokens ``begin`` to ``begin + count`` (exclusive) of a passage, at position ``first`` of a model input."""
+    """Tokens ``begin`` to ``begin + count`` (exclusive) of a passage, starting at position ``first`` of a model
+    input."""
 
     passage: Passage
     begin: int
@@ -71,9 +73,9 @@ class SpanPiece:
 class Span(NamedTuple):
     """An answer: the characters ``start`` to ``end`` (exclusive) of the passage, their ``text``, and their score.
 
-    ``score`` is the sum of the start logit and the end logit. ``null_score``, the score of no answer, is the
-    minimum over the windows of the sum of both logits of the first token. If the passage has no tokens, the text is
-    empty and both scores are equal.
+    ``score`` is the sum of the start logit and the end logit. ``null_score``, the score of "no answer", is the sum
+    of both logits of the first token, minimized over the windows. If the passage has no tokens, the text is empty
+    and both scores are equal.
     """
 
     text: str
@@ -94,9 +96,11 @@ def span_inputs(
     max_length: int,
     type_vocab_size: int,
 ) -> list[Encoded]:
-    """Return model inputs of at most ``max_length`` tokens, one per window, for a question (ids) and a passage.
+    """Return model inputs of at most ``max_length`` tokens, one per window, for the token ids of a question and a
+    passage.
 
-    The field ``extra`` of each is its :class:`Window`. Raises ``ValueError`` if the special tokens leave no room.
+    The field ``extra`` of each input is its :class:`Window`. Raises ``ValueError`` if the special tokens leave no
+    room for a passage.
     """
     left = max_length - len(tokenizer.build_inputs([], [])[0])
     if left < 1:
@@ -113,7 +117,8 @@ def span_inputs(
 
 
 def _layout(tokens: int, room: int, stride: int) -> list[tuple[int, np.ndarray]]:
-    """Return (first token, ``Window.most_context``) of every window; a token has its most context in one window."""
+    """Return (index of the first token, ``Window.most_context``) for every window. Each token has its most context
+    in exactly one window."""
     stride = min(stride, room)
     begins = range(0, max(tokens - room, 0) + stride, stride)
     most, owner = np.full(tokens, -1.0), np.zeros(tokens, np.int64)
@@ -132,7 +137,7 @@ def _layout(tokens: int, room: int, stride: int) -> list[tuple[int, np.ndarray]]
 
 
 def best_spans(questions: Sequence[Sequence[SpanPiece]], qa: QaConfig) -> list[Span]:
-    """Return for each question the span with the largest sum of start and end logit among all of its windows.
+    """Return for each question the span with the largest sum of start and end logits over all of its windows.
 
     "No answer" is not considered. The candidates are the tokens with the ``qa.n_best`` largest start logits and end
     logits of each window. A span begins at a token that has its most context in that window, and has at most
@@ -170,8 +175,8 @@ def _best_spans(questions: Sequence[Sequence[SpanPiece]], n_best: int | None, lo
 
 
 def _best_in_windows(pieces: Sequence[SpanPiece], n_best: int | None, longest: int) -> tuple[np.ndarray, ...]:
-    """Return three arrays [W]: score (-inf: no span), first and last token (in the window) of the best span of each
-    of W windows."""
+    """Return three arrays [W] that describe the best span in each of W windows: its score (-inf: no span), its
+    first token and its last token, counted from ``Window.begin``."""
     width = max(1, *(piece.window.count for piece in pieces))
     starts, ends = np.full((2, len(pieces), width), -np.inf)
     for row, piece in enumerate(pieces):

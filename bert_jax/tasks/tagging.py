@@ -1,4 +1,4 @@
-"""A tag for every word of a text: entities, chunks, parts of speech (Devlin et al. 2018, section 5.3).
+"""Tagging of every word of a text: entities, chunks, parts of speech (Devlin et al. 2018, section 5.3).
 
 Shapes: B rows, S tokens, U units per row (a unit is one window of a text), L tags.
 """
@@ -30,21 +30,22 @@ PREFIXES, STRICT_PREFIXES = ("B", "I", "E", "S"), ("B", "I")
 class TaggingTask(Task):
     """One tag per word, on its first piece; other pieces and special tokens have no tag.
 
-    A text that exceeds the maximum length is split into windows, each a separate chain for a CRF. A word is trained
-    and tagged in the window in which it has the most context. ``ModelInput.extra`` is the :class:`Window`. Records
-    without tags also have targets (with weight 0), because the device needs to know the scored tokens.
+    A text that exceeds the maximum length is split into windows, each a separate chain for a CRF. Each word is used
+    in training and tagged only in the window in which it has the most context. ``ModelInput.extra`` is the
+    :class:`Window`. Records without tags also have targets (with weight 0), because the computation on the device
+    requires the positions of the scored tokens.
     """
 
     targets: ClassVar[Mapping[str, Target]] = {
-        "tag_labels": Target("token", np.int32),  # number of the tag of a scored token
+        "tag_labels": Target("token", np.int32),  # index of the tag of a scored token
         "tag_scored": Target("token", np.float32),  # 1 at the first piece of each word that the window tags
     }
     gold = ("tags",)
 
     @classmethod
     def from_data(cls, config: FinetuneConfig, splits: Mapping[str, Sequence[Record]]) -> FinetuneConfig:
-        """Return ``config`` with ``data.tags``; if it is empty, it becomes the tags of the training records, O
-        first."""
+        """Return ``config`` with ``data.tags`` filled in: if this option is empty, it is set to the tags of the
+        training records, with O first."""
         seen = {tag for record in splits["train"] for tag in _required_tags(record)}
         tags = config.data.tags or tuple(sorted(seen, key=lambda tag: (tag != "O", tag)))
         if len(tags) < 2:
@@ -102,8 +103,8 @@ class TaggingTask(Task):
 
     def outputs(self, output: BertOutput, batch: Mapping[str, jax.Array]) -> dict[str, tuple[Level, jax.Array]]:
         """Return ``tags`` int32[B, S]: with a CRF the best path, otherwise the most probable tags. Without a CRF,
-        also return their probabilities ``scores`` float32[B, S]. Logits would be L times as much data to copy to
-        the host."""
+        also return their probabilities ``scores`` float32[B, S]. Logits are not returned, because they would be L
+        times as much data to copy to the host."""
         logits_BxSxL = output.token_logits
         if self.config.tagging.crf:
             tags_BxS = crf_decode(logits_BxSxL, batch["sequence_ids"], batch["tag_scored"] > 0, *output.crf)
@@ -115,7 +116,8 @@ class TaggingTask(Task):
     # ------------------------------------------------------------------ outputs to predictions and metrics
 
     def decode(self, records: Sequence[Record], units: Sequence[ModelInput], outputs: Outputs) -> list[Prediction]:
-        """Return ``tokens``, one per word: ``text``, ``label`` and, without a CRF, ``score`` (its probability)."""
+        """Return for each record ``tokens``, with one entry per word: its ``text``, its ``label`` and, without a
+        CRF, ``score``, the probability of the label."""
         tokens: list[list[Prediction]] = [[{"text": word} for word in record.words] for record in records]
         tags = self.config.data.tags
         for unit, output in zip(units, outputs, strict=True):
@@ -129,8 +131,8 @@ class TaggingTask(Task):
         return [{"tokens": words} for words in tokens]
 
     def scores(self, records: Sequence[Record], predictions: Sequence[Prediction]) -> list[Score]:
-        """Return f1, precision and recall of entities, accuracy of tags, and the scores of each entity type. If the
-        tags are not entity tags, return only the accuracy."""
+        """Return the f1, precision and recall of entities, the accuracy of tags, and the scores of each entity
+        type. If the tags are not entity tags, return only the accuracy."""
         gold = [_required_tags(record) for record in records]
         predicted = [predicted_tags(prediction) for prediction in predictions]
         if not are_entity_tags(self.config.data.tags):
@@ -140,20 +142,20 @@ class TaggingTask(Task):
 
 
 def tag_weights(batch: Mapping[str, jax.Array]) -> jax.Array:
-    """Return float32[B, S]: the weight of the unit of each scored token, 0 for other tokens."""
+    """Return float32[B, S]: for each scored token, the weight of its unit; 0 for all other tokens."""
     weights_BxU = batch["weights"]
     is_of_BxSxU = batch["sequence_ids"][..., None] == 1 + jnp.arange(weights_BxU.shape[1])
     return batch["tag_scored"] * jnp.sum(jnp.where(is_of_BxSxU, weights_BxU[:, None], 0.0), axis=-1)
 
 
 def are_entity_tags(tags: Iterable[str], prefixes: Sequence[str] = PREFIXES) -> bool:
-    """Return True if every tag is O, or one of ``prefixes`` with or without -TYPE."""
+    """Return True if every tag is O or one of ``prefixes``, with or without the suffix -TYPE."""
     return all(tag == "O" or tag.partition("-")[0] in prefixes for tag in tags)
 
 
 def window_input(number: int, window: Window, labels: np.ndarray) -> ModelInput:
-    """Return the unit of a window of record ``number``. ``labels``: int32[words], tag numbers of all words of the
-    record, -1 for an unknown tag."""
+    """Return the unit for a window of the record with the index ``number``. ``labels``: int32[words], the tag index
+    of every word of the record; -1 for an unknown tag."""
     here = labels[window.words]
     values = np.zeros(len(window.encoded.ids), np.int32)
     scored = np.zeros(len(window.encoded.ids), np.float32)
@@ -171,7 +173,7 @@ def predicted_tags(prediction: Prediction) -> list[str]:
 
 
 def not_learned(kind: str, values_of_splits: Mapping[str, Set[str | None]], learned: Sequence[str]) -> list[str]:
-    """Return a note for each split that has values outside ``learned``; ``kind`` is "labels" or "tags"."""
+    """Return a note for each split with values that are not in ``learned``; ``kind`` is "labels" or "tags"."""
     unknown = {split: sorted(map(str, values - {*learned})) for split, values in values_of_splits.items()}
     return [
         f"{split}: {kind} that do not occur in training are scored as errors:  {', '.join(names)}"
@@ -189,7 +191,7 @@ def _required_tags(record: Record) -> tuple[str, ...]:
 
 
 def _labels(record: Record, numbers: Mapping[str, int], training: bool) -> np.ndarray:
-    """Return int32[words], the number of the tag of each word; -1 if the tag is unknown or missing.
+    """Return int32[words], the index of the tag of each word; -1 if the tag is unknown or missing.
 
     With ``training``, raise ``ValueError`` for an unknown or missing tag.
     """

@@ -29,7 +29,7 @@ Outputs = Sequence[Mapping[str, np.ndarray]]
 
 @dataclass(frozen=True)
 class Encoded:
-    """Token ids of one text or pair, including special tokens, and their token type ids."""
+    """Token ids of one text or text pair, including special tokens, and their token type ids."""
 
     ids: Sequence[int]
     types: Sequence[int]
@@ -38,11 +38,11 @@ class Encoded:
 
 
 class Target(NamedTuple):
-    """Level, dtype and shape of a target array of a batch; entries that belong to no unit are 0.
+    """The level, dtype and shape of a target array of a batch; entries that do not belong to a unit are 0.
 
     ``unit``: one value per unit, [B, U, *shape]. ``token``: one value per token of a unit, [B, S, *shape].
-    ``position``: the position of a token in the first sequence of the unit, [B, U]. It is counted from the start of
-    the sequence in a :class:`ModelInput`, and from the start of the row in a batch.
+    ``position``: the position of a token in the first sequence of the unit, [B, U]. The position is counted from
+    the start of the sequence in a :class:`ModelInput`, and from the start of the row in a batch.
     """
 
     level: Level
@@ -77,7 +77,7 @@ class ModelInput:
 class Task(ABC):
     """A task with its config, tokenizer and labels; immutable after construction.
 
-    A batch has the features of ``bert_jax.batch`` (``cls_positions`` [B, C]), every target of ``targets`` under its
+    A batch has the features of ``bert_jax.batch`` (``cls_positions`` [B, C]), every array of ``targets`` under its
     name, and ``weights`` float32[B, U].
     """
 
@@ -119,7 +119,7 @@ class Task(ABC):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Names of the classes in exports and metrics, in id order."""
+        """Names of the classes in exports and metrics, sorted by class index."""
         return self.config.data.label_names or self.config.data.labels
 
     @property
@@ -146,11 +146,11 @@ class Task(ABC):
         """Return the units of all records, in the order of the records.
 
         With ``training``, units without a training signal, such as a record without words, may be omitted. Raises
-        ``ValueError``, which names ``record.source``, for an invalid label or text.
+        ``ValueError``, with ``record.source`` in its message, for an invalid label or text.
         """
 
     def denominators(self, batch: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
-        """Return the denominator of each loss by name, computed from the global batch ``batch`` alone; never 0.
+        """Return the denominator of each loss by name, never 0, computed only from ``batch``, the global batch.
 
         Default: one loss, ``loss``, whose denominator is the sum of the weights, or 1 if all weights are 0.
         """
@@ -160,13 +160,14 @@ class Task(ABC):
     def loss(self, output: BertOutput, batch: Mapping[str, jax.Array], *, axis: str | None) -> Sums:
         """Return (sum, weight) of each loss named in :meth:`denominators` and of each additional logged value.
 
-        The total loss is the sum of sum / denominator of all losses. ``axis``: the mesh axis over which the rows of
+        The total loss is sum / denominator, added over all losses. ``axis``: the mesh axis over which the rows of
         the batch are sharded, for losses that compare examples of the whole batch; None: ``batch`` has all rows.
         """
 
     @abstractmethod
     def outputs(self, output: BertOutput, batch: Mapping[str, jax.Array]) -> dict[str, tuple[Level, jax.Array]]:
-        """Return (level, array) by name for :meth:`decode`: [B, U, ...] for ``unit``, [B, S, ...] for ``token``."""
+        """Return (level, array) by name for :meth:`decode`. Arrays of level ``unit`` have the shape [B, U, ...],
+        arrays of level ``token`` the shape [B, S, ...]."""
 
     @abstractmethod
     def decode(self, records: Sequence[Record], units: Sequence[ModelInput], outputs: Outputs) -> list[Prediction]:
@@ -193,7 +194,7 @@ def class_loss(
     weights: jax.Array,
     class_weights_L: jax.Array | None = None,
 ) -> Sums:
-    """Return :func:`softmax_loss` with the smoothing and the focal exponent of ``options``."""
+    """Return :func:`softmax_loss` with the label smoothing and the focal exponent of ``options``."""
     smoothing, gamma = options.label_smoothing, options.focal_gamma
     return softmax_loss(
         logits, labels, weights, label_smoothing=smoothing, focal_gamma=gamma, class_weights_L=class_weights_L

@@ -1,4 +1,4 @@
-"""Tasks on a text or a pair: single-label and multi-label classification, regression.
+"""Tasks on a text or a text pair: single-label and multi-label classification, and regression.
 
 Shapes: B rows, U units per row, L labels.
 """
@@ -31,7 +31,8 @@ from bert_jax.tokenization import Tokenizer
 
 
 class SequenceTask(Task):
-    """Base class of tasks on texts and pairs: builds model inputs, averages outputs over the windows of a text."""
+    """Base class of tasks on texts and text pairs. It builds the model inputs, and averages the outputs over the
+    windows of a text."""
 
     def featurize(self, records: Sequence[Record], *, training: bool) -> list[ModelInput]:
         units = []
@@ -43,7 +44,8 @@ class SequenceTask(Task):
         return units
 
     def inputs(self, records: Sequence[Record]) -> list[list[Encoded]]:
-        """Return the model inputs of each record: one input, or one per window with ``task.truncation windows``."""
+        """Return the model inputs of each record: one input, or one per window if ``task.truncation`` is
+        windows."""
         config, tokenizer = self.config.task, self.tokenizer
         firsts = tokenizer.encode_batch([record.text for record in records])
         pairs = [record for record in records if record.text_pair is not None]
@@ -97,10 +99,11 @@ class SequenceTask(Task):
 
     @abstractmethod
     def predictions(self, logits: np.ndarray) -> list[Prediction]:
-        """Return the predictions of N texts; ``logits`` float64[N, L]."""
+        """Return the predictions for N texts; ``logits`` is float64[N, L]."""
 
     def decode(self, records: Sequence[Record], units: Sequence[ModelInput], outputs: Outputs) -> list[Prediction]:
-        """Return :meth:`predictions` of the logits averaged over the windows of each text, :meth:`completed`."""
+        """Average the logits over the windows of each text, and return their :meth:`predictions` with the fields
+        that :meth:`completed` adds."""
         predictions = self.predictions(mean_over_windows("logits", len(records), units, outputs))
         return self.completed(predictions, records, units)
 
@@ -119,7 +122,8 @@ class SequenceTask(Task):
 
 
 def mean_over_windows(name: str, count: int, units: Sequence[ModelInput], outputs: Outputs) -> np.ndarray:
-    """Return float64[count, L]: for each record, the output ``name`` [L] averaged over the windows."""
+    """Return float64[count, L]: for each record, the output named ``name`` [L], averaged over the windows of the
+    record."""
     sums = np.zeros((count, *outputs[0][name].shape) if outputs else (count, 1))
     windows = np.zeros(count)
     for unit, output in zip(units, outputs, strict=True):
@@ -129,7 +133,8 @@ def mean_over_windows(name: str, count: int, units: Sequence[ModelInput], output
 
 
 def class_predictions(labels: Sequence[str], logits_NxL: np.ndarray) -> list[Prediction]:
-    """Return ``label``, its ``score`` and the ``probabilities`` of all classes for each of N texts."""
+    """Return for each of N texts the most probable class as ``label``, its probability as ``score``, and the
+    ``probabilities`` of all classes."""
     probabilities_NxL = softmax(logits_NxL, axis=-1)
     return [
         {"label": labels[best], "score": row[best], "probabilities": dict(zip(labels, row, strict=True))}
@@ -138,16 +143,19 @@ def class_predictions(labels: Sequence[str], logits_NxL: np.ndarray) -> list[Pre
 
 
 def multi_label_predictions(labels: Sequence[str], logits_NxL: np.ndarray) -> list[Prediction]:
-    """Return ``labels`` (probability at least 0.5) and the ``probabilities`` of all labels for each of N texts."""
+    """Return for each of N texts ``labels``, those with a probability of at least 0.5, and the ``probabilities`` of
+    all labels."""
     named = [dict(zip(labels, row, strict=True)) for row in expit(logits_NxL).tolist()]
     return [{"labels": [label for label, p in one.items() if p >= 0.5], "probabilities": one} for one in named]
 
 
 def with_labels(config: FinetuneConfig, splits: Mapping[str, Sequence[Record]], least: int) -> FinetuneConfig:
-    """Return ``config`` with ``data.labels``; if it is empty, it is set to the sorted labels of the training files.
+    """Return ``config`` with ``data.labels`` filled in: if this option is empty, it is set to the sorted labels of
+    the training files.
 
-    These include the labels of dev records that were split off the training files, because some classes may occur
-    only there. Raises ``ValueError`` for a training record without a label, and for fewer than ``least`` labels.
+    These include the labels of dev records that were split off from the training files, because some classes may
+    occur only there. Raises ``ValueError`` for a training record without a label, and for fewer than ``least``
+    labels.
     """
     for record in splits["train"]:
         if record.label is None and record.labels is None:
@@ -195,7 +203,7 @@ class ClassificationTask(SequenceTask):
         return class_loss(self.config.loss, logits, labels, weights, self._class_weights)
 
     def predictions(self, logits: np.ndarray) -> list[Prediction]:
-        """Return :func:`class_predictions`, with labels as in the files.
+        """Return the :func:`class_predictions`, with the labels as in the input files.
 
         Probabilities are not rounded: those of a confident model are close to 0 and 1, and AUROC depends on their
         order.
@@ -243,7 +251,7 @@ class MultiLabelTask(ClassificationTask):
         return multilabel_loss(self.logits(output, batch), batch["labels"], batch["weights"], focal_gamma=gamma)
 
     def predictions(self, logits: np.ndarray) -> list[Prediction]:
-        """Return :func:`multi_label_predictions`, with labels as in the files."""
+        """Return the :func:`multi_label_predictions`, with the labels as in the input files."""
         return multi_label_predictions(self.config.data.labels, logits)
 
     def scores(self, records: Sequence[Record], predictions: Sequence[Prediction]) -> list[Score]:
@@ -257,7 +265,7 @@ class MultiLabelTask(ClassificationTask):
 
 
 class RegressionTask(SequenceTask):
-    """Regression of one value by mean squared error (STS-B in Devlin et al. 2018)."""
+    """Regression of one value with the mean squared error as the loss (STS-B in Devlin et al. 2018)."""
 
     targets: ClassVar[Mapping[str, Target]] = {"values": Target("unit", np.float32, (1,))}
 
@@ -275,7 +283,7 @@ class RegressionTask(SequenceTask):
         return regression_loss(self.logits(output, batch), batch["values"], batch["weights"])
 
     def predictions(self, logits: np.ndarray) -> list[Prediction]:
-        """Return ``value`` for each of N texts."""
+        """Return for each of N texts the predicted ``value``."""
         return [{"value": round_significant(value)} for value in logits[:, 0]]
 
     def scores(self, records: Sequence[Record], predictions: Sequence[Prediction]) -> list[Score]:
@@ -293,8 +301,8 @@ def probability_table(predictions: Sequence[Prediction], labels: Sequence[str]) 
 def class_scores(
     records: Sequence[Record], predictions: Sequence[Prediction], labels: Sequence[str], names: Sequence[str]
 ) -> list[Score]:
-    """Return the scores of :func:`class_predictions` of labeled records. In the names of scores, each of ``labels``
-    is replaced by its entry in ``names``."""
+    """Return the scores of :func:`class_predictions` of labeled records. In the names of the scores, each label is
+    replaced by the corresponding entry of ``names``."""
     numbers = _class_numbers(records, predictions, labels)
     return classification_scores(*numbers, names, probability_table(predictions, labels))
 
@@ -309,7 +317,7 @@ def _class_numbers(
 
 
 def round_significant(value: float) -> float:
-    """Round a float32 value to nine significant digits, from which it can be restored exactly."""
+    """Round a float32 value to nine significant digits, which suffice to restore it exactly."""
     return float(f"{value:.9g}")
 
 
@@ -319,7 +327,7 @@ def missing_label(record: Record) -> ValueError:
 
 
 def class_number(record: Record, labels: tuple[str, ...]) -> int:
-    """Return the number of the record's class; raise ``ValueError`` if ``labels`` lacks it."""
+    """Return the index of the record's class; raise ``ValueError`` if ``labels`` does not contain this class."""
     if record.label not in labels:
         raise ValueError(_unknown_label(record, record.label, labels))
     return labels.index(record.label)

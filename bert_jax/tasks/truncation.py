@@ -18,8 +18,8 @@ _SENTENCE_END = re.compile(r"(?<=[.!?])[\"')\]]*\s+|(?<=[。！？…])[」』�
 def cut_text(
     text: str, ids: Sequence[int], budget: int, config: TaskConfig, tokenizer: Tokenizer
 ) -> list[list[int]]:
-    """Truncate ``ids``, the tokens of ``text``, to a list of at most ``budget`` tokens, or one such list per
-    window."""
+    """Truncate ``ids``, the tokens of ``text``, to at most ``budget`` tokens. The result contains one list of
+    tokens or, if ``config.truncation`` is windows, one list per window."""
     how = config.truncation
     if len(ids) <= budget:
         return [list(ids)]
@@ -44,7 +44,7 @@ def cut_pair(
     tokenizer: Tokenizer,
 ) -> tuple[list[int], list[int]]:
     """Truncate both texts of a pair; :func:`longest_first` determines the number of tokens that remain of each
-    text, and ``config.truncation`` how each is truncated."""
+    text, and ``config.truncation`` determines how each text is truncated."""
     kept = longest_first(len(ids[0]), len(ids[1]), budget)
     a, b = (
         cut_text(text, side, room, config, tokenizer)[0] for text, side, room in zip(texts, ids, kept, strict=True)
@@ -62,7 +62,8 @@ def windows(count: int, size: int, overlap: int) -> list[tuple[int, int]]:
 
 
 def key_sentences(text: str, budget: int, tokenizer: Tokenizer) -> list[int]:
-    """Return the tokens of the most central sentences of ``text``, in text order, at most ``budget`` tokens.
+    """Return the tokens of the most central sentences of ``text``, in text order, with at most ``budget`` tokens in
+    total.
 
     Centrality is the cosine between the TF-IDF vectors of a sentence and of the text (Radev et al. 2004: centroid).
     A sentence that exceeds the remaining budget is skipped; if no sentence fits, the result is the beginning of the
@@ -83,7 +84,7 @@ def key_sentences(text: str, budget: int, tokenizer: Tokenizer) -> list[int]:
 def centrality(sentences: Sequence[Sequence[int]]) -> np.ndarray:
     """Return float64[n], the cosine of the TF-IDF vector of each sentence with the sum of all vectors.
 
-    In the idf, log(n / df) + 1, each sentence is a document.
+    In the inverse document frequency (idf), log(n / df) + 1, each sentence counts as a document.
     """
     counts = [Counter(sentence) for sentence in sentences]
     documents = Counter(piece for count in counts for piece in count)

@@ -1,4 +1,4 @@
-"""Words as model inputs: windows of pieces that contain whole words and score every word exactly once.
+"""Conversion of words to model inputs: windows of pieces that split no word and score every word exactly once.
 
 Words are numbered consecutively in a text, which is one sentence or, with document context (Devlin et al. 2018,
 section 5.3), all sentences of a document. ``starts`` int64[words + 1] contains the index of the first piece of each
@@ -25,7 +25,7 @@ class Window(NamedTuple):
     """A model input and the W words of a record that it scores."""
 
     encoded: Encoded
-    words: np.ndarray  # int64[W], numbers of the words in the record
+    words: np.ndarray  # int64[W], indices of the words in the record
     tokens: np.ndarray  # int64[W], positions of their first pieces in the input
 
 
@@ -74,8 +74,9 @@ def word_windows(
 
 
 def window_spans(starts: np.ndarray, sentence: Span, room: int) -> list[Span]:
-    """Return spans of words (first, end), each of at most ``room`` pieces, that cover the words of ``sentence``:
-    one span if they fit, otherwise several spans that overlap by about half. Each span is :func:`widened`."""
+    """Return spans of word indices (first, end), each of at most ``room`` pieces, that cover the words of
+    ``sentence``: one span if they fit, otherwise several spans that overlap by about half. Each span is
+    :func:`widened`."""
     begin, last = sentence
     spans = []
     while True:
@@ -99,10 +100,10 @@ def widened(starts: np.ndarray, span: Span, room: int) -> Span:
 
 
 def owners(starts: np.ndarray, spans: Sequence[Span], sentence: Span) -> np.ndarray:
-    """Return int64[words], the number of the span in which each word of ``sentence`` has the most context.
+    """Return int64[words], the index of the span in which each word of ``sentence`` has the most context.
 
-    Context is the minimum of the numbers of pieces before and after the word, as in google-research/bert
-    ``run_squad.py``; on a tie the first span wins.
+    The context of a word in a span is the smaller of the numbers of pieces before and after the word, as in
+    google-research/bert ``run_squad.py``; on a tie the first span wins.
     """
     first, last = sentence
     owner, most = np.zeros(last - first, np.int64), np.full(last - first, -1, np.int64)
