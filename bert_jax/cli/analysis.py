@@ -69,7 +69,7 @@ def search_command(arguments: argparse.Namespace) -> None:
 
 
 def _vectors(arguments: argparse.Namespace, corpus: Any, queries: Any) -> tuple[Any, Any]:
-    """Return the vectors of corpus and queries, whitened with --whiten."""
+    """Return the vectors of ``corpus`` and of ``queries``, whitened if --whiten is set."""
     from bert_jax.analysis.anisotropy import anisotropy
     from bert_jax.analysis.collection import embedded
     from bert_jax.analysis.whitening import fit_whitening
@@ -93,7 +93,7 @@ def _vectors(arguments: argparse.Namespace, corpus: Any, queries: Any) -> tuple[
 
 
 def _model(arguments: argparse.Namespace, *collections: Any) -> tuple[Any, dict[str, Any]]:
-    """Return the model if a collection has texts and --model is set, else None, and the options of ``embed``."""
+    """Return (model, options of ``embed``). The model is None unless a collection has texts and --model is set."""
     has_texts = any(collection.texts is not None for collection in collections)
     options = {"pooling": arguments.pooling, "normalize": arguments.normalize, **run_options(arguments)}
     return load_model(arguments) if has_texts and arguments.model is not None else None, options

@@ -1,4 +1,4 @@
-"""The ``bert-jax`` console command: one table of subcommands."""
+"""The ``bert-jax`` console command and the table of its subcommands."""
 
 import argparse
 import sys
@@ -13,7 +13,7 @@ COMMANDS = (*weights.COMMANDS, *texts.COMMANDS, *analysis.COMMANDS, *runs.COMMAN
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run ``bert-jax``; return the exit code (2: a user error, reported in one line; 3: a failed check)."""
+    """Run ``bert-jax`` and return the exit code (2: a user error, reported in one line; 3: a failed check)."""
     parser = argparse.ArgumentParser(prog="bert-jax", description="Use, convert, compare and plan models.")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for command in COMMANDS:

@@ -1,4 +1,4 @@
-"""The class of subcommands of ``bert-jax``, and the options that several subcommands have."""
+"""The class of a ``bert-jax`` subcommand, and the options that several subcommands share."""
 
 import argparse
 import sys
@@ -15,8 +15,8 @@ Options = Callable[[argparse.ArgumentParser], Any]
 
 @dataclass(frozen=True)
 class Command:
-    """A subcommand: ``run`` is called with the parsed arguments, and its docstring is the description in
-    ``--help``."""
+    """A subcommand: ``run`` is called with the parsed arguments, and the docstring of ``run`` is the description of
+    the subcommand in ``--help``."""
 
     name: str
     help: str
@@ -26,7 +26,7 @@ class Command:
     parser: Mapping[str, Any] = field(default_factory=dict)
 
     def add(self, commands: Any) -> None:
-        """Add the parser of the subcommand to those of ``commands``."""
+        """Add the parser of this subcommand to the subparsers ``commands``."""
         parser = commands.add_parser(self.name, help=self.help, description=self.run.__doc__, **self.parser)
         parser.set_defaults(run=self.run)
         for add in self.options:
@@ -34,7 +34,8 @@ class Command:
 
 
 def option(*names: str, **settings: Any) -> Options:
-    """Return a function that adds an option or positional argument with the settings of ``add_argument``."""
+    """Return a function that adds an option or a positional argument to a parser. ``settings`` are the keyword
+    arguments of ``add_argument``."""
     return lambda parser: parser.add_argument(*names, **settings)
 
 
@@ -42,14 +43,14 @@ def option(*names: str, **settings: Any) -> Options:
 
 
 def truth(text: str) -> bool:
-    """Parse the value of an option that is true or false."""
+    """Parse the text "true" or "false" as a bool."""
     if text not in ("true", "false"):
         raise argparse.ArgumentTypeError(f"{text!r} is not allowed; allowed: true, false")
     return text == "true"
 
 
 def names_of(text: str) -> tuple[str, ...]:
-    """Parse names separated by commas."""
+    """Parse a list of names separated by commas."""
     names = tuple(name.strip() for name in text.split(","))
     if not all(names):
         raise argparse.ArgumentTypeError(f"{text!r} is not allowed; allowed: names separated by commas")
@@ -60,8 +61,8 @@ def names_of(text: str) -> tuple[str, ...]:
 
 
 def reading(*, with_labels: bool = True) -> Options:
-    """Return the options of every command that reads a model. ``with_labels`` adds the option for the names of the
-    classes."""
+    """Return the options that every command that reads a model has. If ``with_labels`` is True, they include
+    ``--labels``, which names the classes."""
 
     def add(parser: argparse.ArgumentParser) -> None:
         group = parser.add_argument_group("reading the model")
@@ -92,10 +93,11 @@ def reading(*, with_labels: bool = True) -> Options:
 
 
 def model(texts: str = "", *, required: bool = True, with_labels: bool = True) -> Options:
-    """Return the options for a model and, if ``texts`` is not empty, for texts; ``texts`` is the help of the
-    argument.
+    """Return the options for a model and, if ``texts`` is not empty, for input texts. ``texts`` is the help text of
+    the positional argument.
 
-    Without ``required`` the command also accepts vectors instead of a model."""
+    If ``required`` is False, ``--model`` is optional, because the command also accepts vectors instead of a model.
+    """
 
     def add(parser: argparse.ArgumentParser) -> None:
         parser.add_argument("--model", required=required, metavar="DIR_OR_PREFIX", help=READABLE)
@@ -117,7 +119,7 @@ def model(texts: str = "", *, required: bool = True, with_labels: bool = True) -
 
 
 def pooling(parser: argparse.ArgumentParser) -> None:
-    """Add the options that define the vector of a text."""
+    """Add the options that define how the vector of a text is computed."""
     parser.add_argument("--pooling", choices=("cls", "mean", "max"), help="default: that of the model, else mean")
     parser.add_argument("--normalize", type=truth, metavar="{true,false}", help="default: as in the model")
 
@@ -129,7 +131,7 @@ OUTPUT = option("--output", type=Path, metavar="FILE", help="JSON lines (default
 
 
 def read_options(arguments: argparse.Namespace) -> Any:
-    """Return the ``ReadOptions`` of the arguments of :func:`reading`."""
+    """Return the ``ReadOptions`` for the parsed options of :func:`reading`."""
     from bert_jax.interop.exchange import ReadOptions
 
     return ReadOptions(
@@ -142,7 +144,7 @@ def read_options(arguments: argparse.Namespace) -> Any:
 
 
 def load_model(arguments: argparse.Namespace) -> Any:
-    """Load the model of ``--model``; print the notes of the reader to standard error."""
+    """Load the model that ``--model`` names, and print the notes of the reader to standard error."""
     from bert_jax.inference.loaded import load
 
     loaded = load(arguments.model, dtype=arguments.dtype, options=read_options(arguments))
@@ -152,7 +154,7 @@ def load_model(arguments: argparse.Namespace) -> Any:
 
 
 def streaming(arguments: argparse.Namespace) -> tuple[Any, dict[str, Any]]:
-    """Return the inputs of a command over texts, and the options of :func:`run_options`."""
+    """Return the input texts of a command, and the options of :func:`run_options`."""
     from bert_jax.inference.text_files import read_texts
 
     options = run_options(arguments)
@@ -160,25 +162,26 @@ def streaming(arguments: argparse.Namespace) -> tuple[Any, dict[str, Any]]:
 
 
 def run_options(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Return the options of every function that runs texts through a model."""
+    """Return the keyword arguments that all functions that run texts through a model have in common."""
     if arguments.batch_tokens is not None and arguments.batch_tokens < 1:
         raise ValueError(f"--batch_tokens: {arguments.batch_tokens} is not allowed; allowed: 1 or more")
     return {"batch_tokens": arguments.batch_tokens, "progress": _progress_counter()}
 
 
 def score_lines(scores: Mapping[str, Sequence[float]]) -> list[str]:
-    """Return a line for each score with its 95% interval."""
+    """Return one line per score, with its value and 95% interval. ``scores`` maps names to (value, lower bound,
+    upper bound)."""
     return [f"{name} {value:.4f} [{low:.4f}, {high:.4f}]" for name, (value, low, high) in scores.items()]
 
 
 def say(line: str) -> None:
-    """Print a line to standard error, apart from the results."""
+    """Print a line to standard error, so that standard output contains only results."""
     print(line, file=sys.stderr, flush=True)
 
 
 def _progress_counter() -> Any:
-    """Return a function that shows a counter; None unless standard error is a terminal and standard output is
-    not."""
+    """Return a function that shows the number of processed texts on standard error. Return None unless standard
+    error is a terminal and standard output is not."""
     if not sys.stderr.isatty() or sys.stdout.isatty():
         return None
 

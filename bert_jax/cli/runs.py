@@ -1,4 +1,4 @@
-"""Subcommands of ``bert-jax`` for whole runs: compare, submission, plan."""
+"""Subcommands of ``bert-jax`` for training runs: compare, submission, plan."""
 
 import argparse
 import json

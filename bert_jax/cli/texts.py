@@ -1,4 +1,4 @@
-"""Subcommands of ``bert-jax`` that run a model on texts or ids."""
+"""Subcommands of ``bert-jax`` that run a model on texts or token ids."""
 
 import argparse
 import itertools
@@ -108,7 +108,7 @@ def zero_shot_command(arguments: argparse.Namespace) -> None:
 
 
 def _label_words(words_of_labels: Sequence[str]) -> dict[str, list[str]]:
-    """Parse arguments LABEL=WORD,WORD or LABEL; a label without words is its own word."""
+    """Parse arguments of the form LABEL=WORD,WORD or LABEL; in the second form the label is its only word."""
     labels: dict[str, list[str]] = {}
     for text in words_of_labels:
         label, equals, words = (part.strip() for part in text.partition("="))

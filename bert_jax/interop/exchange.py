@@ -1,4 +1,4 @@
-"""The exchange form, to which every reader converts a model: a spec, canonical float32 arrays, a tokenizer file."""
+"""The exchange form, in which every reader returns a model: a spec, canonical float32 arrays, a tokenizer file."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -45,7 +45,7 @@ class ModelBundle:
 
 
 def parameter_shapes(spec: ModelSpec) -> Mapping[str, tuple[int, ...]]:
-    """Return the shape of every parameter of a model by canonical name, sorted by name.
+    """Return a dict from the canonical name of every parameter of a model to its shape, sorted by name.
 
     Kernels are [in, out]; see docs/design/parameters.md.
     """
@@ -59,9 +59,10 @@ def parameter_shapes(spec: ModelSpec) -> Mapping[str, tuple[int, ...]]:
 
 
 def check_shapes(spec: ModelSpec, params: Mapping[str, np.ndarray], where: str | Path) -> None:
-    """Raise ``ValueError`` that lists every missing, unexpected or misshapen canonical parameter.
+    """Raise a ``ValueError`` that lists all missing and unexpected parameters and all parameters of the wrong
+    shape.
 
-    The message begins with ``where``.
+    ``params`` must have canonical names. The error message begins with ``where``.
     """
     expected = parameter_shapes(spec)
     problems = [f"missing {name}" for name in expected if name not in params]

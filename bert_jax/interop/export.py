@@ -1,6 +1,6 @@
 """Export of any readable model to a folder in another format.
 
-The folder gets its final name only when it is complete and, by default, verified.
+The folder is renamed to its final name only after it is complete and, by default, verified.
 """
 
 import dataclasses
@@ -76,14 +76,14 @@ def export_model(
         force: replace a non-empty ``target`` after the new folder is complete.
         heads: heads to export; the pooler is added if one of them needs it. None: all heads.
         options: options of the reader.
-        verify: compare the new folder with the model before it is renamed to ``target``: the parameters if this
-            library reads the format, and the outputs if the library that loads the format is installed.
+        verify: compare the new folder with the model before the folder is renamed to ``target``: the parameters if
+            this library reads the format, and the outputs if the library that loads the format is installed.
         peer_python: Python executable that has transformers or sentence-transformers; None: the running Python.
         report: called with each line of the log.
 
     Raises ``ValueError`` if the format cannot represent the model (docs/weights.md) or if ``target`` may not be
-    replaced. Raises ``exits.Stop`` with VERIFICATION_FAILED if the written files differ from the model. After an
-    exception ``target`` is unchanged.
+    replaced. Raises ``exits.Stop`` with VERIFICATION_FAILED if the written files differ from the model. If an
+    exception is raised, ``target`` is unchanged.
     """
     if format not in FORMATS:
         raise ValueError(f"--format: {format!r} is not allowed; allowed: {', '.join(FORMATS)}")
@@ -142,7 +142,8 @@ def _as_stored(bundle: ModelBundle, dtype: str) -> ModelBundle:
 def _consumer_differences(
     folder: Path, bundle: ModelBundle, format: str, peer_python: str | None
 ) -> Differences | str:
-    """Compare ``bundle`` with ``folder`` in the library that loads it, or return why that is not possible."""
+    """Compare ``bundle`` with the results of the library that loads ``folder``. If the comparison is not possible,
+    return the reason as a text."""
     if format == "hf":
         return check_hf(folder, bundle, peer_python)
     if format == "sentence-transformers":

@@ -76,7 +76,8 @@ TABLE: dict[str, dict[str, Verdict]] = {row: dict(zip(FORMATS, _cells(row), stri
 
 
 def rows_of(spec: ModelSpec, dtype: str = "float32") -> Iterator[str]:
-    """Yield the rows of the table that apply to the model ``spec`` when it is stored as ``dtype``."""
+    """Return the names of the table rows that apply to a model with ``spec`` whose weights are stored as
+    ``dtype``."""
     heads, model = spec.heads, spec.model
     conditions = {
         "no head": not heads.present() and spec.sentence is None,
@@ -104,10 +105,10 @@ def _has_class(spec: ModelSpec) -> bool:
 
 
 def fit(weights: ModelBundle, format: str, dtype: str = "float32") -> tuple[ModelBundle, list[str]]:
-    """Return ``weights`` without the parts that ``format`` cannot represent, and notes that name the dropped parts.
+    """Return ``weights`` without the parts that ``format`` cannot represent, and notes that name the omitted parts.
 
-    Raises ``ValueError`` if the table refuses the model, or if the format does not support the value of a field of
-    ``ModelConfig``.
+    Raises ``ValueError`` if the table marks a property of the model as refused by ``format``, or if the format does
+    not support the value of a field of ``ModelConfig``.
     """
     rows = list(rows_of(weights.spec, dtype))
     fields = unsupported_fields(weights.spec.model, SUPPORTED[format], format)
@@ -146,9 +147,9 @@ def _parts(spec: ModelSpec) -> list[str]:
 
 
 def keep_heads(weights: ModelBundle, names: Sequence[str]) -> ModelBundle:
-    """Return ``weights`` with only the heads in ``names``, and the pooler if one of them needs it.
+    """Return ``weights`` with only the heads in ``names``, and with the pooler if one of these heads needs it.
 
-    Raises ``ValueError`` if the model lacks one of ``names``.
+    Raises ``ValueError`` if the model lacks one of the heads in ``names``.
     """
     spec, parts = weights.spec, _parts(weights.spec)
     unknown = [name for name in names if name not in parts]
@@ -166,7 +167,7 @@ def keep_heads(weights: ModelBundle, names: Sequence[str]) -> ModelBundle:
 
 
 def only_heads(heads: HeadsConfig, kept: Collection[str]) -> HeadsConfig:
-    """Return ``heads`` with only the heads that are named in ``kept``."""
+    """Return ``heads`` with only the heads whose names are in ``kept``."""
     absent = HeadsConfig()
     removed = [field for head, fields in _FIELDS_OF.items() if head not in kept for field in fields]
     return dataclasses.replace(heads, **{field: getattr(absent, field) for field in removed})

@@ -1,8 +1,9 @@
 """``bert-jax import``: read a model in any supported format, save it, and verify the saved model.
 
-The source is read a second time, and every tensor of the saved model must be bitwise equal to that of the source.
-If transformers is installed, it runs the source in a separate process, and its outputs must match those of the
-saved model up to rounding. sentence-transformers does the same for a sentence-transformers folder.
+The source is read a second time, and every tensor of the saved model must be bitwise equal to the corresponding
+tensor of the source. If transformers is installed, it runs the source in a separate process, and these outputs must
+match those of the saved model up to rounding. For a sentence-transformers folder, the outputs of
+sentence-transformers must match too.
 """
 
 import dataclasses
@@ -74,7 +75,8 @@ def _summary(weights: ModelBundle) -> str:
 
 
 def _compare_tensors(source: Path, saved: Path, options: ReadOptions) -> str:
-    """Read both models; raise ``exits.Stop`` unless spec, tokenizer and every bit of the parameters are equal."""
+    """Read both models; raise ``exits.Stop`` unless specs and tokenizers are equal and parameters are bitwise
+    equal."""
     again = read_weights(source, options)
     spec, content, expected = again.spec, again.tokenizer_content, fingerprints(again)
     del again
@@ -95,7 +97,7 @@ def _compare_tensors(source: Path, saved: Path, options: ReadOptions) -> str:
 def _compare_outputs(source: Path, saved: Path, peer_python: str | None, report: Callable[[str], None]) -> None:
     """Compare the outputs of ``source`` in transformers with those of ``saved`` in this library.
 
-    For a sentence-transformers folder the outputs of sentence-transformers are compared too. Raises ``exits.Stop``
+    For a sentence-transformers folder, the outputs of sentence-transformers are compared too. Raises ``exits.Stop``
     if a difference is larger than allowed.
     """
     sentences = is_sentence_transformers(source)
@@ -125,12 +127,14 @@ def _compare_outputs(source: Path, saved: Path, peer_python: str | None, report:
 
 
 def _random_heads(weights: ModelBundle, architecture: str | None) -> list[str]:
-    """Return the heads of the transformers class that the source lacks and transformers initializes randomly."""
+    """Return the heads of the class ``architecture`` that the source lacks. transformers initializes them
+    randomly."""
     held = CLASSES[architecture] if architecture is not None else ()
     return [name for name in held if name != "pooler" and name not in weights.spec.heads.present()]
 
 
 def _as_class(spec: ModelSpec, architecture: str | None) -> ModelSpec:
-    """Return ``spec`` with only the heads of the transformers class, so that the output names are equal."""
+    """Return ``spec`` with only the heads of the class ``architecture``, so that both models have the same output
+    names."""
     heads = only_heads(spec.heads, CLASSES[architecture] if architecture is not None else ("pooler",))
     return dataclasses.replace(spec, heads=heads, sentence=None)

@@ -2,8 +2,8 @@
 (``--continue_from``) or a checkpoint of the run itself.
 
 :func:`plan_start` runs before the options are loaded. An initial model fixes the ``model`` section and the
-tokenizer; the options of the command line must agree with the model. ``WORKDIR/warm_start.yaml`` records the fixed
-options, so that a resumed run needs neither the flags nor the model.
+tokenizer; options on the command line must agree with the model. ``WORKDIR/warm_start.yaml`` records the fixed
+options, so that a resumed run needs neither these flags nor the initial model.
 """
 
 import dataclasses
@@ -38,7 +38,7 @@ _PRETRAINING_HEADS = ("mlm_head", "nsp_head")
 # Layers of a task between the encoder and its head.
 _TASK_LAYERS = ("feature_mix", "bilstm")
 
-# Key of an option -> its typed value, and the place that sets it.
+# Key of an option -> its typed value, and the origin of the value for messages.
 Given = Mapping[str, tuple[Any, str]]
 
 
@@ -74,8 +74,8 @@ class Start:
 def plan_start(config_type: type, options: RunOptions, workdir: Location, arguments: Sequence[str]) -> Start:
     """Plan the start of a run whose config has the type ``config_type``.
 
-    ``options`` are the parsed flags of the run and ``arguments`` all arguments of its command line. A run that has
-    a checkpoint resumes from it. Raises ``ValueError`` with a one-line message if a model cannot be read, if
+    ``options`` are the parsed flags of the run, and ``arguments`` are all of its command-line arguments. A run that
+    has a checkpoint resumes from it. Raises ``ValueError`` with a one-line message if a model cannot be read, if
     options contradict the model, or if words cannot be added to its vocabulary.
     """
     given = parse_settings(config_type, read_settings(arguments), [*field_types(type(options))])
@@ -87,7 +87,8 @@ def plan_start(config_type: type, options: RunOptions, workdir: Location, argume
 def initial_model(
     start: Start, spec: ModelSpec, *, redrawn: tuple[str, ...] = (), redraw_head: bool = False
 ) -> InitialModel:
-    """Return the parameters of ``start`` that a model with ``spec`` has; the others will be randomly initialized.
+    """Return the parameters of the initial model that a model with ``spec`` can use. All other parameters are
+    randomly initialized later.
 
     A task head and its CRF are returned only if both models have the same classes. Parameters whose names begin
     with a prefix in ``redrawn`` are not returned. If ``redraw_head`` is True, neither the task head nor the layers
@@ -146,7 +147,7 @@ def _plan_pretraining(options: RunOptions, workdir: Location, given: Given) -> S
 
 
 def _pretraining_from(options: RunOptions, given: Given) -> Start:
-    """Plan a start from ``--init_from``, with the words and positions that the run adds."""
+    """Plan the start of a pretraining run from ``--init_from``, with the words and positions that the run adds."""
     values, name = {key: value for key, (value, _) in given.items()}, options.init_from
     weights = read_weights(Path(name), _read_options(Path(name), given))
     source = weights.spec.model
@@ -174,12 +175,12 @@ def _pretraining_from(options: RunOptions, given: Given) -> Start:
 
 
 def pretraining_spec(config: PretrainConfig, model: Any) -> ModelSpec:
-    """Return the spec of the ``model`` that the objective of a pretraining run trains."""
+    """Return the spec of a pretraining run. ``model`` is the model that the objective of the run trains."""
     return ModelSpec(model=config.model, heads=getattr(model, "heads", HeadsConfig()))
 
 
 def _positions(options: RunOptions, source: ModelConfig, given: Given) -> tuple[int, list[str]]:
-    """Return the number of rows of the position table that the run needs, and lines for the log."""
+    """Return the number of rows that the run needs in the position table, and lines for the log."""
     rows = source.max_position_embeddings
     if source.position_embeddings != "learned":
         return given.get("model.max_position_embeddings", (rows, ""))[0], []
@@ -259,7 +260,7 @@ def _finetuning_from(name: str, given: Given) -> Start:
 def _vocabulary_size(config: TokenizerConfig, content: bytes, given: Given) -> tuple[Setting, ...]:
     """Return the setting ``model.vocab_size`` of a randomly initialized model; default: the number of pieces.
 
-    Raises ``ValueError`` if the option is less than the number of pieces.
+    Raises ``ValueError`` if the option ``model.vocab_size`` is less than the number of pieces.
     """
     pieces = build_tokenizer(config, content, "data.vocab").vocab_size
     size = given.get("model.vocab_size", (pieces, ""))[0]
@@ -269,7 +270,8 @@ def _vocabulary_size(config: TokenizerConfig, content: bytes, given: Given) -> t
 
 
 def _vocabulary_file(name: str, given: Given) -> tuple[TokenizerConfig, bytes]:
-    """Return the settings of the tokenizer in the file ``data.vocab``, and the content of the file."""
+    """Return the tokenizer settings for the vocabulary file ``name`` (the option ``data.vocab``), and its
+    content."""
     path, names = Path(name), {Path(file).suffix: file for file in FILE_NAMES.values()}
     if path.suffix not in names or not path.is_file():
         kinds = "a vocab.txt (WordPiece), .model (SentencePiece) or tokenizer.json (byte-level BPE)"
@@ -299,13 +301,14 @@ def _stored_tokenizer(workdir: Location) -> tuple[TokenizerConfig, bytes]:
 
 
 def whole_name(source: str) -> str:
-    """Return the absolute path of ``--init_from`` with links resolved; a URL is unchanged."""
+    """Return ``source``, the value of ``--init_from``, as an absolute path with links resolved; a URL is
+    unchanged."""
     return str(location(source).resolve()) if source else ""
 
 
 def _read_options(path: Path, given: Given) -> ReadOptions:
-    """Return the case and the GELU variant of the options as ``ReadOptions``, if the files at ``path`` leave them
-    open."""
+    """Return ``ReadOptions`` with the case and the GELU variant of the options, each only if the format of the
+    files at ``path`` can leave it undetermined."""
     values = {key: value for key, (value, _) in given.items()}
     preset = PRESETS[values.get("training.mode", "standard")]
     activation = values.get("model.activation", preset.get("model.activation"))
@@ -324,8 +327,8 @@ def _fixed_settings(
 ) -> tuple[Setting, ...]:
     """Return a setting for each key of ``resolved``, except the keys in ``MAY_DIFFER`` that the command line sets.
 
-    Raises ``ValueError`` if the value of an option of the command line is neither that in ``source`` nor that in
-    ``resolved``.
+    Raises ``ValueError`` if the command line sets any other of these keys to a value that is neither in ``source``
+    nor in ``resolved``.
     """
     own: Collection[str] = MAY_DIFFER & given.keys()
     for key, (value, where) in given.items():
@@ -342,8 +345,8 @@ def _recorded_settings(workdir: Location, given: Given) -> tuple[Setting, ...]:
 
 
 def read_record(workdir: Location) -> dict[str, Any] | None:
-    """Return the content of ``WORKDIR/warm_start.yaml``: ``init_from``, and options of the model (``source``) and
-    of the run (``resolved``) by key. Return None if the file does not exist.
+    """Return the content of ``WORKDIR/warm_start.yaml``: ``init_from``, and dicts of the options of the initial
+    model (``source``) and of the run (``resolved``). Return None if the file does not exist.
 
     Raises ``ValueError`` if the file is damaged.
     """

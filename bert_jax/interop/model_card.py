@@ -28,7 +28,7 @@ _PROGRAMS = ("onnx", "stablehlo")
 
 
 def architecture(folder: Path) -> str | None:
-    """Return the transformers class that the config.json of ``folder`` names; None if it names none."""
+    """Return the first transformers class that the config.json of ``folder`` names; None if no class is named."""
     file = folder / CONFIG_FILE
     if not file.is_file():
         return None
@@ -38,9 +38,9 @@ def architecture(folder: Path) -> str | None:
 def model_card(
     weights: ModelBundle, format: str, dtype: str, architecture: str | None, notes: Sequence[str]
 ) -> str:
-    """Return the card as Markdown, with the ``notes`` of the writer.
+    """Return the text of ``README.md`` as Markdown, including the ``notes`` of the writer.
 
-    ``architecture`` is the transformers class in the config.json of the folder; None: no such class.
+    ``architecture`` is the transformers class in the config.json of the folder; None: no class is named.
     """
     spec, origin = weights.spec, weights.origin
     parts = [
@@ -119,7 +119,7 @@ def _outputs(spec: ModelSpec, format: str) -> list[str]:
 
 
 def _meanings(spec: ModelSpec) -> dict[str, str]:
-    """Return the meaning of each output of the model by its name in :data:`serving.FIELDS`."""
+    """Return a dict from the name of each output of the model in :data:`serving.FIELDS` to its meaning."""
     heads = spec.heads
     texts = {
         "pooler": {"pooler_output": "pooled output: tanh(dense(first token))"},

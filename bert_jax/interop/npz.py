@@ -27,15 +27,15 @@ _DATE = (1980, 1, 1, 0, 0, 0)  # of every member, so that equal weights produce 
 
 
 def is_npz(path: Path) -> bool:
-    """Return True if ``path`` is an npz export or the weights.npz of one."""
+    """Return True if ``path`` is an npz export or the weights.npz of an npz export."""
     return (path / WEIGHTS_FILE).exists() or path.name == WEIGHTS_FILE
 
 
 def write_npz(folder: Path, weights: ModelBundle, *, dtype: StoredDtype = "float32") -> list[str]:
     """Write every parameter under its canonical name into the empty ``folder``; return notes.
 
-    With ``dtype`` bfloat16 values are rounded to nearest even and stored as uint16. ``dtypes.json`` names the dtype
-    of every array.
+    If ``dtype`` is bfloat16, values are rounded to nearest even and stored as uint16. ``dtypes.json`` names the
+    dtype of every array.
     """
     check_fields(weights.spec.model, EVERY_FIELD, "npz")
     check_shapes(weights.spec, weights.params, folder)
@@ -78,7 +78,7 @@ def read_npz(path: Path, options: ReadOptions) -> ModelBundle:
 def check_npz(folder: Path, weights: ModelBundle) -> dict[str, float]:
     """Read the arrays with numpy alone; return {"arrays": 0.0} if they equal ``weights``, else {"arrays": inf}.
 
-    The values of ``weights`` are those that the folder stores, after rounding to its dtype.
+    The values of ``weights`` must already be rounded to the dtype of the folder.
     """
     dtypes = json.loads((folder / DTYPES_FILE).read_text(encoding="utf-8"))
 
@@ -93,14 +93,15 @@ def check_npz(folder: Path, weights: ModelBundle) -> dict[str, float]:
 def same_arrays(arrays: Iterable[tuple[str, np.ndarray]], weights: ModelBundle) -> dict[str, float]:
     """Return {"arrays": 0.0} if ``arrays`` equal the parameters of ``weights``, else {"arrays": inf}.
 
-    NaN equals NaN.
+    NaN values are considered equal.
     """
     equal = {name: np.array_equal(values, weights.params.get(name, ()), equal_nan=True) for name, values in arrays}
     return {"arrays": 0.0 if equal.keys() == weights.params.keys() and all(equal.values()) else math.inf}
 
 
 def _dtypes(folder: Path) -> dict[str, str]:
-    """Return the dtype of each array by name; empty if dtypes.json does not exist (then all are float32)."""
+    """Return the dtype of each array by name. Return an empty dict if dtypes.json does not exist; then all are
+    float32."""
     file = inside(folder, DTYPES_FILE)
     if file is None:
         return {}

@@ -41,7 +41,7 @@ def read_weights(path: Path, options: ReadOptions | None = None) -> ModelBundle:
     """Read the model at ``path`` in any supported format.
 
     Raises ``ValueError`` with a one-line message for an unknown format and for an option that does not apply to the
-    format.
+    format of the model.
     """
     options = options or ReadOptions()
     read = _reader(path)
@@ -55,7 +55,7 @@ def read_weights(path: Path, options: ReadOptions | None = None) -> ModelBundle:
 
 
 def _labelled(path: Path, weights: ModelBundle, labels: tuple[str, ...]) -> ModelBundle:
-    """Return ``weights`` with the classes of its head named ``labels``."""
+    """Return ``weights`` with ``labels`` as the class names of the classification head."""
     heads = weights.spec.heads
     fields = [name for name in ("sequence_labels", "token_labels") if getattr(heads, name)]
     if len(fields) != 1:
@@ -71,13 +71,13 @@ def _labelled(path: Path, weights: ModelBundle, labels: tuple[str, ...]) -> Mode
 
 
 def leaves_activation_open(path: Path) -> bool:
-    """Return True if the files at ``path`` may leave the activation ambiguous (a TF1 checkpoint)."""
+    """Return True if the format of the files at ``path`` can leave the activation ambiguous (TF1 checkpoints)."""
     return _reader(path) is read_tf1
 
 
 def leaves_case_open(path: Path) -> bool:
-    """Return True if the files at ``path`` may leave the case of the vocabulary open (formats of other
-    libraries)."""
+    """Return True if the format of the files at ``path`` can leave the case of the vocabulary unspecified (formats
+    of other libraries)."""
     return _reader(path) not in (read_native, read_npz)
 
 

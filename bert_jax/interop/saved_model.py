@@ -1,7 +1,7 @@
 """Reader and writer of saved models (``model.json``), and reader of the workdir of a run.
 
-A saved model is ``DIR/{model.json, vocabulary file, checkpoints/STEP}``; the checkpoint contains the canonical
-parameters, with the same kinds of digests as a checkpoint of a run (``bert_jax.training.checkpoint.digest``).
+A saved model is ``DIR/{model.json, vocabulary file, checkpoints/STEP}``. The checkpoint contains the canonical
+parameters and the same kinds of digests as a checkpoint of a run (``bert_jax.training.checkpoint.digest``).
 """
 
 import dataclasses
@@ -46,10 +46,10 @@ def is_native(path: Path) -> bool:
 
 def read_native(path: Path, options: ReadOptions) -> ModelBundle:
     """Read a saved model, the best parameters of a fine-tuning run, or the newest intact checkpoint of a
-    pretraining run (its moving average if it has one, unless ``options.ema`` is False).
+    pretraining run (the moving average if the run has one, unless ``options.ema`` is False).
 
-    Raises ``ValueError`` if the model is missing or damaged, if the vocabulary is not the one that the model was
-    saved with, or if ``options.ema`` is True and the model has no moving average.
+    Raises ``ValueError`` if the model is missing or damaged, if the vocabulary is not the one with which the model
+    was saved, or if ``options.ema`` is True and the model has no moving average.
     """
     path = _whole(path)
     if not (path / SPEC_FILE).is_file():
@@ -66,8 +66,8 @@ def read_native(path: Path, options: ReadOptions) -> ModelBundle:
 
 
 def _whole(path: Path) -> Path:
-    """Return ``path``, or the previous best parameters if :func:`replace_saved` was killed before it could replace
-    them."""
+    """Return ``path``, or the folder of the previous best parameters if :func:`replace_saved` was killed before the
+    new folder had its final name."""
     was_killed = path.name == BEST and not path.exists() and (_older(path) / SPEC_FILE).is_file()
     return _older(path) if was_killed else path
 
@@ -79,8 +79,8 @@ def _older(folder: Path) -> Path:
 def write_saved(folder: Path, weights: ModelBundle, step: int = 0) -> None:
     """Write ``weights`` as a saved model to ``folder``, which must not exist or must be empty.
 
-    After an exception no folder is left behind. Raises ``ValueError`` if the folder is not empty or if the
-    parameters do not match the spec.
+    If an exception is raised, no incomplete folder remains. Raises ``ValueError`` if the folder is not empty or if
+    the parameters do not match the spec.
     """
     check_shapes(weights.spec, weights.params, folder)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
@@ -189,7 +189,8 @@ def _read_run(workdir: Path, options: ReadOptions) -> ModelBundle:
 def replace_saved(folder: Path, weights: ModelBundle, step: int) -> None:
     """Replace the saved model in ``folder``.
 
-    At any moment a complete model exists: in ``folder`` or in the folder of that name with the suffix ``.old``.
+    At any moment a complete model exists, either in ``folder`` or in the folder with the same name and the suffix
+    ``.old``.
     """
     old = _older(folder)
     if old.exists() and not folder.exists():  # an earlier call was killed

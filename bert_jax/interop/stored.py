@@ -1,7 +1,7 @@
-"""The base class of readers for formats with other parameter names.
+"""The base class of readers for formats whose parameter names are not the canonical names.
 
-It compares sizes with the configuration, collects contradictions, checks the tensors and reads their values. The
-readers of Hugging Face folders and of TF1 checkpoints are subclasses of :class:`StoredModel`.
+:class:`StoredModel` compares the sizes of the tensors with the configuration, collects contradictions, checks the
+tensors and reads their values. The readers of Hugging Face folders and of TF1 checkpoints are subclasses.
 """
 
 import collections
@@ -26,7 +26,7 @@ _TABLES = {"word": "vocab_size", "position": "max_position_embeddings", "token_t
 
 @dataclass(frozen=True)
 class StoredName:
-    """Name and orientation of a parameter in a format."""
+    """The name and orientation of a parameter in a stored format."""
 
     name: str
     # True if the stored array is the transpose of the canonical one.
@@ -67,7 +67,7 @@ def read_float32(tensor: Tensor, transpose: bool = False) -> np.ndarray:
 
 
 def listed(names: Sequence[str], most: int = 20, width: int = 80) -> str:
-    """Join at most ``most`` names for a message, and append the number of the others.
+    """Join at most ``most`` names for a message, and append the number of omitted names.
 
     Each name is truncated to ``width`` characters.
     """
@@ -100,7 +100,8 @@ class StoredModel:
         return any(name.startswith(prefix) for name in self.tensors)
 
     def shape(self, name: str) -> tuple[int, ...] | None:
-        """Return the shape of a matrix; None if it is absent or not two-dimensional, which :meth:`read` reports."""
+        """Return the shape of a matrix. Return None if it is missing or not two-dimensional; :meth:`read` reports
+        this."""
         tensor = self.tensors.get(name)
         return tensor.shape if tensor is not None and len(tensor.shape) == 2 else None
 
@@ -113,11 +114,12 @@ class StoredModel:
     ) -> ModelConfig:
         """Record each size in ``model`` that contradicts the tensors, and return ``model``.
 
-        With ``options.allow_mismatch`` the returned config has the sizes of the tensors.
+        If ``options.allow_mismatch`` is True, the returned config has the sizes of the tensors instead.
 
         Args:
-            table: format string for the names of the embedding tables; {} stands for "word", "position" and so on.
-            layer: pattern for the names of tensors in a layer; its group is the index of the layer.
+            table: format string for the names of the embedding tables; {} is replaced by "word", "position" and so
+                on.
+            layer: pattern for the names of the tensors in a layer; its group matches the index of the layer.
             intermediate: name of a tensor, and the dimension of its shape that is the feed-forward width.
         """
         actual: dict[str, int] = {}
@@ -142,9 +144,9 @@ class StoredModel:
             raise ValueError(f"{self.path}: the sizes of the {self.what} are not allowed: {error}") from None
 
     def labels(self, names: tuple[str, ...] | None, count: int) -> tuple[str, ...]:
-        """Return ``names`` if there are ``count`` of them; otherwise return default names.
+        """Return ``names`` if it has ``count`` entries; otherwise return default names.
 
-        Default names are reported with a note if ``names`` is None, else with a contradiction.
+        If default names are returned, a note is added if ``names`` is None; otherwise a contradiction is recorded.
         """
         if names is None:
             self.notes.append(f"{self.config_file} has no labels: the {count} classes are named LABEL_0 and so on")
@@ -155,7 +157,7 @@ class StoredModel:
         return default_labels(count)
 
     def settle(self) -> None:
-        """Raise ``ValueError`` that lists every contradiction; with ``options.allow_mismatch`` add notes
+        """Raise a ``ValueError`` that lists every contradiction. If ``options.allow_mismatch`` is True, add notes
         instead."""
         if self.contradictions and not self.options.allow_mismatch:
             texts = "; ".join(self.contradictions)
@@ -167,9 +169,9 @@ class StoredModel:
     ) -> dict[str, np.ndarray]:
         """Return every parameter of ``spec`` as float32 by canonical name.
 
-        ``names`` maps canonical names to stored ones. A tensor that is neither in ``names`` nor in ``ignored`` is
-        unexpected: an error, or a note with ``options.allow_mismatch``. Raises ``ValueError`` that lists every
-        missing, unexpected or misshapen tensor and every unsupported dtype.
+        ``names`` maps canonical names to stored names. A tensor that is neither in ``names`` nor in ``ignored`` is
+        unexpected: an error, or a note if ``options.allow_mismatch`` is True. Raises a ``ValueError`` that lists
+        every missing or unexpected tensor, and every tensor with the wrong shape or an unsupported dtype.
         """
         expected = {entry.name for entry in names.values()}
         left_over = [name for name in self.tensors if name not in expected and name not in ignored]

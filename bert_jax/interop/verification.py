@@ -1,4 +1,5 @@
-"""Verification of an export or import: parameters bit by bit, and outputs against other libraries."""
+"""Verification of an export or import: a bitwise comparison of parameters, and a comparison of outputs with other
+libraries."""
 
 import dataclasses
 import hashlib
@@ -33,10 +34,10 @@ class Differences:
 
 
 def judge(result: Differences | str, where: str, end: str, report: Callable[[str], None], *, strict: bool) -> None:
-    """Report ``result``, which is a text if nothing was compared.
+    """Report the differences in ``result``. A text instead of differences is the reason why nothing was compared.
 
-    Raises ``Stop`` with VERIFICATION_FAILED if a difference is larger than allowed or, with ``strict``, if the
-    other library reports problems. The message begins with ``where`` and ends with ``end``.
+    Raises ``Stop`` with VERIFICATION_FAILED if a difference is larger than allowed or, if ``strict`` is True, if
+    the other library reports problems. The message begins with ``where`` and ends with ``end``.
     """
     if isinstance(result, str):
         report(f"outputs not compared: {result}")
@@ -57,9 +58,9 @@ def judge(result: Differences | str, where: str, end: str, report: Callable[[str
 
 
 def fingerprints(bundle: ModelBundle) -> dict[str, tuple[tuple[int, ...], bytes]]:
-    """Return the shape and SHA-256 of every array by name.
+    """Return the shape and the SHA-256 digest of every array by name.
 
-    With these values two models can be compared while only one of the models is in memory.
+    With these values two models can be compared while only one of them is in memory.
     """
     return {
         name: (values.shape, hashlib.sha256(memoryview(np.ascontiguousarray(values)).cast("B")).digest())
@@ -84,9 +85,9 @@ def check_read_back(folder: Path, bundle: ModelBundle, report: Callable[[str], N
 def check_hf(folder: Path, bundle: ModelBundle, peer_python: str | None = None) -> Differences | str:
     """Compare the float32 outputs of ``folder`` in transformers with those of ``bundle``.
 
-    ``bundle`` has the values as stored, and no sentence head. The inputs are one token, padded rows, and rows of
-    full length. Returns a text if transformers or torch is not installed. Raises ``ValueError`` if transformers
-    cannot load the folder or does not return an output of the model.
+    ``bundle`` must have the values as stored, and no sentence head. The inputs are one token, padded rows, and rows
+    of the maximum length. Returns the reason as a text if transformers or torch is not installed. Raises
+    ``ValueError`` if transformers cannot load the folder or does not return an output of the model.
     """
     batches = list(sample_inputs(bundle.spec))
     return _check_peer("transformers", folder, bundle, batches, list(output_names(bundle.spec)), BAR, peer_python)
@@ -97,7 +98,7 @@ def check_sentence_transformers(
 ) -> Differences | str:
     """Compare the sentence vectors of ``folder`` in sentence-transformers with those of ``bundle``.
 
-    Apart from that, this function does the same as :func:`check_hf`. All padding is on the right.
+    The contract is otherwise that of :func:`check_hf`, but all padding is on the right.
     """
     spec = dataclasses.replace(bundle.spec, sentence=bundle.spec.sentence or SentenceConfig())
     batches = []

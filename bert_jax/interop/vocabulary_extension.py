@@ -1,4 +1,5 @@
-"""The vocabulary of a pretraining run that starts from a model: the model's, with or without added words.
+"""The vocabulary of a pretraining run that starts from a model: the vocabulary of the model, with or without added
+words.
 
 The rows of an added word (word embedding, MLM output bias) are initialized with the mean of the rows of its pieces
 in the old vocabulary. All other rows are unchanged. This module also extends the position table.
@@ -40,7 +41,8 @@ class Extension:
 
 @dataclass(frozen=True)
 class RunVocabulary:
-    """The vocabulary of a run: path, content to write (None: the file exists), and options that it fixes."""
+    """The vocabulary of a run: path, content to write (None: the file exists), and options that the vocabulary
+    fixes."""
 
     path: str
     content: bytes | None
@@ -50,7 +52,7 @@ class RunVocabulary:
 
 
 def plan_vocabulary(options: RunOptions, weights: ModelBundle, values: Mapping[str, Any]) -> RunVocabulary:
-    """Return the vocabulary of a run that starts from ``weights``, with the words of ``--add_words``.
+    """Return the vocabulary of a run that starts from ``weights``, including the words of ``--add_words``.
 
     ``values`` are the options of the command line by key. Raises ``ValueError`` if an option is missing or not
     allowed, if ``data.vocab`` belongs to another model, or if words cannot be added.
@@ -84,7 +86,7 @@ def plan_vocabulary(options: RunOptions, weights: ModelBundle, values: Mapping[s
 def _named_vocabulary(
     options: RunOptions, weights: ModelBundle, vocab: str, values: Mapping[str, Any]
 ) -> RunVocabulary:
-    """Return the vocabulary in ``data.vocab`` for a model without a tokenizer."""
+    """Return the vocabulary in the file ``vocab`` (the option ``data.vocab``), for a model without a tokenizer."""
     if options.add_words or not vocab:
         what = "--add_words" if options.add_words else "data.vocab"
         raise ValueError(f"{what}: {options.init_from} has no tokenizer; set data.vocab without --add_words")
@@ -102,7 +104,8 @@ def _unchanged(tokenizer: Tokenizer) -> Extension:
 
 
 def _source_tokenizer(config: TokenizerConfig, content: bytes, name: str) -> Tokenizer:
-    """Return the tokenizer of the source; raise ``ValueError`` if shards cannot be built with its settings."""
+    """Return the tokenizer of the initial model. Raises ``ValueError`` if shards cannot be built with its
+    settings."""
     tokenizer = build_tokenizer(config, content, name)
     plain = TokenizerConfig(file=config.file, lower_case=config.lower_case)
     if build_tokenizer(plain, content, name).fingerprint != tokenizer.fingerprint:
@@ -113,9 +116,10 @@ def _source_tokenizer(config: TokenizerConfig, content: bytes, name: str) -> Tok
 
 
 def _compared(vocab: str, tokenizer: Tokenizer, config: TokenizerConfig, name: str) -> Extension:
-    """Compare ``data.vocab`` with the vocabulary of the source; return it as an extension.
+    """Return the vocabulary in the file ``vocab`` (the option ``data.vocab``) as an extension of that of the
+    initial model.
 
-    Raises ``ValueError`` if ``data.vocab`` is neither the vocabulary of the source nor an extension of that.
+    Raises ``ValueError`` if ``vocab`` contains neither the vocabulary of the initial model nor an extension of it.
     """
     other = load_tokenizer(vocab, lower_case=config.lower_case)
     if other.fingerprint == tokenizer.fingerprint:
@@ -190,10 +194,10 @@ def _some(items: Sequence[str]) -> str:
 
 
 def with_words(tokenizer: WordPieceTokenizer, words: Sequence[str], *, in_slots: bool) -> Extension:
-    """Return the vocabulary of ``tokenizer`` with ``words`` appended, none of which is a piece yet.
+    """Return the vocabulary of ``tokenizer`` with ``words`` appended. No word may already be a piece.
 
-    With ``in_slots`` the words replace the first ``[unusedN]`` pieces instead. Raises ``ValueError`` if there are
-    fewer ``[unusedN]`` pieces than words.
+    If ``in_slots`` is True, the words replace the first ``[unusedN]`` pieces instead. Raises ``ValueError`` if the
+    vocabulary has fewer ``[unusedN]`` pieces than there are words.
     """
     pieces = tokenizer.pieces(range(tokenizer.vocab_size))
     slots = [i for i, piece in enumerate(pieces) if _SLOT.fullmatch(piece)]
@@ -210,8 +214,8 @@ def with_words(tokenizer: WordPieceTokenizer, words: Sequence[str], *, in_slots:
 def compare(tokenizer: WordPieceTokenizer, pieces: Sequence[str], name: str) -> Extension:
     """Return ``pieces`` as an extension of the vocabulary of ``tokenizer``.
 
-    An extension may replace ``[unusedN]`` pieces by words and append words. Raises ``ValueError``, whose message
-    begins with ``name``, for any other difference.
+    An extension may replace ``[unusedN]`` pieces with words and append words. Raises ``ValueError``, with a message
+    that begins with ``name``, for any other difference.
     """
     old = tokenizer.pieces(range(tokenizer.vocab_size))
     if len(pieces) < len(old):
@@ -224,7 +228,7 @@ def compare(tokenizer: WordPieceTokenizer, pieces: Sequence[str], name: str) -> 
             allowed = "allowed: words in place of [unusedN] or after the last piece"
             raise ValueError(f"{name}: piece {i} is {piece!r}, but {old[i]!r} in the model; {allowed}")
         if _SLOT.fullmatch(piece):
-            continue  # room for later words
+            continue  # reserved for words that are added later
         if _one_word(piece, tokenizer, f"{name}: piece {i}") != piece:
             raise ValueError(f"{name}: piece {i} is {piece!r}, which the rules of the tokenizer never produce")
         made_of[i] = tuple(tokenizer.encode(piece))
@@ -237,10 +241,10 @@ def compare(tokenizer: WordPieceTokenizer, pieces: Sequence[str], name: str) -> 
 def extend_rows(
     params: Mapping[str, np.ndarray], made_of: Mapping[int, tuple[int, ...]], vocab_size: int
 ) -> dict[str, np.ndarray]:
-    """Return ``params`` with ``vocab_size`` rows in the word embeddings and the MLM output bias.
+    """Return ``params`` with the word embeddings and the MLM output bias extended to ``vocab_size`` rows.
 
     The row of each id in ``made_of`` is the mean of the old rows of its pieces. Other new rows are zero, and all
-    other rows are unchanged.
+    other old rows are unchanged.
     """
     grown = dict(params)
     for name in WORD_ROWS:
@@ -258,9 +262,10 @@ def extend_rows(
 def extend_positions(table: np.ndarray, rows: int, offset: int, how: Literal["tile", "interpolate"]) -> np.ndarray:
     """Extend a position table to float32[rows, H].
 
-    The first ``offset`` rows belong to no position and are copied. ``how`` "tile" repeats the rows of the positions
-    (Beltagy et al. 2020), so that old positions keep their rows. "interpolate" interpolates linearly between the
-    rows and keeps the first and the last, so that every position but the first gets another row.
+    The first ``offset`` rows belong to no position and are copied. If ``how`` is "tile", the rows of the positions
+    are repeated (Beltagy et al. 2020), so that the rows of the old positions are unchanged. If ``how`` is
+    "interpolate", the rows of the positions are interpolated linearly. The first and the last row of the table are
+    kept, but every position except the first gets a different row.
     """
     before, positions = table[:offset], table[offset:]
     count = rows - offset

@@ -1,1 +1,1 @@
-"""Reader and writer of Hugging Face folders: names, config.json, tensors, comparison with transformers."""
+"""Reader and writer of Hugging Face folders: tensor names, config.json, tensors, comparison with transformers."""

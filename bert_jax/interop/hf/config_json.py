@@ -87,7 +87,8 @@ _REFUSED: dict[str, tuple[Any, ...]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class HfConfig:
-    """The content of a ``config.json``. The heads of the model follow from the tensors."""
+    """The parsed content of a ``config.json``. It does not contain the heads of the model, which follow from the
+    tensors."""
 
     family: Literal["bert", "roberta"]
     model: ModelConfig
@@ -112,10 +113,10 @@ def read_config(file: Path) -> dict[str, Any]:
 
 
 def model_parts(config: Mapping[str, Any], name: str) -> HfConfig:
-    """Parse ``config``; messages begin with ``name``.
+    """Parse ``config``, the content of a ``config.json``. Error messages begin with ``name``.
 
-    Raises ``ValueError`` for other types of models, settings that this library does not implement, code in the
-    folder (``auto_map``), and values of the wrong type.
+    Raises ``ValueError`` for a model that is neither BERT nor RoBERTa, settings that this library does not
+    implement, code in the folder (``auto_map``), and values of the wrong type.
     """
     notes: list[str] = []
     family, architecture = _family(config, name)
@@ -153,10 +154,10 @@ def model_parts(config: Mapping[str, Any], name: str) -> HfConfig:
 
 
 def model_config(config: Mapping[str, Any], name: str, defaults: Mapping[str, Any], **fields: Any) -> ModelConfig:
-    """Return the ``ModelConfig`` with the sizes and rates in ``config`` and with ``fields``.
+    """Return a ``ModelConfig`` with the numbers that ``config`` contains, and with ``fields`` as its other fields.
 
-    ``defaults`` are the values of keys that ``config`` lacks. Raises ``ValueError``, whose message begins with
-    ``name``, for a missing key or a value that is not allowed.
+    ``defaults`` are the values of the keys that ``config`` lacks. Raises ``ValueError``, with a message that begins
+    with ``name``, for a missing key or a value that is not allowed.
     """
     missing = [key for key in INTEGERS if key not in config and key not in defaults]
     if missing:
@@ -172,12 +173,13 @@ def model_config(config: Mapping[str, Any], name: str, defaults: Mapping[str, An
 
 
 def numbers_of(model: ModelConfig) -> dict[str, Any]:
-    """Return the sizes and rates of ``model`` by key, as :func:`model_config` reads them."""
+    """Return the numbers in ``model`` under the keys from which :func:`model_config` reads them."""
     return {key: getattr(model, field) for key, field in (INTEGERS | NUMBERS).items()}
 
 
 def _family(config: Mapping[str, Any], name: str) -> tuple[Literal["bert", "roberta"], str | None]:
-    """Return family and class; in old files without ``model_type`` the class determines the family."""
+    """Return the family and the class of the model. In old files without ``model_type`` the class determines the
+    family."""
     classes = config.get("architectures") or []
     if not isinstance(classes, list) or not all(isinstance(item, str) for item in classes):
         raise ValueError(f"{name}: architectures is {_short(classes)}, not a list of names")
@@ -228,7 +230,8 @@ def _dtype(config: Mapping[str, Any]) -> str | None:
 
 
 def _labels(config: Mapping[str, Any], name: str) -> tuple[str, ...] | None:
-    """Return the class names in the order of their ids, which are strings in JSON."""
+    """Return the class names in id order (JSON stores the ids as strings), or None if ``config`` states no
+    classes."""
     table = config.get("id2label")
     if table is None:
         if config.get("num_labels") is None:
@@ -247,7 +250,7 @@ def _labels(config: Mapping[str, Any], name: str) -> tuple[str, ...] | None:
 
 
 def hf_class(spec: ModelSpec) -> str:
-    """Return the name of the transformers class that has the heads of ``spec``. The pooler is not considered.
+    """Return the name of the transformers class that has the heads of ``spec``. The pooler is ignored.
 
     Raises ``ValueError`` if no class has exactly these heads.
     """
@@ -263,12 +266,13 @@ def hf_class(spec: ModelSpec) -> str:
 
 
 def heads_of_class(spec: ModelSpec) -> HeadsConfig:
-    """Return the heads of ``spec``, without the pooler if its transformers class has none."""
+    """Return the heads of ``spec``, without the pooler if the transformers class for these heads has none."""
     return dataclasses.replace(spec.heads, pooler=spec.heads.pooler and "pooler" in CLASSES[hf_class(spec)])
 
 
 def hf_config(spec: ModelSpec, dtype: str) -> dict[str, Any]:
-    """Return the ``config.json`` of ``spec`` for weights stored as ``dtype`` (``float32`` or ``bfloat16``).
+    """Return the content of ``config.json`` for ``spec`` and weights stored as ``dtype`` (``float32`` or
+    ``bfloat16``).
 
     Raises ``ValueError`` for a model that no transformers class implements.
     """

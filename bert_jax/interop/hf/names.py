@@ -1,7 +1,7 @@
 """Names of the tensors of BERT and RoBERTa in Hugging Face folders, for both the reader and the writer.
 
 torch stores the weight of a linear layer as [out, in], so every stored kernel is the transpose of the canonical
-one.
+kernel.
 """
 
 from bert_jax.config import ModelSpec
@@ -40,12 +40,12 @@ _CLASSIFIERS = ("sequence", "token", "choice")
 
 
 def hf_names(spec: ModelSpec, prefix: str | None = None) -> dict[str, StoredName]:
-    """Return the stored name of every parameter by canonical name, in the order of parameter_shapes.
+    """Return a dict from canonical to stored parameter names, in the order of ``parameter_shapes``.
 
-    Parameters of the sentence head are excluded. ``prefix`` (with its dot) begins the names of the encoder; None:
-    the prefix in the transformers class for these heads. ``spec.model`` must have only values that
-    ``config_json.SUPPORTED`` allows. Raises ``ValueError`` for two heads whose tensors have the same name, and for
-    a sentence-pair head of RoBERTa.
+    Parameters of the sentence head are excluded. The names of encoder tensors begin with ``prefix``, which includes
+    its dot; None: the prefix that the transformers class with these heads uses. ``spec.model`` must have only
+    values that ``config_json.SUPPORTED`` allows. Raises ``ValueError`` for two heads whose tensors have the same
+    name, and for a sentence-pair head of RoBERTa.
     """
     heads, family = spec.heads, spec.family
     clash = [name for name in _CLASSIFIERS if name in heads.present()]
@@ -66,8 +66,8 @@ def hf_names(spec: ModelSpec, prefix: str | None = None) -> dict[str, StoredName
 
 
 def module_names(spec: ModelSpec, prefix: str) -> dict[str, str]:
-    """Return the stored name of each canonical module; ``prefix`` (with its dot) begins the names of the
-    encoder."""
+    """Return a dict from canonical to stored module names. The stored names of encoder modules begin with
+    ``prefix``, which includes its dot."""
     modules = {
         f"embeddings/{table}_embeddings": f"{prefix}embeddings.{table}_embeddings"
         for table in ("word", "token_type", "position")

@@ -1,4 +1,4 @@
-"""Outputs of a folder in transformers or sentence-transformers, computed in a separate process.
+"""Outputs of a model folder in transformers or sentence-transformers, computed in a separate process.
 
 That process runs the source of this file. It needs torch, transformers and numpy, but no module of this library.
 """
@@ -26,7 +26,7 @@ PeerOutputs = tuple[str, list[dict[str, np.ndarray]], tuple[str, ...]]
 def peer_outputs(
     folder: Path, inputs: list[dict[str, np.ndarray]], peer_python: str | None = None, *, sentences: bool = False
 ) -> PeerOutputs | None:
-    """Load ``folder`` in transformers or sentence-transformers and run every batch, in float32 on the CPU.
+    """Load ``folder`` with transformers or sentence-transformers and run every batch in float32 on the CPU.
 
     The folder is loaded with the class that config.json names or, if ``sentences`` is True, as a
     SentenceTransformer. ``peer_python`` is a Python executable with torch and that library; None: the running

@@ -32,8 +32,9 @@ def is_hf(path: Path) -> bool:
 def read_hf(path: Path, options: ReadOptions) -> ModelBundle:
     """Read a Hugging Face folder of BERT or RoBERTa: encoder, tokenizer, and all heads whose tensors are present.
 
-    Raises ``ValueError`` with a one-line message for other types of models, damaged files, missing, unexpected or
-    misshapen tensors, and (unless ``options.allow_mismatch``) a contradiction between config.json and tensors.
+    Raises ``ValueError`` with a one-line message for other types of models, damaged files, missing or unexpected
+    tensors, tensors of the wrong shape, and (unless ``options.allow_mismatch`` is True) a contradiction between
+    config.json and the tensors.
     """
     config = model_parts(read_config(needed(path, CONFIG_FILE)), str(path / CONFIG_FILE))
     reader = _FolderReader(path, options, config=config)
@@ -53,7 +54,7 @@ def read_hf(path: Path, options: ReadOptions) -> ModelBundle:
 def with_tokenizer(
     weights: ModelBundle, folder: Path, tokenizer: TokenizerConfig | None, content: bytes | None
 ) -> ModelBundle:
-    """Return ``weights`` with the tokenizer of ``folder`` and a note if the tokenizer has fewer pieces than the
+    """Return ``weights`` with the tokenizer of ``folder``. Add a note if the tokenizer has fewer pieces than the
     model has word embeddings.
 
     Raises ``ValueError`` if the tokenizer has more pieces than the model has word embeddings.
@@ -74,7 +75,7 @@ def with_tokenizer(
 
 @dataclass
 class _FolderReader(StoredModel):
-    """The tensors of one folder."""
+    """Reader of the tensors of one folder."""
 
     what: ClassVar[str] = "tensors"
     config_file: ClassVar[str] = CONFIG_FILE
@@ -84,9 +85,9 @@ class _FolderReader(StoredModel):
     prefix: str = ""
 
     def open(self) -> None:
-        """Collect the tensors by their current names.
+        """Collect the tensors under the names that current versions of transformers use.
 
-        The prefix ``module.`` is removed, and gamma and beta are renamed to weight and bias.
+        The prefix ``module.`` is removed, and gamma and beta of a LayerNorm are renamed to weight and bias.
         """
         source, stored = open_tensors(self.path)
         for name, tensor in stored.items():
@@ -105,7 +106,7 @@ class _FolderReader(StoredModel):
         self._take_tied_embeddings()
 
     def _take_tied_embeddings(self) -> None:
-        """Use the copy of a tied tensor if the file lacks the original."""
+        """If the word embeddings or the MLM output bias are missing, use the tensor that is tied to them."""
         original = f"{self.prefix}embeddings.word_embeddings.weight"
         weight, bias = TIED[self.config.family]
         kept = weight.replace("decoder.weight", "bias")
@@ -116,13 +117,14 @@ class _FolderReader(StoredModel):
             self.tensors[kept] = self.tensors.pop(bias)
 
     def model(self) -> ModelConfig:
-        """Return the model config, after a comparison with the sizes of the tensors (:meth:`sizes`)."""
+        """Return the model config after comparing it with the sizes of the tensors (:meth:`sizes`)."""
         prefix = self.prefix
         table, width = f"{prefix}embeddings.{{}}_embeddings.weight", "encoder.layer.0.intermediate.dense.weight"
         return self.sizes(self.config.model, table, _LAYER, (f"{prefix}{width}", 0))
 
     def heads(self) -> HeadsConfig:
-        """Return the heads whose tensors are present, and add a note on every other head of the class."""
+        """Return the heads whose tensors are present. Add a note for every head of the transformers class whose
+        tensors are missing."""
         roberta, pooler_prefix = self.config.family == "roberta", f"{self.prefix}pooler."
         kind = self._classifier_kind()
         if roberta and kind == "sequence" and self.has(pooler_prefix):
@@ -157,14 +159,15 @@ class _FolderReader(StoredModel):
         return heads
 
     def _classifier_kind(self) -> str | None:
-        """Return the kind of the layer "classifier": sequence, token or choice; None if there is no such layer."""
+        """Return the head to which the layer "classifier" belongs: sequence, token or choice. Return None if there
+        is no such layer."""
         if not self.has("classifier."):
             return None
         if self.has("classifier.out_proj."):
             return "sequence"
         known = next((kind for word, kind in _KINDS.items() if word in (self.config.architecture or "")), None)
         if known is None and not self.has(f"{self.prefix}pooler."):
-            return "token"  # the two other heads need the pooler
+            return "token"  # the other two heads need the pooler
         if known is None:
             classes = ", ".join(name for name in CLASSES if any(kind in name for kind in _KINDS))
             file = self.path / CONFIG_FILE
@@ -177,7 +180,8 @@ class _FolderReader(StoredModel):
         return self.labels(labels, shape[0] if shape is not None else len(labels or "01"))
 
     def parameters(self, spec: ModelSpec) -> dict[str, np.ndarray]:
-        """Return every canonical parameter of ``spec``. Raises ``ValueError`` if a tied copy differs."""
+        """Return every canonical parameter of ``spec``. Raises ``ValueError`` if a tied copy differs from its
+        original."""
         names, tied = hf_names(spec, self.prefix), TIED[self.config.family]
         params = self.read(spec, names, tied if spec.heads.mlm else ())
         stored = ", ".join(dict.fromkeys(self.tensors[entry.name].dtype for entry in names.values()))
@@ -193,7 +197,7 @@ class _FolderReader(StoredModel):
 
 
 def _is_equal(copy: Tensor, original: np.ndarray) -> bool:
-    """Return True if a tied copy is bitwise equal to its original."""
+    """Return True if the tied tensor ``copy`` is bitwise equal to ``original`` after conversion to float32."""
     if copy.shape != original.shape or copy.dtype not in FLOATS:
         return False
     return np.array_equal(read_float32(copy).view(np.uint32), original.view(np.uint32))

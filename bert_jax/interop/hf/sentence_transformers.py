@@ -1,9 +1,9 @@
 """Reader and writer of sentence-transformers folders: a Hugging Face folder with pooling and further modules.
 
-The reader accepts two layouts of the settings: that of releases up to 5 (``sentence_transformers.models.Pooling``,
-flags such as ``pooling_mode_mean_tokens``, the length in sentence_bert_config.json) and that of release 6
-(``pooling_mode: "mean"``, the length in tokenizer_config.json). The writer uses the older layout, which every
-release loads.
+The reader accepts two layouts of the settings: the layout of releases up to 5
+(``sentence_transformers.models.Pooling``, flags such as ``pooling_mode_mean_tokens``, the maximum length in
+sentence_bert_config.json) and the layout of release 6 (``pooling_mode: "mean"``, the maximum length in
+tokenizer_config.json). The writer uses the older layout, which every release loads.
 """
 
 import dataclasses
@@ -70,12 +70,12 @@ def is_sentence_transformers(path: Path) -> bool:
 
 
 def encoder_folder(path: Path) -> Path:
-    """Return the folder of the Transformer module, which is a Hugging Face folder and often ``path``."""
+    """Return the folder of the Transformer module. It is a Hugging Face folder, often ``path`` itself."""
     return _modules(path)[0][1]
 
 
 def read_sentence_transformers(path: Path, options: ReadOptions) -> ModelBundle:
-    """Read encoder, pooling, dense layers, prompts and maximum length from a sentence-transformers folder.
+    """Read the encoder, pooling, dense layers, prompts and maximum length from a sentence-transformers folder.
 
     The padding and truncation settings of tokenizer.json are ignored. Raises ``ValueError`` with a one-line message
     for unsupported modules or pooling modes, a path that leads out of the folder, and damaged files.
@@ -118,7 +118,7 @@ def read_sentence_transformers(path: Path, options: ReadOptions) -> ModelBundle:
 
 
 def _modules(path: Path) -> list[tuple[str, Path]]:
-    """Return (class, folder) of every module, in order."""
+    """Return (class name, folder) of every module, in the order of modules.json."""
     file = needed(path, MODULES_FILE)
     listing = parse_json(read_small(file, "a list of modules", _LARGEST_LIST), file)
     if not isinstance(listing, list) or not listing or len(listing) > _MOST_MODULES:
@@ -133,7 +133,7 @@ def _modules(path: Path) -> list[tuple[str, Path]]:
 
 
 def _module_class(kind: str, file: Path) -> str:
-    """Return the class name in the type of a module, without an import."""
+    """Return the class name in ``kind``, the type of a module, without importing the module."""
     match = _TYPE.fullmatch(kind)
     if match and match[2] in SUPPORTED and match[1] in (None, match[2], match[2].lower()):
         return match[2]
@@ -141,7 +141,7 @@ def _module_class(kind: str, file: Path) -> str:
 
 
 def _module_folder(path: Path, place: str) -> Path:
-    """Return the folder of a module, which must lie in ``path``.
+    """Return the folder of a module. Raises ``ValueError`` if the folder is not inside ``path``.
 
     The folder need not exist, because a module may have no files.
     """
@@ -155,13 +155,15 @@ def _module_folder(path: Path, place: str) -> Path:
 
 
 def _settings(folder: Path, name: str) -> dict[str, Any]:
-    """Return the JSON object in a file of a module; empty if the file is missing."""
+    """Return the JSON object in the file ``name`` of a module folder, or an empty dict if the file does not
+    exist."""
     file = inside(folder, name)
     return {} if file is None else read_config(file)
 
 
 def _one_of(file: Path, settings: Mapping[str, Any], key: str, *allowed: Any) -> Any:
-    """Return a setting, by default the first of ``allowed``. Raises ``ValueError`` for any other value."""
+    """Return the setting ``key``; default: the first of ``allowed``. Raises ``ValueError`` if its value is not
+    allowed."""
     value = settings.get(key)
     if value is None:
         return allowed[0]
@@ -190,7 +192,7 @@ def _pooling(folder: Path, width: int) -> SentenceConfig:
 
 
 def _check_names(file: Path, settings: Mapping[str, Any]) -> None:
-    """Raise ``ValueError`` for a module that does not read and write the sentence vector."""
+    """Raise ``ValueError`` unless the input and the output of a module are the sentence vector."""
     for key in ("module_input_name", "module_output_name"):
         _one_of(file, settings, key, "sentence_embedding")
 
@@ -218,7 +220,7 @@ def _dense(folder: Path, width: int) -> tuple[SentenceModule, dict[str, np.ndarr
 
 
 def _with_length(folder: Path, tokenizer: TokenizerConfig | None) -> tuple[TokenizerConfig | None, tuple[str, ...]]:
-    """Return the tokenizer with the length and case of sentence_bert_config.json, and notes."""
+    """Return ``tokenizer`` with the maximum length and the case setting of sentence_bert_config.json, and notes."""
     settings, file = _settings(folder, LENGTH_FILE), folder / LENGTH_FILE
     for key, allowed in _PLAIN.items():
         _one_of(file, settings, key, *allowed)
@@ -239,7 +241,7 @@ def _with_length(folder: Path, tokenizer: TokenizerConfig | None) -> tuple[Token
 
 
 def _model_settings(path: Path) -> dict[str, Any]:
-    """Return the prompts and the similarity of config_sentence_transformers.json."""
+    """Return the prompts, the default prompt and the similarity that config_sentence_transformers.json names."""
     settings, file = _settings(path, MODEL_FILE), path / MODEL_FILE
     _one_of(file, settings, "model_type", "SentenceTransformer")
     prompts = settings.get("prompts") or {}
@@ -258,8 +260,8 @@ def _model_settings(path: Path) -> dict[str, Any]:
 def write_sentence_transformers(folder: Path, weights: ModelBundle, *, dtype: StoredDtype = "float32") -> list[str]:
     """Write a folder that ``sentence_transformers.SentenceTransformer`` loads: encoder, pooling, further modules.
 
-    ``folder`` must exist and be empty. A model without pooling is written with mean pooling, and with a note. Task
-    heads are omitted. Raises ``ValueError`` for a model without a tokenizer.
+    ``folder`` must exist and be empty. A model without pooling is written with mean pooling, and a note reports
+    this. Task heads are omitted. Raises ``ValueError`` for a model without a tokenizer.
     """
     spec, notes = weights.spec, []
     if spec.tokenizer is None or weights.tokenizer_content is None:

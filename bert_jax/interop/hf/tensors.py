@@ -1,4 +1,4 @@
-"""Reader of the tensors of a Hugging Face folder, from safetensors or torch files, single or sharded."""
+"""Reader of the tensors of a Hugging Face folder, from safetensors or torch files, which may be sharded."""
 
 import functools
 import math
@@ -21,10 +21,11 @@ _FOREIGN = ("tf_model.h5", "flax_model.msgpack", "model.ckpt.index", "rust_model
 
 
 def open_tensors(folder: Path) -> tuple[str, dict[str, Tensor]]:
-    """Return the name of the weights file (of the index, if there are shards), and every tensor by its stored name.
+    """Return the name of the weights file (the index file if there are shards) and a dict of all tensors by stored
+    name.
 
-    Raises ``ValueError`` for a folder without weights, a damaged or unsupported file, a file outside the
-    folder, and torch files if torch is not installed.
+    Raises ``ValueError`` for a folder without weights, a damaged or unsupported file, a file outside the folder,
+    and torch files if torch is not installed.
     """
     name = next((name for name in WEIGHT_FILES if inside(folder, name) is not None), None)
     if name is None:
@@ -85,7 +86,7 @@ def _torch(file: Path) -> dict[str, Tensor]:
 
 
 def _check_zip(file: Path, size: int) -> None:
-    """Raise ``ValueError`` for a zip file that is compressed or whose parts are larger than the file."""
+    """Raise ``ValueError`` for a zip file with compressed members or with members that exceed ``size`` in total."""
     with zipfile.ZipFile(file) as archive:
         entries = archive.infolist()
     if any(entry.compress_type != zipfile.ZIP_STORED for entry in entries):

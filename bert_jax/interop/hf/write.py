@@ -22,9 +22,9 @@ _STORED = {"float32": ("F32", np.dtype("<f4")), "bfloat16": ("BF16", np.dtype(ml
 def write_hf(folder: Path, weights: ModelBundle, *, dtype: StoredDtype = "float32") -> list[str]:
     """Write a folder that the transformers class for the heads of ``weights`` can load.
 
-    A sentence head is not written, and the tied output layer is not stored again. ``folder`` must exist and be
-    empty. Returns notes on the pooler and the tokenizer. Raises ``ValueError`` if no transformers class implements
-    the model.
+    The sentence head is omitted, and the output layer that is tied to the word embeddings is not stored separately.
+    ``folder`` must exist and be empty. Returns notes on the pooler and the tokenizer. Raises ``ValueError`` if no
+    transformers class implements the model.
     """
     check_shapes(weights.spec, weights.params, folder)
     spec, notes = weights.spec, []
@@ -48,14 +48,14 @@ def write_tokenizer(folder: Path, weights: ModelBundle) -> list[str]:
 
 
 def write_json(file: Path, value: Any, indent: int = 2) -> None:
-    """Write ``value`` as JSON in UTF-8."""
+    """Write ``value`` to ``file`` as JSON in UTF-8."""
     file.write_text(json.dumps(value, indent=indent, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
 def write_safetensors(
     file: Path, params: Mapping[str, np.ndarray], names: Mapping[str, StoredName], dtype: str
 ) -> None:
-    """Write the parameters in ``names`` under their stored names, rounded to nearest even for bfloat16.
+    """Write the parameters in ``names`` under their stored names; bfloat16 values are rounded to nearest even.
 
     Only one tensor at a time is copied, whereas ``safetensors.numpy.save_file`` needs transposed copies of all
     tensors in memory.

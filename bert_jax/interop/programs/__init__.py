@@ -1,1 +1,1 @@
-"""Writers of models as programs that other runtimes execute: ONNX and StableHLO. There is no reader for them."""
+"""Writers of models as programs that other runtimes execute: ONNX and StableHLO. There are no readers."""

@@ -35,8 +35,8 @@ ALIGNMENT = 4096
 def write_onnx(folder: Path, weights: ModelBundle, *, dtype: StoredDtype = "float32") -> list[str]:
     """Write ``model.onnx``, config.json and the files of the tokenizer into ``folder``; return notes.
 
-    Inputs are int64[batch, sequence] input_ids, attention_mask and token_type_ids; outputs are those of
-    ``serving.output_names``, float32. bfloat16 weights are converted to float32 when the file is loaded.
+    The inputs input_ids, attention_mask and token_type_ids are int64[batch, sequence]. The outputs are float32 and
+    have the names in ``serving.output_names``. bfloat16 weights are converted to float32 when the file is loaded.
     Raises ``ValueError`` if the onnx package is not installed or the result is not a valid model.
     """
     try:
@@ -66,7 +66,7 @@ def write_onnx(folder: Path, weights: ModelBundle, *, dtype: StoredDtype = "floa
 def check_onnx(
     folder: Path, weights: ModelBundle, shapes: tuple[tuple[int, int], ...] = ()
 ) -> dict[str, float] | None:
-    """Run a file of :func:`write_onnx` in onnxruntime.
+    """Use onnxruntime to run the file that :func:`write_onnx` wrote into ``folder``.
 
     For each output, return the largest difference from the output of the model with the weights as stored. Return
     None if onnxruntime is not installed.
@@ -92,7 +92,8 @@ def _stored(values: np.ndarray, dtype: str) -> np.ndarray:
 
 
 def _tensors(stored: dict[str, np.ndarray], file: Path | None) -> list[Any]:
-    """Return the weights as ONNX tensors. Unless ``file`` is None, write the values to it and refer to them."""
+    """Return the weights as ONNX tensors. If ``file`` is not None, the values are written to ``file``, and the
+    tensors refer to this file."""
     from onnx import TensorProto
 
     tensors = []

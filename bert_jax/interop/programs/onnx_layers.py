@@ -1,6 +1,7 @@
-"""The network as an ONNX graph: opset 17, standard operators only, in the form that onnxruntime fuses.
+"""The network as an ONNX graph: opset 17, standard operators only, in a form that onnxruntime fuses.
 
-Shapes: B rows, S tokens, H width, A heads, D head size, V vocabulary. Weights keep their canonical names.
+Dimensions: B rows, S tokens, H hidden width, A heads, D head size, V vocabulary size. Weights keep their canonical
+names.
 """
 
 import math
@@ -29,7 +30,8 @@ SUPPORTED: Supported = SIZES | {
 
 
 class Graph:
-    """An ONNX graph under construction: nodes, constants and weights. Every method returns the name of a value."""
+    """An ONNX graph under construction: nodes, constants and weights. Every method returns the name of a graph
+    value."""
 
     def __init__(self, spec: ModelSpec, *, cast_weights: bool) -> None:
         self.spec = spec
@@ -49,7 +51,7 @@ class Graph:
         return name
 
     def constant(self, value: Any, dtype: type) -> str:
-        """Return a small constant, stored once per value."""
+        """Add a small constant, unless the graph already contains an equal one."""
         array = np.asarray(value, dtype)
         for name, known in self.constants.items():
             if known.dtype == array.dtype and known.shape == array.shape and np.array_equal(known, array):
@@ -59,11 +61,12 @@ class Graph:
         return name
 
     def scalar(self, value: float) -> str:
-        """Return a float32 constant without axes."""
+        """Add a scalar float32 constant."""
         return self.constant(value, np.float32)
 
     def axes(self, *axes: int) -> str:
-        """Return an int64 constant of axes or of a shape, in which 0 keeps a dimension."""
+        """Add an int64 vector that lists axes or the dimensions of a shape. In a shape, 0 keeps the input
+        dimension."""
         return self.constant(axes, np.int64)
 
     def weight(self, name: str) -> str:
@@ -83,7 +86,8 @@ class Graph:
         return self.op("LayerNormalization", x, scale, bias, axis=-1, epsilon=self.spec.model.norm_epsilon)
 
     def activation(self, x: str, kind: str) -> str:
-        """Append an activation of ``ModelConfig`` or of a dense layer after pooling."""
+        """Append the activation function ``kind``, which is named as in ``ModelConfig`` or in a dense layer after
+        pooling."""
         match kind:
             case "identity":
                 return x
@@ -103,7 +107,7 @@ class Graph:
 
 
 def add_network(graph: Graph) -> list[str]:
-    """Append the whole network; return the names of its outputs."""
+    """Append all layers of the model; return the names of the outputs."""
     from onnx import helper
 
     # A token is visible if its attention_mask is not 0.
@@ -162,9 +166,10 @@ def _embeddings(graph: Graph) -> str:
 
 
 def _attention_bias(graph: Graph) -> str:
-    """Append the attention bias, float32[B, 1, 1, S]: 0 for a visible key, a large negative number elsewhere.
+    """Append the attention bias, float32[B, 1, 1, S]: 0 for a visible key, a large negative number for any other
+    key.
 
-    The optimizer of onnxruntime fuses exactly these nodes, including the two Unsqueeze.
+    The optimizer of onnxruntime fuses exactly these nodes, including the two Unsqueeze nodes.
     """
     mask_Bx1x1xS = graph.op("Unsqueeze", graph.op("Unsqueeze", "attention_mask", graph.axes(1)), graph.axes(2))
     hidden_Bx1x1xS = graph.op("Sub", graph.scalar(1), graph.op("Cast", mask_Bx1x1xS, to=FLOAT))
@@ -183,7 +188,7 @@ def _layer(graph: Graph, x_BxSxH: str, bias_Bx1x1xS: str, name: str) -> str:
 
 
 def _rotate(graph: Graph, x_BxSxAxD: str) -> str:
-    """Append the rotation of ``layers.rotate`` by the positions."""
+    """Append the rotation of queries or keys by their positions, as in ``layers.rotate``."""
     size = graph.spec.model.head_size
     first, second = (
         graph.op("Slice", x_BxSxAxD, graph.axes(begin), graph.axes(begin + size // 2), graph.axes(3))
@@ -221,7 +226,7 @@ def _feed_forward(graph: Graph, x_BxSxH: str, bias_Bx1x1xS: str, name: str) -> s
 
 
 def _outputs(graph: Graph, x_BxSxH: str, seen_BxS: str) -> dict[str, Callable[[], str]]:
-    """Return a function for each of ``serving.FIELDS`` that appends the output to the graph."""
+    """Return a dict from each name in ``serving.FIELDS`` to a function that appends that output to the graph."""
     pooled: list[str] = []
 
     def pooler() -> str:
@@ -257,7 +262,8 @@ def _outputs(graph: Graph, x_BxSxH: str, seen_BxS: str) -> dict[str, Callable[[]
 
 
 def _sentence(graph: Graph, x_BxSxH: str, seen_BxS: str) -> str:
-    """Append pooling and the modules after it (``model.pooling``); return the name of float32[B, E]."""
+    """Append pooling and the modules after it, as in ``model.pooling``; return the name of the output, float32[B,
+    E]."""
     sentence = graph.spec.sentence
     assert sentence is not None
     pooled = [_pool(graph, x_BxSxH, seen_BxS, kind) for kind in sentence.pooling]

@@ -1,4 +1,4 @@
-"""Interface of an exported program: names of inputs and outputs, and the reference function."""
+"""Interface of an exported program: the names of its inputs and outputs, and the reference function."""
 
 import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -34,7 +34,7 @@ HEAD_OUTPUTS = {
 
 
 def output_names(spec: ModelSpec) -> dict[str, str]:
-    """Return the names of the outputs of the exported program, in order, each with its key in :data:`FIELDS`.
+    """Return a dict from the name of each output of the exported program, in order, to its key in :data:`FIELDS`.
 
     The names are those of transformers. A model without task heads has the output last_hidden_state and, with a
     pooler, pooler_output. A model with one task head has the output logits (start_logits and end_logits for a span
@@ -71,9 +71,9 @@ def write_companions(folder: Path, weights: ModelBundle, dtype: str) -> list[str
 
 
 def position_ids(spec: ModelSpec, input_ids: jax.Array) -> jax.Array:
-    """Return the positions, int32[B, S], before ``position_offset`` is added.
+    """Return the position of every token, int32[B, S], before ``position_offset`` is added.
 
-    BERT counts every token. RoBERTa counts the tokens that are not padding; padding has position -1.
+    BERT counts every token. RoBERTa counts only the tokens that are not padding; padding has position -1.
     """
     if spec.family == "roberta":
         real = (input_ids != spec.model.position_offset - 1).astype(jnp.int32)
@@ -88,10 +88,10 @@ def forward(
     attention_mask: jax.Array,
     token_type_ids: jax.Array,
 ) -> dict[str, jax.Array]:
-    """Return the float32 outputs of the model by exported name. jax can trace this function.
+    """Return the float32 outputs of the model under their exported names. jax can trace this function.
 
-    ``params`` have canonical names; the inputs are int[B, S]. A token is visible if its ``attention_mask`` is not
-    0.
+    ``params`` must have canonical names; the inputs are int[B, S]. A token is visible if its ``attention_mask`` is
+    not 0.
     """
     network = BertModel(spec.model, ExecutionConfig(vocab_multiple=1), spec.heads, spec.sentence)
     features = {
@@ -105,7 +105,7 @@ def forward(
 
 
 def output_array(output: BertOutput, field: str) -> jax.Array:
-    """Return the field ``field`` of ``output`` as [B, ...], for rows with one sequence each."""
+    """Return the output named ``field`` as [B, ...]. Each row of the batch must contain one sequence."""
     values = getattr(output, field)
     return values[:, 0] if field in _OF_SEQUENCES else values
 
@@ -123,15 +123,16 @@ def output_shapes(spec: ModelSpec) -> dict[str, list[str | int]]:
 
 
 def symbolic_sizes(spec: ModelSpec) -> tuple[Any, ...]:
-    """Return the symbolic sizes batch and sequence; sequence is at most the maximum length of the model."""
+    """Return the symbolic sizes "batch" and "sequence". "sequence" is at most the maximum length of the model."""
     limit = f"sequence <= {spec.model.max_length}"
     return jax.export.symbolic_shape("batch, sequence", constraints=[limit])
 
 
 def sample_inputs(spec: ModelSpec, shapes: tuple[tuple[int, int], ...] = ()) -> Iterator[dict[str, np.ndarray]]:
-    """Yield batches of int64 inputs that test a program.
+    """Yield batches of int64 inputs for testing a program.
 
-    ``shapes`` are pairs (batch, length). Default: one token, rows with padding on the right or left, full length.
+    ``shapes`` are pairs (batch, length). Default: a single token, short rows, and rows of the maximum length. All
+    rows of a batch except the first may have padding on the right or left.
     """
     rng = np.random.default_rng(0)
     longest = spec.model.max_length
@@ -159,10 +160,11 @@ def largest_differences(
 ) -> dict[str, float]:
     """For each output, return the largest absolute difference between ``program`` and :func:`forward`.
 
-    The maximum is over ``batches``; it is infinite if shapes differ or a value is not finite. ``names`` are the
-    outputs of ``program``; None: all of :func:`output_names`. If ``compiled`` is True, forward is compiled by XLA,
-    so that its rounding is closest to that of another XLA program; otherwise forward runs operation by operation,
-    which needs no compilation per shape. Raises ``ValueError`` if ``program`` returns other names.
+    The maximum is over all ``batches``. It is infinite if shapes differ or a value is not finite. ``names`` are the
+    outputs of ``program``; None: all outputs in :func:`output_names`. If ``compiled`` is True, XLA compiles
+    ``forward``, so that its rounding is closest to that of another XLA program. Otherwise ``forward`` runs
+    operation by operation, which needs no compilation per shape. Raises ``ValueError`` if ``program`` returns other
+    names.
     """
     reference: Callable[..., dict[str, jax.Array]] = functools.partial(forward, spec)
     if compiled:

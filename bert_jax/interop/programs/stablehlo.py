@@ -1,7 +1,8 @@
 """Writer of StableHLO exports: a program that XLA runs on cpu, cuda and tpu, and a separate weights file.
 
-``jax.export.deserialize`` reads ``program.bin``; ``program.mlir`` is the same program as text,
-``weights.safetensors`` contains the weights by canonical name, ``signature.json`` lists all arguments and outputs.
+``jax.export.deserialize`` reads ``program.bin``; ``program.mlir`` contains the same program as text,
+``weights.safetensors`` contains the weights by canonical name, and ``signature.json`` lists all arguments and
+outputs.
 """
 
 import contextlib
@@ -37,12 +38,13 @@ PLATFORMS = ("cpu", "cuda", "tpu")
 
 
 def write_stablehlo(folder: Path, weights: ModelBundle, *, dtype: StoredDtype = "float32") -> list[str]:
-    """Write program, text, weights, signature, config.json and tokenizer files into ``folder``; return notes.
+    """Write the program, its text, weights, signature, config.json and tokenizer files into ``folder``; return
+    notes.
 
     The arguments of the program are (weights by name, input_ids, attention_mask, token_type_ids). The inputs are
     int32[batch, sequence] with any batch size and any length up to the maximum length of the model. The program
-    returns float32 outputs by the names of ``serving.output_names``. ``dtype`` is the dtype of the stored weights
-    and of the weight arguments; arithmetic is float32.
+    returns a dict of float32 outputs with the names in ``serving.output_names``. ``dtype`` is the dtype of the
+    stored weights and of the weight arguments; arithmetic is float32.
     """
     check_fields(weights.spec.model, EVERY_FIELD, "stablehlo")
     check_shapes(weights.spec, weights.params, folder)
@@ -61,7 +63,7 @@ def write_stablehlo(folder: Path, weights: ModelBundle, *, dtype: StoredDtype = 
 def check_stablehlo(
     folder: Path, weights: ModelBundle, shapes: tuple[tuple[int, int], ...] = ()
 ) -> dict[str, float] | None:
-    """Run an export of :func:`write_stablehlo` on this machine with its weights file.
+    """Run, on this machine, the export that :func:`write_stablehlo` wrote into ``folder``, with its weights file.
 
     For each output, return the largest difference from the output of the model with the weights as stored.
     """
@@ -96,7 +98,7 @@ def _export(spec: ModelSpec, dtype: Any) -> Any:
 
 @contextlib.contextmanager
 def _without_source_paths() -> Iterator[None]:
-    """Return a context manager; programs that are exported in the context contain no names of source files."""
+    """Return a context manager. Programs that are exported inside the context contain no paths of source files."""
     option = "jax_traceback_in_locations_limit"
     before = getattr(jax.config, option)
     jax.config.update(option, 0)
@@ -107,8 +109,8 @@ def _without_source_paths() -> Iterator[None]:
 
 
 def _signature(spec: ModelSpec, exported: Any) -> dict[str, Any]:
-    """Return a JSON-serializable description: versions, free sizes, arguments and outputs in the order of the
-    program."""
+    """Return a JSON-serializable description of the program: versions, variable sizes, and the arguments and
+    outputs in the order of the program."""
     (arguments, _), outputs = (
         jax.tree.unflatten(tree, values)
         for tree, values in ((exported.in_tree, exported.in_avals), (exported.out_tree, exported.out_avals))

@@ -41,7 +41,8 @@ _LAYER = re.compile(r"bert/encoder/layer_(\d{1,6})/")
 
 
 def _tensorflow() -> Any:
-    """Import TensorFlow without its log lines and without accelerators. Raises ``ValueError`` if it is missing."""
+    """Import TensorFlow without its log lines and without accelerators. Raises ``ValueError`` if it is not
+    installed."""
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "0")
     try:
@@ -67,13 +68,14 @@ def is_tf1(path: Path) -> bool:
 
 
 def read_tf1(path: Path, options: ReadOptions) -> ModelBundle:
-    """Read a checkpoint of google-research/bert. ``path`` is its prefix or a folder that contains no other.
+    """Read a checkpoint of google-research/bert. ``path`` is its prefix or a folder that contains no other
+    checkpoint.
 
-    Reads the encoder, the pooler, ``cls/*``, and the output layers of run_classifier.py and run_squad.py. Optimizer
-    state is ignored. Moving averages are ignored too unless ``options.ema`` is True; then they replace the
-    parameters. Raises ``ValueError`` with a one-line message for missing or damaged files, missing, unexpected or
-    misshapen variables, and (unless ``options.allow_mismatch``) a contradiction between bert_config.json and
-    variables.
+    The reader restores the encoder, the pooler, ``cls/*``, and the output layers of run_classifier.py and
+    run_squad.py. Optimizer state is ignored. Moving averages are ignored too unless ``options.ema`` is True; then
+    they replace the parameters. Raises ``ValueError`` with a one-line message for missing or damaged files, missing
+    or unexpected variables, variables with the wrong shape, and (unless ``options.allow_mismatch`` is True) a
+    contradiction between bert_config.json and the variables.
     """
     prefix = _prefix(path)
     folder = prefix.parent
@@ -100,7 +102,8 @@ def read_tf1(path: Path, options: ReadOptions) -> ModelBundle:
 
 
 def _prefix(path: Path) -> Path:
-    """Return the checkpoint prefix of ``path``, which is a prefix, a file of a checkpoint, or a folder with one."""
+    """Return the checkpoint prefix for ``path``: a prefix, a file of a checkpoint, or a folder with one
+    checkpoint."""
     if path.is_dir():
         found = sorted(path.glob("*.index"))
         if len(found) != 1:
@@ -111,7 +114,7 @@ def _prefix(path: Path) -> Path:
 
 
 def _details(folder: Path, model: ModelConfig) -> ModelSpec | None:
-    """Return the spec that an export of this library contains, None for other folders.
+    """Return the spec that this library stores in its TF1 exports. Return None if ``folder`` does not contain it.
 
     Raises ``ValueError`` if the spec describes another model.
     """
@@ -162,13 +165,13 @@ def _open(prefix: Path) -> dict[str, Tensor]:
 
 @dataclass
 class _CheckpointReader(StoredModel):
-    """The variables of one checkpoint."""
+    """Reader of the variables of one checkpoint."""
 
     what: ClassVar[str] = "variables"
     config_file: ClassVar[str] = CONFIG_FILE
 
     def open(self) -> None:
-        """Collect the variables without optimizer state, or with ``options.ema`` their moving averages."""
+        """Collect all variables except optimizer state, or only the moving averages if ``options.ema`` is True."""
         stored = _open(self.path)
         averages = {name.removesuffix(EMA): tensor for name, tensor in stored.items() if name.endswith(EMA)}
         slots = [name for name in stored if _SLOT.search(name)]
@@ -187,7 +190,8 @@ class _CheckpointReader(StoredModel):
             self.notes.append(f"{len(averages)} moving averages are ignored; --ema true reads the averages")
 
     def heads(self, details: ModelSpec | None) -> HeadsConfig:
-        """Return the heads whose variables are present; ``details`` contains the names of the classes."""
+        """Return the heads whose variables are present. ``details`` contains the names of the classes, if they are
+        known."""
         outputs = {"nsp": "cls/seq_relationship/", "sequence": "", "span": "cls/squad/"}
         present = {head: self.shape(f"{name}output_weights") for head, name in outputs.items()}
         pooler, mlm = self.has("bert/pooler/"), self.has("cls/predictions/")

@@ -1,4 +1,4 @@
-"""Variable names in TF1 checkpoints of google-research/bert; conversion to and from its ``bert_config.json``.
+"""Variable names in TF1 checkpoints of google-research/bert; conversion to and from ``bert_config.json``.
 
 Kernels are [in, out], except those of output layers, which are [out, H] (``tf.matmul(..., transpose_b=True)``).
 """
@@ -40,9 +40,9 @@ SUPPORTED: Supported = SIZES | {
 
 
 def tf1_names(spec: ModelSpec) -> dict[str, StoredName]:
-    """Return the variable name of every parameter by canonical name, in the order of parameter_shapes.
+    """Return a dict from canonical to stored parameter names, in the order of ``parameter_shapes``.
 
-    ``spec`` must have only heads in :data:`HEADS`, and its model only values that :data:`SUPPORTED` allows.
+    ``spec`` may have only heads in :data:`HEADS`, and its model only values that :data:`SUPPORTED` allows.
     """
     modules = module_names(spec, "bert.")
     return {name: _variable(name, modules) for name in parameter_shapes(spec)}
@@ -59,14 +59,15 @@ def _variable(name: str, modules: Mapping[str, str]) -> StoredName:
 
 
 def tf1_config(model: ModelConfig) -> dict[str, Any]:
-    """Return the eleven keys of ``bert_config.json``. Raises ``ValueError`` for a model that google-research/bert
-    cannot compute."""
+    """Return the content of ``bert_config.json`` (eleven keys). Raises ``ValueError`` for a model that
+    google-research/bert cannot compute."""
     check_fields(model, SUPPORTED, "tf1")
     return dict(sorted({**numbers_of(model), "hidden_act": _ACTIVATIONS_OUT[model.activation]}.items()))
 
 
 def tf1_model(config: Mapping[str, Any], file: Path) -> tuple[ModelConfig, list[str]]:
-    """Return the model of ``bert_config.json`` and notes. Raises ``ValueError`` for a missing or unusable value."""
+    """Return the ``ModelConfig`` that ``bert_config.json`` describes, and notes. Raises ``ValueError`` for a
+    missing or unusable value."""
     notes = [
         f"{file.name} lacks {key}: {value} is used, the default of google-research/bert"
         for key, value in _DEFAULTS.items()

@@ -1,7 +1,7 @@
 """Reader and writer of the tokenizer files of Hugging Face folders.
 
-The reader selects the vocabulary and the rules, even if the files contradict each other. The writer creates files
-from which ``AutoTokenizer`` builds the tokenizer of the model, and returns notes on the differences.
+The reader selects the vocabulary and the tokenization rules, even if the files contradict each other. The writer
+creates files from which ``AutoTokenizer`` builds the tokenizer of the model, and returns notes on the differences.
 """
 
 import dataclasses
@@ -45,10 +45,10 @@ def read_tokenizer_files(
     """Return the tokenizer settings of a folder, the content of its vocabulary file, and notes.
 
     ``tokenizer.model`` takes precedence over ``tokenizer.json``. For WordPiece the pieces are those of
-    ``vocab.txt``, which is kept byte for byte, or those of ``tokenizer.json`` if there is no ``vocab.txt``. Returns
-    (None, None, a note) for a folder without a tokenizer. Raises ``ValueError`` with a one-line message for damaged
-    or too large files, a missing vocabulary, an unsupported tokenizer and, unless ``options.allow_mismatch``, files
-    that contradict each other.
+    ``vocab.txt``, which is kept byte for byte, or those of ``tokenizer.json`` if ``vocab.txt`` does not exist.
+    Returns (None, None, notes) for a folder without a tokenizer. Raises ``ValueError`` with a one-line message for
+    files that are damaged or too large, a missing vocabulary, an unsupported tokenizer and, unless
+    ``options.allow_mismatch`` is True, files that contradict each other.
     """
     files = _Files(folder, options, [])
     settings = files.json("tokenizer_config.json") or {}
@@ -66,12 +66,13 @@ def read_tokenizer_files(
 
 
 def write_tokenizer_files(folder: Path, spec: ModelSpec, content: bytes | None) -> list[str]:
-    """Write the files from which ``AutoTokenizer`` builds a tokenizer with the ids and offsets of the model's
-    tokenizer.
+    """Write the files from which ``AutoTokenizer`` builds a tokenizer with the same ids and offsets as the
+    tokenizer of the model.
 
-    These are ``tokenizer.json``, ``tokenizer_config.json``, ``special_tokens_map.json`` and the vocabulary, byte
-    for byte. Returns notes on the differences between the two tokenizers. Raises ``ValueError`` for a tokenizer
-    that ``tokenizer.json`` cannot express, and ``exits.Stop`` if the written file encodes sample texts differently.
+    The files are ``tokenizer.json``, ``tokenizer_config.json``, ``special_tokens_map.json`` and an exact copy of
+    the vocabulary. Returns notes on the differences between the two tokenizers. Raises ``ValueError`` for a
+    tokenizer that ``tokenizer.json`` cannot express, and ``exits.Stop`` if the written file encodes sample texts
+    differently.
     """
     config = spec.tokenizer
     if config is None or content is None:
@@ -109,7 +110,8 @@ def write_tokenizer_files(folder: Path, spec: ModelSpec, content: bytes | None) 
 
 
 def _max_length(value: Any) -> int:
-    """Return ``model_max_length``; 0 if it is absent or 1e30, which means that the length is unlimited."""
+    """Return ``model_max_length``; 0 (unlimited) if it is absent or at least 1e6 (transformers stores 1e30 for
+    unlimited)."""
     whole = isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < 1e6
     return int(value) if whole else 0
 
@@ -169,8 +171,8 @@ class _Files:
         return None, None
 
     def byte_bpe(self, state: Mapping[str, Any]) -> bytes:
-        """Return the canonical ``tokenizer.json`` with the vocabulary, merges and ``add_prefix_space`` of
-        RoBERTa's."""
+        """Return a canonical ``tokenizer.json`` with the vocabulary, merges and ``add_prefix_space`` of ``state``,
+        which must be a byte-level BPE like that of RoBERTa."""
         name = str(self.folder / "tokenizer.json")
         levels = [part for part in steps_of(state.get("pre_tokenizer")) if part.get("type") == "ByteLevel"]
         if not levels or len(steps_of(state.get("pre_tokenizer"))) > 1 or state.get("normalizer") is not None:
@@ -198,7 +200,8 @@ class _Files:
         return byte_bpe_content(pieces, merge_pairs(merges, name), add_prefix_space=prefix, name=name)
 
     def added_beside(self, settings: Mapping[str, Any]) -> list[tuple[str, Any]]:
-        """Return (token, id) of tokens in ``added_tokens.json`` and ``added_tokens_decoder`` (old folders)."""
+        """Return (token, id) of every token in ``added_tokens.json`` and ``added_tokens_decoder``, which old
+        folders use."""
         added = dict(self.json("added_tokens.json") or {})
         decoder = settings.get("added_tokens_decoder")
         for number, token in (decoder if isinstance(decoder, dict) else {}).items():
@@ -207,10 +210,10 @@ class _Files:
         return list(added.items())
 
     def with_added(self, pieces: list[str], added: Sequence[tuple[str, Any]], special: Sequence[str]) -> list[str]:
-        """Return ``pieces`` followed by the added tokens that are not among them.
+        """Return ``pieces`` followed by the added tokens that ``pieces`` lacks.
 
-        Tokens that are not in ``special`` are contradictions, because Hugging Face's tokenizers find them in the
-        raw text before they apply any rule.
+        An added token that is not in ``special`` is a contradiction, because Hugging Face's tokenizers find it in
+        the raw text before they apply any rule.
         """
         known = set(pieces)
         beyond = sorted((item for item in added if item[0] not in known), key=lambda item: str(item[1]).zfill(20))
@@ -266,7 +269,8 @@ class _Files:
     def rules(
         self, settings: Mapping[str, Any], state: Mapping[str, Any] | None, pieces: Sequence[str]
     ) -> TokenizerConfig:
-        """Return the settings of case, accents and CJK: from the options, the files, or guessed from the pieces."""
+        """Return the settings for case, accents and CJK from the options or the files, or guess them from the
+        pieces."""
         stated = {ours: settings[theirs] for ours, theirs, _ in _RULES if theirs in settings}
         rust = self.normalizer(state, stated)
         # transformers builds the class BertTokenizer from tokenizer_config.json and any other from tokenizer.json.
@@ -290,7 +294,8 @@ class _Files:
         return TokenizerConfig(file="vocab.txt", **chosen)
 
     def normalizer(self, state: Mapping[str, Any] | None, stated: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the rules of the normalizer of ``tokenizer.json``; raise ``ValueError`` if they are not BERT's."""
+        """Return the settings of BERT's normalizer in ``tokenizer.json``. Return an empty dict for other rules,
+        which are a contradiction unless this library wrote them."""
         if state is None:
             return {}
         normalizer, splits = part_of(state, "normalizer"), part_of(state, "pre_tokenizer")
@@ -324,7 +329,7 @@ class _Files:
 
 
 def _is_ours(rules: Mapping[str, Any], stated: Mapping[str, Any]) -> bool:
-    """Return True if this library writes ``rules`` for the settings of tokenizer_config.json."""
+    """Return True if this library writes ``rules`` for ``stated``, the settings in tokenizer_config.json."""
     if not {"lower_case", "split_cjk"} <= set(stated) or not all(
         value in (True, False, None) for value in stated.values()
     ):

@@ -1,8 +1,8 @@
-"""The format ``tokenizer.json`` of the Hugging Face library tokenizers: writers and readers of its parts.
+"""The format ``tokenizer.json`` of the Hugging Face library tokenizers: functions that write and read its parts.
 
 The BertNormalizer of that library differs from google-research/bert: it handles the final sigma differently, drops
-unassigned characters and has an older Unicode version. Therefore the rules are written as regular expressions over
-the character categories of the running Python, which the tokenizers of bert_jax use too.
+unassigned characters and uses an older Unicode version. Therefore the rules are written as regular expressions over
+the character categories of the running Python, which the tokenizers of bert_jax also use.
 """
 
 import base64
@@ -29,7 +29,8 @@ _NORMAL = 1  # type of a piece that is neither control, unknown nor user-defined
 
 @lru_cache(maxsize=1)
 def _assigned() -> list[int]:
-    """Return the assigned code points, a seventh of all; the character classes contain no others."""
+    """Return the assigned code points, about a seventh of all code points. The character classes contain no
+    others."""
     return [n for n in range(sys.maxunicode + 1) if unicodedata.category(chr(n)) not in ("Cn", "Co", "Cs")]
 
 
@@ -46,7 +47,7 @@ def _characters(accepts: Callable[[str], bool]) -> str:
 
 @lru_cache(maxsize=1)
 def _classes() -> Mapping[str, str]:
-    """Return the character classes of the rules; cached, because they take a third of a second to compute."""
+    """Return the character classes of the rules. The result is cached, because its computation takes 0.3 s."""
     return {
         "dropped": _characters(is_dropped.__wrapped__),
         "punctuation": _characters(is_punctuation.__wrapped__),
@@ -58,7 +59,7 @@ def _classes() -> Mapping[str, str]:
 
 
 def _ends_word(text: str) -> bool:
-    """Return True if the capital sigma at the end of ``text`` becomes a final one."""
+    """Return True if lower-casing turns the capital sigma at the end of ``text`` into a final sigma."""
     return text.lower()[-1] == "\u03c2"
 
 
@@ -91,7 +92,7 @@ def wordpiece_rules(*, lower_case: bool, strip_accents: bool | None, split_cjk: 
 
 
 def _frame(ids: Mapping[str, int]) -> Json:
-    """Return the parts that all tokenizers with BERT's special pieces have in common."""
+    """Return the parts of ``tokenizer.json`` that all tokenizers with BERT's special pieces have in common."""
     inputs = TemplateProcessing(
         single="[CLS] $A [SEP]",
         pair="[CLS] $A [SEP] $B:1 [SEP]:1",
@@ -132,8 +133,9 @@ class _Piece(NamedTuple):
 def _parse_model(content: bytes) -> tuple[list[_Piece], dict[int, Any], dict[int, Any]]:
     """Return the pieces, the TrainerSpec and the NormalizerSpec of a valid SentencePiece model.
 
-    The specs are by field number in sentencepiece_model.proto. The classes that protobuf generates for this file
-    are not used, because they need a protobuf release that may conflict with another package.
+    Each spec is a dict whose keys are the field numbers in sentencepiece_model.proto. The classes that protobuf
+    generates for this file are not used, because they need a protobuf release that may conflict with another
+    package.
     """
 
     def fields(start: int, end: int) -> dict[int, Any]:
@@ -198,7 +200,8 @@ def sentencepiece_json(model: bytes) -> Json:
 
 
 def _ranked_merges(pieces: Sequence[_Piece], ids: Mapping[str, int]) -> list[tuple[str, str]]:
-    """Return the merges of two pieces to a third, in the order in which SentencePiece BPE prefers the results."""
+    """Return all pairs of pieces that form a third piece, sorted by the preference of SentencePiece BPE for that
+    piece."""
     joined = sorted(
         (number for number, piece in enumerate(pieces) if piece.type == _NORMAL and len(piece.text) > 1),
         key=lambda number: (-pieces[number].score, number),
@@ -213,13 +216,13 @@ def _ranked_merges(pieces: Sequence[_Piece], ids: Mapping[str, int]) -> list[tup
 
 
 def part_of(state: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    """Return the object ``name`` of a parsed file; an empty one if it is absent or not an object."""
+    """Return the JSON object under the key ``name``, or an empty dict if the value is absent or not an object."""
     part = state.get(name)
     return part if isinstance(part, dict) else {}
 
 
 def steps_of(part: Any) -> list[Mapping[str, Any]]:
-    """Return the steps of a pre-tokenizer, which may be a single step or a sequence."""
+    """Return the list of steps of a pre-tokenizer. ``part`` is a single step or a sequence of steps."""
     if isinstance(part, dict) and part.get("type") == "Sequence":
         part = part.get("pretokenizers")
     parts = part if isinstance(part, list) else [part]
@@ -227,7 +230,8 @@ def steps_of(part: Any) -> list[Mapping[str, Any]]:
 
 
 def added_tokens(state: Mapping[str, Any], name: str) -> list[tuple[str, Any]]:
-    """Return (content, id) of the added tokens; raise ``ValueError`` if they are not a list of tokens."""
+    """Return (content, id) of every added token. Raises ``ValueError`` if ``added_tokens`` is not a list of
+    tokens."""
     tokens = state.get("added_tokens") or []
     if not isinstance(tokens, list) or not all(
         isinstance(token, dict) and isinstance(token.get("content"), str) for token in tokens

@@ -28,8 +28,8 @@ _LAST_LETTER = 0x20000
 
 
 def state_of(tokenizer: Tokenizer, config: TokenizerConfig, content: bytes) -> tuple[dict[str, Any], list[str]]:
-    """Return the content of ``tokenizer.json`` for ``tokenizer``, and notes on the differences in Hugging Face's
-    tokenizer."""
+    """Return the content of ``tokenizer.json`` for ``tokenizer``, and notes on how a Hugging Face tokenizer with
+    this content differs."""
     if tokenizer.kind == "byte_bpe":
         return json.loads(content), [
             '"<mask>" and the other special tokens in a text: plain text here, special tokens in Hugging Face'
@@ -80,8 +80,7 @@ def _changed(chars: list[str], text: str, change: Any) -> set[str]:
 
 
 def _listed(content: bytes, tokenizer: Tokenizer) -> list[str]:
-    """Return the pieces. White space is not stripped from pieces that contain nothing else, so that all pieces
-    differ."""
+    """Return the pieces. Pieces that contain only white space are not stripped, so that all pieces are distinct."""
     lines = content.decode("utf-8-sig").split("\n")
     pieces = tokenizer.pieces(range(tokenizer.vocab_size))
     return [
@@ -91,7 +90,8 @@ def _listed(content: bytes, tokenizer: Tokenizer) -> list[str]:
 
 
 def check_state(tokenizer: Tokenizer, written: bytes) -> list[str]:
-    """Encode sample texts and all pieces with both tokenizers; return notes on differences.
+    """Encode sample texts and all pieces with ``tokenizer`` and with ``written``, a ``tokenizer.json``. Return
+    notes on differences.
 
     Raises ``exits.Stop`` if there are differences and the tokenizer is not SentencePiece.
     """
