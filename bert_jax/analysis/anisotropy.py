@@ -1,4 +1,4 @@
-"""Anisotropy (a common direction) of text vectors, and of piece embeddings by the frequency of the pieces.
+"""Anisotropy (the tendency to share a direction) of text vectors and, per frequency band, of piece embeddings.
 
 Shapes: N vectors, V pieces, E width of a vector.
 """
@@ -17,9 +17,11 @@ _BAND_ENDS = (100, 500, 5000)
 
 
 def anisotropy(vectors: np.ndarray) -> float:
-    """Return the mean cosine of all pairs of different rows of ``vectors`` [N, E] (Ethayarajh 2019), 0 for
-    isotropic vectors. Rows of zeros have no cosine and are skipped. Raises ``ValueError`` if fewer than two rows
-    remain."""
+    """Return the mean cosine similarity over all pairs of rows of ``vectors`` [N, E] (Ethayarajh 2019).
+
+    It is 0 for isotropic vectors. Rows of zeros have no cosine and are skipped. Raises ``ValueError`` if fewer than
+    two rows remain.
+    """
     total, count = np.zeros(vectors.shape[1]), 0
     for part in blocks(len(vectors)):
         block = np.asarray(vectors[part], np.float64)
@@ -34,8 +36,11 @@ def anisotropy(vectors: np.ndarray) -> float:
 
 @dataclass(frozen=True)
 class Band:
-    """Pieces of similar frequency: first and last rank (from 1, inclusive), mean Euclidean length of their vectors,
-    mean cosine of all pairs."""
+    """A band of pieces with similar frequencies.
+
+    The fields are the first and the last rank (from 1, inclusive), the mean Euclidean norm of the embeddings, and
+    the mean cosine similarity over all pairs.
+    """
 
     first: int
     last: int
@@ -63,8 +68,10 @@ def frequency_bands(table: np.ndarray, counts: np.ndarray) -> list[Band]:
 
 
 def counted_embeddings(model: Engine, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
-    """Return the piece embeddings of the model, float32[V, E], and the number of occurrences of each piece in
-    ``texts``, int64[V], without special tokens."""
+    """Return the piece embeddings of the model, float32[V, E], and the count of each piece in ``texts``, int64[V].
+
+    The special tokens of model inputs are not counted.
+    """
     tokenizer, size = model.need_tokenizer(), model.spec.model.vocab_size
     counts = np.zeros(size, np.int64)
     for part in blocks(len(texts)):

@@ -19,8 +19,12 @@ MOST_AGGLOMERATIVE = 20_000
 
 
 class Clusters(NamedTuple):
-    """Cluster of each vector, int64[N], numbered from 0 by decreasing size (then by the row of the first member),
-    and cosine of each vector with the mean direction of its cluster, float64[N]."""
+    """A clustering of N vectors.
+
+    The fields are the cluster index of each vector, int64[N], and the cosine similarity of each vector to the mean
+    direction of its cluster, float64[N]. Clusters are sorted by decreasing size; clusters of equal size are sorted
+    by the row of their first member.
+    """
 
     labels: np.ndarray
     nearness: np.ndarray
@@ -31,11 +35,11 @@ class Clusters(NamedTuple):
         return int(self.labels.max()) + 1
 
     def members(self, cluster: int) -> np.ndarray:
-        """Return the row numbers of the members of ``cluster``."""
+        """Return the row indices of the members of ``cluster``."""
         return np.flatnonzero(self.labels == cluster)
 
     def central(self, cluster: int) -> int:
-        """Return the member nearest to the center of the cluster, the lowest row among equal ones."""
+        """Return the row of the member nearest to the center of the cluster; in case of a tie, the lowest row."""
         members = self.members(cluster)
         return int(members[self.nearness[members].argmax()])
 
@@ -49,12 +53,14 @@ def kmeans(
     restarts: int = 10,
     iterations: int = 300,
 ) -> Clusters:
-    """Normalize the vectors, run Lloyd's algorithm from ``restarts`` random initializations, and return the result
-    with the lowest inertia.
+    """Cluster the normalized vectors by k-means; return the best of ``restarts`` runs.
 
-    With ``distance`` cosine, centers also have length 1 (spherical k-means, Dhillon and Modha 2001), and the
-    inertia is the sum of 1 - cosine; with euclidean, it is the sum of squared distances. The same ``seed`` returns
-    the same clusters, and no cluster is empty. Raises ``ValueError`` for more clusters than distinct vectors.
+    Each run of Lloyd's algorithm starts from another random initialization; the best run has the lowest inertia.
+
+    With ``distance`` "cosine", centers also have length 1 (spherical k-means, Dhillon and Modha 2001), and the
+    inertia is the sum of 1 - cosine; with "euclidean", it is the sum of squared distances. The result is
+    reproducible for a given ``seed``, and no cluster is empty. Raises ``ValueError`` if ``clusters`` exceeds the
+    number of distinct vectors.
     """
     unit_NxE = _unit(vectors)
     different = len({row.tobytes() for row in unit_NxE})
@@ -71,11 +77,13 @@ def kmeans(
 
 
 def agglomerative(vectors: np.ndarray, *, clusters: int | None = None, threshold: float | None = None) -> Clusters:
-    """Join clusters by the average linkage of cosine distances, until ``clusters`` remain or the nearest two are
-    more than ``threshold`` (0 to 2) apart.
+    """Merge clusters by average linkage with the cosine distance.
+
+    Merging stops when ``clusters`` clusters remain, or when the distance of the nearest two exceeds ``threshold``
+    (0 to 2).
 
     Raises ``ValueError`` unless exactly one of ``clusters`` and ``threshold`` is set, and for more than 20,000
-    vectors, whose pairwise distances need 1.6 GB.
+    vectors, because the pairwise distances of 20,000 vectors already need 1.6 GB.
     """
     count = len(vectors)
     if (clusters is None) == (threshold is None):
@@ -95,14 +103,14 @@ def agglomerative(vectors: np.ndarray, *, clusters: int | None = None, threshold
     if clusters is None:
         labels = fcluster(joined, threshold, "distance")
     else:
-        # Apply the first N - K joins, which leaves exactly K clusters; a cut at a height would apply all joins of
+        # Apply the first N - K joins, leaving exactly K clusters; a distance threshold would apply all joins of
         # equal distance.
         labels = fcluster(joined, count - clusters - 1, "monocrit", monocrit=np.arange(count - 1.0))
     return _described(unit_NxE, labels)
 
 
 def _unit(vectors: np.ndarray) -> np.ndarray:
-    """Return ``vectors`` divided by their lengths, float32[N, E]."""
+    """Return ``vectors`` divided by their Euclidean norms, float32[N, E]."""
     # Computed in float64, in the small buffers of the ufunc.
     unit = np.empty(vectors.shape, np.float32)
     return np.divide(vectors, lengths_of(vectors)[:, None], out=unit, casting="unsafe")
@@ -111,7 +119,7 @@ def _unit(vectors: np.ndarray) -> np.ndarray:
 def _lloyd(
     unit_NxE: np.ndarray, clusters: int, distance: Distance, rng: np.random.Generator, iterations: int
 ) -> tuple[float, np.ndarray]:
-    """Return the inertia and the labels int64[N] of one initialization."""
+    """Run Lloyd's algorithm from one random initialization; return the inertia and the labels int64[N]."""
     centers_KxE = unit_NxE[_starts(unit_NxE, clusters, rng)]
     labels = np.full(len(unit_NxE), -1)
     for _ in range(iterations):
@@ -125,9 +133,12 @@ def _lloyd(
 
 
 def _starts(unit_NxE: np.ndarray, clusters: int, rng: np.random.Generator) -> list[int]:
-    """Return the rows of the initial centers, each sampled with a probability proportional to its squared distance
-    from the nearest center before it. For unit vectors the squared distance is 2 (1 - cosine), so that both kinds
-    of ``distance`` have the same initial centers."""
+    """Return the row indices of the initial centers, as in k-means++.
+
+    Each center is sampled with a probability proportional to its squared distance from the nearest center sampled
+    before. For unit vectors, the squared distance is 2 (1 - cosine), so both values of ``distance`` lead to the
+    same initial centers.
+    """
     chosen = [int(rng.integers(len(unit_NxE)))]
     nearest_N = np.full(len(unit_NxE), np.inf)
     for _ in range(1, clusters):
@@ -141,7 +152,7 @@ def _starts(unit_NxE: np.ndarray, clusters: int, rng: np.random.Generator) -> li
 
 
 def _assign(unit_NxE: np.ndarray, centers_KxE: np.ndarray, distance: Distance) -> tuple[np.ndarray, np.ndarray]:
-    """Return the nearest center of each vector, int64[N], and its cost, float64[N]."""
+    """Return the index of the center nearest to each vector, int64[N], and the cost of each vector, float64[N]."""
     labels, costs = np.empty(len(unit_NxE), np.int64), np.empty(len(unit_NxE))
     squares_K = (centers_KxE**2).sum(axis=1)
     for part in blocks(len(unit_NxE), max(1, BLOCK * 64 // len(centers_KxE))):
@@ -153,7 +164,7 @@ def _assign(unit_NxE: np.ndarray, centers_KxE: np.ndarray, distance: Distance) -
 
 
 def _fill_empty(labels: np.ndarray, costs: np.ndarray, clusters: int) -> None:
-    """Move the vector farthest from its center into each empty cluster, from a cluster with other members."""
+    """Move a vector into each empty cluster: the one farthest from its center whose cluster has other members."""
     sizes = np.bincount(labels, minlength=clusters)
     for empty in np.flatnonzero(sizes == 0):
         row = int(np.where(sizes[labels] > 1, costs, -1).argmax())
@@ -175,7 +186,7 @@ def _centers(unit_NxE: np.ndarray, labels: np.ndarray, clusters: int, distance: 
 
 
 def _described(unit_NxE: np.ndarray, labels: np.ndarray) -> Clusters:
-    """Return ``labels``, which may be any integers, as :class:`Clusters` numbered by decreasing size."""
+    """Convert ``labels``, which may be arbitrary integers, to :class:`Clusters`, sorted by decreasing size."""
     _, firsts, numbers, sizes = np.unique(labels, return_index=True, return_inverse=True, return_counts=True)
     rank = np.empty(len(sizes), np.int64)
     rank[np.lexsort((firsts, -sizes))] = np.arange(len(sizes))
@@ -191,13 +202,13 @@ def _described(unit_NxE: np.ndarray, labels: np.ndarray) -> Clusters:
 
 
 def cluster_lines(found: Clusters, collection: Collection) -> Iterator[dict[str, Any]]:
-    """Yield ``{"id", "text", "cluster"}`` of every entry, in order."""
+    """Yield ``{"id", "text", "cluster"}`` for every entry, in the order of the collection."""
     for row, cluster in enumerate(found.labels.tolist()):
         yield {"id": collection.ids[row], **collection.shown(row), "cluster": cluster}
 
 
 def summary_lines(found: Clusters, collection: Collection) -> Iterator[str]:
-    """Yield a line per cluster: number, size, and its most central text or, without texts, its id."""
+    """Yield a line per cluster: index, size, and the text (or, without texts, the id) of the central member."""
     for cluster in range(found.count):
         row = found.central(cluster)
         text = collection.shown(row).get("text", f"entry {collection.ids[row]}")
@@ -205,9 +216,11 @@ def summary_lines(found: Clusters, collection: Collection) -> Iterator[str]:
 
 
 def read_labels(source: str, collection: Collection) -> Sequence[str]:
-    """Return the correct label of every entry. A text file has one label per line, in the order of the entries; a
-    .jsonl file has ``{"id", "label"}`` objects. Raises ``ValueError`` for an entry without a label and a label
-    without an entry."""
+    """Read the correct label of every entry.
+
+    A text file has one label per line, in the order of the entries; a .jsonl file has ``{"id", "label"}`` objects.
+    Raises ``ValueError`` for an entry without a label and for a label without an entry.
+    """
     lines = list(read_texts((), source, False))
     if not source.endswith(".jsonl"):
         if len(lines) != len(collection):

@@ -21,14 +21,14 @@ BLOCK = 8192
 
 
 def blocks(count: int, size: int = 0) -> Iterator[slice]:
-    """Yield consecutive slices of at most ``size`` (0: :data:`BLOCK`) that cover ``count`` entries."""
+    """Yield consecutive slices that cover ``count`` entries, each of at most ``size`` (0: :data:`BLOCK`)."""
     size = size or BLOCK
     return (slice(start, start + size) for start in range(0, count, size))
 
 
 @dataclass(frozen=True)
 class Collection:
-    """Entries in order: unique ids, and texts or (from an .npy file) vectors [N, E]."""
+    """Ordered entries with unique ids and either texts or, from an .npy file, vectors [N, E]."""
 
     name: str
     ids: Sequence[Id]
@@ -39,18 +39,17 @@ class Collection:
         return len(self.ids)
 
     def shown(self, entry: int) -> dict[str, str]:
-        """Return ``{"text": text}`` of the entry for a JSON object; an empty dict if the collection contains only
-        vectors."""
+        """Return ``{"text": text}`` for the JSON object of an entry; an empty dict without texts."""
         return {} if self.texts is None else {"text": self.texts[entry]}
 
 
 def read_collection(source: str | None, texts: Sequence[str] = ()) -> Collection:
     """Read a collection from the file ``source`` ("-": standard input), or create it from ``texts``.
 
-    A text file has one text per line; the ids are the numbers of its non-blank lines, from 0, as for the rows of
-    the .npy file that ``bert-jax embed`` writes. A .jsonl file has ``{"id", "text"}`` objects, of which either all
-    or none have an id (a string or an integer). An .npy file has vectors [N, E], which are read on demand. Raises
-    ``ValueError`` with the file and the entry for any other content.
+    A text file has one text per line; the ids are the indices of its non-blank lines, from 0, which are also the
+    row indices in the .npy file that ``bert-jax embed`` writes. A .jsonl file has ``{"id", "text"}`` objects, of
+    which either all or none have an id (a string or an integer). An .npy file has vectors [N, E], which are read on
+    demand. Raises ``ValueError``, which names the file and the entry, for any other content.
     """
     if source is not None and source.endswith(".npy"):
         vectors = _read_vectors(Path(source))
@@ -69,7 +68,7 @@ def read_collection(source: str | None, texts: Sequence[str] = ()) -> Collection
 
 
 def first_twice(ids: list[Id], name: str) -> list[Id]:
-    """Return ``ids`` unchanged; raise ``ValueError`` if one occurs twice."""
+    """Return ``ids`` unchanged; raise ``ValueError`` if an id occurs twice."""
     seen: set[Id] = set()
     for one in ids:
         if one in seen:
@@ -86,8 +85,10 @@ def is_id(value: Any) -> bool:
 def embedded(
     collection: Collection, model: Engine | None, *, pooling: str | None = None, **options: Any
 ) -> np.ndarray:
-    """Return the vectors of the collection, or float32[N, E] from ``embed`` (with ``options``) if the collection
-    contains texts. Raises ``ValueError`` for vectors that are not finite, and for texts if ``model`` is None.
+    """Return the vectors [N, E] of the collection; texts are converted to float32 vectors by ``embed``.
+
+    ``options`` are further arguments of ``embed``. Raises ``ValueError`` if a vector is not finite, or if the
+    collection contains texts and ``model`` is None.
     """
     vectors = collection.vectors
     if vectors is None:
@@ -112,7 +113,7 @@ def norms(vectors: np.ndarray) -> np.ndarray:
 
 
 def lengths_of(vectors: np.ndarray, name: str = "vectors") -> np.ndarray:
-    """Return :func:`norms`. Raises ``ValueError`` for a vector of zeros, which has no cosine."""
+    """Return :func:`norms` of ``vectors``. Raises ``ValueError`` for a vector of zeros, which has no cosine."""
     lengths = norms(vectors)
     if not lengths.all():
         raise ValueError(f"{name}: vector {int(lengths.argmin())} is all zeros, which has no cosine")

@@ -1,4 +1,4 @@
-"""Exact nearest neighbors of vectors, in blocks, and their retrieval scores.
+"""Exact nearest-neighbor search over vectors, in blocks, and retrieval scores of the hits.
 
 Shapes: Q queries, N entries of the corpus, E width of a vector, K hits, W candidates.
 """
@@ -25,7 +25,7 @@ _CUTOFFS = (1, 5, 10, 20, 50, 100)
 
 
 class Hits(NamedTuple):
-    """Rows of the corpus, int64[K], best first, and their scores, float64[K]."""
+    """Row indices in the corpus, int64[K], sorted by decreasing score, and the scores, float64[K]."""
 
     rows: np.ndarray
     scores: np.ndarray
@@ -39,15 +39,15 @@ def nearest(
     similarity: Similarity = "cosine",
     own: np.ndarray | None = None,
 ) -> Iterator[Hits]:
-    """Yield the ``top`` entries of ``corpus`` [N, E] most similar to each of ``queries`` [Q, E], in order.
+    """Yield, for each row of ``queries`` [Q, E], the ``top`` most similar entries of ``corpus`` [N, E].
 
-    Scores are computed in float64; the lower row comes first among equal scores. ``own`` int[Q] is the row of the
-    corpus to exclude for each query (-1: none). No array has Q x N elements: float32 products of blocks select
-    candidates, which are ranked in float64. A query whose candidates may not include the best entries (many equal
-    entries) is compared with the whole corpus in float64.
+    Scores are computed in float64; entries with equal scores are sorted by row. ``own`` int[Q] contains the row of
+    the corpus to exclude for each query (-1: none). No array has Q x N elements: float32 products of blocks select
+    candidates, which are ranked in float64. If the candidates of a query may not include all of the best entries,
+    because many entries are equal, the query is compared with the entire corpus in float64.
 
-    Raises ``ValueError`` if the widths differ, if ``top`` is below 1, and if a vector is all zeros with
-    ``similarity`` cosine.
+    Raises ``ValueError`` if the widths differ, if ``top`` is below 1, and, with ``similarity`` "cosine", if a
+    vector is all zeros.
     """
     if queries.shape[1] != corpus.shape[1]:
         widths = f"the queries have {queries.shape[1]} numbers, those of the corpus {corpus.shape[1]}"
@@ -82,7 +82,7 @@ def _block(
     exact_QxW[rows_QxW == own_Q[:, None]] = -np.inf
     order_QxK = np.lexsort((rows_QxW, -exact_QxW), axis=-1)[:, :top]
     # The error of a float32 product of E numbers is at most (E + 4) rounding errors of the product of both lengths.
-    # The rough score of an entry that is no candidate is at most that of the lowest candidate.
+    # The rough score of an entry that is not a candidate is at most that of the lowest candidate.
     error_Q = (corpus.shape[1] + 4) * 2.0**-24 * np.linalg.norm(query_QxE, axis=1) * longest
     last_Q = np.take_along_axis(exact_QxW, order_QxK[:, -1:], axis=1)[:, 0]
     sure_Q = rough_QxW.min(axis=1) + error_Q < last_Q
@@ -97,7 +97,7 @@ def _block(
 def _candidates(
     query_QxE: np.ndarray, corpus: np.ndarray, lengths_N: np.ndarray, width: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return the rows with the greatest float32 scores, int64[Q, W], and their scores, unordered."""
+    """Return the corpus rows with the greatest float32 scores, int64[Q, W], and these scores, unsorted."""
     query = query_QxE.astype(np.float32)
     rows = np.zeros((len(query), 0), np.int64)
     rough = np.zeros((len(query), 0), np.float32)
@@ -112,7 +112,7 @@ def _candidates(
 
 
 def _greatest(scores: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return the columns of the ``count`` greatest numbers of each row, and the numbers."""
+    """Return the column indices of the ``count`` greatest values of each row, and these values."""
     columns = scores.shape[1]
     if columns <= count:
         return np.broadcast_to(np.arange(columns), scores.shape), scores
@@ -133,8 +133,11 @@ def _whole(
 
 
 def _exact(query: np.ndarray, entries: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-    """Return float64 products over the last dimension, summed row by row, because a matrix product would round
-    equal entries differently depending on their position."""
+    """Return the float64 scores of ``entries``, computed from products over the last dimension.
+
+    The products are summed row by row, because a matrix product would round equal entries differently depending on
+    their position.
+    """
     return (query * entries.astype(np.float64)).sum(axis=-1) / lengths
 
 
@@ -142,8 +145,10 @@ def _exact(query: np.ndarray, entries: np.ndarray, lengths: np.ndarray) -> np.nd
 
 
 def hit_lines(found: Iterator[Hits], queries: Collection, corpus: Collection) -> Iterator[dict[str, Any]]:
-    """Yield ``{"query": id, "text", "hits": [{"id", "score", "text"}]}`` of every query; an unknown "text" is
-    omitted."""
+    """Yield ``{"query": id, "text", "hits": [{"id", "score", "text"}]}`` for every query.
+
+    The key "text" is omitted if the collection has no texts.
+    """
     for number, hits in enumerate(found):
         yield {
             "query": queries.ids[number],
@@ -156,8 +161,11 @@ def hit_lines(found: Iterator[Hits], queries: Collection, corpus: Collection) ->
 
 
 def read_relevant(source: Path, queries: Collection, corpus: Collection) -> dict[Id, frozenset[Id]]:
-    """Read the relevant ids of each query from ``{"query": id, "relevant": [ids]}`` lines. Raises ``ValueError``
-    with the file and entry for a line of another form, an unknown id, and a query that occurs twice."""
+    """Read the relevant ids of each query from ``{"query": id, "relevant": [ids]}`` lines.
+
+    Raises ``ValueError``, which names the file and the entry, for a line in another format, an unknown id, or a
+    query that occurs twice.
+    """
     known, entries = set(queries.ids), set(corpus.ids)
     relevant: dict[Id, frozenset[Id]] = {}
     for number, line in enumerate(read_texts((), f"{source}", True), 1):
@@ -178,8 +186,10 @@ def read_relevant(source: Path, queries: Collection, corpus: Collection) -> dict
 def relevance(
     ranked: Sequence[Sequence[Id]], relevant: Sequence[Container[Id]], top: int, seed: int = 0
 ) -> Mapping[str, Interval]:
-    """Return mrr, precision@1, recall@K and ndcg@K with 95% bootstrap intervals over the queries. K is ``top`` and
-    each smaller number among 1, 5, 10, 20, 50 and 100."""
+    """Return mrr, precision@1, recall@K and ndcg@K with 95% bootstrap intervals over the queries.
+
+    K is ``top`` and each smaller value among 1, 5, 10, 20, 50 and 100.
+    """
     cutoffs = sorted({top, *(cutoff for cutoff in _CUTOFFS if cutoff < top)})
     scores = retrieval_scores(ranked, relevant, cutoffs)
     intervals = confidence_intervals(scores, len(ranked), seed)

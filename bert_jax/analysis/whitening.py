@@ -1,7 +1,7 @@
 """Whitening of sentence vectors (Su et al. 2021, "Whitening Sentence Representations for Better Semantics and
 Faster Retrieval").
 
-Shapes: N vectors, E width of a vector, D the number of dimensions kept.
+Shapes: N vectors, E width of a vector, D dimensions kept.
 """
 
 from dataclasses import dataclass
@@ -16,13 +16,16 @@ _NOISE = 1e-10
 
 @dataclass(frozen=True)
 class Whitening:
-    """The map ``(x - mean) @ matrix``: mean float64[E], matrix float64[E, D], columns by decreasing variance."""
+    """The map ``(x - mean) @ matrix``, with mean float64[E] and matrix float64[E, D].
+
+    The columns of the matrix are sorted by decreasing variance.
+    """
 
     mean: np.ndarray
     matrix: np.ndarray
 
     def apply(self, vectors: np.ndarray) -> np.ndarray:
-        """Return float32[N, D]. Raises ``ValueError`` for vectors of another width."""
+        """Return the whitened vectors, float32[N, D]. Raises ``ValueError`` if ``vectors`` have another width."""
         if vectors.shape[1] != len(self.mean):
             raise ValueError(f"vectors of width {vectors.shape[1]}; the whitening was fitted on {len(self.mean)}")
         found = np.empty((len(vectors), self.matrix.shape[1]), np.float32)
@@ -32,7 +35,7 @@ class Whitening:
 
 
 def fit_whitening(vectors: np.ndarray, dimensions: int | None = None) -> Whitening:
-    """Return the map after which ``vectors`` [N, E] have mean 0 and the identity as covariance (divided by N).
+    """Return the map that transforms ``vectors`` [N, E] to mean 0 and identity covariance (divided by N).
 
     ``dimensions`` is the number of directions to keep, in order of decreasing variance; None: all directions in
     which the vectors vary, at most N - 1. Raises ``ValueError`` if ``dimensions`` exceeds the number of these

@@ -39,7 +39,7 @@ class TokenizerSettings(Protocol):
 
 
 class _Settings(NamedTuple):
-    """Settings of a vocabulary file without a config."""
+    """Settings of a vocabulary file that is loaded without a config."""
 
     file: str
     lower_case: bool
@@ -48,11 +48,11 @@ class _Settings(NamedTuple):
 
 
 def build_tokenizer(settings: TokenizerSettings, content: bytes, name: str) -> Tokenizer:
-    """Build a tokenizer from the ``content`` of its file; ``name`` appears in messages.
+    """Build a tokenizer from the ``content`` of its file; ``name`` appears in error messages.
 
     The suffix of ``settings.file`` selects the kind: ``.txt`` WordPiece, ``.model`` SentencePiece, ``.json``
-    byte-level BPE. The settings for case, accents and CJK apply to WordPiece; the other files contain their own
-    rules. Raises ``ValueError`` for invalid content.
+    byte-level BPE. The settings for case, accents and CJK apply to WordPiece; files of the other kinds contain
+    their own rules. Raises ``ValueError`` for invalid content.
     """
     suffix = Path(settings.file).suffix
     if suffix == ".model":

@@ -20,10 +20,10 @@ def byte_bpe_content(
     add_prefix_space: bool = False,
     name: str = "tokenizer.json",
 ) -> bytes:
-    """Return the ``tokenizer.json`` of a byte-level BPE; equal arguments give equal bytes.
+    """Return the ``tokenizer.json`` of a byte-level BPE; equal arguments yield equal bytes.
 
-    ``pieces`` are in id order and include the special ones; ``merges`` are in order of rank. With
-    ``add_prefix_space``, the first word of a text is encoded as if a blank preceded it. Raises ``ValueError`` with
+    ``pieces`` are sorted by id and include the special pieces; ``merges`` are sorted by rank. With
+    ``add_prefix_space``, the first word of a text is encoded as if it followed a space. Raises ``ValueError`` with
     a message that begins with ``name`` if a special piece is missing.
     """
     _require_special(pieces, name)
@@ -54,7 +54,7 @@ def byte_bpe_content(
 
 
 def special_entries(special: Sequence[str], ids: Mapping[str, int]) -> list[dict[str, Any]]:
-    """Return the ``added_tokens`` of a ``tokenizer.json`` for ``special`` pieces, in id order."""
+    """Return the ``added_tokens`` of a ``tokenizer.json`` for the ``special`` pieces, sorted by id."""
     return [
         {
             "id": ids[piece], "content": piece, "single_word": False, "lstrip": piece == "<mask>", "rstrip": False,
@@ -65,8 +65,10 @@ def special_entries(special: Sequence[str], ids: Mapping[str, int]) -> list[dict
 
 
 def pieces_by_id(table: Any, name: str) -> list[str]:
-    """Return the pieces of ``table``, a JSON object piece -> id, in id order. Raises ``ValueError`` unless the ids
-    are 0 to N - 1."""
+    """Return the pieces of ``table``, a JSON object that maps pieces to ids, sorted by id.
+
+    Raises ``ValueError`` unless the ids are 0 to N - 1.
+    """
     if not isinstance(table, dict) or not table:
         raise ValueError(f"{name}: the vocabulary is empty")
     pieces = {number: piece for piece, number in table.items() if type(number) is int}
@@ -83,9 +85,9 @@ def _require_special(pieces: Sequence[str], name: str) -> None:
 class ByteBPETokenizer(Tokenizer):
     """RoBERTa's tokenizer, built from the content that :func:`byte_bpe_content` returns.
 
-    It can encode any text if the vocabulary contains all 256 bytes. A piece without the leading-space marker
-    continues a word, unless it is the first piece of a text. A pair is encoded as ``<s> a </s></s> b </s>``, all
-    with token type 0.
+    The tokenizer can encode any text if the vocabulary contains all 256 bytes. A piece without the leading-space
+    marker continues a word, unless it is the first piece of a text. A pair is encoded as ``<s> a </s></s> b </s>``,
+    all with token type 0.
     """
 
     kind = "byte_bpe"

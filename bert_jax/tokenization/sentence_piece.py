@@ -10,8 +10,10 @@ from bert_jax.tokenization.tokenizer import SPECIAL_PIECES, Offsets, Tokenizer, 
 
 
 class SentencePieceTokenizer(Tokenizer):
-    """Tokenizer of a serialized SentencePiece model; [UNK] is its unknown piece, and the other special pieces are
-    control pieces."""
+    """Tokenizer of a serialized SentencePiece model.
+
+    In the model, [UNK] is the unknown piece, and the other special pieces are control pieces.
+    """
 
     kind = "sentencepiece"
 

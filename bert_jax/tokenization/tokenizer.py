@@ -16,11 +16,11 @@ Offsets = list[tuple[int, int]]
 
 
 def longest_first(a: int, b: int, budget: int) -> tuple[int, int]:
-    """Return the numbers of tokens to keep of two texts with ``a`` and ``b`` tokens, at most ``budget`` in total.
+    """Return how many tokens two texts with ``a`` and ``b`` tokens keep, at most ``budget`` in total.
 
-    The shorter text is kept complete if the longer one keeps at least the same number of tokens. Otherwise each
-    text keeps half, and an odd token goes to the longer text (to ``b`` if both are equal), as in ``longest_first``
-    of the Hugging Face tokenizers.
+    The shorter text is kept completely if the longer one can keep at least as many tokens. Otherwise each text
+    keeps half of ``budget``, and an odd token goes to the longer text (to ``b`` if both are equally long), as in
+    ``longest_first`` of the Hugging Face tokenizers.
     """
     if a + b <= budget:
         return a, b
@@ -40,7 +40,7 @@ class Tokenizer(ABC):
 
     ``continuation`` (bool[vocab_size]) marks pieces that continue the word before them; ``special``
     (bool[vocab_size]) marks control pieces, which the encoding of a text never contains ([UNK] is not a control
-    piece). ``fingerprint`` (hex sha256) covers the kind, the settings and all pieces in order.
+    piece). ``fingerprint`` (hex sha256) is a hash of the kind, the settings and all pieces in id order.
     """
 
     kind: Literal["wordpiece", "sentencepiece", "byte_bpe"]
@@ -63,7 +63,7 @@ class Tokenizer(ABC):
         self.continuation = np.zeros(self.vocab_size, bool)
 
     def encode(self, text: str) -> list[int]:
-        """Return the ids of ``text`` without special tokens; "[MASK]" in the text is plain text."""
+        """Return the ids of ``text`` without special tokens; "[MASK]" in ``text`` is treated as plain text."""
         return self.encode_batch([text])[0]
 
     @abstractmethod
@@ -71,16 +71,16 @@ class Tokenizer(ABC):
         """Encode every text as :meth:`encode` does."""
 
     def encode_flat(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
-        """Return the joined ids of all texts (int32[N]) and their number per text (int64[len(texts)])."""
+        """Return the concatenated ids of all texts, int32[N], and the number of ids per text, int64[len(texts)]."""
         encoded = self.encode_batch(texts)
         return np.array(list(chain.from_iterable(encoded)), np.int32), np.array(list(map(len, encoded)), np.int64)
 
     @abstractmethod
     def encode_with_offsets(self, text: str) -> tuple[list[int], Offsets]:
-        """Return the ids of ``text`` and the range (start, end) of characters of each id.
+        """Return the ids of ``text`` and, for each id, its character range (start, end).
 
         Starts and ends never decrease. Several pieces share a character if normalization expands the character to
-        several.
+        several characters.
         """
 
     @abstractmethod
@@ -98,8 +98,9 @@ class Tokenizer(ABC):
     def build_inputs(
         self, a: Sequence[int], b: Sequence[int] | None = None, max_length: int | None = None
     ) -> tuple[list[int], list[int]]:
-        """Return one model input and its token types: [CLS] a [SEP], or [CLS] a [SEP] b [SEP] with type 1 from b
-        on.
+        """Return one model input, [CLS] a [SEP] or [CLS] a [SEP] b [SEP], and its token types.
+
+        The token type is 1 from b on, and 0 before.
 
         Texts that exceed ``max_length`` tokens are truncated at the end; the longer text of a pair is truncated
         first (:func:`longest_first`). Raises ``ValueError`` if the special tokens alone exceed ``max_length``.

@@ -1,7 +1,7 @@
 """WordPiece (``vocab.txt``) with the rules and the ids of ``tokenization.py`` of google-research/bert.
 
-A text is first split into chunks, at white space and around CJK characters. The ids of a chunk depend on the chunk
-alone, so they are cached. Normalization uses ``unicodedata`` of Python, as the reference does; the greedy longest
+A text is first split into chunks, at white space and around CJK characters. The ids of a chunk depend only on the
+chunk, so they are cached. Normalization uses Python's ``unicodedata``, as the reference does; the greedy longest
 match is the WordPiece model of the ``tokenizers`` library.
 """
 
@@ -49,7 +49,8 @@ _Value = TypeVar("_Value")
 
 
 def read_pieces(content: bytes, name: str) -> list[str]:
-    """Return the pieces of a vocab.txt, stripped as in the reference; the id of a piece is its line number, from 0.
+    """Return the pieces of a vocab.txt, stripped as in the reference; the id of a piece is its line index, from 0.
+
     Raises ``ValueError``, with the line, for invalid UTF-8, repeated or missing special pieces, and an empty file.
     """
     try:
@@ -73,7 +74,7 @@ def read_pieces(content: bytes, name: str) -> list[str]:
 
 
 class _Cache(dict[str, _Value]):
-    """Values that are computed on first use; a full cache is emptied, which limits memory on any corpus."""
+    """Cache of values that are computed on first use; a full cache is emptied, which limits its memory."""
 
     def __init__(self, compute: Callable[[str], _Value]) -> None:
         super().__init__()
@@ -119,8 +120,7 @@ def chunks(text: str, split_cjk: bool = True) -> list[str]:
 
 
 def chunk_words(chunk: str, lower_case: bool, strip_accents: bool | None = None) -> list[tuple[str, list[int]]]:
-    """Return the words of a chunk by the rules of the reference, each with the indices of its characters in
-    ``chunk``.
+    """Return the words of a chunk, split as in the reference, each with the indices of its characters in ``chunk``.
 
     ``strip_accents``: None means ``lower_case``, as in the reference.
     """
@@ -151,7 +151,7 @@ def chunk_words(chunk: str, lower_case: bool, strip_accents: bool | None = None)
 
 
 def split_words(chunk: str, lower_case: bool, strip_accents: bool | None = None) -> list[str]:
-    """Return the words of a chunk as :func:`chunk_words` does, without positions; faster for ASCII."""
+    """Return the words of a chunk as :func:`chunk_words` does, but without indices; faster for ASCII."""
     if chunk.isascii() and chunk.isprintable():
         return _ASCII_WORD.findall(chunk.lower() if lower_case else chunk)
     return [word for word, _ in chunk_words(chunk, lower_case, strip_accents)]
@@ -160,8 +160,8 @@ def split_words(chunk: str, lower_case: bool, strip_accents: bool | None = None)
 class WordPieceTokenizer(Tokenizer):
     """BasicTokenizer and WordpieceTokenizer of google-research/bert.
 
-    ``pieces`` are in id order and include the special ones. ``strip_accents`` (None: ``lower_case``) and
-    ``split_cjk`` (CJK characters are words) have the values of the reference, except for some published models.
+    ``pieces`` are sorted by id and include the special pieces. ``strip_accents`` (None: ``lower_case``) and
+    ``split_cjk`` (CJK characters are words) differ from the reference only for some published models.
     """
 
     kind = "wordpiece"

@@ -2,9 +2,10 @@
 
     files of text -> tokenized chunks -> token store -> parts -> shards -> index and manifest
 
-Only names and numbers are passed between the steps. The data is stored in files on a shared file system or in an
+The steps exchange only names, indices and counts. The data is stored in files on a shared file system or in an
 object store, under names that are the same on the workers and on the machine that starts the pipeline. The runner
-therefore moves no data, and lost results are detected. A repeated pipeline keeps finished chunks, parts and shards.
+therefore moves no data, and lost results are detected. A pipeline that is run again keeps finished chunks, parts
+and shards.
 """
 
 import contextlib
@@ -51,9 +52,9 @@ def build_with_beam(
 ) -> None:  # fmt: skip
     """Build the splits ``missing``, and the token store if it does not exist.
 
-    The caller must hold the locks of their folders. ``options`` are arguments for Beam; without ``--runner``, the
-    embedded runner uses ``data.workers`` threads. An exception of a job is re-raised. Raises ``ValueError`` (one
-    line) if the pipeline fails for another reason.
+    The caller must hold the locks on the folders of the splits and of the store. ``options`` are arguments for
+    Beam; without ``--runner``, the embedded runner uses ``data.workers`` threads. An exception of a job is
+    re-raised. Raises ``ValueError`` (one line) if the pipeline fails for another reason.
     """
     beam, chosen = load_beam(), check_options(data, options)
     places = {name: getattr(data, name) for name in ("shards", "eval_shards", "token_store")}
@@ -136,7 +137,7 @@ def check_options(data: DataConfig, options: Sequence[str]) -> Any:
 
 
 class _WithoutTracebacks:
-    """Standard error without the tracebacks of Beam's embedded workers; their errors are reported in one line."""
+    """Standard error without tracebacks of Beam's embedded workers, whose errors are reported in one line."""
 
     def __init__(self, stream: Any) -> None:
         self._stream = stream
@@ -155,7 +156,7 @@ class _WithoutTracebacks:
 
 
 def _add_steps(beam: Any, pipeline: Any, jobs: "_Jobs", *, has_store: bool) -> None:
-    """Add the steps to the pipeline.
+    """Add the steps of the build to ``pipeline``.
 
     ``Reshuffle`` distributes the next step over all workers; ``ToList`` and ``CombinePerKey`` wait for all results.
     """
@@ -193,7 +194,7 @@ def _add_steps(beam: Any, pipeline: Any, jobs: "_Jobs", *, has_store: bool) -> N
 
 @dataclasses.dataclass(frozen=True)
 class _Plan:
-    """Inputs of a pipeline, which are stored in a file because the serialized pipeline must stay small."""
+    """Inputs of a pipeline. They are stored in a file, because the serialized pipeline must stay small."""
 
     data: DataConfig
     vocab: Location
@@ -204,7 +205,7 @@ class _Plan:
 
     @property
     def shares(self) -> list[tuple[int, int, int]]:
-        """Shares of the text, one per job: (source, k, n) means the pieces k, k + n, k + 2n, ... of a source.
+        """Shares of the text, one per job: (source, k, n) denotes the chunks k, k + n, k + 2n, ... of a source.
 
         Each of the n jobs of a source reads the whole source, so n is small: to use many workers, a corpus should
         consist of many files.
@@ -220,7 +221,7 @@ def _save(value: Any, path: Location) -> None:
 
 @lru_cache(maxsize=16)
 def _load(path: Location) -> Any:
-    """Load a value that ``_save`` stored; it is cached, because files in the folder of a pipeline never change."""
+    """Load and cache a value that ``_save`` stored; files in the folder of a pipeline never change."""
     return pickle.loads(path.read_bytes())
 
 
@@ -248,7 +249,7 @@ class _Jobs:
         return cached_tokenizer(str(self.plan.vocab), self.plan.data.lower_case)
 
     def run(self, step: str, value: Any) -> Any:
-        """Run the step of this name; store its exception in a file, because runners report only its text."""
+        """Run the method named ``step``; store an exception in a file, because runners report only its text."""
         try:
             return getattr(self, step)(value)
         except (ValueError, OSError) as error:
@@ -256,7 +257,7 @@ class _Jobs:
             raise
 
     def tokenize(self, number: int) -> tuple[int, int]:
-        """Tokenize the share ``number``; return ``number`` and the number of pieces of its source."""
+        """Tokenize share ``number``; return ``number`` and the number of chunks of the source."""
         plan = self.plan
         data, (source, first, step) = plan.data, plan.shares[number]
         assert plan.chunks is not None
@@ -282,7 +283,7 @@ class _Jobs:
         return 0
 
     def prepare(self, _: int) -> list[tuple[str, int]]:
-        """Assign the documents to the splits; return (split, number of the part) for every part."""
+        """Assign the documents to the splits; return (split, index of the part) for every part."""
         data, store = self.plan.data, TokenStore(store_folder(self.plan.data))
         planned = plan_splits(data, store, self.plan.missing)
         prepared = [prepare_split(data, self._tokenizer, store, *split) for split in planned]
@@ -291,7 +292,7 @@ class _Jobs:
         return [(split.name, number) for split in prepared for number in range(len(split.parts))]
 
     def write_part(self, part: tuple[str, int]) -> tuple[str, int]:
-        """Write the instances of a part; return (split, 1)."""
+        """Write the instances of a part; return (split, 1), to be summed per split."""
         name, number = part
         split = _load(self.folder / name)
         path, *rest = split.parts[number]
@@ -300,7 +301,7 @@ class _Jobs:
         return name, 1
 
     def list_shards(self, parts: tuple[str, int]) -> list[tuple[str, int]]:
-        """Return (split, number of the shard) for every shard of a split whose parts are finished."""
+        """Check that all parts of a split are finished; return (split, index of the shard) for every shard."""
         name, count = parts
         split = _load(self.folder / name)
         _expect(len(split.parts), count)
@@ -315,7 +316,7 @@ class _Jobs:
         return name, 1
 
     def finish(self, shards: tuple[str, int]) -> None:
-        """Write the index and the manifest of a split, and move its folder to its final place."""
+        """Write the index and the manifest of a split, and move the folder of the split to its final path."""
         name, count = shards
         split = _load(self.folder / name)
         if not (split.target / MANIFEST_NAME).is_file():

@@ -1,10 +1,10 @@
 """The vocabulary and the shards of a DataConfig: checked if they exist, built if they are missing.
 
-The stages are the vocabulary, the token store and, for each split, its parts, its shards and its folder; one rename
-completes each file or folder. A build works in ``SHARDS/.build-*``; ``train/`` and ``eval/`` appear only when they
-are complete, with index and manifest. A build that is repeated after a kill keeps every finished chunk, part and
-shard, and writes the same bytes as an uninterrupted build. The jobs run in a pool of processes or under Apache Beam
-(``data_pipeline.build.beam``).
+The stages are the vocabulary, the token store and, for each split, its parts, its shards and its folder; a complete
+file or folder gets its final name by one rename. A build works in ``SHARDS/.build-*``; ``train/`` and ``eval/``
+appear only when they are complete, with index and manifest. A build that was killed and is run again keeps every
+finished chunk, part and shard, and writes the same bytes as an uninterrupted build. The jobs run in a pool of
+processes or under Apache Beam (``data_pipeline.build.beam``).
 """
 
 import shlex
@@ -61,7 +61,7 @@ def ensure_data(
 
 
 def _ensure(data: DataConfig, vocab_size: int, report: Report, beam_options: Sequence[str] | None) -> Location:
-    """Do the work of :func:`ensure_data`, but keep the build folders; return the path of the vocabulary."""
+    """Build the data as :func:`ensure_data` does, but keep the build folders; return the path of the vocabulary."""
     shards = _shards_folder(data)
     if is_external(shards):
         return _use_external(data, shards, vocab_size)
@@ -119,7 +119,7 @@ def require_shards(config: PretrainConfig, words: Sequence[str]) -> Path:
 
 
 def _changed_since(words: Sequence[str], config: PretrainConfig) -> list[str]:
-    """Return flags for the options of ``config`` that differ from those in ``words``, as after a warm start."""
+    """Return flags for the options in which ``config`` differs from ``words``, as after a warm start."""
     original = load_config(PretrainConfig, words)
     flags = []
     for section in ("data", "model"):

@@ -25,7 +25,7 @@ _BAR = 30
 def count(
     row: dict[str, np.ndarray], vocab_size: int, tokenizer: Tokenizer | None, groups: np.ndarray | None
 ) -> dict[str, int]:
-    """Return counts of one record, to be summed; ``groups`` int[S] is the index of the word of each token."""
+    """Return counts for one record, to be summed; ``groups`` int[S] contains the word index of each token."""
     ids = row["input_ids"]
     positions, labels = predictions(row)
     everything = np.concatenate([ids, labels])
@@ -56,12 +56,12 @@ def predictions(row: dict[str, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
 
 
 def length_of(row: dict[str, np.ndarray]) -> int:
-    """Return the number of tokens of a record without padding."""
+    """Return the number of tokens of a record, excluding padding."""
     return int(row["input_mask"].sum()) if "input_mask" in row else len(row["input_ids"])
 
 
 def original_ids(row: dict[str, np.ndarray]) -> np.ndarray:
-    """Return the token ids of a record before masking, without padding."""
+    """Return the token ids of a record before masking, excluding padding."""
     ids = row["input_ids"].copy()
     positions, labels = predictions(row)
     ids[positions] = labels
@@ -73,7 +73,7 @@ def word_groups(
 ) -> np.ndarray:
     """Return the index of the word to which each token of a record belongs, int[S].
 
-    ``cut``, if not None, splits the text of each run of Chinese pieces into words.
+    ``cut``, if not None, splits the text of each run of consecutive Chinese pieces into words.
     """
     ids = original_ids(row)
     starts = np.ones(len(row["input_ids"]), bool)
@@ -185,7 +185,7 @@ def _facts(
     index: ShardIndex, manifest: dict[str, Any] | None, totals: Counter[str], lengths: Sequence[int],
     tokenizer: Tokenizer | None, vocab_size: int,
 ) -> Iterator[tuple[str, str]]:  # fmt: skip
-    """Yield the lines of the report as (name, value)."""
+    """Yield the lines of the report as (name, value) pairs."""
 
     def share(part: str, whole: str) -> str:
         return f"{totals[part] / totals[whole]:.4f}" if totals[whole] else "none"

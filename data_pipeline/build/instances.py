@@ -1,7 +1,7 @@
 """Conversion of documents to training instances in numpy: sentence pairs, truncation, and the arrays of a batch.
 
 ``nsp`` follows create_pretraining_data.py of google-research/bert; ``sop`` (Lan et al. 2019) keeps or swaps the
-order of two consecutive parts; ``none`` splits documents into single segments of full length.
+order of two consecutive segments; ``none`` splits documents into single segments of the maximum length.
 
 Randomness is counter-based. A (document, pass) has the key hash(seed, document, pass), and its instance j has the
 key hash(seed, document, pass, j); the hash is ``bert_jax.hashing.hash_key``. Every random value is a hash of (key,
@@ -31,7 +31,7 @@ IS_NEXT, IS_RANDOM, SWAPPED = 0, 1, 1  # labels
 
 @dataclass(frozen=True, kw_only=True)
 class InstanceSettings:
-    """Options of instances, and the special ids and the vocabulary size of the tokenizer."""
+    """The data options, and the special ids and the vocabulary size of the tokenizer."""
 
     data: DataConfig
     cls_id: int
@@ -59,7 +59,10 @@ RandomNext = Callable[[float, float, int], Segment]
 
 
 class Instances(NamedTuple):
-    """N instances: segments A and B of a pool of token ids. Fields are int64[N]; with ``none``, B has length 0."""
+    """N instances with segments A and B of a pool of token ids.
+
+    Fields are int64[N]; with ``none``, B has length 0.
+    """
 
     document: np.ndarray
     number: np.ndarray  # j, counted within the (document, pass)
@@ -85,7 +88,7 @@ def instance_keys(settings: InstanceSettings, instances: Instances, pass_number:
 
 
 def shard_and_place(keys: np.ndarray, num_shards: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return the shard of every instance, int64[N], and its sort key inside the shard, uint64[N]."""
+    """Return the shard of every instance, int64[N], and its sort key within the shard, uint64[N]."""
     return (hash_key(keys, _SHARD) % np.uint64(num_shards)).astype(np.int64), hash_key(keys, _PLACE)
 
 
@@ -98,11 +101,11 @@ def plan_document(
     settings: InstanceSettings,
     random_next: RandomNext | None,
 ) -> list[tuple[int, ...]]:
-    """Return the instances of one document in one pass before truncation, as rows of ``Instances``.
+    """Return the instances of one document in one pass, before truncation, as rows of ``Instances``.
 
-    ``sentence_lengths`` int[n] are the numbers of tokens, all above 0, of the sentences of the document, which are
-    consecutive in the pool and start at ``first_token``. The target length is sampled once per document and pass.
-    With ``nsp``, ``random_next`` selects every random B.
+    ``sentence_lengths`` int[n] contains the number of tokens, at least 1, of each sentence of the document. The
+    sentences are consecutive in the pool and start at the position ``first_token``. The target length is sampled
+    once per document and pass. With ``nsp``, ``random_next`` selects every random segment B.
     """
     key = hash_key(settings.data.seed, document, pass_number)
     is_short, length = uniform(draw_bits(key, _TARGET, 2))[0].tolist()
@@ -127,10 +130,10 @@ def _pairs(
 ) -> list[tuple[Segment, Segment, int]]:
     """Return pairs (A, B, label): sentences are collected up to the target length, and split into A and B.
 
-    The border of A and B is a random sentence border. With ``random_next`` (nsp), B is random with probability 0.5,
-    and always if only one sentence was collected; the sentences after A are then used for the next pair. Without
-    ``random_next`` (sop), A and B are swapped with probability 0.5, and a single sentence is split between two
-    tokens.
+    The border between A and B is a random sentence border. With ``random_next`` (nsp), B is random with probability
+    0.5, and always if only one sentence was collected; the sentences after A are then used for the next pair.
+    Without ``random_next`` (sop), A and B are swapped with probability 0.5, and a single sentence is split between
+    two tokens.
     """
     pairs: list[tuple[Segment, Segment, int]] = []
     sentences = len(ends) - 1
@@ -177,7 +180,7 @@ def truncate(instances: Instances, keys: np.ndarray, budget: int) -> Instances:
 
 
 def _coin_flips(keys: np.ndarray, stream: int, flips: np.ndarray) -> np.ndarray:
-    """Return the number of heads in ``flips`` int[N] fair coin flips per key, int64[N]."""
+    """Flip ``flips`` int[N] fair coins per key; return the number of heads per key, int64[N]."""
     heads = np.zeros(len(keys), np.int64)
     rows = np.flatnonzero(flips)
     word = 0
@@ -193,7 +196,7 @@ def _coin_flips(keys: np.ndarray, stream: int, flips: np.ndarray) -> np.ndarray:
 def make_features(
     instances: Instances, keys: np.ndarray, pool: np.ndarray, pool_starts: np.ndarray, settings: InstanceSettings
 ) -> dict[str, np.ndarray]:
-    """Return the features of N instances under the names in the shards, for ``tfexample.encode_examples``.
+    """Return the features of N instances under their names in the shards, for ``tfexample.encode_examples``.
 
     ``pool`` int[P] contains the token ids of all segments; ``pool_starts`` bool[P] marks the first token of every
     word. With dynamic masking, the ids are not masked, and the feature ``word_starts`` [N, S] replaces the masking

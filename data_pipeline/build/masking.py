@@ -38,8 +38,8 @@ def below(bits: np.ndarray, limit: int) -> np.ndarray:
 def prediction_counts(lengths: np.ndarray, fraction: float, max_predictions: int) -> np.ndarray:
     """Return the number of tokens to predict per row, int64[B]: min(max_predictions, max(1, round(n * fraction))).
 
-    n, the element of ``lengths`` for the row, counts all tokens including [CLS] and [SEP]; halves are rounded to
-    even. Both rules follow create_pretraining_data.py of google-research/bert.
+    n is the element of ``lengths`` for the row and counts all tokens, including [CLS] and [SEP]; halves are rounded
+    to even. Both rules follow create_pretraining_data.py of google-research/bert.
     """
     return np.clip(np.rint(lengths * fraction).astype(np.int64), 1, max_predictions)
 
@@ -54,19 +54,19 @@ def mask_batch(
     mask_id: int,
     vocab_size: int,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Mask the ids int[B, S] of a batch.
+    """Mask ``input_ids`` int[B, S] of a batch.
 
     Returns (masked ids int32[B, S], positions int32[B, M], labels int32[B, M], weights float32[B, M]). Positions
-    ascend; unused positions have position, label and weight 0. Raises ``ValueError`` if S is 65536 or more.
+    are ascending; unused columns have position, label and weight 0. Raises ``ValueError`` if S is 65536 or more.
 
     ``maskable`` bool[B, S] marks the candidates: all tokens except [CLS], [SEP] and padding. One [SEP] follows the
     last candidate, so the length of a row is the position of this candidate + 2. A row without candidates gets no
-    predictions. ``word_starts`` bool[B, S] marks the first piece of every word (used by the units whole_word and
-    span). ``keys`` uint64[B] determine all random values.
+    predictions. ``word_starts`` bool[B, S] marks the first piece of every word (used by the mask units whole_word
+    and span). ``keys`` uint64[B] determines all random values.
 
-    With the unit token, a row gets the number of predictions from ``prediction_counts``, or all candidates if there
-    are fewer. Whole words are tried in random order, and a word that would exceed this number is skipped, so a row
-    may get fewer predictions, as in google-research/bert. The replacement of each chosen token is sampled
+    With the mask unit token, a row gets the number of predictions from ``prediction_counts``, or all candidates if
+    there are fewer. Whole words are tried in random order, and a word that would exceed this number is skipped, so
+    a row may get fewer predictions, as in google-research/bert. The replacement of each chosen token is sampled
     separately.
     """
     size = input_ids.shape[1]
@@ -95,8 +95,10 @@ def mask_batch(
 
 
 def _in_random_order(candidates: np.ndarray, keys: np.ndarray, limit: int) -> np.ndarray:
-    """Return the first ``limit`` candidates of each row in random order: positions int64[B, limit], padded with
-    S."""
+    """Return the positions of the first ``limit`` candidates of each row in a random order.
+
+    The result is int64[B, limit], padded with S.
+    """
     size = candidates.shape[1]
     # The position in the low bits makes all values distinct, so the order does not depend on the sort algorithm.
     bits = draw_bits(keys, _CHOICE, size)
@@ -110,7 +112,10 @@ def _in_random_order(candidates: np.ndarray, keys: np.ndarray, limit: int) -> np
 
 
 def _choose_tokens(maskable: np.ndarray, keys: np.ndarray, counts: np.ndarray, limit: int) -> np.ndarray:
-    """Choose ``counts`` int[B] random candidates per row; return ascending positions int64[B, M], padded with S."""
+    """Choose ``counts`` int[B] random candidates per row.
+
+    Returns ascending positions, int64[B, M], padded with S.
+    """
     size = maskable.shape[1]
     order = _in_random_order(maskable, keys, min(limit, size))
     positions = np.full((len(maskable), limit), size)
@@ -121,7 +126,7 @@ def _choose_tokens(maskable: np.ndarray, keys: np.ndarray, counts: np.ndarray, l
 
 
 def _first_positions(chosen: np.ndarray, limit: int) -> np.ndarray:
-    """Return the ascending positions [B, limit] of the true cells of ``chosen`` [B, S], padded with S."""
+    """Return the ascending positions [B, limit] of the true elements of ``chosen`` [B, S], padded with S."""
     row, column = np.nonzero(chosen)
     positions = np.full((len(chosen), limit), chosen.shape[1])
     rank = np.arange(len(row)) - np.searchsorted(row, np.arange(len(chosen)))[row]
@@ -147,19 +152,22 @@ class _Words:
         self.segments[row, self.number[row, column]] = segment[row, column]
 
     def in_random_order(self, keys: np.ndarray) -> np.ndarray:
-        """Return the first position of every word, in random order per row: int64[B, most words], padded with S."""
+        """Return the first position of every word, in a random order per row, padded with S.
+
+        The result is int64[B, n], where n is the largest number of words of a row.
+        """
         return _in_random_order(self.starts, keys, int(self.starts.sum(1).max(initial=1)) or 1)
 
     def tokens(self, chosen: np.ndarray) -> np.ndarray:
-        """Return a mask bool[B, S] of the tokens of the chosen words bool[B, W]."""
+        """Return a mask bool[B, S] of the tokens of the words that ``chosen`` bool[B, W] marks."""
         return np.take_along_axis(chosen, np.maximum(self.number, 0), 1) & self.maskable
 
 
 def _turns(words: _Words, order: np.ndarray, left: np.ndarray) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
-    """Yield the words of every row in ``order``, one word per row and turn, while ``left`` is above 0 in the row.
+    """Visit the words of every row in ``order``, one word per row and turn, while ``left`` is above 0 for the row.
 
-    ``left`` int64[B] is the number of tokens still to choose, which the caller decreases. Yields (index of the
-    turn, rows that need tokens, word of each of these rows).
+    ``left`` int64[B] is the number of tokens still to choose per row; the caller decreases it. Yields (index of the
+    turn, indices of the rows that still need tokens, index of the word in each of these rows).
     """
     rows, size = words.starts.shape
     active = np.arange(rows)
@@ -171,7 +179,10 @@ def _turns(words: _Words, order: np.ndarray, left: np.ndarray) -> Iterator[tuple
 
 
 def _choose_words(words: _Words, keys: np.ndarray, counts: np.ndarray, data: DataConfig) -> np.ndarray:
-    """Choose random whole words of at most ``counts`` tokens per row; return a mask of their tokens, bool[B, S]."""
+    """Choose random whole words, with at most ``counts`` tokens in total per row.
+
+    Returns a mask of the tokens, bool[B, S].
+    """
     chosen = np.zeros(words.starts.shape, bool)
     left = counts.copy()
     for _, active, word in _turns(words, words.in_random_order(keys), left):
@@ -182,12 +193,13 @@ def _choose_words(words: _Words, keys: np.ndarray, counts: np.ndarray, data: Dat
 
 
 def _choose_spans(words: _Words, keys: np.ndarray, counts: np.ndarray, data: DataConfig) -> np.ndarray:
-    """Choose random spans of whole words, with at most ``counts`` tokens in total per row (SpanBERT, Joshi et al.
-    2019).
+    """Choose random spans of whole words, with at most ``counts`` tokens in total per row.
 
-    A span begins at a random word; its length in words has a geometric distribution. It ends early at the end of
-    its segment, before a word that is already chosen, and before a word that would exceed the count. Returns a mask
-    of the tokens, bool[B, S].
+    The method is that of SpanBERT (Joshi et al. 2019).
+
+    A span begins at a random word; its length in words has a truncated geometric distribution. The span ends early
+    at the end of its segment, before a word that is already chosen, and before a word that would exceed the count.
+    Returns a mask of the tokens, bool[B, S].
     """
     size = words.starts.shape[1]
     order = words.in_random_order(keys)
@@ -217,7 +229,7 @@ def _choose_spans(words: _Words, keys: np.ndarray, counts: np.ndarray, data: Dat
 
 
 def span_probabilities(mean: float, longest: int) -> np.ndarray:
-    """Return the probabilities of span lengths 1 to ``longest``, a truncated geometric distribution of this mean.
+    """Return the probabilities of span lengths 1 to ``longest``: a truncated geometric distribution with this mean.
 
     Mean 3.8 and longest length 10 correspond to p = 0.2, as in SpanBERT. If ``mean`` is larger than the mean of any
     truncated geometric distribution, all probabilities are equal.

@@ -1,8 +1,9 @@
-"""Jobs that turn a token store into shards: jobs that write parts, then one merge per shard.
+"""Jobs that convert a token store to shards: jobs that write parts, then one merge per shard.
 
-A part consists of a table and of the serialized instances of consecutive documents in one pass, sorted by (shard,
-place). The merge of a shard reads the slice of this shard from all parts, in order of place. Parts and shards
-depend only on the store and the settings, so their bytes do not depend on how the jobs are distributed.
+A part consists of a table and of the serialized instances of consecutive documents in one pass, sorted by shard and
+then by place, a random key that determines the order within a shard. The merge of a shard reads the records of this
+shard from all parts, sorted by place. Parts and shards depend only on the store and the settings, so their bytes do
+not depend on how the jobs are distributed.
 """
 
 import os
@@ -62,12 +63,12 @@ Part = tuple[Location, int, int, int]
 
 
 def shard_name(shard: int, num_shards: int) -> str:
-    """Return the file name of a shard."""
+    """Return the file name of the shard with the index ``shard``."""
     return f"shard-{shard:05d}-of-{num_shards:05d}.tfrecord"
 
 
 def cut_parts(tokens: np.ndarray, passes: int) -> list[tuple[int, int]]:
-    """Split documents with ``tokens`` int[D] tokens into consecutive ranges [first, last) of similar size."""
+    """Split D documents with ``tokens`` int[D] tokens into ranges [first, last) of similar size."""
     size = max(PART_TOKENS, int(tokens.sum()) * passes // MOST_PARTS)
     number = (np.cumsum(tokens) - tokens) // size
     borders = [0, *(np.flatnonzero(np.diff(number)) + 1).tolist(), len(tokens)]
@@ -84,7 +85,7 @@ def _open(store: Location, build: Location) -> tuple[TokenStore, np.ndarray, np.
 
 
 class _Pool:
-    """Token pool of a part: the tokens of its documents, then those of the random segments that are chosen."""
+    """Token pool of a part: the tokens of its documents, followed by those of the chosen random segments."""
 
     def __init__(self, job: SplitJob, first: int, last: int) -> None:
         self._store, self._split, self._contents = _open(job.store, job.build)
@@ -105,7 +106,10 @@ class _Pool:
         return segment
 
     def random_next(self, document: int) -> RandomNext:
-        """Return a function that samples B from the documents of the split with another text than ``document``."""
+        """Return a function that samples B from the documents of the split other than ``document``.
+
+        Duplicates of ``document`` are also excluded.
+        """
 
         def draw(document_draw: float, sentence_draw: float, needed: int) -> Segment:
             at = int(document_draw * len(self._split))
@@ -132,7 +136,7 @@ class _Pool:
 
 
 def write_part(job: SplitJob, path: Location, pass_number: int, first: int, last: int) -> int:
-    """Write the instances of documents [first, last) of the split in one pass (a job of a worker).
+    """Write the instances of documents [first, last) of the split in one pass (a worker job).
 
     The files are ``path`` with the suffixes .records and .table. Returns the number of instances.
     """
@@ -170,8 +174,10 @@ def write_part(job: SplitJob, path: Location, pass_number: int, first: int, last
 
 
 class _Slice(NamedTuple):
-    """Records of one shard in one part: places uint64[N], byte offsets and lengths int64[N], value bounds int64[K,
-    F, 2].
+    """Records of one shard in one part.
+
+    The fields are the places, uint64[N], the byte offsets and the lengths, int64[N], and the smallest and largest
+    values of each feature, int64[K, F, 2].
 
     K is 1, or 0 if the part has no records of the shard.
     """
@@ -214,14 +220,14 @@ def _read_table(path: Location, shard: int, num_shards: int) -> _Slice:
 
 
 def _numbers(path: Location, dtype: str, offset: int, count: int) -> np.ndarray:
-    """Read ``count`` numbers from a file, starting at byte ``offset``."""
+    """Read ``count`` values of type ``dtype`` from a file, starting at byte ``offset``."""
     if isinstance(path, ObjectPath):
         return np.frombuffer(path.read_range(offset, count * np.dtype(dtype).itemsize), dtype)
     return np.fromfile(path, dtype, count, offset=offset)
 
 
 def merge_shard(job: SplitJob, parts: Sequence[Location], shard: int) -> ShardEntry:
-    """Write one shard from all parts, or scan a finished shard (a job of a worker); return its index entry."""
+    """Write one shard from all parts, or scan a finished shard; return its index entry (a worker job)."""
     final = job.build / "shards" / shard_name(shard, job.num_shards)
     with ThreadPoolExecutor(_REQUESTS if isinstance(parts[0], ObjectPath) else 1) as pool:
         slices = list(pool.map(lambda path: _read_table(path, shard, job.num_shards), parts))
@@ -237,7 +243,7 @@ def merge_shard(job: SplitJob, parts: Sequence[Location], shard: int) -> ShardEn
 
 
 def _records_in_order(parts: Sequence[Location], slices: Sequence[_Slice]) -> Iterator[bytes]:
-    """Yield the records of one shard from all parts, sorted by position."""
+    """Yield the records of one shard from all parts, sorted by place."""
     places, offsets, lengths = (np.concatenate(column) for column in list(zip(*slices, strict=True))[:3])
     counts = [len(one.places) for one in slices]
     part = np.repeat(np.arange(len(parts)), counts)
@@ -253,7 +259,7 @@ def _records_in_order(parts: Sequence[Location], slices: Sequence[_Slice]) -> It
 
 @contextmanager
 def _open_records(parts: Sequence[Location], slices: Sequence[_Slice]) -> Iterator[tuple[list[int], list[int]]]:
-    """Open the records of every part; yield a file descriptor and a shift of the offsets for each part."""
+    """Open the records of every part; yield, per part, a file descriptor and a value to add to the offsets."""
     if isinstance(parts[0], ObjectPath):
         # The records of a shard are contiguous in every part, so one request per part suffices.
         first = [int(one.offsets[0]) if len(one.offsets) else 0 for one in slices]

@@ -1,4 +1,4 @@
-"""The build of one split: from the token store to a folder of shards, with any runner of jobs."""
+"""The build of one split: from the token store to a folder of shards, with any job runner."""
 
 import hashlib
 import json
@@ -44,7 +44,7 @@ def missing_splits(data: DataConfig) -> list[str]:
 
 
 def check_splits(data: DataConfig, tokenizer: Tokenizer, sources: Sequence[Source] | None) -> None:
-    """Raise ``ValueError`` with every difference if existing shards were built with other settings.
+    """Raise ``ValueError``, which lists every difference, if existing shards were built with other settings.
 
     ``sources`` is the corpus; if it is None, the corpus is not compared.
     """
@@ -95,7 +95,7 @@ def plan_splits(data: DataConfig, store: TokenStore, names: Sequence[str]) -> li
 class Split:
     """The jobs of one split, which can run on any machine: write the parts, then merge them into shards.
 
-    ``parts`` lists all parts, including finished ones. ``facts`` is the manifest without its entries per shard.
+    ``parts`` lists all parts, including finished ones. ``facts`` is the manifest without the entries of the shards.
     """
 
     name: str
@@ -121,9 +121,10 @@ class Split:
 def prepare_split(
     data: DataConfig, tokenizer: Tokenizer, store: TokenStore, name: str, documents: np.ndarray, duplicates: int
 ) -> Split:
-    """Create the build folder of a split; remove the folders of its other builds, and unfinished files.
+    """Create the build folder of a split; remove the folders of other builds of the split, and unfinished files.
 
-    ``documents`` int64[D] are the indices of the documents of the split; ``duplicates`` of them repeat others.
+    ``documents`` int64[D] contains the indices of the documents of the split, including ``duplicates`` documents
+    that repeat the text of another.
     """
     shards, settings = location(data.shards), shard_settings(data, tokenizer, name)
     content = json.dumps([_PARTS_VERSION, settings, store.meta], sort_keys=True)
@@ -164,7 +165,7 @@ def prepare_split(
 
 
 def build_split(split: Split, workers: Workers, report: Callable[[str], None]) -> None:
-    """Build the parts and shards that no earlier build has finished, and move the folder to its final place."""
+    """Build the parts and shards that no earlier build has finished, and move the folder to its final path."""
     job, parts, counts = split.job, split.parts, split.facts["counts"]
     passes = split.facts["settings"]["data.dupe_factor"]
     report(f"{split.name}: {counts['documents']:,} documents, {counts['tokens']:,} tokens, {passes} pass(es)")

@@ -5,8 +5,8 @@ There are D documents, N sentences and T tokens.
 
     ids.bin          uint16[T] or uint32[T]   token ids of all sentences
     word_starts.bin  uint8[T]                 with a word segmenter: 1 for the first token of a word
-    sentences.bin    uint64[N + 1]            first token of every sentence, and T
-    documents.bin    uint64[D + 1, 2]         first sentence and first token of every document, and (N, T)
+    sentences.bin    uint64[N + 1]            index of the first token of every sentence, then T
+    documents.bin    uint64[D + 1, 2]         indices of the first sentence and token of every document, then (N, T)
     contents.bin     uint64[D]                hash of the text of every document
 
 Documents without tokens are skipped; the others are numbered in the order of the sources.
@@ -84,7 +84,10 @@ class TokenStore:
         return np.frombuffer(os.pread(self._files[name], size * (stop - start), size * start), dtype)
 
     def sentence_ends(self, start: int, stop: int) -> np.ndarray:
-        """Return the first tokens of sentences [start, stop), then the end of the last: int64[stop - start + 1]."""
+        """Return the index of the first token of each sentence in [start, stop), then the end of the last sentence.
+
+        The result is int64[stop - start + 1].
+        """
         return self._read("sentences", "<u8", start, stop + 1).astype(np.int64)
 
     def ids(self, start: int, stop: int) -> np.ndarray:
@@ -92,7 +95,7 @@ class TokenStore:
         return self._read("ids", self.meta["dtype"], start, stop)
 
     def word_starts(self, start: int, stop: int) -> np.ndarray:
-        """Return a mask of the tokens [start, stop) that begin a word, bool; requires ``has_word_starts``."""
+        """Return a bool mask of the tokens [start, stop) that begin a word; requires ``has_word_starts``."""
         return self._read("word_starts", "?", start, stop)
 
 
@@ -115,7 +118,9 @@ def content_hash(document: Sequence[str]) -> int:
 
 
 def held_out(contents: np.ndarray, *, seed: int, fraction: float) -> np.ndarray:
-    """Return a mask bool[D] of the held-out documents; it depends on (seed, content), so duplicates stay together.
+    """Return a mask bool[D] of the held-out documents.
+
+    Documents are selected by a hash of (seed, content), so duplicates stay together.
 
     If ``fraction`` is above 0, at least two of four or more distinct documents are held out and at least two are
     trained on; of two or three distinct documents, at least one is held out and at least one is trained on.
@@ -133,7 +138,7 @@ def held_out(contents: np.ndarray, *, seed: int, fraction: float) -> np.ndarray:
 
 
 def names_and_sizes(sources: Sequence[Source]) -> list[list[Any]]:
-    """Return [name, size in bytes] of each file; the list identifies a corpus on every machine."""
+    """Return [name, size in bytes] of each source file; the list identifies a corpus on every machine."""
     return [[source.name, source.path.stat().st_size] for source in sources]
 
 
@@ -172,7 +177,7 @@ def existing_store(data: DataConfig, tokenizer: Tokenizer, sources: Sequence[Sou
 
 
 def chunk_folder(folder: Location, settings: dict[str, Any], sources: Sequence[Source], cut: str) -> Location:
-    """Create the folder for the chunks of an unfinished store, and remove chunks of other settings.
+    """Create the folder for the chunks of an unfinished store; remove chunks built with other settings.
 
     ``cut`` names the method that splits the text into chunks: chunks of different methods cannot be combined.
     """
@@ -225,7 +230,7 @@ def build_store(
 
 
 def remove_chunks(folder: Location, but: Location | None = None) -> None:
-    """Remove the folders of chunks, except ``but``."""
+    """Remove all chunk folders except ``but``."""
     for chunks in folder.glob(".chunks-*"):
         if chunks != but:
             remove_tree(chunks)
@@ -253,7 +258,7 @@ def cached_tokenizer(vocab: str, lower_case: bool) -> Tokenizer:
 
 
 def tokenize_chunk(path: Location, documents: list[list[str]], vocab: str, lower_case: bool, segmenter: str) -> int:
-    """Tokenize documents into the chunk file ``path`` (a job of a worker); return the number of characters."""
+    """Tokenize documents into the chunk file ``path``; return the number of characters (a worker job)."""
     tokenizer = cached_tokenizer(vocab, lower_case)
     texts = [sentence for document in documents for sentence in document]
     arrays = {}

@@ -21,13 +21,13 @@ VOCAB_SETTINGS_NAME = "vocabulary.json"
 
 
 def vocabulary_path(data: DataConfig) -> Location:
-    """Return ``data.vocab``, or if it is empty, the path of the trained vocabulary."""
+    """Return ``data.vocab`` or, if it is empty, the path of the trained vocabulary."""
     name = FILE_NAMES["wordpiece" if data.tokenizer == "wordpiece" else "sentencepiece"]
     return location(data.vocab) if data.vocab else location(data.shards) / name
 
 
 def load_vocabulary(data: DataConfig, path: Location, vocab_size: int) -> Tokenizer:
-    """Load the tokenizer from ``path``. Raises ``ValueError`` if it has more than ``vocab_size`` pieces."""
+    """Load the tokenizer from ``path``. Raises ``ValueError`` for more than ``vocab_size`` pieces."""
     if isinstance(path, ObjectPath) and not path.is_file():
         raise ValueError(f"{path}: no such vocabulary file (data.vocab)")
     tokenizer = load_tokenizer(local_copy(path), lower_case=data.lower_case)
@@ -40,7 +40,7 @@ def load_vocabulary(data: DataConfig, path: Location, vocab_size: int) -> Tokeni
 
 
 def _vocabulary_settings(data: DataConfig, vocab_size: int, sources: Sequence[Source] | None) -> dict[str, Any]:
-    """Return the settings that determine a trained vocabulary, with the corpus unless ``sources`` is None."""
+    """Return the settings that determine a trained vocabulary, including the corpus unless ``sources`` is None."""
     settings = {
         "data.tokenizer": data.tokenizer,
         "data.lower_case": data.lower_case,
@@ -62,7 +62,7 @@ def sources_if_there(data: DataConfig) -> list[Source] | None:
 
 
 def existing_vocabulary(data: DataConfig, vocab_size: int) -> tuple[Location, Tokenizer | None]:
-    """Return the path of the vocabulary, and its tokenizer or None if the file is missing.
+    """Return the path of the vocabulary, and its tokenizer (None if the file is missing).
 
     Raises ``ValueError`` if the vocabulary was trained with other settings.
     """
@@ -149,7 +149,7 @@ def _write_vocabulary(
 
 
 def _train_on_corpus(data: DataConfig, sources: Sequence[Source], output: Location, vocab_size: int) -> Location:
-    """Train the vocabulary and write it to ``output`` (a job of a worker)."""
+    """Train the vocabulary and write it to ``output`` (a worker job)."""
     from data_pipeline.text.vocabulary_training import train_vocabulary
 
     return train_vocabulary(

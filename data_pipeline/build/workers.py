@@ -32,10 +32,10 @@ def processor_count() -> int:
 class Workers:
     """Context manager for a pool of ``count`` processes that run jobs; a job is a module-level function.
 
-    If ``count`` is 1, jobs run in this process or, with ``apart``, in one other process, because a signal can
-    interrupt the wait for another process, but not a long call into a library. If ``count`` is above 1, the threads
-    of the tokenizers library are disabled. An exception or an interrupt in the block kills the processes and
-    discards their jobs.
+    If ``count`` is 1, jobs run in this process or, with ``apart``, in one child process, because a signal can
+    interrupt the wait for a child process, but not a long library call. If ``count`` is above 1, the threads of the
+    tokenizers library are disabled. An exception or an interrupt in the block kills the processes and discards
+    their jobs.
     """
 
     def __init__(self, count: int, *, apart: bool = False) -> None:
@@ -103,7 +103,7 @@ def _exit_with_parent() -> None:
 
 @contextmanager
 def _signals_held() -> Iterator[None]:
-    """Delay SIGINT and SIGTERM to the end of the block, in which worker processes start.
+    """Delay SIGINT and SIGTERM until the end of the block, in which worker processes start.
 
     The new processes inherit the blocked SIGINT, because Ctrl-C is sent to the whole process group, but only the
     parent must handle it.
@@ -156,7 +156,7 @@ def scratch_file(final: Location) -> AbstractContextManager[Path]:
 
 
 def scratch_folder(folder: Path) -> Path:
-    """Create a folder for the unfinished files of this process in ``folder``, with a globally unique name."""
+    """Create a subfolder of ``folder``, with a globally unique name, for the unfinished files of this process."""
     scratch = folder / f"{_SCRATCH}{os.getpid()}-{_PROCESS}"
     scratch.mkdir(exist_ok=True)
     return scratch

@@ -6,12 +6,12 @@ the sizes of lanes differ by at most one record. A segment may therefore span tw
 influence how often a record is read.
 
 In every epoch of a lane, its segments are permuted by (seed, lane, epoch). W (``window_segments``) consecutive
-segments of this permutation form a window, which is read as a whole; its records are permuted by (seed, lane,
-epoch, window). After its last window, a lane starts its own next epoch. The first window of most lanes is shorter,
-so that lanes do not load their windows at the same step.
+segments of this permutation form a window, which is read at once; its records are permuted by (seed, lane, epoch,
+window). After its last window, a lane starts its own next epoch. The first window of most lanes is shorter, so that
+lanes do not load their windows at the same step.
 
-Row r of a global batch of B rows is taken from lane r // (B / V), so hosts that feed contiguous rows read
-contiguous lanes. The order does not depend on hosts, files or time.
+Row r of a global batch of B rows comes from lane r // (B / V), so hosts that feed contiguous rows read contiguous
+lanes. The order does not depend on hosts, files or time.
 """
 
 import hashlib
@@ -30,7 +30,10 @@ from data_pipeline.shards.shard_files import ShardIndex
 
 @dataclass(frozen=True)
 class BatchSizes:
-    """Batch size of each data step: ``ramp`` is a flat tuple of (steps, size) pairs; then the size is ``final``."""
+    """Batch size of each data step.
+
+    ``ramp`` is a flattened tuple of (steps, size) pairs; after the ramp, the batch size is ``final``.
+    """
 
     final: int
     ramp: tuple[int, ...] = ()
@@ -61,9 +64,10 @@ def usable_lanes(lanes: int, records: int) -> int:
 
 @dataclass(frozen=True)
 class LaneWindow:
-    """A part of one epoch of a lane, read as a whole: record ranges [start, stop), and the order of records.
+    """A window of one epoch of a lane: its record ranges [start, stop), and the order of its records.
 
-    ``order`` permutes the concatenation of the ranges; ``start`` is the first position of the window in the epoch.
+    ``order`` permutes the concatenation of the ranges; ``start`` is the position in the epoch at which the window
+    starts.
     """
 
     start: int
@@ -72,13 +76,13 @@ class LaneWindow:
 
     @property
     def records(self) -> np.ndarray:
-        """Record numbers in reading order, int64."""
+        """Record indices in reading order, int64."""
         return np.concatenate([np.arange(a, b) for a, b in self.ranges])[self.order]
 
 
 @dataclass(frozen=True)
 class LaneOrder:
-    """Lanes and windows of ``records`` records, as described in the docstring of this module."""
+    """Lanes and windows of a folder with ``records`` records, as described in the docstring of this module."""
 
     records: int
     lanes: int
@@ -101,7 +105,10 @@ class LaneOrder:
 
     @cached_property
     def _segment_starts(self) -> np.ndarray:
-        """First record of every segment, then the number of records: int64[V * segments_per_lane + 1]."""
+        """First record index of every segment, then the number of records.
+
+        The array is int64[V * segments_per_lane + 1].
+        """
         count = self.segments_per_lane
         sizes = np.array([self.lane_records(v) for v in range(self.lanes)])
         cuts = np.arange(count + 1)[:, None] * sizes // count
@@ -110,7 +117,7 @@ class LaneOrder:
     def lane_windows(self, lane: int, epoch: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Return the segments of one epoch of a lane in reading order, and the edges of its windows.
 
-        The edges are returned twice: counted in segments, and counted in records.
+        The edges are returned twice: measured in segments, and measured in records.
         """
         count, window = self.segments_per_lane, self.window_segments
         order = permutation(count, self.seed, 1, lane, epoch)
@@ -121,7 +128,10 @@ class LaneOrder:
         return segments, edges, np.concatenate([[0], np.cumsum(sizes)])[edges]
 
     def window(self, lane: int, position: int) -> tuple[int, LaneWindow]:
-        """Return the epoch and the window of ``position``, the number of records already read from ``lane``."""
+        """Return the epoch and the window that contain ``position``.
+
+        ``position`` is the number of records already read from ``lane``, in all epochs.
+        """
         epoch, offset = divmod(position, self.lane_records(lane))
         segments, edges, record_edges = self.lane_windows(lane, epoch)
         number = int(np.searchsorted(record_edges, offset, side="right")) - 1
@@ -148,8 +158,8 @@ class HostRows:
     def of(cls, lanes: int, sizes: BatchSizes, rows: Sequence[int] | None) -> "HostRows":
         """Return the rows of a host; ``rows`` is None for all rows.
 
-        Raises ``ValueError`` if a row is outside the batch, or if the rows divide a lane while a ramp changes the
-        batch size.
+        Raises ``ValueError`` if a row is outside the batch, or if a ramp changes the batch size and
+        :meth:`cuts_lanes` is true.
         """
         rows = tuple(range(sizes.final) if rows is None else map(int, rows))
         if not rows or min(rows) < 0 or max(rows) >= sizes.final:
@@ -185,7 +195,7 @@ class HostRows:
 
 
 def order_facts(index: ShardIndex, data: DataConfig, order: LaneOrder, sizes: BatchSizes) -> dict[str, Any]:
-    """Return the values that determine the order of data, and a fingerprint of them and the masking options."""
+    """Return the values that determine the data order, and a fingerprint of them and of the masking options."""
     shards = json.dumps([[e.records, e.bytes, e.crc32c] for e in index.entries]).encode()
     facts: dict[str, Any] = {
         "training.seed": order.seed,

@@ -38,7 +38,7 @@ Masker = Callable[[np.ndarray, np.ndarray, np.ndarray, np.ndarray], Sequence[np.
 
 
 class ShardSource:
-    """The ``bert_jax.batch.PretrainSource`` that reads the shards which ``config.data`` names."""
+    """The ``bert_jax.batch.PretrainSource`` that reads the shards named in ``config.data``."""
 
     def __init__(self, config: PretrainConfig, tokenizer: Tokenizer) -> None:
         self._config, self._tokenizer = config, tokenizer
@@ -82,7 +82,7 @@ class ShardSource:
         return float(-(held_out @ np.log(train / train.sum())) / held_out.sum())
 
     def _target_counts(self, folder: Location, max_batches: int) -> np.ndarray:
-        """Return how often each token id is a target, int64[vocabulary size]."""
+        """Return the number of times each token id is a target of a prediction, int64[vocabulary size]."""
         counts = np.zeros(self._config.model.vocab_size, np.int64)
         # Damaged records are not counted, and must not stop the run at its last evaluation.
         data = dataclasses.replace(self._config.data, max_blank_records=sys.maxsize)
@@ -168,7 +168,7 @@ class PretrainBatches(Iterator[tuple[dict[str, np.ndarray], BatchInfo]]):
     def restore(self, state: Mapping[str, Any]) -> None:
         """Continue at the position ``state``.
 
-        Raises ``ValueError``, which lists the differences, if ``state`` belongs to another order of data.
+        Raises ``ValueError``, which lists the differences, if ``state`` was recorded with another data order.
         """
         if state["fingerprint"] != self._order_facts["fingerprint"]:
             differences = [
@@ -187,7 +187,7 @@ class PretrainBatches(Iterator[tuple[dict[str, np.ndarray], BatchInfo]]):
         self.close()
 
     def close(self) -> None:
-        """Stop reading ahead; the next call of ``__next__`` resumes it."""
+        """Stop reading ahead; the next call of ``__next__`` resumes reading."""
         if self._stream is not None:
             self._stream.close()
         self._stream = None
@@ -234,8 +234,8 @@ def eval_batches(
     """Yield each held-out record once, in file order; the last batch is padded with blank rows.
 
     ``max_batches`` above 0 limits the number of batches. Masks, including dynamic masks, are the same in every
-    call. The call checks the shards before the first batch. Raises ``DataBudgetError`` during the iteration, or
-    after the last batch if other hosts feed some of the rows, because these hosts need all batches.
+    call. The shards are checked before the first batch is requested. Raises ``DataBudgetError`` during the
+    iteration or, if other hosts feed some of the rows and therefore need all batches, after the last batch.
     """
     index = read_index(folder)
     layout = check_layout(index, data, tokenizer)
@@ -285,7 +285,7 @@ def _masker(data: DataConfig, tokenizer: Tokenizer | None) -> Masker | None:
 
 
 class _Stream(Iterator[dict[str, np.ndarray]]):
-    """Iterator over batches [steps[0], steps[1]), which reads ahead: features, ``status`` and ``numbers``.
+    """Iterator that reads batches [steps[0], steps[1]) ahead; a batch has features, ``status`` and ``numbers``.
 
     ``close`` stops its threads, and is called when the interpreter exits: a thread that called Python after that
     would hang or abort the process.
@@ -348,7 +348,10 @@ def _parse(
     tf: Any, layout: Layout, data: DataConfig, mask: Masker | None,
     records: Any, live: Any, status: Any, numbers: Any, keys: Any,
 ) -> dict[str, Any]:  # fmt: skip
-    """Return the features of a batch of serialized examples (graph code); rows that are not ``live`` are zero."""
+    """Return the features of a batch of serialized examples (graph code).
+
+    Rows for which ``live`` is false are zero.
+    """
     kinds = {"int64": tf.int64, "float": tf.float32}
     spec = {
         stored: tf.io.FixedLenFeature([length], kinds[kind]) for stored, kind, length in layout.features.values()

@@ -51,7 +51,10 @@ _NAMED_BLANKS = 100  # damaged records that are logged one by one; after them, o
 
 @dataclass
 class _Loaded:
-    """Bytes of record ranges; per record in reading order: number, offsets of payload, checksum, status."""
+    """Bytes of record ranges.
+
+    The other fields contain, for each record in reading order, its index, payload offsets, checksum and status.
+    """
 
     data: memoryview
     numbers: np.ndarray  # record numbers
@@ -61,7 +64,10 @@ class _Loaded:
     status: list[int]
 
     def __getitem__(self, place: int) -> tuple[bytes | None, int]:
-        """Return (payload, 0), or (None, status) if the record is damaged."""
+        """Return (payload, 0), or (None, status) if the record is damaged.
+
+        ``place`` is the index of the record in reading order.
+        """
         if self.status[place]:
             return None, self.status[place]
         payload = bytes(self.data[self.starts[place] : self.ends[place]])
@@ -81,12 +87,12 @@ class RecordReader:
         self.files: LocalFiles | ObjectFiles = (ObjectFiles if remote else LocalFiles)(index.folder)
 
     def locate(self, number: int) -> tuple[str, int]:
-        """Return the file name of record ``number``, and its number in the file."""
+        """Return the name of the file that contains record ``number``, and the index of the record in this file."""
         shard = int(np.searchsorted(self._first, number, side="right")) - 1
         return self.index.entries[shard].name, number - int(self._first[shard])
 
     def _block_offsets(self, shard: int) -> np.ndarray:
-        """Return the offset of every ``_BLOCK``-th record; cached per file."""
+        """Return the byte offset of every ``_BLOCK``-th record of a file; the offsets are cached."""
         if shard in self._blocks:
             return self._blocks[shard]
         lengths = self.index.entries[shard].lengths
@@ -96,13 +102,13 @@ class RecordReader:
         return self._blocks[shard]
 
     def _offset(self, shard: int, record: int) -> int:
-        """Return the offset of the frame of ``record`` in its file."""
+        """Return the byte offset of the frame of ``record`` in its file."""
         block = record // _BLOCK
         rest = self.index.entries[shard].lengths[block * _BLOCK : record]
         return int(self._block_offsets(shard)[block]) + int(rest.sum(dtype=np.int64)) + len(rest) * FRAME_BYTES
 
     def _pieces(self, ranges: tuple[tuple[int, int], ...]) -> list[tuple[int, int, int]]:
-        """Split the ranges at file borders; return (shard, first record in the file, end record in the file)."""
+        """Split the ranges at file borders; return (shard, start, stop) of records counted within the file."""
         pieces = []
         for start, stop in ranges:
             shard = int(np.searchsorted(self._first, start, side="right")) - 1
@@ -148,7 +154,7 @@ class RecordReader:
 
 
 class _Request(NamedTuple):
-    """Read of ``len(target)`` bytes from ``offset`` in the file ``name``."""
+    """Request to read ``len(target)`` bytes from ``offset`` in the file ``name``."""
 
     name: str
     offset: int
@@ -156,7 +162,7 @@ class _Request(NamedTuple):
 
 
 class LocalFiles:
-    """Shards in a local folder: ``loaders`` threads read at most ``whole_windows`` whole windows for one batch."""
+    """Shards in a local folder: ``loaders`` threads read at most ``whole_windows`` complete windows for a batch."""
 
     loaders, whole_windows = _LOADERS, _WHOLE_WINDOWS
 
@@ -186,7 +192,7 @@ class LocalFiles:
 
 
 class ObjectFiles:
-    """Shards in an object store: concurrent requests for whole windows, because every request has a latency."""
+    """Shards in an object store: concurrent requests for complete windows, because every request has a latency."""
 
     loaders, whole_windows = _REQUESTS, 1 << 30
 
@@ -216,7 +222,7 @@ class ObjectFiles:
 
 @dataclass(frozen=True)
 class RawBatch:
-    """Rows of one batch before parsing: payloads (None if missing), status, record numbers, epochs of the lanes."""
+    """Rows of one batch before parsing: payloads (None if missing), status, record indices, epochs of the lanes."""
 
     records: list[bytes | None]
     status: np.ndarray
@@ -250,9 +256,9 @@ class LaneReader:
     def _load_together(self, lanes: list[int], position: int, share: int) -> None:
         """Load the records from ``position`` on in all ``lanes``; this batch has ``share`` records of each lane.
 
-        Reading many whole windows for one batch would delay the batch, by a second at the start of training.
-        Therefore only some windows are read as a whole; from the other lanes, single records are read for some
-        batches, and their windows later.
+        Reading many complete windows for one batch would delay this batch, by a second at the start of training.
+        Therefore only some windows are read completely; from each other lane, only the records of the next few
+        batches are read, and the window later.
         """
         held, files = self._windows, self.reader.files
         missing = [v for v in lanes if v not in held or not held[v][0] <= position < held[v][1]]
@@ -307,7 +313,7 @@ class SequentialReader:
 
 
 class BlankCounter:
-    """Counter and log of blank rows, which raises ``DataBudgetError`` if there are more than ``budget``.
+    """Counter that logs blank rows and raises ``DataBudgetError`` if there are more than ``budget``.
 
     With ``at_once``, :meth:`add` raises the error. Otherwise only :meth:`check` raises it: this process reads only
     a part of the rows, and other processes wait for them.

@@ -33,8 +33,8 @@ _SHARDS_PER_EVAL_SHARD = 16
 def shard_settings(data: DataConfig, tokenizer: Tokenizer, split: str) -> dict[str, Any]:
     """Return the settings that determine the bytes of the shards of a split, under their names in the config.
 
-    The eval split gets one pass and a sixteenth of the shards. The options of dynamic masking are not included,
-    because it is applied at read time.
+    The eval split has one pass and a sixteenth of the number of shards. The options of dynamic masking are not
+    included, because masks are then chosen when the records are read.
     """
     names = [*_ALWAYS, *(_MASKING if data.masking == "static" else ())]
     if data.masking == "static" and data.mask_unit == "span":
@@ -132,7 +132,7 @@ def _check_ranges(
 
 
 def warn_of_changed_files(index: ShardIndex) -> None:
-    """Log a warning for each shard that is missing or has another size than in the index."""
+    """Log a warning for each shard that is missing or has another size than the index records."""
 
     def size_of(path: Location) -> int | None:
         try:

@@ -1,9 +1,9 @@
 """The on-disk format: TFRecord shards, the index of a shard folder, and its manifest.
 
 A shard is a TFRecord file of serialized tf.train.Examples with google-research/bert's feature names. The index (one
-file per folder, ``records.index``) lists the name, records, size, crc32c, feature shapes and value ranges of each
-shard, and the length and crc32c of each record, so any record can be read with one seek and any damaged byte is
-detected. The manifest (``manifest.json``) records the settings and counts of the build. None of these files
+file per folder, ``records.index``) lists the name, number of records, size, crc32c, feature shapes and value ranges
+of each shard, and the length and crc32c of each record, so any record can be read with one seek and any damaged
+byte is detected. The manifest (``manifest.json``) records the settings and counts of the build. None of these files
 contains times, paths or worker counts; all are written atomically.
 """
 
@@ -42,13 +42,13 @@ def _mask_crc(crc: int) -> int:
 
 
 def mask_crcs(crcs: np.ndarray) -> np.ndarray:
-    """Mask crc32c values uint32[N] as TFRecord stores them, uint32[N]."""
+    """Return the masked form of crc32c values uint32[N] that TFRecord files contain, uint32[N]."""
     crcs = crcs.astype(np.uint32)
     return (crcs >> np.uint32(15) | crcs << np.uint32(17)) + np.uint32(_MASK_DELTA)
 
 
 def frame_headers(lengths: np.ndarray) -> np.ndarray:
-    """Return the 12 bytes before each payload, uint8[N, 12], for payload lengths [N]."""
+    """Return the 12 bytes before each payload, uint8[N, 12], for payload lengths [N] in bytes."""
     distinct, inverse = np.unique(lengths, return_inverse=True)
     table = b"".join(map(_frame_header, distinct.tolist()))
     return np.frombuffer(table, np.uint8).reshape(-1, HEADER_BYTES)[inverse]
@@ -116,8 +116,8 @@ class ShardIndex:
 class _Scanner:
     """Builder of a ShardEntry from the records of a file, chunk by chunk.
 
-    ``bounds`` int64[F, 2], if not None, are the smallest and largest values of all features in name order. Then
-    only the first record is parsed, and the lengths of each feature must be equal in all records.
+    ``bounds`` int64[F, 2], if not None, contains the smallest and largest value of each feature, sorted by name. In
+    this case, only the first record is parsed, and each feature must have the same length in all records.
     """
 
     def __init__(self, path: Location, bounds: np.ndarray | None = None) -> None:

@@ -34,7 +34,7 @@ def _feature_prefix(name: str, kind: str, size: int) -> bytes:
 
 
 def _pack_ints(values: np.ndarray) -> tuple[bytes, np.ndarray]:
-    """Encode ``values`` [N, K] as varints in row order; return the bytes, and their number per row int64[N]."""
+    """Encode ``values`` [N, K] as varints in row order; return the bytes and their number per row, int64[N]."""
     rows, columns = values.shape
     unsigned = values.astype(np.int64).view(np.uint64)
     top = int(unsigned.max(initial=0))
@@ -96,7 +96,8 @@ def encode_examples(features: Mapping[str, np.ndarray]) -> list[bytes]:
 class FeatureSummary(NamedTuple):
     """Summary of one feature over many records.
 
-    ``kind`` is int64, float or bytes; lengths are numbers of values; the range of values is that of integers.
+    ``kind`` is int64, float or bytes; a length is the number of values in a record; the value range covers only
+    integers.
     """
 
     kind: str
@@ -162,7 +163,7 @@ def _parse_feature(record: bytes, start: int, end: int) -> tuple[str, str, _Valu
 
 
 def _read_varints(data: bytes) -> tuple[np.ndarray, np.ndarray]:
-    """Decode consecutive varints; return their values int64[N] and the offset after each varint int64[N]."""
+    """Decode consecutive varints; return their values, int64[N], and the offset after each varint, int64[N]."""
     octets = np.frombuffer(data, np.uint8)
     ends = np.flatnonzero(octets < 128) + 1
     widths = np.diff(ends, prepend=0)
@@ -193,7 +194,7 @@ def decode_example(record: bytes) -> dict[str, np.ndarray]:
 def value_bounds(features: Mapping[str, np.ndarray]) -> np.ndarray:
     """Return the smallest and largest value of each feature in each record, int64[N, F, 2]; 0 for floats.
 
-    Features are in name order. ``features`` is the argument of :func:`encode_examples`.
+    Features are sorted by name. ``features`` is the argument of :func:`encode_examples`.
     """
     columns = [np.asarray(features[name]) for name in sorted(features)]
     pairs = [np.stack([c.min(1), c.max(1)], 1) if c.dtype.kind != "f" else np.zeros((len(c), 2)) for c in columns]
@@ -203,8 +204,8 @@ def value_bounds(features: Mapping[str, np.ndarray]) -> np.ndarray:
 def summarize_examples(records: Sequence[bytes], first: int = 0) -> dict[str, FeatureSummary]:
     """Summarize the features of N serialized examples.
 
-    Raises ``ValueError`` if a record is not a tf.train.Example; the message begins with ``record I:``, counted from
-    ``first``.
+    Raises ``ValueError`` if a record is not a tf.train.Example; the message begins with ``record I:``, where I is
+    counted from ``first``.
     """
     try:
         return _summarize(records)

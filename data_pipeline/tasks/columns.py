@@ -59,14 +59,14 @@ class Columns:
 
     @property
     def by_number(self) -> bool:
-        """True if all columns are named by their numbers."""
+        """True if every column is specified by a number, not by a name."""
         return bool(self.roles) and all(column.isdecimal() for _, column in self.roles)
 
     def find(self, names: Sequence[str], where: str, *, numbers: bool = False) -> list[Place]:
         """Return (role, index of its column) for each role, given the names of all columns.
 
         With ``numbers``, a column may also be a number, counted from 1. A missing label column is ignored in a test
-        file. Messages begin with ``where``. Raises ``ValueError``, which lists the existing columns, if another
+        file. Messages begin with ``where``. Raises ``ValueError``, which lists the existing columns, if any other
         column is missing.
         """
         if not self.roles:
@@ -126,10 +126,10 @@ class Columns:
 def make_record(fields: Iterable[tuple[str, Any]], *, source: str, number: int, separator: str) -> Record:
     """Create a record from (role, value) pairs.
 
-    A value is a text, a number, None or, for some roles, a list of texts or numbers. ``number`` is the id if no
-    pair has the role ``id``; ``separator`` separates the ``labels`` in a text. Labels, tags, ids and groups are
-    stripped; empty labels and negatives are dropped. Raises ``ValueError`` if a value has another type, or if the
-    numbers of tags and words differ.
+    A value is a string, a number, None or, for some roles, a list of strings or numbers. ``number`` is the id if no
+    pair has the role ``id``; ``separator`` separates the labels in a string with the role ``labels``. Labels, tags,
+    ids and groups are stripped; empty labels and negatives are dropped. Raises ``ValueError`` if a value has
+    another type, or if the numbers of tags and words differ.
     """
     values: dict[str, Any] = {}
     for role, value in fields:
@@ -214,7 +214,7 @@ def _items(value: Any, role: str, source: str) -> list[str]:
 
 
 def _split(value: Any, role: str, source: str, separator: str | None) -> tuple[str, ...] | None:
-    """Split a text at ``separator`` (None: at spaces and tabs); keep the items of a list."""
+    """Split a string at ``separator`` (None: at spaces and tabs); a list is already split."""
     if value is None:
         return None
     if isinstance(value, str):

@@ -29,8 +29,8 @@ def read_file(
     """Yield the records of a file, a slots folder, a part of a JSON file or a prepared dataset, in stored order.
 
     ``name`` is not relative to ``data.dir``. The id of a record is its value in the id column or, without such a
-    column, its number from 0; ids are unique in a file. Raises ``ValueError``, with file and line, for invalid
-    content, and for a file without records.
+    column, its index in the file, from 0; ids are unique in a file. Raises ``ValueError``, with the file and the
+    line, for invalid content, and for a file without records.
     """
     name = str(name)
     columns = Columns.of(data, kind, split)

@@ -17,9 +17,9 @@ from data_pipeline.tasks.task_files import is_dataset, locate, plain_name, split
 def read_splits(data: TaskDataConfig, kind: TaskKind) -> dict[str, list[Record]]:
     """Return the records of "train" (all training files) and of each dev and test split (:func:`split_names`).
 
-    With ``data.dev_fraction``, this share of the training records becomes "dev", and ``train_limit`` samples from
-    the remaining training records. ``dev_limit`` keeps the first records of each dev split. Raises ``ValueError``
-    if no file is set or a file is invalid.
+    With ``data.dev_fraction``, this fraction of the training records becomes "dev", and ``train_limit`` samples
+    from the remaining training records. ``dev_limit`` keeps the first records of each dev split. Raises
+    ``ValueError`` if no file is set or a file is invalid.
     """
     if not (data.train or data.dev or data.test):
         raise ValueError("data.train: not set; name files in data.train, data.dev or data.test")
@@ -54,8 +54,8 @@ def read_named(name: str, data: TaskDataConfig, kind: TaskKind, split: Split) ->
 def split_names(data: TaskDataConfig) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Return the names of the dev splits and the names of the test splits.
 
-    A single file is named "dev" or "test"; several files have their file names without suffixes. If a name occurs
-    twice, the folder becomes a prefix of all names. Raises ``ValueError`` if a name still occurs twice.
+    A single file is named "dev" or "test"; several files are named by their file names without suffixes. If a name
+    occurs twice, the folder becomes a prefix of all names. Raises ``ValueError`` if a name still occurs twice.
     """
     for long in (False, True):
         names = [
@@ -88,8 +88,8 @@ def cut_dev(
 ) -> tuple[list[Record], list[Record]]:
     """Split records into (train, dev).
 
-    Whole groups are added to dev in an order determined by ``seed``; a group that would raise dev above
-    ``fraction`` of the records is skipped. If every group is too large, dev is the smallest group. Raises
+    Groups are never divided. They are added to dev in an order determined by ``seed``; a group that would raise dev
+    above ``fraction`` of the records is skipped. If every group is too large, dev is the smallest group. Raises
     ``ValueError`` if there are fewer than two groups.
     """
     groups: dict[str, list[int]] = defaultdict(list)
@@ -120,8 +120,8 @@ def draw(records: Sequence[Record], count: int, *, seed: int) -> list[Record]:
 def _chosen(records: Sequence[Record], numbers: Sequence[int]) -> list[Record]:
     """Return the records with the indices ``numbers``.
 
-    Tagged sentences of one document serve each other as context, so after a gap in ``numbers`` a new document
-    starts: its ``group`` gets another name.
+    Consecutive tagged sentences of a document serve each other as context. A gap in ``numbers`` therefore starts a
+    new document: the records after the gap get another ``group``.
     """
     kept, part = [], 0
     for before, number in zip([-1, *numbers], numbers, strict=False):
@@ -136,7 +136,7 @@ def _hash(seed: int, purpose: str, key: str) -> bytes:
 
 
 def _group_keys(records: Sequence[Record], group_by: str) -> list[str]:
-    """Return the group key of each record, which contains the index of the first record of the group."""
+    """Return the group key of each record; the key contains the index of the first record of the group."""
     if group_by == "none":
         return [f"record {i}" for i in range(len(records))]
     if group_by == "sentence":
@@ -152,7 +152,7 @@ def _group_keys(records: Sequence[Record], group_by: str) -> list[str]:
 
 
 def _components(records: Sequence[Record]) -> list[str]:
-    """Return a key per record, which is equal for records that share a text directly or through other records."""
+    """Return a key per record; records that share a text, directly or through other records, have equal keys."""
     parent = list(range(len(records)))
 
     def root(i: int) -> int:

@@ -51,7 +51,7 @@ def _csv_rows(path: Location) -> Iterator[Row]:
 
 
 def _records(path: Location, rows: Iterator[Row], columns: Columns, data: TaskDataConfig) -> Iterator[Record]:
-    """Yield a record per row. Raises ``ValueError`` if a row has too few fields, or more than the header."""
+    """Yield a record per row. Raises ``ValueError`` if a row has too few fields, or more fields than the header."""
     columns.require_inputs()
     first = next(rows, None)
     if first is None:
@@ -88,7 +88,10 @@ def _header(first: Row, columns: Columns, data: TaskDataConfig, path: Location) 
 def _misfit(
     path: Location, line: int, fields: Sequence[str], rows: Iterator[Row], width: int, header: list[str] | None
 ) -> str:
-    """Return the message about a line with too few or too many fields, with the number of later such lines."""
+    """Return the message about a line with too few or too many fields.
+
+    The message includes the number of later lines with this fault, which are read from ``rows``.
+    """
     exact = header is not None
     more = sum(len(fields) < width or (exact and any(fields[width:])) for _, fields in rows)
     allowed = f"{width}, the number of columns in the header" if exact else f"{width} or more (data.columns)"
@@ -97,7 +100,7 @@ def _misfit(
 
 
 def read_jsonl(name: str, columns: Columns, data: TaskDataConfig) -> Iterator[Record]:
-    """Yield a record per line, which contains a JSON object; numbers are kept as they are written."""
+    """Yield a record for the JSON object on each line; numbers are kept as they are written."""
     path = find_file(name)
     places: dict[tuple[str, ...], list[Place]] = {}
     lines = ((line, text) for line, text in read_lines(path) if text.strip())

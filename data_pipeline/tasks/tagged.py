@@ -91,7 +91,7 @@ def _sentences(path: Location, *, is_conllu: bool) -> Iterator[_Sentence]:
 
 
 def read_slots(name: str, columns: Columns, data: TaskDataConfig) -> Iterator[Record]:
-    """Yield the records of a JointBERT folder: a line each of seq.in (words), seq.out (tags) and label (intent).
+    """Yield the records of a JointBERT folder, one per line of seq.in (words), seq.out (tags) and label (intent).
 
     The files seq.out and label may be missing in a test split; label may also be missing for tagging.
     """
@@ -129,7 +129,10 @@ def _lines(path: Location, *, needed: bool = True) -> list[str] | None:
 
 
 def read_snips(name: str, columns: Columns, data: TaskDataConfig) -> Iterator[Record]:
-    """Yield a record per line ``word:tag word:tag <=> intent``; the tag of a word follows its last colon."""
+    """Yield a record per line, such as ``word:tag word:tag <=> intent``.
+
+    The tag of a word follows its last colon.
+    """
     path = find_file(name)
     for number, (line, text) in enumerate(without_blank_end(read_lines(path))):
         pairs, arrow, intent = text.rpartition("<=>")

@@ -21,7 +21,7 @@ def is_dataset(name: str, file_format: str) -> bool:
 
 
 def split_address(name: str, *, dataset: bool) -> tuple[str, str]:
-    """Split ``FILE.json:PART`` or ``NAME:SPLIT`` of a dataset into (place, part); a missing part is ""."""
+    """Split ``FILE.json:PART`` or ``NAME:SPLIT`` into (file or dataset, part); a missing part is ""."""
     match = (_DATASET if dataset else _JSON_PART).fullmatch(name)
     return (match["place"], match["part"] or "") if match else (name, "")
 
@@ -66,7 +66,7 @@ def read_raw_lines(path: Location) -> Iterator[str]:
 
 
 def without_blank_end(lines: Iterable[Line]) -> Iterator[Line]:
-    """Yield ``lines`` without the blank lines at the end."""
+    """Yield ``lines`` without trailing blank lines."""
     pending: list[Line] = []
     for number, line in lines:
         pending.append((number, line))

@@ -12,9 +12,9 @@ from data_pipeline.text.datasets import load_tfds, tfds_folder
 
 
 def read_tfds(name: str, columns: Columns, data: TaskDataConfig) -> Iterator[Record]:
-    """Yield the records of ``NAME[/CONFIG][:VERSION]:SPLIT`` in file order; the columns are its features.
+    """Yield the records of ``NAME[/CONFIG][:VERSION]:SPLIT`` in file order; every feature is a column.
 
-    The values of class features are the names of the classes, and None for class -1. Raises ``ValueError`` if the
+    The value of a class feature is the name of the class, or None for class -1. Raises ``ValueError`` if the
     dataset is not prepared or the split does not exist.
     """
     dataset, split = split_address(name, dataset=True)

@@ -20,8 +20,8 @@ def list_sources(corpus: Sequence[str], *, split: str = "train", tfds_data_dir: 
 
     An entry of ``corpus`` is a file or a folder (searched recursively), local or in an object store; an installed
     package ``package:NAME``; or a dataset ``tfds:...`` or ``hf:...``, from which ``split`` is read. Folders and
-    packages contribute their .txt, .jsonl and .ndjson files, uncompressed, .gz or .zst. A file that is an entry
-    itself is plain text if it has another suffix. Raises ``ValueError`` for missing, empty and repeated files.
+    packages contribute their .txt, .jsonl and .ndjson files, uncompressed, .gz or .zst. A file with another suffix
+    that is itself an entry is read as plain text. Raises ``ValueError`` for missing, empty and repeated files.
     """
     if not corpus:
         raise ValueError("data.corpus: not set; set it to text files, folders, package:NAME, tfds:NAME or hf:NAME")

@@ -24,8 +24,10 @@ _SECONDS_TO_ANSWER = 5.0
 
 
 def is_reachable(host: str, port: int = 443) -> bool:
-    """Return True if ``host`` accepts a connection within 5 seconds, or if a proxy is set, because ``host`` cannot
-    be tested through a proxy."""
+    """Return True if ``host`` accepts a connection within 5 seconds, or if a proxy is set.
+
+    With a proxy, no connection is attempted, because ``host`` cannot be tested through the proxy.
+    """
     if any(name in os.environ for name in ("HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy")):
         return True
     answered = threading.Event()
@@ -160,7 +162,7 @@ class ArrowFile:
     path: str
 
     def __call__(self, field: str) -> Iterator[str]:
-        """Yield the text of ``field`` of every record. Raises ``ValueError`` if it is missing."""
+        """Yield the text of ``field`` of every record. Raises ``ValueError`` if ``field`` is missing."""
         dataset = _load_datasets().Dataset.from_file(self.path)
         if field not in dataset.column_names:
             raise ValueError(
@@ -182,7 +184,7 @@ def _load_datasets() -> Any:
 
 
 def hf_sources(entry: str, *, split: str) -> list[Source]:
-    """List the sources of ``hf:OWNER/NAME[/CONFIG]``, or of ``hf:FOLDER``, which ``save_to_disk`` wrote.
+    """List the sources of ``hf:OWNER/NAME[/CONFIG]``, or of ``hf:FOLDER``, a folder that ``save_to_disk`` wrote.
 
     Each Arrow file is one source. Raises ``ValueError`` (one line) if the library is not installed, or if the
     dataset is not on disk and cannot be downloaded.

@@ -51,10 +51,10 @@ def is_text_file(relative: PurePath) -> bool:
 def read_documents(source: Source, *, line: str, json_field: str) -> Iterator[list[str]]:
     """Yield the documents of a file, each a nonempty list of stripped sentences.
 
-    ``line`` defines what a line is: "sentence", "paragraph" (split into sentences) or "auto" (determined from the
-    first lines). Each line of a JSON lines file and each record of a dataset is one document; ``line`` then applies
-    to the lines of the text in ``json_field``. Raises ``ValueError``, with file and line, if the text is not valid
-    UTF-8 or JSON, or if the field is missing.
+    ``line`` is the unit of text on a line: "sentence", "paragraph" (which is split into sentences) or "auto"
+    (determined from the first lines). Each line of a JSON lines file and each record of a dataset is one document;
+    ``line`` then applies to the lines of the text in ``json_field``. Raises ``ValueError``, with the file and the
+    line, if the text is not valid UTF-8 or JSON, or if the field is missing.
     """
     lines = numbered_lines(source.path)
     if source.is_json or source.records:
@@ -89,7 +89,7 @@ def _blank_lines_separate_documents(source: Source, sample: Sequence[str]) -> bo
 
 
 def _blocks(lines: Iterable[str], *, one_document: bool) -> Iterator[list[str]]:
-    """Yield each block of lines between blank lines, or with ``one_document`` all nonblank lines as one block."""
+    """Yield each block of lines between blank lines, or, with ``one_document``, all nonblank lines as one block."""
     block: list[str] = []
     for line in lines:
         if line:
@@ -147,7 +147,7 @@ def _raw_lines(path: Location) -> Iterator[bytes]:
 def _zstd_lines(path: Location) -> Iterator[bytes]:
     """Yield the lines of all zstd frames.
 
-    Raises ``EOFError`` if the last frame is truncated, which the reader of zstandard does not report.
+    Raises ``EOFError`` if the last frame is truncated, an error that the zstandard library does not report.
     """
     import zstandard
 

@@ -50,7 +50,7 @@ def train_vocabulary(
 
 
 def count_words(texts: Iterable[str], lower_case: bool) -> Counter[str]:
-    """Count the words of ``texts``, split as by the tokenizer; rare words are dropped to limit memory."""
+    """Count the words of ``texts``, split as the tokenizer splits them; rare words are dropped to limit memory."""
     words: Counter[str] = Counter()
     seen: Counter[str] = Counter()
     for text in texts:
@@ -74,7 +74,7 @@ def _add_words(words: Counter[str], seen: Counter[str], lower_case: bool) -> Non
 
 
 def _alphabet(words: Counter[str], budget: int) -> tuple[list[str], list[str]]:
-    """Return the pieces of the most frequent characters, (initial, ``##``), at most ``budget`` in total."""
+    """Return the initial and the ``##`` pieces of the most frequent characters, at most ``budget`` in total."""
     counts: Counter[str] = Counter()
     for word, count in words.items():
         for char in word:
@@ -126,7 +126,10 @@ def _train_wordpiece(texts: Iterable[str], vocab_size: int, lower_case: bool) ->
 
 
 def _sample(texts: Iterable[str], max_characters: int) -> list[str]:
-    """Return every k-th nonblank text; k is the smallest power of two that leaves at most ``max_characters``."""
+    """Return every k-th nonblank text.
+
+    k is the smallest power of two for which at most ``max_characters`` characters remain.
+    """
     kept: list[str] = []
     size = 0
     step = 1
@@ -181,7 +184,7 @@ def _train_sentencepiece(texts: Iterable[str], kind: str, vocab_size: int, lower
 
 
 def _coverage(lines: list[str], characters: int, lower_case: bool) -> float:
-    """Return the share of the text that its ``characters`` most frequent characters cover, at most 0.99999."""
+    """Return the fraction of the text that its ``characters`` most frequent characters cover, at most 0.99999."""
     counts: Counter[str] = Counter()
     for line in lines:
         counts.update(line.casefold() if lower_case else line)
