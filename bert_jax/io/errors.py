@@ -1,8 +1,8 @@
-"""Conversion of errors of libraries to one line of text."""
+"""Conversion of library errors to one line of text."""
 
 
 def first_line(error: BaseException, limit: int = 200) -> str:
-    """Return the first line of the text of an error, at most ``limit`` characters, without a final period.
+    """Return the first line of the text of an error, without a final period, truncated to ``limit`` characters.
 
     Returns the name of the error type if the text is empty.
     """
@@ -11,7 +11,7 @@ def first_line(error: BaseException, limit: int = 200) -> str:
 
 
 def one_line(error: BaseException, limit: int | None = None) -> str:
-    """Return the text of an error on one line with normalized white space, at most ``limit`` characters.
+    """Return the text of an error on one line, with normalized white space, truncated to ``limit`` characters.
 
     Returns the name of the error type if the text is empty.
     """

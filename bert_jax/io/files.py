@@ -1,4 +1,4 @@
-"""Atomic writes of files and folders, local or in an object store, and local copies of objects."""
+"""Atomic writes of local files and folders and of objects in an object store, and local copies of objects."""
 
 import contextlib
 import fcntl
@@ -13,7 +13,7 @@ from bert_jax.io.storage import BLOCK, Location, ObjectPath
 
 
 def remove_tree(folder: Location) -> None:
-    """Remove a folder with its content."""
+    """Remove a folder and its contents."""
     if isinstance(folder, ObjectPath):
         folder.remove_tree()
     else:
@@ -21,9 +21,9 @@ def remove_tree(folder: Location) -> None:
 
 
 def local_copy(path: Location) -> Path:
-    """Return a local path unchanged; for an object, return the path of a local copy, downloaded on the first call.
+    """Return a local path unchanged. For an object, download it if necessary and return the path of the local copy.
 
-    Copies are in the temporary folder (``TMPDIR``) and are shared by all processes of the machine.
+    Copies are stored in the temporary folder (``TMPDIR``) and shared by the processes of the user on this machine.
     """
     if isinstance(path, Path):
         return path
@@ -41,13 +41,13 @@ def local_copy(path: Location) -> Path:
 
 @contextlib.contextmanager
 def whole_file(path: Location, scratch: Path | None = None) -> Iterator[Path]:
-    """Yield the path of a temporary local file to write, which replaces ``path`` when the block ends. An exception
-    leaves ``path`` unchanged.
+    """Yield the path of a temporary local file for the block to write. When the block ends, this file replaces
+    ``path``; after an exception, ``path`` is unchanged.
 
-    Readers see the old file or the complete new file, even after a crash of the machine. Links are followed, and
-    missing folders are created. ``scratch`` is a folder of this process on the same disk, for the temporary file;
-    with it, several processes may write ``path``, but a crash of the machine may lose the new file. Raises
-    ``ValueError`` if ``path`` exists and is not a file.
+    Readers see the old file or the complete new file, even after a crash of the machine. Symbolic links are
+    followed, and missing folders are created. ``scratch`` is a folder on the same disk that only this process uses
+    for temporary files. With ``scratch``, several processes may write ``path`` at the same time, but a crash of the
+    machine may lose the new file. Raises ``ValueError`` if ``path`` exists and is not a file.
     """
     if isinstance(path, ObjectPath):
         with tempfile.TemporaryDirectory(prefix="bert_jax-") as folder:
@@ -92,11 +92,11 @@ def write_whole(path: Location, content: str | bytes) -> None:
 
 @contextlib.contextmanager
 def whole_folder(folder: Path, replaced: Path | None = None) -> Iterator[Path]:
-    """Yield a new folder to fill, which replaces ``folder`` when the block ends. An exception leaves ``folder``
-    unchanged.
+    """Yield a new, empty folder for the block to fill. When the block ends, the new folder replaces ``folder``;
+    after an exception, ``folder`` is unchanged.
 
     An existing ``folder`` must be empty unless ``replaced`` is set. With ``replaced``, the existing folder is moved
-    to the path ``replaced``, and is deleted when the new folder is in place.
+    to the path ``replaced`` and is deleted after the new folder has replaced it.
     """
     folder = folder.absolute()
     part = folder.with_name(f".{folder.name}.partial")

@@ -1,4 +1,4 @@
-"""Exclusive lock on a folder. Does not import jax, because data preparation does not use it."""
+"""Exclusive lock on a folder. This module does not import jax, because data preparation does not use jax."""
 
 import contextlib
 import fcntl
@@ -12,10 +12,10 @@ class FolderTaken(ValueError):
 
 @contextlib.contextmanager
 def hold_folder(folder: Path, taken: str) -> Iterator[None]:
-    """Create ``folder`` if it is missing, and lock it until the block or the process ends.
+    """Create ``folder`` if it is missing, and lock it until the block ends or the process exits.
 
     Raises :class:`FolderTaken` with the message ``f"{folder}: {taken}"`` if the folder is already locked. ``taken``
-    explains the lock and names a remedy.
+    states who may have locked the folder and names a remedy.
     """
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / ".lock").open("a") as file:

@@ -1,4 +1,4 @@
-"""Reader of untrusted npz files. It verifies the declared sizes and never unpickles objects."""
+"""Reader of untrusted npz files. The reader verifies the declared sizes and never unpickles objects."""
 
 import math
 import re
@@ -29,9 +29,9 @@ class Header(NamedTuple):
 
 
 class NpzFile:
-    """An npz file, open for reading; ``names`` are the names of its arrays.
+    """An npz file that is open for reading. ``names`` lists the names of its arrays.
 
-    Raises ``ValueError`` (one line) if the file is not an npz file or repeats a name.
+    Raises ``ValueError`` (one line) if the file is not an npz file or contains two arrays with the same name.
     """
 
     def __init__(self, file: Path) -> None:
@@ -51,11 +51,11 @@ class NpzFile:
         self._archive.close()
 
     def read(self, name: str, *, expected: Header | None = None) -> np.ndarray:
-        """Read the array ``name`` into page-aligned memory.
+        """Read the array called ``name`` into page-aligned memory.
 
         Raises ``ValueError`` if the header differs from ``expected``, if the dtype is not a little-endian integer
-        or float, if the array is damaged, or if its size differs from its header. Memory is allocated only after
-        the header has been checked.
+        or float, if the array is damaged, or if its size differs from the size in its header. Memory is allocated
+        only after the header has been checked.
         """
         member, where = self._members[name], f"{self._file}: {name}"
         with self._guarded(lambda: self._archive.open(member)) as stream:
@@ -73,7 +73,7 @@ class NpzFile:
         return values.T if header.fortran_order else values
 
     def _header(self, stream: IO[bytes], where: str) -> Header:
-        """Read the header of an array. numpy parses it without evaluating code."""
+        """Read the header of an array. numpy parses the header without evaluating code."""
         try:
             version = np.lib.format.read_magic(stream)
             read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
@@ -92,7 +92,7 @@ class NpzFile:
             raise ValueError(f"{where}: truncated after {done} of {target.size} bytes")
 
     def _guarded(self, work: Callable[[], Any]) -> Any:
-        """Return ``work()``. Raise ``ValueError`` for an error of the zip library that is not an I/O error."""
+        """Return ``work()``. Errors other than I/O errors become ``ValueError``, because the file is damaged."""
         try:
             return work()
         except OSError:

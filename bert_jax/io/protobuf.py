@@ -1,8 +1,8 @@
-"""The wire format of protocol buffers: varints, and the fields of messages, without a schema."""
+"""Reading and writing the wire format of protocol buffers without a schema: varints, and the fields of messages."""
 
 
 def write_varint(value: int) -> bytes:
-    """Encode ``value`` (0 or more) as a varint."""
+    """Encode a non-negative ``value`` as a varint."""
     out = bytearray()
     while value > 127:
         out.append(value & 127 | 128)
@@ -12,9 +12,9 @@ def write_varint(value: int) -> bytes:
 
 
 def read_varint(data: bytes, at: int) -> tuple[int, int]:
-    """Decode the varint at offset ``at``; return its value and the offset after it.
+    """Decode the varint at offset ``at``. Return its value and the offset of the byte that follows it.
 
-    Raises ``ValueError`` if the varint has more than ten bytes, ``IndexError`` if the data ends inside it.
+    Raises ``ValueError`` if the varint has more than ten bytes, and ``IndexError`` if the data ends inside it.
     """
     value = 0
     for shift in range(0, 70, 7):
@@ -27,10 +27,11 @@ def read_varint(data: bytes, at: int) -> tuple[int, int]:
 
 
 def read_fields(data: bytes, at: int, end: int) -> list[tuple[int, int, int]]:
-    """Return the fields of the message ``data[at:end]`` as (tag, start, end), the offsets of their values.
+    """Return a tuple (tag, start, end) for each field of the message ``data[at:end]``.
 
-    A tag is ``field number << 3 | wire type``. Raises ``ValueError`` or ``IndexError`` if a field extends beyond
-    the message, and ``ValueError`` for an unknown wire type.
+    ``start`` and ``end`` are the offsets of the value of the field in ``data``. A tag is ``field number << 3 | wire
+    type``. Raises ``ValueError`` or ``IndexError`` if a field extends beyond the message, and ``ValueError`` for an
+    unknown wire type.
     """
     fields = []
     while at < end:

@@ -1,8 +1,8 @@
 """Reader of untrusted safetensors files, one tensor at a time.
 
-Format (huggingface/safetensors): 8 bytes with the length of a JSON header, the header (name -> dtype, shape,
-data_offsets), then the values, little-endian. Values are read with ``pread``, not memory-mapped, because mapped
-pages count as memory of the process in addition to their copy.
+Format (huggingface/safetensors): 8 bytes with the length of the JSON header, the header (name -> dtype, shape,
+data_offsets), and the little-endian values. Values are read with ``pread``, not memory-mapped, because mapped pages
+would count as memory of the process in addition to the arrays into which they are copied.
 """
 
 import json
@@ -29,7 +29,7 @@ DTYPES: dict[str, np.dtype] = {
 
 @dataclass(frozen=True)
 class StoredTensor:
-    """Location, dtype and shape of a tensor in a file."""
+    """Location, dtype and shape of a tensor that is stored in a file."""
 
     file: Path
     # Name of the dtype in the file format: F32, BF16, ...
@@ -43,8 +43,8 @@ class StoredTensor:
 def aligned_empty(shape: tuple[int, ...], dtype: np.dtype | str = "float32") -> np.ndarray:
     """Return an uninitialized array with page-aligned data, so that jax on CPU can use the data without a copy.
 
-    The memory is mapped separately and is returned to the system when the array is freed. With memory from malloc,
-    the process would keep nearly the size of the model in its heap.
+    The memory is mapped separately, so the operating system regains it when the array is freed. If malloc allocated
+    the memory, the heap of the process would stay larger by nearly the size of the model.
     """
     dtype = np.dtype(dtype)
     size = math.prod(shape) * dtype.itemsize
@@ -53,10 +53,10 @@ def aligned_empty(shape: tuple[int, ...], dtype: np.dtype | str = "float32") -> 
 
 
 def read_header(file: Path) -> dict[str, StoredTensor]:
-    """Read the locations of all tensors of ``file`` and check them against the size of the file.
+    """Read the locations of all tensors in ``file`` and check the locations against the size of the file.
 
-    Raises ``ValueError`` (one line) for a truncated file, an invalid header, sizes that contradict each other, and
-    tensors that overlap or leave gaps.
+    Raises ``ValueError`` (one line) for a truncated file, an invalid header, sizes that contradict each other,
+    overlapping tensors, and gaps between tensors.
     """
     size = file.stat().st_size
     with file.open("rb") as stream:
@@ -122,7 +122,7 @@ def _check_layout(file: Path, tensors: dict[str, StoredTensor], start: int, size
 
 
 def read_values(tensor: StoredTensor) -> np.ndarray:
-    """Read the values of a tensor into new memory. Raises ``ValueError`` if the file is too short."""
+    """Read the values of a tensor into a new array. Raises ``ValueError`` if the file is too short."""
     values = aligned_empty(tensor.shape, DTYPES[tensor.dtype])
     view = memoryview(values.reshape(-1).view(np.uint8))
     descriptor = os.open(tensor.file, os.O_RDONLY | os.O_CLOEXEC)

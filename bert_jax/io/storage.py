@@ -1,9 +1,9 @@
-"""Local and object-store paths (``gs://bucket/run``) behind one interface.
+"""One interface for local paths and for paths in an object store (``gs://bucket/run``).
 
 ``location`` returns a ``pathlib.Path`` for a local name and an :class:`ObjectPath` for a URL; both have the same
-methods. fsspec makes the requests (for ``gs://`` with the package gcsfs) and is imported when a URL is first used.
-A request that fails temporarily (429, 5xx, no connection) is retried with increasing delays; any other failure
-raises ``StorageError``. An object becomes visible only when it is complete, and is never changed in place.
+methods. fsspec makes the requests (for ``gs://`` through the package gcsfs); it is imported when a URL is first
+used. A request that fails temporarily (429, 5xx, no connection) is retried with increasing delays; any other
+failure raises ``StorageError``. An object becomes visible only when it is complete, and is never changed in place.
 """
 
 import contextlib
@@ -35,7 +35,7 @@ class StorageUnavailable(StorageError):
 
 
 class Status(NamedTuple):
-    """Result of ``stat``, under the names of ``os.stat``."""
+    """Result of :meth:`ObjectPath.stat`. ``st_size`` has the name that it has in ``os.stat_result``."""
 
     st_size: int
     is_directory: bool
@@ -50,8 +50,8 @@ def is_url(name: object) -> bool:
 
 
 def _http_status(error: BaseException) -> int | None:
-    """Return the HTTP status of an error, from its attributes or from tensorstore's message, or None if the error
-    has no HTTP status."""
+    """Return the HTTP status code of an error, from its attributes or from tensorstore's message. Return None if
+    the error has no HTTP status code."""
     status = getattr(error, "code", None) or getattr(error, "status", None)
     if isinstance(status, int | str) and str(status).isdigit():
         return int(status)
@@ -115,7 +115,7 @@ class ObjectPath(PurePosixPath):
     # -------------------------------------------------------------- requests
 
     def _request(self, request: Callable[[Any, str], R]) -> R:
-        """Return ``request(store, key)``, retried after temporary failures."""
+        """Return the result of ``request(store, key)``. Temporary failures are retried."""
         store = _filesystem(str(self))
         for wait in (*WAITS, None):
             try:
@@ -167,7 +167,7 @@ class ObjectPath(PurePosixPath):
         return (self / name for name in sorted(names - {""}))
 
     def glob(self, pattern: str) -> Iterator["ObjectPath"]:
-        """Yield the files and folders in this folder whose names match ``pattern``, none if it is missing."""
+        """Yield the files and folders in this folder whose names match ``pattern``. The folder may be missing."""
         try:
             return (path for path in list(self.iterdir()) if fnmatch.fnmatchcase(path.name, pattern))
         except FileNotFoundError:
@@ -182,9 +182,9 @@ class ObjectPath(PurePosixPath):
     # -------------------------------------------------------------- contents
 
     def read_range(self, start: int, length: int) -> bytes:
-        """Read ``length`` bytes from offset ``start``, or fewer at the end of the object, in one request.
+        """Read, in one request, ``length`` bytes from offset ``start``, or fewer if the object ends before.
 
-        May be called by several threads.
+        May be called from several threads at the same time.
         """
 
         def read(store: Any, key: str) -> bytes:
@@ -198,7 +198,7 @@ class ObjectPath(PurePosixPath):
         return self._request(read)
 
     def read_bytes(self) -> bytes:
-        """Read the object in one request, so that the bytes belong to one version of it."""
+        """Read the object in one request, so that all bytes belong to the same version of the object."""
         return bytes(self._request(lambda store, key: store.cat_file(key)))
 
     def read_text(self, encoding: str = "utf-8") -> str:
@@ -233,7 +233,7 @@ class ObjectPath(PurePosixPath):
         """Do nothing: an object store creates a folder with its first object."""
 
     def replace(self, target: "ObjectPath") -> None:
-        """Copy this object to ``target`` inside the store, then remove it."""
+        """Copy this object to ``target`` inside the store, then remove this object."""
         self._request(lambda store, key: store.cp_file(key, target._key))
         self.unlink()
 
@@ -242,11 +242,11 @@ class ObjectPath(PurePosixPath):
             self._request(lambda store, key: store.rm_file(key))
 
     def remove_tree(self) -> None:
-        """Remove a folder with its content."""
+        """Remove a folder and its contents."""
         self._request(lambda store, key: store.rm(key, recursive=True))
 
     def version(self) -> str:
-        """Return a hash of the object's properties, which changes when the object is replaced."""
+        """Return a hash of the object's properties; the hash changes when the object is replaced."""
         return str(self._request(lambda store, key: store.ukey(key)))
 
 

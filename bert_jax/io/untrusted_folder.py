@@ -1,4 +1,4 @@
-"""Readers for files of an untrusted folder, which check names, links, sizes and JSON."""
+"""Readers for the files of an untrusted folder. They check names, links, sizes and JSON."""
 
 import json
 from pathlib import Path, PurePosixPath
@@ -13,8 +13,9 @@ LARGEST = 16 << 20
 def inside(folder: Path, name: str) -> Path | None:
     """Return the path of the regular file ``name`` in ``folder``, or None if it does not exist.
 
-    Raises ``ValueError`` for an absolute name, a name with ``..``, and a link that leads out of the folder (links
-    into the ``blobs`` folder of a Hugging Face cache are allowed, because its snapshots consist of them).
+    Raises ``ValueError`` for an absolute name, a name with ``..``, and a link that leads out of the folder. Links
+    into the ``blobs`` folder of a Hugging Face cache are allowed, because the snapshots in a cache consist of such
+    links.
     """
     parts = PurePosixPath(name).parts
     if not parts or name.startswith("/") or ".." in parts or ":" in parts[0] or {"\\", "\0"} & set(name):
@@ -36,8 +37,8 @@ def inside(folder: Path, name: str) -> Path | None:
 
 
 def needed(folder: Path, name: str) -> Path:
-    """Return the path of the file ``name`` in ``folder`` like :func:`inside`, but raise ``ValueError`` if it does
-    not exist."""
+    """Return the path of the file ``name`` in ``folder``, like :func:`inside`, but raise ``ValueError`` if the file
+    does not exist."""
     path = inside(folder, name)
     if path is None:
         raise ValueError(f"{folder / name}: the file is missing")
@@ -45,8 +46,8 @@ def needed(folder: Path, name: str) -> Path:
 
 
 def read_small(file: Path, what: str, most: int = LARGEST) -> bytes:
-    """Return the content of ``file``. Raises ``ValueError`` if it exceeds ``most`` bytes; ``what`` describes the
-    file in the message."""
+    """Return the content of ``file``. Raises ``ValueError`` if the file is larger than ``most`` bytes; ``what``
+    describes the file in the message."""
     size = file.stat().st_size
     if size > most:
         raise ValueError(f"{file}: {size} bytes; {what} may have at most {most} bytes")
@@ -54,7 +55,7 @@ def read_small(file: Path, what: str, most: int = LARGEST) -> bytes:
 
 
 def parse_json(content: str | bytes, where: Path | str) -> Any:
-    """Parse a JSON value of any type. Raises ``ValueError`` (one line that names ``where``) if it is invalid."""
+    """Parse a JSON value of any type. Raises ``ValueError`` (one line, naming ``where``) for invalid JSON."""
     try:
         return json.loads(content)
     except (ValueError, RecursionError) as error:

@@ -1,4 +1,4 @@
-"""Loader of classes from Python files of the user."""
+"""Loading of a class from a Python file that the user supplies."""
 
 import importlib.util
 import sys
@@ -10,7 +10,7 @@ T = TypeVar("T")
 
 def user_class(file: str, option: str, base: type[T]) -> type[T]:
     """Load the Python ``file`` that ``option`` (such as ``task.module``) sets, and return its subclass of ``base``.
-    The class must have the capitalized name of the section of the option (``Task``).
+    The name of the class must be the section of the option, capitalized (``Task``).
 
     Raises ``ValueError`` if the file is missing, fails to load or does not define this class.
     """

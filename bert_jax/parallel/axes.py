@@ -39,11 +39,11 @@ Axes = tuple[str | None, ...]
 
 
 def to_spec(axes: Axes, shape: Sequence[int], sizes: Mapping[str, int]) -> PartitionSpec:
-    """Return the ``PartitionSpec`` of an array with logical ``axes``. Raises ``ValueError`` for an unknown name.
+    """Return the ``PartitionSpec`` of an array with logical ``axes``. Raises ``ValueError`` for unknown axis names.
 
     ``sizes`` maps the mesh axes to their sizes. If the size of a mesh axis does not divide the dimension of its
-    logical axis, the first other dimension that may be sharded and that the size divides is sharded instead. If no
-    dimension qualifies, the array is replicated over the mesh axis.
+    logical axis, the mesh axis shards another dimension instead: the first that may be sharded and that the size
+    divides. If no dimension qualifies, the array is replicated over the mesh axis.
     """
     assert len(axes) == len(shape), (axes, tuple(shape))
     check_axes(axes)
@@ -68,16 +68,17 @@ def _to_spec(placed: Iterable[tuple[str, ...]]) -> PartitionSpec:
 
 
 def check_axes(axes: Axes) -> None:
-    """Raise ``ValueError`` for an unknown logical axis."""
+    """Raise ``ValueError`` if ``axes`` contains an unknown logical axis."""
     for axis in axes:
         if axis is not None and axis not in RULES:
             raise ValueError(f"unknown logical axis {axis!r}; allowed: {', '.join(RULES)}")
 
 
 def automatic_axes(mesh: Mesh | None) -> frozenset[str]:
-    """Return the mesh axes (size > 1) over which the compiler shards arrays at this point of a program.
+    """Return the mesh axes of size > 1 over which the compiler shards arrays at the current point of the program.
 
-    Inside ``jax.shard_map``, its manual axes are excluded, because arrays there are already split along them.
+    Inside ``jax.shard_map``, its manual axes are excluded, because the arrays there are already split along these
+    axes.
     """
     if mesh is None:
         return frozenset()
@@ -86,7 +87,7 @@ def automatic_axes(mesh: Mesh | None) -> frozenset[str]:
 
 
 def constrain(x: jax.Array, axes: Axes, mesh: Mesh | None) -> jax.Array:
-    """Constrain activation ``x`` to the sharding of its logical ``axes``. Without a mesh, only check the names."""
+    """Constrain activation ``x`` to the sharding of its logical ``axes``. Without a mesh, only check ``axes``."""
     check_axes(axes)
     assert len(axes) == x.ndim, (axes, x.shape)
     if mesh is None or not automatic_axes(mesh):
@@ -97,12 +98,12 @@ def constrain(x: jax.Array, axes: Axes, mesh: Mesh | None) -> jax.Array:
 
 
 def axis_names(part: Any) -> tuple[str, ...]:
-    """Return the mesh axes of one entry of a ``PartitionSpec``."""
+    """Return the mesh axes that one entry of a ``PartitionSpec`` names."""
     return () if part is None else (part,) if isinstance(part, str) else tuple(part)
 
 
 def sharding_here(mesh: Mesh, spec: PartitionSpec) -> NamedSharding:
-    """Return the sharding ``spec`` on ``mesh`` or, inside ``jax.shard_map``, on its abstract mesh."""
+    """Return the sharding ``spec`` on ``mesh`` or, inside ``jax.shard_map``, on the current abstract mesh."""
     inside = jax.sharding.get_abstract_mesh()
     return NamedSharding(inside if inside.manual_axes else mesh, spec)
 
@@ -122,7 +123,7 @@ def constrain_tree(tree: Any, shardings: Any, mesh: Mesh | None) -> Any:
 def with_logical_axes(initializer: Callable[..., Any], axes: Axes) -> Callable[..., Any]:
     """Return ``initializer`` with logical ``axes`` attached to the parameter that it creates.
 
-    Raises ``ValueError`` for an unknown name.
+    Raises ``ValueError`` for an unknown axis name.
     """
     check_axes(axes)
     return nn.with_partitioning(initializer, axes)
@@ -131,8 +132,8 @@ def with_logical_axes(initializer: Callable[..., Any], axes: Axes) -> Callable[.
 def over_replicas(spec: PartitionSpec, axes: Axes, shape: Sequence[int], sizes: Mapping[str, int]) -> PartitionSpec:
     """Return ``spec`` with one dimension additionally sharded over the replicas (mesh axis ``data``).
 
-    This is the first dimension that the number of replicas divides; the dimension of stacked layers is tried last.
-    If the number divides no dimension, ``spec`` is returned unchanged.
+    This is the first dimension that is divisible by the number of replicas; the dimension of stacked layers is
+    tried last. If no dimension is divisible, ``spec`` is returned unchanged.
     """
     parts = [axis_names(part) for part in spec]
     parts += [()] * (len(shape) - len(parts))

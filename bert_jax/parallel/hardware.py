@@ -1,13 +1,14 @@
 """Peak speed, memory and interconnect of accelerators.
 
 All values are per chip (TPU) or per board (GPU). Sources for peak, memory, memory bandwidth and hosts: the public
-data sheets of the vendors (Cloud TPU's pages of each generation; NVIDIA's data sheets of each board). ``clock_ghz``
+data sheets of the vendors (Cloud TPU's page for each generation; NVIDIA's data sheet for each board). ``clock_ghz``
 of a TPU is its bf16 peak divided by the operations of its matrix units per cycle (v5e: 4 units of 128 x 128); it
 equals the published clock where Google publishes one. ``program_memory_gib`` is the memory that libtpu 0.0.42
 leaves to a program, according to its out-of-memory message. TPU links: 90% of the figure in the data sheet per link
 and direction, which "How to Scale Your Model" (jax-ml.github.io/scaling-book) reports as achievable; v2 and v3:
 from "A Domain Specific Supercomputer for Training Deep Neural Networks" (2020). ``jax.devices()[0].device_kind``
-names the hardware. One chip of TPU v2, v3 and TPU7x is two jax devices, each with half of the figures of the chip.
+names the hardware. Each chip of TPU v2, v3 and TPU7x appears as two jax devices, each with half of the speed and
+memory of the chip.
 """
 
 import functools
@@ -64,7 +65,7 @@ class Chip:
 
     @property
     def link_bandwidth(self) -> float:
-        """Bytes per second over one link of the chip, one direction."""
+        """Bytes per second over one link of the chip in one direction."""
         return self.link_gb_per_s * 1e9
 
 
@@ -99,7 +100,7 @@ GPUS: tuple[tuple[tuple[str, ...], Chip], ...] = (
 
 
 def find_chip(device_kind: str) -> Chip | None:
-    """Return the chip with jax's ``device_kind``, or None if it is not in the tables (for example, a CPU)."""
+    """Return the chip that jax calls ``device_kind``, or None if the tables lack it (for example, a CPU)."""
     if device_kind in TPUS:
         return TPUS[device_kind]
     words = set(device_kind.upper().replace("-", " ").split())
@@ -110,10 +111,10 @@ def find_chip(device_kind: str) -> Chip | None:
 
 
 def mfu(flops_per_second: float, device_kind: str, num_devices: int) -> float | None:
-    """Return the model FLOP utilization: ``flops_per_second`` as a fraction of the bf16 peak.
+    """Return the model FLOP utilization: ``flops_per_second`` as a fraction of the bf16 peak of all devices.
 
     Args:
-        flops_per_second: operations per second over all devices, as ``model.flops`` counts them.
+        flops_per_second: floating-point operations per second of all devices, counted as in ``model.flops``.
         device_kind: ``jax.devices()[0].device_kind``.
         num_devices: number of jax devices in use, over all hosts.
 

@@ -14,7 +14,7 @@ from bert_jax.parallel.axes import MESH_AXES
 
 
 def mesh_sizes(config: MeshConfig, num_devices: int) -> dict[str, int]:
-    """Return the sizes of the mesh axes over ``num_devices``. Raises ``ValueError`` if they do not fit."""
+    """Return the sizes of the mesh axes for ``num_devices`` devices. Raises ``ValueError`` if they do not fit."""
     sizes = [config.data, config.fsdp, config.tensor]
     words = f"mesh: data {config.data} x fsdp {config.fsdp} x tensor {config.tensor}"
     if -1 in sizes:
@@ -33,7 +33,7 @@ def mesh_sizes(config: MeshConfig, num_devices: int) -> dict[str, int]:
 
 
 def make_mesh(config: MeshConfig, devices: Sequence[jax.Device] | None = None) -> Mesh:
-    """Return a mesh over ``devices`` (default: all). Raises ``ValueError`` if the sizes do not fit the devices."""
+    """Return a mesh of ``devices`` (default: all). Raises ``ValueError`` if the mesh sizes do not fit."""
     devices = jax.devices() if devices is None else devices
     sizes = mesh_sizes(config, len(devices))
     # Auto axes, because jax 0.10 creates Explicit axes by default, and ordinary gathers raise errors with these.
@@ -41,15 +41,16 @@ def make_mesh(config: MeshConfig, devices: Sequence[jax.Device] | None = None) -
 
 
 def batch_sharding(mesh: Mesh) -> NamedSharding:
-    """Return the sharding of batch features: rows over the mesh axes ``data`` and ``fsdp``."""
+    """Return the sharding of batch features: the rows are sharded over the mesh axes ``data`` and ``fsdp``."""
     return NamedSharding(mesh, PartitionSpec(("data", "fsdp")))
 
 
 def check_batches(training: TrainingConfig, sizes: Mapping[str, int]) -> None:
-    """Raise ``ValueError`` if the rows of a (micro)batch, of a batch of the ramp or of an evaluation batch cannot
-    be divided equally over the ``data`` and ``fsdp`` parts of a mesh with these ``sizes``.
+    """Raise ``ValueError`` unless the rows of every batch can be divided equally over the mesh axes ``data`` and
+    ``fsdp``.
 
-    The message names the nearest allowed batch sizes.
+    ``sizes`` maps the mesh axes to their sizes. Microbatches, all batches of the ramp and evaluation batches are
+    checked. The message names the nearest allowed batch sizes.
     """
     parts, steps = sizes["data"] * sizes["fsdp"], training.accumulation_steps
     batches = [("training.global_batch_size", training.global_batch_size, steps)]
@@ -71,16 +72,16 @@ def check_batches(training: TrainingConfig, sizes: Mapping[str, int]) -> None:
 
 
 def host_rows(mesh: Mesh, batch_size: int) -> list[int]:
-    """Return the indices of the rows of the global batch that this process supplies.
+    """Return the indices, in the global batch, of the rows that this process supplies.
 
-    They follow from the sharding, not from the process index.
+    The sharding determines the indices; the process index does not.
     """
     indices = batch_sharding(mesh).addressable_devices_indices_map((batch_size,)).values()
     return sorted({row for (rows,) in indices for row in range(*rows.indices(batch_size))})
 
 
 def to_global(batch: Mapping[str, np.ndarray], mesh: Mesh, batch_size: int) -> dict[str, jax.Array]:
-    """Return one global array per feature, with the rows in ``batch`` on the devices of this host."""
+    """Return one global array per feature. The rows in ``batch`` are copied to the devices of this host."""
     sharding = batch_sharding(mesh)
     return {
         name: jax.make_array_from_process_local_data(sharding, rows, (batch_size, *rows.shape[1:]))
@@ -89,9 +90,10 @@ def to_global(batch: Mapping[str, np.ndarray], mesh: Mesh, batch_size: int) -> d
 
 
 def to_host(tree: Any) -> Any:
-    """Return the numpy values of a tree of global arrays on every process. Must be called by all processes.
+    """Return the values of a tree of global arrays, as numpy arrays, on every process.
 
-    Arrays that are sharded over processes are gathered one at a time, so the devices need memory for one of them.
+    Must be called by every process. Arrays that are sharded over processes are gathered one at a time, so the
+    devices need extra memory for only one complete array.
     """
 
     def fetch(array: jax.Array) -> np.ndarray:

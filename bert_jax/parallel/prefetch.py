@@ -13,17 +13,17 @@ from bert_jax.parallel.mesh import to_global
 
 
 class DevicePrefetcher:
-    """Iterator of ``(global batch, info)``. ``state`` is the position after the last returned batch."""
+    """Iterator over ``(global batch, info)``. ``state`` is the data position after the last batch returned."""
 
     def __init__(
         self, iterator: BatchIterator, mesh: Mesh, host_share: float, depth: int, names: Sequence[str] = ()
     ) -> None:
-        """Start the thread.
+        """Start the background thread.
 
         Args:
             host_share: fraction of the rows of a global batch that this process supplies.
             depth: maximum number of batches that are prepared in advance.
-            names: features that are copied to the devices; if empty, all features.
+            names: names of the features that are copied to the devices; if empty, all features are copied.
         """
         self._iterator, self._mesh, self._host_share, self._names = iterator, mesh, host_share, names
         self._queue: queue.Queue[Any] = queue.Queue(maxsize=depth)

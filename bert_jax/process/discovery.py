@@ -1,6 +1,6 @@
-"""Detection of runs with several processes from flags, environment variables or the machine.
+"""Detection of runs with several processes, from flags, environment variables or properties of the machine.
 
-``jax.distributed.initialize`` connects the processes; this module only detects them and their GPUs.
+This module only detects the processes and their GPUs; ``jax.distributed.initialize`` connects the processes.
 """
 
 import os
@@ -16,7 +16,7 @@ from bert_jax.config.loader import RunOptions
 
 
 def _platforms() -> str | None:
-    """Return the platforms that jax uses: those in JAX_PLATFORMS, or "tpu,cpu" on a machine with TPU chips."""
+    """Return the platforms that jax will use: JAX_PLATFORMS if set, or "tpu,cpu" on a machine with TPU chips."""
     platforms: str | None = jax.config.jax_platforms  # type: ignore[attr-defined]
     return platforms
 
@@ -52,9 +52,9 @@ def configured(options: RunOptions) -> tuple[str, int, int] | None:
 
 
 def check_port(coordinator: str) -> None:
-    """Raise ``ValueError`` if the port of the coordinator is not free on this host, because jax would crash.
+    """Raise ``ValueError`` if the port of the coordinator is in use on this host. Otherwise jax would crash.
 
-    Call this on process 0 only.
+    Must be called by process 0 only.
     """
     port = int(coordinator.rpartition(":")[2])
     with socket.socket() as trial:
@@ -77,7 +77,7 @@ def _variable(name: str, default: int) -> int:
 
 
 def is_tpu_pod() -> bool:
-    """Return True if this is one of several hosts of a TPU slice, or one of several slices, on GKE or TPU VMs."""
+    """Return True on GKE or TPU VMs if the TPU slice has several hosts or the job has several slices."""
     if not (_platforms() or "").startswith("tpu"):
         return False
     if int(os.environ.get("MEGASCALE_NUM_SLICES") or 1) > 1:
@@ -91,7 +91,7 @@ def is_tpu_pod() -> bool:
 
 
 def _metadata(key: str) -> str | None:
-    """Return an attribute of this TPU VM from Google's metadata server, or None if no server or key is found."""
+    """Return the attribute ``key`` of this TPU VM from Google's metadata server, or None if it is unavailable."""
     server = os.environ.get("GCE_METADATA_IP", "metadata.google.internal")
     url = f"http://{server}/computeMetadata/v1/instance/attributes/{key}"
     request = urllib.request.Request(url, headers={"Metadata-Flavor": "Google"})
@@ -107,8 +107,10 @@ def _metadata(key: str) -> str | None:
 
 
 def is_slurm_step() -> bool:
-    """Return True if ``srun`` has started this process as one of several tasks (not in the shell of a batch
-    job)."""
+    """Return True if ``srun`` has started this process as one of several tasks.
+
+    Return False in the shell of a batch job.
+    """
     wanted = ("SLURM_JOB_ID", "SLURM_STEP_NODELIST", "SLURM_NTASKS", "SLURM_PROCID", "SLURM_LOCALID")
     tasks = "SLURM_STEP_NUM_TASKS" if os.environ.get("SLURM_STEP_NUM_TASKS") else "SLURM_NTASKS"
     return all(name in os.environ for name in wanted) and _variable(tasks, 1) > 1
@@ -117,8 +119,8 @@ def is_slurm_step() -> bool:
 def slurm_devices() -> list[int] | None:
     """Return the indices of the GPUs of this SLURM task, or None if the default of jax is correct.
 
-    By default, jax uses the GPU whose index equals the index of the task on its node. This is wrong for the only
-    task of a node, which uses all GPUs, and for a task to which SLURM assigns a single GPU, which has the index 0.
+    By default, jax uses the GPU whose index equals the local index of the task on its node. This is wrong in two
+    cases: the only task of a node uses all GPUs, and a task that sees a single GPU uses the GPU with index 0.
     """
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
     gpus = len(visible.split(",")) if visible else int(os.environ.get("SLURM_GPUS_ON_NODE") or 0)

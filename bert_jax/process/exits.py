@@ -1,4 +1,4 @@
-"""Exit codes of commands, and the conversion of an exception to an exit code and one line on stderr."""
+"""Exit codes of commands, and the conversion of exceptions to an exit code and one line on stderr."""
 
 import errno
 import gc
@@ -36,10 +36,11 @@ def end_now(code: int, line: str = "") -> NoReturn:
 
 
 def run_command(command: Callable[[], int | None]) -> int:
-    """Run ``command`` and return its exit code. For a known error, print one line on stderr and return its code.
+    """Run ``command`` and return its exit code. For a known error, print one line on stderr and return the code of
+    the error.
 
-    An exception that :func:`outcome` does not recognize is a bug and keeps its traceback. The threshold of garbage
-    collection is raised, because tracing creates millions of long-lived objects, which every collection visits.
+    An exception that :func:`outcome` does not recognize is a bug and keeps its traceback. The threshold for garbage
+    collection is raised, because tracing creates millions of long-lived objects and every collection visits them.
     """
     gc.set_threshold(100_000, 20, 50)
     try:
@@ -58,10 +59,10 @@ def run_command(command: Callable[[], int | None]) -> int:
 
 
 def outcome(error: BaseException) -> tuple[int, str] | None:
-    """Return the exit code and the line on stderr for an exception that ends a command, or None for a bug.
+    """Return the exit code and the line for stderr if ``error`` ends a command, or None if ``error`` is a bug.
 
-    ``ValueError`` and ``OSError`` are user errors. A full disk is also a user error, for which the checkpoint
-    library raises several types.
+    ``ValueError`` and ``OSError`` are user errors. A full disk is a user error too, although Orbax raises
+    exceptions of several types for it.
     """
     if isinstance(error, Stop):
         return error.code, str(error)

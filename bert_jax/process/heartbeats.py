@@ -1,4 +1,4 @@
-"""Heartbeats of the processes of a run, because the loss of one process would leave the others waiting forever."""
+"""Heartbeats of the processes of a run. Without them, the others would wait forever if one process were lost."""
 
 import contextlib
 import ctypes
@@ -29,7 +29,7 @@ class HeartbeatMonitor:
         index: index of this process.
         count: number of processes.
         limit: maximum seconds without a heartbeat.
-        leave: function that ends this process; called with the indices of the lost processes and a message.
+        leave: function that ends this process; its arguments are the indices of the lost processes and a message.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class HeartbeatMonitor:
     def wait_for_verdict(self) -> None:
         """Wait, after an error in a collective, until all processes have sent two heartbeats.
 
-        If a process is lost, this process exits during the wait, when the limit is reached.
+        If another process is lost, this process exits when the limit is reached, before this method returns.
         """
         heard, limit = dict(self._heard), time.monotonic() + self._limit + JAX_LATER
         while time.monotonic() < limit and not self._closed.is_set():
@@ -71,7 +71,7 @@ class HeartbeatMonitor:
             time.sleep(self._interval / 4)
 
     def close(self) -> None:
-        """Stop the heartbeats. Must be called by all processes after a common barrier."""
+        """Stop the heartbeats. Must be called by every process, after a barrier that all processes have passed."""
         self._closed.set()
         self._thread.join(timeout=self._interval + 1)
 
@@ -118,9 +118,9 @@ class HeartbeatMonitor:
     def _catch_abort(self) -> None:
         """Exit with a message and code 45 if jax aborts this process because the lead and its service are lost.
 
-        Other aborts proceed (code 134). The SIGABRT handler is installed with ctypes, because a handler of the
-        module ``signal`` runs only after a return to the interpreter, and abort() never returns. A ctypes handler
-        runs inside abort(), in the thread of jax that called it.
+        Aborts for other reasons proceed (code 134). The SIGABRT handler is installed with ctypes, because a handler
+        that the module ``signal`` installs runs only after control returns to the interpreter, and abort() never
+        returns. A ctypes handler runs inside abort(), in the jax thread that called abort().
         """
 
         def handle(number: int) -> None:

@@ -1,9 +1,9 @@
 """The processes of a run: start-up, exchange of small values, and a common end.
 
 There is one process per host on TPU, and one per host or per GPU elsewhere. Process 0 is the lead. Values are
-exchanged through the coordination service of jax.distributed in process 0: no device is involved, every wait has a
-time limit, and a failing process publishes a line, with which the others exit instead of hanging. With one process,
-no function communicates.
+exchanged through the coordination service of jax.distributed in process 0: no device is involved, and every wait
+has a time limit. A failing process publishes a one-line message, and the other processes exit with this message
+instead of hanging. With one process, no function communicates.
 """
 
 import collections
@@ -36,7 +36,7 @@ SHARED_WITHIN = 10.0
 
 
 class _State:
-    """State of this process in the run."""
+    """State of this process as a member of the run."""
 
     def __init__(self) -> None:
         self.calls = collections.Counter[str]()  # number of calls by name; the same on all processes
@@ -51,12 +51,12 @@ _state = _State()
 
 
 def start(options: RunOptions) -> None:
-    """Join the other processes of a run with several processes. Call this before jax uses a device.
+    """Join the other processes of a run with several processes. Must be called before jax uses a device.
 
     A run has several processes if flags or JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID (or
     JOB_COMPLETION_INDEX) name them, or in a Cloud TPU pod or a SLURM step of several tasks, where jax determines
-    the addresses. If not all processes join within ``options.host_timeout`` seconds, they exit with one line and
-    code 45.
+    the addresses. If any process fails to join within ``options.host_timeout`` seconds, the others exit with one
+    line and code 45.
 
     Raises:
         ValueError: the settings contradict each other, or the port of the coordinator is not free.
@@ -119,12 +119,12 @@ def index() -> int:
 
 
 def is_lead() -> bool:
-    """Return True for process 0, which writes logs, report and config."""
+    """Return True on process 0, which writes the logs, the report and the config."""
     return index() == 0
 
 
 def barrier(name: str, timeout_seconds: float) -> None:
-    """Wait until every process has called this. All processes must call it with the same names in the same order.
+    """Wait until every process has called this function. All processes must use the same names in the same order.
 
     Raises ``exits.Stop`` (code 45) after ``timeout_seconds``; its message names the missing processes if known.
     """
@@ -146,7 +146,10 @@ def barrier(name: str, timeout_seconds: float) -> None:
 
 
 def all_gather_text(name: str, value: str, timeout_seconds: float) -> list[str]:
-    """Return the ``value`` (a short text) of every process, by process index. Same rules as :func:`barrier`."""
+    """Return a list of the ``value`` (a short text) of every process, ordered by process index.
+
+    The rules of :func:`barrier` apply.
+    """
     if count() == 1:
         return [value]
     client = _client()
@@ -162,12 +165,12 @@ def all_gather_text(name: str, value: str, timeout_seconds: float) -> list[str]:
 
 
 def broadcast_from_lead(name: str, value: bool, timeout_seconds: float) -> bool:
-    """Return the ``value`` of the lead on every process, for decisions that depend on files of the lead."""
+    """Return the ``value`` of the lead on every process, for decisions that depend on files on the lead's host."""
     return all_gather_text(name, str(value), timeout_seconds)[0] == "True"
 
 
 def require_equal(name: str, value: str, advice: str, timeout_seconds: float) -> None:
-    """Raise ``ValueError`` on every process unless ``value`` is the same on all.
+    """Raise ``ValueError`` on every process unless ``value`` is the same on all processes.
 
     The message ends with ``advice``.
     """
@@ -231,12 +234,12 @@ def _client() -> Any:
 
 @contextlib.contextmanager
 def ends_together(timeout_seconds: float) -> Iterator[None]:
-    """Context manager for a run, after :func:`start`: an error in the block ends every process with a message that
-    names the failing process.
+    """Context manager for a run, used after :func:`start`. An error in the block ends every process with a message
+    that names the failing process.
 
-    An error with a true attribute ``agreed`` is raised by every process at the same step and is not published. A
+    An error whose attribute ``agreed`` is true is raised by every process at the same step and is not published. A
     process that reaches the end of the block waits for the others, at most ``timeout_seconds``. With several
-    processes, a failing process exits in this context manager.
+    processes, this context manager exits a failing process.
     """
     try:
         try:
@@ -266,7 +269,7 @@ def ends_together(timeout_seconds: float) -> Iterator[None]:
 
 
 def _part(timeout_seconds: float) -> None:
-    """Disconnect from the other processes at the end of a run. Failures after this are not published."""
+    """Disconnect from the other processes at the end of a run. Later failures are not published."""
     if not jax.distributed.is_initialized():
         return
     barrier("end", timeout_seconds)
@@ -283,7 +286,7 @@ def _part(timeout_seconds: float) -> None:
 
 
 def _publish(code: int, line: str) -> dict[str, Any] | None:
-    """Publish the exit of this process. Return the record that another process published earlier, or None."""
+    """Publish the exit of this process. Return the record of another process that exited earlier, or None."""
     record = {"process": index(), "host": socket.gethostname(), "code": code, "line": line}
     try:
         _client().key_value_set(FAILURE, json.dumps(record))
@@ -299,7 +302,7 @@ def _describe(record: dict[str, Any]) -> str:
 
 
 def _watch() -> None:
-    """Wait for a failure that another process publishes, and end this process; runs in its own thread."""
+    """Wait until another process publishes a failure, then end this process. Runs in its own thread."""
     while True:
         try:
             record = json.loads(_client().blocking_key_value_get(FAILURE, 10_000))
@@ -316,10 +319,10 @@ def _watch() -> None:
 
 
 def _leave(lost: list[int], line: str, code: int = exits.WATCHDOG) -> None:
-    """Print ``line`` and exit this process, from any thread, because the main thread may be blocked forever.
+    """Print ``line`` and exit this process. May be called from any thread, because the main thread may be blocked.
 
-    If processes are ``lost``, the failure is published unless the lead is one of them. Does nothing if this process
-    is already exiting.
+    ``lost`` lists the indices of lost processes. If it is not empty and does not contain the lead, the failure is
+    published. Does nothing if this process is already exiting.
     """
     if _state.leaving.is_set():
         return
@@ -336,10 +339,10 @@ def _leave(lost: list[int], line: str, code: int = exits.WATCHDOG) -> None:
 
 
 def exchange_activity(doing: Callable[[], str], before_leaving: Callable[[], None]) -> Callable[[], str]:
-    """Publish the activity of this process, which ``doing`` returns, in its heartbeats. Return a function that
+    """Publish the activity of this process, which ``doing`` returns, in the heartbeats. Return a function that
     describes the activities of the other processes.
 
-    ``before_leaving`` is called if this process exits because other processes are lost.
+    ``before_leaving`` is called before this process exits because other processes are lost.
     """
     if _state.heartbeats is None:
         return lambda: ""
@@ -348,8 +351,8 @@ def exchange_activity(doing: Callable[[], str], before_leaving: Callable[[], Non
 
 
 def _quit(code: int, lost: Sequence[int] = ()) -> NoReturn:
-    """Exit this process. The lead exits after all processes that are not ``lost``, because they would abort without
-    its service."""
+    """Exit this process. The lead waits until all processes that are not ``lost`` are about to exit, because they
+    would abort without its coordination service."""
     sys.stdout.flush()
     with contextlib.suppress(Exception):  # the process ends in any case
         client = _client()

@@ -1,5 +1,5 @@
-"""Handlers of Ctrl-C and SIGTERM, which save the state and stop the run. Does not import jax at the module level,
-because the handlers are installed first."""
+"""Handlers of Ctrl-C and SIGTERM, which make the run save its state and stop. This module does not import jax at
+the top level, because the handlers are installed before jax is imported."""
 
 import contextlib
 import signal
@@ -20,7 +20,7 @@ class Interrupted(Exception):
 
 
 class StopRequest:
-    """Request to stop a run; true after the first SIGINT or SIGTERM. A second Ctrl-C exits immediately.
+    """Request to stop a run. It is true after the first SIGINT or SIGTERM; a later Ctrl-C exits immediately.
 
     A signal to any host stops all hosts at the same step (:meth:`share`, :meth:`reached`).
     """
@@ -35,7 +35,7 @@ class StopRequest:
 
     @classmethod
     def install(cls) -> "StopRequest":
-        """Install handlers of SIGINT and SIGTERM for this process and return their request."""
+        """Install handlers for SIGINT and SIGTERM in this process; return the request that they set."""
         request = cls()
         for number in SIGNALS:
             signal.signal(number, request._handle)
@@ -46,7 +46,7 @@ class StopRequest:
         """Context manager for work that may be interrupted anywhere: a signal, even one received before the block,
         ends the block immediately with ``exits.Stop(message)``.
 
-        Both signals are handled inside the block, even without :meth:`install`. For the main thread only.
+        Both signals are handled inside the block, even without :meth:`install`. Must be used in the main thread.
         """
         before = {number: signal.signal(number, self._handle) for number in SIGNALS}
         self._interrupts = True
@@ -66,10 +66,10 @@ class StopRequest:
             raise exits.Stop(self.exit_code, message)
 
     def share(self) -> None:
-        """Send the signals of this host to all hosts.
+        """From now on, forward the signals of this host to all hosts.
 
-        Call this directly after ``jax.distributed.initialize``, whose preemption service replaces the handler of
-        SIGTERM. This method restores the handler and forwards signals, including one received earlier, to the
+        Must be called directly after ``jax.distributed.initialize``, whose preemption service replaces the handler
+        of SIGTERM. This method restores the handler and forwards signals, including one received earlier, to the
         service. ctypes is used because Python does not return a handler that C code has installed.
         """
         import ctypes
@@ -86,7 +86,8 @@ class StopRequest:
         """Return True if the run must stop now. The n-th call returns the same value on all hosts.
 
         Every host must make the same calls: after joining, after restoring, before each step and before each
-        evaluation batch. The service selects the first call to return True among those that no host has made yet.
+        evaluation batch. The service determines the number of the first call that returns True; no host has made
+        this call yet.
         """
         if self._notify is None or self._reached:
             return bool(self)
@@ -99,7 +100,7 @@ class StopRequest:
         return self._reached
 
     def _agree(self) -> None:
-        """Exchange the signals of all hosts and their times, and agree on one signal."""
+        """Exchange the signals and their ages with all hosts, and choose the same signal on every host."""
         from bert_jax.process import hosts
 
         own = f"{self.signal.name} {time.monotonic() - self._came}" if self.signal else ""
@@ -112,7 +113,7 @@ class StopRequest:
         self._where = f" on host {', '.join(map(str, signaled))}" if signaled else ""
 
     def reason(self) -> str:
-        """Return the reason of a stop for the last line of a run, such as ``2.3 s after SIGTERM on host 1``."""
+        """Return the reason for a stop, for the last line of a run, such as ``2.3 s after SIGTERM on host 1``."""
         assert self.signal is not None
         return f"{time.monotonic() - self._came:.1f} s after {self.signal.name}{self._where}"
 

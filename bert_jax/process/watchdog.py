@@ -1,4 +1,4 @@
-"""Watchdog that ends a run without progress, because one stuck host would block all others forever."""
+"""Watchdog that ends a run without progress. Without it, one stuck host would block all others forever."""
 
 import contextlib
 import faulthandler
@@ -26,9 +26,9 @@ class Watchdog:
     ``limit`` seconds (0: never).
 
     Before the first beat and in a :meth:`phase`, the limit is ``PHASE_FACTOR`` times as long. The watchdog does not
-    communicate with other hosts, so it works while every collective is stuck. Time during which this process was
-    suspended (Ctrl-Z, a sleeping machine) does not count. A main thread that never releases the interpreter lock is
-    not detected.
+    communicate with other hosts, so it works even if every collective is stuck. Time during which this process was
+    suspended (Ctrl-Z, a sleeping machine) does not count. The watchdog cannot detect a main thread that never
+    releases the interpreter lock.
     """
 
     def __init__(self, limit: float) -> None:
@@ -45,7 +45,7 @@ class Watchdog:
             self._thread.start()
 
     def beat(self, doing: str) -> None:
-        """Report progress; ``doing`` names the work that follows. Cheap enough for every step."""
+        """Report progress; ``doing`` names the work that follows. Cheap enough to call at every step."""
         self.doing, self._factor = doing, 1
         self._beats += 1
 
@@ -62,7 +62,7 @@ class Watchdog:
             self._beats += 1
 
     def first_call(self, function: Callable[..., Any], doing: str) -> Callable[..., Any]:
-        """Wrap ``function`` so that its first call, in which jit compiles it, is a :meth:`phase`."""
+        """Wrap ``function`` so that its first call, during which jit compiles it, is a :meth:`phase`."""
         called = False
 
         def call(*arguments: Any) -> Any:
@@ -74,7 +74,7 @@ class Watchdog:
         return call
 
     def close(self) -> None:
-        """Stop the thread; may be called twice."""
+        """Stop the watchdog thread; may be called twice."""
         self._closed.set()
         if self._thread is not None:
             self._thread.join()
@@ -104,7 +104,8 @@ class Watchdog:
     def dump_if_stuck(self) -> None:
         """Write the stacks of all threads if at least half of the limit has passed without progress.
 
-        Called if another process has ended the run, possibly for the same reason.
+        Called before this process exits because other processes are lost. Their own watchdogs may have ended them
+        for the same lack of progress.
         """
         if self._limit > 0 and self._stood >= self._limit / 2:
             self._dump("")

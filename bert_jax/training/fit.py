@@ -1,4 +1,4 @@
-"""Training of a run from its first state to its last step: compile the step, run the loop, save checkpoints."""
+"""Training of a run from its start to its last step: compilation of the step, the training loop, checkpoints."""
 
 from collections.abc import Callable
 from typing import Any
@@ -15,7 +15,7 @@ from bert_jax.training.state import TrainState
 
 
 def compile_step(job: Job, context: Context, data_step: int) -> None:
-    """Compile the training step for the batch of ``data_step`` before the loop."""
+    """Compile the training step, before the loop, for the shapes of batch ``data_step`` of the phase."""
     with context.watchdog.phase("compiling the training step"):
         context.programs.step_for(job.batch_shapes(context.programs.mesh, data_step))
         # Processes compile at different speeds, and a collective has a shorter timeout than this barrier.
@@ -74,7 +74,7 @@ def fit(job: Job, context: Context, start: Start, data: Data, upload: Callable[[
 
 
 def line_writer(job: Job, context: Context) -> Any:
-    """Return a function that computes the MFU of a step and writes the log line of the step."""
+    """Return a function that adds the MFU (model FLOP utilization) to a log line and writes the line."""
     mesh = context.programs.mesh
     device_kind = mesh.devices.flat[0].device_kind
     # Counting FLOPs traces the model, which takes seconds; the MFU is defined only if the peak is known.

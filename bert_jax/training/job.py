@@ -39,7 +39,7 @@ class Data:
 
 @dataclass(frozen=True)
 class Context:
-    """Services that a run provides to its job for evaluations and results."""
+    """Services that a run provides to its job for evaluating and for writing results."""
 
     programs: TrainPrograms
     launch: Launch
@@ -63,7 +63,7 @@ class Context:
 
 
 class Job(ABC):
-    """Model and objective, data, evaluation and results of one run."""
+    """Definition of one run: its model and objective, data, evaluation and results."""
 
     def __init__(self, config: RunConfig, tokenizer: Tokenizer) -> None:
         self.config, self.tokenizer = config, tokenizer
@@ -77,7 +77,7 @@ class Job(ABC):
 
     @abstractmethod
     def programs(self, mesh: Mesh) -> TrainPrograms:
-        """Return the programs on ``mesh``, with their model, optimizer and abstract state."""
+        """Return the training and evaluation steps on ``mesh``, with their model, optimizer and abstract state."""
 
     @abstractmethod
     def write_tokenizer(self, folder: Path) -> None:
@@ -89,7 +89,7 @@ class Job(ABC):
 
     @abstractmethod
     def batch_shapes(self, mesh: Mesh, data_step: int) -> Mapping[str, Any]:
-        """Return the shapes of the batch of ``data_step``, for which the step is compiled before the loop."""
+        """Return the shapes of batch ``data_step`` of the phase, for which the step is compiled before the loop."""
 
     @abstractmethod
     def flops_per_sequence(self) -> float:
@@ -104,20 +104,22 @@ class Job(ABC):
         """Evaluate ``state`` and write the log lines. Return True if the run should end after this step."""
 
     def stopped_early(self) -> bool:
-        """Return True if the run ended before its last step."""
+        """Return True if the run is complete although it ended before its last step."""
         return False
 
     @abstractmethod
     def finish(self, context: Context, state: TrainState) -> None:
-        """Write the results after the last step. Must be called by every process; called again if a complete run is
-        started again."""
+        """Write the results after the last step. Must be called by every process.
+
+        This method may be called again when a complete run is restarted.
+        """
 
     @abstractmethod
     def is_finished(self, folder: Path) -> bool:
         """Return True if ``folder`` contains everything that :meth:`finish` writes."""
 
     def state(self) -> dict[str, Any]:
-        """Return the state of the job that checkpoints store, as JSON values."""
+        """Return, as JSON values, the state of the job that checkpoints store."""
         return {}
 
     def eval_is_recorded(self, step: int) -> bool:
@@ -134,6 +136,6 @@ class Job(ABC):
         hosts.require_equal("config", digest, "use the same command and recipe on every host", host_timeout)
 
     def require_same_data(self, data: Data, host_timeout: float) -> None:
-        """Raise ``ValueError`` unless all processes have the same data and tokenizer."""
+        """Raise ``ValueError`` unless all processes use the same data and tokenizer."""
         digest = json_digest([self.tokenizer.fingerprint, data.order])
         hosts.require_equal("data", digest, "use the same shards and vocabulary on every host", host_timeout)

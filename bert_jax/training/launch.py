@@ -20,7 +20,7 @@ RECORD = "warm_start.yaml"
 class InitialModel:
     """Parameters that a run starts from instead of randomly initialized parameters.
 
-    ``bert_jax.interop.initialization`` creates it.
+    Created by ``bert_jax.interop.initialization``.
     """
 
     # Canonical name -> float32 array; missing parameters are randomly initialized.
@@ -35,7 +35,7 @@ class InitialModel:
 
 @dataclass(frozen=True, kw_only=True)
 class Launch:
-    """Inputs of one run."""
+    """Inputs of one run that are not part of its config."""
 
     # Folder (or URL) of the run.
     workdir: Location

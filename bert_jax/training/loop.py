@@ -22,7 +22,8 @@ Batches = Iterator[tuple[Mapping[str, jax.Array], BatchInfo]]
 
 
 class ProfilerWindow:
-    """Profiler trace of steps ``steps[0]`` to ``steps[1]``, written to ``folder``; none if ``steps`` is empty."""
+    """Profiler trace of steps ``steps[0]`` to ``steps[1]``, written to ``folder``. Without ``steps``, no trace is
+    written."""
 
     def __init__(self, folder: Path, steps: tuple[int, ...]) -> None:
         self._folder, self._steps = folder, steps
@@ -30,7 +31,8 @@ class ProfilerWindow:
 
     @contextlib.contextmanager
     def step(self, number: int) -> Iterator[None]:
-        """Annotate the dispatch of step ``number`` (from 1) in the trace. Start the trace at its first step."""
+        """Annotate the dispatch of step ``number`` (counted from 1) in the trace. Start the trace at the first step
+        of the window."""
         if not self._steps:
             yield
             return
@@ -41,7 +43,7 @@ class ProfilerWindow:
             yield
 
     def finish(self, number: int, result: Any) -> None:
-        """Stop the trace after its last step, once the ``result`` of the step is computed."""
+        """After the last step of the window, wait until its ``result`` is computed, then stop the trace."""
         if self._running and number >= self._steps[1]:
             jax.block_until_ready(result)
             self.close()
@@ -78,8 +80,8 @@ class Loop:
         The order of operations is fixed: read a batch, dispatch the step, log its line, evaluate, save, and only
         then read the next batch. Each checkpoint therefore contains the data position after its step, and when a
         checkpoint is written, the log contains every line up to the step of the checkpoint. There is one exception:
-        if damaged records (``DataBudgetError``) or a signal (``Interrupted``) interrupt an evaluation, its line is
-        missing, but its step is saved. The resumed run starts with this evaluation.
+        if damaged records (``DataBudgetError``) or a signal (``Interrupted``) interrupt an evaluation, the state is
+        saved although the line of the evaluation is missing. The resumed run starts with this evaluation.
         """
         config, step, saved, last = self.config, first_step, first_step, False
         self.watchdog.beat(f"step {step + 1:,}")
@@ -104,7 +106,7 @@ class Loop:
         return state
 
     def _step(self, state: TrainState, step: int) -> TrainState:
-        """Read the next batch, dispatch step number ``step`` and return the new state."""
+        """Read the next batch, dispatch step ``step`` on it and return the new state."""
         began = time.perf_counter()
         batch, info = next(self.batches)
         self.recorder.clock.waited += time.perf_counter() - began
@@ -118,7 +120,7 @@ class Loop:
         return state
 
     def _evaluate(self, state: TrainState, step: int) -> bool:
-        """Evaluate; save the state if the evaluation is interrupted."""
+        """Evaluate ``state``. After an interruption, save the state and raise an error that ends the run."""
         try:
             return bool(self._timed(self.evaluate, state, step))
         except Interrupted:

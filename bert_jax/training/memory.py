@@ -1,4 +1,4 @@
-"""Device memory: out-of-memory errors in one line with advice, and the memory needs of the state and the step."""
+"""Device memory: one-line out-of-memory errors with advice, and the memory that the state and the step need."""
 
 import contextlib
 import math
@@ -12,8 +12,8 @@ from bert_jax.config import RunConfig
 
 
 class OutOfMemory(ValueError):
-    """Raised if a device runs out of memory. The message is one line with the work that failed, the number of bytes
-    that it needs, and the options to change."""
+    """Raised if a device runs out of memory. The one-line message names the work that failed, the number of
+    bytes that this work needs, and the options to change."""
 
 
 @contextlib.contextmanager
@@ -21,8 +21,8 @@ def explain_memory(what: str, advice: str, needed: Callable[[], int | None] = la
     """Raise :class:`OutOfMemory` if a device runs out of memory inside the block.
 
     Args:
-        what: name of the work in the block, for the message.
-        advice: options to change, for the message.
+        what: name of the work that the block does, for the message.
+        advice: advice on the options to change, for the message.
         needed: function that returns the number of bytes per device that the work needs, or None if unknown.
     """
     try:
@@ -63,7 +63,7 @@ def gib(amount: int) -> str:
 
 
 def step_bytes(memory: Any) -> int | None:
-    """Return the peak bytes per device of a compiled program from its memory analysis ``memory``.
+    """Return the peak memory of a compiled program in bytes per device, from its memory analysis ``memory``.
 
     Returns None if ``memory`` is None, because the program is not compiled yet.
     """
@@ -74,7 +74,7 @@ def step_bytes(memory: Any) -> int | None:
 
 
 def device_bytes(tree: Any) -> int:
-    """Return the bytes on one device of a tree of arrays, or of shape structs with shardings."""
+    """Return the bytes per device that a tree of arrays, or of shape structs with shardings, occupies."""
     leaves = jax.tree.leaves(tree)
     return sum(math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize for leaf in leaves)
 
@@ -91,7 +91,7 @@ def step_advice(config: RunConfig) -> str:
 
 
 def state_advice(config: RunConfig) -> str:
-    """Return advice on the options to change if parameters and optimizer state do not fit into device memory."""
+    """Return advice on the options to change if the training state does not fit into device memory."""
     average = ", set optimizer.ema_decay 0" if config.optimizer.ema_decay else ""
     return (
         f"shard the state over more devices with mesh.fsdp (now {config.mesh.fsdp}){average}, or train a smaller "

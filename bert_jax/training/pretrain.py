@@ -23,8 +23,8 @@ from bert_jax.training.state import TrainState
 
 
 class PretrainJob(Job):
-    """Job that trains an objective on the batches of ``source``. ``vocabulary`` is the path of the file of
-    ``tokenizer``."""
+    """Job that trains an objective on the batches of ``source``. ``vocabulary`` is the path of the vocabulary file
+    from which ``tokenizer`` was loaded."""
 
     config: PretrainConfig
 
@@ -96,7 +96,7 @@ class PretrainJob(Job):
         return False
 
     def _totals(self, context: Context, params: Any, held_out: Any, step: int) -> dict[str, np.ndarray]:
-        """Return the total (sum, weight) of each metric over all held-out rows, as float64[2] by name.
+        """Return, by metric name, the totals (sum, weight) over all held-out rows as float64[2].
 
         If one process raises ``DataBudgetError``, all processes raise it.
         """

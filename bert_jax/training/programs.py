@@ -36,7 +36,7 @@ _V5E_OPTIONS = {
 
 
 def compiler_options(mesh: Mesh) -> dict[str, str]:
-    """Return the compiler options for a training step on ``mesh``, except those that ``LIBTPU_INIT_ARGS`` sets."""
+    """Return the compiler options of the training step on ``mesh``, except those that ``LIBTPU_INIT_ARGS`` sets."""
     if mesh.devices.flat[0].device_kind not in ("TPU v5 lite", "TPU v5e"):
         return {}
     own = set(re.findall(r"--(\w+)", os.environ.get("LIBTPU_INIT_ARGS", "")))
@@ -45,7 +45,7 @@ def compiler_options(mesh: Mesh) -> dict[str, str]:
 
 @struct.dataclass
 class StepMetrics:
-    """Metrics of one step in one float32 array, which needs one transfer to the host instead of about twenty."""
+    """Metrics of one step, packed into one float32 array: one transfer to the host instead of about twenty."""
 
     values: Any  # float32[number of metrics]
     tree: jax.tree_util.PyTreeDef = struct.field(pytree_node=False)
@@ -57,7 +57,7 @@ class StepMetrics:
         return cls(jnp.stack([leaf.astype(jnp.float32) for leaf in leaves]), tree)
 
     def unpack(self) -> dict[str, Any]:
-        """Wait for the step and return the metrics of :func:`bert_jax.training.step.make_train_step` as floats."""
+        """Wait for the step and return its metrics as floats, in a tree with the original structure."""
         metrics: dict[str, Any] = jax.tree.unflatten(self.tree, np.asarray(self.values).tolist())
         return metrics
 
@@ -66,10 +66,10 @@ StepFunction = Callable[[TrainState, Mapping[str, jax.Array]], tuple[TrainState,
 
 
 def train_programs(objective: PretrainObjective) -> "TrainPrograms":
-    """Return the programs of pretraining on the mesh of ``objective`` without allocating or compiling anything.
+    """Return the programs that pretrain ``objective`` on its mesh, without allocating or compiling anything.
 
     The devices of the mesh need not be attached to this machine (see ``jax.experimental.topologies``). Raises
-    ``ValueError`` if the mesh does not divide a batch of the run.
+    ``ValueError`` if the rows of a batch cannot be divided equally over the mesh.
     """
     assert objective.mesh is not None
     check_batches(objective.config.training, objective.mesh.shape)
@@ -77,7 +77,7 @@ def train_programs(objective: PretrainObjective) -> "TrainPrograms":
 
 
 def make_programs(objective: Objective, *, unfreeze_updates: Any = None, **step_options: Any) -> "TrainPrograms":
-    """Return the programs of ``objective`` on its mesh. ``unfreeze_updates``: see
+    """Return the programs that train and evaluate ``objective`` on its mesh. ``unfreeze_updates``: see
     :func:`bert_jax.optim.make_optimizer`; ``step_options``: see :func:`bert_jax.training.step.make_train_step`."""
     config, model, mesh = objective.config, objective.model, objective.mesh
     assert mesh is not None
@@ -95,7 +95,7 @@ def pretraining_batch(objective: PretrainObjective, batch_size: int) -> dict[str
 
 
 def with_shardings(batch: Mapping[str, Any], mesh: Mesh) -> dict[str, jax.ShapeDtypeStruct]:
-    """Return the shape structs of a global batch (arrays or shape structs), sharded over ``mesh``."""
+    """Return shape structs, sharded over ``mesh``, for the features of a global batch (arrays or shape structs)."""
     sharding = batch_sharding(mesh)
     return {name: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding) for name, x in batch.items()}
 
@@ -154,6 +154,6 @@ class TrainPrograms:
         return self._compiled[key]
 
     def gather(self, state: TrainState) -> Any:
-        """Return the parameters to evaluate, complete on each replica: the moving average if ``state`` has one,
-        else the parameters."""
+        """Return the parameters to evaluate, gathered on each replica: the moving average if ``state`` has one,
+        else the trained parameters."""
         return self._gather(state.params if state.ema is None else state.ema)

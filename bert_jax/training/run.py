@@ -1,6 +1,6 @@
-"""One run from start to end: workdir, programs, first state, data, logs, due evaluation, training loop, results.
+"""One run from start to end: workdir, programs, initial or restored state, data, logs, training loop, results.
 
-Pretraining and fine-tuning are implementations of ``Job``, which a run trains.
+A run trains a ``Job``, which pretraining and fine-tuning implement.
 """
 
 import time
@@ -51,12 +51,12 @@ def train(job: Job, launch: Launch) -> None:
 
 
 class Run:
-    """One attempt at a run, up to its end or a rollback. The lead process has locked the workdir."""
+    """One attempt at a run, which ends with the run or with a rollback. The lead process has locked the workdir."""
 
     def __init__(
         self, job: Job, launch: Launch, logs: Logs, watchdog: Watchdog, rollback: RollBack | None = None
     ) -> None:
-        """Create an attempt. ``rollback`` is the rollback that ended the previous attempt, if any; it determines
+        """Create an attempt. ``rollback``, if set, is the rollback that ended the previous attempt; it determines
         the batches to skip."""
         self.job, self.launch, self.logs, self.watchdog, self.rollback = job, launch, logs, watchdog, rollback
         self.began = time.perf_counter() if launch.started is None else launch.started
@@ -101,7 +101,7 @@ class Run:
             context.log.close()
 
     def _open_workdir(self) -> None:
-        """Check that all processes use the same workdir and config; set the folder of the compilation cache."""
+        """Check that all processes use the same workdir and config. Set the folder of the compilation cache."""
         workdir, training = self.launch.workdir, self.job.config.training
         hosts.require_shared(workdir, self.launch.host_timeout)
         self.job.require_same_config(self.launch.host_timeout)
@@ -111,7 +111,7 @@ class Run:
             jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)
 
     def _load_data(self, start: Start, mesh: jax.sharding.Mesh, complete: bool) -> Data:
-        """Return the training data, positioned at the batch after ``start``."""
+        """Return the training data, positioned before the first batch that follows ``start``."""
         if complete and start.changed:
             used = self.job.options_used_after_completion
             self.messages.append(f"the run is complete; only these options have an effect: {used}")
@@ -137,8 +137,8 @@ class Run:
         return Context(programs, self.launch, log, self.watchdog)
 
     def _evaluate_if_due(self, context: Context, start: Start, complete: bool) -> bool:
-        """Evaluate the restored step if its evaluation is due and missing in the log. Return True if the run should
-        end after it."""
+        """Evaluate the restored state if its evaluation is due but missing from the log. Return True if the run
+        should end after this evaluation."""
         job, step, training = self.job, start.step, self.job.config.training
         is_due = step == training.num_steps or (
             not complete and training.eval_interval > 0 and step % training.eval_interval == 0
@@ -153,7 +153,7 @@ class Run:
             raise stopped(self.launch, f"stopped at step {step:,}") from None
 
     def _finish_complete(self, context: Context, start: Start) -> None:
-        """Write the results of a complete run unless the folder already contains them."""
+        """Write the results of a complete run unless the log folder already contains them."""
         is_due = not self.job.is_finished(self.logs.folder)
         if hosts.broadcast_from_lead("report_is_due", is_due, self.launch.host_timeout):
             self.job.finish(context, start.state)

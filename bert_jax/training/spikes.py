@@ -12,8 +12,8 @@ from bert_jax.process import exits
 class RollBack(Exception):
     """Raised if the run must go back to the newest checkpoint before ``first_step``.
 
-    The run then skips the batches up to the batch of ``last_step`` and the next ``training.spike_skip_batches``
-    batches.
+    The run then skips all batches up to that of ``last_step``, and also the following
+    ``training.spike_skip_batches`` batches.
     """
 
     def __init__(self, first_step: int, last_step: int, reason: str) -> None:
@@ -22,10 +22,10 @@ class RollBack(Exception):
 
 
 class LossGuard:
-    """Detector of loss spikes. Checkpoints contain its state, so a resumed run makes the same decisions.
+    """Detector of loss spikes. Checkpoints store its state, so a resumed run makes the same decisions.
 
-    The mean and the variance of the loss are exponential averages over ``training.spike_window`` steps, without the
-    spikes.
+    The mean and the variance of the loss are exponential moving averages over ``training.spike_window`` steps;
+    spikes are excluded.
     """
 
     def __init__(self, config: TrainingConfig) -> None:
@@ -34,10 +34,10 @@ class LossGuard:
         self._seen, self._mean, self._variance = 0, 0.0, 0.0
 
     def add(self, step: int, loss: float, bad_in_a_row: int) -> None:
-        """Add the loss of ``step`` in nats. ``bad_in_a_row`` is the number of consecutive non-finite steps up to
-        ``step``.
+        """Add ``loss``, the loss of ``step`` in nats. ``bad_in_a_row`` is the number of consecutive steps, up to
+        and including ``step``, with a non-finite loss or gradient.
 
-        After a spike or ``training.max_bad_steps`` consecutive non-finite steps, raises :class:`RollBack`, or
+        After a spike or after ``training.max_bad_steps`` such steps in a row, raises :class:`RollBack`, or
         ``exits.Stop`` (exit code 44) if the run has used all of its ``training.spike_rollbacks``.
         """
         config = self._config
@@ -79,7 +79,10 @@ class LossGuard:
         raise exits.Stop(exits.NON_FINITE, line, agreed=True)
 
     def go_back(self, rollback: RollBack, step: int, iterator: BatchIterator) -> str:
-        """Skip batches, count the rollback and return a warning. The state of ``step`` must already be restored."""
+        """Skip batches of ``iterator``, count the rollback and return a warning for the log.
+
+        The state of ``step`` must already be restored.
+        """
         count = rollback.last_step - step + self._config.spike_skip_batches
         iterator.skip(count)
         self.rollbacks += 1

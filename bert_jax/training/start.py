@@ -1,4 +1,4 @@
-"""The first state of a run: its own newest checkpoint, else the last state of an earlier phase, else step 0."""
+"""The state from which a run starts: its newest checkpoint, the last checkpoint of an earlier phase, or step 0."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -25,7 +25,7 @@ PHASE_MAY_CHANGE = {"model.hidden_dropout", "model.attention_dropout"}
 
 @dataclass
 class Start:
-    """The first state of a run. The training loop takes over ``state`` and donates its buffers."""
+    """The state from which a run starts. ``fit`` sets ``state`` to None; the first step donates its buffers."""
 
     state: TrainState | None
     step: int
@@ -80,7 +80,7 @@ def find_start(
 
 
 def _end_of_phase(job: Job, programs: TrainPrograms, launch: Launch, report: Callable[[str], None]) -> Restored:
-    """Return the last checkpoint of the phase whose workdir is ``launch.continue_from``."""
+    """Return the newest checkpoint of the earlier phase whose workdir is ``launch.continue_from``."""
     folder, num_steps = launch.continue_from, job.config.training.num_steps
     assert folder is not None
     before = restore_newest(
@@ -107,7 +107,7 @@ def _resumed(
     allow_numeric_change: bool,
     report: Callable[[str], None],
 ) -> Start:
-    """Return the start from the run's own checkpoint.
+    """Return the start of a run that continues from ``restored``, its own checkpoint.
 
     Raises ``ValueError`` if the vocabulary differs from that of the checkpoint, or if ``execution.prng`` differs
     without ``allow_numeric_change``.

@@ -20,10 +20,10 @@ from bert_jax.parallel import shardings
 
 @struct.dataclass
 class TrainState:
-    """Parameters and optimizer state, float32.
+    """Step, parameters and optimizer state; floating-point values are float32.
 
-    ``ema``: moving average of the parameters, None without ``optimizer.ema_decay``. ``start``: initial parameters,
-    with 0 for those that were randomly initialized; None if the config does not need them.
+    ``ema``: moving average of the parameters, or None without ``optimizer.ema_decay``. ``start``: initial
+    parameters, with 0 for those that were randomly initialized; None if the config does not need them.
     """
 
     step: jax.Array  # int32[]: number of optimizer steps, including skipped steps
@@ -39,10 +39,10 @@ def make_prng_key(execution: ExecutionConfig, seed: int) -> jax.Array:
 
 
 def initial_params(model: BertModel, seed: int, loaded: Mapping[str, Any] | None = None) -> Any:
-    """Return parameters in the running layout.
+    """Return initial parameters in the layout of ``model``.
 
     The values depend only on the seed and the canonical names: the parameters are randomly initialized in the
-    unstacked, unpadded layout, then stacked and padded. Canonical arrays in ``loaded`` replace the randomly
+    unstacked, unpadded layout and then stacked and padded. Canonical arrays in ``loaded`` replace the randomly
     initialized values. Raises ``ValueError`` if the model has no parameter with the name and shape of an
     array in ``loaded``.
     """
@@ -56,30 +56,32 @@ def initial_params(model: BertModel, seed: int, loaded: Mapping[str, Any] | None
 
 
 def compute_shardings(model: BertModel, mesh: Mesh) -> Any:
-    """Return a tree of the shardings of the parameters during computation: complete on each replica."""
+    """Return a tree with the sharding of each parameter during computation; each replica has all parameters."""
     return shardings(abstract_params(model), mesh)
 
 
 def parameter_of(path: tuple[Any, ...], names: Container[str]) -> str:
-    """Return the name of the parameter that a leaf of the state belongs to: the longest suffix of ``path`` in
-    ``names``, or "" if no suffix is in ``names``."""
+    """Return the name of the parameter to which the leaf of the state at ``path`` belongs.
+
+    This is the longest suffix of ``path`` that is in ``names``, or "" if ``names`` contains no suffix.
+    """
     parts = path_name(path).split("/")
     return next((name for i in range(len(parts)) if (name := "/".join(parts[i:])) in names), "")
 
 
 def flat(tree: Any) -> dict[str, Any]:
-    """Return a dict from the path of each leaf of a tree to the leaf."""
+    """Return a dict that maps the path of each leaf of a tree to the leaf."""
     return {path_name(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
 
 
 def abstract_state(
     config: RunConfig, model: BertModel, optimizer: optax.GradientTransformation, mesh: Mesh
 ) -> TrainState:
-    """Return shapes, dtypes and shardings of the state that ``config`` trains, without allocating it.
+    """Return the shapes, dtypes and shardings of the training state for ``config``, without allocating arrays.
 
-    The parameters between steps, the optimizer moments and the moving average have the same sharding. With
-    ``mesh.shard_optimizer``, each replica stores and updates a part of each parameter, otherwise the whole
-    parameter.
+    Between steps, the parameters, the optimizer moments and the moving average have the same sharding. With
+    ``mesh.shard_optimizer``, each replica stores and updates a shard of each parameter; otherwise, each replica
+    stores and updates all parameters.
     """
     params = nn.unbox(abstract_params(model))
     by_name = flat(shardings(abstract_params(model), mesh, replicas=config.mesh.shard_optimizer))
@@ -106,10 +108,10 @@ def initial_state(
     seed: int,
     loaded: Mapping[str, Any] | None = None,
 ) -> TrainState:
-    """Return the state of step 0, created with the shardings of ``abstract``.
+    """Return the state at step 0, created with the shardings of ``abstract``.
 
-    Canonical arrays in ``loaded`` replace randomly initialized parameters. The moving average starts at the
-    parameters.
+    Canonical arrays in ``loaded`` replace randomly initialized parameters. The moving average starts as a copy of
+    the parameters.
     """
     vocab_size = model.config.vocab_size
 

@@ -19,7 +19,7 @@ Gradients = tuple[jax.Array, Any, Sums]
 
 
 def split_microbatches(batch: Batch, count: int) -> dict[str, jax.Array]:
-    """Reshape features [B, ...] to [count, B / count, ...]; microbatch i has the rows i, i + count, ...
+    """Reshape features [B, ...] to [count, B / count, ...]; microbatch i consists of rows i, i + count, ...
 
     Every device keeps its own rows, so the split needs no communication on any mesh.
     """
@@ -39,10 +39,10 @@ def loss_and_gradients(
     reduction_dtype: str = "float32",
     shardings: Any = None,
 ) -> Gradients:
-    """Return the loss of the global batch, its gradients (float32) and the summed metrics.
+    """Return the loss of the global batch, the gradients of the loss (float32) and the summed metrics.
 
-    The denominators of the loss are sums over the whole batch, so the accumulated gradient equals the gradient of
-    the whole batch even if the microbatches contain different numbers of masked tokens. Each replica (one index of
+    The denominators of the loss are sums over the global batch, so the accumulated gradient equals the gradient of
+    the global batch even if the microbatches contain different numbers of masked tokens. Each replica (one index of
     the mesh axis ``data``) accumulates the gradients of its own rows without communication. The gradients are then
     summed over the replicas once, in ``reduction_dtype``, and sharded by ``shardings`` (a tree like ``params``).
     """
@@ -79,8 +79,8 @@ def loss_and_gradients(
 
 
 def accumulate(gradients: Callable[[Batch, Any], Gradients], rows: Batch, count: int) -> Gradients:
-    """Return the sum of ``gradients(microbatch, index)`` over ``count`` microbatches of ``rows``,
-    computed one after another."""
+    """Split ``rows`` into ``count`` microbatches, call ``gradients(microbatch, index)`` for one after another and
+    return the sum of the results."""
     if count == 1:
         return gradients(rows, 0)
     split = split_microbatches(rows, count)
@@ -96,8 +96,8 @@ def accumulate(gradients: Callable[[Batch, Any], Gradients], rows: Batch, count:
 def over_replicas(replica_gradients: Callable[..., Gradients], mesh: Mesh, inputs: tuple[Any, ...]) -> Gradients:
     """Return the :data:`Gradients` of all replicas, stacked along a new first dimension.
 
-    Each replica calls ``replica_gradients`` with ``inputs``, but with only its own part of the third input (the
-    rows) and of the last input (the replica indices).
+    Each replica calls ``replica_gradients`` with ``inputs``, in which the third input (the rows) and the last input
+    (the replica indices) are reduced to the shard of this replica.
     """
     whole, by_rows = PartitionSpec(), PartitionSpec("data")
     # Manual over data only; the compiler partitions the work of a replica over fsdp and tensor.
@@ -113,11 +113,11 @@ def over_replicas(replica_gradients: Callable[..., Gradients], mesh: Mesh, input
 
 
 def sum_replicas(stacked: Any, shardings: Any, dtype: jnp.dtype) -> Any:
-    """Sum the arrays of a tree over their first dimension, which has one entry per replica, and shard the sums by
+    """Sum the arrays of a tree over the replicas, which are their first dimension, and shard the sums by
     ``shardings``.
 
     The sums are computed in ``dtype`` and returned as float32. Each array needs one collective: an all-reduce if
-    every replica needs the whole array, a reduce-scatter if each replica needs a part of it.
+    every replica needs the complete array, a reduce-scatter if each replica needs only a shard of the array.
     """
     mesh = jax.tree.leaves(shardings)[0].mesh
     replicas = mesh.shape["data"]

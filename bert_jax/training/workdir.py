@@ -1,4 +1,4 @@
-"""The workdir of a run: its lock, its logs in a local folder, and the copy of the logs in an object store."""
+"""The workdir of a run: its lock, the local folder of its logs, and copies of the logs in an object store."""
 
 import contextlib
 import logging
@@ -30,7 +30,7 @@ NOT_LOGS = ("checkpoints", "damaged_checkpoints", "rolled_back_checkpoints", "co
 
 
 class Logs(NamedTuple):
-    """The local folder of the logs of a run, and the function that copies it to the workdir."""
+    """The local folder with the logs of a run, and the function that copies changed logs to the workdir."""
 
     folder: Path
     upload: Callable[[], None]
@@ -42,12 +42,12 @@ def hold_workdir(
 ) -> Iterator[Logs]:
     """Lock ``workdir`` for a run until the block ends; only the ``lead`` process takes the lock.
 
-    In a local workdir, the logs are written directly. For a URL, the logs are copied to a temporary folder. Changed
-    files are copied back by ``upload`` and at the end of the block, also after an error. If a copy fails, the
-    temporary folder is kept and the error names it. A URL is locked by a lease. If a lease exists, this function
-    waits up to LEASE seconds to see whether another run renews it, and meanwhile calls ``check_stop``, which may
-    raise. If two runs start in the same second, both get the lease; one of them detects this within RENEWAL seconds
-    and exits at its next upload.
+    If the workdir is local, the logs are written directly to it. If it is a URL, the logs are first copied to a
+    temporary folder; ``upload`` copies changed files back, and so does the end of the block, even after an error.
+    If a copy fails, the temporary folder is kept and the error names it. A URL is locked with a lease. If a lease
+    exists, this function waits up to LEASE seconds to see whether another run renews it, and meanwhile calls
+    ``check_stop``, which may raise. If two runs start in the same second, both acquire the lease; one of them
+    detects the conflict within RENEWAL seconds and exits at its next upload.
 
     Raises:
         ValueError: another run has locked the workdir; the message starts with ``f"{workdir}: {taken}"``.
@@ -86,7 +86,7 @@ def hold_workdir(
 
 
 def describe_run(folder: Path, config: RunConfig, record: str) -> None:
-    """Write config.yaml and the ``record`` of the initial model, unless it is empty; delete an existing report."""
+    """Write config.yaml and, unless ``record`` is empty, the record of the initial model. Delete an old report."""
     write_whole(folder / "config.yaml", dump_yaml(config))
     if record:
         write_whole(folder / RECORD, record)
@@ -101,7 +101,7 @@ def stopped(launch: Launch, what: str) -> exits.Stop:
 
 
 class _Mirror:
-    """Copy, in a local folder, of the logs of a workdir in an object store."""
+    """Local copy of the logs of a workdir that is in an object store."""
 
     def __init__(self, workdir: ObjectPath, folder: Path, lease: "_Lease") -> None:
         self._workdir, self._folder, self._lease = workdir, folder, lease
@@ -123,7 +123,7 @@ class _Mirror:
                 self._known[name] = _signature(local)
 
     def upload(self) -> None:
-        """Copy every changed file to the object store, and remove deleted files from the store."""
+        """Copy every changed file to the object store, and delete objects whose local files were deleted."""
         with self._lock:
             self._lease.check()
             present = set()
@@ -148,7 +148,7 @@ def _signature(path: Path) -> tuple[int, int]:
 
 
 class _Lease:
-    """Lease of a workdir: an object in the store that a run renews while it uses the workdir."""
+    """Lease of a workdir: an object in the store, which the run renews as long as it uses the workdir."""
 
     def __init__(self, workdir: ObjectPath, taken: str, check_stop: Callable[[], None]) -> None:
         self._check_stop = check_stop

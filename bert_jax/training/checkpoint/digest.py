@@ -33,10 +33,10 @@ def _mix(x: jax.Array) -> jax.Array:
 
 
 def _digest_leaf(x: jax.Array, stacked: bool, rows: int | None) -> jax.Array:
-    """Return two position-dependent sums of the bits of ``x``, which do not depend on the mesh: uint32[2], or
-    uint32[layers, 2] for a stacked leaf.
+    """Return two position-dependent sums of the bits of ``x``: uint32[2], or uint32[layers, 2] if ``x`` is stacked.
 
-    The rows after the first ``rows`` rows are padding; they change the digest only if they are damaged (not 0).
+    The sums do not depend on the mesh. Rows after the first ``rows`` rows are padding; they affect the digest only
+    if they are damaged (not 0).
     """
     damaged = jnp.any(x[rows:] != 0) if rows is not None else False
     x = x[:rows] if rows is not None else x
@@ -56,32 +56,32 @@ def _digest_leaf(x: jax.Array, stacked: bool, rows: int | None) -> jax.Array:
 
 
 def tree_digest(tree: Any, vocab_size: int) -> str:
-    """Return the SHA-256 of :func:`digest_lines` of ``tree``, as hex."""
+    """Return the SHA-256 (hex) of the :func:`digest_lines` of ``tree``."""
     return lines_digest(digest_lines(tree, vocab_size))
 
 
 def lines_digest(lines: list[str]) -> str:
-    """Return the SHA-256 of the sorted :func:`digest_lines` of one or several trees, as hex."""
+    """Return the SHA-256 (hex) of ``lines``, the :func:`digest_lines` of one or more trees, in sorted order."""
     return hashlib.sha256("\n".join(sorted(lines)).encode()).hexdigest()
 
 
 def part_digests(lines: list[str]) -> dict[str, str]:
-    """Return the digests of the parameters (key ``params``) and of their moving average (``ema``) from the lines of
-    a state. A part without lines is omitted."""
+    """Return one digest for the parameters (key ``params``) and one for their moving average (key ``ema``),
+    computed from ``lines``, the :func:`digest_lines` of a training state. A key without lines is omitted."""
     parts = {part: [line for line in lines if line.startswith(f"{part}/")] for part in ("params", "ema")}
     return {part: lines_digest(own) for part, own in parts.items() if own}
 
 
 def digest_lines(tree: Any, vocab_size: int) -> list[str]:
-    """Return a line ``name shape dtype digest`` for every canonical leaf of ``tree``."""
+    """Return one line, ``name shape dtype digest``, for each canonical leaf of ``tree``."""
     return start_digest(tree, vocab_size)()
 
 
 def start_digest(tree: Any, vocab_size: int) -> Callable[[], list[str]]:
-    """Start computing the digests of ``tree``; return a function that waits for them and returns
-    :func:`digest_lines`.
+    """Start to compute the digests of ``tree``. Return a function that waits for them and returns the
+    :func:`digest_lines` of ``tree``.
 
-    The buffers of ``tree`` may be donated after this call. The returned function may be called in any thread.
+    The buffers of ``tree`` may be donated after this call. The returned function may be called from any thread.
     """
     pending = []
     for kind, leaves in _alike(tree, vocab_size):
@@ -109,8 +109,8 @@ def compile_digest(tree: Any, vocab_size: int) -> None:
 
 
 class _Kind(NamedTuple):
-    """Key of the program that computes the digest of a leaf. ``rows``: number of rows without padding; None if the
-    leaf has no padding."""
+    """Properties of a leaf that determine the program for its digest. ``rows``: number of rows before the padding,
+    or None for a leaf that is never padded."""
 
     shape: tuple[int, ...]
     dtype: np.dtype
@@ -120,9 +120,9 @@ class _Kind(NamedTuple):
 
 
 def _alike(tree: Any, vocab_size: int) -> Iterator[tuple[_Kind, list[tuple[str, Any]]]]:
-    """Yield each kind with up to 48 named leaves of that kind.
+    """Group the leaves of ``tree`` by kind; yield each kind with at most 48 (name, leaf) pairs at a time.
 
-    The leaves are grouped because a device queues only a few programs; dispatching more of them blocks.
+    Each group needs only one program. A device queues only a few programs, and dispatching more of them blocks.
     """
     kinds: dict[_Kind, list[tuple[str, Any]]] = {}
     for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
@@ -147,7 +147,7 @@ def _lines(kind: _Kind, name: str, values: np.ndarray) -> Iterator[str]:
 
 @functools.lru_cache(maxsize=1024)
 def _digest_program(kind: _Kind, count: int) -> Callable[[list[jax.Array]], jax.Array]:
-    """Return the compiled program for the digests of ``count`` leaves, replicated on every process."""
+    """Return the compiled program that computes the digests of ``count`` leaves, replicated on all processes."""
     everywhere = None
     if isinstance(kind.sharding, NamedSharding):
         everywhere = NamedSharding(kind.sharding.mesh, PartitionSpec())
@@ -160,12 +160,12 @@ def _digest_program(kind: _Kind, count: int) -> Callable[[list[jax.Array]], jax.
 
 
 def json_digest(value: Any) -> str:
-    """Return the SHA-256 of a JSON value (sorted keys, no spaces) as hex."""
+    """Return the SHA-256 (hex) of a JSON value, which is serialized with sorted keys and without spaces."""
     return hashlib.sha256(json.dumps(value, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 
 def file_checksum(path: Location) -> str:
-    """Return the crc32c of a file as hex."""
+    """Return the crc32c checksum (hex) of a file."""
     checksum = google_crc32c.Checksum()
     with path.open("rb") as file:
         while block := file.read(1 << 22):
@@ -174,7 +174,7 @@ def file_checksum(path: Location) -> str:
 
 
 def write_checksums(folder: Location) -> None:
-    """Write the size and crc32c of every file under ``folder`` to the checksum file of ``folder``, atomically."""
+    """Atomically write the size and crc32c of every file under ``folder`` to the checksum file of ``folder``."""
     files = {
         path.relative_to(folder).as_posix(): [path.stat().st_size, file_checksum(path)]
         for path in sorted(folder.rglob("*"))
@@ -186,9 +186,9 @@ def write_checksums(folder: Location) -> None:
 def check_files(folder: Location, share: tuple[int, int] = (0, 1)) -> str | None:
     """Return a description of the first fault in the files of a checkpoint, or ``None`` if no fault is found.
 
-    A checkpoint without a checksum file, after a kill between the commit and the writing of this file, counts as
-    having no fault; the digest of its values is checked later. With ``share`` (i, n), only every n-th file is
-    checked, starting with file i, so that n processes can divide the work.
+    If the run was killed after the commit but before it wrote the checksum file, the checkpoint lacks this file.
+    Such a checkpoint counts as undamaged here; the digest of its values is checked later. With ``share`` = (i, n),
+    only every n-th file is checked, starting with file i, so that n processes can divide the work.
     """
     path = folder / CHECKSUM_FILE
     if not path.exists():

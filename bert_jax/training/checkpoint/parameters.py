@@ -1,5 +1,4 @@
-"""Arrays of a checkpoint by name: reading the parameters without the optimizer state, and saving and reading host
-arrays."""
+"""Reading the parameters of a run without its optimizer state; saving and reading named host arrays."""
 
 import itertools
 import math
@@ -34,7 +33,7 @@ _GROUP_BYTES = 16 << 20
 
 
 class Parameters(NamedTuple):
-    """Parameters of a run, by canonical name."""
+    """Parameters of a run, or their moving average, by canonical name."""
 
     step: int
     arrays: dict[str, np.ndarray]
@@ -47,15 +46,15 @@ def read_parameters(
 ) -> Parameters | None:
     """Read only the parameters, or their moving average, of the newest undamaged checkpoint of a run.
 
-    The part that is read is verified with its digest. A checkpoint of an earlier version that lacks this digest is
-    read and verified completely. Damaged checkpoints are not moved. Call this function in a run of one process
-    only. Returns None for a run without checkpoints.
+    Only these arrays are verified, against their own digest. A checkpoint without this digest, saved by an earlier
+    version of bert_jax, is read and verified completely. Damaged checkpoints are not moved. Returns None for a run
+    without checkpoints. This function does not support several processes.
 
     Args:
         config: the config of the run.
         model: the model of the run; its mesh is ignored.
-        average: True for the moving average, False for the parameters, None for the moving average if the
-            checkpoint contains it, else the parameters.
+        average: True to read the moving average, False to read the parameters, None to read the moving average if
+            the checkpoint contains it and the parameters otherwise.
         report: function that receives a line for each damaged checkpoint.
 
     Raises:
@@ -111,7 +110,7 @@ def _read_whole(
 
 
 def arrays_digest(arrays: Mapping[str, np.ndarray], vocab_size: int) -> str:
-    """Return the digest of ``arrays``, computed with only one array on the device at a time."""
+    """Return the digest of ``arrays``. Only one array at a time is copied to the device."""
     lines: list[str] = []
     for name, values in arrays.items():
         lines += digest_lines({name: jax.device_put(values, may_alias=True)}, vocab_size)
@@ -119,10 +118,10 @@ def arrays_digest(arrays: Mapping[str, np.ndarray], vocab_size: int) -> str:
 
 
 def save_arrays(folder: Location, arrays: Mapping[str, np.ndarray]) -> None:
-    """Write an Orbax checkpoint of ``arrays`` without copies or compression.
+    """Write ``arrays`` to an Orbax checkpoint without copying or compressing them.
 
-    By default, Orbax copies host arrays and keeps all compressed chunks in memory until the end. This needs memory
-    for a second copy of the model and reduces the size on disk by only 8%.
+    By default, Orbax copies host arrays and keeps all compressed chunks in memory until the save ends. This would
+    need memory for a second copy of the model and would reduce the size on disk by only 8%.
     """
     registry = ocp.type_handlers.create_type_handler_registry(
         (np.ndarray, ocp.type_handlers.NumpyHandler(deepcopy_host_arrays=False)),
@@ -139,8 +138,9 @@ def read_arrays(
 ) -> dict[str, np.ndarray]:
     """Read the arrays whose names begin with ``prefix`` from an Orbax checkpoint.
 
-    First, ``check`` is called with the array metadata (shape, dtype) by name; it may raise. The arrays are read in
-    groups, because restoring all of them together keeps most of them in memory twice.
+    Before any array is read, ``check`` is called with a mapping from array names to metadata (shape, dtype); it may
+    raise. The arrays are read in groups, because Orbax keeps most of the arrays that it restores together in memory
+    twice.
     """
     arrays: dict[str, np.ndarray] = {}
     path = epath.Path(str(folder))

@@ -1,9 +1,9 @@
 """Restoring and verifying checkpoints: state, data position and config as one unit.
 
 Layout: ``WORKDIR/checkpoints/STEP/{state, meta, checksums.json}``. The tree on disk has the layout of the run that
-wrote it (stacked or not, padded or not). ``meta`` names this layout, and restoring converts it. A checkpoint that
-fails a check is quarantined (moved to ``WORKDIR/damaged_checkpoints``, never deleted), and the previous checkpoint
-is used.
+wrote it (layers stacked or not, vocabulary padded or not). ``meta`` records this layout, and the tree is converted
+to the layout of the current run. A checkpoint that fails a check is quarantined (moved to
+``WORKDIR/damaged_checkpoints``, never deleted), and the previous checkpoint is used.
 """
 
 import dataclasses
@@ -51,7 +51,7 @@ class NoCheckpoint(ValueError):
 
 @dataclasses.dataclass(frozen=True)
 class Restored:
-    """A verified checkpoint in the running layout."""
+    """A verified checkpoint, converted to the layout of the current run."""
 
     step: int
     state: TrainState
@@ -82,7 +82,7 @@ def _marks(folder: ObjectPath) -> list[ObjectPath]:
 
 
 def nested(tree: Any) -> dict[str, Any]:
-    """Convert a tree with any node types to nested dicts, the form that checkpoints store."""
+    """Convert a tree with nodes of any type to nested dicts, the form in which checkpoints store it."""
     nodes: dict[str, Any] = unflatten_dict(flat(tree), sep="/")
     return nodes
 
@@ -100,8 +100,8 @@ def restore_newest(
     """Restore the newest checkpoint of ``workdir`` that passes every check, in the layout of ``config``.
 
     Returns ``None`` for a run without checkpoints. A damaged checkpoint is quarantined (unless ``read_only``) and
-    reported, and the previous checkpoint is tried. Must be called by all processes of a run, which use the same
-    checkpoint: if one process rejects a checkpoint, all processes reject it before they restore it together.
+    reported, and the previous checkpoint is tried. Must be called by every process of a run. All processes restore
+    the same checkpoint: if one process rejects a checkpoint, all processes reject it.
 
     Raises:
         ValueError: the checkpoint was saved with another ``model`` section (except options in ``may_change``) or
@@ -128,8 +128,8 @@ def restore_newest(
 
 
 def raise_if_damaged(workdir: Location, bad: list[str]) -> None:
-    """Raise :class:`NoCheckpoint` if the list ``bad`` of damaged checkpoints is not empty or the run has
-    quarantined checkpoints, so that the run does not silently start at step 0."""
+    """Raise :class:`NoCheckpoint` if ``bad``, the list of damaged checkpoints, is not empty or if the run has
+    quarantined checkpoints. Otherwise the run would silently start at step 0."""
     quarantine = workdir.absolute() / DAMAGED
     if bad or (quarantine.is_dir() and any(quarantine.iterdir())):
         raise NoCheckpoint(
@@ -141,7 +141,7 @@ def raise_if_damaged(workdir: Location, bad: list[str]) -> None:
 def _verified(
     workdir: Location, step: int, config: RunConfig, mesh: Mesh, model: BertModel, may_change: set[str]
 ) -> Restored | str:
-    """Return the checkpoint of ``step``, or the fault that the first process with a fault reports."""
+    """Return the checkpoint of ``step`` or, if any process finds a fault, a description of the first such fault."""
     folder = checkpoint_folder(workdir) / str(step)
     meta: dict[str, Any] = {}
     stored: Any = None
@@ -170,9 +170,10 @@ def _verified(
 
 
 def problem_of(check: Callable[[], str | None]) -> str | None:
-    """Return the fault that ``check`` returns, or the text of an exception that a damaged checkpoint causes.
+    """Call ``check`` and return the fault that it returns, or None.
 
-    Other exceptions are raised.
+    An exception that a damaged checkpoint can cause is also a fault; its text is returned. Other exceptions are
+    raised.
     """
     try:
         return check()
@@ -192,7 +193,10 @@ def problem_of(check: Callable[[], str | None]) -> str | None:
 
 
 def _agreed(what: str, problem: str | None) -> str | None:
-    """Return the problem of the first process that has one, or None. Must be called by every process."""
+    """Return the problem that the lowest-numbered process with a problem reports, or None if no process has one.
+
+    Must be called by every process.
+    """
     problems = hosts.all_gather_text(what, problem or "", AGREEMENT_SECONDS)
     if len(problems) == 1:
         return problem
@@ -206,7 +210,7 @@ def _is_shortage(error: Exception) -> bool:
 
 
 def set_aside(workdir: Location, first_step: int) -> None:
-    """Move the checkpoints of ``first_step`` and later steps to ``WORKDIR/rolled_back_checkpoints``.
+    """Move the checkpoints of step ``first_step`` and of all later steps to ``WORKDIR/rolled_back_checkpoints``.
 
     Must be called by every process.
     """
@@ -230,7 +234,7 @@ def _move_aside(workdir: Location, step: int, where: str) -> Location:
 
 
 def _finish_moves(workdir: ObjectPath) -> None:
-    """Finish the moves that an interrupted run began."""
+    """Finish moving the checkpoints that an interrupted run had begun to move."""
     for where in QUARANTINE_FOLDERS:
         for mark in _marks(workdir / where):
             _finish_move(workdir, int(mark.name), where)
@@ -245,7 +249,7 @@ def _finish_move(workdir: ObjectPath, step: int, where: str) -> ObjectPath:
 
 
 def _unused(folder: Location, name: str) -> Location:
-    """Return ``folder / name``, or, if this path exists, an unused path with a number appended."""
+    """Return ``folder / name`` or, if this path exists, an unused path that is formed by appending a number."""
     count, target = 1, folder / name
     while target.exists():
         count += 1
@@ -295,7 +299,7 @@ def fitting_config(
 
 
 def _read_state(folder: Location, stored: RunConfig, mesh: Mesh, model: BertModel) -> TrainState:
-    """Read the stored state without verification. Each process reads the parts that belong to its devices."""
+    """Read the stored state without verifying it. Each process reads only the shards for its own devices."""
     stored_like = _abstract(stored, mesh, model)
     item = nested(stored_like)
     restore_args = ocp.checkpoint_utils.construct_restore_args(item)
@@ -313,7 +317,7 @@ def _abstract(config: RunConfig, mesh: Mesh, model: BertModel) -> TrainState:
 
 
 def _adapt(state: TrainState, stored: RunConfig, config: RunConfig, mesh: Mesh, model: BertModel) -> TrainState:
-    """Convert the stored state to the layout of ``config``, with or without the moving average."""
+    """Convert the stored state to the layout of ``config``, and add or remove the moving average if necessary."""
     like = _abstract(config, mesh, model)
     layouts = {(each.execution.scan_layers, each.execution.vocab_multiple) for each in (stored, config)}
     if config.optimizer.ema_decay > 0 and state.ema is None:

@@ -1,4 +1,4 @@
-"""Asynchronous saves: the run waits only for a copy of the state, which is hashed and written in the background."""
+"""Asynchronous saves. The run waits only until the state is copied; the rest of a save runs in the background."""
 
 import contextlib
 import dataclasses
@@ -32,7 +32,7 @@ from bert_jax.training.state import TrainState
 
 @functools.cache
 def _quiet_failed_saves() -> None:
-    """Hide all reports of a failed save except the error that :class:`CheckpointWriter` raises."""
+    """Suppress all messages about a failed save except the error that :class:`CheckpointWriter` raises."""
     # Each thread of Orbax logs a traceback (test_a_save_that_fails_on_one_process_ends_all).
     absl = logging.getLogger("absl")
     absl.addFilter(lambda record: "orbax" not in record.pathname or record.levelno < logging.ERROR)
@@ -49,7 +49,7 @@ def _quiet_failed_saves() -> None:
 
 @dataclasses.dataclass(frozen=True)
 class _Reported:
-    """Future of a save that passes an error to ``report`` before it raises the error."""
+    """Future of a save. If the save fails, the error is passed to ``report`` and then raised."""
 
     future: ocp.future.Future
     report: Callable[[BaseException], None]
@@ -79,7 +79,8 @@ class _StateHandler(ocp.PyTreeCheckpointHandler):
 
 
 class _MetaHandler(ocp.JsonCheckpointHandler):
-    """Handler that writes the JSON part, which a function returns in the background before the commit."""
+    """Handler that writes the JSON part of a checkpoint. A function, called in the background before the commit,
+    returns this part."""
 
     def __init__(self, report: Callable[[BaseException], None]) -> None:
         super().__init__(META_FILE)
@@ -109,15 +110,15 @@ class _SaveMeta(ocp.args.JsonSave):
 
 
 class CheckpointWriter:
-    """Writer of the checkpoints of one run. Every process of the run must create one and make the same calls.
+    """Writer of the checkpoints of one run. Every process must create one writer and make the same calls.
 
     If a save fails on a process, a later call on this process raises the error.
 
     Args:
         like: arrays or shape structs with the shardings of the state; the programs of the digest are compiled for
             them in the background.
-        before_commit: called in the background before each commit, to store files that must not be older than the
-            checkpoint.
+        before_commit: function that is called in the background before each commit, to store files that must not be
+            older than the checkpoint.
     """
 
     def __init__(
@@ -193,7 +194,7 @@ class CheckpointWriter:
         self._unlisted = step
 
     def poll(self) -> None:
-        """Write the checksums of a save that was committed since the last call. Cheap enough for every step."""
+        """Write the checksums of a save committed since the last call. Cheap enough to call at every step."""
         self._raise_lost()
         if self._unlisted is not None and not self._manager.is_saving_in_progress():
             step, self._unlisted = self._unlisted, None
@@ -207,7 +208,7 @@ class CheckpointWriter:
         return self._unlisted is not None and self._manager.is_saving_in_progress()
 
     def wait(self) -> None:
-        """Block until the pending save is committed and its checksums are written. Raises its error."""
+        """Wait until the pending save is committed and its checksums are written. Raises the error of the save."""
         while hosts.count() > 1 and self._manager.is_saving_in_progress():
             self._raise_lost()  # Orbax would wait for processes that are waiting for this process
             time.sleep(0.01)

@@ -39,7 +39,7 @@ _STYLE = {
 
 
 def series(records: Sequence[Mapping[str, Any]], split: str, key: str) -> tuple[np.ndarray, np.ndarray]:
-    """Return the steps and the values of metric ``key`` in ``split``, each float64[points], without null values."""
+    """Return the steps and the non-null values of the metric ``key`` in ``split``, each as float64[points]."""
     points = [
         (record["step"], record[key])
         for record in records
@@ -50,7 +50,7 @@ def series(records: Sequence[Mapping[str, Any]], split: str, key: str) -> tuple[
 
 
 def thin(steps: np.ndarray, values: np.ndarray, max_points: int = _MAX_POINTS) -> tuple[np.ndarray, np.ndarray]:
-    """Reduce a curve to at most ``max_points`` points: means over groups of neighbors, and the last point."""
+    """Reduce a curve to at most ``max_points`` points: means of groups of adjacent points, and the last point."""
     if len(steps) <= max_points:
         return steps, values
     edges = np.linspace(0, len(steps) - 1, max_points).astype(int)
@@ -61,7 +61,7 @@ def thin(steps: np.ndarray, values: np.ndarray, max_points: int = _MAX_POINTS) -
 
 
 def smooth(values: np.ndarray) -> np.ndarray:
-    """Return the centered running mean over about a twentieth of the points; at both ends over fewer points."""
+    """Return the centered moving average of ``values`` over about 1/20 of them, and over fewer at both ends."""
     if len(values) < 40:
         return values
     window = np.ones(2 * (len(values) // 40) + 1)
@@ -118,7 +118,7 @@ def draw_curves(
 
 
 def _task_panels(records: Sequence[Mapping[str, Any]]) -> list[Panel]:
-    """Return the panels of a fine-tuning task, which show the first metrics of every evaluated split."""
+    """Return the panels of a fine-tuning task: one for each of the first few metrics of each evaluated split."""
     splits: dict[str, list[str]] = {}
     for record in records:
         split = record.get("split", "eval")
@@ -178,7 +178,7 @@ def _draw_panel(axes: Any, panel: Panel, records: Sequence[Mapping[str, Any]], d
 
 
 def _inline_svg(text: str) -> str:
-    """Return the svg element, scaled to the page, without attributes that only an SVG file needs."""
+    """Return the svg element of ``text``, scaled to the page, without attributes that only an SVG file needs."""
     element = text[text.index("<svg") :]
     head, rest = element.split(">", 1)
     head = re.sub(r'\s(?:xmlns(?::\w+)?|width|height)="[^"]*"', "", head)
@@ -187,7 +187,7 @@ def _inline_svg(text: str) -> str:
 
 
 def _side_of(classes: int) -> float:
-    """Return the side length in inches of the plot of a confusion matrix, including the class names."""
+    """Return the side length (in inches) of the plot of a confusion matrix, including the class names."""
     return min(9.0, max(3.6, 1.6 + 0.37 * classes))
 
 
@@ -195,7 +195,8 @@ def _draw_confusion(figure: Any, matrices: Mapping[str, Mapping[str, Any]], colu
     """Draw the confusion matrix of each split into a matplotlib (sub)figure with ``columns`` matrices per row.
 
     ``matrices`` maps each split to {"labels": names [C], "counts": [C][C]}, with a row per label and a column per
-    prediction. The color shows the fraction of the row. Matrices of at most 20 classes show the counts.
+    prediction. The color of a cell shows its fraction of the row sum. In matrices of at most 20 classes, the cells
+    also show their counts.
     """
     rows = math.ceil(len(matrices) / columns)
     places = figure.subplots(rows, columns, squeeze=False).flat

@@ -1,4 +1,4 @@
-"""Values of the training log lines: sums over an interval of steps, divided by summed weights at its end."""
+"""Values of the training log lines: sums over an interval of steps, divided by the summed weights at its end."""
 
 import collections
 import dataclasses
@@ -15,10 +15,10 @@ MAX_IN_FLIGHT = 2
 
 
 class IntervalMeter:
-    """Sums of metrics over an interval of steps. Checkpoints contain them, so a resumed run logs the same lines.
+    """Sums of metrics over an interval of steps. Checkpoints store them, so a resumed run logs the same lines.
 
-    Every line contains the loss, ``keys``, the gradient norm and the padding fraction. A value is null if the model
-    lacks the head of the metric or if every step of the interval was skipped.
+    Every line contains the loss, the metrics named in ``keys``, the gradient norm and the padding fraction. A value
+    is null if the model lacks the head that the metric needs, or if every step of the interval was skipped.
     """
 
     def __init__(self, max_blank_records: int, keys: Sequence[str] = ()) -> None:
@@ -33,9 +33,9 @@ class IntervalMeter:
     def add(self, metrics: Mapping[str, Any]) -> None:
         """Add the metrics of one step (host values). A skipped step is counted, but its values are not added.
 
-        A line contains the values in ``metrics["last"]`` of the last step. Raises ``DataBudgetError`` if more than
-        ``max_blank_records`` records are damaged. A process that reads all rows raises this error earlier, while
-        it reads them.
+        A line contains the values in ``metrics["last"]`` of the last step only. Raises ``DataBudgetError`` if more
+        than ``max_blank_records`` records are damaged. A process that reads all rows raises this error earlier,
+        while it reads the rows.
         """
         self._last = dict(metrics["last"])
         self.blank_records += int(metrics["blank_rows"])
@@ -57,7 +57,7 @@ class IntervalMeter:
             pair[1] += float(weight)
 
     def line(self) -> dict[str, float | int | None]:
-        """Return the means over the steps since the last line and start a new interval."""
+        """Return the means over the steps since the previous line, and start a new interval."""
         means: dict[str, float | None] = dict.fromkeys(self._keys)
         means |= {name: total / weight if weight else None for name, (total, weight) in self._sums.items()}
         self._sums = {}
@@ -79,7 +79,7 @@ class IntervalMeter:
 
 @dataclasses.dataclass
 class Clock:
-    """Wall time and throughput of an interval, without evaluations and saves."""
+    """Wall time and throughput of an interval of steps, excluding evaluations and saves."""
 
     started: float = dataclasses.field(default_factory=time.perf_counter)
     waited: float = 0.0
@@ -88,8 +88,8 @@ class Clock:
     sequences: int = 0
 
     def line(self) -> dict[str, float]:
-        """Return the seconds per step, the tokens (without padding) and sequences per second, and the fraction of
-        the time spent waiting for data."""
+        """Return the seconds per step, the tokens (excluding padding) per second, the sequences per second, and the
+        fraction of the time spent waiting for data."""
         seconds = max(time.perf_counter() - self.started, 1e-9)
         return {
             "seconds_per_step": seconds / max(self.steps, 1),
@@ -101,7 +101,7 @@ class Clock:
 
 @dataclasses.dataclass
 class Recorder:
-    """Writer of the log lines. It reads the metrics of a step a few steps later, so that the host need not wait."""
+    """Writer of the log lines. The metrics of a step are read a few steps later, so that the host does not wait."""
 
     config: TrainingConfig
     meter: IntervalMeter
@@ -119,8 +119,7 @@ class Recorder:
         self.drain(MAX_IN_FLIGHT)
 
     def drain(self, leave: int = 0) -> None:
-        """Read queued metrics until at most ``leave`` steps are in flight. Raises the errors of
-        :meth:`LossGuard.add`."""
+        """Read queued metrics until at most ``leave`` steps remain. Raises the errors of :meth:`LossGuard.add`."""
         while len(self._in_flight) > leave:
             step, metrics, info = self._in_flight.popleft()
             metrics = metrics.unpack()

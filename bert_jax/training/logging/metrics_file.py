@@ -2,7 +2,7 @@
 
 The events are derived from metrics.jsonl. A run that resumes from the checkpoint of step s removes every line after
 step s, because these steps run again, and rebuilds the events. Therefore both contain every logged step exactly
-once and in order, no matter how often the run was killed.
+once and in order, even if the run was killed several times.
 """
 
 import json
@@ -22,7 +22,7 @@ TIMING_KEYS = ("seconds_per_step", "tokens_per_second", "mfu", "data_wait_fracti
 
 
 def read_metrics(workdir: Path) -> list[dict[str, Any]]:
-    """Return the complete lines of WORKDIR/metrics.jsonl in order, or an empty list if the file is missing."""
+    """Return the records of the complete lines of WORKDIR/metrics.jsonl, in order; none if the file is missing."""
     path = Path(workdir) / METRICS_FILE
     if not path.exists():
         return []
@@ -54,11 +54,11 @@ class MetricsWriter:
         self._file = path.open("ab")
 
     def has(self, step: int, split: str = "train") -> bool:
-        """Return True if the file contains the line of ``step`` and ``split``."""
+        """Return True if metrics.jsonl contains a line for ``step`` and ``split``."""
         return step <= self._last_step.get(split, -1)
 
     def write(self, step: int, metrics: Mapping[str, Any]) -> bool:
-        """Append one line and flush it.
+        """Append one line to metrics.jsonl, append the numbers of the line to the events, and flush both files.
 
         Args:
             step: number of the step; must not decrease within a split.
@@ -66,8 +66,8 @@ class MetricsWriter:
                 become null. ``split: eval`` marks an evaluation.
 
         Returns:
-            True if the line was written. False if the file already contains the line, because a resumed run
-            repeated an evaluation, or if this process is not the lead.
+            True if the line was written. False if this process is not the lead, or if the file already contains the
+            line, because a resumed run repeated an evaluation.
         """
         if not self._lead:
             return False
@@ -94,7 +94,7 @@ def _split(record: Mapping[str, Any]) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """Return a JSON value: Python numbers for numpy and jax scalars, None for non-finite numbers."""
+    """Convert a metric to a JSON value: numpy and jax scalars to Python numbers, non-finite numbers to None."""
     if hasattr(value, "item"):
         value = value.item()
     if isinstance(value, float) and not math.isfinite(value):
@@ -104,7 +104,7 @@ def _plain(value: Any) -> Any:
 
 
 def _complete_lines(content: bytes) -> Iterator[tuple[bytes, dict[str, Any]]]:
-    """Yield (raw, parsed) for each line that ends with a newline and contains a JSON object with a step."""
+    """Yield (raw line, parsed record) for each line that ends with a newline and is a JSON object with a step."""
     for line in content.splitlines(keepends=True):
         if not line.endswith(b"\n"):
             continue
@@ -117,7 +117,7 @@ def _complete_lines(content: bytes) -> Iterator[tuple[bytes, dict[str, Any]]]:
 
 
 def _trim(path: Path, start_step: int) -> list[dict[str, Any]]:
-    """Remove lines after ``start_step``, incomplete lines and repeated steps; return the remaining lines."""
+    """Remove lines of steps after ``start_step``, incomplete lines and duplicates; return the remaining records."""
     if not path.exists():
         return []
     content = path.read_bytes()
@@ -137,10 +137,10 @@ def _trim(path: Path, start_step: int) -> list[dict[str, Any]]:
 
 
 class _EventFile:
-    """The only TensorBoard event file of a folder. It is written synchronously, so that a flushed event is on disk.
+    """The only TensorBoard event file of a folder. Writes are synchronous, so a flushed event is on disk.
 
     A new file contains ``records`` and replaces all older event files. ``SummaryWriter(purge_step=...)`` would keep
-    the older files, and with them the gap after an incomplete event (test_torn_event_file_is_rebuilt).
+    the older files, in which readers miss all events after an incomplete one (test_torn_event_file_is_rebuilt).
     """
 
     def __init__(self, folder: Path, records: list[dict[str, Any]]):
@@ -171,7 +171,7 @@ class _EventFile:
         self.flush, self.close = self._writer.flush, self._writer.close
 
     def write(self, record: Mapping[str, Any], wall_time: float) -> None:
-        """Append the numbers of one line as scalars with the tags SPLIT/NAME, such as train/loss."""
+        """Append each number in one record as a scalar with the tag SPLIT/NAME, such as train/loss."""
         event = self._event(wall_time=wall_time, step=record["step"])
         for name, value in record.items():
             if name not in ("step", "split") and isinstance(value, int | float):
@@ -198,7 +198,7 @@ def read_events(path: Path) -> Iterator[Any]:
 
 
 def _wall_times(paths: list[Path]) -> dict[tuple[str, int], float]:
-    """Return the recorded time of each (split, step), so that rebuilt events keep their times."""
+    """Return the recorded wall time of each (split, step), so that rebuilt events keep their times."""
     return {
         (event.summary.value[0].tag.split("/")[0], event.step): event.wall_time
         for path in paths

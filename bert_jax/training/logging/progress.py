@@ -28,7 +28,8 @@ def format_duration(seconds: float) -> str:
 
 
 def format_count(value: float) -> str:
-    """Format a number with three digits and a suffix: ``8.30k`` for 8300, ``950`` for 950, ``1.20B`` for 1.2e9."""
+    """Format a number with three significant digits and a suffix: ``8.30k`` for 8300, ``950`` for 950, ``1.20B``
+    for 1.2e9."""
     for limit, suffix in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")):
         # The factor avoids "1000k" for 999,600, which is formatted with the next suffix instead.
         if value >= limit * 0.9995:
@@ -44,8 +45,8 @@ def format_line(
     eta: float | None = None,
     columns: Sequence[Column] = (),
 ) -> str:
-    """Return one log line with the ``columns`` of the objective. Missing values are skipped; an unknown MFU is
-    shown as n/a.
+    """Return one log line, which includes the ``columns`` of the objective. Missing values are omitted; an unknown
+    MFU is shown as n/a.
 
     ``step 1,200/10,000  loss 5.123  token 4.812 (acc 0.214)  lr 9.9e-05  grad 1.42  0.123 s/step
     8.30k tok/s  mfu n/a  eta 0:12:03``
@@ -84,17 +85,17 @@ def _number(value: Any, style: str) -> str:
 class Progress:
     """Display of the progress of a run.
 
-    On a terminal, a bar is shown at the bottom and messages above it; log lines are written only to the log file.
-    Without a terminal, log lines and messages are plain text on standard output. All lines are written to the log
-    file in both cases.
+    On a terminal, a bar is shown at the bottom, with messages and evaluation lines above it; the log lines of
+    training steps are written only to the log file. Without a terminal, log lines and messages are printed to
+    standard output as plain text. In both cases, all of them are written to the log file.
 
     Args:
         total_steps: step at which the run ends.
         start_step: step from which the run continues.
-        log_path: log file, to which lines are appended; None: no file.
-        columns: columns of the objective in log lines; the bar also shows the first column.
+        log_path: log file to which lines are appended, or None for no file.
+        columns: columns of log lines that the objective defines; the bar also shows the first of them.
         lead: if False, nothing is shown or written; must be True on exactly one process of a run.
-        console: console of the bar and the messages; default: standard output.
+        console: console that shows the bar and the messages (default: standard output).
     """
 
     def __init__(
@@ -137,12 +138,12 @@ class Progress:
             atexit.register(self.close)
 
     def tick(self, step: int) -> None:
-        """Move the bar to ``step``. Cheap enough for every step."""
+        """Move the bar to ``step``. Cheap enough to call at every step."""
         if self._bar is not None:
             self._bar.update(self._task, completed=step, description=self._title(step))
 
     def update(self, step: int, metrics: Mapping[str, Any]) -> None:
-        """Show the metrics of a logged step (or, with ``split``, of an evaluation)."""
+        """Show the metrics of a logged step or, if ``metrics`` contains ``split``, of an evaluation."""
         if not self._lead:
             return
         evaluation = "split" in metrics
@@ -177,8 +178,8 @@ class Progress:
         return f"step {step:,}/{self._total:,}"
 
     def _eta(self, step: int, metrics: Mapping[str, Any]) -> float | None:
-        """Return the estimated remaining seconds from the speed of the last log lines, including evaluations and
-        saves; None if the speed is unknown."""
+        """Estimate the remaining seconds, including evaluations and saves, from the speed over the last log lines.
+        Return None if the speed is unknown."""
         if len(self._marks) >= 2:
             (first_time, first_step), (last_time, last_step) = self._marks[0], self._marks[-1]
             if last_step > first_step:
@@ -201,7 +202,7 @@ class Progress:
             self._console.file.flush()
 
     def _status(self, metrics: Mapping[str, Any], eta: float | None) -> str:
-        """Return the short text to the right of the bar."""
+        """Return the short status text that is shown to the right of the bar."""
         first = [column for column in self._columns[:1] if metrics.get(column.key) is not None]
         parts = [column.template.format(_number(metrics[column.key], column.style)) for column in first]
         if metrics.get("tokens_per_second") is not None:

@@ -1,7 +1,7 @@
 """The report of a run: WORKDIR/report.html (self-contained) and WORKDIR/report.png.
 
 The report is created from metrics.jsonl, config.yaml and report_data.json in the same folder, so it can be written
-again at any time, even during the run. Sections without data are omitted.
+again at any time, even while the run is in progress. Sections without data are omitted.
 """
 
 import html
@@ -26,11 +26,11 @@ def write_report(workdir: Path | str, display: Display, data: Mapping[str, Any] 
 
     Args:
         workdir: folder of the run.
-        display: panels, tiles and sections of the objective.
+        display: panels, tiles and sections that the objective defines.
         data: results that no other file of the folder contains. They are written to report_data.json, from which
-            later calls without ``data`` read them. All keys are optional: ``title`` str; ``summary`` list of lines;
-            ``evaluation`` {name: number or None}, the final evaluation; ``confusion`` {split: {"labels": [C],
-            "counts": [C][C]}}, with a row per label and a column per prediction; baselines and samples of the
+            later calls without ``data`` read the results. All keys are optional: ``title`` str; ``summary`` list of
+            lines; ``evaluation`` {name: number or None}, the final evaluation; ``confusion`` {split: {"labels":
+            [C], "counts": [C][C]}}, with a row per label and a column per prediction; baselines and samples of the
             objective.
 
     Raises:
@@ -111,7 +111,7 @@ def _page(
 
 
 def format_value(name: str, value: Any) -> str:
-    """Format a value as text: accuracies, fractions and MFU in percent, counts with commas, None as n/a."""
+    """Format a value as text: accuracies, fractions and MFU as percentages, counts with commas, None as n/a."""
     if value is None:
         return "n/a"
     if not isinstance(value, int | float) or isinstance(value, bool):
@@ -124,7 +124,7 @@ def format_value(name: str, value: Any) -> str:
 
 
 def _tiles(display: Display, records: Sequence[Mapping[str, Any]], evaluation: Mapping[str, Any]) -> str:
-    """Return HTML tiles with the values of the final evaluation and the last values of training."""
+    """Return HTML tiles with the values of the final evaluation and the last logged values of training."""
     last: dict[str, Any] = {}
     for record in records:
         if record.get("split", "train") == "train":

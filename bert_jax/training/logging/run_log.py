@@ -10,7 +10,7 @@ from bert_jax.training.logging.progress import Progress
 
 
 class RunLog:
-    """Logs of a run in ``folder``, continued after ``first_step``. Only the lead process writes and shows them."""
+    """The logs of a run in ``folder``, continued after ``first_step``. Only the lead writes and shows them."""
 
     def __init__(
         self, folder: Path, total_steps: int, first_step: int, columns: Sequence[Column], *, lead: bool
@@ -22,7 +22,7 @@ class RunLog:
         self.has = self._metrics.has
 
     def write(self, step: int, values: Mapping[str, Any]) -> None:
-        """Write and show the line of a step, or of an evaluation if ``values`` contains ``split``."""
+        """Write and show the log line of a step or, if ``values`` contains ``split``, of an evaluation."""
         self._metrics.write(step, values)
         self._progress.update(step, values)
 
@@ -31,6 +31,6 @@ class RunLog:
         return next((line for line in reversed(read_metrics(self.folder)) if line.get("split") == split), {})
 
     def close(self) -> None:
-        """Close the files and remove the bar; may be called twice."""
+        """Close the files and remove the progress bar; may be called twice."""
         self._metrics.close()
         self._progress.close()
