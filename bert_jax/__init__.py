@@ -3,7 +3,7 @@
     model = bert_jax.load(path)
     vectors = model.embed(["a sentence", "another one"])
 
-Importing this package does not import jax; the first use of ``load`` does.
+Importing this package does not import jax; the first access to ``load`` or ``LoadedModel`` does.
 """
 
 from typing import TYPE_CHECKING, Any

@@ -1,7 +1,7 @@
 """The batch contract: names, shapes and dtypes of every feature, and the iterator that yields batches.
 
-B rows, S tokens per row, M masked positions per row, C sequences per row (1 unless rows are packed).
-Features on disk have the names of google-research/bert; see ``data_pipeline.shards.shard_files``.
+Dimensions: B rows, S tokens per row, M masked positions per row, C sequences per row (1 unless rows are packed).
+The features in shards have the names of google-research/bert; see ``data_pipeline.shards.shard_files``.
 """
 
 from collections.abc import Iterator, Mapping
@@ -19,7 +19,7 @@ PRETRAIN_FEATURES: dict[str, tuple[str, type]] = {
     "sequence_ids": ("S", np.int32),
     "position_ids": ("S", np.int32),  # restart in each packed sequence
     "mlm_positions": ("M", np.int32),  # positions to predict, 0 where mlm_weights is 0
-    "mlm_labels": ("M", np.int32),  # their original ids
+    "mlm_labels": ("M", np.int32),  # original token ids at these positions
     "mlm_weights": ("M", np.float32),  # 1 = predict, 0 = filler
     "cls_positions": ("C", np.int32),  # position of the [CLS] of each sequence
     "nsp_labels": ("C", np.int32),  # 0 = B follows A, 1 = random (nsp) or swapped (sop)
@@ -31,15 +31,15 @@ PRETRAIN_FEATURES: dict[str, tuple[str, type]] = {
 class BatchInfo:
     """Position and size of a batch in the data order."""
 
-    data_step: int  # number of the batch in the data order, from 0
-    epoch: float  # passes over the records after this batch
+    data_step: int  # index of the batch in the data order, from 0
+    epoch: float  # number of passes over the records, this batch included
     examples_seen: int  # records consumed since the phase began, this batch included
     sequences: int  # records in this batch
 
 
 class DataBudgetError(Exception):
-    """The data contain more damaged records than the config allows, and the run must stop (exit code 43). All
-    processes of a run raise this error at the same step."""
+    """Raised if the data contain more damaged records than the config allows. The run then stops with exit code 43.
+    All processes of a run raise this error at the same step."""
 
     agreed = True
 
@@ -48,38 +48,40 @@ class BatchIterator(Protocol):
     """A resumable stream of host batches."""
 
     def __next__(self) -> tuple[dict[str, np.ndarray], BatchInfo]:
-        """Return the features of the rows that this host feeds (numpy, leading dimension: rows) and their info."""
+        """Return the features of the rows that this host feeds, and the position and size of the batch. The arrays
+        are numpy arrays; their leading dimension is the rows."""
 
     def state(self) -> dict[str, Any]:
-        """Return the position after the last returned batch, as JSON values (under 1 KB)."""
+        """Return the position after the last returned batch, as values that JSON can represent (under 1 KB)."""
 
     def skip(self, batches: int) -> None:
-        """Skip the next ``batches`` batches (1 or more); the state includes the skipped batches."""
+        """Skip the next ``batches`` batches (1 or more). :meth:`state` then returns the position after them."""
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Continue after ``state``. Raises ``ValueError`` if the state belongs to other data."""
+        """Continue at the position ``state``. Raises ``ValueError`` if ``state`` belongs to other data."""
 
 
 class PretrainSource(Protocol):
-    """Source of training and held-out batches; ``data_pipeline.read.pretrain_input`` implements it."""
+    """A source of training and held-out batches; ``data_pipeline.read.pretrain_input`` implements it."""
 
     def train(self, rows: list[int]) -> BatchIterator:
-        """Return endless training batches of this host's ``rows``."""
+        """Return an endless iterator over training batches. Each batch contains only ``rows``, the indices of the
+        rows that this host feeds."""
 
     def held_out(
         self, batch_size: int, rows: list[int], max_batches: int
     ) -> Iterator[dict[str, np.ndarray]] | None:
-        """Return at most ``max_batches`` (0: all) held-out batches, each record once, or ``None`` without held-out
-        data."""
+        """Return an iterator over at most ``max_batches`` held-out batches (0: all), in which each record occurs
+        once; return ``None`` if there are no held-out data."""
 
     def unigram_cross_entropy(self) -> float | None:
         """Return the cross-entropy, in nats per held-out target, of the unigram distribution of the training
-        targets (add-one smoothing); ``None`` without held-out data."""
+        targets (add-one smoothing); return ``None`` if there are no held-out data."""
 
 
 def feature_shapes(
     batch_size: int, seq_length: int, max_predictions: int, sequences_per_row: int = 1
 ) -> dict[str, tuple[tuple[int, ...], type]]:
-    """Return shape and dtype of every pretraining feature, e.g. ``{"input_ids": ((B, S), np.int32), ...}``."""
+    """Return the shape and dtype of every pretraining feature, e.g. ``{"input_ids": ((B, S), np.int32), ...}``."""
     sizes = {"S": seq_length, "M": max_predictions, "C": sequences_per_row}
     return {name: ((batch_size, sizes[dim]), dtype) for name, (dim, dtype) in PRETRAIN_FEATURES.items()}

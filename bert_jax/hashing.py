@@ -13,7 +13,7 @@ def mix64(values: np.ndarray) -> np.ndarray:
 
 
 def hash_key(*parts: int | np.ndarray) -> np.ndarray:
-    """Hash integers >= 0 to one uint64 per element; arrays broadcast."""
+    """Combine non-negative integers into one uint64 hash per element; arrays are broadcast."""
     key = np.zeros(1, np.uint64)
     for part in parts:
         part = np.atleast_1d(np.asarray(part)).astype(np.uint64)
@@ -22,6 +22,6 @@ def hash_key(*parts: int | np.ndarray) -> np.ndarray:
 
 
 def permutation(size: int, *parts: int) -> np.ndarray:
-    """Return a permutation of range(``size``), int64, determined by ``parts``."""
+    """Return a permutation of ``range(size)`` as int64; the integers ``parts`` determine it."""
     keys = mix64(hash_key(*parts) + np.arange(1, size + 1, dtype=np.uint64) * np.uint64(GOLDEN))
     return np.argsort(keys, kind="stable")

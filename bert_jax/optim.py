@@ -1,7 +1,7 @@
-"""Learning-rate schedules, weight-decay mask by name, and the update rules AdamW, BERT's Adam, LAMB and Muon.
+"""Learning-rate schedules, the weight-decay mask, and the update rules AdamW, BERT's Adam, LAMB and Muon.
 
-The optimizer returns the direction of the step; the training step multiplies it by the learning rate, which depends
-on ``TrainState.step`` only (the counter of an optimizer does not count skipped steps).
+The optimizer returns the direction of the step, and the training step multiplies it by the learning rate. The
+learning rate depends only on ``TrainState.step``, because the counter of an optimizer does not count skipped steps.
 """
 
 import re
@@ -17,7 +17,7 @@ from bert_jax.config import OptimizerConfig
 from bert_jax.config.finetune import FinetuneOptimizerConfig
 from bert_jax.model.canonical import STACKED, path_name
 
-# Ratio of the peak to the lowest rate of slanted_triangular.
+# Ratio of the peak to the lowest learning rate of slanted_triangular.
 SLANTED_RATIO = 32
 
 Schedule = Callable[[jax.Array | int], jax.Array]
@@ -29,17 +29,18 @@ NO_DECAY = re.compile(r"layer_norm|bias")
 MUON_MOMENTUM = 0.95
 NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)
 NEWTON_SCHULZ_STEPS = 5
-# Root mean square of the update of Muon, as of AdamW (Liu et al. 2025, arXiv:2502.16982, section 2.2).
+# Root mean square of the updates of Muon, chosen to match AdamW (Liu et al. 2025, arXiv:2502.16982, section 2.2).
 MUON_RMS = 0.2
 
 
 def make_schedule(config: OptimizerConfig, num_steps: int) -> Schedule:
     """Return the learning rate as a function of the step (0 for the first update): linear warmup, then a decay.
 
-    ``bert2018`` is ``optimization.py`` of google-research/bert: linear decay counted from step 0, replaced by ``lr
-    * step / warmup`` while ``step < warmup``, so the rate drops at the end of warmup. ``inverse_sqrt`` has no end
-    and does not fall below ``final_fraction`` of the peak; ``constant`` does not decay. ``slanted_triangular``
-    rises from 1/32 of the peak during warmup and falls back to it at the end (Howard and Ruder 2018, eq. 3).
+    ``bert2018`` follows ``optimization.py`` of google-research/bert: linear decay counted from step 0, replaced by
+    ``lr * step / warmup`` while ``step < warmup``, so the learning rate drops at the end of warmup.
+    ``inverse_sqrt`` has no last step and does not fall below ``final_fraction`` of the peak; ``constant`` does not
+    decay. ``slanted_triangular`` rises from 1/32 of the peak during warmup and falls back to 1/32 at the last step
+    (Howard and Ruder 2018, eq. 3).
     """
     peak, warmup = config.learning_rate, config.warmup_steps
     end = config.decay_steps or num_steps
@@ -76,12 +77,13 @@ def make_schedule(config: OptimizerConfig, num_steps: int) -> Schedule:
 
 
 def decay_mask(params: Any) -> Any:
-    """Return a tree of bools, True for weight decay. Names decide, because a stacked bias has two dimensions."""
+    """Return a tree of bools, True for parameters with weight decay. The name of a parameter decides, not its
+    number of dimensions, because a stacked bias has two."""
     return jax.tree_util.tree_map_with_path(lambda path, _: not NO_DECAY.search(path_name(path)), params)
 
 
 class MomentsState(NamedTuple):
-    """First and second moment of BERT's Adam."""
+    """First and second moments of BERT's Adam."""
 
     mu: Any
     nu: Any
@@ -104,11 +106,12 @@ def scale_by_bert_adam(beta1: float, beta2: float, epsilon: float) -> optax.Grad
 def scale_by_adam_with_start_step(
     beta1: float, beta2: float, epsilon: float, unfreeze_at: Any
 ) -> optax.GradientTransformation:
-    """Return Adam whose bias correction counts from the update at which a parameter is unfrozen.
+    """Return Adam with a bias correction that counts the updates of each parameter since it was unfrozen.
 
-    ``unfreeze_at`` is a tree of these updates that broadcasts to the parameters. Moments are 0 before these
-    updates, even with L2 decay. Bias correction by the count of all updates would make the first steps up to six
-    times too large. The state is that of ``optax.scale_by_adam``.
+    ``unfreeze_at`` is a tree that broadcasts to the parameters and contains the index of the update that unfreezes
+    each parameter. The moments of a parameter are 0 before this update, even with L2 decay. A bias correction that
+    counts all updates would make the first steps up to six times too large. The state is that of
+    ``optax.scale_by_adam``.
     """
     adam = optax.scale_by_adam(beta1, beta2, epsilon)
 
@@ -127,8 +130,8 @@ def scale_by_adam_with_start_step(
 
 
 def scale_by_layer_trust_ratio() -> optax.GradientTransformation:
-    """Return LAMB's scaling by the trust ratio |w| / |update| per canonical parameter (You et al. 2019, algorithm
-    2).
+    """Return LAMB's scaling of the update of each canonical parameter by the trust ratio |w| / |update| (You et al.
+    2019, algorithm 2).
 
     Each of the stacked layers has its own ratio. Parameters without weight decay have ratio 1, as in the
     implementation of the authors.
@@ -157,11 +160,11 @@ def is_muon_matrix(path: tuple[Any, ...]) -> bool:
 
 
 def orthogonalize(matrices: jax.Array) -> jax.Array:
-    """Return approximately U V^T for each matrix with the decomposition U S V^T. The singular values of the result
-    are from 0.7 to 1.2, or 0 where S is 0.
+    """Return an approximation of U V^T for each matrix with the singular value decomposition U S V^T. The singular
+    values of the result are between 0.7 and 1.2, or 0 where S is 0.
 
-    ``matrices``: float32[..., in, out]. The kernel of all attention heads is one matrix; leading dimensions are
-    stacked layers.
+    ``matrices``: float32[..., in, out]. The heads of an attention kernel are parts of one matrix; leading
+    dimensions are stacked layers.
     """
     a, b, c = NEWTON_SCHULZ
     is_tall = matrices.shape[-2] > matrices.shape[-1]
@@ -175,7 +178,7 @@ def orthogonalize(matrices: jax.Array) -> jax.Array:
 
 
 def scale_by_orthogonal_momentum() -> optax.GradientTransformation:
-    """Return Muon's direction: the orthogonalized Nesterov momentum of each matrix times 0.2 sqrt(longer side).
+    """Return Muon's direction: the orthogonalized Nesterov momentum of each matrix times 0.2 * sqrt(longer side).
 
     The state is that of ``optax.trace``.
     """
@@ -192,7 +195,8 @@ def scale_by_orthogonal_momentum() -> optax.GradientTransformation:
 
 
 def scale_by_muon(others: optax.GradientTransformation) -> optax.GradientTransformation:
-    """Return Muon for the matrices of the encoder, ``others`` for embeddings, LayerNorms, biases and heads."""
+    """Return a transformation that applies Muon to the matrices of the encoder, and ``others`` to embeddings,
+    LayerNorms, biases and heads."""
 
     def rule(path: tuple[Any, ...], _: Any) -> str:
         return "muon" if is_muon_matrix(path) else "others"
@@ -202,10 +206,11 @@ def scale_by_muon(others: optax.GradientTransformation) -> optax.GradientTransfo
 
 
 def clip_to_norm(max_norm: float) -> optax.GradientTransformation:
-    """Scale gradients by one factor, so that their global norm is at most ``max_norm``.
+    """Return a transformation that multiplies all gradients by one factor, so that their global norm is at most
+    ``max_norm``.
 
-    ``optax.clip_by_global_norm`` divides and selects each element, which makes the whole update three times as slow
-    on a CPU.
+    ``optax.clip_by_global_norm`` divides each element and then selects the old or the new value, which makes the
+    complete update three times as slow on a CPU.
     """
 
     def update(updates: Any, state: optax.EmptyState, params: Any = None) -> tuple[Any, optax.EmptyState]:
@@ -217,11 +222,11 @@ def clip_to_norm(max_norm: float) -> optax.GradientTransformation:
 
 
 def make_optimizer(config: OptimizerConfig, unfreeze_at: Any = None) -> optax.GradientTransformation:
-    """Return the map from gradients to the step direction d, which is applied as ``params - learning_rate * d``.
+    """Return the transformation of gradients to the step direction d; the update is ``params - learning_rate * d``.
 
-    Order: clip by global norm, L2 in the gradients (if chosen), moments, decoupled decay, trust ratio (LAMB).
-    ``unfreeze_at``: see :func:`unfreeze_updates`; it does not change the state. BERT's Adam ignores it, because it
-    has no bias correction.
+    Order of the operations: clipping by global norm, L2 decay in the gradients (if chosen), moments, decoupled
+    decay, trust ratio (LAMB). ``unfreeze_at``: see :func:`unfreeze_updates`; it does not change the optimizer
+    state. BERT's Adam ignores ``unfreeze_at``, because it has no bias correction.
     """
     parts: list[optax.GradientTransformation] = []
     if config.clip_norm:
@@ -230,8 +235,8 @@ def make_optimizer(config: OptimizerConfig, unfreeze_at: Any = None) -> optax.Gr
     if config.weight_decay and config.weight_decay_type == "l2":
         parts.append(decay)
     if config.name == "muon":
-        # Matrices need no count of updates: their momentum is 0 until they are unfrozen, and its scale has no
-        # effect.
+        # Matrices need no count of updates: their momentum is 0 until they are unfrozen, and the scale of
+        # the momentum has no effect.
         unfreeze_at = jax.tree_util.tree_map_with_path(
             lambda path, step: optax.MaskedNode() if is_muon_matrix(path) else step, unfreeze_at
         )
@@ -252,8 +257,9 @@ def make_optimizer(config: OptimizerConfig, unfreeze_at: Any = None) -> optax.Gr
 def by_part(value: Callable[[str, int], Any], num_layers: int, like: Any) -> Any:
     """Return ``value(part, depth)`` of each parameter as a tree that broadcasts to ``like``.
 
-    The part is ``embeddings``, ``layer_N`` or a head; the depth is the number of levels of the part below the
-    heads. A final LayerNorm belongs to the top layer.
+    The part of a parameter is ``embeddings``, ``layer_N`` or a head. The depth is 0 for heads, 1 for the top layer,
+    one more for each lower layer, and ``num_layers + 1`` for the embeddings. A final LayerNorm belongs to the top
+    layer.
     """
     layers = [(f"layer_{i}", num_layers - i) for i in range(num_layers)]
 
@@ -271,13 +277,14 @@ def by_part(value: Callable[[str, int], Any], num_layers: int, like: Any) -> Any
 
 
 def _unfreeze_steps(config: FinetuneOptimizerConfig, steps_per_epoch: int) -> int:
-    """Return the steps between the unfreezing of two layers, at least 1; 0 if all train from the first step."""
+    """Return the number of steps (at least 1) between the unfreezing of two consecutive layers; 0 if all layers are
+    trained from the first step."""
     return max(1, round(config.unfreeze_every * steps_per_epoch)) if config.unfreeze_every else 0
 
 
 def unfreeze_updates(config: FinetuneOptimizerConfig, num_layers: int, like: Any, steps_per_epoch: int) -> Any:
-    """Return the number of the first update of each parameter, a tree that broadcasts to ``like``; None if all are
-    updated from the first step."""
+    """Return the index of the first update of each parameter, as a tree that broadcasts to ``like``; None if all
+    parameters are updated from the first step."""
     unfreeze_steps = _unfreeze_steps(config, steps_per_epoch)
     if not unfreeze_steps:
         return None
@@ -290,10 +297,10 @@ def lr_multipliers(
     """Return a function that maps the step to the learning-rate factor of each parameter, as a tree that broadcasts
     to ``like``; None if all factors are 1.
 
-    Layer-wise decay (Howard and Ruder 2018; Clark et al. 2020): 1 for heads, ``layer_decay`` for the top layer,
-    times ``layer_decay`` for each lower layer and for the embeddings. Factors are 0 for ``frozen`` parts and, with
-    ``unfreeze_every``, for layers that are still frozen: the top layer is unfrozen after this number of epochs, the
-    next one after twice as many.
+    With layer-wise decay (Howard and Ruder 2018; Clark et al. 2020), the factor is 1 for heads and ``layer_decay``
+    for the top layer; each lower layer, and finally the embeddings, multiplies it by ``layer_decay`` again. The
+    factor is 0 for ``frozen`` parts and, with ``unfreeze_every``, for layers that are still frozen: the top layer
+    is unfrozen after ``unfreeze_every`` epochs, and each lower layer ``unfreeze_every`` epochs after the one above.
     """
     known = ("embeddings", "encoder", "pooler", *(f"layer_{i}" for i in range(num_layers)))
     for part in config.frozen:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """An answer to a question: its text and its first character in the passage (-1: not known)."""
+    """An answer to a question: its text, and the offset of its first character in the passage (-1: unknown)."""
 
     text: str
     start: int
@@ -16,12 +16,12 @@ class Answer:
 class Record:
     """One line or entry of a task file; fields that its format lacks are empty.
 
-    Labels are the text of the file. The task converts them to class numbers or values, and names ``source`` in its
-    message if a label is invalid. ``None`` means that the split has no labels (a test set).
+    Labels are strings, as in the file. The task converts them to class indices or values; if a label is invalid,
+    the error message of the task names ``source``. ``None`` means that the split has no labels (a test set).
     """
 
     id: str
-    # Place of the record, "FILE:LINE" or "FILE: id X", for messages.
+    # Location of the record, "FILE:LINE" or "FILE: id X", for messages.
     source: str
     # First text; the question in question answering, the text that the choices continue in multiple choice.
     text: str = ""
@@ -29,7 +29,7 @@ class Record:
     text_pair: str | None = None
     # Texts that are dissimilar to the first text (triplets, hard negatives).
     negatives: tuple[str, ...] = ()
-    # Class or value; in multiple choice the number of the correct choice, from 0.
+    # Class or value; in multiple choice the index of the correct choice, from 0.
     label: str | None = None
     # All classes that apply, in multi-label tasks.
     labels: tuple[str, ...] | None = None
@@ -39,5 +39,6 @@ class Record:
     choices: tuple[str, ...] = ()
     # Correct answers; () if the passage contains no answer, None without labels.
     answers: tuple[Answer, ...] | None = None
-    # Records of one group (article, document, person) stay together when train is split into train and dev.
+    # Records of one group (article, document, person) stay together when the training records are split into train
+    # and dev.
     group: str = ""

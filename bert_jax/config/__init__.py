@@ -1,5 +1,5 @@
 """Configuration: options (``schema``, ``pretrain``, ``task``, ``finetune``), their loading from YAML and flags
-(``loader``), saved models (``spec``)."""
+(``loader``), descriptions of saved models (``spec``)."""
 
 from bert_jax.config.finetune import FinetuneConfig
 from bert_jax.config.loader import differences, dump_yaml, from_dict, load_config, to_dict

@@ -229,7 +229,7 @@ class FinetuneConfig:
 
     @property
     def stores_start_params(self) -> bool:
-        """True if the state holds the parameters that training started from."""
+        """True if the train state also contains the parameters from which training started."""
         return self.regularization.mixout > 0 or self.optimizer.decay_to_start
 
     @property

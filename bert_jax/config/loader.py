@@ -214,7 +214,7 @@ def split_arguments(argv: Sequence[str]) -> tuple[list[str], list[Setting]]:
 
 
 def read_yaml(path: Path) -> list[Setting]:
-    """Return the settings of a YAML recipe in file order, with their lines. Scalars stay text, because YAML would
+    """Return the settings of a YAML recipe in file order, with line numbers. Scalars stay text, because YAML would
     convert some of them (octal numbers, ``off``, ``1:30``)."""
     try:
         root = yaml.compose(path.read_text(encoding="utf-8"), Loader=yaml.SafeLoader)
@@ -290,7 +290,7 @@ def _did_you_mean(word: str, allowed: Sequence[str], prefix: str = "") -> str:
 
 
 def _convert(hint: Any, value: str | list[str], where: str) -> Any:
-    """Return ``value`` as the type ``hint``: bool, int, float, str, Literal or tuple[X, ...]."""
+    """Return ``value`` converted to the type ``hint``: bool, int, float, str, Literal or tuple[X, ...]."""
     if get_origin(hint) is tuple:
         items = value if isinstance(value, list) else [value]
         return tuple(_convert(get_args(hint)[0], item, where) for item in items)
@@ -378,7 +378,7 @@ def dump_yaml(config: Any) -> str:
 
 
 def from_dict(config_type: type[C], values: dict[str, Any]) -> C:
-    """Build the config of the nested values that :func:`to_dict` returns; raises ``ValueError`` for unknown keys or
+    """Build a config from the nested values that :func:`to_dict` returns; raises ``ValueError`` for unknown keys or
     wrong types."""
     settings: list[Setting] = []
 
@@ -395,6 +395,6 @@ def from_dict(config_type: type[C], values: dict[str, Any]) -> C:
 
 
 def differences(old: Any, new: Any) -> list[str]:
-    """Return ``key: old -> new`` for every option in which two configs of one type differ."""
+    """Return ``key: old -> new`` for every option in which two configs of the same type differ."""
     before, after = flat_values(old), flat_values(new)
     return [f"{key}: {before[key]} -> {after[key]}" for key in after if before[key] != after[key]]

@@ -164,7 +164,7 @@ class PretrainConfig:
 
     @property
     def stores_start_params(self) -> bool:
-        """True if the state holds the parameters that training started from."""
+        """True if the train state also contains the parameters from which training started."""
         return False
 
     @property

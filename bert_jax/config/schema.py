@@ -16,7 +16,7 @@ Number = TypeVar("Number", int, float)
 
 
 class Range(NamedTuple):
-    """Allowed values of a number, in words and as a test."""
+    """Allowed values of a number, as text and as a predicate."""
 
     allowed: str
     contains: Callable[[float], bool]
@@ -38,7 +38,7 @@ def only(default: T, conditions: Mapping[str, tuple[Any, ...]]) -> T:
 
 
 def require(ok: bool, option: str, value: Any, allowed: str) -> None:
-    """Raise ``ValueError`` with the value of ``option`` and the ``allowed`` ones unless ``ok``."""
+    """Raise ``ValueError`` with the value of ``option`` and the ``allowed`` values unless ``ok`` is True."""
     if not ok:
         raise ValueError(f"{option}: {value!r} is not allowed; allowed: {allowed}")
 
@@ -46,7 +46,7 @@ def require(ok: bool, option: str, value: Any, allowed: str) -> None:
 class Section:
     """A section of a config: a dataclass that checks the :class:`Range` of each field when it is created.
 
-    ``prefix`` (a class argument) precedes the name of a field in messages, such as ``model.``.
+    ``prefix``, a class argument such as ``model.``, precedes the names of fields in messages.
     """
 
     prefix = ""

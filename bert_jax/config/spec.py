@@ -133,7 +133,7 @@ class SentenceConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class TokenizerConfig:
-    """Tokenizer file in the folder of the weights, and its settings."""
+    """Name of the tokenizer file, which is in the folder of the weights, and settings of the tokenizer."""
 
     # vocab.txt (WordPiece), tokenizer.model (SentencePiece) or tokenizer.json (byte-level BPE).
     file: str = "vocab.txt"
@@ -154,7 +154,7 @@ class TokenizerConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class ModelSpec:
-    """A saved model without its weights."""
+    """Description of a saved model without its weights: sizes, heads, pooling and tokenizer."""
 
     model: ModelConfig
     heads: HeadsConfig

@@ -1,4 +1,4 @@
-"""Options of a sweep: fine-tuning runs with a grid of settings and several seeds of each."""
+"""Options of a sweep: fine-tuning runs with a grid of settings, and with several seeds for each setting."""
 
 import itertools
 from collections.abc import Sequence
@@ -59,10 +59,11 @@ class Cell:
 
 
 def plan_cells(options: FinetuneRunOptions, settings: Sequence[Setting]) -> tuple[FinetuneConfig, list[Cell]]:
-    """Return the config that all runs share and the runs in order: every combination of the swept values, the last
-    one changing fastest, each with every seed. ``settings`` are those of the command line and of the initial model.
+    """Return the config that all runs share, and the runs in order: every combination of the swept values with
+    every seed. The seed changes fastest, then the last option. ``settings`` are those of the command line and of
+    the initial model.
 
-    Raises ``ValueError`` for a grid or a value that is not allowed, before anything runs.
+    Raises ``ValueError`` for a grid or a value that is not allowed, before any run starts.
     """
     grid = _grid(options.sweep)
     base = build_config(FinetuneConfig, settings)
@@ -77,7 +78,7 @@ def plan_cells(options: FinetuneRunOptions, settings: Sequence[Setting]) -> tupl
 
 
 def _grid(words: Sequence[str]) -> dict[str, tuple[str, ...]]:
-    """Return the values by option. Raises ``ValueError`` for an argument that is not KEY=VALUE,VALUE."""
+    """Return the swept values by option. Raises ``ValueError`` for an argument that is not KEY=VALUE,VALUE."""
     if tuple(words) == ("paper",):
         return dict(PAPER)
     grid: dict[str, tuple[str, ...]] = {}

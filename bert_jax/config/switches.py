@@ -1,4 +1,4 @@
-"""Support of the fields of ``ModelConfig`` by formats and kernels.
+"""Tables of the fields of ``ModelConfig`` that formats and kernels support.
 
 A format or kernel has a table of the fields and values that it supports. Other fields must have their default, so a
 new option of the network is rejected by name until the table contains it.
@@ -24,7 +24,7 @@ EVERY_FIELD: Supported = {field.name: ANY for field in dataclasses.fields(ModelC
 
 
 def unsupported_fields(model: ModelConfig, supported: Supported, name: str) -> list[str]:
-    """Return a line for each field of ``model`` whose value ``name`` does not support."""
+    """Return a line for each field of ``model`` whose value is not supported; ``name`` is the format or kernel."""
     lines = []
     for field in dataclasses.fields(model):
         value, allowed = getattr(model, field.name), supported.get(field.name, (field.default,))
@@ -35,7 +35,7 @@ def unsupported_fields(model: ModelConfig, supported: Supported, name: str) -> l
 
 
 def check_fields(model: ModelConfig, supported: Supported, name: str) -> None:
-    """Raise ``ValueError`` with the lines of :func:`unsupported_fields`, if there are any."""
+    """Raise ``ValueError`` with the lines of :func:`unsupported_fields` if a field is not supported."""
     lines = unsupported_fields(model, supported, name)
     if lines:
         raise ValueError("; ".join(lines))

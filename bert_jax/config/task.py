@@ -1,9 +1,9 @@
 """Options of a task: its kind, its files, and the options of particular kinds of tasks.
 
-They define the inputs, outputs and predictions of the model, in training and after it; ``finetune`` defines how the
-task is trained. The rules of ``schema`` apply: frozen, hashable, validated when created; no jax import. An option
-names the kinds of tasks that have it (``only``); for other kinds it does not exist. Empty labels and tags are
-replaced by those of the training records, so the config in a checkpoint contains them.
+These options define the inputs, outputs and predictions of the model, during and after training; ``finetune``
+defines how the task is trained. The rules of ``schema`` apply: frozen, hashable, validated when created; no jax
+import. An option names the kinds of tasks that have it (``only``); for other kinds it does not exist. Empty labels
+and tags are replaced by those of the training records, so the config in a checkpoint contains them.
 """
 
 from dataclasses import dataclass

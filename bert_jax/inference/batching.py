@@ -36,7 +36,7 @@ class RunOptions(TypedDict, total=False):
 
 @dataclass(frozen=True, order=True)
 class Shape:
-    """Rows, tokens per row and inputs per row of a batch."""
+    """Shape of a batch: number of rows, tokens per row and inputs per row."""
 
     rows: int
     length: int
@@ -45,17 +45,17 @@ class Shape:
 
 @dataclass(frozen=True)
 class Packed:
-    """A batch on the host: features, and the place of each input."""
+    """A batch on the host: features, and the position of each input."""
 
     features: dict[str, np.ndarray]
-    # (number of the input, row, slot, first token)
+    # (index of the input, row, slot in the row, position of its first token)
     places: list[tuple[int, int, int, int]]
 
 
 def row_lengths(limit: int) -> tuple[int, ...]:
-    """Return at most seven lengths of rows for inputs of at most ``limit`` tokens; the last one is ``limit``.
+    """Return at most seven row lengths for inputs of at most ``limit`` tokens; the last length is ``limit``.
 
-    Together with a second, smaller batch of the first length, a program has at most eight compiled shapes."""
+    A program has at most eight compiled shapes: one for each length, and a smaller batch of the first length."""
     ladder = ROW_LENGTHS[2:9] if limit <= 512 else ROW_LENGTHS[2:14:2]
     return (*(length for length in ladder if length < limit), limit)
 
@@ -65,8 +65,8 @@ def fill_rows(
 ) -> list[list[int]] | None:
     """Return the indices of the inputs in each row; None if the inputs do not fit into ``rows`` rows.
 
-    The longest inputs are placed first, each into the row with the smallest sufficient space. A new row has the
-    smallest length in ``ladder`` into which its first input fits."""
+    The longest inputs are placed first, each into the row with the least free space that suffices. A new row has
+    the smallest length in ``ladder`` into which its first input fits."""
     filled: list[list[int]] = []
     # Heaps of rows that are not full, by free space; bit i of ``spaces`` is set if a row with free space i exists.
     # So the row of an input is found in constant time; a test set may have hundreds of thousands of inputs.
@@ -104,7 +104,8 @@ def pack_batch(
     sequences: int = 1,
     targets: Mapping[str, Target] | None = None,
 ) -> Packed:
-    """Return the batch of the ``units`` with the indices ``rows``; ``bert_jax.tasks.task.Task`` lists the features.
+    """Return a batch of ``units``; ``rows`` contains their indices, row by row. ``bert_jax.tasks.task.Task`` lists
+    the features.
 
     Args:
         sequences: K; an input with fewer sequences has empty slots.
@@ -151,12 +152,14 @@ def packed_batches(
     sizes: Callable[[int, int], Sequence[int]],
     **options: Any,
 ) -> Iterator[Packed]:
-    """Yield batches that contain every input once, those with the longest rows first.
+    """Yield batches that together contain every input once; batches with the longest rows are first.
 
     Args:
-        ladder: lengths of rows. per_row: U. sizes: returns the allowed numbers of rows of a batch, ascending, for
-            the length of its rows and the number of all rows of that length; the last batch has the smallest number
-            that is sufficient for the remaining rows.
+        ladder: allowed row lengths, ascending.
+        per_row: U.
+        sizes: function of a row length and of the total number of rows of this length; returns the allowed numbers
+            of rows per batch, ascending. The last batch has the smallest allowed number that suffices for the
+            remaining rows.
         options: options of :func:`pack_batch`.
     """
     rows = fill_rows([unit.length for unit in units], ladder, per_row)
@@ -183,9 +186,9 @@ def by_level(outputs: Mapping[str, tuple[Level, jax.Array]]) -> dict[Level, dict
 def run_packed(
     program: Program, units: Sequence[ModelInput], batches: Iterable[Packed], progress: Progress | None = None
 ) -> list[Outputs]:
-    """Return the outputs of every input, in order: its entry of each ``unit`` array, and its tokens of each
-    ``token`` array. A few batches are started before the outputs of the first one are collected. ``progress``
-    receives the number of inputs of each batch."""
+    """Return the outputs of every input, in order: the entry of the input in each ``unit`` array, and the entries
+    of its tokens in each ``token`` array. A few batches are started before the outputs of the first batch are
+    collected. ``progress`` is called with the number of inputs of each batch."""
     outputs: list[Outputs] = [{} for _ in units]
     waiting: deque[tuple[Packed, DeviceOutputs]] = deque()
 

@@ -43,7 +43,8 @@ def embed(
             dense layers of the model, or the mean if it has none.
         normalize: True to divide vectors by their Euclidean norm, False not to; None: as the model defines.
         prompt: text to insert before every input.
-        prompt_name: name of a prompt of the model; without both options the default prompt of the model is used.
+        prompt_name: name of a prompt of the model. None: the default prompt of the model, unless
+            ``prompt`` is set.
         options: see ``RunOptions``.
 
     Raises ``ValueError`` for an unknown pooling or prompt, and a model without a vocabulary.
@@ -62,7 +63,8 @@ def embed(
 
 
 def sentence_config(spec: ModelSpec, pooling: str | None, normalize: bool | None) -> SentenceConfig:
-    """Return pooling and modules from token outputs to one vector: those of the model, changed by the options."""
+    """Return the pooling and the modules that reduce token outputs to one vector: those of the model, changed by
+    ``pooling`` and ``normalize``."""
     if pooling is not None and pooling not in POOLINGS:
         raise ValueError(f"pooling: {pooling!r} is not allowed; allowed: {', '.join(POOLINGS)}")
     own = spec.sentence or SentenceConfig()
@@ -84,7 +86,7 @@ def vector_width(spec: ModelSpec, pooling: str | None) -> int:
 
 
 def prompt_text(spec: ModelSpec, prompt: str | None, prompt_name: str | None) -> str:
-    """Return the text to insert before every input; empty without a prompt."""
+    """Return the text to insert before every input; empty if there is no prompt."""
     if prompt is not None:
         if prompt_name is not None:
             raise ValueError("--prompt and --prompt_name: give only one of them")
@@ -133,10 +135,10 @@ def embed_tokens(
     layers: Sequence[int] = LAST_FOUR,
     **options: Unpack[RunOptions],
 ) -> Iterator[tuple[list[str], np.ndarray]]:
-    """Yield (pieces, float32[layers, tokens, H]) of every text, with special tokens.
+    """Yield (pieces, float32[layers, tokens, H]) of every text, special tokens included.
 
-    ``layers`` are numbers of encoder layers, from 0 or backward from -1, as in ``extract_features.py`` of
-    google-research/bert. Raises ``ValueError`` for a layer that does not exist.
+    ``layers`` are indices of encoder layers, from 0; negative indices count from the last layer (-1), as in
+    ``extract_features.py`` of google-research/bert. Raises ``ValueError`` for a layer that does not exist.
     """
     count = loaded.spec.model.num_layers
     wrong = [str(layer) for layer in layers if not -count <= layer < count]

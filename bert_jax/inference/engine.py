@@ -20,7 +20,7 @@ WINDOW = 4096
 INPUTS_PER_ROW = 8
 # Tokens of one batch: few enough for the caches of a CPU, enough to fill any other device.
 _CPU_TOKENS, _TOKENS = 1024, 16384
-_SMALL = 8  # few short texts run in a batch of 1/8 of the tokens
+_SMALL = 8  # a few short texts run in a batch of 1/8 of the tokens
 
 
 def checked_texts(texts: Iterable[Any], *, pairs: bool = False) -> Iterator[Any]:
@@ -43,7 +43,7 @@ class Engine:
     model: BertModel
     params: Any
     tokenizer: Tokenizer | None
-    # Notes of the reader.
+    # Notes of the reader of the model format.
     notes: tuple[str, ...] = ()
     name: str = "the model"
     _programs: dict[Any, Callable[..., Any]] = field(default_factory=dict, repr=False)
@@ -68,7 +68,7 @@ class Engine:
         return Encoded(ids, types if self.spec.model.type_vocab_size > 1 else [0] * len(ids))
 
     def program(self, key: Any, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Return ``function(params, ...)`` compiled, cached under ``key``.
+        """Return the compiled ``function(params, ...)``, which is cached under ``key``.
 
         Products of float32 matrices stay float32 on every device (by default accelerators round their inputs)."""
         if key not in self._programs:
@@ -93,13 +93,13 @@ class Engine:
         batch_tokens: int | None = None,
         progress: Progress | None = None,
     ) -> Iterator[tuple[list[Any], list[ModelInput], list[Outputs]]]:
-        """Yield ``window`` inputs at a time, in order, with their model inputs and the outputs of each; ``inputs``
-        may be endless.
+        """Process ``window`` inputs at a time, in order. Yield these inputs, their model inputs, and the outputs of
+        each model input; ``inputs`` may be endless.
 
         Args:
-            featurize: model inputs of the inputs of a window, in order.
+            featurize: function that returns the model inputs of the inputs of a window, in order.
             run: ``run(params, features, *arguments)``, a program whose outputs are arrays by level and name.
-            sequences: K of the batches of a window.
+            sequences: function that returns K (sequences per input) of the batches of a window.
             targets: targets of the model inputs that the program reads.
             batch_tokens, progress: see ``RunOptions``.
         """

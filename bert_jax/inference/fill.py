@@ -1,4 +1,4 @@
-"""Predict the pieces at masks with a model that has a masked-LM head."""
+"""Prediction of the pieces at masks, with a model that has a masked-LM head."""
 
 import dataclasses
 from collections.abc import Iterable, Iterator
@@ -27,7 +27,7 @@ class FilledMask:
 
 @dataclasses.dataclass(frozen=True)
 class FilledText:
-    """A text with ``[MASK]``s and the predictions for each of them, in order."""
+    """A text with masks, and the predictions for each mask, in order."""
 
     text: str
     masks: tuple[FilledMask, ...]
@@ -36,11 +36,11 @@ class FilledText:
 def fill_mask(
     loaded: Engine, texts: Iterable[str], *, top: int = 5, **options: Unpack[RunOptions]
 ) -> Iterator[FilledText]:
-    """Yield the ``top`` pieces and their probabilities for every mask of each text, in order; ``texts`` may be
-    endless.
+    """Yield the ``top`` most probable pieces, with their probabilities, for every mask of each text, in order;
+    ``texts`` may be endless.
 
-    The vocabulary defines the text of a mask ([MASK], RoBERTa: <mask>). Raises ``ValueError`` for a model without a
-    masked-LM head, a text without a mask, and a text that exceeds the maximum length of the model.
+    The vocabulary defines the text of a mask ([MASK]; <mask> in RoBERTa). Raises ``ValueError`` for a model without
+    a masked-LM head, a text without a mask, and a text that exceeds the maximum length of the model.
     """
     if not loaded.spec.heads.mlm:
         raise ValueError(f"{loaded.name}: no masked-LM head, so masks cannot be filled")
@@ -83,7 +83,7 @@ def fill_mask(
 
 def _best(loaded: Engine, mask_id: int, slots: int, count: int, pieces: int) -> Any:
     """Return a program that computes ``probabilities`` and ``ids`` [B, S, count] of the best pieces at the masks of
-    a batch, at most ``slots`` per row; at other positions they are meaningless."""
+    a batch, at most ``slots`` per row; the values at other positions are meaningless."""
     model = loaded.model.clone(sentence=None)
 
     def run(params: Any, batch: dict[str, jax.Array]) -> DeviceOutputs:

@@ -1,4 +1,4 @@
-"""Every output of a model for arrays of ids, as in transformers.
+"""Computation of every output of a model for arrays of token ids, as in transformers.
 
 Shapes: B rows, S tokens, H width, L layers, A heads, V vocabulary.
 """
@@ -56,10 +56,10 @@ def forward(
     start_logits, end_logits, sentence_embedding. A model with more than one of the sequence, token and choice heads
     returns sequence_logits, token_logits, choice_logits instead of logits.
 
-    ``attention_mask`` (default: all 1) hides tokens, ``token_type_ids`` (default: 0) are the segments. The mask may
-    be 0 on the left: the outputs at visible tokens equal those of transformers for the same arrays (BERT counts
-    positions from the first column, RoBERTa from the first id that is not padding). Outputs of a row whose mask is
-    all 0 are finite but meaningless. A model with a choice head also accepts [B, choices, S].
+    ``attention_mask`` (default: all 1) is 0 for tokens to hide; ``token_type_ids`` (default: 0) are the segments.
+    The mask may be 0 on the left: the outputs at visible tokens equal those of transformers for the same arrays
+    (BERT counts positions from the first column, RoBERTa from the first id that is not padding). Outputs of a row
+    whose mask is all 0 are finite but meaningless. A model with a choice head also accepts [B, choices, S].
 
     Args:
         hidden_states: add hidden_states [L + 1, B, S, H], the embeddings first.
@@ -75,7 +75,7 @@ def forward(
     for start in range(0, rows, size):
         part = {name: values[start : start + size] for name, values in arrays.items()}
         count = len(part["input_ids"])
-        # Padded rows give the last part the shape that is compiled.
+        # Pad the last part with rows, so that it has the compiled shape.
         part = {name: np.pad(values, ((0, size - count), (0, 0))) for name, values in part.items()}
         output = jax.tree.map(np.asarray, run(loaded.params, part))
         parts.append({name: np.take(values, range(count), _axis(name)) for name, values in output.items()})
@@ -91,7 +91,7 @@ def _axis(name: str) -> int:
 
 
 def _checked(loaded: Engine, inputs: Mapping[str, np.ndarray]) -> tuple[dict[str, np.ndarray], int]:
-    """Return int32[B, S] of every input, and the number of choices per example (0: rows are examples)."""
+    """Return every input as int32[B, S], and the number of choices per example (0: each row is an example)."""
     spec = loaded.spec
     if "input_ids" not in inputs:
         raise ValueError(f"input_ids is missing; the arrays are {', '.join(inputs) or 'none'}")

@@ -1,4 +1,4 @@
-"""A model ready for use, loaded from any readable path."""
+"""A model that is ready for use, loaded from a path in any supported format."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
@@ -47,8 +47,8 @@ class LoadedModel(Engine):
         return _answers(texts, lambda texts: fill_mask(self, texts, **options))
 
     def zero_shot(self, texts: str | Iterable[str], labels: Labels, **options: Any) -> Any:
-        """Choose among ``labels`` without training: a list of dicts, or one dict for a single text. See
-        ``zero_shot.zero_shot``."""
+        """Classify texts with ``labels`` on which the model was not trained. Return a list of dicts, or one dict
+        for a single text. See ``zero_shot.zero_shot``."""
         return _answers(texts, lambda texts: zero_shot(self, texts, labels, **options))
 
     def forward(self, inputs: Mapping[str, np.ndarray], **options: Any) -> dict[str, np.ndarray]:
@@ -67,9 +67,10 @@ def load(
     dtype: Literal["float32", "bfloat16"] = "float32",
     options: ReadOptions | None = None,
 ) -> LoadedModel:
-    """Read a model from any readable path: a workdir or saved model, a folder of Hugging Face or
+    """Read a model in any supported format: a workdir or saved model, a folder of Hugging Face or
     sentence-transformers, a TF1 checkpoint prefix, an npz export. ``dtype`` is the dtype of the computation. Raises
-    ``ValueError`` with a one-line message for a path without a model, a damaged model, and another ``dtype``.
+    ``ValueError`` with a one-line message for a path without a model, a damaged model, and an unsupported
+    ``dtype``.
     """
     if dtype not in ("float32", "bfloat16"):
         raise ValueError(f"dtype: {dtype!r} is not allowed; allowed: float32, bfloat16")
@@ -79,7 +80,7 @@ def load(
 def prepare(
     weights: ModelBundle, *, dtype: Literal["float32", "bfloat16"] = "float32", name: str = "the model"
 ) -> LoadedModel:
-    """Return a model in exchange form as a :class:`LoadedModel`, its parameters on the device."""
+    """Convert a model in exchange form to a :class:`LoadedModel`, whose parameters are on the device."""
     spec = weights.spec
     execution = ExecutionConfig(vocab_multiple=1, dtype=dtype)
     on_device = {key: jnp.asarray(values) for key, values in weights.params.items()}

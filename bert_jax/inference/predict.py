@@ -27,7 +27,7 @@ _WINDOW = 1024
 def predict(
     loaded: Engine, texts: Iterable[Any], *, task: str | None = None, **options: Unpack[RunOptions]
 ) -> Iterator[dict[str, Any]]:
-    """Yield one JSON-able object per input, in order; ``texts`` may be endless.
+    """Yield one JSON-serializable object per input, in order; ``texts`` may be endless.
 
     An input is a text, a pair (text, text_pair), or an object with ``text`` and optionally ``text_pair`` (question
     and passage for a span head) or ``choices``, or with ``words`` for a tagging model. Predictions are those of
@@ -39,12 +39,12 @@ def predict(
     * token: ``tokens``, one per word: ``text``, ``label`` and ``score`` of its first piece (with a CRF the label on
       the best path, without ``score``). The tokenizer splits a text into words and punctuation, with ``start`` and
       ``end``. ``words`` that exceed the maximum length of the model are split into windows as in fine-tuning.
-    * span: ``answer`` (of at most 30 tokens), ``start``, ``end`` (characters of the passage), ``score``,
+    * span: ``answer`` (of at most 30 tokens), ``start``, ``end`` (character offsets in the passage), ``score``,
       ``no_answer_score``.
-    * choice: ``choice`` (from 0) and ``probabilities``.
+    * choice: ``choice`` (an index, from 0) and ``probabilities``.
 
     ``truncated`` is true for a text that was truncated to the maximum length of the model. Raises ``ValueError``
-    for a model without a task head, several task heads without ``task``, and inputs of another form.
+    for a model without a task head, several task heads without ``task``, and inputs that the head does not accept.
     """
     head = _head(loaded, task)
     decoder, model = _decoder(loaded, head), loaded.model.clone(sentence=None)
@@ -87,7 +87,8 @@ def _head(loaded: Engine, task: str | None) -> str:
 
 
 def _decoder(loaded: Engine, head: str) -> Task:
-    """Return the task of a head, with the options of the saved model and the defaults of all others."""
+    """Return the task of a head, with the options that the saved model defines and defaults for all other
+    options."""
     spec, plain = loaded.spec, FinetuneConfig()
     kind = _PROBLEMS[spec.heads.problem] if head == "sequence" else _KINDS[head]
     config = dataclasses.replace(
@@ -105,8 +106,8 @@ def _decoder(loaded: Engine, head: str) -> Task:
 
 @dataclass(frozen=True)
 class _Input:
-    """A record and, for a text that the tokenizer splits into words, its model input and the characters of each
-    word."""
+    """A record and, for a text that the tokenizer splits into words, its model input and the character offsets
+    of each word."""
 
     record: Record
     units: Sequence[ModelInput] = ()
@@ -115,7 +116,7 @@ class _Input:
 
 
 def _input(loaded: Engine, head: str, value: Any) -> _Input:
-    """Return ``value`` as a record of the task of the head. Raises ``ValueError`` for a value of another form."""
+    """Return ``value`` as an input of the head. Raises ``ValueError`` for a value that the head does not accept."""
     record = _record(value)
     start = f"{(record.text or ' '.join(record.words))[:40]!r}"
     if isinstance(value, Mapping) and "words" in value and "text" not in value:
@@ -170,7 +171,7 @@ def _tagged_text(loaded: Engine, text: str) -> _Input:
 
 
 def _with_places(prediction: dict[str, Any], one: _Input) -> dict[str, Any]:
-    """Return ``prediction`` with the first and last character of each word of a text."""
+    """Return ``prediction`` with the character offsets (``start``, ``end``) of each word of a text."""
     if one.places is None:
         return prediction
     tokens = [

@@ -19,11 +19,12 @@ _PAIR = '; write {"text": "..."}, with "text_pair" for a pair'
 
 
 def read_texts(texts: Sequence[str], source: str | None, json_lines: bool) -> Iterator[Any]:
-    """Yield the texts of the command line, or else those of the file ``source`` ("-" or None: standard input).
+    """Yield ``texts``, the texts on the command line; if it is empty, yield the texts in the file ``source``
+    ("-" or None: standard input).
 
     A file has one text per line; blank lines are skipped. With ``json_lines`` or the suffix .jsonl it has one JSON
-    object per line, which is yielded unchanged. Raises ``ValueError`` with file and line for a line that cannot be
-    read, and for texts both on the command line and in a file.
+    object per line, which is yielded unchanged. Raises ``ValueError`` for a line that cannot be read (the message
+    contains file and line), and for texts both on the command line and in a file.
     """
     if texts:
         if source is not None:
@@ -54,7 +55,7 @@ def read_texts(texts: Sequence[str], source: str | None, json_lines: bool) -> It
 def write_json_lines(rows: Iterable[Mapping[str, Any]], target: Path | None) -> None:
     """Write each row as a JSON line to ``target`` (None: standard output, flushed row by row).
 
-    A file appears under its name when it is complete.
+    The file ``target`` appears only when it is complete.
     """
     if target is None:
         for row in rows:
@@ -66,9 +67,9 @@ def write_json_lines(rows: Iterable[Mapping[str, Any]], target: Path | None) -> 
 
 
 def write_npy(rows: Iterable[np.ndarray], target: Path) -> tuple[int, int]:
-    """Write rows of one width as float32[rows, width] in numpy's npy format, row by row; return that shape.
+    """Write ``rows``, which have one width, as float32[rows, width] in numpy's npy format; return this shape.
 
-    The file appears under its name when it is complete.
+    Rows are written one by one, and the file ``target`` appears only when it is complete.
     """
     count = width = 0
     with whole_file(target) as partial, partial.open("wb") as file:

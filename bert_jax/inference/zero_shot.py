@@ -43,18 +43,18 @@ def zero_shot(
     entailment: str | None = None,
     **options: Unpack[RunOptions],
 ) -> Iterator[dict[str, Any]]:
-    """Yield one JSON-able object per text, in order, with the fields of ``predict`` for classes; ``texts`` may be
-    endless.
+    """Yield one JSON-serializable object per text, in order, with the fields of ``predict`` for classes; ``texts``
+    may be endless.
 
     The logit of a label is the mean over its words; ``label``, ``score`` and ``probabilities`` follow from a
     softmax over the labels. The form of the template defines the logit of a word:
 
     * "... {} ...": the logit of entailment of the hypothesis with the word in place of {}. With ``multi_label`` it
-      is the logit of entailment against contradiction (against all other classes if none has that name),
-      ``probabilities`` are sigmoids, and ``labels`` are those with a probability of at least 0.5.
+      is the logit of entailment against contradiction (against all other classes if the model has no contradiction
+      class), ``probabilities`` are sigmoids, and ``labels`` are those with a probability of at least 0.5.
     * "... {text} ... [MASK] ...": the logit of the word at the mask.
 
-    The end of a text that is too long is removed, and ``truncated`` is true.
+    A text that is too long is truncated at the end, and ``truncated`` is true.
 
     Args:
         labels: a mapping from each label to its words, or a sequence of labels, each of which is its own word.
@@ -149,8 +149,8 @@ def _by_entailment(
 
 
 def _entailment(loaded: Engine, entailment: str | None) -> tuple[int, list[int]]:
-    """Return the number of the entailment class, and the number of the contradiction class (without one, those of
-    all other classes)."""
+    """Return the index of the entailment class, and the indices of the contradiction class or, if the model has no
+    such class, of all other classes."""
     heads = loaded.spec.heads
     names = [name.lower() for name in heads.sequence_labels]
     if len(names) < 2 or heads.problem != "single_label":
@@ -202,7 +202,7 @@ def _by_prompt(
     limit = loaded.spec.max_length - special
 
     def cut(text: str, ids: list[int]) -> list[int]:
-        """Return the prompt with the longest beginning of ``text`` that fits. The text is truncated between
+        """Return the prompt with the longest prefix of ``text`` that fits. The text is truncated between
         characters, not tokens, because it is encoded together with the template."""
         if len(ids) <= limit:
             return ids
@@ -237,8 +237,8 @@ def _by_prompt(
 
 
 def _piece(loaded: Engine, word: str, written_apart: bool) -> int:
-    """Return the id of ``word``, which must be one piece. With ``written_apart`` the word is encoded with a blank
-    before it."""
+    """Return the id of ``word``, which must be one piece. With ``written_apart``, the word is encoded with a
+    leading space."""
     tokenizer = loaded.need_tokenizer()
     ids = tokenizer.encode(f" {word}" if written_apart else word)
     if len(ids) != 1 or ids[0] == tokenizer.unk_id:

@@ -65,14 +65,15 @@ def attend(
     dropout_rate: float,
     interpret: bool,
 ) -> jax.Array:
-    """Compute scaled dot-product attention of ``H / head_size`` heads: [B, S, H] in the dtype of the query.
+    """Compute scaled dot-product attention with ``H / head_size`` heads. Returns [B, S, H] in the dtype of the
+    query.
 
     The float32 ``biases`` are added to query, key and value here, because their gradients, which are sums over all
-    tokens, would otherwise need further passes through memory. A query sees the keys of ``visible_keys`` in
-    ``bert_jax.model.attention``. ``seeds_4`` (int32) are two words of the dropout key, the index of row 0 in the
-    global batch and the index of the first head. The dropout bits depend on nothing else, so they are the same for
-    every mesh and block size. With ``dropout_rate`` 0 no random bits are generated. ``interpret`` runs the kernel
-    on any device, slowly.
+    tokens, would otherwise need further passes through memory. A query sees the keys that
+    ``bert_jax.model.attention.visible_keys`` defines. ``seeds_4`` (int32) contains two words of the dropout key,
+    the index of row 0 in the global batch and the index of the first head. The dropout bits depend on nothing else,
+    so they are the same for every mesh and block size. With ``dropout_rate`` 0 no random bits are generated.
+    ``interpret`` runs the kernel on any device, slowly.
     """
     operands = (query_BxSxH, key_BxSxH, value_BxSxH, biases_3xH, sequence_ids_BxS, seeds_4)
     return _forward(*operands, head_size, dropout_rate, interpret)[0]
@@ -258,8 +259,8 @@ def _first_place(seeds: Any, rows: int, head_size: int) -> tuple[Any, Any]:
 def _dropped(
     seeds: Any, row: Any, head: Any, begin: int, shape: tuple[int, ...], rate: float
 ) -> tuple[jax.Array, float]:
-    """Return the mask of the probabilities of a row and head that are kept, in the tile whose queries start at
-    ``begin``, and the factor that scales the kept ones."""
+    """Return the mask of the probabilities to keep, for one row and head in the tile whose queries start at
+    ``begin``, and the factor that scales these probabilities."""
     first = mix(mix(seeds[0] + row, seeds[1]) + head, begin)
     queries, keys = shape
     half = (queries // 2, keys)

@@ -32,14 +32,15 @@ from bert_jax.parallel.axes import constrain, with_logical_axes
 
 
 def padded_vocab_size(config: ModelConfig, execution: ExecutionConfig) -> int:
-    """Return the rows of the word embedding in memory: the vocabulary, rounded up to execution.vocab_multiple."""
+    """Return the number of rows of the word embedding in memory: the vocabulary size, rounded up to a multiple of
+    ``execution.vocab_multiple``."""
     multiple = execution.vocab_multiple
     return -(-config.vocab_size // multiple) * multiple
 
 
 class Encoder(Block):
     """The stack of encoder layers: scanned (stacked parameters) or unrolled, optionally rematerialized. Returns the
-    output of the last layer and, with ``collect``, those of all layers."""
+    output of the last layer and, with ``collect``, the outputs of all layers."""
 
     collect: bool = False
 
@@ -213,7 +214,7 @@ class BertModel(nn.Module):
             outputs["token_logits"] = self.token_head(dropped_BxSxF)
         if heads.crf:
             outputs["crf"] = self.crf()
-        if heads.span:  # no dropout before it, as in google-research/bert run_squad.py
+        if heads.span:  # no dropout before this head, as in google-research/bert run_squad.py
             both_BxSx2 = self.span_head(x_BxSxH.astype(jnp.float32))
             outputs["start_logits"], outputs["end_logits"] = both_BxSx2[..., 0], both_BxSx2[..., 1]
         if self.sentence is not None and "cls_positions" not in features:
@@ -231,7 +232,7 @@ class BertModel(nn.Module):
     def pooled_logits(
         self, x_BxSxH: jax.Array, features: Mapping[str, jax.Array], dropout_key: DropoutKey | None
     ) -> jax.Array:
-        """Return ``sequence_logits`` for ``x`` as the last hidden state."""
+        """Return the ``sequence_logits`` that result if ``x`` is the last hidden state."""
         first_BxCxH = gather_positions(x_BxSxH, features["cls_positions"])
         pooled_BxCxH = jnp.tanh(self.pooler(first_BxCxH))
         return self.sequence_head(self._head_dropout(pooled_BxCxH, dropout_key))
@@ -244,5 +245,5 @@ class BertModel(nn.Module):
 def BertForPretraining(
     config: ModelConfig, execution: ExecutionConfig, has_nsp: bool = True, mesh: Mesh | None = None
 ) -> BertModel:
-    """Return the pretraining model with masked-LM head and, if ``has_nsp``, pooler and sentence-pair head."""
+    """Return the pretraining model with a masked-LM head and, if ``has_nsp``, a pooler and a sentence-pair head."""
     return BertModel(config, execution, pretraining_heads(has_nsp), mesh=mesh)

@@ -1,6 +1,7 @@
-"""Canonical parameters (per layer, unstacked, unpadded, by name), and the conversion from and to the running tree.
+"""Canonical parameters (one array per layer, without padding, by name), and their conversion from and to the tree
+of a run.
 
-The running tree follows ``ExecutionConfig`` (layers stacked under ``encoder/layers`` when scanned, vocabulary
+The tree of a run depends on ``ExecutionConfig`` (layers stacked under ``encoder/layers`` when scanned, vocabulary
 padded). These functions work on any tree whose paths end like those of parameters: parameters, gradients,
 moments, moving averages. Files and comparisons of runs use canonical names.
 """
@@ -26,7 +27,7 @@ def path_name(path: tuple[Any, ...]) -> str:
 
 
 def canonical_leaves(tree: Any, vocab_size: int) -> Iterator[tuple[str, Any]]:
-    """Yield ``(canonical name, array)`` of every leaf. Stacked layers are yielded one by one, and padding is
+    """Yield ``(canonical name, array)`` for every leaf. Stacked layers are yielded one by one, and padding is
     removed.
 
     A name keeps the prefix of the parameter path (``opt_state/1/mu/encoder/layer_0/...``).
@@ -50,7 +51,8 @@ def to_canonical(tree: Any, vocab_size: int) -> dict[str, Any]:
 
 @functools.cache  # traced once per model: planning asks for many meshes
 def abstract_params(model: nn.Module) -> Any:
-    """Return the running tree of a ``BertModel`` with ``nn.Partitioned`` boxes around ``jax.ShapeDtypeStruct``."""
+    """Return the parameter tree of a ``BertModel``; its leaves are ``jax.ShapeDtypeStruct``, boxed in
+    ``nn.Partitioned``."""
     length = min(8, model.config.max_position_embeddings)
     batch = {n: jnp.zeros(s, d) for n, (s, d) in feature_shapes(1, length, 1).items()}
     return jax.eval_shape(lambda: model.init(jax.random.key(0), batch)["params"])
@@ -65,8 +67,8 @@ def canonical_shapes(model: nn.Module) -> Mapping[str, tuple[int, ...]]:
 
 
 def clear_padding(tree: Any, vocab_size: int) -> Any:
-    """Return ``tree`` (arrays on devices) with padded vocabulary rows set to 0. They are already 0 unless the tree
-    is damaged."""
+    """Return ``tree`` (arrays on devices) with the padding rows of the vocabulary set to 0. They are already 0
+    unless the tree is damaged."""
 
     def clear(path: tuple[Any, ...], leaf: jax.Array) -> jax.Array:
         if not path_name(path).endswith(VOCABULARY_ROWS) or leaf.shape[0] <= vocab_size:
@@ -82,9 +84,10 @@ def _clear_from(row: int, sharding: jax.sharding.Sharding) -> Callable[[jax.Arra
 
 
 def from_canonical(flat: Mapping[str, Any], like: Any, vocab_size: int) -> Any:
-    """Return canonical arrays as a tree like ``like`` (arrays or shape structs), stacked and padded.
+    """Return the canonical arrays ``flat`` as a tree with the structure, shapes and dtypes of ``like`` (arrays or
+    ``jax.ShapeDtypeStruct``).
 
-    Raises ``ValueError`` with the names of missing and unexpected parameters and of those with another shape.
+    Raises ``ValueError`` with the names of missing and unexpected parameters and of parameters with a wrong shape.
     """
     used: set[str] = set()
     problems: list[str] = []

@@ -1,11 +1,11 @@
 """Dropout with explicit keys.
 
-Linen derives the key of a module from its place in the tree, which differs between scanned and unrolled layers
-(logits differ by 8e-3). Here the numbers of the layer and of the site are folded into the key of the microbatch, so
-that scanned, unrolled and rematerialized layers use the same bits.
+Linen derives the key of a module from its path in the module tree, which differs between scanned and unrolled
+layers (logits differ by 8e-3). Here the index of the layer and the index of the dropout site are folded into the
+key of the microbatch, so that scanned, unrolled and rematerialized layers use the same bits.
 
-With threefry, a replica that computes some rows of a microbatch generates the bits of these rows in the whole
-microbatch, so that dropout is the same on every mesh. With rbg each replica has its own key.
+With threefry, a replica that computes some rows of a microbatch generates the bits that these rows have in the
+complete microbatch, so that dropout is the same on every mesh. With rbg each replica has its own key.
 """
 
 import math
@@ -20,26 +20,27 @@ from jax.extend.random import threefry2x32_p
 
 @struct.dataclass
 class ShardKey:
-    """Threefry key of a microbatch of ``rows`` rows, for arrays that contain the rows from ``first_row`` on."""
+    """Threefry key of a microbatch of ``rows`` rows, for arrays of the rows from ``first_row`` on."""
 
     key: jax.Array
     first_row: jax.Array  # uint32[]
     rows: int = struct.field(pytree_node=False)
 
 
-# Key for whole arrays, or for some rows of them.
+# Key for arrays of all rows, or of some rows.
 DropoutKey = jax.Array | ShardKey
 
 
 def replica_key(key: jax.Array, replica: jax.Array, replicas: int, rows: int) -> DropoutKey:
-    """Return the key of replica number ``replica`` of ``replicas`` with ``rows`` rows of a microbatch each."""
+    """Return the key of the replica with index ``replica``. Each of the ``replicas`` replicas computes ``rows``
+    rows of a microbatch."""
     if jax.random.key_impl(key) == "threefry2x32":
         return ShardKey(key, replica.astype(jnp.uint32) * jnp.uint32(rows), rows * replicas)
     return jax.random.fold_in(key, replica)
 
 
 class Site(IntEnum):
-    """Sites of dropout in one layer."""
+    """Sites of the model at which dropout is applied."""
 
     EMBEDDINGS = 0
     ATTENTION_PROBABILITIES = 1
@@ -62,8 +63,8 @@ def _whole(key: DropoutKey) -> jax.Array:
 
 
 def random_words(key: DropoutKey, shape: tuple[int, ...]) -> jax.Array:
-    """Return uniform uint32 of ``shape``, whose first dimension is the rows. A :class:`ShardKey` returns its rows
-    of the array for the whole microbatch."""
+    """Return uniform random uint32 values of ``shape``, whose first dimension is the rows. With a
+    :class:`ShardKey`, these are its rows of the values for the complete microbatch."""
     if not isinstance(key, ShardKey):
         return jax.random.bits(key, shape, jnp.uint32)
     # In jax (partitionable threefry) a word is a hash of its 64-bit index in the flat array.
@@ -73,7 +74,7 @@ def random_words(key: DropoutKey, shape: tuple[int, ...]) -> jax.Array:
 
 
 def _places(shape: Sequence[int], first_row: jax.Array, rows: int) -> tuple[jax.Array, jax.Array]:
-    """Return the (high, low) uint32 halves of the index of each element in the flat array of ``rows`` rows."""
+    """Return the (high, low) uint32 halves of the index of each element in the flattened array of ``rows`` rows."""
     row_size = math.prod(shape[1:])
     # A sum of one iota per dimension, which the compiler can partition over devices.
     within = jnp.zeros(shape, jnp.uint32)
@@ -90,7 +91,8 @@ def _places(shape: Sequence[int], first_row: jax.Array, rows: int) -> tuple[jax.
 
 
 def random_uint16(key: DropoutKey, shape: tuple[int, ...]) -> jax.Array:
-    """Return uniform uint16 of ``shape``. Each 32-bit word yields two values, which halves the cost."""
+    """Return uniform random uint16 values of ``shape``. Each 32-bit word yields two values, which halves the
+    cost."""
     *leading, last = shape
     words = random_words(key, (*leading, -(-last // 2)))
     low, high = words.astype(jnp.uint16), (words >> 16).astype(jnp.uint16)
@@ -98,9 +100,9 @@ def random_uint16(key: DropoutKey, shape: tuple[int, ...]) -> jax.Array:
 
 
 def dropout(x: jax.Array, rate: float, key: DropoutKey | None) -> jax.Array:
-    """Zero each element with probability ``rate`` (exact to 2**-17) and scale the rest by 1 / (1 - rate).
+    """Zero each element with probability ``rate`` (exact to 2**-17) and scale all others by 1 / (1 - rate).
 
-    ``key`` None or ``rate`` 0 returns ``x`` unchanged.
+    If ``key`` is None or ``rate`` is 0, return ``x`` unchanged.
     """
     if key is None or rate == 0.0:
         return x

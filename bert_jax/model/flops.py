@@ -1,7 +1,7 @@
 """Counts of the floating-point operations of a traced program.
 
 Only matrix products and convolutions are counted; a multiplication and an addition are two operations. The body of
-a loop is counted once per iteration (compilers count it once). A kernel is counted by its cost estimate.
+a loop is counted once per iteration (compilers count it once). The count of a kernel is its cost estimate.
 """
 
 import functools
@@ -21,7 +21,8 @@ from bert_jax.model.canonical import abstract_params
 
 
 def traced_flops(function: Callable[..., Any], *arguments: Any) -> Counter[str]:
-    """Return the operations of ``function`` on ``arguments`` (arrays or shape structs) by named scope.
+    """Return the number of operations of ``function`` on ``arguments`` (arrays or ``jax.ShapeDtypeStruct``), by
+    named scope.
 
     Operations that the trace contains twice (``jax.checkpoint``) are counted twice. Raises ``ValueError`` for a
     matrix product in a loop whose number of iterations is unknown.
@@ -67,7 +68,7 @@ def _multiplications(equation: Any) -> int:
 
 
 def _inner(params: dict[str, Any]) -> Iterator[Any]:
-    """Yield the programs among the parameters of an operation, such as the body of a loop."""
+    """Yield the jaxprs among the parameters of an equation, such as the body of a loop."""
     for value in params.values():
         for item in value if isinstance(value, tuple | list) else (value,):
             item = getattr(item, "jaxpr", item)
@@ -77,9 +78,9 @@ def _inner(params: dict[str, Any]) -> Iterator[Any]:
 
 @functools.cache
 def training_flops(model: ModelConfig, *, seq_length: int, max_predictions: int, has_nsp: bool) -> Counter[str]:
-    """Return the operations of one pretraining sequence, forward and backward, by named scope.
+    """Return the number of operations for one pretraining sequence, forward and backward, by named scope.
 
-    The operations are those of the model, without padding of the vocabulary, kernels and recomputation.
+    The count covers the operations of the model, without padding of the vocabulary, kernels and recomputation.
     Recomputation therefore lowers the model FLOP utilization.
 
     Args:
@@ -87,7 +88,7 @@ def training_flops(model: ModelConfig, *, seq_length: int, max_predictions: int,
         seq_length: tokens per sequence, padding included.
         max_predictions: positions per sequence for which vocabulary logits are computed, including filler
             positions.
-        has_nsp: True for a model with pooler and sentence-pair head.
+        has_nsp: True for a model with a pooler and a sentence-pair head.
     """
     execution = ExecutionConfig(scan_layers=True, vocab_multiple=1, attention="xla", residual_norm="xla")
     network = BertForPretraining(model, execution, has_nsp)

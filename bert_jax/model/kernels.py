@@ -1,7 +1,7 @@
-"""Common functions of the TPU kernels: choice of the kernel, partition over devices, dropout bits.
+"""Functions that the TPU kernels share: choice of the kernel, partition over devices, dropout bits.
 
-The dropout bits are a hash of the position of each value in the global batch, not output of the random generator of
-the chip. They do not depend on device, mesh or block size, and the backward pass recomputes them.
+The dropout bits are a hash of the position of each value in the global batch, not the output of the random
+generator of the chip. They do not depend on device, mesh or block size, and the backward pass recomputes them.
 """
 
 from collections.abc import Callable
@@ -37,9 +37,10 @@ def use_kernel(choice: str, option: str, mesh: Mesh | None, reason: str) -> bool
 def shard_mapped(
     function: Callable[..., Any], mesh: Mesh | None, in_axes: tuple[Axes, ...], out_axes: Axes
 ) -> Callable[..., Any]:
-    """Return a function of the operands that calls ``function(device_index, *operands)`` on each device with its
-    part of the operands, which are partitioned by logical axes (the compiler cannot partition a kernel).
-    ``device_index(axis)`` returns the index of the part along a logical axis."""
+    """Return a function that calls ``function(device_index, *operands)`` on each device with the shards of the
+    operands on this device. The logical axes ``in_axes`` and ``out_axes`` define the partition of the operands and
+    of the result (the compiler cannot partition a kernel). ``device_index(axis)`` returns the index of the shard
+    along a logical axis."""
     manual = jax.sharding.get_abstract_mesh().manual_axes
     cut = () if mesh is None else tuple(a for a in mesh.axis_names if mesh.shape[a] > 1 and a not in manual)
 
@@ -87,7 +88,8 @@ def keep(words: jax.Array, rate: float, axis: int) -> tuple[jax.Array, float]:
 
 
 def mix(x: Any, salt: Any) -> Any:
-    """Return a hash of 32 bits (int32): "lowbias32" of Wellons, with ``salt`` after the first multiplication."""
+    """Return a 32-bit hash of ``x`` (int32): "lowbias32" of Wellons, with an XOR with ``salt`` after the first
+    multiplication."""
     x ^= jax.lax.shift_right_logical(x, 16)
     x = x * np.int32(0x7FEB352D) ^ salt
     x ^= jax.lax.shift_right_logical(x, 15)
@@ -96,5 +98,5 @@ def mix(x: Any, salt: Any) -> Any:
 
 
 def iota(shape: tuple[int, ...], dim: int) -> jax.Array:
-    """Return the index along ``dim``, int32."""
+    """Return int32 of ``shape`` that contains the index of each element along ``dim``."""
     return jax.lax.broadcasted_iota(jnp.int32, shape, dim)

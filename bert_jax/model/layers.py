@@ -108,7 +108,7 @@ class LayerNorm(nn.Module):
 
 
 class Block(nn.Module):
-    """Base class of the parts of the encoder, with sizes, execution options and mesh."""
+    """Base class of the modules of the encoder: sizes, execution options and mesh."""
 
     config: ModelConfig
     execution: ExecutionConfig
@@ -116,7 +116,7 @@ class Block(nn.Module):
 
 
 class Embedding(nn.Module):
-    """A table float32[rows, H]; the call returns it."""
+    """An embedding table, float32[rows, H]. Calling the module returns the table."""
 
     rows: int
     axes: Axes
@@ -147,8 +147,8 @@ def rotary_tables(length: int, head_size: int, base: float) -> tuple[np.ndarray,
 def rotate(x_BxSxAxD: jax.Array, cos_BxSx1xE: jax.Array, sin_BxSx1xE: jax.Array) -> jax.Array:
     """Return queries or keys with rotary positions: dimensions i and i + D / 2 are rotated by angle i, in float32.
 
-    Su et al. 2021 rotate the neighbors 2i and 2i + 1, which is the same function with the dimensions of a head in
-    another order, but needs strided access.
+    Su et al. 2021 rotate dimensions 2i and 2i + 1. Up to the order of the dimensions of a head, this is the same
+    function, but it needs strided access.
     """
     first, second = jnp.split(x_BxSxAxD.astype(jnp.float32), 2, axis=-1)
     parts = [first * cos_BxSx1xE - second * sin_BxSx1xE, second * cos_BxSx1xE + first * sin_BxSx1xE]
@@ -156,8 +156,8 @@ def rotate(x_BxSxAxD: jax.Array, cos_BxSx1xE: jax.Array, sin_BxSx1xE: jax.Array)
 
 
 class Embeddings(nn.Module):
-    """Sum of token, segment and position embeddings, LayerNorm, dropout (Devlin et al. 2018, section 3.2). Returns
-    ([B, S, H], table [V, H])."""
+    """Sum of token, segment and position embeddings, then LayerNorm and dropout (Devlin et al. 2018, section 3.2).
+    Returns the embeddings [B, S, H] and the table of the word embeddings [V, H]."""
 
     config: ModelConfig
     execution: ExecutionConfig
@@ -203,9 +203,9 @@ def output_residual_norm(
     dropout_key: DropoutKey | None,
     activate: Callable[[jax.Array], jax.Array] = lambda x: x,
 ) -> jax.Array:
-    """Compute the end of an attention or feed-forward block: ``activate`` and output projection of ``inner`` [B, S,
-    ..], dropout, residual ``x`` and, with ``norm_position`` post, LayerNorm. ``axes`` are the logical axes of the
-    weights."""
+    """Compute the last operations of an attention or feed-forward block: ``activate`` and the output projection of
+    ``inner`` [B, S, ...], dropout, the sum with the residual ``x`` and, with ``norm_position`` post, LayerNorm.
+    ``axes`` are the logical axes of the projection weights."""
     config, dtype, mesh = block.config, compute_dtype(block.execution), block.mesh
     length, width = x_BxSxH.shape[1:]
     kernel, bias = Dense(width, axes, config, dtype, name="output").parameters(inner.shape[-1])
@@ -325,7 +325,7 @@ class FeedForward(Block):
 
 
 class EncoderLayer(Block):
-    """One encoder layer. ``layer`` (1 to L) selects its dropout keys. Returns ``(x, None)``, which ``nn.scan``
+    """One encoder layer. ``layer`` (1 to L) determines the dropout keys. Returns ``(x, None)``, which ``nn.scan``
     expects, or ``(x, x)`` with ``collect``."""
 
     collect: bool = False

@@ -12,13 +12,13 @@ import jax.numpy as jnp
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3))
 def matmul_f32_grad(x: jax.Array, kernel: jax.Array, axis: int = 0, dtype: jnp.dtype | None = None) -> jax.Array:
-    """Return the product summed over the last axis of ``x`` and ``axis`` of ``kernel`` (used in the dtype of
-    ``x``): [*rows, *out].
+    """Return the product of ``x`` and ``kernel``, [*rows, *out], summed over the last axis of ``x`` and the axis
+    ``axis`` of ``kernel``.
 
-    The result has ``dtype``, by default the dtype of ``x``.
+    The kernel is converted to the dtype of ``x``. The result has ``dtype``, by default the dtype of ``x``.
     """
-    # Flatten the rows to one dimension, because with more the CPU compiler writes a transposed copy of every
-    # incoming gradient.
+    # Flatten the rows to one dimension, because with more dimensions the CPU compiler writes a transposed copy of
+    # every incoming gradient.
     rows = x.reshape(-1, x.shape[-1])
     dimensions = (((1,), (axis,)), ((), ()))
     result = jax.lax.dot_general(rows, kernel.astype(x.dtype), dimensions, preferred_element_type=dtype or x.dtype)

@@ -1,7 +1,7 @@
-"""Bias, dropout, residual and LayerNorm after a product as one TPU kernel (Pallas), forward and backward.
+"""Bias, dropout, residual and LayerNorm after a matrix product as one TPU kernel (Pallas), forward and backward.
 
-The compiler computes these in about six passes through memory in each direction; the kernel reads and writes every
-array once. The backward pass recomputes the sum and its statistics from the same two inputs.
+XLA computes these operations in about six passes through memory in each direction; the kernel reads and writes
+every array once. The backward pass recomputes the sum and its statistics from the same two inputs.
 """
 
 import functools
@@ -101,8 +101,8 @@ def _call(
     kernel: Any, seeds: jax.Array, vectors: jax.Array, arrays: tuple[jax.Array, ...], outputs: int, sums: int,
     interpret: bool,
 ) -> Any:  # fmt: skip
-    """Run ``kernel`` on blocks of tokens. It returns ``outputs`` arrays with the shape and dtype of the first
-    input, and ``sums`` arrays [24, H]."""
+    """Run ``kernel`` on blocks of tokens. The result has ``outputs`` arrays with the shape and dtype of the first
+    input, and ``sums`` arrays float32[24, H]."""
     tokens, width = arrays[0].shape
     rows = next(n for n in range(min(_BLOCK_TOKENS, tokens), 0, -8) if tokens % n == 0)
     block = pl.BlockSpec((rows, width), lambda i, *_: (i, 0))

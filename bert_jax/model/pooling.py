@@ -1,6 +1,6 @@
 """The head that computes one vector per text: pooling, then dense layers and division by the norm.
 
-Sentence-BERT (Reimers and Gurevych 2019), with the modules of sentence-transformers folders.
+The modules are those of sentence-transformers folders (Sentence-BERT; Reimers and Gurevych 2019).
 """
 
 import jax
@@ -20,7 +20,8 @@ ACTIVATIONS = {
 
 
 def pool(x_BxSxH: jax.Array, mask_BxS: jax.Array, kind: str) -> jax.Array:
-    """Return float32[B, H]: the first visible token (cls), or the mean or maximum over the visible tokens."""
+    """Return float32[B, H]: the first visible token (``kind`` cls), or the mean or maximum over the visible
+    tokens."""
     x_BxSxH = x_BxSxH.astype(jnp.float32)
     if kind == "cls":
         return jnp.take_along_axis(x_BxSxH, jnp.argmax(mask_BxS, axis=1)[:, None, None], axis=1)[:, 0]
@@ -49,7 +50,7 @@ class SentenceHead(nn.Module):
 
     @nn.compact
     def __call__(self, x_BxSxH: jax.Array, mask_BxS: jax.Array) -> jax.Array:
-        """Return float32[B, E]."""
+        """Return one vector per row, float32[B, E]."""
         x = jnp.concatenate([pool(x_BxSxH, mask_BxS, kind) for kind in self.sentence.pooling], axis=-1)
         dense = 0
         for module in self.sentence.modules:

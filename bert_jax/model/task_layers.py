@@ -1,6 +1,6 @@
-"""Layers between the encoder and the output layer of a task, and output layers other than a dense one.
+"""Layers between the encoder and the output layer of a task, and output layers that are not dense layers.
 
-Shapes: B rows, S tokens, H width of the encoder, F width of the features, U units per row, E width of an embedding.
+Shapes: B rows, S tokens, H width of the encoder, F width of the features, U inputs per row, E embedding width.
 """
 
 import jax
@@ -24,8 +24,8 @@ _PARTS = {
 
 
 class ScalarMix(nn.Module):
-    """Token features from hidden states (Devlin et al. 2018, section 5.3): one of them, four concatenated, or a
-    learned scalar mix, gamma * sum(softmax(w) * h) (Peters et al. 2018)."""
+    """Token features from hidden states (Devlin et al. 2018, section 5.3): one of them, the last four concatenated,
+    or a learned scalar mix, gamma * sum(softmax(w) * h) (Peters et al. 2018)."""
 
     kind: Features
 
@@ -43,9 +43,9 @@ class ScalarMix(nn.Module):
 
 
 class BiLstm(nn.Module):
-    """Two layers of a bidirectional LSTM (Hochreiter and Schmidhuber 1997) over the tokens of each sequence of a
-    row: float32[B, S, 2 * size]. The state starts at zero at the first token of each sequence and at every padding
-    token."""
+    """Two layers of a bidirectional LSTM (Hochreiter and Schmidhuber 1997) over the tokens of each sequence in a
+    row. Returns float32[B, S, 2 * size]. The state is reset to zero at the first token of each sequence and at
+    every padding token."""
 
     size: int
     config: ModelConfig
@@ -97,7 +97,7 @@ def _run_lstm(
 
 
 class Crf(nn.Module):
-    """Parameters of the CRF: scores of transitions [L, L] (from, to), start [L] and end [L]."""
+    """Parameters of a CRF over L tags: transition scores [L, L] (from, to), start scores [L] and end scores [L]."""
 
     labels: int
 
@@ -110,20 +110,20 @@ class Crf(nn.Module):
 
 
 def pair_features(u: jax.Array, v: jax.Array) -> jax.Array:
-    """Return u, v and |u - v|, [..., 3E], the input of the softmax classifier of Sentence-BERT."""
+    """Return u, v and |u - v| concatenated, [..., 3E]: the input of the softmax classifier of Sentence-BERT."""
     return jnp.concatenate([u, v, jnp.abs(u - v)], axis=-1)
 
 
 class PairHead(nn.Module):
-    """Logits of the classes of two embeddings from (u, v, |u - v|) (Reimers and Gurevych 2019), optionally through
-    a hidden layer with ReLU."""
+    """Logits of the classes of a pair of texts, from their embeddings as (u, v, |u - v|) (Reimers and Gurevych
+    2019), optionally through a hidden layer with ReLU."""
 
     heads: HeadsConfig
     config: ModelConfig
 
     @nn.compact
     def __call__(self, pair_features_BxUx3E: jax.Array) -> jax.Array:
-        """Return float32[B, U, classes]."""
+        """Return the logits, float32[B, U, classes]."""
         x, dtype = pair_features_BxUx3E, jnp.dtype("float32")
         if self.heads.pair_hidden:
             x = jax.nn.relu(

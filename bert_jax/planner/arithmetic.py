@@ -38,13 +38,13 @@ GPU_MEMORY_SHARE = 0.75
 
 
 def program_memory(topology: Topology) -> int:
-    """Return the bytes that a program may use on one device."""
+    """Return the number of bytes that a program may use in the memory of one device."""
     chip = topology.chip
     return chip.device_program_bytes if topology.is_tpu else int(GPU_MEMORY_SHARE * chip.device_memory_bytes)
 
 
 def step_temporary_bytes(config: PretrainConfig, topology: Topology, mesh_shape: Mapping[str, int]) -> int:
-    """Return :func:`temporary_bytes` with the attention implementation that runs on ``topology``."""
+    """Return :func:`temporary_bytes` for the attention implementation that is used on ``topology``."""
     return temporary_bytes(config, mesh_shape, keeps_scores=_keeps_scores(config, topology, mesh_shape))
 
 
@@ -55,7 +55,7 @@ def _keeps_scores(config: PretrainConfig, topology: Topology, mesh_shape: Mappin
 
 
 def temporary_bytes(config: PretrainConfig, mesh_shape: Mapping[str, int], *, keeps_scores: bool = True) -> int:
-    """Return the bytes of gathered parameters, gradients, kept activations and logits on one device.
+    """Return the total bytes of gathered parameters, gradients, stored activations and logits on one device.
 
     ``keeps_scores``: True if attention probabilities are stored for the backward pass.
     """
@@ -78,7 +78,7 @@ def temporary_bytes(config: PretrainConfig, mesh_shape: Mapping[str, int], *, ke
 
 
 def rows_per_device(config: PretrainConfig, mesh_shape: Mapping[str, int]) -> float:
-    """Return the number of sequences that one device computes at a time."""
+    """Return the number of sequences of a microbatch that one device processes."""
     training = config.training
     parts = mesh_shape["data"] * mesh_shape["fsdp"]
     return training.global_batch_size / training.accumulation_steps / parts
@@ -86,13 +86,13 @@ def rows_per_device(config: PretrainConfig, mesh_shape: Mapping[str, int]) -> fl
 
 def parameter_count(config: PretrainConfig) -> int:
     """Return the number of canonical parameters of the pretraining model."""
-    # Stacked layers are traced as one.
+    # Stacked layers are traced as one layer.
     model = BertForPretraining(config.model, ExecutionConfig(scan_layers=True, vocab_multiple=1), config.has_nsp)
     return sum(map(math.prod, canonical_shapes(model).values()))
 
 
 def step_seconds(config: PretrainConfig, topology: Topology, mesh_shape: Mapping[str, int]) -> dict[str, float]:
-    """Return the seconds of one optimizer step on one device, by part (``cycles.PARTS``)."""
+    """Return the seconds that one device spends in each part (``cycles.PARTS``) of an optimizer step."""
     chip, model, execution, data = topology.chip, config.model, config.execution, config.data
     length, hidden, tensor = data.seq_length, model.hidden_size, mesh_shape["tensor"]
     sequences = rows_per_device(config, mesh_shape) * config.training.accumulation_steps
@@ -131,8 +131,8 @@ def step_seconds(config: PretrainConfig, topology: Topology, mesh_shape: Mapping
 
 
 def _communication(config: PretrainConfig, topology: Topology, mesh_shape: Mapping[str, int]) -> float:
-    """Return the seconds of the collectives of a step: gradients once per step, partitioned parameters
-    and activations once or more in each microbatch."""
+    """Return the seconds that the collectives of a step take. Gradients are reduced over the replicas once per
+    step; the collectives of the fsdp and tensor axes run in each microbatch."""
     count = parameter_count(config)
     data, fsdp, tensor = (mesh_shape[axis] for axis in ("data", "fsdp", "tensor"))
     local = count / (fsdp * tensor)
@@ -154,15 +154,15 @@ def _communication(config: PretrainConfig, topology: Topology, mesh_shape: Mappi
 
 
 def _exchange(kind: str, num_bytes: float, size: int, stride: int, topology: Topology) -> float:
-    """Return the seconds of a collective of ``size`` devices, whose numbers are ``stride`` apart. Each device
-    contributes ``num_bytes``."""
+    """Return the seconds of a collective of ``size`` devices whose indices are multiples of ``stride`` apart. Each
+    device contributes ``num_bytes`` bytes."""
     if size == 1:
         return 0.0
     chip = topology.chip
     if topology.is_tpu:
         return collective_seconds(kind, round(num_bytes), size, chip, topology.shape)
-    # GPUs: the boards of a host first exchange data over its links; then each board sends its part to the other
-    # hosts.
+    # GPUs: the boards of a host first exchange data over its links; then each board exchanges its share with the
+    # other hosts.
     whole = num_bytes * size if kind == "all-gather" else num_bytes
     rounds = 2 if kind == "all-reduce" else 1
     inside = min(size, max(1, chip.chips_per_host // stride))

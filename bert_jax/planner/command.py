@@ -122,8 +122,8 @@ def _search(config: PretrainConfig, topology: Topology, asked: Asked, options: P
 
 
 def _recipe(tried: int, config: PretrainConfig, best: Plan, topology: Topology, original: PretrainConfig) -> str:
-    """Return the YAML recipe of ``config``, the fastest candidate of a search, with its plan ``best`` in a
-    comment."""
+    """Return the YAML recipe of ``config``, the fastest candidate of a search, with a comment that
+    summarizes its plan ``best``."""
     head = [
         f"The fastest of {tried} layouts that bert-jax plan --search tried for {topology.name}.",
         f"Predicted ({best.method}): {1000 * (best.predicted_step_seconds or 0):,.1f} ms per step, "

@@ -1,4 +1,4 @@
-"""Ahead-of-time compilation of the real training step for a TPU slice, which need not be attached."""
+"""Ahead-of-time compilation of the real training step for a TPU slice that need not be attached."""
 
 import contextlib
 import re
@@ -12,7 +12,8 @@ from bert_jax.planner.topology import Topology, prepare_environment, tpu_devices
 
 @dataclass(frozen=True)
 class CompiledStep:
-    """Memory and program of a training step, as reported by the compiler. Bytes are per jax device."""
+    """Memory use and optimized program of a training step, as the compiler reports them. Bytes are per jax
+    device."""
 
     # State and batch, which are in memory during the whole step.
     argument_bytes: int
@@ -36,8 +37,8 @@ class CompiledStep:
 
 
 def compile_step(config: PretrainConfig, topology: Topology) -> CompiledStep:
-    """Lower and compile the training step of ``config`` for ``topology``. A step that needs too much memory is also
-    returned; its ``fits`` is False.
+    """Lower and compile the training step of ``config`` for ``topology``. If the step needs too much
+    memory, ``fits`` of the result is False.
 
     Raises ``ValueError`` if the mesh or batch does not fit the slice, or if libtpu is not installed.
     """
@@ -65,7 +66,7 @@ def compile_step(config: PretrainConfig, topology: Topology) -> CompiledStep:
         if needed is None:
             raise
         seconds = time.perf_counter() - began
-        # One message of the compiler has the bytes of the temporaries, another those of the whole program.
+        # One message of the compiler states the bytes of the temporaries, another those of the complete program.
         temporary, peak = (needed[0], arguments + needed[0]) if needed[1] else (needed[0] - arguments, needed[0])
         return CompiledStep(arguments, 0, temporary, peak, hbm, seconds, "", dict(mesh.shape))
     memory, text = compiled.memory_analysis(), compiled.as_text()
@@ -94,8 +95,8 @@ def _no_cache() -> Iterator[None]:
 
 
 def needed_bytes(message: str) -> tuple[int, bool] | None:
-    """Parse the number of bytes that a program needs from the error ``message`` of the compiler. The second value
-    is True if the number covers only temporary arrays. Return None for any other error."""
+    """Parse the number of bytes that a program needs from the error ``message`` of the compiler. The second
+    value of the result is True if the number includes only temporary arrays. Return None for any other error."""
     if "RESOURCE_EXHAUSTED" not in message:
         return None
     temporaries = re.search(r"HLO temporaries \(([\d.]+)([KMGT]?)\)", message)

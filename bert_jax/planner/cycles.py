@@ -6,7 +6,7 @@ without an estimate:
 
 * collectives: bytes / bandwidth of the links along the torus axes that the group of devices spans;
 * asynchronous copies and collectives run during the instructions between their start and their end, at most one
-  copy and one collective at a time; the end waits until they are done;
+  copy and one collective at a time; the instruction at their end waits until they are done;
 * a collective that the compiler runs inside a chain of fusions advances only while these fusions run, so the two
   together take at least the longer of both times;
 * custom calls (Pallas kernels): the larger of operations / (half of the peak) and bytes / memory bandwidth;
@@ -53,11 +53,11 @@ _CUSTOM_CALL_SHARE_OF_PEAK = 0.5
 class StepCost:
     """Predicted time of one run of a program on one device.
 
-    ``communication_seconds`` is the part of ``seconds`` in which only collectives run. ``shares`` splits
-    ``seconds`` by :data:`PARTS`. ``operations`` counts multiplications and additions of the matrix products.
-    ``unestimated`` lists the instructions without a cycle estimate, as (opcode and number of instructions, fraction
-    of ``operations``), and ``unestimated_seconds`` is their time. ``unknown_loops`` names the loops whose number of
-    iterations is unknown; they are counted as one iteration.
+    ``communication_seconds`` is the portion of ``seconds`` in which only collectives run. ``shares`` contains the
+    fraction of ``seconds`` of each of the :data:`PARTS`. ``operations`` is the number of multiplications and
+    additions in the matrix products. ``unestimated`` lists the instructions without a cycle estimate, as (opcode
+    and number of instructions, fraction of ``operations``), and ``unestimated_seconds`` is their time.
+    ``unknown_loops`` names the loops whose number of iterations is unknown; they are counted as one iteration.
     """
 
     seconds: float
@@ -70,7 +70,7 @@ class StepCost:
 
 
 def step_cost(hlo_text: str, chip: Chip, mesh_shape: Mapping[str, int], grid: Sequence[int] = ()) -> StepCost:
-    """Return the cost of the program in ``hlo_text`` (``Compiled.as_text()``) on one device of ``chip``.
+    """Return the predicted cost of the program ``hlo_text`` (``Compiled.as_text()``) on one device of ``chip``.
 
     Args:
         hlo_text: the scheduled program of one device.
@@ -89,8 +89,8 @@ def step_cost(hlo_text: str, chip: Chip, mesh_shape: Mapping[str, int], grid: Se
 
 
 def even_grid(chips: int, axes: int) -> tuple[int, ...]:
-    """Return ``axes`` integers with the product ``chips`` in ascending order, the largest one as small as
-    possible."""
+    """Return ``axes`` integers whose product is ``chips``, in ascending order, such that the largest integer is as
+    small as possible."""
     if axes <= 1:
         return (chips,)
     grids = ((n, *even_grid(chips // n, axes - 1)) for n in range(1, chips + 1) if chips % n == 0)
@@ -99,8 +99,8 @@ def even_grid(chips: int, axes: int) -> tuple[int, ...]:
 
 @dataclass
 class _Timeline:
-    """Schedule of one computation up to ``now``, in seconds since its start. The computation runs ``times`` times
-    per step."""
+    """Simulated schedule of one computation up to ``now``, the number of seconds since the start of the
+    computation. The computation runs ``times`` times per step."""
 
     computation: str
     times: float
@@ -116,14 +116,14 @@ class _Timeline:
         self.pending[name] = resource, self.free[resource]
 
     def wait(self, name: str) -> tuple[str, float]:
-        """Return the resource of the operation that :meth:`start` queued as ``name``, and the seconds until its
-        end."""
+        """Remove the operation that :meth:`start` queued as ``name``. Return its resource and the seconds until it
+        ends."""
         resource, end = self.pending.pop(name)
         return resource, max(end - self.now, 0.0)
 
 
 class _Model:
-    """Cost of one program, summed in the order of its schedule."""
+    """Simulation of one program, which adds up its cost in the order of its schedule."""
 
     def __init__(self, module: hlo.Module, chip: Chip, devices: int, grid: tuple[int, ...]) -> None:
         self.module, self.chip, self.devices, self.grid = module, chip, devices, grid
@@ -153,7 +153,7 @@ class _Model:
         )
 
     def _run(self, computation: str, times: float) -> float:
-        """Return the seconds of one run of ``computation``, which runs ``times`` times in the step."""
+        """Simulate ``computation``, which runs ``times`` times per step. Return the seconds of one run."""
         timeline = _Timeline(computation, times)
         for line in self.module.computations[computation].instructions.values():
             self._step(line, timeline)
@@ -189,8 +189,8 @@ class _Model:
             self._spend(self._part(line), self._instruction(line, timeline), timeline)
 
     def _chain_step(self, line: hlo.Instruction, timeline: _Timeline, chains: list[str], collective: float) -> None:
-        """Add the time of one fusion of a chain that runs a collective: the first, the last, or one between
-        them."""
+        """Add the time of one fusion in a chain of fusions that runs a collective: the first fusion of the chain,
+        the last one, or one in between."""
         targets = {i.target for name in line.called for i in self.module.computations[name].instructions.values()}
         if "AsyncCollectiveStart" in targets:
             timeline.chains[chains[0]] = collective
@@ -203,7 +203,7 @@ class _Model:
                 timeline.chains[chain] = max(timeline.chains.get(chain, collective) - seconds / len(chains), 0.0)
 
     def _chains(self, line: hlo.Instruction) -> list[str]:
-        """Return the numbers of the collectives that a fusion advances."""
+        """Return the chain ids of the collectives that a fusion advances, sorted."""
         if line.opcode != "fusion":
             return []
         inner = [i for name in line.called for i in self.module.computations[name].instructions.values()]
@@ -219,8 +219,8 @@ class _Model:
         return trips * sum(self._run(name, timeline.times * trips) for name in names)
 
     def _branches(self, line: hlo.Instruction, times: float) -> float:
-        """Return the seconds of a call, or of the longest branch of a conditional, and add them to the time of its
-        parts."""
+        """Return the seconds of a call, or of the slowest branch of a conditional. Add them to the times of the
+        parts to which the instructions belong."""
         costs = []
         for name in line.called:
             before = dict(self.seconds)
@@ -265,7 +265,7 @@ class _Model:
         return max(ends, 1) * moved.num_bytes / self.chip.device_memory_bandwidth
 
     def _collective(self, line: hlo.Instruction, lines: Mapping[str, hlo.Instruction]) -> float | None:
-        """Return the seconds of a collective, None for any other instruction."""
+        """Return the seconds of a collective; None for any other instruction."""
         if kind := _COLLECTIVES.match(line.opcode):
             return self._collective_seconds(kind[0], line, lines)
         if line.opcode not in ("fusion", "async-start", "call-start"):
@@ -304,9 +304,9 @@ class _Model:
 def collective_seconds(kind: str, num_bytes: int, size: int, chip: Chip, grid: Sequence[int]) -> float:
     """Return the seconds of one collective of ``size`` devices, each of which contributes ``num_bytes``.
 
-    The group spans whole axes of ``grid`` where possible. Along an axis that forms a ring, a chip sends over two
-    links; along a line over one, because the chips at the ends have only one. Rings along several axes work in
-    parallel.
+    The group spans complete axes of ``grid`` where possible. Along an axis that forms a ring, a chip sends over two
+    links. Along any other axis, it sends over one link, because the chips at both ends of the axis have only one.
+    Links along several axes are used in parallel.
     """
     chips = -(-size // chip.devices_per_chip)
     axes = spanned_axes(chips, grid)
@@ -329,8 +329,8 @@ def collective_seconds(kind: str, num_bytes: int, size: int, chip: Chip, grid: S
 
 
 def spanned_axes(chips: int, grid: Sequence[int]) -> list[int]:
-    """Return the lengths of the axes of ``grid`` that a group of ``chips`` spans; the group may span only a part of
-    the last one."""
+    """Return the number of chips along each axis of ``grid`` that a group of ``chips`` chips spans, longest axes
+    first. The group may span only a part of the last axis."""
     axes, left = [], chips
     for axis in sorted((n for n in grid if n > 1), reverse=True):
         if left % axis == 0:
@@ -340,8 +340,9 @@ def spanned_axes(chips: int, grid: Sequence[int]) -> list[int]:
 
 
 def is_ring(axis: int, grid: Sequence[int], chip: Chip) -> bool:
-    """Return True if an axis of ``axis`` chips forms a ring. With three link axes, this is the case in slices of
-    whole 4x4x4 cubes; with two (v5e, v6e), only for an axis of 16 chips, the length of a full pod."""
+    """Return True if an axis of ``axis`` chips forms a ring. If chips have links along three axes, every axis of
+    a slice of complete 4x4x4 cubes forms a ring. If they have links along two axes (v5e, v6e), only an axis of 16
+    chips, the length of a full pod, forms a ring."""
     if axis not in grid:
         return False
     return axis % 4 == 0 and all(n % 4 == 0 for n in grid) if chip.link_axes == 3 else axis == 16
@@ -361,7 +362,7 @@ def _group_size(attributes: str, devices: int) -> int:
 
 
 def _touched_bytes(line: hlo.Instruction, lines: Mapping[str, hlo.Instruction]) -> int:
-    """Return the bytes that an instruction reads and writes."""
+    """Return the number of bytes that an instruction reads and writes."""
     if line.opcode == "dynamic-update-slice":
         return 2 * lines[line.operands[1]].num_bytes
     if line.opcode in ("dynamic-slice", "slice", "gather"):

@@ -1,7 +1,8 @@
-"""Parser of the text of compiled programs (HLO): computations, instructions, sizes, operations and loop iterations.
+"""Parser for the text of compiled programs (HLO), which also counts bytes, operations and loop iterations.
 
-The text is that of ``jax.stages.Compiled.as_text()``, one instruction per line: ``%name = shape opcode(operands),
-attributes``. Any other line raises ``ValueError``, because skipping the line would omit its time.
+``jax.stages.Compiled.as_text()`` returns this text, with one instruction per line: ``%name = shape
+opcode(operands), attributes``. A line that cannot be parsed raises ``ValueError``, because skipping an instruction
+would omit its time.
 """
 
 import functools
@@ -35,7 +36,7 @@ def first_group(pattern: str, text: str) -> str:
 
 @dataclass(frozen=True)
 class Array:
-    """Shape of one array. ``memory`` is the compiler's memory space: 0 is the device's main memory."""
+    """Type of one array. ``memory`` is its memory space, in which 0 is the main memory of the device."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -43,14 +44,14 @@ class Array:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes without padding."""
+        """Number of bytes, without padding."""
         return math.prod(self.shape) * _item_bits(self.dtype) // 8
 
 
 @dataclass(frozen=True)
 class Instruction:
-    """One instruction. ``operands`` are names of instructions of the same computation; ``attributes`` is the text
-    after the operands."""
+    """One instruction. ``operands`` contains names of instructions of the same computation; ``attributes`` is the
+    text after the operands."""
 
     name: str
     arrays: tuple[Array, ...]
@@ -62,19 +63,19 @@ class Instruction:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of the result."""
+        """Number of bytes of the result."""
         return sum(array.num_bytes for array in self.arrays)
 
     @functools.cached_property
     def estimated_cycles(self) -> int | None:
-        """Cycles that the compiler estimates, or None."""
+        """Number of cycles that the compiler estimates; None if it has no estimate."""
         cycles = int(first_group(r'"estimated_cycles":"(-?\d+)"', self.attributes) or -1)
-        # A saturated counter is no estimate.
+        # A saturated counter is not an estimate.
         return cycles if 0 <= cycles < 1e15 else None
 
     @property
     def op_name(self) -> str:
-        """Scopes and primitive of the traced function; empty for an instruction that the compiler added."""
+        """Named scopes and primitive of the traced operation; empty for an instruction that the compiler added."""
         return first_group(r'op_name="((?:[^"\\]|\\.)*)"', self.attributes)
 
     @property
@@ -89,7 +90,7 @@ class Instruction:
 
     @property
     def called(self) -> tuple[str, ...]:
-        """Computations that run once when the instruction runs, without the body and condition of a loop."""
+        """Names of the computations that the instruction calls, except the body and condition of a loop."""
         names = _NAME.findall(first_group(r"branch_computations=\{([^}]*)\}", self.attributes))
         keys = ["calls", "true_computation", "false_computation"] + ["to_apply"] * (
             self.opcode in ("call", "call-start")
@@ -99,7 +100,7 @@ class Instruction:
 
 @dataclass
 class Computation:
-    """Instructions by name, in the order in which they run."""
+    """A computation: its instructions by name, in the order in which they run."""
 
     name: str
     instructions: dict[str, Instruction] = field(default_factory=dict)
@@ -137,8 +138,8 @@ class Module:
         return sum(self.operations(name) for name in instruction.called)
 
     def trip_count(self, loop: Instruction, computation: str) -> int | None:
-        """Return the number of iterations of ``loop``, a ``while`` of ``computation``; None if the number is
-        unknown."""
+        """Return the number of iterations of ``loop``, a ``while`` instruction of ``computation``; None if the
+        number is unknown."""
         if known := first_group(r'"known_trip_count":\{"n":"(\d+)"\}', loop.attributes):
             return int(known)
         initial = self.computations[computation].instructions.get(loop.operands[0])
@@ -150,7 +151,7 @@ class Module:
             return None
 
     def _count(self, loop: Instruction, initial: Callable[[int], int]) -> int:
-        """Count the iterations by evaluating the scalars of the loop condition. ``initial`` returns an element of
+        """Count the iterations by evaluating the scalars of the loop condition. ``initial(i)`` returns element i of
         the tuple with which the loop starts."""
         condition, body = loop.attribute("condition"), loop.attribute("body")
         root = self.computations[body].root
@@ -177,8 +178,8 @@ class Module:
     def _value(
         self, computation: str, name: str, carried: Callable[[int], int], arguments: tuple[int, ...] = ()
     ) -> int:
-        """Return the value of an integer scalar. ``carried`` returns an element of the tuple that a loop carries;
-        ``arguments`` are those of a called computation."""
+        """Return the value of the integer scalar ``name`` of ``computation``. ``carried(i)`` returns element i of
+        the tuple that a loop carries; ``arguments`` contains the arguments of a called computation."""
         line = self.computations[computation].instructions[name]
         value = functools.partial(self._value, computation, carried=carried, arguments=arguments)
         match line.opcode:
@@ -204,7 +205,7 @@ class Module:
 
 
 class _Unknown(Exception):
-    """A value that the text does not determine."""
+    """Raised for a value that the text does not determine."""
 
 
 def _unknown(index: int) -> int:
@@ -259,7 +260,7 @@ def _parse_instruction(line: str) -> Instruction | None:
 
 
 def _closing(text: str, begin: int) -> int:
-    """Return the position after the parenthesis that closes the one at ``begin``; -1 if none does."""
+    """Return the position after the parenthesis that closes the one at ``begin``; -1 if it is not closed."""
     depth = 0
     for bracket in re.compile(r"[()]").finditer(text, begin):
         depth += 1 if bracket[0] == "(" else -1
@@ -288,8 +289,9 @@ def _dot_operations(line: Instruction, left: Instruction) -> float:
 
 
 def _convolution_operations(line: Instruction, operands: list[Instruction]) -> float:
-    """Return 2 x output elements x input features x kernel taps that meet an input element. In a TPU program every
-    matrix product is a convolution; batch dimensions are dilated windows whose other taps meet padding."""
+    """Return the number of operations: 2 x output elements x input features x kernel taps that meet an input
+    element. In a TPU program, every matrix product is a convolution; its batch dimensions are window dimensions
+    with dilation, in which all taps but one meet padding."""
     labels = re.search(r"dim_labels=(\w+)_(\w+)->(\w+)", line.attributes)
     if labels is None:
         raise ValueError(f"compiled program: convolution without dim_labels: {line.name}")

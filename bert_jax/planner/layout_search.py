@@ -1,8 +1,8 @@
 """Search for the fastest layout of a recipe on a slice: batch per device x recomputation x scan x mesh.
 
-Candidates keep the global batch of the recipe, so that training is unchanged, and vary the number of microbatches;
-``batches`` sets other global batches. Arithmetic estimates drop the candidates that cannot fit and order the
-others; for a TPU, the first few are compiled.
+Candidates keep the global batch size of the recipe, so that training is unchanged, and vary the number of
+microbatches; ``batches`` sets other global batch sizes. Arithmetic estimates drop the candidates that cannot fit
+and order the others; for a TPU, the first few are compiled.
 """
 
 import dataclasses
@@ -37,7 +37,8 @@ def search(
 
     Args:
         tries: maximum number of layouts to compile (TPU slices only).
-        batches: sequences per device and microbatch; they replace the global batch of the recipe.
+        batches: numbers of sequences per device to try, in one microbatch; the resulting global batch sizes replace
+            that of the recipe.
         progress: called with a line of text before and after each compilation.
     """
     ordered = _ordered(config, topology, asked, batches)
@@ -82,7 +83,7 @@ def _sorted(tried: Sequence[Candidate]) -> list[Plan]:
 
 
 def _order(plan: Plan) -> tuple[float, int]:
-    """Return the sort key of ``plan``: fast plans first, then plans that do not fit, by memory."""
+    """Return the sort key of ``plan``: fastest plans first, then plans that do not fit, sorted by memory."""
     return -(plan.tokens_per_second or 0.0), plan.peak_bytes
 
 
@@ -92,7 +93,7 @@ def _best(tried: Sequence[Candidate]) -> Candidate | None:
 
 
 def _ordered(config: PretrainConfig, topology: Topology, asked: Asked, batches: Sequence[int]) -> list[Candidate]:
-    """Return every candidate that may fit with its plan by arithmetic, fastest first."""
+    """Return every candidate that may fit, with its arithmetic plan, fastest first."""
     plans = []
     for candidate in candidates(config, topology, batches):
         plan = arithmetic_plan(candidate, topology, asked)
@@ -102,8 +103,8 @@ def _ordered(config: PretrainConfig, topology: Topology, asked: Asked, batches: 
 
 
 def _spread(ordered: list[Candidate], count: int) -> list[Candidate]:
-    """Return the first ``count`` candidates after moving each one back by 3 places for every earlier candidate with
-    the same mesh and recomputation. Arithmetic is too rough to choose among those."""
+    """Return the first ``count`` candidates after moving each one back by 3 positions for every earlier candidate
+    with the same mesh and recomputation. Arithmetic estimates are too rough to choose among such candidates."""
     seen = Counter[tuple[object, ...]]()
     places = []
     for place, (config, _) in enumerate(ordered):
@@ -115,7 +116,7 @@ def _spread(ordered: list[Candidate], count: int) -> list[Candidate]:
 
 def candidates(config: PretrainConfig, topology: Topology, batches: Sequence[int]) -> Iterator[PretrainConfig]:
     """Yield the recipe in every layout: meshes x microbatches (or ``batches`` per device) x recomputation."""
-    if batches:  # these options belong to the global batch of the recipe
+    if batches:  # reset options that depend on the global batch size of the recipe
         training = dataclasses.replace(config.training, batch_ramp=(), eval_batch_size=0)
         config = dataclasses.replace(config, training=training, data=dataclasses.replace(config.data, lanes=0))
     for mesh in _meshes(config, topology.num_devices):
@@ -133,7 +134,7 @@ def candidates(config: PretrainConfig, topology: Topology, batches: Sequence[int
 
 
 def _meshes(config: PretrainConfig, devices: int) -> Iterator[MeshConfig]:
-    """Yield the data-parallel mesh, and meshes with fsdp and tensor axes that the model allows."""
+    """Yield the data-parallel mesh, and the meshes with fsdp and tensor axes that the model allows."""
     heads = config.model.num_attention_heads
     for tensor in (1, 2, 4, 8):
         for fsdp in dict.fromkeys((1, 2, 4, 8, devices // tensor)):
@@ -142,7 +143,7 @@ def _meshes(config: PretrainConfig, devices: int) -> Iterator[MeshConfig]:
 
 
 def _batches(config: PretrainConfig, parts: int, batches: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """Yield the pairs (global batch, number of microbatches) whose microbatch size ``parts`` divides."""
+    """Yield (global batch size, number of microbatches) if ``parts`` divides the size of a microbatch."""
     if batches:
         yield from ((per_device * parts, 1) for per_device in batches)
         return

@@ -82,7 +82,7 @@ def make_plan(config: PretrainConfig, topology: Topology, asked: Asked) -> Plan:
 
 
 def plan_compiled(config: PretrainConfig, topology: Topology, asked: Asked, step: CompiledStep) -> Plan:
-    """Return the plan of a compiled step of ``config``."""
+    """Return the plan of ``config`` according to its compiled training step ``step``."""
     names = ("peak_bytes", "hbm_bytes", "argument_bytes", "output_bytes", "temporary_bytes", "compile_seconds")
     measured: dict[str, Any] = {"method": "compiled", "fits": step.fits}
     measured |= {name: getattr(step, name) for name in names}
@@ -100,7 +100,7 @@ def plan_compiled(config: PretrainConfig, topology: Topology, asked: Asked, step
 
 
 def arithmetic_plan(config: PretrainConfig, topology: Topology, asked: Asked) -> Plan:
-    """Return the plan by arithmetic alone, on any slice, without a device or compiler."""
+    """Return the plan according to arithmetic estimates, for any slice, without a device or compiler."""
     mesh = mesh_sizes(config.mesh, topology.num_devices)
     # Keep only the options on which the state depends, so that a search computes few states.
     same_state = PretrainConfig(
@@ -135,8 +135,8 @@ def _plan(
     warnings: tuple[str, ...] = (),
     **measured: Any,
 ) -> Plan:
-    """Return the plan of a step. ``parts`` contains the seconds of each part; it is None if the step does not
-    fit."""
+    """Return the plan of a step. ``parts`` contains the seconds of each part of the step; it is None if the step
+    does not fit."""
     training, length = config.training, config.data.seq_length
     batch = training.global_batch_size
     flops = batch * training_flops_per_sequence(
@@ -176,8 +176,8 @@ def _plan(
 
 
 def full_steps(config: PretrainConfig, first_step: int) -> float:
-    """Return the number of steps from ``first_step`` to the end. A step of a batch ramp counts as its fraction of
-    the full batch."""
+    """Return the number of steps from ``first_step`` to the end of training, in steps of the full batch size: a
+    step of the batch ramp counts as (its batch size) / (full batch size)."""
     training = config.training
     if not 0 <= first_step < training.num_steps:
         raise ValueError(f"--first_step: {first_step} is not allowed; allowed: 0 to {training.num_steps - 1}")
@@ -191,7 +191,7 @@ def full_steps(config: PretrainConfig, first_step: int) -> float:
 
 
 def _warnings(config: PretrainConfig, topology: Topology, shares: Mapping[str, float]) -> list[str]:
-    """Return the causes of a slow step, each with the option that changes it."""
+    """Return a line for each cause of a slow step, with the option that would make the step faster."""
     execution, lines = config.execution, []
     dropout, communication = shares.get("dropout", 0.0), shares.get("communication", 0.0)
     if topology.is_tpu and execution.prng == "threefry" and dropout > _MUCH_DROPOUT:

@@ -1,4 +1,4 @@
-"""Text form of plans."""
+"""Plans, sharding tables and search results as text."""
 
 import math
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ _PART_NAMES = {
     "attention": "attention", "mlm_head": "MLM head", "dropout": "dropout", "optimizer": "optimizer",
     "communication": "communication", "rest": "the rest of the model",
 }  # fmt: skip
-# Maximum number of candidates of a search to print, in addition to those that no other beats.
+# Maximum number of candidates of a search to print, in addition to those that no other candidate beats.
 _SHOWN = 12
 _METHODS = {
     "compiled": "An estimate, nothing was run: the training step was compiled for this slice; its time is the sum "
@@ -24,7 +24,7 @@ _METHODS = {
 
 
 def plan_lines(plan: Plan, advice: str) -> list[str]:
-    """Return ``plan`` as lines of text; ``advice`` completes the line of a step that does not fit."""
+    """Return ``plan`` as lines of text; ``advice`` is added if the step does not fit."""
     mesh = " ".join(f"{axis}={size}" for axis, size in plan.mesh.items())
     micro = f" in {plan.accumulation_steps} microbatches" if plan.accumulation_steps > 1 else ""
     lines = [
@@ -97,13 +97,13 @@ def _columns(table: Sequence[Sequence[str]], right: Sequence[int] = ()) -> list[
 
 
 def totals(rows: Sequence[Row]) -> tuple[int, int]:
-    """Return the bytes of parameters and of optimizer state on one device."""
+    """Return the total bytes of the parameters and of the optimizer state on one device."""
     return sum(row.device_bytes for row in rows), sum(row.optimizer_device_bytes for row in rows)
 
 
 def search_lines(plans: Sequence[Plan], best: Plan | None) -> list[str]:
-    """Return the candidates as a table. ``*`` marks the candidates that no other beats in both memory and speed. A
-    long table shows only these and the fastest ones."""
+    """Return the candidates as a table. ``*`` marks the candidates that :func:`pareto` returns. A long table
+    contains only these and the fastest candidates."""
     table = [
         ("", "batch/device", "microbatches", "global batch", "remat", "layers", "mesh", "GiB", "tokens/s", "MFU")
     ]
@@ -127,7 +127,8 @@ def search_lines(plans: Sequence[Plan], best: Plan | None) -> list[str]:
 
 
 def pareto(plans: Sequence[Plan]) -> list[Plan]:
-    """Return the plans that fit and that no other beats in speed or memory without being worse in the other."""
+    """Return the plans that fit and are Pareto-optimal: no other plan is better in speed or memory without being
+    worse in the other of the two."""
     scored = [(plan.tokens_per_second or 0.0, -plan.peak_bytes, plan) for plan in plans if plan.fits]
     return [
         plan
@@ -137,7 +138,7 @@ def pareto(plans: Sequence[Plan]) -> list[Plan]:
 
 
 def gib(amount: float) -> str:
-    """Return a number of bytes in GiB with one decimal."""
+    """Format a number of bytes as GiB with one decimal place."""
     return f"{amount / 2**30:,.1f}"
 
 

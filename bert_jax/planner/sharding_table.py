@@ -27,7 +27,7 @@ _SUMMED = ("count", "device_bytes", "optimizer_device_bytes")
 
 @dataclass(frozen=True)
 class Row:
-    """One canonical parameter, or the parameters of several layers with one shape and one sharding."""
+    """One canonical parameter, or the same parameter of several layers that have equal shapes and shardings."""
 
     name: str
     # Canonical shape: of one layer, without padding.
@@ -37,7 +37,7 @@ class Row:
     # Mesh axes that partition each dimension during computation, "-" if none does; preceded by "layers:" if the
     # stack of layers is partitioned.
     sharding: str
-    # Sharding of the parameter and its optimizer state between steps, in the same form.
+    # Sharding of the parameter and its optimizer state between steps, in the same format.
     state_sharding: str
     # Bytes of all ``count`` parameters between steps on one device, padding included.
     device_bytes: int
@@ -48,18 +48,18 @@ class Row:
 
 
 def abstract_mesh(sizes: Mapping[str, int]) -> AbstractMesh:
-    """Return a mesh of ``sizes`` without devices."""
+    """Return a mesh without devices whose axes have the given ``sizes``."""
     return AbstractMesh(tuple(sizes[axis] for axis in MESH_AXES), MESH_AXES, axis_types=(AxisType.Auto,) * 3)
 
 
 def abstract_train_state(config: PretrainConfig, mesh: Any) -> TrainState:
-    """Return shapes and shardings of the whole state on ``mesh``."""
+    """Return the train state on ``mesh``, with shapes and shardings in place of arrays."""
     model = BertForPretraining(config.model, config.execution, config.has_nsp)
     return abstract_state(config, model, make_optimizer(config.optimizer), mesh)
 
 
 def batch_bytes(config: PretrainConfig, mesh: Any) -> int:
-    """Return the bytes of a global batch on one device."""
+    """Return the number of bytes that one device stores of a global batch."""
     size, data = config.training.global_batch_size, config.data
     sharding = batch_sharding(mesh)
     shapes = feature_shapes(size, data.seq_length, data.max_predictions).values()

@@ -63,7 +63,7 @@ class Topology:
 
     @property
     def is_tpu(self) -> bool:
-        """True for a TPU slice. Programs can be compiled for it without its devices."""
+        """True for a TPU slice. Programs can be compiled for a TPU slice that is not attached."""
         return bool(self.chip.link_axes)
 
     @property
@@ -78,7 +78,7 @@ class Topology:
 
     @property
     def num_hosts(self) -> int:
-        """Number of hosts, each with the usual number of chips."""
+        """Number of hosts if each host has the usual number of chips."""
         return -(-self.num_chips // self.chip.chips_per_host)
 
 
@@ -124,7 +124,7 @@ def _slice(text: str, name: str, shape: tuple[int, ...]) -> Topology:
 
 
 def _cloud_shape(text: str, name: str, number: int) -> tuple[int, ...]:
-    """Return the shape of Google Cloud's slice of ``number`` chips or cores."""
+    """Return the shape of the Google Cloud slice with ``number`` chips or cores."""
     generation = _GENERATIONS[name]
     axes = len(generation.pod)
     chips = number // 2 if generation.cloud_counts_cores else number
@@ -162,7 +162,7 @@ def prepare_environment() -> None:
 
 
 def tpu_devices(topology: Topology) -> list[Any]:
-    """Return the jax devices of a TPU slice to compile for.
+    """Return jax devices that describe a TPU slice. Programs can be compiled for them, but not run on them.
 
     Raises ``ValueError`` if libtpu is not installed or does not support the shape.
     """
@@ -192,7 +192,8 @@ def tpu_devices(topology: Topology) -> list[Any]:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Discard standard error, also of native code: libtpu warns about every missing Cloud service."""
+    """Discard the standard error output, also that of native code, because libtpu warns about every missing Cloud
+    service."""
     sys.stderr.flush()
     kept = os.dup(2)
     nowhere = os.open(os.devnull, os.O_WRONLY)
