@@ -12,9 +12,9 @@ _TEXTS = "one text per line (blank lines are skipped), .jsonl with id and text, 
 
 
 def search_command(arguments: argparse.Namespace) -> None:
-    """Find the nearest texts of a corpus by an exact comparison with all of them. Writes JSON lines with query,
-    text and hits (id, score, text). The best hits come first; hits with equal scores are in the order of the
-    corpus."""
+    """Find the texts of a corpus that are nearest to each query; every query is compared with every text. Writes
+    JSON lines with query, text and hits (id, score, text). The best hits come first; hits with equal scores are
+    in the order of the corpus."""
     from bert_jax.analysis.collection import read_collection
     from bert_jax.analysis.neighbors import hit_lines, nearest, read_relevant, relevance
     from bert_jax.inference.text_files import write_json_lines

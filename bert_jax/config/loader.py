@@ -161,8 +161,8 @@ def build_config(
 
     Args:
         also: names of further options of the command, for hints about misspelled options.
-        stored: True for a stored config, in which an option that does not exist with the other values may have any
-            value. Otherwise such an option may only have its default.
+        stored: True for a stored config. There, an option that does not apply, given the other options, may have
+            any value; otherwise such an option must have its default.
     """
     types = field_types(config_type)
     parsed = parse_settings(config_type, settings, also)
@@ -253,7 +253,7 @@ def _yaml_settings(
         raise ValueError(f"{source}: not a recipe; write sections such as 'model:' with keys under them")
     elif isinstance(node, yaml.SequenceNode):
         if not all(isinstance(item, yaml.ScalarNode) for item in node.value):
-            raise ValueError(f"{source}: {key}: a list may contain only plain values")
+            raise ValueError(f"{source}: {key}: a list may contain only scalars")
         if any(item.tag == NULL for item in node.value):
             raise ValueError(
                 f"{source}: {key}: the list has an item without a value; add a value or remove the item"

@@ -142,7 +142,7 @@ def _labelled(
 
 
 def point_values(scores: Sequence[Score], count: int) -> dict[str, float | None]:
-    """Return the value of each score by name; None if it is undefined."""
+    """Return the values of the scores by name; the value of an undefined score is None."""
     values = {score.name: float(value(score, count)) for score in scores}
     return {name: None if math.isnan(number) else number for name, number in values.items()}
 

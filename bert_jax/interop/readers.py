@@ -85,7 +85,9 @@ def _reader(path: Path) -> Reader:
     for file, what in _PROGRAMS.items():
         has_weights = any((path / name).exists() for name in WEIGHT_FILES)
         if path.name == file or ((path / file).is_file() and not has_weights):
-            raise ValueError(f"{path}: {what}; programs cannot be read; use the model from which it was exported")
+            raise ValueError(
+                f"{path}: {what}; exported programs cannot be imported; use the model from which it was exported"
+            )
     for knows, read in _READERS:
         if knows(path):
             return read

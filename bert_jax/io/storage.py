@@ -35,7 +35,7 @@ class StorageUnavailable(StorageError):
 
 
 class Status(NamedTuple):
-    """Result of :meth:`ObjectPath.stat`. ``st_size`` has the name that it has in ``os.stat_result``."""
+    """Result of :meth:`ObjectPath.stat`. The field ``st_size`` is named as in ``os.stat_result``."""
 
     st_size: int
     is_directory: bool

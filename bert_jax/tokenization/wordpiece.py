@@ -95,8 +95,9 @@ def is_dropped(char: str) -> bool:
 
 @lru_cache(maxsize=1 << 16)
 def is_punctuation(char: str) -> bool:
-    """Return True if the reference splits at ``char``: Unicode categories P*, and printable ASCII other than
-    letters, digits and space."""
+    """Return True if google-research/bert treats ``char`` as punctuation.
+
+    These are the Unicode categories P* and printable ASCII other than letters, digits and space."""
     if char.isascii():
         return char > " " and char != "\x7f" and not char.isalnum()
     return unicodedata.category(char).startswith("P")

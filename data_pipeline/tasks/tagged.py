@@ -42,8 +42,8 @@ def read_conll(name: str, columns: Columns, data: TaskDataConfig) -> Iterator[Re
             if too_few and (len(fields) <= word or columns.split != "test"):
                 needed = max(word, tag, 1) + 1
                 raise ValueError(
-                    f"{path}:{line}: {len(fields)} column(s); allowed: {needed} or more, a word and its tag "
-                    "(words=N and tags=N in data.columns)"
+                    f"{path}:{line}: {len(fields)} column(s); allowed: {needed} or more, to contain a word and "
+                    "its tag; words=N and tags=N in data.columns set which columns these are"
                 )
             words.append(fields[word])
             tags += [] if too_few else [fields[tag]]

@@ -161,7 +161,7 @@ def test_an_exported_program_is_no_model(folder, call, refused, tmp_path, format
     assert call(*words, "--no_verify")[0] == 0
     for path in (tmp_path / format, *(tmp_path / format).glob("model.onnx")):
         line = refused("embed", "--model", path, "w1")
-        assert what in line and "programs cannot be read" in line
+        assert what in line and "programs cannot be imported" in line
 
 
 @pytest.mark.parametrize(("number", "expected"), [(signal.SIGTERM, 42), (signal.SIGINT, 130)])

@@ -123,7 +123,9 @@ def _details(folder: Path, model: ModelConfig) -> ModelSpec | None:
         return None
     details = spec_from_json(read_small(file, "a model description"), str(file))
     if dataclasses.replace(details.model, activation=model.activation) != model or details.family != "bert":
-        raise ValueError(f"{file}: describes another model than {CONFIG_FILE} and the checkpoint; delete this file")
+        raise ValueError(
+            f"{file}: describes a different model than {CONFIG_FILE} and the checkpoint do; delete this file"
+        )
     return details
 
 

@@ -175,10 +175,7 @@ def test_lists():
         refusal(text="data:\n  corpus: [a, ~]\n")
         == f"{FILE}:2: data.corpus: the list has an item without a value; add a value or remove the item"
     )
-    assert (
-        refusal(text="data:\n  corpus: [a, [b]]\n")
-        == f"{FILE}:2: data.corpus: a list may contain only plain values"
-    )
+    assert refusal(text="data:\n  corpus: [a, [b]]\n") == f"{FILE}:2: data.corpus: a list may contain only scalars"
 
 
 # ------------------------------------------------------------------ files

@@ -218,7 +218,7 @@ def test_contradictions_stop_unless_told_otherwise(published, tmp_path):
         {"format": 1, **dataclasses.asdict(dataclasses.replace(weights.spec, model=SPECS["relu"].model))}
     )
     (write_tf1_folder / "bert_jax.json").write_text(details.replace('"hidden_size": 32', '"hidden_size": 64'))
-    with pytest.raises(ValueError, match="describes another model"):
+    with pytest.raises(ValueError, match="describes a different model"):
         read_weights(write_tf1_folder)
 
 

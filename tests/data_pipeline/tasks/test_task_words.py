@@ -67,8 +67,8 @@ def test_words_without_tags_are_for_predictions_only(tmp_path):
         (("a", "b"), None),
         (("c",), None),
     ]
-    message = f"{path}:1: 1 column(s); allowed: 2 or more, a word and its tag (words=N and tags=N in data.columns)"
-    assert refusal(path, kind="tagging") == message
+    message = f"{path}:1: 1 column(s); allowed: 2 or more, to contain a word and its tag; "
+    assert refusal(path, kind="tagging").startswith(message)
     write(path, "a O\nb\n")
     assert refusal(path, kind="tagging").startswith(f"{path}:2: 1 column(s)")
     assert refusal(path, kind="tagging", split="test") == f"{path}:1: 1 tags for 2 words; every word needs one tag"
