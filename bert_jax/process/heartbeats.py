@@ -61,7 +61,8 @@ class HeartbeatMonitor:
     def wait_for_verdict(self) -> None:
         """Wait, after an error in a collective, until all processes have sent two heartbeats.
 
-        If another process is lost, this process exits when the heartbeat timeout expires, before this method returns.
+        If another process is lost, this process exits when the heartbeat timeout expires, and the method does not
+        return.
         """
         heard, limit = dict(self._heard), time.monotonic() + self._limit + JAX_LATER
         while time.monotonic() < limit and not self._closed.is_set():

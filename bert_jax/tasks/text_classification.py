@@ -251,7 +251,7 @@ class MultiLabelTask(ClassificationTask):
         return multilabel_loss(self.logits(output, batch), batch["labels"], batch["weights"], focal_gamma=gamma)
 
     def predictions(self, logits: np.ndarray) -> list[Prediction]:
-        """Return the result of :func:`multi_label_predictions`, with the labels as they are written in the input files."""
+        """Return the result of :func:`multi_label_predictions`, with the labels as in the input files."""
         return multi_label_predictions(self.config.data.labels, logits)
 
     def scores(self, records: Sequence[Record], predictions: Sequence[Prediction]) -> list[Score]:

@@ -85,7 +85,7 @@ class Job(ABC):
 
     @abstractmethod
     def data(self, mesh: Mesh, *, complete: bool) -> Data:
-        """Return the training data, positioned before the first batch; without batches if the run is ``complete``."""
+        """Return the training data, positioned before the first batch; with no batches if ``complete``."""
 
     @abstractmethod
     def batch_shapes(self, mesh: Mesh, data_step: int) -> Mapping[str, Any]:

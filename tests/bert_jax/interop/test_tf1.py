@@ -181,7 +181,7 @@ def test_heads_are_those_whose_variables_are_there(published, tmp_path):
     assert any("has no labels" in note for note in plain.notes)
     np.testing.assert_array_equal(plain.params["sequence_head/kernel"], head["output_weights"].T)
     named = read_weights(classes, ReadOptions(labels=("a", "b", "c")))
-    assert named.spec.heads.sequence_labels == ("a", "b", "c") and "called a, b, c" in named.notes[-1]
+    assert named.spec.heads.sequence_labels == ("a", "b", "c") and "a, b, c" in named.notes[-1]
     with pytest.raises(ValueError, match=r"2 labels, .* 3 outputs"):
         read_weights(classes, ReadOptions(labels=("a", "b")))
     one = {"output_weights": np.eye(1, 32, dtype=np.float32), "output_bias": np.zeros(1, np.float32)}
@@ -202,10 +202,10 @@ def test_heads_are_those_whose_variables_are_there(published, tmp_path):
 def test_contradictions_stop_unless_told_otherwise(published, tmp_path):
     folder, weights = published
     other = variant(folder, tmp_path / "other", config={"num_hidden_layers": 1, "vocab_size": 99})
-    with pytest.raises(ValueError, match=r"vocab_size is 99 .* 101 .*; num_layers is 1 .* 2 in the variables"):
+    with pytest.raises(ValueError, match=r"vocab_size is 99 .* 101 .*; num_layers is 1 .* 2"):
         read_weights(other)
     read = read_weights(other, ReadOptions(allow_mismatch=True))
-    assert read.spec.model.num_layers == 2 and any("the variables decide" in note for note in read.notes)
+    assert read.spec.model.num_layers == 2 and any("vocab_size" in note for note in read.notes)
     extra = variant(folder, tmp_path / "extra", lambda arrays: {**arrays, "loss/crf": np.ones(3, np.float32)})
     with pytest.raises(ValueError, match="unexpected loss/crf"):
         read_weights(extra)
@@ -238,7 +238,7 @@ def test_other_float_types_are_raised_and_damaged_values_reported(published, tmp
     whole = variant(
         folder, tmp_path / "whole", lambda a: {**a, "cls/predictions/output_bias": np.zeros(101, np.int32)}
     )
-    with pytest.raises(ValueError, match="cls/predictions/output_bias is int32"):
+    with pytest.raises(ValueError, match="cls/predictions/output_bias .*int32"):
         read_weights(whole)
 
 
