@@ -114,7 +114,7 @@ def from_canonical(flat: Mapping[str, Any], like: Any, vocab_size: int) -> Any:
         return jnp.stack([take(n, tuple(leaf.shape[1:]), leaf.dtype) for n in names])
 
     filled = jax.tree_util.tree_map_with_path(fill, like)
-    problems += [f"left over {name}" for name in flat if name not in used]
+    problems += [f"unexpected {name}" for name in flat if name not in used]
     if problems:
         raise ValueError(f"parameters do not fit: {'; '.join(problems)}")
     return filled

@@ -176,7 +176,7 @@ def not_learned(kind: str, values_of_splits: Mapping[str, Set[str | None]], lear
     """Return a note for each split with values that are not in ``learned``; ``kind`` is "labels" or "tags"."""
     unknown = {split: sorted(map(str, values - {*learned})) for split, values in values_of_splits.items()}
     return [
-        f"{split}: {kind} that do not occur in training are scored as errors:  {', '.join(names)}"
+        f"{split}: {kind} that do not occur in training are scored as errors: {', '.join(names)}"
         for split, names in unknown.items()
         if names
     ]

@@ -137,7 +137,7 @@ def test_a_lost_bucket_ends_with_one_line(local: Path, bucket: ObjectPath, lost:
     lines = capsys.readouterr().err.splitlines()
     said = [line for line in lines if line.startswith(("error: ", "stopped: "))]
     assert len(said) == 1 and not any("Traceback" in line for line in lines)
-    assert ("the shards are lost" if lost == "folder" else "not reachable, tried 4 times") in said[0]
+    assert ("the shards are missing" if lost == "folder" else "not reachable, tried 4 times") in said[0]
 
 
 def test_refused_access_and_other_schemes(local: Path, bucket: ObjectPath, monkeypatch) -> None:

@@ -167,7 +167,7 @@ def meet(fault: Fault, workdir: Path) -> str:
     elif fault.kind == "SIGKILL":
         assert code == 45, (fault, code, told)
         assert seconds <= HEARTBEAT + 15, (fault, seconds)
-        assert re.search(rf"^stopped: process {fault.target} \(.+\).*{RESUMES}", told, re.MULTILINE), told
+        assert re.search(rf"^stopped: .*process {fault.target} \(.+\).*{RESUMES}", told, re.MULTILINE), told
     else:
         assert code == 45, (fault, code, told)
         assert seconds <= 2 * WATCHDOG, (fault, seconds)

@@ -176,7 +176,7 @@ def test_a_stopped_command_leaves_nothing(folder, call, tmp_path, monkeypatch, w
 
     monkeypatch.setitem(table, name, interrupted)
     code, _, err = call(*words, "--from", folder / "classifier", "--to", tmp_path / "out")
-    assert (code, err) == (expected, "stopped; incomplete output was removed: run the same command again\n")
+    assert code == expected and err.startswith("stopped; incomplete output was removed")
     assert list(tmp_path.iterdir()) == []
 
 

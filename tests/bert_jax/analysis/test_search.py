@@ -115,7 +115,7 @@ def test_whitening_of_fewer_vectors_than_dimensions(rng):
         fit_whitening(vectors, 6)
     with pytest.raises(ValueError, match="the 3 vectors are all the same"):
         fit_whitening(np.ones((3, 4), np.float32))
-    with pytest.raises(ValueError, match="vectors of 4 numbers"):
+    with pytest.raises(ValueError, match="vectors of width 4"):
         fit_whitening(vectors).apply(np.ones((1, 4)))
 
 

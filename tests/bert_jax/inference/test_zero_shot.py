@@ -150,8 +150,8 @@ def test_without_a_class_of_contradiction_it_is_the_share_of_all(classes, at, op
             {"labels": {"a": ["w1"], "b": ["w1"]}},
             "'w1' belongs to 'a' and 'b'",
         ),
-        (HeadsConfig(mlm=True), {"template": "{text}"}, r"has 0 times \[MASK\]; allowed: once"),
-        (HeadsConfig(mlm=True), {"template": "[MASK] {text} [MASK]"}, "has 2 times"),
+        (HeadsConfig(mlm=True), {"template": "{text}"}, r"\[MASK\] 0 times; allowed: once"),
+        (HeadsConfig(mlm=True), {"template": "[MASK] {text} [MASK]"}, "2 times"),
         (HeadsConfig(mlm=True), {"template": "{text} [MASK]" + " w1" * 67}, "70 of"),
         (
             HeadsConfig(mlm=True),
@@ -287,7 +287,7 @@ def test_command_with_several_labels(call, nli, tmp_path):
 @pytest.mark.parametrize(
     ("words", "line", "message"),
     [
-        (["--labels", "a,b"], {}, "--labels: 'a,b' is not allowed; allowed: LABEL, or LABEL=WORD,WORD"),
+        (["--labels", "a,b"], {}, "--labels: 'a,b' is not allowed; allowed: LABEL or LABEL=WORD,WORD"),
         (["--labels", "a", "a=b"], {}, "--labels: 'a' occurs twice"),
         (["--labels", "a", "b=w1,"], {}, "'b' has the words"),
         (["--labels", "a=w1, w2", "w2"], {}, "'w2' belongs to 'a' and 'w2'"),

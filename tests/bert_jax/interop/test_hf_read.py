@@ -234,7 +234,7 @@ class TestLabels:
 
     def test_count_contradicts_the_tensors(self, tmp_path):
         folder = self.make(tmp_path, id2label={"0": "a", "1": "b"})
-        with pytest.raises(ValueError, match=r"number of labels is 2 in config\.json, 3 in the tensors"):
+        with pytest.raises(ValueError, match=r"number of labels is 2 in config\.json, but 3 in the tensors"):
             read(folder)
         weights = read(folder, allow_mismatch=True)
         assert weights.spec.heads.sequence_labels == ("LABEL_0", "LABEL_1", "LABEL_2")

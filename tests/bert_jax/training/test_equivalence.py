@@ -172,7 +172,7 @@ def test_running_tree_round_trips_through_canonical_names():
         assert flat["encoder/layer_1/attention/query/kernel"].shape == (32, 32)
         again = from_canonical(flat, nn.unbox(abstract_params(model)), VOCAB)
         jax.tree.map(np.testing.assert_array_equal, params, again)
-        with pytest.raises(ValueError, match=r"missing pooler/bias.*left over extra"):
+        with pytest.raises(ValueError, match=r"missing pooler/bias.*unexpected extra"):
             from_canonical(
                 {**{n: v for n, v in flat.items() if n != "pooler/bias"}, "extra": flat["pooler/bias"]},
                 nn.unbox(abstract_params(model)),

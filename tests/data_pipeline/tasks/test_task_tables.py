@@ -248,7 +248,7 @@ def test_long_fields(tmp_path):
     [
         ('text,label\nA,1\n"B,0\nC,1\n', "{path}:3: not valid CSV: unexpected end of data"),
         ('text,label\n"A"b,1\n', "{path}:2: not valid CSV: "),
-        ("text,label\nA\rB,1\n", "{path}:2: not valid CSV: new-line character seen in unquoted field; write such"),
+        ("text,label\nA\rB,1\n", "{path}:2: not valid CSV: new-line character seen in unquoted field"),
         ("text,label\nA\n", "{path}:2: 1 field(s); allowed: 2"),
         ("text,label\nA,b,1\n", "{path}:2: 3 field(s); allowed: 2"),
         ("", "{path}: the file is empty; it needs"),
