@@ -258,7 +258,10 @@ def test_wrong_shapes(tmp_path, name, shape):
 def test_empty_and_integer_tensors(tmp_path):
     name = "bert.embeddings.LayerNorm.weight"
     refused(make_folder(tmp_path, change=lambda t: t.update({name: np.zeros((0,), np.float32)})), "is empty")
-    refused(make_folder(tmp_path, change=lambda t: t.update({name: np.zeros(16, np.int8)})), f"{name} has the dtype int8")
+    refused(
+        make_folder(tmp_path, change=lambda t: t.update({name: np.zeros(16, np.int8)})),
+        f"{name} has the dtype int8",
+    )
 
 
 def test_layer_number_beyond_all_tensors(tmp_path):

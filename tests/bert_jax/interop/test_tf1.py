@@ -238,7 +238,7 @@ def test_other_float_types_are_raised_and_damaged_values_reported(published, tmp
     whole = variant(
         folder, tmp_path / "whole", lambda a: {**a, "cls/predictions/output_bias": np.zeros(101, np.int32)}
     )
-    with pytest.raises(ValueError, match="cls/predictions/output_bias .*int32"):
+    with pytest.raises(ValueError, match=r"cls/predictions/output_bias .*int32"):
         read_weights(whole)
 
 
