@@ -15,7 +15,6 @@ from finetune_cases import (
     records,
     results,
     run,
-    saved_model,
     with_labels,
 )
 
@@ -34,12 +33,6 @@ from bert_jax.process import exits
 from bert_jax.process.signals import Interrupted
 from bert_jax.records import Record
 from bert_jax.training.job import Context
-
-
-@pytest.fixture(scope="module")
-def source(tmp_path_factory):
-    return saved_model(tmp_path_factory.mktemp("models") / "model")
-
 
 # Some of the test records are labelled 0 whatever their words are.
 TEST = [dataclasses.replace(one, label=one.label if i % 3 else "0") for i, one in enumerate(records(9, 5))]

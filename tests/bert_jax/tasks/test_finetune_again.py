@@ -23,11 +23,6 @@ from bert_jax.training.launch import Launch
 
 
 @pytest.fixture(scope="module")
-def source(tmp_path_factory):
-    return saved_model(tmp_path_factory.mktemp("models") / "model")
-
-
-@pytest.fixture(scope="module")
 def finished(source, tmp_path_factory):
     workdir = tmp_path_factory.mktemp("runs") / "w"
     run(source, workdir)

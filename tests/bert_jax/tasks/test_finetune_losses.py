@@ -25,11 +25,6 @@ from bert_jax.training.state import initial_params, initial_state
 from bert_jax.training.step import loss_and_gradients
 
 
-@pytest.fixture(scope="module")
-def source(tmp_path_factory):
-    return saved_model(tmp_path_factory.mktemp("models") / "model")
-
-
 def test_the_heads_of_pretraining_go_on_learning(tmp_path):
     """The task's classes are not the source's, but masked words are masked words."""
     source = saved_model(tmp_path / "model", HeadsConfig(pooler=True, mlm=True, nsp=True))

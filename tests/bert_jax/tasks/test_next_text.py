@@ -3,7 +3,7 @@
 import jax
 import numpy as np
 import pytest
-from finetune_cases import PIECES, SPLITS, configured, lines, run, saved_model
+from finetune_cases import PIECES, SPLITS, configured, lines, run
 
 from bert_jax.config import ModelConfig
 from bert_jax.config.finetune import FinetuneConfig
@@ -69,11 +69,6 @@ def test_what_has_no_second_part_is_left_out_and_long_ones_are_cut():
     (made,) = copies(units, units[1:], 0, max_length=12, types=1)
     assert TOKENIZER.pieces(made.sequences[0].ids) == ["[CLS]", *["w1"] * 6, "[SEP]", *["w2"] * 3, "[SEP]"]
     assert set(made.sequences[0].types) == {0}
-
-
-@pytest.fixture(scope="module")
-def source(tmp_path_factory):
-    return saved_model(tmp_path_factory.mktemp("models") / "model")
 
 
 def test_the_loss_of_the_task_is_not_touched(source, tmp_path):
