@@ -36,6 +36,9 @@ def _quiet_failed_saves() -> None:
     # Each thread of Orbax logs a traceback (test_a_save_that_fails_on_one_process_ends_all).
     absl = logging.getLogger("absl")
     absl.addFilter(lambda record: "orbax" not in record.pathname or record.levelno < logging.ERROR)
+    # asyncio logs a traceback for each further write that fails (test_disk_full_while_a_checkpoint_is_saved).
+    report = logging.Formatter()
+    logging.getLogger("asyncio").addFilter(lambda record: "orbax" not in report.format(record))
     hook = sys.unraisablehook
 
     def without_late_writes(unraisable: Any) -> None:

@@ -1,5 +1,7 @@
 """Damage to checkpoints: every file, three ways; fall back, never silently, never to a fresh start."""
 
+import asyncio
+import gc
 import json
 import shutil
 from pathlib import Path
@@ -290,6 +292,21 @@ def test_what_is_saved_is_what_was_given(run, tmp_path):
     meter["sums"]["loss"] = [1.0, 1.0]
     writer.close()
     assert read_meta(checkpoint_folder(tmp_path / "w") / "6")["meter"] == {"sums": {}}
+
+
+def test_only_writes_of_a_save_are_kept_out_of_the_log_of_asyncio(tmp_path, caplog):
+    """On a full disk many writes of one save fail, and nobody asks for the error of each."""
+    from bert_jax.training.checkpoint.writer import CheckpointWriter
+
+    (tmp_path / "w").mkdir()
+    CheckpointWriter(tmp_path / "w", CONFIG).close()
+    loop = asyncio.new_event_loop()
+    for path in ("10.orbax-checkpoint-tmp/state: No space left on device", "another library"):
+        loop.create_future().set_exception(ValueError(path))
+    gc.collect()
+    loop.close()
+    records = [record for record in caplog.records if record.name == "asyncio"]
+    assert ["another library" in record.getMessage() for record in records] == [True]
 
 
 def bytes_read():
