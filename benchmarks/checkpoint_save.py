@@ -28,6 +28,7 @@ from bert_jax.config import PretrainConfig, load_config
 from bert_jax.model import BertForPretraining
 from bert_jax.optim import make_optimizer
 from bert_jax.parallel import make_mesh
+from bert_jax.training.checkpoint.digest import CHECKSUM_FILE
 from bert_jax.training.checkpoint.restore import restore_newest
 from bert_jax.training.checkpoint.writer import CheckpointWriter
 from bert_jax.training.state import TrainState, abstract_state
@@ -106,11 +107,13 @@ def measure(config: PretrainConfig, abstract: TrainState, folder: Path, matmuls:
     writer.save(state, {"data": {}})
     blocking = time.perf_counter() - began
     during = []
-    while writer.is_writing():
+    # The list of checksums follows the commit.
+    listed = writer.folder / str(saved_step) / CHECKSUM_FILE
+    while not listed.exists():
         during.append(timed())
-    writer.wait()
     took = time.perf_counter() - began
     highest = memory.highest
+    writer.wait()
     after = [timed() for _ in range(SAVE_AFTER)]
     began = time.perf_counter()
     writer.close()

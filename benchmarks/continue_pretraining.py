@@ -71,7 +71,8 @@ def main() -> None:
     batches = list(
         eval_batches(data, folder=folder, batch_size=64, max_batches=arguments.batches, tokenizer=vocabulary)
     )
-    before = losses(config, initial_model(start, pretraining_spec(config)).params, batches, added)
+    model = BertForPretraining(config.model, ExecutionConfig(), config.has_nsp)
+    before = losses(config, initial_model(start, pretraining_spec(config, model)).params, batches, added)
     after = losses(config, dict(read_weights(arguments.run).params), batches, added)
     for name in GROUPS:
         (first, count), (last, _) = before[name], after[name]

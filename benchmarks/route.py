@@ -6,9 +6,8 @@ Takes the first step of a tiny model on made-up text, masked when it is read, on
 Three lists are printed, in the order of first entry:
 
 * ids: the files of the project that receive the token ids, as an argument of a call or as its result, between the
-first
-  record read and the traced training step: the array itself, or a serialized record, or either at most two levels
-  deep in containers, named tuples and dataclasses;
+  first record read and the traced training step: the array itself, or a serialized record, or either at most two
+  levels deep in containers, named tuples and dataclasses;
 * path: the files on the call stacks at these moments, without a bar;
 * learning_rate: the files, of those that the run has loaded, that define or read the option ``learning_rate``, or
   make or call the schedule.

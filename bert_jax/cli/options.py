@@ -82,7 +82,8 @@ def reading(*, with_labels: bool = True) -> Options:
         )  # fmt: skip
         group.add_argument(
             "--ema", type=truth, metavar="{true,false}",
-            help="read the moving average of the parameters, if any (default), or the parameters",
+            help="read the moving average of the parameters (default for runs that have one) or the parameters "
+            "(default for TF1 checkpoints)",
         )  # fmt: skip
         group.add_argument(
             "--allow_mismatch", action="store_true",

@@ -117,8 +117,9 @@ class ModelConfig(Section, prefix="model."):
         self._require("position_offset", 0 <= self.position_offset < rows, allowed)
         allowed = f"a divisor of model.hidden_size ({width})"
         self._require("num_attention_heads", width % self.num_attention_heads == 0, allowed)
-        if self.position_embeddings == "sinusoidal":
-            self._require("hidden_size", width % 2 == 0, "an even number with sinusoidal positions")
+        if self.position_embeddings != "learned":
+            allowed = f"an even number with {self.position_embeddings} positions"
+            self._require("hidden_size", width % 2 == 0, allowed)
         if self.position_embeddings == "rotary":
             allowed = f"a divisor of {width} with heads of an even width, for rotary positions"
             self._require("num_attention_heads", self.head_size % 2 == 0, allowed)

@@ -68,7 +68,9 @@ def read_predictions(workdir: Location, split: str) -> Iterator[tuple[str, dict[
     try:
         lines = file.read_text(encoding="utf-8").rstrip("\n").split("\n")
     except UnicodeDecodeError:
-        raise ValueError(f"{file}: not valid UTF-8; predict the split again") from None
+        raise ValueError(
+            f"{file}: not valid UTF-8; delete report.html in this folder and repeat the command of the run"
+        ) from None
     for number, text in enumerate(lines, 1):
         where = f"{file}:{number}"
         yield where, in_new_form(json_object(text, where))

@@ -24,7 +24,7 @@ EXPORT = "export"
 
 
 def has_results(folder: Path, resolved: ResolvedTask) -> bool:
-    """Return True if ``folder`` contains everything that :func:`write_results` writes."""
+    """Return True if ``folder`` has a report, and metrics.json has a current entry for each predicted split."""
     digests = {entry["split"]: entry.get("digest") for entry in read_results(folder)}
     return bool(digests) and digests | resolved.prediction_digests == digests
 

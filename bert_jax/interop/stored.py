@@ -203,7 +203,8 @@ class StoredModel:
                 unfit.append(f"{entry.name[:80]} has the dtype {tensor.dtype}, supported are {', '.join(FLOATS)}")
         problems += [listed(unfit, width=200)] if unfit else []
         if problems:
-            hint = f"; set --allow_mismatch to ignore unexpected {self.what}" if left_over else ""
+            can_ignore = left_over and not self.options.allow_mismatch
+            hint = f"; set --allow_mismatch to ignore unexpected {self.what}" if can_ignore else ""
             raise ValueError(f"{self.path}: the {self.what} do not match the model: {'; '.join(problems)}{hint}")
 
 

@@ -15,7 +15,7 @@ import re
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path, PurePosixPath
-from typing import Any, BinaryIO, NamedTuple, TypeVar
+from typing import Any, BinaryIO, NamedTuple, NoReturn, TypeVar
 
 from bert_jax.io.errors import first_line
 
@@ -97,11 +97,15 @@ class ObjectPath(PurePosixPath):
 
     A folder exists as long as it contains an object. Methods raise ``FileNotFoundError`` if the object does not
     exist, and ``StorageError`` if credentials are missing or refused, if the scheme is unknown, or after the last
-    retry.
+    retry. Keys with an empty name (``a//b``) are not supported.
     """
 
     def __str__(self) -> str:
-        return super().__str__().replace(":/", "://", 1)  # the base class merges slashes
+        text = super().__str__()  # the base class merges slashes; the root of a store has none
+        return f"{text}//" if text.endswith(":") and "/" not in text else text.replace(":/", "://", 1)
+
+    def __fspath__(self) -> NoReturn:
+        raise TypeError(f"{self}: an ObjectPath is not a local path")
 
     @property
     def _key(self) -> str:
@@ -176,8 +180,12 @@ class ObjectPath(PurePosixPath):
     def rglob(self, pattern: str) -> Iterator["ObjectPath"]:
         """Yield the objects below this folder, at any depth, whose names match ``pattern``."""
         keys = self._request(lambda store, key: store.find(key))
-        paths = (ObjectPath(f"{self.parts[0]}//{key}") for key in keys)
-        return (path for path in paths if fnmatch.fnmatchcase(path.name, pattern))
+        for key in keys:
+            if "//" in key.strip("/"):
+                raise StorageError(f"{self}: the key {key!r} has an empty name between slashes; rename the object")
+            path = ObjectPath(f"{self.parts[0]}//{key}")
+            if fnmatch.fnmatchcase(path.name, pattern):
+                yield path
 
     # -------------------------------------------------------------- contents
 

@@ -113,9 +113,9 @@ class MaskedLm(PretrainObjective):
                 continue
             masks = []
             for slot, answer in enumerate(answers):
-                words = [tokenizer.decode([token]) for token in ids[row, slot].tolist()]
+                words = [tokenizer.decode([token]).strip() for token in ids[row, slot].tolist()]
                 best = list(zip(words, probabilities[row, slot].tolist(), strict=True))
-                masks.append({"predictions": best, "answer": tokenizer.decode([answer])})
+                masks.append({"predictions": best, "answer": tokenizer.decode([answer]).strip()})
             length = int((features["sequence_ids"][row] > 0).sum())
             text = tokenizer.decode(_whole_sentences(features["input_ids"][row, :length].tolist(), tokenizer))
             texts.append({"text": text, "masks": masks})
@@ -169,7 +169,8 @@ def _undo_masks(features: dict[str, np.ndarray], row: int, tokenizer: Tokenizer)
     words = [
         position
         for position, answer in answers.items()
-        if not tokenizer.continuation[answer] and not following[position] and tokenizer.decode([answer]).isalpha()
+        if not (tokenizer.continuation[answer] or following[position])
+        and tokenizer.decode([answer]).strip().isalpha()
     ] or list(answers)
     chosen = words[:: max(1, len(words) // SAMPLE_MASKS)][:SAMPLE_MASKS]
     tokens[chosen] = tokenizer.mask_id

@@ -66,7 +66,7 @@ def temporary_bytes(config: PretrainConfig, mesh_shape: Mapping[str, int], *, ke
     linear = {"none": 34, "attention": 34, "full": 2}[execution.remat] * item / 2
     square = (5 if execution.remat == "none" and keeps_scores else 0) * item / 2
     per_layer = rows * length * (hidden * linear + model.num_attention_heads * length * square / tensor)
-    # With recomputation, all activations of one layer exist while its backward pass runs.
+    # All activations of one layer exist while its backward pass runs, with or without recomputation.
     scores = model.num_attention_heads * length * 5 / tensor * keeps_scores
     working = rows * length * (hidden * 34 + scores) * item / 2
     logits = rows * config.data.max_predictions * model.vocab_size / tensor * (item + 2 * 4)

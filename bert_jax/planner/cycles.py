@@ -53,16 +53,16 @@ _CUSTOM_CALL_SHARE_OF_PEAK = 0.5
 class StepCost:
     """Predicted time of one run of a program on one device.
 
-    ``communication_seconds`` is the portion of ``seconds`` in which only collectives run. ``shares`` contains the
-    fraction of ``seconds`` of each of the :data:`PARTS`. ``operations`` is the number of multiplications and
-    additions in the matrix products. ``unestimated`` lists the instructions without a cycle estimate, as (opcode
-    and number of instructions, fraction of ``operations``), and ``unestimated_seconds`` is their time.
+    ``communication_seconds`` is the portion of ``seconds`` in which only collectives run. ``parts`` contains the
+    seconds of each of the :data:`PARTS`; their sum is ``seconds``. ``operations`` is the number of multiplications
+    and additions in the matrix products. ``unestimated`` lists the instructions without a cycle estimate, as
+    (opcode and number of instructions, fraction of ``operations``), and ``unestimated_seconds`` is their time.
     ``unknown_loops`` names the loops whose number of iterations is unknown; they are counted as one iteration.
     """
 
     seconds: float
     communication_seconds: float
-    shares: dict[str, float]
+    parts: dict[str, float]
     operations: float
     unestimated: list[tuple[str, float]]
     unestimated_seconds: float
@@ -145,7 +145,7 @@ class _Model:
         return StepCost(
             seconds=total,
             communication_seconds=self.seconds["communication"],
-            shares={part: self.seconds[part] / total if total else 0.0 for part in PARTS},
+            parts={part: self.seconds[part] for part in PARTS},
             operations=operations,
             unestimated=sorted(without, key=lambda item: -item[1]),
             unestimated_seconds=self.unestimated_seconds,

@@ -93,7 +93,8 @@ def _best(tried: Sequence[Candidate]) -> Candidate | None:
 
 
 def _ordered(config: PretrainConfig, topology: Topology, asked: Asked, batches: Sequence[int]) -> list[Candidate]:
-    """Return every candidate that may fit, with its arithmetic plan, fastest first."""
+    """Return every candidate that may fit, with its arithmetic plan: fastest first, then those that by the estimate
+    do not fit, sorted by memory."""
     plans = []
     for candidate in candidates(config, topology, batches):
         plan = arithmetic_plan(candidate, topology, asked)
@@ -138,7 +139,7 @@ def _meshes(config: PretrainConfig, devices: int) -> Iterator[MeshConfig]:
     heads = config.model.num_attention_heads
     for tensor in (1, 2, 4, 8):
         for fsdp in dict.fromkeys((1, 2, 4, 8, devices // tensor)):
-            if heads % tensor == 0 and devices % (tensor * fsdp) == 0 and fsdp:
+            if fsdp and heads % tensor == 0 and devices % (tensor * fsdp) == 0:
                 yield dataclasses.replace(config.mesh, data=devices // tensor // fsdp, fsdp=fsdp, tensor=tensor)
 
 

@@ -91,8 +91,7 @@ def plan_compiled(config: PretrainConfig, topology: Topology, asked: Asked, step
     cost = step_cost(step.hlo, topology.chip, step.mesh_shape, topology.shape)
     loops = cost.unknown_loops
     return _plan(
-        config, topology, asked, step.mesh_shape,
-        {part: share * cost.seconds for part, share in cost.shares.items()},
+        config, topology, asked, step.mesh_shape, cost.parts,
         unestimated_share=sum(share for _, share in cost.unestimated),
         unestimated_time_share=cost.unestimated_seconds / cost.seconds, unestimated=dict(cost.unestimated),
         warnings=(f"loops of unknown length, counted once: {', '.join(loops)}",) if loops else (), **measured,

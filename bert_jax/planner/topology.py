@@ -113,7 +113,7 @@ def _slice(text: str, name: str, shape: tuple[int, ...]) -> Topology:
             f"--topology: {text!r}: {name} has {len(pod)} axes; give a size for each, such as {example}"
         )
     if any(size > most for size, most in zip(sorted(shape), pod, strict=True)):
-        raise ValueError(f"--topology: {text!r}: the largest slice of {name} is {'x'.join(map(str, pod))} chips")
+        raise _too_large(text, name)
     # Rules of Google Cloud: in 2-D generations an axis as long as that of the pod forms a ring. In 3-D generations,
     # switches connect whole 4x4x4 cubes, so that every axis forms a ring.
     if len(pod) == 2:
@@ -121,6 +121,11 @@ def _slice(text: str, name: str, shape: tuple[int, ...]) -> Topology:
     else:
         wraps = (all(size % 4 == 0 for size in shape),) * 3
     return Topology(f"{name}:{'x'.join(map(str, shape))}", generation.chip, shape, wraps)
+
+
+def _too_large(text: str, name: str) -> ValueError:
+    pod = "x".join(map(str, _GENERATIONS[name].pod))
+    return ValueError(f"--topology: {text!r}: the largest slice of {name} is {pod} chips")
 
 
 def _cloud_shape(text: str, name: str, number: int) -> tuple[int, ...]:
@@ -135,6 +140,8 @@ def _cloud_shape(text: str, name: str, number: int) -> tuple[int, ...]:
     )
     if chips < 1 or (generation.cloud_counts_cores and number % 2):
         raise problem
+    if chips > math.prod(generation.pod):
+        raise _too_large(text, name)
     if axes == 2:
         if chips & (chips - 1):  # not a power of two
             raise problem
@@ -187,7 +194,9 @@ def tpu_devices(topology: Topology) -> list[Any]:
         raise ValueError(
             f"--topology {topology.name}: libtpu does not support this slice: {one_line(error)}"
         ) from None
-    return list(described.devices)
+    devices = list(described.devices)
+    assert len(devices) == topology.num_devices, (topology, len(devices))
+    return devices
 
 
 @contextlib.contextmanager

@@ -41,7 +41,8 @@ class SentenceTraining(ABC):
         """Raise ``ValueError`` for a training record that lacks a text or a label that the loss requires."""
         loss, source = self.options.loss, record.source
         if record.label is None and (self.pairs_from_classes or self.label_type is not None):
-            raise ValueError(f"{source}: no label; sentence.loss {loss} needs one (role label)")
+            option = "sentence.pairs_from_classes" if self.pairs_from_classes else f"sentence.loss {loss}"
+            raise ValueError(f"{source}: no label; {option} needs one (role label)")
         if self.pairs_from_classes:
             return
         if record.text_pair is None:

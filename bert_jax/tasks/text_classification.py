@@ -323,7 +323,9 @@ def round_significant(value: float) -> float:
 
 def missing_label(record: Record) -> ValueError:
     """Return the error for a training record without a label."""
-    return ValueError(f"{record.source}: no label; training requires one; check data.columns (role label)")
+    return ValueError(
+        f"{record.source}: no label; training requires one; check data.columns (role label; multi_label: labels)"
+    )
 
 
 def class_number(record: Record, labels: tuple[str, ...]) -> int:

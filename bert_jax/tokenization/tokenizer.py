@@ -98,9 +98,10 @@ class Tokenizer(ABC):
     def build_inputs(
         self, a: Sequence[int], b: Sequence[int] | None = None, max_length: int | None = None
     ) -> tuple[list[int], list[int]]:
-        """Return one model input, [CLS] a [SEP] or [CLS] a [SEP] b [SEP], and its token types.
+        """Return one model input and its token types.
 
-        The token type is 1 from b on, and 0 before.
+        The input is [CLS] a [SEP] or [CLS] a [SEP] b [SEP], with ``separators`` times [SEP] between a and b. The
+        token type is ``second_type`` from b on, and 0 before.
 
         Texts that exceed ``max_length`` tokens are truncated at the end; the longer text of a pair is truncated
         first (:func:`longest_first`). Raises ``ValueError`` if the special tokens alone exceed ``max_length``.

@@ -25,7 +25,8 @@ from bert_jax.training.state import TrainState
 class Data:
     """Training data of a job on a mesh."""
 
-    # Training batches; None for a complete run, which needs no batches.
+    # Training batches. None: a complete run that needs no check of its data. Batches of a complete run are only
+    # compared with its checkpoint.
     batches: BatchIterator | None
     # Fraction of the rows of a global batch that this process supplies.
     host_share: float
@@ -85,7 +86,8 @@ class Job(ABC):
 
     @abstractmethod
     def data(self, mesh: Mesh, *, complete: bool) -> Data:
-        """Return the training data, positioned before the first batch; with no batches if ``complete``."""
+        """Return the training data, positioned before the first batch. A ``complete`` run needs batches only to
+        compare its data with the checkpoint."""
 
     @abstractmethod
     def batch_shapes(self, mesh: Mesh, data_step: int) -> Mapping[str, Any]:

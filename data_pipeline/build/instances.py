@@ -120,6 +120,7 @@ def plan_document(
             for j, at in enumerate(starts)
         ]
     sentences = len(sentence_lengths)
+    assert random_next is not None or settings.data.next_sentence != "nsp"
     draws = uniform(draw_bits(key, _CHUNKS, _DRAWS * sentences)).reshape(sentences, _DRAWS).tolist()
     pairs = _pairs(ends, target, draws, first_token, random_next if settings.data.next_sentence == "nsp" else None)
     return [(document, j, *a, *b, label) for j, (a, b, label) in enumerate(pairs)]

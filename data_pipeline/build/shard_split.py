@@ -149,10 +149,11 @@ def prepare_split(
     first = store.documents[:, 1]
     tokens = (first[documents + 1] - first[documents]).astype(np.int64)
     passes = settings["data.dupe_factor"]
+    ranges = cut_parts(tokens, passes)
     parts = [
         (build / "parts" / f"{number:03d}-{first:08d}", number, first, last)
         for number in range(passes)
-        for first, last in cut_parts(tokens, passes)
+        for first, last in ranges
     ]
     counts = {"documents": len(tokens), "duplicate_documents": duplicates, "tokens": int(tokens.sum())}
     facts = {

@@ -120,7 +120,9 @@ def ensure_vocabulary(
     If ``output`` is None, train the vocabulary of ``ensure_data`` unless it exists.
     """
     if output is not None:
-        return _write_vocabulary(data, corpus_of(data), output, vocab_size, report)
+        sources = corpus_of(data)
+        output.parent.mkdir(parents=True, exist_ok=True)  # reports an unusable folder before hours of training
+        return _write_vocabulary(data, sources, output, vocab_size, report)
     if not data.shards and not data.vocab:
         raise ValueError("data.shards: not set; set it to the folder of the vocabulary, or use --output FILE")
     path, tokenizer = existing_vocabulary(data, vocab_size)

@@ -58,7 +58,6 @@ from bert_jax.process.exits import run_command
 from bert_jax.process.signals import StopRequest
 from data_pipeline.build import workers as workers_module
 from data_pipeline.build.workers import Workers
-from data_pipeline.build.workers import Workers
 
 def main():
     with StopRequest().at_once("stopped"), {workers} as workers:

@@ -4,6 +4,7 @@ fsspec's ``memory://`` file system stands in for ``gs://``: the code above it is
 """
 
 import logging
+import os
 import tempfile
 import uuid
 from collections.abc import Iterator
@@ -188,6 +189,18 @@ def test_locations(bucket: ObjectPath, tmp_path: Path) -> None:
     assert local_copy(path).read_bytes() == b"other"
     path.replace(bucket / "moved")
     assert [p.name for p in bucket.glob("mov*")] == ["moved"] and not path.exists()
+
+
+def test_a_location_is_no_local_path(bucket: ObjectPath) -> None:
+    assert str(ObjectPath("gs://b").parent) == "gs://" and str(ObjectPath("gs://b/a:/c")) == "gs://b/a:/c"
+    (bucket / "a").write_bytes(b"1")
+    assert bucket in list(bucket.parent.iterdir())
+    with pytest.raises(TypeError, match="ObjectPath"):
+        os.fspath(bucket / "a")
+    assert list(bucket.rglob("*")) == [bucket / "a"]
+    MemoryFileSystem().pipe_file(f"/{bucket.name}//lost", b"1")
+    with pytest.raises(StorageError, match="empty name between slashes"):
+        list(bucket.rglob("*"))
 
 
 def test_numbers_of_a_remote_stream_are_an_epoch(local: Path, bucket: ObjectPath) -> None:

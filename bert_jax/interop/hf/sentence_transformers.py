@@ -162,13 +162,13 @@ def _settings(folder: Path, name: str) -> dict[str, Any]:
 
 
 def _one_of(file: Path, settings: Mapping[str, Any], key: str, *allowed: Any) -> Any:
-    """Return the setting ``key``; default: the first of ``allowed``. Raises ``ValueError`` if its value is not
-    allowed."""
-    value = settings.get(key)
-    if value is None:
+    """Return the setting ``key``; default: the first of ``allowed``. A null is the default, unless the setting
+    switches between values. Raises ``ValueError`` if its value is not allowed."""
+    value = settings.get(key, allowed[0])
+    if value is None and key not in ("include_prompt", "bias", "activation_function"):
         return allowed[0]
     if not any(type(value) is type(one) and value == one for one in allowed):
-        readable = ", ".join(str(one) for one in allowed if one != "")
+        readable = listed([str(one) for one in allowed if one != ""]) or "none"
         raise ValueError(f"{file}: {key} is {str(value)[:80]!r}; readable: {readable}")
     return value
 

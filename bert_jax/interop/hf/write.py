@@ -37,14 +37,7 @@ def write_hf(folder: Path, weights: ModelBundle, *, dtype: StoredDtype = "float3
     config = hf_config(spec, dtype)
     write_json(folder / CONFIG_FILE, config)
     write_safetensors(folder / WEIGHTS_FILE, weights.params, hf_names(spec), dtype)
-    return [*notes, *write_tokenizer(folder, weights)]
-
-
-def write_tokenizer(folder: Path, weights: ModelBundle) -> list[str]:
-    """Write the files from which transformers creates the tokenizer of ``weights``; return notes."""
-    if weights.spec.tokenizer is None or weights.tokenizer_content is None:
-        return ["the model has no vocabulary: no tokenizer is written"]
-    return write_tokenizer_files(folder, weights.spec, weights.tokenizer_content)
+    return [*notes, *write_tokenizer_files(folder, weights.spec, weights.tokenizer_content)]
 
 
 def write_json(file: Path, value: Any, indent: int = 2) -> None:

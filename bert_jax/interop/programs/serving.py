@@ -14,7 +14,8 @@ from flax import traverse_util
 from bert_jax.config import ExecutionConfig, ModelSpec
 from bert_jax.interop.exchange import ModelBundle, parameter_shapes
 from bert_jax.interop.hf.config_json import CONFIG_FILE, hf_config
-from bert_jax.interop.hf.write import write_json, write_tokenizer
+from bert_jax.interop.hf.write import write_json
+from bert_jax.interop.tokenizers.folder_files import write_tokenizer_files
 from bert_jax.model import BertModel, BertOutput
 
 INPUTS = ("input_ids", "attention_mask", "token_type_ids")
@@ -67,7 +68,7 @@ def write_companions(folder: Path, weights: ModelBundle, dtype: str) -> list[str
         notes.append("choice: each choice is a row; reshape the scores from [batch, 1] to [questions, choices]")
     if weights.spec.model.type_vocab_size == 1:
         notes.append("token_type_ids: this model has only one segment; use zeros")
-    return [*notes, *write_tokenizer(folder, weights)]
+    return [*notes, *write_tokenizer_files(folder, weights.spec, weights.tokenizer_content)]
 
 
 def position_ids(spec: ModelSpec, input_ids: jax.Array) -> jax.Array:

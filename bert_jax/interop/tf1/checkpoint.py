@@ -185,6 +185,11 @@ class _CheckpointReader(StoredModel):
             if not averages:
                 raise ValueError(f"{self.path}: contains no moving averages (no {EMA[1:]} variables); omit --ema")
             without = [name for name in self.tensors if name not in averages]
+            if without and not self.options.allow_mismatch:
+                raise ValueError(
+                    f"{self.path}: no moving average of {listed(without)}; omit --ema, or set --allow_mismatch to "
+                    "ignore these variables"
+                )
             if without:
                 self.notes.append(f"ignored, because they have no moving average: {listed(without)}")
             self.tensors = averages

@@ -71,7 +71,7 @@ def tf1_model(config: Mapping[str, Any], file: Path) -> tuple[ModelConfig, list[
     notes = [
         f"{file.name} lacks {key}: {value} is used, the default of google-research/bert"
         for key, value in _DEFAULTS.items()
-        if key not in config
+        if key not in config and key != "hidden_act"
     ]
     stated = config.get("hidden_act", _DEFAULTS["hidden_act"])
     if stated == "gelu":

@@ -76,7 +76,7 @@ def write_tokenizer_files(folder: Path, spec: ModelSpec, content: bytes | None) 
     """
     config = spec.tokenizer
     if config is None or content is None:
-        return ["the model has no tokenizer: its inputs are ids"]
+        return ["the model has no vocabulary: no tokenizer is written"]
     tokenizer = build_tokenizer(config, content, config.file)
     state, notes = state_of(tokenizer, config, content)
     written = json.dumps(state, ensure_ascii=False).encode()

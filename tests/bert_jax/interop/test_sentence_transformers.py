@@ -57,10 +57,13 @@ def folder(tmp_path, weights):
     return target
 
 
+ABSENT = object()
+
+
 def change(file, **values):
-    """Set keys of a JSON object; None takes one away."""
+    """Set keys of a JSON object; ABSENT takes one away."""
     said = json.loads(file.read_text()) if file.exists() else {}
-    said = {key: value for key, value in {**said, **values}.items() if value is not None}
+    said = {key: value for key, value in {**said, **values}.items() if value is not ABSENT}
     file.write_text(json.dumps(said))
 
 
@@ -166,7 +169,7 @@ def test_length_and_padding_never_come_from_tokenizer_json(folder):
     file.write_text(json.dumps(state))
     change(folder / "tokenizer_config.json", model_max_length=31)
     assert read_weights(folder).spec.max_length == 20
-    change(folder / "sentence_bert_config.json", max_seq_length=None)
+    change(folder / "sentence_bert_config.json", max_seq_length=ABSENT)
     assert read_weights(folder).spec.max_length == 31
 
 
@@ -249,6 +252,7 @@ def test_nothing_of_a_foreign_class_is_imported(folder, tmp_path, monkeypatch):
         ({"pooling_mode": ["mean", 3]}, "3"),
         ({"word_embedding_dimension": 9}, "9"),
         ({"include_prompt": "no"}, "include_prompt"),
+        ({"include_prompt": None}, "include_prompt"),
     ],
 )
 def test_other_poolings_stop_by_name(folder, changes, word):
@@ -262,6 +266,7 @@ def test_other_poolings_stop_by_name(folder, changes, word):
         ({"use_residual": True}, "use_residual"),
         ({"module_input_name": "token_embeddings"}, "token_embeddings"),
         ({"activation_function": "torch.nn.modules.activation.Hardtanh"}, "Hardtanh"),
+        ({"activation_function": None}, "activation_function"),
         ({"in_features": 8}, "8"),
         ({"out_features": 1 << 40}, str(1 << 40)),
         ({"out_features": "5"}, "5"),

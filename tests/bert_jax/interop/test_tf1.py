@@ -166,6 +166,22 @@ def test_slots_counters_and_averages_are_left_out(published, tmp_path):
         read_weights(folder, ReadOptions(ema=True))
 
 
+def test_variables_without_an_average_are_dropped_only_on_request(published, tmp_path):
+    folder, _ = published
+
+    def averaged(arrays):
+        averages = {f"{name}/ExponentialMovingAverage": values for name, values in arrays.items()}
+        return arrays | {
+            name: values for name, values in averages.items() if not name.startswith(("bert/pooler", "cls"))
+        }
+
+    target = variant(folder, tmp_path / "averaged", averaged)
+    with pytest.raises(ValueError, match=r"no moving average of .*bert/pooler"):
+        read_weights(target, ReadOptions(ema=True))
+    found = read_weights(target, ReadOptions(ema=True, allow_mismatch=True))
+    assert not found.spec.heads.pooler and any("bert/pooler" in note for note in found.notes)
+
+
 def test_heads_are_those_whose_variables_are_there(published, tmp_path):
     folder, _ = published
     bare = read_weights(variant(folder, tmp_path / "bare", without("cls/")))

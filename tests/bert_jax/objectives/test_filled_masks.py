@@ -5,14 +5,18 @@ import numpy as np
 from support import random_batch, tiny_config
 
 from bert_jax.objectives.masked_lm import SAMPLE_MASKS, SAMPLE_PIECES, SAMPLE_ROWS, MaskedLm
-from bert_jax.tokenization import SPECIAL_PIECES, WordPieceTokenizer
+from bert_jax.tokenization import SPECIAL_PIECES, ByteBPETokenizer, WordPieceTokenizer
+from bert_jax.tokenization.byte_bpe import ROBERTA_PIECES, byte_bpe_content
 from bert_jax.training.state import initial_params
 
 CONFIG = tiny_config()
 
 
 def filled(words, batch):
-    tokenizer = WordPieceTokenizer([*SPECIAL_PIECES, *words], lower_case=True)
+    return filled_by(WordPieceTokenizer([*SPECIAL_PIECES, *words], lower_case=True), batch)
+
+
+def filled_by(tokenizer, batch):
     objective = MaskedLm(CONFIG, None)
     params = jax.device_get(initial_params(objective.model, seed=0))
     return objective.samples(params, tokenizer, batch)
@@ -52,3 +56,20 @@ def test_whole_words_are_asked_for_in_whole_sentences():
     batch["mlm_weights"][0, 0], batch["input_ids"][0, 1] = 0, ids["not"]
     (text,) = filled(words, batch)
     assert text["text"] == "[MASK] unjust [MASK] badly."
+
+
+def test_whole_words_of_a_byte_level_vocabulary():
+    """There the piece of a whole word begins with a blank."""
+    words = ["\u0120laws", "\u0120un", "just", "\u0120fail", "\u0120badly", "."]
+    rest = [f"w{i}" for i in range(CONFIG.model.vocab_size - len(ROBERTA_PIECES) - len(words))]
+    pieces = [*ROBERTA_PIECES, *words, *rest]
+    row = [pieces.index(piece) for piece in ["<s>", *words, "</s>"]]
+    batch = {name: values[:1] * 0 for name, values in random_batch(CONFIG).items()}
+    batch["input_ids"][0, : len(row)] = row
+    batch["sequence_ids"][0, : len(row)] = 1
+    batch["mlm_positions"][0, :3] = 1, 3, 4
+    batch["mlm_labels"][0, :3] = [row[position] for position in (1, 3, 4)]
+    batch["mlm_weights"][0, :3] = 1
+    (text,) = filled_by(ByteBPETokenizer(byte_bpe_content(pieces, [])), batch)
+    assert [mask["answer"] for mask in text["masks"]] == ["laws", "fail"]
+    assert all(piece == piece.strip() for piece, _ in text["masks"][0]["predictions"])

@@ -302,7 +302,7 @@ def test_a_drawn_model_is_as_large_as_its_vocabulary(tmp_path):
 
 
 @pytest.mark.slow
-def test_fewer_records_than_a_batch(source, tmp_path):
+def test_fewer_records_than_a_batch(source, tmp_path, curves):
     splits = {"train": records(3, 1), "dev": records(2, 2)}
     run(source, tmp_path / "w", "--task.kind regression --training.num_epochs 2", splits)
     found = results(tmp_path / "w")["dev"]
