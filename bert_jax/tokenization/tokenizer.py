@@ -100,7 +100,7 @@ class Tokenizer(ABC):
     ) -> tuple[list[int], list[int]]:
         """Return one model input, [CLS] a [SEP] or [CLS] a [SEP] b [SEP], and its token types.
 
-        The token type is 1 from b on, and 0 before.
+        The token type is ``second_type`` for b and the separator after it, and 0 for all other tokens.
 
         Texts that exceed ``max_length`` tokens are truncated at the end; the longer text of a pair is truncated
         first (:func:`longest_first`). Raises ``ValueError`` if the special tokens alone exceed ``max_length``.
