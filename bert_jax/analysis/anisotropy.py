@@ -51,7 +51,7 @@ class Band:
 def frequency_bands(table: np.ndarray, counts: np.ndarray) -> list[Band]:
     """Return the mean norm and the anisotropy of the rows of an embedding table [V, E], for each frequency band.
 
-    ``counts`` (int[V]) holds the frequencies of the pieces.
+    ``counts`` (int[V]) contains the frequencies of the pieces.
 
     The bands are those of Li et al. 2020 ("On the Sentence Embeddings from Pre-trained Language Models", table 1):
     the 100 most frequent pieces, ranks up to 500, ranks up to 5,000, and all others. Pieces that do not occur and

@@ -23,7 +23,7 @@ class Clusters(NamedTuple):
 
     The fields are the cluster index of each vector, int64[N], and the cosine similarity of each vector to the mean
     direction of its cluster, float64[N]. Clusters are sorted by decreasing size; clusters of equal size are sorted
-    by the row of their first member.
+    by the row index of their first member.
     """
 
     labels: np.ndarray
@@ -39,7 +39,7 @@ class Clusters(NamedTuple):
         return np.flatnonzero(self.labels == cluster)
 
     def central(self, cluster: int) -> int:
-        """Return the row of the member nearest to the center of the cluster; in case of a tie, the lowest row."""
+        """Return the row index of the member nearest to the center of the cluster (the lowest index if tied)."""
         members = self.members(cluster)
         return int(members[self.nearness[members].argmax()])
 
@@ -55,7 +55,7 @@ def kmeans(
 ) -> Clusters:
     """Cluster the normalized vectors by k-means; return the best of ``restarts`` runs.
 
-    Each run of Lloyd's algorithm starts from another random initialization; the best run has the lowest inertia.
+    Each run of Lloyd's algorithm has a different random initialization; the best run has the lowest inertia.
 
     With ``distance`` "cosine", centers also have length 1 (spherical k-means, Dhillon and Modha 2001), and the
     inertia is the sum of 1 - cosine; with "euclidean", it is the sum of squared distances. The result is
@@ -67,7 +67,7 @@ def kmeans(
     if not 1 <= clusters <= different:
         raise ValueError(f"clusters: {clusters} is not allowed; allowed: 1 to {different}, the distinct vectors")
     if restarts < 1 or iterations < 1:
-        raise ValueError(f"restarts {restarts}, iterations {iterations}: allowed: 1 or more")
+        raise ValueError(f"restarts {restarts}, iterations {iterations}: both must be 1 or more")
     runs = (
         _lloyd(unit_NxE, clusters, distance, np.random.default_rng([seed, restart]), iterations)
         for restart in range(restarts)
@@ -79,8 +79,8 @@ def kmeans(
 def agglomerative(vectors: np.ndarray, *, clusters: int | None = None, threshold: float | None = None) -> Clusters:
     """Merge clusters by average linkage with the cosine distance.
 
-    Merging stops when ``clusters`` clusters remain, or when the distance of the nearest two exceeds ``threshold``
-    (0 to 2).
+    Merging stops when ``clusters`` clusters remain, or when the distance between the two nearest clusters exceeds
+    ``threshold`` (0 to 2).
 
     Raises ``ValueError`` unless exactly one of ``clusters`` and ``threshold`` is set, and for more than 20,000
     vectors, because the pairwise distances of 20,000 vectors already need 1.6 GB.
@@ -145,7 +145,7 @@ def _starts(unit_NxE: np.ndarray, clusters: int, rng: np.random.Generator) -> li
         nearest_N = np.minimum(nearest_N, np.maximum(1 - (unit_NxE @ unit_NxE[chosen[-1]]).astype(np.float64), 0))
         nearest_N[chosen[-1]] = 0
         total = nearest_N.sum()
-        # All other vectors are equal to chosen ones up to rounding.
+        # If the total is 0, all vectors are equal to chosen ones up to rounding.
         share = nearest_N / total if total else np.full(len(unit_NxE), 1 / len(unit_NxE))
         chosen.append(int(rng.choice(len(unit_NxE), p=share)))
     return chosen
@@ -164,7 +164,8 @@ def _assign(unit_NxE: np.ndarray, centers_KxE: np.ndarray, distance: Distance) -
 
 
 def _fill_empty(labels: np.ndarray, costs: np.ndarray, clusters: int) -> None:
-    """Move a vector into each empty cluster: the one farthest from its center whose cluster has other members."""
+    """Move one vector into each empty cluster: of the vectors in clusters with several members, the vector that is
+    farthest from its center."""
     sizes = np.bincount(labels, minlength=clusters)
     for empty in np.flatnonzero(sizes == 0):
         row = int(np.where(sizes[labels] > 1, costs, -1).argmax())

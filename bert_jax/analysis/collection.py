@@ -47,9 +47,9 @@ def read_collection(source: str | None, texts: Sequence[str] = ()) -> Collection
     """Read a collection from the file ``source`` ("-": standard input), or create it from ``texts``.
 
     A text file has one text per line; the ids are the indices of its non-blank lines, from 0, which are also the
-    row indices in the .npy file that ``bert-jax embed`` writes. A .jsonl file has ``{"id", "text"}`` objects, of
-    which either all or none have an id (a string or an integer). An .npy file has vectors [N, E], which are read on
-    demand. Raises ``ValueError``, which names the file and the entry, for any other content.
+    row indices in the .npy file that ``bert-jax embed`` writes. A .jsonl file has ``{"id", "text"}`` objects;
+    either all or none of them have an id (a string or an integer). An .npy file has vectors [N, E], which are read
+    on demand. Raises ``ValueError``, which names the file and the entry, for any other content.
     """
     if source is not None and source.endswith(".npy"):
         vectors = _read_vectors(Path(source))
@@ -60,9 +60,7 @@ def read_collection(source: str | None, texts: Sequence[str] = ()) -> Collection
     ]
     given = [one for one, _ in entries if one is not None]
     if given and len(given) < len(entries):
-        raise ValueError(
-            f"{name}: {len(entries) - len(given)} entries without an id; give every entry an id, or none"
-        )
+        raise ValueError(f"{name}: {len(entries) - len(given)} entries have no id; give every entry an id, or none")
     ids = first_twice(given, name) if given else range(len(entries))
     return Collection(name, ids, texts=[text for _, text in entries])
 
@@ -116,7 +114,7 @@ def lengths_of(vectors: np.ndarray, name: str = "vectors") -> np.ndarray:
     """Return :func:`norms` of ``vectors``. Raises ``ValueError`` for a vector of zeros, which has no cosine."""
     lengths = norms(vectors)
     if not lengths.all():
-        raise ValueError(f"{name}: vector {int(lengths.argmin())} is all zeros, which has no cosine")
+        raise ValueError(f"{name}: vector {int(lengths.argmin())} is all zeros and has no cosine; remove it")
     return lengths
 
 

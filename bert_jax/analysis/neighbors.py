@@ -50,8 +50,8 @@ def nearest(
     vector is all zeros.
     """
     if queries.shape[1] != corpus.shape[1]:
-        widths = f"the queries have {queries.shape[1]} numbers, those of the corpus {corpus.shape[1]}"
-        raise ValueError(f"vectors of {widths}; use the same model for both")
+        widths = f"{queries.shape[1]}, but those of the corpus have width {corpus.shape[1]}"
+        raise ValueError(f"the vectors of the queries have width {widths}; use the same model for both")
     if top < 1:
         raise ValueError(f"top: {top} is not allowed; allowed: 1 or more")
     if similarity not in SIMILARITIES:

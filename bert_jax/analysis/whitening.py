@@ -27,7 +27,8 @@ class Whitening:
     def apply(self, vectors: np.ndarray) -> np.ndarray:
         """Return the whitened vectors, float32[N, D]. Raises ``ValueError`` if ``vectors`` have another width."""
         if vectors.shape[1] != len(self.mean):
-            raise ValueError(f"vectors of width {vectors.shape[1]}; the whitening was fitted on {len(self.mean)}")
+            needed = f"the whitening needs width {len(self.mean)}"
+            raise ValueError(f"vectors of width {vectors.shape[1]}; {needed}")
         found = np.empty((len(vectors), self.matrix.shape[1]), np.float32)
         for part in blocks(len(vectors)):
             found[part] = (vectors[part] - self.mean) @ self.matrix

@@ -1,4 +1,4 @@
-"""The exchange form, in which every reader returns a model: a spec, canonical float32 arrays, a tokenizer file."""
+"""The common form of a model for all readers and writers: a spec, canonical float32 arrays, a tokenizer file."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -16,9 +16,9 @@ StoredDtype = Literal["float32", "bfloat16"]
 class ReadOptions:
     """Options of a reader."""
 
-    # True if the vocabulary is lower-cased, for sources that do not state the case; None: guessed from the pieces.
+    # For sources that do not state the case. True: the vocabulary is lower-cased; None: guess from the pieces.
     lower_case: bool | None = None
-    # Names of the classes of the task head, in id order; None: those of the source.
+    # Class names of the task head, in id order; None: those of the source.
     labels: tuple[str, ...] | None = None
     # If the config and the tensors contradict each other, use the tensors and add a note instead of raising.
     allow_mismatch: bool = False
@@ -31,7 +31,7 @@ class ReadOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class ModelBundle:
-    """A model in exchange form, which every reader returns and every writer accepts."""
+    """A model in the form that every reader returns and every writer accepts."""
 
     spec: ModelSpec
     # Canonical name -> float32 array; the names are exactly those of parameter_shapes(spec).
@@ -73,4 +73,4 @@ def check_shapes(spec: ModelSpec, params: Mapping[str, np.ndarray], where: str |
         if name in params and tuple(params[name].shape) != shape
     ]
     if problems:
-        raise ValueError(f"{where}: parameters do not match the description: {'; '.join(problems)}")
+        raise ValueError(f"{where}: the parameters do not match the model description: {'; '.join(problems)}")

@@ -79,7 +79,7 @@ def export_model(
         verify: compare the new folder with the model before the folder is renamed to ``target``: the parameters if
             this library reads the format, and the outputs if the library that loads the format is installed.
         peer_python: Python executable that has transformers or sentence-transformers; None: the running Python.
-        report: called with each line of the log.
+        report: function that is called with each line of the log.
 
     Raises ``ValueError`` if the format cannot represent the model (docs/weights.md) or if ``target`` may not be
     replaced. Raises ``exits.Stop`` with VERIFICATION_FAILED if the written files differ from the model. If an
@@ -143,7 +143,7 @@ def _consumer_differences(
     folder: Path, bundle: ModelBundle, format: str, peer_python: str | None
 ) -> Differences | str:
     """Compare ``bundle`` with the results of the library that loads ``folder``. If the comparison is not possible,
-    return the reason as a text."""
+    return the reason as a string."""
     if format == "hf":
         return check_hf(folder, bundle, peer_python)
     if format == "sentence-transformers":

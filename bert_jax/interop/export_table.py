@@ -116,7 +116,7 @@ def fit(weights: ModelBundle, format: str, dtype: str = "float32") -> tuple[Mode
     if "several heads" in refused:
         heads = ", ".join(weights.spec.heads.present())
         remedy = "select some of them with --heads, or use another format"
-        raise ValueError(f"{format}: no single class has the heads {heads}; {remedy}")
+        raise ValueError(f"{format}: no single transformers class has the heads {heads}; {remedy}")
     if refused or fields:
         others = [
             other
@@ -132,7 +132,7 @@ def fit(weights: ModelBundle, format: str, dtype: str = "float32") -> tuple[Mode
         kept = [name for name in _parts(weights.spec) if name not in dropped]
         named = ", ".join(f"{row} ({ROWS[row]})" for row in dropped)
         rest = ", ".join(["the encoder", *kept])
-        notes.append(f"WARNING: {format} cannot represent {named}: omitted; exported: {rest}")
+        notes.append(f"WARNING: {format} cannot represent {named}; the export contains: {rest}")
         weights = keep_heads(weights, kept)
     if format == "hf" and heads_of_class(weights.spec) != weights.spec.heads:
         notes.append(f"{hf_class(weights.spec)} has no pooler: the weights of the pooler are omitted")

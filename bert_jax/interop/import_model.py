@@ -1,7 +1,7 @@
 """``bert-jax import``: read a model in any supported format, save it, and verify the saved model.
 
 The source is read a second time, and every tensor of the saved model must be bitwise equal to the corresponding
-tensor of the source. If transformers is installed, it runs the source in a separate process, and these outputs must
+tensor of the source. If transformers is installed, it runs the source in a separate process, and the outputs must
 match those of the saved model up to rounding. For a sentence-transformers folder, the outputs of
 sentence-transformers must match too.
 """
@@ -61,7 +61,7 @@ def import_model(
         if verify:
             _compare_outputs(source, unverified, peer_python, report)
         else:
-            report("outputs not compared: --no_verify")
+            report("outputs not compared: --no_verify is set")
 
 
 def _summary(weights: ModelBundle) -> str:
@@ -84,7 +84,7 @@ def _compare_tensors(source: Path, saved: Path, options: ReadOptions) -> str:
     found = fingerprints(written)
     differing = sorted(name for name in {*expected, *found} if expected.get(name) != found.get(name))
     if spec != written.spec:
-        differing.insert(0, "the description")
+        differing.insert(0, "the model description")
     if content != written.tokenizer_content:
         differing.insert(0, "the tokenizer file")
     if differing:

@@ -1,9 +1,9 @@
-"""The start of a run: random initialization, another model (``--init_from``), an earlier phase
+"""The start of a run: from random parameters, another model (``--init_from``), an earlier phase
 (``--continue_from``) or a checkpoint of the run itself.
 
-:func:`plan_start` runs before the options are loaded. An initial model fixes the ``model`` section and the
-tokenizer; options on the command line must agree with the model. ``WORKDIR/warm_start.yaml`` records the fixed
-options, so that a resumed run needs neither these flags nor the initial model.
+:func:`plan_start` runs before the options are loaded. An initial model fixes the ``model`` section of the
+config and the tokenizer; options on the command line must agree with the model. ``WORKDIR/warm_start.yaml`` records
+the fixed options, so that a resumed run needs neither these options nor the initial model.
 """
 
 import dataclasses
@@ -35,7 +35,7 @@ TOKENIZER_FILE = "tokenizer_settings.json"
 _FORMAT = 1
 _EXTENSIONS = ("add_words", "vocab_slots", "extend_positions")
 _PRETRAINING_HEADS = ("mlm_head", "nsp_head")
-# Layers of a task between the encoder and its head.
+# Layers between the encoder and the task head.
 _TASK_LAYERS = ("feature_mix", "bilstm")
 
 # Key of an option -> its typed value, and the origin of the value for messages.
@@ -57,7 +57,7 @@ class Start:
     record: str = ""
     # Absolute path or URL of the initial model; empty: the parameters of step 0 were randomly initialized.
     source: str = ""
-    # True if the run resumes from a checkpoint in its workdir, which must exist.
+    # True if the run must resume from a checkpoint in its workdir.
     resumes: bool = False
     # Pretraining: path (or URL) and content of the vocabulary file to write; None: the file exists.
     vocabulary: tuple[str, bytes] | None = None
@@ -87,7 +87,7 @@ def plan_start(config_type: type, options: RunOptions, workdir: Location, argume
 def initial_model(
     start: Start, spec: ModelSpec, *, redrawn: tuple[str, ...] = (), redraw_head: bool = False
 ) -> InitialModel:
-    """Return the parameters of the initial model that a model with ``spec`` can use. All other parameters are
+    """Return those parameters of the initial model that a model with ``spec`` can use. All other parameters are
     randomly initialized later.
 
     A task head and its CRF are returned only if both models have the same classes. Parameters whose names begin
@@ -130,7 +130,7 @@ def _part(name: str) -> str:
 def _plan_pretraining(options: RunOptions, workdir: Location, given: Given) -> Start:
     flags = [f"--{flag}" for flag in ("init_from", *_EXTENSIONS) if getattr(options, flag)]
     if options.init_from and options.continue_from:
-        raise ValueError("--init_from starts at step 0, --continue_from continues an earlier run; give one of them")
+        raise ValueError("--init_from starts at step 0, --continue_from continues an earlier run; give only one")
     if saved_steps(workdir):
         message = f"{', '.join(flags)}: ignored, because the run resumes from its own checkpoint"
         return Start(settings=_recorded_settings(workdir, given), messages=(message,) if flags else ())
@@ -212,7 +212,7 @@ def _plan_finetuning(options: RunOptions, workdir: Location, given: Given) -> St
         source = record["init_from"] if record else ""
         if options.init_from and whole_name(options.init_from) != whole_name(source):
             began = f"the run in {workdir} started from {source or 'random weights'}"
-            raise ValueError(f"--init_from {options.init_from}: {began}; omit it, or give another --workdir")
+            raise ValueError(f"--init_from {options.init_from}: {began}; omit --init_from or change --workdir")
         config, content = _stored_tokenizer(workdir)
         settings = _recorded_settings(workdir, given) if record else _vocabulary_size(config, content, given)
         return Start(
@@ -243,7 +243,7 @@ def _finetuning_from(name: str, given: Given) -> Start:
         notes.append(f"{name} has no tokenizer: {vocab} is used as its vocabulary")
     pieces, model = build_tokenizer(config, content, name).vocab_size, weights.spec.model
     if pieces > model.vocab_size:
-        rows = f"{model.vocab_size} word embeddings"
+        rows = f"{model.vocab_size} word embeddings; use the vocabulary of this model"
         raise ValueError(f"{name}: the vocabulary has {pieces} pieces, but the model has only {rows}")
     section = _model_section(model)
     return Start(
@@ -307,13 +307,15 @@ def whole_name(source: str) -> str:
 
 
 def _read_options(path: Path, given: Given) -> ReadOptions:
-    """Return ``ReadOptions`` with the case and the GELU variant of the options, each only if the format of the
-    files at ``path`` can leave it undetermined."""
+    """Return ``ReadOptions`` with the case of the vocabulary and the GELU variant that the options specify.
+
+    Each of the two is set only if the format of the files at ``path`` may not specify it.
+    """
     values = {key: value for key, (value, _) in given.items()}
     preset = PRESETS[values.get("training.mode", "standard")]
     activation = values.get("model.activation", preset.get("model.activation"))
     is_open = leaves_activation_open(path) and activation in ("gelu", "gelu_tanh")
-    # A model of this library records its case; a recipe with another case contradicts it.
+    # A model of this library records the case of its vocabulary, which the options must not replace.
     lower_case = values.get("data.lower_case") if leaves_case_open(path) else None
     return ReadOptions(lower_case=lower_case, activation=activation if is_open else None)
 

@@ -188,7 +188,7 @@ def _training(origin: Mapping[str, Any]) -> list[str]:
 def _metrics(metrics: Mapping[str, Any]) -> str:
     numbers = {key: value for key, value in metrics.items() if isinstance(value, int | float) and key != "step"}
     if not numbers:
-        return "None were recorded."
+        return "No metrics were recorded."
     when = f"On held-out data at step {metrics['step']}:\n\n" if "step" in metrics else ""
     return when + _table([(key, f"{value:.6g}") for key, value in sorted(numbers.items())])
 

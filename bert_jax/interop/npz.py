@@ -100,8 +100,8 @@ def same_arrays(arrays: Iterable[tuple[str, np.ndarray]], weights: ModelBundle) 
 
 
 def _dtypes(folder: Path) -> dict[str, str]:
-    """Return the dtype of each array by name. Return an empty dict if dtypes.json does not exist; then all are
-    float32."""
+    """Return the dtype of each array by name. Return an empty dict if dtypes.json does not exist; then all
+    arrays are float32."""
     file = inside(folder, DTYPES_FILE)
     if file is None:
         return {}

@@ -19,7 +19,7 @@ SUPPORTED = (
     "folder (modules.json), a TF1 checkpoint prefix (.../bert_model.ckpt with bert_config.json) or an npz export "
     "(weights.npz)"
 )
-# Program file of an export, which cannot be read -> description for the message.
+# Name of the program file of an export -> description for the message. Programs cannot be read.
 _PROGRAMS = {
     "model.onnx": "an ONNX export for onnxruntime (model.onnx)",
     "program.bin": "a StableHLO export for jax.export (program.bin with weights.safetensors)",
@@ -86,7 +86,8 @@ def _reader(path: Path) -> Reader:
         has_weights = any((path / name).exists() for name in WEIGHT_FILES)
         if path.name == file or ((path / file).is_file() and not has_weights):
             raise ValueError(
-                f"{path}: {what}; exported programs cannot be imported; use the model from which it was exported"
+                f"{path}: {what}; exported programs cannot be imported; use the model from which the program was "
+                "exported"
             )
     for knows, read in _READERS:
         if knows(path):

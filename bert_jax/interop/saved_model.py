@@ -121,22 +121,22 @@ def _read_saved(path: Path) -> ModelBundle:
     meta = json.loads((folder / "meta.json").read_text(encoding="utf-8"))
     digest = meta.pop("json_digest", None)
     if digest != json_digest(meta):
-        raise ValueError(f"{folder}: damaged (meta.json does not match its digest)")
-    # Compared as specs, because an older version wrote fewer fields; the others have their defaults.
+        raise ValueError(f"{folder}: damaged (meta.json does not match its digest); save the model again")
+    # Compared as specs, because an older version wrote fewer fields; missing fields have their defaults.
     if spec_from_json(json.dumps(meta["spec"]), str(folder)) != spec:
-        raise ValueError(f"{path / SPEC_FILE}: differs from the description that the weights were saved with")
+        raise ValueError(f"{path / SPEC_FILE}: differs from the model in the checkpoint; restore the original file")
     content = None
     if spec.tokenizer is not None:
         file = path / spec.tokenizer.file
         if not file.is_file():
-            raise ValueError(f"{file}: the vocabulary is missing")
+            raise ValueError(f"{file}: the vocabulary file is missing; restore the original file")
         content = file.read_bytes()
         if _sha256(content) != meta["tokenizer_sha256"]:
-            raise ValueError(f"{file}: not the vocabulary of the saved model")
+            raise ValueError(f"{file}: not the vocabulary of the saved model; restore the original file")
     stored = read_arrays(folder / "state", check=lambda shapes: check_shapes(spec, shapes, folder / "state"))
     params = {name: stored[name] for name in parameter_shapes(spec)}
     if arrays_digest(params, spec.model.vocab_size) != meta["digest"]:
-        raise ValueError(f"{folder}: damaged (the parameters do not match their digest)")
+        raise ValueError(f"{folder}: damaged (the parameters do not match their digest); save the model again")
     return ModelBundle(spec=spec, params=params, tokenizer_content=content, origin=meta["origin"])
 
 
@@ -166,7 +166,7 @@ def _read_run(workdir: Path, options: ReadOptions) -> ModelBundle:
     spec = ModelSpec(
         model=config.model,
         heads=model.heads,
-        # A run that starts from a RoBERTa model keeps the rows before the first position.
+        # A run that starts from a RoBERTa model keeps the position embeddings before the first position.
         family="roberta" if config.model.position_offset else "bert",
         tokenizer=TokenizerConfig(file=name, lower_case=tokenizer.lower_case),
     )

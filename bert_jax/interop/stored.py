@@ -39,8 +39,8 @@ class Tensor:
 
     shape: tuple[int, ...]
     dtype: str
-    # Returns the values as stored; bfloat16 in the type of ml_dtypes. Raises ValueError or OSError for a damaged
-    # file.
+    # Returns the values; bfloat16 values as ml_dtypes.bfloat16 or float32. Raises ValueError or OSError for a
+    # damaged file.
     read: Callable[[], np.ndarray]
 
 
@@ -100,8 +100,8 @@ class StoredModel:
         return any(name.startswith(prefix) for name in self.tensors)
 
     def shape(self, name: str) -> tuple[int, ...] | None:
-        """Return the shape of a matrix. Return None if it is missing or not two-dimensional; :meth:`read` reports
-        this."""
+        """Return the shape of the matrix ``name``. Return None if no tensor has this name or if the tensor is not
+        two-dimensional; :meth:`read` reports both problems."""
         tensor = self.tensors.get(name)
         return tensor.shape if tensor is not None and len(tensor.shape) == 2 else None
 
@@ -120,7 +120,7 @@ class StoredModel:
             table: format string for the names of the embedding tables; {} is replaced by "word", "position" and so
                 on.
             layer: pattern for the names of the tensors in a layer; its group matches the index of the layer.
-            intermediate: name of a tensor, and the dimension of its shape that is the feed-forward width.
+            intermediate: name of a tensor, and the index of its dimension whose size is the feed-forward width.
         """
         actual: dict[str, int] = {}
         for kind, rows in _TABLES.items():
@@ -129,7 +129,7 @@ class StoredModel:
                 actual.setdefault("hidden_size", shape[1])
         layers = {int(match[1]) for name in self.tensors if (match := layer.match(name))}
         if not layers or max(layers) >= len(self.tensors):
-            raise ValueError(f"{self.path}: {self.what} are not those of a BERT encoder: {listed([*self.tensors])}")
+            raise ValueError(f"{self.path}: not the {self.what} of a BERT encoder: {listed([*self.tensors])}")
         actual["num_layers"] = 1 + max(layers)
         if shape := self.shape(intermediate[0]):
             actual["intermediate_size"] = shape[intermediate[1]]
@@ -200,7 +200,7 @@ class StoredModel:
             if tensor is not None and tensor.shape != expected:
                 unfit.append(f"{entry.name[:80]} has the shape {tensor.shape}, expected {expected}")
             elif tensor is not None and tensor.dtype not in FLOATS:
-                unfit.append(f"{entry.name[:80]} has the dtype {tensor.dtype}, supported are {', '.join(FLOATS)}")
+                unfit.append(f"{entry.name[:80]} has the dtype {tensor.dtype}; supported: {', '.join(FLOATS)}")
         problems += [listed(unfit, width=200)] if unfit else []
         if problems:
             can_ignore = left_over and not self.options.allow_mismatch
@@ -209,6 +209,6 @@ class StoredModel:
 
 
 def non_finite(arrays: Mapping[str, np.ndarray]) -> list[str]:
-    """Return a warning that names the arrays with NaN or infinite values; empty if all values are finite."""
+    """Return a list of one warning that names the arrays with NaN or infinite values; empty if there are none."""
     bad = [name for name, values in arrays.items() if not np.isfinite(values).all()]
     return [f"WARNING: NaN or infinite values in {listed(bad)}"] if bad else []

@@ -34,7 +34,7 @@ class Differences:
 
 
 def judge(result: Differences | str, where: str, end: str, report: Callable[[str], None], *, strict: bool) -> None:
-    """Report the differences in ``result``. A text instead of differences is the reason why nothing was compared.
+    """Report the differences in ``result``. If ``result`` is a string, it is the reason why nothing was compared.
 
     Raises ``Stop`` with VERIFICATION_FAILED if a difference is larger than allowed or, if ``strict`` is True, if
     the other library reports problems. The message begins with ``where`` and ends with ``end``.
@@ -69,8 +69,10 @@ def fingerprints(bundle: ModelBundle) -> dict[str, tuple[tuple[int, ...], bytes]
 
 
 def check_read_back(folder: Path, bundle: ModelBundle, report: Callable[[str], None]) -> None:
-    """Read the export in ``folder``; raise ``Stop`` if its config or parameters differ from ``bundle`` as
-    stored."""
+    """Read the export in ``folder``; raise ``Stop`` if its config or parameters differ from those of ``bundle``.
+
+    The values of ``bundle`` must already be rounded to the dtype of the export.
+    """
     again = read_weights(folder)
     if again.spec.model != bundle.spec.model or again.spec.heads != bundle.spec.heads:
         problem = f"the spec is {again.spec}, expected {bundle.spec}"
@@ -86,7 +88,7 @@ def check_hf(folder: Path, bundle: ModelBundle, peer_python: str | None = None) 
     """Compare the float32 outputs of ``folder`` in transformers with those of ``bundle``.
 
     ``bundle`` must have the values as stored, and no sentence head. The inputs are one token, padded rows, and rows
-    of the maximum length. Returns the reason as a text if transformers or torch is not installed. Raises
+    of the maximum length. If transformers or torch is not installed, returns a string that reports this. Raises
     ``ValueError`` if transformers cannot load the folder or does not return an output of the model.
     """
     batches = list(sample_inputs(bundle.spec))

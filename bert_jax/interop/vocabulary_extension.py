@@ -93,8 +93,8 @@ def _named_vocabulary(
     lower_case = values.get("data.lower_case", PretrainConfig().data.lower_case)
     tokenizer, rows = load_tokenizer(vocab, lower_case=lower_case), weights.spec.model.vocab_size
     if tokenizer.vocab_size > rows:
-        pieces = tokenizer.vocab_size
-        raise ValueError(f"data.vocab: {vocab} has {pieces} pieces, but {options.init_from} only {rows} embeddings")
+        few = f"{options.init_from} has only {rows} embeddings; use the vocabulary of this model"
+        raise ValueError(f"data.vocab: {vocab} has {tokenizer.vocab_size} pieces, but {few}")
     note = f"{options.init_from} has no tokenizer: {vocab} is used as its vocabulary"
     return RunVocabulary(vocab, None, {}, _unchanged(tokenizer), (note,))
 
@@ -116,8 +116,8 @@ def _source_tokenizer(config: TokenizerConfig, content: bytes, name: str) -> Tok
 
 
 def _compared(vocab: str, tokenizer: Tokenizer, config: TokenizerConfig, name: str) -> Extension:
-    """Return the vocabulary in the file ``vocab`` (the option ``data.vocab``) as an extension of that of the
-    initial model.
+    """Return the vocabulary in the file ``vocab`` (the option ``data.vocab``) as an extension of the vocabulary
+    of the initial model.
 
     Raises ``ValueError`` if ``vocab`` contains neither the vocabulary of the initial model nor an extension of it.
     """

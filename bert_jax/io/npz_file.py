@@ -92,7 +92,7 @@ class NpzFile:
             raise ValueError(f"{where}: truncated after {done} of {target.size} bytes")
 
     def _guarded(self, work: Callable[[], Any]) -> Any:
-        """Return ``work()``. Errors other than I/O errors become ``ValueError``, because the file is damaged."""
+        """Return ``work()``. Errors other than I/O errors indicate a damaged file and become ``ValueError``."""
         try:
             return work()
         except OSError:

@@ -62,10 +62,10 @@ def read_header(file: Path) -> dict[str, StoredTensor]:
     with file.open("rb") as stream:
         first = stream.read(8)
         if len(first) < 8:
-            raise ValueError(f"{file}: {size} bytes are not a safetensors file; download it again")
+            raise ValueError(f"{file}: has only {size} bytes and is not a safetensors file; download it again")
         (length,) = struct.unpack("<Q", first)
         if length > LARGEST_HEADER or length > size - 8:
-            raise ValueError(f"{file}: not a complete safetensors file (a header of {length} bytes in {size})")
+            raise ValueError(f"{file}: not a complete safetensors file (header: {length} bytes, file: {size})")
         text = stream.read(length)
     try:
         header = json.loads(text, object_pairs_hook=_no_duplicates)

@@ -190,7 +190,7 @@ class ObjectPath(PurePosixPath):
     # -------------------------------------------------------------- contents
 
     def read_range(self, start: int, length: int) -> bytes:
-        """Read, in one request, ``length`` bytes from offset ``start``, or fewer if the object ends before.
+        """Read ``length`` bytes from offset ``start`` in one request, or fewer bytes if the object ends earlier.
 
         May be called from several threads at the same time.
         """

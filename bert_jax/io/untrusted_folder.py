@@ -6,7 +6,8 @@ from typing import Any
 
 from bert_jax.io.errors import one_line
 
-# Maximum bytes: published text files of models are below 10 MB; parsed JSON needs up to 40 times its size.
+# Maximum bytes of a file. Published text files of models are below 10 MB; parsed JSON needs up to 40 times its
+# size.
 LARGEST = 16 << 20
 
 

@@ -52,7 +52,7 @@ def configured(options: RunOptions) -> tuple[str, int, int] | None:
 
 
 def check_port(coordinator: str) -> None:
-    """Raise ``ValueError`` if the port of the coordinator is in use on this host. Otherwise jax would crash.
+    """Raise ``ValueError`` if the port of the coordinator is in use on this host, because jax would crash.
 
     Must be called by process 0 only.
     """

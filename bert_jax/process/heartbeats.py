@@ -1,4 +1,4 @@
-"""Heartbeats of the processes of a run. Without them, the others would wait forever if one process were lost."""
+"""Heartbeats of the processes of a run. Without heartbeats, the processes would wait forever for a lost process."""
 
 import contextlib
 import ctypes
@@ -12,7 +12,7 @@ from typing import Any
 from bert_jax.process import exits
 
 FOLDER = "bert_jax/alive/"
-# Seconds by which the timeout of jax's own heartbeats is longer: jax aborts without naming the lost process.
+# Seconds by which the timeout of jax's own heartbeats is longer, because jax does not name the lost process.
 JAX_LATER = 10
 RESUME = "run the same command on all hosts to continue from the newest checkpoint"
 
@@ -43,7 +43,7 @@ class HeartbeatMonitor:
     ) -> None:
         self._client, self._address, self._index = client, address, index
         self._limit, self._leave = limit, leave
-        self.doing: Callable[[], str] = lambda: "starting"  # activity of this process, for messages of the others
+        self.doing: Callable[[], str] = lambda: "starting"  # activity of this process, for other processes
         self.before_leaving: Callable[[], None] = lambda: None
         self._interval = min(2.0, limit / 10)
         self._values = dict.fromkeys(range(count), "")  # last value of each process

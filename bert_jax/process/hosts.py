@@ -1,4 +1,4 @@
-"""The processes of a run: start-up, exchange of small values, and a common end.
+"""The processes of a run: start-up, exchange of small values, and coordinated exit.
 
 There is one process per host on TPU, and one per host or per GPU elsewhere. Process 0 is the lead. Values are
 exchanged through the coordination service of jax.distributed in process 0: no device is involved, and every wait
@@ -29,7 +29,7 @@ from bert_jax.process.heartbeats import JAX_LATER, HeartbeatMonitor
 
 FAILURE = "bert_jax/failure"
 WATCH = "failure-watch"
-# Maximum seconds that the lead, which runs the service, waits until the others have read the published failure.
+# Maximum seconds that the lead, which runs the service, waits for the others to read the published failure.
 LAST_WORDS = 20.0
 # Seconds within which a file that one host creates in a shared folder must become visible to the others.
 SHARED_WITHIN = 10.0
@@ -79,7 +79,7 @@ def start(options: RunOptions) -> None:
     timer.start()
     limits: dict[str, Any] = {
         "initialization_timeout": options.host_timeout + 60,
-        # Twice, because jax sends a heartbeat every half of its timeout and may report a loss after that time.
+        # Doubled, because jax sends a heartbeat every half timeout and may report a loss after that time.
         "heartbeat_timeout_seconds": 2 * (options.heartbeat_timeout + JAX_LATER),
         "shutdown_timeout_seconds": options.host_timeout,
     }

@@ -36,7 +36,8 @@ class Watchdog:
         self.others: Callable[[], str] = lambda: ""  # activities of the other processes, for the message
         # True while a save is written during the steps, which then wait for memory and disk.
         self.is_writing: Callable[[], bool] = lambda: False
-        self._beats, self._idle, self._stood = 0, 0.0, 0.0  # _idle (with SAVE_FACTOR) and _stood (without): seconds
+        # Seconds since the last beat: _stood counts all time, _idle divides the time of a save by SAVE_FACTOR.
+        self._beats, self._idle, self._stood = 0, 0.0, 0.0
         self.doing, self._factor = "starting", PHASE_FACTOR
         self._closed = threading.Event()
         self._thread: threading.Thread | None = None

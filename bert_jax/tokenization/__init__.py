@@ -75,8 +75,8 @@ def build_tokenizer(settings: TokenizerSettings, content: bytes, name: str) -> T
 def load_tokenizer(path: str | Path, *, lower_case: bool = True) -> Tokenizer:
     """Load the tokenizer of a vocabulary file as :func:`build_tokenizer` does.
 
-    ``lower_case`` (lower-case and strip accents) applies to WordPiece. Raises ``ValueError`` if the file is missing
-    or invalid.
+    ``lower_case`` (lower-case and strip accents) applies to WordPiece only. Raises ``ValueError`` if the file is
+    missing or invalid.
     """
     path = Path(path)
     if not path.is_file():

@@ -29,13 +29,14 @@ class SentencePieceTokenizer(Tokenizer):
         pieces = [self._processor.id_to_piece(i) for i in range(size)]
         if missing := [piece for piece in SPECIAL_PIECES if piece not in pieces]:
             raise ValueError(
-                f"{name}: the model lacks {', '.join(missing)}; train a model that has them with bert-data vocab"
+                f"{name}: the model lacks {', '.join(missing)}; use bert-data vocab to train a model that has them"
             )
         super().__init__(pieces)
         wrong = [pieces[i] for i in np.flatnonzero(self.special).tolist() if not self._processor.is_control(i)]
         wrong += [] if self._processor.is_unknown(self.unk_id) else ["[UNK]"]
         if wrong:
-            raise ValueError(f"{name}: {', '.join(wrong)} must be control pieces ([UNK]: the unknown piece)")
+            rule = "[UNK] must be the unknown piece, and the other special pieces must be control pieces"
+            raise ValueError(f"{name}: wrong type of {', '.join(wrong)}; {rule}")
         normalizer = sentencepiece.SentencePieceNormalizer(model_proto=model)
         self.lower_case = "a" in normalizer.normalize("A")
         self.special |= np.array([self._processor.is_control(i) for i in range(size)])

@@ -51,7 +51,8 @@ _Value = TypeVar("_Value")
 def read_pieces(content: bytes, name: str) -> list[str]:
     """Return the pieces of a vocab.txt, stripped as in the reference; the id of a piece is its line index, from 0.
 
-    Raises ``ValueError``, with the line, for invalid UTF-8, repeated or missing special pieces, and an empty file.
+    Raises ``ValueError`` for an empty file, a missing special piece and, with the line, invalid UTF-8 or a repeated
+    piece.
     """
     try:
         text = content.decode("utf-8-sig")

@@ -100,7 +100,7 @@ class HfConfig:
     problem: Literal["single_label", "multi_label", "regression"] | None
     # Dropout before the task head; None: that of the encoder.
     dropout: float | None
-    # True if the word embeddings are the MLM output layer.
+    # True if the word embeddings are also the weights of the MLM output layer.
     tied: bool
     # Stored dtype (``dtype``, before transformers 5 ``torch_dtype``); None: not stated.
     dtype: str | None
@@ -122,7 +122,7 @@ def model_parts(config: Mapping[str, Any], name: str) -> HfConfig:
     family, architecture = _family(config, name)
     for key, allowed in _REFUSED.items():
         if key in config and config[key] not in allowed:
-            raise ValueError(f"{name}: {key} is {_short(config[key])}; readable: {_supported()}")
+            raise ValueError(f"{name}: {key} is {_short(config[key])}; supported: {_supported()}")
     activation = config.get("hidden_act", "gelu")
     if not isinstance(activation, str) or activation not in _ACTIVATIONS:
         raise ValueError(f"{name}: hidden_act is {_short(activation)}; allowed: {', '.join(_ACTIVATIONS)}")
@@ -189,12 +189,12 @@ def _family(config: Mapping[str, Any], name: str) -> tuple[Literal["bert", "robe
         family = next(name for name, prefix in _CLASS_PREFIX.items() if known.startswith(prefix))
     if family is None:
         stated = "has neither model_type nor a known class in architectures"
-        raise ValueError(f"{name}: {stated}; readable: {_supported()}")
+        raise ValueError(f"{name}: {stated}; supported: {_supported()}")
     if family not in _CLASS_PREFIX:
-        raise ValueError(f"{name}: model_type is {_short(family)}; readable: {_supported()}")
+        raise ValueError(f"{name}: model_type is {_short(family)}; supported: {_supported()}")
     if classes and (known is None or not known.startswith(_CLASS_PREFIX[family])):
         stated = f"architectures is {_short(classes)} with model_type {family}"
-        raise ValueError(f"{name}: {stated}; readable: {_supported()}")
+        raise ValueError(f"{name}: {stated}; supported: {_supported()}")
     return family, known
 
 

@@ -35,7 +35,7 @@ def peer_outputs(
     """
     python = shutil.which(peer_python) if peer_python is not None else sys.executable
     if python is None:
-        raise ValueError(f"{peer_python}: not an executable Python")
+        raise ValueError(f"{peer_python}: not a Python executable; set --peer_python to the path of one")
     with tempfile.TemporaryDirectory() as scratch:
         for i, batch in enumerate(inputs):
             np.savez(Path(scratch) / f"in_{i}.npz", **batch)
@@ -51,7 +51,7 @@ def peer_outputs(
                 command, env=environment, cwd=scratch, capture_output=True, text=True, timeout=_TIMEOUT, check=False
             )
         except OSError as error:
-            raise ValueError(f"{command[0]}: not an executable Python ({error.strerror})") from None
+            raise ValueError(f"{command[0]}: not a Python executable ({error.strerror})") from None
         except subprocess.TimeoutExpired:
             raise ValueError(f"{folder}: transformers took more than {_TIMEOUT} s") from None
         last = (done.stderr.strip().splitlines() or ["no message"])[-1]

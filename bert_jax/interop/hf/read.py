@@ -81,7 +81,7 @@ class _FolderReader(StoredModel):
     config_file: ClassVar[str] = CONFIG_FILE
 
     config: HfConfig = field(kw_only=True)
-    # Prefix of the names of the encoder: the family and a dot, or empty.
+    # Prefix of the names of the encoder tensors: the family and a dot, or empty.
     prefix: str = ""
 
     def open(self) -> None:

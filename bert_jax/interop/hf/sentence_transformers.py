@@ -30,7 +30,7 @@ LENGTH_FILE = "sentence_bert_config.json"
 SUPPORTED = ("Transformer", "Pooling", "Dense", "Normalize")
 # The type of a module; a Python module with the name of the class may precede the class.
 _TYPE = re.compile(r"sentence_transformers\.(?:models|(?:base|sentence_transformer)\.modules)\.(?:(\w+)\.)?(\w+)")
-# Limits that no real folder reaches, against damaged or hostile files.
+# Limits that no real folder reaches; they protect against damaged or hostile files.
 _MOST_MODULES, _LARGEST_LIST, _MOST_FEATURES = 32, 1 << 20, 1 << 16
 # Flag of releases up to 5 -> pooling mode, in the order in which the pooled vectors are concatenated.
 _FLAGS = {
@@ -83,7 +83,7 @@ def read_sentence_transformers(path: Path, options: ReadOptions) -> ModelBundle:
     modules = _modules(path)
     if [kind for kind, _ in modules[:2]] != ["Transformer", "Pooling"]:
         names = ", ".join(kind for kind, _ in modules)
-        raise ValueError(f"{path / MODULES_FILE}: modules {names}; the first two must be Transformer, Pooling")
+        raise ValueError(f"{path / MODULES_FILE}: modules {names}; the first two must be Transformer and Pooling")
     encoder = read_hf(modules[0][1], options)
     width = encoder.spec.model.hidden_size
     sentence = _pooling(modules[1][1], width)
@@ -97,7 +97,7 @@ def read_sentence_transformers(path: Path, options: ReadOptions) -> ModelBundle:
             steps.append(SentenceModule(kind="normalize"))
             continue
         if kind != "Dense":
-            raise ValueError(f"{path / MODULES_FILE}: {kind} after Pooling; readable: Dense, Normalize")
+            raise ValueError(f"{path / MODULES_FILE}: {kind} after Pooling; supported: Dense, Normalize")
         number = sum(step.kind == "dense" for step in steps)
         step, values = _dense(folder, width)
         params |= {f"sentence_head/dense_{number}/{name}": array for name, array in values.items()}
@@ -150,7 +150,7 @@ def _module_folder(path: Path, place: str) -> Path:
         raise ValueError(f"{path / MODULES_FILE}: the path {place[:80]!r} leads out of the folder")
     folder = path.joinpath(*parts)
     if not folder.resolve().is_relative_to(path.resolve()):
-        raise ValueError(f"{folder}: a link that leads out of the folder; replace the link by a copy of its target")
+        raise ValueError(f"{folder}: the link leads out of the folder; replace the link with a copy of its target")
     return folder
 
 
@@ -168,8 +168,8 @@ def _one_of(file: Path, settings: Mapping[str, Any], key: str, *allowed: Any) ->
     if value is None and key not in ("include_prompt", "bias", "activation_function"):
         return allowed[0]
     if not any(type(value) is type(one) and value == one for one in allowed):
-        readable = listed([str(one) for one in allowed if one != ""]) or "none"
-        raise ValueError(f"{file}: {key} is {str(value)[:80]!r}; readable: {readable}")
+        supported = listed([str(one) for one in allowed if one != ""]) or "none"
+        raise ValueError(f"{file}: {key} is {str(value)[:80]!r}; supported: {supported}")
     return value
 
 
@@ -181,7 +181,7 @@ def _pooling(folder: Path, width: int) -> SentenceConfig:
         modes = [mode for flag, mode in _FLAGS.items() if settings.get(flag)] or ["mean"]
     modes = [modes] if isinstance(modes, str) else modes
     if not isinstance(modes, list) or not modes or len(modes) > len(_FLAGS):
-        raise ValueError(f"{file}: pooling_mode is not a name or a list of names; readable: {', '.join(_POOLINGS)}")
+        raise ValueError(f"{file}: pooling_mode is not a name or list of names; supported: {', '.join(_POOLINGS)}")
     unknown = [str(mode)[:40] for mode in modes if mode not in _POOLINGS]
     if unknown:
         raise ValueError(f"{file}: pooling mode {', '.join(unknown)} is not supported; supported: cls, mean, max")
@@ -311,7 +311,7 @@ def _pooling_settings(spec: ModelSpec, sentence: SentenceConfig) -> dict[str, An
     if list(sentence.pooling) == order:
         flags = {flag: mode in sentence.pooling for flag, mode in _FLAGS.items()}
         return {"word_embedding_dimension": spec.model.hidden_size, **flags, **common}
-    # The flags imply a fixed order; only the layout of release 6 can store another.
+    # The flags imply a fixed order; only the layout of release 6 can store another order.
     return {"embedding_dimension": spec.model.hidden_size, "pooling_mode": list(sentence.pooling), **common}
 
 

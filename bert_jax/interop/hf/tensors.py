@@ -92,7 +92,7 @@ def _check_zip(file: Path, size: int) -> None:
     if any(entry.compress_type != zipfile.ZIP_STORED for entry in entries):
         raise ValueError("it is compressed, but torch never compresses")
     if sum(entry.file_size for entry in entries) > size:
-        raise ValueError("its parts are larger than the file")
+        raise ValueError("its members are larger than the file")
 
 
 def _torch_tensor(torch: Any, file: Path, name: str, value: Any, file_size: int) -> Tensor:

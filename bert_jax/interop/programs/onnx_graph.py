@@ -23,7 +23,7 @@ from bert_jax.interop.programs.serving import (
 from bert_jax.io.errors import one_line
 
 FILE, DATA_FILE = "model.onnx", "model.onnx.data"
-# Key of the JSON in the metadata of the file: dtype of the weights, sizes, labels, pooling, tokenizer.
+# Metadata key of a JSON object: dtype of the weights, sizes, labels, pooling, tokenizer.
 METADATA = "bert_jax"
 OPSET, IR_VERSION = 17, 8
 # Above this size the weights are stored in a separate file, because a protocol buffer has at most 2 GiB.
@@ -47,7 +47,7 @@ def write_onnx(folder: Path, weights: ModelBundle, *, dtype: StoredDtype = "floa
     check_shapes(weights.spec, weights.params, folder)
     graph = Graph(weights.spec, cast_weights=dtype == "bfloat16")
     outputs = add_network(graph)
-    # In the order of the exchange form, not in the order in which the graph uses the weights.
+    # In the order of ``weights.params``, not in the order in which the graph uses the weights.
     stored = {name: _stored(weights.params[name], dtype) for name in weights.params if name in graph.weights}
     external = sum(array.nbytes for array in stored.values()) > EXTERNAL_DATA_BYTES
     tensors = _tensors(stored, folder / DATA_FILE if external else None)
@@ -56,7 +56,7 @@ def write_onnx(folder: Path, weights: ModelBundle, *, dtype: StoredDtype = "floa
     onnx.save_model(model, folder / FILE)
     del model, tensors
     try:
-        # By path, so that the checker also reads the file of external data.
+        # The checker gets the path instead of the model, so that it also reads the file of external data.
         onnx.checker.check_model(str(folder / FILE), full_check=True)
     except onnx.checker.ValidationError as error:
         raise ValueError(f"{folder / FILE}: not a valid ONNX model: {one_line(error)}") from None

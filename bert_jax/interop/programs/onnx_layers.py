@@ -86,8 +86,7 @@ class Graph:
         return self.op("LayerNormalization", x, scale, bias, axis=-1, epsilon=self.spec.model.norm_epsilon)
 
     def activation(self, x: str, kind: str) -> str:
-        """Append the activation function ``kind``, which is named as in ``ModelConfig`` or in a dense layer after
-        pooling."""
+        """Append the activation function ``kind``, a name that ``ModelConfig`` or ``SentenceModule`` allows."""
         match kind:
             case "identity":
                 return x

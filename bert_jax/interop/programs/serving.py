@@ -26,7 +26,7 @@ FIELDS = {
     "start_logits": "start_logits", "end_logits": "end_logits", "choice_logits": "choice_logits",
     "sentence_embedding": "sentence_embedding",
 }  # fmt: skip
-# Fields with an entry for each sequence of a row.
+# Fields of BertOutput that have one entry for each sequence of a row.
 _OF_SEQUENCES = ("pooled_output", "nsp_logits", "sequence_logits")
 HEAD_OUTPUTS = {
     "mlm": ("prediction_logits",), "nsp": ("seq_relationship_logits",), "sequence": ("sequence_logits",),

@@ -54,7 +54,7 @@ def write_stablehlo(folder: Path, weights: ModelBundle, *, dtype: StoredDtype = 
     write_json(folder / SIGNATURE, _signature(weights.spec, exported), indent=1)
     names = {name: StoredName(name, transpose=False) for name in weights.params}
     write_safetensors(folder / WEIGHTS, weights.params, names, dtype)
-    notes = [f"the program accepts lengths up to {weights.spec.model.max_length}"]
+    notes = [f"the program accepts sequence lengths up to {weights.spec.model.max_length}"]
     if dtype == "bfloat16":
         notes.append("bfloat16 weights are converted to float32 inside the program; arithmetic is float32")
     return [*notes, *write_companions(folder, weights, dtype)]
@@ -98,7 +98,7 @@ def _export(spec: ModelSpec, dtype: Any) -> Any:
 
 @contextlib.contextmanager
 def _without_source_paths() -> Iterator[None]:
-    """Return a context manager. Programs that are exported inside the context contain no paths of source files."""
+    """Context manager that keeps the paths of source files out of the programs exported in its block."""
     option = "jax_traceback_in_locations_limit"
     before = getattr(jax.config, option)
     jax.config.update(option, 0)

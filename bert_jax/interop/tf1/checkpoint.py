@@ -29,7 +29,7 @@ from bert_jax.interop.tokenizers.folder_files import read_tokenizer_files
 from bert_jax.io.untrusted_folder import inside, needed, read_small
 
 PREFIX = "bert_model.ckpt"
-# Settings without a key in bert_config.json: written by write_tf1 and read back if present.
+# File for settings that have no key in bert_config.json; written by write_tf1, and read by read_tf1 if it exists.
 DETAILS_FILE = "bert_jax.json"
 EMA = "/ExponentialMovingAverage"
 # Optimizer state and the step counter, which are not weights.
@@ -153,7 +153,7 @@ def _open(prefix: Path) -> dict[str, Tensor]:
     reader = guarded(tf.train.load_checkpoint, str(prefix))
 
     def read(key: str) -> np.ndarray:
-        # Copy into memory that jax can use without another copy; that of TensorFlow is freed with its array.
+        # Copy into memory that jax can use without another copy; the memory of TensorFlow is freed with its array.
         return aligned_copy(guarded(reader.get_tensor, key))
 
     shapes, tensors = reader.get_variable_to_shape_map(), {}
@@ -270,7 +270,8 @@ def _write_notes(spec: ModelSpec) -> list[str]:
     if not spec.heads.pooler:
         notes.append("no pooler: google-research/bert creates one that is not initialized from this checkpoint")
     if spec.heads.sequence_labels:
-        notes.append(f"TF1 checkpoints contain no labels; in id order: {', '.join(spec.heads.sequence_labels)}")
+        labels = ", ".join(spec.heads.sequence_labels)
+        notes.append(f"TF1 checkpoints contain no labels; the labels in id order are: {labels}")
     if spec.tokenizer is None:
         notes.append("the model has no vocabulary: vocab.txt is not written")
     elif spec.tokenizer.file != "vocab.txt":

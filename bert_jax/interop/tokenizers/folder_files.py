@@ -1,7 +1,8 @@
 """Reader and writer of the tokenizer files of Hugging Face folders.
 
-The reader selects the vocabulary and the tokenization rules, even if the files contradict each other. The writer
-creates files from which ``AutoTokenizer`` builds the tokenizer of the model, and returns notes on the differences.
+The reader determines the vocabulary and the tokenization rules from files that may contradict each other. The
+writer creates files from which ``AutoTokenizer`` builds the tokenizer of the model, and returns notes on the
+differences.
 """
 
 import dataclasses
@@ -27,8 +28,8 @@ from bert_jax.tokenization import SPECIAL_PIECES, build_tokenizer
 from bert_jax.tokenization.byte_bpe import ROBERTA_PIECES, byte_bpe_content, pieces_by_id
 from bert_jax.tokenization.wordpiece import MAX_CHARS_PER_WORD, read_pieces
 
-# A vocabulary is cased if a larger share of its pieces has capitals; it keeps accents if a larger share has
-# accents.
+# A vocabulary is assumed to be cased if more than this fraction of its pieces have capitals, and to keep accents if
+# more than this fraction of its pieces have accents.
 _SIGNIFICANT = 0.01
 _OTHER_SENTENCEPIECE = ("spiece.model", "sentencepiece.bpe.model", "spm.model")
 # Name of each rule in (TokenizerConfig, tokenizer_config.json, BertNormalizer).
@@ -57,7 +58,7 @@ def read_tokenizer_files(
     if config is None or content is None:
         if settings or files.json("special_tokens_map.json") is not None:
             names = "vocab.txt, tokenizer.json, tokenizer.model or vocab.json with merges.txt"
-            raise ValueError(f"{folder}: the tokenizer's vocabulary is missing ({names})")
+            raise ValueError(f"{folder}: the tokenizer's vocabulary is missing; looked for {names}")
         return None, None, ("the folder has no tokenizer: the inputs of the model are ids",)
     tokenizer = build_tokenizer(config, content, str(folder / config.file))  # raises for an invalid file
     lower_case = config.lower_case if tokenizer.kind == "wordpiece" else tokenizer.lower_case
@@ -95,7 +96,7 @@ def write_tokenizer_files(folder: Path, spec: ModelSpec, content: bytes | None) 
         settings |= {"tokenizer_class": "RobertaTokenizer", "add_prefix_space": prefix, **tokens}
         inputs.remove("token_type_ids")
     else:
-        # BertTokenizer would use its own rules, by which words of more than 100 characters are unknown.
+        # BertTokenizer would use its own rules, which replace words of more than 100 characters with [UNK].
         settings["tokenizer_class"] = "PreTrainedTokenizerFast"
     if tokenizer.kind == "wordpiece":
         settings |= {theirs: getattr(config, ours) for ours, theirs, _ in _RULES}
@@ -141,7 +142,7 @@ class _Files:
     def differ(self, message: str) -> None:
         """Raise ``ValueError`` for a contradiction; with ``options.allow_mismatch`` add a note instead."""
         if not self.options.allow_mismatch:
-            raise ValueError(f"{self.folder}: {message}")
+            raise ValueError(f"{self.folder}: {message}; set --allow_mismatch to accept this")
         self.notes.append(message)
 
     def read(self, settings: Mapping[str, Any]) -> tuple[TokenizerConfig | None, bytes | None]:
@@ -212,19 +213,19 @@ class _Files:
     def with_added(self, pieces: list[str], added: Sequence[tuple[str, Any]], special: Sequence[str]) -> list[str]:
         """Return ``pieces`` followed by the added tokens that ``pieces`` lacks.
 
-        An added token that is not in ``special`` is a contradiction, because Hugging Face's tokenizers find it in
-        the raw text before they apply any rule.
+        Such a token is a contradiction unless it is in ``special``, because Hugging Face's tokenizers find added
+        tokens in the raw text before they apply any rule.
         """
         known = set(pieces)
         beyond = sorted((item for item in added if item[0] not in known), key=lambda item: str(item[1]).zfill(20))
         extra = [piece for piece, _ in beyond]
         if [number for _, number in beyond] != list(range(len(pieces), len(pieces) + len(extra))):
-            raise ValueError(f"{self.folder}: added tokens whose ids do not follow the vocabulary: {_some(extra)}")
+            raise ValueError(f"{self.folder}: ids of added tokens do not follow the vocabulary: {_some(extra)}")
         foreign = [piece for piece in extra if piece not in special]
         if foreign:
             self.differ(
-                f"{len(foreign)} added tokens ({_some(foreign)}), which Hugging Face's tokenizers find in the raw "
-                "text; here they would be ordinary pieces"
+                f"Hugging Face's tokenizers find {len(foreign)} added tokens ({_some(foreign)}) in the raw text; "
+                "here these tokens would be ordinary pieces"
             )
         inside_vocabulary = [piece for piece, _ in added if piece in known and piece not in special]
         if inside_vocabulary:
@@ -252,7 +253,7 @@ class _Files:
             if pieces is None:
                 pieces = listed
             elif [piece.strip() for piece in listed] != pieces:
-                self.differ("vocab.txt and tokenizer.json contain different vocabularies; vocab.txt is used")
+                self.differ("vocab.txt and tokenizer.json contain different vocabularies; vocab.txt has priority")
         known = pieces or []
         pieces = self.with_added(known, added, SPECIAL_PIECES)
         if content is None or len(pieces) > len(known):
@@ -262,7 +263,7 @@ class _Files:
         if limit != MAX_CHARS_PER_WORD:
             self.notes.append(
                 f"words of more than {limit} and at most {MAX_CHARS_PER_WORD} characters are split into pieces, as "
-                "in google-research/bert; transformers replaces them by [UNK]"
+                "in google-research/bert; transformers replaces them with [UNK]"
             )
         return self.rules(settings, state, pieces), content
 

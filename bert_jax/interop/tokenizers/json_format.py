@@ -29,8 +29,8 @@ _NORMAL = 1  # type of a piece that is neither control, unknown nor user-defined
 
 @lru_cache(maxsize=1)
 def _assigned() -> list[int]:
-    """Return the assigned code points, about a seventh of all code points. The character classes contain no
-    others."""
+    """Return the assigned code points, about a seventh of all code points. The character classes contain only
+    these."""
     return [n for n in range(sys.maxunicode + 1) if unicodedata.category(chr(n)) not in ("Cn", "Co", "Cs")]
 
 
@@ -173,7 +173,7 @@ def sentencepiece_json(model: bytes) -> Json:
     }
     if any(odd.values()):
         names = ", ".join(name for name, is_odd in odd.items() if is_odd)
-        raise ValueError(f"tokenizer.model: {names}; tokenizer.json cannot express these settings")
+        raise ValueError(f"tokenizer.model has settings that tokenizer.json cannot express: {names}")
     pieces = [(piece.text, piece.score) for piece in parsed]
     ids = {piece: i for i, (piece, _) in enumerate(pieces)}
     steps: list[Json] = []

@@ -29,14 +29,15 @@ _LAST_LETTER = 0x20000
 
 def state_of(tokenizer: Tokenizer, config: TokenizerConfig, content: bytes) -> tuple[dict[str, Any], list[str]]:
     """Return the content of ``tokenizer.json`` for ``tokenizer``, and notes on how a Hugging Face tokenizer with
-    this content differs."""
+    this content differs from ``tokenizer``."""
     if tokenizer.kind == "byte_bpe":
         return json.loads(content), [
-            '"<mask>" and the other special tokens in a text: plain text here, special tokens in Hugging Face'
+            '"<mask>" and the other special tokens in a text are plain text here, but special tokens in Hugging '
+            "Face"
         ]
     notes = [
-        '"[MASK]" and the other special tokens in a text: plain text here (except in fill-mask), special tokens in '
-        "Hugging Face"
+        '"[MASK]" and the other special tokens in a text are plain text here (except in fill-mask), but special '
+        "tokens in Hugging Face"
     ]
     if tokenizer.kind == "sentencepiece":
         notes.append(
@@ -49,15 +50,16 @@ def state_of(tokenizer: Tokenizer, config: TokenizerConfig, content: bytes) -> t
         lower_case=config.lower_case, strip_accents=config.strip_accents, split_cjk=config.split_cjk
     )
     notes.append(
-        f"load with AutoTokenizer; BertTokenizer replaces words of 101 to {MAX_CHARS_PER_WORD} characters by [UNK]"
+        "load the tokenizer with AutoTokenizer; BertTokenizer replaces words of 101 to "
+        f"{MAX_CHARS_PER_WORD} characters with [UNK]"
     )
     if config.lower_case if config.strip_accents is None else config.strip_accents:
         notes.append("offsets include a separate accent at the end of a piece here, but not in Hugging Face")
     young = newer_letters(config)
     if young:
-        points = ", ".join(f"U+{ord(char):04X}" for char in young[:4])
+        points = ", ".join(f"U+{ord(char):04X}" for char in young[:4]) + (", ..." if young[4:] else "")
         notes.append(
-            f"{len(young)} letters newer than the Unicode of this Python ({points}{', ...' if young[4:] else ''}) "
+            f"{len(young)} letters newer than the Unicode version of this Python ({points}) "
             "keep case and accents here, but not in Hugging Face"
         )
     return wordpiece_json(_listed(content, tokenizer), rules), notes

@@ -78,7 +78,7 @@ def test_only_entry_and_fewer_than_asked_for():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"corpus": np.ones((2, 4))}, "have 3 numbers, .* corpus 4"),
+        ({"corpus": np.ones((2, 4))}, "width 3, .* width 4"),
         ({"top": 0}, "top: 0 is not allowed"),
         ({"similarity": "l2"}, "'l2' is not allowed; allowed: cosine, dot"),
         ({"corpus": np.array([[1.0, 1, 1], [0, 0, 0]])}, "corpus: vector 1 is all zeros"),
@@ -172,7 +172,7 @@ def test_collections(tmp_path):
     ("lines", "message"),
     [
         (['{"id": 1, "text": "a"}', '{"id": 1, "text": "b"}'], "the id 1 occurs twice"),
-        (['{"id": 1, "text": "a"}', '{"text": "b"}'], "1 entries without an id"),
+        (['{"id": 1, "text": "a"}', '{"text": "b"}'], "1 entries have no id"),
         (['{"id": true, "text": "a"}'], "entry 0: the id 'True' is not allowed"),
         (['{"id": 1}'], "entry 0: no text"),
         (["[1]"], "c.jsonl:1: not a JSON object"),

@@ -56,7 +56,7 @@ def test_outputs_equal_those_of_the_model(tmp_path, name):
 
 def test_signature_names_everything_in_order(tmp_path):
     weights = random_weights(SPECS["pretraining"])
-    assert "the program accepts lengths up to 40" in write_stablehlo(tmp_path, weights)
+    assert "the program accepts sequence lengths up to 40" in write_stablehlo(tmp_path, weights)
     assert sorted(file.name for file in tmp_path.iterdir()) == [
         "config.json", "program.bin", "program.mlir", "signature.json", "weights.safetensors",
     ]  # fmt: skip
