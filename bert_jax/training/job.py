@@ -85,7 +85,7 @@ class Job(ABC):
 
     @abstractmethod
     def data(self, mesh: Mesh, *, complete: bool) -> Data:
-        """Return the training data, positioned before the first batch; with no batches if ``complete``."""
+        """Return the training data, positioned before the first batch. If ``complete``, ``batches`` is None."""
 
     @abstractmethod
     def batch_shapes(self, mesh: Mesh, data_step: int) -> Mapping[str, Any]:
@@ -119,7 +119,7 @@ class Job(ABC):
         """Return True if ``folder`` contains everything that :meth:`finish` writes."""
 
     def state(self) -> dict[str, Any]:
-        """Return, as JSON values, the state of the job that checkpoints store."""
+        """Return the state of the job that checkpoints store, as JSON values."""
         return {}
 
     def eval_is_recorded(self, step: int) -> bool:
