@@ -1,4 +1,4 @@
-"""Records of fine-tuning tasks: readers of files create them, tasks convert them to arrays. This module does not
+"""Records of fine-tuning tasks. File readers create records; tasks convert them to arrays. This module does not
 import jax."""
 
 from dataclasses import dataclass

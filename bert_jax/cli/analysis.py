@@ -82,7 +82,8 @@ def _vectors(arguments: argparse.Namespace, corpus: Any, queries: Any) -> tuple[
         return vectors, query_vectors
     if query_vectors.shape[1] != vectors.shape[1]:
         raise ValueError(
-            f"--whiten: queries of width {query_vectors.shape[1]}, a corpus of width {vectors.shape[1]}"
+            f"--whiten: the queries have width {query_vectors.shape[1]}, but the corpus has width "
+            f"{vectors.shape[1]}; use vectors of the same model"
         )
     whitening = fit_whitening(vectors, arguments.dimensions)
     before, vectors = vectors, whitening.apply(vectors)
@@ -136,8 +137,9 @@ def cluster_command(arguments: argparse.Namespace) -> None:
 
 
 def anisotropy_command(arguments: argparse.Namespace) -> None:
-    """Print the mean cosine of all pairs of texts (0: isotropic), and of the rows of the embedding table by the
-    frequency of their pieces in the texts (Li et al. 2020). search --whiten removes the common direction."""
+    """Print the mean cosine of all pairs of texts (0: isotropic). For texts, not vectors, also print the mean
+    cosine of the rows of the embedding table, grouped by the frequency of their pieces in the texts (Li et al.
+    2020). search --whiten removes the common direction."""
     from bert_jax.analysis.anisotropy import anisotropy, counted_embeddings, frequency_bands
     from bert_jax.analysis.collection import embedded, read_collection
 
@@ -164,7 +166,7 @@ COMMANDS = (
         option("--keep_self", action="store_true", help="without queries: let each text be a hit of itself"),
         option(
             "--relevant", type=Path, metavar="FILE",
-            help='JSON lines {"query": id, "relevant": [ids]}: print MRR, precision, recall and NDCG, no hits',
+            help='JSON lines {"query": id, "relevant": [ids]}: print MRR, precision, recall and NDCG, not the hits',
         ),
         OUTPUT,
         pooling,
@@ -177,7 +179,10 @@ COMMANDS = (
         model(required=False, with_labels=False),
         option("--input", required=True, metavar="FILE", help=_TEXTS),
         option("--clusters", type=int, metavar="K", help="number of clusters"),
-        option("--threshold", type=float, metavar="X", help="agglomerative: cosine distance, not --clusters"),
+        option(
+            "--threshold", type=float, metavar="X",
+            help="with --method agglomerative, instead of --clusters: cosine distance at which merging stops",
+        ),
         option("--method", choices=("kmeans", "agglomerative"), default="kmeans", help="default: kmeans"),
         option("--distance", choices=("cosine", "euclidean"), help="distance of kmeans (default: cosine)"),
         option("--seed", type=int, metavar="N", help="seed of kmeans (default: 0)"),
@@ -190,7 +195,7 @@ COMMANDS = (
         pooling,
         _PROMPT,
     )),
-    Command("anisotropy", "how far vectors share one direction", anisotropy_command, (
+    Command("anisotropy", "how strongly the vectors of texts share one direction", anisotropy_command, (
         model(required=False, with_labels=False),
         option("--input", required=True, metavar="FILE", help=_TEXTS),
         pooling,

@@ -68,7 +68,7 @@ def reading(*, with_labels: bool = True) -> Options:
         group = parser.add_argument_group("reading the model")
         group.add_argument(
             "--do_lower_case", type=truth, metavar="{true,false}",
-            help="case of a vocabulary whose folder does not state it (default: guessed from the pieces)",
+            help="lower-case the text; only for models that do not state it (default: guessed from the vocabulary)",
         )  # fmt: skip
         parser.set_defaults(class_names=None)
         if with_labels:
@@ -87,7 +87,7 @@ def reading(*, with_labels: bool = True) -> Options:
         )  # fmt: skip
         group.add_argument(
             "--allow_mismatch", action="store_true",
-            help="continue where config and tensors contradict each other (the tensors decide)",
+            help="continue even if config and tensors contradict each other; the tensors are used",
         )  # fmt: skip
 
     return add
@@ -122,7 +122,10 @@ def model(texts: str = "", *, required: bool = True, with_labels: bool = True) -
 def pooling(parser: argparse.ArgumentParser) -> None:
     """Add the options that define how the vector of a text is computed."""
     parser.add_argument("--pooling", choices=("cls", "mean", "max"), help="default: that of the model, else mean")
-    parser.add_argument("--normalize", type=truth, metavar="{true,false}", help="default: as in the model")
+    parser.add_argument(
+        "--normalize", type=truth, metavar="{true,false}",
+        help="divide vectors by their Euclidean norm (default: as in the model)",
+    )  # fmt: skip
 
 
 OUTPUT = option("--output", type=Path, metavar="FILE", help="JSON lines (default: standard output)")

@@ -66,17 +66,20 @@ COMMANDS = (
     )),
     Command("submission", "the files for GLUE's leaderboard", submission_command, (
         option("workdirs", nargs="+", metavar="WORKDIR", help="workdir of run_finetune.py with a GLUE recipe"),
-        option("--output", type=Path, required=True, metavar="DIR", help="folder of the files"),
+        option("--output", type=Path, required=True, metavar="DIR", help="folder in which to write the files"),
     )),
     Command("plan", "memory, speed, time and cost of a recipe on absent hardware", plan_command, (
         option("--config", action="append", default=[], metavar="FILE", help="recipe; several are allowed"),
         option("--topology", metavar="NAME", help="v5e:16x16, v5e-256, v5p:4x4x8, h100:8, ..."),
-        option("--devices", type=int, metavar="N", help="for --show_sharding, instead of --topology"),
+        option(
+            "--devices", type=int, metavar="N",
+            help="with --show_sharding: number of devices, instead of --topology",
+        ),
         option("--json", action="store_true", help="one JSON object"),
         option("--price_per_chip_hour", type=float, metavar="X", help="price, to compute the cost of the run"),
         option("--first_step", type=int, default=0, metavar="N", help="steps done by earlier phases (default: 0)"),
         option("--show_sharding", action="store_true", help="print the partition and bytes of every parameter"),
-        option("--search", action="store_true", help="try microbatches, recomputation and meshes"),
+        option("--search", action="store_true", help="search for the fastest layout (microbatches, remat, mesh)"),
         option("--tries", type=int, default=8, metavar="N", help="maximum number of compilations (default: 8)"),
         option(
             "--batches", type=names_of, default=(), metavar="16,64,...",

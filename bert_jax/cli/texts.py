@@ -27,7 +27,8 @@ def embed_command(arguments: argparse.Namespace) -> None:
     if arguments.per_token:
         if to_array:
             raise ValueError(
-                f"--output {arguments.output}: texts differ in their number of tokens; give a .jsonl file"
+                f"--output {arguments.output}: not allowed with --per_token, because texts differ in their number "
+                "of tokens; use a .jsonl file"
             )
         layers = _whole_numbers("--layers", arguments.layers) if arguments.layers else LAST_FOUR
         write_json_lines(extract_features(load_model(arguments), texts, layers=layers, **options), arguments.output)
@@ -69,9 +70,9 @@ def predict_command(arguments: argparse.Namespace) -> None:
 
 
 def zero_shot_command(arguments: argparse.Namespace) -> None:
-    """Choose among labels that the model was not trained on; write JSON lines with the fields of predict. A model
-    of natural language inference reads a hypothesis for every label, a masked-LM model scores words at the mask of
-    a prompt."""
+    """Choose among labels that the model was not trained on; write JSON lines with the fields of predict. A natural
+    language inference model reads a hypothesis for every label; a masked-LM model scores words at the mask of a
+    prompt."""
     from bert_jax.inference.text_files import write_json_lines
     from bert_jax.inference.zero_shot import right_answer, scores, zero_shot
 
@@ -175,7 +176,10 @@ COMMANDS = (
     )),
     Command("predict", "labels, tags, answers or choices", predict_command, (
         model("texts; write pairs, questions and choices as JSON lines"),
-        option("--task", choices=("sequence", "token", "span", "choice"), help="head to use, if several"),
+        option(
+            "--task", choices=("sequence", "token", "span", "choice"),
+            help="head to use, if the model has several",
+        ),
         OUTPUT,
     )),
     Command("zero-shot", "classes that the model was not trained on", zero_shot_command, (
@@ -190,7 +194,10 @@ COMMANDS = (
             '{}."), for a masked-LM model a prompt with {text} and a mask ("{text} It was [MASK].")',
         ),
         option("--multi_label", action="store_true", help="any number of labels may apply to a text"),
-        option("--entailment", metavar="NAME", help="name of the class (default: the one that begins with entail)"),
+        option(
+            "--entailment", metavar="NAME",
+            help="name of the entailment class (default: the class whose name begins with entail)",
+        ),
         OUTPUT,
     ), {"epilog": 'Example: bert-jax zero-shot "What a goal!" --model NLI_MODEL --labels sport politics'}),
     Command("fill-mask", "the best pieces for each [MASK] of a text", fill_mask_command, (
@@ -198,7 +205,7 @@ COMMANDS = (
         option("--top", type=int, default=5, help="pieces per mask (default: 5)"),
         option("--json", action="store_true", help="one JSON object per text"),
     )),
-    Command("forward", "every output on arrays of ids", forward_command, (
+    Command("forward", "every output of the model for arrays of token ids", forward_command, (
         model(),
         option("--input", required=True, type=Path, metavar="IN.npz", help="input_ids int[B, S], ..."),
         option("--output", required=True, type=Path, metavar="OUT.npz"),

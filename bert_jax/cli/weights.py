@@ -25,7 +25,7 @@ def import_command(arguments: argparse.Namespace) -> None:
 
 def export_command(arguments: argparse.Namespace) -> None:
     """Write a model in another format, load it with the library of that format, and print the largest
-    difference."""
+    difference of each output."""
     from bert_jax.interop.export import export_model
 
     export_model(

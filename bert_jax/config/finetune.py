@@ -73,7 +73,7 @@ class LossConfig(Section, prefix="loss."):
     label_smoothing: Probability = only(0.0, _SOFTMAX)
     # Focal loss (Lin et al. 2017): (1 - p) ** gamma times the cross-entropy.
     focal_gamma: AtLeast0[float] = only(0.0, _FOCAL)
-    # Weights of the classes: none, or balanced (n / (classes * count)).
+    # Weights of the classes: none, or balanced (number of records / (number of classes * records of the class)).
     class_weights: Literal["none", "balanced"] = only("none", {KIND: ("classification",)})
     # Weight of a masked-LM loss on the text of the task, 15% of which is then masked in training; 0: off.
     mlm_weight: AtLeast0[float] = 0.0
@@ -139,7 +139,7 @@ class FinetuneOptimizerConfig(OptimizerConfig):
     # Weight decay pulls weights towards their initial values instead of zero (Wiese et al. 2017), but randomly
     # initialized weights towards zero (Li et al. 2018).
     decay_to_start: bool = False
-    # Parts that are not trained: embeddings, encoder, pooler, or layer_N (from 0).
+    # Parts of the model that are not trained: embeddings, encoder, pooler, or layer_N (from 0).
     frozen: tuple[str, ...] = ()
     # Number of epochs after which the next lower layer is unfrozen, beginning at the top; heads are trained from
     # the start. 0: all layers are trained from the start. Not recommended with bert_adam: without bias correction,
@@ -180,12 +180,12 @@ class FinetuneTrainingConfig(TrainingConfig):
         super().__post_init__()
         # Fine-tuning evaluates whole splits in packed batches, so it would ignore these options.
         for name in ("batch_ramp", "eval_batches", "eval_batch_size"):
-            self._require(name, not getattr(self, name), "nothing in fine-tuning")
+            self._require(name, not getattr(self, name), "only the default in fine-tuning")
 
 
 @dataclass(frozen=True, kw_only=True)
 class FinetuneConfig:
-    """Fine-tuning: a task's head on an encoder."""
+    """Options of fine-tuning, which trains an encoder with a task head."""
 
     task: TaskConfig = TaskConfig()
     data: TaskDataConfig = TaskDataConfig()

@@ -50,8 +50,8 @@ def _print_section(
 
 
 def comments_of(section: type) -> dict[str, str]:
-    """Return the comment above each field, joined to one line, by field name. A field without a comment has the
-    comment in the base class."""
+    """Return the comment above each field, joined to one line, by field name. A field without a comment
+    inherits the comment of the base class."""
     comments: dict[str, str] = {}
     for base in reversed([base for base in section.__mro__ if dataclasses.is_dataclass(base)]):
         names, above = {field.name for field in dataclasses.fields(base)}, list[str]()

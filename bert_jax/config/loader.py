@@ -3,8 +3,8 @@ mistake.
 
 A YAML file is read as a list of flags, so a typo in a file and a typo on the command line are found by the same
 code and have the same message: ``SOURCE: key: mistake; allowed; did you mean``, where SOURCE is ``file:line`` or
-``command line``. Later layers win: preset of ``training.mode``, ``--config`` files in order, flags. An option that
-does not exist with the other values (``schema.only``) is rejected like an unknown option.
+``command line``. Later sources override earlier ones: preset of ``training.mode``, ``--config`` files in order,
+flags. An option that does not exist with the other values (``schema.only``) is rejected like an unknown option.
 """
 
 import dataclasses
@@ -43,8 +43,8 @@ class RunOptions(Section):
     config: tuple[str, ...] = ()
     # Folder for all output of the run; empty: runs/NAME-OF-THE-LAST-RECIPE.
     workdir: str = ""
-    # Workdir of an earlier phase. The run continues from its parameters, optimizer moments, moving average and
-    # step.
+    # Workdir of an earlier phase. The run continues from the parameters, optimizer moments, moving average and step
+    # of that phase.
     continue_from: str = ""
     # Start from the parameters of this model, at step 0 with a new optimizer state: a saved model, a workdir, or a
     # folder or checkpoint of any format that bert-jax reads. The run has the sizes and the vocabulary of this
@@ -68,9 +68,9 @@ class RunOptions(Section):
     coordinator: str = ""
     # Number of processes of the run; environment variable: JAX_NUM_PROCESSES.
     num_processes: int = 0
-    # Number of this process, from 0; environment variable: JAX_PROCESS_ID.
+    # Index of this process, from 0; environment variable: JAX_PROCESS_ID.
     process_id: int = -1
-    # Seconds that the processes wait for each other, at the start and later.
+    # Maximum number of seconds that the processes wait for each other, at the start and later.
     host_timeout: Positive[int] = 300
     # Seconds without a heartbeat after which a process is considered dead and the others exit.
     heartbeat_timeout: Positive[int] = 100
@@ -178,7 +178,7 @@ def build_config(
             allowed = ", ".join(map(_written, options[key].conditions[selector]))
             now = _written(values.get(selector, options[selector].default))
             raise ValueError(
-                f"{source}: {key}: unknown option with {selector} {now}; it is an option of {selector} {allowed}"
+                f"{source}: {key}: unknown option with {selector} {now}; it exists only with {selector} {allowed}"
             )
         if selector:
             del values[key]

@@ -50,7 +50,7 @@ class DataConfig(Section, prefix="data."):
     line: Literal["auto", "sentence", "paragraph"] = "auto"
     # Field that holds the text of a JSON line, or of a record of a tfds: or hf: dataset.
     json_field: str = "text"
-    # Split of tfds: and hf: datasets that is the corpus.
+    # Split of a tfds: or hf: dataset to use as the corpus.
     dataset_split: str = "train"
     # Folder of prepared TensorFlow Datasets, local or gs://; empty: ~/tensorflow_datasets.
     tfds_data_dir: str = ""
@@ -58,11 +58,11 @@ class DataConfig(Section, prefix="data."):
     seq_length: Positive[int] = 128
     # Maximum number of masked positions per sequence.
     max_predictions: Positive[int] = 20
-    # static: masked when the shards are built; dynamic: masked when read, keyed on (seed, epoch, example).
+    # static: masked when the shards are built; dynamic: masked when read, as determined by (seed, epoch, example).
     masking: Literal["static", "dynamic"] = "static"
     # Unit that is masked as a whole: token (WordPiece), whole_word, or span (geometric lengths of whole words).
     mask_unit: Literal["token", "whole_word", "span"] = "token"
-    # Splits Chinese text into words for whole-word and span masking: none or jieba (extra: chinese).
+    # Segmenter of Chinese text into words, for whole-word and span masking: none or jieba (extra: chinese).
     word_segmenter: Literal["none", "jieba"] = "none"
     # Share of the tokens that are predicted.
     mask_fraction: float = 0.15
@@ -76,11 +76,11 @@ class DataConfig(Section, prefix="data."):
     span_max: Positive[int] = 10
     # Sentence-pair objective: nsp (random next), sop (swapped order), none (one segment).
     next_sentence: Literal["nsp", "sop", "none"] = "nsp"
-    # Share of documents' passes with a shorter target length.
+    # Probability, per document and pass, that its instances have a random target length below data.seq_length.
     short_sequence_fraction: Probability = 0.1
     # Number of passes over the corpus, each with different masks and pairs.
     dupe_factor: Positive[int] = 10
-    # Number of files of the training shards.
+    # Number of training shards.
     num_shards: Positive[int] = 16
     # Share of the documents that is held out of training.
     eval_fraction: Probability = 0.02
@@ -88,7 +88,8 @@ class DataConfig(Section, prefix="data."):
     seed: int = 12345
     # Number of processes that build shards; 0: one per processor.
     workers: AtLeast0[int] = 0
-    # Virtual lanes of the reading order; 0: gcd(training.global_batch_size, 64). Part of the data fingerprint.
+    # Number of lanes, the streams of records that determine the order of the data; 0: the greatest common divisor
+    # of 64 and all batch sizes. Part of the data fingerprint.
     lanes: AtLeast0[int] = 0
     # Number of segments that a lane shuffles together.
     window_segments: Positive[int] = 4
@@ -96,7 +97,7 @@ class DataConfig(Section, prefix="data."):
     segment_records: Positive[int] = 1024
     # Number of batches prepared in advance.
     prefetch: Positive[int] = 2
-    # Number of damaged records, which blank rows replace, after which the run exits with code 43.
+    # Maximum number of damaged records, which blank rows replace; with more, the run exits with code 43.
     max_blank_records: AtLeast0[int] = 0
 
     def __post_init__(self) -> None:
@@ -106,7 +107,7 @@ class DataConfig(Section, prefix="data."):
         shares = self.mask_token_share, self.random_token_share
         require(
             min(shares) >= 0 and sum(shares) <= 1 + 1e-9, "data.mask_token_share + data.random_token_share",
-            sum(shares), "two shares of at most 1 in sum",
+            sum(shares), "two shares, 0 or more, whose sum is at most 1",
         )  # fmt: skip
         self._require("span_mean", self.span_mean >= 1, "1 or more")
 
@@ -147,7 +148,7 @@ class PretrainConfig:
             allowed = f"2 or more with data.next_sentence {data.next_sentence}"
             require(model.type_vocab_size >= 2, "model.type_vocab_size", model.type_vocab_size, allowed)
         for size in (self.training.global_batch_size, *self.training.batch_ramp[1::2]):
-            allowed = f"a divisor of every batch size (got {size})"
+            allowed = f"a divisor of every batch size, including {size}"
             require(size % self.lanes == 0, "data.lanes", self.lanes, allowed)
 
     @property

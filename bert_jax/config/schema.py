@@ -216,7 +216,7 @@ class TrainingConfig(Section, prefix="training."):
     num_steps: Positive[int] = 1_000_000
     # Sequences per optimizer step, over all devices.
     global_batch_size: Positive[int] = 256
-    # Number of microbatches in which a batch is computed.
+    # Number of microbatches into which a batch is split; their gradients are summed.
     accumulation_steps: Positive[int] = 1
     # dtype in which gradients are summed over the replicas, once per optimizer step; bfloat16 halves the traffic.
     gradient_reduction_dtype: Literal["float32", "bfloat16"] = "float32"
@@ -265,7 +265,7 @@ class TrainingConfig(Section, prefix="training."):
         pairs = len(self.batch_ramp) % 2 == 0 and all(n > 0 for n in self.batch_ramp)
         self._require("batch_ramp", pairs, "pairs of (steps, batch size), all above 0")
         for size in (self.global_batch_size, *self.batch_ramp[1::2]):
-            allowed = f"a divisor of every batch size (got {size})"
+            allowed = f"a divisor of every batch size, including {size}"
             self._require("accumulation_steps", size % self.accumulation_steps == 0, allowed)
         window = self.profile_steps
         is_window = len(window) in (0, 2) and list(window) == sorted(window)
@@ -289,7 +289,7 @@ class MeshConfig:
     def __post_init__(self) -> None:
         sizes = (self.data, self.fsdp, self.tensor)
         ok = all(n > 0 or n == -1 for n in sizes) and sizes.count(-1) <= 1
-        require(ok, "mesh", sizes, "sizes above 0, at most one of them -1")
+        require(ok, "mesh", sizes, "sizes above 0, or -1 for at most one of them")
 
 
 # YAML files and the command line override presets, so the resolved config shows every value.

@@ -26,7 +26,7 @@ class FinetuneRunOptions(RunOptions):
     # BERT paper (batch size 16, 32; learning rate 5e-5, 4e-5, 3e-5, 2e-5; 2, 3, 4 epochs). Finished runs are not
     # repeated; several processes can share the work.
     sweep: tuple[str, ...] = ()
-    # Number of seeds, counted from training.seed; with several seeds, report mean, standard deviation and best run.
+    # Number of consecutive seeds, from training.seed; with several, report mean, standard deviation and best run.
     seeds: Positive[int] = 1
 
     # Value of an option that has no argument on the command line.
@@ -93,7 +93,7 @@ def _grid(words: Sequence[str]) -> dict[str, tuple[str, ...]]:
             raise ValueError(f"--sweep: {word!r} is not allowed; use --{SEED} FIRST --seeds N for several seeds")
         parsed = [parse_settings(FinetuneConfig, [Setting("--sweep", key, value)])[key][0] for value in values]
         if any(isinstance(value, tuple) for value in parsed):
-            raise ValueError(f"--sweep: {word!r} is not allowed; options that take a list are not swept")
+            raise ValueError(f"--sweep: {word!r} is not allowed; options whose value is a list cannot be swept")
         if key in grid or len(set(parsed)) < len(parsed):
             raise ValueError(f"--sweep: {word!r} is not allowed; use every option once and every value once")
         grid[key] = tuple(str(value) for value in parsed)

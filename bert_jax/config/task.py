@@ -27,7 +27,7 @@ SentenceLoss = Literal["softmax", "cosine", "cosent", "triplet", "negatives", "s
 
 @dataclass(frozen=True, kw_only=True)
 class TaskConfig(Section, prefix="task."):
-    """The task, and the model inputs of its texts."""
+    """The task, and the conversion of its texts to model inputs."""
 
     # classification, regression, multi_label: a label for a text or pair. qa: answers in a passage. tagging: a tag
     # per word. joint: a class per text and a tag per word (intent and slots). choice: the correct one of several
@@ -101,10 +101,10 @@ class TaskDataConfig(Section, prefix="data."):
     label_separator: str = ","
     # Share of the training records that is used as dev if there are no dev files.
     dev_fraction: Probability = 0.0
-    # Records that the split keeps together: none, article (of passages), document, or sentence (no text on both
-    # sides).
+    # Records that stay together when dev is split from train: none, those of an article, those of a document, or
+    # those that share a text (sentence).
     group_by: Literal["none", "article", "document", "sentence"] = "none"
-    # Seed of this split and of train_limit.
+    # Seed of data.dev_fraction and data.train_limit.
     split_seed: AtLeast0[int] = 0
     # Number of training records to use, sampled with split_seed; 0: all.
     train_limit: AtLeast0[int] = 0
@@ -154,7 +154,7 @@ class QaConfig(Section, prefix="qa."):
     n_best: Positive[int] = 20
     # A question may have no answer (SQuAD 2.0).
     no_answer: bool = False
-    # No answer is predicted if its score exceeds the score of the best answer by more than this.
+    # "No answer" is predicted if its score exceeds the score of the best answer by more than this.
     null_threshold: float = 0.0
     # How answers are compared: english (SQuAD's words) or chinese (CMRC's characters).
     scoring: Literal["english", "chinese"] = "english"
@@ -181,10 +181,10 @@ class TaggingConfig:
 class SentenceTaskConfig(Section, prefix="sentence."):
     """Sentence embeddings (Reimers and Gurevych 2019)."""
 
-    # softmax: classes of (u, v, |u - v|). cosine: regression of the cosine. cosent: order of cosines. triplet: an
-    # anchor nearer to its positive. negatives: the positive of each anchor among all those of the batch (of a
-    # microbatch, with accumulation) and any hard negatives. simcse: each text and its second pass with other
-    # dropout.
+    # softmax: classification of (u, v, |u - v|). cosine: regression of the cosine. cosent: ranking of the cosines.
+    # triplet: anchors nearer to their positives than to their negatives. negatives: retrieval of the positive of
+    # each anchor among all positives of the batch (of a microbatch, with accumulation) and any hard negatives.
+    # simcse: the same, with a second encoding of each text, with other dropout, as its positive.
     loss: SentenceLoss = "softmax"
     # Pooling of the token outputs to one vector.
     pooling: Pooling = "mean"

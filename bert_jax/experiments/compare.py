@@ -256,7 +256,7 @@ _READERS: dict[str, tuple[Callable[[Mapping[str, Any], tuple[str, ...]], Record 
     "classification": (_class, "gold, label and probabilities of data.labels"),
     "multi_label": (_classes, "gold, labels (lists) and probabilities of data.labels"),
     "regression": (_value, "gold and value (numbers)"),
-    "choice": (_choice, "gold and choice (numbers of choices, from 0)"),
+    "choice": (_choice, "gold and choice (indices of choices, from 0)"),
     "sentence": (
         _pair,
         "cosine with gold, rank or cosine_negative; or gold, label and probabilities of data.labels",

@@ -64,7 +64,9 @@ def write_submission(workdirs: Iterable[Location], output: Path) -> list[str]:
         for split in [each for each in splits if each in predicted] or list(splits)[:1]:
             name = splits[split].name
             if name in sources:
-                raise ValueError(f"{workdir}: {sources[name]} already provides {name}.tsv; give only one of them")
+                raise ValueError(
+                    f"{workdir}: {sources[name]} already provides {name}.tsv; use only one of the two workdirs"
+                )
             sources[name] = workdir
             files[name] = _file(workdir, split, splits[split])
     output.mkdir(parents=True, exist_ok=True)
@@ -98,7 +100,7 @@ def _file(workdir: Location, split: str, wanted: GlueFile) -> str:
     if None in answers:
         raise ValueError(
             f"{workdir}: {wanted.records - answers.count(None):,} predictions of {split}, but {wanted.name} has "
-            f"{wanted.records:,}: index {answers.index(None)} is missing; predict the whole GLUE test file"
+            f"{wanted.records:,}: index {answers.index(None)} is missing; predict all records of the GLUE test file"
         )
     return "".join(["index\tprediction\n", *(f"{number}\t{answer}\n" for number, answer in enumerate(answers))])
 

@@ -84,16 +84,16 @@ def run_sweep(
     if hosts.is_lead():
         with _alone(workdir):
             write_results(base, cells, workdir)
-        left = f"; another process executes {taken} of them and completes the table" if taken else ""
+        left = f"; another process executes {taken} more and completes the table" if taken else ""
         left += f"; {failed} ended early and have no values in the table" if failed else ""
-        _say(f"{len(cells) - taken - failed} of {len(cells)} runs{left}; {workdir / TABLE}:")
+        _say(f"{len(cells) - taken - failed} of {len(cells)} runs finished{left}; {workdir / TABLE}:")
         _say((workdir / TABLE).read_text(encoding="utf-8"))
     return exits.NON_FINITE if failed else exits.OK
 
 
 @contextlib.contextmanager
 def _alone(workdir: Path) -> Iterator[None]:
-    """Lock ``workdir``, which other processes lock only briefly; raise ``FolderTaken`` after a minute."""
+    """Lock ``workdir``, which other processes lock only briefly; raise ``FolderTaken`` after waiting a minute."""
     with contextlib.ExitStack() as held:
         for tries in range(600, -1, -1):
             try:

@@ -67,7 +67,7 @@ def check_batches(training: TrainingConfig, sizes: Mapping[str, int]) -> None:
         micro = f" in {microbatches} microbatches" if microbatches > 1 else ""
         raise ValueError(
             f"{name}: {size:,}{micro} is not divisible by the {parts} parts (data x fsdp) of the mesh; "
-            f"use {would_do}{other}, or fewer parts (mesh.tensor)"
+            f"use {would_do}{other}, or raise mesh.tensor, which leaves fewer parts"
         )
 
 

@@ -154,7 +154,7 @@ def _communication(config: PretrainConfig, topology: Topology, mesh_shape: Mappi
 
 
 def _exchange(kind: str, num_bytes: float, size: int, stride: int, topology: Topology) -> float:
-    """Return the seconds of a collective of ``size`` devices whose indices are multiples of ``stride`` apart. Each
+    """Return the seconds of a collective of ``size`` devices whose indices differ by multiples of ``stride``. Each
     device contributes ``num_bytes`` bytes."""
     if size == 1:
         return 0.0

@@ -32,7 +32,7 @@ def search(
     batches: Sequence[int],
     progress: Callable[[str], None],
 ) -> tuple[list[Plan], Candidate | None]:
-    """Return the plans of all layouts tried, fastest first, and the fastest layout with its plan (None if no layout
+    """Return the plans of all tried layouts, fastest first, and the fastest layout with its plan (None if no layout
     fits).
 
     Args:
@@ -69,8 +69,8 @@ def _try(
 ) -> Candidate:
     training, mesh = config.training, config.mesh
     progress(
-        f"compiling {which}: batch {training.global_batch_size:,} in {training.accumulation_steps} parts, remat "
-        f"{config.execution.remat}, mesh {mesh.data}x{mesh.fsdp}x{mesh.tensor}"
+        f"compiling {which}: batch {training.global_batch_size:,}, microbatches {training.accumulation_steps}, "
+        f"remat {config.execution.remat}, mesh {mesh.data}x{mesh.fsdp}x{mesh.tensor}"
     )
     plan = plan_compiled(config, topology, asked, compile_step(config, topology))
     speed = f"{plan.tokens_per_second:,.0f} tokens/s" if plan.tokens_per_second else "does not fit"

@@ -32,8 +32,8 @@ def plan_lines(plan: Plan, advice: str) -> list[str]:
         f"batch     {plan.global_batch_size:,} sequences{micro}, {plan.batch_per_device:g} at a time per device",
     ]
     memory = (
-        f"{gib(plan.peak_bytes)} of {gib(plan.hbm_bytes)} GiB per device (held {gib(plan.argument_bytes)}, inside "
-        f"the step {gib(plan.temporary_bytes)})"
+        f"{gib(plan.peak_bytes)} of {gib(plan.hbm_bytes)} GiB per device (state and batch "
+        f"{gib(plan.argument_bytes)}, temporary arrays {gib(plan.temporary_bytes)})"
     )
     lines.append(f"fits      yes: {memory}" if plan.fits else f"fits      no: it needs {memory}; {advice}")
     if plan.predicted_step_seconds is not None and plan.shares is not None:

@@ -97,8 +97,8 @@ def parse_topology(text: str) -> Topology:
             if sizes[0] > chip.chips_per_host and sizes[0] % chip.chips_per_host:
                 most = chip.chips_per_host
                 raise ValueError(
-                    f"--topology: {text!r}: a topology with more than {most} boards must consist of whole hosts; "
-                    f"give a multiple of {most} boards"
+                    f"--topology: {text!r}: a topology with more than {most} boards must consist of complete "
+                    f"hosts; use a multiple of {most} boards"
                 )
             return Topology(f"{name}:{sizes[0]}", chip, sizes, (False,))
     raise ValueError(f"--topology: {text!r} is not known; allowed: {EXAMPLES}")
@@ -135,7 +135,7 @@ def _cloud_shape(text: str, name: str, number: int) -> tuple[int, ...]:
     chips = number // 2 if generation.cloud_counts_cores else number
     counted = "cores, two per chip" if generation.cloud_counts_cores else "chips"
     problem = ValueError(
-        f"--topology: {text!r}: the number counts {counted}; write the shape instead, such as "
+        f"--topology: {text!r}: the shape is unknown (the number counts {counted}); write the shape, such as "
         f"{name}:{'x'.join('4' * axes)}"
     )
     if chips < 1 or (generation.cloud_counts_cores and number % 2):
@@ -155,8 +155,8 @@ def _cloud_shape(text: str, name: str, number: int) -> tuple[int, ...]:
 
 
 def prepare_environment() -> None:
-    """Set the environment in which libtpu describes absent slices. Must be called before jax creates its first
-    device.
+    """Set the environment variables with which libtpu describes slices that are not attached. Must be called before
+    jax creates its first device.
 
     jax itself then runs on the CPU, so other programs can use the accelerators of the machine.
     """

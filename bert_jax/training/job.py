@@ -121,7 +121,7 @@ class Job(ABC):
         """Return True if ``folder`` contains everything that :meth:`finish` writes."""
 
     def state(self) -> dict[str, Any]:
-        """Return, as JSON values, the state of the job that checkpoints store."""
+        """Return the state of the job that checkpoints store, as JSON values."""
         return {}
 
     def eval_is_recorded(self, step: int) -> bool:

@@ -1,4 +1,4 @@
-"""Inputs of a run that are not part of its config. Does not import jax."""
+"""Inputs of a run that are not part of its config. This module does not import jax."""
 
 import dataclasses
 from dataclasses import dataclass, field
@@ -43,7 +43,7 @@ class Launch:
     stop: StopRequest
     # Workdir of an earlier phase; this phase starts from the last state of that phase.
     continue_from: Location | None = None
-    # Model that sets the parameters at step 0. A run that has a checkpoint does not use its parameters.
+    # Model that sets the parameters at step 0. A run that has a checkpoint ignores these parameters.
     initial_model: InitialModel = field(default_factory=InitialModel)
     # Allow a resumed run to change execution.prng.
     allow_numeric_change: bool = False

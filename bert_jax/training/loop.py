@@ -43,7 +43,7 @@ class ProfilerWindow:
             yield
 
     def finish(self, number: int, result: Any) -> None:
-        """After the last step of the window, wait until its ``result`` is computed, then stop the trace."""
+        """After the last step of the window, wait until ``result`` is computed, then stop the trace."""
         if self._running and number >= self._steps[1]:
             jax.block_until_ready(result)
             self.close()
@@ -129,7 +129,7 @@ class Loop:
         except DataBudgetError as error:
             self._timed(self.save, state, step, "saving")
             raise DataBudgetError(
-                f"evaluation at step {step:,}: {error}; the step is saved; run the same command to "
+                f"evaluation at step {step:,}: {error}; the state is saved; run the same command to "
                 "repeat the evaluation"
             ) from None
 

@@ -46,7 +46,7 @@ def out_of_memory_error(error: Exception, what: str, advice: str, needed: int | 
     amounts = [f"{gib(needed)} per device" if needed else "more per device than is available"]
     if asked and not total:
         amounts.append(f"the allocation of the last {gib(_bytes(asked[1], asked[2]))} failed")
-    amounts.append(f"available {gib(available)}" if available else "available unknown")
+    amounts.append(f"available {gib(available)}" if available else "the available memory is unknown")
     return OutOfMemory(f"out of device memory: {what} needs {', '.join(amounts)}; {advice}")
 
 

@@ -96,7 +96,7 @@ class PretrainJob(Job):
         return False
 
     def _totals(self, context: Context, params: Any, held_out: Any, step: int) -> dict[str, np.ndarray]:
-        """Return, by metric name, the totals (sum, weight) over all held-out rows as float64[2].
+        """Return the totals (sum, weight) over all held-out rows, as one float64[2] per metric name.
 
         If one process raises ``DataBudgetError``, all processes raise it.
         """

@@ -63,7 +63,7 @@ class Run:
         self.messages = [*launch.initial_model.messages]
 
     def run(self) -> None:
-        """Run all stages in order."""
+        """Open the workdir, find the state to start from, load the data, train, and write the results."""
         job, launch = self.job, self.launch
         self._open_workdir()
         programs = job.programs(make_mesh(job.config.mesh, launch.devices))

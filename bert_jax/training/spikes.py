@@ -57,8 +57,8 @@ class LossGuard:
             self._trouble(
                 step,
                 step,
-                f"loss {loss:.3f} at step {step:,} is {excess / max(deviation, 1e-12):.1f} deviations above its "
-                f"mean {self._mean:.3f} (training.spike_deviations)",
+                f"loss {loss:.3f} at step {step:,} is {excess / max(deviation, 1e-12):.1f} standard deviations "
+                f"above its mean {self._mean:.3f} (training.spike_deviations)",
                 "the newest checkpoint is from before this step",
             )
         self._seen += 1

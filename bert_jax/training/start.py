@@ -67,7 +67,7 @@ def find_start(
             raise FolderTaken(f"{launch.workdir}: another process ended this run and deleted its checkpoint")
         if rollback is not None:
             advice = "lower optimizer.learning_rate, then run the command again"
-            line = f"stopped: {rollback}; no checkpoint exists before it; {advice}"
+            line = f"stopped: {rollback}; no earlier checkpoint exists; {advice}"
             raise exits.Stop(exits.NON_FINITE, line, agreed=True)
         if launch.continue_from is not None:
             before = _end_of_phase(job, programs, launch, report)

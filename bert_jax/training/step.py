@@ -79,7 +79,7 @@ def loss_and_gradients(
 
 
 def accumulate(gradients: Callable[[Batch, Any], Gradients], rows: Batch, count: int) -> Gradients:
-    """Split ``rows`` into ``count`` microbatches, call ``gradients(microbatch, index)`` for one after another and
+    """Split ``rows`` into ``count`` microbatches, call ``gradients(microbatch, index)`` for each in turn, and
     return the sum of the results."""
     if count == 1:
         return gradients(rows, 0)
@@ -113,7 +113,7 @@ def over_replicas(replica_gradients: Callable[..., Gradients], mesh: Mesh, input
 
 
 def sum_replicas(stacked: Any, shardings: Any, dtype: jnp.dtype) -> Any:
-    """Sum the arrays of a tree over the replicas, which are their first dimension, and shard the sums by
+    """Sum the arrays of a tree over the replicas (the first dimension of each array) and shard the sums by
     ``shardings``.
 
     The sums are computed in ``dtype`` and returned as float32. Each array needs one collective: an all-reduce if

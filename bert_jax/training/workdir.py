@@ -40,10 +40,10 @@ class Logs(NamedTuple):
 def hold_workdir(
     workdir: Location, taken: str, *, lead: bool = True, check_stop: Callable[[], None] = lambda: None
 ) -> Iterator[Logs]:
-    """Lock ``workdir`` for a run until the block ends; only the ``lead`` process takes the lock.
+    """Lock ``workdir`` for a run until the block ends; only the ``lead`` process acquires the lock.
 
     If the workdir is local, the logs are written directly to it. If it is a URL, the logs are first copied to a
-    temporary folder; ``upload`` copies changed files back, and so does the end of the block, even after an error.
+    temporary folder. Changed files are copied back by ``upload`` and at the end of the block, even after an error.
     If a copy fails, the temporary folder is kept and the error names it. A URL is locked with a lease. If a lease
     exists, this function waits up to LEASE seconds to see whether another run renews it, and meanwhile calls
     ``check_stop``, which may raise. If two runs start in the same second, both acquire the lease; one of them

@@ -78,7 +78,7 @@ def test_damaged_records_of_all_processes_count(tmp_path):
     results = run("read_damage", tmp_path)
     for code, _, err in results:
         assert code == 43, err
-        assert "data.max_blank_records: 5 is exceeded by 6 damaged records" in err
+        assert "data.max_blank_records: 6 records are damaged, but at most 5 " in err
 
 
 def refused(*arguments):

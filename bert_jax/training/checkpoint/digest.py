@@ -78,8 +78,8 @@ def digest_lines(tree: Any, vocab_size: int) -> list[str]:
 
 
 def start_digest(tree: Any, vocab_size: int) -> Callable[[], list[str]]:
-    """Start to compute the digests of ``tree``. Return a function that waits for them and returns the
-    :func:`digest_lines` of ``tree``.
+    """Start computing the digests of the leaves of ``tree``. Return a function that waits for them and returns
+    the :func:`digest_lines` of ``tree``.
 
     The buffers of ``tree`` may be donated after this call. The returned function may be called from any thread.
     """

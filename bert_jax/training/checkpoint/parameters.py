@@ -75,7 +75,7 @@ def read_parameters(
 
 def _part(workdir: Location, has_average: bool, average: bool | None) -> str:
     if average and not has_average:
-        raise Unfit(f"{workdir}: has no moving average, because optimizer.ema_decay was 0; use the parameters")
+        raise Unfit(f"{workdir}: has no moving average, because optimizer.ema_decay was 0; omit --ema")
     return "ema" if has_average and average is not False else "params"
 
 
@@ -120,8 +120,8 @@ def arrays_digest(arrays: Mapping[str, np.ndarray], vocab_size: int) -> str:
 def save_arrays(folder: Location, arrays: Mapping[str, np.ndarray]) -> None:
     """Write ``arrays`` to an Orbax checkpoint without copying or compressing them.
 
-    By default, Orbax copies host arrays and keeps all compressed chunks in memory until the save ends. This would
-    need memory for a second copy of the model and would reduce the size on disk by only 8%.
+    By default, Orbax copies host arrays and keeps all compressed chunks in memory until the save ends. The copy
+    would need as much memory as the model, and compression would reduce the size on disk by only 8%.
     """
     registry = ocp.type_handlers.create_type_handler_registry(
         (np.ndarray, ocp.type_handlers.NumpyHandler(deepcopy_host_arrays=False)),
@@ -138,9 +138,9 @@ def read_arrays(
 ) -> dict[str, np.ndarray]:
     """Read the arrays whose names begin with ``prefix`` from an Orbax checkpoint.
 
-    Before any array is read, ``check`` is called with a mapping from array names to metadata (shape, dtype); it may
-    raise. The arrays are read in groups, because Orbax keeps most of the arrays that it restores together in memory
-    twice.
+    Before any array is read, ``check`` is called with a mapping from array names to metadata (shape, dtype);
+    ``check`` may raise. The arrays are read in groups, because Orbax needs memory for two copies of most arrays
+    that one call restores.
     """
     arrays: dict[str, np.ndarray] = {}
     path = epath.Path(str(folder))

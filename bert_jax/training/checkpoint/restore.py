@@ -129,7 +129,7 @@ def restore_newest(
 
 def raise_if_damaged(workdir: Location, bad: list[str]) -> None:
     """Raise :class:`NoCheckpoint` if ``bad``, the list of damaged checkpoints, is not empty or if the run has
-    quarantined checkpoints. Otherwise the run would silently start at step 0."""
+    quarantined checkpoints. Without this error, the run would silently start at step 0."""
     quarantine = workdir.absolute() / DAMAGED
     if bad or (quarantine.is_dir() and any(quarantine.iterdir())):
         raise NoCheckpoint(
@@ -281,7 +281,10 @@ def fitting_config(
     try:
         stored_config: Any = from_dict(type(config), meta["config"])
     except ValueError as error:
-        raise Unfit(f"{folder}: saved by a version with different options: {error}") from None
+        raise Unfit(
+            f"{folder}: the checkpoint was saved by a version of bert_jax with different options ({error}); use "
+            "that version or another --workdir"
+        ) from None
     if meta["format"] != FORMAT:
         raise Unfit(f"{folder}: checkpoint format {meta['format']} is not supported; allowed: format {FORMAT}")
     changed = [line for line in differences(stored_config, config) if line.startswith("model.")]
@@ -336,4 +339,7 @@ def _adapt(state: TrainState, stored: RunConfig, config: RunConfig, mesh: Mesh, 
         )
         return convert(state)
     except ValueError as error:
-        raise Unfit(f"the checkpoint does not fit the configured optimizer or heads: {error}") from None
+        raise Unfit(
+            f"the checkpoint does not fit the configured optimizer or heads ({error}); use the options with which "
+            "it was saved or another --workdir"
+        ) from None

@@ -144,7 +144,7 @@ class CheckpointWriter:
             enable_async_checkpointing=True,
             async_options=ocp.options.AsyncOptions(barrier_sync_fn=self._barrier if hosts.count() > 1 else None),
         )
-        self._lost: BaseException | None = None  # error of this process in a save, with several processes
+        self._lost: BaseException | None = None  # error of a save; set only if the run has several processes
         handlers = {"state": _StateHandler(self._note), "meta": _MetaHandler(self._note)}
         self._manager = ocp.CheckpointManager(str(self.folder), options=options, item_handlers=handlers)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
@@ -207,7 +207,7 @@ class CheckpointWriter:
                 self._beside = self._thread.submit(write_checksums, self.folder / str(step))
 
     def is_writing(self) -> bool:
-        """Return True while a save is being written; for other threads."""
+        """Return True while a save is being written. May be called from any thread."""
         return self._unlisted is not None and self._manager.is_saving_in_progress()
 
     def wait(self) -> None:

@@ -61,7 +61,11 @@ def thin(steps: np.ndarray, values: np.ndarray, max_points: int = _MAX_POINTS) -
 
 
 def smooth(values: np.ndarray) -> np.ndarray:
-    """Return the centered moving average of ``values`` over about 1/20 of them, and over fewer at both ends."""
+    """Return the centered moving average of ``values``.
+
+    The window contains about 1/20 of the values, and fewer at both ends of the curve. Fewer than 40 values are
+    returned unchanged.
+    """
     if len(values) < 40:
         return values
     window = np.ones(2 * (len(values) // 40) + 1)
@@ -71,7 +75,7 @@ def smooth(values: np.ndarray) -> np.ndarray:
 def draw_curves(
     records: Sequence[Mapping[str, Any]], data: Mapping[str, Any], panels: Sequence[Panel], title: str
 ) -> tuple[bytes, str]:
-    """Plot the panels and, below them, the confusion matrices of each split; return PNG bytes and an inline SVG
+    """Plot the panels and, below them, the confusion matrix of each split; return PNG bytes and an inline SVG
     element.
 
     Panels without data are skipped. ``data`` contains the baselines and the confusion matrices (see

@@ -1,4 +1,4 @@
-"""Values of the training log lines: sums over an interval of steps, divided by the summed weights at its end."""
+"""Values of the training log lines: sums over an interval of steps, divided by the sums of the weights."""
 
 import collections
 import dataclasses
@@ -33,17 +33,18 @@ class IntervalMeter:
     def add(self, metrics: Mapping[str, Any]) -> None:
         """Add the metrics of one step (host values). A skipped step is counted, but its values are not added.
 
-        A line contains the values in ``metrics["last"]`` of the last step only. Raises ``DataBudgetError`` if more
-        than ``max_blank_records`` records are damaged. A process that reads all rows raises this error earlier,
-        while it reads the rows.
+        The values in ``metrics["last"]`` are not averaged: a line contains those of the last step. Raises
+        ``DataBudgetError`` if more than ``max_blank_records`` records are damaged. A process that reads all rows
+        raises this error earlier, while it reads the rows.
         """
         self._last = dict(metrics["last"])
         self.blank_records += int(metrics["blank_rows"])
         allowed = self._max_blank_records
         if self.blank_records > allowed:
             raise DataBudgetError(
-                f"data.max_blank_records: {allowed} is exceeded by {self.blank_records} damaged records; restore "
-                "the shards or raise the limit; the log of each process names the damaged records that it read"
+                f"data.max_blank_records: {self.blank_records} records are damaged, but at most {allowed} are "
+                "allowed; restore the shards or raise the limit; the log of each process names the damaged records "
+                "that it read"
             )
         if not metrics["finite"]:
             self.skipped_steps += 1

@@ -48,8 +48,8 @@ def format_line(
     """Return one log line, which includes the ``columns`` of the objective. Missing values are omitted; an unknown
     MFU is shown as n/a.
 
-    ``step 1,200/10,000  loss 5.123  token 4.812 (acc 0.214)  lr 9.9e-05  grad 1.42  0.123 s/step
-    8.30k tok/s  mfu n/a  eta 0:12:03``
+    Example: ``step 1,200/10,000  loss 5.123  token 4.812 (acc 0.214)  lr 9.9e-05  grad 1.42
+    0.123 s/step  8.30k tok/s  mfu n/a  eta 0:12:03``
     """
     split = metrics.get("split", "")
     parts = [f"{split} step {step:,}/{total_steps:,}".strip()]

@@ -10,7 +10,10 @@ from bert_jax.training.logging.progress import Progress
 
 
 class RunLog:
-    """The logs of a run in ``folder``, continued after ``first_step``. Only the lead writes and shows them."""
+    """The logs of a run in ``folder``, continued after ``first_step``.
+
+    Only the lead process writes and shows them.
+    """
 
     def __init__(
         self, folder: Path, total_steps: int, first_step: int, columns: Sequence[Column], *, lead: bool

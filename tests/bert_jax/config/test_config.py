@@ -294,7 +294,7 @@ INVALID = [
     *(("data.mask_fraction", value, "above 0, at most 1") for value in ("0", "1.1")),
     ("data.span_mean", "0.9", "1 or more"),
     *((f"data.{name}", "-1", "0 or more") for name in ("workers", "lanes", "max_blank_records")),
-    ("data.lanes", "3", "a divisor of every batch size (got 256)"),
+    ("data.lanes", "3", "a divisor of every batch size, including 256"),
     *((f"optimizer.{name}", "-1", "0 or more")
       for name in ("learning_rate", "warmup_steps", "decay_steps", "weight_decay", "clip_norm", "epsilon")),
     *((f"optimizer.{name}", value, "a number from 0 to below 1")
@@ -306,7 +306,7 @@ INVALID = [
         "keep_checkpoints", "max_bad_steps")),
     *((f"training.{name}", "-1", "0 or more")
       for name in ("eval_interval", "eval_batches", "eval_batch_size", "keep_every", "seed")),
-    ("training.accumulation_steps", "3", "a divisor of every batch size (got 256)"),
+    ("training.accumulation_steps", "3", "a divisor of every batch size, including 256"),
     ("training.batch_ramp", "10", "pairs of (steps, batch size), all above 0"),
     ("training.batch_ramp", "10 -64", "pairs of (steps, batch size), all above 0"),
     ("training.batch_ramp", "0 64", "pairs of (steps, batch size), all above 0"),
@@ -322,17 +322,17 @@ def test_values_that_cannot_work(key, value, allowed):
 
 def test_values_that_cannot_work_together():
     assert refusal("--data.mask_token_share 0.9 --data.random_token_share 0.2").endswith(
-        "two shares of at most 1 in sum"
+        "two shares, 0 or more, whose sum is at most 1"
     )
     assert "two shares" in refusal("--data.mask_token_share 1.1 --data.random_token_share -0.1")
     for sizes in ("--mesh.data -1 --mesh.tensor -1", "--mesh.data 0", "--mesh.fsdp -2"):
-        assert refusal(sizes).endswith("sizes above 0, at most one of them -1")
+        assert refusal(sizes).endswith("sizes above 0, or -1 for at most one of them")
     # What would fail above is right in other company.
     assert load("--model.position_embeddings sinusoidal --data.seq_length 1024").data.seq_length == 1024
     assert load("--data.next_sentence none --model.type_vocab_size 1").has_nsp is False
     assert load("--training.accumulation_steps 3 --training.global_batch_size 6").lanes == 2
-    assert "got 32" in refusal("--training.batch_ramp 10 32 --training.accumulation_steps 64")
-    assert "got 32" in refusal("--training.batch_ramp 10 32 --data.lanes 64")
+    assert "including 32" in refusal("--training.batch_ramp 10 32 --training.accumulation_steps 64")
+    assert "including 32" in refusal("--training.batch_ramp 10 32 --data.lanes 64")
 
 
 @pytest.mark.parametrize(

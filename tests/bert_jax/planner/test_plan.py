@@ -60,7 +60,7 @@ def test_names(text, name, chips, devices, hosts):
         ("v5p:4x4", "v5p has 3 axes"),
         ("v5e-12", "the number counts chips"),
         ("v4-7", "the number counts cores, two per chip"),
-        ("h100:9", "must consist of whole hosts"),
+        ("h100:9", "use a multiple of 8 boards"),
     ],
 )
 def test_names_that_are_none(text, says):

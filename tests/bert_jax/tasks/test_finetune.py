@@ -270,7 +270,7 @@ def test_a_finished_task_starts_another_one_with_or_without_its_head(source, lea
         ("--optimizer.frozen layer_7", SPLITS, "optimizer.frozen: 'layer_7' is not allowed"),
         ("--features.layers concat_last_four", SPLITS, "needs 4 layers"),
         ("--input.few_shot 60", SPLITS, "input.few_shot: 60 .* 3[0-9] "),
-        ("--training.eval_batches 3", SPLITS, "eval_batches: 3 is not allowed; allowed: nothing in fine-tuning"),
+        ("--training.eval_batches 3", SPLITS, "eval_batches: 3 is not allowed; allowed: only the default in"),
         ("--task.kind sentence --sentence.loss simcse", SPLITS, "the record has a label but no second text"),
         ("--task.kind choice --task.truncation windows", SPLITS, "task.truncation: 'windows' is not allowed"),
     ],

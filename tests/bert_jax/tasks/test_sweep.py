@@ -108,7 +108,7 @@ def test_runs_of_another_process_are_left_to_it(tmp_path, capsys):
     with hold_folder(tmp_path / "runs" / NAMES[1], "taken"):
         assert swept(tmp_path, train) == exits.OK
     assert train.made == [name for name in NAMES if name != NAMES[1]]
-    assert "7 of 8 runs; another process executes 1 of them" in capsys.readouterr().out
+    assert "7 of 8 runs finished; another process executes 1 more" in capsys.readouterr().out
 
 
 def test_processes_write_the_table_in_turn(tmp_path, monkeypatch):
@@ -176,7 +176,7 @@ def test_a_folder_holds_one_sweep_and_more_of_it(tmp_path):
         ("--sweep optimizer.learning_rate=1e-5,0.00001", SETTINGS, "every value once"),
         ("--sweep optimizer.learning_rate=1e-5,", SETTINGS, "allowed: KEY=VALUE,VALUE"),
         ("--sweep training.seed=1,2", SETTINGS, "training.seed=1,2.* --seeds N"),
-        ("--sweep optimizer.frozen=pooler", SETTINGS, "take a list"),
+        ("--sweep optimizer.frozen=pooler", SETTINGS, "is a list"),
         ("--sweep task.max_length=4,8", SETTINGS, "--sweep: task.max_length: 4 is not allowed"),
         ("--sweep", SETTINGS[1:], "data.dev: empty"),
     ],

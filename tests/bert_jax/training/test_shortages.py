@@ -33,12 +33,12 @@ def no_memory(message="Out of memory allocating 3221225472 bytes."):
         ("Ran out of memory in memory space hbm. Used 17.89G of 15.48G hbm. Exceeded hbm capacity by 2.41G.",
          "x needs 17.9 GiB per device, available 15.5 GiB; do y"),
         ("Out of memory while trying to allocate 17179869184 bytes.",
-         "the allocation of the last 16.0 GiB failed, available unknown; do y"),
+         "the allocation of the last 16.0 GiB failed, the available memory is unknown; do y"),
         ("Out of memory while trying to allocate 1.50GiB.", "the allocation of the last 1.5 GiB failed"),
         ("Attempting to reserve 5.25G at the bottom of memory. That was not possible. There are 4.1G free.",
          "the allocation of the last 5.2 GiB failed"),
         ("Attempting to allocate 512.0M.", "the allocation of the last 0.5 GiB failed"),
-        ("no number", "x needs more per device than is available, available unknown; do y"),
+        ("no number", "x needs more per device than is available, the available memory is unknown; do y"),
     ],
 )  # fmt: skip
 def test_what_compilers_and_allocators_say_becomes_one_line(message, line):
@@ -148,7 +148,7 @@ def test_a_damaged_held_out_record_costs_nothing_that_was_trained(tmp_path, good
         assert saved_steps(tmp_path / "cut")[-1] == step
         lines = read_metrics(tmp_path / "cut")
         assert [line["step"] for line in lines if "split" in line] == [8, 16][:good]
-    assert messages[0].startswith(f"evaluation at step {step}: ") and "the step is saved" in messages[0]
+    assert messages[0].startswith(f"evaluation at step {step}: ") and "the state is saved" in messages[0]
     assert not (tmp_path / "cut" / "report.html").exists()
     train_synthetic(config, tmp_path / "cut")
     assert untimed(read_metrics(tmp_path / "cut")) == untimed(read_metrics(tmp_path / "whole"))

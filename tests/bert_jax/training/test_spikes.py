@@ -99,7 +99,7 @@ def test_statistics_and_their_state():
     for one in (guard, again):
         one.add(62, state["mean"] + 2.9 * math.sqrt(state["variance"]), bad_in_a_row=0)
     assert guard.state() == again.state()
-    with pytest.raises(Stop, match=r"loss 5\.\d+ at step 63 is \d\.\d deviations above its mean .*spike_rollbacks"):
+    with pytest.raises(Stop, match=r"loss 5\.\d+ at step 63 is \d\.\d standard deviations .*spike_rollbacks"):
         guard.add(63, 5.9, bad_in_a_row=0)
 
 
@@ -156,6 +156,6 @@ def test_broken_off_before_and_after_going_back(spiked, tmp_path):
 def test_none_to_go_back_to(tmp_path):
     config = tiny_config(POLICY)
     early = SyntheticSource(config, poison=frozenset({1, 2}))
-    with pytest.raises(Stop, match="no checkpoint exists before it") as stop:
+    with pytest.raises(Stop, match="no earlier checkpoint exists") as stop:
         train_synthetic(config, tmp_path / "b", source=early)
     assert stop.value.code == 44
