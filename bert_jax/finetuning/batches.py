@@ -1,4 +1,4 @@
-"""Training batches of a task: order, augmentation and packing of its units.
+"""Training batches of a task: order, augmentation and packing of its model inputs (units).
 
 Batch k of epoch e is slice k of a permutation that depends on the seed and e, so that a single number identifies
 the position in the training data. The last batch of an epoch contains the remaining units.
@@ -113,8 +113,8 @@ class ExampleBatches:
         """Continue from ``state``; raise ``ValueError`` if the training examples or their order have changed."""
         if state["fingerprint"] != self._resolved.order_digest:
             raise ValueError(
-                "data: the training examples or their order differ from the checkpoint (other files, task, length, "
-                "batch size or seed); restore these options, or use another --workdir"
+                "data: the training examples or their order differ from those of the checkpoint (other files, "
+                "task, length, batch size or seed); restore these options, or use another --workdir"
             )
         self._data_step = state["data_step"]
         self._skipped = [list(span) for span in state["skipped"]]

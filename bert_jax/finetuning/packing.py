@@ -1,4 +1,5 @@
-"""Shapes of the batches of a fine-tuning run: short examples share rows of a few shapes, to reduce padding."""
+"""Shapes of the batches of a fine-tuning run. To reduce padding, short examples share rows, and a run uses a few
+batch shapes."""
 
 import dataclasses
 import math
@@ -43,7 +44,8 @@ def plan_shapes(
     Args:
         steps: number of steps of the run; a shape that saves less than its compilation costs is omitted.
         width: hidden size of the encoder.
-        parts: required divisor of the number of rows: number of shards of a batch on the mesh times microbatches.
+        parts: required divisor of the number of rows: number of shards of a batch on the mesh times number of
+            microbatches.
         most: maximum number of shapes.
         packing: if False, return one shape, with a row of ``limit`` tokens for each unit.
         limit: length of the longest possible unit.

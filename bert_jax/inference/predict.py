@@ -80,9 +80,9 @@ def _head(loaded: Engine, task: str | None) -> str:
             f"{loaded.name}: no task head (heads: {heads}); fine-tune the model, or use embed or fill-mask"
         )
     if task is None and len(present) > 1:
-        raise ValueError(f"{loaded.name}: several task heads; choose one: {', '.join(present)}")
+        raise ValueError(f"{loaded.name}: several task heads; set task to one of {', '.join(present)}")
     if task is not None and task not in present:
-        raise ValueError(f"{loaded.name}: has no {task} head; it has: {', '.join(present)}")
+        raise ValueError(f"{loaded.name}: the model has no {task} head; set task to one of {', '.join(present)}")
     return task or present[0]
 
 

@@ -43,7 +43,7 @@ def read_texts(texts: Sequence[str], source: str | None, json_lines: bool) -> It
             try:
                 line = raw.decode("utf-8-sig" if number == 1 else "utf-8").rstrip("\r\n")
             except UnicodeDecodeError:
-                raise ValueError(f"{name}:{number}: not valid UTF-8") from None
+                raise ValueError(f"{name}:{number}: not valid UTF-8; convert the input to UTF-8") from None
             if line.strip():
                 is_empty = False
                 yield json_object(line, f"{name}:{number}", _PAIR) if is_json else line

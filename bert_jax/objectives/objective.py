@@ -57,7 +57,7 @@ class Objective(ABC):
         """
 
     def damaged_rows(self, batch: Batch) -> jax.Array:
-        """Return the number of rows that replace damaged records; default: the rows without tokens."""
+        """Return the number of rows that replace damaged records; default: the number of rows without tokens."""
         return jnp.sum(jnp.all(batch["sequence_ids"] == 0, axis=-1))
 
 

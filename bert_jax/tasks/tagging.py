@@ -50,7 +50,7 @@ class TaggingTask(Task):
         tags = config.data.tags or tuple(sorted(seen, key=lambda tag: (tag != "O", tag)))
         if len(tags) < 2:
             known = ", ".join(tags) or "none"
-            raise ValueError(f"data.train: tags in the training files: {known}; two or more are needed")
+            raise ValueError(f"data.train: tags in the training files: {known}; two or more are required")
         if are_entity_tags(tags):
             for records in splits.values():
                 check_entity_tags(records, config.tagging.scoring)
@@ -61,7 +61,9 @@ class TaggingTask(Task):
         notes, tags = [], config.data.tags
         if not are_entity_tags(tags) and any(tag.startswith("B-") for tag in tags):
             other = next(tag for tag in tags if not are_entity_tags([tag]))
-            notes.append(f"only tag accuracy is scored: {other!r} is not O and has no prefix B-, I-, E- or S-")
+            notes.append(
+                f"only tag accuracy is scored, because {other!r} is not O and has no prefix B-, I-, E- or S-"
+            )
         tags_of_splits = {
             split: {tag for one in records for tag in one.tags or ()} for split, records in splits.items()
         }

@@ -161,7 +161,7 @@ class Task(ABC):
         """Return (sum, weight) of each loss named in :meth:`denominators` and of each additional logged value.
 
         The total loss is sum / denominator, added over all losses. ``axis``: the mesh axis over which the rows of
-        the batch are sharded, for losses that compare examples of the whole batch; None: ``batch`` has all rows.
+        the batch are sharded, for losses that compare examples across the batch; None: ``batch`` has all rows.
         """
 
     @abstractmethod

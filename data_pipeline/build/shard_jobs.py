@@ -68,7 +68,8 @@ def shard_name(shard: int, num_shards: int) -> str:
 
 
 def cut_parts(tokens: np.ndarray, passes: int) -> list[tuple[int, int]]:
-    """Split D documents with ``tokens`` int[D] tokens into ranges [first, last) of similar size."""
+    """Split D documents into ranges [first, end) that yield parts of similar size; ``tokens`` int[D] contains the
+    number of tokens of each document."""
     size = max(PART_TOKENS, int(tokens.sum()) * passes // MOST_PARTS)
     number = (np.cumsum(tokens) - tokens) // size
     borders = [0, *(np.flatnonzero(np.diff(number)) + 1).tolist(), len(tokens)]
@@ -176,10 +177,9 @@ def write_part(job: SplitJob, path: Location, pass_number: int, first: int, last
 class _Slice(NamedTuple):
     """Records of one shard in one part.
 
-    The fields are the places, uint64[N], the byte offsets and the lengths, int64[N], and the smallest and largest
-    values of each feature, int64[K, F, 2].
-
-    K is 1, or 0 if the part has no records of the shard.
+    ``places`` uint64[N] contains the place of each record; ``offsets`` and ``lengths`` int64[N] are in bytes.
+    ``bounds`` int64[K, F, 2] contains the smallest and largest value of each feature; K is 1, or 0 if the part has
+    no records of the shard.
     """
 
     places: np.ndarray
@@ -259,7 +259,8 @@ def _records_in_order(parts: Sequence[Location], slices: Sequence[_Slice]) -> It
 
 @contextmanager
 def _open_records(parts: Sequence[Location], slices: Sequence[_Slice]) -> Iterator[tuple[list[int], list[int]]]:
-    """Open the records of every part; yield, per part, a file descriptor and a value to add to the offsets."""
+    """Open the records of all parts. Yield two lists with one entry per part: file descriptors, and values to add
+    to the byte offsets."""
     if isinstance(parts[0], ObjectPath):
         # The records of a shard are contiguous in every part, so one request per part suffices.
         first = [int(one.offsets[0]) if len(one.offsets) else 0 for one in slices]

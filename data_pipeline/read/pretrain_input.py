@@ -234,8 +234,9 @@ def eval_batches(
     """Yield each held-out record once, in file order; the last batch is padded with blank rows.
 
     ``max_batches`` above 0 limits the number of batches. Masks, including dynamic masks, are the same in every
-    call. The shards are checked before the first batch is requested. Raises ``DataBudgetError`` during the
-    iteration or, if other hosts feed some of the rows and therefore need all batches, after the last batch.
+    call. The shards are checked before the first batch is requested. Raises ``DataBudgetError`` if too
+    many records are damaged: during the iteration or, if other hosts feed some of the rows and therefore need all
+    batches, after the last batch.
     """
     index = read_index(folder)
     layout = check_layout(index, data, tokenizer)

@@ -77,7 +77,7 @@ class ShardEntry:
 
     @property
     def facts(self) -> dict[str, Any]:
-        """Name, number of records, bytes and checksum, for an index or a manifest."""
+        """Name, number of records, size in bytes and checksum, for an index or a manifest."""
         return {"name": self.name, "records": self.records, "bytes": self.bytes, "crc32c": self.crc32c}
 
 

@@ -34,7 +34,8 @@ def _feature_prefix(name: str, kind: str, size: int) -> bytes:
 
 
 def _pack_ints(values: np.ndarray) -> tuple[bytes, np.ndarray]:
-    """Encode ``values`` [N, K] as varints in row order; return the bytes and their number per row, int64[N]."""
+    """Encode ``values`` [N, K] as varints in row order; return the bytes, and the number of bytes of each row,
+    int64[N]."""
     rows, columns = values.shape
     unsigned = values.astype(np.int64).view(np.uint64)
     top = int(unsigned.max(initial=0))
