@@ -60,7 +60,7 @@ class ExampleBatches:
         return len(host_rows(self._mesh, self._mesh.size)) / self._mesh.size
 
     def numbers(self, data_step: int) -> np.ndarray:
-        """Return the indices of the units of batch ``data_step``."""
+        """Return the indices of the model inputs in batch ``data_step``."""
         epoch, index = divmod(data_step, self._resolved.steps_per_epoch)
         if epoch != self._epoch:
             seed = self._config.training.seed

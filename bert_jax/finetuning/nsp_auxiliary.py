@@ -42,8 +42,8 @@ def next_text_units(
     tokenizer: Tokenizer,
     data_step: int,
 ) -> list[ModelInput]:
-    """Return a copy, split into two parts, of each unit of ``chosen`` for which both parts are non-empty. Second
-    parts that come from other records are sampled from ``units``."""
+    """Return a copy, split into two parts, of each model input in ``chosen`` for which both parts are
+    non-empty. Second parts that come from other records are sampled from ``units``."""
     rng = np.random.default_rng([config.training.seed, data_step, 12])
     copies = []
     room = config.task.max_length - len(tokenizer.build_inputs([], [])[0])

@@ -61,7 +61,7 @@ class TaskObjective(Objective):
         return sums | padding_sums(batch)
 
     def damaged_rows(self, batch: Batch) -> jax.Array:
-        """Return 0: a blank row is a row without units, not a damaged record."""
+        """Return 0: a blank row is a row without model inputs, not a damaged record."""
         return jnp.zeros((), jnp.int32)
 
 

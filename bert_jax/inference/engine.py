@@ -24,8 +24,8 @@ _SMALL = 8  # a few short texts run in a batch of 1/8 of the tokens
 
 
 def checked_texts(texts: Iterable[Any], *, pairs: bool = False) -> Iterator[Any]:
-    """Yield ``texts`` unchanged. Raises ``ValueError`` for an input that is not a text (with ``pairs``: or a pair
-    of texts)."""
+    """Yield ``texts`` unchanged. Raises ``ValueError`` for an input that is not a text or, with ``pairs``, a pair
+    of texts."""
     for number, value in enumerate(texts):
         parts = value if pairs and isinstance(value, tuple | list) and len(value) == 2 else (value,)
         if not all(isinstance(part, str) for part in parts):

@@ -67,7 +67,7 @@ def write_json_lines(rows: Iterable[Mapping[str, Any]], target: Path | None) -> 
 
 
 def write_npy(rows: Iterable[np.ndarray], target: Path) -> tuple[int, int]:
-    """Write ``rows``, which have one width, as float32[rows, width] in numpy's npy format; return this shape.
+    """Write ``rows``, which have the same width, as float32[rows, width] in numpy's npy format; return this shape.
 
     Rows are written one by one, and the file ``target`` appears only when it is complete.
     """

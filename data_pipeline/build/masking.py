@@ -198,7 +198,7 @@ def _choose_spans(words: _Words, keys: np.ndarray, counts: np.ndarray, data: Dat
     The method is that of SpanBERT (Joshi et al. 2019).
 
     A span begins at a random word; its length in words has a truncated geometric distribution. The span ends early
-    at the end of its segment, before a word that is already chosen, and before a word that would exceed the count.
+    at the end of its segment, before a word that is already chosen, and before a word that would exceed ``counts``.
     Returns a mask of the tokens, bool[B, S].
     """
     size = words.starts.shape[1]
@@ -229,7 +229,8 @@ def _choose_spans(words: _Words, keys: np.ndarray, counts: np.ndarray, data: Dat
 
 
 def span_probabilities(mean: float, longest: int) -> np.ndarray:
-    """Return the probabilities of span lengths 1 to ``longest``: a truncated geometric distribution with this mean.
+    """Return the probabilities of span lengths 1 to ``longest``: a truncated geometric distribution whose
+    mean is ``mean``.
 
     Mean 3.8 and longest length 10 correspond to p = 0.2, as in SpanBERT. If ``mean`` is larger than the mean of any
     truncated geometric distribution, all probabilities are equal.

@@ -1,9 +1,9 @@
 """Jobs that convert a token store to shards: jobs that write parts, then one merge per shard.
 
 A part consists of a table and of the serialized instances of consecutive documents in one pass, sorted by shard and
-then by place, a random key that determines the order within a shard. The merge of a shard reads the records of this
-shard from all parts, sorted by place. Parts and shards depend only on the store and the settings, so their bytes do
-not depend on how the jobs are distributed.
+then by a random sort key (the place of an instance in its shard). The merge of a shard reads the records of this
+shard from all parts, sorted by this key. Parts and shards depend only on the store and the settings, so their bytes
+do not depend on how the jobs are distributed.
 """
 
 import os
@@ -177,7 +177,7 @@ def write_part(job: SplitJob, path: Location, pass_number: int, first: int, last
 class _Slice(NamedTuple):
     """Records of one shard in one part.
 
-    ``places`` uint64[N] contains the place of each record; ``offsets`` and ``lengths`` int64[N] are in bytes.
+    ``places`` uint64[N] contains the sort key of each record; ``offsets`` and ``lengths`` int64[N] are in bytes.
     ``bounds`` int64[K, F, 2] contains the smallest and largest value of each feature; K is 1, or 0 if the part has
     no records of the shard.
     """
@@ -191,7 +191,8 @@ class _Slice(NamedTuple):
 def _write_table(
     path: Location, borders: np.ndarray, places: np.ndarray, lengths: Sequence[int], bounds: Sequence[np.ndarray]
 ) -> None:
-    """Write the table of a part: number of features, shard borders, byte offsets, places, lengths, value bounds."""
+    """Write the table of a part: number of features, shard borders, byte offsets, sort keys, lengths, value
+    bounds."""
     sizes = np.array(lengths, "<u4")
     offsets = np.concatenate([[0], np.cumsum(sizes, dtype=np.int64)])[borders]
     values = np.concatenate(bounds) if bounds else np.zeros((0, 0, 2), np.int64)
@@ -243,7 +244,7 @@ def merge_shard(job: SplitJob, parts: Sequence[Location], shard: int) -> ShardEn
 
 
 def _records_in_order(parts: Sequence[Location], slices: Sequence[_Slice]) -> Iterator[bytes]:
-    """Yield the records of one shard from all parts, sorted by place."""
+    """Yield the records of one shard from all parts, sorted by their sort keys."""
     places, offsets, lengths = (np.concatenate(column) for column in list(zip(*slices, strict=True))[:3])
     counts = [len(one.places) for one in slices]
     part = np.repeat(np.arange(len(parts)), counts)

@@ -1,4 +1,4 @@
-"""The build of one split: from the token store to a folder of shards, with any job runner."""
+"""The build of one split, from the token store to a folder of shards. Any runner can execute its jobs."""
 
 import hashlib
 import json

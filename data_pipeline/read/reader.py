@@ -193,7 +193,7 @@ class LocalFiles:
 
 
 class ObjectFiles:
-    """Shards in an object store: concurrent requests for complete windows, because every request has a latency."""
+    """Shards in an object store. Complete windows are read with concurrent requests, because a request is slow."""
 
     loaders, whole_windows = _REQUESTS, 1 << 30
 

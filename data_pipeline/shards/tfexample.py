@@ -179,7 +179,7 @@ def _read_varints(data: bytes) -> tuple[np.ndarray, np.ndarray]:
 
 
 def decode_example(record: bytes) -> dict[str, np.ndarray]:
-    """Decode one serialized tf.train.Example to arrays (int64, float32 or object); for tools."""
+    """Decode one serialized tf.train.Example to arrays (int64, float32 or object). Training does not use it."""
     features: dict[str, np.ndarray] = {}
     for name, (kind, values) in parse_example(record).items():
         body = [record[start:end] for _, start, end in values]
@@ -206,7 +206,7 @@ def summarize_examples(records: Sequence[bytes], first: int = 0) -> dict[str, Fe
     """Summarize the features of N serialized examples.
 
     Raises ``ValueError`` if a record is not a tf.train.Example; the message begins with ``record I:``, where I is
-    counted from ``first``.
+    ``first`` plus the index of the record.
     """
     try:
         return _summarize(records)

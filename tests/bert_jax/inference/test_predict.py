@@ -191,7 +191,7 @@ def test_one_of_several_heads_by_name():
     loaded = make_model(HeadsConfig(pooler=True, sequence_labels=("a", "b"), token_labels=("x", "y")))
     assert "label" in loaded.predict(["w1"], task="sequence")[0]
     assert "tokens" in loaded.predict(["w1"], task="token")[0]
-    with pytest.raises(ValueError, match="no span head; .* sequence, token"):
+    with pytest.raises(ValueError, match=r"no span head; .* sequence, token"):
         loaded.predict(["w1"], task="span")
 
 
