@@ -29,7 +29,7 @@ commands:
              bert-data shards --config RECIPE --runner beam [-- --runner=DataflowRunner --project=P ...]
   index    write the index of TFRecords that another program wrote
              bert-data index DIR
-  inspect  report on a folder of shards; --vocab FILE: its vocabulary, --records N: most records to read (20000)
+  inspect  report on a folder of shards; --vocab FILE: its vocabulary, --records N: read at most N (20000)
              bert-data inspect DIR --examples 3
   records  print a fine-tuning file as JSON lines, for the commands of bert-jax; name its columns or a recipe
              bert-data records dev.tsv --columns text=sentence label=label

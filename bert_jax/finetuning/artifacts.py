@@ -1,4 +1,4 @@
-"""Reading of the files in the workdir of a finished fine-tuning run: config, ``metrics.json``, predictions."""
+"""Functions that read the files of a finished fine-tuning run: config, ``metrics.json``, predictions."""
 
 import dataclasses
 import hashlib

@@ -12,8 +12,9 @@ MLM_SHARE = 0.15
 
 
 def augmented(unit: ModelInput, config: FinetuneConfig, tokenizer: Tokenizer, key: tuple[int, int]) -> ModelInput:
-    """Return ``unit`` with the augmentations of ``config.input``, or ``unit`` itself if all are off. The random
-    choices depend on the training seed and on ``key``: (data step, index of the unit)."""
+    """Return ``unit``, a model input, with the augmentations of ``config.input`` applied; if all augmentations are
+    off, return ``unit`` itself. The random choices depend on the training seed and on ``key``: (data step, index of
+    the unit)."""
     options = config.input
     if not (options.mask_fraction or options.word_dropout or options.span_deletion):
         return unit

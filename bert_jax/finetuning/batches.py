@@ -1,4 +1,4 @@
-"""Training batches of a task: order, augmentation and packing of its units.
+"""Training batches of a task: order, augmentation and packing of its model inputs (units).
 
 Batch k of epoch e is slice k of a permutation that depends on the seed and e, so that a single number identifies
 the position in the training data. The last batch of an epoch contains the remaining units.
@@ -60,7 +60,7 @@ class ExampleBatches:
         return len(host_rows(self._mesh, self._mesh.size)) / self._mesh.size
 
     def numbers(self, data_step: int) -> np.ndarray:
-        """Return the indices of the units of batch ``data_step``."""
+        """Return the indices of the model inputs in batch ``data_step``."""
         epoch, index = divmod(data_step, self._resolved.steps_per_epoch)
         if epoch != self._epoch:
             seed = self._config.training.seed
@@ -113,8 +113,8 @@ class ExampleBatches:
         """Continue from ``state``; raise ``ValueError`` if the training examples or their order have changed."""
         if state["fingerprint"] != self._resolved.order_digest:
             raise ValueError(
-                "data: the training examples or their order differ from the checkpoint (other files, task, length, "
-                "batch size or seed); restore these options, or use another --workdir"
+                "data: the training examples or their order differ from those of the checkpoint (other files, "
+                "task, length, batch size or seed); restore these options, or use another --workdir"
             )
         self._data_step = state["data_step"]
         self._skipped = [list(span) for span in state["skipped"]]

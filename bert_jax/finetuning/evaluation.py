@@ -43,8 +43,9 @@ class Predictor:
     def outputs(
         self, params: Any, units: Sequence[ModelInput], before_batch: Callable[[], None] = lambda: None
     ) -> list[batching.Outputs]:
-        """Return the output arrays of every unit by name, in the order of ``units``. An array of level ``unit`` is
-        the entry of the unit; an array of level ``token`` has an entry for each of its tokens.
+        """Return the output arrays of every unit by name, in the order of ``units``. For each unit, an
+        output of level ``unit`` is the entry of this unit, and an output of level ``token`` contains one entry for
+        each token of this unit.
 
         ``before_batch`` is called before each batch.
         """
@@ -175,8 +176,8 @@ def metrics_text(results: Sequence[Mapping[str, Any]]) -> str:
 
 
 def result_lines(result: Mapping[str, Any], metric: str = "") -> list[str]:
-    """Return a list with the log line of an entry of metrics.json, which shows ``metric`` and up to three more
-    scores."""
+    """Return the log line of ``result``, an entry of metrics.json, as a list of one string. The line shows
+    ``metric`` and up to three other scores."""
     shown = [
         f"{name} {entry['value']:.4f} [{entry['ci95'][0]:.4f}, {entry['ci95'][1]:.4f}]"
         for name, entry in sorted(result["metrics"].items(), key=lambda item: _rank(item[0], metric))[:4]

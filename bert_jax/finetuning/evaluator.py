@@ -82,7 +82,8 @@ class Evaluator:
         return task.decode(records, inputs, self._predictors[mesh].outputs(params, inputs, before_batch))
 
     def final_parameters(self, context: Context, state: TrainState) -> tuple[Any, int]:
-        """Return the final parameters of the run, which are also those in ``best/``, and their step."""
+        """Return the final parameters of the run and their step, and save them in ``best/`` unless they were read
+        from it."""
         params, step = context.programs.gather(state), int(state.step)
         if self.takes_best:
             return read_parameters(context.folder, params, self._resolved.config.model.vocab_size)

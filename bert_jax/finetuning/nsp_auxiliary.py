@@ -19,7 +19,8 @@ TARGETS = {"nsp_labels": Target("unit", np.int32), "nsp_weights": Target("unit",
 
 
 def text_parts(sequence: Encoded, tokenizer: Tokenizer) -> tuple[list[int], list[int]]:
-    """Return, without special tokens, the two texts of a pair, or the two halves of a text split before a word."""
+    """Return the token ids of two texts, without special tokens: those of a pair, or the two halves of a single
+    text, which is split at the start of a word."""
     ids = np.asarray(sequence.ids)
     special = tokenizer.special[ids]
     # Runs of text between special tokens.
@@ -41,8 +42,8 @@ def next_text_units(
     tokenizer: Tokenizer,
     data_step: int,
 ) -> list[ModelInput]:
-    """Return a copy, split into two parts, of each unit of ``chosen`` for which both parts are non-empty. Second
-    parts that come from other records are sampled from ``units``."""
+    """Return a copy, split into two parts, of each model input in ``chosen`` for which both parts are
+    non-empty. Second parts that come from other records are sampled from ``units``."""
     rng = np.random.default_rng([config.training.seed, data_step, 12])
     copies = []
     room = config.task.max_length - len(tokenizer.build_inputs([], [])[0])

@@ -1,4 +1,5 @@
-"""Shapes of the batches of a fine-tuning run: short examples share rows of a few shapes, to reduce padding."""
+"""Shapes of the batches of a fine-tuning run. To reduce padding, short examples share rows, and a run uses a few
+batch shapes."""
 
 import dataclasses
 import math
@@ -36,17 +37,19 @@ def plan_shapes(
     packing: bool,
     limit: int,
 ) -> list[Shape]:
-    """Return shapes for batches of ``batch_size`` units of ``lengths`` (int[n]), the cheapest first.
+    """Return shapes for batches of ``batch_size`` model inputs, the cheapest first. ``lengths`` int[n] are
+    the lengths of the inputs.
 
     Sampled batches determine the shapes; the last shape fits every possible batch.
 
     Args:
         steps: number of steps of the run; a shape that saves less than its compilation costs is omitted.
         width: hidden size of the encoder.
-        parts: required divisor of the number of rows: number of shards of a batch on the mesh times microbatches.
+        parts: required divisor of the number of rows: number of shards of a batch on the mesh times number of
+            microbatches.
         most: maximum number of shapes.
-        packing: if False, return one shape, with a row of ``limit`` tokens for each unit.
-        limit: length of the longest possible unit.
+        packing: if False, return one shape, with a row of ``limit`` tokens for each model input.
+        limit: length of the longest possible model input.
     """
     whole = Shape(math.ceil(batch_size / parts) * parts, row_length(limit) if packing else limit, 1)
     if not packing or most == 1:
@@ -78,7 +81,8 @@ def plan_shapes(
 
 
 def _needs(sample: np.ndarray, usual: float, longest: int, parts: int) -> list[Shape]:
-    """Return, for each row length, the smallest shape that fits a batch of units with the lengths ``sample``."""
+    """Return, for each row length, the smallest shape that fits a batch of model inputs with the lengths
+    ``sample``."""
     shapes = []
     for length in ROW_LENGTHS:
         if sample.max() <= length <= longest:
@@ -97,8 +101,8 @@ def _costs(shape: Shape, needed: Sequence[Sequence[Shape]], width: int) -> np.nd
 
 
 def choose_shape(lengths: Sequence[int], shapes: Sequence[Shape]) -> tuple[Shape, list[list[int]]]:
-    """Return the first of ``shapes`` (cheapest first) that fits units of the given ``lengths``, and the indices of
-    the units in each of its rows."""
+    """Return the first of ``shapes`` (cheapest first) that fits model inputs with these ``lengths``, and the
+    indices of the inputs in each of its rows."""
     for shape in shapes:
         if shape.rows * shape.length < sum(lengths):
             continue

@@ -111,7 +111,10 @@ def resolve_task(
     config = kind.from_data(config, records)
     examples = kind(config, tokenizer, train).featurize(train, training=True)
     if not examples:
-        raise ValueError("data.train: no training record has a training signal; check data.columns")
+        raise ValueError(
+            "data.train: no training record yields a training example; check that the records contain words, and "
+            "check data.columns"
+        )
     config = with_steps(config, len(examples))
     task = kind(config, tokenizer, train)
     dev_splits = tuple(split for split in records if split != "train" and split not in tests)

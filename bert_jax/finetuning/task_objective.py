@@ -61,7 +61,7 @@ class TaskObjective(Objective):
         return sums | padding_sums(batch)
 
     def damaged_rows(self, batch: Batch) -> jax.Array:
-        """Return 0: a blank row is a row without units, not a damaged record."""
+        """Return 0: a blank row is a row without model inputs, not a damaged record."""
         return jnp.zeros((), jnp.int32)
 
 
@@ -104,6 +104,6 @@ def check_layers(config: FinetuneConfig, heads: HeadsConfig) -> None:
     width, model = heads.feature_width(config.model), config.model.hidden_size
     if layers and width != model:
         raise ValueError(
-            f"features.layers: {heads.features} is not allowed with loss.layers {list(layers)}: the head reads "
-            f"{width} numbers, but a layer has {model}; use another features.layers"
+            f"features.layers: {heads.features} is not allowed with loss.layers {list(layers)}: the head "
+            f"requires features of width {width}, but a layer has width {model}; use another features.layers"
         )

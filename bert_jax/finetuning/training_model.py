@@ -1,4 +1,4 @@
-"""The model of fine-tuning: heads of all losses, initial parameters, programs."""
+"""The model that fine-tuning trains, with the heads of all losses; its initial parameters and its programs."""
 
 import dataclasses
 

@@ -1,4 +1,4 @@
-"""Packing of model inputs into rows of a few fixed shapes, and execution of the packed batches.
+"""Packing of model inputs into batches of a few fixed shapes, and execution of these batches.
 
 Packing does not change the outputs of an input. Shapes: B rows, S tokens per row, U inputs per row, K sequences per
 input.
@@ -55,7 +55,8 @@ class Packed:
 def row_lengths(limit: int) -> tuple[int, ...]:
     """Return at most seven row lengths for inputs of at most ``limit`` tokens; the last length is ``limit``.
 
-    A program has at most eight compiled shapes: one for each length, and a smaller batch of the first length."""
+    A program is therefore compiled for at most eight shapes: one for each length, and a smaller batch of the first
+    length."""
     ladder = ROW_LENGTHS[2:9] if limit <= 512 else ROW_LENGTHS[2:14:2]
     return (*(length for length in ladder if length < limit), limit)
 
@@ -156,7 +157,7 @@ def packed_batches(
 
     Args:
         ladder: allowed row lengths, ascending.
-        per_row: U.
+        per_row: U, the number of inputs per row.
         sizes: function of a row length and of the total number of rows of this length; returns the allowed numbers
             of rows per batch, ascending. The last batch has the smallest allowed number that suffices for the
             remaining rows.
@@ -176,7 +177,7 @@ def packed_batches(
 
 
 def by_level(outputs: Mapping[str, tuple[Level, jax.Array]]) -> dict[Level, dict[str, jax.Array]]:
-    """Return the arrays of ``Task.outputs`` by level and name, the form that a program returns."""
+    """Return the arrays of ``Task.outputs`` as {level: {name: array}}, the format of :data:`DeviceOutputs`."""
     levels: dict[Level, dict[str, jax.Array]] = {}
     for name, (level, array) in outputs.items():
         levels.setdefault(level, {})[name] = array

@@ -41,7 +41,7 @@ def embed(
     Args:
         pooling: cls, mean or max over the last layer, without the dense layers of the model. None: pooling and
             dense layers of the model, or the mean if it has none.
-        normalize: True to divide vectors by their Euclidean norm, False not to; None: as the model defines.
+        normalize: True: divide vectors by their Euclidean norm. False: do not. None: as the model defines.
         prompt: text to insert before every input.
         prompt_name: name of a prompt of the model. None: the default prompt of the model, unless
             ``prompt`` is set.
@@ -105,7 +105,9 @@ def prompt_length(loaded: Engine, prompt: str) -> int:
         return 0
     length = len(loaded.need_tokenizer().encode(prompt)) + 1
     if length + 1 >= loaded.spec.max_length:
-        raise ValueError(f"the prompt has {length} tokens; the limit is {loaded.spec.max_length} with the text")
+        raise ValueError(
+            f"the prompt has {length} tokens; the limit for prompt and text together is {loaded.spec.max_length}"
+        )
     return length
 
 
@@ -135,7 +137,7 @@ def embed_tokens(
     layers: Sequence[int] = LAST_FOUR,
     **options: Unpack[RunOptions],
 ) -> Iterator[tuple[list[str], np.ndarray]]:
-    """Yield (pieces, float32[layers, tokens, H]) of every text, special tokens included.
+    """Yield (pieces, float32[layers, tokens, H]) for every text, including special tokens.
 
     ``layers`` are indices of encoder layers, from 0; negative indices count from the last layer (-1), as in
     ``extract_features.py`` of google-research/bert. Raises ``ValueError`` for a layer that does not exist.

@@ -24,13 +24,15 @@ _SMALL = 8  # a few short texts run in a batch of 1/8 of the tokens
 
 
 def checked_texts(texts: Iterable[Any], *, pairs: bool = False) -> Iterator[Any]:
-    """Yield ``texts`` unchanged. Raises ``ValueError`` for an input that is not a text (with ``pairs``: or a pair
-    of texts)."""
+    """Yield ``texts`` unchanged. Raises ``ValueError`` for an input that is not a text or, with ``pairs``, a pair
+    of texts."""
     for number, value in enumerate(texts):
         parts = value if pairs and isinstance(value, tuple | list) and len(value) == 2 else (value,)
         if not all(isinstance(part, str) for part in parts):
             allowed = "texts and pairs of texts" if pairs else "texts"
-            raise ValueError(f"input {number}: {type(value).__name__} {str(value)[:40]!r}; allowed: {allowed}")
+            raise ValueError(
+                f"input {number}: {type(value).__name__} {str(value)[:40]!r} is not allowed; allowed: {allowed}"
+            )
         yield value
 
 
@@ -63,14 +65,16 @@ class Engine:
         return [self.build(first, seconds.get(i)) for i, first in enumerate(firsts)]
 
     def build(self, a: Sequence[int], b: Sequence[int] | None = None) -> Encoded:
-        """Return the model input of the ids of a text or pair, truncated to the maximum length of the model."""
+        """Return the model input for the token ids ``a`` of a text, or ``a`` and ``b`` of a pair, truncated to the
+        maximum length of the model."""
         ids, types = self.need_tokenizer().build_inputs(a, b, self.spec.max_length)
         return Encoded(ids, types if self.spec.model.type_vocab_size > 1 else [0] * len(ids))
 
     def program(self, key: Any, function: Callable[..., Any]) -> Callable[..., Any]:
         """Return the compiled ``function(params, ...)``, which is cached under ``key``.
 
-        Products of float32 matrices stay float32 on every device (by default accelerators round their inputs)."""
+        Products of float32 matrices are computed in float32 on every device (by default, accelerators round the
+        operands)."""
         if key not in self._programs:
             exact = self.model.execution.dtype == "float32"
 
@@ -97,7 +101,7 @@ class Engine:
         each model input; ``inputs`` may be endless.
 
         Args:
-            featurize: function that returns the model inputs of the inputs of a window, in order.
+            featurize: function that converts the inputs of a window to model inputs, in order.
             run: ``run(params, features, *arguments)``, a program whose outputs are arrays by level and name.
             sequences: function that returns K (sequences per input) of the batches of a window.
             targets: targets of the model inputs that the program reads.

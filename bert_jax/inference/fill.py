@@ -59,7 +59,7 @@ def fill_mask(
             if tokenizer.mask_id not in ids:
                 raise ValueError(f"{text!r} does not contain {mask}; write {mask} in place of the missing word")
             if len(ids) + 2 > limit:
-                raise ValueError(f"a text has {len(ids) + 2} tokens, with special ones; allowed: at most {limit}")
+                raise ValueError(f"a text has {len(ids) + 2} tokens, special tokens included; allowed: {limit}")
             units.append(ModelInput(number, (loaded.build(ids),)))
         return units
 

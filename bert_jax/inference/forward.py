@@ -99,13 +99,13 @@ def _checked(loaded: Engine, inputs: Mapping[str, np.ndarray]) -> tuple[dict[str
     shape = arrays["input_ids"].shape
     ranks = "[batch, sequence]" + (" or [batch, choices, sequence]" if spec.heads.choice else "")
     if len(shape) not in ((2, 3) if spec.heads.choice else (2,)) or 0 in shape:
-        raise ValueError(f"input_ids has the shape {shape}; allowed: {ranks}, all above 0")
+        raise ValueError(f"input_ids has the shape {shape}; allowed: {ranks}, with all sizes above 0")
     limits = {
         "input_ids": spec.model.vocab_size, "attention_mask": 2, "token_type_ids": spec.model.type_vocab_size
     }  # fmt: skip
     for name, values in arrays.items():
         if values.dtype.kind not in ("iu" if name != "attention_mask" else "iub"):
-            raise ValueError(f"{name} is {values.dtype}; allowed: integers")
+            raise ValueError(f"{name} has the dtype {values.dtype}; allowed: integers")
         if values.shape != shape:
             raise ValueError(f"{name} has the shape {values.shape}, input_ids {shape}; they must be equal")
         low, high = int(values.min()), int(values.max())

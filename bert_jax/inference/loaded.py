@@ -67,8 +67,8 @@ def load(
     dtype: Literal["float32", "bfloat16"] = "float32",
     options: ReadOptions | None = None,
 ) -> LoadedModel:
-    """Read a model in any supported format: a workdir or saved model, a folder of Hugging Face or
-    sentence-transformers, a TF1 checkpoint prefix, an npz export. ``dtype`` is the dtype of the computation. Raises
+    """Read a model in any supported format: a workdir or saved model, a Hugging Face or sentence-transformers
+    folder, a TF1 checkpoint prefix, or an npz export. ``dtype`` is the dtype of the computation. Raises
     ``ValueError`` with a one-line message for a path without a model, a damaged model, and an unsupported
     ``dtype``.
     """
@@ -80,7 +80,7 @@ def load(
 def prepare(
     weights: ModelBundle, *, dtype: Literal["float32", "bfloat16"] = "float32", name: str = "the model"
 ) -> LoadedModel:
-    """Convert a model in exchange form to a :class:`LoadedModel`, whose parameters are on the device."""
+    """Convert ``weights`` to a :class:`LoadedModel`, whose parameters are on the device."""
     spec = weights.spec
     execution = ExecutionConfig(vocab_multiple=1, dtype=dtype)
     on_device = {key: jnp.asarray(values) for key, values in weights.params.items()}

@@ -33,9 +33,8 @@ def predict(
     and passage for a span head) or ``choices``, or with ``words`` for a tagging model. Predictions are those of
     ``Task.decode`` for the head, as in fine-tuning:
 
-    * sequence: ``label``, ``score`` and ``probabilities`` by label (softmax); with several labels per text
-      ``labels`` (those with a probability of at least 0.5) and ``probabilities`` (sigmoid each); regression:
-      ``value``.
+    * sequence: ``label``, ``score`` and ``probabilities`` by label (softmax). Multi-label: ``labels`` (those with
+      a probability of at least 0.5) and ``probabilities`` (a sigmoid for each label). Regression: ``value``.
     * token: ``tokens``, one per word: ``text``, ``label`` and ``score`` of its first piece (with a CRF the label on
       the best path, without ``score``). The tokenizer splits a text into words and punctuation, with ``start`` and
       ``end``. ``words`` that exceed the maximum length of the model are split into windows as in fine-tuning.
@@ -80,9 +79,9 @@ def _head(loaded: Engine, task: str | None) -> str:
             f"{loaded.name}: no task head (heads: {heads}); fine-tune the model, or use embed or fill-mask"
         )
     if task is None and len(present) > 1:
-        raise ValueError(f"{loaded.name}: several task heads; choose one: {', '.join(present)}")
+        raise ValueError(f"{loaded.name}: several task heads; set task to one of {', '.join(present)}")
     if task is not None and task not in present:
-        raise ValueError(f"{loaded.name}: has no {task} head; it has: {', '.join(present)}")
+        raise ValueError(f"{loaded.name}: the model has no {task} head; set task to one of {', '.join(present)}")
     return task or present[0]
 
 

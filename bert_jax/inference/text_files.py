@@ -43,7 +43,7 @@ def read_texts(texts: Sequence[str], source: str | None, json_lines: bool) -> It
             try:
                 line = raw.decode("utf-8-sig" if number == 1 else "utf-8").rstrip("\r\n")
             except UnicodeDecodeError:
-                raise ValueError(f"{name}:{number}: not valid UTF-8") from None
+                raise ValueError(f"{name}:{number}: not valid UTF-8; convert the input to UTF-8") from None
             if line.strip():
                 is_empty = False
                 yield json_object(line, f"{name}:{number}", _PAIR) if is_json else line
@@ -67,7 +67,7 @@ def write_json_lines(rows: Iterable[Mapping[str, Any]], target: Path | None) -> 
 
 
 def write_npy(rows: Iterable[np.ndarray], target: Path) -> tuple[int, int]:
-    """Write ``rows``, which have one width, as float32[rows, width] in numpy's npy format; return this shape.
+    """Write ``rows``, which have the same width, as float32[rows, width] in numpy's npy format; return this shape.
 
     Rows are written one by one, and the file ``target`` appears only when it is complete.
     """

@@ -254,7 +254,7 @@ def _piece(loaded: Engine, word: str, written_apart: bool) -> int:
 def right_answer(value: Any, labels: Sequence[str], multi_label: bool) -> Any:
     """Return the ``label`` of an input or, with ``multi_label``, its ``labels``; None if the input has none.
 
-    Raises ``ValueError`` for a name that is not in ``labels``.
+    Raises ``ValueError`` for a value that is not in ``labels``.
     """
     name = "labels" if multi_label else "label"
     right = value.get(name) if isinstance(value, Mapping) else None
@@ -263,7 +263,7 @@ def right_answer(value: Any, labels: Sequence[str], multi_label: bool) -> Any:
     names = [str(one) for one in right] if multi_label and isinstance(right, list) else [str(right)]
     for one in names:
         if one not in labels:
-            allowed = f"{', '.join(labels)} (LABEL=WORD gives a label other words)"
+            allowed = f"{', '.join(labels)} (use LABEL=WORD to set other words for a label)"
             raise ValueError(f"{str(value)[:80]}: {name}: {one!r} is not allowed; allowed: {allowed}")
     return names if multi_label else names[0]
 

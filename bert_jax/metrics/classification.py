@@ -25,8 +25,8 @@ def confusion_matrix(gold: np.ndarray, predicted: np.ndarray, classes: int) -> n
 def classification_scores(
     gold: np.ndarray, predicted: np.ndarray, names: Sequence[str], probabilities: np.ndarray | None = None
 ) -> list[Score]:
-    """Return the scores of int labels [n]; ``probabilities`` [n, C] (or any scores that rank the records) add
-    auroc.
+    """Return the scores of int labels [n]. auroc requires ``probabilities`` [n, C], or other values that rank the
+    records.
 
     The names are accuracy; precision, recall and f1, each with the suffixes _micro, _macro, _weighted and, for each
     class, /NAME; matthews; auroc. For two classes, precision, recall and f1 without a suffix are those of class 1.
@@ -65,7 +65,7 @@ def classification_scores(
 def multi_label_scores(
     gold: np.ndarray, predicted: np.ndarray, names: Sequence[str], probabilities: np.ndarray | None = None
 ) -> list[Score]:
-    """Return the scores of 0/1 indicators [n, C]; ``probabilities`` [n, C] add areas under curves.
+    """Return the scores of 0/1 indicators [n, C]. Areas under curves require ``probabilities`` [n, C].
 
     The names are accuracy (share of records with all labels correct); precision, recall and f1, each with the
     suffixes _micro, _macro, _weighted and, for each label, /NAME; mean_average_precision; auroc, the mean over

@@ -12,9 +12,10 @@ Intents = Sequence[int | str] | np.ndarray
 
 
 def entities(tags: Sequence[str], strict: bool = False) -> list[tuple[str, int, int]]:
-    """Return (type, first, end) of each entity of one sentence; ``end`` is exclusive.
+    """Return (type, first, end) of each entity of one sentence.
 
-    The type of a tag B, I, E or S without -TYPE is "_".
+    ``first`` and ``end`` are indices of words; ``end`` is exclusive. The type of a tag B, I, E or S without -TYPE
+    is "_".
 
     By default, tags are read as in conlleval and seqeval: every tag but O belongs to an entity; I or E continues a
     B or I of the same type, and every other tag begins an entity. This covers IOB2, IOB1 and BIOES. With
@@ -109,4 +110,6 @@ def _check_sentences(gold: Tags, predicted: Tags) -> None:
     count_records(gold=gold, predicted=predicted)
     for number, (g, p) in enumerate(zip(gold, predicted, strict=True)):
         if len(g) != len(p):
-            raise ValueError(f"sentence {number} has {len(g)} tags in gold, {len(p)} in predicted")
+            raise ValueError(
+                f"sentence {number} has {len(g)} tags in gold, {len(p)} in predicted; the numbers must be equal"
+            )

@@ -1,5 +1,5 @@
-"""The class ``Score`` of all metrics, which can be computed on any resample of the records, and shared
-functions."""
+"""The class ``Score``, which represents a metric that can be computed on any resample of the records, and functions
+that several metrics share."""
 
 from collections.abc import Callable, Sized
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Attention of query, key and value: the implementation with XLA operations, and the interface of the TPU kernel.
+"""Scaled dot-product attention: the implementation with XLA operations, and the interface to the TPU kernel.
 
 Shapes: B rows, S query tokens, T key tokens (= S), A heads, D head size, H = A * D.
 """
@@ -22,9 +22,9 @@ MASKED_SCORE = -1e9
 def visible_keys(sequence_ids_BxS: jax.Array, causal: bool = False) -> jax.Array:
     """Return bool[B, 1, S, T], True if query s sees key t.
 
-    A key is visible if and only if its id is not 0 and equals the id of the query. A query with id 0 sees every key
-    with id 1, as in google-research/bert, where padding queries attend like all others (no loss uses their output).
-    With ``causal``, no query sees a later key (Radford et al. 2018).
+    A query sees the keys with the same sequence id. A padding query, which has the id 0, sees the keys with the id
+    1 instead, as in google-research/bert, where padding queries attend like all others (no loss uses their output).
+    No query sees a padding key. With ``causal``, no query sees a later key (Radford et al. 2018).
     """
     query_BxS = jnp.maximum(sequence_ids_BxS, 1)
     visible_BxSxT = query_BxS[:, :, None] == sequence_ids_BxS[:, None, :]
@@ -99,7 +99,7 @@ def kernel_attention(
 
 
 def use_kernel_attention(choice: str, mesh: Mesh | None, model: ModelConfig, length: int) -> bool:
-    """Return True if ``execution.attention``, set to ``choice``, selects :func:`kernel_attention`. Raises
+    """Return True if ``choice``, the value of ``execution.attention``, selects :func:`kernel_attention`. Raises
     ``ValueError`` for ``pallas`` if the kernel cannot run."""
     parts = mesh.shape["tensor"] if mesh is not None else 1
     return use_kernel(choice, "attention", mesh, attention_kernel.unsupported(model, length, parts))

@@ -41,15 +41,15 @@ _SUPPORTED: Supported = SIZES | {
 
 
 def unsupported(model: ModelConfig, length: int, parts: int = 1) -> str:
-    """Return the reason why the kernel cannot run rows of ``length`` tokens with the heads of ``model`` partitioned
-    into ``parts``; empty if the kernel can run."""
+    """Return the reason why the kernel cannot run rows of ``length`` tokens if the heads of ``model`` are divided
+    into ``parts`` equal groups, one per device; empty if the kernel can run."""
     width, head_size = model.hidden_size // parts, model.head_size
     for line in unsupported_fields(model, _SUPPORTED, "the attention kernel"):
         return line
     if length % LANES or length > MAX_LENGTH:
         return f"length {length} is not a multiple of {LANES} up to {MAX_LENGTH}"
     if LANES % head_size or width % LANES:
-        return f"width {width} in heads of {head_size} does not fill blocks of {LANES}"
+        return f"width {width} with heads of size {head_size} does not fill blocks of {LANES}"
     return ""
 
 
@@ -259,8 +259,8 @@ def _first_place(seeds: Any, rows: int, head_size: int) -> tuple[Any, Any]:
 def _dropped(
     seeds: Any, row: Any, head: Any, begin: int, shape: tuple[int, ...], rate: float
 ) -> tuple[jax.Array, float]:
-    """Return the mask of the probabilities to keep, for one row and head in the tile whose queries start at
-    ``begin``, and the factor that scales these probabilities."""
+    """Return, for one row, one head and the tile of queries from ``begin`` on, a bool mask of the probabilities to
+    keep, and the factor by which to scale them."""
     first = mix(mix(seeds[0] + row, seeds[1]) + head, begin)
     queries, keys = shape
     half = (queries // 2, keys)

@@ -1,9 +1,9 @@
-"""Canonical parameters (one array per layer, without padding, by name), and their conversion from and to the tree
-of a run.
+"""Canonical parameters (layers not stacked, no padding, arrays by name), and their conversion from and to the
+parameter tree of a run.
 
-The tree of a run depends on ``ExecutionConfig`` (layers stacked under ``encoder/layers`` when scanned, vocabulary
-padded). These functions work on any tree whose paths end like those of parameters: parameters, gradients,
-moments, moving averages. Files and comparisons of runs use canonical names.
+The parameter tree of a run depends on ``ExecutionConfig`` (layers stacked under ``encoder/layers`` when scanned,
+vocabulary padded). These functions work on any tree whose paths end like those of parameters: parameters,
+gradients, moments, moving averages. Files and comparisons of runs use canonical names.
 """
 
 import functools
@@ -116,5 +116,5 @@ def from_canonical(flat: Mapping[str, Any], like: Any, vocab_size: int) -> Any:
     filled = jax.tree_util.tree_map_with_path(fill, like)
     problems += [f"unexpected {name}" for name in flat if name not in used]
     if problems:
-        raise ValueError(f"parameters do not fit: {'; '.join(problems)}")
+        raise ValueError(f"the parameters do not match the model: {'; '.join(problems)}")
     return filled

@@ -20,7 +20,8 @@ from jax.extend.random import threefry2x32_p
 
 @struct.dataclass
 class ShardKey:
-    """Threefry key of a microbatch of ``rows`` rows, for arrays of the rows from ``first_row`` on."""
+    """Threefry key of a microbatch of ``rows`` rows, for arrays whose row 0 is row ``first_row`` of the
+    microbatch."""
 
     key: jax.Array
     first_row: jax.Array  # uint32[]
@@ -64,7 +65,7 @@ def _whole(key: DropoutKey) -> jax.Array:
 
 def random_words(key: DropoutKey, shape: tuple[int, ...]) -> jax.Array:
     """Return uniform random uint32 values of ``shape``, whose first dimension is the rows. With a
-    :class:`ShardKey`, these are its rows of the values for the complete microbatch."""
+    :class:`ShardKey`, each row has the same values as in the array for the complete microbatch."""
     if not isinstance(key, ShardKey):
         return jax.random.bits(key, shape, jnp.uint32)
     # In jax (partitionable threefry) a word is a hash of its 64-bit index in the flat array.

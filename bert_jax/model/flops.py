@@ -54,7 +54,10 @@ def _add(jaxpr: Any, times: int, scope: str, counts: Counter[str]) -> None:
             for inner in _inner(params):
                 _add(inner, times * rounds, here, counts)
             if kind == "while" and counts.total() > before:
-                raise ValueError(f"{here}: matrix products in a loop of unknown length")
+                raise ValueError(
+                    f"{here}: cannot count the matrix products in a loop whose number of iterations is unknown; "
+                    "use jax.lax.scan"
+                )
 
 
 def _multiplications(equation: Any) -> int:
@@ -80,7 +83,7 @@ def _inner(params: dict[str, Any]) -> Iterator[Any]:
 def training_flops(model: ModelConfig, *, seq_length: int, max_predictions: int, has_nsp: bool) -> Counter[str]:
     """Return the number of operations for one pretraining sequence, forward and backward, by named scope.
 
-    The count covers the operations of the model, without padding of the vocabulary, kernels and recomputation.
+    The model is traced without padding of the vocabulary, without kernels and without recomputation.
     Recomputation therefore lowers the model FLOP utilization.
 
     Args:

@@ -70,7 +70,7 @@ def shard_mapped(
 
 
 def seed_words(key: DropoutKey | None) -> jax.Array:
-    """Return int32[3] for :func:`keep`: two words of the key and the index of row 0 in the whole batch."""
+    """Return int32[3] for :func:`keep`: two words of the key and the index of row 0 in the global batch."""
     if key is None:
         return jnp.zeros(3, jnp.int32)
     whole, first_row = (key.key, key.first_row) if isinstance(key, ShardKey) else (key, jnp.uint32(0))
@@ -98,5 +98,5 @@ def mix(x: Any, salt: Any) -> Any:
 
 
 def iota(shape: tuple[int, ...], dim: int) -> jax.Array:
-    """Return int32 of ``shape`` that contains the index of each element along ``dim``."""
+    """Return an int32 array of ``shape`` that contains the index of each element along ``dim``."""
     return jax.lax.broadcasted_iota(jnp.int32, shape, dim)

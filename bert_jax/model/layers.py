@@ -108,7 +108,7 @@ class LayerNorm(nn.Module):
 
 
 class Block(nn.Module):
-    """Base class of the modules of the encoder: sizes, execution options and mesh."""
+    """Base class of the encoder modules. Its fields are the sizes, the execution options and the mesh."""
 
     config: ModelConfig
     execution: ExecutionConfig
@@ -147,8 +147,8 @@ def rotary_tables(length: int, head_size: int, base: float) -> tuple[np.ndarray,
 def rotate(x_BxSxAxD: jax.Array, cos_BxSx1xE: jax.Array, sin_BxSx1xE: jax.Array) -> jax.Array:
     """Return queries or keys with rotary positions: dimensions i and i + D / 2 are rotated by angle i, in float32.
 
-    Su et al. 2021 rotate dimensions 2i and 2i + 1. Up to the order of the dimensions of a head, this is the same
-    function, but it needs strided access.
+    Su et al. 2021 rotate dimensions 2i and 2i + 1 instead, which requires strided access. Except for the order of
+    the dimensions of a head, both functions are the same.
     """
     first, second = jnp.split(x_BxSxAxD.astype(jnp.float32), 2, axis=-1)
     parts = [first * cos_BxSx1xE - second * sin_BxSx1xE, second * cos_BxSx1xE + first * sin_BxSx1xE]

@@ -1,7 +1,7 @@
 """Bias, dropout, residual and LayerNorm after a matrix product as one TPU kernel (Pallas), forward and backward.
 
 XLA computes these operations in about six passes through memory in each direction; the kernel reads and writes
-every array once. The backward pass recomputes the sum and its statistics from the same two inputs.
+every array once. The backward pass recomputes the sum and its statistics from the product and the residual.
 """
 
 import functools
@@ -59,7 +59,7 @@ def add_norm(
     dtype of the residual.
 
     ``words_3`` (int32, from ``seed_words``) begins with two words of the dropout key; ``first_token`` (int32) is
-    the index of token 0 in the whole batch. The dropout bits depend on nothing else. With ``dropout_rate`` 0 no
+    the index of token 0 in the global batch. The dropout bits depend on nothing else. With ``dropout_rate`` 0 no
     random bits are generated. ``interpret`` runs the kernel on any device.
     """
     return _forward(
@@ -101,8 +101,8 @@ def _call(
     kernel: Any, seeds: jax.Array, vectors: jax.Array, arrays: tuple[jax.Array, ...], outputs: int, sums: int,
     interpret: bool,
 ) -> Any:  # fmt: skip
-    """Run ``kernel`` on blocks of tokens. The result has ``outputs`` arrays with the shape and dtype of the first
-    input, and ``sums`` arrays float32[24, H]."""
+    """Run ``kernel`` on blocks of tokens. Return ``outputs`` arrays with the shape and dtype of ``arrays[0]``,
+    followed by ``sums`` arrays float32[24, H]."""
     tokens, width = arrays[0].shape
     rows = next(n for n in range(min(_BLOCK_TOKENS, tokens), 0, -8) if tokens % n == 0)
     block = pl.BlockSpec((rows, width), lambda i, *_: (i, 0))

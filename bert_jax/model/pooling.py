@@ -43,7 +43,8 @@ def normalize(x: jax.Array) -> jax.Array:
 
 
 class SentenceHead(nn.Module):
-    """Pooling and the modules after it, in float32. Dense layer i (from 0) has the parameters ``dense_i``."""
+    """Pooling, followed by the modules of ``sentence``, in float32. The parameters of dense layer i (from 0) are
+    named ``dense_i``."""
 
     config: ModelConfig
     sentence: SentenceConfig

@@ -115,8 +115,8 @@ def pair_features(u: jax.Array, v: jax.Array) -> jax.Array:
 
 
 class PairHead(nn.Module):
-    """Logits of the classes of a pair of texts, from their embeddings as (u, v, |u - v|) (Reimers and Gurevych
-    2019), optionally through a hidden layer with ReLU."""
+    """Classifier of pairs of texts. It reads (u, v, |u - v|), where u and v are the embeddings of the two texts
+    (Reimers and Gurevych 2019), and may have a hidden layer with ReLU."""
 
     heads: HeadsConfig
     config: ModelConfig

@@ -42,8 +42,8 @@ def softmax_loss(
 
     The cost of class c is -w_c (1 - p_c)^gamma log p_c (w: class weight; focal loss, Lin et al. 2017), and the loss
     is (1 - s) cost_label + s mean(cost) with label smoothing s. With gamma 0, loss / :func:`softmax_denominator` is
-    ``torch.nn.CrossEntropyLoss(weight, label_smoothing)``: its smoothed part uses the weight w_c of each class, its
-    denominator the weight of the label.
+    ``torch.nn.CrossEntropyLoss(weight, label_smoothing)``, in which the smoothed part uses the weight w_c of each
+    class, and the denominator uses the weight of the label.
     """
     logits_BxUxL = jnp.where(weights_BxU[..., None] > 0, logits_BxUxL, 0.0)
     log_p_BxUxL = jax.nn.log_softmax(logits_BxUxL)

@@ -191,7 +191,8 @@ def _whole_sentences(ids: list[int], tokenizer: Tokenizer) -> list[int]:
 def top_pieces(
     model: BertModel, params: Any, features: Mapping[str, Any], count: int, pieces: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return (probabilities float32[B, M, count], ids int32[B, M, count]) of the masked positions, best first.
+    """Return (probabilities float32[B, M, count], ids int32[B, M, count]) of the most probable pieces at the masked
+    positions, best first.
 
     Only the first ``pieces`` ids are considered, because the embedding table may have more rows than the vocabulary
     has pieces.

@@ -1,4 +1,4 @@
-"""The interface of objectives, (sum, weight) pairs, and shared losses."""
+"""The interface of objectives, and helpers that several objectives share."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
@@ -21,7 +21,8 @@ Sums = dict[str, tuple[jax.Array, jax.Array]]
 
 
 class Objective(ABC):
-    """Base class of objectives. The total loss of a global batch is sum / denominator, added over all losses.
+    """Base class of objectives. The total loss of a global batch is the sum of (sum / denominator) over all
+    losses.
 
     Subclasses for pretraining extend :class:`PretrainObjective`.
     """
@@ -57,7 +58,7 @@ class Objective(ABC):
         """
 
     def damaged_rows(self, batch: Batch) -> jax.Array:
-        """Return the number of rows that replace damaged records; default: the rows without tokens."""
+        """Return the number of rows that replace damaged records; default: the number of rows without tokens."""
         return jnp.sum(jnp.all(batch["sequence_ids"] == 0, axis=-1))
 
 

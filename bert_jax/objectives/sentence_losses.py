@@ -121,7 +121,8 @@ def in_batch_negatives_loss(
         is_alike_nxN = (classes_n[:, None] == classes_N) & (own_n[:, None] != jnp.arange(len(classes_N)))
 
     def find(queries_nxE: jax.Array, candidates_KxNxE: jax.Array) -> Sums:
-        """Return the loss and accuracy sums of retrieving, for each query, its own candidate, at index [0, own]."""
+        """Return the sums of loss and accuracy of retrieving the correct candidate of each query, which has the
+        index [0, own]."""
         # The default precision on TPUs is bfloat16, whose error the scale would multiply.
         logits = scale * jnp.einsum("nE,KNE->nKN", queries_nxE, candidates_KxNxE, precision="highest")
         is_candidate = is_there_N if is_alike_nxN is None else is_there_N & ~is_alike_nxN[:, None]

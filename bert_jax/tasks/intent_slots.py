@@ -82,8 +82,8 @@ class JointTask(TaggingTask):
         return {"intent_logits": ("unit", output.sequence_logits), **super().outputs(output, batch)}
 
     def decode(self, records: Sequence[Record], units: Sequence[ModelInput], outputs: Outputs) -> list[Prediction]:
-        """Return for each text the :func:`class_predictions` of its intent, with the labels as in the input files,
-        its tagged words in ``tokens``, and ``gold``, the correct intent, if it is known."""
+        """Return for each text the :func:`class_predictions` of its intent, with the labels as in the input files.
+        Each prediction also contains ``tokens``, the tagged words, and ``gold``, the correct intent, if known."""
         logits = mean_over_windows("intent_logits", len(records), units, outputs)
         intents = class_predictions(self.config.data.labels, logits)
         tagged = super().decode(records, units, outputs)

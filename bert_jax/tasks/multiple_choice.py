@@ -41,8 +41,8 @@ class ChoiceTask(SequenceTask):
         labels = tuple(str(i) for i in range(count))
         if config.data.labels not in ((), labels):
             raise ValueError(
-                f"data.labels: {', '.join(config.data.labels)} is not allowed; labels are the numbers of the "
-                f"choices, from 0 ({', '.join(labels)}); omit data.labels"
+                f"data.labels: {', '.join(config.data.labels)} is not allowed; labels are the indices of the "
+                f"choices, starting at 0 ({', '.join(labels)}); omit data.labels"
             )
         return dataclasses.replace(config, data=dataclasses.replace(config.data, labels=labels))
 

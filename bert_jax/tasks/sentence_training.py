@@ -98,7 +98,8 @@ class Cosine(Cosent):
         if not -1 <= value <= 1:
             raise ValueError(
                 f"{record.source}: label {record.label} divided by sentence.label_scale "
-                f"{self.options.label_scale:g} is not allowed; allowed: -1 to 1; set it to the largest label"
+                f"{self.options.label_scale:g} is not allowed; allowed: -1 to 1; set "
+                "sentence.label_scale to the largest label"
             )
         return value
 
@@ -183,7 +184,7 @@ def texts_of_classes(records: Sequence[Record], seed: int) -> list[tuple[str, ..
         own_count, other_count = len(own) - 1, len(records) - len(own)
         if not own_count or not other_count:
             raise ValueError(
-                f"{record.source}: class {record.label!r} has one text, or is the only class; "
+                f"{record.source}: class {record.label!r} has only one text, or is the only class; "
                 "sentence.pairs_from_classes requires two or more classes of two or more texts each"
             )
         drawn = draws[0][i] % own_count

@@ -104,7 +104,7 @@ def span_inputs(
     """
     left = max_length - len(tokenizer.build_inputs([], [])[0])
     if left < 1:
-        raise ValueError(f"length {max_length} (task.max_length) leaves no room for a passage; set a larger one")
+        raise ValueError(f"task.max_length: {max_length} leaves no room for a passage; set a larger value")
     asked = question[: min(qa.max_query_length, left // 2)]
     windows = []
     for begin, most_context in _layout(len(passage.ids), left - len(asked), qa.doc_stride):

@@ -50,7 +50,7 @@ class TaggingTask(Task):
         tags = config.data.tags or tuple(sorted(seen, key=lambda tag: (tag != "O", tag)))
         if len(tags) < 2:
             known = ", ".join(tags) or "none"
-            raise ValueError(f"data.train: tags in the training files: {known}; two or more are needed")
+            raise ValueError(f"data.train: tags in the training files: {known}; two or more are required")
         if are_entity_tags(tags):
             for records in splits.values():
                 check_entity_tags(records, config.tagging.scoring)
@@ -61,7 +61,9 @@ class TaggingTask(Task):
         notes, tags = [], config.data.tags
         if not are_entity_tags(tags) and any(tag.startswith("B-") for tag in tags):
             other = next(tag for tag in tags if not are_entity_tags([tag]))
-            notes.append(f"only tag accuracy is scored: {other!r} is not O and has no prefix B-, I-, E- or S-")
+            notes.append(
+                f"only tag accuracy is scored, because {other!r} is not O and has no prefix B-, I-, E- or S-"
+            )
         tags_of_splits = {
             split: {tag for one in records for tag in one.tags or ()} for split, records in splits.items()
         }
@@ -142,7 +144,7 @@ class TaggingTask(Task):
 
 
 def tag_weights(batch: Mapping[str, jax.Array]) -> jax.Array:
-    """Return float32[B, S]: for each scored token, the weight of its unit; 0 for all other tokens."""
+    """Return float32[B, S]: for each scored token, the weight of its model input; 0 for all other tokens."""
     weights_BxU = batch["weights"]
     is_of_BxSxU = batch["sequence_ids"][..., None] == 1 + jnp.arange(weights_BxU.shape[1])
     return batch["tag_scored"] * jnp.sum(jnp.where(is_of_BxSxU, weights_BxU[:, None], 0.0), axis=-1)
@@ -154,8 +156,8 @@ def are_entity_tags(tags: Iterable[str], prefixes: Sequence[str] = PREFIXES) -> 
 
 
 def window_input(number: int, window: Window, labels: np.ndarray) -> ModelInput:
-    """Return the unit for a window of the record with the index ``number``. ``labels``: int32[words], the tag index
-    of every word of the record; -1 for an unknown tag."""
+    """Return the model input for a window of the record with the index ``number``. ``labels``: int32[words], the
+    tag index of every word of the record; -1 for an unknown tag."""
     here = labels[window.words]
     values = np.zeros(len(window.encoded.ids), np.int32)
     scored = np.zeros(len(window.encoded.ids), np.float32)

@@ -143,7 +143,7 @@ class Task(ABC):
 
     @abstractmethod
     def featurize(self, records: Sequence[Record], *, training: bool) -> list[ModelInput]:
-        """Return the units of all records, in the order of the records.
+        """Return the model inputs (units) of all records, in the order of the records.
 
         With ``training``, units without a training signal, such as a record without words, may be omitted. Raises
         ``ValueError``, with ``record.source`` in its message, for an invalid label or text.
@@ -160,14 +160,15 @@ class Task(ABC):
     def loss(self, output: BertOutput, batch: Mapping[str, jax.Array], *, axis: str | None) -> Sums:
         """Return (sum, weight) of each loss named in :meth:`denominators` and of each additional logged value.
 
-        The total loss is sum / denominator, added over all losses. ``axis``: the mesh axis over which the rows of
-        the batch are sharded, for losses that compare examples of the whole batch; None: ``batch`` has all rows.
+        The total loss is the sum of (sum / denominator) over all losses. ``axis``: the mesh axis over which the
+        rows of the batch are sharded, for losses that compare examples across the batch; None: ``batch`` has all
+        rows.
         """
 
     @abstractmethod
     def outputs(self, output: BertOutput, batch: Mapping[str, jax.Array]) -> dict[str, tuple[Level, jax.Array]]:
-        """Return (level, array) by name for :meth:`decode`. Arrays of level ``unit`` have the shape [B, U, ...],
-        arrays of level ``token`` the shape [B, S, ...]."""
+        """Return (level, array) by name for :meth:`decode`. Arrays of level ``unit`` have the shape [B, U, ...];
+        arrays of level ``token`` have the shape [B, S, ...]."""
 
     @abstractmethod
     def decode(self, records: Sequence[Record], units: Sequence[ModelInput], outputs: Outputs) -> list[Prediction]:

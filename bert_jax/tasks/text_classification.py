@@ -72,7 +72,7 @@ class SequenceTask(Task):
         return Encoded(ids, types if self.config.model.type_vocab_size > 1 else [0] * len(ids), is_cut)
 
     def targets_of(self, record: Record, *, training: bool) -> Mapping[str, Any]:
-        """Return the targets of the units of a record; empty if the record has no label.
+        """Return the targets of the model inputs of a record; empty if the record has no label.
 
         Raises ``ValueError`` for an invalid label and, with ``training``, for a missing label.
         """
@@ -84,14 +84,14 @@ class SequenceTask(Task):
 
     @abstractmethod
     def target(self, record: Record) -> Mapping[str, Any]:
-        """Return the targets of the units of a labeled record."""
+        """Return the targets of the model inputs of a labeled record."""
 
     def reference(self, record: Record) -> Any:
         """Return the correct answer of a labeled record, in the format of the predictions; default: the label."""
         return record.label
 
     def logits(self, output: BertOutput, batch: Mapping[str, jax.Array]) -> jax.Array:
-        """Return the logits of the units, float32[B, U, L]."""
+        """Return the logits of the model inputs, float32[B, U, L]."""
         return output.sequence_logits
 
     def outputs(self, output: BertOutput, batch: Mapping[str, jax.Array]) -> dict[str, tuple[Level, jax.Array]]:

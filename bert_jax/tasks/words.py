@@ -1,4 +1,4 @@
-"""Conversion of words to model inputs: windows of pieces that split no word and score every word exactly once.
+"""Conversion of words to model inputs: windows that never split a word and that score every word exactly once.
 
 Words are numbered consecutively in a text, which is one sentence or, with document context (Devlin et al. 2018,
 section 5.3), all sentences of a document. ``starts`` int64[words + 1] contains the index of the first piece of each
@@ -76,7 +76,7 @@ def word_windows(
 def window_spans(starts: np.ndarray, sentence: Span, room: int) -> list[Span]:
     """Return spans of word indices (first, end), each of at most ``room`` pieces, that cover the words of
     ``sentence``: one span if they fit, otherwise several spans that overlap by about half. Each span is
-    :func:`widened`."""
+    then extended (:func:`widened`)."""
     begin, last = sentence
     spans = []
     while True:

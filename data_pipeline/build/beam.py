@@ -81,7 +81,7 @@ def build_with_beam(
             raise _load(failure) from None
         sys.stderr.write(output.held)
         lines = str(error).strip().splitlines() or [type(error).__name__]
-        raise ValueError(f"the Beam pipeline failed: {lines[-1]}; finished parts are kept: run again") from None
+        raise ValueError(f"the Beam pipeline failed: {lines[-1]}; finished parts are kept; run again") from None
     for name in missing:
         report(_load(jobs.folder / f"{name}-done"))
 
@@ -231,7 +231,7 @@ def _chunk_name(source: int, piece: int) -> str:
 
 def _expect(wanted: int, found: int) -> None:
     if found != wanted:
-        raise ValueError(f"Beam returned only {found} of {wanted} results; finished parts are kept: run again")
+        raise ValueError(f"Beam returned only {found} of {wanted} results; finished parts are kept; run again")
 
 
 class _Jobs:
@@ -257,7 +257,7 @@ class _Jobs:
             raise
 
     def tokenize(self, number: int) -> tuple[int, int]:
-        """Tokenize share ``number``; return ``number`` and the number of chunks of the source."""
+        """Tokenize the share with the index ``number``; return (``number``, number of chunks of its source)."""
         plan = self.plan
         data, (source, first, step) = plan.data, plan.shares[number]
         assert plan.chunks is not None

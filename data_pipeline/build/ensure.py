@@ -1,10 +1,10 @@
 """The vocabulary and the shards of a DataConfig: checked if they exist, built if they are missing.
 
-The stages are the vocabulary, the token store and, for each split, its parts, its shards and its folder; a complete
-file or folder gets its final name by one rename. A build works in ``SHARDS/.build-*``; ``train/`` and ``eval/``
-appear only when they are complete, with index and manifest. A build that was killed and is run again keeps every
-finished chunk, part and shard, and writes the same bytes as an uninterrupted build. The jobs run in a pool of
-processes or under Apache Beam (``data_pipeline.build.beam``).
+A build creates the vocabulary, the token store and, for each split, the parts, the shards and the folder; a
+complete file or folder gets its final name by one rename. A build works in ``SHARDS/.build-*``; ``train/`` and
+``eval/`` appear only when they are complete, with index and manifest. A build that was killed and is run again
+keeps every finished chunk, part and shard, and writes the same bytes as an uninterrupted build. The jobs run in a
+pool of processes or under Apache Beam (``data_pipeline.build.beam``).
 """
 
 import shlex
@@ -119,7 +119,8 @@ def require_shards(config: PretrainConfig, words: Sequence[str]) -> Path:
 
 
 def _changed_since(words: Sequence[str], config: PretrainConfig) -> list[str]:
-    """Return flags for the options in which ``config`` differs from ``words``, as after a warm start."""
+    """Return flags that set the options whose values in ``config`` are not those of the arguments ``words``; a warm
+    start changes such options."""
     original = load_config(PretrainConfig, words)
     flags = []
     for section in ("data", "model"):

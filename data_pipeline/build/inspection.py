@@ -25,7 +25,8 @@ _BAR = 30
 def count(
     row: dict[str, np.ndarray], vocab_size: int, tokenizer: Tokenizer | None, groups: np.ndarray | None
 ) -> dict[str, int]:
-    """Return counts for one record, to be summed; ``groups`` int[S] contains the word index of each token."""
+    """Return the counts of one record by name; the report sums them over all records. ``groups`` int[S] contains
+    the word index of each token."""
     ids = row["input_ids"]
     positions, labels = predictions(row)
     everything = np.concatenate([ids, labels])
@@ -161,7 +162,7 @@ def _inspect_split(
         for row in shown:
             console.print(render(row, tokenizer))
     elif examples and not tokenizer:
-        console.print("no vocabulary beside the shards; use --vocab FILE to see examples and masking shares")
+        console.print("the folder contains no vocabulary; use --vocab FILE to see examples and masking shares")
     console.print()
 
 

@@ -88,7 +88,7 @@ def instance_keys(settings: InstanceSettings, instances: Instances, pass_number:
 
 
 def shard_and_place(keys: np.ndarray, num_shards: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return the shard of every instance, int64[N], and its sort key within the shard, uint64[N]."""
+    """Return, for every instance, the index of its shard, int64[N], and its sort key in this shard, uint64[N]."""
     return (hash_key(keys, _SHARD) % np.uint64(num_shards)).astype(np.int64), hash_key(keys, _PLACE)
 
 

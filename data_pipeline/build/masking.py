@@ -65,9 +65,9 @@ def mask_batch(
     and span). ``keys`` uint64[B] determines all random values.
 
     With the mask unit token, a row gets the number of predictions from ``prediction_counts``, or all candidates if
-    there are fewer. Whole words are tried in random order, and a word that would exceed this number is skipped, so
-    a row may get fewer predictions, as in google-research/bert. The replacement of each chosen token is sampled
-    separately.
+    there are fewer. With whole_word, words are tried in random order, and a word that would exceed this number is
+    skipped, so a row may get fewer predictions, as in google-research/bert. :func:`_choose_spans` describes span.
+    The replacement of each chosen token is sampled separately.
     """
     size = input_ids.shape[1]
     if size >= 1 << _POSITION_BITS:
@@ -152,7 +152,7 @@ class _Words:
         self.segments[row, self.number[row, column]] = segment[row, column]
 
     def in_random_order(self, keys: np.ndarray) -> np.ndarray:
-        """Return the first position of every word, in a random order per row, padded with S.
+        """Return the position of the first token of every word, in a random order per row, padded with S.
 
         The result is int64[B, n], where n is the largest number of words of a row.
         """
@@ -198,7 +198,7 @@ def _choose_spans(words: _Words, keys: np.ndarray, counts: np.ndarray, data: Dat
     The method is that of SpanBERT (Joshi et al. 2019).
 
     A span begins at a random word; its length in words has a truncated geometric distribution. The span ends early
-    at the end of its segment, before a word that is already chosen, and before a word that would exceed the count.
+    at the end of its segment, before a word that is already chosen, and before a word that would exceed ``counts``.
     Returns a mask of the tokens, bool[B, S].
     """
     size = words.starts.shape[1]
@@ -229,7 +229,8 @@ def _choose_spans(words: _Words, keys: np.ndarray, counts: np.ndarray, data: Dat
 
 
 def span_probabilities(mean: float, longest: int) -> np.ndarray:
-    """Return the probabilities of span lengths 1 to ``longest``: a truncated geometric distribution with this mean.
+    """Return the probabilities of span lengths 1 to ``longest``: a truncated geometric distribution whose
+    mean is ``mean``.
 
     Mean 3.8 and longest length 10 correspond to p = 0.2, as in SpanBERT. If ``mean`` is larger than the mean of any
     truncated geometric distribution, all probabilities are equal.

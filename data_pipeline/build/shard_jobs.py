@@ -1,9 +1,9 @@
 """Jobs that convert a token store to shards: jobs that write parts, then one merge per shard.
 
 A part consists of a table and of the serialized instances of consecutive documents in one pass, sorted by shard and
-then by place, a random key that determines the order within a shard. The merge of a shard reads the records of this
-shard from all parts, sorted by place. Parts and shards depend only on the store and the settings, so their bytes do
-not depend on how the jobs are distributed.
+then by a random sort key (the place of an instance in its shard). The merge of a shard reads the records of this
+shard from all parts, sorted by this key. Parts and shards depend only on the store and the settings, so their bytes
+do not depend on how the jobs are distributed.
 """
 
 import os
@@ -68,7 +68,8 @@ def shard_name(shard: int, num_shards: int) -> str:
 
 
 def cut_parts(tokens: np.ndarray, passes: int) -> list[tuple[int, int]]:
-    """Split D documents with ``tokens`` int[D] tokens into ranges [first, last) of similar size."""
+    """Split D documents into ranges [first, end) that yield parts of similar size; ``tokens`` int[D] contains the
+    number of tokens of each document."""
     size = max(PART_TOKENS, int(tokens.sum()) * passes // MOST_PARTS)
     number = (np.cumsum(tokens) - tokens) // size
     borders = [0, *(np.flatnonzero(np.diff(number)) + 1).tolist(), len(tokens)]
@@ -176,10 +177,9 @@ def write_part(job: SplitJob, path: Location, pass_number: int, first: int, last
 class _Slice(NamedTuple):
     """Records of one shard in one part.
 
-    The fields are the places, uint64[N], the byte offsets and the lengths, int64[N], and the smallest and largest
-    values of each feature, int64[K, F, 2].
-
-    K is 1, or 0 if the part has no records of the shard.
+    ``places`` uint64[N] contains the sort key of each record; ``offsets`` and ``lengths`` int64[N] are in bytes.
+    ``bounds`` int64[K, F, 2] contains the smallest and largest value of each feature; K is 1, or 0 if the part has
+    no records of the shard.
     """
 
     places: np.ndarray
@@ -191,7 +191,8 @@ class _Slice(NamedTuple):
 def _write_table(
     path: Location, borders: np.ndarray, places: np.ndarray, lengths: Sequence[int], bounds: Sequence[np.ndarray]
 ) -> None:
-    """Write the table of a part: number of features, shard borders, byte offsets, places, lengths, value bounds."""
+    """Write the table of a part: number of features, shard borders, byte offsets, sort keys, lengths, value
+    bounds."""
     sizes = np.array(lengths, "<u4")
     offsets = np.concatenate([[0], np.cumsum(sizes, dtype=np.int64)])[borders]
     values = np.concatenate(bounds) if bounds else np.zeros((0, 0, 2), np.int64)
@@ -243,7 +244,7 @@ def merge_shard(job: SplitJob, parts: Sequence[Location], shard: int) -> ShardEn
 
 
 def _records_in_order(parts: Sequence[Location], slices: Sequence[_Slice]) -> Iterator[bytes]:
-    """Yield the records of one shard from all parts, sorted by place."""
+    """Yield the records of one shard from all parts, sorted by their sort keys."""
     places, offsets, lengths = (np.concatenate(column) for column in list(zip(*slices, strict=True))[:3])
     counts = [len(one.places) for one in slices]
     part = np.repeat(np.arange(len(parts)), counts)
@@ -259,7 +260,8 @@ def _records_in_order(parts: Sequence[Location], slices: Sequence[_Slice]) -> It
 
 @contextmanager
 def _open_records(parts: Sequence[Location], slices: Sequence[_Slice]) -> Iterator[tuple[list[int], list[int]]]:
-    """Open the records of every part; yield, per part, a file descriptor and a value to add to the offsets."""
+    """Open the records of all parts. Yield two lists with one entry per part: file descriptors, and values to add
+    to the byte offsets."""
     if isinstance(parts[0], ObjectPath):
         # The records of a shard are contiguous in every part, so one request per part suffices.
         first = [int(one.offsets[0]) if len(one.offsets) else 0 for one in slices]

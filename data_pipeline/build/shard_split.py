@@ -1,4 +1,4 @@
-"""The build of one split: from the token store to a folder of shards, with any job runner."""
+"""The build of one split, from the token store to a folder of shards. Any runner can execute its jobs."""
 
 import hashlib
 import json
@@ -79,12 +79,12 @@ def plan_splits(data: DataConfig, store: TokenStore, names: Sequence[str]) -> li
         distinct = len(np.unique(contents[documents]))
         if data.next_sentence == "nsp" and distinct < 2:
             raise ValueError(
-                f"data.next_sentence: nsp needs two different documents, but of {total} document(s) {split} "
-                f"has {distinct}; separate documents by blank lines, or use --data.next_sentence sop or none"
+                f"data.next_sentence: nsp needs two different documents, but {split} has only {distinct} of "
+                f"{total} document(s); separate documents by blank lines, or use --data.next_sentence sop or none"
             )
         if distinct == 0:
             raise ValueError(
-                f"data.eval_fraction: {data.eval_fraction} of {total} document(s) is too little for {split}; "
+                f"data.eval_fraction: {data.eval_fraction} of {total} document(s) leaves none for {split}; "
                 "separate documents by blank lines, or use --data.eval_fraction 0"
             )
         splits.append((split, documents, len(documents) - distinct))

@@ -27,7 +27,7 @@ def vocabulary_path(data: DataConfig) -> Location:
 
 
 def load_vocabulary(data: DataConfig, path: Location, vocab_size: int) -> Tokenizer:
-    """Load the tokenizer from ``path``. Raises ``ValueError`` for more than ``vocab_size`` pieces."""
+    """Load the tokenizer from ``path``. Raises ``ValueError`` if it has more than ``vocab_size`` pieces."""
     if isinstance(path, ObjectPath) and not path.is_file():
         raise ValueError(f"{path}: no such vocabulary file (data.vocab)")
     tokenizer = load_tokenizer(local_copy(path), lower_case=data.lower_case)

@@ -83,7 +83,7 @@ class Workers:
             fewer = ", with fewer data.workers" if self.count > 1 else ""
             raise ValueError(
                 f"one of {self.count} worker processes was killed, perhaps for lack of memory; "
-                f"finished parts are kept: run again{fewer}"
+                f"finished parts are kept; run again{fewer}"
             ) from None
 
 
@@ -151,7 +151,8 @@ def exclusive(folder: Location) -> AbstractContextManager[None]:
 
 
 def scratch_file(final: Location) -> AbstractContextManager[Path]:
-    """Return a :func:`whole_file` that several processes, even on several machines, can use for the same file."""
+    """Return a :func:`whole_file` context for ``final`` that several processes, even on several machines, can use
+    at the same time."""
     return whole_file(final, None if isinstance(final, ObjectPath) else scratch_folder(final.parent))
 
 

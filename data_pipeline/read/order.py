@@ -6,9 +6,9 @@ the sizes of lanes differ by at most one record. A segment may therefore span tw
 influence how often a record is read.
 
 In every epoch of a lane, its segments are permuted by (seed, lane, epoch). W (``window_segments``) consecutive
-segments of this permutation form a window, which is read at once; its records are permuted by (seed, lane, epoch,
-window). After its last window, a lane starts its own next epoch. The first window of most lanes is shorter, so that
-lanes do not load their windows at the same step.
+segments of this permutation form a window. The records of a window are read together and are permuted by (seed,
+lane, epoch, window). After its last window, a lane starts its own next epoch. The first window of most lanes is
+shorter, so that lanes do not load their windows at the same step.
 
 Row r of a global batch of B rows comes from lane r // (B / V), so hosts that feed contiguous rows read contiguous
 lanes. The order does not depend on hosts, files or time.
@@ -115,9 +115,10 @@ class LaneOrder:
         return np.concatenate([[0], np.cumsum(np.diff(cuts, axis=0).ravel())])
 
     def lane_windows(self, lane: int, epoch: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Return the segments of one epoch of a lane in reading order, and the edges of its windows.
+        """Return the segments of one epoch of a lane in reading order, and the boundaries of its windows.
 
-        The edges are returned twice: measured in segments, and measured in records.
+        Each boundary is returned twice: as the number of segments and as the number of records that precede it in
+        the epoch.
         """
         count, window = self.segments_per_lane, self.window_segments
         order = permutation(count, self.seed, 1, lane, epoch)
@@ -163,7 +164,7 @@ class HostRows:
         """
         rows = tuple(range(sizes.final) if rows is None else map(int, rows))
         if not rows or min(rows) < 0 or max(rows) >= sizes.final:
-            raise ValueError(f"rows: {rows} is not allowed; allowed: numbers from 0 to {sizes.final - 1}")
+            raise ValueError(f"rows: {rows} is not allowed; allowed: indices from 0 to {sizes.final - 1}")
         own = cls(lanes, sizes, rows)
         if sizes.ramp and own.cuts_lanes():
             raise ValueError(

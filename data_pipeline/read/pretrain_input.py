@@ -61,7 +61,7 @@ class ShardSource:
     def held_out(
         self, batch_size: int, rows: list[int], max_batches: int
     ) -> Iterator[dict[str, np.ndarray]] | None:
-        """Return an iterator over held-out batches (``max_batches`` 0: all), or None without held-out data."""
+        """Return an iterator over held-out batches (``max_batches`` 0: all), or None if no data is held out."""
         if self._eval is None:
             return None
         return eval_batches(
@@ -155,7 +155,8 @@ class PretrainBatches(Iterator[tuple[dict[str, np.ndarray], BatchInfo]]):
         self.close()
 
     def state(self) -> dict[str, Any]:
-        """Return the position after the last returned batch (not the last batch read ahead), as JSON below 1 KB."""
+        """Return the position after the last returned batch (not the last batch read ahead), as a
+        JSON-serializable dict of less than 1 KB."""
         return {
             "data_step": self._data_step,
             "skipped": [list(pair) for pair in self._skipped],
@@ -166,7 +167,7 @@ class PretrainBatches(Iterator[tuple[dict[str, np.ndarray], BatchInfo]]):
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Continue at the position ``state``.
+        """Continue at the position that ``state`` contains.
 
         Raises ``ValueError``, which lists the differences, if ``state`` was recorded with another data order.
         """
@@ -234,8 +235,9 @@ def eval_batches(
     """Yield each held-out record once, in file order; the last batch is padded with blank rows.
 
     ``max_batches`` above 0 limits the number of batches. Masks, including dynamic masks, are the same in every
-    call. The shards are checked before the first batch is requested. Raises ``DataBudgetError`` during the
-    iteration or, if other hosts feed some of the rows and therefore need all batches, after the last batch.
+    call. The shards are checked before the first batch is requested. Raises ``DataBudgetError`` if too
+    many records are damaged: during the iteration or, if other hosts feed some of the rows and therefore need all
+    batches, after the last batch.
     """
     index = read_index(folder)
     layout = check_layout(index, data, tokenizer)

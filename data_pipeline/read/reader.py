@@ -35,8 +35,8 @@ REASONS = (
     "is good",
     "cannot be read: the file is missing or unreadable",
     "is beyond the end of the file",
-    "has another length than in the index, or a damaged length checksum",
-    "has another stored checksum than in the index",
+    "has a length that differs from the index, or a damaged length checksum",
+    "has a stored checksum that differs from the index",
     "has contents that do not match the checksum in the index",
     "has token ids outside the vocabulary",
 )
@@ -108,7 +108,8 @@ class RecordReader:
         return int(self._block_offsets(shard)[block]) + int(rest.sum(dtype=np.int64)) + len(rest) * FRAME_BYTES
 
     def _pieces(self, ranges: tuple[tuple[int, int], ...]) -> list[tuple[int, int, int]]:
-        """Split the ranges at file borders; return (shard, start, stop) of records counted within the file."""
+        """Split the ranges at file borders; return (index of the file, start, stop) of each piece, where
+        ``start`` and ``stop`` are indices of records in the file."""
         pieces = []
         for start, stop in ranges:
             shard = int(np.searchsorted(self._first, start, side="right")) - 1
@@ -192,7 +193,7 @@ class LocalFiles:
 
 
 class ObjectFiles:
-    """Shards in an object store: concurrent requests for complete windows, because every request has a latency."""
+    """Shards in an object store. Complete windows are read with concurrent requests, because a request is slow."""
 
     loaders, whole_windows = _REQUESTS, 1 << 30
 
@@ -258,7 +259,7 @@ class LaneReader:
 
         Reading many complete windows for one batch would delay this batch, by a second at the start of training.
         Therefore only some windows are read completely; from each other lane, only the records of the next few
-        batches are read, and the window later.
+        batches are read, and the complete window is read later.
         """
         held, files = self._windows, self.reader.files
         missing = [v for v in lanes if v not in held or not held[v][0] <= position < held[v][1]]
@@ -315,8 +316,8 @@ class SequentialReader:
 class BlankCounter:
     """Counter that logs blank rows and raises ``DataBudgetError`` if there are more than ``budget``.
 
-    With ``at_once``, :meth:`add` raises the error. Otherwise only :meth:`check` raises it: this process reads only
-    a part of the rows, and other processes wait for them.
+    With ``at_once``, :meth:`add` raises the error. Otherwise, only :meth:`check` raises it, because this process
+    reads only some of the rows of a batch, and other processes wait for these rows.
     """
 
     def __init__(self, reader: RecordReader, budget: int, *, at_once: bool) -> None:

@@ -127,7 +127,11 @@ def _check_ranges(
             if summary is None or (summary.min_value >= 0 and summary.max_value < limit):
                 continue
             what = f"{name} from {summary.min_value} to {summary.max_value}, allowed: 0 to {limit - 1}"
-            remedy = "the shards were built with another vocabulary" if "ids" in name else "build the shards again"
+            remedy = (
+                "the shards were built with another vocabulary; name it in data.vocab"
+                if "ids" in name
+                else "build the shards again"
+            )
             raise ValueError(f"{index.folder / entry.name}: {what}; {remedy}")
 
 

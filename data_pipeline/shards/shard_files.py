@@ -42,7 +42,7 @@ def _mask_crc(crc: int) -> int:
 
 
 def mask_crcs(crcs: np.ndarray) -> np.ndarray:
-    """Return the masked form of crc32c values uint32[N] that TFRecord files contain, uint32[N]."""
+    """Convert crc32c values uint32[N] to the masked form that TFRecord files contain, uint32[N]."""
     crcs = crcs.astype(np.uint32)
     return (crcs >> np.uint32(15) | crcs << np.uint32(17)) + np.uint32(_MASK_DELTA)
 
@@ -77,7 +77,7 @@ class ShardEntry:
 
     @property
     def facts(self) -> dict[str, Any]:
-        """Name, number of records, bytes and checksum, for an index or a manifest."""
+        """Name, number of records, size in bytes and checksum, for an index or a manifest."""
         return {"name": self.name, "records": self.records, "bytes": self.bytes, "crc32c": self.crc32c}
 
 

@@ -34,7 +34,8 @@ def _feature_prefix(name: str, kind: str, size: int) -> bytes:
 
 
 def _pack_ints(values: np.ndarray) -> tuple[bytes, np.ndarray]:
-    """Encode ``values`` [N, K] as varints in row order; return the bytes and their number per row, int64[N]."""
+    """Encode ``values`` [N, K] as varints in row order; return the bytes, and the number of bytes of each row,
+    int64[N]."""
     rows, columns = values.shape
     unsigned = values.astype(np.int64).view(np.uint64)
     top = int(unsigned.max(initial=0))
@@ -178,7 +179,7 @@ def _read_varints(data: bytes) -> tuple[np.ndarray, np.ndarray]:
 
 
 def decode_example(record: bytes) -> dict[str, np.ndarray]:
-    """Decode one serialized tf.train.Example to arrays (int64, float32 or object); for tools."""
+    """Decode one serialized tf.train.Example to arrays (int64, float32 or object). Training does not use it."""
     features: dict[str, np.ndarray] = {}
     for name, (kind, values) in parse_example(record).items():
         body = [record[start:end] for _, start, end in values]
@@ -205,7 +206,7 @@ def summarize_examples(records: Sequence[bytes], first: int = 0) -> dict[str, Fe
     """Summarize the features of N serialized examples.
 
     Raises ``ValueError`` if a record is not a tf.train.Example; the message begins with ``record I:``, where I is
-    counted from ``first``.
+    ``first`` plus the index of the record.
     """
     try:
         return _summarize(records)

@@ -183,7 +183,7 @@ def answers_of(value: Any, source: str) -> tuple[Answer, ...]:
         if isinstance(texts, list) and isinstance(starts, list) and len(texts) == len(starts):
             value = [{"text": text, "answer_start": start} for text, start in zip(texts, starts, strict=True)]
     if not isinstance(value, list):
-        raise ValueError(f'{source}: wrong answers; allowed: a list of {{"text": ..., "answer_start": ...}}')
+        raise ValueError(f'{source}: invalid answers; allowed: a list of {{"text": ..., "answer_start": ...}}')
     return tuple(_answer(one, source) for one in value)
 
 

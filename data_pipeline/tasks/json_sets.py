@@ -29,7 +29,7 @@ def read_squad(name: str, columns: Columns, data: TaskDataConfig) -> Iterator[Re
 
 def _question(value: Any, passage: str, group: str, path: str, place: str) -> Record:
     if not isinstance(value, dict) or not isinstance(value.get("id"), str | int):
-        raise ValueError(f"{place}: a question has no id")
+        raise ValueError(f"{place}: a question has no id; every question must have one")
     source = f"{path}: id {value['id']}"
     answers = None if value.get("answers") is None else answers_of(value["answers"], source)
     text = characters(_get(value, "question", str, source))

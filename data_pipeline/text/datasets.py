@@ -208,7 +208,9 @@ def hf_sources(entry: str, *, split: str) -> list[Source]:
         advice = advice if os.environ.get("HF_HUB_OFFLINE") == "1" else ""
         raise ValueError(f"{entry}: split {split!r} cannot be read: {first_line(error)}{advice}") from None
     if dataset._indices is not None:
-        raise ValueError(f"{entry}: an indexed selection of records is not supported; save it with save_to_disk")
+        raise ValueError(
+            f"{entry}: a selection of the records of a dataset is not supported; save it with save_to_disk"
+        )
     paths = [Path(file["filename"]) for file in dataset.cache_files]
     return [Source(path=path, name=f"{entry}/{split}/{path.name}", records=ArrowFile(str(path))) for path in paths]
 

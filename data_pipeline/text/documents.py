@@ -111,7 +111,7 @@ def _json_texts(lines: Iterator[Line], path: Location, field: str) -> Iterator[s
             raise ValueError(f"{path}:{number}: not valid JSON: {error}") from None
         text = record.get(field) if isinstance(record, dict) else None
         if not isinstance(text, str):
-            raise ValueError(f"{path}:{number}: no text in field {field!r} (data.json_field)")
+            raise ValueError(f"{path}:{number}: no text in field {field!r}; set data.json_field to a text field")
         # JSON may contain lone surrogates, which cannot be encoded in UTF-8.
         yield text.encode("utf-8", "replace").decode()
 

@@ -97,9 +97,9 @@ DAMAGES = {
 
 
 REASON_TEXTS = {
-    "flip in payload checksum": "has another stored checksum than in the index",
+    "flip in payload checksum": "has a stored checksum that differs from the index",
     "flip in payload": "has contents that do not match the checksum in the index",
-    "flip in length": "has another length than in the index",
+    "flip in length": "has a length that differs from the index",
     "truncated": "is beyond the end of the file",
     "empty": "is beyond the end of the file",
     "missing": "the file is missing or unreadable",

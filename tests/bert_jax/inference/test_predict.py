@@ -158,7 +158,7 @@ def test_choices():
     ("heads", "text", "message"),
     [
         (HeadsConfig(pooler=True, mlm=True), "w1", "no task head"),
-        (HeadsConfig(pooler=True, sequence_labels=("a", "b"), span=True), "w1", "choose one: sequence, span"),
+        (HeadsConfig(pooler=True, sequence_labels=("a", "b"), span=True), "w1", "task .* sequence, span"),
         (HeadsConfig(pooler=True, sequence_labels=("a", "b")), 3, "'3' is not a valid input"),
         (HeadsConfig(pooler=True, sequence_labels=("a", "b")), {"text": None}, "is not a valid input"),
         (
@@ -191,7 +191,7 @@ def test_one_of_several_heads_by_name():
     loaded = make_model(HeadsConfig(pooler=True, sequence_labels=("a", "b"), token_labels=("x", "y")))
     assert "label" in loaded.predict(["w1"], task="sequence")[0]
     assert "tokens" in loaded.predict(["w1"], task="token")[0]
-    with pytest.raises(ValueError, match="has no span head; it has: sequence, token"):
+    with pytest.raises(ValueError, match=r"no span head; .* sequence, token"):
         loaded.predict(["w1"], task="span")
 
 

@@ -59,7 +59,7 @@ def test_loops_and_branches_count_as_they_run():
         kernel,
     )
     assert convolved.total() == 2 * 36 * 8 * 9 * 4
-    with pytest.raises(ValueError, match="loop of unknown length"):
+    with pytest.raises(ValueError, match=r"loop .* jax\.lax\.scan"):
         traced_flops(lambda x: jax.lax.while_loop(lambda y: y[0, 0] < 9, lambda y: y @ y, x), x)
 
 

@@ -133,7 +133,7 @@ def test_texts_of_classes_are_drawn_among_all_others(count, classes):
 @pytest.mark.parametrize("labels", ["aab", "aa"])
 def test_classes_that_make_no_pairs(labels):
     records = [dataclasses.replace(one, label=label) for one, label in zip(labelled(3, 2), labels, strict=False)]
-    with pytest.raises(ValueError, match="has one text, or is the only class"):
+    with pytest.raises(ValueError, match="has only one text, or is the only class"):
         examples("negatives", records)
 
 

@@ -63,7 +63,7 @@ def test_tags_of_dev_alone_are_noted():
     assert notes == ["dev: tags that do not occur in training are scored as errors: B-z, I-z"]
     bmes = config(data={"tags": ("O", "B-x", "M-x")})
     assert TaggingTask.notes(bmes, {}) == [
-        "only tag accuracy is scored: 'M-x' is not O and has no prefix B-, I-, E- or S-"
+        "only tag accuracy is scored, because 'M-x' is not O and has no prefix B-, I-, E- or S-"
     ]
 
 

@@ -76,7 +76,7 @@ def test_questions_without_answers_are_unlabelled(tmp_path):
             squad(("t", [question("7", answers=[{"text": "He", "answer_start": 1.5}])])),
             "{path}: id 7: answer_start is",
         ),
-        (squad(("t", [question("7", answers="He")])), "{path}: id 7: wrong answers"),
+        (squad(("t", [question("7", answers="He")])), "{path}: id 7: invalid answers"),
         ('{"data": [{"paragraphs": [{"qas": []}]}]}', "{path}: article 0, paragraph 0: no text 'context'"),
         ('{"data": [{"title": "t"}]}', "{path}: article 0: no list 'paragraphs'; with data.format squad"),
         ('[{"context_text": "x"}]', "{path}: no list 'data'; with data.format squad"),

@@ -358,7 +358,7 @@ def test_jsonl_of_half_a_character(tmp_path):
             (),
             "{path}:2: id '1' is also",
         ),
-        ('{"text": "A", "label": 1, "answers": {"text": ["x"]}}\n', (), "{path}:1: wrong answers"),
+        ('{"text": "A", "label": 1, "answers": {"text": ["x"]}}\n', (), "{path}:1: invalid answers"),
         (
             '{"text": "A", "label": 1, "answers": [{"text": "x", "answer_start": "b"}]}\n',
             (),
