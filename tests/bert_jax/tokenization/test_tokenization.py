@@ -81,11 +81,17 @@ def check_offsets(tokenizer: Tokenizer, text: str, *, expected: list[int]) -> No
 
 
 def code_points(everything: bool) -> list[int]:
-    """Every code point, less the uniform planes 4 to 13, 15 and 16, of which every 101st unless asked for."""
-    far = (*range(0x40000, 0xE0000), *range(0xF0000, sys.maxunicode + 1))
-    assert {unicodedata.category(chr(c)) for c in far} == {"Cn", "Co"}
-    near = (*range(0x40000), *range(0xE0000, 0xF0000))
-    return [*near, *(far if everything else far[::101])]
+    """Every code point below U+20000. Beyond, where long ranges are alike: those with a decomposition, those up to
+    3 away from a change of category, and every 101st; or all of them."""
+    if everything:
+        return list(range(sys.maxunicode + 1))
+
+    def is_like_neighbors(c: int) -> bool:
+        near = range(c - 3, min(c + 4, sys.maxunicode + 1))
+        return len({unicodedata.category(chr(x)) for x in near}) == 1 and not unicodedata.decomposition(chr(c))
+
+    far = range(0x20000, sys.maxunicode + 1)
+    return [*range(0x20000), *(c for c in far if c % 101 == 0 or not is_like_neighbors(c))]
 
 
 @pytest.fixture(scope="module")
