@@ -48,8 +48,8 @@ class BatchIterator(Protocol):
     """A resumable stream of host batches."""
 
     def __next__(self) -> tuple[dict[str, np.ndarray], BatchInfo]:
-        """Return the features of the rows that this host feeds, and the position and size of the batch. The arrays
-        are numpy arrays; their leading dimension is the rows."""
+        """Return the features of the rows that this host feeds, and the position and size of the batch. The
+        features are NumPy arrays whose leading dimension has one entry per row."""
 
     def state(self) -> dict[str, Any]:
         """Return the position after the last returned batch, as values that JSON can represent (under 1 KB)."""

@@ -65,9 +65,11 @@ def kmeans(
     unit_NxE = _unit(vectors)
     different = len({row.tobytes() for row in unit_NxE})
     if not 1 <= clusters <= different:
-        raise ValueError(f"clusters: {clusters} is not allowed; allowed: 1 to {different}, the distinct vectors")
+        raise ValueError(
+            f"clusters: {clusters} is not allowed; allowed: 1 to {different}, the number of distinct vectors"
+        )
     if restarts < 1 or iterations < 1:
-        raise ValueError(f"restarts {restarts}, iterations {iterations}: both must be 1 or more")
+        raise ValueError(f"restarts is {restarts} and iterations is {iterations}; both must be 1 or more")
     runs = (
         _lloyd(unit_NxE, clusters, distance, np.random.default_rng([seed, restart]), iterations)
         for restart in range(restarts)
@@ -225,13 +227,16 @@ def read_labels(source: str, collection: Collection) -> Sequence[str]:
     lines = list(read_texts((), source, False))
     if not source.endswith(".jsonl"):
         if len(lines) != len(collection):
-            raise ValueError(f"{source}: {len(lines)} labels, but {collection.name} has {len(collection)} entries")
+            raise ValueError(
+                f"{source}: {len(lines)} labels, but {collection.name} has {len(collection)} entries; give "
+                "one label per entry"
+            )
         return lines
     known, labels = set(collection.ids), {}
     for number, line in enumerate(lines, 1):
         where, one, label = f"{source}: entry {number}", line.get("id"), line.get("label")
         if not is_id(one) or not is_id(label):
-            raise ValueError(f'{where}: not {{"id": ..., "label": ...}}')
+            raise ValueError(f'{where}: must be {{"id": ..., "label": ...}}')
         if one not in known or one in labels:
             what = "occurs twice" if one in labels else f"is not in {collection.name}"
             raise ValueError(f"{where}: the id {one!r} {what}")

@@ -21,7 +21,7 @@ BLOCK = 8192
 
 
 def blocks(count: int, size: int = 0) -> Iterator[slice]:
-    """Yield consecutive slices that cover ``count`` entries, each of at most ``size`` (0: :data:`BLOCK`)."""
+    """Yield consecutive slices that cover ``count`` entries, each of at most ``size`` (if 0: :data:`BLOCK`)."""
     size = size or BLOCK
     return (slice(start, start + size) for start in range(0, count, size))
 
@@ -39,7 +39,7 @@ class Collection:
         return len(self.ids)
 
     def shown(self, entry: int) -> dict[str, str]:
-        """Return ``{"text": text}`` for the JSON object of an entry; an empty dict without texts."""
+        """Return the text of an entry as ``{"text": text}``; return an empty dict if the entries are vectors."""
         return {} if self.texts is None else {"text": self.texts[entry]}
 
 
@@ -83,10 +83,10 @@ def is_id(value: Any) -> bool:
 def embedded(
     collection: Collection, model: Engine | None, *, pooling: str | None = None, **options: Any
 ) -> np.ndarray:
-    """Return the vectors [N, E] of the collection; texts are converted to float32 vectors by ``embed``.
+    """Return the vectors [N, E] of the collection. Texts are converted to float32 vectors by :func:`embed`.
 
-    ``options`` are further arguments of ``embed``. Raises ``ValueError`` if a vector is not finite, or if the
-    collection contains texts and ``model`` is None.
+    ``pooling`` and ``options`` are arguments of ``embed``. Raises ``ValueError`` if a vector is not finite, or if
+    the collection contains texts and ``model`` is None.
     """
     vectors = collection.vectors
     if vectors is None:
@@ -105,13 +105,13 @@ def embedded(
 
 
 def norms(vectors: np.ndarray) -> np.ndarray:
-    """Return the Euclidean length of each row of ``vectors`` [N, E], float64[N]."""
+    """Return the Euclidean norm of each row of ``vectors`` [N, E], float64[N]."""
     parts = (np.asarray(vectors[part], np.float64) for part in blocks(len(vectors)))
     return np.concatenate([np.zeros(0), *(np.linalg.norm(part, axis=1) for part in parts)])
 
 
 def lengths_of(vectors: np.ndarray, name: str = "vectors") -> np.ndarray:
-    """Return :func:`norms` of ``vectors``. Raises ``ValueError`` for a vector of zeros, which has no cosine."""
+    """Return the Euclidean norms of ``vectors``. Raises ``ValueError`` if one is 0: the vector has no cosine."""
     lengths = norms(vectors)
     if not lengths.all():
         raise ValueError(f"{name}: vector {int(lengths.argmin())} is all zeros and has no cosine; remove it")
@@ -125,7 +125,7 @@ def _entry(value: Any, where: str) -> tuple[Id | None, str]:
     if not isinstance(text, str):
         raise ValueError(f'{where}: no text; write {{"id": ..., "text": "..."}}')
     if one is not None and not is_id(one):
-        raise ValueError(f"{where}: the id {str(one)[:40]!r} is not allowed; allowed: text or a whole number")
+        raise ValueError(f"{where}: the id {str(one)[:40]!r} is not allowed; allowed: a string or an integer")
     return one, text
 
 
@@ -136,5 +136,7 @@ def _read_vectors(path: Path) -> np.ndarray:
         raise ValueError(f"{path}: not a numpy array file; write it with bert-jax embed --output") from None
     if not isinstance(vectors, np.ndarray) or vectors.ndim != 2 or vectors.dtype.kind != "f" or not vectors.size:
         what = f"{vectors.dtype}{list(vectors.shape)}" if isinstance(vectors, np.ndarray) else "several arrays"
-        raise ValueError(f"{path}: {what}; allowed: floats [entries, width], as bert-jax embed writes them")
+        raise ValueError(
+            f"{path}: {what}; allowed: floats of shape [entries, width], as bert-jax embed writes them"
+        )
     return vectors

@@ -1,4 +1,4 @@
-"""Exact nearest-neighbor search over vectors, in blocks, and retrieval scores of the hits.
+"""Exact nearest-neighbor search over vectors, in blocks, and retrieval metrics of the hits.
 
 Shapes: Q queries, N entries of the corpus, E width of a vector, K hits, W candidates.
 """
@@ -25,7 +25,7 @@ _CUTOFFS = (1, 5, 10, 20, 50, 100)
 
 
 class Hits(NamedTuple):
-    """Row indices in the corpus, int64[K], sorted by decreasing score, and the scores, float64[K]."""
+    """The hits of a query: row indices in the corpus, int64[K], by decreasing score, and the scores, float64[K]."""
 
     rows: np.ndarray
     scores: np.ndarray
@@ -41,10 +41,10 @@ def nearest(
 ) -> Iterator[Hits]:
     """Yield, for each row of ``queries`` [Q, E], the ``top`` most similar entries of ``corpus`` [N, E].
 
-    Scores are computed in float64; entries with equal scores are sorted by row. ``own`` int[Q] contains the row of
-    the corpus to exclude for each query (-1: none). No array has Q x N elements: float32 products of blocks select
-    candidates, which are ranked in float64. If the candidates of a query may not include all of the best entries,
-    because many entries are equal, the query is compared with the entire corpus in float64.
+    Scores are computed in float64; entries with equal scores are sorted by row index. ``own`` int[Q] contains
+    the row index of the corpus entry to exclude for each query (-1: none). No array has Q x N elements: float32
+    products of blocks select candidates, which are ranked in float64. If the candidates of a query may not include
+    all of the best entries because many entries are equal, the query is compared with the entire corpus in float64.
 
     Raises ``ValueError`` if the widths differ, if ``top`` is below 1, and, with ``similarity`` "cosine", if a
     vector is all zeros.
@@ -171,11 +171,13 @@ def read_relevant(source: Path, queries: Collection, corpus: Collection) -> dict
     for number, line in enumerate(read_texts((), f"{source}", True), 1):
         where, query, ids = f"{source}: entry {number}", line.get("query"), line.get("relevant")
         if not is_id(query) or not isinstance(ids, list) or not ids or not all(map(is_id, ids)):
-            raise ValueError(f'{where}: not {{"query": id, "relevant": [id, ...]}}, with one relevant id or more')
+            raise ValueError(
+                f'{where}: must be {{"query": id, "relevant": [id, ...]}} with at least one relevant id'
+            )
         if query not in known:
             raise ValueError(f"{where}: the query {query!r} is not in {queries.name}")
         if query in relevant:
-            raise ValueError(f"{where}: the query {query!r} occurs twice; give all its ids in one line")
+            raise ValueError(f"{where}: the query {query!r} occurs twice; give all its relevant ids on one line")
         strange = [one for one in ids if one not in entries]
         if strange:
             raise ValueError(f"{where}: the relevant id {strange[0]!r} is not in {corpus.name}")
@@ -186,9 +188,9 @@ def read_relevant(source: Path, queries: Collection, corpus: Collection) -> dict
 def relevance(
     ranked: Sequence[Sequence[Id]], relevant: Sequence[Container[Id]], top: int, seed: int = 0
 ) -> Mapping[str, Interval]:
-    """Return mrr, precision@1, recall@K and ndcg@K with 95% bootstrap intervals over the queries.
+    """Return the metrics mrr, precision@1, recall@K and ndcg@K, with 95% bootstrap intervals over the queries.
 
-    K is ``top`` and each smaller value among 1, 5, 10, 20, 50 and 100.
+    K takes the value ``top`` and each smaller value among 1, 5, 10, 20, 50 and 100.
     """
     cutoffs = sorted({top, *(cutoff for cutoff in _CUTOFFS if cutoff < top)})
     scores = retrieval_scores(ranked, relevant, cutoffs)

@@ -25,10 +25,10 @@ class Whitening:
     matrix: np.ndarray
 
     def apply(self, vectors: np.ndarray) -> np.ndarray:
-        """Return the whitened vectors, float32[N, D]. Raises ``ValueError`` if ``vectors`` have another width."""
+        """Return whitened vectors, float32[N, D]. Raises ``ValueError`` if the width of ``vectors`` is not E."""
         if vectors.shape[1] != len(self.mean):
-            needed = f"the whitening needs width {len(self.mean)}"
-            raise ValueError(f"vectors of width {vectors.shape[1]}; {needed}")
+            needed = f"the whitening needs width {len(self.mean)}; use vectors of the same model"
+            raise ValueError(f"vectors of width {vectors.shape[1]} cannot be whitened; {needed}")
         found = np.empty((len(vectors), self.matrix.shape[1]), np.float32)
         for part in blocks(len(vectors)):
             found[part] = (vectors[part] - self.mean) @ self.matrix
@@ -53,7 +53,7 @@ def fit_whitening(vectors: np.ndarray, dimensions: int | None = None) -> Whiteni
     if not varying:
         raise ValueError(f"whitening: the {len(vectors)} vectors are all the same; give texts that differ")
     if dimensions is not None and not 1 <= dimensions <= varying:
-        allowed = f"1 to {varying}, the directions in which the {len(vectors)} vectors vary"
+        allowed = f"1 to {varying}, the number of directions in which the {len(vectors)} vectors vary"
         raise ValueError(f"dimensions: {dimensions} is not allowed; allowed: {allowed}")
     kept = varying if dimensions is None else dimensions
     return Whitening(mean, directions[:, :kept] / np.sqrt(variances[:kept]))

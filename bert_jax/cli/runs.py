@@ -10,7 +10,8 @@ from bert_jax.cli.options import Command, names_of, option
 def compare_command(arguments: argparse.Namespace) -> None:
     """Compare two fine-tuning runs on one split: difference, 95% interval (paired bootstrap) and p-value.
 
-    The p-value is from McNemar's exact test if a record is either right or wrong, otherwise from the bootstrap.
+    The p-value is from McNemar's exact test if the metric is a share of right predictions, such as accuracy;
+    otherwise it is from the bootstrap.
     """
     from bert_jax.experiments.compare import compare, table
     from bert_jax.io.storage import location

@@ -13,14 +13,14 @@ _POOLED = ("pooling", "normalize", "prompt", "prompt_name")
 
 
 def embed_command(arguments: argparse.Namespace) -> None:
-    """Compute one vector per text, or with --per_token one per token and chosen layer."""
+    """Compute one vector per text or, with --per_token, one vector per token and selected layer."""
     from bert_jax.inference.embed import LAST_FOUR, embed, extract_features
     from bert_jax.inference.text_files import write_json_lines, write_npy
 
     clash = [name for name in _POOLED if getattr(arguments, name) is not None] if arguments.per_token else []
     if clash or (arguments.layers and not arguments.per_token):
         what = f"--{clash[0]}: not allowed with --per_token" if clash else "--layers: requires --per_token"
-        raise ValueError(f"{what}; choose one vector per text, or every token of some layers")
+        raise ValueError(f"{what}; the output is one vector per text or, with --per_token, one per token and layer")
     inputs, options = streaming(arguments)
     texts = (_text_of(value) for value in inputs)
     to_array = arguments.output is not None and arguments.output.suffix == ".npy"
@@ -60,8 +60,8 @@ def _whole_numbers(name: str, text: str) -> tuple[int, ...]:
 
 def predict_command(arguments: argparse.Namespace) -> None:
     """Write the predictions of the task head as JSON lines: class names with probabilities (values for regression),
-    tags, an answer, or a choice. JSON input: text and text_pair (span heads: question and passage), text and
-    choices, or the words of a text to be tagged."""
+    tags, an answer, or a choice. An input in JSON is an object with text and, for pairs, text_pair (for span heads:
+    question and passage), with text and choices, or with the words of a text to be tagged."""
     from bert_jax.inference.predict import predict
     from bert_jax.inference.text_files import write_json_lines
 
@@ -123,7 +123,7 @@ def _label_words(words_of_labels: Sequence[str]) -> dict[str, list[str]]:
 
 
 def fill_mask_command(arguments: argparse.Namespace) -> None:
-    """Print the best pieces for each [MASK] of a text, with their probabilities."""
+    """Print the most probable pieces for each [MASK] of a text, with their probabilities."""
     from bert_jax.inference.fill import fill_mask
     from bert_jax.inference.text_files import write_json_lines
 

@@ -24,8 +24,8 @@ def import_command(arguments: argparse.Namespace) -> None:
 
 
 def export_command(arguments: argparse.Namespace) -> None:
-    """Write a model in another format, load it with the library of that format, and print the largest
-    difference of each output."""
+    """Write a model in another format, load it with the library of that format, and print, for each output,
+    the largest difference from the output of this library."""
     from bert_jax.interop.export import export_model
 
     export_model(

@@ -1,4 +1,5 @@
-"""Options of fine-tuning (``run_finetune.py``): how a task is trained, and the config class with all sections.
+"""Options of fine-tuning (``run_finetune.py``): how a model is trained for a task, and the config class with
+all sections.
 
 The rules of ``schema`` apply: frozen, hashable, validated when created; no jax import. If ``training.num_steps`` is
 0, the training records determine the number of steps; the config in a checkpoint contains this number.
@@ -88,7 +89,7 @@ class LossConfig(Section, prefix="loss."):
 
 @dataclass(frozen=True, kw_only=True)
 class RegularizationConfig(Section, prefix="regularization."):
-    """Regularization of a large model on little data."""
+    """Regularization, mainly for large models that are trained on few records."""
 
     # Dropout before the task head; -1: model.hidden_dropout.
     head_dropout: float = only(-1.0, {KIND: _HEAD})
@@ -155,7 +156,7 @@ class FinetuneOptimizerConfig(OptimizerConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class FinetuneTrainingConfig(TrainingConfig):
-    """The run of fine-tuning: length, batch, logging, evaluation, checkpoints."""
+    """Length, batch size, logging, evaluation and checkpoints of a fine-tuning run."""
 
     # Passes over the training records.
     num_epochs: Positive[float] = 3.0

@@ -240,7 +240,7 @@ def _yaml_settings(
         for key_node, value_node in node.value:
             where = f"{path}:{key_node.start_mark.line + 1}"
             if not isinstance(key_node, yaml.ScalarNode):
-                raise ValueError(f"{where}: {key or 'top level'}: a key must be a word")
+                raise ValueError(f"{where}: {key or 'top level'}: a key must be a string, not a list or a mapping")
             if key_node.value in seen:
                 raise ValueError(f"{where}: {prefix}{key_node.value}: occurs twice in this file; remove one")
             seen.add(key_node.value)
@@ -307,7 +307,7 @@ def _convert(hint: Any, value: str | list[str], where: str) -> Any:
     if hint is bool:
         if text.lower() in ("true", "false"):
             return text.lower() == "true"
-        raise ValueError(f"{where}: {text!r} is not a truth value; allowed: true, false")
+        raise ValueError(f"{where}: {text!r} is not allowed; allowed: true, false")
     if hint is int:
         return _whole(text, where)
     if hint is float:
@@ -367,7 +367,7 @@ def to_dict(config: Any) -> dict[str, Any]:
 
 
 def flat_values(config: Any) -> dict[str, Any]:
-    """Return the value of every option by dotted name, tuples as lists."""
+    """Return the value of every option by dotted name; tuples are converted to lists."""
     values = {key: operator.attrgetter(key)(config) for key in field_types(type(config))}
     return {key: list(value) if isinstance(value, tuple) else value for key, value in values.items()}
 

@@ -17,7 +17,7 @@ class Option(NamedTuple):
 
 @functools.cache
 def options_of(config_type: type) -> dict[str, Option]:
-    """Return every option of ``config_type`` by dotted name, in order."""
+    """Return every option of ``config_type`` by dotted name, in the order of the fields."""
     hints, found = get_type_hints(config_type), dict[str, Option]()
     for field in dataclasses.fields(config_type):
         conditions, hint = field.metadata.get("only", {}), hints[field.name]
@@ -35,8 +35,8 @@ def field_types(config_type: type) -> dict[str, Any]:
 
 
 def absence(config_type: type, key: str, values: Mapping[str, Any]) -> str:
-    """Return the selecting option whose value in ``values`` (or default) excludes the option ``key``; empty if the
-    option exists. A selecting option that does not exist itself excludes nothing."""
+    """Return the name of the option whose value in ``values`` (or whose default) excludes the option ``key``, or an
+    empty string if ``key`` exists. An option that does not exist itself excludes nothing."""
     options, opening = options_of(config_type), getattr(config_type, "ALL_OPTIONS_WITH", "")
     if values.get(opening):
         return ""

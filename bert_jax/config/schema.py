@@ -71,7 +71,7 @@ def _ranges(section: type) -> dict[str, Range]:
 
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig(Section, prefix="model."):
-    """The function that the network computes. Defaults: BERT-base, uncased (Devlin et al. 2018)."""
+    """Architecture, dropout and initialization of the model. Defaults: BERT-base, uncased (Devlin et al. 2018)."""
 
     # Size of the vocabulary, special tokens included.
     vocab_size: Positive[int] = 30522
@@ -207,7 +207,7 @@ class OptimizerConfig(Section, prefix="optimizer."):
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingConfig(Section, prefix="training."):
-    """The run: length, batch, logging, evaluation, checkpoints."""
+    """Length, batch size, logging, evaluation and checkpoints of a run."""
 
     # Preset of defaults for all other options: standard (current practice) or bert2018 (google-research/bert: Adam
     # without bias correction, a schedule that drops after warmup, tanh GELU).

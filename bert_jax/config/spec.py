@@ -100,7 +100,7 @@ class HeadsConfig:
 
 
 def pretraining_heads(has_nsp: bool) -> HeadsConfig:
-    """Return the heads of pretraining: MLM and, with ``has_nsp``, pooler and sentence pair."""
+    """Return the heads of pretraining: MLM head and, if ``has_nsp`` is True, pooler and sentence-pair head."""
     return HeadsConfig(mlm=True, nsp=has_nsp, pooler=has_nsp)
 
 
@@ -187,7 +187,9 @@ def spec_from_json(text: str | bytes, name: str) -> ModelSpec:
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{name}: not JSON ({error})") from None
     if not isinstance(values, dict) or values.pop("format", None) != FORMAT:
-        raise ValueError(f"{name}: not a model description of format {FORMAT}")
+        raise ValueError(
+            f'{name}: must be an object with "format": {FORMAT}, as in the model.json of a saved model'
+        )
     return _build(ModelSpec, values, name)
 
 
@@ -221,7 +223,7 @@ def _build(hint: Any, value: Any, where: str) -> Any:
         if inner_types[-1] is Ellipsis:
             inner_types = inner_types[:1] * len(value)
         if len(value) != len(inner_types):
-            raise ValueError(f"{where}: {len(value)} items instead of {len(inner_types)}")
+            raise ValueError(f"{where}: requires exactly {len(inner_types)} items, got {len(value)}")
         return tuple(_build(inner, item, where) for inner, item in zip(inner_types, value, strict=True))
     if hint is float and type(value) is int:
         return float(value)

@@ -68,7 +68,9 @@ def plan_cells(options: FinetuneRunOptions, settings: Sequence[Setting]) -> tupl
     grid = _grid(options.sweep)
     base = build_config(FinetuneConfig, settings)
     if not base.data.dev and not base.data.dev_fraction:
-        raise ValueError("data.dev: empty, but a sweep compares its runs on dev; set data.dev or data.dev_fraction")
+        raise ValueError(
+            "data.dev: empty, but a sweep compares its runs on the dev split; set data.dev or data.dev_fraction"
+        )
     combinations = [tuple(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
     seeds = range(base.training.seed, base.training.seed + options.seeds)
     cells = [Cell(combination, seed) for combination in combinations for seed in seeds]

@@ -1,9 +1,10 @@
 """Options of a task: its kind, its files, and the options of particular kinds of tasks.
 
 These options define the inputs, outputs and predictions of the model, during and after training; ``finetune``
-defines how the task is trained. The rules of ``schema`` apply: frozen, hashable, validated when created; no jax
-import. An option names the kinds of tasks that have it (``only``); for other kinds it does not exist. Empty labels
-and tags are replaced by those of the training records, so the config in a checkpoint contains them.
+defines how a model is trained for the task. The rules of ``schema`` apply: frozen, hashable, validated when
+created; no jax import. An option names the kinds of tasks that have it (``only``); for other kinds it does not
+exist. Empty labels and tags are replaced by those of the training records, so the config in a checkpoint contains
+them.
 """
 
 from dataclasses import dataclass
@@ -167,7 +168,7 @@ class QaConfig(Section, prefix="qa."):
 
 @dataclass(frozen=True, kw_only=True)
 class TaggingConfig:
-    """A tag per word."""
+    """Tagging, which assigns a tag to each word."""
 
     # Use a CRF: learned transitions between tags, which are decoded jointly (Lafferty et al. 2001).
     crf: bool = False
@@ -179,7 +180,7 @@ class TaggingConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class SentenceTaskConfig(Section, prefix="sentence."):
-    """Sentence embeddings (Reimers and Gurevych 2019)."""
+    """Training of sentence embeddings (Reimers and Gurevych 2019)."""
 
     # softmax: classification of (u, v, |u - v|). cosine: regression of the cosine. cosent: ranking of the cosines.
     # triplet: anchors nearer to their positives than to their negatives. negatives: retrieval of the positive of

@@ -56,7 +56,7 @@ class ExampleBatches:
 
     @property
     def host_share(self) -> float:
-        """Share of the rows of a batch that this process feeds."""
+        """Fraction of the rows of a batch that this process feeds."""
         return len(host_rows(self._mesh, self._mesh.size)) / self._mesh.size
 
     def numbers(self, data_step: int) -> np.ndarray:

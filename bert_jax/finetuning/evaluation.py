@@ -31,7 +31,7 @@ _MOST_INTERVALS = 40
 
 
 class Predictor:
-    """Runs model inputs through the model on a device mesh. The program is compiled once per batch shape; all
+    """A program that applies the model to model inputs on a device mesh. It is compiled once per batch shape; all
     batches of a split have the same shape."""
 
     def __init__(self, task: Task, model: BertModel, mesh: Mesh) -> None:
@@ -85,7 +85,7 @@ def _run(task: Task, model: BertModel, params: Any, batch: Mapping[str, jax.Arra
 
 
 def scores_of(task: Task, records: Sequence[Record], predictions: Sequence[Prediction]) -> tuple[list[Score], int]:
-    """Return the scores over the scored records, and the number of these records."""
+    """Return the scores over the records that ``Task.scored`` selects, and the number of these records."""
     records, predictions = _labelled(task, records, predictions)
     return (task.scores(records, predictions), len(records)) if records else ([], 0)
 
@@ -130,7 +130,7 @@ def blank_scores(
 
 
 def confusion_of(task: Task, records: Sequence[Record], predictions: Sequence[Prediction]) -> dict[str, Any] | None:
-    """Return ``Task.confusion`` of the scored records; None if no record is scored."""
+    """Return ``Task.confusion`` of the records that ``Task.scored`` selects; return None if it selects none."""
     records, predictions = _labelled(task, records, predictions)
     return task.confusion(records, predictions) if records else None
 
@@ -165,7 +165,7 @@ def with_intervals(scores: Sequence[Score], count: int, seed: int, metric: str =
 
 
 def _rank(name: str, metric: str) -> tuple[bool, bool]:
-    """Return a sort key that puts the selecting metric first and the metrics of a single class last."""
+    """Return a sort key for the names of scores: ``metric`` is first, and the scores of single classes are last."""
     return name != metric, "/" in name
 
 

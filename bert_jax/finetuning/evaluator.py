@@ -16,7 +16,8 @@ from bert_jax.training.state import TrainState
 
 
 class Evaluator:
-    """Predicts the splits of a run, evaluates its dev splits, and saves the parameters of the best evaluation."""
+    """Evaluator of a run: it predicts the splits, evaluates the dev splits, and saves the parameters of the best
+    evaluation."""
 
     def __init__(self, resolved: ResolvedTask, start: Start, model: BertModel) -> None:
         """Construct the evaluator of ``model``, the training model. Raises ``ValueError`` for an unknown
@@ -29,7 +30,8 @@ class Evaluator:
             self._choosing_metric()
 
     def _choosing_metric(self) -> str:
-        """Return the name of the selecting metric; raise ``ValueError`` for an unknown ``task.metric``."""
+        """Return the name of the metric that selects the best parameters. Raises ``ValueError`` for an unknown
+        ``task.metric``."""
         resolved = self._resolved
         records, inputs = (named[self._devs[0]] for named in (resolved.records, resolved.inputs))
         scores = evaluation.blank_scores(resolved.task, self._model, records, inputs)

@@ -44,7 +44,7 @@ class ResolvedTask:
 
     @property
     def steps_per_epoch(self) -> int:
-        """Optimizer steps of one pass over the training examples."""
+        """Number of optimizer steps in one pass over the training examples."""
         return math.ceil(len(self.inputs["train"]) / self.config.training.global_batch_size)
 
     @property
@@ -157,6 +157,8 @@ def redrawn_layers(config: FinetuneConfig) -> tuple[str, ...]:
     top layers and the pooler. Raises ``ValueError`` if the option exceeds the number of layers of the model."""
     count, layers = config.regularization.reinit_layers, config.model.num_layers
     if count > layers:
-        raise ValueError(f"regularization.reinit_layers: {count} is not allowed; the model has {layers} layers")
+        raise ValueError(
+            f"regularization.reinit_layers: {count} is not allowed; allowed: 0 to {layers}, the number of layers"
+        )
     top = tuple(f"encoder/layer_{layers - 1 - i}/" for i in range(count))
     return (*top, "pooler/") if count else ()

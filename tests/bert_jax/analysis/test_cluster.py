@@ -96,9 +96,12 @@ def test_agglomerative_cuts_equal_distances_into_the_number_asked_for():
 @pytest.mark.parametrize(
     ("run", "message"),
     [
-        (lambda: kmeans(np.ones((3, 2)), 2), "clusters: 2 is not allowed; allowed: 1 to 1, the distinct vectors"),
+        (
+            lambda: kmeans(np.ones((3, 2)), 2),
+            "clusters: 2 is not allowed; allowed: 1 to 1, the number of distinct vectors",
+        ),
         (lambda: kmeans(np.eye(3), 0), "clusters: 0 is not allowed"),
-        (lambda: kmeans(np.eye(3), 2, restarts=0), "restarts 0"),
+        (lambda: kmeans(np.eye(3), 2, restarts=0), "restarts is 0"),
         (lambda: kmeans(np.zeros((3, 2)), 1), "vector 0 is all zeros"),
         (lambda: agglomerative(np.eye(3), clusters=4), "clusters: 4 is not allowed; allowed: 1 to 3"),
         (lambda: agglomerative(np.eye(3), threshold=2.5), "threshold: 2.5 is not allowed"),
@@ -147,7 +150,7 @@ def test_lines_and_labels(tmp_path):
         (lines[:2], "no label for id 'y'"),
         ([*lines, lines[0]], "entry 4: the id 'z' occurs twice"),
         (['{"id": "q", "label": "a"}\n'], "entry 1: the id 'q' is not in texts"),
-        (['{"id": "x"}\n'], "entry 1: not {"),
+        (['{"id": "x"}\n'], "entry 1: must be {"),
     ):
         path.write_text("".join(content))
         with pytest.raises(ValueError, match=message):

@@ -245,9 +245,9 @@ def test_relevant_ids(tmp_path):
         ('{"query": "q2", "relevant": [10]}', "entry 2: the query 'q2' occurs twice"),
         ('{"query": "q1", "relevant": [13]}', "entry 2: the relevant id 13 is not in corpus"),
         ('{"query": "q1", "relevant": ["10"]}', "entry 2: the relevant id '10' is not in corpus"),
-        ('{"query": "q1", "relevant": []}', "entry 2: not {"),
-        ('{"query": "q1", "relevant": 10}', "entry 2: not {"),
-        ('{"relevant": [10]}', "entry 2: not {"),
+        ('{"query": "q1", "relevant": []}', "entry 2: must be {"),
+        ('{"query": "q1", "relevant": 10}', "entry 2: must be {"),
+        ('{"relevant": [10]}', "entry 2: must be {"),
     ):
         write(path, '{"query": "q2", "relevant": [10]}', line)
         with pytest.raises(ValueError, match=message):

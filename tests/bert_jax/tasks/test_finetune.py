@@ -266,7 +266,7 @@ def test_a_finished_task_starts_another_one_with_or_without_its_head(source, lea
             "label '7' is not",
         ),
         ("--task.kind regression", with_labels(SPLITS, lambda label: "nan"), "label 'nan' "),
-        ("--regularization.reinit_layers 3", SPLITS, "reinit_layers: 3 is not allowed; the model has 2 layers"),
+        ("--regularization.reinit_layers 3", SPLITS, "reinit_layers: 3 is not allowed; allowed: 0 to 2"),
         ("--optimizer.frozen layer_7", SPLITS, "optimizer.frozen: 'layer_7' is not allowed"),
         ("--features.layers concat_last_four", SPLITS, "needs 4 layers"),
         ("--input.few_shot 60", SPLITS, "input.few_shot: 60 .* 3[0-9] "),
