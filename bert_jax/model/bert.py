@@ -81,11 +81,12 @@ class Encoder(Block):
 
 
 class MlmHead(Block):
-    """Dense, activation, LayerNorm, product with the word embeddings, bias; applied to gathered positions only."""
+    """Masked-LM head: a dense layer, the activation, LayerNorm, the product with the word embeddings, and a bias.
+    The input contains only the hidden states of the positions for which logits are needed."""
 
     @nn.compact
     def __call__(self, x_BxMxH: jax.Array, table_VxH: jax.Array) -> jax.Array:
-        """Return float32[B, M, V]; entries of padded vocabulary rows are -inf."""
+        """Return the logits, float32[B, M, V]; those of the padding rows of the vocabulary are -inf."""
         config, dtype = self.config, compute_dtype(self.execution)
         x_BxMxH = Dense(config.hidden_size, ("embed", "pooled"), config, dtype, name="transform")(x_BxMxH)
         x_BxMxH = LayerNorm(config, dtype, name="layer_norm")(activation(config, x_BxMxH))
@@ -125,7 +126,7 @@ class BertOutput:
 
 
 def gather_positions(x_BxSxH: jax.Array, positions_BxM: jax.Array) -> jax.Array:
-    """Return the rows of ``x`` at ``positions``, [B, M, H]."""
+    """Return the vectors of ``x`` [B, S, H] at ``positions`` [B, M], as an array [B, M, H]."""
     return jnp.take_along_axis(x_BxSxH, positions_BxM[:, :, None], axis=1)
 
 
@@ -232,7 +233,7 @@ class BertModel(nn.Module):
     def pooled_logits(
         self, x_BxSxH: jax.Array, features: Mapping[str, jax.Array], dropout_key: DropoutKey | None
     ) -> jax.Array:
-        """Return the ``sequence_logits`` that result if ``x`` is the last hidden state."""
+        """Return ``sequence_logits`` for the last hidden state ``x``: the pooler, dropout and the output layer."""
         first_BxCxH = gather_positions(x_BxSxH, features["cls_positions"])
         pooled_BxCxH = jnp.tanh(self.pooler(first_BxCxH))
         return self.sequence_head(self._head_dropout(pooled_BxCxH, dropout_key))

@@ -22,13 +22,13 @@ VOCABULARY_ROWS = ("word_embeddings/embedding", "mlm_head/output_bias")
 
 
 def path_name(path: tuple[Any, ...]) -> str:
-    """Return the name of a jax key path, such as ``encoder/layer_0/attention/query/kernel``."""
+    """Return the name of a JAX key path, such as ``encoder/layer_0/attention/query/kernel``."""
     return jax.tree_util.keystr(path, simple=True, separator="/")
 
 
 def canonical_leaves(tree: Any, vocab_size: int) -> Iterator[tuple[str, Any]]:
-    """Yield ``(canonical name, array)`` for every leaf. Stacked layers are yielded one by one, and padding is
-    removed.
+    """Yield ``(canonical name, array)`` for every leaf of ``tree``. Stacked layers are yielded one by one, and
+    padding is removed.
 
     A name keeps the prefix of the parameter path (``opt_state/1/mu/encoder/layer_0/...``).
     """

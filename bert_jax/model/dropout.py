@@ -64,8 +64,8 @@ def _whole(key: DropoutKey) -> jax.Array:
 
 
 def random_words(key: DropoutKey, shape: tuple[int, ...]) -> jax.Array:
-    """Return uniform random uint32 values of ``shape``, whose first dimension is the rows. With a
-    :class:`ShardKey`, each row has the same values as in the array for the complete microbatch."""
+    """Return an array of ``shape`` [rows, ...] with uniform random uint32 values. With a :class:`ShardKey`, each
+    row has the values that it has in the array for the complete microbatch."""
     if not isinstance(key, ShardKey):
         return jax.random.bits(key, shape, jnp.uint32)
     # In jax (partitionable threefry) a word is a hash of its 64-bit index in the flat array.
@@ -75,7 +75,8 @@ def random_words(key: DropoutKey, shape: tuple[int, ...]) -> jax.Array:
 
 
 def _places(shape: Sequence[int], first_row: jax.Array, rows: int) -> tuple[jax.Array, jax.Array]:
-    """Return the (high, low) uint32 halves of the index of each element in the flattened array of ``rows`` rows."""
+    """Return the high and the low 32 bits (uint32) of the index that each element of an array of ``shape`` has in
+    the flattened array of ``rows`` rows. The first row of ``shape`` is row ``first_row`` of that array."""
     row_size = math.prod(shape[1:])
     # A sum of one iota per dimension, which the compiler can partition over devices.
     within = jnp.zeros(shape, jnp.uint32)

@@ -108,5 +108,5 @@ def training_flops(model: ModelConfig, *, seq_length: int, max_predictions: int,
 def training_flops_per_sequence(
     model: ModelConfig, *, seq_length: int, max_predictions: int, has_nsp: bool = True
 ) -> int:
-    """Return the sum of :func:`training_flops`."""
+    """Return the sum of :func:`training_flops` over all scopes."""
     return training_flops(model, seq_length=seq_length, max_predictions=max_predictions, has_nsp=has_nsp).total()

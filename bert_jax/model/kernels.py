@@ -38,7 +38,7 @@ def shard_mapped(
     function: Callable[..., Any], mesh: Mesh | None, in_axes: tuple[Axes, ...], out_axes: Axes
 ) -> Callable[..., Any]:
     """Return a function that calls ``function(device_index, *operands)`` on each device with the shards of the
-    operands on this device. The logical axes ``in_axes`` and ``out_axes`` define the partition of the operands and
+    operands on that device. The logical axes ``in_axes`` and ``out_axes`` define the partition of the operands and
     of the result (the compiler cannot partition a kernel). ``device_index(axis)`` returns the index of the shard
     along a logical axis."""
     manual = jax.sharding.get_abstract_mesh().manual_axes

@@ -61,7 +61,7 @@ def activation(config: ModelConfig, x: jax.Array) -> jax.Array:
 
 
 class Dense(nn.Module):
-    """``x @ kernel + bias`` over the last axis; kernel [in, out]."""
+    """Dense layer: ``x @ kernel + bias`` over the last axis of ``x``. The kernel has the shape [in, out]."""
 
     features: int
     axes: Axes
@@ -71,7 +71,7 @@ class Dense(nn.Module):
 
     @nn.compact
     def parameters(self, inputs: int) -> tuple[jax.Array, jax.Array]:
-        """Return kernel [in, out] and bias [out] in float32, for a caller that fuses several products."""
+        """Return the kernel [in, out] and the bias [out] in float32, for a caller that fuses several products."""
         kernel = self.param(
             "kernel", with_logical_axes(weight_init(self.config), self.axes), (inputs, self.features)
         )
@@ -93,7 +93,8 @@ class LayerNorm(nn.Module):
 
     @nn.compact
     def parameters(self, width: int) -> tuple[jax.Array, jax.Array]:
-        """Return scale and bias [width] in float32, for a caller that fuses LayerNorm with another operation."""
+        """Return the scale and the bias, each [width], in float32, for a caller that fuses LayerNorm with another
+        operation."""
         scale = self.param("scale", with_logical_axes(nn.initializers.ones_init(), ("norm",)), (width,))
         return scale, self.param("bias", with_logical_axes(nn.initializers.zeros_init(), ("norm",)), (width,))
 
@@ -145,10 +146,11 @@ def rotary_tables(length: int, head_size: int, base: float) -> tuple[np.ndarray,
 
 
 def rotate(x_BxSxAxD: jax.Array, cos_BxSx1xE: jax.Array, sin_BxSx1xE: jax.Array) -> jax.Array:
-    """Return queries or keys with rotary positions: dimensions i and i + D / 2 are rotated by angle i, in float32.
+    """Apply rotary position embeddings to the queries or keys ``x`` in float32: in each head of size D, the
+    dimensions i and i + D / 2 are rotated by angle i of the position.
 
-    Su et al. 2021 rotate dimensions 2i and 2i + 1 instead, which requires strided access. Except for the order of
-    the dimensions of a head, both functions are the same.
+    Su et al. 2021 rotate dimensions 2i and 2i + 1 instead, which requires strided access. The two functions differ
+    only in the order of the dimensions of a head.
     """
     first, second = jnp.split(x_BxSxAxD.astype(jnp.float32), 2, axis=-1)
     parts = [first * cos_BxSx1xE - second * sin_BxSx1xE, second * cos_BxSx1xE + first * sin_BxSx1xE]
@@ -203,8 +205,8 @@ def output_residual_norm(
     dropout_key: DropoutKey | None,
     activate: Callable[[jax.Array], jax.Array] = lambda x: x,
 ) -> jax.Array:
-    """Compute the last operations of an attention or feed-forward block: ``activate`` and the output projection of
-    ``inner`` [B, S, ...], dropout, the sum with the residual ``x`` and, with ``norm_position`` post, LayerNorm.
+    """Apply the last operations of an attention or feed-forward block to ``inner`` [B, S, ...]: ``activate``, the
+    output projection, dropout, the addition of the residual ``x`` and, if ``norm_position`` is post, LayerNorm.
     ``axes`` are the logical axes of the projection weights."""
     config, dtype, mesh = block.config, compute_dtype(block.execution), block.mesh
     length, width = x_BxSxH.shape[1:]
@@ -244,7 +246,7 @@ def output_residual_norm(
 
 
 class SelfAttention(Block):
-    """Multi-head self-attention with output projection, dropout, residual and LayerNorm."""
+    """Multi-head self-attention with output projection, dropout, residual connection and LayerNorm."""
 
     @nn.compact
     def __call__(
@@ -293,7 +295,8 @@ class SelfAttention(Block):
         return output_residual_norm(self, context_BxSxH, x_BxSxH, ("heads", "embed"), output_key)
 
     def _project(self, x_BxSxH: jax.Array, dtype: jnp.dtype) -> tuple[list[jax.Array], list[jax.Array]]:
-        """Return query, key and value without their biases, each [B, S, H], and the biases, each [H]."""
+        """Return the queries, keys and values without their biases, each [B, S, H], and the three biases, each
+        [H]."""
         width = self.config.hidden_size
         pairs = [
             Dense(width, ("embed", "heads"), self.config, dtype, name=name).parameters(width)
@@ -308,7 +311,8 @@ class SelfAttention(Block):
 
 
 class FeedForward(Block):
-    """Dense, activation, dense, dropout, residual and LayerNorm."""
+    """Feed-forward block of an encoder layer: two dense layers with the activation between them, dropout, residual
+    connection and LayerNorm."""
 
     @nn.compact
     def __call__(self, x_BxSxH: jax.Array, output_key: DropoutKey | None) -> jax.Array:

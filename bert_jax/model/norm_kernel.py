@@ -33,7 +33,8 @@ _SUPPORTED: Supported = SIZES | {
 
 
 def unsupported(model: ModelConfig, length: int) -> str:
-    """Return the reason why the kernel cannot run rows of ``length`` tokens of ``model``; empty if it can."""
+    """Return the reason why the kernel cannot be used with ``model`` and rows of ``length`` tokens; empty if it
+    can."""
     width = model.hidden_size
     for line in unsupported_fields(model, _SUPPORTED, "the residual_norm kernel"):
         return line

@@ -20,8 +20,8 @@ ACTIVATIONS = {
 
 
 def pool(x_BxSxH: jax.Array, mask_BxS: jax.Array, kind: str) -> jax.Array:
-    """Return float32[B, H]: the first visible token (``kind`` cls), or the mean or maximum over the visible
-    tokens."""
+    """Return one vector per row, float32[B, H]: the vector of the first visible token (``kind`` cls), or the mean
+    or the maximum of the vectors of the visible tokens."""
     x_BxSxH = x_BxSxH.astype(jnp.float32)
     if kind == "cls":
         return jnp.take_along_axis(x_BxSxH, jnp.argmax(mask_BxS, axis=1)[:, None, None], axis=1)[:, 0]
@@ -51,7 +51,7 @@ class SentenceHead(nn.Module):
 
     @nn.compact
     def __call__(self, x_BxSxH: jax.Array, mask_BxS: jax.Array) -> jax.Array:
-        """Return one vector per row, float32[B, E]."""
+        """Return one sentence vector of width E per row, float32[B, E]."""
         x = jnp.concatenate([pool(x_BxSxH, mask_BxS, kind) for kind in self.sentence.pooling], axis=-1)
         dense = 0
         for module in self.sentence.modules:

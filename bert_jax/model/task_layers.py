@@ -31,7 +31,8 @@ class ScalarMix(nn.Module):
 
     @nn.compact
     def __call__(self, hidden_NxBxSxH: jax.Array) -> jax.Array:
-        """Return float32[B, S, F] from all hidden states, the embeddings first."""
+        """Return the token features, float32[B, S, F], computed from ``hidden``: the output of the embeddings and
+        of each encoder layer, in this order."""
         parts = hidden_NxBxSxH[_PARTS[self.kind]].astype(jnp.float32)
         if self.kind == "concat_last_four":
             return jnp.concatenate(list(parts), axis=-1)
@@ -110,7 +111,8 @@ class Crf(nn.Module):
 
 
 def pair_features(u: jax.Array, v: jax.Array) -> jax.Array:
-    """Return u, v and |u - v| concatenated, [..., 3E]: the input of the softmax classifier of Sentence-BERT."""
+    """Return the concatenation of ``u``, ``v`` and their absolute difference, [..., 3E] for vectors of width E: the
+    input of the softmax classifier of Sentence-BERT."""
     return jnp.concatenate([u, v, jnp.abs(u - v)], axis=-1)
 
 
@@ -123,7 +125,7 @@ class PairHead(nn.Module):
 
     @nn.compact
     def __call__(self, pair_features_BxUx3E: jax.Array) -> jax.Array:
-        """Return the logits, float32[B, U, classes]."""
+        """Return the logits of the U pairs of each row, float32[B, U, classes]."""
         x, dtype = pair_features_BxUx3E, jnp.dtype("float32")
         if self.heads.pair_hidden:
             x = jax.nn.relu(

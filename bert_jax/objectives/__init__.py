@@ -1,1 +1,4 @@
-"""Objectives; losses and metrics are (sum, weight) pairs, added over the global batch and then divided once."""
+"""Training objectives.
+
+Losses and metrics are (sum, weight) pairs, which are added over the whole global batch before they are divided.
+"""

@@ -41,7 +41,8 @@ def crf_loss(
     labels_BxS = jnp.where(is_scored_BxS, labels_BxS, 0)
 
     def close(alpha_BxL: jax.Array, label_B: jax.Array, is_open_B: jax.Array) -> jax.Array:
-        """Return the loss [B] of the chain whose last tag is ``label_B``; 0 before the first chain."""
+        """Return, for each row, the loss of its current chain, whose last label is ``label``; 0 if no chain has
+        started."""
         return jnp.where(is_open_B, jax.nn.logsumexp(alpha_BxL + end_L - end_L[label_B][:, None], axis=-1), 0.0)
 
     def advance(carry: tuple[jax.Array, ...], token: tuple[jax.Array, ...]) -> tuple[tuple[jax.Array, ...], None]:

@@ -7,8 +7,8 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Column:
-    """A column of a printed log line: ``template`` with the value of ``key``, then, unless ``accuracy`` is empty,
-    ``(acc VALUE)`` with the value of the key ``accuracy``."""
+    """A column of a printed log line. It shows ``template`` filled with the value of the metric named by ``key``
+    and, unless ``accuracy`` is empty, ``(acc VALUE)`` with the value of the metric named by ``accuracy``."""
 
     template: str
     key: str
@@ -42,7 +42,7 @@ class Tile:
 
 @dataclass(frozen=True)
 class Display:
-    """Presentation of one objective; every field may be empty."""
+    """Description of how one objective is shown in logs and reports; every field may be empty."""
 
     # Keys of every training line of metrics.jsonl; a missing value is null.
     keys: tuple[str, ...] = ()

@@ -179,8 +179,8 @@ def _undo_masks(features: dict[str, np.ndarray], row: int, tokenizer: Tokenizer)
 
 
 def _whole_sentences(ids: list[int], tokenizer: Tokenizer) -> list[int]:
-    """Return the ids from the start of the sentence with the first mask to the end of the sentence with the last
-    mask, without [CLS] and [SEP]."""
+    """Return the token ids from the start of the sentence with the first mask to the end of the sentence with the
+    last mask, without [CLS] and [SEP]."""
     ids = [token for token in ids if token not in (tokenizer.cls_id, tokenizer.sep_id)]
     masks = [place for place, token in enumerate(ids) if token == tokenizer.mask_id]
     ends = [place + 1 for place, token in enumerate(ids) if tokenizer.decode([token]).strip() in SENTENCE_ENDS]

@@ -38,7 +38,7 @@ class Objective(ABC):
 
     @property
     def mesh(self) -> Mesh | None:
-        """The device mesh on which the model runs; None: one device."""
+        """The device mesh on which the model runs; None for one device."""
         return self.model.mesh
 
     @abstractmethod
@@ -88,9 +88,10 @@ class PretrainObjective(Objective):
         return 0.0
 
     def evaluation(self, totals: Mapping[str, np.ndarray]) -> dict[str, Any]:
-        """Return the values of an evaluation from ``totals``, (sum, weight) float64[2] over all held-out rows.
+        """Return the values that an evaluation reports. For each loss and metric, ``totals`` contains an
+        array float64[2]: its sum and its weight over all held-out rows.
 
-        The values must include ``loss``; default: the mean of each pair.
+        The values must include ``loss``. By default, each value is its sum divided by its weight.
         """
         return {name: float(total / weight) for name, (total, weight) in totals.items() if weight}
 
@@ -103,7 +104,8 @@ class PretrainObjective(Objective):
         return []
 
     def result_lines(self, final: Mapping[str, Any], samples: Sequence[Any]) -> list[str]:
-        """Return the lines printed at the end of a run; ``final``: the last evaluation, empty if missing."""
+        """Return the lines that are printed at the end of a run. ``final`` contains the values of the last
+        evaluation; it is empty if there was no evaluation."""
         return [f"held-out: loss {final['loss']:.4f} nats"] if final else []
 
     def report_data(self, final: Mapping[str, Any], samples: Sequence[Any]) -> dict[str, Any]:
@@ -123,8 +125,8 @@ def denominator(weights: jax.Array) -> jax.Array:
 
 
 def weighted_cross_entropy(name: str, logits: jax.Array, labels: jax.Array, weights: jax.Array) -> Sums:
-    """Return ``{name}_loss`` and ``{name}_accuracy`` of float32 ``logits`` [..., V], int ``labels`` [...] and
-    ``weights`` [...]."""
+    """Return the (sum, weight) pairs ``{name}_loss`` and ``{name}_accuracy`` for float32 ``logits`` [..., classes],
+    integer ``labels`` [...] and ``weights`` [...]."""
     # A sum instead of a gather, which crashes the compiler on logits sharded over two axes (design/sharding.md).
     is_label = jnp.arange(logits.shape[-1]) == labels[..., None]
     label_logits = jnp.sum(jnp.where(is_label, logits, 0), axis=-1)

@@ -1,4 +1,4 @@
-"""Table of pretraining objectives, and loading of user-defined objectives. jax is imported only to load a class."""
+"""Table of pretraining objectives, and loading of user-defined objectives. JAX is imported only to load a class."""
 
 import difflib
 import importlib

@@ -22,8 +22,8 @@ ABSENT = -1e30
 
 
 def cosine_loss(embeddings_BxUx2xE: jax.Array, targets_BxU: jax.Array, weights_BxU: jax.Array) -> Sums:
-    """Return ``loss``, the squared difference between the cosine of two texts and the target
-    (``CosineSimilarityLoss``)."""
+    """Return ``loss``, the squared difference between the cosine similarity of the two texts of an example and its
+    target (``CosineSimilarityLoss``)."""
     error_BxU = _cosine(_present(embeddings_BxUx2xE, weights_BxU)) - jnp.where(weights_BxU > 0, targets_BxU, 0.0)
     return {"loss": (jnp.sum(error_BxU**2 * weights_BxU), jnp.sum(weights_BxU))}
 
@@ -121,8 +121,8 @@ def in_batch_negatives_loss(
         is_alike_nxN = (classes_n[:, None] == classes_N) & (own_n[:, None] != jnp.arange(len(classes_N)))
 
     def find(queries_nxE: jax.Array, candidates_KxNxE: jax.Array) -> Sums:
-        """Return the sums of loss and accuracy of retrieving the correct candidate of each query, which has the
-        index [0, own]."""
+        """Return the loss and the accuracy of retrieving the correct candidate of each query, as (sum, weight)
+        pairs. The correct candidate of query i is ``candidates[0, own[i]]``."""
         # The default precision on TPUs is bfloat16, whose error the scale would multiply.
         logits = scale * jnp.einsum("nE,KNE->nKN", queries_nxE, candidates_KxNxE, precision="highest")
         is_candidate = is_there_N if is_alike_nxN is None else is_there_N & ~is_alike_nxN[:, None]

@@ -29,7 +29,8 @@ def span_loss(
     own_BxCxS = (sequence_ids_BxS[:, None] == slots_C[:, None] + 1) & (weights_BxC[..., None] > 0)
 
     def side(logits_BxS: jax.Array, targets_BxC: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """Return two arrays [B, C]: the cross-entropy, and True where the target has the largest logit."""
+        """Return two arrays [B, C] with one entry per answer: the cross-entropy of the target, and True where the
+        target has the largest logit."""
         logits_BxCxS = jnp.where(own_BxCxS, logits_BxS[:, None], ABSENT)
         is_target = jnp.arange(logits_BxS.shape[1]) == targets_BxC[..., None]
         target_BxC = jnp.sum(jnp.where(is_target, logits_BxCxS, 0.0), axis=-1)

@@ -147,8 +147,9 @@ def over_replicas(spec: PartitionSpec, axes: Axes, shape: Sequence[int], sizes: 
 
 
 def shardings(boxed: Any, mesh: Mesh, *, replicas: bool = False) -> Any:
-    """Return the sharding of every leaf of a tree of boxed parameters (``nn.Partitioned`` of arrays or shape
-    structs). With ``replicas``, the leaves are also sharded over the replicas, like the optimizer state."""
+    """Return the sharding of every leaf of a tree of parameters: arrays or ``jax.ShapeDtypeStruct``, boxed in
+    ``nn.Partitioned``. With ``replicas``, the leaves are also sharded over the replicas, like the state of the
+    optimizer."""
 
     def one(leaf: Any) -> NamedSharding:
         if not isinstance(leaf, nn.Partitioned):

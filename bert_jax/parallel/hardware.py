@@ -7,7 +7,7 @@ equals the published clock where Google publishes one. ``program_memory_gib`` is
 leaves to a program, according to its out-of-memory message. TPU links: 90% of the figure in the data sheet per link
 and direction, which "How to Scale Your Model" (jax-ml.github.io/scaling-book) reports as achievable; v2 and v3:
 from "A Domain Specific Supercomputer for Training Deep Neural Networks" (2020). ``jax.devices()[0].device_kind``
-names the hardware. Each chip of TPU v2, v3 and TPU7x appears as two jax devices, each with half of the speed and
+names the hardware. Each chip of TPU v2, v3 and TPU7x appears as two JAX devices, each with half of the speed and
 memory of the chip.
 """
 
@@ -32,9 +32,9 @@ class Chip:
     link_axes: int = 0
     # Clock of the matrix units, GHz (TPU).
     clock_ghz: float = 0.0
-    # GiB that a program may use on one jax device; 0: unknown.
+    # GiB that a program may use on one JAX device; 0: unknown.
     program_memory_gib: float = 0.0
-    # Number of jax devices of one chip.
+    # Number of JAX devices of one chip.
     devices_per_chip: int = 1
     # Network bandwidth from a board to other hosts, GB/s (GPU).
     network_gb_per_s: float = 0.0
@@ -45,31 +45,31 @@ class Chip:
 
     @property
     def device_peak_flops(self) -> float:
-        """bf16 operations per second of one jax device."""
+        """Peak bf16 FLOP/s of one JAX device."""
         return self.peak_tflops * 1e12 / self.devices_per_chip
 
     @property
     def device_memory_bytes(self) -> int:
-        """Bytes of memory of one jax device."""
+        """Memory of one JAX device, in bytes."""
         return int(self.memory_gb * 1e9) // self.devices_per_chip
 
     @property
     def device_program_bytes(self) -> int:
-        """Bytes that a program may use on one jax device."""
+        """Memory that a program may use on one JAX device, in bytes."""
         return int(self.program_memory_gib * 2**30) or self.device_memory_bytes
 
     @property
     def device_memory_bandwidth(self) -> float:
-        """Bytes per second between one jax device and its memory."""
+        """Memory bandwidth of one JAX device, in bytes per second."""
         return self.memory_gb_per_s * 1e9 / self.devices_per_chip
 
     @property
     def link_bandwidth(self) -> float:
-        """Bytes per second over one link of the chip in one direction."""
+        """Bandwidth of one link of the chip in one direction, in bytes per second."""
         return self.link_gb_per_s * 1e9
 
 
-# Keys: ``device_kind`` of a jax device.
+# Keys: ``device_kind`` of a JAX device.
 TPUS: dict[str, Chip] = {
     chip.name: chip
     for chip in (
@@ -100,7 +100,7 @@ GPUS: tuple[tuple[tuple[str, ...], Chip], ...] = (
 
 
 def find_chip(device_kind: str) -> Chip | None:
-    """Return the chip that jax calls ``device_kind``, or None if the tables lack it (for example, a CPU)."""
+    """Return the chip that JAX calls ``device_kind``, or None if it is not in the tables (a CPU, for example)."""
     if device_kind in TPUS:
         return TPUS[device_kind]
     words = set(device_kind.upper().replace("-", " ").split())
@@ -116,7 +116,7 @@ def mfu(flops_per_second: float, device_kind: str, num_devices: int) -> float | 
     Args:
         flops_per_second: floating-point operations per second of all devices, counted as in ``model.flops``.
         device_kind: ``jax.devices()[0].device_kind``.
-        num_devices: number of jax devices in use, over all hosts.
+        num_devices: number of JAX devices in use, over all hosts.
 
     Returns:
         The fraction (1.0 = peak), or None for hardware with an unknown peak.

@@ -13,7 +13,8 @@ from bert_jax.parallel.mesh import to_global
 
 
 class DevicePrefetcher:
-    """Iterator over ``(global batch, info)``. ``state`` is the data position after the last batch returned."""
+    """Iterator over pairs of a global batch on the devices and its ``BatchInfo``. ``state`` is the position in the
+    data after the last returned batch."""
 
     def __init__(
         self, iterator: BatchIterator, mesh: Mesh, host_share: float, depth: int, names: Sequence[str] = ()

@@ -6,7 +6,8 @@ a published rate:
 
 * state: exact, from the shardings of parameters and optimizer state;
 * activations kept for the backward pass: Korthikanti et al. 2022 (arXiv 2205.05198, section 4), per layer
-  ``b s h (34 + 5 a s / h)`` bytes with 16-bit values, less with recomputation;
+  ``b s h (34 + 5 a s / h)`` bytes with 16-bit values (b sequences, s tokens per sequence, width h, a heads), less
+  with recomputation;
 * time: matrix products at 65% of the peak, elementwise operations and attention probabilities by the bytes that
   they read and write, random bits by integer operations, the optimizer by 28 bytes per parameter and device, and
   one reduction of the gradients per step, during which nothing is computed.
@@ -85,7 +86,7 @@ def rows_per_device(config: PretrainConfig, mesh_shape: Mapping[str, int]) -> fl
 
 
 def parameter_count(config: PretrainConfig) -> int:
-    """Return the number of canonical parameters of the pretraining model."""
+    """Return the number of parameters of the pretraining model, without padding of the vocabulary."""
     # Stacked layers are traced as one layer.
     model = BertForPretraining(config.model, ExecutionConfig(scan_layers=True, vocab_multiple=1), config.has_nsp)
     return sum(map(math.prod, canonical_shapes(model).values()))

@@ -12,7 +12,7 @@ from bert_jax.planner.topology import Topology, prepare_environment, tpu_devices
 
 @dataclass(frozen=True)
 class CompiledStep:
-    """Memory use and optimized program of a training step, as the compiler reports them. Bytes are per jax
+    """Memory use and optimized program of a training step, as the compiler reports them. Bytes are per JAX
     device."""
 
     # State and batch, which are in memory during the whole step.
@@ -83,7 +83,7 @@ def compile_step(config: PretrainConfig, topology: Topology) -> CompiledStep:
 
 @contextlib.contextmanager
 def _no_cache() -> Iterator[None]:
-    """Disable the compilation cache of jax, which cannot load programs for absent devices."""
+    """Disable the compilation cache of JAX, which cannot load programs for absent devices."""
     import jax
 
     before = jax.config.jax_enable_compilation_cache  # type: ignore[attr-defined]
@@ -95,8 +95,8 @@ def _no_cache() -> Iterator[None]:
 
 
 def needed_bytes(message: str) -> tuple[int, bool] | None:
-    """Parse the number of bytes that a program needs from the error ``message`` of the compiler. The second
-    value of the result is True if the number includes only temporary arrays. Return None for any other error."""
+    """Return the number of bytes that a program needs according to the error ``message`` of the compiler, and True
+    if the number includes only temporary arrays. Return None if the message reports any other error."""
     if "RESOURCE_EXHAUSTED" not in message:
         return None
     temporaries = re.search(r"HLO temporaries \(([\d.]+)([KMGT]?)\)", message)

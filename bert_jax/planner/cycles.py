@@ -219,7 +219,7 @@ class _Model:
         return trips * sum(self._run(name, timeline.times * trips) for name in names)
 
     def _branches(self, line: hlo.Instruction, times: float) -> float:
-        """Return the seconds of a call, or of the slowest branch of a conditional. Add them to the times of the
+        """Return the seconds of a call, or of the slowest branch of a conditional, and add them to the times of the
         parts to which the instructions belong."""
         costs = []
         for name in line.called:

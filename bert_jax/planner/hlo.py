@@ -36,7 +36,7 @@ def first_group(pattern: str, text: str) -> str:
 
 @dataclass(frozen=True)
 class Array:
-    """Type of one array. ``memory`` is its memory space, in which 0 is the main memory of the device."""
+    """Type of one array. ``memory`` is the number of its memory space; 0 is the main memory of the device."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -44,7 +44,7 @@ class Array:
 
     @property
     def num_bytes(self) -> int:
-        """Number of bytes, without padding."""
+        """Size of the array in bytes, without padding."""
         return math.prod(self.shape) * _item_bits(self.dtype) // 8
 
 
@@ -63,7 +63,7 @@ class Instruction:
 
     @property
     def num_bytes(self) -> int:
-        """Number of bytes of the result."""
+        """Size of the result in bytes, without padding."""
         return sum(array.num_bytes for array in self.arrays)
 
     @functools.cached_property
@@ -80,7 +80,7 @@ class Instruction:
 
     @property
     def target(self) -> str:
-        """Target of a custom call."""
+        """Target of a custom call; empty for any other instruction."""
         return first_group(r'custom_call_target="([^"]*)"', self.attributes)
 
     def attribute(self, name: str) -> str:
@@ -151,8 +151,8 @@ class Module:
             return None
 
     def _count(self, loop: Instruction, initial: Callable[[int], int]) -> int:
-        """Count the iterations by evaluating the scalars of the loop condition. ``initial(i)`` returns element i of
-        the tuple with which the loop starts."""
+        """Return the number of iterations of ``loop``, found by evaluating the scalars of its condition.
+        ``initial(i)`` returns element i of the tuple with which the loop starts."""
         condition, body = loop.attribute("condition"), loop.attribute("body")
         root = self.computations[body].root
         if root.opcode != "tuple":
@@ -260,7 +260,7 @@ def _parse_instruction(line: str) -> Instruction | None:
 
 
 def _closing(text: str, begin: int) -> int:
-    """Return the position after the parenthesis that closes the one at ``begin``; -1 if it is not closed."""
+    """Return the index after the parenthesis that closes the one at index ``begin``; -1 if it is not closed."""
     depth = 0
     for bracket in re.compile(r"[()]").finditer(text, begin):
         depth += 1 if bracket[0] == "(" else -1
@@ -289,12 +289,12 @@ def _dot_operations(line: Instruction, left: Instruction) -> float:
 
 
 def _convolution_operations(line: Instruction, operands: list[Instruction]) -> float:
-    """Return the number of operations: 2 x output elements x input features x kernel taps that meet an input
-    element. In a TPU program, every matrix product is a convolution; its batch dimensions are window dimensions
-    with dilation, in which all taps but one meet padding."""
+    """Return the number of operations of a convolution: 2 x output elements x input features x kernel taps that
+    meet an input element. In a TPU program, every matrix product is a convolution; its batch dimensions are window
+    dimensions with dilation, in which all taps but one meet padding."""
     labels = re.search(r"dim_labels=(\w+)_(\w+)->(\w+)", line.attributes)
     if labels is None:
-        raise ValueError(f"compiled program: convolution without dim_labels: {line.name}")
+        raise ValueError(f"compiled program: the convolution {line.name} has no dim_labels")
     left, right, out = (array.arrays[0].shape for array in (*operands[:2], line))
     operations = 2.0 * out[labels[3].index("b")] * out[labels[3].index("f")] * right[labels[2].index("i")]
     values = dict(pair.split("=") for pair in first_group(r"window=\{([^}]*)\}", line.attributes).split())

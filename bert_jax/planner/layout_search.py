@@ -1,4 +1,5 @@
-"""Search for the fastest layout of a recipe on a slice: batch per device x recomputation x scan x mesh.
+"""Search for the fastest layout of a recipe on a slice: the mesh, the number of sequences per device, the
+recomputation, and scanned or unrolled layers.
 
 Candidates keep the global batch size of the recipe, so that training is unchanged, and vary the number of
 microbatches; ``batches`` sets other global batch sizes. Arithmetic estimates drop the candidates that cannot fit
@@ -93,8 +94,8 @@ def _best(tried: Sequence[Candidate]) -> Candidate | None:
 
 
 def _ordered(config: PretrainConfig, topology: Topology, asked: Asked, batches: Sequence[int]) -> list[Candidate]:
-    """Return every candidate that may fit, with its arithmetic plan: fastest first, then those that by the estimate
-    do not fit, sorted by memory."""
+    """Return the candidates with their arithmetic plans, fastest first, then those that do not fit according to the
+    estimate, sorted by memory. Candidates whose estimate is far above the memory are omitted."""
     plans = []
     for candidate in candidates(config, topology, batches):
         plan = arithmetic_plan(candidate, topology, asked)
@@ -116,7 +117,8 @@ def _spread(ordered: list[Candidate], count: int) -> list[Candidate]:
 
 
 def candidates(config: PretrainConfig, topology: Topology, batches: Sequence[int]) -> Iterator[PretrainConfig]:
-    """Yield the recipe in every layout: meshes x microbatches (or ``batches`` per device) x recomputation."""
+    """Yield the recipe in every layout: each combination of mesh, number of microbatches (or, if ``batches`` is
+    given, number of sequences per device) and recomputation."""
     if batches:  # reset options that depend on the global batch size of the recipe
         training = dataclasses.replace(config.training, batch_ramp=(), eval_batch_size=0)
         config = dataclasses.replace(config, training=training, data=dataclasses.replace(config.data, lanes=0))
@@ -144,7 +146,8 @@ def _meshes(config: PretrainConfig, devices: int) -> Iterator[MeshConfig]:
 
 
 def _batches(config: PretrainConfig, parts: int, batches: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """Yield (global batch size, number of microbatches) if ``parts`` divides the size of a microbatch."""
+    """Yield each (global batch size, number of microbatches) whose microbatches can be divided into ``parts`` equal
+    shards."""
     if batches:
         yield from ((per_device * parts, 1) for per_device in batches)
         return
