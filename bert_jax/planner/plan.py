@@ -23,7 +23,8 @@ _MUCH_COMMUNICATION, _MUCH_DROPOUT = 0.3, 0.05
 
 @dataclass(frozen=True)
 class Plan:
-    """Predictions for one recipe on one slice. docs/planning.md explains every field; bytes are per jax device."""
+    """Predictions for one recipe on one slice. docs/planning.md explains every field; byte counts are per jax
+    device."""
 
     topology: str
     chips: int
@@ -82,7 +83,7 @@ def make_plan(config: PretrainConfig, topology: Topology, asked: Asked) -> Plan:
 
 
 def plan_compiled(config: PretrainConfig, topology: Topology, asked: Asked, step: CompiledStep) -> Plan:
-    """Return the plan of ``config`` according to its compiled training step ``step``."""
+    """Return the plan of ``config``, computed from ``step``, its compiled training step."""
     names = ("peak_bytes", "hbm_bytes", "argument_bytes", "output_bytes", "temporary_bytes", "compile_seconds")
     measured: dict[str, Any] = {"method": "compiled", "fits": step.fits}
     measured |= {name: getattr(step, name) for name in names}
@@ -99,7 +100,8 @@ def plan_compiled(config: PretrainConfig, topology: Topology, asked: Asked, step
 
 
 def arithmetic_plan(config: PretrainConfig, topology: Topology, asked: Asked) -> Plan:
-    """Return the plan according to arithmetic estimates, for any slice, without a device or compiler."""
+    """Return the plan of ``config``, computed from arithmetic estimates, which are available for every slice and
+    require no device or compiler."""
     mesh = mesh_sizes(config.mesh, topology.num_devices)
     # Keep only the options on which the state depends, so that a search computes few states.
     same_state = PretrainConfig(
@@ -134,8 +136,8 @@ def _plan(
     warnings: tuple[str, ...] = (),
     **measured: Any,
 ) -> Plan:
-    """Return the plan of a step. ``parts`` contains the seconds of each part of the step; it is None if the step
-    does not fit."""
+    """Return the plan of a recipe. ``parts`` maps the name of each part of a training step to its time in seconds;
+    it is None if the step does not fit."""
     training, length = config.training, config.data.seq_length
     batch = training.global_batch_size
     flops = batch * training_flops_per_sequence(
@@ -175,8 +177,8 @@ def _plan(
 
 
 def full_steps(config: PretrainConfig, first_step: int) -> float:
-    """Return the number of steps from ``first_step`` to the end of training, in steps of the full batch size: a
-    step of the batch ramp counts as (its batch size) / (full batch size)."""
+    """Return the number of steps from ``first_step`` to the end of training. A step of the batch ramp counts as a
+    fraction of a step: its batch size divided by the full batch size."""
     training = config.training
     if not 0 <= first_step < training.num_steps:
         raise ValueError(f"--first_step: {first_step} is not allowed; allowed: 0 to {training.num_steps - 1}")
@@ -190,7 +192,7 @@ def full_steps(config: PretrainConfig, first_step: int) -> float:
 
 
 def _warnings(config: PretrainConfig, topology: Topology, shares: Mapping[str, float]) -> list[str]:
-    """Return a line for each cause of a slow step, with the option that would make the step faster."""
+    """Return a warning for each cause of a slow step; it names the option that would make the step faster."""
     execution, lines = config.execution, []
     dropout, communication = shares.get("dropout", 0.0), shares.get("communication", 0.0)
     if topology.is_tpu and execution.prng == "threefry" and dropout > _MUCH_DROPOUT:

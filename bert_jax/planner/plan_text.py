@@ -84,8 +84,8 @@ def sharding_lines(rows: Sequence[Row], topology: Topology | None, mesh: dict[st
 
 
 def _columns(table: Sequence[Sequence[str]], right: Sequence[int] = ()) -> list[str]:
-    """Return the lines of ``table``, padded to the width of each column; the columns ``right`` are
-    right-aligned."""
+    """Return the lines of ``table``, with each cell padded to the width of its column. The columns with the indices
+    ``right`` are right-aligned."""
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]
     return [
         "  ".join(

@@ -59,7 +59,7 @@ def abstract_train_state(config: PretrainConfig, mesh: Any) -> TrainState:
 
 
 def batch_bytes(config: PretrainConfig, mesh: Any) -> int:
-    """Return the number of bytes that one device stores of a global batch."""
+    """Return the number of bytes of a global batch that one device stores."""
     size, data = config.training.global_batch_size, config.data
     sharding = batch_sharding(mesh)
     shapes = feature_shapes(size, data.seq_length, data.max_predictions).values()

@@ -68,7 +68,7 @@ class Topology:
 
     @property
     def num_chips(self) -> int:
-        """Number of chips or boards."""
+        """Number of TPU chips or GPU boards."""
         return math.prod(self.shape)
 
     @property
@@ -125,17 +125,17 @@ def _slice(text: str, name: str, shape: tuple[int, ...]) -> Topology:
 
 def _too_large(text: str, name: str) -> ValueError:
     pod = "x".join(map(str, _GENERATIONS[name].pod))
-    return ValueError(f"--topology: {text!r}: the largest slice of {name} is {pod} chips")
+    return ValueError(f"--topology: {text!r}: the largest slice of {name} has {pod} chips")
 
 
 def _cloud_shape(text: str, name: str, number: int) -> tuple[int, ...]:
-    """Return the shape of the Google Cloud slice with ``number`` chips or cores."""
+    """Return the shape of the Google Cloud slice whose name ends with ``number``, its number of chips or cores."""
     generation = _GENERATIONS[name]
     axes = len(generation.pod)
     chips = number // 2 if generation.cloud_counts_cores else number
     counted = "cores, two per chip" if generation.cloud_counts_cores else "chips"
     problem = ValueError(
-        f"--topology: {text!r}: the shape is unknown (the number counts {counted}); write the shape, such as "
+        f"--topology: {text!r} does not determine a shape (the number counts {counted}); give the shape, such as "
         f"{name}:{'x'.join('4' * axes)}"
     )
     if chips < 1 or (generation.cloud_counts_cores and number % 2):
@@ -175,7 +175,7 @@ def tpu_devices(topology: Topology) -> list[Any]:
     """
     if importlib.util.find_spec("libtpu") is None:
         raise ValueError(
-            f"--topology {topology.name}: compiling for a TPU needs libtpu (Linux, x86-64): pip install "
+            f"--topology {topology.name}: compiling for a TPU requires libtpu (Linux on x86-64); run pip install "
             "'bert_jax[tpu]'"
         )
     prepare_environment()
@@ -201,8 +201,8 @@ def tpu_devices(topology: Topology) -> list[Any]:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Discard the standard error output, also that of native code, because libtpu warns about every missing Cloud
-    service."""
+    """Discard everything written to standard error, including the output of native code, because libtpu warns
+    about every missing Cloud service."""
     sys.stderr.flush()
     kept = os.dup(2)
     nowhere = os.open(os.devnull, os.O_WRONLY)

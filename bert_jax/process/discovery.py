@@ -37,8 +37,8 @@ def configured(options: RunOptions) -> tuple[str, int, int] | None:
     missing = [name for name, value in parts.items() if not value]
     if missing:
         raise ValueError(
-            f"{missing[0]}: not set; set all of --coordinator HOST:PORT, --num_processes and --process_id (or of "
-            "JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID), or none of them"
+            f"{missing[0]}: not set; set all of --coordinator HOST:PORT, --num_processes and --process_id (or all "
+            "of JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID), or none of them"
         )
     if not re.fullmatch(r".+:\d{1,5}", coordinator) or not 0 < int(coordinator.rpartition(":")[2]) < 65536:
         raise ValueError(f"coordinator: {coordinator!r} is not allowed; allowed: HOST:PORT of process 0")

@@ -55,7 +55,7 @@ class HeartbeatMonitor:
         self._catch_abort()
 
     def describe(self) -> str:
-        """Return the last known activities of the other processes, for a message."""
+        """Return the last known activities of the other processes as text for a message."""
         return "; ".join(self._line(process) for process in self._values if process != self._index)
 
     def wait_for_verdict(self) -> None:

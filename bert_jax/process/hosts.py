@@ -146,7 +146,7 @@ def barrier(name: str, timeout_seconds: float) -> None:
 
 
 def all_gather_text(name: str, value: str, timeout_seconds: float) -> list[str]:
-    """Return a list of the ``value`` (a short text) of every process, ordered by process index.
+    """Return the ``value`` (a short text) of every process, in a list sorted by process index.
 
     The rules of :func:`barrier` apply.
     """
@@ -239,7 +239,7 @@ def ends_together(timeout_seconds: float) -> Iterator[None]:
 
     An error whose attribute ``agreed`` is true is raised by every process at the same step and is not published. A
     process that reaches the end of the block waits for the others, at most ``timeout_seconds``. With several
-    processes, this context manager exits a failing process.
+    processes, a failing process exits in this context manager.
     """
     try:
         try:
@@ -339,8 +339,8 @@ def _leave(lost: list[int], line: str, code: int = exits.WATCHDOG) -> None:
 
 
 def exchange_activity(doing: Callable[[], str], before_leaving: Callable[[], None]) -> Callable[[], str]:
-    """Publish the activity of this process, which ``doing`` returns, in the heartbeats. Return a function that
-    describes the activities of the other processes.
+    """Publish the result of ``doing``, the current activity of this process, in the heartbeats. Return a function
+    that describes the activities of the other processes.
 
     ``before_leaving`` is called before this process exits because other processes are lost.
     """

@@ -66,7 +66,7 @@ class StopRequest:
             raise exits.Stop(self.exit_code, message)
 
     def share(self) -> None:
-        """From now on, forward the signals of this host to all hosts.
+        """Start forwarding the signals of this host to all hosts.
 
         Must be called directly after ``jax.distributed.initialize``, whose preemption service replaces the handler
         of SIGTERM. This method restores the handler and forwards signals, including one received earlier, to the

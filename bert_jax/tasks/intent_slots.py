@@ -78,7 +78,7 @@ class JointTask(TaggingTask):
         return {f"intent_{name}": pair for name, pair in of_intents.items()} | of_tags
 
     def outputs(self, output: BertOutput, batch: Mapping[str, jax.Array]) -> dict[str, tuple[Level, jax.Array]]:
-        """Return the outputs of :class:`TaggingTask`, and ``intent_logits`` float32[B, U, labels]."""
+        """Return the outputs of :class:`TaggingTask` and ``intent_logits`` float32[rows, units per row, labels]."""
         return {"intent_logits": ("unit", output.sequence_logits), **super().outputs(output, batch)}
 
     def decode(self, records: Sequence[Record], units: Sequence[ModelInput], outputs: Outputs) -> list[Prediction]:

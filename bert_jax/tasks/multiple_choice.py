@@ -85,8 +85,8 @@ class ChoiceTask(SequenceTask):
         return self.completed(self.predictions(logits), records, units)
 
     def predictions(self, logits: Iterable[np.ndarray]) -> list[Prediction]:
-        """Return for each record, given its logits [K], the index of the most probable choice as ``choice``, and
-        the ``probabilities`` of all choices."""
+        """Return for each record the index of its most probable choice as ``choice``, and the ``probabilities`` of
+        all its choices. ``logits`` contains one array per record, with one logit per choice."""
         probabilities = [softmax(logits_K) for logits_K in logits]
         return [{"choice": int(one.argmax()), "probabilities": one.tolist()} for one in probabilities]
 

@@ -46,7 +46,9 @@ class QaTask(Task):
         units = []
         for number, (record, question) in enumerate(zip(records, questions, strict=True)):
             if record.text_pair is None:
-                raise ValueError(f"{record.source}: the question has no passage; add one (role text_pair)")
+                raise ValueError(
+                    f"{record.source}: the question has no passage; add one, or check data.columns (role text_pair)"
+                )
             if record.text_pair not in passages:
                 passages[record.text_pair] = Passage.of(self.tokenizer, record.text_pair)
             passage = passages[record.text_pair]
@@ -64,7 +66,8 @@ class QaTask(Task):
         if record.answers is None:
             if training:
                 raise ValueError(
-                    f"{record.source}: the question has no answers; training requires answers (role answers)"
+                    f"{record.source}: the answers of the question are not given; training requires them (field "
+                    "answers, or role answers of data.columns)"
                 )
             return None
         if not record.answers:
@@ -80,7 +83,8 @@ class QaTask(Task):
         if training:
             text = record.answers[0].text
             raise ValueError(
-                f"{record.source}: the answer {text[:40]!r} is not in the passage; correct or remove the question"
+                f"{record.source}: the answer {text[:40]!r} is not in the passage; correct the answer, or "
+                "remove the question"
             )
         return None
 

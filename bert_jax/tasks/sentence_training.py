@@ -42,15 +42,17 @@ class SentenceTraining(ABC):
         loss, source = self.options.loss, record.source
         if record.label is None and (self.pairs_from_classes or self.label_type is not None):
             option = "sentence.pairs_from_classes" if self.pairs_from_classes else f"sentence.loss {loss}"
-            raise ValueError(f"{source}: no label; {option} needs one (role label)")
+            raise ValueError(f"{source}: no label; {option} requires one; check data.columns (role label)")
         if self.pairs_from_classes:
             return
         if record.text_pair is None:
-            raise ValueError(f"{source}: no second text; sentence.loss {loss} needs one (role text_pair)")
+            raise ValueError(
+                f"{source}: no second text; sentence.loss {loss} requires one; check data.columns (role text_pair)"
+            )
         if self.has_negatives and len(record.negatives) != self.texts - 2:
             raise ValueError(
-                f"{source}: {len(record.negatives)} negatives; sentence.loss {loss} needs {self.texts - 2}, the "
-                "same number in every record (role negative)"
+                f"{source}: {len(record.negatives)} negatives; sentence.loss {loss} requires {self.texts - 2}, "
+                "the same number in every record; check data.columns (role negative)"
             )
 
     def examples(self, records: Sequence[Record]) -> list[tuple[str, ...]]:
@@ -60,12 +62,14 @@ class SentenceTraining(ABC):
         return [record_texts(record)[: self.texts] for record in records]
 
     def label(self, record: Record) -> Any:
-        """Return the label of an example, if ``label_type`` is not None; default: the index of the class."""
+        """Return the label of an example; by default, the index of its class. Not called if ``label_type`` is
+        None."""
         return class_number(record, self.config.data.labels)
 
     @abstractmethod
     def loss(self, vectors_BxUxKxE: jax.Array, logits: Logits, batch: Batch, axis: str | None) -> Sums:
-        """Return (sum, weight) of the loss of sentence vectors; ``axis`` as in ``Task.loss``."""
+        """Return (sum, weight) of the loss of the sentence vectors; ``axis`` has the same meaning as in
+        ``Task.loss``."""
 
 
 class Softmax(SentenceTraining):
@@ -99,7 +103,7 @@ class Cosine(Cosent):
             raise ValueError(
                 f"{record.source}: label {record.label} divided by sentence.label_scale "
                 f"{self.options.label_scale:g} is not allowed; allowed: -1 to 1; set "
-                "sentence.label_scale to the largest label"
+                "sentence.label_scale to the largest absolute value of a label"
             )
         return value
 

@@ -41,8 +41,8 @@ class Passage:
         return cls(text, ids, starts, ends)
 
     def tokens(self, start: int, end: int) -> tuple[int, int] | None:
-        """Return the indices of the first and the last token that overlap ``text[start:end]``; None if none
-        does."""
+        """Return the indices of the first and the last token that overlap ``text[start:end]``, or None if no
+        token overlaps it."""
         first = int(np.searchsorted(self.ends, start, side="right"))
         last = int(np.searchsorted(self.starts, end, side="left")) - 1
         return (first, last) if first <= last else None
@@ -104,7 +104,9 @@ def span_inputs(
     """
     left = max_length - len(tokenizer.build_inputs([], [])[0])
     if left < 1:
-        raise ValueError(f"task.max_length: {max_length} leaves no room for a passage; set a larger value")
+        raise ValueError(
+            f"task.max_length: {max_length} leaves no room for a passage; allowed: {max_length - left + 1} or more"
+        )
     asked = question[: min(qa.max_query_length, left // 2)]
     windows = []
     for begin, most_context in _layout(len(passage.ids), left - len(asked), qa.doc_stride):
@@ -152,7 +154,8 @@ def best_spans(questions: Sequence[Sequence[SpanPiece]], qa: QaConfig) -> list[S
 
 
 def _best_spans(questions: Sequence[Sequence[SpanPiece]], n_best: int | None, longest: int) -> list[Span]:
-    """Return the best spans, with the score -inf if no candidates form a span; ``n_best`` None: all tokens."""
+    """Return the best span of each question; its score is -inf if no candidates form a span. If ``n_best`` is
+    None, all tokens of the passage are candidates."""
     pieces = list(chain.from_iterable(questions))
     if not pieces:
         return []

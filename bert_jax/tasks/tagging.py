@@ -50,7 +50,10 @@ class TaggingTask(Task):
         tags = config.data.tags or tuple(sorted(seen, key=lambda tag: (tag != "O", tag)))
         if len(tags) < 2:
             known = ", ".join(tags) or "none"
-            raise ValueError(f"data.train: tags in the training files: {known}; two or more are required")
+            raise ValueError(
+                f"data.train: tags in the training files: {known}; two or more are required; check data.columns "
+                "(role tags), or list all tags in data.tags"
+            )
         if are_entity_tags(tags):
             for records in splits.values():
                 check_entity_tags(records, config.tagging.scoring)
@@ -156,8 +159,8 @@ def are_entity_tags(tags: Iterable[str], prefixes: Sequence[str] = PREFIXES) -> 
 
 
 def window_input(number: int, window: Window, labels: np.ndarray) -> ModelInput:
-    """Return the model input for a window of the record with the index ``number``. ``labels``: int32[words], the
-    tag index of every word of the record; -1 for an unknown tag."""
+    """Return the model input for a window of the record with the index ``number``. ``labels`` int32[words] contains
+    the tag index of every word of the record, or -1 for an unknown tag."""
     here = labels[window.words]
     values = np.zeros(len(window.encoded.ids), np.int32)
     scored = np.zeros(len(window.encoded.ids), np.float32)
@@ -170,7 +173,7 @@ def window_input(number: int, window: Window, labels: np.ndarray) -> ModelInput:
 
 
 def predicted_tags(prediction: Prediction) -> list[str]:
-    """Return the predicted tag of each word."""
+    """Return the tags of the words in ``prediction``."""
     return [token["label"] for token in prediction["tokens"]]
 
 

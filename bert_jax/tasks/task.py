@@ -124,11 +124,11 @@ class Task(ABC):
 
     @property
     def sequences_per_unit(self) -> int:
-        """Number of sequences K per unit in training batches."""
+        """Number of sequences per unit (K) in training batches."""
         return 1
 
     def sequences_of(self, units: Sequence[ModelInput]) -> int:
-        """Return K for a prediction batch of ``units``, which must not be empty."""
+        """Return the number of sequences per unit (K) in a prediction batch of ``units`` (one or more)."""
         return self.sequences_per_unit
 
     @property
@@ -138,7 +138,7 @@ class Task(ABC):
 
     @property
     def sentence(self) -> SentenceConfig | None:
-        """Pooling of a sequence into one vector; None (default): the task does not use sentence vectors."""
+        """Pooling of a sequence into one vector. None (the default) if the task does not use sentence vectors."""
         return None
 
     @abstractmethod
@@ -160,9 +160,9 @@ class Task(ABC):
     def loss(self, output: BertOutput, batch: Mapping[str, jax.Array], *, axis: str | None) -> Sums:
         """Return (sum, weight) of each loss named in :meth:`denominators` and of each additional logged value.
 
-        The total loss is the sum of (sum / denominator) over all losses. ``axis``: the mesh axis over which the
-        rows of the batch are sharded, for losses that compare examples across the batch; None: ``batch`` has all
-        rows.
+        The total loss is the sum of (sum / denominator) over all losses. ``axis`` is the mesh axis over which the
+        rows of the batch are sharded, for losses that compare examples across the batch; it is None if ``batch``
+        contains all rows.
         """
 
     @abstractmethod

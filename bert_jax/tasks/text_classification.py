@@ -51,7 +51,8 @@ class SequenceTask(Task):
         pairs = [record for record in records if record.text_pair is not None]
         if pairs and config.truncation == "windows":
             raise ValueError(
-                f"{pairs[0].source}: task.truncation windows is not allowed for a pair of texts; use another value"
+                f"{pairs[0].source}: task.truncation windows is not allowed for a pair of texts; allowed: "
+                "longest_first, head, tail, head_tail, key_sentences"
             )
         seconds = iter(tokenizer.encode_batch([record.text_pair or "" for record in pairs]))
         one, two = (len(tokenizer.build_inputs([], pair)[0]) for pair in (None, []))
@@ -91,7 +92,7 @@ class SequenceTask(Task):
         return record.label
 
     def logits(self, output: BertOutput, batch: Mapping[str, jax.Array]) -> jax.Array:
-        """Return the logits of the model inputs, float32[B, U, L]."""
+        """Return the logits of the model inputs, float32[rows, units per row, labels]."""
         return output.sequence_logits
 
     def outputs(self, output: BertOutput, batch: Mapping[str, jax.Array]) -> dict[str, tuple[Level, jax.Array]]:
@@ -99,7 +100,7 @@ class SequenceTask(Task):
 
     @abstractmethod
     def predictions(self, logits: np.ndarray) -> list[Prediction]:
-        """Return the predictions for N texts; ``logits`` is float64[N, L]."""
+        """Return the predictions for N texts; ``logits`` is float64[N, labels]."""
 
     def decode(self, records: Sequence[Record], units: Sequence[ModelInput], outputs: Outputs) -> list[Prediction]:
         """Average the logits over the windows of each text, and return their :meth:`predictions` with the fields
@@ -122,8 +123,8 @@ class SequenceTask(Task):
 
 
 def mean_over_windows(name: str, count: int, units: Sequence[ModelInput], outputs: Outputs) -> np.ndarray:
-    """Return float64[count, L]: for each record, the output named ``name`` [L], averaged over the windows of the
-    record."""
+    """Return float64[count, L]: for each of ``count`` records, the L values of the output ``name``, averaged over
+    the windows of the record."""
     sums = np.zeros((count, *outputs[0][name].shape) if outputs else (count, 1))
     windows = np.zeros(count)
     for unit, output in zip(units, outputs, strict=True):

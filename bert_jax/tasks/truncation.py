@@ -1,4 +1,4 @@
-"""Truncation of texts that exceed the maximum length (Sun et al. 2019, section 4.2, and further methods)."""
+"""Truncation of texts that exceed the maximum length (Sun et al. 2019, section 4.2, and other methods)."""
 
 import itertools
 import re

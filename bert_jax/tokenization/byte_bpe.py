@@ -73,13 +73,15 @@ def pieces_by_id(table: Any, name: str) -> list[str]:
         raise ValueError(f"{name}: the vocabulary is empty")
     pieces = {number: piece for piece, number in table.items() if type(number) is int}
     if sorted(pieces) != list(range(len(table))):
-        raise ValueError(f"{name}: the ids of the vocabulary are not 0 to {len(table) - 1}")
+        raise ValueError(f"{name}: the ids of the vocabulary must be 0 to {len(table) - 1}, each exactly once")
     return [pieces[number] for number in range(len(table))]
 
 
 def _require_special(pieces: Sequence[str], name: str) -> None:
     if missing := sorted(set(ROBERTA_PIECES).difference(pieces), key=ROBERTA_PIECES.index):
-        raise ValueError(f"{name}: the vocabulary lacks {', '.join(missing)}")
+        raise ValueError(
+            f"{name}: the vocabulary lacks {', '.join(missing)}; it must contain {', '.join(ROBERTA_PIECES)}"
+        )
 
 
 class ByteBPETokenizer(Tokenizer):

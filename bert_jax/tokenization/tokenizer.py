@@ -36,7 +36,7 @@ def without_surrogates(text: str) -> str:
 
 
 class Tokenizer(ABC):
-    """A vocabulary and the rules that turn text into its ids.
+    """A vocabulary and the rules that convert text to ids.
 
     ``continuation`` (bool[vocab_size]) marks pieces that continue the word before them; ``special``
     (bool[vocab_size]) marks control pieces, which the encoding of a text never contains ([UNK] is not a control
@@ -100,8 +100,8 @@ class Tokenizer(ABC):
     ) -> tuple[list[int], list[int]]:
         """Return one model input and its token types.
 
-        The input is [CLS] a [SEP] or [CLS] a [SEP] b [SEP], with ``separators`` times [SEP] between a and b. The
-        token type is ``second_type`` from b on, and 0 before.
+        The input is [CLS] a [SEP] or [CLS] a [SEP] b [SEP], with [SEP] repeated ``separators`` times between a and
+        b. The token type is ``second_type`` for b and the final [SEP], and 0 for all tokens before them.
 
         Texts that exceed ``max_length`` tokens are truncated at the end; the longer text of a pair is truncated
         first (:func:`longest_first`). Raises ``ValueError`` if the special tokens alone exceed ``max_length``.
@@ -110,7 +110,7 @@ class Tokenizer(ABC):
         if max_length is not None:
             if max_length < extra:
                 raise ValueError(
-                    f"length {max_length} is not allowed; allowed: {extra} (the special tokens) or more"
+                    f"length {max_length} is not allowed; allowed: {extra} (the number of special tokens) or more"
                 )
             kept_a, kept_b = longest_first(len(a), 0 if b is None else len(b), max_length - extra)
             a, b = a[:kept_a], None if b is None else b[:kept_b]

@@ -49,10 +49,11 @@ _Value = TypeVar("_Value")
 
 
 def read_pieces(content: bytes, name: str) -> list[str]:
-    """Return the pieces of a vocab.txt, stripped as in the reference; the id of a piece is its line index, from 0.
+    """Return the pieces of a vocab.txt, stripped as in google-research/bert; the id of a piece is the index of its
+    line.
 
-    Raises ``ValueError`` for an empty file, a missing special piece and, with the line, invalid UTF-8 or a repeated
-    piece.
+    Raises ``ValueError`` for an empty file, a missing special piece, invalid UTF-8 or a repeated piece. For the
+    last two, the message contains the line number.
     """
     try:
         text = content.decode("utf-8-sig")
@@ -67,10 +68,14 @@ def read_pieces(content: bytes, name: str) -> list[str]:
     seen: dict[str, int] = {}
     for number, piece in enumerate(pieces, start=1):
         if piece in seen:
-            raise ValueError(f"{name}:{number}: piece {piece!r} is already on line {seen[piece]}")
+            raise ValueError(
+                f"{name}:{number}: piece {piece!r} is already on line {seen[piece]}; use each piece once"
+            )
         seen[piece] = number
     if missing := [piece for piece in SPECIAL_PIECES if piece not in seen]:
-        raise ValueError(f"{name}: the vocabulary lacks {', '.join(missing)}")
+        raise ValueError(
+            f"{name}: the vocabulary lacks {', '.join(missing)}; it must contain {', '.join(SPECIAL_PIECES)}"
+        )
     return pieces
 
 
@@ -90,7 +95,7 @@ class _Cache(dict[str, _Value]):
 
 @lru_cache(maxsize=1 << 16)
 def is_dropped(char: str) -> bool:
-    """Return True if the reference removes ``char``: control and format characters, U+0000, U+FFFD."""
+    """Return True if google-research/bert removes ``char``: control and format characters, U+0000, U+FFFD."""
     return char in "\0\ufffd" or (char not in "\t\n\r" and unicodedata.category(char) in ("Cc", "Cf"))
 
 
@@ -122,9 +127,10 @@ def chunks(text: str, split_cjk: bool = True) -> list[str]:
 
 
 def chunk_words(chunk: str, lower_case: bool, strip_accents: bool | None = None) -> list[tuple[str, list[int]]]:
-    """Return the words of a chunk, split as in the reference, each with the indices of its characters in ``chunk``.
+    """Return the words of ``chunk``, split as in google-research/bert, each with the indices of its characters in
+    ``chunk``.
 
-    ``strip_accents``: None means ``lower_case``, as in the reference.
+    If ``strip_accents`` is None, accents are stripped if ``lower_case`` is set, as in google-research/bert.
     """
     kept = [i for i, char in enumerate(chunk) if not is_dropped(char)]
     text = "".join([chunk[i] for i in kept])
@@ -162,8 +168,9 @@ def split_words(chunk: str, lower_case: bool, strip_accents: bool | None = None)
 class WordPieceTokenizer(Tokenizer):
     """BasicTokenizer and WordpieceTokenizer of google-research/bert.
 
-    ``pieces`` are sorted by id and include the special pieces. ``strip_accents`` (None: ``lower_case``) and
-    ``split_cjk`` (CJK characters are words) differ from the reference only for some published models.
+    ``pieces`` are sorted by id and include the special pieces. ``strip_accents`` (None: the value of
+    ``lower_case``) and ``split_cjk`` (CJK characters are words) differ from google-research/bert only for some
+    published models.
     """
 
     kind = "wordpiece"

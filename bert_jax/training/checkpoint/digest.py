@@ -35,8 +35,8 @@ def _mix(x: jax.Array) -> jax.Array:
 def _digest_leaf(x: jax.Array, stacked: bool, rows: int | None) -> jax.Array:
     """Return two position-dependent sums of the bits of ``x``: uint32[2], or uint32[layers, 2] if ``x`` is stacked.
 
-    The sums do not depend on the mesh. Rows after the first ``rows`` rows are padding; they affect the digest only
-    if they are damaged (not 0).
+    The sums do not depend on the mesh. Rows with an index of ``rows`` or more are padding; they affect the digest
+    only if they are damaged (not 0).
     """
     damaged = jnp.any(x[rows:] != 0) if rows is not None else False
     x = x[:rows] if rows is not None else x
@@ -109,8 +109,8 @@ def compile_digest(tree: Any, vocab_size: int) -> None:
 
 
 class _Kind(NamedTuple):
-    """Properties of a leaf that determine the program for its digest. ``rows``: number of rows before the padding,
-    or None for a leaf that is never padded."""
+    """Properties of a leaf that determine the program for its digest. ``rows`` is the number of rows before the
+    padding, or None for a leaf that is never padded."""
 
     shape: tuple[int, ...]
     dtype: np.dtype

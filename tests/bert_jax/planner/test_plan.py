@@ -56,7 +56,7 @@ def test_names(text, name, chips, devices, hosts):
         ("v99:2x2", "v5e-256"),
         ("v5e", "chips per axis"),
         ("v5e:0x4", "allowed: TPU: v2"),
-        ("v5e:32x32", "the largest slice of v5e is 16x16 chips"),
+        ("v5e:32x32", "the largest slice of v5e has 16x16 chips"),
         ("v5p:4x4", "v5p has 3 axes"),
         ("v5e-12", "the number counts chips"),
         ("v4-7", "the number counts cores, two per chip"),

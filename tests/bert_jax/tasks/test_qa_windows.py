@@ -188,7 +188,7 @@ def test_the_first_answer_that_is_there():
         (record("q", "a b", ("x y z", 0)), "the answer 'x y z' is not in the passage"),
         (record("q", "a b", ("c", -1)), "the answer 'c' is not in the passage"),
         (record("q", "a \u200b b", ("\u200b", 2)), "is not in the passage"),  # there, but no token stands for it
-        (record("q", "a b", labelled=False), "has no answers; training requires answers"),
+        (record("q", "a b", labelled=False), "the answers of the question are not given; training requires them"),
     ],
 )
 def test_what_training_refuses_and_evaluation_bears(one, message):
