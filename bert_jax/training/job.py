@@ -82,16 +82,21 @@ class Job(ABC):
 
     @abstractmethod
     def write_tokenizer(self, folder: Path) -> None:
-        """Copy the tokenizer file into ``folder``, so that a workdir is self-contained."""
+        """Copy the tokenizer file into ``folder``, so that the workdir is self-contained."""
 
     @abstractmethod
     def data(self, mesh: Mesh, *, complete: bool) -> Data:
-        """Return the training data, positioned before the first batch. A ``complete`` run needs batches only to
-        compare its data with the checkpoint."""
+        """Return the training data, positioned before the first batch.
+
+        If ``complete`` is True, the run is complete and needs batches only to compare its data with the checkpoint.
+        """
 
     @abstractmethod
     def batch_shapes(self, mesh: Mesh, data_step: int) -> Mapping[str, Any]:
-        """Return the shapes of batch ``data_step`` of the phase, for which the step is compiled before the loop."""
+        """Return the shapes of batch ``data_step`` (counted from 0) of the phase.
+
+        The training step is compiled for these shapes before the training loop starts.
+        """
 
     @abstractmethod
     def flops_per_sequence(self) -> float:
@@ -106,7 +111,7 @@ class Job(ABC):
         """Evaluate ``state`` and write the log lines. Return True if the run should end after this step."""
 
     def stopped_early(self) -> bool:
-        """Return True if the run is complete although it ended before its last step."""
+        """Return True if early stopping ended the run before its last step."""
         return False
 
     @abstractmethod

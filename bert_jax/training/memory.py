@@ -74,7 +74,7 @@ def step_bytes(memory: Any) -> int | None:
 
 
 def device_bytes(tree: Any) -> int:
-    """Return the bytes per device that a tree of arrays, or of shape structs with shardings, occupies."""
+    """Return the bytes per device that a tree of arrays or of sharded ``jax.ShapeDtypeStruct`` objects occupies."""
     leaves = jax.tree.leaves(tree)
     return sum(math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize for leaf in leaves)
 

@@ -45,7 +45,10 @@ def compiler_options(mesh: Mesh) -> dict[str, str]:
 
 @struct.dataclass
 class StepMetrics:
-    """Metrics of one step, packed into one float32 array: one transfer to the host instead of about twenty."""
+    """Metrics of one step, packed into one float32 array.
+
+    The host therefore reads them in one transfer instead of about twenty.
+    """
 
     values: Any  # float32[number of metrics]
     tree: jax.tree_util.PyTreeDef = struct.field(pytree_node=False)
@@ -77,8 +80,11 @@ def train_programs(objective: PretrainObjective) -> "TrainPrograms":
 
 
 def make_programs(objective: Objective, *, unfreeze_updates: Any = None, **step_options: Any) -> "TrainPrograms":
-    """Return the programs that train and evaluate ``objective`` on its mesh. ``unfreeze_updates``: see
-    :func:`bert_jax.optim.make_optimizer`; ``step_options``: see :func:`bert_jax.training.step.make_train_step`."""
+    """Return the programs that train and evaluate ``objective`` on its mesh.
+
+    ``unfreeze_updates`` is passed to :func:`bert_jax.optim.make_optimizer`, and ``step_options`` are passed to
+    :func:`bert_jax.training.step.make_train_step`.
+    """
     config, model, mesh = objective.config, objective.model, objective.mesh
     assert mesh is not None
     optimizer = make_optimizer(config.optimizer, unfreeze_updates)
@@ -95,7 +101,10 @@ def pretraining_batch(objective: PretrainObjective, batch_size: int) -> dict[str
 
 
 def with_shardings(batch: Mapping[str, Any], mesh: Mesh) -> dict[str, jax.ShapeDtypeStruct]:
-    """Return shape structs, sharded over ``mesh``, for the features of a global batch (arrays or shape structs)."""
+    """Return a ``jax.ShapeDtypeStruct``, sharded over ``mesh``, for each feature of a global batch.
+
+    The features are arrays or ``jax.ShapeDtypeStruct`` objects.
+    """
     sharding = batch_sharding(mesh)
     return {name: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding) for name, x in batch.items()}
 
@@ -140,7 +149,10 @@ class TrainPrograms:
         return self._step.lower(self.abstract, with_shardings(batch, self.mesh))
 
     def step_for(self, batch: Mapping[str, Any]) -> StepFunction:
-        """Return the training step compiled for the shapes of ``batch`` (global arrays or shape structs)."""
+        """Return the training step compiled for the shapes of ``batch``.
+
+        The values of ``batch`` are global arrays or ``jax.ShapeDtypeStruct`` objects.
+        """
         key = tuple((name, x.shape) for name, x in sorted(batch.items()))
         if key not in self._compiled:
             began = time.perf_counter()

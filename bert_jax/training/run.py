@@ -157,4 +157,7 @@ class Run:
         is_due = not self.job.is_finished(self.logs.folder)
         if hosts.broadcast_from_lead("report_is_due", is_due, self.launch.host_timeout):
             self.job.finish(context, start.state)
-        context.log.line(f"{self.launch.workdir} is complete: {start.step:,} steps; its report is report.html")
+        context.log.line(
+            f"the run in {self.launch.workdir} is complete: {start.step:,} steps; "
+            f"its report is {self.launch.workdir}/report.html"
+        )

@@ -79,9 +79,10 @@ class LossGuard:
         raise exits.Stop(exits.NON_FINITE, line, agreed=True)
 
     def go_back(self, rollback: RollBack, step: int, iterator: BatchIterator) -> str:
-        """Skip batches of ``iterator``, count the rollback and return a warning for the log.
+        """Skip the batches of ``iterator`` that ``rollback`` excludes, count the rollback and return a warning for
+        the log.
 
-        The state of ``step`` must already be restored.
+        The state at ``step`` must already be restored.
         """
         count = rollback.last_step - step + self._config.spike_skip_batches
         iterator.skip(count)

@@ -25,7 +25,10 @@ PHASE_MAY_CHANGE = {"model.hidden_dropout", "model.attention_dropout"}
 
 @dataclass
 class Start:
-    """The state from which a run starts. ``fit`` sets ``state`` to None; the first step donates its buffers."""
+    """The state from which a run starts.
+
+    ``fit`` sets ``state`` to None, because the first training step donates the buffers of the state.
+    """
 
     state: TrainState | None
     step: int
@@ -95,7 +98,7 @@ def _end_of_phase(job: Job, programs: TrainPrograms, launch: Launch, report: Cal
             f"training.num_steps: {num_steps} is not above {before.step}, the last step of {folder}; use a larger "
             "value, because training.num_steps includes the steps of earlier phases"
         )
-    report(f"new phase from {folder} at step {before.step:,}")
+    report(f"starting a new phase from step {before.step:,} of {folder}")
     return before
 
 
@@ -134,6 +137,7 @@ def _resumed(
 def _check_vocabulary(restored: Restored, tokenizer: Tokenizer) -> None:
     if restored.meta["tokenizer"] != tokenizer.fingerprint:
         raise ValueError(
-            "data.vocab: the checkpoint was trained with another vocabulary (fingerprint "
-            f"{restored.meta['tokenizer'][:12]}, now {tokenizer.fingerprint[:12]}); use the former vocabulary"
+            "data.vocab: the checkpoint was trained with another vocabulary (its fingerprint is "
+            f"{restored.meta['tokenizer'][:12]}, that of the current vocabulary is {tokenizer.fingerprint[:12]}); "
+            "use the vocabulary of the checkpoint"
         )

@@ -22,8 +22,8 @@ from bert_jax.parallel import shardings
 class TrainState:
     """Step, parameters and optimizer state; floating-point values are float32.
 
-    ``ema``: moving average of the parameters, or None without ``optimizer.ema_decay``. ``start``: initial
-    parameters, with 0 for those that were randomly initialized; None if the config does not need them.
+    ``ema`` is the moving average of the parameters, or None if ``optimizer.ema_decay`` is 0. ``start`` contains the
+    initial parameters, with 0 for those that were randomly initialized; it is None if the config does not need it.
     """
 
     step: jax.Array  # int32[]: number of optimizer steps, including skipped steps
@@ -34,7 +34,7 @@ class TrainState:
 
 
 def make_prng_key(execution: ExecutionConfig, seed: int) -> jax.Array:
-    """Return the base key of dropout, with the PRNG implementation that ``execution.prng`` names."""
+    """Return the base PRNG key for dropout, with the implementation that ``execution.prng`` names."""
     return jax.random.key(seed, impl={"threefry": "threefry2x32", "rbg": "rbg"}[execution.prng])
 
 
@@ -56,7 +56,7 @@ def initial_params(model: BertModel, seed: int, loaded: Mapping[str, Any] | None
 
 
 def compute_shardings(model: BertModel, mesh: Mesh) -> Any:
-    """Return a tree with the sharding of each parameter during computation; each replica has all parameters."""
+    """Return a tree of the shardings of the parameters during computation, when each replica has all parameters."""
     return shardings(abstract_params(model), mesh)
 
 

@@ -44,7 +44,8 @@ def loss_and_gradients(
     The denominators of the loss are sums over the global batch, so the accumulated gradient equals the gradient of
     the global batch even if the microbatches contain different numbers of masked tokens. Each replica (one index of
     the mesh axis ``data``) accumulates the gradients of its own rows without communication. The gradients are then
-    summed over the replicas once, in ``reduction_dtype``, and sharded by ``shardings`` (a tree like ``params``).
+    summed over the replicas once, in ``reduction_dtype``, and sharded as ``shardings`` (a tree like ``params``)
+    specifies.
     """
     denominators = objective.denominators(batch)
     mesh = objective.mesh
@@ -113,8 +114,8 @@ def over_replicas(replica_gradients: Callable[..., Gradients], mesh: Mesh, input
 
 
 def sum_replicas(stacked: Any, shardings: Any, dtype: jnp.dtype) -> Any:
-    """Sum the arrays of a tree over the replicas (the first dimension of each array) and shard the sums by
-    ``shardings``.
+    """Sum the arrays of a tree over the replicas (the first dimension of each array) and shard the sums as
+    ``shardings`` specifies.
 
     The sums are computed in ``dtype`` and returned as float32. Each array needs one collective: an all-reduce if
     every replica needs the complete array, a reduce-scatter if each replica needs only a shard of the array.

@@ -50,7 +50,7 @@ def hold_workdir(
     detects the conflict within RENEWAL seconds and exits at its next upload.
 
     Raises:
-        ValueError: another run has locked the workdir; the message starts with ``f"{workdir}: {taken}"``.
+        ValueError: another run has locked the workdir; the message starts with the workdir and the text ``taken``.
         StorageError: the logs could not be copied.
     """
     if not isinstance(workdir, ObjectPath):
@@ -86,7 +86,10 @@ def hold_workdir(
 
 
 def describe_run(folder: Path, config: RunConfig, record: str) -> None:
-    """Write config.yaml and, unless ``record`` is empty, the record of the initial model. Delete an old report."""
+    """Write the config and ``record`` to files in ``folder``, and delete the old report, if any.
+
+    ``record`` describes the initial model. It is not written if it is empty.
+    """
     write_whole(folder / "config.yaml", dump_yaml(config))
     if record:
         write_whole(folder / RECORD, record)

@@ -1,1 +1,1 @@
-"""Building of shards from text: token store, instances, masks."""
+"""Building shards from text: token store, instances, masks."""

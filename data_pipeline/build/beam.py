@@ -1,4 +1,4 @@
-"""Build of shards under Apache Beam: the jobs of the process pool as one pipeline, for very large corpora.
+"""Building shards with Apache Beam: one pipeline runs the jobs of the process pool, for very large corpora.
 
     files of text -> tokenized chunks -> token store -> parts -> shards -> index and manifest
 
@@ -50,7 +50,7 @@ def build_with_beam(
     data: DataConfig, vocab: Location, tokenizer: Tokenizer, sources: Sequence[Source], missing: Sequence[str],
     options: Sequence[str], report: Callable[[str], None],
 ) -> None:  # fmt: skip
-    """Build the splits ``missing``, and the token store if it does not exist.
+    """Build the ``missing`` splits, and the token store if it does not exist.
 
     The caller must hold the locks on the folders of the splits and of the store. ``options`` are arguments for
     Beam; without ``--runner``, the embedded runner uses ``data.workers`` threads. An exception of a job is
@@ -69,7 +69,10 @@ def build_with_beam(
     plan = _Plan(data, jobs.folder / vocab.name, tuple(sources), tuple(missing), settings, chunks)
     _save(plan, jobs.folder / "plan")
     size = sum(source.path.stat().st_size for source in sources)
-    report(f"building from {size / 1e6:,.1f} MB under Apache Beam ({chosen.get_all_options()['runner']})")
+    report(
+        f"building shards from {size / 1e6:,.1f} MB of text under Apache Beam "
+        f"(runner: {chosen.get_all_options()['runner']})"
+    )
     output = _WithoutTracebacks(sys.stderr)
     try:
         with contextlib.ExitStack() as stack:
@@ -81,7 +84,9 @@ def build_with_beam(
             raise _load(failure) from None
         sys.stderr.write(output.held)
         lines = str(error).strip().splitlines() or [type(error).__name__]
-        raise ValueError(f"the Beam pipeline failed: {lines[-1]}; finished parts are kept; run again") from None
+        raise ValueError(
+            f"the Beam pipeline failed: {lines[-1]}; finished parts are kept; run the same command again"
+        ) from None
     for name in missing:
         report(_load(jobs.folder / f"{name}-done"))
 
@@ -132,12 +137,15 @@ def check_options(data: DataConfig, options: Sequence[str]) -> Any:
         line = messages.getvalue().strip().splitlines()[-1].rpartition("error: ")[2]
         raise ValueError(f"command line, after --: {line}") from None
     if workers and unknown:
-        raise ValueError(f"command line, after --: {unknown[0]}: not an option of Apache Beam")
+        raise ValueError(f"command line, after --: {unknown[0]} is not an option of Apache Beam; remove it")
     return chosen
 
 
 class _WithoutTracebacks:
-    """Standard error without tracebacks of Beam's embedded workers, whose errors are reported in one line."""
+    """Wrapper of standard error that omits the tracebacks of Beam's embedded workers.
+
+    The errors of these workers are reported in one line.
+    """
 
     def __init__(self, stream: Any) -> None:
         self._stream = stream
@@ -231,7 +239,9 @@ def _chunk_name(source: int, piece: int) -> str:
 
 def _expect(wanted: int, found: int) -> None:
     if found != wanted:
-        raise ValueError(f"Beam returned only {found} of {wanted} results; finished parts are kept; run again")
+        raise ValueError(
+            f"Beam returned only {found} of {wanted} results; finished parts are kept; run the same command again"
+        )
 
 
 class _Jobs:

@@ -112,15 +112,15 @@ def require_shards(config: PretrainConfig, words: Sequence[str]) -> Path:
         is_there = tokenizer is not None and not missing_splits(config.data)
     if not is_there:
         raise ValueError(
-            f"{shards}: the shards are missing, and a run of several hosts does not build them; run on one host: "
+            f"{shards}: the shards are missing, and a run on several hosts does not build them; run on one host: "
             f"{shlex.join(['bert-data', 'shards', *words, *_changed_since(words, config)])}"
         )
     return local_copy(_ensure(config.data, config.model.vocab_size, lambda _: None, None))
 
 
 def _changed_since(words: Sequence[str], config: PretrainConfig) -> list[str]:
-    """Return flags that set the options whose values in ``config`` are not those of the arguments ``words``; a warm
-    start changes such options."""
+    """Return flags for the data options and ``model.vocab_size`` whose values in ``config`` differ from those in
+    the arguments ``words``. A warm start changes such options."""
     original = load_config(PretrainConfig, words)
     flags = []
     for section in ("data", "model"):
@@ -135,7 +135,7 @@ def _changed_since(words: Sequence[str], config: PretrainConfig) -> list[str]:
 
 def _shards_folder(data: DataConfig) -> Location:
     if not data.shards:
-        raise ValueError("data.shards: not set; set it to the folder of the shards; missing shards are built there")
+        raise ValueError("data.shards: not set; set it to the folder of the shards, where missing shards are built")
     return location(data.shards)
 
 
@@ -151,7 +151,7 @@ def is_external(shards: Location) -> bool:
 
 
 def _use_external(data: DataConfig, shards: Location, vocab_size: int) -> Location:
-    """Check TFRecords of another writer against the config; return the path of the vocabulary."""
+    """Check TFRecords that another program wrote against the config; return the path of the vocabulary."""
     vocab, tokenizer = existing_vocabulary(data, vocab_size)
     if tokenizer is None:
         raise ValueError(f"data.vocab: not set; set it to the vocabulary of the shards in {shards}")

@@ -25,8 +25,11 @@ _BAR = 30
 def count(
     row: dict[str, np.ndarray], vocab_size: int, tokenizer: Tokenizer | None, groups: np.ndarray | None
 ) -> dict[str, int]:
-    """Return the counts of one record by name; the report sums them over all records. ``groups`` int[S] contains
-    the word index of each token."""
+    """Return a dict of counts for one record, such as its number of predictions.
+
+    The report sums the counts over all records. ``groups`` int[S] contains the index of the word to which each
+    token belongs; if it is None, words are not counted.
+    """
     ids = row["input_ids"]
     positions, labels = predictions(row)
     everything = np.concatenate([ids, labels])
@@ -136,8 +139,8 @@ def _inspect_split(
     manifest = read_manifest(folder)
     if manifest and tokenizer and manifest["vocab_size"] != tokenizer.vocab_size:
         raise ValueError(
-            f"{folder}: built with a vocabulary of {manifest['vocab_size']} pieces, not {tokenizer.vocab_size}; "
-            "name the vocabulary of the shards with --vocab FILE"
+            f"{folder}: the shards were built with a vocabulary of {manifest['vocab_size']} pieces, but the "
+            f"vocabulary in use has {tokenizer.vocab_size}; name the vocabulary of the shards with --vocab FILE"
         )
     cut = _segmenter(manifest)
     largest = (index.id_range or (0, 0))[1]

@@ -1,7 +1,8 @@
 """Conversion of documents to training instances in numpy: sentence pairs, truncation, and the arrays of a batch.
 
-``nsp`` follows create_pretraining_data.py of google-research/bert; ``sop`` (Lan et al. 2019) keeps or swaps the
-order of two consecutive segments; ``none`` splits documents into single segments of the maximum length.
+The option ``data.next_sentence`` selects the method: ``nsp`` follows create_pretraining_data.py of
+google-research/bert; ``sop`` (Lan et al. 2019) keeps or swaps the order of two consecutive segments; ``none``
+splits documents into single segments of the maximum length.
 
 Randomness is counter-based. A (document, pass) has the key hash(seed, document, pass), and its instance j has the
 key hash(seed, document, pass, j); the hash is ``bert_jax.hashing.hash_key``. Every random value is a hash of (key,
@@ -31,7 +32,7 @@ IS_NEXT, IS_RANDOM, SWAPPED = 0, 1, 1  # labels
 
 @dataclass(frozen=True, kw_only=True)
 class InstanceSettings:
-    """The data options, and the special ids and the vocabulary size of the tokenizer."""
+    """Data options, and the special token ids and the vocabulary size of the tokenizer."""
 
     data: DataConfig
     cls_id: int
@@ -61,7 +62,7 @@ RandomNext = Callable[[float, float, int], Segment]
 class Instances(NamedTuple):
     """N instances with segments A and B of a pool of token ids.
 
-    Fields are int64[N]; with ``none``, B has length 0.
+    The fields are int64[N]. If ``data.next_sentence`` is none, B has length 0.
     """
 
     document: np.ndarray
@@ -78,7 +79,7 @@ class Instances(NamedTuple):
         return cls(*np.array(rows, np.int64).reshape(-1, len(cls._fields)).T)
 
     def slice(self, start: int, stop: int) -> "Instances":
-        """Return instances [start, stop)."""
+        """Return the instances with the indices ``start`` to ``stop - 1``."""
         return Instances(*(column[start:stop] for column in self))
 
 
@@ -105,7 +106,7 @@ def plan_document(
 
     ``sentence_lengths`` int[n] contains the number of tokens, at least 1, of each sentence of the document. The
     sentences are consecutive in the pool and start at the position ``first_token``. The target length is sampled
-    once per document and pass. With ``nsp``, ``random_next`` selects every random segment B.
+    once per document and pass. If ``data.next_sentence`` is nsp, ``random_next`` selects each random segment B.
     """
     key = hash_key(settings.data.seed, document, pass_number)
     is_short, length = uniform(draw_bits(key, _TARGET, 2))[0].tolist()

@@ -95,7 +95,7 @@ def mask_batch(
 
 
 def _in_random_order(candidates: np.ndarray, keys: np.ndarray, limit: int) -> np.ndarray:
-    """Return the positions of the first ``limit`` candidates of each row in a random order.
+    """Put the candidates of each row into a random order and return the positions of the first ``limit`` of them.
 
     The result is int64[B, limit], padded with S.
     """
@@ -164,10 +164,10 @@ class _Words:
 
 
 def _turns(words: _Words, order: np.ndarray, left: np.ndarray) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
-    """Visit the words of every row in ``order``, one word per row and turn, while ``left`` is above 0 for the row.
+    """Visit the words of every row in ``order``. Each turn visits one word of each row that still needs tokens.
 
-    ``left`` int64[B] is the number of tokens still to choose per row; the caller decreases it. Yields (index of the
-    turn, indices of the rows that still need tokens, index of the word in each of these rows).
+    ``left`` int64[B] is the number of tokens still to choose in each row; the caller decreases it. Yields (index of
+    the turn, indices of the rows that still need tokens, index of the visited word of each of these rows).
     """
     rows, size = words.starts.shape
     active = np.arange(rows)

@@ -107,7 +107,7 @@ class _Pool:
         return segment
 
     def random_next(self, document: int) -> RandomNext:
-        """Return a function that samples B from the documents of the split other than ``document``.
+        """Return a function that samples segment B from the documents of the split other than ``document``.
 
         Duplicates of ``document`` are also excluded.
         """
@@ -129,7 +129,7 @@ class _Pool:
         return draw
 
     def read(self, continuation: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return the ids and the word starts of all tokens, int[P] and bool[P]."""
+        """Return the token ids int[P] of the pool, and bool[P], which marks the first token of every word."""
         ids = np.concatenate([self._store.ids(*span) for span in self._ranges])
         if self._store.has_word_starts:
             return ids, np.concatenate([self._store.word_starts(*span) for span in self._ranges])
@@ -178,8 +178,8 @@ class _Slice(NamedTuple):
     """Records of one shard in one part.
 
     ``places`` uint64[N] contains the sort key of each record; ``offsets`` and ``lengths`` int64[N] are in bytes.
-    ``bounds`` int64[K, F, 2] contains the smallest and largest value of each feature; K is 1, or 0 if the part has
-    no records of the shard.
+    ``bounds`` int64[1, F, 2] contains the smallest and the largest value of each of the F features; it is empty if
+    the part has no records of the shard.
     """
 
     places: np.ndarray
@@ -191,8 +191,11 @@ class _Slice(NamedTuple):
 def _write_table(
     path: Location, borders: np.ndarray, places: np.ndarray, lengths: Sequence[int], bounds: Sequence[np.ndarray]
 ) -> None:
-    """Write the table of a part: number of features, shard borders, byte offsets, sort keys, lengths, value
-    bounds."""
+    """Write the table of a part.
+
+    The table contains the number of features, the shard borders, the byte offsets, the sort keys, the lengths of
+    the records, and the smallest and the largest values of the features.
+    """
     sizes = np.array(lengths, "<u4")
     offsets = np.concatenate([[0], np.cumsum(sizes, dtype=np.int64)])[borders]
     values = np.concatenate(bounds) if bounds else np.zeros((0, 0, 2), np.int64)
@@ -260,8 +263,10 @@ def _records_in_order(parts: Sequence[Location], slices: Sequence[_Slice]) -> It
 
 @contextmanager
 def _open_records(parts: Sequence[Location], slices: Sequence[_Slice]) -> Iterator[tuple[list[int], list[int]]]:
-    """Open the records of all parts. Yield two lists with one entry per part: file descriptors, and values to add
-    to the byte offsets."""
+    """Open the files with the records of all parts.
+
+    Yields a list of file descriptors and a list of values to add to the byte offsets, with one entry per part.
+    """
     if isinstance(parts[0], ObjectPath):
         # The records of a shard are contiguous in every part, so one request per part suffices.
         first = [int(one.offsets[0]) if len(one.offsets) else 0 for one in slices]

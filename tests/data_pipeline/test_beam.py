@@ -137,7 +137,7 @@ def test_an_object_store(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (b"w1a .\nw1b .\n", [], "blank lines"),
         (b"\n\n", [], "yields no token"),
         (b"w1 .\n", ["--", "--runner=NoRunner"], "the Beam pipeline failed: Unexpected pipeline runner: NoRunner"),
-        (b"w1 .\n", ["--", "--fooo=1"], "after --: fooo: not an option of Apache Beam"),
+        (b"w1 .\n", ["--", "--fooo=1"], "after --: fooo is not an option of Apache Beam"),
         (b"w1 .\n", ["--", "--direct_num_workers=x"], "direct_num_workers: invalid int value: 'x'"),
     ],
 )

@@ -68,7 +68,7 @@ def read_parameters(
         if problem is None:
             return read[0] or _read_whole(workdir, config, model, average, report)
         bad.append(f"step {step}: {problem}")
-        report(f"WARNING: checkpoint {step} is damaged ({problem})")
+        report(f"WARNING: checkpoint {step} is damaged ({problem}); the previous checkpoint, if any, is tried next")
     raise_if_damaged(workdir, bad)
     return None
 
@@ -110,7 +110,10 @@ def _read_whole(
 
 
 def arrays_digest(arrays: Mapping[str, np.ndarray], vocab_size: int) -> str:
-    """Return the digest of ``arrays``. Only one array at a time is copied to the device."""
+    """Return the digest of ``arrays`` without the padding rows of the vocabulary.
+
+    Only one array at a time is copied to the device.
+    """
     lines: list[str] = []
     for name, values in arrays.items():
         lines += digest_lines({name: jax.device_put(values, may_alias=True)}, vocab_size)

@@ -82,7 +82,7 @@ def _marks(folder: ObjectPath) -> list[ObjectPath]:
 
 
 def nested(tree: Any) -> dict[str, Any]:
-    """Convert a tree with nodes of any type to nested dicts, the form in which checkpoints store it."""
+    """Convert a pytree with nodes of any type to nested dicts, the form in which checkpoints store it."""
     nodes: dict[str, Any] = unflatten_dict(flat(tree), sep="/")
     return nodes
 
@@ -122,7 +122,10 @@ def restore_newest(
             where = f"; moved to {workdir.absolute() / DAMAGED}"
             if hosts.is_lead():
                 where = f"; moved to {_move_aside(workdir, step, DAMAGED)}"
-        report(f"WARNING: checkpoint {step} is damaged ({restored}){where}")
+        report(
+            f"WARNING: checkpoint {step} is damaged ({restored}){where}; "
+            "the previous checkpoint, if any, is tried next"
+        )
     raise_if_damaged(workdir, bad)
     return None
 
@@ -141,7 +144,7 @@ def raise_if_damaged(workdir: Location, bad: list[str]) -> None:
 def _verified(
     workdir: Location, step: int, config: RunConfig, mesh: Mesh, model: BertModel, may_change: set[str]
 ) -> Restored | str:
-    """Return the checkpoint of ``step`` or, if any process finds a fault, a description of the first such fault."""
+    """Return the checkpoint of ``step`` or, if any process finds a problem, a description of the first problem."""
     folder = checkpoint_folder(workdir) / str(step)
     meta: dict[str, Any] = {}
     stored: Any = None
@@ -170,10 +173,10 @@ def _verified(
 
 
 def problem_of(check: Callable[[], str | None]) -> str | None:
-    """Call ``check`` and return the fault that it returns, or None.
+    """Call ``check`` and return the problem that it reports, or None if it reports none.
 
-    An exception that a damaged checkpoint can cause is also a fault; its text is returned. Other exceptions are
-    raised.
+    If ``check`` raises an exception that a damaged checkpoint can cause, the text of the exception is returned.
+    Other exceptions are raised.
     """
     try:
         return check()
@@ -276,7 +279,7 @@ def fitting_config(
     """Return the config stored in a checkpoint. Raises :class:`Unfit` if a run with ``config`` cannot continue from
     the checkpoint."""
     if meta["step"] != step:
-        raise ValueError(f"its JSON part belongs to step {meta['step']}")
+        raise ValueError(f"its JSON part is that of step {meta['step']}, not of step {step}")
     # The JSON part is verified, so errors from here on are not caused by damage.
     try:
         stored_config: Any = from_dict(type(config), meta["config"])

@@ -118,8 +118,8 @@ class CheckpointWriter:
     If a save fails on a process, a later call on this process raises the error.
 
     Args:
-        like: arrays or shape structs with the shardings of the state; the programs of the digest are compiled for
-            them in the background.
+        like: the state, as arrays or ``jax.ShapeDtypeStruct`` objects with shardings. The programs that compute its
+            digest are compiled in the background.
         before_commit: function that is called in the background before each commit, to store files that must not be
             older than the checkpoint.
     """

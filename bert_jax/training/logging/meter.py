@@ -1,4 +1,4 @@
-"""Values of the training log lines: sums over an interval of steps, divided by the sums of the weights."""
+"""Values of the training log lines, such as weighted means of metrics over an interval of steps."""
 
 import collections
 import dataclasses

@@ -22,7 +22,7 @@ TIMING_KEYS = ("seconds_per_step", "tokens_per_second", "mfu", "data_wait_fracti
 
 
 def read_metrics(workdir: Path) -> list[dict[str, Any]]:
-    """Return the records of the complete lines of WORKDIR/metrics.jsonl, in order; [] if the file is missing."""
+    """Return the records of the complete lines of WORKDIR/metrics.jsonl, in order, or [] if the file is missing."""
     path = Path(workdir) / METRICS_FILE
     if not path.exists():
         return []
