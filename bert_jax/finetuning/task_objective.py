@@ -31,8 +31,8 @@ class TaskObjective(Objective):
         self._task = task
 
     def denominators(self, batch: Batch) -> dict[str, jax.Array]:
-        """Return the denominators of the task loss, and those of the auxiliary losses divided by the weights of
-        these losses."""
+        """Return the denominator of each loss by name. The denominators of the auxiliary losses are divided by the
+        weights of these losses, so that the quotients are the weighted losses."""
         options = self._task.config.loss
         values = self._task.denominators(batch)
         values |= {f"layer_{n}_loss": values["loss"] / options.layer_weight for n in options.layers}
@@ -43,7 +43,8 @@ class TaskObjective(Objective):
         return values
 
     def sums(self, params: Any, batch: Batch, key: DropoutKey | None, *, start: Any, axis: str | None) -> Sums:
-        """Return the sums of losses and logged values; ``start``: the parameters that mixout mixes in."""
+        """Return (sum, weight) of the losses and of the logged values. ``start`` contains the values to which
+        mixout sets random weights."""
         options, losses = self._task.config.regularization, self._task.config.loss
         if key is not None and (options.weight_dropout or options.mixout):
             params = perturbed(params, start, key, options.weight_dropout, options.mixout)
@@ -61,7 +62,7 @@ class TaskObjective(Objective):
         return sums | padding_sums(batch)
 
     def damaged_rows(self, batch: Batch) -> jax.Array:
-        """Return 0: a blank row is a row without model inputs, not a damaged record."""
+        """Return 0, because a row without tokens is an unused row of the batch, not a damaged record."""
         return jnp.zeros((), jnp.int32)
 
 
@@ -105,5 +106,6 @@ def check_layers(config: FinetuneConfig, heads: HeadsConfig) -> None:
     if layers and width != model:
         raise ValueError(
             f"features.layers: {heads.features} is not allowed with loss.layers {list(layers)}: the head "
-            f"requires features of width {width}, but a layer has width {model}; use another features.layers"
+            f"requires features of width {width}, but a layer has width {model}; change features.layers, "
+            "or omit loss.layers"
         )

@@ -36,8 +36,8 @@ def training_model(resolved: ResolvedTask) -> BertModel:
 
 
 def start_parameters(resolved: ResolvedTask, model: BertModel, start: Start) -> InitialModel:
-    """Return the initial parameters of ``model``, the training model, from ``start``. The messages of the result
-    include the notes about the records."""
+    """Return the parameters of the initial model in ``start`` that ``model``, the training model, can use. The
+    messages of the result include the notes about the records of the task."""
     config = resolved.config
     spec = ModelSpec(model=config.model, heads=model.heads, sentence=model.sentence)
     redraw_head = config.regularization.reinit_head

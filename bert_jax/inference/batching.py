@@ -45,7 +45,7 @@ class Shape:
 
 @dataclass(frozen=True)
 class Packed:
-    """A batch on the host: features, and the position of each input."""
+    """A batch on the host: features, and the place of each input in the batch."""
 
     features: dict[str, np.ndarray]
     # (index of the input, row, slot in the row, position of its first token)
@@ -64,10 +64,11 @@ def row_lengths(limit: int) -> tuple[int, ...]:
 def fill_rows(
     lengths: Sequence[int], ladder: Sequence[int], units: int, rows: int | None = None
 ) -> list[list[int]] | None:
-    """Return the indices of the inputs in each row; None if the inputs do not fit into ``rows`` rows.
+    """Return the indices of the inputs in each row, or None if the inputs do not fit into ``rows`` rows.
 
-    The longest inputs are placed first, each into the row with the least free space that suffices. A new row has
-    the smallest length in ``ladder`` into which its first input fits."""
+    ``lengths`` are the numbers of tokens of the inputs, ``ladder`` contains the allowed row lengths in ascending
+    order, and a row has at most ``units`` inputs. The longest inputs are placed first, each into the row with the
+    least free space that suffices. A new row has the smallest allowed length into which its first input fits."""
     filled: list[list[int]] = []
     # Heaps of rows that are not full, by free space; bit i of ``spaces`` is set if a row with free space i exists.
     # So the row of an input is found in constant time; a test set may have hundreds of thousands of inputs.
@@ -105,12 +106,12 @@ def pack_batch(
     sequences: int = 1,
     targets: Mapping[str, Target] | None = None,
 ) -> Packed:
-    """Return a batch of ``units``; ``rows`` contains their indices, row by row. ``bert_jax.tasks.task.Task`` lists
-    the features.
+    """Return a batch of the model inputs ``units``. ``rows`` contains the indices of the inputs in each row.
+    ``bert_jax.tasks.task.Task`` lists the features.
 
     Args:
-        sequences: K; an input with fewer sequences has empty slots.
-        targets: names and levels of the targets of the inputs.
+        sequences: number of sequences per input (K); an input with fewer sequences has empty slots.
+        targets: description of each target of the inputs, by name.
     """
     size, targets = (shape.rows, shape.length), targets or {}
     features = {name: np.zeros(size, np.int32) for name in ("token_type_ids", "sequence_ids", "position_ids")} | {
@@ -157,7 +158,7 @@ def packed_batches(
 
     Args:
         ladder: allowed row lengths, ascending.
-        per_row: U, the number of inputs per row.
+        per_row: maximum number of inputs per row (U).
         sizes: function of a row length and of the total number of rows of this length; returns the allowed numbers
             of rows per batch, ascending. The last batch has the smallest allowed number that suffices for the
             remaining rows.

@@ -47,7 +47,7 @@ def embed(
             ``prompt`` is set.
         options: see ``RunOptions``.
 
-    Raises ``ValueError`` for an unknown pooling or prompt, and a model without a vocabulary.
+    Raises ``ValueError`` for an unknown pooling or prompt, and for a model without a vocabulary.
     """
     sentence = sentence_config(loaded.spec, pooling, normalize)
     text = prompt_text(loaded.spec, prompt, prompt_name)
@@ -63,8 +63,8 @@ def embed(
 
 
 def sentence_config(spec: ModelSpec, pooling: str | None, normalize: bool | None) -> SentenceConfig:
-    """Return the pooling and the modules that reduce token outputs to one vector: those of the model, changed by
-    ``pooling`` and ``normalize``."""
+    """Return the pooling and the modules that reduce token outputs to one vector. ``pooling`` and ``normalize``
+    override those of the model; None: as the model defines."""
     if pooling is not None and pooling not in POOLINGS:
         raise ValueError(f"pooling: {pooling!r} is not allowed; allowed: {', '.join(POOLINGS)}")
     own = spec.sentence or SentenceConfig()
@@ -106,7 +106,8 @@ def prompt_length(loaded: Engine, prompt: str) -> int:
     length = len(loaded.need_tokenizer().encode(prompt)) + 1
     if length + 1 >= loaded.spec.max_length:
         raise ValueError(
-            f"the prompt has {length} tokens; the limit for prompt and text together is {loaded.spec.max_length}"
+            f"the prompt has {length} tokens, but prompt and text together may have at most "
+            f"{loaded.spec.max_length}; shorten the prompt"
         )
     return length
 

@@ -24,8 +24,8 @@ _SMALL = 8  # a few short texts run in a batch of 1/8 of the tokens
 
 
 def checked_texts(texts: Iterable[Any], *, pairs: bool = False) -> Iterator[Any]:
-    """Yield ``texts`` unchanged. Raises ``ValueError`` for an input that is not a text or, with ``pairs``, a pair
-    of texts."""
+    """Yield ``texts`` unchanged. Raises ``ValueError`` for an input that is not a text. If ``pairs`` is True, pairs
+    of texts are allowed too."""
     for number, value in enumerate(texts):
         parts = value if pairs and isinstance(value, tuple | list) and len(value) == 2 else (value,)
         if not all(isinstance(part, str) for part in parts):
@@ -65,8 +65,8 @@ class Engine:
         return [self.build(first, seconds.get(i)) for i, first in enumerate(firsts)]
 
     def build(self, a: Sequence[int], b: Sequence[int] | None = None) -> Encoded:
-        """Return the model input for the token ids ``a`` of a text, or ``a`` and ``b`` of a pair, truncated to the
-        maximum length of the model."""
+        """Return the model input for a text with the token ids ``a``, or for a pair of texts with the token ids
+        ``a`` and ``b``, truncated to the maximum length of the model."""
         ids, types = self.need_tokenizer().build_inputs(a, b, self.spec.max_length)
         return Encoded(ids, types if self.spec.model.type_vocab_size > 1 else [0] * len(ids))
 
@@ -97,13 +97,13 @@ class Engine:
         batch_tokens: int | None = None,
         progress: Progress | None = None,
     ) -> Iterator[tuple[list[Any], list[ModelInput], list[Outputs]]]:
-        """Process ``window`` inputs at a time, in order. Yield these inputs, their model inputs, and the outputs of
-        each model input; ``inputs`` may be endless.
+        """Process ``inputs``, which may be endless, in windows of ``window`` inputs. For each window, yield its
+        inputs, their model inputs, and the outputs of each model input.
 
         Args:
             featurize: function that converts the inputs of a window to model inputs, in order.
             run: ``run(params, features, *arguments)``, a program whose outputs are arrays by level and name.
-            sequences: function that returns K (sequences per input) of the batches of a window.
+            sequences: function that returns K, the number of sequences per input, for the model inputs of a window.
             targets: targets of the model inputs that the program reads.
             batch_tokens, progress: see ``RunOptions``.
         """

@@ -43,7 +43,7 @@ def fill_mask(
     a masked-LM head, a text without a mask, and a text that exceeds the maximum length of the model.
     """
     if not loaded.spec.heads.mlm:
-        raise ValueError(f"{loaded.name}: no masked-LM head, so masks cannot be filled")
+        raise ValueError(f"{loaded.name}: no masked-LM head; use a model that has one")
     if top < 1:
         raise ValueError(f"top: {top} is not allowed; allowed: 1 or more")
     tokenizer = loaded.need_tokenizer()
@@ -59,7 +59,8 @@ def fill_mask(
             if tokenizer.mask_id not in ids:
                 raise ValueError(f"{text!r} does not contain {mask}; write {mask} in place of the missing word")
             if len(ids) + 2 > limit:
-                raise ValueError(f"a text has {len(ids) + 2} tokens, special tokens included; allowed: {limit}")
+                length = f"{len(ids) + 2} tokens, special tokens included"
+                raise ValueError(f"{text[:40]!r} has {length}; allowed: at most {limit}")
             units.append(ModelInput(number, (loaded.build(ids),)))
         return units
 

@@ -56,7 +56,8 @@ def forward(
     start_logits, end_logits, sentence_embedding. A model with more than one of the sequence, token and choice heads
     returns sequence_logits, token_logits, choice_logits instead of logits.
 
-    ``attention_mask`` (default: all 1) is 0 for tokens to hide; ``token_type_ids`` (default: 0) are the segments.
+    ``attention_mask`` (default: all 1) is 0 for tokens to hide; ``token_type_ids`` (default: all 0) are the indices
+    of the segments.
     The mask may be 0 on the left: the outputs at visible tokens equal those of transformers for the same arrays
     (BERT counts positions from the first column, RoBERTa from the first id that is not padding). Outputs of a row
     whose mask is all 0 are finite but meaningless. A model with a choice head also accepts [B, choices, S].
@@ -91,7 +92,8 @@ def _axis(name: str) -> int:
 
 
 def _checked(loaded: Engine, inputs: Mapping[str, np.ndarray]) -> tuple[dict[str, np.ndarray], int]:
-    """Return every input as int32[B, S], and the number of choices per example (0: each row is an example)."""
+    """Check the inputs. Return them as int32[B, S] by name, and the number of choices per example (0: each row is
+    an example)."""
     spec = loaded.spec
     if "input_ids" not in inputs:
         raise ValueError(f"input_ids is missing; the arrays are {', '.join(inputs) or 'none'}")
@@ -107,14 +109,13 @@ def _checked(loaded: Engine, inputs: Mapping[str, np.ndarray]) -> tuple[dict[str
         if values.dtype.kind not in ("iu" if name != "attention_mask" else "iub"):
             raise ValueError(f"{name} has the dtype {values.dtype}; allowed: integers")
         if values.shape != shape:
-            raise ValueError(f"{name} has the shape {values.shape}, input_ids {shape}; they must be equal")
+            shapes = f"{name} has the shape {values.shape}, but input_ids has the shape {shape}"
+            raise ValueError(f"{shapes}; they must be equal")
         low, high = int(values.min()), int(values.max())
         if low < 0 or high >= limits[name]:
             raise ValueError(f"{name} contains {low if low < 0 else high}; allowed: 0 to {limits[name] - 1}")
     if shape[-1] > spec.model.max_length:
-        raise ValueError(
-            f"input_ids has {shape[-1]} tokens per row; the model has {spec.model.max_length} positions"
-        )
+        raise ValueError(f"input_ids has {shape[-1]} tokens per row; allowed: at most {spec.model.max_length}")
     arrays.setdefault("attention_mask", np.ones(shape, np.int32))
     arrays.setdefault("token_type_ids", np.zeros(shape, np.int32))
     flat = {name: values.reshape(-1, shape[-1]).astype(np.int32) for name, values in arrays.items()}
@@ -122,7 +123,8 @@ def _checked(loaded: Engine, inputs: Mapping[str, np.ndarray]) -> tuple[dict[str
 
 
 def _named(output: BertOutput) -> dict[str, jax.Array]:
-    """Return the outputs that the model has, float32, by name; the logits of a single task head are "logits"."""
+    """Return the outputs that the model has as float32 arrays by name. The logits of the only task head of a model
+    have the name "logits"."""
     fields = [field for field in _NAMES if getattr(output, field) is not None]
     tasks = [field for field in ("sequence_logits", "token_logits", "choice_logits") if field in fields]
     names = _NAMES | (dict.fromkeys(tasks, "logits") if len(tasks) == 1 else {})

@@ -27,7 +27,7 @@ class LoadedModel(Engine):
 
     @property
     def config(self) -> ModelConfig:
-        """Sizes of the network."""
+        """The ``ModelConfig`` of the network: its sizes and variants."""
         return self.spec.model
 
     def embed(self, texts: str | Iterable[str], **options: Any) -> np.ndarray:

@@ -19,12 +19,12 @@ _PAIR = '; write {"text": "..."}, with "text_pair" for a pair'
 
 
 def read_texts(texts: Sequence[str], source: str | None, json_lines: bool) -> Iterator[Any]:
-    """Yield ``texts``, the texts on the command line; if it is empty, yield the texts in the file ``source``
+    """Yield ``texts``, the texts on the command line. If there are none, yield the texts in the file ``source``
     ("-" or None: standard input).
 
-    A file has one text per line; blank lines are skipped. With ``json_lines`` or the suffix .jsonl it has one JSON
-    object per line, which is yielded unchanged. Raises ``ValueError`` for a line that cannot be read (the message
-    contains file and line), and for texts both on the command line and in a file.
+    A file has one text per line; blank lines are skipped. With ``json_lines`` or the suffix .jsonl, a file has one
+    JSON object per line, which is yielded unchanged. Raises ``ValueError`` for a line that cannot be read (the
+    message contains the file name and the line number), and for texts both on the command line and in a file.
     """
     if texts:
         if source is not None:

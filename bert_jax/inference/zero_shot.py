@@ -43,8 +43,8 @@ def zero_shot(
     entailment: str | None = None,
     **options: Unpack[RunOptions],
 ) -> Iterator[dict[str, Any]]:
-    """Yield one JSON-serializable object per text, in order, with the fields of ``predict`` for classes; ``texts``
-    may be endless.
+    """Yield one JSON-serializable object per text, in order, with the fields that ``predict`` yields for a sequence
+    head; ``texts`` may be endless.
 
     The logit of a label is the mean over its words; ``label``, ``score`` and ``probabilities`` follow from a
     softmax over the labels. The form of the template defines the logit of a word:
@@ -73,8 +73,9 @@ def zero_shot(
         logits = _by_entailment(loaded, texts, flat, template, multi_label, entailment, options)
     elif places == (0, 1):
         if multi_label or entailment is not None:
-            what = "several labels per text require" if multi_label else "a class called entailment requires"
-            raise ValueError(f"template: {what} hypotheses, with {{}} for the label; {template!r} has a mask")
+            what = "several labels per text require" if multi_label else "an entailment class requires"
+            needed = f"{what} a hypothesis, with {{}} in place of the label"
+            raise ValueError(f"template: {template!r} has a mask, but {needed}")
         logits = _by_prompt(loaded, texts, flat, template, options)
     else:
         allowed = "a hypothesis with one {} for the label, or a prompt with one {text} and a mask"
@@ -94,7 +95,8 @@ def _words_of(labels: Labels, multi_label: bool) -> dict[str, Sequence[str]]:
     pairs = [*(labels.items() if isinstance(labels, Mapping) else ((label, (label,)) for label in labels))]
     least = 1 if multi_label else 2
     if len(pairs) < least:
-        raise ValueError(f"labels: {', '.join(label for label, _ in pairs) or 'none'}; give {least} or more")
+        given = ", ".join(label for label, _ in pairs) or "none"
+        raise ValueError(f"labels: too few labels ({given}); give {least} or more")
     seen: dict[str, str] = {}
     for label, words in pairs:
         if isinstance(words, str) or not words or not all(word.strip() for word in words):
@@ -171,8 +173,8 @@ def _room(loaded: Engine, taken: int, template: str) -> int:
     ``ValueError`` if none remain."""
     limit = loaded.spec.max_length
     if taken >= limit:
-        room = f"leaves no room for a text: {taken} of {limit} tokens"
-        raise ValueError(f"template: {template!r} {room}; shorten it, or the words of the labels")
+        room = f"leaves no room for a text, because it has {taken} of {limit} tokens"
+        raise ValueError(f"template: {template!r} {room}; shorten the template or the words of the labels")
     return limit - taken
 
 
@@ -183,7 +185,7 @@ def _by_prompt(
     loaded: Engine, texts: Iterable[str], words: Sequence[str], template: str, options: RunOptions
 ) -> Logits:
     if not loaded.spec.heads.mlm:
-        raise ValueError(f"{loaded.name}: no masked-LM head, so words have no score at a mask")
+        raise ValueError(f"{loaded.name}: no masked-LM head; use a template without a mask, or another model")
     tokenizer, model = loaded.need_tokenizer(), loaded.model.clone(sentence=None)
     parts = tokenizer.mask_pattern.split(template)
     mask = tokenizer.pieces([tokenizer.mask_id])[0]
@@ -271,8 +273,9 @@ def right_answer(value: Any, labels: Sequence[str], multi_label: bool) -> Any:
 def scores(
     right: Sequence[Any], rows: Sequence[Mapping[str, Any]], labels: Sequence[str], multi_label: bool
 ) -> dict[str, Interval]:
-    """Return accuracy, f1_macro and auroc (with ``multi_label`` mean_average_precision) with 95% intervals for the
-    predictions ``rows`` of texts with the answers ``right``; scores that are not defined are omitted.
+    """Return accuracy, f1_macro, auroc and, with ``multi_label``, mean_average_precision, each with a 95%
+    confidence interval. ``rows`` are the predictions, and ``right`` are the correct answers. Undefined scores are
+    omitted.
 
     auroc and mean_average_precision depend on the order of the probabilities only, so they can be high even if one
     word is more likely than another for every text.

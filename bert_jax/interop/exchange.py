@@ -14,7 +14,7 @@ StoredDtype = Literal["float32", "bfloat16"]
 
 @dataclass(frozen=True, kw_only=True)
 class ReadOptions:
-    """Options of a reader."""
+    """Options of the readers of model formats."""
 
     # For sources that do not state the case. True: the vocabulary is lower-cased; None: guess from the pieces.
     lower_case: bool | None = None

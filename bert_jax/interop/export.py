@@ -41,7 +41,7 @@ CARD = "README.md"
 
 
 class Writer(Protocol):
-    """Write a model into an existing empty folder and return notes for the log."""
+    """A function that writes a model into an existing empty folder and returns notes for the log."""
 
     def __call__(self, folder: Path, weights: ModelBundle, *, dtype: StoredDtype) -> list[str]: ...
 
@@ -142,8 +142,8 @@ def _as_stored(bundle: ModelBundle, dtype: str) -> ModelBundle:
 def _consumer_differences(
     folder: Path, bundle: ModelBundle, format: str, peer_python: str | None
 ) -> Differences | str:
-    """Compare ``bundle`` with the results of the library that loads ``folder``. If the comparison is not possible,
-    return the reason as a string."""
+    """Return the differences between ``bundle`` and the results of the library that loads ``folder``. If they
+    cannot be compared, return the reason as a string."""
     if format == "hf":
         return check_hf(folder, bundle, peer_python)
     if format == "sentence-transformers":

@@ -130,7 +130,10 @@ def _part(name: str) -> str:
 def _plan_pretraining(options: RunOptions, workdir: Location, given: Given) -> Start:
     flags = [f"--{flag}" for flag in ("init_from", *_EXTENSIONS) if getattr(options, flag)]
     if options.init_from and options.continue_from:
-        raise ValueError("--init_from starts at step 0, --continue_from continues an earlier run; give only one")
+        raise ValueError(
+            "--init_from and --continue_from: give only one of them; --init_from starts at step 0, and "
+            "--continue_from continues an earlier run"
+        )
     if saved_steps(workdir):
         message = f"{', '.join(flags)}: ignored, because the run resumes from its own checkpoint"
         return Start(settings=_recorded_settings(workdir, given), messages=(message,) if flags else ())
@@ -142,7 +145,7 @@ def _plan_pretraining(options: RunOptions, workdir: Location, given: Given) -> S
         start = f"was started with --init_from {record['init_from']} and has no checkpoint"
         raise ValueError(f"{workdir}: the run {start}; give the same --init_from, or another --workdir")
     if flags:
-        raise ValueError(f"{flags[0]}: needs --init_from, the model to extend")
+        raise ValueError(f"{flags[0]}: requires --init_from, which names the model to extend")
     return Start()
 
 
@@ -225,7 +228,8 @@ def _plan_finetuning(options: RunOptions, workdir: Location, given: Given) -> St
         remedy = "give the model to fine-tune, or set data.vocab to start from random weights"
         raise ValueError(f"--init_from: missing; {remedy}")
     if mixout := given.get("regularization.mixout", (0.0, ""))[0]:
-        raise ValueError(f"regularization.mixout: {mixout} needs --init_from, whose weights mixout restores")
+        reason = "because mixout restores the weights of the initial model"
+        raise ValueError(f"regularization.mixout: {mixout} requires --init_from, {reason}")
     config, content = _vocabulary_file(vocab, given)
     settings = _vocabulary_size(config, content, given)
     return Start(settings=settings, tokenizer_config=config, tokenizer_content=content)
@@ -309,7 +313,7 @@ def whole_name(source: str) -> str:
 def _read_options(path: Path, given: Given) -> ReadOptions:
     """Return ``ReadOptions`` with the case of the vocabulary and the GELU variant that the options specify.
 
-    Each of the two is set only if the format of the files at ``path`` may not specify it.
+    Each of the two is set only if the files at ``path`` are in a format that does not always specify it.
     """
     values = {key: value for key, (value, _) in given.items()}
     preset = PRESETS[values.get("training.mode", "standard")]

@@ -173,7 +173,7 @@ def model_config(config: Mapping[str, Any], name: str, defaults: Mapping[str, An
 
 
 def numbers_of(model: ModelConfig) -> dict[str, Any]:
-    """Return the numbers in ``model`` under the keys from which :func:`model_config` reads them."""
+    """Return a dict of the numbers in ``model``, with the keys from which :func:`model_config` reads them."""
     return {key: getattr(model, field) for key, field in (INTEGERS | NUMBERS).items()}
 
 
@@ -230,8 +230,8 @@ def _dtype(config: Mapping[str, Any]) -> str | None:
 
 
 def _labels(config: Mapping[str, Any], name: str) -> tuple[str, ...] | None:
-    """Return the class names in id order (JSON stores the ids as strings), or None if ``config`` states no
-    classes."""
+    """Return the class names in id order (JSON stores the ids as strings). Return None if ``config`` has neither
+    ``id2label`` nor ``num_labels``."""
     table = config.get("id2label")
     if table is None:
         if config.get("num_labels") is None:

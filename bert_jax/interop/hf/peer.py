@@ -59,7 +59,7 @@ def peer_outputs(
         if done.returncode == _MISSING or (done.returncode and last.startswith("ModuleNotFoundError:")):
             return None
         if done.returncode:
-            raise ValueError(f"{folder}: the other library cannot load the model: {last[:300]}")
+            raise ValueError(f"{folder}: transformers or sentence-transformers cannot load the model: {last[:300]}")
         answer = json.loads((Path(scratch) / "report.json").read_text(encoding="utf-8"))
         return answer["version"], _batches(Path(scratch), "out"), tuple(answer["problems"])
 

@@ -75,7 +75,7 @@ def with_tokenizer(
 
 @dataclass
 class _FolderReader(StoredModel):
-    """Reader of the tensors of one folder."""
+    """Reader of the tensors of one Hugging Face folder."""
 
     what: ClassVar[str] = "tensors"
     config_file: ClassVar[str] = CONFIG_FILE
@@ -134,12 +134,14 @@ class _FolderReader(StoredModel):
         mlm = self.has("lm_head." if roberta else "cls.predictions.")
         if mlm and roberta and self.config.model.activation != "gelu":
             raise ValueError(
-                f"{self.path}: the MLM head of RoBERTa always uses gelu, but hidden_act is another activation"
+                f"{self.path}: the MLM head of RoBERTa always uses gelu, but hidden_act selects "
+                f"{self.config.model.activation}"
             )
         labels = self._class_names() if kind in ("sequence", "token") else ()
         problem = self.config.problem or ("regression" if len(labels) == 1 else "single_label")
         if kind == "sequence" and problem == "regression" and len(labels) > 1:
-            raise ValueError(f"{self.path}: problem_type regression with {len(labels)} outputs; allowed: one")
+            outputs = f"the classifier has {len(labels)} outputs"
+            raise ValueError(f"{self.path}: problem_type is regression, but {outputs}; allowed: one output")
         heads = HeadsConfig(
             pooler=self.has(pooler_prefix) or nsp or kind in ("sequence", "choice"),
             mlm=mlm,

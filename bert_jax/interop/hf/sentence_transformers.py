@@ -83,7 +83,8 @@ def read_sentence_transformers(path: Path, options: ReadOptions) -> ModelBundle:
     modules = _modules(path)
     if [kind for kind, _ in modules[:2]] != ["Transformer", "Pooling"]:
         names = ", ".join(kind for kind, _ in modules)
-        raise ValueError(f"{path / MODULES_FILE}: modules {names}; the first two must be Transformer and Pooling")
+        expected = "the first two must be Transformer and Pooling"
+        raise ValueError(f"{path / MODULES_FILE}: the modules are {names}; {expected}")
     encoder = read_hf(modules[0][1], options)
     width = encoder.spec.model.hidden_size
     sentence = _pooling(modules[1][1], width)
@@ -97,7 +98,8 @@ def read_sentence_transformers(path: Path, options: ReadOptions) -> ModelBundle:
             steps.append(SentenceModule(kind="normalize"))
             continue
         if kind != "Dense":
-            raise ValueError(f"{path / MODULES_FILE}: {kind} after Pooling; supported: Dense, Normalize")
+            problem = f"the module {kind} is not supported after Pooling"
+            raise ValueError(f"{path / MODULES_FILE}: {problem}; supported: Dense, Normalize")
         number = sum(step.kind == "dense" for step in steps)
         step, values = _dense(folder, width)
         params |= {f"sentence_head/dense_{number}/{name}": array for name, array in values.items()}
@@ -127,7 +129,7 @@ def _modules(path: Path) -> list[tuple[str, Path]]:
     for entry in listing:
         kind, place = (entry.get(key) if isinstance(entry, dict) else None for key in ("type", "path"))
         if not isinstance(kind, str) or not isinstance(place, str):
-            raise ValueError(f"{file}: every module must have a type and a path, which are strings")
+            raise ValueError(f"{file}: the type and the path of every module must be strings")
         modules.append((_module_class(kind, file), _module_folder(path, place)))
     return modules
 
@@ -162,8 +164,8 @@ def _settings(folder: Path, name: str) -> dict[str, Any]:
 
 
 def _one_of(file: Path, settings: Mapping[str, Any], key: str, *allowed: Any) -> Any:
-    """Return the setting ``key``; default: the first of ``allowed``. A null is the default, unless the setting
-    switches between values. Raises ``ValueError`` if its value is not allowed."""
+    """Return the setting ``key``, or the first of ``allowed`` if the setting is missing or null. A null is not
+    allowed for include_prompt, bias and activation_function. Raises ``ValueError`` if the value is not allowed."""
     value = settings.get(key, allowed[0])
     if value is None and key not in ("include_prompt", "bias", "activation_function"):
         return allowed[0]
@@ -241,7 +243,7 @@ def _with_length(folder: Path, tokenizer: TokenizerConfig | None) -> tuple[Token
 
 
 def _model_settings(path: Path) -> dict[str, Any]:
-    """Return the prompts, the default prompt and the similarity that config_sentence_transformers.json names."""
+    """Return the prompts, the default prompt and the similarity function in config_sentence_transformers.json."""
     settings, file = _settings(path, MODEL_FILE), path / MODEL_FILE
     _one_of(file, settings, "model_type", "SentenceTransformer")
     prompts = settings.get("prompts") or {}

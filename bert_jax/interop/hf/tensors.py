@@ -90,15 +90,15 @@ def _check_zip(file: Path, size: int) -> None:
     with zipfile.ZipFile(file) as archive:
         entries = archive.infolist()
     if any(entry.compress_type != zipfile.ZIP_STORED for entry in entries):
-        raise ValueError("it is compressed, but torch never compresses")
+        raise ValueError("the file is compressed, but torch never writes compressed files")
     if sum(entry.file_size for entry in entries) > size:
-        raise ValueError("its members are larger than the file")
+        raise ValueError("the members of the zip file are larger than the file")
 
 
 def _torch_tensor(torch: Any, file: Path, name: str, value: Any, file_size: int) -> Tensor:
     where = f"{file}: {name[:80]!r}"
     if not isinstance(value, torch.Tensor):
-        raise ValueError(f"{where} is a {type(value).__name__}, not a tensor; save the model's state_dict alone")
+        raise ValueError(f"{where} is a {type(value).__name__}, not a tensor; save only the model's state_dict")
     if value.layout != torch.strided or value.is_quantized or value.is_meta:
         raise ValueError(f"{where} is a sparse, quantized or meta tensor; save dense tensors")
     shape = tuple(value.shape)

@@ -187,7 +187,7 @@ def _layer(graph: Graph, x_BxSxH: str, bias_Bx1x1xS: str, name: str) -> str:
 
 
 def _rotate(graph: Graph, x_BxSxAxD: str) -> str:
-    """Append the rotation of queries or keys by their positions, as in ``layers.rotate``."""
+    """Append the nodes that rotate queries or keys according to their positions, as in ``layers.rotate``."""
     size = graph.spec.model.head_size
     first, second = (
         graph.op("Slice", x_BxSxAxD, graph.axes(begin), graph.axes(begin + size // 2), graph.axes(3))

@@ -176,7 +176,7 @@ def largest_differences(
         expected = reference(on_device, *(jnp.asarray(inputs[name], jnp.int32) for name in INPUTS))
         given = program(inputs)
         if list(given) != list(worst):
-            raise ValueError(f"outputs are {', '.join(given)}; expected {', '.join(worst)}")
+            raise ValueError(f"the outputs are {', '.join(given)}; expected {', '.join(worst)}")
         for name in worst:
             worst[name] = max(worst[name], _difference(given[name], np.asarray(expected[name])))
     return worst

@@ -308,7 +308,7 @@ def test_transformers_own_outputs_decide(tmp_path, answers):
         assert caught.value.code == exits.VERIFICATION_FAILED and (tmp_path / "target/config.json").exists()
     said = exported(tmp_path, "hf", verify=True, force=True, peer_python=peer(tmp_path, answers, "absent"))
     assert any(line.startswith("outputs not compared: ") and "lacks transformers" in line for line in said)
-    with pytest.raises(ValueError, match="the other library cannot load the model: ValueError: no such class"):
+    with pytest.raises(ValueError, match="transformers cannot load the model: ValueError: no such class"):
         exported(tmp_path, "hf", verify=True, force=True, peer_python=peer(tmp_path, answers, "broken"))
     with pytest.raises(ValueError, match=r"nowhere: .* --peer_python"):
         exported(tmp_path, "hf", verify=True, force=True, peer_python=str(tmp_path / "nowhere"))

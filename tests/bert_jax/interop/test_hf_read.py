@@ -202,7 +202,7 @@ class TestLabels:
         assert (heads.problem, heads.sequence_labels) == ("regression", ("LABEL_0",))
 
     def test_regression_with_several_outputs_is_refused(self, tmp_path):
-        with pytest.raises(ValueError, match="problem_type regression with 3 outputs"):
+        with pytest.raises(ValueError, match="problem_type is regression, but the classifier has 3 outputs"):
             read(self.make(tmp_path, problem_type="regression"))
 
     def test_unknown_problem_type(self, tmp_path):

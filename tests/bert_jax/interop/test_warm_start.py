@@ -221,9 +221,9 @@ def test_a_roberta_keeps_the_rows_before_its_first_position(tmp_path):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"continue_from": "runs/a"}, "--init_from starts at step 0, --continue_from continues"),
-        ({"init_from": "", "add_words": "w.txt"}, "--add_words: needs --init_from"),
-        ({"init_from": "", "extend_positions": "tile"}, "--extend_positions: needs --init_from"),
+        ({"continue_from": "runs/a"}, "--init_from and --continue_from: give only one"),
+        ({"init_from": "", "add_words": "w.txt"}, "--add_words: requires --init_from"),
+        ({"init_from": "", "extend_positions": "tile"}, "--extend_positions: requires --init_from"),
         ({"vocab_slots": True}, "--vocab_slots: needs --add_words"),
         ({"init_from": "nowhere/at/all"}, "nowhere/at/all"),
     ],
