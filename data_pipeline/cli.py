@@ -1,4 +1,4 @@
-"""The ``bert-data`` command: vocabularies and shards from text, reports on shards, JSON lines from task files."""
+"""The ``bert-data`` command: build vocabularies and shards, inspect shards, print task files as JSON lines."""
 
 import argparse
 import contextlib
@@ -130,7 +130,7 @@ def _shards(words: list[str]) -> None:
     beam_options = words[at + 1 :]
     own, words = _take(words[:at], tfds={}, output={}, runner={"choices": ["processes", "beam"]})
     if beam_options and own.runner != "beam":
-        raise ValueError("command line: --: options of Apache Beam require --runner beam; add it or omit them")
+        raise ValueError("command line: options after -- require --runner beam; add --runner beam, or omit them")
     words += ["--data.corpus", f"tfds:{own.tfds}"] if own.tfds is not None else []
     words += ["--data.shards", own.output] if own.output is not None else []
     config = _config(PretrainConfig, words, DataConfig, _SHORT)
@@ -174,14 +174,14 @@ def _records(words: list[str]) -> None:
     from data_pipeline.tasks import read_named
 
     if not words or words[0].startswith("--"):
-        raise ValueError("bert-data records: needs a file before the options: bert-data records FILE ...")
+        raise ValueError("bert-data records: no file before the options; run: bert-data records FILE [OPTIONS]")
     config = _config(FinetuneConfig, words[1:], TaskDataConfig, {"kind": "task.kind"})
     for record in read_named(words[0], config.data, config.task.kind, "dev"):
         _report(json.dumps(_as_json(record), ensure_ascii=False))
 
 
 def _as_json(record: Record) -> dict[str, Any]:
-    """Return the nonempty fields of ``record`` under their names in a .jsonl file."""
+    """Return the nonempty fields of ``record`` as the JSON object of a .jsonl file."""
     empty = Record(id="", source=record.source)
     fields = {
         field.name: getattr(record, field.name)

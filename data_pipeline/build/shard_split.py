@@ -1,4 +1,4 @@
-"""The build of one split, from the token store to a folder of shards. Any runner can execute its jobs."""
+"""Build of one split, from the token store to a folder of shards. Worker processes or Beam execute its jobs."""
 
 import hashlib
 import json
@@ -67,7 +67,7 @@ def check_splits(data: DataConfig, tokenizer: Tokenizer, sources: Sequence[Sourc
 
 
 def plan_splits(data: DataConfig, store: TokenStore, names: Sequence[str]) -> list[tuple[str, np.ndarray, int]]:
-    """Return (name, indices of its documents int64[D], number of duplicates) for each split in ``names``.
+    """Return (name, document indices int64[D], number of duplicates) for each split in ``names``.
 
     Raises ``ValueError`` if a split has too few distinct documents.
     """
@@ -84,7 +84,7 @@ def plan_splits(data: DataConfig, store: TokenStore, names: Sequence[str]) -> li
             )
         if distinct == 0:
             raise ValueError(
-                f"data.eval_fraction: {data.eval_fraction} of {total} document(s) leaves none for {split}; "
+                f"data.eval_fraction: {data.eval_fraction} of {total} document(s) leaves no document for {split}; "
                 "separate documents by blank lines, or use --data.eval_fraction 0"
             )
         splits.append((split, documents, len(documents) - distinct))
@@ -124,7 +124,7 @@ def prepare_split(
     """Create the build folder of a split; remove the folders of other builds of the split, and unfinished files.
 
     ``documents`` int64[D] contains the indices of the documents of the split, including ``duplicates`` documents
-    that repeat the text of another.
+    that repeat the text of another document.
     """
     shards, settings = location(data.shards), shard_settings(data, tokenizer, name)
     content = json.dumps([_PARTS_VERSION, settings, store.meta], sort_keys=True)
@@ -174,7 +174,7 @@ def build_split(split: Split, workers: Workers, report: Callable[[str], None]) -
     jobs = [(job, *part) for part in parts if f"{part[0].name}.table" not in finished]
     for done, _ in enumerate(workers.run(write_part, jobs), start=len(parts) - len(jobs) + 1):
         if done * 10 // len(parts) > (done - 1) * 10 // len(parts):
-            report(f"{split.name}: {done} of {len(parts)} parts")
+            report(f"{split.name}: {done} of {len(parts)} parts are built")
     paths = [part[0] for part in parts]
     split.finish(workers.run(merge_shard, [(job, paths, shard) for shard in range(job.num_shards)]))
     report(split.done())

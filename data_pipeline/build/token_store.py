@@ -48,7 +48,7 @@ _ARRAYS = ("ids", "word_starts", "sentences", "documents", "contents")
 class TokenStore:
     """A finished store, opened for reading. Tokens are read, not memory-mapped, so that memory use stays small.
 
-    Raises ``ValueError`` (one line) if a file is missing or has another size than ``store.json`` records.
+    Raises ``ValueError`` (one line) if a file is missing or its size differs from the size in ``store.json``.
     """
 
     def __init__(self, folder: Location) -> None:
@@ -91,7 +91,7 @@ class TokenStore:
         return self._read("sentences", "<u8", start, stop + 1).astype(np.int64)
 
     def ids(self, start: int, stop: int) -> np.ndarray:
-        """Return the ids of tokens [start, stop)."""
+        """Return the ids of the tokens [start, stop)."""
         return self._read("ids", self.meta["dtype"], start, stop)
 
     def word_starts(self, start: int, stop: int) -> np.ndarray:
@@ -122,8 +122,8 @@ def held_out(contents: np.ndarray, *, seed: int, fraction: float) -> np.ndarray:
 
     Documents are selected by a hash of (seed, content), so duplicates stay together.
 
-    If ``fraction`` is above 0, at least two of four or more distinct documents are held out and at least two are
-    trained on; of two or three distinct documents, at least one is held out and at least one is trained on.
+    If ``fraction`` is above 0 and there are at least four distinct documents, at least two are held out and at
+    least two remain for training. If there are two or three, at least one is held out and at least one remains.
     """
     distinct = np.unique(contents)
     if fraction == 0 or len(distinct) < 2:
@@ -138,7 +138,7 @@ def held_out(contents: np.ndarray, *, seed: int, fraction: float) -> np.ndarray:
 
 
 def names_and_sizes(sources: Sequence[Source]) -> list[list[Any]]:
-    """Return [name, size in bytes] of each source file; the list identifies a corpus on every machine."""
+    """Return [name, size in bytes] for each source file; the list identifies the corpus on any machine."""
     return [[source.name, source.path.stat().st_size] for source in sources]
 
 
@@ -171,7 +171,7 @@ def existing_store(data: DataConfig, tokenizer: Tokenizer, sources: Sequence[Sou
     if changed := differences(store.meta["settings"], store_settings(data, tokenizer, sources), "store"):
         raise ValueError(
             f"{folder}: the token store was built with other settings: {changed}; name another folder in "
-            "data.token_store, or delete this one"
+            "data.token_store, or delete this folder"
         )
     return store
 
@@ -179,7 +179,7 @@ def existing_store(data: DataConfig, tokenizer: Tokenizer, sources: Sequence[Sou
 def chunk_folder(folder: Location, settings: dict[str, Any], sources: Sequence[Source], cut: str) -> Location:
     """Create the folder for the chunks of an unfinished store; remove chunks built with other settings.
 
-    ``cut`` names the method that splits the text into chunks: chunks of different methods cannot be combined.
+    ``cut`` names the method that splits the text into chunks; chunks made by different methods cannot be combined.
     """
     # If a file is edited between two builds, the chunks of its older version must not be used.
     paths = [source.path for source in sources]
@@ -258,7 +258,7 @@ def cached_tokenizer(vocab: str, lower_case: bool) -> Tokenizer:
 
 
 def tokenize_chunk(path: Location, documents: list[list[str]], vocab: str, lower_case: bool, segmenter: str) -> int:
-    """Tokenize documents into the chunk file ``path``; return the number of characters (a worker job)."""
+    """Tokenize documents into the chunk file ``path``; return their number of characters. Runs as a worker job."""
     tokenizer = cached_tokenizer(vocab, lower_case)
     texts = [sentence for document in documents for sentence in document]
     arrays = {}

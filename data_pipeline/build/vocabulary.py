@@ -29,7 +29,7 @@ def vocabulary_path(data: DataConfig) -> Location:
 def load_vocabulary(data: DataConfig, path: Location, vocab_size: int) -> Tokenizer:
     """Load the tokenizer from ``path``. Raises ``ValueError`` if it has more than ``vocab_size`` pieces."""
     if isinstance(path, ObjectPath) and not path.is_file():
-        raise ValueError(f"{path}: no such vocabulary file (data.vocab)")
+        raise ValueError(f"{path}: no such vocabulary file; set data.vocab to an existing file")
     tokenizer = load_tokenizer(local_copy(path), lower_case=data.lower_case)
     if tokenizer.vocab_size > vocab_size:
         raise ValueError(
@@ -85,7 +85,7 @@ def existing_vocabulary(data: DataConfig, vocab_size: int) -> tuple[Location, To
 
 
 def place_vocabulary(path: Location, content: bytes) -> None:
-    """Write the vocabulary of an initial model to the path in ``data.vocab``.
+    """Write the vocabulary of the model from which training starts to ``path``, the value of ``data.vocab``.
 
     Raises ``ValueError`` if the file exists with other content: shards may have been built with it.
     """
@@ -117,14 +117,14 @@ def ensure_vocabulary(
 ) -> Location:
     """Train a vocabulary and write it to ``output``; return its path.
 
-    If ``output`` is None, train the vocabulary of ``ensure_data`` unless it exists.
+    If ``output`` is None, write it to ``vocabulary_path(data)``, as ``ensure_data`` does, unless the file exists.
     """
     if output is not None:
         sources = corpus_of(data)
         output.parent.mkdir(parents=True, exist_ok=True)  # reports an unusable folder before hours of training
         return _write_vocabulary(data, sources, output, vocab_size, report)
     if not data.shards and not data.vocab:
-        raise ValueError("data.shards: not set; set it to the folder of the vocabulary, or use --output FILE")
+        raise ValueError("data.shards: not set; set it to the folder for the vocabulary, or use --output FILE")
     path, tokenizer = existing_vocabulary(data, vocab_size)
     if tokenizer is None:
         with exclusive(location(data.shards)):
@@ -151,7 +151,7 @@ def _write_vocabulary(
 
 
 def _train_on_corpus(data: DataConfig, sources: Sequence[Source], output: Location, vocab_size: int) -> Location:
-    """Train the vocabulary and write it to ``output`` (a worker job)."""
+    """Train the vocabulary and write it to ``output``. Runs as a worker job."""
     from data_pipeline.text.vocabulary_training import train_vocabulary
 
     return train_vocabulary(

@@ -105,8 +105,8 @@ def _exit_with_parent() -> None:
 def _signals_held() -> Iterator[None]:
     """Delay SIGINT and SIGTERM until the end of the block, in which worker processes start.
 
-    The new processes inherit the blocked SIGINT, because Ctrl-C is sent to the whole process group, but only the
-    parent must handle it.
+    SIGINT stays blocked in the new processes: Ctrl-C sends it to the whole process group, but only the parent may
+    handle it.
     """
     resource_tracker.ensure_running()  # if it started with the first worker, it would unblock the signals
     numbers = {signal.SIGINT, signal.SIGTERM}
@@ -151,8 +151,8 @@ def exclusive(folder: Location) -> AbstractContextManager[None]:
 
 
 def scratch_file(final: Location) -> AbstractContextManager[Path]:
-    """Return a :func:`whole_file` context for ``final`` that several processes, even on several machines, can use
-    at the same time."""
+    """Return a :func:`whole_file` context manager that writes ``final``; several processes, even on several
+    machines, can write this file at the same time."""
     return whole_file(final, None if isinstance(final, ObjectPath) else scratch_folder(final.parent))
 
 

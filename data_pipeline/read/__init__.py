@@ -1,1 +1,1 @@
-"""Shards to batches."""
+"""Readers that turn shards into batches."""

@@ -157,7 +157,7 @@ class HostRows:
 
     @classmethod
     def of(cls, lanes: int, sizes: BatchSizes, rows: Sequence[int] | None) -> "HostRows":
-        """Return the rows of a host; ``rows`` is None for all rows.
+        """Return the :class:`HostRows` of the host that feeds ``rows``, indices in the global batch (None: all).
 
         Raises ``ValueError`` if a row is outside the batch, or if a ramp changes the batch size and
         :meth:`cuts_lanes` is true.
@@ -179,7 +179,7 @@ class HostRows:
         return len(self.rows) == self.sizes.final
 
     def _of_whole_lanes(self, size: int) -> np.ndarray:
-        """Return, for a batch of ``size`` rows, every row of each lane of which this host feeds a row."""
+        """Return all rows of the lanes from which this host feeds any row, for a batch of ``size`` rows."""
         lanes = list(dict.fromkeys(row // (self.sizes.final // self.lanes) for row in self.rows))
         share = size // self.lanes
         return (np.array(lanes)[:, None] * share + np.arange(share)).ravel()

@@ -47,7 +47,9 @@ class ShardSource:
         self._eval: Location | None = location(held_out) if held_out else shards / "eval"
         if not self._eval.is_dir():
             if held_out:
-                raise ValueError(f"data.eval_shards: {held_out} is not a folder; set it to a folder, or omit it")
+                raise ValueError(
+                    f"data.eval_shards: {held_out} is not a folder; set it to a folder of shards, or omit it"
+                )
             self._eval = None
 
     def train(self, rows: list[int]) -> BatchIterator:
@@ -178,8 +180,9 @@ class PretrainBatches(Iterator[tuple[dict[str, np.ndarray], BatchInfo]]):
                 if self._order_facts.get(key) != was
             ]
             raise ValueError(
-                "the saved data position belongs to another order of data: "
-                f"{'; '.join(differences) or 'masking options differ'}; set them back, or start a new phase"
+                "the saved data position was recorded with a different data order: "
+                f"{'; '.join(differences) or 'masking options differ'}; set these options back, or start a "
+                "new phase"
             )
         self._data_step = int(state["data_step"])
         self._skipped = [(int(a), int(b)) for a, b in state["skipped"]]
@@ -266,7 +269,7 @@ def eval_batches(
 
 
 def _masker(data: DataConfig, tokenizer: Tokenizer | None) -> Masker | None:
-    """Return a function (ids, word starts, input mask, keys) -> (masked ids, positions, labels, weights).
+    """Return the masking function (ids, word starts, input mask, keys) -> (masked ids, positions, labels, weights).
 
     Returns None with static masking.
     """

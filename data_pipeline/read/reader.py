@@ -51,7 +51,7 @@ _NAMED_BLANKS = 100  # damaged records that are logged one by one; after them, o
 
 @dataclass
 class _Loaded:
-    """Bytes of record ranges.
+    """Record ranges that have been read; ``data`` contains their bytes.
 
     The other fields contain, for each record in reading order, its index, payload offsets, checksum and status.
     """
@@ -171,7 +171,7 @@ class LocalFiles:
         self._folder = folder
 
     def read(self, requests: Sequence[_Request]) -> list[int]:
-        """Fill the targets; return the number of bytes read for each request, or -1 for an unreadable file."""
+        """Fill the targets of ``requests``; return the number of bytes read for each (-1: unreadable file)."""
         files: dict[str, int] = {}
         try:
             return [self._read(request, files) for request in requests]
@@ -255,9 +255,9 @@ class LaneReader:
         return RawBatch(list(records), *(np.array(column, np.int64) for column in columns))
 
     def _load_together(self, lanes: list[int], position: int, share: int) -> None:
-        """Load the records from ``position`` on in all ``lanes``; this batch has ``share`` records of each lane.
+        """Load the records of all ``lanes`` from ``position`` on; this batch needs ``share`` records of each lane.
 
-        Reading many complete windows for one batch would delay this batch, by a second at the start of training.
+        Reading many complete windows for one batch would delay this batch by a second at the start of training.
         Therefore only some windows are read completely; from each other lane, only the records of the next few
         batches are read, and the complete window is read later.
         """

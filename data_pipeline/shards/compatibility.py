@@ -34,7 +34,7 @@ def shard_settings(data: DataConfig, tokenizer: Tokenizer, split: str) -> dict[s
     """Return the settings that determine the bytes of the shards of a split, under their names in the config.
 
     The eval split has one pass and a sixteenth of the number of shards. The options of dynamic masking are not
-    included, because masks are then chosen when the records are read.
+    included, because dynamic masks are chosen when the records are read.
     """
     names = [*_ALWAYS, *(_MASKING if data.masking == "static" else ())]
     if data.masking == "static" and data.mask_unit == "span":
@@ -47,7 +47,10 @@ def shard_settings(data: DataConfig, tokenizer: Tokenizer, split: str) -> dict[s
 
 
 def differences(recorded: Mapping[str, Any], wanted: Mapping[str, Any], owner: str) -> str:
-    """Return ``name: OWNER X, config Y, ...`` for the settings that differ, or "" if all are equal."""
+    """Return the settings that differ as ``name: OWNER X, config Y, ...``, or "" if all are equal.
+
+    OWNER is the value of ``owner``, which names the origin of ``recorded``, such as "shards".
+    """
 
     def short(value: Any) -> str:
         if isinstance(value, list) and value:
@@ -98,14 +101,18 @@ def check_layout(index: ShardIndex, data: DataConfig, tokenizer: Tokenizer | Non
         stored = name if name in stored_features else _OTHER_NAMES.get(name, name)
         if stored not in stored_features:
             raise ValueError(
-                f"{folder}: the shards lack the feature {name}; they contain {', '.join(sorted(stored_features))}"
+                f"{folder}: the shards lack the feature {name}; they contain {', '.join(sorted(stored_features))}; "
+                "change the config, or build the shards again"
             )
         summary = stored_features[stored]
         if (summary.min_length, summary.max_length) != (length, length):
             option = {data.seq_length: "data.seq_length"}.get(length, "data.max_predictions")
             option = "one label" if name == "next_sentence_labels" else f"{option} {length}"
             lengths_found = " to ".join(map(str, sorted({summary.min_length, summary.max_length})))
-            raise ValueError(f"{folder}: {name} has {lengths_found} values per record; the config needs {option}")
+            raise ValueError(
+                f"{folder}: {name} has {lengths_found} values per record; the config needs {option}; change the "
+                "config, or build the shards again"
+            )
         features[name] = (stored, summary.kind, length)
     _check_ranges(index, features, tokenizer)
     return Layout(features, has_labels, tokenizer.vocab_size if tokenizer else None)
@@ -136,7 +143,7 @@ def _check_ranges(
 
 
 def warn_of_changed_files(index: ShardIndex) -> None:
-    """Log a warning for each shard that is missing or has another size than the index records."""
+    """Log a warning for each shard that is missing or whose size differs from the size in the index."""
 
     def size_of(path: Location) -> int | None:
         try:

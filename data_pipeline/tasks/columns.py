@@ -40,7 +40,10 @@ class Columns:
 
     @classmethod
     def of(cls, data: TaskDataConfig, kind: TaskKind, split: Split) -> Self:
-        """Return the columns of ``data`` for ``split``. Raises ``ValueError`` if a role is set more than once."""
+        """Return the columns that ``data`` sets for ``split``.
+
+        Raises ``ValueError`` if a role is set more than once.
+        """
         parts = [column.partition(":") for column in data.columns]
         own = [(name, rest) for name, colon, rest in parts if colon and name in SPLITS]
         common = [column for column in data.columns if column.partition(":")[0] not in SPLITS]
@@ -49,7 +52,7 @@ class Columns:
         counts = Counter(role for role, _ in roles if role not in _SEVERAL)
         for role, count in counts.items():
             if count > 1:
-                raise ValueError(f"data.columns: {role} is set {count} times; allowed: once")
+                raise ValueError(f"data.columns: {role} is set {count} times; set it only once")
         return cls(roles=tuple(roles), kind=kind, split=split)
 
     @property
@@ -65,7 +68,7 @@ class Columns:
     def find(self, names: Sequence[str], where: str, *, numbers: bool = False) -> list[Place]:
         """Return (role, index of its column) for each role, given the names of all columns.
 
-        With ``numbers``, a column may also be a number, counted from 1. A missing label column is ignored in a test
+        If ``numbers`` is true, a column may also be a number from 1. A missing label column is ignored in a test
         file. Messages begin with ``where``. Raises ``ValueError``, which lists the existing columns, if any other
         column is missing.
         """
@@ -78,13 +81,14 @@ class Columns:
             if not matches and numbers and column.isdecimal() and 0 < int(column) <= len(names):
                 matches = [int(column) - 1]
             if len(matches) > 1:
-                advice = "; use numbers for all, with data.header true" if numbers else ""
+                advice = "; use numbers for all columns, and data.header true" if numbers else ""
                 raise ValueError(f"{where}: {len(matches)} columns are named {column!r} ({role}){advice}")
             if not matches and role in _LABELS and self.split == "test":
                 continue
             if not matches:
                 raise ValueError(
-                    f"{where}: no column {column!r} ({role}={column} in data.columns); existing: {listed(names)}"
+                    f"{where}: no column {column!r} ({role}={column} in data.columns); existing columns: "
+                    f"{listed(names)}"
                     f"{did_you_mean(column, names)}{self._test_advice()}"
                 )
             places.append((role, matches[0]))
@@ -98,12 +102,14 @@ class Columns:
         for role in needed:
             if role not in counts:
                 raise ValueError(
-                    f"{where}: no column {role!r}, which {self.kind} needs; existing: {listed(names)}"
+                    f"{where}: no column {role!r}, which {self.kind} needs; existing columns: {listed(names)}"
                     f"{did_you_mean(role, names)}; name it in data.columns: {role}=COLUMN{self._test_advice()}"
                 )
         for role, count in counts.items():
             if count > 1 and role not in _SEVERAL:
-                raise ValueError(f"{where}: {count} columns are named {role!r}; set data.columns")
+                raise ValueError(
+                    f"{where}: {count} columns are named {role!r}; select one by number in data.columns"
+                )
         return places
 
     def _test_advice(self) -> str:
@@ -115,7 +121,7 @@ class Columns:
         for role in self.inputs:
             if roles and role not in roles:
                 raise ValueError(
-                    f"data.columns: no {role}=COLUMN for {self.split} files, which {self.kind} needs; existing: "
+                    f"data.columns: no {role}=COLUMN for {self.split} files, which {self.kind} needs; add it to: "
                     f"{', '.join(f'{role}={column}' for role, column in self.roles)}"
                 )
 
@@ -172,7 +178,7 @@ def blank_separated(text: str) -> list[str]:
 
 
 def answers_of(value: Any, source: str) -> tuple[Answer, ...]:
-    """Parse answers in either format of SQuAD.
+    """Parse answers in either SQuAD format.
 
     The formats are a list of objects {"text", "answer_start"}, and an object with these two keys and a list under
     each. Raises ``ValueError`` for other values.
@@ -189,7 +195,7 @@ def answers_of(value: Any, source: str) -> tuple[Answer, ...]:
 
 def _answer(value: Any, source: str) -> Answer:
     if not isinstance(value, Mapping) or not isinstance(value.get("text"), str):
-        raise ValueError(f'{source}: an answer has no text; allowed: {{"text": ..., "answer_start": ...}}')
+        raise ValueError(f'{source}: an answer has no text; expected: {{"text": ..., "answer_start": ...}}')
     start = value.get("answer_start", -1)
     try:
         if isinstance(start, float | bool):
@@ -206,7 +212,7 @@ def _text(value: Any, role: str, source: str) -> str:
         return str(value).lower()
     if isinstance(value, int | float):
         return str(value)
-    raise ValueError(f"{source}: {role} is a {type(value).__name__}; allowed: text or a number")
+    raise ValueError(f"{source}: {role} has the type {type(value).__name__}; allowed: a string or a number")
 
 
 def _items(value: Any, role: str, source: str) -> list[str]:
@@ -222,6 +228,6 @@ def _split(value: Any, role: str, source: str, separator: str | None) -> tuple[s
             return tuple(blank_separated(value))
         return tuple(part for part in (part.strip() for part in value.split(separator)) if part)
     if not isinstance(value, list | tuple):
-        raise ValueError(f"{source}: {role} is a {type(value).__name__}; allowed: a list, or a text")
+        raise ValueError(f"{source}: {role} has the type {type(value).__name__}; allowed: a list or a string")
     # Words of a list are not stripped, because the list already separates them.
     return tuple(one if role == "words" else one.strip() for one in _items(value, role, source))

@@ -43,8 +43,8 @@ def _get(value: Any, key: str, kind: type[T], where: str) -> T:
     part = value.get(key) if isinstance(value, dict) else None
     if not isinstance(part, kind):
         raise ValueError(
-            f"{where}: no {'list' if kind is list else 'text'} {key!r}; with data.format squad, a file has data > "
-            "paragraphs > context and qas, and each of qas has question and id"
+            f"{where}: no {'list' if kind is list else 'string'} {key!r}; with data.format squad, a file has data "
+            "> paragraphs > context and qas, and each entry of qas has question and id"
         )
     return part
 
@@ -58,17 +58,19 @@ def read_clinc(name: str, columns: Columns, data: TaskDataConfig) -> Iterator[Re
     path = find_file(place)
     content = read_json(path)
     if not isinstance(content, dict):
-        raise ValueError(f'{path}: not an object of parts; allowed: {{"train": [[text, intent], ...]}}')
+        raise ValueError(
+            f'{path}: not a JSON object with a list for each part; expected: {{"train": [[text, intent], ...]}}'
+        )
     if not parts:
-        raise ValueError(f"{path}: the part is missing; write {path.name}:PART; existing: {listed(content)}")
+        raise ValueError(f"{path}: the part is missing; write {path.name}:PART; existing parts: {listed(content)}")
     number = 0
     for part in parts.split("+"):
         if not isinstance(content.get(part), list):
             advice = did_you_mean(part, content)
-            raise ValueError(f"{path}: no list {part!r}; existing: {listed(content)}{advice}")
+            raise ValueError(f"{path}: no list {part!r}; existing parts: {listed(content)}{advice}")
         for i, pair in enumerate(content[part]):
             source = f"{path}: {part} {i}"
             if not isinstance(pair, list) or len(pair) != 2 or not all(isinstance(x, str) for x in pair):
-                raise ValueError(f"{source}: not a pair of texts; allowed: [text, intent]")
+                raise ValueError(f"{source}: not a pair of strings; expected: [text, intent]")
             yield Record(id=str(number), source=source, text=characters(pair[0]), label=pair[1].strip() or None)
             number += 1

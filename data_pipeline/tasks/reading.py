@@ -28,7 +28,7 @@ def read_file(
 ) -> Iterator[Record]:
     """Yield the records of a file, a slots folder, a part of a JSON file or a prepared dataset, in stored order.
 
-    ``name`` is not relative to ``data.dir``. The id of a record is its value in the id column or, without such a
+    ``data.dir`` is not prepended to ``name``. The id of a record is its value in the id column or, without such a
     column, its index in the file, from 0; ids are unique in a file. Raises ``ValueError``, with the file and the
     line, for invalid content, and for a file without records.
     """

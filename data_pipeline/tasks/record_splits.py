@@ -112,7 +112,7 @@ def cut_dev(
 
 
 def draw(records: Sequence[Record], count: int, *, seed: int) -> list[Record]:
-    """Sample ``count`` records and keep their order; a larger ``count`` samples a superset."""
+    """Sample ``count`` records and keep their order; the sample of a larger ``count`` contains them too."""
     drawn = sorted(range(len(records)), key=lambda i: _hash(seed, "limit", str(i)))[:count]
     return _chosen(records, sorted(drawn))
 

@@ -111,7 +111,9 @@ def read_jsonl(name: str, columns: Columns, data: TaskDataConfig) -> Iterator[Re
         except json.JSONDecodeError as error:
             raise ValueError(f"{source}: not valid JSON: {error.msg} (column {error.colno})") from None
         if not isinstance(entry, dict):
-            raise ValueError(f'{source}: not an object; allowed: lines such as {{"text": "...", "label": "..."}}')
+            raise ValueError(
+                f'{source}: not a JSON object; expected: lines such as {{"text": "...", "label": "..."}}'
+            )
         keys = tuple(entry)
         if keys not in places:
             places[keys] = columns.find(keys, source)
@@ -119,5 +121,5 @@ def read_jsonl(name: str, columns: Columns, data: TaskDataConfig) -> Iterator[Re
         fields = [(role, values[column]) for role, column in places[keys]]
         for role, value in fields:
             if value is None and role in columns.inputs:
-                raise ValueError(f"{source}: {role} is null; allowed: a text")
+                raise ValueError(f"{source}: {role} is null; every record needs a value")
         yield make_record(fields, source=source, number=number, separator=data.label_separator)

@@ -42,8 +42,8 @@ def read_conll(name: str, columns: Columns, data: TaskDataConfig) -> Iterator[Re
             if too_few and (len(fields) <= word or columns.split != "test"):
                 needed = max(word, tag, 1) + 1
                 raise ValueError(
-                    f"{path}:{line}: {len(fields)} column(s); allowed: {needed} or more, to contain a word and "
-                    "its tag; words=N and tags=N in data.columns set which columns these are"
+                    f"{path}:{line}: {len(fields)} column(s); the word and its tag require {needed} or more; to "
+                    "choose their columns, set words=N and tags=N in data.columns"
                 )
             words.append(fields[word])
             tags += [] if too_few else [fields[tag]]
@@ -105,7 +105,8 @@ def read_slots(name: str, columns: Columns, data: TaskDataConfig) -> Iterator[Re
     for other, lines in (("seq.out", tags), ("label", labels)):
         if lines is not None and len(lines) != len(texts):
             raise ValueError(
-                f"{folder / other}: {len(lines)} lines, but seq.in has {len(texts)}; the numbers must be equal"
+                f"{folder / other}: {len(lines)} lines, but seq.in has {len(texts)}; "
+                "the numbers of lines must be equal"
             )
     for number, text in enumerate(texts):
         words = blank_separated(text)
@@ -138,7 +139,7 @@ def read_snips(name: str, columns: Columns, data: TaskDataConfig) -> Iterator[Re
         pairs, arrow, intent = text.rpartition("<=>")
         tagged = [part.rpartition(":") for part in blank_separated(pairs)]
         if not arrow or not intent.strip() or not tagged or not all(colon for _, colon, _ in tagged):
-            raise ValueError(f"{path}:{line}: {text[:60]!r} is not allowed; allowed: word:tag word:tag <=> intent")
+            raise ValueError(f"{path}:{line}: {text[:60]!r} does not have the form word:tag word:tag <=> intent")
         words = tuple(word for word, _, _ in tagged)
         yield Record(
             id=str(number), source=f"{path}:{line}", text=" ".join(words), words=words,

@@ -51,7 +51,7 @@ def find_file(name: str) -> Location:
     """Return the path of an existing file. Raises ``ValueError`` if it is missing or a folder."""
     path = find(name)
     if path.is_dir():
-        raise ValueError(f"{path}: the path is a folder; allowed: a file, or with data.format slots a folder")
+        raise ValueError(f"{path}: the path is a folder; allowed: a file (a folder only with data.format slots)")
     return path
 
 
@@ -79,7 +79,7 @@ def read_json(path: Location) -> Any:
     """Return the content of a JSON file. Raises ``ValueError``, with the line, if it is not valid JSON."""
     text = "".join(read_raw_lines(path))
     if not text.strip():
-        raise ValueError(f"{path}: the file is empty; allowed: JSON")
+        raise ValueError(f"{path}: the file is empty; it must contain JSON")
     try:
         return json.loads(text)
     except json.JSONDecodeError as error:

@@ -34,7 +34,9 @@ def read_tfds(name: str, columns: Columns, data: TaskDataConfig) -> Iterator[Rec
             decoders=tfds.decode.PartialDecoding({names[column]: True for _, column in places}),
         )
     except Exception as error:  # TFDS raises exceptions of several types for a missing split
-        raise ValueError(f"tfds:{dataset}: split {split!r}: {first_line(error)}; allowed: {splits}") from None
+        raise ValueError(
+            f"tfds:{dataset}: cannot read the split {split!r}: {first_line(error)}; allowed: {splits}"
+        ) from None
     for number, example in enumerate(tfds.as_numpy(records)):
         fields = [(role, _plain(example[names[i]], features[names[i]])) for role, i in places]
         source = f"tfds:{dataset}:{split}: record {number}"
@@ -53,7 +55,7 @@ def _builder(tfds: Any, dataset: str, data_dir: str) -> Any:
 
 
 def _plain(value: Any, feature: Any) -> Any:
-    """Convert the value of a feature to a text, to None for class -1, or to a list or dict of these."""
+    """Convert the value of a feature to a string, to None for class -1, or to a list or dict of these."""
     if isinstance(value, dict):
         return {name: _plain(one, feature[name]) for name, one in value.items()}
     if getattr(value, "ndim", 0):

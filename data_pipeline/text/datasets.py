@@ -170,7 +170,9 @@ class ArrowFile:
             )
         for number, record in enumerate(dataset.select_columns([field])):
             if not isinstance(record[field], str):
-                raise ValueError(f"data.json_field: {self.path}: record {number} has no text in {field!r}")
+                raise ValueError(
+                    f"data.json_field: {self.path}: record {number} has no text in {field!r}; name a text field"
+                )
             yield record[field]
 
 
@@ -209,7 +211,8 @@ def hf_sources(entry: str, *, split: str) -> list[Source]:
         raise ValueError(f"{entry}: split {split!r} cannot be read: {first_line(error)}{advice}") from None
     if dataset._indices is not None:
         raise ValueError(
-            f"{entry}: a selection of the records of a dataset is not supported; save it with save_to_disk"
+            f"{entry}: the dataset is a selection of the records of its files, which is not supported; save it "
+            "with save_to_disk, and use hf:FOLDER"
         )
     paths = [Path(file["filename"]) for file in dataset.cache_files]
     return [Source(path=path, name=f"{entry}/{split}/{path.name}", records=ArrowFile(str(path))) for path in paths]

@@ -133,7 +133,9 @@ def numbered_lines(path: Location) -> Iterator[Line]:
                 raise ValueError(f"{path}:{number}: not valid UTF-8; convert the file to UTF-8") from None
             yield number, line
     except (EOFError, zlib.error, gzip.BadGzipFile, zstandard.ZstdError) as error:
-        raise ValueError(f"{path}: the compressed file is damaged after line {number}: {error}") from None
+        raise ValueError(
+            f"{path}: the compressed file is damaged after line {number}: {error}; restore it"
+        ) from None
 
 
 def _raw_lines(path: Location) -> Iterator[bytes]:

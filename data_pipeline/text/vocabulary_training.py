@@ -30,7 +30,7 @@ def train_vocabulary(
     """Train a vocabulary of at most ``vocab_size`` pieces, including special ones, and write it to ``output``.
 
     ``texts`` is iterated once. The file is a ``.txt`` for WordPiece and a SentencePiece ``.model`` for the other
-    kinds; it is written atomically. A small corpus yields fewer pieces. Raises ``ValueError`` if all texts are
+    kinds, and it is written atomically. A small corpus yields fewer pieces. Raises ``ValueError`` if all texts are
     empty, if ``vocab_size`` is too small, or if ``output`` has the wrong suffix.
     """
     suffix = {"wordpiece": ".txt", "unigram": ".model", "bpe": ".model"}.get(kind)
@@ -96,12 +96,12 @@ def _alphabet(words: Counter[str], budget: int) -> tuple[list[str], list[str]]:
 
 
 def _train_wordpiece(texts: Iterable[str], vocab_size: int, lower_case: bool) -> list[str]:
-    """Train a WordPiece vocabulary; return its pieces in id order: special, character, ``##``, merged."""
+    """Train a WordPiece vocabulary; return its pieces by id: special, initial, ``##``, then merged pieces."""
     from tokenizers import Tokenizer, models, trainers
 
     words = count_words(texts, lower_case)
     if not words:
-        raise ValueError("data.corpus: the corpus contains no text to train a vocabulary; name other text files")
+        raise ValueError("data.corpus: the corpus contains no text to train a vocabulary on; name other files")
     initial, continuing = _alphabet(words, (vocab_size - len(SPECIAL_PIECES)) // 2)
     known = set(initial)
     # A word with a character outside the alphabet is always tokenized as [UNK].
@@ -153,7 +153,7 @@ def _train_sentencepiece(texts: Iterable[str], kind: str, vocab_size: int, lower
 
     lines = [line.encode("utf-8", "replace").decode() for line in _sample(texts, _MAX_CHARACTERS)]
     if not lines:
-        raise ValueError("data.corpus: the corpus contains no text to train a vocabulary; name other text files")
+        raise ValueError("data.corpus: the corpus contains no text to train a vocabulary on; name other files")
     model = BytesIO()
     try:
         SentencePieceTrainer.train(
@@ -179,7 +179,9 @@ def _train_sentencepiece(texts: Iterable[str], kind: str, vocab_size: int, lower
         )
     except RuntimeError as error:
         reason = " ".join(str(error).split("] ")[-1].split())
-        raise ValueError(f"SentencePiece cannot train on this corpus: {reason}") from None
+        raise ValueError(
+            f"SentencePiece cannot train on this corpus: {reason}; use other text, or data.tokenizer wordpiece"
+        ) from None
     return model.getvalue()
 
 

@@ -263,7 +263,7 @@ def test_help_to_a_reader_that_leaves() -> None:
         (["inspect", "/no/such"], "/no/such"),
         (["inspect", ".", "--examples", "-1"], "whole number"),
         (["vocab", "--output"], "--output: expected one argument"),
-        (["records", "--columns", "text=1"], "needs a file before the options"),
+        (["records", "--columns", "text=1"], "no file before the options"),
         (["records", "/no/such.tsv"], "/no/such.tsv"),
     ],
 )

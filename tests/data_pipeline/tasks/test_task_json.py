@@ -70,19 +70,19 @@ def test_questions_without_answers_are_unlabelled(tmp_path):
     [
         (squad(("t", [question(1), question("1")])), "{path}: id 1: id '1' is also the id of {path}: id 1;"),
         (squad(("t", [{"question": "who?"}])), "{path}: article 0, paragraph 0: a question has no id"),
-        (squad(("t", [{"id": "7"}])), "{path}: id 7: no text 'question'"),
+        (squad(("t", [{"id": "7"}])), "{path}: id 7: no string 'question'"),
         (squad(("t", [question("7", answers=[{"answer_start": 1}])])), "{path}: id 7: an answer has no text"),
         (
             squad(("t", [question("7", answers=[{"text": "He", "answer_start": 1.5}])])),
             "{path}: id 7: answer_start is",
         ),
         (squad(("t", [question("7", answers="He")])), "{path}: id 7: invalid answers"),
-        ('{"data": [{"paragraphs": [{"qas": []}]}]}', "{path}: article 0, paragraph 0: no text 'context'"),
+        ('{"data": [{"paragraphs": [{"qas": []}]}]}', "{path}: article 0, paragraph 0: no string 'context'"),
         ('{"data": [{"title": "t"}]}', "{path}: article 0: no list 'paragraphs'; with data.format squad"),
         ('[{"context_text": "x"}]', "{path}: no list 'data'; with data.format squad"),
         ('{"data": []}', "{path}: no records"),
         ('{"data": [\n{"title": "t",}\n]}', "{path}:2: not valid JSON: "),
-        ("", "{path}: the file is empty; allowed: JSON"),
+        ("", "{path}: the file is empty; it must contain JSON"),
         (b'{"data":\n "\xff"}', "{path}:2: not valid UTF-8"),
     ],
 )
@@ -107,11 +107,15 @@ def test_clinc_parts(tmp_path):
 @pytest.mark.parametrize(
     ("content", "part", "message"),
     [
-        (CLINC, "", "{path}: the part is missing; write x.json:PART; existing: train, oos_train, val"),
-        (CLINC, ":trian", "{path}: no list 'trian'; existing: train, oos_train, val; did you mean 'train'?"),
+        (CLINC, "", "{path}: the part is missing; write x.json:PART; existing parts: train, oos_train, val"),
+        (CLINC, ":trian", "{path}: no list 'trian'; existing parts: train, oos_train, val; did you mean 'train'?"),
         (CLINC, ":val", "{path}:val: no records"),
-        ({"train": [["a", "b"], ["c"]]}, ":train", "{path}: train 1: not a pair of texts; allowed: [text, intent]"),
-        ([], ":train", "{path}: not an object of parts"),
+        (
+            {"train": [["a", "b"], ["c"]]},
+            ":train",
+            "{path}: train 1: not a pair of strings; expected: [text, intent]",
+        ),
+        ([], ":train", "{path}: not a JSON object with a list for each part"),
     ],
 )
 def test_mistakes_in_clinc(tmp_path, content, part, message):

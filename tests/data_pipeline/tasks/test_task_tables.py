@@ -125,18 +125,18 @@ def test_a_test_file_may_lack_its_labels_and_a_dev_file_may_not(tmp_path):
             "sentence1\tlabel\nA\t1\n",
             ("text=sentense1",),
             {},
-            "{path}:1: no column 'sentense1' (text=sentense1 in data.columns); existing: sentence1, label; "
+            "{path}:1: no column 'sentense1' (text=sentense1 in data.columns); existing columns: sentence1, label; "
             "did you mean 'sentence1'?",
         ),
         (
             "sentence\tlabel\nA\t1\n",
             (),
             {},
-            "{path}:1: no column 'text', which classification needs; existing: sentence, label; name it in "
+            "{path}:1: no column 'text', which classification needs; existing columns: sentence, label; name it in "
             "data.columns: text=COLUMN",
         ),
         ("a\tb\n", ("label=a",), {}, "data.columns: no text=COLUMN for train files, which classification needs"),
-        ("a\tb\n", ("text=a", "text=b"), {}, "data.columns: text is set 2 times; allowed: once"),
+        ("a\tb\n", ("text=a", "text=b"), {}, "data.columns: text is set 2 times; set it only once"),
         (
             "a\ta\nA\tB\n",
             ("text=a",),
@@ -337,11 +337,11 @@ def test_jsonl_of_half_a_character(tmp_path):
     ("content", "columns", "message"),
     [
         ('{"text": "A", "label": 1}\n{"text": "B", \n', (), "{path}:2: not valid JSON: "),
-        ('["A"]\n', (), "{path}:1: not an object; allowed: lines such as "),
+        ('["A"]\n', (), "{path}:1: not a JSON object; expected: lines such as "),
         (
             '{"txt": "A", "label": 1}\n',
             (),
-            "{path}:1: no column 'text', which classification needs; existing: txt,",
+            "{path}:1: no column 'text', which classification needs; existing columns: txt,",
         ),
         (
             '{"text": "A", "label": 1}\n{"text": "A"}\n',
@@ -350,9 +350,13 @@ def test_jsonl_of_half_a_character(tmp_path):
         ),
         ('{"a": "A", "b": 1}\n', ("text=a", "label=c"), "{path}:1: no column 'c' (label=c in data.columns)"),
         ('{"a": "A", "b": 1}\n', ("text=a", "label=2"), "{path}:1: no column '2' (label=2 in data.columns)"),
-        ('{"text": ["A"], "label": 1}\n', (), "{path}:1: text is a list; allowed: text or a number"),
-        ('{"text": null, "label": 1}\n', (), "{path}:1: text is null; allowed: a text"),
-        ('{"text": "A", "label": 1, "labels": {}}\n', (), "{path}:1: labels is a dict; allowed: a list, or a text"),
+        ('{"text": ["A"], "label": 1}\n', (), "{path}:1: text has the type list; allowed: a string or a number"),
+        ('{"text": null, "label": 1}\n', (), "{path}:1: text is null; every record needs a value"),
+        (
+            '{"text": "A", "label": 1, "labels": {}}\n',
+            (),
+            "{path}:1: labels has the type dict; allowed: a list or a string",
+        ),
         (
             '{"id": 1, "text": "A", "label": 1}\n{"id": "1", "text": "B", "label": 1}\n',
             (),

@@ -99,11 +99,11 @@ def test_questions(data_dir):
             ("text=sentence1",),
             "tfds:my_glue/rte: the split is missing; write my_glue/rte:SPLIT; allowed: train, test",
         ),
-        ("tfds:my_glue/rte:dev", ("text=sentence1",), "tfds:my_glue/rte: split 'dev': "),
+        ("tfds:my_glue/rte:dev", ("text=sentence1",), "tfds:my_glue/rte: cannot read the split 'dev': "),
         (
             "tfds:my_glue/rte:train",
             ("text=sentence",),
-            "tfds:my_glue/rte: no column 'sentence' (text=sentence in data.columns); existing: idx, label, ",
+            "tfds:my_glue/rte: no column 'sentence' (text=sentence in data.columns); existing columns: idx, ",
         ),
         ("tfds:my_glue/cola:train", ("text=sentence1",), "tfds:my_glue/cola: not prepared in "),
     ],

@@ -67,7 +67,7 @@ def test_words_without_tags_are_for_predictions_only(tmp_path):
         (("a", "b"), None),
         (("c",), None),
     ]
-    message = f"{path}:1: 1 column(s); allowed: 2 or more, to contain a word and its tag; "
+    message = f"{path}:1: 1 column(s); the word and its tag require 2 or more; "
     assert refusal(path, kind="tagging").startswith(message)
     write(path, "a O\nb\n")
     assert refusal(path, kind="tagging").startswith(f"{path}:2: 1 column(s)")
@@ -77,7 +77,7 @@ def test_words_without_tags_are_for_predictions_only(tmp_path):
 @pytest.mark.parametrize(
     ("columns", "message"),
     [
-        (("words=1", "tags=4"), "{path}:1: 2 column(s); allowed: 4 or more"),
+        (("words=1", "tags=4"), "{path}:1: 2 column(s); the word and its tag require 4 or more"),
         (("words=word", "tags=tag"), "data.columns: words=word is not allowed; allowed for conll: words=N, tags=N"),
         (("text=1",), "data.columns: text=1 is not allowed; allowed for conll"),
     ],
@@ -156,7 +156,10 @@ def test_slots_of_a_test_split_need_neither_tags_nor_intents(tmp_path):
 @pytest.mark.parametrize(
     ("contents", "message"),
     [
-        (("a b\nc\n", "O O\n", "i\nj\n"), "{0}/seq.out: 1 lines, but seq.in has 2; the numbers must be equal"),
+        (
+            ("a b\nc\n", "O O\n", "i\nj\n"),
+            "{0}/seq.out: 1 lines, but seq.in has 2; the numbers of lines must be equal",
+        ),
         (("a b\nc\n", "O O\nO\n", "i\nj\nk\n"), "{0}/label: 3 lines, but seq.in has 2"),
         (
             ("a b\nc d\n", "O O\nO\n", "i\nj\n"),
@@ -208,5 +211,5 @@ def test_snips(tmp_path):
 def test_mistakes_in_snips(tmp_path, line):
     path = write(tmp_path / "train.txt", f"a:O <=> X\n{line}\n")
     assert refusal(path, kind="joint").startswith(
-        f"{path}:2: {line!r} is not allowed; allowed: word:tag word:tag <=>"
+        f"{path}:2: {line!r} does not have the form word:tag word:tag <=>"
     )
