@@ -97,7 +97,7 @@ def _reader(path: Path) -> Reader:
         raise ValueError(f"{path}: models are read from local folders; {remedy}")
     if not path.exists():
         raise ValueError(f"{path}: does not exist")
-    raise ValueError(f"{path}: contains no model; supported: {SUPPORTED}")
+    raise ValueError(f"{path}: contains no model; supported formats: {SUPPORTED}")
 
 
 def _check_options(path: Path, options: ReadOptions, read: Reader) -> None:

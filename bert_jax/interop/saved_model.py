@@ -66,8 +66,8 @@ def read_native(path: Path, options: ReadOptions) -> ModelBundle:
 
 
 def _whole(path: Path) -> Path:
-    """Return ``path``, or the folder of the previous best parameters if :func:`replace_saved` was killed before the
-    new folder had its final name."""
+    """Return ``path``, or the folder of the previous best parameters if :func:`replace_saved` was killed before it
+    gave the new folder its final name."""
     was_killed = path.name == BEST and not path.exists() and (_older(path) / SPEC_FILE).is_file()
     return _older(path) if was_killed else path
 
@@ -150,7 +150,7 @@ def _read_run(workdir: Path, options: ReadOptions) -> ModelBundle:
     ]
     if len(vocabularies) != 1:
         kinds = ".txt, .model or tokenizer.json"
-        raise ValueError(f"{workdir}: {len(vocabularies)} vocabulary files ({kinds}); allowed: one")
+        raise ValueError(f"{workdir}: contains {len(vocabularies)} vocabulary files ({kinds}); it must contain one")
     content = vocabularies[0].read_bytes()
     tokenizer = load_tokenizer(vocabularies[0], lower_case=config.data.lower_case)
     # The file of objective.module is not executed: the model can be read if its parameters are those of the
@@ -161,7 +161,7 @@ def _read_run(workdir: Path, options: ReadOptions) -> ModelBundle:
     if stored is None:
         raise NoCheckpoint(f"{workdir}: no checkpoint yet")
     if stored.meta["tokenizer"] != tokenizer.fingerprint:
-        raise ValueError(f"{vocabularies[0]}: not the vocabulary of the run")
+        raise ValueError(f"{vocabularies[0]}: not the vocabulary of the run; restore the original file")
     name = FILE_NAMES[tokenizer.kind]
     spec = ModelSpec(
         model=config.model,

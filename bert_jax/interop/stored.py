@@ -35,7 +35,7 @@ class StoredName:
 
 @dataclass(frozen=True)
 class Tensor:
-    """A tensor whose values are read on request."""
+    """A tensor in a file; its values are read on demand."""
 
     shape: tuple[int, ...]
     dtype: str
@@ -96,7 +96,7 @@ class StoredModel:
     contradictions: list[str] = field(default_factory=list)
 
     def has(self, prefix: str) -> bool:
-        """Return True if the name of a tensor begins with ``prefix``."""
+        """Return True if the name of any tensor begins with ``prefix``."""
         return any(name.startswith(prefix) for name in self.tensors)
 
     def shape(self, name: str) -> tuple[int, ...] | None:
@@ -106,7 +106,7 @@ class StoredModel:
         return tensor.shape if tensor is not None and len(tensor.shape) == 2 else None
 
     def contradict(self, name: str, stated: Any, actual: Any) -> None:
-        """Record that the configuration states the value ``stated`` and the tensors have ``actual``."""
+        """Record a contradiction: ``name`` is ``stated`` in the configuration, but ``actual`` in the tensors."""
         self.contradictions.append(f"{name} is {stated} in {self.config_file}, but {actual} in the {self.what}")
 
     def sizes(
@@ -129,7 +129,9 @@ class StoredModel:
                 actual.setdefault("hidden_size", shape[1])
         layers = {int(match[1]) for name in self.tensors if (match := layer.match(name))}
         if not layers or max(layers) >= len(self.tensors):
-            raise ValueError(f"{self.path}: not the {self.what} of a BERT encoder: {listed([*self.tensors])}")
+            raise ValueError(
+                f"{self.path}: the {self.what} are not those of a BERT encoder: {listed([*self.tensors])}"
+            )
         actual["num_layers"] = 1 + max(layers)
         if shape := self.shape(intermediate[0]):
             actual["intermediate_size"] = shape[intermediate[1]]
@@ -146,7 +148,7 @@ class StoredModel:
     def labels(self, names: tuple[str, ...] | None, count: int) -> tuple[str, ...]:
         """Return ``names`` if it has ``count`` entries; otherwise return default names.
 
-        If default names are returned, a note is added if ``names`` is None; otherwise a contradiction is recorded.
+        Adds a note if ``names`` is None. Records a contradiction if ``names`` has another number of entries.
         """
         if names is None:
             self.notes.append(f"{self.config_file} has no labels: the {count} classes are named LABEL_0 and so on")
@@ -209,6 +211,6 @@ class StoredModel:
 
 
 def non_finite(arrays: Mapping[str, np.ndarray]) -> list[str]:
-    """Return a list of one warning that names the arrays with NaN or infinite values; empty if there are none."""
+    """Return a list with one warning that names the arrays with NaN or infinite values, or an empty list."""
     bad = [name for name, values in arrays.items() if not np.isfinite(values).all()]
     return [f"WARNING: NaN or infinite values in {listed(bad)}"] if bad else []

@@ -23,7 +23,7 @@ BAR, SENTENCE_BAR = 2e-5, 1e-5
 
 @dataclass(frozen=True)
 class Differences:
-    """Differences between a model and the outputs or arrays that another library obtains from its files."""
+    """Differences between a model and what another library reads or computes from an export of the model."""
 
     # Name and version of the other library, such as "transformers 5.23.0".
     consumer: str

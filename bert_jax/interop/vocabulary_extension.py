@@ -41,8 +41,11 @@ class Extension:
 
 @dataclass(frozen=True)
 class RunVocabulary:
-    """The vocabulary of a run: path, content to write (None: the file exists), and options that the vocabulary
-    fixes."""
+    """The vocabulary of a run.
+
+    ``content`` is to be written to ``path``; it is None if the file exists. ``settings`` are the options that the
+    vocabulary determines.
+    """
 
     path: str
     content: bytes | None
@@ -219,7 +222,9 @@ def compare(tokenizer: WordPieceTokenizer, pieces: Sequence[str], name: str) -> 
     """
     old = tokenizer.pieces(range(tokenizer.vocab_size))
     if len(pieces) < len(old):
-        raise ValueError(f"{name}: {len(pieces)} pieces, but the vocabulary of the model has {len(old)}")
+        raise ValueError(
+            f"{name}: {len(pieces)} pieces, but the vocabulary of the model has {len(old)}; keep all of them"
+        )
     made_of: dict[int, tuple[int, ...]] = {}
     for i, piece in enumerate(pieces):
         if i < len(old) and piece == old[i]:
@@ -230,7 +235,9 @@ def compare(tokenizer: WordPieceTokenizer, pieces: Sequence[str], name: str) -> 
         if _SLOT.fullmatch(piece):
             continue  # reserved for words that are added later
         if _one_word(piece, tokenizer, f"{name}: piece {i}") != piece:
-            raise ValueError(f"{name}: piece {i} is {piece!r}, which the rules of the tokenizer never produce")
+            raise ValueError(
+                f"{name}: piece {i} is {piece!r}, which the tokenizer never produces; use the normalized word"
+            )
         made_of[i] = tuple(tokenizer.encode(piece))
     unknown = [pieces[i] for i, made in made_of.items() if tokenizer.unk_id in made]
     notes = [f"{len(made_of)} word(s) added, each initialized with the mean of its pieces"] if made_of else []
@@ -260,12 +267,12 @@ def extend_rows(
 
 
 def extend_positions(table: np.ndarray, rows: int, offset: int, how: Literal["tile", "interpolate"]) -> np.ndarray:
-    """Extend a position table to float32[rows, H].
+    """Return a position table extended to ``rows`` rows.
 
     The first ``offset`` rows belong to no position and are copied. If ``how`` is "tile", the rows of the positions
     are repeated (Beltagy et al. 2020), so that the rows of the old positions are unchanged. If ``how`` is
-    "interpolate", the rows of the positions are interpolated linearly. The first and the last row of the table are
-    kept, but every position except the first gets a different row.
+    "interpolate", the rows of the positions are interpolated linearly: the first position keeps its row, the new
+    last position gets the row of the old last position, and all positions between them get other rows.
     """
     before, positions = table[:offset], table[offset:]
     count = rows - offset

@@ -92,7 +92,8 @@ class NpzFile:
             raise ValueError(f"{where}: truncated after {done} of {target.size} bytes")
 
     def _guarded(self, work: Callable[[], Any]) -> Any:
-        """Return ``work()``. Errors other than I/O errors indicate a damaged file and become ``ValueError``."""
+        """Call ``work`` and return its result. Raises ``ValueError`` for any error other than an I/O error, because
+        such an error indicates a damaged file."""
         try:
             return work()
         except OSError:

@@ -27,7 +27,7 @@ def read_varint(data: bytes, at: int) -> tuple[int, int]:
 
 
 def read_fields(data: bytes, at: int, end: int) -> list[tuple[int, int, int]]:
-    """Return a tuple (tag, start, end) for each field of the message ``data[at:end]``.
+    """Return a list with a tuple (tag, start, end) for each field of the message ``data[at:end]``.
 
     ``start`` and ``end`` are the offsets of the value of the field in ``data``. A tag is ``field number << 3 | wire
     type``. Raises ``ValueError`` or ``IndexError`` if a field extends beyond the message, and ``ValueError`` for an

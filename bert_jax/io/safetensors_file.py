@@ -43,8 +43,8 @@ class StoredTensor:
 def aligned_empty(shape: tuple[int, ...], dtype: np.dtype | str = "float32") -> np.ndarray:
     """Return an uninitialized array with page-aligned data, so that jax on CPU can use the data without a copy.
 
-    The memory is mapped separately, so the operating system regains it when the array is freed. If malloc allocated
-    the memory, the heap of the process would stay larger by nearly the size of the model.
+    The memory is mapped separately, so that it is returned to the operating system when the array is freed. If
+    malloc allocated the memory, the heap of the process would stay larger by nearly the size of the model.
     """
     dtype = np.dtype(dtype)
     size = math.prod(shape) * dtype.itemsize
@@ -65,7 +65,10 @@ def read_header(file: Path) -> dict[str, StoredTensor]:
             raise ValueError(f"{file}: has only {size} bytes and is not a safetensors file; download it again")
         (length,) = struct.unpack("<Q", first)
         if length > LARGEST_HEADER or length > size - 8:
-            raise ValueError(f"{file}: not a complete safetensors file (header: {length} bytes, file: {size})")
+            raise ValueError(
+                f"{file}: not a complete safetensors file (header: {length} bytes, file: {size} bytes); "
+                "download it again"
+            )
         text = stream.read(length)
     try:
         header = json.loads(text, object_pairs_hook=_no_duplicates)
@@ -100,7 +103,9 @@ def _tensor(file: Path, name: str, entry: Any, start: int, size: int) -> StoredT
         raise ValueError(f"{where}: data_offsets is not a list of two byte offsets")
     begin, end = start + offsets[0], start + offsets[1]
     if not begin <= end <= size:
-        raise ValueError(f"{where}: the data is outside the file ({size} bytes), which is truncated or damaged")
+        raise ValueError(
+            f"{where}: the data is not inside the file ({size} bytes); the file is truncated or damaged"
+        )
     if math.prod(shape) * DTYPES[dtype].itemsize != end - begin:
         raise ValueError(f"{where}: {end - begin} bytes do not match shape {tuple(shape)} and dtype {dtype}")
     return StoredTensor(file, dtype, tuple(shape), begin, end)
@@ -131,7 +136,7 @@ def read_values(tensor: StoredTensor) -> np.ndarray:
         while done < len(view):
             count = os.preadv(descriptor, [view[done : done + (1 << 26)]], tensor.begin + done)
             if not count:
-                raise ValueError(f"{tensor.file}: the file ended while it was read")
+                raise ValueError(f"{tensor.file}: the file was truncated while it was read")
             done += count
     finally:
         os.close(descriptor)

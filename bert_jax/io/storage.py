@@ -27,7 +27,7 @@ BLOCK = 1 << 22  # bytes of one request when a file is read sequentially
 
 
 class StorageError(OSError):
-    """Raised for an error of an object store that a retry cannot fix. Ends a run with code 2."""
+    """Raised for an error of an object store that a retry cannot fix. The run exits with code 2."""
 
 
 class StorageUnavailable(StorageError):
@@ -87,7 +87,9 @@ def _filesystem(url: str) -> Any:
         # No cache of listings, because other processes write too. fsspec keeps one instance per process.
         return fsspec.filesystem(url.partition("://")[0], use_listings_cache=False)
     except ImportError as error:
-        raise StorageError(f"{url}: {first_line(error)}; for gs:// run: pip install 'bert_jax[gcs]'") from None
+        raise StorageError(
+            f"{url}: {first_line(error)}; for gs:// paths, run: pip install 'bert_jax[gcs]'"
+        ) from None
     except ValueError as error:
         raise StorageError(f"{url}: {first_line(error)}; allowed: local paths and gs://") from None
 

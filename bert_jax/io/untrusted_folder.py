@@ -56,7 +56,7 @@ def read_small(file: Path, what: str, most: int = LARGEST) -> bytes:
 
 
 def parse_json(content: str | bytes, where: Path | str) -> Any:
-    """Parse a JSON value of any type. Raises ``ValueError`` (one line, naming ``where``) for invalid JSON."""
+    """Parse a JSON value of any type. Raises ``ValueError`` for invalid JSON; the message begins with ``where``."""
     try:
         return json.loads(content)
     except (ValueError, RecursionError) as error:

@@ -9,15 +9,16 @@ T = TypeVar("T")
 
 
 def user_class(file: str, option: str, base: type[T]) -> type[T]:
-    """Load the Python ``file`` that ``option`` (such as ``task.module``) sets, and return its subclass of ``base``.
-    The name of the class must be the section of the option, capitalized (``Task``).
+    """Load the Python ``file``, which the user sets with ``option``, and return the subclass of ``base`` in it.
+
+    The name of this class is the first part of the name of the option, capitalized: ``Task`` for ``task.module``.
 
     Raises ``ValueError`` if the file is missing, fails to load or does not define this class.
     """
     section, path = option.partition(".")[0], Path(file)
     name = section.capitalize()
     if path.suffix != ".py" or not path.is_file():
-        raise ValueError(f"{option}: {path} is not a Python file; use a file that defines a class {name}")
+        raise ValueError(f"{option}: {path} is not an existing .py file; use a file that defines a class {name}")
     module_name = f"{section}_module_{path.stem}"  # differs from the name of every installed module
     spec = importlib.util.spec_from_file_location(module_name, path)
     assert spec is not None and spec.loader is not None

@@ -25,18 +25,20 @@ def remove_punctuation(text: str) -> str:
 
 
 def exact_and_f1(prediction: str, references: Sequence[str]) -> tuple[float, float]:
-    """Return (exact, f1), each the maximum over ``references``. exact is 1 if the texts are equal without
-    punctuation; f1 is the F1 score of their longest common substring of tokens. Raises ``ValueError`` if there are
-    no references."""
+    """Return (exact, f1), each the maximum over ``references``.
+
+    For one reference, exact is 1 if the texts are equal without punctuation, otherwise 0, and f1 is the F1 score
+    of the longest common substring of tokens. Raises ``ValueError`` if there are no references.
+    """
     if not references:
-        raise ValueError(f"answer {prediction[:40]!r}: no references; one or more are needed")
+        raise ValueError(f"answer {prediction[:40]!r}: no references; give one or more")
     predicted = remove_punctuation(prediction)
     golds = [remove_punctuation(reference) for reference in references]
     return float(predicted in golds), max(_substring_f1(predicted, gold) for gold in golds)
 
 
 def chinese_answer_scores(predictions: Sequence[str], references: Sequence[Sequence[str]]) -> list[Score]:
-    """Return exact and f1 (0 to 1) of ``predictions`` [n]; each has one or more references."""
+    """Return the scores exact and f1 (0 to 1) of ``predictions``, each of which has one or more references."""
     count_records(predictions=predictions, references=references)
     values = np.array([exact_and_f1(*pair) for pair in zip(predictions, references, strict=True)])
     return [mean_score("exact", values[:, 0]), mean_score("f1", values[:, 1])]

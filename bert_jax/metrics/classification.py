@@ -14,9 +14,10 @@ KINDS = ("precision", "recall", "f1")
 
 
 def confusion_matrix(gold: np.ndarray, predicted: np.ndarray, classes: int) -> np.ndarray:
-    """Return counts int64[classes, classes] of int labels [n]; rows are gold labels, columns are predicted labels.
+    """Return the confusion matrix, int64[classes, classes], of two arrays of int labels.
 
-    Raises ``ValueError`` for labels outside 0 to ``classes`` - 1.
+    Rows are gold labels, columns are predicted labels. Raises ``ValueError`` for labels outside 0 to
+    ``classes`` - 1.
     """
     gold, predicted, _ = _labels(gold, predicted, classes)
     return np.bincount(gold * classes + predicted, minlength=classes**2).reshape(classes, classes)
@@ -25,10 +26,10 @@ def confusion_matrix(gold: np.ndarray, predicted: np.ndarray, classes: int) -> n
 def classification_scores(
     gold: np.ndarray, predicted: np.ndarray, names: Sequence[str], probabilities: np.ndarray | None = None
 ) -> list[Score]:
-    """Return the scores of int labels [n]. auroc requires ``probabilities`` [n, C], or other values that rank the
-    records.
+    """Return the scores of int labels ``predicted`` against ``gold``, for the classes with the names ``names``.
 
-    The names are accuracy; precision, recall and f1, each with the suffixes _micro, _macro, _weighted and, for each
+    auroc requires ``probabilities`` [records, classes], or other values that rank the records. The names of the
+    scores are accuracy; precision, recall and f1, each with the suffixes _micro, _macro, _weighted and, for each
     class, /NAME; matthews; auroc. For two classes, precision, recall and f1 without a suffix are those of class 1.
     _macro averages over the classes that occur in gold or predicted, as in scikit-learn. With two classes, auroc is
     that of class 1; otherwise, it is the mean of the one-vs-rest values of all classes. It is NaN if a class does
@@ -65,13 +66,13 @@ def classification_scores(
 def multi_label_scores(
     gold: np.ndarray, predicted: np.ndarray, names: Sequence[str], probabilities: np.ndarray | None = None
 ) -> list[Score]:
-    """Return the scores of 0/1 indicators [n, C]. Areas under curves require ``probabilities`` [n, C].
+    """Return the scores of 0/1 indicators ``predicted`` against ``gold``, both [records, labels].
 
-    The names are accuracy (share of records with all labels correct); precision, recall and f1, each with the
-    suffixes _micro, _macro, _weighted and, for each label, /NAME; mean_average_precision; auroc, the mean over
-    labels. A label that does not occur counts as 0 in _macro and in mean_average_precision, as in scikit-learn.
-    auroc is NaN if a label occurs in no record of gold, or in every record. Raises ``ValueError`` for wrong shapes
-    or values.
+    The names of the scores are accuracy (share of records with all labels correct); precision, recall and f1, each
+    with the suffixes _micro, _macro, _weighted and, for each label, /NAME; mean_average_precision; auroc, the mean
+    over labels. The last two require ``probabilities`` [records, labels]. A label that does not occur counts as 0
+    in _macro and in mean_average_precision, as in scikit-learn. auroc is NaN if a label occurs in no record of
+    gold, or in every record. Raises ``ValueError`` for wrong shapes or values.
     """
     n, classes = count_records(gold=gold, predicted=predicted), len(names)
     is_gold, is_predicted = _indicators("gold", gold, n, classes), _indicators("predicted", predicted, n, classes)
@@ -94,10 +95,10 @@ def multi_label_scores(
 
 
 def matthews(counts: np.ndarray) -> float:
-    """Return the Matthews correlation of ``counts`` [3, C] (hits, gold, predicted); 0 if the gold labels or the
-    predicted labels are constant.
+    """Return the Matthews correlation; 0 if the gold labels or the predicted labels are constant.
 
-    Gorodkin 2004, "Comparing two K-category assignments by a K-category correlation coefficient".
+    ``counts`` [3, classes] contains the numbers of correct, gold and predicted labels of each class. The formula
+    is that of Gorodkin 2004, "Comparing two K-category assignments by a K-category correlation coefficient".
     """
     hits, gold, predicted = counts
     n = gold.sum()
@@ -124,7 +125,10 @@ def _labels(gold: np.ndarray, predicted: np.ndarray, classes: int) -> tuple[np.n
     """Return ``gold`` and ``predicted`` as int64[n], and n. Raises ``ValueError`` for invalid labels."""
     for name, labels in (("gold", np.asarray(gold)), ("predicted", np.asarray(predicted))):
         if labels.ndim != 1 or (labels.size and labels.dtype.kind not in "biu"):
-            raise ValueError(f"{name}: {labels.dtype} {list(labels.shape)} is not allowed; give integers [n]")
+            raise ValueError(
+                f"{name}: dtype {labels.dtype} with shape {list(labels.shape)} is not allowed; give a "
+                "one-dimensional array of integers"
+            )
         wrong = labels[(labels < 0) | (labels >= classes)]
         if wrong.size:
             raise ValueError(f"{name}: label {wrong[0]} is not allowed; allowed: 0 to {classes - 1}")
@@ -135,7 +139,7 @@ def _labels(gold: np.ndarray, predicted: np.ndarray, classes: int) -> tuple[np.n
 def _columns(name: str, values: np.ndarray, n: int, classes: int) -> np.ndarray:
     values = np.asarray(values)
     if values.shape != (n, classes):
-        raise ValueError(f"{name}: shape {list(values.shape)} is not allowed; give [{n}, {classes}]")
+        raise ValueError(f"{name}: shape {list(values.shape)} is not allowed; it must be [{n}, {classes}]")
     return values
 
 
@@ -147,7 +151,7 @@ def _indicators(name: str, values: np.ndarray, n: int, classes: int) -> np.ndarr
 
 
 def _averages(counts: Counts, names: Sequence[str], occurring_only: bool) -> list[Score]:
-    """Return the precision, recall and F1 scores: each average, and the value for each class."""
+    """Return the scores precision, recall and F1: the micro, macro and weighted averages, and one per class."""
     of_all = once(lambda indices: precision_recall_f1(counts(indices).sum(axis=1)))
     of_each = once(lambda indices: precision_recall_f1(counts(indices)))
 
@@ -178,11 +182,11 @@ def _mean_over_classes(
 
 
 def _by_rank(gold: np.ndarray, scores: np.ndarray, times: Counts) -> Counts:
-    """Return a function from the indices of a resample to float64[2, R], the numbers of negatives and positives at
-    each of the R different scores, ascending; NaN if a score is NaN.
+    """Return a function from the indices of a resample to the numbers of negatives and positives at each score.
 
-    The records are sorted only once; each resample only requires counting. ``times``: function from the indices of
-    a resample to the number of occurrences of each record.
+    Its result is float64[2, R] for the R different scores in ascending order, or NaN if a score is NaN. The records
+    are sorted only once; each resample only requires counting. ``times`` is a function from the indices of a
+    resample to the number of occurrences of each record.
     """
     scores = np.asarray(scores, np.float64)
     if np.isnan(scores).any():

@@ -17,10 +17,10 @@ def pearson(x: np.ndarray, y: np.ndarray) -> float:
 
 
 def regression_scores(gold: np.ndarray, predicted: np.ndarray) -> list[Score]:
-    """Return pearson, spearman (ties at their average rank), mse and mae of numbers [n].
+    """Return the scores pearson, spearman, mse and mae of the numbers ``predicted`` against ``gold``.
 
-    Correlations are NaN if ``gold`` or ``predicted`` is constant or contains NaN. Raises ``ValueError`` for wrong
-    shapes.
+    For spearman, ties get their average rank. Correlations are NaN if ``gold`` or ``predicted`` is constant or
+    contains NaN. Raises ``ValueError`` for wrong shapes.
     """
     gold, predicted = _numbers("gold", gold), _numbers("predicted", predicted)
     count_records(gold=gold, predicted=predicted)
@@ -45,7 +45,7 @@ def regression_scores(gold: np.ndarray, predicted: np.ndarray) -> list[Score]:
 def _numbers(name: str, values: np.ndarray) -> np.ndarray:
     values = np.asarray(values, np.float64)
     if values.ndim != 1:
-        raise ValueError(f"{name}: shape {list(values.shape)} is not allowed; give an array [n]")
+        raise ValueError(f"{name}: shape {list(values.shape)} is not allowed; give a one-dimensional array")
     return values
 
 
@@ -57,6 +57,6 @@ def _direction(x: np.ndarray) -> np.ndarray:
 
 
 def _ranks(order: np.ndarray) -> np.ndarray:
-    """Return float64[n], the ranks (from 1) of small non-negative ints ``order`` [n]; ties get their mean rank."""
+    """Return the ranks (from 1) of the small non-negative ints in ``order``; ties get their average rank."""
     counts = np.bincount(order)
     return (np.cumsum(counts) - (counts - 1) / 2)[order]

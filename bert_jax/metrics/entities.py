@@ -71,7 +71,7 @@ def tagging_scores(gold: Tags, predicted: Tags, strict: bool = False) -> list[Sc
 
 
 def tag_accuracy(gold: Tags, predicted: Tags) -> Score:
-    """Return ``accuracy``, the share of correct tags, in any tagging scheme; a record is a sentence."""
+    """Return the score ``accuracy``, the share of correct tags of any tagging scheme. A record is a sentence."""
     _check_sentences(gold, predicted)
     right = [sum(a == b for a, b in zip(g, p, strict=True)) for g, p in zip(gold, predicted, strict=True)]
     counts = np.array([right, [len(sentence) for sentence in gold]], np.float64).T

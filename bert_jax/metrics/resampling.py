@@ -89,7 +89,7 @@ def _resampled(scores: Sequence[Score], n: int, seed: int, resamples: int) -> np
 
 def _bounds(values: np.ndarray, level: float) -> tuple[float, float]:
     if not 0 < level < 1:
-        raise ValueError(f"level: {level} is not allowed; allowed: above 0, below 1")
+        raise ValueError(f"level: {level} is not allowed; it must be above 0 and below 1")
     if np.isnan(values).all():
         return float("nan"), float("nan")
     low, high = np.nanquantile(values, [(1 - level) / 2, (1 + level) / 2])

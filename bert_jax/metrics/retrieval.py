@@ -12,7 +12,7 @@ def retrieval_scores(
     relevant: Sequence[Collection[Hashable]],
     cutoffs: Sequence[int] = (1, 5, 10),
 ) -> list[Score]:
-    """Return mrr, precision@1, and recall@K and ndcg@K for each K of ``cutoffs``; a record is a query.
+    """Return the scores mrr, precision@1, and recall@K and ndcg@K for each K of ``cutoffs``; a record is a query.
 
     ``ranked``: the retrieved ids of each query, best first, each id at most once. ``relevant``: the relevant ids,
     one or more for every query. mrr: 1 / rank of the first relevant id in the entire list, 0 if the list contains
@@ -21,12 +21,12 @@ def retrieval_scores(
     """
     n = count_records(ranked=ranked, relevant=relevant)
     if any(cutoff < 1 for cutoff in cutoffs):
-        raise ValueError(f"cutoffs: {list(cutoffs)} is not allowed; allowed: 1 or more")
+        raise ValueError(f"cutoffs: {list(cutoffs)} is not allowed; every cutoff must be 1 or more")
     longest = max(1, *cutoffs, *map(len, ranked))
     hits = np.zeros((n, longest), bool)
     for query, (ids, right) in enumerate(zip(ranked, map(frozenset, relevant), strict=True)):
         if not right:
-            raise ValueError(f"query {query} has no relevant id; remove it")
+            raise ValueError(f"query {query} has no relevant id; remove the query")
         if len(set(ids)) != len(ids):
             raise ValueError(f"query {query} has an id twice in its ranked list; give each id once")
         hits[query, : len(ids)] = [one in right for one in ids]

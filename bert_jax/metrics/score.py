@@ -27,7 +27,7 @@ class Score:
 def value(score: Score, n: int) -> float:
     """Return the value of the metric over all ``n`` records; raise ``ValueError`` if ``n`` is 0."""
     if n < 1:
-        raise ValueError(f"{score.name}: no records to score; one or more are needed")
+        raise ValueError(f"{score.name}: no records to score; give one or more")
     return score.of(np.arange(n))
 
 
@@ -40,7 +40,7 @@ def count_records(**columns: Sized) -> int:
         raise ValueError(f"the numbers of records differ: {counts}; they must be equal")
     count = next(iter(lengths.values()))
     if not count:
-        raise ValueError(f"{', '.join(lengths)}: no records to score; one or more are needed")
+        raise ValueError(f"{', '.join(lengths)}: no records to score; give one or more")
     return count
 
 
@@ -60,13 +60,15 @@ def mean_score(
 
 
 def divide(numerator: np.ndarray, denominator: np.ndarray) -> np.ndarray:
-    """Return the elementwise quotient, 0 where the denominator is 0."""
+    """Return the elementwise quotient, with 0 where the denominator is 0."""
     return np.divide(numerator, denominator, out=np.zeros_like(numerator, np.float64), where=denominator != 0)
 
 
 def precision_recall_f1(counts: np.ndarray) -> np.ndarray:
-    """Return precision, recall and F1, float64[3, ...], of ``counts`` [3, ...] (hits, gold, predicted), where
-    0 / 0 is 0."""
+    """Return precision, recall and F1 as one array, float64[3, ...]; 0 / 0 counts as 0.
+
+    ``counts`` [3, ...] contains the numbers of correct, gold and predicted labels (or entities).
+    """
     hits, gold, predicted = counts
     return np.stack([divide(hits, predicted), divide(hits, gold), divide(2 * hits, gold + predicted)])
 

@@ -34,14 +34,15 @@ def squad_scores(
     null_odds: Sequence[float] | np.ndarray | None = None,
     threshold: float = 0.0,
 ) -> list[Score]:
-    """Return exact and f1 (0 to 1) of ``predictions`` [n]; an unanswerable question has no references, or only "".
+    """Return the scores exact and f1 (0 to 1) of ``predictions``, one prediction per question.
 
-    With ``null_odds`` [n] (score of no answer minus score of the best span), the predictions must be the best
-    spans; odds above ``threshold`` predict no answer. For exact and for f1, this adds /best_threshold, the metric
-    at the threshold that is best on these questions, and /best_threshold_value, this threshold. Without
+    An unanswerable question has no references, or only "". With ``null_odds`` (for each question, the score of no
+    answer minus the score of the best span), the predictions must be the best spans, and odds above ``threshold``
+    predict no answer. For exact and for f1, this adds two scores: with the suffix /best_threshold, the metric at
+    the threshold that is best on these questions; with the suffix /best_threshold_value, this threshold. Without
     ``null_odds``, the prediction "" means no answer. If only some questions are answerable, exact and f1 are also
-    computed as /has_answer and /no_answer, on the answerable and on the unanswerable questions. Raises
-    ``ValueError`` if the numbers of predictions, references and odds differ, or if odds are not finite.
+    computed on the answerable questions (suffix /has_answer) and on the unanswerable ones (suffix /no_answer).
+    Raises ``ValueError`` if the numbers of predictions, references and odds differ, or if odds are not finite.
     """
     n = count_records(predictions=predictions, references=references)
     has_answer = np.array([any(texts) for texts in references])
@@ -53,7 +54,8 @@ def squad_scores(
         odds = np.asarray(null_odds, np.float64)
         if odds.shape != (n,) or not np.isfinite(odds).all():
             raise ValueError(
-                f"null_odds: shape {list(odds.shape)} or a value is not valid; give {n} finite numbers"
+                f"null_odds: the shape {list(odds.shape)} is wrong or a value is not finite; give {n} finite "
+                "numbers"
             )
         best = {name: _best_threshold(columns[name], has_answer, odds) for name in names}
         for name, limit in best.items():
@@ -78,8 +80,11 @@ def _bag_f1(predicted: list[str], gold: list[str]) -> float:
 
 
 def _at_threshold(spans: np.ndarray, has_answer: np.ndarray, odds: np.ndarray, threshold: float) -> np.ndarray:
-    """Return the metric of each question: ``~has_answer`` if its odds exceed the threshold, otherwise its value in
-    ``spans``."""
+    """Return the metric of each question.
+
+    If the odds exceed the threshold, it is 1 for an unanswerable and 0 for an answerable question; otherwise it is
+    the value in ``spans``.
+    """
     return np.where(odds > threshold, ~has_answer, spans)
 
 

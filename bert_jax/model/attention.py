@@ -20,7 +20,7 @@ MASKED_SCORE = -1e9
 
 
 def visible_keys(sequence_ids_BxS: jax.Array, causal: bool = False) -> jax.Array:
-    """Return bool[B, 1, S, T], True if query s sees key t.
+    """Return a bool mask [batch, 1, queries, keys] that is True where a query sees a key.
 
     A query sees the keys with the same sequence id. A padding query, which has the id 0, sees the keys with the id
     1 instead, as in google-research/bert, where padding queries attend like all others (no loss uses their output).
@@ -37,7 +37,10 @@ def visible_keys(sequence_ids_BxS: jax.Array, causal: bool = False) -> jax.Array
 def attention_probabilities(
     query_BxSxAxD: jax.Array, key_BxTxAxD: jax.Array, visible_Bx1xSxT: jax.Array
 ) -> jax.Array:
-    """Return the softmax of the scaled products, float32[B, A, S, T] (a bf16 softmax loses small probabilities)."""
+    """Return the softmax of the scaled scores, float32[batch, heads, queries, keys].
+
+    It is computed in float32, because a bf16 softmax loses small probabilities.
+    """
     head_size = query_BxSxAxD.shape[-1]
     scores_BxAxSxT = jnp.einsum(
         "BSAD,BTAD->BAST", query_BxSxAxD * head_size**-0.5, key_BxTxAxD, preferred_element_type=jnp.float32
@@ -58,7 +61,8 @@ def dot_product_attention(
     """Compute scaled dot-product attention with dropout on the probabilities (Vaswani et al. 2017; Devlin et al.
     2018).
 
-    Scores and softmax are float32; the products have the dtype of the inputs. Returns [B, S, A, D] in that dtype.
+    Scores and softmax are float32; the products have the dtype of the inputs. Returns [batch, queries, heads, head
+    size] in that dtype.
     """
     visible_Bx1xSxT = visible_keys(sequence_ids_BxS, causal)
     probabilities_BxAxSxT = attention_probabilities(query_BxSxAxD, key_BxTxAxD, visible_Bx1xSxT)
@@ -80,9 +84,11 @@ def kernel_attention(
     dropout_key: DropoutKey | None,
     mesh: Mesh | None,
 ) -> jax.Array:
-    """Compute :func:`dot_product_attention` with the TPU kernel of ``bert_jax.model.attention_kernel``, which adds
-    the biases to query, key and value and uses other random bits for dropout. Without a TPU the kernel is
-    interpreted. Returns [B, S, H]."""
+    """Compute :func:`dot_product_attention` with the TPU kernel of ``bert_jax.model.attention_kernel``.
+
+    The kernel also adds the biases to query, key and value, and it uses other random bits for dropout. Without a
+    TPU, the kernel is interpreted. Returns [batch, queries, hidden size].
+    """
     rate = 0.0 if dropout_key is None else dropout_rate
 
     def attend(device_index: Callable[[str], jax.Array], *operands: jax.Array) -> jax.Array:

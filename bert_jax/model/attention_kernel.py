@@ -1,12 +1,12 @@
 """Attention as one TPU kernel (Pallas), forward and backward, including dropout of the probabilities.
 
 Scores and probabilities never reach the main memory of the device. The kernel reads query, key and value in the
-layout of the projections, [B, S, H], and writes the context in the same layout, so that heads are never transposed.
-The backward pass recomputes the probabilities and the dropout bits.
+layout of the projections, [batch, tokens, hidden size], and writes the context in the same layout, so that heads
+are never transposed. The backward pass recomputes the probabilities and the dropout bits.
 
-A block is R rows x all S tokens x 128 lanes, which contain G = 128 / head size heads. A head is selected by setting
-the lanes of the other heads to zero, not by slicing: the matrix unit is 128 wide anyway, and no lanes have to be
-moved.
+A block contains one or more rows with all their tokens and, of each token, the 128 lanes of 128 / head size heads.
+A head is selected by setting the lanes of the other heads to zero, not by slicing: the matrix unit is 128 wide
+anyway, and no lanes have to be moved.
 """
 
 import functools
@@ -42,7 +42,7 @@ _SUPPORTED: Supported = SIZES | {
 
 def unsupported(model: ModelConfig, length: int, parts: int = 1) -> str:
     """Return the reason why the kernel cannot run rows of ``length`` tokens if the heads of ``model`` are divided
-    into ``parts`` equal groups, one per device; empty if the kernel can run."""
+    into ``parts`` equal groups, one per device. Return "" if the kernel can run."""
     width, head_size = model.hidden_size // parts, model.head_size
     for line in unsupported_fields(model, _SUPPORTED, "the attention kernel"):
         return line
@@ -65,8 +65,7 @@ def attend(
     dropout_rate: float,
     interpret: bool,
 ) -> jax.Array:
-    """Compute scaled dot-product attention with ``H / head_size`` heads. Returns [B, S, H] in the dtype of the
-    query.
+    """Return scaled dot-product attention, with the shape and dtype of the query, [batch, tokens, hidden size].
 
     The float32 ``biases`` are added to query, key and value here, because their gradients, which are sums over all
     tokens, would otherwise need further passes through memory. A query sees the keys that
@@ -107,8 +106,11 @@ def _call(
     kernel: Any, arrays: tuple[jax.Array, ...], biases: jax.Array, ids_BxS: jax.Array, seeds: jax.Array,
     is_backward: bool, interpret: bool,
 ) -> Any:  # fmt: skip
-    """Run ``kernel`` on blocks of rows and heads; the outputs have the shape and dtype of the first array. The
-    backward pass also returns the gradients of the biases as float32 sums [blocks of rows, 3 x 8, H]."""
+    """Run ``kernel`` on blocks of rows and heads; the outputs have the shape and dtype of the first array.
+
+    The backward pass also returns eight float32 partial sums of the gradient of each of the three biases, as an
+    array [blocks of rows, 3 * 8, hidden size].
+    """
     batch, length, width = arrays[0].shape
     rows = next(r for r in range(max(_BLOCK_TOKENS // length, 1), 0, -1) if batch % r == 0)
     block = pl.BlockSpec((rows, length, LANES), lambda i, j, *_: (i, 0, j))
@@ -231,7 +233,7 @@ def _scale(head_size: int, dtype: Any) -> jax.Array:
 
 
 def _head(block: jax.Array, head: int, head_size: int) -> jax.Array:
-    """Return ``block`` [.., 128] with zeros in the lanes of all heads but ``head``."""
+    """Return ``block`` [tokens, 128 lanes] with zeros in the lanes of all heads except ``head``."""
     lane = iota(block.shape, 1)
     mine = (lane >= head * head_size) & (lane < (head + 1) * head_size)
     return jnp.where(mine, block, jnp.zeros((), block.dtype))
@@ -252,15 +254,17 @@ def _probabilities(query: jax.Array, key: jax.Array, visible: jax.Array, head_si
 
 
 def _first_place(seeds: Any, rows: int, head_size: int) -> tuple[Any, Any]:
-    """Return the indices of the first row and the first head of the block in the global batch."""
+    """Return the index of the first row of the block in the global batch, and the index of its first head."""
     return seeds[2] + pl.program_id(0) * rows, seeds[3] + pl.program_id(1) * (LANES // head_size)
 
 
 def _dropped(
     seeds: Any, row: Any, head: Any, begin: int, shape: tuple[int, ...], rate: float
 ) -> tuple[jax.Array, float]:
-    """Return, for one row, one head and the tile of queries from ``begin`` on, a bool mask of the probabilities to
-    keep, and the factor by which to scale them."""
+    """Return a bool mask of the probabilities to keep, and the factor by which to scale them.
+
+    The mask is for one row, one head and the tile of queries that starts at ``begin``.
+    """
     first = mix(mix(seeds[0] + row, seeds[1]) + head, begin)
     queries, keys = shape
     half = (queries // 2, keys)

@@ -63,9 +63,9 @@ def write_stablehlo(folder: Path, weights: ModelBundle, *, dtype: StoredDtype = 
 def check_stablehlo(
     folder: Path, weights: ModelBundle, shapes: tuple[tuple[int, int], ...] = ()
 ) -> dict[str, float] | None:
-    """Run, on this machine, the export that :func:`write_stablehlo` wrote into ``folder``, with its weights file.
+    """Run the export in ``folder``, which :func:`write_stablehlo` wrote, on this machine with its weights file.
 
-    For each output, return the largest difference from the output of the model with the weights as stored.
+    Returns, for each output, the largest difference from the output of the model with the stored weights.
     """
     program = jax.export.deserialize(bytearray((folder / PROGRAM).read_bytes()))
     names = [output["name"] for output in json.loads((folder / SIGNATURE).read_text("utf-8"))["outputs"]]

@@ -124,7 +124,7 @@ def _details(folder: Path, model: ModelConfig) -> ModelSpec | None:
     details = spec_from_json(read_small(file, "a model description"), str(file))
     if dataclasses.replace(details.model, activation=model.activation) != model or details.family != "bert":
         raise ValueError(
-            f"{file}: describes a different model than {CONFIG_FILE} and the checkpoint do; delete this file"
+            f"{file}: describes a different model than {CONFIG_FILE} and the checkpoint; delete this file"
         )
     return details
 
@@ -160,7 +160,9 @@ def _open(prefix: Path) -> dict[str, Tensor]:
     for key, stored in reader.get_variable_to_dtype_map().items():
         shape, dtype = tuple(shapes[key]), stored.name
         if dtype in FLOATS and math.prod(shape) * np.dtype(dtype.replace("b", "")).itemsize > size:
-            raise ValueError(f"{prefix}: {key[:80]!r} is declared with shape {shape}, larger than the files")
+            raise ValueError(
+                f"{prefix}: the shape {shape} of {key[:80]!r} is larger than the files; copy the checkpoint again"
+            )
         tensors[key] = Tensor(shape, dtype, functools.partial(read, key))
     return tensors
 

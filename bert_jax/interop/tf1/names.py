@@ -1,6 +1,7 @@
 """Variable names in TF1 checkpoints of google-research/bert; conversion to and from ``bert_config.json``.
 
-Kernels are [in, out], except those of output layers, which are [out, H] (``tf.matmul(..., transpose_b=True)``).
+Kernels have the shape [inputs, outputs], except those of output layers, which have the shape [outputs, inputs]
+(``tf.matmul(..., transpose_b=True)``).
 """
 
 from collections.abc import Mapping

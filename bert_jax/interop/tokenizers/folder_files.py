@@ -58,7 +58,7 @@ def read_tokenizer_files(
     if config is None or content is None:
         if settings or files.json("special_tokens_map.json") is not None:
             names = "vocab.txt, tokenizer.json, tokenizer.model or vocab.json with merges.txt"
-            raise ValueError(f"{folder}: the tokenizer's vocabulary is missing; looked for {names}")
+            raise ValueError(f"{folder}: the tokenizer's vocabulary is missing; add {names}")
         return None, None, ("the folder has no tokenizer: the inputs of the model are ids",)
     tokenizer = build_tokenizer(config, content, str(folder / config.file))  # raises for an invalid file
     lower_case = config.lower_case if tokenizer.kind == "wordpiece" else tokenizer.lower_case
@@ -111,8 +111,10 @@ def write_tokenizer_files(folder: Path, spec: ModelSpec, content: bytes | None) 
 
 
 def _max_length(value: Any) -> int:
-    """Return ``model_max_length``; 0 (unlimited) if it is absent or at least 1e6 (transformers stores 1e30 for
-    unlimited)."""
+    """Return ``value``, the ``model_max_length`` of a tokenizer, or 0 (no limit) if it is absent or at least 1e6.
+
+    transformers stores 1e30 if there is no limit.
+    """
     whole = isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < 1e6
     return int(value) if whole else 0
 
@@ -126,7 +128,7 @@ class _Files:
     notes: list[str]
 
     def content(self, name: str) -> bytes | None:
-        """Return the bytes of the file ``name`` in the folder; None if it is absent."""
+        """Return the bytes of the file ``name`` in the folder, or None if the file does not exist."""
         path = inside(self.folder, name)
         if path is None:
             return None
@@ -140,7 +142,7 @@ class _Files:
         return None if content is None else json_object(content, self.folder / name)
 
     def differ(self, message: str) -> None:
-        """Raise ``ValueError`` for a contradiction; with ``options.allow_mismatch`` add a note instead."""
+        """Raise ``ValueError`` with ``message``; if ``options.allow_mismatch`` is True, add a note instead."""
         if not self.options.allow_mismatch:
             raise ValueError(f"{self.folder}: {message}; set --allow_mismatch to accept this")
         self.notes.append(message)
@@ -168,7 +170,10 @@ class _Files:
             return TokenizerConfig(file="tokenizer.json", lower_case=False), self.roberta_files(table, settings)
         for name in _OTHER_SENTENCEPIECE:
             if inside(self.folder, name) is not None:
-                raise ValueError(f"{self.folder / name}: SentencePiece models of other families are not supported")
+                raise ValueError(
+                    f"{self.folder / name}: this SentencePiece model is not supported; supported: tokenizer.model "
+                    "like that of BERT"
+                )
         return None, None
 
     def byte_bpe(self, state: Mapping[str, Any]) -> bytes:
@@ -201,8 +206,8 @@ class _Files:
         return byte_bpe_content(pieces, merge_pairs(merges, name), add_prefix_space=prefix, name=name)
 
     def added_beside(self, settings: Mapping[str, Any]) -> list[tuple[str, Any]]:
-        """Return (token, id) of every token in ``added_tokens.json`` and ``added_tokens_decoder``, which old
-        folders use."""
+        """Return (token, id) for every added token of a folder without ``tokenizer.json``: the tokens in
+        ``added_tokens.json`` and in ``added_tokens_decoder`` of ``settings``."""
         added = dict(self.json("added_tokens.json") or {})
         decoder = settings.get("added_tokens_decoder")
         for number, token in (decoder if isinstance(decoder, dict) else {}).items():
@@ -213,14 +218,16 @@ class _Files:
     def with_added(self, pieces: list[str], added: Sequence[tuple[str, Any]], special: Sequence[str]) -> list[str]:
         """Return ``pieces`` followed by the added tokens that ``pieces`` lacks.
 
-        Such a token is a contradiction unless it is in ``special``, because Hugging Face's tokenizers find added
-        tokens in the raw text before they apply any rule.
+        An appended token that is not in ``special`` is a contradiction, because Hugging Face's tokenizers find
+        added tokens in the raw text before they apply any rule.
         """
         known = set(pieces)
         beyond = sorted((item for item in added if item[0] not in known), key=lambda item: str(item[1]).zfill(20))
         extra = [piece for piece, _ in beyond]
         if [number for _, number in beyond] != list(range(len(pieces), len(pieces) + len(extra))):
-            raise ValueError(f"{self.folder}: ids of added tokens do not follow the vocabulary: {_some(extra)}")
+            raise ValueError(
+                f"{self.folder}: ids of added tokens must directly follow those of the vocabulary: {_some(extra)}"
+            )
         foreign = [piece for piece in extra if piece not in special]
         if foreign:
             self.differ(
@@ -246,7 +253,7 @@ class _Files:
             json_name = str(self.folder / "tokenizer.json")
             model = part_of(state, "model")
             if model.get("unk_token", "[UNK]") != "[UNK]" or model.get("continuing_subword_prefix", "##") != "##":
-                raise ValueError(f"{json_name}: WordPiece with other marks than [UNK] and ## is not supported")
+                raise ValueError(f"{json_name}: unk_token must be [UNK], and continuing_subword_prefix must be ##")
             limit = model.get("max_input_chars_per_word", 100)
             added = added_tokens(state, json_name)
             listed = pieces_by_id(model.get("vocab"), json_name)
@@ -258,7 +265,7 @@ class _Files:
         pieces = self.with_added(known, added, SPECIAL_PIECES)
         if content is None or len(pieces) > len(known):
             if any("\n" in piece for piece in pieces):
-                raise ValueError(f"{name}: a piece contains a line break, which a vocab.txt cannot express")
+                raise ValueError(f"{name}: a piece contains a line break, which vocab.txt cannot represent")
             content = "".join(piece + "\n" for piece in pieces).encode("utf-8", "surrogatepass")
         if limit != MAX_CHARS_PER_WORD:
             self.notes.append(
@@ -330,7 +337,7 @@ class _Files:
 
 
 def _is_ours(rules: Mapping[str, Any], stated: Mapping[str, Any]) -> bool:
-    """Return True if this library writes ``rules`` for ``stated``, the settings in tokenizer_config.json."""
+    """Return True if ``rules`` are those that this library writes for the settings ``stated``."""
     if not {"lower_case", "split_cjk"} <= set(stated) or not all(
         value in (True, False, None) for value in stated.values()
     ):

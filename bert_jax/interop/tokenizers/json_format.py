@@ -1,4 +1,4 @@
-"""The format ``tokenizer.json`` of the Hugging Face library tokenizers: functions that write and read its parts.
+"""Functions that write and read the parts of ``tokenizer.json``, the format of Hugging Face's tokenizers library.
 
 The BertNormalizer of that library differs from google-research/bert: it handles the final sigma differently, drops
 unassigned characters and uses an older Unicode version. Therefore the rules are written as regular expressions over
@@ -47,7 +47,7 @@ def _characters(accepts: Callable[[str], bool]) -> str:
 
 @lru_cache(maxsize=1)
 def _classes() -> Mapping[str, str]:
-    """Return the character classes of the rules. The result is cached, because its computation takes 0.3 s."""
+    """Return the character classes for :func:`wordpiece_rules`, cached because their computation takes 0.3 s."""
     return {
         "dropped": _characters(is_dropped.__wrapped__),
         "punctuation": _characters(is_punctuation.__wrapped__),
@@ -241,7 +241,7 @@ def added_tokens(state: Mapping[str, Any], name: str) -> list[tuple[str, Any]]:
 
 
 def merge_pairs(merges: Any, name: str) -> list[tuple[str, str]]:
-    """Parse merges ``["a", "b"]`` or ``"a b"`` into pairs; raise ``ValueError`` for anything else."""
+    """Return ``merges`` as pairs. Raises ``ValueError`` if a merge is neither ``["a", "b"]`` nor ``"a b"``."""
     if not isinstance(merges, list):
         raise ValueError(f"{name}: the merges are missing")
     pairs = [merge.split(" ") if isinstance(merge, str) else merge for merge in merges]

@@ -82,7 +82,8 @@ def _changed(chars: list[str], text: str, change: Any) -> set[str]:
 
 
 def _listed(content: bytes, tokenizer: Tokenizer) -> list[str]:
-    """Return the pieces. Pieces that contain only white space are not stripped, so that all pieces are distinct."""
+    """Return the pieces of ``tokenizer``, which are stripped of white space. Pieces that contain only white space
+    are returned as they are in ``content``, so that all pieces are distinct."""
     lines = content.decode("utf-8-sig").split("\n")
     pieces = tokenizer.pieces(range(tokenizer.vocab_size))
     return [

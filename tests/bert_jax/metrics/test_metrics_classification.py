@@ -83,7 +83,7 @@ def test_multi_label_by_hand():
         ([], [], "no records"),
         ([0, 2], [0, 1], "gold: label 2 .* 0 to 1"),
         ([0, 1], [0, -1], "predicted: label -1"),
-        ([0.0, 1.0], [0, 1], "gold: float64"),
+        ([0.0, 1.0], [0, 1], "gold: dtype float64"),
     ],
 )
 def test_wrong_labels_are_refused(gold, predicted, message):

@@ -70,5 +70,5 @@ def test_wrong_input_is_refused():
             function([1, 2], [1])
         with pytest.raises(ValueError, match="no records"):
             function([], [])
-        with pytest.raises(ValueError, match=r"shape \[1, 2\] .* \[n\]"):
+        with pytest.raises(ValueError, match=r"shape \[1, 2\] .* one-dimensional"):
             function([[1, 2]], [[1, 2]])
