@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 def main() -> int:
     options, arguments = take_options(FinetuneRunOptions, sys.argv[1:])
-    if {"--help", "-h"} & set(arguments):  # exits here, before jax is imported
+    if {"--help", "-h"} & set(arguments):  # exits here, before JAX is imported
         load_config(FinetuneConfig, arguments, prog="run_finetune.py", extra=FinetuneRunOptions)
     if options.print_config:
         print(dump_yaml(shown(options, arguments)), end="")

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 def main() -> None:
     options, arguments = take_options(RunOptions, sys.argv[1:])
-    if {"--help", "-h"} & set(arguments):  # exits here, before jax is imported
+    if {"--help", "-h"} & set(arguments):  # exits here, before JAX is imported
         load_config(PretrainConfig, arguments, prog="run_pretrain.py", extra=RunOptions)
     if options.print_config:
         config, _ = configure(options, arguments)

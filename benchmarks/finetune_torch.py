@@ -2,7 +2,7 @@
 
     python benchmarks/finetune_torch.py FEATURES --model FOLDER --seed 0 --out RESULT [--padding group_by_length]
 
-For the peers' environment (benchmarks/requirements.lock): neither jax nor bert_jax is needed. FEATURES holds
+For the peers' environment (benchmarks/requirements.lock): neither JAX nor bert_jax is needed. FEATURES holds
 
 * ``settings.json``: the task's kind, number of labels, hyper-parameters of the run;
 * ``train.npz`` and one file for each split to predict: ``lengths`` int[N], and ``input_ids`` and ``token_type_ids``

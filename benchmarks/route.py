@@ -68,7 +68,7 @@ def is_array(value: Any) -> bool:
 
 
 def is_traced(value: Any) -> bool:
-    """Return True for a value that stands for an array while jax traces a program."""
+    """Return True for a value that stands for an array while JAX traces a program."""
     return "Tracer" in type(value).__name__
 
 

@@ -1,4 +1,4 @@
-"""Every test runs on 8 virtual CPU devices; jax and TensorFlow must see this before they start."""
+"""Every test runs on 8 virtual CPU devices; JAX and TensorFlow must see this before they start."""
 
 import ctypes
 import gc
@@ -17,7 +17,7 @@ os.environ["XLA_FLAGS"] = (
 )
 if importlib.metadata.version("jaxlib").startswith("0.10."):  # later versions do not have the flag
     os.environ["XLA_FLAGS"] += " --xla_cpu_use_fusion_emitters=false"
-# Programs compiled by one test serve the others (jax keys them by program and version).
+# Programs compiled by one test serve the others (JAX keys them by program and version).
 os.environ.setdefault(
     "JAX_COMPILATION_CACHE_DIR", str(Path(tempfile.gettempdir()) / f"bert-jax-tests-{os.getuid()}")
 )

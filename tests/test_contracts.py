@@ -1,4 +1,4 @@
-"""What may import what: the layers, TensorFlow and jax kept out of where they do not belong."""
+"""What may import what: the layers, TensorFlow and JAX kept out of where they do not belong."""
 
 import ast
 import importlib.util

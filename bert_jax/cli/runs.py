@@ -42,7 +42,7 @@ def plan_command(arguments: argparse.Namespace) -> None:
     training step ahead of time (extra: tpu), or on GPUs, by arithmetic. No accelerator is needed."""
     from bert_jax.planner.topology import prepare_environment
 
-    prepare_environment()  # before jax is imported
+    prepare_environment()  # before JAX is imported
     from bert_jax.planner.command import PlanOptions, plan
 
     options = {name: value for name, value in vars(arguments).items() if name not in ("command", "run", "config")}

@@ -1,7 +1,7 @@
 """Options of fine-tuning (``run_finetune.py``): how a model is trained for a task, and the config class with
 all sections.
 
-The rules of ``schema`` apply: frozen, hashable, validated when created; no jax import. If ``training.num_steps`` is
+The rules of ``schema`` apply: frozen, hashable, validated when created; no JAX import. If ``training.num_steps`` is
 0, the training records determine the number of steps; the config in a checkpoint contains this number.
 """
 

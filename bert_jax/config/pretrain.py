@@ -1,7 +1,7 @@
 """Options of pretraining (``run_pretrain.py``, ``bert-data``): text and shards, and the config class with all
 sections.
 
-The rules of ``schema`` apply: frozen, hashable, validated when created; no jax import.
+The rules of ``schema`` apply: frozen, hashable, validated when created; no JAX import.
 """
 
 import math

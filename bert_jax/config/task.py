@@ -2,7 +2,7 @@
 
 These options define the inputs, outputs and predictions of the model, during and after training; ``finetune``
 defines how a model is trained for the task. The rules of ``schema`` apply: frozen, hashable, validated when
-created; no jax import. An option names the kinds of tasks that have it (``only``); for other kinds it does not
+created; no JAX import. An option names the kinds of tasks that have it (``only``); for other kinds it does not
 exist. Empty labels and tags are replaced by those of the training records, so the config in a checkpoint contains
 them.
 """

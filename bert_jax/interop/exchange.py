@@ -53,7 +53,7 @@ def parameter_shapes(spec: ModelSpec) -> Mapping[str, tuple[int, ...]]:
     from bert_jax.model import BertModel
     from bert_jax.model.canonical import canonical_shapes
 
-    # With scan_layers, jax traces one layer instead of all of them.
+    # With scan_layers, JAX traces one layer instead of all of them.
     execution = ExecutionConfig(scan_layers=True, vocab_multiple=1)
     return canonical_shapes(BertModel(spec.model, execution, spec.heads, spec.sentence))
 

@@ -132,7 +132,7 @@ def _check_target(source: Path, target: Path, force: bool) -> None:
 
 def _as_stored(bundle: ModelBundle, dtype: str) -> ModelBundle:
     """Return ``bundle`` with every value rounded to ``dtype`` and converted back to float32."""
-    # numpy accepts the dtype name bfloat16 after ml_dtypes is imported, which jax does.
+    # numpy accepts the dtype name bfloat16 after ml_dtypes is imported, which JAX does.
     rounded = {
         name: np.asarray(values.astype(dtype, copy=False), np.float32) for name, values in bundle.params.items()
     }

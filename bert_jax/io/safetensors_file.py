@@ -41,7 +41,7 @@ class StoredTensor:
 
 
 def aligned_empty(shape: tuple[int, ...], dtype: np.dtype | str = "float32") -> np.ndarray:
-    """Return an uninitialized array with page-aligned data, so that jax on CPU can use the data without a copy.
+    """Return an uninitialized array with page-aligned data, so that JAX on CPU can use the data without a copy.
 
     The memory is mapped separately, so that it is returned to the operating system when the array is freed. If
     malloc allocated the memory, the heap of the process would stay larger by nearly the size of the model.

@@ -68,7 +68,7 @@ def random_words(key: DropoutKey, shape: tuple[int, ...]) -> jax.Array:
     row has the values that it has in the array for the complete microbatch."""
     if not isinstance(key, ShardKey):
         return jax.random.bits(key, shape, jnp.uint32)
-    # In jax (partitionable threefry) a word is a hash of its 64-bit index in the flat array.
+    # In JAX (partitionable threefry) a word is a hash of its 64-bit index in the flat array.
     high, low = _places(shape, key.first_row, key.rows)
     first, second = threefry2x32_p.bind(*jax.random.key_data(key.key), high, low)
     return first ^ second

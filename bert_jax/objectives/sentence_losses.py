@@ -167,7 +167,7 @@ def _gather(x_n: jax.Array, axis: str | None) -> jax.Array:
 def _gather_backward(axis: str | None, _: None, gradient_N: jax.Array) -> tuple[jax.Array]:
     if axis is None:
         return (gradient_N,)
-    # By default jax emits a reduce-scatter, which is wrong across several processes on CPU (design/sharding.md).
+    # By default JAX emits a reduce-scatter, which is wrong across several processes on CPU (design/sharding.md).
     size = len(gradient_N) // jax.lax.axis_size(axis)
     summed_N = jax.lax.psum(gradient_N, axis)
     return (jax.lax.dynamic_slice_in_dim(summed_N, jax.lax.axis_index(axis) * size, size),)

@@ -36,7 +36,7 @@ def make_mesh(config: MeshConfig, devices: Sequence[jax.Device] | None = None) -
     """Return a mesh of ``devices`` (default: all). Raises ``ValueError`` if the mesh sizes do not fit."""
     devices = jax.devices() if devices is None else devices
     sizes = mesh_sizes(config, len(devices))
-    # Auto axes, because jax 0.10 creates Explicit axes by default, and ordinary gathers raise errors with these.
+    # Auto axes, because JAX 0.10 creates Explicit axes by default, and ordinary gathers raise errors with these.
     return jax.make_mesh(tuple(sizes.values()), MESH_AXES, axis_types=(AxisType.Auto,) * 3, devices=devices)
 
 

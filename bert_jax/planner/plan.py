@@ -23,7 +23,7 @@ _MUCH_COMMUNICATION, _MUCH_DROPOUT = 0.3, 0.05
 
 @dataclass(frozen=True)
 class Plan:
-    """Predictions for one recipe on one slice. docs/planning.md explains every field; byte counts are per jax
+    """Predictions for one recipe on one slice. docs/planning.md explains every field; byte counts are per JAX
     device."""
 
     topology: str

@@ -73,7 +73,7 @@ class Topology:
 
     @property
     def num_devices(self) -> int:
-        """Number of jax devices."""
+        """Number of JAX devices."""
         return self.num_chips * self.chip.devices_per_chip
 
     @property
@@ -156,9 +156,9 @@ def _cloud_shape(text: str, name: str, number: int) -> tuple[int, ...]:
 
 def prepare_environment() -> None:
     """Set the environment variables with which libtpu describes slices that are not attached. Must be called before
-    jax creates its first device.
+    JAX creates its first device.
 
-    jax itself then runs on the CPU, so other programs can use the accelerators of the machine.
+    JAX itself then runs on the CPU, so other programs can use the accelerators of the machine.
     """
     os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")  # no Cloud metadata server exists here
     # No device is used, so several plans can run simultaneously.
@@ -169,7 +169,7 @@ def prepare_environment() -> None:
 
 
 def tpu_devices(topology: Topology) -> list[Any]:
-    """Return jax devices that describe a TPU slice. Programs can be compiled for them, but not run on them.
+    """Return JAX devices that describe a TPU slice. Programs can be compiled for them, but not run on them.
 
     Raises ``ValueError`` if libtpu is not installed or does not support the shape.
     """

@@ -1,4 +1,4 @@
-"""Detection of accelerators before jax is imported. This module imports only the standard library."""
+"""Detection of accelerators before JAX is imported. This module imports only the standard library."""
 
 import importlib.util
 import os
@@ -9,10 +9,10 @@ DEVICE_FILES = ("dev/accel*", "dev/vfio/[0-9]*", "dev/nvidia[0-9]*", "dev/nvidia
 
 
 def keep_to_cpu_without_accelerator() -> None:
-    """Restrict jax to the CPU on a machine that has libtpu (for planning) but no accelerator.
+    """Restrict JAX to the CPU on a machine that has libtpu (for planning) but no accelerator.
 
-    Without this restriction, jax would start libtpu, which would fail with a page of errors. Must be called before
-    jax is imported. Does nothing if JAX_PLATFORMS is set, or if a device file or an environment variable indicates
+    Without this restriction, JAX would start libtpu, which would fail with a page of errors. Must be called before
+    JAX is imported. Does nothing if JAX_PLATFORMS is set, or if a device file or an environment variable indicates
     an accelerator.
     """
     is_chosen = any(name in os.environ for name in ("JAX_PLATFORMS", "JAX_FORCE_TPU_INIT", "TPU_WORKER_HOSTNAMES"))

@@ -16,7 +16,7 @@ from bert_jax.config.loader import RunOptions
 
 
 def _platforms() -> str | None:
-    """Return the platforms that jax will use: JAX_PLATFORMS if set, or "tpu,cpu" on a machine with TPU chips."""
+    """Return the platforms that JAX will use: JAX_PLATFORMS if set, or "tpu,cpu" on a machine with TPU chips."""
     platforms: str | None = jax.config.jax_platforms  # type: ignore[attr-defined]
     return platforms
 
@@ -52,7 +52,7 @@ def configured(options: RunOptions) -> tuple[str, int, int] | None:
 
 
 def check_port(coordinator: str) -> None:
-    """Raise ``ValueError`` if the port of the coordinator is in use on this host, because jax would crash.
+    """Raise ``ValueError`` if the port of the coordinator is in use on this host, because JAX would crash.
 
     Must be called by process 0 only.
     """
@@ -117,9 +117,9 @@ def is_slurm_step() -> bool:
 
 
 def slurm_devices() -> list[int] | None:
-    """Return the indices of the GPUs of this SLURM task, or None if the default of jax is correct.
+    """Return the indices of the GPUs of this SLURM task, or None if the default of JAX is correct.
 
-    By default, jax uses the GPU whose index equals the local index of the task on its node. This is wrong in two
+    By default, JAX uses the GPU whose index equals the local index of the task on its node. This is wrong in two
     cases: the only task of a node uses all GPUs, and a task that sees a single GPU uses the GPU with index 0.
     """
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")

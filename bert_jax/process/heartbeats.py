@@ -12,7 +12,7 @@ from typing import Any
 from bert_jax.process import exits
 
 FOLDER = "bert_jax/alive/"
-# Seconds by which the timeout of jax's own heartbeats is longer, because jax does not name the lost process.
+# Seconds by which the timeout of JAX's own heartbeats is longer, because JAX does not name the lost process.
 JAX_LATER = 10
 RESUME = "run the same command on all hosts to continue from the newest checkpoint"
 
@@ -117,11 +117,11 @@ class HeartbeatMonitor:
         return f"stopped: lost contact: {'; '.join(map(self._line, lost))}; {RESUME}"
 
     def _catch_abort(self) -> None:
-        """Exit with a message and code 45 if jax aborts this process because the lead and its service are lost.
+        """Exit with a message and code 45 if JAX aborts this process because the lead and its service are lost.
 
         Aborts for other reasons proceed (code 134). The SIGABRT handler is installed with ctypes, because a handler
         that the module ``signal`` installs runs only after control returns to the interpreter, and abort() never
-        returns. A ctypes handler runs inside abort(), in the jax thread that called abort().
+        returns. A ctypes handler runs inside abort(), in the JAX thread that called abort().
         """
 
         def handle(number: int) -> None:

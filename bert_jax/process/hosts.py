@@ -51,10 +51,10 @@ _state = _State()
 
 
 def start(options: RunOptions) -> None:
-    """Join the other processes of a run with several processes. Must be called before jax uses a device.
+    """Join the other processes of a run with several processes. Must be called before JAX uses a device.
 
     A run has several processes if flags or JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID (or
-    JOB_COMPLETION_INDEX) name them, or in a Cloud TPU pod or a SLURM step of several tasks, where jax determines
+    JOB_COMPLETION_INDEX) name them, or in a Cloud TPU pod or a SLURM step of several tasks, where JAX determines
     the addresses. If any process fails to join within ``options.host_timeout`` seconds, the others exit with one
     line and code 45.
 
@@ -73,13 +73,13 @@ def start(options: RunOptions) -> None:
         f"stopped: hosts: not all processes connected within {options.host_timeout} s ({source}); start the "
         "same command on every host, check that all hosts can reach process 0, or increase --host_timeout"
     )
-    # Without this timer, jax would abort a little later with a stack trace.
+    # Without this timer, JAX would abort a little later with a stack trace.
     timer = threading.Timer(options.host_timeout, exits.end_now, [exits.WATCHDOG, line])
     timer.daemon = True
     timer.start()
     limits: dict[str, Any] = {
         "initialization_timeout": options.host_timeout + 60,
-        # Doubled, because jax sends a heartbeat every half timeout and may report a loss after that time.
+        # Doubled, because JAX sends a heartbeat every half timeout and may report a loss after that time.
         "heartbeat_timeout_seconds": 2 * (options.heartbeat_timeout + JAX_LATER),
         "shutdown_timeout_seconds": options.host_timeout,
     }
@@ -220,7 +220,7 @@ def _unique(name: str) -> str:
 
 
 def _service() -> Any:
-    from jax._src.distributed import global_state  # jax has no public interface to its key-value store
+    from jax._src.distributed import global_state  # JAX has no public interface to its key-value store
 
     return global_state
 
@@ -263,7 +263,7 @@ def ends_together(timeout_seconds: float) -> Iterator[None]:
             code, line = earlier["code"], _describe(earlier)
         elif known is None:
             line = "".join(traceback.format_exception(error)).rstrip()
-        # The regular end of the interpreter waits for threads, and the shutdown of jax for lost processes.
+        # The regular end of the interpreter waits for threads, and the shutdown of JAX for lost processes.
         print(line, file=sys.stderr, flush=True)
         _quit(code)
 

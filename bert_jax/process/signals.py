@@ -1,5 +1,5 @@
 """Handlers of Ctrl-C and SIGTERM, which make the run save its state and stop. This module does not import jax at
-the top level, because the handlers are installed before jax is imported."""
+the top level, because the handlers are installed before JAX is imported."""
 
 import contextlib
 import signal

@@ -209,7 +209,7 @@ def test_one_process_needs_nobody(tmp_path):
 
 
 def test_a_machine_without_accelerator_starts_quietly(bare):
-    """libtpu may be there for planning; jax must not try to start it."""
+    """libtpu may be there for planning; JAX must not try to start it."""
     program = (
         "import json, sys, run_pretrain, bert_jax.cli.main\nassert 'jax' not in sys.modules\n"
         "run_pretrain.keep_to_cpu_without_accelerator()\n"

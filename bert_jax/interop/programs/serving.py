@@ -89,7 +89,7 @@ def forward(
     attention_mask: jax.Array,
     token_type_ids: jax.Array,
 ) -> dict[str, jax.Array]:
-    """Return the float32 outputs of the model under their exported names. jax can trace this function.
+    """Return the float32 outputs of the model under their exported names. JAX can trace this function.
 
     ``params`` must have canonical names; the inputs are int[B, S]. A token is visible if its ``attention_mask`` is
     not 0.

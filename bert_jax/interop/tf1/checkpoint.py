@@ -153,7 +153,7 @@ def _open(prefix: Path) -> dict[str, Tensor]:
     reader = guarded(tf.train.load_checkpoint, str(prefix))
 
     def read(key: str) -> np.ndarray:
-        # Copy into memory that jax can use without another copy; the memory of TensorFlow is freed with its array.
+        # Copy into memory that JAX can use without another copy; the memory of TensorFlow is freed with its array.
         return aligned_copy(guarded(reader.get_tensor, key))
 
     shapes, tensors = reader.get_variable_to_shape_map(), {}

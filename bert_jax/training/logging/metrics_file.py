@@ -62,7 +62,7 @@ class MetricsWriter:
 
         Args:
             step: number of the step; must not decrease within a split.
-            metrics: values by name: numbers (Python, numpy, jax scalars), strings or None. Non-finite numbers
+            metrics: values by name: numbers (Python, numpy, JAX scalars), strings or None. Non-finite numbers
                 become null. ``split: eval`` marks an evaluation.
 
         Returns:
@@ -94,7 +94,7 @@ def _split(record: Mapping[str, Any]) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """Convert a metric to a JSON value: numpy and jax scalars to Python numbers, non-finite numbers to None."""
+    """Convert a metric to a JSON value: numpy and JAX scalars to Python numbers, non-finite numbers to None."""
     if hasattr(value, "item"):
         value = value.item()
     if isinstance(value, float) and not math.isfinite(value):

@@ -1,4 +1,4 @@
-"""Every format but tfds is read where TensorFlow, jax and pandas cannot be imported."""
+"""Every format but tfds is read where TensorFlow, JAX and pandas cannot be imported."""
 
 import json
 import subprocess
