@@ -137,7 +137,7 @@ def test_cluster(files, call, tmp_path):
         (("search", "--corpus", "TEXTS", "--query_prompt", "q"), "--query_prompt: not allowed without queries"),
         (("search", "--corpus", "MISSING"), "No such file"),
         (("search", "--model", "MODEL", "--corpus", "TEXTS", "--queries", "VECTORS"), "width 3"),
-        (("search", "--model", "MODEL", "--corpus", "TEXTS", "--queries", "VECTORS", "--whiten"), "of width 3"),
+        (("search", "--model", "MODEL", "--corpus", "TEXTS", "--queries", "VECTORS", "--whiten"), "width 3"),
         (("search", "--corpus", "VECTORS", "--batch_tokens", "0"), "--batch_tokens: 0 is not allowed"),
         (("cluster", "--input", "VECTORS"), "--clusters and --threshold: give exactly one"),
         (("cluster", "--input", "VECTORS", "--threshold", "1"), "--threshold: not allowed with kmeans"),
