@@ -19,8 +19,8 @@ TARGETS = {"nsp_labels": Target("unit", np.int32), "nsp_weights": Target("unit",
 
 
 def text_parts(sequence: Encoded, tokenizer: Tokenizer) -> tuple[list[int], list[int]]:
-    """Return the token ids of two texts, without special tokens: those of a pair, or the two halves of a single
-    text, which is split at the start of a word."""
+    """Return the token ids of two texts, without special tokens: the texts of a pair, or the two halves of a
+    single text, which is split at the start of a word."""
     ids = np.asarray(sequence.ids)
     special = tokenizer.special[ids]
     # Runs of text between special tokens.

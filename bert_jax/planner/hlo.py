@@ -290,8 +290,8 @@ def _dot_operations(line: Instruction, left: Instruction) -> float:
 
 def _convolution_operations(line: Instruction, operands: list[Instruction]) -> float:
     """Return the number of operations of a convolution: 2 x output elements x input features x kernel taps that
-    meet an input element. In a TPU program, every matrix product is a convolution; its batch dimensions are window
-    dimensions with dilation, in which all taps but one meet padding."""
+    fall on an input element. In a TPU program, every matrix product is a convolution; its batch dimensions are
+    dilated window dimensions, in which all taps but one fall on padding."""
     labels = re.search(r"dim_labels=(\w+)_(\w+)->(\w+)", line.attributes)
     if labels is None:
         raise ValueError(f"compiled program: the convolution {line.name} has no dim_labels")

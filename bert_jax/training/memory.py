@@ -12,8 +12,8 @@ from bert_jax.config import RunConfig
 
 
 class OutOfMemory(ValueError):
-    """Raised if a device runs out of memory. The one-line message names the work that failed, the number of
-    bytes that this work needs, and the options to change."""
+    """Raised if a device runs out of memory. The one-line message names the operation that failed, the number of
+    bytes that it needs, and the options to change."""
 
 
 @contextlib.contextmanager

@@ -87,8 +87,8 @@ _REFUSED: dict[str, tuple[Any, ...]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class HfConfig:
-    """The parsed content of a ``config.json``. It does not contain the heads of the model, which follow from the
-    tensors."""
+    """The parsed content of a ``config.json``. It does not describe the heads of the model, which follow from
+    the tensors."""
 
     family: Literal["bert", "roberta"]
     model: ModelConfig

@@ -185,7 +185,7 @@ class _Files:
             raise ValueError(f"{name}: the BPE is not byte-level like that of RoBERTa; only this kind is supported")
         model = part_of(state, "model")
         if model.get("byte_fallback") or model.get("continuing_subword_prefix") or model.get("end_of_word_suffix"):
-            raise ValueError(f"{name}: the BPE has prefixes, suffixes or byte fallback, which are not supported")
+            raise ValueError(f"{name}: a BPE with subword prefix, word suffix or byte fallback is not supported")
         pieces = self.with_added(pieces_by_id(model.get("vocab"), name), added_tokens(state, name), ROBERTA_PIECES)
         prefix = levels[0].get("add_prefix_space") is True
         return byte_bpe_content(pieces, merge_pairs(model.get("merges"), name), add_prefix_space=prefix, name=name)
