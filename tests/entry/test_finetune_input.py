@@ -150,7 +150,7 @@ def test_a_mistake_is_told_before_anything_is_trained(call, tmp_path, case):
     [
         (
             slots("w1 w2\nw3\n", "O B-a\n", "i\nj\n"),
-            "train/seq.out: 1 lines, but seq.in has 2; the numbers must",
+            "train/seq.out: 1 lines, but seq.in has 2; the numbers",
         ),
         (slots("w1 w2\nw3\n", "O\nO\n", "i\nj\n"), "train/seq.out:1: 1 tags for the 2 words of seq.in; every word"),
         (slots("w1 w2\nw3\n", "O O\nO\n", "i\nj\n"), "data.train: tags in the training files: O; two or more"),

@@ -67,11 +67,15 @@ def restated(params: dict[str, np.ndarray], ids: np.ndarray) -> np.ndarray:
     return x
 
 
+def hidden_states(model, params, row):
+    return jax.jit(model.apply)({"params": params}, row).sequence_output
+
+
 @pytest.mark.parametrize("execution", [{}, {"scan_layers": True, "fused_qkv": True, "remat": "full"}])
 def test_hidden_states_equal_a_restatement_in_numpy(execution):
     model = network(**execution)
     params, row = initial_params(model, 3), features(40)
-    output = model.apply({"params": params}, row).sequence_output
+    output = hidden_states(model, params, row)
     expected = restated(to_canonical(params, MODEL.vocab_size), row["input_ids"][0])
     assert np.abs(np.asarray(output[0]) - expected).max() <= 2e-6 * np.abs(expected).max()
 
@@ -79,20 +83,20 @@ def test_hidden_states_equal_a_restatement_in_numpy(execution):
 def test_packed_sequences_are_as_they_are_apart():
     model = network()
     params, row = initial_params(model, 3), features(17, 23)
-    together = model.apply({"params": params}, row).sequence_output
+    together = hidden_states(model, params, row)
     for begin, end in ((0, 17), (17, 40)):
         one = {name: values[:, begin:end] for name, values in row.items()}
-        apart = model.apply({"params": params}, one | {"sequence_ids": np.ones_like(one["input_ids"])})
-        np.testing.assert_allclose(together[:, begin:end], apart.sequence_output, atol=2e-6)
+        apart = hidden_states(model, params, one | {"sequence_ids": np.ones_like(one["input_ids"])})
+        np.testing.assert_allclose(together[:, begin:end], apart, atol=2e-6)
 
 
 def test_positions_count_relative_to_each_other():
     model = network()
     params, row = initial_params(model, 3), features(20)
-    output = model.apply({"params": params}, row).sequence_output
-    moved = model.apply({"params": params}, row | {"position_ids": row["position_ids"] + 30}).sequence_output
+    output = hidden_states(model, params, row)
+    moved = hidden_states(model, params, row | {"position_ids": row["position_ids"] + 30})
     np.testing.assert_allclose(output, moved, atol=1e-5)
-    turned = model.apply({"params": params}, row | {"position_ids": row["position_ids"][:, ::-1]}).sequence_output
+    turned = hidden_states(model, params, row | {"position_ids": row["position_ids"][:, ::-1]})
     assert jnp.abs(output - turned).max() > 1e-2
 
 
@@ -107,7 +111,7 @@ def test_the_plan_counts_no_position_table():
 def test_gradients_in_bfloat16_are_finite_and_kernels_know_what_they_can_do():
     model = network(dtype="bfloat16")
     params, row = initial_params(model, 3), features(16)
-    grads = jax.grad(lambda p: jnp.mean(model.apply({"params": p}, row).mlm_logits ** 2))(params)
+    grads = jax.jit(jax.grad(lambda p: jnp.mean(model.apply({"params": p}, row).mlm_logits ** 2)))(params)
     assert all(jnp.isfinite(leaf).all() for leaf in jax.tree.leaves(grads))
     base = ModelConfig(position_embeddings="rotary", rotary_base=7.0)
     assert attention_kernel.unsupported(base, 128).startswith("model.position_embeddings: rotary is not supported")

@@ -114,12 +114,14 @@ def test_the_loss_of_a_lower_layer_is_that_of_a_model_which_ends_there(source, t
     batch = {name: jax.numpy.asarray(x) for name, x in job.batches(mesh).pack(0)[0].items()}
     params = initial_params(job.model, 0)
     params["sequence_head"]["kernel"] *= 200  # so that the layers differ
-    whole, *_ = loss_and_gradients(TaskObjective(job.task, job.config, job.model), params, batch, None, 1)
+    objective = TaskObjective(job.task, job.config, job.model)
+    whole, *_ = jax.jit(lambda tree: loss_and_gradients(objective, tree, batch, None, 1))(params)
     one_layer = {**params, "encoder": {"layer_0": params["encoder"]["layer_0"]}}
     losses = []
     for layers, tree in ((2, params), (1, one_layer)):
         shape = dataclasses.replace(job.config.model, num_layers=layers)
-        output = BertModel(shape, job.config.execution, job.heads).apply({"params": tree}, batch)
+        model = BertModel(shape, job.config.execution, job.heads)
+        output = jax.jit(model.apply)({"params": tree}, batch)
         logits = np.asarray(output.sequence_logits, np.float64)
         right = np.take_along_axis(logits, np.asarray(batch["labels"])[..., None], -1)[..., 0]
         weights = np.asarray(batch["weights"])

@@ -199,7 +199,9 @@ def test_the_loss_of_a_layer_needs_a_pooler_of_its_width(features):
     config = FinetuneConfig(model=model, loss=LossConfig(layers=(1,)))
     heads = dataclasses.replace(HEADS, features=features)
     if features == "concat_last_four":
-        message = r"^features.layers: concat_last_four is not allowed with loss.layers \[1\].*; use another"
+        message = (
+            r"^features.layers: concat_last_four is not allowed with loss.layers \[1\].*; change features.layers"
+        )
         with pytest.raises(ValueError, match=message):
             check_layers(config, heads)
         return

@@ -32,7 +32,7 @@ def run(config, execution, *, mesh=None, accumulation=1, batch=None, dropout=Tru
     key = make_prng_key(execution, 1) if dropout else None
     run = jax.jit(lambda p, b: loss_and_gradients(masked_lm(model), p, b, key, accumulation))
     loss, grads, _ = run(params, batch)
-    return float(loss), to_canonical(grads, VOCAB)
+    return float(loss), to_canonical(jax.device_get(grads), VOCAB)
 
 
 def _abstract(model, mesh):
@@ -133,8 +133,8 @@ def test_packed_sequences_equal_single_ones():
     packed |= {"mlm_positions": np.zeros((1, 1), np.int32), "cls_positions": np.array([[0, lengths[0]]])}
     model = BertForPretraining(CONFIG.model, ExecutionConfig())
     params = initial_params(model, 0)
-    apart = model.apply({"params": params}, single)
-    together = model.apply({"params": params}, packed)
+    apply = jax.jit(model.apply)
+    apart, together = apply({"params": params}, single), apply({"params": params}, packed)
     expected = np.concatenate([apart.sequence_output[row, :n] for row, n in enumerate(lengths)])
     np.testing.assert_allclose(together.sequence_output[0], expected, atol=2e-6)
     np.testing.assert_allclose(together.pooled_output[0], apart.pooled_output[:, 0], atol=2e-6)
@@ -190,7 +190,7 @@ def test_bfloat16_computes_in_bfloat16_and_keeps_float32_parameters():
     assert abs(loss - reference()[0]) < 0.02
     assert all(g.dtype == jnp.float32 for g in grads.values())
     model = BertForPretraining(CONFIG.model, execution)
-    output = model.apply({"params": initial_params(model, 0)}, random_batch(CONFIG))
+    output = jax.jit(model.apply)({"params": initial_params(model, 0)}, random_batch(CONFIG))
     assert output.sequence_output.dtype == jnp.bfloat16 and output.mlm_logits.dtype == jnp.float32
 
 
