@@ -76,6 +76,7 @@ def test_the_wait_for_jobs_ends_at_once(workers: str, number: signal.Signals, co
     assert stopped(["-c", script], number, "ready", wait) == (code, "stopped\n")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("number", "code"), BOTH)
 def test_a_vocabulary_in_training(tmp_path: Path, number: signal.Signals, code: int) -> None:
     """The trainer is one long call into a library, which no signal handler of Python's can break off."""

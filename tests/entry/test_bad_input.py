@@ -315,6 +315,7 @@ def test_fill_mask_refusals(capsys, trained, monkeypatch, tmp_path):
     assert ended.value.code == 2
 
 
+@pytest.mark.slow
 def test_fill_mask_from_a_scanned_padded_checkpoint_with_average(
     capsys, trained, tmp_path, program, one_device, monkeypatch
 ):

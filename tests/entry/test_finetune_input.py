@@ -237,6 +237,7 @@ LONG = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", LONG)
 def test_a_document_of_a_hundred_thousand_words(call, monkeypatch, case):
     """Everything that depends on its length, from the command line to the first batch, and from outputs to scores,

@@ -80,6 +80,7 @@ def test_words_are_added_trained_and_there_after_a_resume(pretrain, tmp_path):
     assert not np.array_equal(read_weights(run).params[WORDS], after.params[WORDS])
 
 
+@pytest.mark.slow
 def test_print_config_shows_what_a_start_fixes_and_writes_nothing(pretrain, tmp_path):
     recipe = command.recipe(tmp_path, training={"num_steps": 1, "eval_interval": 0}, mesh={"data": 1})
     source = tmp_path / "source"

@@ -20,6 +20,7 @@ def run(tmp_path_factory):
     return workdir
 
 
+@pytest.mark.slow
 def test_the_moving_average_on_request(run, tmp_path, monkeypatch):
     params = {}
     for ema in (None, True, False):

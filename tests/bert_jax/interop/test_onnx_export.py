@@ -138,6 +138,7 @@ def test_weights_at_the_threshold_stay_inside(tmp_path, monkeypatch):
     assert sorted(file.name for file in tmp_path.iterdir()) == ["config.json", "model.onnx"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("external", [False, True])
 def test_bfloat16_halves_the_file_and_computes_in_float32(tmp_path, monkeypatch, external):
     if external:

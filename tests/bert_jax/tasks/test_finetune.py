@@ -195,6 +195,7 @@ def test_several_texts_in_a_row_of_their_own(source, tmp_path):
     np.testing.assert_allclose(np.array(one), np.array(other), atol=1e-3)
 
 
+@pytest.mark.slow
 def test_meshes_give_what_one_device_gives(source, tmp_path):
     # Without dropout: its bits belong to places in rows, and a batch on 8 devices has other rows.
     options = "--training.num_epochs 1 --model.hidden_dropout 0 --model.attention_dropout 0"

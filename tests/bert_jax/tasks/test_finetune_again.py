@@ -95,6 +95,7 @@ def test_a_finished_run_predicts_what_is_asked_of_it_later(source, workdir):
     assert contents(workdir)["predictions_test.jsonl"] != now["predictions_test.jsonl"]
 
 
+@pytest.mark.slow
 def test_another_dev_file_of_a_finished_run_chooses_nothing(source, tmp_path):
     workdir, options = tmp_path / "w", "--optimizer.learning_rate 1e-12"
     run(source, workdir, options)  # nothing is learned: the first evaluation is the best
@@ -143,6 +144,7 @@ def test_the_step_is_that_of_the_parameters(source, tmp_path, capsys):
 ANSWER = Answer(text="good", start=3)
 
 
+@pytest.mark.slow
 def test_another_threshold_of_a_finished_run_predicts_again(source, tmp_path):
     questions = [
         Record(id=f"{i}", source=f"file:{i}", text="w1 w2", text_pair=f"w{i} good", answers=(ANSWER,))

@@ -144,6 +144,7 @@ def test_without_evaluation_and_sentence_pairs(tmp_path):
     assert "masked-token loss (nats)" in text
 
 
+@pytest.mark.slow
 def test_long_runs_are_thinned(tmp_path):
     write_metrics(tmp_path, 100_000)
     write_report(tmp_path, DISPLAY)

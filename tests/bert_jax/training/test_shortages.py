@@ -73,6 +73,7 @@ def test_a_state_beyond_any_memory(tmp_path):
         train_synthetic(config, tmp_path / "w")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("target", "line"),
     [

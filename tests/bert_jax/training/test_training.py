@@ -179,6 +179,7 @@ def test_a_workdir_in_use_is_refused(tmp_path):
         train_synthetic(tiny_config(), tmp_path / "w")
 
 
+@pytest.mark.slow
 def test_batch_ramp_trains_with_each_size(tmp_path):
     config = tiny_config("--training.batch_ramp 2 4 --training.num_steps 4 --training.log_interval 1")
 
@@ -199,6 +200,7 @@ def test_batch_ramp_trains_with_each_size(tmp_path):
     assert len([line for line in read_metrics(tmp_path / "w") if "split" not in line]) == 4
 
 
+@pytest.mark.slow
 def test_profiler_names_the_step(tmp_path):
     config = tiny_config("--training.profile_steps 2 3 --training.num_steps 4")
     train_synthetic(config, tmp_path / "w")
