@@ -48,16 +48,16 @@ def children(pid: int) -> set[int]:
 
 
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs /proc")
-@pytest.mark.parametrize("kills", [1, pytest.param(KILLS, marks=pytest.mark.slow)])
-def test_kill_at_any_moment(tmp_path: Path, kills: int) -> None:
+@pytest.mark.slow
+def test_kill_at_any_moment(tmp_path: Path) -> None:
     write_corpus(tmp_path / "corpus.txt", documents=200, sentences=50)
     start = time.monotonic()
     subprocess.run(command(tmp_path / "whole"), check=True, stdout=subprocess.DEVNULL)
     duration = time.monotonic() - start
     expected = tree(tmp_path / "whole")
-    moments = random.Random(kills)
+    moments = random.Random(KILLS)
     folder = tmp_path / "killed"
-    for kill in range(kills):
+    for kill in range(KILLS):
         # Progress is kept, so a fixed share of the time would hit the same stage only once.
         process = subprocess.Popen(command(folder), stdout=subprocess.DEVNULL)
         time.sleep(moments.uniform(0.15, 0.9) * duration)

@@ -172,6 +172,7 @@ ODD = b"\xef\xbb\xbfid\ttext\ttext_pair\tlabel\r\n" + b"".join((
 ))  # fmt: skip
 
 
+@pytest.mark.slow
 def test_a_file_that_is_odd_but_right(call, tmp_path):
     """Mixed line ends, a byte order mark, quotes, blanks, empty texts, one class alone, a text of 100,000 words;
     fewer records than devices, and than a batch has, each of them counted once."""

@@ -10,7 +10,9 @@ import pytest
 pytestmark = pytest.mark.entry
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 42)])
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGINT, 130), pytest.param(signal.SIGTERM, 42, marks=pytest.mark.slow)]
+)
 def test_a_signal_while_data_are_prepared(tmp_path, number, code):
     draws = random.Random(1)
     words = ["".join(draws.choices("abcdefghijklmnopqrstuvwxyz", k=60)) for _ in range(60_000)]

@@ -175,6 +175,7 @@ def test_packing_changes_no_prediction_and_no_step(source, tmp_path):
     assert packed[0]["padding_fraction"] < 0.5 < apart[0]["padding_fraction"]
 
 
+@pytest.mark.slow
 def test_several_texts_in_a_row_of_their_own(source, tmp_path):
     """Rows as long as all choices together, in training and in evaluation."""
     choices = [

@@ -178,6 +178,7 @@ def test_a_checkpoint_that_is_gone_is_no_fresh_start(source, workdir):
     assert contents(workdir) == before
 
 
+@pytest.mark.slow
 def test_more_patience_goes_on(source, tmp_path):
     # Nothing is learned, so nothing gets better after the first evaluation.
     options = "--optimizer.learning_rate 1e-12 --training.num_epochs 6 --training.patience"

@@ -22,6 +22,7 @@ def test_replicas_draw_their_rows_of_the_whole(shape, replicas):
     np.testing.assert_array_equal(np.concatenate(parts), whole)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("first_row", [0, 3, 2**16 - 1, 2**21 + 5, 2**32 - 5])
 @pytest.mark.parametrize("row_size", [2**21, 1923, 65_537])
 def test_places_beyond_32_bits(first_row, row_size):
