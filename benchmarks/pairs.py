@@ -112,7 +112,7 @@ class Measurements:
         words = ["--folder", self._folder / "reader", "--small", "--only", "length 128, 16", "--repeat", 2]
 
         def measure() -> float:
-            line = output_of(checkout, "benchmarks/reader_speed.py", *words)
+            line = output_of(checkout, "benchmarks/reader_speed.py", *words).strip().splitlines()[-1]  # tf.data
             return 1e6 / json.loads(line[line.index("{") :])["examples_per_second"]
 
         return measure

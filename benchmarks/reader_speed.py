@@ -1,11 +1,12 @@
 """Speed, start and memory of the input path: examples per second from shards to host batches, checksums on.
 
-    python benchmarks/reader_speed.py [--folder DIR] [--seconds 3] [--repeat 3] [--small]
+    python benchmarks/reader_speed.py [--folder DIR] [--seconds 3] [--repeat 3] [--small] [--readers numpy]
 
 Makes shards of random content (about 3 GB; kept in DIR for the next run, else in a temporary folder), then runs
-every case in a separate process and prints a table. Examples per second: best of the repeats. Start: from the
-call to the first batch of step 100,000, index read included, TensorFlow imported before. The bars that
-docs/results.md quotes are for two idle cores.
+every case with every reader in a separate process and prints a table. Examples per second: best of the repeats.
+Start: from the call to the first batch of step 100,000, index read included, TensorFlow imported before. The bars
+that docs/results.md quotes are for two idle cores. Exits with code 3 if the numpy reader reads less than 50,000
+examples of length 128 per second.
 """
 
 import argparse
@@ -17,6 +18,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any, Literal
 
 import numpy as np
 
@@ -37,6 +39,8 @@ CASES = {
     "length 128, 3 files, 64 lanes": (128, 20, 3, 262_144, 64),
 }
 BATCH = 256
+LEAST_NUMPY = 50_000
+Reader = Literal["numpy", "tensorflow"]
 START_STEP = 100_000
 
 
@@ -78,11 +82,14 @@ def peak_bytes() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
-def run_case(folder: Path, seq_length: int, predictions: int, lanes: int, seconds: float, repeat: int) -> dict:
+def run_case(
+    folder: Path, seq_length: int, predictions: int, lanes: int, seconds: float, repeat: int, reader: Reader
+) -> dict[str, Any]:
     """Measure one case in this process."""
-    load_tensorflow()
+    if reader == "tensorflow":
+        load_tensorflow()
     imported = peak_bytes()
-    data = DataConfig(seq_length=seq_length, max_predictions=predictions)
+    data = DataConfig(seq_length=seq_length, max_predictions=predictions, reader=reader)
     started = time.perf_counter()
     batches = pretrain_batches(data, folder=folder, lanes=lanes, batch_size=BATCH, seed=1)
     batches.restore(batches.state() | {"data_step": START_STEP})
@@ -102,17 +109,18 @@ def run_case(folder: Path, seq_length: int, predictions: int, lanes: int, second
         "examples_per_cpu_second": round(max(cpu)),
         "start_seconds": round(first, 2),
         "peak_mb": peak_bytes() >> 20,
-        "tensorflow_mb": imported >> 20,
+        "imported_mb": imported >> 20,
     }
 
 
-def main() -> None:
+def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--folder", type=Path, help="folder of the shards, which are kept")
     parser.add_argument("--seconds", type=float, default=3.0, help="length of one measurement")
     parser.add_argument("--repeat", type=int, default=3, help="measurements per case")
     parser.add_argument("--only", default="", help="only cases with this text in their name")
     parser.add_argument("--small", action="store_true", help="a tenth of the records, to test the benchmark")
+    parser.add_argument("--readers", nargs="+", choices=("numpy", "tensorflow"), default=["numpy", "tensorflow"])
     parser.add_argument("--case", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.case:
@@ -121,7 +129,8 @@ def main() -> None:
                 run_case(**{k: Path(v) if k == "folder" else v for k, v in json.loads(options.case).items()})
             )
         )
-        return
+        return 0
+    is_slow = False
     with tempfile.TemporaryDirectory() as temporary:
         root = options.folder or Path(temporary)
         for name, (seq_length, predictions, files, records, lanes) in CASES.items():
@@ -132,10 +141,15 @@ def main() -> None:
             make_shards(folder, seq_length, predictions, files, records)
             case = {"folder": str(folder), "seq_length": seq_length, "predictions": predictions, "lanes": lanes}
             case |= {"seconds": options.seconds, "repeat": options.repeat}
-            command = [sys.executable, __file__, "--case", json.dumps(case)]
-            result = subprocess.run(command, check=True, capture_output=True, text=True).stdout
-            print(f"{name:32} {result.strip().splitlines()[-1]}", flush=True)
+            for reader in options.readers:
+                command = [sys.executable, __file__, "--case", json.dumps(case | {"reader": reader})]
+                result = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+                line = result.strip().splitlines()[-1]
+                print(f"{name:32} {reader:10} {line}", flush=True)
+                rate = json.loads(line)["examples_per_second"]
+                is_slow |= reader == "numpy" and seq_length == 128 and rate < LEAST_NUMPY
+    return 3 if is_slow else 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

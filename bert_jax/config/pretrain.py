@@ -95,6 +95,9 @@ class DataConfig(Section, prefix="data."):
     window_segments: Positive[int] = 4
     # Maximum number of consecutive records in one segment.
     segment_records: Positive[int] = 1024
+    # Reader of the shards: tensorflow (a tf.data pipeline), numpy (no TensorFlow), or auto (tensorflow if it is
+    # installed). The batches are the same.
+    reader: Literal["auto", "tensorflow", "numpy"] = "auto"
     # Number of batches prepared in advance.
     prefetch: Positive[int] = 2
     # Maximum number of damaged records, which blank rows replace; with more, the run exits with code 43.

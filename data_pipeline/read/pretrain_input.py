@@ -1,16 +1,14 @@
 """Input of a pretraining run: shards to batches, in the order of ``data_pipeline.read.order``.
 
-The first map of a tf.data pipeline reads and verifies the serialized examples of a batch (numpy). The second parses
-them in TensorFlow, applies dynamic masking, and creates the features of ``bert_jax.batch``. Both maps run ahead by
-``data.prefetch`` batches. Damaged records become blank rows, which are counted when a batch is returned.
+A stream (``data_pipeline.read.streams``) reads and verifies the serialized examples of a batch, parses them and
+creates the features of ``bert_jax.batch``, ``data.prefetch`` batches ahead. Damaged records become blank rows,
+which are counted when a batch is returned.
 """
 
 import dataclasses
-import functools
 import logging
 import sys
-import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,23 +16,20 @@ import numpy as np
 from bert_jax.batch import PRETRAIN_FEATURES, BatchInfo, BatchIterator
 from bert_jax.config.pretrain import DataConfig, PretrainConfig
 from bert_jax.hashing import hash_key
-from bert_jax.io.storage import Location, StorageError, location
+from bert_jax.io.storage import Location, location
 from bert_jax.tokenization import Tokenizer
 from data_pipeline.build.masking import mask_batch
-from data_pipeline.host_tensorflow import THREADS, load_tensorflow
 from data_pipeline.read.order import BatchSizes, HostRows, LaneOrder, order_facts, usable_lanes
-from data_pipeline.read.reader import BAD_IDS, BlankCounter, LaneReader, RawBatch, RecordReader, SequentialReader
+from data_pipeline.read.reader import BlankCounter, LaneReader, RawBatch, RecordReader, SequentialReader
+from data_pipeline.read.streams import Masker, Stream, open_stream
 from data_pipeline.shards.compatibility import Layout, check_layout, warn_of_changed_files
 from data_pipeline.shards.shard_files import ShardIndex, read_index
-from data_pipeline.shards.tfexample import encode_examples
 
 _log = logging.getLogger(__name__)
 
 _KEPT_SKIPS = 16  # largest number of skipped ranges in the state, which must stay under 1 KB
 _NO_END = 1 << 62  # more steps and epochs than any run has; also the epoch in the keys of held-out masks
 _BASELINE_BATCHES = 2000  # training batches that estimate the unigram distribution
-
-Masker = Callable[[np.ndarray, np.ndarray, np.ndarray, np.ndarray], Sequence[np.ndarray]]
 
 
 class ShardSource:
@@ -114,7 +109,7 @@ class PretrainBatches(Iterator[tuple[dict[str, np.ndarray], BatchInfo]]):
         self._order_facts = order_facts(index, data, order, sizes)
         self._data_step = self._skipped_examples = 0
         self._skipped: list[tuple[int, int]] = []
-        self._stream: _Stream | None = None
+        self._stream: Stream | None = None
 
     def __next__(self) -> tuple[dict[str, np.ndarray], BatchInfo]:
         """Return the features of the next batch and its ``BatchInfo``.
@@ -129,7 +124,7 @@ class PretrainBatches(Iterator[tuple[dict[str, np.ndarray], BatchInfo]]):
             def keys(raw: RawBatch) -> np.ndarray:
                 return hash_key(self._order.seed, 3, raw.epochs, raw.numbers)
 
-            self._stream = _Stream(
+            self._stream = open_stream(
                 reader.batch, self._layout, self._data, steps=(self._data_step, _NO_END), keys=keys, mask=self._mask
             )
         batch = next(self._stream)
@@ -257,7 +252,7 @@ def eval_batches(
 
     def stream() -> Iterator[dict[str, np.ndarray]]:
         blanks = BlankCounter(records, data.max_blank_records, at_once=host_rows.are_all)
-        for batch in _Stream(reader.batch, layout, data, steps=(0, count), keys=keys, mask=mask):
+        for batch in open_stream(reader.batch, layout, data, steps=(0, count), keys=keys, mask=mask):
             blanks.add(batch)
             yield {name: batch[name] for name in PRETRAIN_FEATURES}
         blanks.check()
@@ -265,7 +260,7 @@ def eval_batches(
     return stream()
 
 
-# ------------------------------------------------------------------ reading ahead, parsing, masking
+# ------------------------------------------------------------------ masking
 
 
 def _masker(data: DataConfig, tokenizer: Tokenizer | None) -> Masker | None:
@@ -287,114 +282,3 @@ def _masker(data: DataConfig, tokenizer: Tokenizer | None) -> Masker | None:
         return mask_batch(ids, word_starts > 0, maskable, row_keys, data=data, mask_id=mask_id, vocab_size=size)
 
     return mask
-
-
-class _Stream(Iterator[dict[str, np.ndarray]]):
-    """Iterator that reads batches [steps[0], steps[1]) ahead; a batch has features, ``status`` and ``numbers``.
-
-    ``close`` stops its threads, and is called when the interpreter exits: a thread that called Python after that
-    would hang or abort the process.
-    """
-
-    def __init__(
-        self, read: Callable[[int], RawBatch], layout: Layout, data: DataConfig, *, steps: tuple[int, int],
-        keys: Callable[[RawBatch], np.ndarray], mask: Masker | None,
-    ) -> None:  # fmt: skip
-        tf = load_tensorflow()
-        kinds = {"int64": np.int64, "float": np.float32}
-        empty = {stored: np.zeros((1, length), kinds[kind]) for stored, kind, length in layout.features.values()}
-        (blank,) = encode_examples(empty)
-        # TensorFlow never releases `fetch`, so `fetch` must not refer to the reader or to this object.
-        self._failures = failures = list[StorageError]()
-        readers = [read]
-
-        def fetch(step: np.ndarray) -> tuple[np.ndarray, ...]:
-            try:
-                raw = readers[0](int(step))
-            except StorageError as error:
-                failures.append(error)  # TensorFlow reports only the text of an exception
-                raise
-            live = np.array([record is not None for record in raw.records])
-            records = [blank if record is None else record for record in raw.records]
-            key = np.zeros(len(records), np.int64) if mask is None else keys(raw).view(np.int64)
-            return np.array(records, object), live, raw.status, raw.numbers, key
-
-        def read_batch(step: Any) -> Any:
-            types = [tf.string, tf.bool, tf.int64, tf.int64, tf.int64]
-            tensors = tf.numpy_function(fetch, [step], types, stateful=True)
-            for tensor in tensors:
-                tensor.set_shape([None])
-            return tuple(tensors)
-
-        options = tf.data.Options()
-        options.autotune.enabled = False
-        options.deterministic = True
-        options.threading.private_threadpool_size = THREADS
-        options.threading.max_intra_op_parallelism = THREADS
-        plain = tf.autograph.experimental.do_not_convert  # a conversion would take half a second
-        parse = plain(functools.partial(_parse, tf, layout, data, mask))
-        dataset = tf.data.Dataset.range(*steps).map(plain(read_batch)).map(parse, num_parallel_calls=THREADS)
-        self._iterator = [dataset.prefetch(data.prefetch).with_options(options).as_numpy_iterator()]
-        self.close = weakref.finalize(
-            self, lambda *parts: [part.clear() for part in parts], self._iterator, readers
-        )
-
-    def __next__(self) -> dict[str, np.ndarray]:
-        """Return the next batch. Raises ``StorageError`` if the object store is no longer available."""
-        try:
-            return next(self._iterator[0])
-        except load_tensorflow().errors.OpError:
-            if self._failures:
-                raise self._failures[0] from None
-            raise
-
-
-def _parse(
-    tf: Any, layout: Layout, data: DataConfig, mask: Masker | None,
-    records: Any, live: Any, status: Any, numbers: Any, keys: Any,
-) -> dict[str, Any]:  # fmt: skip
-    """Return the features of a batch of serialized examples (graph code).
-
-    Rows for which ``live`` is false are zero.
-    """
-    kinds = {"int64": tf.int64, "float": tf.float32}
-    spec = {
-        stored: tf.io.FixedLenFeature([length], kinds[kind]) for stored, kind, length in layout.features.values()
-    }
-    parsed = tf.io.parse_example(records, spec)
-    features = {name: parsed[stored] for name, (stored, _, _) in layout.features.items()}
-    if layout.vocab_size is not None:
-        for name in {"input_ids", "masked_lm_ids"} & set(features):
-            good = tf.reduce_all((features[name] >= 0) & (features[name] < layout.vocab_size), axis=1)
-            status = tf.where(live & ~good, tf.constant(BAD_IDS, tf.int64), status)
-            live = live & good
-    factor = tf.cast(live, tf.int32)[:, None]
-    ints = {
-        name: tf.cast(value, tf.int32) * factor for name, value in features.items() if name != "masked_lm_weights"
-    }
-    weight = tf.cast(factor, tf.float32)
-    if mask is None:
-        weights = tf.cast(features["masked_lm_weights"], tf.float32)
-        masked = [ints["masked_lm_positions"], ints["masked_lm_ids"], weights]
-    else:
-        arguments = [ints["input_ids"], ints["word_starts"], ints["input_mask"], keys]
-        ints["input_ids"], *masked = tf.numpy_function(mask, arguments, [tf.int32, tf.int32, tf.int32, tf.float32])
-        ints["input_ids"].set_shape([None, data.seq_length])
-        for tensor in masked:
-            tensor.set_shape([None, data.max_predictions])
-    rows = tf.shape(ints["input_ids"])[0]
-    labels = ints["next_sentence_labels"] if layout.has_labels else tf.zeros([rows, 1], tf.int32)
-    return {
-        "input_ids": ints["input_ids"] * factor,
-        "token_type_ids": ints["segment_ids"],
-        "sequence_ids": ints["input_mask"],
-        "position_ids": tf.broadcast_to(tf.range(data.seq_length), [rows, data.seq_length]) * factor,
-        "mlm_positions": masked[0] * factor,
-        "mlm_labels": masked[1] * factor,
-        "mlm_weights": masked[2] * weight,
-        "cls_positions": tf.zeros([rows, 1], tf.int32),
-        "nsp_labels": labels,
-        "nsp_weights": weight * float(layout.has_labels),
-        "status": status,
-        "numbers": numbers,
-    }

@@ -220,29 +220,75 @@ def summarize_examples(records: Sequence[bytes], first: int = 0) -> dict[str, Fe
 
 
 def _summarize(records: Sequence[bytes]) -> dict[str, FeatureSummary]:
-    columns: dict[str, tuple[str, list[int], list[bytes]]] = {}  # kind, number or bytes of values, int64 values
+    summary = {}
+    for name, column in sorted(_columns(records).items()):
+        lengths, numbers = np.array(column.sizes), np.zeros(0, np.int64)
+        if column.kind == "float":
+            lengths = lengths // 4
+        elif column.kind == "int64":
+            numbers, lengths = column.integers(name)
+        fewest = 0 if len(lengths) < len(records) else int(lengths.min())
+        least, largest = (int(numbers.min()), int(numbers.max())) if numbers.size else (0, 0)
+        summary[name] = FeatureSummary(column.kind, fewest, int(lengths.max()), least, largest)
+    return summary
+
+
+def decode_batch(records: Sequence[bytes], features: Mapping[str, int]) -> dict[str, np.ndarray]:
+    """Decode ``features`` of N serialized examples; return arrays [N, K], int64 or float32, by name.
+
+    ``features`` maps names to K, the number of values that the feature has in every record. The values of all
+    records are decoded together, which is many times as fast as :func:`decode_example`. Raises ``ValueError`` if a
+    record is not a tf.train.Example, lacks a feature, or has another number of values.
+    """
+    columns, arrays = _columns(records), {}
+    for name, length in features.items():
+        column = columns.get(name, _Column("int64", [], []))
+        if column.kind == "float":
+            values, lengths = np.frombuffer(b"".join(column.bodies), "<f4"), np.array(column.sizes) // 4
+        else:
+            values, lengths = column.integers(name)
+        if len(lengths) != len(records) or (lengths != length).any():
+            raise ValueError(f"feature {name!r} does not have {length} values in every record")
+        arrays[name] = values.reshape(len(records), length)
+    return arrays
+
+
+class _Column(NamedTuple):
+    """One feature of many records: for each record that has the feature, the number of bytes of its values (for a
+    list of byte strings, the number of strings), and the bytes of all values (none for byte strings)."""
+
+    kind: str
+    sizes: list[int]
+    bodies: list[bytes]
+
+    def integers(self, name: str) -> tuple[np.ndarray, np.ndarray]:
+        """Return the values of all records, int64[T], and the number of values of each record, int64[N]."""
+        values, ends = _read_varints(b"".join(self.bodies))
+        edges = np.cumsum([0, *self.sizes])
+        counts = np.searchsorted(ends, edges, side="right")
+        if (np.append(0, ends)[counts] != edges).any():
+            raise ValueError(f"not a tf.train.Example ({name}: a value extends beyond its list)")
+        return values, np.diff(counts)
+
+
+def _columns(records: Sequence[bytes]) -> dict[str, _Column]:
+    """Return the features of ``records`` by name. Raises ``ValueError`` if a feature changes its kind."""
+    columns: dict[str, _Column] = {}
     prefixes: _Prefixes = {}
     for record in records:
         for name, (kind, values) in parse_example(record, prefixes).items():
-            first_kind, sizes, bodies = columns.setdefault(name, (kind, [], []))
-            if kind != first_kind:
-                raise ValueError(f"feature {name!r} is {first_kind} in one record and {kind} in another")
-            sizes.append(len(values) if kind == "bytes" else sum([end - start for _, start, end in values]))
-            if kind == "int64":
-                bodies += [record[start:end] for _, start, end in values]
-    summary = {}
-    for name, (kind, sizes, bodies) in sorted(columns.items()):
-        lengths, numbers = np.array(sizes), np.zeros(0, np.int64)
-        if kind == "float":
-            lengths = lengths // 4
-        elif kind == "int64":
-            numbers, ends = _read_varints(b"".join(bodies))
-            edges = np.cumsum([0, *sizes])
-            counts = np.searchsorted(ends, edges, side="right")
-            if (np.append(0, ends)[counts] != edges).any():
-                raise ValueError(f"not a tf.train.Example ({name}: a value extends beyond its list)")
-            lengths = np.diff(counts)
-        fewest = 0 if len(sizes) < len(records) else int(lengths.min())
-        least, largest = (int(numbers.min()), int(numbers.max())) if numbers.size else (0, 0)
-        summary[name] = FeatureSummary(kind, fewest, int(lengths.max()), least, largest)
-    return summary
+            column = columns.get(name)
+            if column is None:
+                column = columns[name] = _Column(kind, [], [])
+            if kind != column.kind:
+                raise ValueError(f"feature {name!r} is {column.kind} in one record and {kind} in another")
+            if kind == "bytes":
+                column.sizes.append(len(values))
+            elif len(values) == 1:  # the usual case, without loops
+                _, start, end = values[0]
+                column.sizes.append(end - start)
+                column.bodies.append(record[start:end])
+            else:
+                column.sizes.append(sum([end - start for _, start, end in values]))
+                column.bodies.extend([record[start:end] for _, start, end in values])
+    return columns

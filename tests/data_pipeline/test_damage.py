@@ -114,13 +114,14 @@ def intact(tmp_path_factory) -> list[dict[str, np.ndarray]]:
     return take(stream(make_shards(tmp_path_factory.mktemp("intact"), 64, 64, 64, 64)), 40)
 
 
+@pytest.mark.parametrize("reader", ["tensorflow", "numpy"])
 @pytest.mark.parametrize("name", DAMAGES)
-def test_damaged_records_become_blank_rows_and_nothing_else_moves(tmp_path, intact, caplog, name):
+def test_damaged_records_become_blank_rows_and_nothing_else_moves(tmp_path, intact, caplog, name, reader):
     broken = make_shards(tmp_path, 64, 64, 64, 64)
     path = broken / "shard-00001-of-00004.tfrecord"
     damaged = DAMAGES[name](path, shards.read_index(broken).entries[1])
     damaged = {19} if name == "flip in payload checksum" else damaged
-    batches, blanks = stream(broken, config(max_blank_records=10_000)), 0
+    batches, blanks = stream(broken, config(max_blank_records=10_000, reader=reader)), 0
     for expected in intact:
         batch, _ = next(batches)
         bad = np.isin(record_numbers(expected), [64 + record for record in damaged])
@@ -137,7 +138,8 @@ def test_damaged_records_become_blank_rows_and_nothing_else_moves(tmp_path, inta
     reason = next((text for start, text in REASON_TEXTS.items() if name.startswith(start)), None)
     assert reason is None or all(reason in line for line in lines)
 
-    held_out = eval_batches(config(max_blank_records=64), folder=broken, batch_size=100, tokenizer=TOKENIZER)
+    data = config(max_blank_records=64, reader=reader)
+    held_out = eval_batches(data, folder=broken, batch_size=100, tokenizer=TOKENIZER)
     evaluated = np.concatenate([batch["nsp_weights"] for batch in held_out]).sum()
     assert evaluated == 256 - len(damaged)
 

@@ -80,6 +80,15 @@ def test_dynamic_masks_follow_epoch_and_example_alone(unmasked, unit):
         stream(unmasked, dataclasses.replace(data, mask_fraction=0.3), tokenizer=MASKER).restore(batches.state())
 
 
+def test_both_readers_draw_the_same_masks(unmasked):
+    one, other = (
+        take(stream(unmasked, config(masking="dynamic", reader=reader), tokenizer=MASKER), 40)
+        for reader in ("tensorflow", "numpy")
+    )
+    assert_equal(one, other)
+    assert any(batch["mlm_weights"].any() for batch in one)
+
+
 def test_dynamic_evaluation_has_fixed_masks(unmasked):
     data = config(masking="dynamic")
     first, second = (

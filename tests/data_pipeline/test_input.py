@@ -190,6 +190,36 @@ def test_evaluation_reads_each_record_once_and_fills_with_blanks(tmp_path, count
     assert_equal(list(some), batches[:2])
 
 
+# ------------------------------------------------------------------ readers
+
+
+@pytest.mark.parametrize("options", [{}, {"rows": [2, 3, 8]}, {"batch_ramp": (3, 8)}])
+def test_both_readers_return_the_same_batches(folder, options):
+    """Over two epochs, whichever of them began: the position of one is that of the other."""
+    one, other = (stream(folder, config(reader=reader), **options) for reader in ("tensorflow", "numpy"))
+    batches = take(one, 70)
+    assert one.state()["data_step"] * 16 > 2 * 512
+    assert_equal(take(other, 30), batches[:30])
+    again = stream(folder, config(reader="tensorflow"), **options)
+    again.restore(other.state())
+    assert_equal(take(again, 10), batches[30:40])
+    other.restore(again.state())
+    assert_equal(take(other, 30), batches[40:])
+    again.skip(30)
+    assert again.state()["data_step"] == other.state()["data_step"]
+    assert_equal(take(again, 2), take(other, 2))
+
+
+def test_both_readers_return_the_same_held_out_batches(folder):
+    one, other = (
+        list(eval_batches(config(reader=reader), folder=folder, batch_size=100, tokenizer=TOKENIZER))
+        for reader in ("tensorflow", "numpy")
+    )
+    assert len(one) == 6 and one[0]["input_ids"].dtype == np.int32
+    assert_equal(one, other)
+    assert {name: values.dtype for name, values in one[0].items()} == {n: v.dtype for n, v in other[0].items()}
+
+
 # ------------------------------------------------------------------ foreign records
 
 
@@ -211,7 +241,9 @@ def test_records_of_other_writers_stream_in(folder, tmp_path, form):
     with pytest.raises(ValueError, match="bert-data index"):
         stream(tmp_path)
     shards.index_folder(tmp_path)
-    assert_equal(take(stream(tmp_path), 33), take(stream(folder), 33))
+    expected = take(stream(folder), 33)
+    assert_equal(take(stream(tmp_path), 33), expected)
+    assert_equal(take(stream(tmp_path, config(reader="numpy")), 33), expected)
 
 
 # ------------------------------------------------------------------ refusals
@@ -267,6 +299,30 @@ def test_unusable_values_are_refused_before_training(tmp_path):
     shards.write_index(tmp_path / "f", [shards.write_records(tmp_path / "f" / "a.tfrecord", [])])
     with pytest.raises(ValueError, match="no records"):
         stream(tmp_path / "f")
+
+
+def test_without_tensorflow(folder, tmp_path):
+    """Also: the interpreter may end while batches are being read ahead."""
+    held_out = make_shards(tmp_path, 20_000)
+    code = f"""
+import sys
+from pathlib import Path
+sys.modules["tensorflow"] = None
+from bert_jax.config.pretrain import DataConfig
+from data_pipeline.read.pretrain_input import eval_batches, pretrain_batches
+data = DataConfig(seq_length={S}, max_predictions={M}, prefetch=200)
+batches = pretrain_batches(data, folder=Path({str(folder)!r}), lanes=8, batch_size=16, seed=0)
+next(batches)
+batches.close()
+next(batches)
+held_out = eval_batches(data, folder=Path({str(held_out)!r}), batch_size=4)
+next(held_out)
+"""
+    root = Path(__file__).resolve().parents[2]
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=root, capture_output=True, text=True, timeout=100, check=False
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
 def test_tensorflow_comes_late_sees_no_accelerator_and_leaves_quietly(folder, tmp_path):

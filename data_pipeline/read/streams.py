@@ -1,0 +1,217 @@
+"""Streams of batches that are read, parsed and masked ahead of the training step, by tf.data or by numpy alone.
+
+Both streams return the same arrays. The numpy stream needs no TensorFlow.
+"""
+
+import functools
+import importlib.util
+import weakref
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+
+from bert_jax.config.pretrain import DataConfig
+from bert_jax.io.storage import StorageError
+from data_pipeline.host_tensorflow import THREADS, load_tensorflow
+from data_pipeline.read.reader import BAD_IDS, RawBatch
+from data_pipeline.shards.compatibility import Layout
+from data_pipeline.shards.tfexample import decode_batch, encode_examples
+
+Masker = Callable[[np.ndarray, np.ndarray, np.ndarray, np.ndarray], Sequence[np.ndarray]]
+Batch = dict[str, np.ndarray]
+# Features of a batch in the order in which TensorFlow passes them on, with their dtypes.
+_DTYPES = {
+    "input_ids": np.int32, "token_type_ids": np.int32, "sequence_ids": np.int32, "position_ids": np.int32,
+    "mlm_positions": np.int32, "mlm_labels": np.int32, "mlm_weights": np.float32, "cls_positions": np.int32,
+    "nsp_labels": np.int32, "nsp_weights": np.float32, "status": np.int64, "numbers": np.int64,
+}  # fmt: skip
+_KINDS = {"int64": np.int64, "float": np.float32}
+
+
+class Stream(ABC, Iterator[Batch]):
+    """Iterator over batches that are prepared ahead; a batch has the features, ``status`` and ``numbers``."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Stop preparing batches. Also called when the interpreter exits."""
+
+
+def open_stream(
+    read: Callable[[int], RawBatch], layout: Layout, data: DataConfig, *, steps: tuple[int, int],
+    keys: Callable[[RawBatch], np.ndarray], mask: Masker | None,
+) -> Stream:  # fmt: skip
+    """Open the stream of the batches [steps[0], steps[1]) that ``data.reader`` names.
+
+    ``read`` returns the serialized examples of a batch; ``keys`` returns the keys of dynamic masking, uint64[B].
+    """
+    uses_tensorflow = (
+        importlib.util.find_spec("tensorflow") if data.reader == "auto" else data.reader == "tensorflow"
+    )
+    stream = TensorFlowStream if uses_tensorflow else NumpyStream
+    if mask is None:
+        keys = _no_keys
+    return stream(read, functools.partial(features, layout, data, mask), layout, data.prefetch, steps, keys)
+
+
+def _no_keys(raw: RawBatch) -> np.ndarray:
+    return np.zeros(len(raw.records), np.uint64)
+
+
+def features(
+    layout: Layout, data: DataConfig, mask: Masker | None,
+    parsed: Batch, live: np.ndarray, status: np.ndarray, numbers: np.ndarray, keys: np.ndarray,
+) -> Batch:  # fmt: skip
+    """Return the batch of ``parsed`` examples, by their names in google-research/bert. Rows for which ``live`` is
+    False, or that contain an id outside the vocabulary, are zero."""
+    if layout.vocab_size is not None:
+        good = np.ones(len(live), bool)
+        for name in {"input_ids", "masked_lm_ids"} & set(parsed):
+            good &= ((parsed[name] >= 0) & (parsed[name] < layout.vocab_size)).all(1)
+        status = np.where(live & ~good, BAD_IDS, status)
+        live = live & good
+    factor, weight = live[:, None].astype(np.int32), live[:, None].astype(np.float32)
+    ints = {
+        name: values.astype(np.int32) * factor for name, values in parsed.items() if name != "masked_lm_weights"
+    }
+    if mask is None:
+        weights = parsed["masked_lm_weights"].astype(np.float32)
+        positions, labels = ints["masked_lm_positions"], ints["masked_lm_ids"]
+    else:
+        ints["input_ids"], positions, labels, weights = mask(
+            ints["input_ids"], ints["word_starts"], ints["input_mask"], keys
+        )
+    zeros = np.zeros_like(factor)
+    return {
+        "input_ids": ints["input_ids"] * factor,
+        "token_type_ids": ints["segment_ids"],
+        "sequence_ids": ints["input_mask"],
+        "position_ids": np.arange(data.seq_length, dtype=np.int32) * factor,
+        "mlm_positions": positions * factor,
+        "mlm_labels": labels * factor,
+        "mlm_weights": weights * weight,
+        "cls_positions": zeros,
+        "nsp_labels": ints["next_sentence_labels"] if layout.has_labels else zeros,
+        "nsp_weights": weight * np.float32(layout.has_labels),
+        "status": status,
+        "numbers": numbers,
+    }
+
+
+# ------------------------------------------------------------------ numpy
+
+
+class NumpyStream(Stream):
+    """Stream of batches that one thread prepares with numpy."""
+
+    def __init__(
+        self, read: Callable[[int], RawBatch], finish: Callable[..., Batch], layout: Layout, prefetch: int,
+        steps: tuple[int, int], keys: Callable[[RawBatch], np.ndarray],
+    ) -> None:  # fmt: skip
+        lengths = {stored: length for stored, _, length in layout.features.values()}
+
+        def prepare(step: int) -> Batch:
+            raw = read(step)
+            live = np.array([record is not None for record in raw.records])
+            decoded = decode_batch([record for record in raw.records if record is not None], lengths)
+            parsed = {}
+            for name, (stored, kind, length) in layout.features.items():
+                parsed[name] = np.zeros((len(live), length), _KINDS[kind])
+                parsed[name][live] = decoded[stored]
+            return finish(parsed, live, raw.status, raw.numbers, keys(raw))
+
+        self._prepare, self._steps, self._prefetch = prepare, iter(range(*steps)), prefetch
+        self._pending = deque[Future[Batch]]()
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="batches")
+
+    def __next__(self) -> Batch:
+        """Return the next batch. Raises ``StorageError`` if the object store is no longer available."""
+        while len(self._pending) <= self._prefetch and (step := next(self._steps, None)) is not None:
+            self._pending.append(self._pool.submit(self._prepare, step))
+        if not self._pending:
+            raise StopIteration
+        return self._pending.popleft().result()
+
+    def close(self) -> None:
+        self._pending.clear()
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+
+# ------------------------------------------------------------------ tf.data
+
+
+class TensorFlowStream(Stream):
+    """Stream of a tf.data pipeline: a first map reads and verifies the serialized examples, and a second map parses
+    them and creates the features."""
+
+    def __init__(
+        self, read: Callable[[int], RawBatch], finish: Callable[..., Batch], layout: Layout, prefetch: int,
+        steps: tuple[int, int], keys: Callable[[RawBatch], np.ndarray],
+    ) -> None:  # fmt: skip
+        tf = load_tensorflow()
+        empty = {stored: np.zeros((1, length), _KINDS[kind]) for stored, kind, length in layout.features.values()}
+        (blank,) = encode_examples(empty)
+        # TensorFlow never releases `fetch`, so `fetch` must not refer to the reader or to this object.
+        self._failures = failures = list[StorageError]()
+        readers = [read]
+
+        def fetch(step: np.ndarray) -> tuple[np.ndarray, ...]:
+            try:
+                raw = readers[0](int(step))
+            except StorageError as error:
+                failures.append(error)  # TensorFlow reports only the text of an exception
+                raise
+            live = np.array([record is not None for record in raw.records])
+            records = [blank if record is None else record for record in raw.records]
+            return np.array(records, object), live, raw.status, raw.numbers, keys(raw).view(np.int64)
+
+        def read_batch(step: Any) -> Any:
+            types = [tf.string, tf.bool, tf.int64, tf.int64, tf.int64]
+            tensors = tf.numpy_function(fetch, [step], types, stateful=True)
+            for tensor in tensors:
+                tensor.set_shape([None])
+            return tuple(tensors)
+
+        spec = {
+            stored: tf.io.FixedLenFeature([length], _KINDS[kind])
+            for stored, kind, length in layout.features.values()
+        }
+
+        def complete(*arrays: np.ndarray) -> list[np.ndarray]:
+            count = len(layout.features)
+            batch = finish(dict(zip(layout.features, arrays[:count], strict=True)), *arrays[count:])
+            return [batch[name] for name in _DTYPES]
+
+        def parse(records: Any, *others: Any) -> dict[str, Any]:
+            parsed = tf.io.parse_example(records, spec)
+            inputs = [parsed[stored] for stored, _, _ in layout.features.values()]
+            arrays = tf.numpy_function(complete, [*inputs, *others], list(_DTYPES.values()))
+            return dict(zip(_DTYPES, arrays, strict=True))
+
+        options = tf.data.Options()
+        options.autotune.enabled = False
+        options.deterministic = True
+        options.threading.private_threadpool_size = THREADS
+        options.threading.max_intra_op_parallelism = THREADS
+        plain = tf.autograph.experimental.do_not_convert  # a conversion would take half a second
+        dataset = tf.data.Dataset.range(*steps).map(plain(read_batch)).map(plain(parse), num_parallel_calls=THREADS)
+        self._iterator = [dataset.prefetch(prefetch).with_options(options).as_numpy_iterator()]
+        # A thread that called Python after the exit of the interpreter would hang or abort the process.
+        self._finalize = weakref.finalize(
+            self, lambda *parts: [part.clear() for part in parts], self._iterator, readers
+        )
+
+    def __next__(self) -> Batch:
+        """Return the next batch. Raises ``StorageError`` if the object store is no longer available."""
+        try:
+            return next(self._iterator[0])
+        except load_tensorflow().errors.OpError:
+            if self._failures:
+                raise self._failures[0] from None
+            raise
+
+    def close(self) -> None:
+        self._finalize()
