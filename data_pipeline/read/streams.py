@@ -37,7 +37,7 @@ class Stream(ABC, Iterator[Batch]):
 
     @abstractmethod
     def close(self) -> None:
-        """Stop preparing batches. Also called when the interpreter exits."""
+        """Stop preparing batches."""
 
 
 def open_stream(
@@ -48,10 +48,10 @@ def open_stream(
 
     ``read`` returns the serialized examples of a batch; ``keys`` returns the keys of dynamic masking, uint64[B].
     """
-    uses_tensorflow = (
-        importlib.util.find_spec("tensorflow") if data.reader == "auto" else data.reader == "tensorflow"
-    )
-    stream = TensorFlowStream if uses_tensorflow else NumpyStream
+    spec = importlib.util.find_spec("tensorflow")
+    is_installed = spec is not None and spec.origin is not None  # the origin of a folder without a package is None
+    use_tensorflow = data.reader == "tensorflow" or (data.reader == "auto" and is_installed)
+    stream = TensorFlowStream if use_tensorflow else NumpyStream
     if mask is None:
         keys = _no_keys
     return stream(read, functools.partial(features, layout, data, mask), layout, data.prefetch, steps, keys)
@@ -105,7 +105,8 @@ def features(
 
 
 class NumpyStream(Stream):
-    """Stream of batches that one thread prepares with numpy."""
+    """Stream of batches that one thread prepares with numpy. The exit of the interpreter waits for the batches that
+    are already requested."""
 
     def __init__(
         self, read: Callable[[int], RawBatch], finish: Callable[..., Batch], layout: Layout, prefetch: int,
@@ -133,7 +134,9 @@ class NumpyStream(Stream):
             self._pending.append(self._pool.submit(self._prepare, step))
         if not self._pending:
             raise StopIteration
-        return self._pending.popleft().result()
+        batch = self._pending[0].result()  # an error stays in its place, so that no batch is skipped
+        self._pending.popleft()
+        return batch
 
     def close(self) -> None:
         self._pending.clear()
