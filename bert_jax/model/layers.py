@@ -177,10 +177,11 @@ class Embeddings(nn.Module):
         config, dtype = self.config, compute_dtype(self.execution)
         words_VxH = Embedding(self.padded_vocab_size, ("vocab", "embed"), config, name="word_embeddings")()
         types_TxH = Embedding(config.type_vocab_size, ("segment", "embed"), config, name="token_type_embeddings")()
-        # Lookups need whole rows: the compiler crashes for tables that two mesh axes partition
-        # (design/sharding.md).
-        whole_rows_VxH = constrain(words_VxH, ("vocab", None), self.mesh)
-        x_BxSxH = jnp.take(whole_rows_VxH, input_ids_BxS, axis=0)
+        # Lookups need whole rows, and whole tables if a second mesh axis partitions the tokens: otherwise the
+        # compiler aborts (design/sharding.md).
+        is_cut_twice = self.mesh is not None and min(self.mesh.shape["fsdp"], self.mesh.shape["tensor"]) > 1
+        rows_VxH = constrain(words_VxH, (None if is_cut_twice else "vocab", None), self.mesh)
+        x_BxSxH = jnp.take(rows_VxH, input_ids_BxS, axis=0)
         # A product with a one-hot row, whose gradient is a matrix product instead of a scatter into few rows.
         x_BxSxH += jax.nn.one_hot(token_type_ids_BxS, config.type_vocab_size, dtype=jnp.float32) @ types_TxH
         if config.position_embeddings == "learned":
