@@ -301,20 +301,21 @@ def test_unusable_values_are_refused_before_training(tmp_path):
         stream(tmp_path / "f")
 
 
-def test_without_tensorflow(folder, tmp_path):
-    """Also: the interpreter may end while batches are being read ahead."""
+def read_ahead(folder, tmp_path, before: str, between: str) -> None:
+    """Read batches in a process that runs ``before``, then ``between`` the two streams, and ends while batches are
+    being read ahead: quietly."""
     held_out = make_shards(tmp_path, 20_000)
     code = f"""
 import sys
 from pathlib import Path
-sys.modules["tensorflow"] = None
+{before}
 from bert_jax.config.pretrain import DataConfig
 from data_pipeline.read.pretrain_input import eval_batches, pretrain_batches
 data = DataConfig(seq_length={S}, max_predictions={M}, prefetch=200)
 batches = pretrain_batches(data, folder=Path({str(folder)!r}), lanes=8, batch_size=16, seed=0)
+assert not sys.modules.get("tensorflow") and "jax" not in sys.modules
 next(batches)
-batches.close()
-next(batches)
+{between}
 held_out = eval_batches(data, folder=Path({str(held_out)!r}), batch_size=4)
 next(held_out)
 """
@@ -323,27 +324,15 @@ next(held_out)
         [sys.executable, "-c", code], cwd=root, capture_output=True, text=True, timeout=100, check=False
     )
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+def test_without_tensorflow(folder, tmp_path):
+    read_ahead(folder, tmp_path, 'sys.modules["tensorflow"] = None', "batches.close(); next(batches)")
 
 
 def test_tensorflow_comes_late_sees_no_accelerator_and_leaves_quietly(folder, tmp_path):
-    """Also: the interpreter may end while batches are being read ahead."""
-    held_out = make_shards(tmp_path, 20_000)
-    code = f"""
-import sys
-from pathlib import Path
-from bert_jax.config.pretrain import DataConfig
-from data_pipeline.read.pretrain_input import eval_batches, pretrain_batches
-data = DataConfig(seq_length={S}, max_predictions={M}, prefetch=200)
-batches = pretrain_batches(data, folder=Path({str(folder)!r}), lanes=8, batch_size=16, seed=0)
-assert "tensorflow" not in sys.modules and "jax" not in sys.modules
-next(batches)
+    between = """
 import tensorflow as tf
 assert tf.config.get_visible_devices("GPU") == tf.config.get_visible_devices("TPU") == []
-held_out = eval_batches(data, folder=Path({str(held_out)!r}), batch_size=4)
-next(held_out)
 """
-    root = Path(__file__).resolve().parents[2]
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=root, capture_output=True, text=True, timeout=100, check=False
-    )
-    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    read_ahead(folder, tmp_path, "", between)
