@@ -282,6 +282,8 @@ INVALID = [
     ("model.num_attention_heads", "7", "a divisor of model.hidden_size (768)"),
     ("model.hidden_size", "27 --model.num_attention_heads 3 --model.position_embeddings sinusoidal",
      "an even number with sinusoidal positions"),
+    ("model.hidden_size", "15 --model.num_attention_heads 3 --model.position_embeddings rotary",
+     "an even number with rotary positions"),
     ("model.type_vocab_size", "1", "2 or more with data.next_sentence nsp"),
     ("execution.vocab_multiple", "0", "a number above 0"),
     *((f"data.{name}", "0", "a number above 0") for name in (

@@ -57,6 +57,7 @@ def test_names(text, name, chips, devices, hosts):
         ("v5e", "chips per axis"),
         ("v5e:0x4", "allowed: TPU: v2"),
         ("v5e:32x32", "the largest slice of v5e has 16x16 chips"),
+        ("v5e-1099511627776", "the largest slice of v5e has 16x16 chips"),  # at once
         ("v5p:4x4", "v5p has 3 axes"),
         ("v5e-12", "the number counts chips"),
         ("v4-7", "the number counts cores, two per chip"),
@@ -333,6 +334,12 @@ def test_candidates_keep_the_batch_and_cut_evenly():
     assert len(set(found)) == len(found)
     other = list(search_module.candidates(config, parse_topology("h100:8"), (16,)))
     assert {candidate.training.global_batch_size for candidate in other} == {128, 64, 32}
+
+
+def test_candidates_of_fewer_devices_than_the_largest_tensor_axis():
+    config = PretrainConfig(model=ModelConfig(hidden_size=1024, num_attention_heads=16))
+    found = {candidate.mesh.tensor for candidate in search_module.candidates(config, parse_topology("h100:4"), ())}
+    assert found == {1, 2, 4}
 
 
 def test_search_on_a_tpu_compiles_few_and_takes_the_fastest_that_fits(monkeypatch):
