@@ -59,9 +59,9 @@ class TaskObjective(Objective):
             sums |= weighted_cross_entropy("mlm", output.mlm_logits, batch["mlm_labels"], batch["mlm_weights"])
         if losses.nsp_weight:
             sums |= weighted_cross_entropy("nsp", output.nsp_logits, batch["nsp_labels"], batch["nsp_weights"])
-        return sums | padding_sums(batch)
+        return sums | padding_sums(batch["sequence_ids"])
 
-    def damaged_rows(self, batch: Batch) -> jax.Array:
+    def damaged_rows(self, sequence_ids: jax.Array) -> jax.Array:
         """Return 0, because a row without tokens is an unused row of the batch, not a damaged record."""
         return jnp.zeros((), jnp.int32)
 

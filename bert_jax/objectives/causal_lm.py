@@ -99,7 +99,9 @@ class CausalLm(PretrainObjective):
         ids_BxS = original_ids(batch)
         logits_BxSxV = self.model.apply({"params": params}, batch | {"input_ids": ids_BxS}, key)
         weights = next_weights(batch["sequence_ids"])
-        return weighted_cross_entropy("lm", logits_BxSxV[:, :-1], ids_BxS[:, 1:], weights) | padding_sums(batch)
+        return weighted_cross_entropy("lm", logits_BxSxV[:, :-1], ids_BxS[:, 1:], weights) | padding_sums(
+            batch["sequence_ids"]
+        )
 
     def evaluation(self, totals: Mapping[str, np.ndarray]) -> dict[str, Any]:
         values = super().evaluation(totals)

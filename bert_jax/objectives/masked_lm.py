@@ -75,7 +75,7 @@ class MaskedLm(PretrainObjective):
             sums = weighted_cross_entropy("mlm", output.mlm_logits, batch["mlm_labels"], batch["mlm_weights"])
         if output.nsp_logits is not None:
             sums |= weighted_cross_entropy("nsp", output.nsp_logits, batch["nsp_labels"], batch["nsp_weights"])
-        return sums | padding_sums(batch)
+        return sums | padding_sums(batch["sequence_ids"])
 
     def flops_per_sequence(self) -> float:
         data = self.config.data

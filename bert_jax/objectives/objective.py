@@ -57,9 +57,12 @@ class Objective(ABC):
             axis: the mesh axis whose replicas compute the other rows of the batch; None: ``batch`` has all rows.
         """
 
-    def damaged_rows(self, batch: Batch) -> jax.Array:
-        """Return the number of rows that replace damaged records; default: the number of rows without tokens."""
-        return jnp.sum(jnp.all(batch["sequence_ids"] == 0, axis=-1))
+    def damaged_rows(self, sequence_ids: jax.Array) -> jax.Array:
+        """Return the number of rows that replace damaged records; default: the number of rows without tokens.
+
+        ``sequence_ids`` int32[B, S] is 0 at padding.
+        """
+        return jnp.sum(jnp.all(sequence_ids == 0, axis=-1))
 
 
 class PretrainObjective(Objective):
@@ -140,7 +143,7 @@ def weighted_cross_entropy(name: str, logits: jax.Array, labels: jax.Array, weig
     }
 
 
-def padding_sums(batch: Mapping[str, jax.Array]) -> Sums:
-    """Return ``padding_fraction``, the share of padding among all tokens of the rows."""
-    padding = (batch["sequence_ids"] == 0).astype(jnp.float32)
+def padding_sums(sequence_ids: jax.Array) -> Sums:
+    """Return ``padding_fraction``, the share of padding among all tokens; ``sequence_ids`` is 0 at padding."""
+    padding = (sequence_ids == 0).astype(jnp.float32)
     return {"padding_fraction": (jnp.sum(padding), jnp.asarray(padding.size, jnp.float32))}

@@ -44,7 +44,7 @@ class Objective(PretrainObjective):
         spread = -jnp.sum(log_p, axis=-1) / self.config.model.vocab_size
         total, weight = sums["token_loss"]
         smoothed = (1 - SMOOTHING) * total + SMOOTHING * jnp.sum(spread * batch["mlm_weights"])
-        return sums | {"smoothed_loss": (smoothed, weight)} | padding_sums(batch)
+        return sums | {"smoothed_loss": (smoothed, weight)} | padding_sums(batch["sequence_ids"])
 
     def evaluation(self, totals):
         values = super().evaluation(totals)

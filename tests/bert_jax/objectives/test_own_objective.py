@@ -114,7 +114,11 @@ class ReplacedTokens(PretrainObjective):
         logits, replaced = self.model.apply({"params": params}, batch, key)
         ids = batch["input_ids"]
         sums = weighted_cross_entropy("mlm", logits, batch["mlm_labels"], batch["mlm_weights"])
-        return sums | weighted_cross_entropy("token", replaced, 0 * ids, jnp.ones(ids.shape)) | padding_sums(batch)
+        return (
+            sums
+            | weighted_cross_entropy("token", replaced, 0 * ids, jnp.ones(ids.shape))
+            | padding_sums(batch["sequence_ids"])
+        )
 
 
 @pytest.mark.parametrize("options", ["", "--execution.scan_layers true --mesh.data 2 --mesh.tensor 2"])
