@@ -211,12 +211,8 @@ def make_train_step(
             new_state = state.replace(step=state.step + 1, params=params, opt_state=opt_state, ema=ema)
         tokens = sums["padding_fraction"][1] - sums["padding_fraction"][0]
         scalars = {"loss": loss, "grad_norm": grad_norm, "tokens": tokens, "last": {"learning_rate": learning_rate}}
-        return new_state, {
-            "sums": sums,
-            "finite": finite,
-            "blank_rows": objective.damaged_rows(batch["sequence_ids"]),
-            **scalars,
-        }
+        blank_rows = objective.damaged_rows(batch["sequence_ids"])
+        return new_state, {"sums": sums, "finite": finite, "blank_rows": blank_rows, **scalars}
 
     return train_step
 

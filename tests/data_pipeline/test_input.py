@@ -330,6 +330,7 @@ def test_without_tensorflow(folder, tmp_path):
     read_ahead(folder, tmp_path, 'sys.modules["tensorflow"] = None', "batches.close(); next(batches)")
 
 
+@pytest.mark.slow
 def test_tensorflow_comes_late_sees_no_accelerator_and_leaves_quietly(folder, tmp_path):
     between = """
 import tensorflow as tf

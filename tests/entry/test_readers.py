@@ -18,6 +18,7 @@ def run(*words):
     return code, out, err
 
 
+@pytest.mark.slow
 def test_without_tensorflow_a_run_prepares_text_trains_and_resumes(tmp_path):
     training = {"num_steps": 6, "log_interval": 1, "checkpoint_interval": 3, "eval_interval": 3}
     recipe = command.recipe(tmp_path, training=training, mesh={"data": 2})
@@ -35,6 +36,7 @@ def test_without_tensorflow_a_run_prepares_text_trains_and_resumes(tmp_path):
     assert (code, err) == (0, "") and "continuing at step 3" in out
 
 
+@pytest.mark.slow
 def test_tensorflow_is_asked_for_by_name(tmp_path):
     recipe = command.recipe(tmp_path, mesh={"data": 2})
     code, _, err = run("--config", recipe, "--workdir", tmp_path / "w", "--data.reader", "tensorflow")

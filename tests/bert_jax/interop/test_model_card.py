@@ -45,6 +45,7 @@ def test_the_moving_average_on_request(run, tmp_path, monkeypatch):
     assert not (tmp_path / "none").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("format", ["hf", "tf1", "npz"])
 def test_the_card_says_data_config_metrics_and_how_to_load(format, run, tmp_path):
     if format == "tf1":

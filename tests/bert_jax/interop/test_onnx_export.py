@@ -78,6 +78,7 @@ def test_signature_is_that_of_transformers(tmp_path, name, outputs):
     assert {value.name: value.shape for value in opened.get_outputs()} == outputs
 
 
+@pytest.mark.slow
 def test_a_row_without_a_visible_token_is_like_the_model_s(tmp_path):
     weights = random_weights(SPECS["sentence_dense"])
     write_onnx(tmp_path, weights)
@@ -161,6 +162,7 @@ def test_bfloat16_halves_the_file_and_computes_in_float32(tmp_path, monkeypatch,
     assert min(exact.values()) > 1e-4
 
 
+@pytest.mark.slow
 def test_what_no_output_uses_is_left_out_and_said(tmp_path):
     spec = dataclasses.replace(SPECS["mlm"], heads=HeadsConfig(mlm=True, pooler=True))
     weights = random_weights(spec)

@@ -133,6 +133,7 @@ print("done", flush=True)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("slow", "code"), [([3, 5], 0), ([2], 45), ([3, 4], 45)], ids=["beside a save", "else", "after a save"]
 )

@@ -69,6 +69,7 @@ def stepped(source, folder, options):
     return moved, program.cost_analysis()["flops"] / lowered.cost_analysis()["flops"]
 
 
+@pytest.mark.slow
 def test_frozen_parts_stay_as_they_are_and_cost_no_backward_pass(source, tmp_path):
     head = {f"{part}/{name}" for part in ("pooler", "sequence_head") for name in ("bias", "kernel")}
     moved, share = stepped(source, tmp_path, "--optimizer.frozen embeddings encoder")

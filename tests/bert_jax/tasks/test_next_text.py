@@ -85,6 +85,7 @@ def test_the_loss_of_the_task_is_not_touched(source, tmp_path):
     assert np.all(losses[1]["weights"][losses[1]["nsp_weights"] > 0] == 0)
 
 
+@pytest.mark.slow
 def test_it_is_learned_and_leaves_no_trace(source, tmp_path):
     run(source, tmp_path / "w", "--loss.nsp_weight 1 --training.num_epochs 1")
     assert all(0 < line["nsp_loss"] < 2 for line in lines(tmp_path / "w") if line.get("nsp_loss") is not None)

@@ -105,7 +105,7 @@ def wide_pieces() -> list[str]:
     return [*SPECIAL_PIECES, *letters, *("##" + c for c in letters)]
 
 
-@pytest.mark.parametrize("lower_case", [True, False])
+@pytest.mark.parametrize("lower_case", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_every_code_point_alone_after_and_before_a_letter(wide_pieces: list[str], lower_case: bool) -> None:
     tokenizer = WordPieceTokenizer(wide_pieces, lower_case=lower_case)
     vocabulary = {piece: i for i, piece in enumerate(wide_pieces)}

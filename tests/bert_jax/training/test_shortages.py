@@ -108,6 +108,7 @@ def test_a_step_that_does_not_compile_names_its_state():
         programs.step_for(pretraining_batch(objective, 8))
 
 
+@pytest.mark.slow
 def test_a_report_goes_without_filled_masks(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr("bert_jax.objectives.masked_lm.top_pieces", no_memory())
     train_synthetic(tiny_config("--training.num_steps 2"), tmp_path / "w")
@@ -136,7 +137,8 @@ class DamagedSource(SyntheticSource):
         raise DataBudgetError("1 damaged records, more than data.max_blank_records (0)")
 
 
-@pytest.mark.parametrize(("good", "step"), [pytest.param(0, 8, marks=pytest.mark.slow), (2, 20)])
+@pytest.mark.slow
+@pytest.mark.parametrize(("good", "step"), [(0, 8), (2, 20)])
 def test_a_damaged_held_out_record_costs_nothing_that_was_trained(tmp_path, good, step):
     """In any evaluation, the last among them: the step is saved, and mended data give the line that is missing."""
     config = tiny_config("--training.eval_interval 8 --training.eval_batches 2")
