@@ -209,10 +209,12 @@ def make_train_step(
 
             params, opt_state, ema = _if_finite(finite, update, state, grads, mesh)
             new_state = state.replace(step=state.step + 1, params=params, opt_state=opt_state, ema=ema)
-        tokens = sums["padding_fraction"][1] - sums["padding_fraction"][0]
-        scalars = {"loss": loss, "grad_norm": grad_norm, "tokens": tokens, "last": {"learning_rate": learning_rate}}
-        blank_rows = objective.damaged_rows(batch["sequence_ids"])
-        return new_state, {"sums": sums, "finite": finite, "blank_rows": blank_rows, **scalars}
+        metrics = {"loss": loss, "grad_norm": grad_norm, "finite": finite, "sums": sums}
+        metrics |= {
+            "tokens": jnp.subtract(*sums["padding_fraction"][::-1]),
+            "last": {"learning_rate": learning_rate},
+        }
+        return new_state, metrics | {"blank_rows": objective.damaged_rows(batch["sequence_ids"])}
 
     return train_step
 
