@@ -209,12 +209,9 @@ def make_train_step(
 
             params, opt_state, ema = _if_finite(finite, update, state, grads, mesh)
             new_state = state.replace(step=state.step + 1, params=params, opt_state=opt_state, ema=ema)
-        metrics = {"loss": loss, "grad_norm": grad_norm, "finite": finite, "sums": sums}
-        metrics |= {
-            "tokens": jnp.subtract(*sums["padding_fraction"][::-1]),
-            "last": {"learning_rate": learning_rate},
-        }
-        return new_state, metrics | {"blank_rows": objective.damaged_rows(batch["sequence_ids"])}
+        metrics = {"sums": sums, "finite": finite, "blank_rows": objective.damaged_rows(batch["sequence_ids"])}
+        metrics |= {"loss": loss, "grad_norm": grad_norm, "last": {"learning_rate": learning_rate}}
+        return new_state, metrics | {"tokens": jnp.subtract(*reversed(sums["padding_fraction"]))}
 
     return train_step
 
