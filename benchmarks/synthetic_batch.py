@@ -22,4 +22,5 @@ def synthetic_batch(
     batch["mlm_weights"][:] = 1
     batch["nsp_labels"] = rng.integers(0, 2, (batch_size, 1), dtype=np.int32)
     batch["nsp_weights"][:] = 1
+    batch["sequence_keys"] = np.arange(batch_size, dtype=np.uint32)[:, None]
     return batch

@@ -29,13 +29,15 @@ def main() -> int:
     parser.add_argument("--topology", default="v5e:4x4")
     parser.add_argument("--rows", type=int, default=64, help="sequences per chip")
     parser.add_argument("--peer_python", default=sys.executable)
-    parser.add_argument("--prng", nargs="*", default=["rbg", "threefry"], choices=["rbg", "threefry"])
+    parser.add_argument("--prng", nargs="*", default=["rbg", "threefry"], choices=["hash", "rbg", "threefry"])
     parser.add_argument("--layers", type=int, default=12)
     parser.add_argument("--worker", nargs=2, metavar=("WHO", "PRNG"), help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.worker:
         who, prng = arguments.worker
-        text = {"ours": ours, "flax": flax}[who](arguments.topology, arguments.rows, prng, arguments.layers)
+        text = {"ours": ours, "xla": without_kernels, "flax": flax}[who](
+            arguments.topology, arguments.rows, prng, arguments.layers
+        )
         print(json.dumps(cost_of(text, arguments.topology)))
         return 0
     rates: dict[tuple[str, str], float] = {}
@@ -81,7 +83,12 @@ def cost_of(text: str, topology: str) -> dict[str, float]:
     return {name: value for name, value in found.items() if isinstance(value, float)}
 
 
-def ours(topology: str, rows: int, prng: str, layers: int) -> str:
+def without_kernels(topology: str, rows: int, prng: str, layers: int) -> str:
+    """The project's own step without its TPU kernels."""
+    return ours(topology, rows, prng, layers, "xla")
+
+
+def ours(topology: str, rows: int, prng: str, layers: int, kernels: str = "auto") -> str:
     """The project's own step, as the training loop compiles it."""
     from bert_jax.planner.topology import parse_topology, prepare_environment, tpu_devices
 
@@ -94,6 +101,7 @@ def ours(topology: str, rows: int, prng: str, layers: int) -> str:
     devices = tpu_devices(parse_topology(topology))
     settings = {
         "model.num_layers": layers, "execution.dtype": "bfloat16", "execution.prng": prng,
+        "execution.attention": kernels, "execution.residual_norm": kernels,
         "data.corpus": "none", "data.seq_length": LENGTH, "data.max_predictions": MASKED,
         "training.global_batch_size": rows * len(devices),
     }  # fmt: skip

@@ -18,6 +18,7 @@ PRETRAIN_FEATURES: dict[str, tuple[str, type]] = {
     # with id 0 sees every key whose id is 1, as in google-research/bert (no loss uses the output).
     "sequence_ids": ("S", np.int32),
     "position_ids": ("S", np.int32),  # restart in each packed sequence
+    "sequence_keys": ("C", np.uint32),  # identify the sequences, for the hash of dropout: the record numbers
     "mlm_positions": ("M", np.int32),  # positions to predict, 0 where mlm_weights is 0
     "mlm_labels": ("M", np.int32),  # original token ids at these positions
     "mlm_weights": ("M", np.float32),  # 1 = predict, 0 = filler

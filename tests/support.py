@@ -49,6 +49,7 @@ def random_batch(config: PretrainConfig, seed: int = 0, rows: int | None = None)
         batch["input_ids"][row, places] = 4
     batch["nsp_labels"][:] = rng.integers(0, 2, (count, 1))
     batch["nsp_weights"][:] = 1
+    batch["sequence_keys"][:, 0] = np.arange(count)
     return batch
 
 

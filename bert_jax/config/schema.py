@@ -154,9 +154,11 @@ class ExecutionConfig(Section, prefix="execution."):
     # Implementation of dropout, residual and LayerNorm at the end of a block: xla, pallas or auto, as for
     # attention.
     residual_norm: Literal["auto", "xla", "pallas"] = "auto"
-    # Generator of random bits for dropout: threefry gives the same bits on every mesh; rbg is much faster on TPU,
-    # but its bits depend on the mesh.
-    prng: Literal["threefry", "rbg"] = "threefry"
+    # Random bits of dropout. hash: a hash of step, layer, sequence and position; the bits are the same on every
+    # mesh, in every kernel and for every split into microbatches. threefry: the generator of JAX, the same bits on
+    # every mesh. rbg: the generator of the chip, whose bits depend on the mesh. A run with a checkpoint keeps its
+    # generator unless this option is set.
+    prng: Literal["hash", "threefry", "rbg"] = "hash"
     # The embedding table is padded in memory to a multiple of this (padded rows have no effect).
     vocab_multiple: Positive[int] = 128
 

@@ -72,13 +72,17 @@ class ExampleBatches:
         task, config, tokenizer = self._task, self._config, self._task.tokenizer
         numbers, targets = self.numbers(data_step).tolist(), task.targets
         units = [augmented(self._units[i], config, tokenizer, (data_step, i)) for i in numbers]
+        keys = [2 * i for i in numbers]
         if config.loss.nsp_weight:
             chosen = [self._units[i] for i in numbers]
             units += nsp_auxiliary.next_text_units(chosen, self._units, config, tokenizer, data_step)
             targets = {**targets, **nsp_auxiliary.TARGETS}
+            keys += range(1, 2 * (len(units) - len(keys)), 2)
         shape, rows = choose_shape([unit.length for unit in units], self._shapes)
         sequences = task.sequences_per_unit
-        packed = pack_batch(units, rows, shape, sequences=sequences, targets=targets, pad_id=tokenizer.pad_id)
+        packed = pack_batch(
+            units, rows, shape, sequences=sequences, targets=targets, pad_id=tokenizer.pad_id, keys=keys
+        )
         if config.loss.mlm_weight:
             mask_batch(packed.features, tokenizer, config.training.seed, data_step)
         return packed.features, len(numbers)

@@ -10,7 +10,7 @@ from bert_jax.config import HeadsConfig
 from bert_jax.config.finetune import FinetuneConfig
 from bert_jax.model import BertModel
 from bert_jax.model.canonical import STACKED, path_name
-from bert_jax.model.dropout import DropoutKey, ShardKey
+from bert_jax.model.dropout import DropoutKey, whole_key
 from bert_jax.objectives.display import Display
 from bert_jax.objectives.masked_lm import COLUMNS, MLM_EPSILON, PANELS
 from bert_jax.objectives.objective import Batch, Objective, Sums, padding_sums, weighted_cross_entropy
@@ -74,7 +74,7 @@ def perturbed(params: Any, start: Any, key: DropoutKey, weight_dropout: float, m
     the others so that the expected value is unchanged (Lee et al. 2020, equation 5). Matrices that are 0 in
     ``start``, because they were randomly initialized, remain unchanged.
     """
-    whole = key.key if isinstance(key, ShardKey) else key
+    whole = whole_key(key)
     rate = mixout or weight_dropout
 
     numbers = itertools.count()

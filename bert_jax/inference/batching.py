@@ -105,6 +105,7 @@ def pack_batch(
     pad_id: int,
     sequences: int = 1,
     targets: Mapping[str, Target] | None = None,
+    keys: Sequence[int] | None = None,
 ) -> Packed:
     """Return a batch of the model inputs ``units``. ``rows`` contains the indices of the inputs in each row.
     ``bert_jax.tasks.task.Task`` lists the features.
@@ -112,12 +113,16 @@ def pack_batch(
     Args:
         sequences: number of sequences per input (K); an input with fewer sequences has empty slots.
         targets: description of each target of the inputs, by name.
+        keys: for training, a number per input that identifies the input in the training data. It determines the
+            feature ``sequence_keys`` of ``bert_jax.batch``.
     """
     size, targets = (shape.rows, shape.length), targets or {}
     features = {name: np.zeros(size, np.int32) for name in ("token_type_ids", "sequence_ids", "position_ids")} | {
         "input_ids": np.full(size, pad_id, np.int32)
     }
     features["cls_positions"] = np.zeros((shape.rows, shape.units * sequences), np.int32)
+    if keys is not None:
+        features["sequence_keys"] = np.zeros_like(features["cls_positions"], np.uint32)
     features["weights"] = np.zeros((shape.rows, shape.units), np.float32)
     for name, target in targets.items():
         dims = size if target.level == "token" else (shape.rows, shape.units)
@@ -128,6 +133,9 @@ def pack_batch(
         start = 0
         for slot, number in enumerate(numbers):
             unit, first = units[number], start
+            if keys is not None:
+                own = slice(slot * sequences, (slot + 1) * sequences)
+                features["sequence_keys"][i, own] = keys[number] * sequences + np.arange(sequences)
             for k, sequence in enumerate(unit.sequences):
                 end = start + len(sequence.ids)
                 features["input_ids"][i, start:end] = sequence.ids

@@ -33,6 +33,7 @@ MAY_DIFFER = {"model.hidden_dropout", "model.attention_dropout", "model.initiali
 # File with the settings of the tokenizer in the workdir of a fine-tuning run.
 TOKENIZER_FILE = "tokenizer_settings.json"
 _FORMAT = 1
+_GENERATOR = "execution.prng"
 _EXTENSIONS = ("add_words", "vocab_slots", "extend_positions")
 _PRETRAINING_HEADS = ("mlm_head", "nsp_head")
 # Layers between the encoder and the task head.
@@ -136,7 +137,8 @@ def _plan_pretraining(options: RunOptions, workdir: Location, given: Given) -> S
         )
     if saved_steps(workdir):
         message = f"{', '.join(flags)}: ignored, because the run resumes from its own checkpoint"
-        return Start(settings=_recorded_settings(workdir, given), messages=(message,) if flags else ())
+        settings = _recorded_settings(workdir, given) + _kept_generator(workdir, given)
+        return Start(settings=settings, messages=(message,) if flags else ())
     if options.continue_from:
         return Start(settings=_recorded_settings(location(options.continue_from), given))
     if options.init_from:
@@ -218,6 +220,7 @@ def _plan_finetuning(options: RunOptions, workdir: Location, given: Given) -> St
             raise ValueError(f"--init_from {options.init_from}: {began}; omit --init_from or change --workdir")
         config, content = _stored_tokenizer(workdir)
         settings = _recorded_settings(workdir, given) if record else _vocabulary_size(config, content, given)
+        settings += _kept_generator(workdir, given)
         return Start(
             settings=settings, source=source, resumes=True, tokenizer_config=config, tokenizer_content=content
         )
@@ -348,6 +351,22 @@ def _recorded_settings(workdir: Location, given: Given) -> tuple[Setting, ...]:
     if record is None:
         return ()
     return _fixed_settings(given, record["source"], record["resolved"], f"{workdir / RECORD}")
+
+
+def _kept_generator(workdir: Location, given: Given) -> tuple[Setting, ...]:
+    """Return the setting ``execution.prng`` of the run in ``workdir``, because runs that began when its default was
+    threefry keep threefry.
+
+    Returns no setting if the command line sets the option, or if the config of the run is missing or damaged.
+    """
+    path = workdir / "config.yaml"
+    if _GENERATOR in given or not path.is_file():
+        return ()
+    try:
+        value = yaml.safe_load(path.read_text(encoding="utf-8"))["execution"]["prng"]
+    except (OSError, ValueError, TypeError, KeyError, yaml.YAMLError):
+        return ()  # restoring the checkpoint reports a generator that differs
+    return (Setting(f"{path}", _GENERATOR, str(value)),)
 
 
 def read_record(workdir: Location) -> dict[str, Any] | None:

@@ -11,8 +11,8 @@ from jax.sharding import Mesh
 
 from bert_jax.config import ModelConfig
 from bert_jax.model import attention_kernel
-from bert_jax.model.dropout import DropoutKey, dropout
-from bert_jax.model.kernels import on_tpu, seed_words, shard_mapped, use_kernel
+from bert_jax.model.dropout import DropoutKey, dropout_of_probabilities
+from bert_jax.model.kernels import on_tpu, shard_mapped, token_key, use_kernel
 from bert_jax.parallel.axes import Axes
 
 # Finite, so a row without any visible key (a blank row) gives a uniform softmax instead of NaN.
@@ -66,7 +66,8 @@ def dot_product_attention(
     """
     visible_Bx1xSxT = visible_keys(sequence_ids_BxS, causal)
     probabilities_BxAxSxT = attention_probabilities(query_BxSxAxD, key_BxTxAxD, visible_Bx1xSxT)
-    probabilities_BxAxSxT = dropout(probabilities_BxAxSxT.astype(value_BxTxAxD.dtype), dropout_rate, dropout_key)
+    probabilities_BxAxSxT = probabilities_BxAxSxT.astype(value_BxTxAxD.dtype)
+    probabilities_BxAxSxT = dropout_of_probabilities(probabilities_BxAxSxT, dropout_rate, dropout_key)
     # With the operands in this order, XLA's CPU product has smaller rounding errors over many keys and is not
     # slower (docs/experiments.md).
     return jnp.einsum("BTAD,BAST->BSAD", value_BxTxAxD, probabilities_BxAxSxT)
@@ -86,22 +87,27 @@ def kernel_attention(
 ) -> jax.Array:
     """Compute :func:`dot_product_attention` with the TPU kernel of ``bert_jax.model.attention_kernel``.
 
-    The kernel also adds the biases to query, key and value, and it uses other random bits for dropout. Without a
-    TPU, the kernel is interpreted. Returns [batch, queries, hidden size].
+    The kernel also adds the biases to query, key and value. Its dropout bits are those of
+    :func:`dot_product_attention` if ``dropout_key`` is a ``TokenKey``. Without a TPU, the kernel is interpreted.
+    Returns [batch, queries, hidden size].
     """
     rate = 0.0 if dropout_key is None else dropout_rate
+    query_tokens, key_tokens = [sequence_ids_BxS], [sequence_ids_BxS]
+    if dropout_key is not None and rate:
+        key = token_key(dropout_key, *sequence_ids_BxS.shape)
+        query_tokens += key.words()
+        key_tokens.append(key.positions)
 
-    def attend(device_index: Callable[[str], jax.Array], *operands: jax.Array) -> jax.Array:
-        query, key, value, biases, ids, words = operands
-        rows, width = query.shape[0], query.shape[2]
-        first_row = words[2] + device_index("act_batch") * rows
-        first_head = device_index("act_heads") * (width // head_size)
-        seeds = jnp.stack([words[0], words[1], first_row, jnp.int32(first_head)])
-        return attention_kernel.attend(query, key, value, biases, ids, seeds, head_size, rate, not on_tpu(mesh))
+    def attend(device_index: Callable[[str], jax.Array], query: jax.Array, *others: jax.Array) -> jax.Array:
+        first_head = jnp.asarray(device_index("act_heads") * (query.shape[2] // head_size), jnp.int32)
+        return attention_kernel.attend(query, *others, first_head[None], head_size, rate, not on_tpu(mesh))
 
     cut: Axes = ("act_batch", "act_length", "act_heads")
-    run = shard_mapped(attend, mesh, (cut, cut, cut, (None, "act_heads"), cut[:2], (None,)), cut)
-    return run(query_BxSxH, key_BxTxH, value_BxTxH, biases_3xH, sequence_ids_BxS, seed_words(dropout_key))
+    of_tokens: tuple[Axes, ...] = ((*cut[:2], None), ("act_batch", None, "act_length"))
+    run = shard_mapped(attend, mesh, (cut, cut, cut, (None, "act_heads"), *of_tokens), cut)
+    return run(
+        query_BxSxH, key_BxTxH, value_BxTxH, biases_3xH, jnp.stack(query_tokens, -1), jnp.stack(key_tokens, 1)
+    )
 
 
 def use_kernel_attention(choice: str, mesh: Mesh | None, model: ModelConfig, length: int) -> bool:

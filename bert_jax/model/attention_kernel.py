@@ -10,6 +10,7 @@ anyway, and no lanes have to be moved.
 """
 
 import functools
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -20,7 +21,8 @@ from jax.experimental.pallas import tpu as pltpu
 
 from bert_jax.config.schema import ModelConfig
 from bert_jax.config.switches import ANY, SIZES, Supported, unsupported_fields
-from bert_jax.model.kernels import LANES, iota, keep, mix
+from bert_jax.model.dropout import probability_words
+from bert_jax.model.kernels import LANES, iota, scale_or_drop
 
 # Longest rows whose keys, scores of one query block and gradients fit into the fast memory together.
 MAX_LENGTH = 2048
@@ -53,14 +55,15 @@ def unsupported(model: ModelConfig, length: int, parts: int = 1) -> str:
     return ""
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(6, 7, 8))
+@functools.partial(jax.custom_vjp, nondiff_argnums=(7, 8, 9))
 def attend(
     query_BxSxH: jax.Array,
     key_BxSxH: jax.Array,
     value_BxSxH: jax.Array,
     biases_3xH: jax.Array,
-    sequence_ids_BxS: jax.Array,
-    seeds_4: jax.Array,
+    query_tokens_BxSxI: jax.Array,
+    key_tokens_BxJxS: jax.Array,
+    first_head_1: jax.Array,
     head_size: int,
     dropout_rate: float,
     interpret: bool,
@@ -68,34 +71,38 @@ def attend(
     """Return scaled dot-product attention, with the shape and dtype of the query, [batch, tokens, hidden size].
 
     The float32 ``biases`` are added to query, key and value here, because their gradients, which are sums over all
-    tokens, would otherwise need further passes through memory. A query sees the keys that
-    ``bert_jax.model.attention.visible_keys`` defines. ``seeds_4`` (int32) contains two words of the dropout key,
-    the index of row 0 in the global batch and the index of the first head. The dropout bits depend on nothing else,
-    so they are the same for every mesh and block size. With ``dropout_rate`` 0 no random bits are generated.
-    ``interpret`` runs the kernel on any device, slowly.
+    tokens, would otherwise need further passes through memory. ``interpret`` runs the kernel on any device, slowly.
+
+    Args:
+        query_tokens_BxSxI: int32: the sequence id of each token, which determines the keys that the token sees
+            (``bert_jax.model.attention.visible_keys``); with dropout, also its two words of
+            ``bert_jax.model.dropout.TokenKey``.
+        key_tokens_BxJxS: int32: the sequence id of each token; with dropout, also its position in its sequence.
+        first_head_1: int32: the index of the first head of ``query``; even if a block has several heads.
     """
-    operands = (query_BxSxH, key_BxSxH, value_BxSxH, biases_3xH, sequence_ids_BxS, seeds_4)
+    operands = (query_BxSxH, key_BxSxH, value_BxSxH, biases_3xH, query_tokens_BxSxI, key_tokens_BxJxS, first_head_1)
     return _forward(*operands, head_size, dropout_rate, interpret)[0]
 
 
 def _forward(
-    query: jax.Array, key: jax.Array, value: jax.Array, biases: jax.Array, ids: jax.Array, seeds: jax.Array,
-    head_size: int, dropout_rate: float, interpret: bool,
+    query: jax.Array, key: jax.Array, value: jax.Array, biases: jax.Array, query_tokens: jax.Array,
+    key_tokens: jax.Array, first_head: jax.Array, head_size: int, dropout_rate: float, interpret: bool,
 ) -> tuple[jax.Array, tuple[jax.Array, ...]]:  # fmt: skip
     kernel = functools.partial(_forward_kernel, head_size=head_size, dropout_rate=dropout_rate)
-    out = _call(kernel, (query, key, value), biases, ids, seeds, False, interpret)
-    return out[0], (query, key, value, biases, ids, seeds)
+    tokens = (query_tokens, key_tokens)
+    out = _call(kernel, (query, key, value), biases, tokens, first_head, False, interpret)
+    return out[0], (query, key, value, biases, *tokens, first_head)
 
 
 def _backward(
     head_size: int, dropout_rate: float, interpret: bool, saved: tuple[jax.Array, ...], gradient: jax.Array
 ) -> tuple[Any, ...]:
-    query, key, value, biases, ids, seeds = saved
+    query, key, value, biases, *tokens, first_head = saved
     kernel = functools.partial(_backward_kernel, head_size=head_size, dropout_rate=dropout_rate)
-    *gradients, sums = _call(kernel, (query, key, value, gradient), biases, ids, seeds, True, interpret)
+    *gradients, sums = _call(kernel, (query, key, value, gradient), biases, tokens, first_head, True, interpret)
     for_biases = jnp.sum(sums.reshape(-1, 3, 8, sums.shape[-1]), axis=(0, 2))
     # Gradients of integers have the dtype float0.
-    zeros = [np.zeros(x.shape, jax.dtypes.float0) for x in (ids, seeds)]
+    zeros = [np.zeros(x.shape, jax.dtypes.float0) for x in (*tokens, first_head)]
     return (*gradients, for_biases, *zeros)
 
 
@@ -103,8 +110,8 @@ attend.defvjp(_forward, _backward)
 
 
 def _call(
-    kernel: Any, arrays: tuple[jax.Array, ...], biases: jax.Array, ids_BxS: jax.Array, seeds: jax.Array,
-    is_backward: bool, interpret: bool,
+    kernel: Any, arrays: tuple[jax.Array, ...], biases: jax.Array, tokens: Sequence[jax.Array],
+    first_head: jax.Array, is_backward: bool, interpret: bool,
 ) -> Any:  # fmt: skip
     """Run ``kernel`` on blocks of rows and heads; the outputs have the shape and dtype of the first array.
 
@@ -116,8 +123,7 @@ def _call(
     block = pl.BlockSpec((rows, length, LANES), lambda i, j, *_: (i, 0, j))
     in_specs = [
         pl.BlockSpec((3, LANES), lambda i, j, *_: (0, j)),
-        pl.BlockSpec((rows, 1, length), lambda i, j, *_: (i, 0, 0)),
-        pl.BlockSpec((rows, length, 1), lambda i, j, *_: (i, 0, 0)),
+        *(pl.BlockSpec((rows, *x.shape[1:]), lambda i, j, *_: (i, 0, 0)) for x in tokens),
         *[block] * len(arrays),
     ]
     kind = jax.typeof(arrays[0]).manual_axis_type
@@ -144,30 +150,29 @@ def _call(
         ),
         interpret=interpret,
         name="attention" + kernel.func.__name__.removesuffix("_kernel"),
-    )(seeds, biases, ids_BxS[:, None, :], ids_BxS[:, :, None], *arrays)
+    )(first_head, biases, *tokens, *arrays)
 
 
 def _forward_kernel(
-    seeds: Any, biases: Any, key_ids: Any, query_ids: Any, query: Any, key: Any, value: Any, out: Any,
+    first: Any, biases: Any, query_tokens: Any, key_tokens: Any, query: Any, key: Any, value: Any, out: Any,
     *, head_size: int, dropout_rate: float,
 ) -> None:  # fmt: skip
     rows, length, _ = query.shape
-    first_row, first_head = _first_place(seeds, rows, head_size)
+    first_head = first[0] + pl.program_id(1) * (LANES // head_size)
     tile = min(length, _TILE_QUERIES)
 
     def row(r: Any, _: Any) -> None:
         keys, values = _biased(key[r], biases[1:2]), _biased(value[r], biases[2:3])
         for begin in range(0, length, tile):
             part = pl.ds(begin, tile)
-            visible = jnp.maximum(query_ids[r, part], 1) == key_ids[r]
+            visible = jnp.maximum(query_tokens[r, part, 0:1], 1) == key_tokens[r, 0:1]
+            bits = _Bits(first_head, query_tokens[r, part], key_tokens[r])
             queries = _biased(query[r, part], biases[0:1])
             context = jnp.zeros((tile, LANES), jnp.float32)
             for head in range(LANES // head_size):
                 probabilities = _probabilities(_head(queries, head, head_size), keys, visible, head_size)
                 if dropout_rate:
-                    place = (first_row + r, first_head + head, begin)
-                    stay, scale = _dropped(seeds, *place, probabilities.shape, dropout_rate)
-                    probabilities = jnp.where(stay, probabilities * scale, 0.0)
+                    probabilities *= scale_or_drop(bits.of_head(head), dropout_rate)
                 context += _dot(probabilities.astype(value.dtype), _head(values, head, head_size), 1, 0)
             out[r, part] = context.astype(out.dtype)
 
@@ -175,12 +180,12 @@ def _forward_kernel(
 
 
 def _backward_kernel(
-    seeds: Any, biases: Any, key_ids: Any, query_ids: Any, query: Any, key: Any, value: Any, gradient: Any,
+    first: Any, biases: Any, query_tokens: Any, key_tokens: Any, query: Any, key: Any, value: Any, gradient: Any,
     query_gradient: Any, key_gradient: Any, value_gradient: Any, sums: Any,
     *, head_size: int, dropout_rate: float,
 ) -> None:  # fmt: skip
     rows, length, _ = query.shape
-    first_row, first_head = _first_place(seeds, rows, head_size)
+    first_head = first[0] + pl.program_id(1) * (LANES // head_size)
     tile, dtype = min(length, _TILE_QUERIES), query.dtype
     sums[...] = jnp.zeros(sums.shape, jnp.float32)
 
@@ -194,7 +199,8 @@ def _backward_kernel(
         for_values = jnp.zeros((length, LANES), jnp.float32)
         for begin in range(0, length, tile):
             part = pl.ds(begin, tile)
-            visible = jnp.maximum(query_ids[r, part], 1) == key_ids[r]
+            visible = jnp.maximum(query_tokens[r, part, 0:1], 1) == key_tokens[r, 0:1]
+            bits = _Bits(first_head, query_tokens[r, part], key_tokens[r])
             queries = _biased(query[r, part], biases[0:1])
             for_queries = jnp.zeros((tile, LANES), jnp.float32)
             for head in range(LANES // head_size):
@@ -204,10 +210,9 @@ def _backward_kernel(
                 for_probabilities = _dot(one_gradient, values, 1, 1)
                 dropped = probabilities
                 if dropout_rate:
-                    place = (first_row + r, first_head + head, begin)
-                    stay, scale = _dropped(seeds, *place, probabilities.shape, dropout_rate)
-                    dropped = jnp.where(stay, probabilities * scale, 0.0)
-                    for_probabilities = jnp.where(stay, for_probabilities * scale, 0.0)
+                    factor = scale_or_drop(bits.of_head(head), dropout_rate)
+                    dropped = probabilities * factor
+                    for_probabilities *= factor
                 for_values += _dot(dropped.astype(dtype), one_gradient, 0, 0)
                 mean = jnp.sum(for_probabilities * probabilities, axis=-1, keepdims=True)
                 for_scores = jnp.where(visible, probabilities * (for_probabilities - mean), 0.0).astype(dtype)
@@ -253,20 +258,18 @@ def _probabilities(query: jax.Array, key: jax.Array, visible: jax.Array, head_si
     return exponentials / jnp.sum(exponentials, axis=-1, keepdims=True)
 
 
-def _first_place(seeds: Any, rows: int, head_size: int) -> tuple[Any, Any]:
-    """Return the index of the first row of the block in the global batch, and the index of its first head."""
-    return seeds[2] + pl.program_id(0) * rows, seeds[3] + pl.program_id(1) * (LANES // head_size)
+class _Bits:
+    """Dropout bits of the heads of a block, for one row and one tile of queries."""
 
+    def __init__(self, first_head: Any, query_tokens: jax.Array, key_tokens: jax.Array) -> None:
+        self._first_head, self._query_tokens, self._key_tokens = first_head, query_tokens, key_tokens
+        self._words: jax.Array | None = None
 
-def _dropped(
-    seeds: Any, row: Any, head: Any, begin: int, shape: tuple[int, ...], rate: float
-) -> tuple[jax.Array, float]:
-    """Return a bool mask of the probabilities to keep, and the factor by which to scale them.
-
-    The mask is for one row, one head and the tile of queries that starts at ``begin``.
-    """
-    first = mix(mix(seeds[0] + row, seeds[1]) + head, begin)
-    queries, keys = shape
-    half = (queries // 2, keys)
-    counter = iota(half, 0) * keys + iota(half, 1)
-    return keep(mix(counter + first, mix(first, seeds[1])), rate, axis=0)
+    def of_head(self, head: int) -> jax.Array:
+        """Return values from 0 to 65535, int32[queries, keys]. Heads must be requested in ascending order."""
+        number = self._first_head + head
+        if self._words is None or head % 2 == 0:  # the word of a pair of heads is computed once
+            first, second = self._query_tokens[:, 1:2], self._query_tokens[:, 2:3]
+            self._words = probability_words(first, second, self._key_tokens[1:2], number // 2)
+        shift = jnp.full(self._words.shape, 16 * (number % 2), jnp.int32)
+        return jax.lax.shift_right_logical(self._words, shift) & 0xFFFF

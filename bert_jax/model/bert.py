@@ -13,7 +13,7 @@ from flax import struct
 from jax.sharding import Mesh
 
 from bert_jax.config import ExecutionConfig, HeadsConfig, ModelConfig, SentenceConfig, pretraining_heads
-from bert_jax.model.dropout import DropoutKey, Site, dropout, site_key
+from bert_jax.model.dropout import DropoutKey, Site, TokenKey, dropout, site_key
 from bert_jax.model.kernels import on_tpu
 from bert_jax.model.layers import (
     INTERMEDIATES,
@@ -130,6 +130,13 @@ def gather_positions(x_BxSxH: jax.Array, positions_BxM: jax.Array) -> jax.Array:
     return jnp.take_along_axis(x_BxSxH, positions_BxM[:, :, None], axis=1)
 
 
+def _at_tokens(key: DropoutKey | None, positions_BxC: jax.Array | None) -> DropoutKey | None:
+    """Return the dropout key of the vectors at ``positions`` (None: of the first token of each row)."""
+    if not isinstance(key, TokenKey):
+        return key
+    return key.at(jnp.zeros_like(key.positions[:, :1]) if positions_BxC is None else positions_BxC)
+
+
 class BertModel(nn.Module):
     """The encoder with the output layers in ``heads``. If ``sentence`` is set, the model also computes one vector
     per row.
@@ -203,7 +210,7 @@ class BertModel(nn.Module):
             pooled_BxCxH = outputs["pooled_output"] = jnp.tanh(self.pooler(first_BxCxH))
             if heads.nsp:
                 outputs["nsp_logits"] = self.nsp_head(pooled_BxCxH.astype(jnp.float32))
-            dropped_BxCxH = self._head_dropout(pooled_BxCxH, dropout_key)
+            dropped_BxCxH = self._head_dropout(pooled_BxCxH, _at_tokens(dropout_key, positions))
             if heads.sequence_labels:
                 outputs["sequence_logits"] = self.sequence_head(dropped_BxCxH)
             if heads.choice:
@@ -236,7 +243,8 @@ class BertModel(nn.Module):
         """Return ``sequence_logits`` for the last hidden state ``x``: the pooler, dropout and the output layer."""
         first_BxCxH = gather_positions(x_BxSxH, features["cls_positions"])
         pooled_BxCxH = jnp.tanh(self.pooler(first_BxCxH))
-        return self.sequence_head(self._head_dropout(pooled_BxCxH, dropout_key))
+        at_first = _at_tokens(dropout_key, features["cls_positions"])
+        return self.sequence_head(self._head_dropout(pooled_BxCxH, at_first))
 
     def _head_dropout(self, x: jax.Array, dropout_key: DropoutKey | None) -> jax.Array:
         rate = self.config.hidden_dropout if self.heads.dropout is None else self.heads.dropout

@@ -1,21 +1,36 @@
 """Dropout with explicit keys.
 
+``execution.prng`` chooses the random bits. With ``hash``, the bits of a token are a hash of the step, the layer,
+the site, the key of its sequence and its position in the sequence (:class:`TokenKey`). They depend neither on the
+device, the mesh or the microbatch of the token, nor on the other sequences of its row, and the TPU kernels compute
+the same bits.
+
+With ``threefry``, a replica that computes some rows of a microbatch generates the bits that these rows have in the
+complete microbatch (:class:`ShardKey`), so that dropout is the same on every mesh. With ``rbg`` each replica has
+its own key.
+
 Linen derives the key of a module from its path in the module tree, which differs between scanned and unrolled
 layers (logits differ by 8e-3). Here the index of the layer and the index of the dropout site are folded into the
-key of the microbatch, so that scanned, unrolled and rematerialized layers use the same bits.
-
-With threefry, a replica that computes some rows of a microbatch generates the bits that these rows have in the
-complete microbatch, so that dropout is the same on every mesh. With rbg each replica has its own key.
+key, so that scanned, unrolled and rematerialized layers use the same bits.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from enum import IntEnum
+from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import struct
 from jax.extend.random import threefry2x32_p
+
+# Odd constants that separate the bits of pairs of heads (32-bit words of the golden ratio and of xxHash).
+_FIRST_OF_PAIR, _SECOND_OF_PAIR = (np.uint32(word).astype(np.int32) for word in (0x9E3779B1, 0x85EBCA77))
+
+
+# Features of a batch from which the keys of tokens follow.
+TOKEN_FEATURES = ("sequence_keys", "sequence_ids", "position_ids")
 
 
 @struct.dataclass
@@ -28,8 +43,37 @@ class ShardKey:
     rows: int = struct.field(pytree_node=False)
 
 
-# Key for arrays of all rows, or of some rows.
-DropoutKey = jax.Array | ShardKey
+@struct.dataclass
+class TokenKey:
+    """Key of the hashed bits of tokens [B, S]."""
+
+    key: jax.Array  # threefry key of a step, or of one of its sites
+    sequence_keys: jax.Array  # int32[B, S]: key of the sequence that contains the token
+    positions: jax.Array  # int32[B, S]: position in this sequence
+
+    @classmethod
+    def of(cls, key: jax.Array, batch: Mapping[str, jax.Array]) -> "TokenKey":
+        """Return the key of the tokens of ``batch``, which has the features :data:`TOKEN_FEATURES`; ``key`` is the
+        threefry key of the step."""
+        keys_BxC = jax.lax.bitcast_convert_type(batch["sequence_keys"], jnp.int32)
+        slots_BxS = jnp.maximum(batch["sequence_ids"] - 1, 0)
+        return cls(key, jnp.take_along_axis(keys_BxC, slots_BxS, axis=1), batch["position_ids"])
+
+    def at(self, places_BxC: jax.Array) -> "TokenKey":
+        """Return the key of the tokens at ``places``, int32[B, C]."""
+        of_tokens = (self.sequence_keys, self.positions)
+        return TokenKey(self.key, *(jnp.take_along_axis(x, places_BxC, axis=1) for x in of_tokens))
+
+    def words(self) -> tuple[jax.Array, jax.Array]:
+        """Return two hash words per token, each int32[B, S]."""
+        first, second = jax.lax.bitcast_convert_type(jax.random.key_data(self.key), jnp.int32)
+        one = mix(mix(self.sequence_keys ^ first, second) + self.positions, second)
+        other = mix(mix(self.sequence_keys ^ second, first) + self.positions, first)
+        return one, other
+
+
+# Key for arrays of all rows, of some rows, or of tokens.
+DropoutKey = jax.Array | ShardKey | TokenKey
 
 
 def replica_key(key: jax.Array, replica: jax.Array, replicas: int, rows: int) -> DropoutKey:
@@ -55,15 +99,19 @@ def site_key(key: DropoutKey | None, layer: int | jax.Array, site: Site) -> Drop
     layers are 1 to L."""
     if key is None:
         return None
-    folded = jax.random.fold_in(jax.random.fold_in(_whole(key), layer), int(site))
-    return ShardKey(folded, key.first_row, key.rows) if isinstance(key, ShardKey) else folded
+    folded = jax.random.fold_in(jax.random.fold_in(whole_key(key), layer), int(site))
+    return key.replace(key=folded) if isinstance(key, ShardKey | TokenKey) else folded
 
 
-def _whole(key: DropoutKey) -> jax.Array:
-    return key.key if isinstance(key, ShardKey) else key
+def whole_key(key: DropoutKey) -> jax.Array:
+    """Return the JAX key that ``key`` contains; it is the same for all rows and tokens (with rbg: of a replica)."""
+    return key.key if isinstance(key, ShardKey | TokenKey) else key
 
 
-def random_words(key: DropoutKey, shape: tuple[int, ...]) -> jax.Array:
+# ------------------------------------------------------------------ threefry and rbg
+
+
+def random_words(key: jax.Array | ShardKey, shape: tuple[int, ...]) -> jax.Array:
     """Return an array of ``shape`` [rows, ...] with uniform random uint32 values. With a :class:`ShardKey`, each
     row has the values that it has in the array for the complete microbatch."""
     if not isinstance(key, ShardKey):
@@ -92,7 +140,7 @@ def _places(shape: Sequence[int], first_row: jax.Array, rows: int) -> tuple[jax.
     return high + (low < start).astype(jnp.uint32), low
 
 
-def random_uint16(key: DropoutKey, shape: tuple[int, ...]) -> jax.Array:
+def random_uint16(key: jax.Array | ShardKey, shape: tuple[int, ...]) -> jax.Array:
     """Return uniform random uint16 values of ``shape``. Each 32-bit word yields two values, which halves the
     cost."""
     *leading, last = shape
@@ -101,13 +149,87 @@ def random_uint16(key: DropoutKey, shape: tuple[int, ...]) -> jax.Array:
     return jnp.concatenate([low, high], axis=-1)[..., :last]
 
 
+# ------------------------------------------------------------------ hash
+
+
+def mix(x: Any, salt: Any) -> Any:
+    """Return a 32-bit hash of ``x`` (int32): "lowbias32" of Wellons, with an XOR with ``salt`` after the first
+    multiplication."""
+    x ^= jax.lax.shift_right_logical(x, 16)
+    x = x * np.int32(0x7FEB352D) ^ salt
+    x ^= jax.lax.shift_right_logical(x, 15)
+    x = x * np.uint32(0x846CA68B).astype(np.int32)
+    return x ^ jax.lax.shift_right_logical(x, 16)
+
+
+def value_words(first: Any, second: Any, width: int) -> Any:
+    """Return the words of the values of tokens, int32[..., ceil(width / 2)].
+
+    A word contains the bits of the values j (low half) and j + ceil(width / 2) (high half) of a token.
+    ``first`` and ``second`` [..., 1] are the words of :meth:`TokenKey.words`.
+    """
+    shape = (*first.shape[:-1], -(-width // 2))
+    return mix(jax.lax.broadcasted_iota(jnp.int32, shape, len(shape) - 1) + first, second)
+
+
+def probability_words(first: Any, second: Any, key_positions: Any, pair: Any) -> Any:
+    """Return the words of the attention probabilities of a pair of heads, int32[..., queries, keys].
+
+    A word contains the bits of the heads 2 * ``pair`` (low half) and 2 * ``pair`` + 1 (high half). ``first`` and
+    ``second`` [..., queries, 1] are the words of the query tokens (:meth:`TokenKey.words`); ``key_positions``
+    [..., 1, keys] are the positions of the keys in their sequences.
+    """
+    return mix(key_positions + (first ^ pair * _FIRST_OF_PAIR), second + pair * _SECOND_OF_PAIR)
+
+
+def _hashed_values(key: TokenKey, shape: tuple[int, ...]) -> jax.Array:
+    """Return random values from 0 to 65535, int32[B, S, H]."""
+    first, second = (words[..., None] for words in key.words())
+    words = value_words(first, second, shape[-1])
+    halves = [words & 0xFFFF, jax.lax.shift_right_logical(words, 16)]
+    return jnp.concatenate(halves, axis=-1)[..., : shape[-1]]
+
+
+def _hashed_probabilities(key: TokenKey, heads: int) -> jax.Array:
+    """Return random values from 0 to 65535, int32[B, A, S, T]."""
+    first, second = (words[:, None, :, None] for words in key.words())
+    head = jnp.arange(heads, dtype=jnp.int32)[:, None, None]
+    # Each head hashes the word of its pair: a stack of two halves would cut the heads into pairs on tensor meshes.
+    words = probability_words(first, second, key.positions[:, None, None, :], head // 2)
+    return jax.lax.shift_right_logical(words, jnp.broadcast_to(16 * (head % 2), words.shape)) & 0xFFFF
+
+
+# ------------------------------------------------------------------ dropout
+
+
+def drop_threshold(rate: float) -> int:
+    """Return the number of the 65536 values of 16 random bits for which a value is dropped (1 to 65535)."""
+    return min(max(round(rate * 65536), 1), 65535)
+
+
 def dropout(x: jax.Array, rate: float, key: DropoutKey | None) -> jax.Array:
     """Zero each element with probability ``rate`` (exact to 2**-17) and scale all others by 1 / (1 - rate).
 
-    If ``key`` is None or ``rate`` is 0, return ``x`` unchanged.
+    If ``key`` is None or ``rate`` is 0, return ``x`` unchanged. With a :class:`TokenKey`, ``x`` has the shape
+    [B, S, H], where [B, S] are the tokens of the key.
     """
     if key is None or rate == 0.0:
         return x
-    threshold = min(max(round(rate * 65536), 1), 65535)
-    keep = random_uint16(key, x.shape) >= jnp.uint16(threshold)
-    return jnp.where(keep, x * jnp.asarray(65536 / (65536 - threshold), x.dtype), jnp.zeros((), x.dtype))
+    with jax.named_scope("dropout"):
+        bits = _hashed_values(key, x.shape) if isinstance(key, TokenKey) else random_uint16(key, x.shape)
+        return _dropped(x, bits, rate)
+
+
+def dropout_of_probabilities(probabilities_BxAxSxT: jax.Array, rate: float, key: DropoutKey | None) -> jax.Array:
+    """Apply dropout, as :func:`dropout` does, to attention probabilities [batch, heads, queries, keys]."""
+    if rate == 0.0 or not isinstance(key, TokenKey):
+        return dropout(probabilities_BxAxSxT, rate, key)
+    with jax.named_scope("dropout"):
+        bits = _hashed_probabilities(key, probabilities_BxAxSxT.shape[1])
+        return _dropped(probabilities_BxAxSxT, bits, rate)
+
+
+def _dropped(x: jax.Array, bits: jax.Array, rate: float) -> jax.Array:
+    threshold = drop_threshold(rate)
+    scaled = x * jnp.asarray(65536 / (65536 - threshold), x.dtype)
+    return jnp.where(bits >= jnp.asarray(threshold, bits.dtype), scaled, jnp.zeros((), x.dtype))

@@ -1,7 +1,7 @@
 """Functions that the TPU kernels share: choice of the kernel, partition over devices, dropout bits.
 
-The dropout bits are a hash of the position of each value in the global batch, not the output of the random
-generator of the chip. They do not depend on device, mesh or block size, and the backward pass recomputes them.
+The dropout bits are the hash of ``bert_jax.model.dropout``, not the output of the random generator of the chip.
+They do not depend on device, mesh or block size, and the backward pass recomputes them.
 """
 
 from collections.abc import Callable
@@ -9,10 +9,9 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax.sharding import Mesh, PartitionSpec
 
-from bert_jax.model.dropout import DropoutKey, ShardKey
+from bert_jax.model.dropout import DropoutKey, ShardKey, TokenKey, drop_threshold, whole_key
 from bert_jax.parallel.axes import RULES, Axes
 
 LANES = 128
@@ -69,32 +68,24 @@ def shard_mapped(
     )
 
 
-def seed_words(key: DropoutKey | None) -> jax.Array:
-    """Return int32[3] for :func:`keep`: two words of the key and the index of row 0 in the global batch."""
-    if key is None:
-        return jnp.zeros(3, jnp.int32)
-    whole, first_row = (key.key, key.first_row) if isinstance(key, ShardKey) else (key, jnp.uint32(0))
-    words = jnp.stack([*jax.random.key_data(whole)[-2:], first_row])
-    return jax.lax.bitcast_convert_type(words, jnp.int32)
+def token_key(key: DropoutKey, rows: int, length: int) -> TokenKey:
+    """Return the key of the tokens of ``rows`` rows of ``length`` tokens.
+
+    With threefry and rbg, which a kernel cannot generate, the index of a row in the microbatch is the key of its
+    sequence.
+    """
+    if isinstance(key, TokenKey):
+        return key
+    words = jax.random.key_data(whole_key(key))[-2:]
+    first_row = key.first_row.astype(jnp.int32) if isinstance(key, ShardKey) else jnp.int32(0)
+    places = (iota((rows, length), dim) for dim in (0, 1))
+    return TokenKey(jax.random.wrap_key_data(words, impl="threefry2x32"), first_row + next(places), next(places))
 
 
-def keep(words: jax.Array, rate: float, axis: int) -> tuple[jax.Array, float]:
-    """Return the mask of the values to keep, and the factor that scales them; ``rate`` is exact to 2**-17. Each of
-    ``words`` (random int32) determines two elements of the mask: one in the first half of ``axis``, one in the
-    second."""
-    threshold = min(max(round(rate * 65536), 1), 65535)
-    bits = jnp.concatenate([words & 0xFFFF, jax.lax.shift_right_logical(words, 16)], axis=axis)
-    return bits >= threshold, 65536 / (65536 - threshold)
-
-
-def mix(x: Any, salt: Any) -> Any:
-    """Return a 32-bit hash of ``x`` (int32): "lowbias32" of Wellons, with an XOR with ``salt`` after the first
-    multiplication."""
-    x ^= jax.lax.shift_right_logical(x, 16)
-    x = x * np.int32(0x7FEB352D) ^ salt
-    x ^= jax.lax.shift_right_logical(x, 15)
-    x = x * np.uint32(0x846CA68B).astype(np.int32)
-    return x ^ jax.lax.shift_right_logical(x, 16)
+def scale_or_drop(bits: jax.Array, rate: float) -> jax.Array:
+    """Return the dropout factor of each value, float32: 0, or the scale. ``bits`` are from 0 to 65535."""
+    threshold = drop_threshold(rate)
+    return jnp.where(bits >= threshold, 65536 / (65536 - threshold), 0.0)
 
 
 def iota(shape: tuple[int, ...], dim: int) -> jax.Array:

@@ -25,7 +25,7 @@ from bert_jax.model.attention import (
     visible_keys,
 )
 from bert_jax.model.dropout import DropoutKey, Site, dropout, site_key
-from bert_jax.model.kernels import on_tpu, seed_words, shard_mapped, use_kernel
+from bert_jax.model.kernels import on_tpu, shard_mapped, token_key, use_kernel
 from bert_jax.model.matmul import add_bias, matmul_f32_grad
 from bert_jax.parallel.axes import Axes, constrain, with_logical_axes
 
@@ -229,21 +229,22 @@ def output_residual_norm(
     vectors = (bias, *LayerNorm(config, dtype, name="layer_norm").parameters(width))
     rate = 0.0 if dropout_key is None else config.hidden_dropout
 
-    def add_norm(
-        device_index: Callable[[str], Any], dense: jax.Array, residual: jax.Array, *others: jax.Array
-    ) -> Any:
-        *vectors, words = others
-        first_token = (words[2] + device_index("act_batch") * dense.shape[0]) * length
-        flat = [y.reshape(-1, width) for y in (dense, residual)]
+    tokens = []  # the words of the dropout bits of each token
+    if dropout_key is not None and rate:
+        tokens.append(jnp.stack(token_key(dropout_key, *x_BxSxH.shape[:2]).words(), axis=-1))
+
+    def add_norm(_: Any, dense: jax.Array, residual: jax.Array, *others: jax.Array) -> Any:
+        flat = [y.reshape(-1, y.shape[-1]) for y in (dense, residual, *others[3:])]
         out = norm_kernel.add_norm(
-            flat[0], vectors[0], flat[1], vectors[1], vectors[2], words, first_token, config.norm_epsilon, rate,
-            not on_tpu(mesh),
-        )  # fmt: skip
+            flat[0], flat[1], others[:3], tuple(flat[2:]), config.norm_epsilon, rate, not on_tpu(mesh)
+        )
         return out.reshape(dense.shape)
 
-    run = shard_mapped(add_norm, mesh, (ACT, ACT, (None,), (None,), (None,), (None,)), ACT)
+    run = shard_mapped(
+        add_norm, mesh, (ACT, ACT, (None,), (None,), (None,), *[(*ACT[:2], None)] * len(tokens)), ACT
+    )
     with jax.named_scope("add_norm"):
-        return run(constrain(product_BxSxH, ACT, mesh), x_BxSxH, *vectors, seed_words(dropout_key))
+        return run(constrain(product_BxSxH, ACT, mesh), x_BxSxH, *vectors, *tokens)
 
 
 class SelfAttention(Block):

@@ -12,6 +12,7 @@ from jax.sharding import Mesh
 
 from bert_jax.batch import PRETRAIN_FEATURES, PretrainSource, feature_shapes
 from bert_jax.config import PretrainConfig, RunConfig
+from bert_jax.model.dropout import TOKEN_FEATURES
 from bert_jax.objectives.display import Display
 from bert_jax.tokenization import Tokenizer
 
@@ -70,11 +71,12 @@ class PretrainObjective(Objective):
     its model in :meth:`make_model`."""
 
     config: PretrainConfig
-    # Features of ``bert_jax.batch.PRETRAIN_FEATURES`` that are sent to the devices.
-    features: ClassVar[Sequence[str]] = tuple(PRETRAIN_FEATURES)
+    # Features of ``bert_jax.batch.PRETRAIN_FEATURES`` that are sent to the devices; those of dropout are added.
+    features: Sequence[str] = tuple(PRETRAIN_FEATURES)
 
     def __init__(self, config: PretrainConfig, mesh: Mesh | None) -> None:
         super().__init__(config, self.make_model(config, mesh))
+        self.features = tuple(dict.fromkeys((*self.features, *TOKEN_FEATURES)))
 
     @staticmethod
     @abstractmethod

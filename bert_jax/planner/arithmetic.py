@@ -33,7 +33,7 @@ _ELEMENTWISE = 117
 # and backward.
 _PROBABILITY = 30
 # Integer operations per 32 random bits.
-_BIT_OPERATIONS = {"threefry": 60, "rbg": 20}
+_BIT_OPERATIONS = {"hash": 20, "threefry": 60, "rbg": 20}
 # Fraction of the memory of a GPU that JAX reserves unless XLA_PYTHON_CLIENT_MEM_FRACTION is set.
 GPU_MEMORY_SHARE = 0.75
 

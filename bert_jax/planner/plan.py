@@ -196,9 +196,7 @@ def _warnings(config: PretrainConfig, topology: Topology, shares: Mapping[str, f
     execution, lines = config.execution, []
     dropout, communication = shares.get("dropout", 0.0), shares.get("communication", 0.0)
     if topology.is_tpu and execution.prng == "threefry" and dropout > _MUCH_DROPOUT:
-        lines.append(
-            f"dropout takes {dropout:.0%} of the step; execution.prng rbg generates random bits faster on a TPU"
-        )
+        lines.append(f"dropout takes {dropout:.0%} of the step; execution.prng hash needs fewer operations")
     if execution.dtype == "float32":
         lines.append("execution.dtype bfloat16 runs the matrix products at least twice as fast")
     if communication > _MUCH_COMMUNICATION:

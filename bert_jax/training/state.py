@@ -34,8 +34,8 @@ class TrainState:
 
 
 def make_prng_key(execution: ExecutionConfig, seed: int) -> jax.Array:
-    """Return the base PRNG key for dropout, with the implementation that ``execution.prng`` names."""
-    return jax.random.key(seed, impl={"threefry": "threefry2x32", "rbg": "rbg"}[execution.prng])
+    """Return the base PRNG key for dropout. With ``execution.prng`` hash it is the threefry key that is hashed."""
+    return jax.random.key(seed, impl="rbg" if execution.prng == "rbg" else "threefry2x32")
 
 
 def initial_params(model: BertModel, seed: int, loaded: Mapping[str, Any] | None = None) -> Any:

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import optax
 from jax.sharding import Mesh, PartitionSpec
 
-from bert_jax.model.dropout import DropoutKey, replica_key
+from bert_jax.model.dropout import DropoutKey, TokenKey, replica_key
 from bert_jax.objectives.objective import Batch, Objective, Sums
 from bert_jax.optim import make_schedule
 from bert_jax.parallel import axis_names, constrain_tree
@@ -60,6 +60,8 @@ def loss_and_gradients(
             rows_key: DropoutKey | None = None if key is None else jax.random.fold_in(key, index)
             if key is not None and replicas > 1:
                 rows_key = replica_key(rows_key, replica[0], replicas, rows["input_ids"].shape[0])
+            if key is not None and objective.model.execution.prng == "hash":
+                rows_key = TokenKey.of(key, rows)  # the same bits in every microbatch and replica
 
             def loss_of(params: Any) -> tuple[jax.Array, Sums]:
                 sums = objective.sums(params, rows, rows_key, start=start, axis="data" if replicas > 1 else None)

@@ -19,14 +19,15 @@ from bert_jax.io.storage import StorageError
 from data_pipeline.host_tensorflow import THREADS, load_tensorflow
 from data_pipeline.read.reader import BAD_IDS, RawBatch
 from data_pipeline.shards.compatibility import Layout
-from data_pipeline.shards.tfexample import decode_batch, encode_examples
+from data_pipeline.shards.tfexample import BatchDecoder, encode_examples
 
 Masker = Callable[[np.ndarray, np.ndarray, np.ndarray, np.ndarray], Sequence[np.ndarray]]
 Batch = dict[str, np.ndarray]
 # Features of a batch in the order in which TensorFlow passes them on, with their dtypes.
 _DTYPES = {
     "input_ids": np.int32, "token_type_ids": np.int32, "sequence_ids": np.int32, "position_ids": np.int32,
-    "mlm_positions": np.int32, "mlm_labels": np.int32, "mlm_weights": np.float32, "cls_positions": np.int32,
+    "sequence_keys": np.uint32, "mlm_positions": np.int32, "mlm_labels": np.int32, "mlm_weights": np.float32,
+    "cls_positions": np.int32,
     "nsp_labels": np.int32, "nsp_weights": np.float32, "status": np.int64, "numbers": np.int64,
 }  # fmt: skip
 _KINDS = {"int64": np.int64, "float": np.float32}
@@ -51,10 +52,12 @@ def open_stream(
     spec = importlib.util.find_spec("tensorflow")
     is_installed = spec is not None and spec.origin is not None  # the origin of a folder without a package is None
     use_tensorflow = data.reader == "tensorflow" or (data.reader == "auto" and is_installed)
-    stream = TensorFlowStream if use_tensorflow else NumpyStream
+    finish = functools.partial(features, layout, data, mask)
     if mask is None:
         keys = _no_keys
-    return stream(read, functools.partial(features, layout, data, mask), layout, data.prefetch, steps, keys)
+    if use_tensorflow:
+        return TensorFlowStream(read, finish, layout, data.prefetch, steps, keys, ahead=mask is not None)
+    return NumpyStream(read, finish, layout, data.prefetch, steps, keys)
 
 
 def _no_keys(raw: RawBatch) -> np.ndarray:
@@ -90,6 +93,7 @@ def features(
         "token_type_ids": ints["segment_ids"],
         "sequence_ids": ints["input_mask"],
         "position_ids": np.arange(data.seq_length, dtype=np.int32) * factor,
+        "sequence_keys": numbers.astype(np.uint32)[:, None] * live[:, None],
         "mlm_positions": positions * factor,
         "mlm_labels": labels * factor,
         "mlm_weights": weights * weight,
@@ -112,12 +116,12 @@ class NumpyStream(Stream):
         self, read: Callable[[int], RawBatch], finish: Callable[..., Batch], layout: Layout, prefetch: int,
         steps: tuple[int, int], keys: Callable[[RawBatch], np.ndarray],
     ) -> None:  # fmt: skip
-        lengths = {stored: length for stored, _, length in layout.features.values()}
+        decode = BatchDecoder({stored: length for stored, _, length in layout.features.values()})
 
         def prepare(step: int) -> Batch:
             raw = read(step)
             live = np.array([record is not None for record in raw.records])
-            decoded = decode_batch([record for record in raw.records if record is not None], lengths)
+            decoded = decode([record for record in raw.records if record is not None])
             parsed = {}
             for name, (stored, kind, length) in layout.features.items():
                 parsed[name] = np.zeros((len(live), length), _KINDS[kind])
@@ -148,11 +152,12 @@ class NumpyStream(Stream):
 
 class TensorFlowStream(Stream):
     """Stream of a tf.data pipeline: a first map reads and verifies the serialized examples, and a second map parses
-    them and creates the features."""
+    them. With ``ahead``, which pays for dynamic masks, a third map creates the features; otherwise ``__next__``
+    does, because the transfer of all features to TensorFlow and back costs more than they do."""
 
     def __init__(
         self, read: Callable[[int], RawBatch], finish: Callable[..., Batch], layout: Layout, prefetch: int,
-        steps: tuple[int, int], keys: Callable[[RawBatch], np.ndarray],
+        steps: tuple[int, int], keys: Callable[[RawBatch], np.ndarray], *, ahead: bool,
     ) -> None:  # fmt: skip
         tf = load_tensorflow()
         empty = {stored: np.zeros((1, length), _KINDS[kind]) for stored, kind, length in layout.features.values()}
@@ -188,11 +193,10 @@ class TensorFlowStream(Stream):
             batch = finish(dict(zip(layout.features, arrays[:count], strict=True)), *arrays[count:])
             return [batch[name] for name in _DTYPES]
 
-        def parse(records: Any, *others: Any) -> dict[str, Any]:
+        def parse(records: Any, *others: Any) -> tuple[Any, ...]:
             parsed = tf.io.parse_example(records, spec)
-            inputs = [parsed[stored] for stored, _, _ in layout.features.values()]
-            arrays = tf.numpy_function(complete, [*inputs, *others], list(_DTYPES.values()))
-            return dict(zip(_DTYPES, arrays, strict=True))
+            arrays = [*(parsed[stored] for stored, _, _ in layout.features.values()), *others]
+            return tuple(tf.numpy_function(complete, arrays, list(_DTYPES.values())) if ahead else arrays)
 
         options = tf.data.Options()
         options.autotune.enabled = False
@@ -202,6 +206,7 @@ class TensorFlowStream(Stream):
         plain = tf.autograph.experimental.do_not_convert  # a conversion would take half a second
         dataset = tf.data.Dataset.range(*steps).map(plain(read_batch)).map(plain(parse), num_parallel_calls=THREADS)
         self._iterator = [dataset.prefetch(prefetch).with_options(options).as_numpy_iterator()]
+        self._complete = None if ahead else complete
         # A thread that called Python after the exit of the interpreter would hang or abort the process.
         self._finalize = weakref.finalize(
             self, lambda *parts: [part.clear() for part in parts], self._iterator, readers
@@ -210,11 +215,14 @@ class TensorFlowStream(Stream):
     def __next__(self) -> Batch:
         """Return the next batch. Raises ``StorageError`` if the object store is no longer available."""
         try:
-            return next(self._iterator[0])
+            arrays = next(self._iterator[0])
         except load_tensorflow().errors.OpError:
             if self._failures:
                 raise self._failures[0] from None
             raise
+        if self._complete is not None:
+            arrays = self._complete(*arrays)
+        return dict(zip(_DTYPES, arrays, strict=True))
 
     def close(self) -> None:
         self._finalize()

@@ -11,13 +11,14 @@ from typing import NamedTuple
 
 import numpy as np
 
-from bert_jax.io.protobuf import read_fields, write_varint
+from bert_jax.io.protobuf import read_fields, read_varint, write_varint
 
 _KIND_TAGS = {"bytes": 0x0A, "float": 0x12, "int64": 0x1A}
 _TAG_KINDS = {tag: kind for kind, tag in _KIND_TAGS.items()}
+# Tags of the values of a list: packed, or one by one.
+_VALUE_TAGS = {"bytes": (0x0A,), "float": (0x0A, 0x0D), "int64": (0x0A, 0x08)}
 
 _Values = list[tuple[int, int, int]]  # (tag, start, end) in a record
-_Prefixes = dict[int, list[tuple[bytes, str, str]]]  # size of a feature -> (bytes before its values, name, kind)
 
 
 def _field(tag: int, body: bytes) -> bytes:
@@ -125,30 +126,20 @@ def merge_summaries(
     return {n: left.get(n, absent[n]).merge(right.get(n, absent[n])) for n in sorted(absent)}
 
 
-def parse_example(record: bytes, known: _Prefixes | None = None) -> dict[str, tuple[str, _Values]]:
+def parse_example(record: bytes) -> dict[str, tuple[str, _Values]]:
     """Locate the features of one serialized tf.train.Example.
 
     Returns a dict from name to (kind, list of (tag, start, end) of the values). Any valid encoding is accepted:
-    packed or not, in any order. ``known`` is a cache that speeds up the parsing of similar records: it maps the
-    size of a feature to the bytes that precede its packed values. Raises ``ValueError`` if ``record`` is not a
-    tf.train.Example.
+    packed or not, in any order. Raises ``ValueError`` if ``record`` is not a tf.train.Example.
     """
     features: dict[str, tuple[str, _Values]] = {}
-    known = {} if known is None else known
     try:
         for tag, first, last in read_fields(record, 0, len(record)):
             if tag != 0x0A:
                 raise ValueError(f"tag {tag} in an Example")
             for _, start, end in read_fields(record, first, last):
-                for prefix, name, kind in known.get(end - start, ()):
-                    if record.startswith(prefix, start):
-                        features[name] = (kind, [(0x0A, start + len(prefix), end)])
-                        break
-                else:
-                    name, kind, values = _parse_feature(record, start, end)
-                    features[name] = (kind, values)
-                    if len(values) == 1 and values[0][0] == 0x0A and values[0][2] == end:
-                        known.setdefault(end - start, []).append((record[start : values[0][1]], name, kind))
+                name, kind, values = _parse_feature(record, start, end)
+                features[name] = (kind, values)
     except (IndexError, KeyError, UnicodeDecodeError, ValueError) as error:
         raise ValueError(f"not a tf.train.Example ({error})") from None
     return features
@@ -160,12 +151,16 @@ def _parse_feature(record: bytes, start: int, end: int) -> tuple[str, str, _Valu
     kind, values = "int64", []
     for tag, a, b in read_fields(record, *parts.get(0x12, (0, 0))):
         kind, values = _TAG_KINDS[tag], read_fields(record, a, b)
+        if any(field not in _VALUE_TAGS[kind] for field, _, _ in values):
+            raise ValueError(f"a list of kind {kind} has a value with another wire type")
     return record[slice(*parts.get(0x0A, (0, 0)))].decode(), kind, values
 
 
 def _read_varints(data: bytes) -> tuple[np.ndarray, np.ndarray]:
     """Decode consecutive varints; return their values, int64[N], and the offset after each varint, int64[N]."""
     octets = np.frombuffer(data, np.uint8)
+    if octets.max(initial=0) < 128:
+        return octets.astype(np.int64), np.arange(1, len(octets) + 1)
     ends = np.flatnonzero(octets < 128) + 1
     widths = np.diff(ends, prepend=0)
     if len(octets) and (not len(ends) or ends[-1] != len(octets) or widths.max() > 10):
@@ -221,10 +216,10 @@ def summarize_examples(records: Sequence[bytes], first: int = 0) -> dict[str, Fe
 
 def _summarize(records: Sequence[bytes]) -> dict[str, FeatureSummary]:
     summary = {}
-    for name, column in sorted(_columns(records).items()):
+    for name, column in sorted(_columns(records, _Layout()).items()):
         lengths, numbers = np.array(column.sizes), np.zeros(0, np.int64)
         if column.kind == "float":
-            lengths = lengths // 4
+            lengths = column.floats(name)[1]
         elif column.kind == "int64":
             numbers, lengths = column.integers(name)
         fewest = 0 if len(lengths) < len(records) else int(lengths.min())
@@ -233,24 +228,28 @@ def _summarize(records: Sequence[bytes]) -> dict[str, FeatureSummary]:
     return summary
 
 
-def decode_batch(records: Sequence[bytes], features: Mapping[str, int]) -> dict[str, np.ndarray]:
-    """Decode ``features`` of N serialized examples; return arrays [N, K], int64 or float32, by name.
+class BatchDecoder:
+    """Decoder of batches of serialized examples, for one thread. It remembers the layout of the records, so most
+    records need no complete parse."""
 
-    ``features`` maps names to K, the number of values that the feature has in every record. The values of all
-    records are decoded together, which is many times as fast as :func:`decode_example`. Raises ``ValueError`` if a
-    record is not a tf.train.Example, lacks a feature, or has another number of values.
-    """
-    columns, arrays = _columns(records), {}
-    for name, length in features.items():
-        column = columns.get(name, _Column("int64", [], []))
-        if column.kind == "float":
-            values, lengths = np.frombuffer(b"".join(column.bodies), "<f4"), np.array(column.sizes) // 4
-        else:
-            values, lengths = column.integers(name)
-        if len(lengths) != len(records) or (lengths != length).any():
-            raise ValueError(f"feature {name!r} does not have {length} values in every record")
-        arrays[name] = values.reshape(len(records), length)
-    return arrays
+    def __init__(self, features: Mapping[str, int]) -> None:
+        """``features`` maps names to K, the number of values that the feature has in every record."""
+        self._features, self._layout = features, _Layout()
+
+    def __call__(self, records: Sequence[bytes]) -> dict[str, np.ndarray]:
+        """Return the features of N records: arrays [N, K], int64 or float32, by name.
+
+        Raises ``ValueError`` if a record is not a tf.train.Example, lacks a feature, or has another number of
+        values.
+        """
+        columns, arrays = _columns(records, self._layout), {}
+        for name, length in self._features.items():
+            column = columns.get(name, _Column("int64", [], []))
+            values, lengths = column.floats(name) if column.kind == "float" else column.integers(name)
+            if len(lengths) != len(records) or (lengths != length).any():
+                raise ValueError(f"feature {name!r} does not have {length} values in every record")
+            arrays[name] = values.reshape(len(records), length)
+        return arrays
 
 
 class _Column(NamedTuple):
@@ -260,6 +259,13 @@ class _Column(NamedTuple):
     kind: str
     sizes: list[int]
     bodies: list[bytes]
+
+    def floats(self, name: str) -> tuple[np.ndarray, np.ndarray]:
+        """Return the values of all records, float32[T], and the number of values of each record, int64[N]."""
+        sizes = np.array(self.sizes, np.int64)
+        if (sizes % 4).any():
+            raise ValueError(f"not a tf.train.Example ({name}: a value extends beyond its list)")
+        return np.frombuffer(b"".join(self.bodies), "<f4"), sizes // 4
 
     def integers(self, name: str) -> tuple[np.ndarray, np.ndarray]:
         """Return the values of all records, int64[T], and the number of values of each record, int64[N]."""
@@ -271,24 +277,86 @@ class _Column(NamedTuple):
         return values, np.diff(counts)
 
 
-def _columns(records: Sequence[bytes]) -> dict[str, _Column]:
+def _columns(records: Sequence[bytes], layout: "_Layout") -> dict[str, _Column]:
     """Return the features of ``records`` by name. Raises ``ValueError`` if a feature changes its kind."""
     columns: dict[str, _Column] = {}
-    prefixes: _Prefixes = {}
     for record in records:
-        for name, (kind, values) in parse_example(record, prefixes).items():
-            column = columns.get(name)
-            if column is None:
-                column = columns[name] = _Column(kind, [], [])
-            if kind != column.kind:
-                raise ValueError(f"feature {name!r} is {column.kind} in one record and {kind} in another")
-            if kind == "bytes":
-                column.sizes.append(len(values))
-            elif len(values) == 1:  # the usual case, without loops
-                _, start, end = values[0]
+        spans = layout.spans(record)
+        if spans is not None:
+            for (name, kind), (start, end) in zip(layout.features, spans, strict=True):
+                column = columns.get(name)
+                if column is None or column.kind != kind:
+                    column = _column_of(columns, name, kind)
                 column.sizes.append(end - start)
                 column.bodies.append(record[start:end])
+            continue
+        features = parse_example(record)
+        for name, (kind, values) in features.items():
+            column = _column_of(columns, name, kind)
+            if kind == "bytes":
+                column.sizes.append(len(values))
             else:
                 column.sizes.append(sum([end - start for _, start, end in values]))
                 column.bodies.extend([record[start:end] for _, start, end in values])
+        layout.learn(record, features)
     return columns
+
+
+def _column_of(columns: dict[str, _Column], name: str, kind: str) -> _Column:
+    column = columns.setdefault(name, _Column(kind, [], []))
+    if column.kind != kind:
+        raise ValueError(f"feature {name!r} is {column.kind} in one record and {kind} in another")
+    return column
+
+
+class _Layout:
+    """Bytes that surround the packed values in similar records, such as those of one writer."""
+
+    def __init__(self) -> None:
+        self.features: list[tuple[str, str]] = []  # name and kind, in the order of the records
+        # For each feature: the first bytes of its entry -> (bytes that precede the values, size of the entry).
+        self._entries: list[dict[bytes, tuple[bytes, int]]] = []
+
+    def spans(self, record: bytes) -> list[tuple[int, int]] | None:
+        """Return (start, end) of the values of each feature; None if ``record`` differs from the known ones."""
+        if not self._entries:
+            return None
+        at, spans = _body_start(record), []
+        for entries in self._entries:
+            prefix, size = entries.get(record[at : at + 4], (b"", 0))
+            if not prefix or not record.startswith(prefix, at):
+                return None
+            spans.append((at + len(prefix), at + size))
+            at += size
+        return spans if at == len(record) else None
+
+    def learn(self, record: bytes, features: Mapping[str, tuple[str, _Values]]) -> None:
+        """Remember the layout of a parsed record, if each feature is one list of packed numbers at its end."""
+        if any(kind == "bytes" or len(values) != 1 or values[0][0] != 0x0A for kind, values in features.values()):
+            return
+        found = [(name, kind) for name, (kind, _) in features.items()]
+        if found != self.features:
+            self.features, self._entries = found, [{} for _ in found]
+        at = _body_start(record)
+        for entries, (_, ((_, start, end),)) in zip(self._entries, features.values(), strict=True):
+            if _entry_end(record, at) != end:
+                self.features, self._entries = [], []
+                return
+            entries[record[at : at + 4]] = (record[at:start], end - at)
+            at = end
+
+
+def _body_start(record: bytes) -> int:
+    """Return the offset of the first entry of the feature map; the length of ``record`` if it has another form."""
+    if record[:1] != b"\x0a":
+        return len(record)
+    size, start = read_varint(record, 1)
+    return start if start + size == len(record) else len(record)
+
+
+def _entry_end(record: bytes, at: int) -> int:
+    """Return the offset after the entry of the feature map at ``at``; -1 if another field is there."""
+    if record[at : at + 1] != b"\x0a":
+        return -1
+    size, start = read_varint(record, at + 1)
+    return start + size

@@ -147,6 +147,9 @@ def test_scan_understands_foreign_encodings(tmp_path: Path):
     mixed = shards.write_records(tmp_path / "b.tfrecord", records)
     assert mixed.features == plain.features
     assert id_range(mixed) == id_range(plain) == (0, id_range(plain)[1])
+    batch = tfexample.BatchDecoder({name: values.shape[1] for name, values in features.items()})(records)
+    for name, values in features.items():
+        np.testing.assert_array_equal(batch[name], values)
 
 
 def test_features_of_equal_shape_in_another_order_are_told_apart(tmp_path: Path):
@@ -276,12 +279,22 @@ def test_index_folder_refuses_damaged_shards(tmp_path: Path, damage, message):
     assert not (tmp_path / shards.INDEX_NAME).exists()
 
 
-# one int64 feature "a" whose only varint goes on after its list ends
-LIST_CUT_SHORT = b"\x0a\x0c\x0a\x0a\x0a\x01a\x12\x05\x1a\x03\x0a\x01\x80"
+def one_list(content: bytes) -> bytes:
+    """An Example with the feature "a", a list with ``content``."""
+    entry = b"\x0a\x01a\x12" + write_varint(len(content)) + content
+    return b"\x0a" + write_varint(len(entry) + 2) + b"\x0a" + write_varint(len(entry)) + entry
+
+
+WRONG_LISTS = (
+    one_list(b"\x1a\x03\x0a\x01\x80"),  # a varint that goes on after the list ends
+    one_list(b"\x12\x07\x0a\x05\x00\x00\x80?!"),  # a float and a byte
+    one_list(b"\x1a\x05\x0d\x00\x00\x80?"),  # a float in a list of integers
+    one_list(b"\x12\x02\x08\x05"),  # an integer in a list of floats
+)
 
 
 @pytest.mark.parametrize(
-    "record", [b"\x0a\x05hello", b"no proto at all", b"\x0a\x7f", b"\x12\x00", b"\xff" * 20, LIST_CUT_SHORT]
+    "record", [b"\x0a\x05hello", b"no proto at all", b"\x0a\x7f", b"\x12\x00", b"\xff" * 20, *WRONG_LISTS]
 )
 def test_payloads_that_are_no_examples_are_refused(tmp_path: Path, record):
     records = tfexample.encode_examples(bert_features(6))

@@ -171,6 +171,7 @@ def batch(case: Case) -> dict[str, np.ndarray]:
         "token_type_ids": np.where(real, steps * segments // lengths, 0).astype(np.int32),
         "sequence_ids": real.astype(np.int32),
         "position_ids": steps.astype(np.int32),
+        "sequence_keys": np.arange(rows, dtype=np.uint32)[:, None],
         "mlm_positions": positions,
         "mlm_labels": np.where(filled, integers(f"{case.name}/labels", 1, vocab, (rows, slots)), 0),
         "mlm_weights": filled.astype(np.float32),

@@ -11,8 +11,7 @@ from support import masked_lm, random_batch, relative_difference, tiny_config
 from bert_jax.config import ExecutionConfig, MeshConfig, ModelConfig
 from bert_jax.model import BertForPretraining, attention_kernel, norm_kernel, to_canonical
 from bert_jax.model.attention import dot_product_attention, kernel_attention, use_kernel_attention
-from bert_jax.model.dropout import ShardKey
-from bert_jax.model.kernels import seed_words
+from bert_jax.model.dropout import ShardKey, TokenKey, dropout
 from bert_jax.parallel import make_mesh, to_global
 from bert_jax.training.state import initial_params, make_prng_key
 from bert_jax.training.step import loss_and_gradients
@@ -164,10 +163,16 @@ def norm_operands(width=512):
     return *big, *(jax.random.normal(key, (width,)) for key in keys[3:])
 
 
-def add_norm(product, residual, bias, scale, shift, *, rate=0.0, seed=3, first_token=0):
-    words = seed_words(jax.random.key(seed))
-    place = jnp.int32(first_token)
-    return norm_kernel.add_norm(product, bias, residual, scale, shift, words, place, 1e-12, rate, True)
+def norm_key(seed=3):
+    """The key of one row of 48 tokens."""
+    return TokenKey(jax.random.key(seed), jnp.full((1, 48), 7, jnp.int32), jnp.arange(48, dtype=jnp.int32)[None])
+
+
+def add_norm(product, residual, bias, scale, shift, *, rate=0.0, seed=3, tokens=slice(None)):
+    words = jnp.stack(norm_key(seed).words(), axis=-1)[0, tokens]
+    return norm_kernel.add_norm(
+        product, residual, (bias, scale, shift), (words,) if rate else (), 1e-12, rate, True
+    )
 
 
 def test_add_norm_and_its_gradients_equal_the_plain_ones():
@@ -199,6 +204,7 @@ def test_add_norm_drops_at_its_rate_and_sends_gradients_through_what_stayed():
         assert np.abs(1 - stayed.mean(axis=axes) - rate).max() < 5 * np.sqrt(rate * (1 - rate) / count), axes
     # What the gradients say was dropped is what the forward pass dropped.
     factor = jnp.where(stayed, 65536 / (65536 - threshold), 0.0)
+    np.testing.assert_array_equal(factor, dropout(jnp.ones_like(product)[None], rate, norm_key())[0])
     expected = add_norm((product + bias) * factor, residual, jnp.zeros_like(bias), scale, shift)
     np.testing.assert_allclose(add_norm(product, residual, bias, scale, shift, rate=rate), expected, atol=5e-6)
 
@@ -207,7 +213,7 @@ def test_add_norm_bits_depend_on_the_place_of_a_token_alone():
     product, residual, _, *vectors = norm_operands()
     whole = add_norm(product, residual, *vectors, rate=0.1)
     np.testing.assert_array_equal(
-        add_norm(product[16:32], residual[16:32], *vectors, rate=0.1, first_token=16), whole[16:32]
+        add_norm(product[16:32], residual[16:32], *vectors, rate=0.1, tokens=slice(16, 32)), whole[16:32]
     )
     assert (add_norm(product, residual, *vectors, rate=0.1, seed=4) != whole).any()
 
@@ -247,12 +253,21 @@ def test_a_model_of_kernels_equals_the_plain_model():
         assert relative_difference(grads, plain[1]) <= 5e-6
 
 
-@pytest.mark.slow
-def test_a_model_of_kernels_drops_the_same_values_on_every_mesh():
+def test_a_model_of_kernels_drops_the_values_of_the_plain_model():
     config = model_config(dropout=0.1)
-    one = loss_of_model(config, **KERNELS)
+    plain = loss_of_model(config)
+    loss, grads = loss_of_model(config, **KERNELS)
+    assert abs(loss - plain[0]) <= 1e-6 * abs(plain[0])
+    assert relative_difference(grads, plain[1]) <= 5e-6
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("prng", ["hash", "threefry"])
+def test_a_model_of_kernels_drops_the_same_values_on_every_mesh(prng):
+    config = model_config(dropout=0.1)
+    one = loss_of_model(config, prng=prng, **KERNELS)
     assert abs(one[0] - loss_of_model(model_config(dropout=0.0), **KERNELS)[0]) > 1e-4
     mesh = make_mesh(MeshConfig(data=2, fsdp=1, tensor=2), jax.devices()[:4])
-    loss, grads = loss_of_model(config, mesh, **KERNELS)
+    loss, grads = loss_of_model(config, mesh, prng=prng, **KERNELS)
     assert abs(loss - one[0]) <= 1e-6 * abs(one[0])
     assert relative_difference(grads, one[1]) <= 5e-6

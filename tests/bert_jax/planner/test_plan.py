@@ -265,10 +265,11 @@ def test_plan_of_a_compiled_step():
     assert plan.chip_hours == pytest.approx(0.08)
     assert plan.cost == pytest.approx(0.04)
     assert plan.shares["optimizer"] == pytest.approx(1)
-    assert not any("rbg" in line for line in plan.warnings)
+    assert not any("prng" in line for line in plan.warnings)
+    config = dataclasses.replace(config, execution=ExecutionConfig(prng="threefry"))
     drawn = dataclasses.replace(compiled(0.02), hlo=compiled(0.02).hlo.replace("optimizer/neg", "random_bits"))
     plan = plan_compiled(config, parse_topology("v5e:2x2"), Asked(), drawn)
-    assert any("dropout takes 100% of the step; execution.prng rbg" in line for line in plan.warnings)
+    assert any("dropout takes 100% of the step; execution.prng hash" in line for line in plan.warnings)
 
     too_large = plan_compiled(config, parse_topology("v5e:2x2"), Asked(), compiled(0.02, peak=2**35))
     assert not too_large.fits

@@ -7,9 +7,11 @@ import jax
 import numpy as np
 import pytest
 from builders import StopAt
-from support import SyntheticSource, objective_of, tiny_config, train_synthetic, untimed
+from support import TINY, SyntheticSource, objective_of, tiny_config, train_synthetic, untimed
 
-from bert_jax.config import MeshConfig
+from bert_jax.config import MeshConfig, PretrainConfig, load_config
+from bert_jax.config.loader import RunOptions
+from bert_jax.interop.initialization import plan_start
 from bert_jax.io.folder_lock import hold_folder
 from bert_jax.parallel import make_mesh
 from bert_jax.process.exits import Stop
@@ -153,6 +155,20 @@ def test_resume_refuses_another_prng_unless_allowed(tmp_path, capsys):
         train_synthetic(other, tmp_path / "w")
     train_synthetic(other, tmp_path / "w", allow_numeric_change=True)
     assert "changed since the checkpoint: execution.scan_layers: False -> True" in capsys.readouterr().out
+
+
+def test_a_run_keeps_its_prng_unless_the_command_names_one(tmp_path):
+    train_synthetic(tiny_config("--training.num_steps 2 --execution.prng threefry"), tmp_path / "w")
+
+    def prng(folder, *words):
+        start = plan_start(PretrainConfig, RunOptions(), tmp_path / folder, words)
+        return load_config(PretrainConfig, [*TINY.split(), *words], extra_settings=start.settings).execution.prng
+
+    assert prng("w") == "threefry"
+    assert prng("w", "--execution.prng", "rbg") == "rbg"
+    assert prng("new") == "hash"
+    (tmp_path / "w" / "config.yaml").write_text("execution: 3")
+    assert prng("w") == "hash"
 
 
 def test_resume_refuses_another_vocabulary(tmp_path):
