@@ -1,4 +1,5 @@
-"""The ``bert-data`` command: build vocabularies and shards, inspect shards, print task files as JSON lines."""
+"""The ``bert-data`` command: clean text, build vocabularies and shards, inspect shards, print task files as JSON
+lines."""
 
 import argparse
 import contextlib
@@ -10,13 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
-from bert_jax.config import DataConfig, PretrainConfig, load_config
-from bert_jax.config.finetune import FinetuneConfig
+from bert_jax.config import DataConfig, FinetuneConfig, PretrainConfig, load_config
 from bert_jax.config.task import TaskDataConfig
 from bert_jax.io.storage import Location, location
 from bert_jax.process.exits import run_command
 from bert_jax.process.signals import StopRequest
-from bert_jax.records import Record
 
 USAGE = """usage: bert-data COMMAND [options]
 
@@ -27,6 +26,9 @@ commands:
              bert-data shards --config configs/quickstart.yaml --workers 4
            with Apache Beam, on this machine, or on a cluster that the Beam options after -- select
              bert-data shards --config RECIPE --runner beam [-- --runner=DataflowRunner --project=P ...]
+  clean    drop duplicates, repeated lines, broken encoding, other languages, too short documents; text and report
+             bert-data clean --corpus TEXT... --output FOLDER --near_duplicates 0.7 --languages en
+           --runner beam and options after --: as for shards
   index    write the index of TFRecords that another program wrote
              bert-data index DIR
   inspect  report on a folder of shards; --vocab FILE: its vocabulary, --records N: read at most N (20000)
@@ -37,9 +39,10 @@ commands:
 
 shards --tfds NAME is short for --corpus tfds:NAME: text prepared by TensorFlow Datasets (--tfds_data_dir FOLDER).
 vocab and shards accept --config FILE (a recipe of run_pretrain.py) and every --data.OPTION; "data." may be omitted.
+clean has its own options; "data." and "clean." may be omitted.
 --vocab_size sets model.vocab_size, --kind sets data.tokenizer, and shards --output sets data.shards.
 records accepts the options of run_finetune.py; "data." may be omitted, and --kind sets task.kind.
-bert-data shards --help and bert-data records --help list all options.
+bert-data shards --help, clean --help and records --help list all options.
 """
 _SHORT = {"vocab_size": "model.vocab_size", "kind": "data.tokenizer"}
 C = TypeVar("C")
@@ -70,14 +73,17 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(command: str, words: list[str]) -> None:
     commands: dict[str, Callable[[list[str]], None]] = {
-        "vocab": _vocab, "shards": _shards, "index": _index, "inspect": _inspect, "records": _records,
+        "vocab": _vocab, "shards": _shards, "clean": _clean, "index": _index, "inspect": _inspect,
+        "records": _records,
     }  # fmt: skip
     if command not in commands:
         raise ValueError(f"{command}: unknown command; allowed: {', '.join(commands)}")
     if not {"-h", "--help"} & set(words):
         return commands[command](words)
     print(USAGE)
-    options = {"vocab": DataOptions, "shards": DataOptions, "records": RecordOptions}
+    from data_pipeline.clean.options import CleanOptions
+
+    options = {"vocab": DataOptions, "shards": DataOptions, "clean": CleanOptions, "records": RecordOptions}
     if command in options:
         with contextlib.suppress(SystemExit):
             load_config(options[command], ["--help"], prog=f"bert-data {command}")
@@ -107,6 +113,19 @@ def _take(words: Sequence[str], **flags: dict[str, Any]) -> tuple[Any, list[str]
     return parser.parse_known_args(words)
 
 
+def _take_runner(words: Sequence[str], **flags: dict[str, Any]) -> tuple[Any, list[str], list[str] | None]:
+    """Parse the options ``flags`` and ``--runner`` as :func:`_take` does; also return the options of Beam after
+    ``--``, or None without ``--runner beam``."""
+    at = words.index("--") if "--" in words else len(words)
+    own, rest = _take(words[:at], runner={"choices": ["processes", "beam"]}, **flags)
+    beam_options = list(words[at + 1 :])
+    if own.runner == "beam":
+        return own, rest, beam_options
+    if beam_options:
+        raise ValueError("command line: options after -- require --runner beam; add --runner beam, or omit them")
+    return own, rest, None
+
+
 def _report(line: str) -> None:
     print(line, flush=True)
 
@@ -126,19 +145,29 @@ def _vocab(words: list[str]) -> None:
 def _shards(words: list[str]) -> None:
     from data_pipeline.build.ensure import STOPPED, ensure_data
 
-    at = words.index("--") if "--" in words else len(words)
-    beam_options = words[at + 1 :]
-    own, words = _take(words[:at], tfds={}, output={}, runner={"choices": ["processes", "beam"]})
-    if beam_options and own.runner != "beam":
-        raise ValueError("command line: options after -- require --runner beam; add --runner beam, or omit them")
+    own, words, beam_options = _take_runner(words, tfds={}, output={})
     words += ["--data.corpus", f"tfds:{own.tfds}"] if own.tfds is not None else []
     words += ["--data.shards", own.output] if own.output is not None else []
     config = _config(PretrainConfig, words, DataConfig, _SHORT)
     size = config.model.vocab_size
     with StopRequest().at_once(STOPPED):
-        options = beam_options if own.runner == "beam" else None
-        vocab = ensure_data(config.data, vocab_size=size, report=_report, beam_options=options)
+        vocab = ensure_data(config.data, vocab_size=size, report=_report, beam_options=beam_options)
     _report(f"shards in {config.data.shards}, vocabulary {vocab}")
+
+
+def _clean(words: list[str]) -> None:
+    from data_pipeline.build.ensure import STOPPED
+    from data_pipeline.clean.options import CleanConfig, CleanDataConfig, CleanOptions
+    from data_pipeline.clean.run import clean
+
+    own, words, beam_options = _take_runner(words, output={"type": location})
+    if own.output is None:
+        raise ValueError("bert-data clean: --output is not set; set it to a new folder for the cleaned text")
+    rules = {field.name: f"clean.{field.name}" for field in dataclasses.fields(CleanConfig)}
+    config = _config(CleanOptions, words, CleanDataConfig, rules)
+    with StopRequest().at_once(STOPPED):
+        clean(config, own.output, _report, beam_options)
+    _report(f"text and report in {own.output}")
 
 
 def _folder(words: Sequence[str], command: str) -> Location:
@@ -171,26 +200,13 @@ def _inspect(words: list[str]) -> None:
 
 
 def _records(words: list[str]) -> None:
-    from data_pipeline.tasks import read_named
+    from data_pipeline.tasks import as_json, read_named
 
     if not words or words[0].startswith("--"):
         raise ValueError("bert-data records: no file before the options; run: bert-data records FILE [OPTIONS]")
     config = _config(FinetuneConfig, words[1:], TaskDataConfig, {"kind": "task.kind"})
     for record in read_named(words[0], config.data, config.task.kind, "dev"):
-        _report(json.dumps(_as_json(record), ensure_ascii=False))
-
-
-def _as_json(record: Record) -> dict[str, Any]:
-    """Return the nonempty fields of ``record`` as the JSON object of a .jsonl file."""
-    empty = Record(id="", source=record.source)
-    fields = {
-        field.name: getattr(record, field.name)
-        for field in dataclasses.fields(Record)
-        if getattr(record, field.name) != getattr(empty, field.name) or (field.name == "text" and not record.words)
-    }
-    if record.answers is not None:
-        fields["answers"] = [{"text": answer.text, "answer_start": answer.start} for answer in record.answers]
-    return fields
+        _report(json.dumps(as_json(record), ensure_ascii=False))
 
 
 def _count(text: str) -> int:

@@ -56,7 +56,7 @@ def build_with_beam(
     Beam; without ``--runner``, the embedded runner uses ``data.workers`` threads. An exception of a job is
     re-raised. Raises ``ValueError`` (one line) if the pipeline fails for another reason.
     """
-    beam, chosen = load_beam(), check_options(data, options)
+    chosen = check_options(data.workers, options)
     places = {name: getattr(data, name) for name in ("shards", "eval_shards", "token_store")}
     data = dataclasses.replace(data, **{name: str(location(p).absolute()) for name, p in places.items() if p})
     sources = [dataclasses.replace(source, path=source.path.absolute()) for source in sources]
@@ -73,12 +73,24 @@ def build_with_beam(
         f"building shards from {size / 1e6:,.1f} MB of text under Apache Beam "
         f"(runner: {chosen.get_all_options()['runner']})"
     )
+    run_pipeline(jobs, options, chosen, partial(_add_steps, jobs=jobs, has_store=has_store))
+    for name in missing:
+        report(_load(jobs.folder / f"{name}-done"))
+
+
+def run_pipeline(jobs: "Jobs", options: Sequence[str], chosen: Any, add_steps: Callable[[Any, Any], None]) -> None:
+    """Run the pipeline to which ``add_steps(beam, pipeline)`` adds the steps of ``jobs``.
+
+    ``chosen`` is the result of :func:`check_options` for ``options``. An exception of a job is re-raised. Raises
+    ``ValueError`` (one line) if the pipeline fails for another reason.
+    """
+    beam = load_beam()
     output = _WithoutTracebacks(sys.stderr)
     try:
         with contextlib.ExitStack() as stack:
             if _is_embedded(options):
                 stack.enter_context(contextlib.redirect_stderr(output))  # type: ignore[type-var]
-            _add_steps(beam, stack.enter_context(beam.Pipeline(options=chosen)), jobs, has_store=has_store)
+            add_steps(beam, stack.enter_context(beam.Pipeline(options=chosen)))
     except Exception as error:
         for failure in jobs.folder.glob("failure-*"):
             raise _load(failure) from None
@@ -87,8 +99,6 @@ def build_with_beam(
         raise ValueError(
             f"the Beam pipeline failed: {lines[-1]}; finished parts are kept; run the same command again"
         ) from None
-    for name in missing:
-        report(_load(jobs.folder / f"{name}-done"))
 
 
 def load_beam() -> Any:
@@ -108,14 +118,15 @@ def _is_embedded(options: Sequence[str]) -> bool:
     return not any(option.partition("=")[0] == "--runner" for option in options)
 
 
-def check_options(data: DataConfig, options: Sequence[str]) -> Any:
-    """Parse the options of Beam; without ``--runner``, select the embedded runner with ``data.workers`` threads.
+def check_options(workers: int, options: Sequence[str]) -> Any:
+    """Parse the options of Beam; without ``--runner``, select the embedded runner with ``workers`` threads (0: one
+    per processor).
 
     Raises ``ValueError`` for an invalid value and, with the embedded runner, for an unknown option; other runners
     define further options.
     """
     load_beam()
-    workers = data.workers or processor_count() if _is_embedded(options) else 0
+    workers = workers or processor_count() if _is_embedded(options) else 0
     from apache_beam.options.pipeline_options import PipelineOptions
 
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
@@ -163,7 +174,7 @@ class _WithoutTracebacks:
         self._stream.flush()
 
 
-def _add_steps(beam: Any, pipeline: Any, jobs: "_Jobs", *, has_store: bool) -> None:
+def _add_steps(beam: Any, pipeline: Any, *, jobs: "_Jobs", has_store: bool) -> None:
     """Add the steps of the build to ``pipeline``.
 
     ``Reshuffle`` distributes the next step over all workers; ``ToList`` and ``CombinePerKey`` wait for all results.
@@ -237,26 +248,19 @@ def _chunk_name(source: int, piece: int) -> str:
     return f"{source:06d}-{piece:06d}.npz"
 
 
-def _expect(wanted: int, found: int) -> None:
+def expect(wanted: int, found: int) -> None:
+    """Raise ``ValueError`` if the runner lost or repeated a result."""
     if found != wanted:
         raise ValueError(
             f"Beam returned only {found} of {wanted} results; finished parts are kept; run the same command again"
         )
 
 
-class _Jobs:
-    """The steps of a pipeline. A runner may run a step on any machine, and more than once."""
+class Jobs:
+    """The steps of a pipeline, which are methods. A runner may run a step on any machine, and more than once."""
 
     def __init__(self, folder: Location) -> None:
         self.folder = folder
-
-    @property
-    def plan(self) -> _Plan:
-        return _load(self.folder / "plan")
-
-    @property
-    def _tokenizer(self) -> Tokenizer:
-        return cached_tokenizer(str(self.plan.vocab), self.plan.data.lower_case)
 
     def run(self, step: str, value: Any) -> Any:
         """Run the method named ``step``; store an exception in a file, because runners report only its text."""
@@ -265,6 +269,18 @@ class _Jobs:
         except (ValueError, OSError) as error:
             _save(error, self.folder / f"failure-{uuid.uuid4().hex[:8]}")
             raise
+
+
+class _Jobs(Jobs):
+    """The steps of a build."""
+
+    @property
+    def plan(self) -> _Plan:
+        return _load(self.folder / "plan")
+
+    @property
+    def _tokenizer(self) -> Tokenizer:
+        return cached_tokenizer(str(self.plan.vocab), self.plan.data.lower_case)
 
     def tokenize(self, number: int) -> tuple[int, int]:
         """Tokenize the share with the index ``number``; return (``number``, number of chunks of its source)."""
@@ -285,7 +301,7 @@ class _Jobs:
         assert plan.chunks is not None
         folder = store_folder(plan.data)
         if not (folder / META_NAME).is_file():
-            _expect(len(plan.shares), len(pieces))
+            expect(len(plan.shares), len(pieces))
             counts = {source: pieces[i] for i, (source, _, _) in enumerate(plan.shares)}
             names = [_chunk_name(source, piece) for source, n in counts.items() for piece in range(n)]
             merge_chunks(folder, [plan.chunks / name for name in names], plan.settings, self._tokenizer)
@@ -314,7 +330,7 @@ class _Jobs:
         """Check that all parts of a split are finished; return (split, index of the shard) for every shard."""
         name, count = parts
         split = _load(self.folder / name)
-        _expect(len(split.parts), count)
+        expect(len(split.parts), count)
         return [(name, shard) for shard in range(split.job.num_shards)]
 
     def merge_shard(self, shard: tuple[str, int]) -> tuple[str, int]:
@@ -330,7 +346,7 @@ class _Jobs:
         name, count = shards
         split = _load(self.folder / name)
         if not (split.target / MANIFEST_NAME).is_file():
-            _expect(split.job.num_shards, count)
+            expect(split.job.num_shards, count)
             entries = (self.folder / f"{name}-{number:05d}" for number in range(count))
             split.finish(pickle.loads(entry.read_bytes()) for entry in entries)
         _save(split.done(), self.folder / f"{name}-done")

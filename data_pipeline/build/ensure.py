@@ -68,7 +68,7 @@ def _ensure(data: DataConfig, vocab_size: int, report: Report, beam_options: Seq
     if beam_options is not None:
         from data_pipeline.build.beam import check_options
 
-        check_options(data, beam_options)  # checked now, because training a vocabulary may take hours
+        check_options(data.workers, beam_options)  # checked now, because training a vocabulary may take hours
     vocab, tokenizer = existing_vocabulary(data, vocab_size)
     missing = missing_splits(data)
     if tokenizer is None or missing:

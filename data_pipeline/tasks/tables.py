@@ -1,9 +1,11 @@
 """Readers of TSV, CSV and JSON lines."""
 
 import csv
+import dataclasses
 import json
 from collections.abc import Iterator, Sequence
 from itertools import chain
+from typing import Any
 
 from bert_jax.config.task import TaskDataConfig
 from bert_jax.io.storage import Location
@@ -123,3 +125,16 @@ def read_jsonl(name: str, columns: Columns, data: TaskDataConfig) -> Iterator[Re
             if value is None and role in columns.inputs:
                 raise ValueError(f"{source}: {role} is null; every record needs a value")
         yield make_record(fields, source=source, number=number, separator=data.label_separator)
+
+
+def as_json(record: Record) -> dict[str, Any]:
+    """Return the nonempty fields of ``record`` as the JSON object of a .jsonl file."""
+    empty = Record(id="", source=record.source)
+    fields = {
+        field.name: getattr(record, field.name)
+        for field in dataclasses.fields(Record)
+        if getattr(record, field.name) != getattr(empty, field.name) or (field.name == "text" and not record.words)
+    }
+    if record.answers is not None:
+        fields["answers"] = [{"text": answer.text, "answer_start": answer.start} for answer in record.answers]
+    return fields

@@ -5,9 +5,11 @@ from importlib import metadata
 from pathlib import Path
 
 from bert_jax.config.pretrain import DataConfig
-from bert_jax.io.storage import Location, location
+from bert_jax.io.storage import Location, ObjectPath, location
 from data_pipeline.text.datasets import hf_sources, tfds_sources
 from data_pipeline.text.documents import Source, is_text_file
+
+CLEANED_NAME = "cleaned.json"  # report in a folder of text that bert-data clean wrote
 
 
 def corpus_of(data: DataConfig) -> list[Source]:
@@ -51,9 +53,13 @@ def _sources_of(entry: str, split: str, tfds_data_dir: str) -> list[Source]:
         files = [file for file in files if file.stat().st_size > 0]
         if not files:
             raise ValueError(f"{entry}: the folder contains no text; allowed: .txt and .jsonl, plain or .gz/.zst")
-        name = path.resolve().name
+        name, cleaned = path.resolve().name, _cleaned_files(files)
         return [
-            Source(path=file, name=f"{name}/{file.relative_to(path).as_posix()}", blank_lines="auto")
+            Source(
+                path=file,
+                name=f"{name}/{file.relative_to(path).as_posix()}",
+                blank_lines="documents" if file in cleaned else "auto",
+            )
             for file in files
         ]
     if not path.is_file():
@@ -61,6 +67,15 @@ def _sources_of(entry: str, split: str, tfds_data_dir: str) -> list[Source]:
     if path.stat().st_size == 0:
         raise ValueError(f"{entry}: the file is empty")
     return [Source(path=path, name=path.name)]
+
+
+def _cleaned_files(files: Sequence[Location]) -> set[Location]:
+    """Return the files that are in a folder that ``bert-data clean`` wrote, at any depth."""
+    folders = {parent for file in files for parent in file.resolve().parents}
+    # The first part of an object's path is its scheme, which is not a folder.
+    held = {folder for folder in folders if not (isinstance(folder, ObjectPath) and len(folder.parts) < 2)}
+    cleaned = {folder for folder in held if (folder / CLEANED_NAME).is_file()}
+    return {file for file in files if not cleaned.isdisjoint(file.resolve().parents)}
 
 
 def _package_sources(entry: str) -> list[Source]:

@@ -1,0 +1,106 @@
+"""Options of ``bert-data clean``, and the numbers of bands and rows that follow from them."""
+
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+from bert_jax.config.schema import AtLeast0, Section, Share
+from data_pipeline.text.documents import Source
+
+MOST_HASHES = 128  # MinHash values per document
+LEAST_CHANCE = 0.98  # of a pair at the threshold to become a candidate
+
+
+@dataclass(frozen=True, kw_only=True)
+class CleanDataConfig(Section, prefix="data."):
+    """Text to clean."""
+
+    # Text files, folders (.txt, .jsonl, plain or .gz/.zst; also gs://), package:NAME, tfds:NAME[/CONFIG][:VERSION]
+    # or hf:OWNER/NAME[/CONFIG], as for bert-data shards.
+    corpus: tuple[str, ...] = ()
+    # Field that holds the text of a JSON line, or of a record of a tfds: or hf: dataset.
+    json_field: str = "text"
+    # Split of a tfds: or hf: dataset to clean.
+    dataset_split: str = "train"
+    # Folder of prepared TensorFlow Datasets, local or gs://; empty: ~/tensorflow_datasets.
+    tfds_data_dir: str = ""
+    # Number of processes; 0: one per processor. The output does not depend on it.
+    workers: AtLeast0[int] = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class CleanConfig(Section, prefix="clean."):
+    """Rules, in the order in which they are applied."""
+
+    # Broken encoding: repair (decode mojibake correctly, remove control characters, drop lines that contain the
+    # replacement character), drop (drop lines with any of the three), or off.
+    encoding: Literal["repair", "drop", "off"] = "repair"
+    # Largest share of the characters of a document that may be in lines dropped for their encoding; a document
+    # above it is dropped whole.
+    broken_share: Share[float] = 0.2
+    # Smallest number of words of a document; 0: off. A Chinese character is a word.
+    least_words: AtLeast0[int] = 5
+    # Largest number of words of a document; 0: off.
+    most_words: AtLeast0[int] = 0
+    # Codes of the languages to keep, such as en de zh (py3langid, on the first 2,000 characters of a document);
+    # empty: off.
+    languages: tuple[str, ...] = ()
+    # Drop documents whose text is equal to that of an earlier document.
+    exact_duplicates: bool = True
+    # Drop lines that occur in at least this number of different documents, except in the first of them; 0: off.
+    # Case, punctuation and white space do not matter.
+    boilerplate: AtLeast0[int] = 30
+    # Smallest number of words of such a line; shorter lines are kept.
+    boilerplate_words: AtLeast0[int] = 3
+    # Drop a document if its Jaccard similarity (sets of 5-grams of words) to an earlier, kept document is at least
+    # this; 0: off.
+    near_duplicates: Share[float] = 0.7
+    # Number of bands of the MinHash signature; 0: chosen with clean.rows.
+    bands: AtLeast0[int] = 0
+    # Number of rows per band; 0: the largest number with which a pair at the threshold becomes a candidate with a
+    # probability of at least 0.98, using at most 128 hashes.
+    rows: AtLeast0[int] = 0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._require("boilerplate", self.boilerplate != 1, "0 (off), or 2 or more documents")
+        self._require("most_words", self.most_words in (0, max(self.most_words, self.least_words)),
+                      f"0 (off), or at least clean.least_words ({self.least_words})")  # fmt: skip
+        self._require("rows", (self.bands == 0) == (self.rows == 0),
+                      f"a number above 0 exactly if clean.bands is (clean.bands: {self.bands})")  # fmt: skip
+
+    @property
+    def banding(self) -> tuple[int, int]:
+        """Return the number of bands and the number of rows per band."""
+        if self.bands:
+            return self.bands, self.rows
+        choices = [(MOST_HASHES // rows, rows) for rows in range(1, MOST_HASHES + 1)]
+        return next(
+            (choice for choice in reversed(choices) if chance(self.near_duplicates, *choice) >= LEAST_CHANCE),
+            choices[0],
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class CleanOptions:
+    """Options of ``bert-data clean``: the text, and the rules in the order in which they are applied."""
+
+    data: CleanDataConfig = CleanDataConfig()
+    clean: CleanConfig = CleanConfig()
+
+
+def chance(similarity: float, bands: int, rows: int) -> float:
+    """Return the probability that two sets with this Jaccard similarity agree in all rows of at least one band."""
+    return 1 - (1 - similarity**rows) ** bands
+
+
+def settings_of(options: CleanOptions, sources: list[Source]) -> dict[str, Any]:
+    """Return the settings that determine the output; ``data.workers`` is not among them."""
+    bands, rows = options.clean.banding
+    values = {f"clean.{name}": value for name, value in asdict(options.clean).items()}
+    return values | {
+        "clean.bands": bands,
+        "clean.rows": rows,
+        "clean.languages": sorted(options.clean.languages),
+        "data.json_field": options.data.json_field,
+        "data.corpus": [[source.name, source.path.stat().st_size] for source in sources],
+    }
