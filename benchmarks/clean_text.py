@@ -1,6 +1,7 @@
 """Near duplicates, workers and memory of ``bert-data clean`` against brute force.
 
-    python benchmarks/clean_text.py --corpus TEXT... [--documents 12000] [--megabytes 200] [--only near workers memory]
+    python benchmarks/clean_text.py --corpus TEXT... [--documents 12000] [--megabytes 200]
+        [--only near workers memory] [--output FILE.jsonl]
 
 near: documents of 50 to 500 words, cut from the corpus and changed by known edits (words replaced, deleted and
 inserted; parts cut off or exchanged). The Jaccard similarity of the sets of 5-grams of words of all pairs is
@@ -23,6 +24,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -168,7 +170,7 @@ def measure_near(paths: list[Path], count: int, folder: Path) -> tuple[dict[str,
     dropped = ~is_kept
     edges = np.arange(0.1, 1.05, 0.1)
     by_similarity = {}
-    for low, high in zip(edges[:-1], edges[1:], strict=True):
+    for low, high in pairwise(edges):
         bin_ = (similarity >= low) & (similarity < high if high < 0.99 else similarity <= 1)
         if bin_.any():
             expected = 1 - (1 - similarity[bin_] ** ROWS) ** BANDS
@@ -248,6 +250,7 @@ def main() -> int:
     parser.add_argument("--documents", type=int, default=12_000)
     parser.add_argument("--megabytes", type=int, default=200)
     parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--output", type=Path, help="file to which the JSON lines are appended")
     parser.add_argument("--only", nargs="+", choices=("near", "workers", "memory"))
     arguments = parser.parse_args()
     passed = True
@@ -260,7 +263,11 @@ def main() -> int:
         }
         for case in arguments.only or cases:
             figures, is_good = cases[case]()
-            print(json.dumps({"case": case, "passed": bool(is_good), **figures}), flush=True)
+            line = json.dumps({"case": case, "passed": bool(is_good), **figures})
+            print(line, flush=True)
+            if arguments.output:
+                with arguments.output.open("a") as file:
+                    file.write(f"{line}\n")
             passed &= bool(is_good)
     return 0 if passed else 3
 

@@ -48,9 +48,9 @@ class CleanConfig(Section, prefix="clean."):
     exact_duplicates: bool = True
     # Drop lines that occur in at least this number of different documents, except in the first of them; 0: off.
     # Case, punctuation and white space do not matter.
-    boilerplate: AtLeast0[int] = 30
-    # Smallest number of words of such a line; shorter lines are kept.
-    boilerplate_words: AtLeast0[int] = 3
+    boilerplate: AtLeast0[int] = 10
+    # Smallest number of words of such a line; shorter lines, such as "I don't know.", are kept.
+    boilerplate_words: AtLeast0[int] = 5
     # Drop a document if its Jaccard similarity (sets of 5-grams of words) to an earlier, kept document is at least
     # this; 0: off.
     near_duplicates: Share[float] = 0.7

@@ -30,7 +30,7 @@ from data_pipeline.clean.workspace import (
 )
 
 _KEY_BYTES = 12  # of a line in a .keys file
-_RANGE_KEYS = 1 << 22  # lines that one counting job sorts
+_RANGE_KEYS = 1 << 20  # lines that one counting job sorts
 FIRST_NAME = "first.bin"  # int64[D]: for every scanned document, the first document with the same content
 
 
@@ -104,7 +104,7 @@ class _Scan:
         checked = [check_line(line, ftfy, repair=repair) for line in document]
         broken = sum(len(line) for line, result in zip(document, checked, strict=True) if not result.text)
         share = broken / sum(map(len, document))
-        if share > self._clean.broken_share:
+        if share > self._clean.broken_share or not any(result.text for result in checked):
             self._drop("encoding", number, document, broken_share=round(share, 3))
             return []
         for index, (line, result) in enumerate(zip(document, checked, strict=True), start=1):

@@ -54,7 +54,7 @@ def expected(place: Path) -> dict[str, bytes]:
     return files
 
 
-@pytest.mark.parametrize("count", [2, 4])
+@pytest.mark.parametrize("count", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_processes(place: Path, count: int) -> None:
     assert run(place, place / "many", "--workers", str(count)) == 0
     assert tree(place / "many") == expected(place)
