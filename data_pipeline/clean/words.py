@@ -52,7 +52,10 @@ def _powers(base: int) -> np.ndarray:
 
 
 def _hash_ranges(values: np.ndarray, starts: np.ndarray, ends: np.ndarray) -> np.ndarray:
-    """Return one hash per range [start, end) of ``values`` uint64[at most _BLOCK]: a polynomial in the offset."""
+    """Return one hash per range [start, end) of ``values`` uint64[at most _BLOCK]: a polynomial in the offset.
+
+    The hash of an empty range is 0.
+    """
     sums = np.zeros(len(values) + 1, np.uint64)
     np.cumsum(values * _powers(_BASE)[: len(values)], out=sums[1:])
     return mix64((sums[ends] - sums[starts]) * _powers(pow(_BASE, -1, 1 << 64))[starts])
@@ -122,7 +125,7 @@ def line_keys(words: np.ndarray, counts: np.ndarray) -> np.ndarray:
             values = values[:_BLOCK]
         stops = np.minimum(ends[first:last] - start, len(values))
         starts = ends[first:last] - counts[first:last] - start
-        keys[first:last] = np.where(counts[first:last] > 0, _hash_ranges(values, starts, stops), 0)
+        keys[first:last] = _hash_ranges(values, starts, stops)
         first = last
     return keys
 

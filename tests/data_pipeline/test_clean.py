@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from data_pipeline.clean.tally import Tally, merge
 from data_pipeline.cli import main
 from data_pipeline.text.corpus import list_sources
 from data_pipeline.text.documents import read_documents
@@ -158,6 +159,11 @@ def test_copies_of_a_document_are_not_repeated_lines(tmp_path: Path) -> None:
     documents = [f"{text(number)}\n{text(number + 50)}" for number in (1, 1, 1, 1, 2)]
     found, report = clean(write(tmp_path / "text", *documents), boilerplate=2, exact_duplicates="true")
     assert found == [documents[0], documents[4]] and report["rules"]["boilerplate"]["lines"] == 0
+    documents.append(f"{text(1)}\n{text(3)}")  # with the first document, two that contain the line
+    found, _ = clean(write(tmp_path / "text", *documents), boilerplate=3, exact_duplicates="true")
+    assert found == [documents[0], *documents[4:]]
+    found, _ = clean(write(tmp_path / "text", *documents), boilerplate=2, exact_duplicates="true")
+    assert found == [documents[0], documents[4], text(3)]
 
 
 def test_length(tmp_path: Path) -> None:
@@ -198,8 +204,8 @@ def test_encoding(tmp_path: Path) -> None:
     assert own["examples"][1]["repaired"] == "A bell and a tab end" and own["examples"][3]["broken_share"] == 0.396
     found, _ = clean(corpus, encoding="repair", broken_share=0.5)
     assert found[1] == long
-    found, _ = clean(write(tmp_path / "broken", "\ufffd", long), encoding="repair", broken_share=1)
-    assert found == [long]
+    found, report = clean(write(tmp_path / "broken", "\ufffd", long), encoding="repair", broken_share=1)
+    assert found == [long] and report["rules"]["encoding"]["documents"] == 1
     found, _ = clean(corpus, encoding="drop", broken_share=1)
     assert found == [long, long, documents[2]]
     found, _ = clean(corpus)
@@ -243,6 +249,21 @@ def test_files_are_read_as_they_were_written(tmp_path: Path) -> None:
     assert main(["clean", *words]) == 0
     assert sorted(remaining(output)) == sorted(remaining(output / "text")) and len(remaining(output)) == 4
     assert not [path for path in tmp_path.rglob("*") if path.name.startswith(".clean")]
+
+
+def test_examples_do_not_depend_on_the_jobs() -> None:
+    """The examples of several tallies are those of one, in the order of the corpus."""
+    places = [(source, number) for source in range(3) for number in range(40)]
+    whole, parts = Tally(), [Tally() for _ in range(4)]
+    for at, place in enumerate(places):
+        for tally in (whole, parts[at % 4]):
+            tally.add("length", documents=1)
+            tally.offer("length", place, 0, lambda place=place: {"text": str(place)})
+    counts, examples = merge(tally.as_json() for tally in parts)
+    assert (counts, examples) == merge([whole.as_json()]) and counts == {"length": {"documents": 120}}
+    assert len(examples["length"]) == 20 == len(json.loads(whole.as_json())["examples"]["length"])
+    chosen = [one["place"][:2] for one in examples["length"]]
+    assert chosen == sorted(chosen) and {source for source, _ in chosen} == {0, 1, 2}
 
 
 def test_counts_add_up(tmp_path: Path) -> None:

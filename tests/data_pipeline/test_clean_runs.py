@@ -60,13 +60,33 @@ def test_processes(place: Path, count: int) -> None:
     assert tree(place / "many") == expected(place)
 
 
-def test_beam(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_beam(place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """Three jobs scan each of the larger texts."""
     pytest.importorskip("apache_beam", reason="needs the extra beam")
+    monkeypatch.setattr("data_pipeline.clean.beam._SHARE_BYTES", 1000)
+    monkeypatch.setattr("data_pipeline.clean.beam._MOST_SHARES", 3)
     files = expected(place)
     capsys.readouterr()
     assert run(place, place / "beam", "--workers", "2", "--runner", "beam") == 0
     out, err = capsys.readouterr()
     assert tree(place / "beam") == files and "under Apache Beam" in out and err == ""
+
+
+def test_beam_loses_a_result(
+    place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("apache_beam", reason="needs the extra beam")
+    from data_pipeline.clean import beam
+
+    real = beam._Jobs.list_items
+    monkeypatch.setattr(beam._Jobs, "list_items", lambda jobs, values: real(jobs, values)[values[0] == 1 :])
+    assert run(place, place / "beam", "--runner", "beam") == 2
+    error = capsys.readouterr().err
+    assert "Beam returned only" in error and len(error.splitlines()) == 1
+    monkeypatch.undo()
+    monkeypatch.setattr(token_store, "CHUNK_CHARACTERS", 2000)
+    assert run(place, place / "beam", "--runner", "beam") == 0
+    assert tree(place / "beam") == expected(place)
 
 
 def test_sizes_of_jobs_do_not_matter(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -100,7 +120,7 @@ def test_finished_work_is_kept(place: Path, monkeypatch: pytest.MonkeyPatch) -> 
         before = stages.STAGES[stage]
 
         def job(folder, item):
-            if len(made) == count:
+            if len(made) >= count:
                 raise OSError(28, "No space left on device")
             made.append(f"{before.name} {item}")
             before.job(folder, item)
@@ -109,14 +129,21 @@ def test_finished_work_is_kept(place: Path, monkeypatch: pytest.MonkeyPatch) -> 
         monkeypatch.setattr("data_pipeline.clean.run.STAGES", changed)
 
     real = scanning.save_text
-    monkeypatch.setattr(scanning, "save_text", lambda path, docs: made.append(path.name) or real(path, docs))
+    for module in (scanning, duplicates):
+        monkeypatch.setattr(
+            module,
+            "save_text",
+            lambda path, docs: made.append(f"{path.parent.name} {path.name}") or real(path, docs),
+        )
     fail_after(20, 1)
     assert run(place, place / "killed") == 2
-    scanned = [name for name in made if name.endswith(".txt")]
-    assert len(scanned) == len(set(scanned)) > 5 and len(made) == 20
+    texts = [name for name in made if name.endswith(".txt")]
+    assert {name.split()[0] for name in texts} == {"text", "kept"} and len(texts) == len(set(texts))
+    made.clear()
     fail_after(10**6, 1)
     assert run(place, place / "killed") == 0
-    assert [name for name in made if name.endswith(".txt")] == scanned
+    again = [name for name in made if name.endswith(".txt")]
+    assert again and not set(again) & set(texts) and not [name for name in again if name.startswith("text")]
     assert tree(place / "killed") == files
 
 
