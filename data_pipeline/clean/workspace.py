@@ -18,7 +18,7 @@ import dataclasses
 import json
 import pickle
 from collections.abc import Iterator, Sequence
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -119,11 +119,6 @@ class Chunks:
         self.names: list[str] = list(counts)
         # Index of the first document of every chunk, then the number of all documents: int64[C + 1].
         self.first = np.concatenate([[0], np.cumsum([*counts.values()], dtype=np.int64)]).astype(np.int64)
-
-    @cached_property
-    def total(self) -> int:
-        """Number of documents."""
-        return int(self.first[-1])
 
     def __iter__(self) -> Iterator[tuple[str, int, int]]:
         """Yield (name, first document, end document) for every chunk."""

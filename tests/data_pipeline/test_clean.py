@@ -149,6 +149,9 @@ def test_repeated_lines_remain_in_the_first_document(tmp_path: Path) -> None:
         "source": "a.txt", "document": 2, "line": 1, "documents": 6, "text": notice,
     }  # fmt: skip
     assert [one["line"] for one in own["examples"] if one["document"] == 5] == [2, 3]
+    assert next(one for one in own["examples"] if one["document"] == 6) == {
+        "source": "a.txt", "document": 6, "words_left": 2, "text": "Short one",
+    }  # fmt: skip
     found, _ = clean(write(tmp_path / "text", *documents), boilerplate=7)
     assert found == documents
     found, _ = clean(write(tmp_path / "text", *documents), boilerplate=4, boilerplate_words=1)
