@@ -5,7 +5,7 @@ The features in shards have the names of google-research/bert; see ``data_pipeli
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
@@ -36,6 +36,9 @@ class BatchInfo:
     epoch: float  # number of passes over the records, this batch included
     examples_seen: int  # records consumed since the phase began, this batch included
     sequences: int  # records in this batch
+    # Values for the log line of the step, and messages for the log.
+    values: Mapping[str, float] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
 
 
 class DataBudgetError(Exception):

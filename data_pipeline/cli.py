@@ -149,10 +149,10 @@ def _shards(words: list[str]) -> None:
     words += ["--data.corpus", f"tfds:{own.tfds}"] if own.tfds is not None else []
     words += ["--data.shards", own.output] if own.output is not None else []
     config = _config(PretrainConfig, words, DataConfig, _SHORT)
-    size = config.model.vocab_size
+    size, data = config.model.vocab_size, dataclasses.replace(config.data, mixture=())  # builds one folder
     with StopRequest().at_once(STOPPED):
-        vocab = ensure_data(config.data, vocab_size=size, report=_report, beam_options=beam_options)
-    _report(f"shards in {config.data.shards}, vocabulary {vocab}")
+        vocab = ensure_data(data, vocab_size=size, report=_report, beam_options=beam_options)
+    _report(f"shards in {data.shards}, vocabulary {vocab}")
 
 
 def _clean(words: list[str]) -> None:

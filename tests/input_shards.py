@@ -42,9 +42,10 @@ def example_features(numbers: np.ndarray) -> dict[str, np.ndarray]:
     }
 
 
-def make_shards(folder: Path, *counts: int) -> Path:
+def make_shards(folder: Path, *counts: int, start: int = 0) -> Path:
+    """One file for each of ``counts``, whose records have the numbers from ``start`` on."""
     folder.mkdir(parents=True, exist_ok=True)
-    start, entries = 0, []
+    entries = []
     for i, count in enumerate(counts):
         records = encode_examples(example_features(np.arange(start, start + count))) if count else []
         entries.append(shards.write_records(folder / f"shard-{i:05d}-of-{len(counts):05d}.tfrecord", records))

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from bert_jax.config.options import Option, options_of
+from bert_jax.config.schema import Weighted
 
 _WIDTH = 100
 
@@ -71,6 +72,8 @@ def _type_name(hint: Any) -> str:
         return f"[{_type_name(get_args(hint)[0])} ...]"
     if get_origin(hint) is Literal:
         return f"{{{','.join(get_args(hint))}}}"
+    if hint is Weighted:
+        return "NAME=WEIGHT"
     return "{true,false}" if hint is bool else hint.__name__.upper()
 
 

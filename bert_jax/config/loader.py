@@ -14,25 +14,17 @@ import operator
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, TypeVar, get_args, get_origin, get_type_hints
+from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 import yaml
 
 from bert_jax.config.help import print_help
-from bert_jax.config.options import absence, field_types, options_of
+from bert_jax.config.options import Setting, absence, field_types, join_mappings, options_of
 from bert_jax.config.schema import PRESETS, Positive, Section
 
 C = TypeVar("C")
 HELP = {"--help", "-h"}
 NULL = "tag:yaml.org,2002:null"
-
-
-class Setting(NamedTuple):
-    """One value for a config: its source, dotted key and text."""
-
-    source: str
-    key: str
-    value: str | list[str]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -104,12 +96,9 @@ def take_options(options_type: type[C], argv: Sequence[str]) -> tuple[C, list[st
 
 
 def load_config(
-    config_type: type[C],
-    argv: Sequence[str],
-    prog: str | None = None,
-    extra: type | None = None,
+    config_type: type[C], argv: Sequence[str], prog: str | None = None, extra: type | None = None,
     extra_settings: Sequence[Setting] = (),
-) -> C:
+) -> C:  # fmt: skip
     """Build ``config_type`` from command-line arguments.
 
     Args:
@@ -145,7 +134,7 @@ def parse_settings(
     """
     types, former = field_types(config_type), getattr(config_type, "FORMER_OPTIONS", ())
     parsed: dict[str, tuple[Any, str]] = {}
-    for source, key, value in settings:
+    for source, key, value in join_mappings(types, settings):
         if key in former and source != "command line":
             continue  # in the stored config of an older version
         if key not in types:
@@ -245,6 +234,8 @@ def _yaml_settings(
                 raise ValueError(f"{where}: {prefix}{key_node.value}: occurs twice in this file; remove one")
             seen.add(key_node.value)
             if isinstance(value_node, yaml.MappingNode) and not value_node.value:
+                if prefix:
+                    yield Setting(where, f"{prefix}{key_node.value}", [])
                 continue
             if value_node in (*above, node):
                 raise ValueError(f"{where}: {prefix}{key_node.value}: the alias contains itself; remove it")

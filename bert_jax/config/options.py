@@ -2,8 +2,19 @@
 
 import dataclasses
 import functools
-from collections.abc import Mapping
-from typing import Any, NamedTuple, get_type_hints
+import itertools
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, NamedTuple, get_args, get_type_hints
+
+from bert_jax.config.schema import Weighted
+
+
+class Setting(NamedTuple):
+    """One value for a config: its source, dotted key and text."""
+
+    source: str
+    key: str
+    value: str | list[str]
 
 
 class Option(NamedTuple):
@@ -46,3 +57,28 @@ def absence(config_type: type, key: str, values: Mapping[str, Any]) -> str:
         if values.get(selector, options[selector].default) not in allowed:
             return selector
     return ""
+
+
+def join_mappings(types: Mapping[str, Any], settings: Iterable[Setting]) -> Iterator[Setting]:
+    """Yield ``settings``. The settings of a YAML mapping under an option of :class:`Weighted` items become one
+    setting of items NAME=WEIGHT, which replaces earlier ones as a whole.
+
+    Raises ``ValueError`` if a weight is a list.
+    """
+    owners = [f"{key}." for key, hint in types.items() if Weighted in get_args(hint)]
+
+    def owner(setting: Setting) -> tuple[str, str]:
+        is_file = setting.source != "command line"
+        found = next((one for one in owners if is_file and setting.key.startswith(one)), "")
+        return found, setting.source.rpartition(":")[0] if found else ""
+
+    for (prefix, _), group in itertools.groupby(settings, owner):
+        if not prefix:
+            yield from group
+            continue
+        entries, items = list(group), []
+        for source, key, value in entries:
+            if isinstance(value, list):
+                raise ValueError(f"{source}: {key}: requires exactly one weight, got {len(value)}")
+            items.append(f"{key.removeprefix(prefix)}={value}")
+        yield Setting(entries[0].source, prefix.removesuffix("."), items)

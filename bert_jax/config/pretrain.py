@@ -19,8 +19,12 @@ from bert_jax.config.schema import (
     Probability,
     Section,
     TrainingConfig,
+    Weighted,
     require,
 )
+
+# A weight of data.mixture is at least the sum of all weights divided by this number.
+MIXTURE_RESOLUTION = 1_000_000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,6 +45,10 @@ class DataConfig(Section, prefix="data."):
     # Folder of shards, local or gs://: train/ and eval/ written by bert-data, or TFRecords of other origin that
     # bert-data index has indexed.
     shards: str = ""
+    # Folders of shards that training mixes, as NAME=WEIGHT (in YAML also a mapping); empty: data.shards alone. A
+    # name with a slash is a path, any other a folder in data.shards. The share of the rows that come from a folder
+    # is its weight divided by the sum of the weights. Part of the data fingerprint.
+    mixture: tuple[Weighted, ...] = ()
     # Folder of held-out shards; empty: shards/eval.
     eval_shards: str = ""
     # Tokenized corpus shared by shard folders of several lengths; empty: inside the shards folder.
@@ -113,6 +121,31 @@ class DataConfig(Section, prefix="data."):
             sum(shares), "two shares, 0 or more, whose sum is at most 1",
         )  # fmt: skip
         self._require("span_mean", self.span_mean >= 1, "1 or more")
+        self._check_mixture()
+
+    @property
+    def mixture_parts(self) -> tuple[tuple[str, float], ...]:
+        """Names of the folders in ``mixture``, and their weights (not a number if an item has no weight)."""
+        pairs = []
+        for item in self.mixture:
+            name, _, text = item.rpartition("=")
+            try:
+                pairs.append((name.strip(), float(text)))
+            except ValueError:
+                pairs.append((name.strip(), math.nan))
+        return tuple(pairs)
+
+    def _check_mixture(self) -> None:
+        parts = self.mixture_parts
+        names = [name for name, _ in parts]
+        for item, (name, weight) in zip(self.mixture, parts, strict=True):
+            is_pair = name != "" and 0 < weight < math.inf
+            require(is_pair, "data.mixture", item, "FOLDER=WEIGHT with a finite weight above 0, such as wiki=0.7")
+            require(names.count(name) == 1, "data.mixture", item, "each folder once")
+        total = sum(weight for _, weight in parts)
+        for item, (_, weight) in zip(self.mixture, parts, strict=True):
+            enough = weight / total * MIXTURE_RESOLUTION >= 1
+            require(enough, "data.mixture", item, "weights of at least a millionth of their sum")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -28,6 +28,11 @@ Share = Annotated[Number, Range("from 0 to 1", lambda value: 0 <= value <= 1)]
 Probability = Annotated[float, Range("a number from 0 to below 1", lambda value: 0 <= value < 1)]
 
 
+class Weighted(str):
+    """Type of the items of an option that names things with weights: texts NAME=WEIGHT. The option is a mapping or
+    a list in YAML, and a list on the command line."""
+
+
 def only(default: T, conditions: Mapping[str, tuple[Any, ...]]) -> T:
     """Return a field that exists only if every option in ``conditions`` has one of the values listed for it.
 

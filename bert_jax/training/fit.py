@@ -64,7 +64,10 @@ def fit(job: Job, context: Context, start: Start, data: Data, upload: Callable[[
         with explain_memory("the training step", step_advice(config), lambda: step_bytes(programs.memory)):
             loop = Loop(
                 config.training, programs.step_for, batches,
-                Recorder(config.training, start.meter, start.guard, line_writer(job, context), watchdog.beat),
+                Recorder(
+                    config.training, start.meter, start.guard, line_writer(job, context), watchdog.beat,
+                    context.log.line,
+                ),
                 evaluate=lambda state, step: job.evaluate(context, state, step),
                 save=save, finish_pending_save=checkpoints.wait, poll=poll, profiler=profiler,
                 stop=context.launch.stop, watchdog=watchdog,

@@ -16,14 +16,8 @@ from bert_jax.config.loader import load_config, to_dict
 from bert_jax.config.pretrain import DataConfig, PretrainConfig
 from bert_jax.io.files import local_copy, remove_tree
 from bert_jax.io.storage import Location, location
-from data_pipeline.build.shard_split import (
-    build_split,
-    check_splits,
-    missing_splits,
-    plan_splits,
-    prepare_split,
-    split_folder,
-)
+from data_pipeline.build.existing import check_external, check_mixture, is_external
+from data_pipeline.build.shard_split import build_split, check_splits, missing_splits, plan_splits, prepare_split
 from data_pipeline.build.token_store import build_store, existing_store, store_folder
 from data_pipeline.build.vocabulary import (
     Report,
@@ -33,8 +27,6 @@ from data_pipeline.build.vocabulary import (
     train_in_place,
 )
 from data_pipeline.build.workers import Workers, exclusive, processor_count
-from data_pipeline.shards.compatibility import check_layout
-from data_pipeline.shards.shard_files import INDEX_NAME, MANIFEST_NAME, read_index
 from data_pipeline.text.corpus import corpus_of
 
 # Last line of a build that a signal has stopped.
@@ -49,8 +41,10 @@ def ensure_data(
     If ``data.vocab`` is empty, a vocabulary of at most ``vocab_size`` pieces is trained on the training documents.
     With ``beam_options``, the token store and the shards are built under Apache Beam. Raises ``ValueError`` (one
     line with the differences and the remedy) if existing files were built with other settings; these files are
-    neither rebuilt nor used.
+    neither rebuilt nor used. The parts of a mixture are only checked.
     """
+    if data.mixture:
+        return local_copy(check_mixture(data, vocab_size))
     vocab = _ensure(data, vocab_size, report, beam_options)
     shards = _shards_folder(data)
     if any(shards.glob(".build-*")):
@@ -64,7 +58,7 @@ def _ensure(data: DataConfig, vocab_size: int, report: Report, beam_options: Seq
     """Build the data as :func:`ensure_data` does, but keep the build folders; return the path of the vocabulary."""
     shards = _shards_folder(data)
     if is_external(shards):
-        return _use_external(data, shards, vocab_size)
+        return check_external(data, shards, vocab_size)
     if beam_options is not None:
         from data_pipeline.build.beam import check_options
 
@@ -105,6 +99,8 @@ def require_shards(config: PretrainConfig, words: Sequence[str]) -> Path:
     shards are missing, with the command that builds them, or if they were built with other settings, with the
     differences.
     """
+    if config.data.mixture:
+        return local_copy(check_mixture(config.data, config.model.vocab_size))
     shards = _shards_folder(config.data)
     is_there = is_external(shards)
     if not is_there:
@@ -137,26 +133,3 @@ def _shards_folder(data: DataConfig) -> Location:
     if not data.shards:
         raise ValueError("data.shards: not set; set it to the folder of the shards, where missing shards are built")
     return location(data.shards)
-
-
-# ------------------------------------------------------------------ shards of other writers
-
-
-def is_external(shards: Location) -> bool:
-    """Return True if ``shards`` contains TFRecords that ``bert-data shards`` did not write."""
-    folder = shards / "train" if (shards / "train").is_dir() else shards
-    if (folder / MANIFEST_NAME).is_file() or not folder.is_dir() or any(shards.glob(".build-*")):
-        return False
-    return (folder / INDEX_NAME).is_file() or any(folder.glob("[!.]*.tfrecord*"))
-
-
-def _use_external(data: DataConfig, shards: Location, vocab_size: int) -> Location:
-    """Check TFRecords that another program wrote against the config; return the path of the vocabulary."""
-    vocab, tokenizer = existing_vocabulary(data, vocab_size)
-    if tokenizer is None:
-        raise ValueError(f"data.vocab: not set; set it to the vocabulary of the shards in {shards}")
-    evaluation = split_folder(data, "eval")
-    for folder in (shards / "train" if (shards / "train").is_dir() else shards, evaluation):
-        if folder != evaluation or folder.is_dir():
-            check_layout(read_index(folder), data, tokenizer)
-    return vocab

@@ -12,6 +12,10 @@ shorter, so that lanes do not load their windows at the same step.
 
 Row r of a global batch of B rows comes from lane r // (B / V), so hosts that feed contiguous rows read contiguous
 lanes. The order does not depend on hosts, files or time.
+
+The rows of a mixture come from several folders, its parts. Every part has the lanes and windows described above. A
+balanced sequence (:func:`part_counts`) assigns each position of a lane to a part, and the positions of a part in a
+lane are read in the order of this lane of the part.
 """
 
 import hashlib
@@ -24,7 +28,7 @@ from typing import Any
 import numpy as np
 
 from bert_jax.config.pretrain import DataConfig
-from bert_jax.hashing import permutation
+from bert_jax.hashing import hash_key, permutation
 from data_pipeline.shards.shard_files import ShardIndex
 
 
@@ -147,6 +151,84 @@ class LaneOrder:
         )
 
 
+# ------------------------------------------------------------------ mixtures
+
+
+def part_counts(weights: Sequence[int], places: np.ndarray) -> np.ndarray:
+    """Return the number of places that each part has among the first ``places`` places of a balanced sequence.
+
+    Of n places, part 1 has n w_1 / (w_1 + ... + w_K), rounded down; of all others, part 2 has the share w_2 /
+    (w_2 + ... + w_K), rounded down; and so on. Therefore the next place adds one to exactly one count, each count
+    differs from its exact share by less than K, and the sum of the weights is the period of the sequence.
+
+    Args:
+        weights: whole numbers above 0, one per part.
+        places: int64[...], with products of places and weights below 2 ** 63.
+
+    Returns:
+        int64[..., K]
+    """
+    left, total, counts = places, sum(weights), []
+    for weight in weights:
+        counts.append(left * weight // total)
+        left, total = left - counts[-1], total - weight
+    return np.stack(counts, -1)
+
+
+def assign_places(weights: Sequence[int], places: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return the part of each of ``places`` int64[N], and its :func:`part_counts`, int64[N, K]."""
+    before = part_counts(weights, places)
+    return np.argmax(part_counts(weights, places + 1) - before, -1), before
+
+
+@dataclass(frozen=True)
+class MixtureOrder:
+    """The order of a mixture: the weights of its parts, and their orders, which have the same lanes and seed.
+
+    Position p of lane v has place p + v + (a number that the seed determines) in the sequence of the parts. Places
+    are therefore consecutive within a lane, and at the same position of all lanes, so that every batch has the
+    proportions of the weights. A folder without a mixture is the only part of its mixture.
+    """
+
+    weights: tuple[int, ...]
+    orders: tuple[LaneOrder, ...]
+
+    @property
+    def seed(self) -> int:
+        """Seed of the order."""
+        return self.orders[0].seed
+
+    @property
+    def lanes(self) -> int:
+        """Number of lanes."""
+        return self.orders[0].lanes
+
+    @property
+    def records(self) -> int:
+        """Number of records of all parts."""
+        return sum(order.records for order in self.orders)
+
+    @cached_property
+    def _first_places(self) -> np.ndarray:
+        """Place of position 0 of every lane, int64[V]."""
+        return np.arange(self.lanes) + int(hash_key(self.seed, 4)[0] % np.uint64(sum(self.weights)))
+
+    def locate(self, lanes: np.ndarray, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return the part of each position, and the position in this lane of the part; all arrays are int64[N]."""
+        first = self._first_places[lanes]
+        parts, before = assign_places(self.weights, first + positions)
+        counts = before - part_counts(self.weights, first)
+        return parts, counts[np.arange(len(parts)), parts]
+
+    def rows(self, position: int) -> np.ndarray:
+        """Return the number of rows of each part before ``position`` in all lanes, int64[K]."""
+        counts = [part_counts(self.weights, self._first_places + place) for place in (position, 0)]
+        return (counts[0] - counts[1]).sum(0)
+
+
+# ------------------------------------------------------------------ hosts
+
+
 @dataclass(frozen=True)
 class HostRows:
     """Rows of the global batch that one host feeds."""
@@ -195,19 +277,25 @@ class HostRows:
         return rows // share, rows % share
 
 
-def order_facts(index: ShardIndex, data: DataConfig, order: LaneOrder, sizes: BatchSizes) -> dict[str, Any]:
+def order_facts(
+    indexes: Sequence[ShardIndex], data: DataConfig, order: MixtureOrder, sizes: BatchSizes
+) -> dict[str, Any]:
     """Return the values that determine the data order, and a fingerprint of them and of the masking options."""
-    shards = json.dumps([[e.records, e.bytes, e.crc32c] for e in index.entries]).encode()
+    entries = [[[e.records, e.bytes, e.crc32c] for e in index.entries] for index in indexes]
+    is_mixture = len(indexes) > 1
+    shards = json.dumps(entries if is_mixture else entries[0]).encode()
     facts: dict[str, Any] = {
         "training.seed": order.seed,
         "training.global_batch_size": sizes.final,
         "training.batch_ramp": list(sizes.ramp),
         "lanes": order.lanes,
-        "data.window_segments": order.window_segments,
-        "data.segment_records": order.segment_records,
+        "data.window_segments": data.window_segments,
+        "data.segment_records": data.segment_records,
         "records": order.records,
         "shards": hashlib.sha256(shards).hexdigest()[:16],
     }
+    if is_mixture:
+        facts["data.mixture"] = list(order.weights)
     content = [data.masking]
     if data.masking == "dynamic":
         content += [data.mask_unit, data.mask_fraction, data.mask_token_share, data.random_token_share]

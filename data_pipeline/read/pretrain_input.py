@@ -16,14 +16,15 @@ import numpy as np
 from bert_jax.batch import PRETRAIN_FEATURES, BatchInfo, BatchIterator
 from bert_jax.config.pretrain import DataConfig, PretrainConfig
 from bert_jax.hashing import hash_key
-from bert_jax.io.storage import Location, location
+from bert_jax.io.storage import Location
 from bert_jax.tokenization import Tokenizer
 from data_pipeline.build.masking import mask_batch
-from data_pipeline.read.order import BatchSizes, HostRows, LaneOrder, order_facts, usable_lanes
-from data_pipeline.read.reader import BlankCounter, LaneReader, RawBatch, RecordReader, SequentialReader
+from data_pipeline.read.mixture import PartLog, PartRecords, held_out_reader, train_reader
+from data_pipeline.read.order import BatchSizes, HostRows, LaneOrder, MixtureOrder, order_facts, usable_lanes
+from data_pipeline.read.reader import BlankCounter, RawBatch
 from data_pipeline.read.streams import Masker, Stream, open_stream
-from data_pipeline.shards.compatibility import Layout, check_layout, warn_of_changed_files
-from data_pipeline.shards.shard_files import ShardIndex, read_index
+from data_pipeline.shards.compatibility import Layout
+from data_pipeline.shards.parts import Part, held_out_parts, train_parts
 
 _log = logging.getLogger(__name__)
 
@@ -37,15 +38,7 @@ class ShardSource:
 
     def __init__(self, config: PretrainConfig, tokenizer: Tokenizer) -> None:
         self._config, self._tokenizer = config, tokenizer
-        shards, held_out = location(config.data.shards), config.data.eval_shards
-        self._train = shards / "train" if (shards / "train").is_dir() else shards
-        self._eval: Location | None = location(held_out) if held_out else shards / "eval"
-        if not self._eval.is_dir():
-            if held_out:
-                raise ValueError(
-                    f"data.eval_shards: {held_out} is not a folder; set it to a folder of shards, or omit it"
-                )
-            self._eval = None
+        self._train, self._eval = train_parts(config.data), held_out_parts(config.data)
 
     def train(self, rows: list[int]) -> BatchIterator:
         """Open the infinite stream of training batches; this host feeds ``rows``."""
@@ -59,7 +52,7 @@ class ShardSource:
         self, batch_size: int, rows: list[int], max_batches: int
     ) -> Iterator[dict[str, np.ndarray]] | None:
         """Return an iterator over held-out batches (``max_batches`` 0: all), or None if no data is held out."""
-        if self._eval is None:
+        if not self._eval:
             return None
         return eval_batches(
             self._config.data, folder=self._eval, batch_size=batch_size, rows=rows, max_batches=max_batches,
@@ -69,22 +62,29 @@ class ShardSource:
     def unigram_cross_entropy(self) -> float | None:
         """Return the cross-entropy (nats per held-out target) of the unigram distribution of training targets.
 
-        The distribution is estimated with add-one smoothing from at most the first million training records.
-        Returns None if there is no held-out data.
+        The distribution is estimated with add-one smoothing from at most the first million training records, those
+        of a mixture in the proportion of its weights. Returns None if there is no held-out data.
         """
-        if self._eval is None:
+        if not self._eval:
             return None
-        train = self._target_counts(self._train, _BASELINE_BATCHES).astype(np.float64) + 1
+        total = sum(part.weight for part in self._train)
+        counts = [
+            self._target_counts([part], max(1, _BASELINE_BATCHES * part.weight // total)) for part in self._train
+        ]
+        targets = sum(one.sum() for one in counts)
+        train = np.ones(self._config.model.vocab_size)
+        for part, one in zip(self._train, counts, strict=True):
+            train += one * (targets / max(one.sum(), 1) * (part.weight / total))
         held_out = self._target_counts(self._eval, 0)
         return float(-(held_out @ np.log(train / train.sum())) / held_out.sum())
 
-    def _target_counts(self, folder: Location, max_batches: int) -> np.ndarray:
+    def _target_counts(self, parts: Sequence[Part], max_batches: int) -> np.ndarray:
         """Return the number of times each token id is a target of a prediction, int64[vocabulary size]."""
         counts = np.zeros(self._config.model.vocab_size, np.int64)
         # Damaged records are not counted, and must not stop the run at its last evaluation.
         data = dataclasses.replace(self._config.data, max_blank_records=sys.maxsize)
         batches = eval_batches(
-            data, folder=folder, batch_size=512, max_batches=max_batches, tokenizer=self._tokenizer
+            data, folder=parts, batch_size=512, max_batches=max_batches, tokenizer=self._tokenizer
         )
         for batch in batches:
             labels = batch["mlm_labels"][batch["mlm_weights"] > 0]
@@ -99,14 +99,14 @@ class PretrainBatches(Iterator[tuple[dict[str, np.ndarray], BatchInfo]]):
     """The infinite stream of training batches (a ``bert_jax.batch.BatchIterator``)."""
 
     def __init__(
-        self, index: ShardIndex, layout: Layout, data: DataConfig, order: LaneOrder, sizes: BatchSizes,
+        self, records: PartRecords, layout: Layout, data: DataConfig, order: MixtureOrder, sizes: BatchSizes,
         rows: HostRows, mask: Masker | None,
     ) -> None:  # fmt: skip
         self._layout, self._data, self._order, self._sizes, self._mask = layout, data, order, sizes, mask
-        self._records, self._rows = RecordReader(index), rows
+        self._records, self._rows, self._parts = records, rows, PartLog(records, order)
         # If several processes read, the training step sums their blank rows and stops all processes together.
-        self._blanks = BlankCounter(self._records, data.max_blank_records, at_once=rows.are_all)
-        self._order_facts = order_facts(index, data, order, sizes)
+        self._blanks = BlankCounter(records.locate, data.max_blank_records, at_once=rows.are_all)
+        self._order_facts = order_facts(records.indexes, data, order, sizes)
         self._data_step = self._skipped_examples = 0
         self._skipped: list[tuple[int, int]] = []
         self._stream: Stream | None = None
@@ -119,22 +119,25 @@ class PretrainBatches(Iterator[tuple[dict[str, np.ndarray], BatchInfo]]):
         """
         if self._stream is None:
             # Threads of a stream that was just closed may still use the old reader, so a new reader is created.
-            reader = LaneReader(self._records, self._order, self._sizes, self._rows)
+            read = train_reader(self._records, self._order, self._sizes, self._rows)
 
             def keys(raw: RawBatch) -> np.ndarray:
                 return hash_key(self._order.seed, 3, raw.epochs, raw.numbers)
 
             self._stream = open_stream(
-                reader.batch, self._layout, self._data, steps=(self._data_step, _NO_END), keys=keys, mask=self._mask
+                read, self._layout, self._data, steps=(self._data_step, _NO_END), keys=keys, mask=self._mask
             )
         batch = next(self._stream)
         self._blanks.add(batch)
-        end = self._sizes.start(self._data_step + 1)
+        start, end = (self._sizes.start(step) for step in (self._data_step, self._data_step + 1))
+        positions = start // self._order.lanes, end // self._order.lanes
         info = BatchInfo(
             data_step=self._data_step,
             epoch=end / self._order.records,
             examples_seen=end - self._skipped_examples,
-            sequences=end - self._sizes.start(self._data_step),
+            sequences=end - start,
+            values=self._parts.values(positions[1]),
+            notes=self._parts.notes(*positions),
         )
         self._data_step += 1
         return {name: batch[name] for name in PRETRAIN_FEATURES}, info
@@ -169,11 +172,8 @@ class PretrainBatches(Iterator[tuple[dict[str, np.ndarray], BatchInfo]]):
         Raises ``ValueError``, which lists the differences, if ``state`` was recorded with another data order.
         """
         if state["fingerprint"] != self._order_facts["fingerprint"]:
-            differences = [
-                f"{key} was {was}, now {self._order_facts.get(key)}"
-                for key, was in state["order"].items()
-                if self._order_facts.get(key) != was
-            ]
+            before, now = ({"data.mixture": "none"} | order for order in (state["order"], self._order_facts))
+            differences = [f"{key} was {was}, now {now[key]}" for key, was in before.items() if now[key] != was]
             raise ValueError(
                 "the saved data position was recorded with a different data order: "
                 f"{'; '.join(differences) or 'masking options differ'}; set these options back, or start a "
@@ -193,66 +193,76 @@ class PretrainBatches(Iterator[tuple[dict[str, np.ndarray], BatchInfo]]):
 
 
 def pretrain_batches(
-    data: DataConfig, *, folder: Location, lanes: int, batch_size: int, batch_ramp: tuple[int, ...] = (), seed: int,
-    rows: Sequence[int] | None = None, tokenizer: Tokenizer | None = None,
+    data: DataConfig, *, folder: Location | Sequence[Part], lanes: int, batch_size: int, seed: int,
+    batch_ramp: tuple[int, ...] = (), rows: Sequence[int] | None = None, tokenizer: Tokenizer | None = None,
 ) -> PretrainBatches:  # fmt: skip
-    """Open the training stream of the indexed shards in ``folder``.
+    """Open the training stream of the indexed shards in ``folder``, or of a mixture of folders.
 
     ``lanes`` must divide every batch size; ``batch_ramp`` lists (steps, batch size) pairs that precede
     ``batch_size``; ``rows`` are the rows of the global batch that this host feeds (None: all). Dynamic masking
     requires ``tokenizer``; without a tokenizer, ids are not checked. Raises ``ValueError`` (one line) if the index
     is missing, or if the shards do not match the config.
     """
-    index = read_index(folder)
-    layout = check_layout(index, data, tokenizer)
+    records = PartRecords(_parts(folder))
+    layout = records.layout(data, tokenizer)
     sizes = BatchSizes(batch_size, tuple(batch_ramp))
     for size in sizes.all:
         if lanes < 1 or size % lanes:
             raise ValueError(f"data.lanes: {lanes} is not allowed; allowed: a divisor of every batch size ({size})")
-    warn_of_changed_files(index)
-    usable = usable_lanes(lanes, index.records)
+    fewest = min(records.counts)
+    usable = usable_lanes(lanes, fewest)
     if usable != lanes:
-        _log.warning("data.lanes: %d is reduced to %d, because there are %d records", lanes, usable, index.records)
-    order = LaneOrder(index.records, usable, data.segment_records, data.window_segments, seed)
+        where = f" in {records.indexes[records.counts.index(fewest)].folder}" if len(records.counts) > 1 else ""
+        _log.warning(
+            "data.lanes: %d is reduced to %d, because there are %d records%s", lanes, usable, fewest, where
+        )
+    lane_orders = (
+        LaneOrder(count, usable, data.segment_records, data.window_segments, seed) for count in records.counts
+    )
+    order = MixtureOrder(tuple(part.weight for part in records.parts), tuple(lane_orders))
     host_rows = HostRows.of(usable, sizes, rows)
     if host_rows.cuts_lanes():
         _log.warning(
             "data.lanes: several processes read the same lanes (of %d), which costs time and memory; use a "
             "multiple of the number of processes", usable,
         )  # fmt: skip
-    return PretrainBatches(index, layout, data, order, sizes, host_rows, _masker(data, tokenizer))
+    return PretrainBatches(records, layout, data, order, sizes, host_rows, _masker(data, tokenizer))
+
+
+def _parts(folder: Location | Sequence[Part]) -> Sequence[Part]:
+    return folder if isinstance(folder, Sequence) else [Part("", 1, folder)]
 
 
 # ------------------------------------------------------------------ evaluation
 
 
 def eval_batches(
-    data: DataConfig, *, folder: Location, batch_size: int, rows: Sequence[int] | None = None, max_batches: int = 0,
-    tokenizer: Tokenizer | None = None,
+    data: DataConfig, *, folder: Location | Sequence[Part], batch_size: int, rows: Sequence[int] | None = None,
+    max_batches: int = 0, tokenizer: Tokenizer | None = None,
 ) -> Iterator[dict[str, np.ndarray]]:  # fmt: skip
     """Yield each held-out record once, in file order; the last batch is padded with blank rows.
+
+    The parts of a mixture alternate in proportion to their numbers of held-out records.
 
     ``max_batches`` above 0 limits the number of batches. Masks, including dynamic masks, are the same in every
     call. The shards are checked before the first batch is requested. Raises ``DataBudgetError`` if too
     many records are damaged: during the iteration or, if other hosts feed some of the rows and therefore need all
     batches, after the last batch.
     """
-    index = read_index(folder)
-    layout = check_layout(index, data, tokenizer)
+    records = PartRecords(_parts(folder))
+    layout = records.layout(data, tokenizer)
     mask = _masker(data, tokenizer)
-    warn_of_changed_files(index)
-    records = RecordReader(index)
     host_rows = HostRows.of(1, BatchSizes(batch_size), rows)
-    reader = SequentialReader(records, batch_size, host_rows)
-    count = -(-index.records // batch_size)
+    read = held_out_reader(records, batch_size, host_rows)
+    count = -(-sum(records.counts) // batch_size)
     count = min(count, max_batches) if max_batches else count
 
     def keys(raw: RawBatch) -> np.ndarray:
         return hash_key(data.seed, 3, _NO_END, raw.numbers)
 
     def stream() -> Iterator[dict[str, np.ndarray]]:
-        blanks = BlankCounter(records, data.max_blank_records, at_once=host_rows.are_all)
-        for batch in open_stream(reader.batch, layout, data, steps=(0, count), keys=keys, mask=mask):
+        blanks = BlankCounter(records.locate, data.max_blank_records, at_once=host_rows.are_all)
+        for batch in open_stream(read, layout, data, steps=(0, count), keys=keys, mask=mask):
             blanks.add(batch)
             yield {name: batch[name] for name in PRETRAIN_FEATURES}
         blanks.check()

@@ -7,7 +7,7 @@ change.
 
 import logging
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +17,7 @@ import google_crc32c
 import numpy as np
 
 from bert_jax.batch import DataBudgetError
-from bert_jax.io.storage import ObjectPath, StorageError
+from bert_jax.io.storage import Location, ObjectPath, StorageError
 from data_pipeline.read.order import BatchSizes, HostRows, LaneOrder
 from data_pipeline.shards.shard_files import (
     FRAME_BYTES,
@@ -86,10 +86,10 @@ class RecordReader:
         remote = isinstance(index.folder, ObjectPath)
         self.files: LocalFiles | ObjectFiles = (ObjectFiles if remote else LocalFiles)(index.folder)
 
-    def locate(self, number: int) -> tuple[str, int]:
-        """Return the name of the file that contains record ``number``, and the index of the record in this file."""
+    def locate(self, number: int) -> tuple[Location, int]:
+        """Return the path of the file that contains record ``number``, and the index of the record in this file."""
         shard = int(np.searchsorted(self._first, number, side="right")) - 1
-        return self.index.entries[shard].name, number - int(self._first[shard])
+        return self.index.folder / self.index.entries[shard].name, number - int(self._first[shard])
 
     def _block_offsets(self, shard: int) -> np.ndarray:
         """Return the byte offset of every ``_BLOCK``-th record of a file; the offsets are cached."""
@@ -243,7 +243,11 @@ class LaneReader:
         size = self.sizes.size(data_step)
         lanes, places = self.rows.at(size)
         positions = places + self.sizes.start(data_step) // self.order.lanes
-        self._load_together(np.unique(lanes).tolist(), int(positions.min()), size // self.order.lanes)
+        return self.read(lanes, positions, size // self.order.lanes)
+
+    def read(self, lanes: np.ndarray, positions: np.ndarray, share: int) -> RawBatch:
+        """Read the records at ``positions`` of ``lanes``, both int64[N]; a batch needs about ``share`` per lane."""
+        self._load_together(lanes.tolist(), positions.tolist(), share)
         rows = []
         for lane, position in zip(lanes.tolist(), positions.tolist(), strict=True):
             first, end, epoch, loaded = self._windows[lane]
@@ -254,20 +258,22 @@ class LaneReader:
         records, *columns = zip(*rows, strict=True)
         return RawBatch(list(records), *(np.array(column, np.int64) for column in columns))
 
-    def _load_together(self, lanes: list[int], position: int, share: int) -> None:
-        """Load the records of all ``lanes`` from ``position`` on; this batch needs ``share`` records of each lane.
+    def _load_together(self, lanes: list[int], positions: list[int], share: int) -> None:
+        """Load the records of all ``lanes``, each from the smallest of its ``positions`` on.
 
         Reading many complete windows for one batch would delay this batch by a second at the start of training.
         Therefore only some windows are read completely; from each other lane, only the records of the next few
-        batches are read, and the complete window is read later.
+        batches, which need ``share`` records each, are read, and the complete window is read later.
         """
-        held, files = self._windows, self.reader.files
-        missing = [v for v in lanes if v not in held or not held[v][0] <= position < held[v][1]]
+        held, files, starts = self._windows, self.reader.files, dict[int, int]()
+        for lane, position in zip(lanes, positions, strict=True):
+            starts[lane] = min(position, starts.get(lane, position))
+        missing = [v for v in starts if v not in held or not held[v][0] <= starts[v] < held[v][1]]
         for lane in missing:
             held.pop(lane, None)  # free the old window before the new one is read
 
         def load(rank: int) -> None:
-            self._load(missing[rank], position, share * (rank // files.whole_windows) or None)
+            self._load(missing[rank], starts[missing[rank]], share * (rank // files.whole_windows) or None)
 
         if len(missing) > 1:
             with ThreadPoolExecutor(files.loaders) as pool:
@@ -299,9 +305,17 @@ class SequentialReader:
         lanes, places = rows.at(batch_size)
         self._rows = lanes * share + places
 
+    def wanted(self, number: int) -> np.ndarray:
+        """Return the indices of the rows of batch ``number`` that this host feeds among all rows, int64[N]."""
+        return number * self.batch_size + self._rows
+
     def batch(self, number: int) -> RawBatch:
-        """Read the rows of batch ``number`` that this host feeds; rows after the last record have status 0."""
-        wanted = number * self.batch_size + self._rows
+        """Read the rows of batch ``number`` that this host feeds."""
+        return self.read(self.wanted(number))
+
+    def read(self, wanted: np.ndarray) -> RawBatch:
+        """Read the records with the indices ``wanted`` int64[N], which are close together; rows after the last
+        record have status 0."""
         exists = wanted < self.reader.index.records
         records: list[bytes | None] = [None] * len(wanted)
         status = np.zeros(len(wanted), np.int64)
@@ -320,8 +334,9 @@ class BlankCounter:
     reads only some of the rows of a batch, and other processes wait for these rows.
     """
 
-    def __init__(self, reader: RecordReader, budget: int, *, at_once: bool) -> None:
-        self.reader, self.budget, self.at_once, self.count = reader, budget, at_once, 0
+    def __init__(self, locate: Callable[[int], tuple[Location, int]], budget: int, *, at_once: bool) -> None:
+        """Create a counter; ``locate`` is :meth:`RecordReader.locate`."""
+        self.locate, self.budget, self.at_once, self.count = locate, budget, at_once, 0
         self._last = ""
         self._named: set[int] = set()
 
@@ -345,8 +360,8 @@ class BlankCounter:
             )
 
     def _name(self, number: int, reason: int) -> str:
-        file, record = self.reader.locate(number)
-        text = f"{self.reader.index.folder / file}: record {record} {REASONS[reason]}"
+        file, record = self.locate(number)
+        text = f"{file}: record {record} {REASONS[reason]}"
         if number not in self._named:
             self._named.add(number)
             if len(self._named) <= _NAMED_BLANKS or len(self._named).bit_count() == 1:

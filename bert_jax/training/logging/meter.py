@@ -111,6 +111,8 @@ class Recorder:
     write: Callable[[int, dict[str, Any]], None]
     # Called with the current activity whenever a step is complete.
     beat: Callable[[str], None] = lambda doing: None
+    # Called with each message about the data.
+    say: Callable[[str], None] = lambda text: None
     clock: Clock = dataclasses.field(default_factory=Clock)
     _in_flight: collections.deque[tuple[int, Any, BatchInfo]] = dataclasses.field(default_factory=collections.deque)
 
@@ -129,8 +131,10 @@ class Recorder:
             self.clock.steps += 1
             self.clock.tokens += float(metrics["tokens"])
             self.clock.sequences += info.sequences
+            for note in info.notes:
+                self.say(f"step {step:,}: {note}")
             if step % self.config.log_interval == 0 or step == self.config.num_steps:
-                position = {"epoch": info.epoch, "examples_seen": info.examples_seen}
+                position = {"epoch": info.epoch, "examples_seen": info.examples_seen, **info.values}
                 self.write(step, {**self.meter.line(), **self.clock.line(), **position})
                 self.clock = Clock()
             self.guard.add(step, float(metrics["loss"]), self.meter.bad_in_a_row)

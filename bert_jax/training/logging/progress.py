@@ -65,6 +65,8 @@ def format_line(
     if split not in ("", "eval"):  # metrics of a fine-tuning task, the most important first
         numbers = [(name, value) for name, value in metrics.items() if isinstance(value, float)]
         parts += [f"{name} {value:.4f}" for name, value in numbers[:_MOST_METRICS]]
+    if not split:
+        parts += [_part(key.removeprefix("share_"), metrics) for key in metrics if key.startswith("share_")]
     for label, key in (("skipped", "skipped_steps"), ("blank", "blank_records")):
         if metrics.get(key):
             parts.append(f"{label} {metrics[key]:,}")
@@ -76,6 +78,11 @@ def format_line(
 def _column(column: Column, metrics: Mapping[str, Any]) -> str:
     text = column.template.format(_number(metrics[column.key], column.style))
     return f"{text} (acc {_number(metrics.get(column.accuracy), column.style)})" if column.accuracy else text
+
+
+def _part(name: str, metrics: Mapping[str, Any]) -> str:
+    """Format the share of the rows, and the number of passes, of one part of a mixture."""
+    return f"{name} {metrics[f'share_{name}']:.1%} epoch {metrics[f'epoch_{name}']:.2f}"
 
 
 def _number(value: Any, style: str) -> str:

@@ -178,6 +178,64 @@ def test_lists():
     assert refusal(text="data:\n  corpus: [a, [b]]\n") == f"{FILE}:2: data.corpus: a list may contain only scalars"
 
 
+MIXTURE = "data:\n  shards: mix\n  mixture: {wiki: 0.7, books: 3e-1}\n"
+
+
+def test_a_mapping_of_weights(here):
+    mixture = ("wiki=0.7", "books=3e-1")
+    assert load(text=MIXTURE).data.mixture == mixture
+    assert load(text="data:\n  mixture:\n    wiki: 0.7\n    books: 3e-1\n  seed: 1\n").data.mixture == mixture
+    assert load(text="data:\n  mixture: [wiki=0.7, books=3e-1]\n").data.mixture == mixture
+    assert load("--data.mixture wiki=0.7 books=3e-1").data.mixture == mixture
+    data = load(text="data: {mixture: {gs://a.b/c=d: 2, c4.en: 1}}\n").data
+    assert data.mixture_parts == (("gs://a.b/c=d", 2.0), ("c4.en", 1.0))
+    # Later values take the place of the whole mapping.
+    assert load("--data.mixture=c4=1", text=MIXTURE).data.mixture == ("c4=1",)
+    (here / "later.yaml").write_text("data: {mixture: {c4: 1}}\n")
+    assert load("--config later.yaml", text=MIXTURE).data.mixture == ("c4=1",)
+    for empty in ("{}", "[]"):
+        (here / "later.yaml").write_text(f"data:\n  mixture: {empty}\n")
+        assert load("--config later.yaml", text=MIXTURE).data.mixture == ()
+    assert load("--data.mixture", text=MIXTURE).data.mixture == ()
+
+
+def test_a_mixture_survives_its_stored_form():
+    config = load(text=MIXTURE)
+    assert load(text=dump_yaml(config)) == config
+    assert from_dict(PretrainConfig, to_dict(config)) == config
+    assert differences(load(), config)[1] == "data.mixture: [] -> ['wiki=0.7', 'books=3e-1']"
+
+
+@pytest.mark.parametrize(
+    ("mixture", "message"),
+    [
+        (
+            "{wiki: 0.7, books: 0}",
+            "3: data.mixture: 'books=0' is not allowed; allowed: FOLDER=WEIGHT with a finite",
+        ),
+        ("{wiki: -1, books: 1}", "3: data.mixture: 'wiki=-1' is not allowed; allowed: FOLDER=WEIGHT with a finite"),
+        ("{wiki: 1, books: many}", "3: data.mixture: 'books=many' is not allowed"),
+        ("{wiki: inf, books: 1}", "3: data.mixture: 'wiki=inf' is not allowed"),
+        ("{wiki: nan, books: 1}", "3: data.mixture: 'wiki=nan' is not allowed"),
+        ("[wiki, books=1]", "3: data.mixture: 'wiki' is not allowed"),
+        ('["=1", books=1]', "3: data.mixture: '=1' is not allowed"),
+        ("[a=1, b=1, a=2]", "3: data.mixture: 'a=1' is not allowed; allowed: each folder once"),
+        ("{a: 1, b: 1, a: 2}", "3: data.mixture.a: occurs twice in this file; remove one"),
+        ("{a: 1, b: 1e-7}", "3: data.mixture: 'b=1e-7' is not allowed; allowed: weights of at least a millionth"),
+        ("{a: [1, 2]}", "3: data.mixture.a: requires exactly one weight, got 2"),
+        ("{a: ~}", "3: data.mixture.a: has no value"),
+    ],
+)
+def test_wrong_mixtures(mixture, message):
+    refused = refusal(text=f"data:\n  seed: 1\n  mixture: {mixture}\n")
+    assert refused.startswith(f"{FILE}:{message}") and "\n" not in refused
+
+
+def test_a_mapping_is_only_for_options_of_weights():
+    assert "data.mixture is an option, not a section" in refusal("--data.mixture.wiki 0.7")
+    assert refusal(text="data:\n  seed: {}\n") == f"{FILE}:2: data.seed: requires exactly one value, got 0"
+
+
 # ------------------------------------------------------------------ files
 
 

@@ -4,13 +4,18 @@ import io
 import subprocess
 import sys
 from contextlib import closing
+from types import SimpleNamespace
 
 import pytest
 from rich.console import Console
 
+from bert_jax.batch import BatchInfo
+from bert_jax.config import TrainingConfig
 from bert_jax.objectives.masked_lm import COLUMNS
 from bert_jax.training.logging import progress
+from bert_jax.training.logging.meter import IntervalMeter, Recorder
 from bert_jax.training.logging.progress import Progress, format_count, format_duration, format_line
+from bert_jax.training.spikes import LossGuard
 
 METRICS = {
     "loss": 5.1234,
@@ -65,6 +70,37 @@ def test_line_shows_trouble_and_mfu():
     line = format_line(5, 10, METRICS | {"loss": None, "mfu": 0.4567, "skipped_steps": 3, "blank_records": 1200})
     assert "loss n/a" in line
     assert line.endswith("mfu 45.7%  skipped 3  blank 1,200")
+
+
+def test_line_shows_the_parts_of_a_mixture():
+    parts = {"share_wiki": 0.7004, "epoch_wiki": 0.816, "share_few": 0.2996, "epoch_few": 12.5}
+    assert "  wiki 70.0% epoch 0.82  few 30.0% epoch 12.50  eta" in format_line(5, 10, METRICS | parts, 60, COLUMNS)
+    assert "wiki" not in format_line(5, 10, METRICS | parts | {"split": "eval"}, 60, COLUMNS)
+
+
+def test_values_and_notes_of_a_batch_reach_the_log():
+    """The values are those of the step of the line; a note comes when its step is done."""
+    config, lines, notes = TrainingConfig(num_steps=4, log_interval=2), [], []
+    meter = IntervalMeter(0)
+    recorder = Recorder(
+        config, meter, LossGuard(config), lambda step, line: lines.append((step, line)), say=notes.append
+    )
+    scalars = {
+        "loss": 1.0,
+        "tokens": 1.0,
+        "finite": True,
+        "blank_rows": 0,
+        "grad_norm": 1.0,
+        "sums": {},
+        "last": {},
+    }
+    for step in range(1, 5):
+        metrics = SimpleNamespace(unpack=lambda: scalars)
+        told = ("all 9 records of few are read 1 time(s)",) if step == 3 else ()
+        recorder.add(step, metrics, BatchInfo(step - 1, 0.0, step, 1, values={"share_few": step / 10}, notes=told))
+    recorder.drain()
+    assert [(step, line["share_few"]) for step, line in lines] == [(2, 0.2), (4, 0.4)]
+    assert notes == ["step 3: all 9 records of few are read 1 time(s)"]
 
 
 def test_eval_line_without_nsp():

@@ -1,0 +1,147 @@
+"""Readers of several folders of shards, the parts of a mixture, and the log values of the parts.
+
+The order is that of ``data_pipeline.read.order``. Records are numbered consecutively across the parts.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+
+from bert_jax.config.pretrain import DataConfig
+from bert_jax.io.storage import Location
+from bert_jax.tokenization import Tokenizer
+from data_pipeline.read.order import BatchSizes, HostRows, MixtureOrder, assign_places
+from data_pipeline.read.reader import LaneReader, RawBatch, RecordReader, SequentialReader
+from data_pipeline.shards.compatibility import Layout, check_layout, warn_of_changed_files
+from data_pipeline.shards.parts import Part
+from data_pipeline.shards.shard_files import read_index
+
+
+class PartRecords:
+    """Readers of the records of every part.
+
+    ``first`` int64[K] is the number of the first record of each part.
+    """
+
+    def __init__(self, parts: Sequence[Part]) -> None:
+        self.parts = parts
+        self.readers = [RecordReader(read_index(part.folder)) for part in parts]
+        self.indexes = [reader.index for reader in self.readers]
+        self.counts = [index.records for index in self.indexes]
+        self.first = np.cumsum([0, *self.counts[:-1]])
+
+    def layout(self, data: DataConfig, tokenizer: Tokenizer | None) -> Layout:
+        """Return the features to parse, which are the same in all parts; log a warning for each changed file.
+
+        Raises ``ValueError`` with the name of the part if a part differs from the config or from the first part.
+        """
+        layouts = []
+        for part, index in zip(self.parts, self.indexes, strict=True):
+            try:
+                layouts.append(check_layout(index, data, tokenizer))
+            except ValueError as error:
+                raise ValueError(f"data.mixture: {part.name}: {error}" if part.name else str(error)) from None
+            if layouts[-1] != layouts[0]:
+                raise ValueError(
+                    f"data.mixture: {part.name}: the features in {part.folder} have other names or types than "
+                    f"those in {self.parts[0].folder}; build one of them again"
+                )
+            warn_of_changed_files(index)
+        return layouts[0]
+
+    def locate(self, number: int) -> tuple[Location, int]:
+        """Return the path of the file that contains record ``number``, and the index of the record in this file."""
+        part = int(np.searchsorted(self.first, number, side="right")) - 1
+        return self.readers[part].locate(number - int(self.first[part]))
+
+
+def train_reader(
+    records: PartRecords, order: MixtureOrder, sizes: BatchSizes, rows: HostRows
+) -> Callable[[int], RawBatch]:
+    """Return a function that reads the rows of a training batch, by its data step, that this host feeds."""
+    readers = [
+        LaneReader(reader, lanes, sizes, rows) for reader, lanes in zip(records.readers, order.orders, strict=True)
+    ]
+    if len(readers) == 1:
+        return readers[0].batch
+
+    def batch(data_step: int) -> RawBatch:
+        size = sizes.size(data_step)
+        lanes, places = rows.at(size)
+        parts, positions = order.locate(lanes, places + sizes.start(data_step) // order.lanes)
+
+        def read(part: int, chosen: np.ndarray) -> RawBatch:
+            return readers[part].read(lanes[chosen], positions[chosen], size // order.lanes)
+
+        return _read_parts(records, parts, read)
+
+    return batch
+
+
+def held_out_reader(records: PartRecords, batch_size: int, rows: HostRows) -> Callable[[int], RawBatch]:
+    """Return a function that reads the rows of a held-out batch, by its number, that this host feeds.
+
+    Each record occurs once, those of a part in file order. The parts alternate in proportion to their numbers of
+    records, so that the first batches represent all parts; rows after the last record have status 0.
+    """
+    readers = [SequentialReader(reader, batch_size, rows) for reader in records.readers]
+    if len(readers) == 1:
+        return readers[0].batch
+
+    def batch(number: int) -> RawBatch:
+        parts, before = assign_places(records.counts, readers[0].wanted(number))
+        return _read_parts(records, parts, lambda part, chosen: readers[part].read(before[chosen, part]))
+
+    return batch
+
+
+def _read_parts(records: PartRecords, parts: np.ndarray, read: Callable[[int, np.ndarray], RawBatch]) -> RawBatch:
+    """Return the batch whose rows belong to ``parts`` int64[N]; ``read`` reads some rows, all of one part."""
+    payloads: list[bytes | None] = [None] * len(parts)
+    columns = np.zeros((3, len(parts)), np.int64)
+    for part in np.unique(parts).tolist():
+        chosen = np.flatnonzero(parts == part)
+        raw = read(part, chosen)
+        for row, payload in zip(chosen.tolist(), raw.records, strict=True):
+            payloads[row] = payload
+        columns[:, chosen] = raw.status, raw.numbers + records.first[part], raw.epochs
+    return RawBatch(payloads, *columns)
+
+
+# ------------------------------------------------------------------ log
+
+
+class PartLog:
+    """Log values and messages about the parts of a mixture; both are functions of the position in the order."""
+
+    def __init__(self, records: PartRecords, order: MixtureOrder) -> None:
+        names = [part.name for part in records.parts]
+        short = [name.rstrip("/").rpartition("/")[2] for name in names]
+        self._names = [last if short.count(last) == 1 else name for name, last in zip(names, short, strict=True)]
+        self._counts, self._order = np.array(records.counts), order
+        self._is_mixture = len(names) > 1
+
+    def values(self, position: int) -> Mapping[str, float]:
+        """Return the share of the rows, and the number of passes, of each part before ``position`` of the lanes."""
+        if not self._is_mixture:
+            return {}
+        rows, values = self._order.rows(position), {}
+        for name, share, epochs in zip(self._names, rows / rows.sum(), rows / self._counts, strict=True):
+            values |= {f"share_{name}": float(share), f"epoch_{name}": float(epochs)}
+        return values
+
+    def notes(self, start: int, stop: int) -> tuple[str, ...]:
+        """Return messages about the positions [start, stop) of the lanes: the parts, at the first position, and the
+        parts that complete a pass. After pass 1, only passes whose number reaches a power of two are reported."""
+        if not self._is_mixture:
+            return ()
+        notes, total = [], sum(self._order.weights)
+        if not start:
+            shares = (f"{name} {weight / total:.1%} of the rows ({count:,} records)" for name, weight, count
+                      in zip(self._names, self._order.weights, self._counts.tolist(), strict=True))  # fmt: skip
+            notes.append(f"mixture: {', '.join(shares)}")
+        passes = [(self._order.rows(place) // self._counts).tolist() for place in (start, stop)]
+        for name, count, before, after in zip(self._names, self._counts.tolist(), *passes, strict=True):
+            if after.bit_length() > before.bit_length():
+                notes.append(f"mixture: all {count:,} records of {name} are read {after} time(s); it starts again")
+        return tuple(notes)
