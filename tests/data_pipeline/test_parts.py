@@ -117,6 +117,23 @@ def test_the_part_that_differs_is_the_one_that_is_named(root, tmp_path):
     assert text.startswith(f"data.mixture: {tmp_path}/long: {tmp_path}/long/train: built with other settings: ")
 
 
+def test_held_out_shards_of_other_settings_are_named(root, tmp_path):
+    shutil.copytree(root / "books", tmp_path / "books")
+    other = dataclasses.replace(
+        mixture_data(root), corpus=(str(root / "books.txt"),), vocab=str(root / "vocab.txt"),
+        shards=str(tmp_path / "long"), mixture=(), seq_length=32, eval_fraction=0.1, workers=1,
+    )  # fmt: skip
+    ensure_data(other, vocab_size=VOCABULARY, report=lambda line: None)
+    shutil.rmtree(tmp_path / "books" / "eval")
+    shutil.copytree(tmp_path / "long" / "eval", tmp_path / "books" / "eval")
+    name = f"{tmp_path}/books"
+    assert refused(mixture_data(root, "wiki=1", f"{name}=1")).startswith(
+        f"data.mixture: {name}: {name}/eval: built"
+    )
+    text = refused(mixture_data(root, eval_shards=f"{tmp_path}/long/eval"))
+    assert text.startswith(f"data.eval_shards: {tmp_path}/long/eval: built with other settings: data.seq_length")
+
+
 def test_missing_parts_and_vocabularies(root, tmp_path):
     text = refused(mixture_data(root, "wiki=1", "c4=1"))
     assert text.startswith(f"data.mixture: c4: {root}/c4 contains no shards; build them with bert-data shards")

@@ -215,7 +215,7 @@ def test_a_mixture_survives_its_stored_form():
         ),
         ("{wiki: -1, books: 1}", "3: data.mixture: 'wiki=-1' is not allowed; allowed: FOLDER=WEIGHT with a finite"),
         ("{wiki: 1, books: many}", "3: data.mixture: 'books=many' is not allowed"),
-        ("{wiki: inf, books: 1}", "3: data.mixture: 'wiki=inf' is not allowed"),
+        ("{wiki: inf, books: 1}", "3: data.mixture: 'wiki=inf' is not allowed; allowed: FOLDER=WEIGHT with a "),
         ("{wiki: nan, books: 1}", "3: data.mixture: 'wiki=nan' is not allowed"),
         ("[wiki, books=1]", "3: data.mixture: 'wiki' is not allowed"),
         ('["=1", books=1]', "3: data.mixture: '=1' is not allowed"),
