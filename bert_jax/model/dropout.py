@@ -15,7 +15,7 @@ key, so that scanned, unrolled and rematerialized layers use the same bits.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from enum import IntEnum
 from typing import Any
 
@@ -52,12 +52,14 @@ class TokenKey:
     positions: jax.Array  # int32[B, S]: position in this sequence
 
     @classmethod
-    def of(cls, key: jax.Array, batch: Mapping[str, jax.Array]) -> "TokenKey":
-        """Return the key of the tokens of ``batch``, which has the features :data:`TOKEN_FEATURES`; ``key`` is the
+    def of(
+        cls, key: jax.Array, sequence_keys_BxC: jax.Array, sequence_ids_BxS: jax.Array, position_ids_BxS: jax.Array
+    ) -> "TokenKey":
+        """Return the key of the tokens of a batch with these features (:data:`TOKEN_FEATURES`); ``key`` is the
         threefry key of the step."""
-        keys_BxC = jax.lax.bitcast_convert_type(batch["sequence_keys"], jnp.int32)
-        slots_BxS = jnp.maximum(batch["sequence_ids"] - 1, 0)
-        return cls(key, jnp.take_along_axis(keys_BxC, slots_BxS, axis=1), batch["position_ids"])
+        keys_BxC = jax.lax.bitcast_convert_type(sequence_keys_BxC, jnp.int32)
+        slots_BxS = jnp.maximum(sequence_ids_BxS - 1, 0)
+        return cls(key, jnp.take_along_axis(keys_BxC, slots_BxS, axis=1, mode="clip"), position_ids_BxS)
 
     def at(self, places_BxC: jax.Array) -> "TokenKey":
         """Return the key of the tokens at ``places``, int32[B, C]."""

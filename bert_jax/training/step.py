@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import optax
 from jax.sharding import Mesh, PartitionSpec
 
-from bert_jax.model.dropout import DropoutKey, TokenKey, replica_key
+from bert_jax.model.dropout import TOKEN_FEATURES, DropoutKey, TokenKey, replica_key
 from bert_jax.objectives.objective import Batch, Objective, Sums
 from bert_jax.optim import make_schedule
 from bert_jax.parallel import axis_names, constrain_tree
@@ -61,7 +61,8 @@ def loss_and_gradients(
             if key is not None and replicas > 1:
                 rows_key = replica_key(rows_key, replica[0], replicas, rows["input_ids"].shape[0])
             if key is not None and objective.model.execution.prng == "hash":
-                rows_key = TokenKey.of(key, rows)  # the same bits in every microbatch and replica
+                # The same bits in every microbatch and replica.
+                rows_key = TokenKey.of(key, *(rows[name] for name in TOKEN_FEATURES))
 
             def loss_of(params: Any) -> tuple[jax.Array, Sums]:
                 sums = objective.sums(params, rows, rows_key, start=start, axis="data" if replicas > 1 else None)

@@ -31,6 +31,8 @@ _DTYPES = {
     "nsp_labels": np.int32, "nsp_weights": np.float32, "status": np.int64, "numbers": np.int64,
 }  # fmt: skip
 _KINDS = {"int64": np.int64, "float": np.float32}
+# Stored features whose values must be ids of the vocabulary.
+_CHECKED = {"input_ids", "masked_lm_ids"}
 
 
 class Stream(ABC, Iterator[Batch]):
@@ -72,34 +74,39 @@ def features(
     False, or that contain an id outside the vocabulary, are zero."""
     if layout.vocab_size is not None:
         good = np.ones(len(live), bool)
-        for name in {"input_ids", "masked_lm_ids"} & set(parsed):
-            good &= ((parsed[name] >= 0) & (parsed[name] < layout.vocab_size)).all(1)
+        for name in _CHECKED & set(parsed):  # as unsigned numbers, negative ids are large
+            good &= parsed[name].view(np.uint64).max(1, initial=0) < layout.vocab_size
         status = np.where(live & ~good, BAD_IDS, status)
         live = live & good
-    factor, weight = live[:, None].astype(np.int32), live[:, None].astype(np.float32)
-    ints = {
-        name: values.astype(np.int32) * factor for name, values in parsed.items() if name != "masked_lm_weights"
-    }
+    all_live = live.all()
+
+    def clear(values: np.ndarray, dtype: type = np.int32) -> np.ndarray:
+        values = values.astype(dtype, copy=False)
+        return values if all_live else values * live[:, None].astype(dtype)
+
+    ints = {name: clear(values) for name, values in parsed.items() if name != "masked_lm_weights"}
     if mask is None:
-        weights = parsed["masked_lm_weights"].astype(np.float32)
+        weights = parsed["masked_lm_weights"]
         positions, labels = ints["masked_lm_positions"], ints["masked_lm_ids"]
     else:
         ints["input_ids"], positions, labels, weights = mask(
             ints["input_ids"], ints["word_starts"], ints["input_mask"], keys
         )
-    zeros = np.zeros_like(factor)
+    zeros = np.zeros((len(live), 1), np.int32)
     return {
-        "input_ids": ints["input_ids"] * factor,
+        "input_ids": clear(ints["input_ids"]),
         "token_type_ids": ints["segment_ids"],
         "sequence_ids": ints["input_mask"],
-        "position_ids": np.arange(data.seq_length, dtype=np.int32) * factor,
-        "sequence_keys": numbers.astype(np.uint32)[:, None] * live[:, None],
-        "mlm_positions": positions * factor,
-        "mlm_labels": labels * factor,
-        "mlm_weights": weights * weight,
+        "position_ids": clear(
+            np.broadcast_to(np.arange(data.seq_length, dtype=np.int32), (len(live), data.seq_length))
+        ),
+        "sequence_keys": clear(numbers[:, None], np.uint32),
+        "mlm_positions": clear(positions),
+        "mlm_labels": clear(labels),
+        "mlm_weights": clear(weights, np.float32),
         "cls_positions": zeros,
         "nsp_labels": ints["next_sentence_labels"] if layout.has_labels else zeros,
-        "nsp_weights": weight * np.float32(layout.has_labels),
+        "nsp_weights": (live[:, None] & layout.has_labels).astype(np.float32),
         "status": status,
         "numbers": numbers,
     }
@@ -152,8 +159,8 @@ class NumpyStream(Stream):
 
 class TensorFlowStream(Stream):
     """Stream of a tf.data pipeline: a first map reads and verifies the serialized examples, and a second map parses
-    them. With ``ahead``, which pays for dynamic masks, a third map creates the features; otherwise ``__next__``
-    does, because the transfer of all features to TensorFlow and back costs more than they do."""
+    them. With ``ahead``, which pays for dynamic masks, the second map also creates the features; otherwise
+    ``__next__`` does, because the transfer of all features to TensorFlow and back costs more than they do."""
 
     def __init__(
         self, read: Callable[[int], RawBatch], finish: Callable[..., Batch], layout: Layout, prefetch: int,
@@ -193,9 +200,15 @@ class TensorFlowStream(Stream):
             batch = finish(dict(zip(layout.features, arrays[:count], strict=True)), *arrays[count:])
             return [batch[name] for name in _DTYPES]
 
+        def narrow(name: str, values: Any) -> Any:
+            # TensorFlow converts beside the readers in Python. Ids are checked before they lose their high bits.
+            is_wide = values.dtype == tf.int64 and (name not in _CHECKED or layout.vocab_size is None)
+            return tf.cast(values, tf.int32) if is_wide else values
+
         def parse(records: Any, *others: Any) -> tuple[Any, ...]:
             parsed = tf.io.parse_example(records, spec)
-            arrays = [*(parsed[stored] for stored, _, _ in layout.features.values()), *others]
+            arrays = [narrow(name, parsed[stored]) for name, (stored, _, _) in layout.features.items()]
+            arrays += others
             return tuple(tf.numpy_function(complete, arrays, list(_DTYPES.values())) if ahead else arrays)
 
         options = tf.data.Options()
