@@ -190,25 +190,15 @@ class TensorFlowStream(Stream):
                 tensor.set_shape([None])
             return tuple(tensors)
 
-        spec = {
-            stored: tf.io.FixedLenFeature([length], _KINDS[kind])
-            for stored, kind, length in layout.features.values()
-        }
+        parsed = _parser(tf, layout)
 
         def complete(*arrays: np.ndarray) -> list[np.ndarray]:
             count = len(layout.features)
             batch = finish(dict(zip(layout.features, arrays[:count], strict=True)), *arrays[count:])
             return [batch[name] for name in _DTYPES]
 
-        def narrow(name: str, values: Any) -> Any:
-            # TensorFlow converts beside the readers in Python. Ids are checked before they lose their high bits.
-            is_wide = values.dtype == tf.int64 and (name not in _CHECKED or layout.vocab_size is None)
-            return tf.cast(values, tf.int32) if is_wide else values
-
         def parse(records: Any, *others: Any) -> tuple[Any, ...]:
-            parsed = tf.io.parse_example(records, spec)
-            arrays = [narrow(name, parsed[stored]) for name, (stored, _, _) in layout.features.items()]
-            arrays += others
+            arrays = [*parsed(records), *others]
             return tuple(tf.numpy_function(complete, arrays, list(_DTYPES.values())) if ahead else arrays)
 
         options = tf.data.Options()
@@ -239,3 +229,22 @@ class TensorFlowStream(Stream):
 
     def close(self) -> None:
         self._finalize()
+
+
+def _parser(tf: Any, layout: Layout) -> Callable[[Any], list[Any]]:
+    """Return a TensorFlow function that parses serialized examples to the features of ``layout``."""
+    spec = {
+        stored: tf.io.FixedLenFeature([length], _KINDS[kind]) for stored, kind, length in layout.features.values()
+    }
+    # Ids are checked before they lose their high bits.
+    wide = _CHECKED if layout.vocab_size is not None else set()
+
+    def parse(records: Any) -> list[Any]:
+        parsed = tf.io.parse_example(records, spec)
+        return [
+            # TensorFlow converts without the lock of the interpreter, which the readers need.
+            tf.cast(parsed[stored], tf.int32) if kind == "int64" and name not in wide else parsed[stored]
+            for name, (stored, kind, _) in layout.features.items()
+        ]
+
+    return parse
