@@ -1,5 +1,5 @@
-"""The ``bert-data`` command: clean text, build vocabularies and shards, inspect shards, print task files as JSON
-lines."""
+"""The ``bert-data`` command: extract text of Wikipedia dumps, clean text, build vocabularies and shards, inspect
+shards, print task files as JSON lines."""
 
 import argparse
 import contextlib
@@ -29,6 +29,8 @@ commands:
   clean    drop duplicates, repeated lines, broken encoding, other languages, too short documents; text and report
              bert-data clean --corpus TEXT... --output FOLDER --near_duplicates 0.7 --languages en
            --runner beam and options after --: as for shards
+  wikipedia  write the paragraphs of the articles in MediaWiki XML dumps as text for --corpus
+             bert-data wikipedia enwiki-latest-pages-articles.xml.bz2 --output wiki/ --workers 4
   index    write the index of TFRecords that another program wrote
              bert-data index DIR
   inspect  report on a folder of shards; --vocab FILE: its vocabulary, --records N: read at most N (20000)
@@ -73,7 +75,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(command: str, words: list[str]) -> None:
     commands: dict[str, Callable[[list[str]], None]] = {
-        "vocab": _vocab, "shards": _shards, "clean": _clean, "index": _index, "inspect": _inspect,
+        "vocab": _vocab, "shards": _shards, "clean": _clean, "wikipedia": _wikipedia, "index": _index,
+        "inspect": _inspect,
         "records": _records,
     }  # fmt: skip
     if command not in commands:
@@ -168,6 +171,23 @@ def _clean(words: list[str]) -> None:
     with StopRequest().at_once(STOPPED):
         clean(config, own.output, _report, beam_options)
     _report(f"text and report in {own.output}")
+
+
+def _wikipedia(words: list[str]) -> None:
+    from data_pipeline.build.wikipedia import STOPPED, extract_wikipedia
+
+    own, dumps = _take(words, output={"type": location}, workers={"type": _count, "default": 0})
+    if unknown := [word for word in dumps if word.startswith("--")]:
+        raise ValueError(f"bert-data wikipedia: {unknown[0]}: unknown option; allowed: --output, --workers")
+    if own.output is None:
+        raise ValueError("bert-data wikipedia: no --output; name the folder for the text: --output FOLDER")
+    with StopRequest().at_once(STOPPED):
+        counts = extract_wikipedia(
+            [location(word) for word in dumps], own.output, workers=own.workers, report=_report
+        )
+    for name, count in sorted(counts.items()):
+        _report(f"{name}: {count:,}")
+    _report(f"text in {own.output}; read it with --corpus {own.output}")
 
 
 def _folder(words: Sequence[str], command: str) -> Location:

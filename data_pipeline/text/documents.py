@@ -9,6 +9,7 @@ from itertools import chain, islice, pairwise
 from pathlib import PurePath
 
 from bert_jax.io.storage import Location
+from data_pipeline.text.compressed import DamagedFile, read_blocks
 from data_pipeline.text.sentences import split_sentences
 
 TEXT_SUFFIXES = (".txt",)
@@ -122,8 +123,6 @@ def numbered_lines(path: Location) -> Iterator[Line]:
     Only a newline ends a line; a byte order mark is removed. Raises ``ValueError`` if the file is not UTF-8 or
     damaged.
     """
-    import zstandard
-
     number = 0
     try:
         for number, raw in enumerate(_raw_lines(path), start=1):
@@ -132,7 +131,7 @@ def numbered_lines(path: Location) -> Iterator[Line]:
             except UnicodeDecodeError:
                 raise ValueError(f"{path}:{number}: not valid UTF-8; convert the file to UTF-8") from None
             yield number, line
-    except (EOFError, zlib.error, gzip.BadGzipFile, zstandard.ZstdError) as error:
+    except (EOFError, zlib.error, gzip.BadGzipFile, DamagedFile) as error:
         raise ValueError(
             f"{path}: the compressed file is damaged after line {number}: {error}; restore it"
         ) from None
@@ -140,30 +139,16 @@ def numbered_lines(path: Location) -> Iterator[Line]:
 
 def _raw_lines(path: Location) -> Iterator[bytes]:
     if path.suffix == ".zst":
-        yield from _zstd_lines(path)
+        yield from _lines(read_blocks(path))
         return
     with path.open("rb") as raw, gzip.open(raw) if path.suffix == ".gz" else raw as file:
         yield from file
 
 
-def _zstd_lines(path: Location) -> Iterator[bytes]:
-    """Yield the lines of all zstd frames.
-
-    Raises ``EOFError`` if the last frame is truncated, an error that the zstandard library does not report.
-    """
-    import zstandard
-
-    frame = zstandard.ZstdDecompressor().decompressobj()
+def _lines(blocks: Iterator[bytes]) -> Iterator[bytes]:
     tail = b""
-    with path.open("rb") as file:
-        while data := file.read(1 << 17):
-            while data:
-                if frame.eof:
-                    frame = zstandard.ZstdDecompressor().decompressobj()
-                *lines, tail = (tail + frame.decompress(data)).split(b"\n")
-                yield from lines
-                data = frame.unused_data
-    if not frame.eof:
-        raise EOFError("the compressed data ends early")
+    for block in blocks:
+        *lines, tail = (tail + block).split(b"\n")
+        yield from lines
     if tail:
         yield tail

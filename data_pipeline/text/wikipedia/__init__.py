@@ -1,0 +1,1 @@
+"""Paragraphs of articles from MediaWiki XML dumps."""
