@@ -3,7 +3,9 @@
 import bz2
 import gzip
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from typing import Any
 
 from bert_jax.io.storage import Location
 
@@ -25,11 +27,10 @@ def read_blocks(path: Location) -> Iterator[bytes]:
         if path.suffix == ".zst":
             yield from _zstd_blocks(path)
             return
-        with path.open("rb") as raw:
-            openers = {".gz": gzip.open, ".bz2": bz2.open}
-            with openers[path.suffix](raw) if path.suffix in openers else raw as file:
-                while block := file.read(_BLOCK):
-                    yield block
+        open_compressed: Callable[[Any], Any] = {".gz": gzip.open, ".bz2": bz2.open}.get(path.suffix, nullcontext)
+        with path.open("rb") as raw, open_compressed(raw) as file:
+            while block := file.read(_BLOCK):
+                yield block
     except (EOFError, zlib.error, zstandard.ZstdError) as error:
         raise DamagedFile(str(error)) from None
     except OSError as error:

@@ -37,7 +37,7 @@ _TOKEN_INSIDE = re.compile(rf"{_OUTSIDE}|\|", re.MULTILINE | re.IGNORECASE)
 _REF_END = re.compile(r"</ref\s*>|<ref(?=[\s/>])|\n==", re.IGNORECASE)
 _BLANK_LINE = re.compile(r"\n[ \t]*\n|\n==|\n'''")
 _HEADING = re.compile(r"\n(?===)")
-_LITERAL = {ord(char): f"&#{ord(char)};" for char in "[]{}|'<>=*#:;_-!/\"~ \n"}
+_LITERAL = {ord(char): f"&#{ord(char)};" for char in "[]{}|'<>=_-! \n"}  # entities stay entities in nowiki
 _PROTOCOL = re.compile(r"(?:https?:|ftp:)?//", re.IGNORECASE)
 # Prefix of a link to the same article in another language, for example [[de:Anarchismus]]; such a link is not
 # displayed. Other prefixes of this form are those of sister projects.
@@ -163,7 +163,7 @@ class _Scanner:
             self._unclosed_tag(name, token["attributes"])
             return
         if name == "nowiki":
-            self._emit(self.text[self.at : end].translate(_LITERAL))
+            self._emit(JOINT + self.text[self.at : end].translate(_LITERAL))
         else:
             self.counts[_COUNTED.get(name, "other elements")] += 1
             self._emit(f"\n\n{HOLE}" if name in _NESTED else HOLE)

@@ -8,6 +8,7 @@ import html
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from html.entities import html5
 
 from data_pipeline.text.wikipedia.markup import HOLE, JOINT, resolve_markup
 
@@ -20,7 +21,7 @@ _LIST, _HEADING = "*#:;", re.compile(r"=.*=$")
 _LINK = re.compile(r"\[(?:(?:https?|ftp|irc|news|mailto|gopher):|//)[^\s\[\]<>\"]*+([^\[\]]*+)\]", re.IGNORECASE)
 _QUOTES = re.compile(r"'{2,}")
 _VARIANT = re.compile(r"-\{([^{}]*)\}-")
-_LEFT = re.compile(r"\[\[+|\]\]+|\{\{+|\}\}+|\{\||\|\}|'''+")
+_LEFT = re.compile(r"\[\[+|\]\]+|\{\{+|\}\}+|\{\||\|\}|'''+|</?[A-Za-z][^<>]*>")
 _BRACKETS = re.compile(r"([ \t]*)([(（])([^()（）]*)([)）])")
 _HOLES = re.compile(rf"(\s*)(?:{HOLE}\s*)+")
 _SEPARATOR = re.compile(r"([;,，；、])")
@@ -145,11 +146,11 @@ def _plain(text: str) -> str:
         text = _LINK.sub(lambda match: match[1].strip() or HOLE, text)
     if "-{" in text:
         text = _VARIANT.sub(_variant, text)
-    text = _without_leftovers(text)
     if HOLE in text:
         text = _close_holes(text)
+    text = _without_leftovers(text)
     if "&" in text:
-        text = _ENTITY.sub(lambda match: html.unescape(match.group()), text)
+        text = _ENTITY.sub(_character, text)
     return " ".join(_INVISIBLE.sub("", text).split())
 
 
@@ -159,7 +160,13 @@ def _without_leftovers(text: str) -> str:
         if not _LEFT.search(text):
             return text
         text = _LEFT.sub("", text)  # what was apart may stand together now
-    return text.translate(dict.fromkeys(map(ord, "[]{}|")))
+    return text.translate(dict.fromkeys(map(ord, "[]{}|<>")))
+
+
+def _character(match: re.Match[str]) -> str:
+    """Return the characters of an entity; an unknown name stays as it is."""
+    entity = match.group()
+    return html.unescape(entity) if entity[1] == "#" else html5.get(entity[1:], entity)
 
 
 def _variant(match: re.Match[str]) -> str:

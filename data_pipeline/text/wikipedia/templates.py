@@ -155,7 +155,8 @@ def _date(values: Values) -> str:
 
 
 def _ipa_english(values: Values) -> str:
-    sounds, word = [], ""
+    sounds: list[str] = []
+    word = ""
     for sound in _positional(values):
         if not sounds and sound.lower() in _IPA_WORDS:
             word = _IPA_WORDS[sound.lower()]
