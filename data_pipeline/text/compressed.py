@@ -3,9 +3,9 @@
 import bz2
 import gzip
 import zlib
-from collections.abc import Callable, Iterator
-from contextlib import nullcontext
-from typing import Any
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
+from typing import BinaryIO
 
 from bert_jax.io.storage import Location
 
@@ -27,8 +27,7 @@ def read_blocks(path: Location) -> Iterator[bytes]:
         if path.suffix == ".zst":
             yield from _zstd_blocks(path)
             return
-        open_compressed: Callable[[Any], Any] = {".gz": gzip.open, ".bz2": bz2.open}.get(path.suffix, nullcontext)
-        with path.open("rb") as raw, open_compressed(raw) as file:
+        with path.open("rb") as raw, _decompressed(path.suffix, raw) as file:
             while block := file.read(_BLOCK):
                 yield block
     except (EOFError, zlib.error, zstandard.ZstdError) as error:
@@ -37,6 +36,12 @@ def read_blocks(path: Location) -> Iterator[bytes]:
         if error.errno is not None:  # an error of the disk, not of the data
             raise
         raise DamagedFile(str(error)) from None
+
+
+def _decompressed(suffix: str, raw: BinaryIO) -> AbstractContextManager[BinaryIO]:
+    if suffix == ".bz2":
+        return bz2.BZ2File(raw)  # type: ignore[return-value]
+    return gzip.GzipFile(fileobj=raw) if suffix == ".gz" else nullcontext(raw)  # type: ignore[return-value]
 
 
 def _zstd_blocks(path: Location) -> Iterator[bytes]:

@@ -80,6 +80,7 @@ def test_inline(wikitext: str, plain: str | None) -> None:
         ("{{As of|2010|lc=y}}", "as of 2010"),
         ("{{birth date|1809|2|12}}", "February 12, 1809"),
         ("{{nowrap|1=a = {{frac|1|2}}}}", "a = 1/2"),
+        ("{{nowrap|{{lc:A=B}}}}", "a=b"),
         ("{{val|6.24|e=18|u=J}}", "6.24×1018 J"),
         ("{{chem|NH|4|+}}", "NH4+"),
         ("{{formatnum:12345}}", "12,345"),
@@ -189,6 +190,7 @@ File:A.jpg|caption
         ("a <math>b\nc", ["a c"]),
         ("a '''b ''c", ["a 'b c"]),
         ("a <b c < d > e </i", None),
+        ("<poem>\na\n== H ==\n: b\nc", ["a", "c"]),
         ("", []),
     ],
 )

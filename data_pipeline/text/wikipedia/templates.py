@@ -247,8 +247,7 @@ _register(
     _argument("1"),
 )
 _register(
-    "lang, script, rtl-lang, wikt-lang, color, colour, font color, fontcolor, background color, native name, "
-    "native phrase",
+    "lang, script, rtl-lang, wikt-lang, color, font color, fontcolor, background color, native name, native phrase",
     lambda values: values.get("2") or values.get("1", ""),
 )
 _register("transl, transliteration, translit", _transliteration)
