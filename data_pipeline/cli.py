@@ -30,7 +30,7 @@ commands:
              bert-data clean --corpus TEXT... --output FOLDER --near_duplicates 0.7 --languages en
            --runner beam and options after --: as for shards
   wikipedia  write the paragraphs of the articles in MediaWiki XML dumps as text for --corpus
-             bert-data wikipedia enwiki-latest-pages-articles.xml.bz2 --output wiki/ --workers 4
+             bert-data wikipedia enwiki-latest-pages-articles.xml.bz2 --output wiki/ --workers 2
   index    write the index of TFRecords that another program wrote
              bert-data index DIR
   inspect  report on a folder of shards; --vocab FILE: its vocabulary, --records N: read at most N (20000)
@@ -76,8 +76,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run(command: str, words: list[str]) -> None:
     commands: dict[str, Callable[[list[str]], None]] = {
         "vocab": _vocab, "shards": _shards, "clean": _clean, "wikipedia": _wikipedia, "index": _index,
-        "inspect": _inspect,
-        "records": _records,
+        "inspect": _inspect, "records": _records,
     }  # fmt: skip
     if command not in commands:
         raise ValueError(f"{command}: unknown command; allowed: {', '.join(commands)}")

@@ -243,7 +243,7 @@ _register(
     "bigmath, sub, sup, sc, sc1, smallcaps, small caps, aut, unicode, ipa, ipaslink, ipalink, ipa link, not a "
     "typo, notatypo, typo, visible anchor, vanchor, clarify span, citation needed span, cn span, overline, "
     "underline, strikethrough, hebrew, nq, nastaliq, script/arabic, script/hebrew, script/nastaliq, flag, "
-    "flagcountry, flagu, flaglink, flagg, spelled number, oldstyledate, railgauge, track gauge",
+    "flagcountry, flagu, flaglink, spelled number, oldstyledate, railgauge, track gauge",
     _argument("1"),
 )
 _register(
