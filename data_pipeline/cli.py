@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
-from bert_jax.config import DataConfig, FinetuneConfig, PretrainConfig, load_config
-from bert_jax.config.task import TaskDataConfig
+from bert_jax.config import DataConfig, FinetuneConfig, PretrainConfig, TaskDataConfig, load_config
 from bert_jax.io.storage import Location, location
 from bert_jax.process.exits import run_command
 from bert_jax.process.signals import StopRequest

@@ -15,6 +15,7 @@ from bert_jax.config.spec import (
     spec_from_json,
     spec_to_json,
 )
+from bert_jax.config.task import TaskDataConfig
 
 # The config of a run. Code for both kinds of run reads only the attributes that both classes have.
 RunConfig = PretrainConfig | FinetuneConfig
