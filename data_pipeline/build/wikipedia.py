@@ -17,10 +17,10 @@ from typing import Any
 from bert_jax.io.files import remove_tree, whole_file, write_whole
 from bert_jax.io.storage import Location, ObjectPath
 from data_pipeline.build.workers import Workers, exclusive, processor_count, remove_scratch, scratch_file
+from data_pipeline.text.corpus import WIKIPEDIA_NAME
 from data_pipeline.text.wikipedia.dump import MOST_CHARACTERS, Dump
 from data_pipeline.text.wikipedia.paragraphs import article_paragraphs
 
-REPORT_NAME = "wikipedia.json"
 _SETTINGS = "settings.json"
 _CHUNK_CHARACTERS = 1 << 20  # characters of wikitext that one job reads
 _CHUNKS_PER_FILE = 128
@@ -55,7 +55,7 @@ def extract_wikipedia(
         if not counts[_WRITTEN]:
             remove_tree(partial)
             raise ValueError(f"{dumps[0]}: no article with a paragraph in {len(dumps)} dump(s); name another dump")
-        write_whole(partial / REPORT_NAME, _json({**settings, "counts": dict(sorted(counts.items()))}))
+        write_whole(partial / WIKIPEDIA_NAME, _json({**settings, "counts": dict(sorted(counts.items()))}))
         (partial / _SETTINGS).unlink()
         remove_tree(partial / "done")
         partial.rename(output)
@@ -80,7 +80,7 @@ def _finished(output: Path, settings: Mapping[str, Any]) -> Counter[str] | None:
     if not output.exists() or (output.is_dir() and not any(output.iterdir())):
         return None
     try:
-        stored = json.loads((output / REPORT_NAME).read_text())
+        stored = json.loads((output / WIKIPEDIA_NAME).read_text())
     except (OSError, ValueError):
         stored = None  # not a folder of this command
     if isinstance(stored, dict) and stored.get("dumps") == settings["dumps"] and "counts" in stored:

@@ -9,7 +9,8 @@ from bert_jax.io.storage import Location, ObjectPath, location
 from data_pipeline.text.datasets import hf_sources, tfds_sources
 from data_pipeline.text.documents import Source, is_text_file
 
-CLEANED_NAME = "cleaned.json"  # report in a folder of text that bert-data clean wrote
+# Reports in folders of text that bert-data clean and bert-data wikipedia wrote.
+CLEANED_NAME, WIKIPEDIA_NAME = "cleaned.json", "wikipedia.json"
 
 
 def corpus_of(data: DataConfig) -> list[Source]:
@@ -53,12 +54,12 @@ def _sources_of(entry: str, split: str, tfds_data_dir: str) -> list[Source]:
         files = [file for file in files if file.stat().st_size > 0]
         if not files:
             raise ValueError(f"{entry}: the folder contains no text; allowed: .txt and .jsonl, plain or .gz/.zst")
-        name, cleaned = path.resolve().name, _cleaned_files(files)
+        name, written = path.resolve().name, _written_files(files)
         return [
             Source(
                 path=file,
                 name=f"{name}/{file.relative_to(path).as_posix()}",
-                blank_lines="documents" if file in cleaned else "auto",
+                blank_lines="documents" if file in written else "auto",
             )
             for file in files
         ]
@@ -69,13 +70,16 @@ def _sources_of(entry: str, split: str, tfds_data_dir: str) -> list[Source]:
     return [Source(path=path, name=path.name)]
 
 
-def _cleaned_files(files: Sequence[Location]) -> set[Location]:
-    """Return the files that are in a folder that ``bert-data clean`` wrote, at any depth."""
+def _written_files(files: Sequence[Location]) -> set[Location]:
+    """Return the files that are in a folder that ``bert-data`` wrote, at any depth; in these, blank lines separate
+    documents."""
     folders = {parent for file in files for parent in file.resolve().parents}
     # The first part of an object's path is its scheme, which is not a folder.
     held = {folder for folder in folders if not (isinstance(folder, ObjectPath) and len(folder.parts) < 2)}
-    cleaned = {folder for folder in held if (folder / CLEANED_NAME).is_file()}
-    return {file for file in files if not cleaned.isdisjoint(file.resolve().parents)}
+    written = {
+        folder for folder in held if (folder / CLEANED_NAME).is_file() or (folder / WIKIPEDIA_NAME).is_file()
+    }
+    return {file for file in files if not written.isdisjoint(file.resolve().parents)}
 
 
 def _package_sources(entry: str) -> list[Source]:

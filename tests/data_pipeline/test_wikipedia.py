@@ -14,6 +14,7 @@ from text_corpora import tree, write_vocab
 from data_pipeline.build import wikipedia
 from data_pipeline.build.wikipedia import extract_wikipedia
 from data_pipeline.cli import main
+from data_pipeline.text.corpus import list_sources
 from data_pipeline.text.documents import Source, read_documents
 from data_pipeline.text.wikipedia import dump as dump_module
 from data_pipeline.text.wikipedia.dump import Dump
@@ -96,6 +97,8 @@ def test_only_the_last_revisions_of_articles_are_written(
         "articles written": 2, "articles without a paragraph": 1, "paragraphs": 3, "characters": 19,
         "files": 1, "references": 1, "list lines": 2,
     }  # fmt: skip
+    (source,) = list_sources([str(tmp_path / "text")])
+    assert source.blank_lines == "documents"
     out = capsys.readouterr().out
     assert "redirects: 2\n" in out and f"text in {tmp_path / 'text'}" in out
     assert sorted(path.name for path in tmp_path.iterdir()) == ["dump.xml", "text"]
