@@ -57,7 +57,7 @@ class _Loaded:
     """
 
     data: memoryview
-    numbers: np.ndarray  # record numbers
+    numbers: list[int]  # record numbers
     starts: list[int]
     ends: list[int]
     crcs: list[int]
@@ -151,7 +151,7 @@ class RecordReader:
         if order is None:
             order = np.arange(len(numbers))
         picked = (column[order].tolist() for column in (starts, ends, crcs, status))
-        return _Loaded(memoryview(data), numbers[order], *picked)
+        return _Loaded(memoryview(data), numbers[order].tolist(), *picked)
 
 
 class _Request(NamedTuple):
@@ -247,7 +247,7 @@ class LaneReader:
 
     def read(self, lanes: np.ndarray, positions: np.ndarray, share: int) -> RawBatch:
         """Read the records at ``positions`` of ``lanes``, both int64[N]; a batch needs about ``share`` per lane."""
-        self._load_together(lanes.tolist(), positions.tolist(), share)
+        self._load_together(lanes, positions, share)
         rows = []
         for lane, position in zip(lanes.tolist(), positions.tolist(), strict=True):
             first, end, epoch, loaded = self._windows[lane]
@@ -258,16 +258,17 @@ class LaneReader:
         records, *columns = zip(*rows, strict=True)
         return RawBatch(list(records), *(np.array(column, np.int64) for column in columns))
 
-    def _load_together(self, lanes: list[int], positions: list[int], share: int) -> None:
+    def _load_together(self, lanes: np.ndarray, positions: np.ndarray, share: int) -> None:
         """Load the records of all ``lanes``, each from the smallest of its ``positions`` on.
 
         Reading many complete windows for one batch would delay this batch by a second at the start of training.
         Therefore only some windows are read completely; from each other lane, only the records of the next few
         batches, which need ``share`` records each, are read, and the complete window is read later.
         """
-        held, files, starts = self._windows, self.reader.files, dict[int, int]()
-        for lane, position in zip(lanes, positions, strict=True):
-            starts[lane] = min(position, starts.get(lane, position))
+        held, files = self._windows, self.reader.files
+        order = np.lexsort((positions, lanes))
+        firsts = order[np.flatnonzero(np.diff(lanes[order], prepend=-1))]
+        starts = dict(zip(lanes[firsts].tolist(), positions[firsts].tolist(), strict=True))
         missing = [v for v in starts if v not in held or not held[v][0] <= starts[v] < held[v][1]]
         for lane in missing:
             held.pop(lane, None)  # free the old window before the new one is read
