@@ -18,7 +18,8 @@ PRETRAIN_FEATURES: dict[str, tuple[str, type]] = {
     # with id 0 sees every key whose id is 1, as in google-research/bert (no loss uses the output).
     "sequence_ids": ("S", np.int32),
     "position_ids": ("S", np.int32),  # restart in each packed sequence
-    "sequence_keys": ("C", np.uint32),  # identify the sequences, for the hash of dropout: the record numbers
+    # Identify the sequences, for the hash of dropout: hashes of (document, pass, instance), or the record numbers.
+    "sequence_keys": ("C", np.uint32),
     "mlm_positions": ("M", np.int32),  # positions to predict, 0 where mlm_weights is 0
     "mlm_labels": ("M", np.int32),  # original token ids at these positions
     "mlm_weights": ("M", np.float32),  # 1 = predict, 0 = filler
@@ -34,8 +35,8 @@ class BatchInfo:
 
     data_step: int  # index of the batch in the data order, from 0
     epoch: float  # number of passes over the records, this batch included
-    examples_seen: int  # records consumed since the phase began, this batch included
-    sequences: int  # records in this batch
+    examples_seen: int  # sequences consumed since the phase began, this batch included
+    sequences: int  # sequences in this batch (with packed rows, a mean over many batches)
     # Values for the log line of the step, and messages for the log.
     values: Mapping[str, float] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
@@ -65,12 +66,44 @@ class BatchIterator(Protocol):
         """Continue at the position ``state``. Raises ``ValueError`` if ``state`` belongs to other data."""
 
 
+@dataclass(frozen=True)
+class RowShape:
+    """Sizes of the rows of batches (S, M and C), and the mean number of sequences of a row."""
+
+    seq_length: int
+    max_predictions: int
+    sequences_per_row: int = 1
+    sequences: float = 1.0
+
+    def rows(self, sequences: int) -> int:
+        """Return the number of rows of a batch of about ``sequences`` sequences.
+
+        With packed rows, it is the nearest multiple of the largest power of two that is at most a sixteenth of the
+        exact number, so that most meshes divide it; it differs from the exact number by at most 1/32, or by half a
+        row. It does not depend on the mesh.
+        """
+        if self.sequences_per_row == 1:
+            return sequences
+        exact = sequences / self.sequences
+        unit = 2 ** max(int(exact / 16).bit_length() - 1, 0)
+        return max(round(exact / unit), 1) * unit
+
+    def features(self, rows: int) -> dict[str, tuple[tuple[int, ...], type]]:
+        """Return the shape and dtype of every pretraining feature of a batch of ``rows`` rows."""
+        return feature_shapes(rows, self.seq_length, self.max_predictions, self.sequences_per_row)
+
+
 class PretrainSource(Protocol):
     """A source of training and held-out batches; ``data_pipeline.read.pretrain_input`` implements it."""
 
+    @property
+    def row_shape(self) -> RowShape:
+        """Shape of the rows of training batches. Held-out rows have the same length, but packed ones may hold
+        another number of sequences."""
+
     def train(self, rows: list[int]) -> BatchIterator:
         """Return an endless iterator over training batches. Each batch contains only ``rows``, the indices of the
-        rows that this host feeds."""
+        rows that this host feeds. A global batch has ``row_shape.rows(training.global_batch_size)`` rows."""
 
     def held_out(
         self, batch_size: int, rows: list[int], max_batches: int
@@ -89,3 +122,17 @@ def feature_shapes(
     """Return the shape and dtype of every pretraining feature, e.g. ``{"input_ids": ((B, S), np.int32), ...}``."""
     sizes = {"S": seq_length, "M": max_predictions, "C": sequences_per_row}
     return {name: ((batch_size, sizes[dim]), dtype) for name, (dim, dtype) in PRETRAIN_FEATURES.items()}
+
+
+def first_sequences(batch: Mapping[str, np.ndarray], pad_id: int) -> dict[str, np.ndarray]:
+    """Return the first sequence of each row of ``batch``; all other sequences become padding."""
+    if batch["sequence_keys"].shape[1] == 1:
+        return dict(batch)
+    first = batch["sequence_ids"] == 1
+    own = np.take_along_axis(first, batch["mlm_positions"], 1) & (batch["mlm_weights"] > 0)
+    features = {name: batch[name] * own.astype(batch[name].dtype) for name in batch if name.startswith("mlm_")}
+    for name in ("token_type_ids", "sequence_ids", "position_ids"):
+        features[name] = batch[name] * first
+    for name in ("sequence_keys", "cls_positions", "nsp_labels", "nsp_weights"):
+        features[name] = batch[name][:, :1]
+    return features | {"input_ids": np.where(first, batch["input_ids"], pad_id)}

@@ -9,7 +9,7 @@ import jax
 import numpy as np
 from builders import content, words
 
-from bert_jax.batch import BatchInfo, feature_shapes
+from bert_jax.batch import BatchInfo, RowShape, feature_shapes
 from bert_jax.config import DataConfig, PretrainConfig, load_config
 from bert_jax.training.logging.metrics_file import TIMING_KEYS
 
@@ -172,6 +172,10 @@ class SyntheticSource:
 
     config: PretrainConfig
     poison: frozenset[int] = frozenset()
+
+    @property
+    def row_shape(self) -> RowShape:
+        return RowShape(self.config.data.seq_length, self.config.data.max_predictions)
 
     def train(self, rows: list[int]) -> SyntheticIterator:
         return SyntheticIterator(self.config, rows, self.poison)

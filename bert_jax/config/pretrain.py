@@ -84,6 +84,11 @@ class DataConfig(Section, prefix="data."):
     span_max: Positive[int] = 10
     # Sentence-pair objective: nsp (random next), sop (swapped order), none (one segment).
     next_sentence: Literal["nsp", "sop", "none"] = "nsp"
+    # Packing of instances into rows of data.seq_length tokens: none, or best_fit (several per row, longest first;
+    # they do not attend to each other). Batch sizes still count instances.
+    packing: Literal["none", "best_fit"] = "none"
+    # Most instances in a packed row; 0: as few as possible with at most 1% more rows than without a limit.
+    sequences_per_row: AtLeast0[int] = 0
     # Probability, per document and pass, that its instances have a random target length below data.seq_length.
     short_sequence_fraction: Probability = 0.1
     # Number of passes over the corpus, each with different masks and pairs.
@@ -97,7 +102,7 @@ class DataConfig(Section, prefix="data."):
     # Number of processes that build shards; 0: one per processor.
     workers: AtLeast0[int] = 0
     # Number of lanes, the streams of records that determine the order of the data; 0: the greatest common divisor
-    # of 64 and all batch sizes. Part of the data fingerprint.
+    # of 64 and all batch sizes in rows. Part of the data fingerprint.
     lanes: AtLeast0[int] = 0
     # Number of segments that a lane shuffles together.
     window_segments: Positive[int] = 4
@@ -134,6 +139,21 @@ class DataConfig(Section, prefix="data."):
             except ValueError:
                 pairs.append((name.strip(), math.nan))
         return tuple(pairs)
+
+    def lanes_for(self, *batch_sizes: int) -> int:
+        """Return the number of lanes for batches of ``batch_sizes`` rows."""
+        return self.lanes or math.gcd(*batch_sizes, 64)
+
+    def most_predictions(self, sequences: int) -> int:
+        """Return the largest number of predictions in a row of ``sequences`` sequences.
+
+        A sequence of n tokens has min(max_predictions, max(1, round(n * mask_fraction))) predictions at most.
+        """
+        rounding = max(
+            0.5, 1 - 3 * self.mask_fraction
+        )  # the shortest sequence has 3 tokens: [CLS], one more, [SEP]
+        by_length = int(self.seq_length * self.mask_fraction + sequences * rounding)
+        return min(by_length, sequences * self.max_predictions, self.seq_length)
 
     def _check_mixture(self) -> None:
         parts = self.mixture_parts
@@ -183,15 +203,10 @@ class PretrainConfig:
         if data.next_sentence != "none":
             allowed = f"2 or more with data.next_sentence {data.next_sentence}"
             require(model.type_vocab_size >= 2, "model.type_vocab_size", model.type_vocab_size, allowed)
-        for size in (self.training.global_batch_size, *self.training.batch_ramp[1::2]):
-            allowed = f"a divisor of every batch size, including {size}"
-            require(size % self.lanes == 0, "data.lanes", self.lanes, allowed)
-
-    @property
-    def lanes(self) -> int:
-        """Number of lanes: data.lanes, or the greatest common divisor of 64 and all batch sizes."""
-        sizes = (self.training.global_batch_size, *self.training.batch_ramp[1::2])
-        return self.data.lanes or math.gcd(*sizes, 64)
+        if data.lanes and data.packing == "none":  # the number of packed rows follows from the shards
+            for size in (self.training.global_batch_size, *self.training.batch_ramp[1::2]):
+                allowed = f"a divisor of every batch size, including {size}"
+                require(size % data.lanes == 0, "data.lanes", data.lanes, allowed)
 
     @property
     def parameter_layout(self) -> dict[str, object]:

@@ -78,13 +78,14 @@ class MaskedLm(PretrainObjective):
         return sums | padding_sums(batch["sequence_ids"])
 
     def flops_per_sequence(self) -> float:
-        data = self.config.data
-        return training_flops_per_sequence(
+        shape = self.row_shape
+        of_row = training_flops_per_sequence(
             self.config.model,
-            seq_length=data.seq_length,
-            max_predictions=data.max_predictions,
+            seq_length=shape.seq_length,
+            max_predictions=shape.max_predictions,
             has_nsp=self.config.has_nsp,
         )
+        return of_row / shape.sequences
 
     def evaluation(self, totals: Mapping[str, np.ndarray]) -> dict[str, Any]:
         values = super().evaluation(totals)

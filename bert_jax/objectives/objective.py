@@ -10,7 +10,7 @@ import numpy as np
 from flax import linen as nn
 from jax.sharding import Mesh
 
-from bert_jax.batch import PRETRAIN_FEATURES, PretrainSource, feature_shapes
+from bert_jax.batch import PRETRAIN_FEATURES, PretrainSource, RowShape
 from bert_jax.config import PretrainConfig, RunConfig
 from bert_jax.model.dropout import TOKEN_FEATURES
 from bert_jax.objectives.display import Display
@@ -76,6 +76,8 @@ class PretrainObjective(Objective):
 
     def __init__(self, config: PretrainConfig, mesh: Mesh | None) -> None:
         super().__init__(config, self.make_model(config, mesh))
+        # Replaced by the shape of the data if rows are packed.
+        self.row_shape = RowShape(config.data.seq_length, config.data.max_predictions)
         self.features = tuple(dict.fromkeys((*self.features, *TOKEN_FEATURES)))
 
     @staticmethod
@@ -84,8 +86,8 @@ class PretrainObjective(Objective):
         """Return the module whose parameters are trained."""
 
     def batch_shapes(self, batch_size: int) -> dict[str, jax.ShapeDtypeStruct]:
-        """Return the shape and dtype of each feature of a global batch."""
-        shapes = feature_shapes(batch_size, self.config.data.seq_length, self.config.data.max_predictions)
+        """Return the shape and dtype of each feature of a global batch of ``batch_size`` rows."""
+        shapes = self.row_shape.features(batch_size)
         return {name: jax.ShapeDtypeStruct(*shapes[name]) for name in shapes if name in self.features}
 
     def flops_per_sequence(self) -> float:

@@ -1,7 +1,8 @@
 """The device mesh, and transfers of batches and arrays between hosts and the mesh."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from itertools import count
 from typing import Any
 
 import jax
@@ -45,28 +46,33 @@ def batch_sharding(mesh: Mesh) -> NamedSharding:
     return NamedSharding(mesh, PartitionSpec(("data", "fsdp")))
 
 
-def check_batches(training: TrainingConfig, sizes: Mapping[str, int]) -> None:
+def check_batches(
+    training: TrainingConfig, sizes: Mapping[str, int], rows_of: Callable[[int], int] = lambda sequences: sequences
+) -> None:
     """Raise ``ValueError`` unless the rows of every batch can be divided equally over the mesh axes ``data`` and
     ``fsdp``.
 
-    ``sizes`` maps the mesh axes to their sizes. Microbatches, all batches of the ramp and evaluation batches are
-    checked. The message names the nearest allowed batch sizes.
+    ``sizes`` maps the mesh axes to their sizes; ``rows_of`` maps batch sizes, in sequences, to numbers of rows.
+    Microbatches, all batches of the ramp and evaluation batches are checked. The message names the nearest allowed
+    batch sizes.
     """
     parts, steps = sizes["data"] * sizes["fsdp"], training.accumulation_steps
     batches = [("training.global_batch_size", training.global_batch_size, steps)]
     batches += [("training.batch_ramp", size, steps) for size in training.batch_ramp[1::2]]
     batches.append(("training.eval_batch_size", training.eval_batch_size or training.global_batch_size, 1))
     for name, size, microbatches in batches:
-        unit = parts * microbatches
-        if size % unit == 0:
+        unit, rows = parts * microbatches, rows_of(size)
+        if rows % unit == 0:
             continue
-        below, above = size // unit * unit, -(-size // unit) * unit
+        below = next((n for n in range(size, 0, -1) if rows_of(n) % unit == 0), 0)
+        above = next(n for n in count(size) if rows_of(n) % unit == 0)
         would_do = " or ".join(f"{n:,}" for n in dict.fromkeys((below, above)) if n)
-        counts = [n for n in range(1, microbatches + 1) if size % (parts * n) == 0]
+        counts = [n for n in range(1, microbatches + 1) if rows % (parts * n) == 0]
         other = f", or training.accumulation_steps {counts[-1]}" if counts else ""
         micro = f" in {microbatches} microbatches" if microbatches > 1 else ""
+        packed = f" ({rows:,} packed rows)" if rows != size else ""
         raise ValueError(
-            f"{name}: {size:,}{micro} is not divisible by the {parts} parts (data x fsdp) of the mesh; "
+            f"{name}: {size:,}{packed}{micro} is not divisible by the {parts} parts (data x fsdp) of the mesh; "
             f"use {would_do}{other}, or raise mesh.tensor, which leaves fewer parts"
         )
 

@@ -9,7 +9,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from bert_jax.batch import DataBudgetError, PretrainSource
+from bert_jax.batch import DataBudgetError, PretrainSource, first_sequences
 from bert_jax.config import PretrainConfig
 from bert_jax.objectives.objective import PretrainObjective
 from bert_jax.parallel import host_rows, to_global, to_host
@@ -39,11 +39,13 @@ class PretrainJob(Job):
         super().__init__(config, tokenizer)
         self._make_objective, self._source, self._vocabulary = objective, source, vocabulary
         self.max_blank_records = config.data.max_blank_records
-        self._eval_batch_size = config.training.eval_batch_size or config.training.global_batch_size
+        self._rows_of = source.row_shape.rows
+        self._eval_batch_size = self._rows_of(config.training.eval_batch_size or config.training.global_batch_size)
         self._eval_step: Any = None
 
     def programs(self, mesh: Mesh) -> TrainPrograms:
         self._objective = self._make_objective(self.config, mesh)
+        self._objective.row_shape = self._source.row_shape
         programs = train_programs(self._objective)  # raises if the mesh does not divide a batch
         self._eval_rows, self._eval_step = host_rows(mesh, self._eval_batch_size), None
         return programs
@@ -54,7 +56,7 @@ class PretrainJob(Job):
             shutil.copyfile(self._vocabulary, own)
 
     def data(self, mesh: Mesh, *, complete: bool) -> Data:
-        size = self.config.training.global_batch_size
+        size = self._rows_of(self.config.training.global_batch_size)
         rows = host_rows(mesh, size)
         batches = None if complete else self._source.train(rows)
         order = [self.has_eval_data(), {} if batches is None else batches.state()]
@@ -67,7 +69,7 @@ class PretrainJob(Job):
                 size = ramp_size
                 break
             data_step -= steps
-        return pretraining_batch(self._objective, size)
+        return pretraining_batch(self._objective, self._rows_of(size))
 
     def flops_per_sequence(self) -> float:
         return self._objective.flops_per_sequence()
@@ -135,7 +137,8 @@ class PretrainJob(Job):
                 with explain_memory("computing the samples", "the report contains no samples"):
                     # Called on every process, because the lead may store only a part of the parameters.
                     params = to_host(state.params if state.ema is None else state.ema)
-                    samples = objective.samples(params, self.tokenizer, batch) if lead else []
+                    first = first_sequences(batch, self.tokenizer.pad_id)
+                    samples = objective.samples(params, self.tokenizer, first) if lead else []
         except OutOfMemory as shortage:
             context.log.line(str(shortage))
         if not lead:

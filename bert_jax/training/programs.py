@@ -75,7 +75,7 @@ def train_programs(objective: PretrainObjective) -> "TrainPrograms":
     ``ValueError`` if the rows of a batch cannot be divided equally over the mesh.
     """
     assert objective.mesh is not None
-    check_batches(objective.config.training, objective.mesh.shape)
+    check_batches(objective.config.training, objective.mesh.shape, objective.row_shape.rows)
     return make_programs(objective)
 
 

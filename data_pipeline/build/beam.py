@@ -24,7 +24,7 @@ from bert_jax.config.pretrain import DataConfig
 from bert_jax.io.files import write_whole
 from bert_jax.io.storage import Location, location
 from bert_jax.tokenization import Tokenizer
-from data_pipeline.build.shard_jobs import merge_shard, write_part
+from data_pipeline.build.shard_jobs import choose_packing, merge_shard, write_part
 from data_pipeline.build.shard_split import plan_splits, prepare_split
 from data_pipeline.build.token_store import (
     META_NAME,
@@ -331,6 +331,8 @@ class _Jobs(Jobs):
         name, count = parts
         split = _load(self.folder / name)
         expect(len(split.parts), count)
+        if split.job.is_packed:
+            choose_packing(split.job, [part[0] for part in split.parts])
         return [(name, shard) for shard in range(split.job.num_shards)]
 
     def merge_shard(self, shard: tuple[str, int]) -> tuple[str, int]:

@@ -226,6 +226,7 @@ def make_features(
         "input_mask": input_mask,
         "segment_ids": has_b & input_mask & (column >= a + 2),
         "next_sentence_labels": instances.label[:, None],
+        "sequence_keys": (keys >> np.uint64(32))[:, None].astype(np.uint32),
     }
     if settings.data.masking == "dynamic":
         return features | {"input_ids": ids, "word_starts": word_starts}

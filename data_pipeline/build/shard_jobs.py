@@ -2,10 +2,12 @@
 
 A part consists of a table and of the serialized instances of consecutive documents in one pass, sorted by shard and
 then by a random sort key (the place of an instance in its shard). The merge of a shard reads the records of this
-shard from all parts, sorted by this key. Parts and shards depend only on the store and the settings, so their bytes
-do not depend on how the jobs are distributed.
+shard from all parts, sorted by this key. With ``data.packing``, the records of parts are those of
+``data_pipeline.build.packing``, and the merge packs them into rows. Parts and shards depend only on the store and
+the settings, so their bytes do not depend on how the jobs are distributed.
 """
 
+import json
 import os
 import resource
 import tempfile
@@ -14,12 +16,12 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import pairwise
+from itertools import islice, pairwise
 from typing import NamedTuple
 
 import numpy as np
 
-from bert_jax.io.files import local_copy
+from bert_jax.io.files import local_copy, write_whole
 from bert_jax.io.storage import Location, ObjectPath
 from data_pipeline.build.instances import (
     Instances,
@@ -31,6 +33,7 @@ from data_pipeline.build.instances import (
     plan_document,
     shard_and_place,
 )
+from data_pipeline.build.packing import PackedShape, encode_sequences, pack, row_features, sequences_per_row
 from data_pipeline.build.token_store import TokenStore, cached_tokenizer
 from data_pipeline.build.workers import scratch_file
 from data_pipeline.shards.shard_files import ShardEntry, scan_shard, write_records
@@ -40,6 +43,8 @@ PART_TOKENS = 1 << 18  # approximate number of tokens of a part
 MOST_PARTS = 4096  # larger corpora get larger parts
 _BLOCK_CELLS = 1 << 18  # cells (rows x tokens) of one batch of instances
 _MERGE_ROWS = 1024
+_PACKED_ROWS = 256  # packed rows that are encoded together
+_PACKING_NAME = "packing.json"
 _REQUESTS = 16  # concurrent requests to an object store
 
 
@@ -56,6 +61,11 @@ class SplitJob:
     build: Location
     num_shards: int
     settings: InstanceSettings
+
+    @property
+    def is_packed(self) -> bool:
+        """True if the rows of the shards hold several sequences."""
+        return self.settings.data.packing != "none"
 
 
 # A part: (path without suffix, pass, first document, end document), with documents counted within the split.
@@ -157,17 +167,21 @@ def write_part(job: SplitJob, path: Location, pass_number: int, first: int, last
     instances, keys = Instances(*(column[order] for column in instances)), keys[order]
     block = max(1, _BLOCK_CELLS // job.settings.data.seq_length)
     lengths: list[int] = []
+    tokens: list[int] = []
     bounds = []
     with scratch_file(path.with_suffix(".records")) as part, part.open("wb") as file:
         for start in range(0, len(keys), block):
             stop = start + block
             chosen = instances.slice(start, stop)
             features = make_features(chosen, keys[start:stop], ids, starts, job.settings)
-            records = encode_examples(features)
+            records = encode_sequences(features) if job.is_packed else encode_examples(features)
             lengths += map(len, records)
-            bounds.append(value_bounds(features))
+            tokens += features["input_mask"].sum(1).tolist()
+            if not job.is_packed:
+                bounds.append(value_bounds(features))
             file.writelines(records)
-    _write_table(path, np.searchsorted(shard[order], np.arange(job.num_shards + 1)), place[order], lengths, bounds)
+    borders = np.searchsorted(shard[order], np.arange(job.num_shards + 1))
+    _write_table(path, borders, place[order], lengths, tokens, bounds)
     return len(keys)
 
 
@@ -177,36 +191,38 @@ def write_part(job: SplitJob, path: Location, pass_number: int, first: int, last
 class _Slice(NamedTuple):
     """Records of one shard in one part.
 
-    ``places`` uint64[N] contains the sort key of each record; ``offsets`` and ``lengths`` int64[N] are in bytes.
-    ``bounds`` int64[1, F, 2] contains the smallest and the largest value of each of the F features; it is empty if
-    the part has no records of the shard.
+    ``places`` uint64[N] contains the sort key of each record; ``offsets`` and ``lengths`` int64[N] are in bytes;
+    ``tokens`` int64[N] is the number of tokens. ``bounds`` int64[1, F, 2] contains the smallest and the largest
+    value of each of the F features; it is empty if the part has no records of the shard, and with packing.
     """
 
     places: np.ndarray
     offsets: np.ndarray
     lengths: np.ndarray
+    tokens: np.ndarray
     bounds: np.ndarray
 
 
 def _write_table(
-    path: Location, borders: np.ndarray, places: np.ndarray, lengths: Sequence[int], bounds: Sequence[np.ndarray]
-) -> None:
+    path: Location, borders: np.ndarray, places: np.ndarray, lengths: Sequence[int], tokens: Sequence[int],
+    bounds: Sequence[np.ndarray],
+) -> None:  # fmt: skip
     """Write the table of a part.
 
     The table contains the number of features, the shard borders, the byte offsets, the sort keys, the lengths of
-    the records, and the smallest and the largest values of the features.
+    the records, their numbers of tokens, and the smallest and the largest values of the features.
     """
     sizes = np.array(lengths, "<u4")
     offsets = np.concatenate([[0], np.cumsum(sizes, dtype=np.int64)])[borders]
     values = np.concatenate(bounds) if bounds else np.zeros((0, 0, 2), np.int64)
     table = np.zeros((len(borders) - 1, values.shape[1], 2), "<i8")
     held = np.flatnonzero(np.diff(borders))
-    if len(held):
+    if len(values):
         table[held, :, 0] = np.minimum.reduceat(values[:, :, 0], borders[held])
         table[held, :, 1] = np.maximum.reduceat(values[:, :, 1], borders[held])
     with scratch_file(path.with_suffix(".table")) as part, part.open("wb") as file:
         file.write(np.array([values.shape[1], *borders, *offsets], "<u8").tobytes())
-        for column in (places.astype("<u8"), sizes, table):
+        for column in (places.astype("<u8"), sizes, np.array(tokens, "<u4"), table):
             file.write(column.tobytes())
 
 
@@ -216,11 +232,13 @@ def _read_table(path: Location, shard: int, num_shards: int) -> _Slice:
     first, last, count = header[shard], header[shard + 1], header[width - 1]
     at = 8 * (1 + 2 * width)
     places = _numbers(table, "<u8", at + 8 * first, last - first)
-    lengths = _numbers(table, "<u4", at + 8 * count + 4 * first, last - first).astype(np.int64)
+    lengths, tokens = (
+        _numbers(table, "<u4", at + before * count + 4 * first, last - first).astype(np.int64) for before in (8, 12)
+    )
     pairs = 2 * features if last > first else 0
-    bounds = _numbers(table, "<i8", at + 12 * count + 16 * features * shard, pairs)
+    bounds = _numbers(table, "<i8", at + 16 * count + 16 * features * shard, pairs)
     offsets = header[width + shard] + np.cumsum(lengths) - lengths
-    return _Slice(places, offsets, lengths, bounds.reshape(-1, features, 2) if pairs else bounds)
+    return _Slice(places, offsets, lengths, tokens, bounds.reshape(-1, features, 2) if pairs else bounds)
 
 
 def _numbers(path: Location, dtype: str, offset: int, count: int) -> np.ndarray:
@@ -230,28 +248,71 @@ def _numbers(path: Location, dtype: str, offset: int, count: int) -> np.ndarray:
     return np.fromfile(path, dtype, count, offset=offset)
 
 
+def choose_packing(job: SplitJob, parts: Sequence[Location]) -> None:
+    """Write the shape of packed rows, and counts, to the folder of a build all of whose parts are written.
+
+    The number of sequences per row follows from the histogram of the lengths of all instances, unless
+    ``data.sequences_per_row`` sets it.
+    """
+    data, width = job.settings.data, job.num_shards + 1
+    histogram = np.zeros(data.seq_length + 1, np.int64)
+    for path in parts:
+        table = path.with_suffix(".table")
+        count = int(_numbers(table, "<u8", 8 * width, 1)[0])
+        tokens = _numbers(table, "<u4", 8 * (1 + 2 * width) + 12 * count, count)
+        histogram += np.bincount(tokens, minlength=len(histogram))
+    most = data.sequences_per_row or sequences_per_row(histogram, data.seq_length)
+    facts = {
+        "sequences_per_row": most,
+        "predictions_per_row": data.most_predictions(most) if data.masking == "static" else 0,
+        "sequences": int(histogram.sum()),
+        "tokens": int(histogram @ np.arange(len(histogram))),
+    }
+    write_whole(job.build / _PACKING_NAME, json.dumps(facts))
+
+
+def chosen_packing(job: SplitJob) -> dict[str, int]:
+    """Return what :func:`choose_packing` wrote; empty without packing."""
+    return json.loads((job.build / _PACKING_NAME).read_bytes()) if job.is_packed else {}
+
+
 def merge_shard(job: SplitJob, parts: Sequence[Location], shard: int) -> ShardEntry:
     """Write one shard from all parts, or scan a finished shard; return its index entry (a worker job)."""
     final = job.build / "shards" / shard_name(shard, job.num_shards)
     with ThreadPoolExecutor(_REQUESTS if isinstance(parts[0], ObjectPath) else 1) as pool:
         slices = list(pool.map(lambda path: _read_table(path, shard, job.num_shards), parts))
-    held = [one.bounds for one in slices if len(one.bounds)]
-    bounds = None
-    if held:
-        pairs = np.concatenate(held)
-        bounds = np.stack([pairs[:, :, 0].min(0), pairs[:, :, 1].max(0)], 1)
+    bounds = [one.bounds for one in slices if len(one.bounds)]
     if final.exists():
-        return scan_shard(final, bounds)
+        return scan_shard(final, bounds or None)
+    order = np.argsort(np.concatenate([one.places for one in slices]), kind="stable")
     with scratch_file(final) as path:
-        return write_records(path, _records_in_order(parts, slices), bounds)
+        if not job.is_packed:
+            return write_records(path, _records(parts, slices, order), bounds)
+        return write_records(path, _packed_records(job, parts, slices, order, bounds), bounds)
 
 
-def _records_in_order(parts: Sequence[Location], slices: Sequence[_Slice]) -> Iterator[bytes]:
-    """Yield the records of one shard from all parts, sorted by their sort keys."""
-    places, offsets, lengths = (np.concatenate(column) for column in list(zip(*slices, strict=True))[:3])
+def _packed_records(
+    job: SplitJob, parts: Sequence[Location], slices: Sequence[_Slice], order: np.ndarray, bounds: list[np.ndarray]
+) -> Iterator[bytes]:
+    """Yield the packed rows of a shard, whose sequences have the random order ``order`` int[N]; append the value
+    bounds of the yielded rows to ``bounds``."""
+    facts = chosen_packing(job)
+    shape = PackedShape(job.settings.data.seq_length, facts["sequences_per_row"], facts["predictions_per_row"])
+    chosen, counts = pack(np.concatenate([one.tokens for one in slices])[order], shape)
+    sequences = _records(parts, slices, order[chosen])
+    for start in range(0, len(counts), _PACKED_ROWS):
+        own = counts[start : start + _PACKED_ROWS]
+        features = row_features(list(islice(sequences, int(own.sum()))), own, shape, job.settings.pad_id)
+        values = value_bounds(features)
+        bounds.append(np.stack([values[:, :, 0].min(0), values[:, :, 1].max(0)], 1)[None])
+        yield from encode_examples(features)
+
+
+def _records(parts: Sequence[Location], slices: Sequence[_Slice], order: np.ndarray) -> Iterator[bytes]:
+    """Yield the records of one shard from all parts; ``order`` int[N] indexes the concatenation of ``slices``."""
+    offsets, lengths = (np.concatenate([one[column] for one in slices]) for column in (1, 2))
     counts = [len(one.places) for one in slices]
     part = np.repeat(np.arange(len(parts)), counts)
-    order = np.argsort(places, kind="stable")
     with _open_records(parts, slices) as (files, shifts):
         offsets += np.repeat(shifts, counts)
         for start in range(0, len(order), _MERGE_ROWS):

@@ -13,7 +13,15 @@ from bert_jax.io.files import remove_tree, whole_file, write_whole
 from bert_jax.io.storage import Location, ObjectPath, location
 from bert_jax.tokenization import Tokenizer
 from data_pipeline.build.instances import InstanceSettings
-from data_pipeline.build.shard_jobs import Part, SplitJob, cut_parts, merge_shard, write_part
+from data_pipeline.build.shard_jobs import (
+    Part,
+    SplitJob,
+    choose_packing,
+    chosen_packing,
+    cut_parts,
+    merge_shard,
+    write_part,
+)
 from data_pipeline.build.token_store import TokenStore, held_out, names_and_sizes
 from data_pipeline.build.workers import Workers, remove_scratch
 from data_pipeline.shards.compatibility import check_layout, differences, shard_settings
@@ -27,7 +35,7 @@ from data_pipeline.shards.shard_files import (
 )
 from data_pipeline.text.documents import Source
 
-_PARTS_VERSION = 2  # version of the format of parts; a build of another version is not continued
+_PARTS_VERSION = 3  # version of the format of parts; a build of another version is not continued
 
 
 def split_folder(data: DataConfig, split: str) -> Location:
@@ -108,14 +116,26 @@ class Split:
         """Write the index and the manifest, and move the folder to ``target``."""
         folder = self.job.build / "shards"
         index = write_index(folder, entries)
-        counts = self.facts["counts"] | {"instances": index.records}
-        write_manifest(folder, self.facts | {"counts": counts, "shards": [entry.facts for entry in index.entries]})
+        counts, facts = self.facts["counts"] | {"instances": index.records}, self.facts
+        if packing := chosen_packing(self.job):
+            counts |= {"instances": packing.pop("sequences"), "rows": index.records}
+            facts = facts | {"packing": packing}
+        write_manifest(folder, facts | {"counts": counts, "shards": [entry.facts for entry in index.entries]})
         remove_scratch(folder)
         _move(folder, self.target)
 
     def done(self) -> str:
         """Return a one-line report about the finished folder."""
-        return f"{self.name}: {read_index(self.target).records:,} instances in {self.job.num_shards} shard(s)"
+        manifest = read_manifest(self.target)
+        assert manifest is not None
+        counts, rows = manifest["counts"], ""
+        if self.job.is_packed:
+            packing, cells = manifest["packing"], counts["rows"] * self.job.settings.data.seq_length
+            rows = (
+                f"{counts['rows']:,} rows of at most {packing['sequences_per_row']} (padding "
+                f"{1 - packing['tokens'] / max(cells, 1):.1%}), in "
+            )
+        return f"{self.name}: {counts['instances']:,} instances in {rows}{self.job.num_shards} shard(s)"
 
 
 def prepare_split(
@@ -176,6 +196,8 @@ def build_split(split: Split, workers: Workers, report: Callable[[str], None]) -
         if done * 10 // len(parts) > (done - 1) * 10 // len(parts):
             report(f"{split.name}: {done} of {len(parts)} parts are built")
     paths = [part[0] for part in parts]
+    if job.is_packed:
+        choose_packing(job, paths)
     split.finish(workers.run(merge_shard, [(job, paths, shard) for shard in range(job.num_shards)]))
     report(split.done())
 

@@ -3,6 +3,7 @@
 The order is that of ``data_pipeline.read.order``. Records are numbered consecutively across the parts.
 """
 
+import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
@@ -14,7 +15,7 @@ from data_pipeline.read.order import BatchSizes, HostRows, MixtureOrder, assign_
 from data_pipeline.read.reader import LaneReader, RawBatch, RecordReader, SequentialReader
 from data_pipeline.shards.compatibility import Layout, check_layout, warn_of_changed_files
 from data_pipeline.shards.parts import Part
-from data_pipeline.shards.shard_files import read_index
+from data_pipeline.shards.shard_files import MANIFEST_NAME, read_index, read_manifest
 
 
 class PartRecords:
@@ -41,18 +42,49 @@ class PartRecords:
                 layouts.append(check_layout(index, data, tokenizer))
             except ValueError as error:
                 raise ValueError(f"data.mixture: {part.name}: {error}" if part.name else str(error)) from None
-            if layouts[-1] != layouts[0]:
+            if _essential(layouts[-1]) != _essential(layouts[0]):
                 raise ValueError(
-                    f"data.mixture: {part.name}: the features in {part.folder} have other names or types than "
-                    f"those in {self.parts[0].folder}; build one of them again"
+                    f"data.mixture: {part.name}: the features in {part.folder} have other names, types or sizes "
+                    f"than those in {self.parts[0].folder}; build one of them again (packed rows: with the same "
+                    "data.sequences_per_row)"
                 )
             warn_of_changed_files(index)
-        return layouts[0]
+        names = set.intersection(*(set(layout.features) for layout in layouts))
+        return dataclasses.replace(
+            layouts[0], features={name: found for name, found in layouts[0].features.items() if name in names}
+        )
+
+    def sequences(self, layout: Layout) -> float:
+        """Return the mean number of sequences of a row of the mixture.
+
+        Raises ``ValueError`` if a folder of packed rows has no manifest, which contains the number of sequences.
+        """
+        if not layout.is_packed:
+            return 1.0
+        means = []
+        for index in self.indexes:
+            counts = (read_manifest(index.folder) or {}).get("counts", {})
+            if "rows" not in counts:
+                raise ValueError(
+                    f"{index.folder}: the manifest ({MANIFEST_NAME}) of the packed shards is missing; copy it from "
+                    "the original folder, or build the shards again"
+                )
+            means.append(counts["instances"] / max(counts["rows"], 1))
+        weights = [part.weight for part in self.parts]
+        return float(np.average(means, weights=weights))
 
     def locate(self, number: int) -> tuple[Location, int]:
         """Return the path of the file that contains record ``number``, and the index of the record in this file."""
         part = int(np.searchsorted(self.first, number, side="right")) - 1
         return self.readers[part].locate(number - int(self.first[part]))
+
+
+def _essential(layout: Layout) -> Layout:
+    """Return ``layout`` without the keys of unpacked sequences, which older shards lack."""
+    if layout.is_packed:
+        return layout
+    kept = {name: found for name, found in layout.features.items() if name != "sequence_keys"}
+    return dataclasses.replace(layout, features=kept)
 
 
 def train_reader(

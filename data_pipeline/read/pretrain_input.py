@@ -9,19 +9,20 @@ import dataclasses
 import logging
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 
-from bert_jax.batch import PRETRAIN_FEATURES, BatchInfo, BatchIterator
+from bert_jax.batch import PRETRAIN_FEATURES, BatchInfo, BatchIterator, RowShape
 from bert_jax.config.pretrain import DataConfig, PretrainConfig
 from bert_jax.hashing import hash_key
 from bert_jax.io.storage import Location
 from bert_jax.tokenization import Tokenizer
-from data_pipeline.build.masking import mask_batch
 from data_pipeline.read.mixture import PartLog, PartRecords, held_out_reader, train_reader
 from data_pipeline.read.order import BatchSizes, HostRows, LaneOrder, MixtureOrder, order_facts, usable_lanes
 from data_pipeline.read.reader import BlankCounter, RawBatch
+from data_pipeline.read.rows import make_masker
 from data_pipeline.read.streams import Masker, Stream, open_stream
 from data_pipeline.shards.compatibility import Layout
 from data_pipeline.shards.parts import Part, held_out_parts, train_parts
@@ -40,12 +41,27 @@ class ShardSource:
         self._config, self._tokenizer = config, tokenizer
         self._train, self._eval = train_parts(config.data), held_out_parts(config.data)
 
+    @cached_property
+    def row_shape(self) -> RowShape:
+        """Shape of the rows of training batches. Raises ``ValueError`` if the shards do not match the config."""
+        data = self._config.data
+        if data.packing == "none":
+            return RowShape(data.seq_length, data.max_predictions)
+        records = PartRecords(self._train)
+        layout = records.layout(data, self._tokenizer)
+        sizes = layout.predictions_per_row, layout.sequences_per_row
+        return RowShape(data.seq_length, *sizes, records.sequences(layout))
+
     def train(self, rows: list[int]) -> BatchIterator:
         """Open the infinite stream of training batches; this host feeds ``rows``."""
-        config = self._config
+        config, training, rows_of = self._config, self._config.training, self.row_shape.rows
+        steps, sizes = training.batch_ramp[::2], map(rows_of, training.batch_ramp[1::2])
+        ramp = tuple(number for pair in zip(steps, sizes, strict=True) for number in pair)
+        size = rows_of(training.global_batch_size)
+        lanes = config.data.lanes_for(size, *ramp[1::2])
         return pretrain_batches(
-            config.data, folder=self._train, lanes=config.lanes, batch_size=config.training.global_batch_size,
-            batch_ramp=config.training.batch_ramp, seed=config.training.seed, rows=rows, tokenizer=self._tokenizer,
+            config.data, folder=self._train, lanes=lanes, batch_size=size, batch_ramp=ramp, seed=training.seed,
+            rows=rows, tokenizer=self._tokenizer,
         )  # fmt: skip
 
     def held_out(
@@ -102,6 +118,7 @@ class PretrainBatches(Iterator[tuple[dict[str, np.ndarray], BatchInfo]]):
         self, records: PartRecords, layout: Layout, data: DataConfig, order: MixtureOrder, sizes: BatchSizes,
         rows: HostRows, mask: Masker | None,
     ) -> None:  # fmt: skip
+        self._per_row = records.sequences(layout)
         self._layout, self._data, self._order, self._sizes, self._mask = layout, data, order, sizes, mask
         self._records, self._rows, self._parts = records, rows, PartLog(records, order)
         # If several processes read, the training step sums their blank rows and stops all processes together.
@@ -134,8 +151,8 @@ class PretrainBatches(Iterator[tuple[dict[str, np.ndarray], BatchInfo]]):
         info = BatchInfo(
             data_step=self._data_step,
             epoch=end / self._order.records,
-            examples_seen=end - self._skipped_examples,
-            sequences=end - start,
+            examples_seen=round(self._per_row * (end - self._skipped_examples)),
+            sequences=round(self._per_row * end) - round(self._per_row * start),
             values=self._parts.values(positions[1]),
             notes=self._parts.notes(*positions),
         )
@@ -226,7 +243,7 @@ def pretrain_batches(
             "data.lanes: several processes read the same lanes (of %d), which costs time and memory; use a "
             "multiple of the number of processes", usable,
         )  # fmt: skip
-    return PretrainBatches(records, layout, data, order, sizes, host_rows, _masker(data, tokenizer))
+    return PretrainBatches(records, layout, data, order, sizes, host_rows, make_masker(data, layout, tokenizer))
 
 
 def _parts(folder: Location | Sequence[Part]) -> Sequence[Part]:
@@ -251,7 +268,7 @@ def eval_batches(
     """
     records = PartRecords(_parts(folder))
     layout = records.layout(data, tokenizer)
-    mask = _masker(data, tokenizer)
+    mask = make_masker(data, layout, tokenizer)
     host_rows = HostRows.of(1, BatchSizes(batch_size), rows)
     read = held_out_reader(records, batch_size, host_rows)
     count = -(-sum(records.counts) // batch_size)
@@ -268,27 +285,3 @@ def eval_batches(
         blanks.check()
 
     return stream()
-
-
-# ------------------------------------------------------------------ masking
-
-
-def _masker(data: DataConfig, tokenizer: Tokenizer | None) -> Masker | None:
-    """Return the masking function (ids, word starts, input mask, keys) -> (masked ids, positions, labels, weights).
-
-    Returns None with static masking.
-    """
-    if data.masking != "dynamic":
-        return None
-    if tokenizer is None:
-        raise ValueError("data.masking: dynamic needs the vocabulary; name it in data.vocab")
-    cls_id, sep_id, mask_id, size = tokenizer.cls_id, tokenizer.sep_id, tokenizer.mask_id, tokenizer.vocab_size
-
-    def mask(
-        ids: np.ndarray, word_starts: np.ndarray, input_mask: np.ndarray, keys: np.ndarray
-    ) -> Sequence[np.ndarray]:
-        maskable = (input_mask > 0) & (ids != cls_id) & (ids != sep_id)
-        row_keys = keys.view(np.uint64)
-        return mask_batch(ids, word_starts > 0, maskable, row_keys, data=data, mask_id=mask_id, vocab_size=size)
-
-    return mask

@@ -8,7 +8,7 @@ import importlib.util
 import weakref
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
@@ -18,10 +18,10 @@ from bert_jax.config.pretrain import DataConfig
 from bert_jax.io.storage import StorageError
 from data_pipeline.host_tensorflow import THREADS, load_tensorflow
 from data_pipeline.read.reader import BAD_IDS, RawBatch
+from data_pipeline.read.rows import Masker, position_ids, sequence_starts
 from data_pipeline.shards.compatibility import Layout
 from data_pipeline.shards.tfexample import BatchDecoder, encode_examples
 
-Masker = Callable[[np.ndarray, np.ndarray, np.ndarray, np.ndarray], Sequence[np.ndarray]]
 Batch = dict[str, np.ndarray]
 # Features of a batch in the order in which TensorFlow passes them on, with their dtypes.
 _DTYPES = {
@@ -85,28 +85,38 @@ def features(
         return values if all_live else values * live[:, None].astype(dtype)
 
     ints = {name: clear(values) for name, values in parsed.items() if name != "masked_lm_weights"}
+    sequence_ids = ints["sequence_ids" if layout.is_packed else "input_mask"]
     if mask is None:
         weights = parsed["masked_lm_weights"]
         positions, labels = ints["masked_lm_positions"], ints["masked_lm_ids"]
     else:
         ints["input_ids"], positions, labels, weights = mask(
-            ints["input_ids"], ints["word_starts"], ints["input_mask"], keys
+            ints["input_ids"], ints["word_starts"], sequence_ids, keys
         )
-    zeros = np.zeros((len(live), 1), np.int32)
+    if layout.is_packed:
+        starts, lengths = sequence_starts(sequence_ids, layout.sequences_per_row)
+        cls_positions, has_pair = starts.astype(np.int32), lengths > 0
+        own_positions = position_ids(sequence_ids, starts)
+    else:
+        cls_positions, has_pair = np.zeros((len(live), 1), np.int32), live[:, None]
+        column = np.arange(data.seq_length, dtype=np.int32)
+        own_positions = clear(np.broadcast_to(column, (len(live), data.seq_length)))
+    if "sequence_keys" in ints:
+        sequence_keys = ints["sequence_keys"].view(np.uint32)
+    else:
+        sequence_keys = clear(numbers[:, None], np.uint32)
     return {
         "input_ids": clear(ints["input_ids"]),
         "token_type_ids": ints["segment_ids"],
-        "sequence_ids": ints["input_mask"],
-        "position_ids": clear(
-            np.broadcast_to(np.arange(data.seq_length, dtype=np.int32), (len(live), data.seq_length))
-        ),
-        "sequence_keys": clear(numbers[:, None], np.uint32),
+        "sequence_ids": sequence_ids,
+        "position_ids": own_positions,
+        "sequence_keys": sequence_keys,
         "mlm_positions": clear(positions),
         "mlm_labels": clear(labels),
         "mlm_weights": clear(weights, np.float32),
-        "cls_positions": zeros,
-        "nsp_labels": ints["next_sentence_labels"] if layout.has_labels else zeros,
-        "nsp_weights": (live[:, None] & layout.has_labels).astype(np.float32),
+        "cls_positions": cls_positions,
+        "nsp_labels": ints["next_sentence_labels"] if layout.has_labels else np.zeros_like(cls_positions),
+        "nsp_weights": (has_pair & layout.has_labels).astype(np.float32),
         "status": status,
         "numbers": numbers,
     }

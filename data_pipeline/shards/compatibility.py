@@ -10,6 +10,7 @@ from bert_jax.config.pretrain import DataConfig
 from bert_jax.io.storage import Location, StorageError, is_url
 from bert_jax.tokenization import Tokenizer
 from data_pipeline.shards.shard_files import ShardIndex
+from data_pipeline.shards.tfexample import FeatureSummary
 
 _log = logging.getLogger(__name__)
 
@@ -39,6 +40,8 @@ def shard_settings(data: DataConfig, tokenizer: Tokenizer, split: str) -> dict[s
     names = [*_ALWAYS, *(_MASKING if data.masking == "static" else ())]
     if data.masking == "static" and data.mask_unit == "span":
         names += ["span_mean", "span_max"]
+    if data.packing != "none":
+        names += ["packing", "sequences_per_row"]
     settings = {f"data.{name}": getattr(data, name) for name in names}
     is_train = split == "train"
     settings["data.dupe_factor"] = data.dupe_factor if is_train else 1
@@ -59,7 +62,7 @@ def differences(recorded: Mapping[str, Any], wanted: Mapping[str, Any], owner: s
         return text[:12] + "..." if len(text) == 64 else text
 
     return ", ".join(
-        f"{name}: {owner} {short(recorded.get(name))}, config {short(value)}"
+        f"{name}: {owner} {short(recorded.get(name, 'none'))}, config {short(value)}"
         for name, value in sorted(wanted.items())
         if recorded.get(name) != value
     )
@@ -76,6 +79,13 @@ class Layout:
     features: dict[str, tuple[str, str, int]]
     has_labels: bool  # True with labels of next sentence or sentence order
     vocab_size: int | None  # None: ids are not checked
+    sequences_per_row: int = 0  # 0: rows are not packed
+    predictions_per_row: int = 0
+
+    @property
+    def is_packed(self) -> bool:
+        """True if rows hold several sequences."""
+        return self.sequences_per_row > 0
 
 
 def check_layout(index: ShardIndex, data: DataConfig, tokenizer: Tokenizer | None) -> Layout:
@@ -86,12 +96,16 @@ def check_layout(index: ShardIndex, data: DataConfig, tokenizer: Tokenizer | Non
     folder, stored_features = index.folder, index.features
     if not index.records:
         raise ValueError(f"{folder}: the shards contain no records; build them again with more text")
-    dynamic = data.masking == "dynamic"
-    lengths = dict.fromkeys(("input_ids", "input_mask", "segment_ids"), data.seq_length)
-    lengths |= {"word_starts": data.seq_length} if dynamic else dict.fromkeys(_MASKED, data.max_predictions)
-    has_labels = data.next_sentence != "none"
+    dynamic, has_labels = data.masking == "dynamic", data.next_sentence != "none"
+    packed = _packed_sizes(folder, stored_features, data)
+    most, predictions = packed or (1, data.max_predictions)
+    mask = "sequence_ids" if packed else "input_mask"
+    lengths = dict.fromkeys(("input_ids", mask, "segment_ids"), data.seq_length)
+    lengths |= {"word_starts": data.seq_length} if dynamic else dict.fromkeys(_MASKED, predictions)
     if has_labels:
-        lengths["next_sentence_labels"] = 1
+        lengths["next_sentence_labels"] = most
+    if "sequence_keys" in stored_features:
+        lengths["sequence_keys"] = most
     if dynamic and "word_starts" not in stored_features:
         raise ValueError(f"data.masking: dynamic, but the shards in {folder} were masked when built; use static")
     if not dynamic and "masked_lm_ids" not in stored_features:
@@ -107,7 +121,8 @@ def check_layout(index: ShardIndex, data: DataConfig, tokenizer: Tokenizer | Non
         summary = stored_features[stored]
         if (summary.min_length, summary.max_length) != (length, length):
             option = {data.seq_length: "data.seq_length"}.get(length, "data.max_predictions")
-            option = "one label" if name == "next_sentence_labels" else f"{option} {length}"
+            of_sequences = name in ("next_sentence_labels", "sequence_keys")
+            option = f"{most} per row" if of_sequences else f"{option} {length}"
             lengths_found = " to ".join(map(str, sorted({summary.min_length, summary.max_length})))
             raise ValueError(
                 f"{folder}: {name} has {lengths_found} values per record; the config needs {option}; change the "
@@ -115,7 +130,29 @@ def check_layout(index: ShardIndex, data: DataConfig, tokenizer: Tokenizer | Non
             )
         features[name] = (stored, summary.kind, length)
     _check_ranges(index, features, tokenizer)
-    return Layout(features, has_labels, tokenizer.vocab_size if tokenizer else None)
+    return Layout(features, has_labels, tokenizer.vocab_size if tokenizer else None, *(packed or ()))
+
+
+def _packed_sizes(
+    folder: Location, stored: Mapping[str, FeatureSummary], data: DataConfig
+) -> tuple[int, int] | None:
+    """Return C and M of packed rows, the number of sequences and of predictions; None if rows are not packed.
+
+    Raises ``ValueError`` if ``data.packing`` says otherwise.
+    """
+    is_packed = "sequence_ids" in stored
+    if is_packed != (data.packing != "none"):
+        found, allowed = ("packed", "best_fit") if is_packed else ("not packed", "none")
+        raise ValueError(
+            f"data.packing: {data.packing}, but the rows of the shards in {folder} are {found}; use {allowed}, or "
+            "build shards in another folder"
+        )
+    if not is_packed:
+        return None
+    most = stored["sequence_keys"].max_length if "sequence_keys" in stored else 0
+    if data.masking == "dynamic":
+        return most, data.most_predictions(most)
+    return most, stored["masked_lm_ids"].max_length if "masked_lm_ids" in stored else 0
 
 
 def _check_ranges(
@@ -123,7 +160,9 @@ def _check_ranges(
 ) -> None:
     """Raise ``ValueError`` if a value in the index is outside the range that the model accepts."""
     limits = {"input_mask": 2, "next_sentence_labels": 2, "masked_lm_positions": features["input_ids"][2]}
-    limits["segment_ids"] = 1 << 15
+    limits |= {"segment_ids": 1 << 15, "sequence_keys": 1 << 32}
+    if "sequence_keys" in features:
+        limits["sequence_ids"] = features["sequence_keys"][2] + 1
     if tokenizer is not None:
         limits |= dict.fromkeys(("input_ids", "masked_lm_ids"), tokenizer.vocab_size)
     for name, limit in limits.items():

@@ -116,11 +116,12 @@ class ShardIndex:
 class _Scanner:
     """Builder of a ShardEntry from the records of a file, chunk by chunk.
 
-    ``bounds`` int64[F, 2], if not None, contains the smallest and largest value of each feature, sorted by name. In
-    this case, only the first record is parsed, and each feature must have the same length in all records.
+    ``bounds`` lists arrays int64[N, F, 2] with the smallest and largest value of each feature, sorted by name, over
+    all records; it is read when the entry is built. If it is given, only the first record is parsed, and each
+    feature must have the same length in all records.
     """
 
-    def __init__(self, path: Location, bounds: np.ndarray | None = None) -> None:
+    def __init__(self, path: Location, bounds: Sequence[np.ndarray] | None = None) -> None:
         self.path, self.bounds = path, bounds
         self.lengths, self.crcs = array("I"), array("I")  # 4 bytes per value; a list would need 36
         self.bytes = self.crc32c = 0
@@ -135,11 +136,7 @@ class _Scanner:
                 summary = summarize_examples(records, first=len(self.lengths))
                 self.features = merge_summaries(self.features, summary)
             elif self.features is None:
-                summary = summarize_examples(records[:1])
-                self.features = {
-                    name: summary[name]._replace(min_value=least, max_value=largest)
-                    for name, (least, largest) in zip(sorted(summary), self.bounds.tolist(), strict=True)
-                }
+                self.features = summarize_examples(records[:1])
         except ValueError as error:
             raise ValueError(f"{self.path}: {error}") from None
         self.lengths.extend(map(len, records))
@@ -149,21 +146,27 @@ class _Scanner:
 
     def entry(self) -> ShardEntry:
         """Return the index entry of all records so far."""
+        features = dict(sorted((self.features or {}).items()))
+        if self.bounds and features:
+            pairs = np.concatenate(self.bounds)
+            least, largest = pairs[:, :, 0].min(0).tolist(), pairs[:, :, 1].max(0).tolist()
+            for name, low, high in zip(features, least, largest, strict=True):
+                features[name] = features[name]._replace(min_value=low, max_value=high)
         return ShardEntry(
             name=self.path.name,
             bytes=self.bytes,
             crc32c=self.crc32c,
             lengths=np.array(self.lengths, np.uint32),
             crcs=np.array(self.crcs, np.uint32),
-            features=dict(sorted((self.features or {}).items())),
+            features=features,
         )
 
 
-def write_records(path: Path, records: Iterable[bytes], bounds: np.ndarray | None = None) -> ShardEntry:
+def write_records(path: Path, records: Iterable[bytes], bounds: Sequence[np.ndarray] | None = None) -> ShardEntry:
     """Write serialized examples as one TFRecord shard, atomically; return its index entry.
 
-    With ``bounds`` int64[F, 2] (:func:`data_pipeline.shards.tfexample.value_bounds` over all records), only the
-    first record is parsed.
+    With ``bounds`` (arrays of :func:`data_pipeline.shards.tfexample.value_bounds` for all records, complete after
+    the last record), only the first record is parsed.
     """
     scanner = _Scanner(path, bounds)
     stream = iter(records)
@@ -212,7 +215,7 @@ def read_records(path: Location) -> Iterator[bytes]:
     return (payload for payload, _, _ in _read_frames(path))
 
 
-def scan_shard(path: Location, bounds: np.ndarray | None = None) -> ShardEntry:
+def scan_shard(path: Location, bounds: Sequence[np.ndarray] | None = None) -> ShardEntry:
     """Return the index entry of an existing shard. Raises ``ValueError`` at the first damaged record."""
     scanner, frames = _Scanner(path, bounds), _read_frames(path)
     while chunk := list(islice(frames, _CHUNK)):

@@ -133,7 +133,9 @@ def test_dynamic_shards_hold_unmasked_ids(place: Path) -> None:
     build(place, masking="dynamic", mask_unit="whole_word")
     tokenizer = load_tokenizer(place.parent / "vocab.txt")
     for row in rows(place / "train")[:50]:
-        assert set(row) == {"input_ids", "input_mask", "segment_ids", "next_sentence_labels", "word_starts"}
+        assert set(row) == {
+        "input_ids", "input_mask", "segment_ids", "next_sentence_labels", "sequence_keys", "word_starts"
+    }  # fmt: skip
         assert not (row["input_ids"] == tokenizer.mask_id).any()
         begins = row["word_starts"][row["input_mask"] > 0] > 0
         continues = tokenizer.continuation[row["input_ids"][row["input_mask"] > 0]]

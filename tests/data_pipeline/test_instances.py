@@ -191,7 +191,9 @@ def test_layout(next_sentence: str) -> None:
     cut = truncate(instances, keys, config.budget)
     features = make_features(instances, keys, pool, starts, config)
     unmasked = make_features(instances, keys, pool, starts, settings(next_sentence, masking="dynamic"))
-    assert set(unmasked) == {"input_ids", "input_mask", "segment_ids", "next_sentence_labels", "word_starts"}
+    assert set(unmasked) == {
+        "input_ids", "input_mask", "segment_ids", "next_sentence_labels", "sequence_keys", "word_starts"
+    }  # fmt: skip
     for i in range(50):
         tokens_a = pool[cut.a_start[i] : cut.a_start[i] + cut.a_length[i]].tolist()
         tokens_b = pool[cut.b_start[i] : cut.b_start[i] + cut.b_length[i]].tolist()

@@ -390,7 +390,7 @@ def test_values_that_cannot_work_together():
     # What would fail above is right in other company.
     assert load("--model.position_embeddings sinusoidal --data.seq_length 1024").data.seq_length == 1024
     assert load("--data.next_sentence none --model.type_vocab_size 1").has_nsp is False
-    assert load("--training.accumulation_steps 3 --training.global_batch_size 6").lanes == 2
+    assert load("--training.accumulation_steps 3 --training.global_batch_size 6").data.lanes_for(6) == 2
     assert "including 32" in refusal("--training.batch_ramp 10 32 --training.accumulation_steps 64")
     assert "including 32" in refusal("--training.batch_ramp 10 32 --data.lanes 64")
 

@@ -1,0 +1,496 @@
+"""Packed rows: the packing, builds, batches, and models on them against unpacked rows of the same sequences."""
+
+import dataclasses
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from builders import StopAt
+from input_shards import TOKENIZER, VOCAB, M, S, assert_equal, config, example_features, stream, take
+from support import masked_lm, pretrain_on, relative_difference, tiny_config, untimed
+from test_damage import DAMAGES
+from text_corpora import tree, write_corpus, write_vocab
+
+from bert_jax.batch import RowShape, first_sequences
+from bert_jax.config import ExecutionConfig
+from bert_jax.config.pretrain import DataConfig
+from bert_jax.hashing import hash_key
+from bert_jax.model import BertForPretraining, to_canonical
+from bert_jax.model.dropout import TOKEN_FEATURES, TokenKey
+from bert_jax.parallel import check_batches
+from bert_jax.process.exits import Stop
+from bert_jax.tokenization import load_tokenizer
+from bert_jax.training.logging.metrics_file import read_metrics
+from bert_jax.training.state import initial_params
+from bert_jax.training.step import loss_and_gradients
+from data_pipeline.build import shard_jobs
+from data_pipeline.build.ensure import ensure_data
+from data_pipeline.build.masking import mask_batch
+from data_pipeline.build.packing import (
+    PackedShape,
+    best_fit,
+    encode_sequences,
+    pack,
+    row_features,
+    sequences_per_row,
+)
+from data_pipeline.read.pretrain_input import ShardSource, eval_batches
+from data_pipeline.read.rows import mask_sequences
+from data_pipeline.shards import shard_files as shards
+from data_pipeline.shards.parts import Part
+from data_pipeline.shards.tfexample import encode_examples
+
+# ------------------------------------------------------------------ rows
+
+
+def one_by_one(lengths: np.ndarray, size: int, most: int) -> list[int]:
+    """Best fit, longest first, one sequence at a time: the sorted sums of the lengths of each row."""
+    rows: list[list[int]] = []
+    for length in sorted(lengths.tolist(), reverse=True):
+        fits = [row for row in rows if len(row) < most and sum(row) + length <= size]
+        row = max(fits, key=sum, default=None)
+        if row is None:
+            rows.append(row := [])
+        row.append(length)
+    return sorted(map(sum, rows))
+
+
+@pytest.mark.parametrize("most", [1, 2, 3, 7, 64])
+@pytest.mark.parametrize("size", [16, 64, 65])
+def test_sequences_go_into_the_fullest_row_that_takes_them(size: int, most: int) -> None:
+    rng = np.random.default_rng(size + most)
+    for count in (0, 1, 2, 150):
+        lengths = rng.choice([*range(1, size + 1), size, size, 3], count)
+        row_of = best_fit(lengths, size, most)
+        rows = [sorted(lengths[row_of == row].tolist()) for row in range(row_of.max(initial=-1) + 1)]
+        if most >= size or most == 1:  # with a limit, rows of equal free space hold different numbers of sequences
+            assert sorted(map(sum, rows)) == one_by_one(lengths, size, most)
+        assert all(0 < len(row) <= most and sum(row) <= size for row in rows)
+        shape = PackedShape(size, most, 0)
+        order, counts = pack(lengths, shape)
+        assert sorted(order.tolist()) == list(range(count))
+        assert counts.tolist() == [np.sum(row_of == row_of[i]) for i in order[np.cumsum(counts) - counts]]
+        first = order[np.cumsum(counts) - counts]
+        assert (np.diff(first) > 0).all(), "rows have the order of their first sequences, which is random"
+        for start, stop in pairwise(np.cumsum([0, *counts]).tolist()):
+            assert len(set(row_of[order[start:stop]].tolist())) == 1
+            assert lengths[order[start:stop]].tolist() == sorted(lengths[order[start:stop]].tolist(), reverse=True)
+
+
+def test_the_limit_of_sequences_follows_from_the_histogram() -> None:
+    assert sequences_per_row(np.bincount([16] * 9, minlength=17), 16) == 1
+    assert sequences_per_row(np.bincount([8] * 9, minlength=17), 16) == 2
+    assert sequences_per_row(np.bincount([4] * 1000, minlength=17), 16) == 4
+    few_short = np.bincount([16] * 100_000 + [4] * 8, minlength=17)
+    assert sequences_per_row(few_short, 16) == 1, "two rows more of 100,002 are below a hundredth"
+    assert sequences_per_row(np.zeros(17, np.int64), 16) == 1
+
+
+@pytest.mark.parametrize("fraction", [0.05, 0.15, 0.4, 1.0])
+def test_the_predictions_of_any_row_fit(fraction: float) -> None:
+    data = config(seq_length=64, max_predictions=30, mask_fraction=fraction)
+    rng = np.random.default_rng(0)
+    for most in (1, 2, 5, 21):
+        for _ in range(300):
+            lengths = 3 + rng.multinomial(64 - 3 * most, rng.dirichlet(np.full(most, 0.3)))
+            assert np.clip(np.rint(lengths * fraction), 1, 30).sum() <= data.most_predictions(most)
+
+
+def test_a_batch_counts_sequences() -> None:
+    shape = RowShape(128, 20, 6, 1.7)
+    for sequences in (1, 8, 32, 250, 256, 1000, 4096, 65_536):
+        rows = shape.rows(sequences)
+        assert abs(rows - sequences / 1.7) <= max(sequences / 1.7 / 32, 0.5) + 1e-9 or rows == 1
+    assert (shape.rows(256), shape.rows(4096)) == (152, 2432)
+    assert RowShape(128, 20).rows(250) == 250
+    training = tiny_config("--training.global_batch_size 256 --training.accumulation_steps 4").training
+    with pytest.raises(
+        ValueError, match=r"256 \(152 packed rows\) in 4 microbatches is not divisible by the 8"
+    ) as e:
+        check_batches(training, {"data": 8, "fsdp": 1}, shape.rows)
+    would_do = int(str(e.value).partition("use ")[2].partition(" ")[0])
+    assert shape.rows(would_do) % 32 == 0
+
+
+# ------------------------------------------------------------------ builds
+
+CHANGES: dict[str, Any] = {
+    "seq_length": 128, "max_predictions": 20, "dupe_factor": 2, "num_shards": 3, "eval_fraction": 0.2, "workers": 1,
+    "short_sequence_fraction": 0.5,
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("packing")
+    write_corpus(folder / "corpus.txt", documents=30, sentences=6)
+    write_vocab(folder / "vocab.txt")
+    return folder
+
+
+def data_of(place: Path, name: str, **changes: Any) -> DataConfig:
+    corpus = {"corpus": (str(place / "corpus.txt"),), "vocab": str(place / "vocab.txt")}
+    return DataConfig(**corpus, **CHANGES | {"shards": str(place / name)} | changes)
+
+
+def build(place: Path, name: str, **changes: Any) -> DataConfig:
+    data = data_of(place, name, **changes)
+    ensure_data(data, vocab_size=1000, report=lambda _: None)
+    return data
+
+
+def batch_of(data: DataConfig, split: str) -> dict[str, np.ndarray]:
+    """All rows of a split as one batch."""
+    folder = Path(data.shards) / split
+    count = shards.read_index(folder).records
+    tokenizer = load_tokenizer(Path(data.vocab))
+    (batch,) = eval_batches(data, folder=folder, batch_size=count, tokenizer=tokenizer)
+    return batch
+
+
+def sequences_of(batch: dict[str, np.ndarray]) -> dict[int, dict[str, list]]:
+    """The contents of every sequence of a batch, by its key, with positions counted within the sequence."""
+    found: dict[int, dict[str, list]] = {}
+    for row, slot in np.argwhere(batch["nsp_weights"] > 0):
+        own = batch["sequence_ids"][row] == slot + 1
+        start = int(batch["cls_positions"][row, slot])
+        assert np.flatnonzero(own).tolist() == list(range(start, start + own.sum()))
+        masks = (batch["mlm_weights"][row] > 0) & own[batch["mlm_positions"][row]]
+        key = int(batch["sequence_keys"][row, slot])
+        assert key not in found
+        found[key] = {
+            "positions": batch["mlm_positions"][row][masks] - start,
+            "labels": batch["mlm_labels"][row][masks],
+            "label": [batch["nsp_labels"][row, slot]],
+        } | {name: batch[name][row][own] for name in ("input_ids", "token_type_ids", "position_ids")}
+        found[key] = {name: list(values) for name, values in found[key].items()}
+    return found
+
+
+@pytest.fixture(scope="module")
+def both(place: Path) -> tuple[DataConfig, DataConfig]:
+    """The same instances, unpacked and packed."""
+    return build(place, "unpacked"), build(place, "packed", packing="best_fit")
+
+
+@pytest.mark.parametrize("split", ["train", "eval"])
+def test_packed_shards_hold_the_sequences_of_unpacked_ones(both: tuple[DataConfig, DataConfig], split: str) -> None:
+    unpacked, packed = (batch_of(data, split) for data in both)
+    assert sequences_of(packed) == sequences_of(unpacked)
+    assert len(packed["input_ids"]) < 0.8 * len(unpacked["input_ids"])
+    assert (packed["position_ids"][packed["sequence_ids"] == 0] == 0).all()
+    assert (packed["mlm_positions"][packed["mlm_weights"] == 0] == 0).all()
+    manifest = shards.read_manifest(Path(both[1].shards) / split)
+    assert manifest is not None
+    counts, packing = manifest["counts"], manifest["packing"]
+    assert counts["rows"] == len(packed["input_ids"])
+    assert counts["instances"] == packed["nsp_weights"].sum() == len(unpacked["input_ids"])
+    assert packing["tokens"] == (packed["sequence_ids"] > 0).sum()
+    assert packed["sequence_keys"].shape[1] == packing["sequences_per_row"]
+    assert packed["mlm_positions"].shape[1] == packing["predictions_per_row"]
+
+
+def test_bytes_depend_on_nothing_but_text_and_settings(place: Path, both: Any, monkeypatch: Any) -> None:
+    expected = tree(Path(both[1].shards))
+    monkeypatch.setattr(shard_jobs, "_PACKED_ROWS", 7)
+    monkeypatch.setattr(shard_jobs, "PART_TOKENS", 400)
+    again = build(place, "again", packing="best_fit", workers=2)
+    found = tree(Path(again.shards))
+    assert found.keys() == expected.keys()
+    for name in expected:
+        if name.endswith((".tfrecord", "records.index", "manifest.json")):
+            assert found[name] == expected[name], name
+
+
+def test_unmasked_sequences_without_pairs(place: Path) -> None:
+    options = {"masking": "dynamic", "next_sentence": "none", "max_predictions": 3}
+    data = build(place, "unmasked", **options, packing="best_fit", sequences_per_row=4)
+    batch = batch_of(data, "train")
+    assert batch["sequence_keys"].shape[1] == 4 and not batch["nsp_weights"].any()
+    assert batch["mlm_positions"].shape[1] == data.most_predictions(4) == 12
+    for row in range(len(batch["input_ids"])):
+        used = batch["mlm_weights"][row] > 0
+        positions = batch["mlm_positions"][row][used]
+        assert (np.diff(positions) > 0).all() and not batch["mlm_positions"][row][~used].any()
+        for slot in range(batch["sequence_ids"][row].max()):
+            own = batch["sequence_ids"][row] == slot + 1
+            count = min(3, max(1, int(np.rint(own.sum() * 0.15))))
+            assert own[positions].sum() == count
+
+
+@pytest.mark.parametrize("unit", ["token", "whole_word", "span"])
+def test_dynamic_masks_are_those_of_single_rows(unit: str) -> None:
+    data = config(seq_length=80, max_predictions=9, mask_unit=unit, masking="dynamic", packing="best_fit")
+    rng = np.random.default_rng(1)
+    lengths = np.array([[40, 20, 3], [80, 0, 0], [0, 0, 0], [5, 65, 10]])
+    ids = rng.integers(5, 100, (4, 80))
+    sequence_ids = np.stack([np.repeat([1, 2, 3, 0], [*row, 80 - row.sum()]) for row in lengths])
+    starts = rng.random((4, 80)) < 0.6
+    maskable = sequence_ids > 0
+    for row in range(4):  # the first and last token of a sequence are [CLS] and [SEP]
+        for slot in range(3):
+            maskable[row, np.flatnonzero(sequence_ids[row] == slot + 1)[[0, -1][: lengths[row, slot]]]] = False
+    keys = np.arange(4, dtype=np.uint64)
+    options: dict[str, Any] = {"data": data, "mask_id": 4, "vocab_size": 100}
+    masked, positions, labels, weights = mask_sequences(ids, starts, maskable, sequence_ids, keys, 3, **options)
+    expected = ids.copy()
+    for row in range(4):
+        found = []
+        for slot in range(3):
+            own = np.flatnonzero(sequence_ids[row] == slot + 1)
+            if not len(own):
+                continue
+            key = hash_key(keys[row : row + 1], np.array([slot]))
+            one, places, answers, used = (
+                values[0] for values in mask_batch(ids[row, own][None], starts[row, own][None],
+                                                   maskable[row, own][None], key, **options)
+            )  # fmt: skip
+            expected[row, own] = one
+            found += [(own[0] + p, a) for p, a, u in zip(places, answers, used, strict=True) if u]
+        used = weights[row] > 0
+        assert list(zip(positions[row, used], labels[row, used], strict=True)) == found
+        assert used.tolist() == [True] * len(found) + [False] * (len(used) - len(found))
+    np.testing.assert_array_equal(masked, expected)
+
+
+def test_shards_and_config_must_agree(place: Path, both: Any, tmp_path: Path) -> None:
+    unpacked, packed = both
+    tokenizer = load_tokenizer(Path(packed.vocab))
+    for data, packing, message in (
+        (packed, "none", r"data\.packing: none, but the rows .*packed/train are packed; use best_fit"),
+        (unpacked, "best_fit", r"data\.packing: best_fit, but the rows .*unpacked/train are not packed; use none"),
+    ):
+        other = dataclasses.replace(data, packing=packing)
+        with pytest.raises(ValueError, match=message):
+            next(eval_batches(other, folder=Path(data.shards) / "train", batch_size=4, tokenizer=tokenizer))
+    with pytest.raises(ValueError, match=r"data\.packing: shards none, config best_fit"):
+        build(place, "unpacked", packing="best_fit")
+    narrow = build(place, "narrow", packing="best_fit", sequences_per_row=5)
+    parts = [Part(name, 1, place / name / "train") for name in ("packed", "narrow")]
+    with pytest.raises(ValueError, match=r"mixture: narrow: the features .*with the same data\.sequences_per_row"):
+        stream(parts, packed, tokenizer=tokenizer)  # type: ignore[arg-type]
+    (Path(narrow.shards) / "train" / "manifest.json").unlink()
+    with pytest.raises(
+        ValueError, match=r"narrow/train: the manifest \(manifest\.json\) of the packed shards is mis"
+    ):
+        stream(Path(narrow.shards) / "train", narrow, tokenizer=tokenizer)
+
+
+# ------------------------------------------------------------------ batches
+
+PAIRS = config(seq_length=2 * S, packing="best_fit", sequences_per_row=2, max_blank_records=10_000)
+
+
+def packed_shards(folder: Path) -> Path:
+    """Four files of 64 rows; row r has the sequences 2 r and 2 r + 1."""
+    folder.mkdir(parents=True, exist_ok=True)
+    entries = []
+    for shard in range(4):
+        numbers = np.arange(128 * shard, 128 * (shard + 1))
+        sequences = encode_sequences(example_features(numbers) | {"sequence_keys": numbers[:, None]})
+        features = row_features(sequences, np.full(64, 2), PackedShape(2 * S, 2, 2 * M), 0)
+        path = folder / f"shard-{shard:05d}-of-00004.tfrecord"
+        entries.append(shards.write_records(path, encode_examples(features)))
+    shards.write_index(folder, entries)
+    shards.write_manifest(folder, {"counts": {"instances": 512, "rows": 256}})
+    return folder
+
+
+@pytest.fixture(scope="module")
+def intact(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, np.ndarray]]:
+    """Two and a half epochs of undamaged packed rows."""
+    return take(stream(packed_shards(tmp_path_factory.mktemp("intact")), PAIRS), 40)
+
+
+def test_batches_keep_the_contract(tmp_path: Path, intact: list[dict[str, np.ndarray]]) -> None:
+    shapes = RowShape(2 * S, 2 * M, 2, 2.0).features(16)
+    assert {n: (a.shape, a.dtype) for n, a in intact[0].items()} == {
+        n: (s, np.dtype(d)) for n, (s, d) in shapes.items()
+    }
+    for batch in intact:
+        source = example_features(batch["sequence_keys"].astype(np.int64).ravel())
+        lengths = source["input_mask"].sum(1).reshape(-1, 2)
+        np.testing.assert_array_equal(batch["cls_positions"], np.stack([0 * lengths[:, 0], lengths[:, 0]], 1))
+        np.testing.assert_array_equal(batch["nsp_labels"], source["next_sentence_labels"].reshape(-1, 2))
+        assert (batch["nsp_weights"] == 1).all()
+        for row in range(16):
+            pieces = [np.arange(length) for length in lengths[row]]
+            positions = np.concatenate(pieces)
+            np.testing.assert_array_equal(batch["position_ids"][row, : len(positions)], positions)
+            assert not batch["position_ids"][row, len(positions) :].any()
+    batches = stream(packed_shards(tmp_path), PAIRS)
+    for step in range(3):
+        _, info = next(batches)
+        assert (info.sequences, info.examples_seen, info.epoch) == (32, 32 * (step + 1), (step + 1) / 16)
+
+
+@pytest.mark.parametrize("hosts", [2, 4])
+def test_hosts_and_resumes_see_the_same_rows(tmp_path: Path, intact: Any, hosts: int) -> None:
+    folder, share = packed_shards(tmp_path), 16 // hosts
+    parts = []
+    for host in range(hosts):
+        rows = range(host * share, (host + 1) * share)
+        before = stream(folder, dataclasses.replace(PAIRS, reader="numpy"), rows=rows)
+        first = take(before, 11)
+        after = stream(folder, PAIRS, rows=rows)
+        after.restore(before.state())
+        parts.append(first + take(after, 29))
+    assert_equal([{n: np.concatenate([p[i][n] for p in parts]) for n in intact[i]} for i in range(40)], intact)
+
+
+@pytest.mark.parametrize("reader", ["tensorflow", "numpy"])
+@pytest.mark.parametrize("name", sorted(set(DAMAGES) - {"ids out of range"}))
+def test_damaged_rows_become_blank_and_nothing_else_moves(
+    tmp_path: Path, intact: Any, name: str, reader: Any
+) -> None:
+    broken = packed_shards(tmp_path)
+    damaged = DAMAGES[name](broken / "shard-00001-of-00004.tfrecord", shards.read_index(broken).entries[1])
+    damaged = {19} if name == "flip in payload checksum" else damaged
+    batches, blanks = stream(broken, dataclasses.replace(PAIRS, reader=reader)), 0
+    for expected in intact:
+        batch, _ = next(batches)
+        bad = np.isin(expected["sequence_keys"][:, 0] // 2, [64 + row for row in damaged])
+        for feature, values in batch.items():
+            np.testing.assert_array_equal(values[~bad], expected[feature][~bad], err_msg=feature)
+            assert not values[bad].any(), feature
+        blanks += int(bad.sum())
+        assert batches.state()["blank_records"] == blanks
+
+
+def test_ids_outside_the_vocabulary_become_blank(tmp_path: Path) -> None:
+    folder = packed_shards(tmp_path)
+    entry = shards.read_index(folder).entries[0]
+    records = list(shards.read_records(folder / entry.name))
+    numbers = np.arange(128)
+    features = row_features(
+        encode_sequences(example_features(numbers) | {"sequence_keys": numbers[:, None]}), np.full(64, 2),
+        PackedShape(2 * S, 2, 2 * M), 0,
+    )  # fmt: skip
+    features["input_ids"][7, 3] = VOCAB
+    records[7] = encode_examples(features)[7]
+    forged = shards.write_records(folder / entry.name, records)
+    forged = dataclasses.replace(forged, features=entry.features)
+    shards.write_index(folder, [forged, *shards.read_index(folder).entries[1:]])
+    (batch,) = eval_batches(PAIRS, folder=folder, batch_size=256, tokenizer=TOKENIZER)
+    assert np.flatnonzero((batch["sequence_ids"] == 0).all(1)).tolist() == [7]
+
+
+def test_samples_see_the_first_sequences(intact: Any) -> None:
+    first = first_sequences(intact[0], 0)
+    numbers = intact[0]["sequence_keys"][:, 0].astype(np.int64)
+    source = example_features(numbers)
+    for name, stored in (
+        ("input_ids", "input_ids"),
+        ("token_type_ids", "segment_ids"),
+        ("sequence_ids", "input_mask"),
+    ):
+        np.testing.assert_array_equal(first[name][:, :S], source[stored])
+        assert not first[name][:, S:].any()
+    np.testing.assert_array_equal(first["mlm_weights"][:, :M], source["masked_lm_weights"])
+    assert first["cls_positions"].shape == (16, 1)
+
+
+# ------------------------------------------------------------------ models
+
+MODEL = tiny_config(
+    "--model.vocab_size 500 --model.num_layers 2 --data.seq_length 256 --model.max_position_embeddings 256"
+)
+
+
+@pytest.fixture(scope="module")
+def batches(both: tuple[DataConfig, DataConfig]) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
+    """Held-out sequences, unpacked and packed, with blank rows up to a multiple of 16."""
+
+    def padded(batch: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        more = -len(batch["input_ids"]) % 16
+        return {name: np.pad(values, ((0, more), (0, 0))) for name, values in batch.items()}
+
+    unpacked, packed = (padded(batch_of(data, "eval")) for data in both)
+    return unpacked, packed
+
+
+def make_model(**execution: Any) -> Any:
+    return BertForPretraining(MODEL.model, ExecutionConfig(prng="hash", **execution), True, None)
+
+
+def loss_and_grads(batch: dict[str, np.ndarray], accumulation: int = 1, **execution: Any) -> tuple[float, Any]:
+    model = make_model(**execution)
+    run = jax.jit(lambda p, b: loss_and_gradients(masked_lm(model), p, b, jax.random.key(5), accumulation))
+    loss, grads, _ = run(initial_params(model, 3), batch)
+    return float(loss), to_canonical(jax.device_get(grads), MODEL.model.vocab_size)
+
+
+def test_loss_and_gradients_are_those_of_unpacked_rows(batches: Any) -> None:
+    unpacked, packed = batches
+    expected = loss_and_grads(unpacked)
+    for accumulation, execution in ((1, {}), (4, {"scan_layers": True, "remat": "full"})):
+        loss, grads = loss_and_grads(packed, accumulation, **execution)
+        assert abs(loss - expected[0]) <= 1e-6 * abs(expected[0])
+        assert relative_difference(grads, expected[1]) <= 2e-6
+
+
+def test_vectors_and_pair_logits_are_those_of_unpacked_rows(batches: Any) -> None:
+    model = make_model()
+    params = initial_params(model, 3)
+    found = []
+    for batch in batches:
+        key = TokenKey.of(jax.random.key(5), *(jnp.asarray(batch[name]) for name in TOKEN_FEATURES))
+        output = jax.jit(model.apply)({"params": params}, batch, key)
+        is_there = batch["nsp_weights"] > 0
+        order = np.argsort(batch["sequence_keys"][is_there])
+        found.append([np.asarray(x)[is_there][order] for x in (output.pooled_output, output.nsp_logits)])
+    for one, other in zip(*found, strict=True):
+        np.testing.assert_allclose(one, other, rtol=0, atol=1e-6)
+
+
+def test_no_gradient_crosses_from_one_sequence_to_another(batches: Any) -> None:
+    model, packed = make_model(), {name: jnp.asarray(values) for name, values in batches[1].items()}
+    params = initial_params(model, 3)
+    key = TokenKey.of(jax.random.key(5), *(packed[name] for name in TOKEN_FEATURES))
+    x = jax.random.normal(jax.random.key(1), (*packed["input_ids"].shape, MODEL.model.hidden_size))
+
+    def vectors(x: jax.Array) -> jax.Array:
+        encode = lambda model: model.encoder(x, packed["sequence_ids"], packed["position_ids"], key)[0]  # noqa: E731
+        return model.apply({"params": params}, method=encode)
+
+    for slot in (1, 2):
+        own = np.asarray(packed["sequence_ids"] == slot)[..., None]
+        cotangent = jnp.where(own, jax.random.normal(jax.random.key(slot), x.shape), 0)
+        gradient = jax.jit(lambda x, cotangent: jax.vjp(vectors, x)[1](cotangent)[0])(x, cotangent)
+        used = np.asarray(packed["sequence_ids"] > 0)[..., None]
+        assert not np.any(np.where(own | ~used, 0, gradient))
+        assert np.any(np.where(own, gradient, 0))
+
+
+# ------------------------------------------------------------------ runs
+
+
+def test_a_packed_run_evaluates_reports_and_resumes_bitwise(both: Any, tmp_path: Path) -> None:
+    run = tiny_config(
+        "--model.vocab_size 500 --model.max_position_embeddings 128 --training.global_batch_size 16",
+        "--training.num_steps 6 --training.eval_interval 6 --training.checkpoint_interval 2",
+        "--training.batch_ramp 2 8 --training.log_interval 1",
+    )
+    run = dataclasses.replace(run, data=both[1])
+    vocabulary = Path(both[1].vocab)
+    source = ShardSource(run, load_tokenizer(vocabulary))
+    rows = source.row_shape.rows(16)
+    assert 4 <= rows < 12
+    for workdir, stop in ((tmp_path / "whole", None), (tmp_path / "cut", StopAt(3)), (tmp_path / "cut", None)):
+        options = {"source": ShardSource(run, load_tokenizer(vocabulary)), "devices": jax.devices()[:1]}
+        if stop is None:
+            pretrain_on(run, workdir, vocabulary, **options)
+        else:
+            with pytest.raises(Stop):
+                pretrain_on(run, workdir, vocabulary, **options, stop=stop)
+    lines = read_metrics(tmp_path / "whole")
+    assert untimed(read_metrics(tmp_path / "cut")) == untimed(lines)
+    seen = [line["examples_seen"] for line in lines if "examples_seen" in line]
+    mean = source.row_shape.sequences
+    assert seen[0] == round(mean * source.row_shape.rows(8))
+    assert seen[-1] == round(mean * (2 * source.row_shape.rows(8) + 4 * rows))
+    assert (tmp_path / "whole" / "report.html").exists()
