@@ -34,7 +34,6 @@ def count(
     positions, labels = predictions(row)
     everything = np.concatenate([ids, labels])
     counts = {
-        "cells": len(ids),
         "predictions": len(positions),
         "out_of_range": int(((everything < 0) | (everything >= vocab_size)).sum()),
     }
@@ -148,14 +147,16 @@ def _inspect_split(
     totals: Counter[str] = Counter()
     lengths: list[int] = []
     shown: list[dict[str, np.ndarray]] = []
-    for row in _rows(index, most_records):
-        ids = row["input_ids"]
-        groups = None
-        if tokenizer and ids.max(initial=0) < size and ids.min(initial=0) >= 0:
-            groups = word_groups(row, tokenizer, cut)
-            shown += [row] if len(shown) < examples else []
-        totals.update(count(row, size, tokenizer, groups))
-        lengths.append(length_of(row))
+    for cells, sequences in _rows(index, most_records):
+        totals.update({"rows": 1, "cells": cells})
+        for row in sequences:
+            ids = row["input_ids"]
+            groups = None
+            if tokenizer and ids.max(initial=0) < size and ids.min(initial=0) >= 0:
+                groups = word_groups(row, tokenizer, cut)
+                shown += [row] if len(shown) < examples else []
+            totals.update(count(row, size, tokenizer, groups))
+            lengths.append(length_of(row))
     for name, value in _facts(index, manifest, totals, lengths, tokenizer, size):
         console.print(f"{name:<22} {value}", markup=False)
     for line in _histogram(lengths):
@@ -177,12 +178,27 @@ def _segmenter(manifest: dict[str, Any] | None) -> Callable[[str], Sequence[str]
     return load_jieba().lcut
 
 
-def _rows(index: ShardIndex, most_records: int) -> Iterator[dict[str, np.ndarray]]:
-    """Yield decoded records, at most ``most_records``, spread evenly over the shards."""
+def _rows(index: ShardIndex, most_records: int) -> Iterator[tuple[int, list[dict[str, np.ndarray]]]]:
+    """Yield decoded records, at most ``most_records``, spread evenly over the shards: the length of the row, and
+    its sequences."""
     share = -(-most_records // max(len(index.entries), 1))
     for entry in index.entries:
         for record in islice(read_records(index.folder / entry.name), share):
-            yield {_NAMES.get(name, name): values for name, values in decode_example(record).items()}
+            row = {_NAMES.get(name, name): values for name, values in decode_example(record).items()}
+            yield len(row["input_ids"]), list(_sequences(row)) if "sequence_ids" in row else [row]
+
+
+def _sequences(row: dict[str, np.ndarray]) -> Iterator[dict[str, np.ndarray]]:
+    """Yield the sequences of a packed row as records without padding."""
+    for slot in range(row["sequence_ids"].max(initial=0)):
+        own = row["sequence_ids"] == slot + 1
+        sequence = {name: row[name][own] for name in ("input_ids", "segment_ids", "word_starts") if name in row}
+        sequence["next_sentence_labels"] = row["next_sentence_labels"][slot : slot + 1]
+        if "masked_lm_ids" in row:
+            used = own[row["masked_lm_positions"]] & (row["masked_lm_weights"] > 0)
+            sequence |= {name: row[name][used] for name in ("masked_lm_ids", "masked_lm_weights")}
+            sequence["masked_lm_positions"] = row["masked_lm_positions"][used] - np.argmax(own)
+        yield sequence
 
 
 def _facts(
@@ -207,11 +223,15 @@ def _facts(
         "repeated records",
         f"{index.records - len(np.unique(np.concatenate(marks))):,} (equal length and checksum)",
     )
-    yield "records read", f"{len(lengths):,} (set by --records)"
+    packed = f", {len(lengths):,} packed instances" if "sequence_ids" in index.features else ""
+    yield "records read", f"{totals['rows']:,} (set by --records){packed}"
     yield "ids out of range", f"{totals['out_of_range']:,} (vocabulary {vocab_size:,}; index: {index.id_range})"
     totals["tokens"] = sum(lengths)
     mean = totals["tokens"] / max(len(lengths), 1)
-    yield "tokens per record", f"{mean:.1f}, padding efficiency {share('tokens', 'cells')}"
+    yield (
+        f"tokens per {'instance' if packed else 'record'}",
+        f"{mean:.1f}, padding efficiency {share('tokens', 'cells')}",
+    )
     yield "random next share", f"{share('random_next', 'pairs')} of {totals['pairs']:,} pairs"
     if "masked_lm_ids" not in index.features:
         yield "masking", "none in the shards; tokens are masked at read time (data.masking dynamic)"

@@ -29,6 +29,7 @@ from bert_jax.training.state import initial_params
 from bert_jax.training.step import loss_and_gradients
 from data_pipeline.build import shard_jobs
 from data_pipeline.build.ensure import ensure_data
+from data_pipeline.build.inspection import inspect
 from data_pipeline.build.masking import mask_batch
 from data_pipeline.build.packing import (
     PackedShape,
@@ -192,6 +193,26 @@ def test_packed_shards_hold_the_sequences_of_unpacked_ones(both: tuple[DataConfi
     assert packing["tokens"] == (packed["sequence_ids"] > 0).sum()
     assert packed["sequence_keys"].shape[1] == packing["sequences_per_row"]
     assert packed["mlm_positions"].shape[1] == packing["predictions_per_row"]
+
+
+def test_the_report_counts_instances(
+    both: tuple[DataConfig, DataConfig], capsys: pytest.CaptureFixture[str]
+) -> None:
+    reports = []
+    for data in both:
+        inspect(
+            Path(data.shards) / "train", examples=0, most_records=10**6, vocab=Path(data.vocab), lower_case=True
+        )
+        lines = [line.split("  ", 1) for line in capsys.readouterr().out.splitlines() if "  " in line]
+        reports.append({name: value.strip() for name, value in lines})
+    unpacked, packed = reports
+    for name in ("ids out of range", "random next share", "predictions", "masking shares", "words masked whole"):
+        assert packed[name] == unpacked[name], name
+    assert packed["tokens per instance"].split(",")[0] == unpacked["tokens per record"].split(",")[0]
+    share = float(packed["tokens per instance"].rpartition(" ")[2])
+    manifest = shards.read_manifest(Path(both[1].shards) / "train")
+    assert manifest is not None
+    assert abs(share - manifest["packing"]["tokens"] / manifest["counts"]["rows"] / 128) < 1e-4
 
 
 def test_bytes_depend_on_nothing_but_text_and_settings(place: Path, both: Any, monkeypatch: Any) -> None:
