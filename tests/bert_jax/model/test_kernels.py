@@ -261,6 +261,26 @@ def test_a_model_of_kernels_drops_the_values_of_the_plain_model():
     assert relative_difference(grads, plain[1]) <= 5e-6
 
 
+@pytest.mark.parametrize(("attention_tokens", "queries", "norm_tokens"), [(256, 64, 16), (512, 128, 24)])
+def test_block_sizes_change_no_bit(monkeypatch, attention_tokens, queries, norm_tokens):
+    keys = jnp.arange(ROWS)[:, None] + jnp.zeros((1, LENGTH), jnp.int32)
+    key = TokenKey(jax.random.key(7), keys, jnp.broadcast_to(jnp.arange(LENGTH), keys.shape))
+
+    def values():
+        attention = with_gradients(kernel, *operands(), dropout_rate=0.3, dropout_key=key)
+        product, residual, _, *vectors = norm_operands()
+        return *attention, add_norm(product, residual, *vectors, rate=0.3)
+
+    expected = values()
+    assert (attention_tokens, queries) != (attention_kernel._BLOCK_TOKENS, attention_kernel._TILE_QUERIES)
+    monkeypatch.setattr(attention_kernel, "_BLOCK_TOKENS", attention_tokens)
+    monkeypatch.setattr(attention_kernel, "_TILE_QUERIES", queries)
+    monkeypatch.setattr(norm_kernel, "_BLOCK_TOKENS", norm_tokens)
+    for found, wanted in zip(values(), expected, strict=True):
+        np.testing.assert_allclose(found, wanted, atol=2e-6)  # a bit that differs changes a value by about 1
+        assert ((found == 0) == (wanted == 0)).all()
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("prng", ["hash", "threefry"])
 def test_a_model_of_kernels_drops_the_same_values_on_every_mesh(prng):
