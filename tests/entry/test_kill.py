@@ -88,15 +88,19 @@ def moments(workdir, count):
 
 
 @pytest.mark.parametrize(
-    ("count", "optimizer"),
+    ("count", "optimizer", "data"),
     [
-        (1, "adamw"),
-        pytest.param(KILLS, "adamw", marks=pytest.mark.slow),
-        pytest.param(1, "muon", marks=pytest.mark.slow),
+        (1, "adamw", {}),
+        pytest.param(KILLS, "adamw", {}, marks=pytest.mark.slow),
+        pytest.param(KILLS, "muon", {"packing": "best_fit", "seq_length": 32}, marks=pytest.mark.slow),
     ],
+    ids=["one", "adamw", "muon packed"],
 )
-def test_kills_leave_the_result_bitwise_the_same(tmp_path, count, optimizer):
-    recipe = command.recipe(tmp_path, mesh={"data": DEVICES}, optimizer={"name": optimizer})
+def test_kills_leave_the_result_bitwise_the_same(tmp_path, count, optimizer, data):
+    batch = {"global_batch_size": 40 if data else 8}  # of packed rows, 40 sequences make an even number
+    recipe = command.recipe(
+        tmp_path, mesh={"data": DEVICES}, optimizer={"name": optimizer}, data=data, training=batch
+    )
     whole, cut = tmp_path / "whole", tmp_path / "cut"
     code, _, err = command.run("--config", recipe, "--workdir", whole, devices=DEVICES)
     assert code == 0, err
