@@ -207,7 +207,7 @@ def train(corpus: str, vocab: str, folder: Path) -> Iterator[dict[str, Any]]:
     for seed in range(SEEDS):
         config = config_of(arguments, "--training.global_batch_size", "16", "--training.seed", str(seed))
         source = source_of(config)
-        rows = source.row_shape.rows(32)
+        rows = source.row_shape.rows(16)
         batches = source.train(list(range(rows)))
         packed = [next(batches)[0] for _ in range(STEPS)]
         most = max(int((batch["nsp_weights"] > 0).sum()) for batch in packed)
