@@ -182,6 +182,9 @@ def both(place: Path) -> tuple[DataConfig, DataConfig]:
 def test_packed_shards_hold_the_sequences_of_unpacked_ones(both: tuple[DataConfig, DataConfig], split: str) -> None:
     unpacked, packed = (batch_of(data, split) for data in both)
     assert sequences_of(packed) == sequences_of(unpacked)
+    assert packed["sequence_keys"].max() >= 2**31, "keys fill 32 bits"
+    for data, batch in zip(both, (unpacked, packed), strict=True):
+        assert_equal([batch_of(dataclasses.replace(data, reader="numpy"), split)], [batch])
     assert len(packed["input_ids"]) < 0.8 * len(unpacked["input_ids"])
     assert (packed["position_ids"][packed["sequence_ids"] == 0] == 0).all()
     assert (packed["mlm_positions"][packed["mlm_weights"] == 0] == 0).all()
@@ -347,6 +350,18 @@ def test_batches_keep_the_contract(tmp_path: Path, intact: list[dict[str, np.nda
     for step in range(3):
         _, info = next(batches)
         assert (info.sequences, info.examples_seen, info.epoch) == (32, 32 * (step + 1), (step + 1) / 16)
+
+
+def test_parts_of_a_mixture_count_their_own_sequences(tmp_path: Path) -> None:
+    packed_shards(tmp_path / "pairs")
+    single = packed_shards(tmp_path / "single")
+    shards.write_manifest(single, {"counts": {"instances": 320, "rows": 256}})
+    batches = stream([Part("pairs", 3, tmp_path / "pairs"), Part("single", 1, single)], PAIRS)  # type: ignore[arg-type]
+    mean = 0.75 * 2 + 0.25 * 1.25
+    for step in range(4):
+        batch, info = next(batches)
+        assert len(batch["input_ids"]) == 16
+        assert info.examples_seen == round(16 * mean * (step + 1))
 
 
 @pytest.mark.parametrize("hosts", [2, 4])
