@@ -52,14 +52,18 @@ def pool(place: Path, *more: str) -> dict[str, bytes]:
     return tree(place / "pool")
 
 
-@pytest.mark.parametrize("more", [[], ["--masking", "dynamic", "--next_sentence", "sop"]], ids=["nsp", "sop"])
+@pytest.mark.parametrize(
+    "more",
+    [[], ["--masking", "dynamic", "--next_sentence", "sop", "--data.packing", "best_fit"]],
+    ids=["nsp", "packed"],
+)
 def test_the_bytes_of_the_process_pool(place: Path, more: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     expected = pool(place, *more)
     capsys.readouterr()
     assert main(shards(place, place / "beam", *more, "--runner", "beam")) == 0
     out, err = capsys.readouterr()
     assert tree(place / "beam") == expected and len(expected) > 8
-    assert "under Apache Beam" in out and "instances in 3 shard(s)" in out and err == ""
+    assert "under Apache Beam" in out and "in 3 shard(s)" in out and err == ""
 
 
 @pytest.mark.slow
