@@ -102,7 +102,11 @@ def test_the_export_and_the_best_parameters_say_the_same(learned):
 
 
 @pytest.mark.parametrize(
-    "options", ["", "--regularization.mixout 0.1 --optimizer.ema_decay 0.9 --optimizer.unfreeze_every 0.5"]
+    "options",
+    [
+        pytest.param("", marks=pytest.mark.slow),
+        "--regularization.mixout 0.1 --optimizer.ema_decay 0.9 --optimizer.unfreeze_every 0.5",
+    ],
 )
 def test_a_stopped_run_resumes_bitwise(source, tmp_path, options):
     whole, parts = tmp_path / "whole", tmp_path / "parts"
