@@ -33,6 +33,7 @@ from bert_jax.process import exits
 from bert_jax.process.signals import Interrupted
 from bert_jax.records import Record
 from bert_jax.training.job import Context
+from bert_jax.training.logging.curves import draw_curves
 
 # Some of the test records are labelled 0 whatever their words are.
 TEST = [dataclasses.replace(one, label=one.label if i % 3 else "0") for i, one in enumerate(records(9, 5))]
@@ -40,9 +41,11 @@ TEST = [dataclasses.replace(one, label=one.label if i % 3 else "0") for i, one i
 
 @pytest.fixture(scope="module")
 def learned(source, tmp_path_factory):
-    """A finished run."""
+    """A finished run with its diagrams."""
     workdir = tmp_path_factory.mktemp("runs") / "w"
-    run(source, workdir, "--training.num_epochs 5", {**SPLITS, "test": TEST}, tests=["test"])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("bert_jax.training.logging.report.draw_curves", draw_curves)
+        run(source, workdir, "--training.num_epochs 5", {**SPLITS, "test": TEST}, tests=["test"])
     return workdir
 
 
