@@ -58,16 +58,20 @@ def memory_goes_back() -> Iterator[None]:
     MEMORY.check()
 
 
+@pytest.fixture(scope="session", autouse=True)
+def diagrams_are_empty() -> Iterator[None]:
+    """Draw no diagrams: they take as long as the rest of a tiny run, those of the runs of fixtures included."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("bert_jax.training.logging.report.draw_curves", lambda *_: (b"", "<svg></svg>"))
+        yield
+
+
 @pytest.fixture
-def curves() -> None:
+def curves(monkeypatch: pytest.MonkeyPatch) -> None:
     """For tests that look at the diagrams of a run."""
+    from bert_jax.training.logging.curves import draw_curves
 
-
-@pytest.fixture(autouse=True)
-def diagrams_are_empty(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Draw no diagrams in the other tests: they take as long as the rest of a tiny run."""
-    if "curves" not in request.fixturenames:
-        monkeypatch.setattr("bert_jax.training.logging.report.draw_curves", lambda *_: (b"", "<svg></svg>"))
+    monkeypatch.setattr("bert_jax.training.logging.report.draw_curves", draw_curves)
 
 
 @pytest.fixture(scope="session")

@@ -3,16 +3,18 @@
 import dataclasses
 import json
 from pathlib import Path
+from unittest import mock
 
 import jax
 import numpy as np
 from builders import content, words
-from support import untimed
+from support import shared_programs, untimed
 
 from bert_jax.config import HeadsConfig, ModelConfig, ModelSpec, TokenizerConfig, load_config
 from bert_jax.config.finetune import FinetuneConfig
 from bert_jax.config.loader import RunOptions
 from bert_jax.finetuning.finetune import finetune
+from bert_jax.finetuning.training_model import training_programs
 from bert_jax.interop.exchange import ModelBundle, parameter_shapes
 from bert_jax.interop.initialization import plan_start
 from bert_jax.interop.saved_model import write_saved
@@ -70,7 +72,13 @@ def run(source: Path, workdir: Path, arguments: str = "", splits=SPLITS, tests=(
     """Fine-tune in ``workdir`` on so many devices."""
     config, start = configured(source, workdir, arguments)
     launch = Launch(workdir=workdir, **{"stop": StopRequest(), "devices": jax.devices()[:devices], **options})
-    finetune(config, launch, splits=splits, tests=tests, start=start)
+
+    def programs(resolved, model, mesh):
+        key = (config, source, repr(splits), mesh)
+        return shared_programs(key, lambda: training_programs(resolved, model, mesh))
+
+    with mock.patch("bert_jax.finetuning.finetune.training_programs", programs):
+        finetune(config, launch, splits=splits, tests=tests, start=start)
 
 
 def results(workdir: Path) -> dict[str, dict]:

@@ -1,9 +1,10 @@
 """What several tests share: a tiny config, its batches, a source of batches without files."""
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import jax
 import numpy as np
@@ -116,14 +117,34 @@ def pretrain_on(config: PretrainConfig, workdir: Path, vocabulary: Path, **optio
     from bert_jax.objectives.registry import objective_class
     from bert_jax.process.signals import StopRequest
     from bert_jax.tokenization import load_tokenizer
+    from bert_jax.training import pretrain
     from bert_jax.training.launch import Launch
-    from bert_jax.training.pretrain import PretrainJob
     from bert_jax.training.run import train
 
     source = options.pop("source")
     objective, tokenizer = objective_class(config.objective), load_tokenizer(vocabulary)
-    job = PretrainJob(config, objective, tokenizer, vocabulary, source)
-    train(job, Launch(workdir=workdir, **{"stop": StopRequest()} | options))
+    job = pretrain.PretrainJob(config, objective, tokenizer, vocabulary, source)
+    with mock.patch.object(pretrain, "train_programs", _programs_of):
+        train(job, Launch(workdir=workdir, **{"stop": StopRequest()} | options))
+
+
+_PROGRAMS: dict[Any, Any] = {}
+
+
+def shared_programs(key: Any, make: Callable[[], Any]) -> Any:
+    """The programs of an earlier run with the same ``key``, else those of ``make``: to trace and compile them takes
+    longer than a tiny run."""
+    if key not in _PROGRAMS:
+        if len(_PROGRAMS) == 12:
+            _PROGRAMS.clear()
+        _PROGRAMS[key] = make()
+    return _PROGRAMS[key]
+
+
+def _programs_of(objective: Any) -> Any:
+    from bert_jax.training.programs import train_programs
+
+    return shared_programs((type(objective), objective.config, objective.mesh), lambda: train_programs(objective))
 
 
 def untimed(records: list[dict[str, Any]]) -> list[dict[str, Any]]:

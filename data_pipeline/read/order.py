@@ -260,6 +260,11 @@ class HostRows:
         """True if this host feeds every row."""
         return len(self.rows) == self.sizes.final
 
+    @cached_property
+    def _of_final(self) -> np.ndarray:
+        """``rows`` as int64[N]."""
+        return np.array(self.rows)
+
     def _of_whole_lanes(self, size: int) -> np.ndarray:
         """Return all rows of the lanes from which this host feeds any row, for a batch of ``size`` rows."""
         lanes = list(dict.fromkeys(row // (self.sizes.final // self.lanes) for row in self.rows))
@@ -273,7 +278,7 @@ class HostRows:
     def at(self, size: int) -> tuple[np.ndarray, np.ndarray]:
         """Return the lane, and the index within the lane, of each row of this host in a batch of ``size`` rows."""
         share = size // self.lanes
-        rows = np.array(self.rows) if size == self.sizes.final else self._of_whole_lanes(size)
+        rows = self._of_final if size == self.sizes.final else self._of_whole_lanes(size)
         return rows // share, rows % share
 
 

@@ -247,28 +247,40 @@ class LaneReader:
 
     def read(self, lanes: np.ndarray, positions: np.ndarray, share: int) -> RawBatch:
         """Read the records at ``positions`` of ``lanes``, both int64[N]; a batch needs about ``share`` per lane."""
-        self._load_together(lanes, positions, share)
-        rows = []
-        for lane, position in zip(lanes.tolist(), positions.tolist(), strict=True):
-            first, end, epoch, loaded = self._windows[lane]
-            if not first <= position < end:
-                first, end, epoch, loaded = self._load(lane, position)
-            place = position - first
-            rows.append((*loaded[place], loaded.numbers[place], epoch))
-        records, *columns = zip(*rows, strict=True)
-        return RawBatch(list(records), *(np.array(column, np.int64) for column in columns))
+        runs = _runs(lanes, positions)
+        self._load_together(runs, share)
+        records: list[bytes | None] = []
+        status, numbers, epochs = np.zeros(len(lanes), np.int64), list[int](), list[int]()
+        checksum = google_crc32c.value
+        for lane, start, stop in runs:
+            while start < stop:
+                first, end, epoch, loaded = self._windows[lane]
+                if not first <= start < end:
+                    first, end, epoch, loaded = self._load(lane, start)
+                place, last = start - first, min(stop, end) - first
+                data, starts, ends, crcs = loaded.data, loaded.starts, loaded.ends, loaded.crcs
+                numbers += loaded.numbers[place:last]
+                epochs += [epoch] * (last - place)
+                while place < last:
+                    record: bytes | None = bytes(data[starts[place] : ends[place]])
+                    if checksum(record) != crcs[place] or loaded.status[place]:
+                        record, status[len(records)] = loaded[place]
+                    records.append(record)
+                    place += 1
+                start = first + last
+        return RawBatch(records, status, np.array(numbers, np.int64), np.array(epochs, np.int64))
 
-    def _load_together(self, lanes: np.ndarray, positions: np.ndarray, share: int) -> None:
-        """Load the records of all ``lanes``, each from the smallest of its ``positions`` on.
+    def _load_together(self, runs: Sequence[tuple[int, int, int]], share: int) -> None:
+        """Load the records of all lanes of ``runs`` (lane, start, stop), each from its smallest start on.
 
         Reading many complete windows for one batch would delay this batch by a second at the start of training.
         Therefore only some windows are read completely; from each other lane, only the records of the next few
         batches, which need ``share`` records each, are read, and the complete window is read later.
         """
         held, files = self._windows, self.reader.files
-        order = np.lexsort((positions, lanes))
-        firsts = order[np.flatnonzero(np.diff(lanes[order], prepend=-1))]
-        starts = dict(zip(lanes[firsts].tolist(), positions[firsts].tolist(), strict=True))
+        starts: dict[int, int] = {}
+        for lane, start, _ in runs:
+            starts[lane] = min(start, starts.get(lane, start))
         missing = [v for v in starts if v not in held or not held[v][0] <= starts[v] < held[v][1]]
         for lane in missing:
             held.pop(lane, None)  # free the old window before the new one is read
@@ -295,6 +307,13 @@ class LaneReader:
             first = position
         self._windows[lane] = entry = (first, first + len(loaded.starts), epoch, loaded)
         return entry
+
+
+def _runs(lanes: np.ndarray, positions: np.ndarray) -> list[tuple[int, int, int]]:
+    """Return the runs of rows with consecutive positions [start, stop) of one lane, as (lane, start, stop)."""
+    edges = np.flatnonzero((np.diff(lanes) != 0) | (np.diff(positions) != 1)) + 1
+    first, last = np.append(0, edges), np.append(edges, len(lanes)) - 1
+    return list(zip(lanes[first].tolist(), positions[first].tolist(), (positions[last] + 1).tolist(), strict=True))
 
 
 class SequentialReader:

@@ -7,6 +7,7 @@ byte is detected. The manifest (``manifest.json``) records the settings and coun
 contains times, paths or worker counts; all are written atomically.
 """
 
+import functools
 import json
 import struct
 from array import array
@@ -54,6 +55,7 @@ def frame_headers(lengths: np.ndarray) -> np.ndarray:
     return np.frombuffer(table, np.uint8).reshape(-1, HEADER_BYTES)[inverse]
 
 
+@functools.lru_cache(4096)
 def _frame_header(length: int) -> bytes:
     packed = struct.pack("<Q", length)
     return packed + struct.pack("<I", _mask_crc(google_crc32c.value(packed)))

@@ -5,6 +5,7 @@ import math
 import jax
 import numpy as np
 import pytest
+from builders import StopAt
 from flax import linen as nn
 from support import objective_of, random_batch, relative_difference, tiny_config, train_synthetic, updater
 
@@ -14,7 +15,8 @@ from bert_jax.model import BertForPretraining, from_canonical, to_canonical
 from bert_jax.model.canonical import path_name
 from bert_jax.optim import is_muon_matrix, make_optimizer, orthogonalize, unfreeze_updates
 from bert_jax.parallel import make_mesh, to_global
-from bert_jax.training.checkpoint.restore import restore_newest
+from bert_jax.process.exits import Stop
+from bert_jax.training.checkpoint.restore import restore_newest, saved_steps
 from bert_jax.training.programs import train_programs
 from bert_jax.training.state import abstract_params, initial_params, initial_state
 
@@ -71,7 +73,7 @@ class Numpy:
             self.params[name] = w - LR * update
 
 
-@pytest.mark.parametrize("clip_norm", [1.0, 0.0])
+@pytest.mark.parametrize("clip_norm", [1.0, pytest.param(0.0, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("scan_layers", [False, True], ids=["unrolled", "scanned"])
 def test_updates_are_those_of_float64(scan_layers, clip_norm):
     """20 updates of a whole model; every third gradient is small, layers have gradients of very unequal size."""
@@ -161,11 +163,13 @@ def test_cut_matrices_update_as_on_one_device(sizes, scan_layers, shard_optimize
 
 
 def test_a_resumed_run_is_bitwise_the_undisturbed_one(tmp_path):
-    common = "--model.num_layers 2 --optimizer.name muon --optimizer.warmup_steps 0 --optimizer.decay_steps 6"
-    whole = tiny_config(common, "--training.num_steps 6")
-    part = tiny_config(common, "--training.num_steps 3")
+    whole = tiny_config(
+        "--model.num_layers 2 --optimizer.name muon --optimizer.warmup_steps 0 --training.num_steps 6"
+    )
     train_synthetic(whole, tmp_path / "whole")
-    train_synthetic(part, tmp_path / "parts")
+    with pytest.raises(Stop):
+        train_synthetic(whole, tmp_path / "parts", stop=StopAt(3))
+    assert 0 < saved_steps(tmp_path / "parts")[-1] < 6
     train_synthetic(whole, tmp_path / "parts")
     mesh, options = make_mesh(MeshConfig()), {"read_only": False, "may_change": set(), "report": print}
     restored = [

@@ -97,7 +97,13 @@ def test_manifest_and_index_agree_with_the_shards(place: Path) -> None:
     assert not list(place.glob(".build-*"))
 
 
-@pytest.mark.parametrize("changes", [{}, {"masking": "dynamic", "next_sentence": "sop"}], ids=["static", "dynamic"])
+@pytest.mark.parametrize(
+    "changes",
+    [
+        pytest.param({}, id="static"),
+        pytest.param({"masking": "dynamic", "next_sentence": "sop"}, id="dynamic", marks=pytest.mark.slow),
+    ],
+)
 def test_workers_do_not_change_a_byte(
     tmp_path: Path, changes: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

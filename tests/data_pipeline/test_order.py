@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from input_shards import assert_equal, make_shards, numbers_of, order_of, stream, take
 
-from bert_jax.hashing import permutation
+from bert_jax.hashing import hash_key, permutation
 from data_pipeline.read.order import BatchSizes, HostRows, LaneOrder, usable_lanes
 from data_pipeline.read.reader import LaneReader, RecordReader
 from data_pipeline.shards import shard_files as shards
@@ -88,6 +88,13 @@ def test_batch_sizes():
     assert usable_lanes(64, 5) == 4 and usable_lanes(12, 6) == 6 and usable_lanes(8, 100) == 8
 
 
+def test_integers_have_the_hashes_of_arrays():
+    parts = (0, 7, 2**62, 2**64 - 1)
+    expected = hash_key(*(np.array([part], np.uint64) for part in parts))
+    np.testing.assert_array_equal(hash_key(*parts), expected)
+    np.testing.assert_array_equal(hash_key(0, 7, np.array([2**62, 3]), 2**64 - 1)[:1], expected)
+
+
 def test_memory_is_bounded_by_windows(folder):
     index = shards.read_index(folder)
     order = LaneOrder(records=512, lanes=4, segment_records=8, window_segments=2, seed=0)
@@ -101,7 +108,7 @@ def test_memory_is_bounded_by_windows(folder):
         assert sum(held) <= 2 * 2 * 8 * largest
 
 
-@pytest.mark.parametrize(("batch_size", "rows"), [(64, None), (128, range(32, 100))])
+@pytest.mark.parametrize(("batch_size", "rows"), [(64, None), (128, range(32, 100)), (128, range(99, 31, -1))])
 def test_many_lanes_read_the_order_from_any_step(folder, batch_size, rows):
     """More lanes than are loaded whole at once: the first batches of the others come record by record."""
     order = LaneOrder(records=512, lanes=64, segment_records=2, window_segments=2, seed=3)

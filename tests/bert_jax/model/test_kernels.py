@@ -244,13 +244,20 @@ def loss_of_model(config, mesh=None, **execution):
 KERNELS = {"attention": "pallas", "residual_norm": "pallas"}
 
 
-def test_a_model_of_kernels_equals_the_plain_model():
+@pytest.mark.parametrize(
+    "options",
+    [
+        pytest.param({}, marks=pytest.mark.slow),
+        {"scan_layers": True, "remat": "attention", "fused_qkv": True},
+    ],
+    ids=str,
+)
+def test_a_model_of_kernels_equals_the_plain_model(options):
     config = model_config(dropout=0.0)
     plain = loss_of_model(config)
-    for options in ({}, {"scan_layers": True, "remat": "attention", "fused_qkv": True}):
-        loss, grads = loss_of_model(config, **KERNELS, **options)
-        assert abs(loss - plain[0]) <= 1e-6 * abs(plain[0])
-        assert relative_difference(grads, plain[1]) <= 5e-6
+    loss, grads = loss_of_model(config, **KERNELS, **options)
+    assert abs(loss - plain[0]) <= 1e-6 * abs(plain[0])
+    assert relative_difference(grads, plain[1]) <= 5e-6
 
 
 def test_a_model_of_kernels_drops_the_values_of_the_plain_model():

@@ -33,6 +33,7 @@ from bert_jax.process import exits
 from bert_jax.process.signals import Interrupted
 from bert_jax.records import Record
 from bert_jax.training.job import Context
+from bert_jax.training.logging.curves import draw_curves
 
 # Some of the test records are labelled 0 whatever their words are.
 TEST = [dataclasses.replace(one, label=one.label if i % 3 else "0") for i, one in enumerate(records(9, 5))]
@@ -40,9 +41,11 @@ TEST = [dataclasses.replace(one, label=one.label if i % 3 else "0") for i, one i
 
 @pytest.fixture(scope="module")
 def learned(source, tmp_path_factory):
-    """A finished run."""
+    """A finished run with its diagrams."""
     workdir = tmp_path_factory.mktemp("runs") / "w"
-    run(source, workdir, "--training.num_epochs 5", {**SPLITS, "test": TEST}, tests=["test"])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("bert_jax.training.logging.report.draw_curves", draw_curves)
+        run(source, workdir, "--training.num_epochs 5", {**SPLITS, "test": TEST}, tests=["test"])
     return workdir
 
 
@@ -102,7 +105,11 @@ def test_the_export_and_the_best_parameters_say_the_same(learned):
 
 
 @pytest.mark.parametrize(
-    "options", ["", "--regularization.mixout 0.1 --optimizer.ema_decay 0.9 --optimizer.unfreeze_every 0.5"]
+    "options",
+    [
+        pytest.param("", marks=pytest.mark.slow),
+        "--regularization.mixout 0.1 --optimizer.ema_decay 0.9 --optimizer.unfreeze_every 0.5",
+    ],
 )
 def test_a_stopped_run_resumes_bitwise(source, tmp_path, options):
     whole, parts = tmp_path / "whole", tmp_path / "parts"

@@ -32,7 +32,11 @@ EXECUTIONS = {
     "scanned": ExecutionConfig(scan_layers=True, remat="full", fused_qkv=True, vocab_multiple=64),
 }
 SCANNED = ("classification", "weighted_all", "weighted_last_four", "concat_last_four")
-RUNS = [(name, "unrolled") for name in CASES] + [(name, "scanned") for name in SCANNED]
+RUNS = [(name, "unrolled") for name in CASES]
+RUNS += [
+    pytest.param(name, "scanned", marks=pytest.mark.slow) if name == "weighted_all" else (name, "scanned")
+    for name in SCANNED
+]
 ROW, UNITS = 64, 3
 LOSS_BAR, GRADIENT_BAR, SHARE = 1e-5, 1e-4, 1e-3
 # One device against several, and one pass against two.
@@ -129,7 +133,12 @@ def test_every_recorded_case_is_tested() -> None:
 
 # ------------------------------------------------------------------ microbatches and meshes
 
-MESHES = [((8, 1, 1), 1), ((8, 1, 1), 2), ((4, 2, 1), 1), ((2, 2, 2), 2)]
+MESHES = [
+    pytest.param((8, 1, 1), 1, marks=pytest.mark.slow),
+    ((8, 1, 1), 2),
+    pytest.param((4, 2, 1), 1, marks=pytest.mark.slow),
+    ((2, 2, 2), 2),
+]
 ROWS = 16
 
 

@@ -185,7 +185,9 @@ LAYOUTS = {
 }
 
 
-@pytest.mark.parametrize("saved", LAYOUTS)
+@pytest.mark.parametrize(
+    "saved", [pytest.param(name, marks=pytest.mark.slow) if name == "scanned" else name for name in LAYOUTS]
+)
 def test_each_layout_restores_into_each(saved, tmp_path, run):
     import dataclasses
 
@@ -210,7 +212,7 @@ def test_each_layout_restores_into_each(saved, tmp_path, run):
         assert tree_digest(restored.state, CONFIG.model.vocab_size) == reference.meta["digest"]
 
 
-@pytest.mark.parametrize("sizes", [(8, 1, 1), (2, 2, 2)])
+@pytest.mark.parametrize("sizes", [pytest.param((8, 1, 1), marks=pytest.mark.slow), (2, 2, 2)])
 def test_each_mesh_gives_the_same_digest(run, sizes):
     mesh = make_mesh(MeshConfig(data=sizes[0], fsdp=sizes[1], tensor=sizes[2]))
     restored = restore(run, mesh=mesh, read_only=True)[0]

@@ -81,7 +81,11 @@ if FULL:
     # Without replicas there is nothing to share the optimizer state with.
     CASES = [(m, z, a) for m in MESHES for z in (True, False) for a in (1, 4) if z or m[0] > 1]
 else:
-    CASES = [((8, 1, 1), True, 1), ((4, 2, 1), False, 1), ((1, 8, 1), True, 1)]
+    CASES = [
+        ((8, 1, 1), True, 1),
+        ((4, 2, 1), False, 1),
+        pytest.param((1, 8, 1), True, 1, marks=pytest.mark.slow),
+    ]
 
 
 @pytest.mark.parametrize("vocab_size", VOCABULARIES)

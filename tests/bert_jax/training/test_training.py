@@ -41,7 +41,9 @@ def test_same_run_twice_is_bitwise_equal(tmp_path):
     assert untimed(read_metrics(tmp_path / "a")) != untimed(read_metrics(tmp_path / "c"))
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 42), (signal.SIGINT, 130)])
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGTERM, 42), pytest.param(signal.SIGINT, 130, marks=pytest.mark.slow)]
+)
 def test_a_signal_saves_and_the_rest_is_bitwise_the_same(tmp_path, number, code):
     config = tiny_config("--training.eval_interval 6")
     train_synthetic(config, tmp_path / "whole")
