@@ -202,14 +202,18 @@ class TensorFlowStream(Stream):
 
         parsed = _parser(tf, layout)
 
-        def complete(*arrays: np.ndarray) -> list[np.ndarray]:
-            count = len(layout.features)
-            batch = finish(dict(zip(layout.features, arrays[:count], strict=True)), *arrays[count:])
+        count = len(layout.features)
+
+        def complete(*arrays: np.ndarray) -> Batch:
+            return finish(dict(zip(layout.features, arrays[:count], strict=True)), *arrays[count:])
+
+        def in_order(*arrays: np.ndarray) -> list[np.ndarray]:
+            batch = complete(*arrays)
             return [batch[name] for name in _DTYPES]
 
         def parse(records: Any, *others: Any) -> tuple[Any, ...]:
             arrays = [*parsed(records), *others]
-            return tuple(tf.numpy_function(complete, arrays, list(_DTYPES.values())) if ahead else arrays)
+            return tuple(tf.numpy_function(in_order, arrays, list(_DTYPES.values())) if ahead else arrays)
 
         options = tf.data.Options()
         options.autotune.enabled = False
@@ -233,9 +237,7 @@ class TensorFlowStream(Stream):
             if self._failures:
                 raise self._failures[0] from None
             raise
-        if self._complete is not None:
-            arrays = self._complete(*arrays)
-        return dict(zip(_DTYPES, arrays, strict=True))
+        return dict(zip(_DTYPES, arrays, strict=True)) if self._complete is None else self._complete(*arrays)
 
     def close(self) -> None:
         self._finalize()
