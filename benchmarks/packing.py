@@ -2,7 +2,7 @@
 
     python benchmarks/packing.py same|train|fill|tpu --corpora TEXT [TEXT ...] --vocab VOCAB [VOCAB ...]
 
-* same: about 40 sequences of at most 512 tokens, in packed rows and each in a row of its own, with dropout:
+* same: about 40 sequences of at most 256 tokens, in packed rows and each in a row of its own, with dropout:
   relative differences of the loss and of the gradients (of the worst tensor), differences of pooled vectors and
   pair logits, gradient of one sequence with respect to others; 8 virtual devices, 4 microbatches (bars: 1e-6; 0).
 * train: 300 steps of about 16 such sequences from one initialization, in one order, packed and unpacked, 3 seeds:
@@ -82,7 +82,7 @@ def config_of(arguments: list[str], *more: str) -> Any:
     from bert_jax.config import PretrainConfig, load_config
 
     model = (
-        "--model.hidden_size 128 --model.num_layers 2 --model.num_attention_heads 2 --model.intermediate_size 512 "
+        "--model.hidden_size 64 --model.num_layers 2 --model.num_attention_heads 2 --model.intermediate_size 256 "
         "--execution.dtype float32 --optimizer.learning_rate 1e-3 --optimizer.warmup_steps 30"
     )
     return load_config(PretrainConfig, [*arguments, *model.split(), f"--training.num_steps={STEPS}", *more])
@@ -123,7 +123,7 @@ def same(corpus: str, vocab: str, folder: Path) -> Iterator[dict[str, Any]]:
     from bert_jax.training.state import initial_params
     from bert_jax.training.step import loss_and_gradients
 
-    arguments = settings(corpus, vocab, folder, 512, "best_fit")
+    arguments = settings(corpus, vocab, folder, 256, "best_fit")
     build(arguments)
     config = config_of(arguments, "--training.global_batch_size", "192")
     source = source_of(config)
@@ -201,7 +201,7 @@ def train(corpus: str, vocab: str, folder: Path) -> Iterator[dict[str, Any]]:
     from bert_jax.training.programs import make_programs
     from bert_jax.training.state import initial_state
 
-    arguments = settings(corpus, vocab, folder, 512, "best_fit")
+    arguments = settings(corpus, vocab, folder, 256, "best_fit")
     build(arguments)
     finals: dict[str, list[float]] = {"packed": [], "unpacked": []}
     for seed in range(SEEDS):

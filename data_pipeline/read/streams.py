@@ -53,7 +53,12 @@ def open_stream(
     """
     spec = importlib.util.find_spec("tensorflow")
     is_installed = spec is not None and spec.origin is not None  # the origin of a folder without a package is None
-    use_tensorflow = data.reader == "tensorflow" or (data.reader == "auto" and is_installed)
+    if data.reader == "tensorflow" and not is_installed:
+        raise ValueError(
+            "data.reader: tensorflow is not installed; use numpy or auto, which read the same batches, or run: "
+            "pip install 'bert_jax[data]'"
+        )
+    use_tensorflow = data.reader != "numpy" and is_installed
     finish = functools.partial(features, layout, data, mask)
     if mask is None:
         keys = _no_keys
