@@ -40,4 +40,6 @@ def test_without_tensorflow_a_run_prepares_text_trains_and_resumes(tmp_path):
 def test_tensorflow_is_asked_for_by_name(tmp_path):
     recipe = command.recipe(tmp_path, mesh={"data": 2})
     code, _, err = run("--config", recipe, "--workdir", tmp_path / "w", "--data.reader", "tensorflow")
-    assert code == 2 and err.startswith("error: TensorFlow is not installed; ") and err.count("\n") == 1
+    assert (
+        code == 2 and err.startswith("error: data.reader: tensorflow is not installed; ") and err.count("\n") == 1
+    )
