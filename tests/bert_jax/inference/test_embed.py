@@ -20,7 +20,7 @@ def sequence_output(loaded, text):
 
 
 @pytest.mark.parametrize("pooling", ["cls", "mean", "max"])
-@pytest.mark.parametrize("normalize", [None, True])
+@pytest.mark.parametrize("normalize", [None, pytest.param(True, marks=pytest.mark.slow)])
 def test_packed_vectors_are_those_of_each_text_alone(pooling, normalize):
     loaded = make_model()
     texts = random_texts(30, 90)  # some longer than the model's 70 positions

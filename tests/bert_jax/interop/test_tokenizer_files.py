@@ -137,7 +137,11 @@ def test_a_file_that_cuts_otherwise_is_not_written(tmp_path: Path, monkeypatch: 
 
 @pytest.mark.parametrize(
     ("lower_case", "strip_accents", "split_cjk"),
-    [(True, None, True), (False, None, True), (True, False, False), (False, True, True)],
+    [
+        (True, None, True),
+        (False, True, True),
+        *(pytest.param(*case, marks=pytest.mark.slow) for case in ((False, None, True), (True, False, False))),
+    ],
 )
 def test_rules_hold_for_characters_of_all_kinds(
     lower_case: bool, strip_accents: bool | None, split_cjk: bool

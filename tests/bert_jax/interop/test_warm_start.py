@@ -274,7 +274,7 @@ def test_a_checkpoint_goes_before_every_flag_and_needs_none(tmp_path):
 # ------------------------------------------------------------------ state
 
 
-@pytest.mark.parametrize("scan_layers", [False, True])
+@pytest.mark.parametrize("scan_layers", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_the_state_holds_what_was_loaded_and_draws_the_rest(scan_layers):
     mesh = make_mesh(MeshConfig(), jax.devices()[:2])
     model = BertForPretraining(MODEL, ExecutionConfig(scan_layers=scan_layers), True, mesh)

@@ -13,7 +13,16 @@ from bert_jax.model.attention import visible_keys
 from bert_jax.training.state import initial_params
 
 
-@pytest.mark.parametrize("execution", ["", "--execution.scan_layers true", "--execution.remat attention"])
+@pytest.mark.parametrize(
+    "execution",
+    [
+        "",
+        *(
+            pytest.param(option, marks=pytest.mark.slow)
+            for option in ("--execution.scan_layers true", "--execution.remat attention")
+        ),
+    ],
+)
 def test_a_later_token_changes_nothing_before_it(execution):
     config = tiny_config("--model.attention causal", execution)
     model = BertForPretraining(config.model, config.execution, config.has_nsp)

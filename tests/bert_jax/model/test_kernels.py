@@ -244,14 +244,8 @@ def loss_of_model(config, mesh=None, **execution):
 KERNELS = {"attention": "pallas", "residual_norm": "pallas"}
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        pytest.param({}, marks=pytest.mark.slow),
-        {"scan_layers": True, "remat": "attention", "fused_qkv": True},
-    ],
-    ids=str,
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("options", [{}, {"scan_layers": True, "remat": "attention", "fused_qkv": True}], ids=str)
 def test_a_model_of_kernels_equals_the_plain_model(options):
     config = model_config(dropout=0.0)
     plain = loss_of_model(config)
@@ -268,7 +262,10 @@ def test_a_model_of_kernels_drops_the_values_of_the_plain_model():
     assert relative_difference(grads, plain[1]) <= 5e-6
 
 
-@pytest.mark.parametrize(("attention_tokens", "queries", "norm_tokens"), [(256, 64, 16), (512, 128, 24)])
+@pytest.mark.parametrize(
+    ("attention_tokens", "queries", "norm_tokens"),
+    [(256, 64, 16), pytest.param(512, 128, 24, marks=pytest.mark.slow)],
+)
 def test_block_sizes_change_no_bit(monkeypatch, attention_tokens, queries, norm_tokens):
     keys = jnp.arange(ROWS)[:, None] + jnp.zeros((1, LENGTH), jnp.int32)
     key = TokenKey(jax.random.key(7), keys, jnp.broadcast_to(jnp.arange(LENGTH), keys.shape))

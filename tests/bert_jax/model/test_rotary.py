@@ -71,7 +71,10 @@ def hidden_states(model, params, row):
     return jax.jit(model.apply)({"params": params}, row).sequence_output
 
 
-@pytest.mark.parametrize("execution", [{}, {"scan_layers": True, "fused_qkv": True, "remat": "full"}])
+@pytest.mark.parametrize(
+    "execution",
+    [pytest.param({}, marks=pytest.mark.slow), {"scan_layers": True, "fused_qkv": True, "remat": "full"}],
+)
 def test_hidden_states_equal_a_restatement_in_numpy(execution):
     model = network(**execution)
     params, row = initial_params(model, 3), features(40)

@@ -135,7 +135,7 @@ def test_every_recorded_case_is_tested() -> None:
 
 MESHES = [
     pytest.param((8, 1, 1), 1, marks=pytest.mark.slow),
-    ((8, 1, 1), 2),
+    pytest.param((8, 1, 1), 2, marks=pytest.mark.slow),
     pytest.param((4, 2, 1), 1, marks=pytest.mark.slow),
     ((2, 2, 2), 2),
 ]

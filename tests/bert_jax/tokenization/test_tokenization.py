@@ -105,11 +105,16 @@ def wide_pieces() -> list[str]:
     return [*SPECIAL_PIECES, *letters, *("##" + c for c in letters)]
 
 
-@pytest.mark.parametrize("lower_case", [True, pytest.param(False, marks=pytest.mark.slow)])
-def test_every_code_point_alone_after_and_before_a_letter(wide_pieces: list[str], lower_case: bool) -> None:
+EVERY = [pytest.param(lower_case, 1, marks=pytest.mark.slow) for lower_case in (True, False)]
+
+
+@pytest.mark.parametrize(("lower_case", "step"), [(True, 7), *EVERY])
+def test_every_code_point_alone_after_and_before_a_letter(
+    wide_pieces: list[str], lower_case: bool, step: int
+) -> None:
     tokenizer = WordPieceTokenizer(wide_pieces, lower_case=lower_case)
     vocabulary = {piece: i for i, piece in enumerate(wide_pieces)}
-    points = code_points(everything=bool(os.environ.get("BERT_JAX_ALL_CODE_POINTS")))
+    points = code_points(everything=bool(os.environ.get("BERT_JAX_ALL_CODE_POINTS")))[::step]
     texts = [f"{chr(c)} a{chr(c)} {chr(c)}b" for c in points]
     ids, lengths = tokenizer.encode_flat(texts)
     ends = np.cumsum(lengths)
@@ -119,7 +124,7 @@ def test_every_code_point_alone_after_and_before_a_letter(wide_pieces: list[str]
         if ids[end - length : end].tolist() != reference_ids(text, vocabulary, lower_case)
     ]
     assert wrong == []
-    assert len(np.unique(ids)) > 20_000  # the vocabulary tells characters apart
+    assert len(np.unique(ids)) > 20_000 / step  # the vocabulary tells characters apart
 
 
 @pytest.mark.parametrize("lower_case", [True, False])

@@ -186,7 +186,7 @@ LAYOUTS = {
 
 
 @pytest.mark.parametrize(
-    "saved", [pytest.param(name, marks=pytest.mark.slow) if name == "scanned" else name for name in LAYOUTS]
+    "saved", [pytest.param(name, marks=pytest.mark.slow) if "scanned" in name else name for name in LAYOUTS]
 )
 def test_each_layout_restores_into_each(saved, tmp_path, run):
     import dataclasses

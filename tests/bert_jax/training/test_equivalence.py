@@ -57,7 +57,7 @@ VARIANTS = {
 }
 
 
-SLOW = ("scanned", "remat_full", "fused_qkv")  # others have each of these options
+SLOW = ("scanned", "remat_attention", "remat_full", "fused_qkv")  # others have each of these options
 
 
 @pytest.mark.parametrize(

@@ -378,7 +378,7 @@ def test_hosts_and_resumes_see_the_same_rows(tmp_path: Path, intact: Any, hosts:
     assert_equal([{n: np.concatenate([p[i][n] for p in parts]) for n in intact[i]} for i in range(40)], intact)
 
 
-@pytest.mark.parametrize("reader", ["tensorflow", "numpy"])
+@pytest.mark.parametrize("reader", ["numpy", pytest.param("tensorflow", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", sorted(set(DAMAGES) - {"ids out of range"}))
 def test_damaged_rows_become_blank_and_nothing_else_moves(
     tmp_path: Path, intact: Any, name: str, reader: Any
