@@ -23,7 +23,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -253,8 +253,9 @@ def facts_of(folder: Path, length: int) -> dict[str, Any]:
     return {"instances": counts["instances"], "rows": rows, **manifest.get("packing", {}), "cells": rows * length}
 
 
-def step_seconds(config: Any, shape: Any, rows: int) -> float:
-    """Return the seconds of a training step of ``rows`` rows on the CPU: the least of five turns."""
+def step_seconds(config: Any, shapes: Sequence[Any], rows: int) -> list[float]:
+    """Return the seconds of a training step of ``rows`` rows of each of ``shapes`` on the CPU: the least of seven
+    alternating turns."""
     import jax
 
     from bert_jax.objectives.masked_lm import MaskedLm
@@ -264,19 +265,22 @@ def step_seconds(config: Any, shape: Any, rows: int) -> float:
 
     mesh = make_mesh(config.mesh, jax.devices()[:1])
     programs = make_programs(MaskedLm(config, mesh))
-    batch = {name: np.zeros(size, dtype) for name, (size, dtype) in shape.features(rows).items()}
     state = initial_state(programs.model, programs.optimizer, programs.abstract, 0)
-    seconds = []
-    for _ in range(6):
-        began = time.perf_counter()
-        state, metrics = programs.step_for(batch)(state, batch)
-        metrics.unpack()
-        seconds.append(time.perf_counter() - began)
-    return min(seconds[1:])
+    turns: list[list[float]] = []
+    for _ in range(8):
+        turns.append([])
+        for shape in shapes:
+            batch = {name: np.zeros(size, dtype) for name, (size, dtype) in shape.features(rows).items()}
+            step = programs.step_for(batch)
+            began = time.perf_counter()
+            state, metrics = step(state, batch)
+            metrics.unpack()
+            turns[-1].append(time.perf_counter() - began)
+    return [min(seconds) for seconds in zip(*turns[1:], strict=True)]
 
 
-def tpu_seconds(config: Any, shape: Any, rows: int) -> float:
-    """Return the estimated seconds of a training step of ``rows`` rows per chip on v5e:2x2."""
+def tpu_seconds(config: Any, shapes: Sequence[Any], rows: int) -> list[float]:
+    """Return the estimated seconds of a step of ``rows`` rows per chip of each of ``shapes`` on v5e:2x2."""
     from bert_jax.objectives.masked_lm import MaskedLm
     from bert_jax.parallel import make_mesh
     from bert_jax.planner.cycles import step_cost
@@ -286,10 +290,13 @@ def tpu_seconds(config: Any, shape: Any, rows: int) -> float:
     prepare_environment()
     place = parse_topology("v5e:2x2")
     objective = MaskedLm(config, make_mesh(config.mesh, tpu_devices(place)))
-    objective.row_shape = shape
-    programs = make_programs(objective)
-    text = programs.step_for(pretraining_batch(objective, rows * place.num_devices)).as_text()  # type: ignore[attr-defined]
-    return float(step_cost(text, place.chip, {"data": place.num_devices}, place.shape).seconds)
+    seconds = []
+    for shape in shapes:
+        objective.row_shape = shape
+        step: Any = make_programs(objective).step_for(pretraining_batch(objective, rows * place.num_devices))
+        cost = step_cost(step.as_text(), place.chip, {"data": place.num_devices}, place.shape)
+        seconds.append(float(cost.seconds))
+    return seconds
 
 
 def saved(corpus: str, vocab: str, folder: Path, *, on_tpu: bool) -> Iterator[dict[str, Any]]:
@@ -312,11 +319,11 @@ def saved(corpus: str, vocab: str, folder: Path, *, on_tpu: bool) -> Iterator[di
         plain = RowShape(length, config_of(arguments).data.max_predictions)
         rows = max(8192 // length, 8)
         measure, more = (tpu_seconds, TPU) if on_tpu else (step_seconds, ())
-        times = [measure(config_of(arguments, *more), one, rows) for one in (plain, shape)]
+        times = measure(config_of(arguments, *more), (plain, shape), rows)
         gain = shares["packed"] / times[1] / (shares["unpacked"] / times[0])
         allowed = 1 / shares["unpacked"]
         line = {
-            "corpus": Path(corpus.split()[0]).parent.name, "length": length, "share": shares,
+            "corpus": Path(corpus).name, "length": length, "share": shares,
             "sequences_per_row": packed["instances"] / packed["rows"], "most": shape.sequences_per_row,
             "predictions": [plain.max_predictions, shape.max_predictions],
             "left_over": unpacked["instances"] - packed["instances"], "real_tokens_per_second": gain,
@@ -341,7 +348,7 @@ def main() -> int:
     """Measure one part and print its lines; return the exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("part", choices=("same", "train", "fill", "tpu"))
-    parser.add_argument("--corpora", nargs="+", required=True, help="text files or folders; several as 'A B'")
+    parser.add_argument("--corpora", nargs="+", required=True, help="text files or folders")
     parser.add_argument("--vocab", nargs="+", required=True)
     options = parser.parse_args()
     vocabularies = options.vocab * len(options.corpora) if len(options.vocab) == 1 else options.vocab
