@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from itertools import count
+from itertools import count, takewhile
 from typing import Any
 
 import jax
@@ -46,6 +46,17 @@ def batch_sharding(mesh: Mesh) -> NamedSharding:
     return NamedSharding(mesh, PartitionSpec(("data", "fsdp")))
 
 
+def _next_allowed(size: int, unit: int, rows_of: Callable[[int], int]) -> int:
+    """Return the smallest batch size from ``size`` on whose rows are a multiple of ``unit``; 0 if there is none.
+
+    A number of packed rows is at most 32 times a power of two, so some units divide none; all others divide one
+    below the limit of the search.
+    """
+    limit = 64 * max(rows_of(size), unit)
+    sizes = takewhile(lambda n: rows_of(n) <= limit, count(size))
+    return next((n for n in sizes if rows_of(n) % unit == 0), 0)
+
+
 def check_batches(
     training: TrainingConfig, sizes: Mapping[str, int], rows_of: Callable[[int], int] = lambda sequences: sequences
 ) -> None:
@@ -65,8 +76,8 @@ def check_batches(
         if rows % unit == 0:
             continue
         below = next((n for n in range(size, 0, -1) if rows_of(n) % unit == 0), 0)
-        above = next(n for n in count(size) if rows_of(n) % unit == 0)
-        would_do = " or ".join(f"{n:,}" for n in dict.fromkeys((below, above)) if n)
+        above = _next_allowed(size, unit, rows_of)
+        would_do = " or ".join(f"{n:,}" for n in dict.fromkeys((below, above)) if n) or "another mesh"
         counts = [n for n in range(1, microbatches + 1) if rows % (parts * n) == 0]
         other = f", or training.accumulation_steps {counts[-1]}" if counts else ""
         micro = f" in {microbatches} microbatches" if microbatches > 1 else ""

@@ -86,7 +86,8 @@ class PretrainJob(Job):
         held_out = self._held_out(0 if last else training.eval_batches)
         if held_out is None:
             return False
-        with explain_memory("an evaluation step", f"lower training.eval_batch_size (now {self._eval_batch_size})"):
+        now = training.eval_batch_size or training.global_batch_size
+        with explain_memory("an evaluation step", f"lower training.eval_batch_size (now {now})"):
             params = context.programs.gather(state)
             values = self._objective.evaluation(self._totals(context, params, held_out, step))
         if last:

@@ -5,7 +5,7 @@ from bert_jax.io.storage import Location
 from bert_jax.tokenization import Tokenizer
 from data_pipeline.build.shard_split import split_folder
 from data_pipeline.build.vocabulary import existing_vocabulary
-from data_pipeline.shards.compatibility import check_layout, differences, shard_settings
+from data_pipeline.shards.compatibility import changed_settings, check_layout, shard_settings
 from data_pipeline.shards.parts import held_out_parts, shard_parts, train_folder
 from data_pipeline.shards.shard_files import INDEX_NAME, MANIFEST_NAME, read_index, read_manifest
 
@@ -72,7 +72,7 @@ def _check_part(name: str, folder: Location, data: DataConfig, tokenizer: Tokeni
     if manifest is not None:
         wanted = shard_settings(data, tokenizer, split)
         wanted = {key: value for key, value in wanted.items() if key not in _FREE}
-        if changed := differences(manifest["settings"], wanted, "shards"):
+        if changed := changed_settings(manifest["settings"], wanted):
             raise ValueError(
                 f"{name}: {folder}: built with other settings: {changed}; change the config, build "
                 "this part again, or omit it"

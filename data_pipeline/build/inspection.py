@@ -193,7 +193,8 @@ def _sequences(row: dict[str, np.ndarray]) -> Iterator[dict[str, np.ndarray]]:
     for slot in range(row["sequence_ids"].max(initial=0)):
         own = row["sequence_ids"] == slot + 1
         sequence = {name: row[name][own] for name in ("input_ids", "segment_ids", "word_starts") if name in row}
-        sequence["next_sentence_labels"] = row["next_sentence_labels"][slot : slot + 1]
+        if "next_sentence_labels" in row:
+            sequence["next_sentence_labels"] = row["next_sentence_labels"][slot : slot + 1]
         if "masked_lm_ids" in row:
             used = own[row["masked_lm_positions"]] & (row["masked_lm_weights"] > 0)
             sequence |= {name: row[name][used] for name in ("masked_lm_ids", "masked_lm_weights")}

@@ -24,7 +24,7 @@ from data_pipeline.build.shard_jobs import (
 )
 from data_pipeline.build.token_store import TokenStore, held_out, names_and_sizes
 from data_pipeline.build.workers import Workers, remove_scratch
-from data_pipeline.shards.compatibility import check_layout, differences, shard_settings
+from data_pipeline.shards.compatibility import changed_settings, check_layout, shard_settings
 from data_pipeline.shards.shard_files import (
     MANIFEST_NAME,
     ShardEntry,
@@ -66,7 +66,7 @@ def check_splits(data: DataConfig, tokenizer: Tokenizer, sources: Sequence[Sourc
         wanted = shard_settings(data, tokenizer, split)
         if sources is not None and "data.corpus" in manifest["settings"]:
             wanted["data.corpus"] = names_and_sizes(sources)
-        if changed := differences(manifest["settings"], wanted, "shards"):
+        if changed := changed_settings(manifest["settings"], wanted):
             raise ValueError(
                 f"{folder}: built with other settings: {changed}; set them back, or name another folder in "
                 "data.shards"

@@ -68,6 +68,18 @@ def differences(recorded: Mapping[str, Any], wanted: Mapping[str, Any], owner: s
     )
 
 
+def changed_settings(recorded: Mapping[str, Any], wanted: Mapping[str, Any]) -> str:
+    """Return the differences between the settings that a manifest of shards records and those of the config.
+
+    Manifests of unpacked shards do not name the options of packing, so these are compared by ``data.packing``
+    first.
+    """
+    if recorded.get("data.packing", "none") != (packing := wanted.get("data.packing", "none")):
+        wanted = {name: value for name, value in wanted.items() if name != "data.sequences_per_row"}
+        wanted["data.packing"] = packing
+    return differences(recorded, wanted, "shards")
+
+
 # ------------------------------------------------------------------ features
 
 
@@ -149,7 +161,12 @@ def _packed_sizes(
         )
     if not is_packed:
         return None
-    most = stored["sequence_keys"].max_length if "sequence_keys" in stored else 0
+    if "sequence_keys" not in stored:
+        raise ValueError(
+            f"{folder}: the packed rows lack the feature sequence_keys, one value per sequence; build the shards "
+            "again with it"
+        )
+    most = stored["sequence_keys"].max_length
     if data.masking == "dynamic":
         return most, data.most_predictions(most)
     return most, stored["masked_lm_ids"].max_length if "masked_lm_ids" in stored else 0
@@ -175,7 +192,7 @@ def _check_ranges(
             what = f"{name} from {summary.min_value} to {summary.max_value}, allowed: 0 to {limit - 1}"
             remedy = (
                 "the shards were built with another vocabulary; name it in data.vocab"
-                if "ids" in name
+                if name in ("input_ids", "masked_lm_ids")
                 else "build the shards again"
             )
             raise ValueError(f"{index.folder / entry.name}: {what}; {remedy}")

@@ -43,7 +43,7 @@ from data_pipeline.read.pretrain_input import ShardSource, eval_batches
 from data_pipeline.read.rows import mask_sequences
 from data_pipeline.shards import shard_files as shards
 from data_pipeline.shards.parts import Part
-from data_pipeline.shards.tfexample import encode_examples
+from data_pipeline.shards.tfexample import decode_example, encode_examples
 
 # ------------------------------------------------------------------ rows
 
@@ -115,6 +115,13 @@ def test_a_batch_counts_sequences() -> None:
         check_batches(training, {"data": 8, "fsdp": 1}, shape.rows)
     would_do = int(str(e.value).partition("use ")[2].partition(" ")[0])
     assert shape.rows(would_do) % 32 == 0
+    with pytest.raises(ValueError, match=r"not divisible by the 66 parts .*use another mesh"):
+        check_batches(training, {"data": 66, "fsdp": 1}, shape.rows)  # 33 never divides a number of packed rows
+    sparse = RowShape(128, 20, 40, 30.0)
+    with pytest.raises(ValueError, match="use ") as e:
+        check_batches(training, {"data": 1024, "fsdp": 1}, sparse.rows)
+    would_do = int(str(e.value).partition("use ")[2].partition(" ")[0].replace(",", ""))
+    assert sparse.rows(would_do) % 4096 == 0
 
 
 # ------------------------------------------------------------------ builds
@@ -291,8 +298,10 @@ def test_shards_and_config_must_agree(place: Path, both: Any, tmp_path: Path) ->
         other = dataclasses.replace(data, packing=packing)
         with pytest.raises(ValueError, match=message):
             next(eval_batches(other, folder=Path(data.shards) / "train", batch_size=4, tokenizer=tokenizer))
-    with pytest.raises(ValueError, match=r"data\.packing: shards none, config best_fit"):
+    with pytest.raises(ValueError, match=r"data\.packing: shards none, config best_fit; set"):
         build(place, "unpacked", packing="best_fit")
+    with pytest.raises(ValueError, match=r"packed/train: .*data\.packing: shards best_fit, config none; set"):
+        build(place, "packed")
     narrow = build(place, "narrow", packing="best_fit", sequences_per_row=5)
     parts = [Part(name, 1, place / name / "train") for name in ("packed", "narrow")]
     with pytest.raises(ValueError, match=r"mixture: narrow: the features .*with the same data\.sequences_per_row"):
@@ -302,6 +311,37 @@ def test_shards_and_config_must_agree(place: Path, both: Any, tmp_path: Path) ->
         ValueError, match=r"narrow/train: the manifest \(manifest\.json\) of the packed shards is mis"
     ):
         stream(Path(narrow.shards) / "train", narrow, tokenizer=tokenizer)
+
+
+@pytest.mark.parametrize("next_sentence", ["nsp", "none"])
+def test_foreign_packed_rows_need_sequence_keys(
+    place: Path, both: Any, tmp_path: Path, next_sentence: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = Path(both[1].shards) / "eval"
+    rows = [
+        decode_example(record)
+        for entry in shards.read_index(source).entries
+        for record in shards.read_records(source / entry.name)
+    ]
+    features = {name: np.stack([row[name] for row in rows]) for name in rows[0]}
+
+    def write(name: str, lacking: str) -> Path:
+        folder = tmp_path / name
+        folder.mkdir()
+        records = encode_examples({name: values for name, values in features.items() if name != lacking})
+        shards.write_index(folder, [shards.write_records(folder / "a.tfrecord", records)])
+        return folder
+
+    data = dataclasses.replace(both[1], next_sentence=next_sentence)
+    with pytest.raises(ValueError, match="the packed rows lack the feature sequence_keys"):
+        next(eval_batches(data, folder=write("keys", "sequence_keys"), batch_size=4))
+    inspect(
+        write("labels", "next_sentence_labels"), examples=1, most_records=9, vocab=Path(data.vocab), lower_case=True
+    )
+    assert "packed instances" in capsys.readouterr().out
+    features["sequence_ids"] = features["sequence_ids"] * 99
+    with pytest.raises(ValueError, match=r"sequence_ids from 0 to \d+, allowed: 0 to \d+; build the shards again"):
+        next(eval_batches(data, folder=write("ids", ""), batch_size=4))
 
 
 # ------------------------------------------------------------------ batches
