@@ -125,6 +125,9 @@ class DataConfig(Section, prefix="data."):
             min(shares) >= 0 and sum(shares) <= 1 + 1e-9, "data.mask_token_share + data.random_token_share",
             sum(shares), "two shares, 0 or more, whose sum is at most 1",
         )  # fmt: skip
+        most = self.seq_length // 3 if self.packing != "none" else 0
+        allowed = f"0 to {most} (data.seq_length / 3)" if most else "0 with data.packing none"
+        self._require("sequences_per_row", self.sequences_per_row <= most, allowed)
         self._require("span_mean", self.span_mean >= 1, "1 or more")
         self._check_mixture()
 

@@ -76,7 +76,7 @@ class PretrainObjective(Objective):
 
     def __init__(self, config: PretrainConfig, mesh: Mesh | None) -> None:
         super().__init__(config, self.make_model(config, mesh))
-        # Replaced by the shape of the data if rows are packed.
+        # With packed rows, replaced after the constructor by the shape of the data.
         self.row_shape = RowShape(config.data.seq_length, config.data.max_predictions)
         self.features = tuple(dict.fromkeys((*self.features, *TOKEN_FEATURES)))
 

@@ -192,11 +192,17 @@ def full_steps(config: PretrainConfig, first_step: int) -> float:
 
 
 def _warnings(config: PretrainConfig, topology: Topology, shares: Mapping[str, float]) -> list[str]:
-    """Return a warning for each cause of a slow step; it names the option that would make the step faster."""
+    """Return a warning for each cause of a slow step, which names the option that would make the step faster, and
+    one for packed rows."""
     execution, lines = config.execution, []
     dropout, communication = shares.get("dropout", 0.0), shares.get("communication", 0.0)
     if topology.is_tpu and execution.prng == "threefry" and dropout > _MUCH_DROPOUT:
         lines.append(f"dropout takes {dropout:.0%} of the step; execution.prng hash needs fewer operations")
+    if config.data.packing != "none":
+        lines.append(
+            "data.packing: the plan computes unpacked rows, so its sequences are rows; set "
+            "training.global_batch_size to the number of rows in a batch"
+        )
     if execution.dtype == "float32":
         lines.append("execution.dtype bfloat16 runs the matrix products at least twice as fast")
     if communication > _MUCH_COMMUNICATION:

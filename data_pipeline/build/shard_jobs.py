@@ -255,12 +255,15 @@ def choose_packing(job: SplitJob, parts: Sequence[Location]) -> None:
     ``data.sequences_per_row`` sets it.
     """
     data, width = job.settings.data, job.num_shards + 1
-    histogram = np.zeros(data.seq_length + 1, np.int64)
-    for path in parts:
+
+    def lengths(path: Location) -> np.ndarray:
         table = path.with_suffix(".table")
         count = int(_numbers(table, "<u8", 8 * width, 1)[0])
         tokens = _numbers(table, "<u4", 8 * (1 + 2 * width) + 12 * count, count)
-        histogram += np.bincount(tokens, minlength=len(histogram))
+        return np.bincount(tokens, minlength=data.seq_length + 1)
+
+    with ThreadPoolExecutor(_REQUESTS if isinstance(parts[0], ObjectPath) else 1) as pool:
+        histogram = sum(pool.map(lengths, parts), np.zeros(data.seq_length + 1, np.int64))
     most = data.sequences_per_row or sequences_per_row(histogram, data.seq_length)
     facts = {
         "sequences_per_row": most,

@@ -132,7 +132,8 @@ class Split:
         if self.job.is_packed:
             packing, cells = manifest["packing"], counts["rows"] * self.job.settings.data.seq_length
             rows = (
-                f"{counts['rows']:,} rows of at most {packing['sequences_per_row']} (padding "
+                f"{counts['rows']:,} rows of at most {packing['sequences_per_row']} (mean "
+                f"{counts['instances'] / max(counts['rows'], 1):.2f}, padding "
                 f"{1 - packing['tokens'] / max(cells, 1):.1%}), in "
             )
         return f"{self.name}: {counts['instances']:,} instances in {rows}{self.job.num_shards} shard(s)"

@@ -289,10 +289,11 @@ def order_facts(
     entries = [[[e.records, e.bytes, e.crc32c] for e in index.entries] for index in indexes]
     is_mixture = len(indexes) > 1
     shards = json.dumps(entries if is_mixture else entries[0]).encode()
+    unit = "" if data.packing == "none" else " (in packed rows)"
     facts: dict[str, Any] = {
         "training.seed": order.seed,
-        "training.global_batch_size": sizes.final,
-        "training.batch_ramp": list(sizes.ramp),
+        f"training.global_batch_size{unit}": sizes.final,
+        f"training.batch_ramp{unit}": list(sizes.ramp),
         "lanes": order.lanes,
         "data.window_segments": data.window_segments,
         "data.segment_records": data.segment_records,

@@ -24,7 +24,7 @@ from data_pipeline.read.order import BatchSizes, HostRows, LaneOrder, MixtureOrd
 from data_pipeline.read.reader import BlankCounter, RawBatch
 from data_pipeline.read.rows import make_masker
 from data_pipeline.read.streams import Masker, Stream, open_stream
-from data_pipeline.shards.compatibility import Layout
+from data_pipeline.shards.compatibility import Layout, check_layout
 from data_pipeline.shards.parts import Part, held_out_parts, train_parts
 
 _log = logging.getLogger(__name__)
@@ -48,7 +48,7 @@ class ShardSource:
         if data.packing == "none":
             return RowShape(data.seq_length, data.max_predictions)
         records = PartRecords(self._train)
-        layout = records.layout(data, self._tokenizer)
+        layout = check_layout(records.indexes[0], data, self._tokenizer)
         sizes = layout.predictions_per_row, layout.sequences_per_row
         return RowShape(data.seq_length, *sizes, records.sequences(layout))
 
@@ -225,7 +225,11 @@ def pretrain_batches(
     sizes = BatchSizes(batch_size, tuple(batch_ramp))
     for size in sizes.all:
         if lanes < 1 or size % lanes:
-            raise ValueError(f"data.lanes: {lanes} is not allowed; allowed: a divisor of every batch size ({size})")
+            rows = "rows" if data.packing == "none" else "packed rows"
+            raise ValueError(
+                f"data.lanes: {lanes} is not allowed; allowed: 0, or a divisor of every batch size, including "
+                f"{size} {rows}"
+            )
     fewest = min(records.counts)
     usable = usable_lanes(lanes, fewest)
     if usable != lanes:

@@ -344,6 +344,28 @@ def test_foreign_packed_rows_need_sequence_keys(
         next(eval_batches(data, folder=write("ids", ""), batch_size=4))
 
 
+def test_options_that_do_not_fit_are_refused(place: Path, both: Any) -> None:
+    with pytest.raises(ValueError, match=r"data\.sequences_per_row: 43 is not allowed; allowed: 0 to 42"):
+        data_of(place, "any", packing="best_fit", sequences_per_row=43)
+    with pytest.raises(
+        ValueError, match=r"data\.sequences_per_row: 2 is not allowed; allowed: 0 with data\.packing"
+    ):
+        data_of(place, "any", sequences_per_row=2)
+    tokenizer = load_tokenizer(Path(both[1].vocab))
+
+    def batches(size: int, lanes: int = 1) -> Any:
+        run = tiny_config(f"--training.global_batch_size {size} --model.vocab_size 500")
+        data = dataclasses.replace(both[1], lanes=lanes)
+        source = ShardSource(dataclasses.replace(run, data=data, model=MODEL.model), tokenizer)
+        return source.train(list(range(source.row_shape.rows(size))))
+
+    with pytest.raises(ValueError, match=r"data\.lanes: 64 is not allowed; allowed: 0, or a .* \d+ packed rows"):
+        batches(16, lanes=64)
+    state = batches(16).state()
+    with pytest.raises(ValueError, match=r"training\.global_batch_size \(in packed rows\) was \d+, now \d+"):
+        batches(32).restore(state)
+
+
 # ------------------------------------------------------------------ batches
 
 PAIRS = config(seq_length=2 * S, packing="best_fit", sequences_per_row=2, max_blank_records=10_000)
