@@ -4,20 +4,27 @@ Randomness is counter-based: every random value is the SplitMix64 hash (``bert_j
 position). The masks of a row therefore depend only on its key, not on the batch, the process or earlier random
 values.
 
-Legend: B rows, S tokens per row, at most M predictions per row, W words.
+Legend: B rows, S tokens per row, at most M predictions and C sequences per row, W words.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
 from bert_jax.config.pretrain import DataConfig
 from bert_jax.hashing import hash_key
+from bert_jax.tokenization import Tokenizer
+from data_pipeline.build.packing import sequence_starts
+from data_pipeline.shards.compatibility import Layout
+
+# (ids, word starts, sequence ids, keys of the rows) -> (masked ids, positions, labels, weights)
+Masker = Callable[[np.ndarray, np.ndarray, np.ndarray, np.ndarray], Sequence[np.ndarray]]
 
 # Streams of the key of a row.
 _CHOICE, _REPLACEMENT, _RANDOM_TOKEN, _SPAN_LENGTH = range(4)
 _POSITION_BITS = 16
 _NEVER = np.uint64(2**64 - 1)
+_NARROWEST = 32  # smallest width, in tokens, of the windows in which packed sequences are masked
 
 
 def draw_bits(keys: np.ndarray, stream: int, size: int) -> np.ndarray:
@@ -243,3 +250,70 @@ def span_probabilities(mean: float, longest: int) -> np.ndarray:
         low, high = (middle, high) if (weights * lengths).sum() / weights.sum() > mean else (low, middle)
     weights = (1 - high) ** (lengths - 1)
     return weights / weights.sum()
+
+
+# ------------------------------------------------------------------ rows that are read
+
+
+def make_masker(data: DataConfig, layout: Layout, tokenizer: Tokenizer | None) -> Masker | None:
+    """Return the function that masks rows when they are read; None with static masking."""
+    if data.masking != "dynamic":
+        return None
+    if tokenizer is None:
+        raise ValueError("data.masking: dynamic needs the vocabulary; name it in data.vocab")
+    cls_id, sep_id, mask_id, size = tokenizer.cls_id, tokenizer.sep_id, tokenizer.mask_id, tokenizer.vocab_size
+
+    def mask(
+        ids: np.ndarray, word_starts: np.ndarray, sequence_ids: np.ndarray, keys: np.ndarray
+    ) -> Sequence[np.ndarray]:
+        maskable = (sequence_ids > 0) & (ids != cls_id) & (ids != sep_id)
+        row_keys = keys.view(np.uint64)
+        if layout.is_packed:
+            return mask_sequences(
+                ids, word_starts > 0, maskable, sequence_ids, row_keys, layout.sequences_per_row,
+                data=data, mask_id=mask_id, vocab_size=size,
+            )  # fmt: skip
+        return mask_batch(ids, word_starts > 0, maskable, row_keys, data=data, mask_id=mask_id, vocab_size=size)
+
+    return mask
+
+
+def mask_sequences(
+    ids: np.ndarray, word_starts: np.ndarray, maskable: np.ndarray, sequence_ids: np.ndarray, keys: np.ndarray,
+    most: int, *, data: DataConfig, mask_id: int, vocab_size: int,
+) -> Sequence[np.ndarray]:  # fmt: skip
+    """Mask every sequence of packed rows as :func:`mask_batch` masks a row.
+
+    ``keys`` uint64[B] determines all random values; ``most`` is C. Returns the arrays of :func:`mask_batch`; M is
+    ``data.most_predictions(most)``.
+    """
+    starts, lengths = sequence_starts(sequence_ids, most)
+    row, slot = np.nonzero(lengths)
+    first, tokens = starts[row, slot], lengths[row, slot]
+    sequence_keys = hash_key(keys[row], slot)
+    masked = ids.astype(np.int32)
+    shape = len(row), data.max_predictions
+    positions, labels, weights = np.zeros(shape, np.int64), np.zeros(shape, np.int32), np.zeros(shape, np.float32)
+    # Sequences of similar length share a window, whose width is a power of two.
+    widths = np.maximum(2 ** np.ceil(np.log2(np.maximum(tokens, 1))).astype(np.int64), _NARROWEST)
+    for width in np.unique(widths).tolist():
+        group = np.flatnonzero(widths == width)
+        place = np.minimum(first[group, None] + np.arange(width), ids.shape[1] - 1)
+        own = np.arange(width) < tokens[group, None]
+        at = row[group, None], place
+        found, where, answers, used = mask_batch(
+            ids[at], word_starts[at], maskable[at] & own, sequence_keys[group],
+            data=data, mask_id=mask_id, vocab_size=vocab_size,
+        )  # fmt: skip
+        masked[row[group].repeat(own.sum(1)), place[own]] = found[own]
+        positions[group], labels[group], weights[group] = where + first[group, None], answers, used
+    # The sequences are ordered by row and slot, so the predictions of a row are consecutive.
+    of, column = np.nonzero(weights)
+    counts = np.bincount(row[of], minlength=len(ids))
+    rank = np.arange(len(of)) - (np.cumsum(counts) - counts)[row[of]]
+    outputs = []
+    for values, dtype in ((positions, np.int32), (labels, np.int32), (weights, np.float32)):
+        packed = np.zeros((len(ids), data.most_predictions(most)), dtype)
+        packed[row[of], rank] = values[of, column]
+        outputs.append(packed)
+    return [masked, *outputs]

@@ -1,4 +1,5 @@
-"""Packing of instances into rows, and the records that a build keeps until the rows of a shard are known.
+"""Packing of instances into rows, the records that a build keeps until the rows of a shard are known, and places of
+sequences in rows that are read.
 
 The instances of a shard are packed by best fit, longest first: each goes into the row with the least free space
 that is enough, otherwise into a new row (Krell et al. 2021, "Efficient Sequence Packing without
@@ -197,3 +198,27 @@ def _expand(sizes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return, for all elements of N sequences of ``sizes``, the sequence and the index of the element in it."""
     of = np.repeat(np.arange(len(sizes)), sizes)
     return of, np.arange(len(of)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+
+
+# ------------------------------------------------------------------ rows that are read
+
+
+def sequence_starts(sequence_ids: np.ndarray, most: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return the first position and the number of tokens of each sequence, int64[B, C] each; 0 if there is none.
+
+    ``sequence_ids`` int[B, S] is 0 at padding and k at the tokens of sequence k, which are consecutive.
+    """
+    starts, lengths = np.zeros((2, len(sequence_ids), most), np.int64)
+    before = np.pad(sequence_ids[:, :-1], ((0, 0), (1, 0)))
+    row, column = np.nonzero((sequence_ids != before) & (sequence_ids > 0))
+    starts[row, sequence_ids[row, column] - 1] = column
+    row, column = np.nonzero(sequence_ids)
+    np.add.at(lengths, (row, sequence_ids[row, column] - 1), 1)
+    return starts, lengths
+
+
+def position_ids(sequence_ids: np.ndarray, starts: np.ndarray) -> np.ndarray:
+    """Return the position of each token in its sequence, int32[B, S]; 0 at padding."""
+    slots = np.maximum(sequence_ids - 1, 0)
+    positions = np.arange(sequence_ids.shape[1]) - np.take_along_axis(starts, slots, 1)
+    return np.where(sequence_ids > 0, positions, 0).astype(np.int32)

@@ -19,10 +19,10 @@ from bert_jax.config.pretrain import DataConfig, PretrainConfig
 from bert_jax.hashing import hash_key
 from bert_jax.io.storage import Location
 from bert_jax.tokenization import Tokenizer
+from data_pipeline.build.masking import make_masker
 from data_pipeline.read.mixture import PartLog, PartRecords, held_out_reader, train_reader
 from data_pipeline.read.order import BatchSizes, HostRows, LaneOrder, MixtureOrder, order_facts, usable_lanes
 from data_pipeline.read.reader import BlankCounter, RawBatch
-from data_pipeline.read.rows import make_masker
 from data_pipeline.read.streams import Masker, Stream, open_stream
 from data_pipeline.shards.compatibility import Layout, check_layout
 from data_pipeline.shards.parts import Part, held_out_parts, train_parts

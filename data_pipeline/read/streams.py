@@ -16,9 +16,10 @@ import numpy as np
 
 from bert_jax.config.pretrain import DataConfig
 from bert_jax.io.storage import StorageError
+from data_pipeline.build.masking import Masker
+from data_pipeline.build.packing import position_ids, sequence_starts
 from data_pipeline.host_tensorflow import THREADS, load_tensorflow
 from data_pipeline.read.reader import BAD_IDS, RawBatch
-from data_pipeline.read.rows import Masker, position_ids, sequence_starts
 from data_pipeline.shards.compatibility import Layout
 from data_pipeline.shards.tfexample import BatchDecoder, encode_examples
 

@@ -30,7 +30,7 @@ from bert_jax.training.step import loss_and_gradients
 from data_pipeline.build import shard_jobs
 from data_pipeline.build.ensure import ensure_data
 from data_pipeline.build.inspection import inspect
-from data_pipeline.build.masking import mask_batch
+from data_pipeline.build.masking import mask_batch, mask_sequences
 from data_pipeline.build.packing import (
     PackedShape,
     best_fit,
@@ -40,7 +40,6 @@ from data_pipeline.build.packing import (
     sequences_per_row,
 )
 from data_pipeline.read.pretrain_input import ShardSource, eval_batches
-from data_pipeline.read.rows import mask_sequences
 from data_pipeline.shards import shard_files as shards
 from data_pipeline.shards.parts import Part
 from data_pipeline.shards.tfexample import decode_example, encode_examples
