@@ -20,10 +20,12 @@ from bert_jax.config.pretrain import DataConfig
 from bert_jax.hashing import hash_key
 from bert_jax.model import BertForPretraining, to_canonical
 from bert_jax.model.dropout import TOKEN_FEATURES, TokenKey
-from bert_jax.parallel import check_batches
+from bert_jax.objectives.registry import objective_class
+from bert_jax.parallel import check_batches, make_mesh
 from bert_jax.process.exits import Stop
 from bert_jax.tokenization import load_tokenizer
 from bert_jax.training.logging.metrics_file import read_metrics
+from bert_jax.training.pretrain import PretrainJob
 from bert_jax.training.state import initial_params
 from bert_jax.training.step import loss_and_gradients
 from data_pipeline.build import shard_jobs
@@ -249,6 +251,20 @@ def test_unmasked_sequences_without_pairs(place: Path) -> None:
             assert own[positions].sum() == count
 
 
+def test_unmasked_rows_keep_the_starts_of_words(place: Path) -> None:
+    starts = []
+    for name, packing in (("plain_starts", "none"), ("packed_starts", "best_fit")):
+        data = build(place, name, masking="dynamic", packing=packing)
+        found: dict[int, list[int]] = {}
+        for entry in shards.read_index(folder := Path(data.shards) / "train").entries:
+            for row in map(decode_example, shards.read_records(folder / entry.name)):
+                ids = row["sequence_ids"] if packing == "best_fit" else row["input_mask"]
+                for slot in range(ids.max()):
+                    found[int(row["sequence_keys"][slot])] = row["word_starts"][ids == slot + 1].tolist()
+        starts.append(found)
+    assert starts[0] == starts[1]
+
+
 @pytest.mark.parametrize("unit", ["token", "whole_word", "span"])
 def test_dynamic_masks_are_those_of_single_rows(unit: str) -> None:
     data = config(seq_length=80, max_predictions=9, mask_unit=unit, masking="dynamic", packing="best_fit")
@@ -455,6 +471,12 @@ def test_a_packed_run_evaluates_reports_and_resumes_bitwise(both: Any, tmp_path:
         else:
             with pytest.raises(Stop):
                 pretrain_on(run, workdir, vocabulary, **options, stop=stop)
+    tokenizer = load_tokenizer(vocabulary)
+    job = PretrainJob(run, objective_class(run.objective), tokenizer, vocabulary, ShardSource(run, tokenizer))
+    mesh = make_mesh(run.mesh, jax.devices()[:1])
+    job.programs(mesh)
+    compiled = [job.batch_shapes(mesh, step)["input_ids"].shape[0] for step in (0, 1, 2)]
+    assert compiled == [source.row_shape.rows(8)] * 2 + [rows], "compiled for the rows of the batches"
     lines = read_metrics(tmp_path / "whole")
     assert untimed(read_metrics(tmp_path / "cut")) == untimed(lines)
     seen = [line["examples_seen"] for line in lines if "examples_seen" in line]
