@@ -1,10 +1,11 @@
 """Configuration: options (``schema``, ``pretrain``, ``task``, ``finetune``), their loading from YAML and flags
 (``loader``), descriptions of saved models (``spec``)."""
 
+from bert_jax.config.architecture import ModelConfig
 from bert_jax.config.finetune import FinetuneConfig
 from bert_jax.config.loader import differences, dump_yaml, from_dict, load_config, to_dict
 from bert_jax.config.pretrain import DataConfig, PretrainConfig
-from bert_jax.config.schema import ExecutionConfig, MeshConfig, ModelConfig, OptimizerConfig, TrainingConfig
+from bert_jax.config.schema import ExecutionConfig, MeshConfig, OptimizerConfig, TrainingConfig
 from bert_jax.config.spec import (
     HeadsConfig,
     ModelSpec,

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from bert_jax.config.architecture import ModelConfig
 from bert_jax.config.schema import (
     AtLeast0,
     ExecutionConfig,
     MeshConfig,
-    ModelConfig,
     OptimizerConfig,
     Positive,
     Probability,

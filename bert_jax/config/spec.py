@@ -11,7 +11,7 @@ import typing
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from bert_jax.config.schema import ModelConfig
+from bert_jax.config.architecture import ModelConfig
 
 FORMAT = 1
 

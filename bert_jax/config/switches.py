@@ -7,7 +7,7 @@ new option of the network is rejected by name until the table contains it.
 import dataclasses
 from typing import Any
 
-from bert_jax.config.schema import ModelConfig
+from bert_jax.config.architecture import ModelConfig
 
 ANY = ("any value",)
 # Field -> supported values.

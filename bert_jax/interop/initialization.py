@@ -8,14 +8,14 @@ the fixed options, so that a resumed run needs neither these options nor the ini
 
 import dataclasses
 import json
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from bert_jax.config import HeadsConfig, ModelConfig, ModelSpec, PretrainConfig, TokenizerConfig
-from bert_jax.config.loader import RunOptions, Setting, parse_settings, read_settings
+from bert_jax.config.loader import RunOptions, Setting, flat_values, parse_settings, read_settings
 from bert_jax.config.options import field_types
 from bert_jax.config.schema import PRESETS
 from bert_jax.interop.exchange import ModelBundle, ReadOptions, parameter_shapes
@@ -29,7 +29,11 @@ from bert_jax.training.launch import RECORD, InitialModel
 
 # Options that may differ between a run and its initial model, because they change no parameter. Vocabularies are
 # compared by their pieces, not by data.vocab.
-MAY_DIFFER = {"model.hidden_dropout", "model.attention_dropout", "model.initializer_range", "data.vocab"}
+MAY_DIFFER = {
+    "data.vocab", "model.initializer_range", "model.initialization", "model.hidden_dropout",
+    "model.attention_dropout", "model.embedding_dropout", "model.attention_output_dropout",
+    "model.feed_forward_dropout",
+}  # fmt: skip
 # File with the settings of the tokenizer in the workdir of a fine-tuning run.
 TOKENIZER_FILE = "tokenizer_settings.json"
 _FORMAT = 1
@@ -328,7 +332,7 @@ def _read_options(path: Path, given: Given) -> ReadOptions:
 
 
 def _model_section(model: ModelConfig) -> dict[str, Any]:
-    return {f"model.{key}": value for key, value in dataclasses.asdict(model).items()}
+    return {f"model.{key}": value for key, value in flat_values(model).items()}
 
 
 def _fixed_settings(
@@ -339,11 +343,13 @@ def _fixed_settings(
     Raises ``ValueError`` if the command line sets any other of these keys to a value that is neither in ``source``
     nor in ``resolved``.
     """
-    own: Collection[str] = MAY_DIFFER & given.keys()
+    own = MAY_DIFFER & given.keys()
     for key, (value, where) in given.items():
+        value = list(value) if isinstance(value, tuple) else value  # as a record stores it
         if key in resolved and key not in own and value not in (source[key], resolved[key]):
             raise ValueError(f"{where}: {key}: {value}, but {name} has {source[key]}; omit {key} or set that value")
-    return tuple(Setting(name, key, str(value)) for key, value in resolved.items() if key not in own)
+    texts = {k: [str(x) for x in v] if isinstance(v, list) else str(v) for k, v in resolved.items() if k not in own}
+    return tuple(Setting(name, key, text) for key, text in texts.items())
 
 
 def _recorded_settings(workdir: Location, given: Given) -> tuple[Setting, ...]:

@@ -10,41 +10,50 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from bert_jax.config import ModelConfig
-from bert_jax.model import attention_kernel
 from bert_jax.model.dropout import DropoutKey, dropout_of_probabilities
-from bert_jax.model.kernels import on_tpu, shard_mapped, token_key, use_kernel
+from bert_jax.model.kernels import attention_kernel
+from bert_jax.model.kernels.common import on_tpu, shard_mapped, token_key, use_kernel
+from bert_jax.model.positions import RelativeScores
 from bert_jax.parallel.axes import Axes
 
 # Finite, so a row without any visible key (a blank row) gives a uniform softmax instead of NaN.
 MASKED_SCORE = -1e9
 
 
-def visible_keys(sequence_ids_BxS: jax.Array, causal: bool = False) -> jax.Array:
+def visible_keys(sequence_ids_BxS: jax.Array, causal: bool = False, window: int = 0) -> jax.Array:
     """Return a bool mask [batch, 1, queries, keys] that is True where a query sees a key.
 
     A query sees the keys with the same sequence id. A padding query, which has the id 0, sees the keys with the id
     1 instead, as in google-research/bert, where padding queries attend like all others (no loss uses their output).
-    No query sees a padding key. With ``causal``, no query sees a later key (Radford et al. 2018).
+    No query sees a padding key. With ``causal``, no query sees a later key (Radford et al. 2018). With ``window``,
+    no query sees a key that is more than ``window`` tokens away (Beltagy et al. 2020, section 3.1); 0: no limit.
     """
     query_BxS = jnp.maximum(sequence_ids_BxS, 1)
     visible_BxSxT = query_BxS[:, :, None] == sequence_ids_BxS[:, None, :]
+    place_S = jnp.arange(sequence_ids_BxS.shape[1])
     if causal:
-        place_S = jnp.arange(sequence_ids_BxS.shape[1])
         visible_BxSxT &= place_S[:, None] >= place_S
+    if window:
+        visible_BxSxT &= jnp.abs(place_S[:, None] - place_S) <= window
     return visible_BxSxT[:, None]
 
 
 def attention_probabilities(
-    query_BxSxAxD: jax.Array, key_BxTxAxD: jax.Array, visible_Bx1xSxT: jax.Array
+    query_BxSxAxD: jax.Array,
+    key_BxTxAxD: jax.Array,
+    visible_Bx1xSxT: jax.Array,
+    relative: RelativeScores | None = None,
 ) -> jax.Array:
-    """Return the softmax of the scaled scores, float32[batch, heads, queries, keys].
+    """Return the softmax of the scaled scores, float32[batch, heads, queries, keys]. ``relative`` adds terms that
+    depend on the distance of query and key.
 
     It is computed in float32, because a bf16 softmax loses small probabilities.
     """
-    head_size = query_BxSxAxD.shape[-1]
-    scores_BxAxSxT = jnp.einsum(
-        "BSAD,BTAD->BAST", query_BxSxAxD * head_size**-0.5, key_BxTxAxD, preferred_element_type=jnp.float32
-    )
+    terms = 1 if relative is None else relative.terms
+    query_BxSxAxD = query_BxSxAxD * (terms * query_BxSxAxD.shape[-1]) ** -0.5
+    scores_BxAxSxT = jnp.einsum("BSAD,BTAD->BAST", query_BxSxAxD, key_BxTxAxD, preferred_element_type=jnp.float32)
+    if relative is not None:
+        scores_BxAxSxT += relative.added(query_BxSxAxD, key_BxTxAxD)
     return jax.nn.softmax(jnp.where(visible_Bx1xSxT, scores_BxAxSxT, MASKED_SCORE), axis=-1)
 
 
@@ -53,19 +62,20 @@ def dot_product_attention(
     key_BxTxAxD: jax.Array,
     value_BxTxAxD: jax.Array,
     sequence_ids_BxS: jax.Array,
+    relative: RelativeScores | None = None,
     *,
     dropout_rate: float,
     dropout_key: DropoutKey | None,
-    causal: bool = False,
+    visible: Callable[[jax.Array], jax.Array] = visible_keys,
 ) -> jax.Array:
     """Compute scaled dot-product attention with dropout on the probabilities (Vaswani et al. 2017; Devlin et al.
     2018).
 
-    Scores and softmax are float32; the products have the dtype of the inputs. Returns [batch, queries, heads, head
+    ``visible`` returns the mask of the keys that a query sees, as :func:`visible_keys` does. Scores and softmax are
+    float32; the products have the dtype of the inputs. Returns [batch, queries, heads, head
     size] in that dtype.
     """
-    visible_Bx1xSxT = visible_keys(sequence_ids_BxS, causal)
-    probabilities_BxAxSxT = attention_probabilities(query_BxSxAxD, key_BxTxAxD, visible_Bx1xSxT)
+    probabilities_BxAxSxT = attention_probabilities(query_BxSxAxD, key_BxTxAxD, visible(sequence_ids_BxS), relative)
     probabilities_BxAxSxT = probabilities_BxAxSxT.astype(value_BxTxAxD.dtype)
     probabilities_BxAxSxT = dropout_of_probabilities(probabilities_BxAxSxT, dropout_rate, dropout_key)
     # With the operands in this order, XLA's CPU product has smaller rounding errors over many keys and is not
@@ -85,7 +95,7 @@ def kernel_attention(
     dropout_key: DropoutKey | None,
     mesh: Mesh | None,
 ) -> jax.Array:
-    """Compute :func:`dot_product_attention` with the TPU kernel of ``bert_jax.model.attention_kernel``.
+    """Compute :func:`dot_product_attention` with the TPU kernel of ``bert_jax.model.kernels.attention_kernel``.
 
     The kernel also adds the biases to query, key and value. Its dropout bits are those of
     :func:`dot_product_attention` if ``dropout_key`` is a ``TokenKey``. Without a TPU, the kernel is interpreted.

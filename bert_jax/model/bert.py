@@ -14,19 +14,20 @@ from jax.sharding import Mesh
 
 from bert_jax.config import ExecutionConfig, HeadsConfig, ModelConfig, SentenceConfig, pretraining_heads
 from bert_jax.model.dropout import DropoutKey, Site, TokenKey, dropout, site_key
-from bert_jax.model.kernels import on_tpu
+from bert_jax.model.embeddings import Embedding, Embeddings
+from bert_jax.model.kernels.common import on_tpu
 from bert_jax.model.layers import (
     INTERMEDIATES,
     Block,
     Dense,
-    Embeddings,
     EncoderLayer,
-    LayerNorm,
+    Norm,
     activation,
     compute_dtype,
 )
 from bert_jax.model.matmul import matmul_f32_grad
-from bert_jax.model.pooling import SentenceHead
+from bert_jax.model.pooling import SentenceHead, pool
+from bert_jax.model.positions import relative_bias
 from bert_jax.model.task_layers import BiLstm, Crf, PairHead, ScalarMix, pair_features
 from bert_jax.parallel.axes import constrain, with_logical_axes
 
@@ -46,60 +47,90 @@ class Encoder(Block):
 
     @nn.compact
     def __call__(
-        self,
-        x_BxSxH: jax.Array,
-        sequence_ids_BxS: jax.Array,
-        position_ids_BxS: jax.Array,
-        dropout_key: DropoutKey | None,
+        self, x_BxSxH: jax.Array, tokens: Mapping[str, jax.Array], dropout_key: DropoutKey | None
     ) -> tuple[jax.Array, jax.Array | None]:
         config, execution = self.config, self.execution
+        relative = self._relative_positions(x_BxSxH.shape[1])
         layer_type = EncoderLayer
         if execution.remat == "full":
             layer_type = nn.remat(EncoderLayer, prevent_cse=not execution.scan_layers)
-        if execution.scan_layers:
+        if execution.scan_layers and config.has_equal_layers:
+            is_shared = config.shared_layers
             scanned = nn.scan(
                 layer_type,
-                variable_axes={"params": 0, INTERMEDIATES: 0},
-                split_rngs={"params": True},
+                variable_axes={INTERMEDIATES: 0} if is_shared else {"params": 0, INTERMEDIATES: 0},
+                variable_broadcast="params" if is_shared else False,
+                split_rngs={"params": not is_shared},
                 in_axes=(0, nn.broadcast, nn.broadcast, nn.broadcast),
                 length=config.num_layers,
                 metadata_params={nn.PARTITION_NAME: "layers"},
             )
-            layers = scanned(config, execution, self.mesh, self.collect, name="layers")
+            name, window = "layer_0" if is_shared else "layers", config.layer_windows[0]
+            layers = scanned(config, execution, self.mesh, self.collect, window, name=name)
             numbers = 1 + jnp.arange(config.num_layers)
-            x_BxSxH, all_LxBxSxH = layers(x_BxSxH, numbers, sequence_ids_BxS, position_ids_BxS, dropout_key)
+            x_BxSxH, all_LxBxSxH = layers(x_BxSxH, numbers, tokens, relative, dropout_key)
         else:
-            collected = []
-            for i in range(config.num_layers):
-                layer = layer_type(config, execution, self.mesh, self.collect, name=f"layer_{i}")
-                x_BxSxH, also = layer(x_BxSxH, 1 + i, sequence_ids_BxS, position_ids_BxS, dropout_key)
+            collected, made = [], dict[str, EncoderLayer]()
+            for i, window in enumerate(config.layer_windows):
+                name = "layer_0" if config.shared_layers else f"layer_{i}"
+                if name not in made:
+                    skip = i == 0 and config.norm_position == "pre_skip_first"
+                    made[name] = layer_type(config, execution, self.mesh, self.collect, window, skip, name=name)
+                x_BxSxH, also = made[name](x_BxSxH, 1 + i, tokens, relative, dropout_key)
                 collected.append(also)
             all_LxBxSxH = jnp.stack(collected) if self.collect else None
-        if config.norm_position == "pre":
-            x_BxSxH = LayerNorm(config, compute_dtype(execution), name="final_layer_norm")(x_BxSxH)
+        if config.has_final_norm:
+            x_BxSxH = Norm(config, compute_dtype(execution), name="final_layer_norm")(x_BxSxH)
         return x_BxSxH, all_LxBxSxH
+
+    def _relative_positions(self, length: int) -> jax.Array | None:
+        """Return the bias of the scores, float32[A, S, T], or the embeddings of distances [R, H], for all layers;
+        None if the scores do not depend on distances."""
+        config, dtype = self.config, compute_dtype(self.execution)
+        if config.relative_positions == "none":
+            return None
+        if config.relative_positions == "alibi":
+            return relative_bias(config, length, None)
+        rows = config.relative_buckets
+        if config.relative_positions == "buckets":
+            table = Embedding(
+                rows, config.num_attention_heads, ("position", "heads"), config, name="relative_attention_bias"
+            )
+            return relative_bias(config, length, table())
+        table = Embedding(rows, config.hidden_size, ("position", "embed"), config, name="relative_embeddings")
+        return Norm(config, dtype, name="relative_layer_norm")(table())
 
 
 class MlmHead(Block):
     """Masked-LM head: a dense layer, the activation, LayerNorm, the product with the word embeddings, and a bias.
-    The input contains only the hidden states of the positions for which logits are needed."""
+    The input contains only the hidden states of the positions for which logits are needed. E is the width of the
+    embeddings."""
 
     @nn.compact
-    def __call__(self, x_BxMxH: jax.Array, table_VxH: jax.Array) -> jax.Array:
+    def __call__(self, x_BxMxH: jax.Array, table_VxE: jax.Array) -> jax.Array:
         """Return the logits, float32[B, M, V]; those of the padding rows of the vocabulary are -inf."""
         config, dtype = self.config, compute_dtype(self.execution)
-        x_BxMxH = Dense(config.hidden_size, ("embed", "pooled"), config, dtype, name="transform")(x_BxMxH)
-        x_BxMxH = LayerNorm(config, dtype, name="layer_norm")(activation(config, x_BxMxH))
-        rows = table_VxH.shape[0]
-        bias_V = self.param("output_bias", with_logical_axes(nn.initializers.zeros_init(), ("vocab",)), (rows,))
+        if config.mlm_transform:
+            width, has_bias = config.embedding_width, config.mlm_transform_bias
+            x_BxMxE = Dense(width, ("embed", "pooled"), config, dtype, has_bias, name="transform")(x_BxMxH)
+            x_BxMxE = Norm(config, dtype, name="layer_norm")(activation(config.activation, x_BxMxE))
+        else:
+            x_BxMxE = x_BxMxH
+        rows = len(table_VxE)
+        if not config.tied_output:
+            shape = table_VxE.shape
+            table_VxE = Embedding(*shape, ("vocab", "embed"), config, name="output_embeddings")()
         swap = on_tpu(self.mesh)
         if swap:
             # Positions first: [M, B] becomes one dimension without a copy, because 8 (the rows of a tile) divides B
             # but not M.
-            x_BxMxH = x_BxMxH.swapaxes(0, 1)
-        logits_BxMxV = matmul_f32_grad(x_BxMxH, table_VxH, 1, jnp.dtype("float32"))
+            x_BxMxE = x_BxMxE.swapaxes(0, 1)
+        logits_BxMxV = matmul_f32_grad(x_BxMxE, table_VxE, 1, jnp.dtype("float32"))
         logits_BxMxV = logits_BxMxV.swapaxes(0, 1) if swap else logits_BxMxV
-        logits_BxMxV = constrain(logits_BxMxV + bias_V, ("act_batch", "act_predictions", "act_vocab"), self.mesh)
+        if config.mlm_output_bias:
+            zeros = with_logical_axes(nn.initializers.zeros_init(), ("vocab",))
+            logits_BxMxV += self.param("output_bias", zeros, (rows,))
+        logits_BxMxV = constrain(logits_BxMxV, ("act_batch", "act_predictions", "act_vocab"), self.mesh)
         if rows == config.vocab_size:
             return logits_BxMxV
         return jnp.where(jnp.arange(rows) < config.vocab_size, logits_BxMxV, -jnp.inf)
@@ -172,11 +203,15 @@ class BertModel(nn.Module):
             self.pair_head = PairHead(heads, config)
         if heads.mlm:
             self.mlm_head = MlmHead(config, self.execution, self.mesh)
-        if heads.pooler:
-            self.pooler = Dense(config.hidden_size, ("embed", "pooled"), config, dtype)
+        if heads.pooler and config.pooler_dense:
+            self.pooler = Dense(config.hidden_size, ("embed", "pooled"), config, dtype, config.pooler_bias)
+            if config.pooler_norm:
+                self.pooler_norm = Norm(config, dtype)
         # These layers have few outputs, so their product is cheap in float32, the dtype of the loss.
         for name, size in heads.output_sizes().items():
-            setattr(self, f"{name}_head", Dense(size, ("embed", "classes"), config, jnp.dtype("float32")))
+            has_bias = name != "sequence" or config.sequence_head_bias
+            head = Dense(size, ("embed", "classes"), config, jnp.dtype("float32"), has_bias)
+            setattr(self, f"{name}_head", head)
         if self.sentence is not None:
             self.sentence_head = SentenceHead(config, self.sentence)
 
@@ -189,9 +224,8 @@ class BertModel(nn.Module):
         first_BxSxH = x_BxSxH
         if self.is_mutable_collection(INTERMEDIATES):
             self.sow(INTERMEDIATES, "hidden_states", x_BxSxH)
-        x_BxSxH, all_LxBxSxH = self.encoder(
-            x_BxSxH, features["sequence_ids"], features["position_ids"], encoder_key
-        )
+        tokens = {name: features[name] for name in ("sequence_ids", "position_ids")}
+        x_BxSxH, all_LxBxSxH = self.encoder(x_BxSxH, tokens, encoder_key)
         outputs: dict[str, Any] = {"sequence_output": x_BxSxH}
         if all_LxBxSxH is not None:
             all_LxBxSxH = jnp.concatenate([first_BxSxH[None], all_LxBxSxH])
@@ -206,8 +240,7 @@ class BertModel(nn.Module):
             x_BxSxH = self.feature_mix(all_LxBxSxH)
         if heads.pooler:
             positions = features.get("cls_positions")
-            first_BxCxH = x_BxSxH[:, :1] if positions is None else gather_positions(x_BxSxH, positions)
-            pooled_BxCxH = outputs["pooled_output"] = jnp.tanh(self.pooler(first_BxCxH))
+            pooled_BxCxH = outputs["pooled_output"] = self._pooled(x_BxSxH, features)
             if heads.nsp:
                 outputs["nsp_logits"] = self.nsp_head(pooled_BxCxH.astype(jnp.float32))
             dropped_BxCxH = self._head_dropout(pooled_BxCxH, _at_tokens(dropout_key, positions))
@@ -215,15 +248,16 @@ class BertModel(nn.Module):
                 outputs["sequence_logits"] = self.sequence_head(dropped_BxCxH)
             if heads.choice:
                 outputs["choice_logits"] = self.choice_head(dropped_BxCxH)[..., 0]
+        read_BxSxH = self._pooler_layers(x_BxSxH) if self.config.token_pooler and heads.pooler else x_BxSxH
         if heads.token_labels:
-            dropped_BxSxF = self._head_dropout(x_BxSxH, dropout_key)
+            dropped_BxSxF = self._head_dropout(read_BxSxH, dropout_key)
             if heads.bilstm:
                 dropped_BxSxF = self.bilstm(dropped_BxSxF, features["sequence_ids"])
             outputs["token_logits"] = self.token_head(dropped_BxSxF)
         if heads.crf:
             outputs["crf"] = self.crf()
         if heads.span:  # no dropout before this head, as in google-research/bert run_squad.py
-            both_BxSx2 = self.span_head(x_BxSxH.astype(jnp.float32))
+            both_BxSx2 = self.span_head(read_BxSxH.astype(jnp.float32))
             outputs["start_logits"], outputs["end_logits"] = both_BxSx2[..., 0], both_BxSx2[..., 1]
         if self.sentence is not None and "cls_positions" not in features:
             outputs["sentence_embedding"] = self.sentence_head(x_BxSxH, features["sequence_ids"] > 0)
@@ -241,10 +275,29 @@ class BertModel(nn.Module):
         self, x_BxSxH: jax.Array, features: Mapping[str, jax.Array], dropout_key: DropoutKey | None
     ) -> jax.Array:
         """Return ``sequence_logits`` for the last hidden state ``x``: the pooler, dropout and the output layer."""
-        first_BxCxH = gather_positions(x_BxSxH, features["cls_positions"])
-        pooled_BxCxH = jnp.tanh(self.pooler(first_BxCxH))
+        pooled_BxCxH = self._pooled(x_BxSxH, features)
         at_first = _at_tokens(dropout_key, features["cls_positions"])
         return self.sequence_head(self._head_dropout(pooled_BxCxH, at_first))
+
+    def _pooled(self, x_BxSxH: jax.Array, features: Mapping[str, jax.Array]) -> jax.Array:
+        """Return the pooled vector of each sequence, [B, C, H]."""
+        positions, pooling = features.get("cls_positions"), self.config.pooling
+        if pooling == "first":
+            read_BxCxH = x_BxSxH[:, :1] if positions is None else gather_positions(x_BxSxH, positions)
+        else:
+            sequences = 1 if positions is None else positions.shape[1]
+            own_BxCxS = features["sequence_ids"][:, None] == 1 + jnp.arange(sequences)[:, None]
+            vectors = [pool(x_BxSxH, own_BxCxS[:, i], pooling) for i in range(sequences)]
+            read_BxCxH = jnp.stack(vectors, axis=1).astype(x_BxSxH.dtype)
+        return self._pooler_layers(read_BxCxH)
+
+    def _pooler_layers(self, x: jax.Array) -> jax.Array:
+        """Return ``x`` [..., H] after the dense layer, the activation and the normalization of the pooler."""
+        config = self.config
+        if not config.pooler_dense:
+            return x
+        x = activation(config.pooler_activation, self.pooler(x))
+        return self.pooler_norm(x) if config.pooler_norm else x
 
     def _head_dropout(self, x: jax.Array, dropout_key: DropoutKey | None) -> jax.Array:
         rate = self.config.hidden_dropout if self.heads.dropout is None else self.heads.dropout

@@ -15,7 +15,8 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 from bert_jax.batch import feature_shapes
-from bert_jax.config.schema import ExecutionConfig, ModelConfig
+from bert_jax.config.architecture import ModelConfig
+from bert_jax.config.schema import ExecutionConfig
 from bert_jax.model.bert import BertForPretraining
 from bert_jax.model.canonical import abstract_params
 

@@ -1,12 +1,12 @@
-"""Building blocks of the encoder: dense, LayerNorm, embeddings, attention, feed-forward, one encoder layer.
+"""Building blocks of the encoder: dense, LayerNorm, attention, feed-forward, one encoder layer.
 
-Shapes: B rows, S tokens, H width, A heads, D head size, F feed-forward width, V vocabulary (padded).
+Shapes: B rows, S tokens, H width, A heads, D head size, F feed-forward width.
 Parameters are float32 and carry their logical axes; ``dtype`` is the dtype of the computation.
 """
 
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -16,7 +16,6 @@ from flax import linen as nn
 from jax.sharding import Mesh
 
 from bert_jax.config import ExecutionConfig, ModelConfig
-from bert_jax.model import norm_kernel
 from bert_jax.model.attention import (
     attention_probabilities,
     dot_product_attention,
@@ -25,8 +24,16 @@ from bert_jax.model.attention import (
     visible_keys,
 )
 from bert_jax.model.dropout import DropoutKey, Site, dropout, site_key
-from bert_jax.model.kernels import on_tpu, shard_mapped, token_key, use_kernel
+from bert_jax.model.kernels import norm_kernel
+from bert_jax.model.kernels.common import on_tpu, shard_mapped, token_key, use_kernel
 from bert_jax.model.matmul import add_bias, matmul_f32_grad
+from bert_jax.model.positions import (
+    RelativeScores,
+    disentangled_index,
+    distances,
+    rotary_tables,
+    rotate,
+)
 from bert_jax.parallel.axes import Axes, constrain, with_logical_axes
 
 ACT = ("act_batch", "act_length", "act_embed")
@@ -39,15 +46,21 @@ def compute_dtype(execution: ExecutionConfig) -> jnp.dtype:
     return jnp.dtype(execution.dtype)
 
 
-def weight_init(config: ModelConfig) -> jax.nn.initializers.Initializer:
+def weight_init(config: ModelConfig, ends_block: bool = False) -> jax.nn.initializers.Initializer:
     """Return a truncated normal initializer, truncated at two standard deviations and not rescaled
-    (google-research/bert ``create_initializer``)."""
-    return jax.nn.initializers.truncated_normal(config.initializer_range)
+    (google-research/bert ``create_initializer``).
+
+    ``ends_block``: for the output projection of a block, whose standard deviation is smaller with
+    ``initialization`` megatron (Shoeybi et al. 2019, section 4.1).
+    """
+    is_smaller = ends_block and config.initialization == "megatron"
+    scale = math.sqrt(2 * config.num_layers) if is_smaller else 1.0
+    return jax.nn.initializers.truncated_normal(config.initializer_range / scale)
 
 
-def activation(config: ModelConfig, x: jax.Array) -> jax.Array:
-    """Apply the activation ``config.activation`` of the feed-forward layers and the MLM head to ``x``."""
-    match config.activation:
+def activation(kind: str, x: jax.Array) -> jax.Array:
+    """Apply the activation function ``kind``, a name that ``ModelConfig`` allows, to ``x``."""
+    match kind:
         case "gelu":
             # With erf instead of the erfc of jax.nn.gelu: the same function, cheaper on CPU.
             return x * (0.5 * jax.lax.erf(x * np.asarray(math.sqrt(0.5), x.dtype)) + 0.5)
@@ -57,7 +70,11 @@ def activation(config: ModelConfig, x: jax.Array) -> jax.Array:
             return x * jax.nn.sigmoid(1.702 * x)
         case "relu":
             return jax.nn.relu(x)
-    raise AssertionError(config.activation)
+        case "silu":
+            return jax.nn.silu(x)
+        case "tanh":
+            return jnp.tanh(x)
+    raise AssertionError(kind)
 
 
 class Dense(nn.Module):
@@ -68,13 +85,14 @@ class Dense(nn.Module):
     config: ModelConfig
     dtype: jnp.dtype
     use_bias: bool = True
+    # True for the last layer of an attention or feed-forward block.
+    ends_block: bool = False
 
     @nn.compact
     def parameters(self, inputs: int) -> tuple[jax.Array, jax.Array]:
         """Return the kernel [in, out] and the bias [out] in float32, for a caller that fuses several products."""
-        kernel = self.param(
-            "kernel", with_logical_axes(weight_init(self.config), self.axes), (inputs, self.features)
-        )
+        init = weight_init(self.config, self.ends_block)
+        kernel = self.param("kernel", with_logical_axes(init, self.axes), (inputs, self.features))
         if not self.use_bias:
             return kernel, jnp.zeros((self.features,))
         bias = self.param("bias", with_logical_axes(nn.initializers.zeros_init(), self.axes[-1:]), (self.features,))
@@ -85,27 +103,30 @@ class Dense(nn.Module):
         return add_bias(matmul_f32_grad(x, kernel), bias)
 
 
-class LayerNorm(nn.Module):
-    """LayerNorm over the last axis with float32 statistics (bf16 loses the variance of wide rows)."""
+class Norm(nn.Module):
+    """LayerNorm, or the RMSNorm that ``config.norm`` chooses, over the last axis with float32 statistics (bf16
+    loses the variance of wide rows)."""
 
     config: ModelConfig
     dtype: jnp.dtype
 
     @nn.compact
     def parameters(self, width: int) -> tuple[jax.Array, jax.Array]:
-        """Return the scale and the bias, each [width], in float32, for a caller that fuses LayerNorm with another
-        operation."""
+        """Return the scale and the bias, each [width], in float32, for a caller that fuses the normalization with
+        another operation."""
         scale = self.param("scale", with_logical_axes(nn.initializers.ones_init(), ("norm",)), (width,))
+        if not self.config.has_norm_bias:
+            return scale, jnp.zeros((width,))
         return scale, self.param("bias", with_logical_axes(nn.initializers.zeros_init(), ("norm",)), (width,))
 
     def __call__(self, x: jax.Array) -> jax.Array:
         scale, bias = self.parameters(x.shape[-1])
-        x32 = x.astype(jnp.float32)
-        mean = jnp.mean(x32, axis=-1, keepdims=True)
-        centered = x32 - mean
+        centered = x.astype(jnp.float32)
+        if self.config.norm == "layer_norm":
+            centered -= jnp.mean(centered, axis=-1, keepdims=True)
         variance = jnp.mean(jnp.square(centered), axis=-1, keepdims=True)
         normal = centered * jax.lax.rsqrt(variance + self.config.norm_epsilon)
-        return (normal * scale + bias).astype(self.dtype)
+        return (normal * scale + bias if self.config.has_norm_bias else normal * scale).astype(self.dtype)
 
 
 class Block(nn.Module):
@@ -116,105 +137,24 @@ class Block(nn.Module):
     mesh: Mesh | None = None
 
 
-class Embedding(nn.Module):
-    """An embedding table, float32[rows, H]. Calling the module returns the table."""
-
-    rows: int
-    axes: Axes
-    config: ModelConfig
-
-    @nn.compact
-    def __call__(self) -> jax.Array:
-        shape = (self.rows, self.config.hidden_size)
-        return self.param("embedding", with_logical_axes(weight_init(self.config), self.axes), shape)
-
-
-def sinusoidal_positions(length: int, width: int) -> np.ndarray:
-    """Return float32[length, width]: sines in the first half, cosines in the second (Vaswani et al. 2017, section
-    3.5, in the layout of tensor2tensor)."""
-    rates = 10_000.0 ** (-np.arange(width // 2) / max(width // 2 - 1, 1))
-    angles = np.arange(length)[:, None] * rates[None]
-    return np.concatenate([np.sin(angles), np.cos(angles)], axis=1).astype(np.float32)
-
-
-def rotary_tables(length: int, head_size: int, base: float) -> tuple[np.ndarray, np.ndarray]:
-    """Return the cosines and the sines, each float32[length, head_size / 2], of the angle by which each pair of
-    dimensions of a head is rotated at each position (Su et al. 2021, section 3.2.2)."""
-    rates = base ** (-np.arange(head_size // 2) / (head_size // 2))
-    angles = np.arange(length)[:, None] * rates[None]  # float64: in float32 a large angle is off by 1e-5
-    return np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32)
-
-
-def rotate(x_BxSxAxD: jax.Array, cos_BxSx1xE: jax.Array, sin_BxSx1xE: jax.Array) -> jax.Array:
-    """Apply rotary position embeddings to the queries or keys ``x`` in float32: in each head of size D, the
-    dimensions i and i + D / 2 are rotated by angle i of the position.
-
-    Su et al. 2021 rotate dimensions 2i and 2i + 1 instead, which requires strided access. The two functions differ
-    only in the order of the dimensions of a head.
-    """
-    first, second = jnp.split(x_BxSxAxD.astype(jnp.float32), 2, axis=-1)
-    parts = [first * cos_BxSx1xE - second * sin_BxSx1xE, second * cos_BxSx1xE + first * sin_BxSx1xE]
-    return jnp.concatenate(parts, axis=-1).astype(x_BxSxAxD.dtype)
-
-
-class Embeddings(nn.Module):
-    """Sum of token, segment and position embeddings, then LayerNorm and dropout (Devlin et al. 2018, section 3.2).
-    Returns the embeddings [B, S, H] and the table of the word embeddings [V, H]."""
-
-    config: ModelConfig
-    execution: ExecutionConfig
-    padded_vocab_size: int
-    mesh: Mesh | None = None
-
-    @nn.compact
-    def __call__(
-        self,
-        input_ids_BxS: jax.Array,
-        token_type_ids_BxS: jax.Array,
-        position_ids_BxS: jax.Array,
-        dropout_key: DropoutKey | None,
-    ) -> tuple[jax.Array, jax.Array]:
-        config, dtype = self.config, compute_dtype(self.execution)
-        words_VxH = Embedding(self.padded_vocab_size, ("vocab", "embed"), config, name="word_embeddings")()
-        types_TxH = Embedding(config.type_vocab_size, ("segment", "embed"), config, name="token_type_embeddings")()
-        # Lookups need whole rows, and whole tables if a second mesh axis partitions the tokens: otherwise the
-        # compiler aborts (design/sharding.md).
-        is_cut_twice = self.mesh is not None and min(self.mesh.shape["fsdp"], self.mesh.shape["tensor"]) > 1
-        rows_VxH = constrain(words_VxH, (None if is_cut_twice else "vocab", None), self.mesh)
-        x_BxSxH = jnp.take(rows_VxH, input_ids_BxS, axis=0)
-        # A product with a one-hot row, whose gradient is a matrix product instead of a scatter into few rows.
-        x_BxSxH += jax.nn.one_hot(token_type_ids_BxS, config.type_vocab_size, dtype=jnp.float32) @ types_TxH
-        if config.position_embeddings == "learned":
-            rows = config.max_position_embeddings
-            table = Embedding(rows, ("position", "embed"), config, name="position_embeddings")()
-            table = constrain(table, ("position", None), self.mesh)
-            x_BxSxH += jnp.take(table, position_ids_BxS + config.position_offset, axis=0)
-        elif config.position_embeddings == "sinusoidal":
-            length = max(config.max_position_embeddings, input_ids_BxS.shape[1])
-            x_BxSxH += jnp.take(sinusoidal_positions(length, config.hidden_size), position_ids_BxS, axis=0)
-        if config.norm_position == "post":
-            x_BxSxH = LayerNorm(config, dtype, name="layer_norm")(x_BxSxH)
-        x_BxSxH = dropout(x_BxSxH.astype(dtype), config.hidden_dropout, site_key(dropout_key, 0, Site.EMBEDDINGS))
-        return constrain(x_BxSxH, ACT, self.mesh), words_VxH
-
-
 def output_residual_norm(
     block: Block,
-    inner: jax.Array,
+    inner: tuple[jax.Array, ...],
     x_BxSxH: jax.Array,
-    axes: Axes,
+    dense: Dense,
+    dropout_rate: float,
     dropout_key: DropoutKey | None,
-    activate: Callable[[jax.Array], jax.Array] = lambda x: x,
+    activate: Callable[..., jax.Array] = lambda x: x,
 ) -> jax.Array:
-    """Apply the last operations of an attention or feed-forward block to ``inner`` [B, S, ...]: ``activate``, the
-    output projection, dropout, the addition of the residual ``x`` and, if ``norm_position`` is post, LayerNorm.
-    ``axes`` are the logical axes of the projection weights."""
+    """Apply the last operations of an attention or feed-forward block to ``inner``, arrays [B, S, ...]:
+    ``activate``, the output projection ``dense``, dropout, the addition of the residual ``x`` and, if
+    ``norm_position`` is post, LayerNorm."""
     config, dtype, mesh = block.config, compute_dtype(block.execution), block.mesh
     length, width = x_BxSxH.shape[1:]
-    kernel, bias = Dense(width, axes, config, dtype, name="output").parameters(inner.shape[-1])
+    kernel, bias = dense.parameters(inner[0].shape[-1])
 
-    def project(inner: jax.Array, kernel: jax.Array) -> jax.Array:
-        return matmul_f32_grad(activate(inner), kernel)
+    def project(inner: tuple[jax.Array, ...], kernel: jax.Array) -> jax.Array:
+        return matmul_f32_grad(activate(*inner), kernel)
 
     if block.execution.scan_layers:
         # A loop copies the values for its backward pass into stacked arrays; recomputing the activation is cheaper.
@@ -222,12 +162,12 @@ def output_residual_norm(
     product_BxSxH = project(inner, kernel)
     reason = norm_kernel.unsupported(config, length)
     if block.is_initializing() or not use_kernel(block.execution.residual_norm, "residual_norm", mesh, reason):
-        sum_BxSxH = x_BxSxH + dropout(add_bias(product_BxSxH, bias), config.hidden_dropout, dropout_key)
-        return (
-            sum_BxSxH if config.norm_position == "pre" else LayerNorm(config, dtype, name="layer_norm")(sum_BxSxH)
-        )
-    vectors = (bias, *LayerNorm(config, dtype, name="layer_norm").parameters(width))
-    rate = 0.0 if dropout_key is None else config.hidden_dropout
+        output_BxSxH = add_bias(product_BxSxH, bias) if dense.use_bias else product_BxSxH
+        sum_BxSxH = x_BxSxH + dropout(output_BxSxH, dropout_rate, dropout_key)
+        is_post = config.norm_position == "post"
+        return Norm(config, dtype, name="layer_norm")(sum_BxSxH) if is_post else sum_BxSxH
+    vectors = (bias, *Norm(config, dtype, name="layer_norm").parameters(width))
+    rate = 0.0 if dropout_key is None else dropout_rate
 
     tokens = []  # the words of the dropout bits of each token
     if dropout_key is not None and rate:
@@ -248,28 +188,40 @@ def output_residual_norm(
 
 
 class SelfAttention(Block):
-    """Multi-head self-attention with output projection, dropout, residual connection and LayerNorm."""
+    """Multi-head self-attention with output projection, dropout, residual connection and LayerNorm.
+
+    ``window``: number of keys on each side that a query sees; 0: no limit. ``skip_norm``: True for the first layer
+    with ``norm_position`` pre_skip_first. ``relative``, if it is an input, is the bias of the scores,
+    float32[A, S, T], or (disentangled) the embeddings of distances, [R, H].
+    """
+
+    window: int = 0
+    skip_norm: bool = False
 
     @nn.compact
     def __call__(
         self,
         x_BxSxH: jax.Array,
-        sequence_ids_BxS: jax.Array,
-        position_ids_BxS: jax.Array,
+        tokens: Mapping[str, jax.Array],
+        relative: jax.Array | None,
         probabilities_key: DropoutKey | None,
         output_key: DropoutKey | None,
     ) -> jax.Array:
         config, dtype = self.config, compute_dtype(self.execution)
+        sequence_ids_BxS, mesh, head_size = tokens["sequence_ids"], self.mesh, config.head_size
         batch, length, width = x_BxSxH.shape
-        heads_shape = (batch, length, config.num_attention_heads, config.head_size)
+        heads_shape = (batch, length, config.num_attention_heads, head_size)
         axes = ("act_batch", "act_length", "act_heads", None)
         inner_BxSxH = x_BxSxH
-        if config.norm_position == "pre":
-            inner_BxSxH = LayerNorm(config, dtype, name="layer_norm")(x_BxSxH)
-        products, biases = self._project(inner_BxSxH, dtype)
-        rate, mesh, head_size = config.attention_dropout, self.mesh, config.head_size
-        causal = config.attention == "causal"
-        look_inside = self.is_mutable_collection(INTERMEDIATES)
+        if config.norm_position != "post" and not self.skip_norm:
+            inner_BxSxH = Norm(config, dtype, name="layer_norm")(x_BxSxH)
+        dense = {
+            name: Dense(width, ("embed", "heads"), config, dtype, config.qkv_bias, name=name)
+            for name in ("query", "key", "value")
+        }
+        products, biases = self._project(inner_BxSxH, list(dense.values()))
+        rate, look_inside = config.attention_dropout, self.is_mutable_collection(INTERMEDIATES)
+        sees = functools.partial(visible_keys, causal=config.attention == "causal", window=self.window)
         attend: Callable[..., jax.Array]
         # Parameters are initialized with short rows, which kernels may not support.
         plain = look_inside or self.is_initializing()
@@ -278,32 +230,34 @@ class SelfAttention(Block):
             attend = functools.partial(kernel_attention, head_size=head_size, dropout_rate=rate, mesh=mesh)
             operands = [*products, jnp.stack(biases), sequence_ids_BxS]
         else:
-            heads = [add_bias(y, bias).reshape(heads_shape) for y, bias in zip(products, biases, strict=True)]
+            heads = products
+            if config.qkv_bias:
+                heads = [add_bias(y, bias) for y, bias in zip(products, biases, strict=True)]
+            heads = [y.reshape(heads_shape) for y in heads]
             if config.position_embeddings == "rotary":
-                tables = rotary_tables(config.max_position_embeddings, head_size, config.rotary_base)
-                turns = [jnp.take(table, position_ids_BxS, axis=0, mode="clip")[:, :, None] for table in tables]
+                base = config.rotary_base_of(self.window)
+                tables = rotary_tables(config.max_position_embeddings, head_size, base)
+                turns = [jnp.take(x, tokens["position_ids"], axis=0, mode="clip")[:, :, None] for x in tables]
                 heads[:2] = [rotate(y, *turns) for y in heads[:2]]
-            attend = functools.partial(dot_product_attention, dropout_rate=rate, causal=causal)
-            operands = [*(constrain(y, axes, mesh) for y in heads), sequence_ids_BxS]
+            scores = self._relative_scores(relative, dense, length)
+            attend = functools.partial(dot_product_attention, dropout_rate=rate, visible=sees)
+            operands = [*(constrain(y, axes, mesh) for y in heads), sequence_ids_BxS, scores]
         if self.execution.remat == "attention":
             attend = jax.checkpoint(attend)
         if look_inside:
-            query, key, *_ = operands
-            probabilities = attention_probabilities(query, key, visible_keys(sequence_ids_BxS, causal))
+            probabilities = attention_probabilities(*operands[:2], sees(sequence_ids_BxS), operands[-1])
             self.sow(INTERMEDIATES, "attentions", probabilities)
         with jax.named_scope("dot_product_attention"):
             context = attend(*operands, dropout_key=probabilities_key)
         context_BxSxH = constrain(context.reshape(heads_shape), axes, mesh).reshape(batch, length, width)
-        return output_residual_norm(self, context_BxSxH, x_BxSxH, ("heads", "embed"), output_key)
+        output = Dense(width, ("heads", "embed"), config, dtype, config.attention_output_bias, True, name="output")
+        rate = config.dropout_at("attention_output")
+        return output_residual_norm(self, (context_BxSxH,), x_BxSxH, output, rate, output_key)
 
-    def _project(self, x_BxSxH: jax.Array, dtype: jnp.dtype) -> tuple[list[jax.Array], list[jax.Array]]:
+    def _project(self, x_BxSxH: jax.Array, dense: list[Dense]) -> tuple[list[jax.Array], list[jax.Array]]:
         """Return the queries, keys and values without their biases, each [B, S, H], and the three biases, each
         [H]."""
-        width = self.config.hidden_size
-        pairs = [
-            Dense(width, ("embed", "heads"), self.config, dtype, name=name).parameters(width)
-            for name in ("query", "key", "value")
-        ]
+        pairs = [layer.parameters(x_BxSxH.shape[-1]) for layer in dense]
         biases = [bias for _, bias in pairs]
         if not self.execution.fused_qkv:
             return [matmul_f32_grad(x_BxSxH, kernel) for kernel, _ in pairs], biases
@@ -311,44 +265,72 @@ class SelfAttention(Block):
         fused_BxSx3xH = matmul_f32_grad(x_BxSxH, jnp.stack([kernel for kernel, _ in pairs], axis=1))
         return [fused_BxSx3xH[:, :, i] for i in range(3)], biases
 
+    def _relative_scores(
+        self, relative: jax.Array | None, dense: Mapping[str, Dense], length: int
+    ) -> RelativeScores | None:
+        """Return the terms of the scores that depend on distances; None if there are none."""
+        config = self.config
+        if config.relative_positions != "disentangled":
+            return None if relative is None else RelativeScores(bias_AxSxT=relative)
+        assert relative is not None
+        shape = (-1, config.num_attention_heads, config.head_size)
+        rows = disentangled_index(distances(length), config.relative_buckets, config.relative_max_distance)
+        # The projections of queries and keys also project the embeddings of distances (share_att_key of DeBERTa).
+        keys, queries = (dense[name](relative).reshape(shape) for name in ("key", "query"))
+        return RelativeScores(keys_RxAxD=keys, queries_RxAxD=queries, rows_SxT=rows)
+
 
 class FeedForward(Block):
     """Feed-forward block of an encoder layer: two dense layers with the activation between them, dropout, residual
-    connection and LayerNorm."""
+    connection and LayerNorm. A gated layer multiplies the activated output of a third dense layer with that of the
+    first (Shazeer 2020)."""
 
     @nn.compact
     def __call__(self, x_BxSxH: jax.Array, output_key: DropoutKey | None) -> jax.Array:
         config, dtype = self.config, compute_dtype(self.execution)
+        bias = config.feed_forward_bias
         inner_BxSxH = x_BxSxH
-        if config.norm_position == "pre":
-            inner_BxSxH = LayerNorm(config, dtype, name="layer_norm")(x_BxSxH)
-        hidden_BxSxF = Dense(config.intermediate_size, ("embed", "mlp"), config, dtype, name="intermediate")(
-            inner_BxSxH
-        )
-        hidden_BxSxF = constrain(hidden_BxSxF, ("act_batch", "act_length", "act_mlp"), self.mesh)
-        activate = functools.partial(activation, config)
-        return output_residual_norm(self, hidden_BxSxF, x_BxSxH, ("mlp", "embed"), output_key, activate)
+        if config.norm_position != "post":
+            inner_BxSxH = Norm(config, dtype, name="layer_norm")(x_BxSxH)
+        is_gated = config.feed_forward == "gated"
+        hidden = []
+        for name in ("gate", "intermediate") if is_gated else ("intermediate",):
+            dense = Dense(config.intermediate_size, ("embed", "mlp"), config, dtype, bias, name=name)
+            hidden.append(constrain(dense(inner_BxSxH), ("act_batch", "act_length", "act_mlp"), self.mesh))
+
+        def activate(first: jax.Array, *second: jax.Array) -> jax.Array:
+            activated = activation(config.activation, first)
+            return activated * second[0] if second else activated
+
+        output = Dense(x_BxSxH.shape[-1], ("mlp", "embed"), config, dtype, bias, True, name="output")
+        rate = config.dropout_at("feed_forward")
+        return output_residual_norm(self, tuple(hidden), x_BxSxH, output, rate, output_key, activate)
 
 
 class EncoderLayer(Block):
     """One encoder layer. ``layer`` (1 to L) determines the dropout keys. Returns ``(x, None)``, which ``nn.scan``
-    expects, or ``(x, x)`` with ``collect``."""
+    expects, or ``(x, x)`` with ``collect``. ``window``, ``skip_norm``, ``relative``: see :class:`SelfAttention`."""
 
     collect: bool = False
+    window: int = 0
+    skip_norm: bool = False
 
     @nn.compact
     def __call__(
         self,
         x_BxSxH: jax.Array,
         layer: jax.Array | int,
-        sequence_ids_BxS: jax.Array,
-        position_ids_BxS: jax.Array,
+        tokens: Mapping[str, jax.Array],
+        relative: jax.Array | None,
         dropout_key: DropoutKey | None,
     ) -> tuple[jax.Array, jax.Array | None]:
-        x_BxSxH = SelfAttention(self.config, self.execution, self.mesh, name="attention")(
+        attention = SelfAttention(
+            self.config, self.execution, self.mesh, self.window, self.skip_norm, name="attention"
+        )
+        x_BxSxH = attention(
             x_BxSxH,
-            sequence_ids_BxS,
-            position_ids_BxS,
+            tokens,
+            relative,
             site_key(dropout_key, layer, Site.ATTENTION_PROBABILITIES),
             site_key(dropout_key, layer, Site.ATTENTION_OUTPUT),
         )

@@ -20,9 +20,12 @@ ACTIVATIONS = {
 
 
 def pool(x_BxSxH: jax.Array, mask_BxS: jax.Array, kind: str) -> jax.Array:
-    """Return one vector per row, float32[B, H]: the vector of the first visible token (``kind`` cls), or the mean
-    or the maximum of the vectors of the visible tokens."""
+    """Return one vector per row, float32[B, H]: the vector of the first (``kind`` cls) or the last visible token
+    (last), or the mean or the maximum of the vectors of the visible tokens."""
     x_BxSxH = x_BxSxH.astype(jnp.float32)
+    if kind == "last":
+        last_B = mask_BxS.shape[1] - 1 - jnp.argmax(mask_BxS[:, ::-1], axis=1)
+        return jnp.take_along_axis(x_BxSxH, last_B[:, None, None], axis=1)[:, 0]
     if kind == "cls":
         return jnp.take_along_axis(x_BxSxH, jnp.argmax(mask_BxS, axis=1)[:, None, None], axis=1)[:, 0]
     if kind == "max":

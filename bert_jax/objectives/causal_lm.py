@@ -39,7 +39,8 @@ class CausalModel(BertModel):
         x_BxSxH, table_VxH = self.embeddings(
             features["input_ids"], features["token_type_ids"], features["position_ids"], dropout_key
         )
-        x_BxSxH, _ = self.encoder(x_BxSxH, features["sequence_ids"], features["position_ids"], dropout_key)
+        tokens = {name: features[name] for name in ("sequence_ids", "position_ids")}
+        x_BxSxH, _ = self.encoder(x_BxSxH, tokens, dropout_key)
         logits_BxSxV = matmul_f32_grad(x_BxSxH, table_VxH, 1, jnp.dtype("float32"))
         logits_BxSxV = constrain(logits_BxSxV, ("act_batch", "act_length", "act_vocab"), self.mesh)
         is_piece_V = jnp.arange(table_VxH.shape[0]) < self.config.vocab_size

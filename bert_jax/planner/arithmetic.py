@@ -17,9 +17,10 @@ import math
 from collections.abc import Mapping
 
 from bert_jax.config import ExecutionConfig, PretrainConfig
-from bert_jax.model import BertForPretraining, attention_kernel
+from bert_jax.model import BertForPretraining
 from bert_jax.model.canonical import canonical_shapes
 from bert_jax.model.flops import training_flops
+from bert_jax.model.kernels import attention_kernel
 from bert_jax.planner.cycles import PARTS, collective_seconds
 from bert_jax.planner.topology import Topology
 

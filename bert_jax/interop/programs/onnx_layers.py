@@ -14,7 +14,7 @@ from bert_jax.config import ModelSpec
 from bert_jax.config.switches import ANY, SIZES, Supported
 from bert_jax.interop.programs.serving import FIELDS, output_names
 from bert_jax.model.attention import MASKED_SCORE
-from bert_jax.model.layers import rotary_tables, sinusoidal_positions
+from bert_jax.model.positions import rotary_tables, sinusoidal_positions
 
 FLOAT, INT64 = 1, 7  # onnx.TensorProto.DataType
 
@@ -187,7 +187,7 @@ def _layer(graph: Graph, x_BxSxH: str, bias_Bx1x1xS: str, name: str) -> str:
 
 
 def _rotate(graph: Graph, x_BxSxAxD: str) -> str:
-    """Append the nodes that rotate queries or keys according to their positions, as in ``layers.rotate``."""
+    """Append the nodes that rotate queries or keys according to their positions, as in ``positions.rotate``."""
     size = graph.spec.model.head_size
     first, second = (
         graph.op("Slice", x_BxSxAxD, graph.axes(begin), graph.axes(begin + size // 2), graph.axes(3))

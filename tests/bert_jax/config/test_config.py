@@ -334,7 +334,7 @@ def test_presets_name_options_that_are_there():
 INVALID = [
     *((f"model.{name}", "0", "a number above 0") for name in (
         "vocab_size", "hidden_size", "num_layers", "num_attention_heads", "intermediate_size",
-        "max_position_embeddings", "type_vocab_size", "norm_epsilon", "initializer_range")),
+        "max_position_embeddings", "norm_epsilon", "initializer_range")),
     *((f"model.{name}", value, "a number from 0 to below 1")
       for name in ("hidden_dropout", "attention_dropout") for value in ("1", "-0.1")),
     ("model.num_attention_heads", "7", "a divisor of model.hidden_size (768)"),
@@ -342,6 +342,7 @@ INVALID = [
      "an even number with sinusoidal positions"),
     ("model.hidden_size", "15 --model.num_attention_heads 3 --model.position_embeddings rotary",
      "an even number with rotary positions"),
+    ("model.type_vocab_size", "-1", "0 or more"),
     ("model.type_vocab_size", "1", "2 or more with data.next_sentence nsp"),
     ("execution.vocab_multiple", "0", "a number above 0"),
     *((f"data.{name}", "0", "a number above 0") for name in (

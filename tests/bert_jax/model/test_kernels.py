@@ -9,9 +9,10 @@ import pytest
 from support import masked_lm, random_batch, relative_difference, tiny_config
 
 from bert_jax.config import ExecutionConfig, MeshConfig, ModelConfig
-from bert_jax.model import BertForPretraining, attention_kernel, norm_kernel, to_canonical
+from bert_jax.model import BertForPretraining, to_canonical
 from bert_jax.model.attention import dot_product_attention, kernel_attention, use_kernel_attention
 from bert_jax.model.dropout import ShardKey, TokenKey, dropout
+from bert_jax.model.kernels import attention_kernel, norm_kernel
 from bert_jax.parallel import make_mesh, to_global
 from bert_jax.training.state import initial_params, make_prng_key
 from bert_jax.training.step import loss_and_gradients

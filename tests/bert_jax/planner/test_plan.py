@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from bert_jax.config import PretrainConfig, load_config
-from bert_jax.config.schema import ExecutionConfig, MeshConfig, ModelConfig, TrainingConfig
+from bert_jax.config.architecture import ModelConfig
+from bert_jax.config.schema import ExecutionConfig, MeshConfig, TrainingConfig
 from bert_jax.parallel.hardware import TPUS
 from bert_jax.parallel.mesh import mesh_sizes
 from bert_jax.planner import layout_search as search_module

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from bert_jax.config.schema import ModelConfig
+from bert_jax.config.architecture import ModelConfig
 from bert_jax.model.flops import traced_flops, training_flops, training_flops_per_sequence
 from bert_jax.parallel.hardware import find_chip, mfu
 

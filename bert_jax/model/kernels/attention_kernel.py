@@ -19,10 +19,10 @@ import numpy as np
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from bert_jax.config.schema import ModelConfig
+from bert_jax.config.architecture import ModelConfig
 from bert_jax.config.switches import ANY, SIZES, Supported, unsupported_fields
 from bert_jax.model.dropout import probability_words
-from bert_jax.model.kernels import LANES, iota, scale_or_drop
+from bert_jax.model.kernels.common import LANES, iota, scale_or_drop
 
 # Longest rows whose keys, scores of one query block and gradients fit into the fast memory together.
 MAX_LENGTH = 2048

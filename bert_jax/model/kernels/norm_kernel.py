@@ -14,10 +14,10 @@ import numpy as np
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from bert_jax.config.schema import ModelConfig
+from bert_jax.config.architecture import ModelConfig
 from bert_jax.config.switches import ANY, SIZES, Supported, unsupported_fields
 from bert_jax.model.dropout import value_words
-from bert_jax.model.kernels import LANES, scale_or_drop
+from bert_jax.model.kernels.common import LANES, scale_or_drop
 
 # Tokens of one block that fit into the fast memory.
 _BLOCK_TOKENS = 256

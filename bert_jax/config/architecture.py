@@ -1,0 +1,194 @@
+"""The architecture of the network: every option that changes the function that the model computes.
+
+A family of encoders is a set of values of these options. Their defaults describe BERT-base, uncased (Devlin et al.
+2018). This module does not import jax.
+"""
+
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+from bert_jax.config.schema import AtLeast0, Positive, Probability, Range, Section
+
+# A probability, or -1: another option applies.
+Inherited = Annotated[float, Range("-1 or a number from 0 to below 1", lambda value: value == -1 or 0 <= value < 1)]
+# Whether a part exists; auto: the rule in the comment of the option decides.
+Presence = Literal["auto", "yes", "no"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelConfig(Section, prefix="model."):
+    """Architecture, dropout and initialization of the model. Defaults: BERT-base, uncased (Devlin et al. 2018)."""
+
+    # Size of the vocabulary, special tokens included.
+    vocab_size: Positive[int] = 30522
+    # Width of the encoder.
+    hidden_size: Positive[int] = 768
+    # Number of encoder layers.
+    num_layers: Positive[int] = 12
+    # Attention heads per layer; must divide hidden_size.
+    num_attention_heads: Positive[int] = 12
+    # Width of the feed-forward layer.
+    intermediate_size: Positive[int] = 3072
+    # Width of the embeddings, which a dense layer projects to hidden_size; 0: hidden_size, without a dense layer.
+    embedding_size: AtLeast0[int] = 0
+    # Rows of the position table.
+    max_position_embeddings: Positive[int] = 512
+    # Number of rows of the position table before the row of the first token (RoBERTa: 2).
+    position_offset: int = 0
+    # Number of segment (token type) embeddings; 0: no segment embeddings.
+    type_vocab_size: AtLeast0[int] = 2
+    # One set of layer parameters, which every layer uses (ALBERT).
+    shared_layers: bool = False
+    # Dropout after the embeddings, the attention output and the feed-forward output.
+    hidden_dropout: Probability = 0.1
+    # Dropout on the attention probabilities.
+    attention_dropout: Probability = 0.1
+    # Dropout after the embeddings; -1: hidden_dropout.
+    embedding_dropout: Inherited = -1.0
+    # Dropout after the attention output; -1: hidden_dropout.
+    attention_output_dropout: Inherited = -1.0
+    # Dropout after the feed-forward output; -1: hidden_dropout.
+    feed_forward_dropout: Inherited = -1.0
+    # Feed-forward and MLM-head activation: gelu (erf), gelu_tanh, gelu_sigmoid (x * sigmoid(1.702 x)), relu or silu
+    # (x * sigmoid(x)).
+    activation: Literal["gelu", "gelu_tanh", "gelu_sigmoid", "relu", "silu"] = "gelu"
+    # Feed-forward layer: mlp (dense, activation, dense) or gated (activation(dense) * dense, dense; Shazeer 2020).
+    feed_forward: Literal["mlp", "gated"] = "mlp"
+    # Normalization: layer_norm, or rms_norm (Zhang and Sennrich 2019: no mean is subtracted, no bias).
+    norm: Literal["layer_norm", "rms_norm"] = "layer_norm"
+    # Normalization after each residual sum (post, as in the BERT paper), before each sub-layer (pre), or before
+    # each sub-layer but the first (pre_skip_first: ModernBERT).
+    norm_position: Literal["post", "pre", "pre_skip_first"] = "post"
+    # Epsilon of every normalization.
+    norm_epsilon: Positive[float] = 1e-12
+    # Bias of LayerNorm (rms_norm has none).
+    norm_bias: bool = True
+    # Normalization of the embeddings; auto: with norm_position post.
+    embedding_norm: Presence = "auto"
+    # Normalization after the last layer; auto: unless norm_position is post.
+    final_norm: Presence = "auto"
+    # Biases of query, key and value.
+    qkv_bias: bool = True
+    # Bias of the attention output.
+    attention_output_bias: bool = True
+    # Biases of the feed-forward layer.
+    feed_forward_bias: bool = True
+    # Positions: learned (as in the BERT paper) or sinusoidal (Vaswani et al. 2017) rows added to the embeddings,
+    # rotary (Su et al. 2021): query and key of every layer are rotated, or none.
+    position_embeddings: Literal["learned", "sinusoidal", "rotary", "none"] = "learned"
+    # Base of the wave lengths of rotary positions.
+    rotary_base: Positive[float] = 10_000.0
+    # Base of the wave lengths of rotary positions in layers with a window (attention_windows); 0: rotary_base.
+    rotary_window_base: AtLeast0[float] = 0.0
+    # Effect of the distance between query and key on the attention scores: none, alibi (Press et al. 2022, with the
+    # absolute distance), buckets (a learned bias per head and bucket of distances, shared by the layers; MPNet) or
+    # disentangled (DeBERTa: products of query and key with embeddings of the distance).
+    relative_positions: Literal["none", "alibi", "buckets", "disentangled"] = "none"
+    # Rows of the table of distances, with relative_positions buckets and disentangled; half of them for each
+    # direction. Small distances have a row each, larger ones share rows.
+    relative_buckets: Positive[int] = 32
+    # Larger distances have the same row, with relative_positions buckets and disentangled.
+    relative_max_distance: Positive[int] = 128
+    # Keys that a query sees: those of its whole sequence (bidirectional) or up to its own position (causal).
+    attention: Literal["bidirectional", "causal"] = "bidirectional"
+    # Number of keys on each side that a query sees, for each layer; 0: no limit. The list repeats (0 64 64: every
+    # third layer, the first included, has no limit). Empty: no limits.
+    attention_windows: tuple[int, ...] = ()
+    # Vector of a sequence that the nsp, sequence and choice heads read: its first token, its last token, or the
+    # mean of its tokens.
+    pooling: Literal["first", "last", "mean"] = "first"
+    # A dense layer and an activation before the nsp, sequence and choice heads (the pooler).
+    pooler_dense: bool = True
+    # Bias of the pooler.
+    pooler_bias: bool = True
+    # Activation of the pooler.
+    pooler_activation: Literal["tanh", "gelu", "gelu_tanh", "relu", "silu"] = "tanh"
+    # Normalization after the activation of the pooler.
+    pooler_norm: bool = False
+    # The token and span heads read the pooler's layers of each token (ModernBERT).
+    token_pooler: bool = False
+    # Bias of the sequence head.
+    sequence_head_bias: bool = True
+    # The MLM head has a dense layer, the activation and a normalization before the output layer.
+    mlm_transform: bool = True
+    # Bias of the dense layer of the MLM head.
+    mlm_transform_bias: bool = True
+    # Bias of the output layer of the MLM head.
+    mlm_output_bias: bool = True
+    # The weights of the output layer of the MLM head are the word embeddings.
+    tied_output: bool = True
+    # Initial weights: bert (one standard deviation for all), or megatron (that of the output projections of
+    # attention and feed-forward layers is divided by sqrt(2 * num_layers); Shoeybi et al. 2019).
+    initialization: Literal["bert", "megatron"] = "bert"
+    # Standard deviation of the truncated normal distribution of initial weights (truncated at two standard
+    # deviations, not rescaled).
+    initializer_range: Positive[float] = 0.02
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        rows, width = self.max_position_embeddings, self.hidden_size
+        allowed = f"0 to below model.max_position_embeddings ({rows})"
+        self._require("position_offset", 0 <= self.position_offset < rows, allowed)
+        allowed = f"a divisor of model.hidden_size ({width})"
+        self._require("num_attention_heads", width % self.num_attention_heads == 0, allowed)
+        if self.position_embeddings in ("sinusoidal", "rotary"):
+            allowed = f"an even number with {self.position_embeddings} positions"
+            self._require("hidden_size", width % 2 == 0, allowed)
+        if self.position_embeddings == "rotary":
+            allowed = f"a divisor of {width} with heads of an even width, for rotary positions"
+            self._require("num_attention_heads", self.head_size % 2 == 0, allowed)
+        if self.relative_positions in ("buckets", "disentangled"):
+            allowed = f"an even number with {self.relative_positions} positions"
+            self._require("relative_buckets", self.relative_buckets % 2 == 0, allowed)
+        self._require("attention_windows", all(window >= 0 for window in self.attention_windows), "0 or more each")
+
+    @property
+    def max_length(self) -> int:
+        """Maximum number of tokens in a sequence, special tokens included (only learned positions have such a
+        limit)."""
+        return self.max_position_embeddings - self.position_offset
+
+    @property
+    def head_size(self) -> int:
+        """Width of one attention head."""
+        return self.hidden_size // self.num_attention_heads
+
+    @property
+    def embedding_width(self) -> int:
+        """Width of the embeddings."""
+        return self.embedding_size or self.hidden_size
+
+    @property
+    def has_norm_bias(self) -> bool:
+        """True if normalizations have a bias."""
+        return self.norm_bias and self.norm == "layer_norm"
+
+    @property
+    def has_embedding_norm(self) -> bool:
+        """True if the embeddings are normalized."""
+        return self.norm_position == "post" if self.embedding_norm == "auto" else self.embedding_norm == "yes"
+
+    @property
+    def has_final_norm(self) -> bool:
+        """True if the output of the last layer is normalized."""
+        return self.norm_position != "post" if self.final_norm == "auto" else self.final_norm == "yes"
+
+    @property
+    def has_equal_layers(self) -> bool:
+        """True if all layers compute the same function of their parameters, so that one loop can compute them."""
+        return self.norm_position != "pre_skip_first" and len(set(self.layer_windows)) == 1
+
+    @property
+    def layer_windows(self) -> tuple[int, ...]:
+        """Number of keys on each side that a query sees, for each layer; 0: no limit."""
+        pattern = self.attention_windows or (0,)
+        return tuple(pattern[i % len(pattern)] for i in range(self.num_layers))
+
+    def dropout_at(self, place: Literal["embedding", "attention_output", "feed_forward"]) -> float:
+        """Return the rate of the dropout after the embeddings or at the end of a block."""
+        rate: float = getattr(self, f"{place}_dropout")
+        return self.hidden_dropout if rate < 0 else rate
+
+    def rotary_base_of(self, window: int) -> float:
+        """Return the base of rotary positions in a layer with ``window``."""
+        return self.rotary_window_base if window and self.rotary_window_base else self.rotary_base

@@ -1,0 +1,80 @@
+"""Embeddings of tokens, segments and positions.
+
+Shapes: B rows, S tokens, E embedding width, H encoder width, V vocabulary (padded).
+"""
+
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+from jax.sharding import Mesh
+
+from bert_jax.config import ExecutionConfig, ModelConfig
+from bert_jax.model.dropout import DropoutKey, Site, dropout, site_key
+from bert_jax.model.layers import ACT, Dense, Norm, compute_dtype, weight_init
+from bert_jax.model.positions import sinusoidal_positions
+from bert_jax.parallel.axes import Axes, constrain, with_logical_axes
+
+
+class Embedding(nn.Module):
+    """An embedding table, float32[rows, width]. Calling the module returns the table."""
+
+    rows: int
+    width: int
+    axes: Axes
+    config: ModelConfig
+
+    @nn.compact
+    def __call__(self) -> jax.Array:
+        shape = (self.rows, self.width)
+        return self.param("embedding", with_logical_axes(weight_init(self.config), self.axes), shape)
+
+
+class Embeddings(nn.Module):
+    """Sum of token, segment and position embeddings, then LayerNorm, dropout (Devlin et al. 2018, section 3.2) and,
+    if the embeddings are narrower than the encoder, a dense layer (Lan et al. 2020, section 3.1). Returns the
+    embeddings [B, S, H] and the table of the word embeddings [V, E]."""
+
+    config: ModelConfig
+    execution: ExecutionConfig
+    padded_vocab_size: int
+    mesh: Mesh | None = None
+
+    @nn.compact
+    def __call__(
+        self,
+        input_ids_BxS: jax.Array,
+        token_type_ids_BxS: jax.Array,
+        position_ids_BxS: jax.Array,
+        dropout_key: DropoutKey | None,
+    ) -> tuple[jax.Array, jax.Array]:
+        config, dtype = self.config, compute_dtype(self.execution)
+        width = config.embedding_width
+
+        def table(rows: int, axis: str, name: str) -> jax.Array:
+            return Embedding(rows, width, (axis, "embed"), config, name=f"{name}_embeddings")()
+
+        words_VxE = table(self.padded_vocab_size, "vocab", "word")
+        # Lookups need whole rows, and whole tables if a second mesh axis partitions the tokens: otherwise the
+        # compiler aborts (design/sharding.md).
+        is_cut_twice = self.mesh is not None and min(self.mesh.shape["fsdp"], self.mesh.shape["tensor"]) > 1
+        rows_VxE = constrain(words_VxE, (None if is_cut_twice else "vocab", None), self.mesh)
+        x_BxSxE = jnp.take(rows_VxE, input_ids_BxS, axis=0)
+        if types := config.type_vocab_size:
+            # A product with a one-hot row, whose gradient is a matrix product instead of a scatter into few rows.
+            one_hot_BxSxT = jax.nn.one_hot(token_type_ids_BxS, types, dtype=jnp.float32)
+            x_BxSxE += one_hot_BxSxT @ table(types, "segment", "token_type")
+        if config.position_embeddings == "learned":
+            rows = constrain(
+                table(config.max_position_embeddings, "position", "position"), ("position", None), self.mesh
+            )
+            x_BxSxE += jnp.take(rows, position_ids_BxS + config.position_offset, axis=0)
+        elif config.position_embeddings == "sinusoidal":
+            length = max(config.max_position_embeddings, input_ids_BxS.shape[1])
+            x_BxSxE += jnp.take(sinusoidal_positions(length, width), position_ids_BxS, axis=0)
+        if config.has_embedding_norm:
+            x_BxSxE = Norm(config, dtype, name="layer_norm")(x_BxSxE)
+        rate, key = config.dropout_at("embedding"), site_key(dropout_key, 0, Site.EMBEDDINGS)
+        x_BxSxH = dropout(x_BxSxE.astype(dtype), rate, key)
+        if config.embedding_size:
+            x_BxSxH = Dense(config.hidden_size, ("embed", "pooled"), config, dtype, name="projection")(x_BxSxH)
+        return constrain(x_BxSxH, ACT, self.mesh), words_VxE

@@ -1,0 +1,1 @@
+"""Pallas kernels for TPUs, and what they share: choice of the kernel, partition over devices, dropout bits."""

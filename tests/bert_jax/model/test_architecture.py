@@ -1,0 +1,178 @@
+"""Switches of the network that BERT does not have: shapes, stacked layers, positions, dropout, initialization."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import linen as nn
+
+from bert_jax.config import ExecutionConfig, HeadsConfig, ModelConfig
+from bert_jax.model import BertModel, to_canonical
+from bert_jax.model.canonical import abstract_params, canonical_shapes, from_canonical
+from bert_jax.model.positions import alibi_slopes, bucket_index, disentangled_index
+
+SIZES = dict(
+    vocab_size=40, hidden_size=24, num_layers=3, num_attention_heads=3, intermediate_size=20,
+    max_position_embeddings=24, initializer_range=0.3,
+)  # fmt: skip
+# One group of switches per family of encoders.
+SWITCHES = {
+    "albert": dict(embedding_size=10, shared_layers=True, activation="gelu_tanh"),
+    "electra": dict(embedding_size=10, pooler_activation="gelu"),
+    "gated": dict(
+        feed_forward="gated",
+        activation="silu",
+        qkv_bias=False,
+        feed_forward_bias=False,
+        mlm_transform_bias=False,
+        pooler_bias=False,
+        final_norm="yes",
+    ),
+    "rms": dict(norm="rms_norm", norm_position="pre", attention_output_bias=False, position_embeddings="none"),
+    "alibi": dict(relative_positions="alibi", position_embeddings="none", tied_output=False),
+    "buckets": dict(relative_positions="buckets", relative_buckets=8, relative_max_distance=12),
+    "disentangled": dict(relative_positions="disentangled", relative_buckets=16, relative_max_distance=24),
+    "windows": dict(attention_windows=(3,), pooling="mean", pooler_norm=True, token_pooler=True),
+    "gpt": dict(embedding_norm="no", pooling="last", pooler_dense=False, sequence_head_bias=False),
+    "head": dict(mlm_transform=False, mlm_output_bias=False, norm_bias=False, type_vocab_size=0),
+}
+HEADS = HeadsConfig(mlm=True, pooler=True, sequence_labels=("a", "b"), token_labels=("x", "y"))
+
+
+def features(rows=3, length=16):
+    rng = np.random.default_rng(0)
+    kept = np.arange(length) < np.array([[length], [length - 5], [4]])[:rows]
+    return {
+        "input_ids": jnp.asarray(rng.integers(1, 40, (rows, length)) * kept, jnp.int32),
+        "token_type_ids": jnp.asarray(rng.integers(0, 2, (rows, length)) * kept, jnp.int32),
+        "sequence_ids": jnp.asarray(kept, jnp.int32),
+        "position_ids": jnp.broadcast_to(jnp.arange(length, dtype=jnp.int32), (rows, length)),
+    }
+
+
+def network(scan=False, remat="none", **switches):
+    config = ModelConfig(**SIZES | switches)
+    return BertModel(config, ExecutionConfig(scan_layers=scan, remat=remat, vocab_multiple=16), HEADS)
+
+
+def drawn(model):
+    """Parameters by canonical name; biases and scales, which are constant at the start, are drawn too."""
+    rng = np.random.default_rng(1)
+    return {name: rng.normal(0, 0.3, shape).astype(np.float32) for name, shape in canonical_shapes(model).items()}
+
+
+def run(model, params):
+    tree = from_canonical(params, nn.unbox(abstract_params(model)), 40)
+    batch = features()
+
+    def loss(tree):
+        output = model.apply({"params": tree}, batch)
+        logits = output.mlm_logits[..., :40]
+        total = jnp.mean(logits**2) + jnp.mean(output.sequence_logits**2) + jnp.mean(output.token_logits**2)
+        return total, (logits, output.sequence_logits, output.token_logits)
+
+    (_, outputs), gradients = jax.value_and_grad(loss, has_aux=True)(tree)
+    return list(map(np.asarray, outputs)), to_canonical(gradients, 40)
+
+
+@pytest.mark.parametrize("family", SWITCHES)
+def test_stacked_and_recomputed_layers_are_the_same_function(family):
+    plain = network(**SWITCHES[family])
+    params = drawn(plain)
+    outputs, gradients = run(plain, params)
+    assert all(np.abs(values).max() > 0 for name, values in gradients.items() if "position_emb" not in name)
+    for other in (network(scan=True, **SWITCHES[family]), network(remat="full", **SWITCHES[family])):
+        assert canonical_shapes(other) == canonical_shapes(plain)
+        again, others = run(other, params)
+        for a, b in zip(outputs, again, strict=True):
+            np.testing.assert_allclose(a, b, atol=2e-5 * max(1, np.abs(a).max()))
+        for name, values in gradients.items():
+            np.testing.assert_allclose(others[name], values, atol=2e-5 * max(1, np.abs(values).max()), err_msg=name)
+
+
+def test_layers_that_differ_are_not_stacked():
+    model = network(
+        scan=True, norm_position="pre_skip_first", attention_windows=(0, 3), position_embeddings="rotary"
+    )
+    shapes = canonical_shapes(model)
+    assert "encoder/layer_0/attention/layer_norm/scale" not in shapes
+    assert "encoder/layer_1/attention/layer_norm/scale" in shapes
+    params = drawn(model)
+    for a, b in zip(
+        run(model, params)[0],
+        run(
+            network(
+                **{
+                    "norm_position": "pre_skip_first",
+                    "attention_windows": (0, 3),
+                    "position_embeddings": "rotary",
+                }
+            ),
+            params,
+        )[0],
+        strict=True,
+    ):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_a_window_hides_far_keys_and_has_its_own_rotary_base():
+    """A change of the first token reaches a token after it by ``window`` positions per layer and no further."""
+    model = network(attention_windows=(2,), position_embeddings="rotary", rotary_base=1e4, rotary_window_base=50.0)
+    tree = model.init(jax.random.key(0), features(1))["params"]
+    batch = features(1)
+    before = model.apply({"params": tree}, batch).sequence_output
+    after = model.apply({"params": tree}, batch | {"input_ids": batch["input_ids"].at[0, 0].add(1)}).sequence_output
+    changed = np.asarray(jnp.abs(after - before).max(-1))[0] > 0
+    assert changed.tolist() == [True] * (1 + 2 * 3) + [False] * 9
+    assert [model.config.rotary_base_of(window) for window in (0, 2)] == [1e4, 50.0]
+
+
+def test_a_larger_initial_scale_for_output_projections_only_without_megatron():
+    for rule, share in (("bert", 1.0), ("megatron", 1 / np.sqrt(6))):
+        tree = network(initialization=rule, hidden_size=96).init(jax.random.key(0), features(1))["params"]
+        params = to_canonical(nn.unbox(tree), 40)
+        for name in ("attention/output", "feed_forward/output"):
+            spread = np.std(params[f"encoder/layer_1/{name}/kernel"]) / np.std(
+                params["encoder/layer_1/feed_forward/intermediate/kernel"]
+            )
+            assert abs(spread / share - 1) < 0.1, (rule, name, spread)
+
+
+def test_dropout_has_a_rate_per_place():
+    config = ModelConfig(hidden_dropout=0.1, embedding_dropout=0.0, feed_forward_dropout=0.3)
+    assert config.attention_output_dropout == -1
+    assert [config.dropout_at(place) for place in ("embedding", "attention_output", "feed_forward")] == [
+        0,
+        0.1,
+        0.3,
+    ]
+    quiet = dict(hidden_dropout=0.0, attention_dropout=0.0)
+    key, batch = jax.random.key(3), features()
+    for place in ("embedding", "attention_output", "feed_forward"):
+        rates = quiet | {f"{place}_dropout": 0.5}
+        plain, model = network(**quiet), network(**rates)
+        tree = plain.init(jax.random.key(0), batch)["params"]
+        assert np.array_equal(
+            plain.apply({"params": tree}, batch, key).mlm_logits, plain.apply({"params": tree}, batch).mlm_logits
+        )
+        with_dropout = model.apply({"params": tree}, batch, key).mlm_logits
+        assert not np.array_equal(with_dropout, plain.apply({"params": tree}, batch).mlm_logits), place
+
+
+def test_rows_of_distances():
+    distance = np.arange(-40, 41)
+    buckets = bucket_index(distance, 32, 128)
+    # Keys before the query: buckets 0 to 15; after it: 16 to 31; small distances have a bucket each.
+    assert buckets[40 - 7 : 41].tolist() == [7, 6, 5, 4, 3, 2, 1, 0] and buckets[41:48].tolist() == list(
+        range(17, 24)
+    )
+    assert buckets[0] == 12 and buckets[-1] == 28 and bucket_index(np.array([500]), 32, 128)[0] == 31
+    rows = disentangled_index(np.arange(-600, 601), 512, 512)
+    assert rows[600] == 256 and (np.diff(rows) <= 0).all() and rows.min() >= 0 and rows.max() == 511
+    assert rows[600 - 128 : 600].tolist() == list(range(384, 256, -1))
+    assert disentangled_index(np.arange(-20, 21), 16, 8).tolist() == [15] * 14 + list(range(14, 0, -1)) + [0] * 13
+
+
+def test_slopes_of_alibi():
+    assert alibi_slopes(8).tolist() == [2.0**-k for k in range(1, 9)]
+    np.testing.assert_allclose(alibi_slopes(12)[8:], [2.0 ** -(k + 0.5) for k in range(4)], rtol=1e-6)
