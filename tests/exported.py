@@ -29,7 +29,13 @@ MODEL = ModelConfig(
 PLAIN = ModelSpec(model=MODEL, heads=HeadsConfig())
 # As many positions as MODEL has after the offset: operations compiled for one model serve the others.
 ROBERTA = dataclasses.replace(
-    MODEL, position_offset=2, max_position_embeddings=42, type_vocab_size=1, norm_epsilon=1e-5
+    MODEL,
+    family="roberta",
+    mlm_activation="gelu",
+    position_offset=2,
+    max_position_embeddings=42,
+    type_vocab_size=1,
+    norm_epsilon=1e-5,
 )
 DENSE = SentenceConfig(
     pooling=("cls", "max", "mean"),

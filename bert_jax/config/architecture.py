@@ -14,6 +14,9 @@ Inherited = Annotated[float, Range("-1 or a number from 0 to below 1", lambda va
 # Whether a part exists; auto: the rule in the comment of the option decides.
 Presence = Literal["auto", "yes", "no"]
 
+# Families of encoders that Hugging Face folders can hold.
+FamilyName = Literal["bert", "roberta", "xlm-roberta", "camembert", "modernbert"]
+
 
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig(Section, prefix="model."):
@@ -111,6 +114,8 @@ class ModelConfig(Section, prefix="model."):
     sequence_head_bias: bool = True
     # The MLM head has a dense layer, the activation and a normalization before the output layer.
     mlm_transform: bool = True
+    # Activation of the MLM head; same: activation.
+    mlm_activation: Literal["same", "gelu", "gelu_tanh", "gelu_sigmoid", "relu", "silu"] = "same"
     # Bias of the dense layer of the MLM head.
     mlm_transform_bias: bool = True
     # Bias of the output layer of the MLM head.
@@ -123,6 +128,8 @@ class ModelConfig(Section, prefix="model."):
     # Standard deviation of the truncated normal distribution of initial weights (truncated at two standard
     # deviations, not rescaled).
     initializer_range: Positive[float] = 0.02
+    # Family of encoders whose names Hugging Face folders use; the other options determine the network.
+    family: FamilyName = "bert"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -143,6 +150,12 @@ class ModelConfig(Section, prefix="model."):
         self._require("attention_windows", all(window >= 0 for window in self.attention_windows), "0 or more each")
 
     @property
+    def family_name(self) -> FamilyName:
+        """Family of the model; that of models from before this option is RoBERTa if their positions have an
+        offset."""
+        return "roberta" if self.family == "bert" and self.position_offset else self.family
+
+    @property
     def max_length(self) -> int:
         """Maximum number of tokens in a sequence, special tokens included (only learned positions have such a
         limit)."""
@@ -157,6 +170,11 @@ class ModelConfig(Section, prefix="model."):
     def embedding_width(self) -> int:
         """Width of the embeddings."""
         return self.embedding_size or self.hidden_size
+
+    @property
+    def head_activation(self) -> str:
+        """Activation of the MLM head."""
+        return self.activation if self.mlm_activation == "same" else self.mlm_activation
 
     @property
     def has_norm_bias(self) -> bool:

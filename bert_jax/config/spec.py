@@ -11,7 +11,7 @@ import typing
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from bert_jax.config.architecture import ModelConfig
+from bert_jax.config.architecture import FamilyName, ModelConfig
 
 FORMAT = 1
 
@@ -161,10 +161,15 @@ class ModelSpec:
     sentence: SentenceConfig | None = None
     tokenizer: TokenizerConfig | None = None
     # Names that Hugging Face uses for the parts of the architecture.
-    family: Literal["bert", "roberta"] = "bert"
+    family: FamilyName = "bert"
 
     def __post_init__(self) -> None:
         self.heads.check_features(self.model)
+
+    @property
+    def skips_padding(self) -> bool:
+        """True if positions count only the tokens that are not padding (RoBERTa and families after it)."""
+        return self.model.position_offset > 0 and self.family != "bert"
 
     @property
     def max_length(self) -> int:

@@ -14,7 +14,7 @@ ANY = ("any value",)
 Supported = dict[str, tuple[Any, ...]]
 SIZES: Supported = dict.fromkeys(
     (
-        "vocab_size", "hidden_size", "num_layers", "num_attention_heads", "intermediate_size",
+        "family", "vocab_size", "hidden_size", "num_layers", "num_attention_heads", "intermediate_size",
         "max_position_embeddings", "type_vocab_size", "hidden_dropout", "attention_dropout", "initializer_range",
     ),
     ANY,

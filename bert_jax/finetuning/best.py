@@ -85,7 +85,7 @@ def save_parameters(
         heads=resolved.heads,
         sentence=resolved.task.sentence,
         tokenizer=start.tokenizer_config,
-        family="roberta" if config.model.position_offset else "bert",
+        family=config.model.family_name,
     )
     metrics = {f"{split}: {name}": value for split, named in values.items() for name, value in named.items()}
     origin = {

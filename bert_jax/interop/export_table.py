@@ -1,7 +1,7 @@
 """The table of the model parts that each export format can represent; docs/weights.md shows it."""
 
 import dataclasses
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any, Literal
 
 from bert_jax.config import HeadsConfig, ModelConfig, ModelSpec
@@ -34,6 +34,7 @@ _TABLE = {
     "several heads": ("heads that no single transformers class combines", "reyyyy"),
     "features": ("heads on hidden states other than the last, or after a BiLSTM", "rrrrry"),
     "roberta": ("family roberta", "yyryyy"),
+    "family": ("families other than bert and roberta", "yyryyy"),
     "pre-norm": ("LayerNorm before each sub-layer", ""),
     "sinusoidal": ("sinusoidal positions", ""),
     "roberta mlm": ("family roberta with an MLM head and an activation other than gelu", "ryryyy"),
@@ -60,16 +61,26 @@ _FIELD_ROWS: dict[str, tuple[str, Any]] = {
     **{kind: ("activation", kind) for kind in ("gelu", "gelu_tanh", "gelu_sigmoid", "relu")},
     "epsilon": ("norm_epsilon", 1e-5),
 }
-# The tables of the first four of FORMATS. sentence-transformers loads its encoder with transformers.
-_WRITERS = (config_json.SUPPORTED, config_json.SUPPORTED, tf1_names.SUPPORTED, onnx_layers.SUPPORTED)
-SUPPORTED = dict(zip(FORMATS, (*_WRITERS, EVERY_FIELD, EVERY_FIELD), strict=True))
+# Format -> function that returns a line for each field of a model that the format does not support.
+UNSUPPORTED: dict[str, Callable[[ModelSpec], list[str]]] = {
+    "hf": lambda spec: config_json.unsupported(spec, "hf"),
+    # The encoder alone is written.
+    "sentence-transformers": lambda spec: config_json.unsupported(
+        dataclasses.replace(spec, heads=HeadsConfig()), "sentence-transformers"
+    ),
+    "tf1": lambda spec: unsupported_fields(spec.model, tf1_names.SUPPORTED, "tf1"),
+    "onnx": lambda spec: unsupported_fields(spec.model, onnx_layers.SUPPORTED, "onnx"),
+    "stablehlo": lambda spec: unsupported_fields(spec.model, EVERY_FIELD, "stablehlo"),
+    "npz": lambda spec: unsupported_fields(spec.model, EVERY_FIELD, "npz"),
+}
 
 
 def _cells(row: str) -> tuple[Verdict, ...]:
     if row not in _FIELD_ROWS:
         return tuple(_VERDICTS[letter] for letter in _TABLE[row][1])
     model = dataclasses.replace(ModelConfig(), **dict([_FIELD_ROWS[row]]))
-    return tuple("refused" if unsupported_fields(model, table, "") else "yes" for table in SUPPORTED.values())
+    spec = ModelSpec(model=model, heads=HeadsConfig())
+    return tuple("refused" if lines(spec) else "yes" for lines in UNSUPPORTED.values())
 
 
 TABLE: dict[str, dict[str, Verdict]] = {row: dict(zip(FORMATS, _cells(row), strict=True)) for row in ROWS}
@@ -88,8 +99,9 @@ def rows_of(spec: ModelSpec, dtype: str = "float32") -> Iterator[str]:
         "sentence": spec.sentence is not None,
         "several heads": not _has_class(spec),
         "roberta": spec.family == "roberta",
-        "roberta mlm": spec.family == "roberta" and heads.mlm and model.activation != "gelu",
-        "offset": (model.position_offset > 0) != (spec.family == "roberta"),
+        "family": spec.family not in ("bert", "roberta"),
+        "roberta mlm": spec.family == "roberta" and heads.mlm and model.head_activation != "gelu",
+        "offset": spec.family in ("bert", "roberta") and (model.position_offset > 0) != (spec.family == "roberta"),
         **{row: getattr(model, field) == value for row, (field, value) in _FIELD_ROWS.items()},
         "epsilon": model.norm_epsilon != 1e-12,
         "bfloat16": dtype == "bfloat16",
@@ -111,7 +123,7 @@ def fit(weights: ModelBundle, format: str, dtype: str = "float32") -> tuple[Mode
     not support the value of a field of ``ModelConfig``.
     """
     rows = list(rows_of(weights.spec, dtype))
-    fields = unsupported_fields(weights.spec.model, SUPPORTED[format], format)
+    fields = UNSUPPORTED[format](weights.spec)
     refused = [row for row in rows if TABLE[row][format] == "refused" and row not in _FIELD_ROWS]
     if "several heads" in refused:
         heads = ", ".join(weights.spec.heads.present())
@@ -121,8 +133,7 @@ def fit(weights: ModelBundle, format: str, dtype: str = "float32") -> tuple[Mode
         others = [
             other
             for other in FORMATS
-            if all(TABLE[row][other] != "refused" for row in rows)
-            and not unsupported_fields(weights.spec.model, SUPPORTED[other], other)
+            if all(TABLE[row][other] != "refused" for row in rows) and not UNSUPPORTED[other](weights.spec)
         ]
         problems = "; ".join([*fields, *(f"{ROWS[row]}: not supported" for row in refused)])
         raise ValueError(f"{format}: {problems}; formats that support this model: {', '.join(others) or 'none'}")

@@ -129,12 +129,14 @@ def _compare_outputs(source: Path, saved: Path, peer_python: str | None, report:
 def _random_heads(weights: ModelBundle, architecture: str | None) -> list[str]:
     """Return the heads of the class ``architecture`` that the source lacks. transformers initializes them
     randomly."""
-    held = CLASSES[architecture] if architecture is not None else ()
+    held = CLASSES[architecture].classes[architecture] if architecture is not None else ()
     return [name for name in held if name != "pooler" and name not in weights.spec.heads.present()]
 
 
 def _as_class(spec: ModelSpec, architecture: str | None) -> ModelSpec:
     """Return ``spec`` with only the heads of the class ``architecture``, so that both models have the same output
     names."""
-    heads = only_heads(spec.heads, CLASSES[architecture] if architecture is not None else ("pooler",))
+    heads = only_heads(
+        spec.heads, CLASSES[architecture].classes[architecture] if architecture is not None else ("pooler",)
+    )
     return dataclasses.replace(spec, heads=heads, sentence=None)

@@ -9,6 +9,7 @@ from typing import Any
 from bert_jax.config import ModelSpec
 from bert_jax.interop.exchange import ModelBundle, parameter_shapes
 from bert_jax.interop.hf.config_json import CONFIG_FILE
+from bert_jax.interop.hf.families import FAMILIES
 from bert_jax.interop.programs.serving import output_names
 
 _ACTIVATIONS = {
@@ -87,7 +88,7 @@ def _summary(spec: ModelSpec, dtype: str) -> str:
     count = sum(map(math.prod, parameter_shapes(spec).values()))
     heads = ", ".join([*spec.heads.present(), *(["sentence"] if spec.sentence is not None else [])])
     return (
-        f"A {spec.family.upper() if spec.family == 'bert' else 'RoBERTa'} encoder of {model.num_layers} layers, "
+        f"A {FAMILIES[spec.family].title} encoder of {model.num_layers} layers, "
         f"width {model.hidden_size}, {count:,} parameters ({dtype}); heads: {heads or 'none'}."
     )
 

@@ -167,7 +167,7 @@ def _read_run(workdir: Path, options: ReadOptions) -> ModelBundle:
         model=config.model,
         heads=model.heads,
         # A run that starts from a RoBERTa model keeps the position embeddings before the first position.
-        family="roberta" if config.model.position_offset else "bert",
+        family=config.model.family_name,
         tokenizer=TokenizerConfig(file=name, lower_case=tokenizer.lower_case),
     )
     check_shapes(spec, stored.arrays, workdir)

@@ -20,8 +20,6 @@ from bert_jax.io.safetensors_file import aligned_empty
 
 # Dtypes that are converted to float32.
 FLOATS = ("float32", "float16", "bfloat16", "float64")
-# Embedding table -> field of ModelConfig with its number of rows.
-_TABLES = {"word": "vocab_size", "position": "max_position_embeddings", "token_type": "type_vocab_size"}
 
 
 @dataclass(frozen=True)
@@ -31,6 +29,51 @@ class StoredName:
     name: str
     # True if the stored array is the transpose of the canonical one.
     transpose: bool
+    # The parameter is the part ``part`` of ``parts`` equal parts of each of ``groups`` equal groups of the output
+    # features of the stored array.
+    part: int = 0
+    parts: int = 1
+    groups: int = 1
+    # Size of a head whose dimensions 2i and 2i + 1 are stored next to each other; they are i and i + D / 2 in the
+    # canonical array. 0: the order is the same.
+    interleaved: int = 0
+
+    @property
+    def is_whole(self) -> bool:
+        """True if the stored array is the canonical one."""
+        return not self.transpose and self.parts == 1 and not self.interleaved
+
+    def stored_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """Return the shape of the stored array for a parameter with ``shape``."""
+        whole = (*shape[:-1], shape[-1] * self.parts)
+        return whole[::-1] if self.transpose else whole
+
+    def take(self, stored: np.ndarray) -> np.ndarray:
+        """Return the canonical parameter, a view or a copy, from the stored array."""
+        whole = stored.T if self.transpose else stored
+        if self.parts > 1:
+            grouped = whole.reshape(*whole.shape[:-1], self.groups, self.parts, -1)
+            whole = grouped[..., self.part, :].reshape(*whole.shape[:-1], -1)
+        if self.interleaved:
+            pairs = whole.reshape(*whole.shape[:-1], -1, self.interleaved // 2, 2)
+            whole = pairs.swapaxes(-1, -2).reshape(whole.shape)
+        return whole
+
+    def give(self, values: np.ndarray) -> np.ndarray:
+        """Return the output features of the canonical parameter in the order in which they are stored, as
+        [..., groups, features of a group]."""
+        if self.interleaved:
+            halves = values.reshape(*values.shape[:-1], -1, 2, self.interleaved // 2)
+            values = halves.swapaxes(-1, -2).reshape(values.shape)
+        return values.reshape(*values.shape[:-1], self.groups, -1)
+
+
+def stored_array(entries: Sequence[tuple[StoredName, np.ndarray]]) -> np.ndarray:
+    """Return the array that is stored for the parameters of one stored name: all parts, in any order."""
+    parts = [entry.give(values) for entry, values in sorted(entries, key=lambda pair: pair[0].part)]
+    whole = np.concatenate(parts, axis=-1) if len(parts) > 1 else parts[0]
+    whole = whole.reshape(*whole.shape[:-2], -1)
+    return whole.T if entries[0][0].transpose else whole
 
 
 @dataclass(frozen=True)
@@ -51,18 +94,20 @@ def aligned_copy(values: np.ndarray) -> np.ndarray:
     return target
 
 
-def read_float32(tensor: Tensor, transpose: bool = False) -> np.ndarray:
-    """Return the values of ``tensor`` as a contiguous, page-aligned float32 array, transposed if ``transpose`` is
-    True.
+def read_float32(tensor: Tensor, place: StoredName | None = None) -> np.ndarray:
+    """Return the values of ``tensor``, or of the parameter at ``place`` in it, as a contiguous, page-aligned
+    float32 array.
 
     The dtype of ``tensor`` must be in :data:`FLOATS`.
     """
     values = tensor.read()
-    if values.dtype == np.float32 and not transpose and values.flags.c_contiguous:
+    if place is not None and not place.is_whole:
+        values = place.take(values)
+    elif values.dtype == np.float32 and values.flags.c_contiguous:
         return values
-    target = aligned_empty(tensor.shape[::-1] if transpose else tensor.shape)
+    target = aligned_empty(values.shape)
     with np.errstate(over="ignore"):  # float64 values beyond the range of float32 become infinite and are reported
-        np.copyto(target, values.T if transpose else values, casting="unsafe")
+        np.copyto(target, values, casting="unsafe")
     return target
 
 
@@ -110,31 +155,29 @@ class StoredModel:
         self.contradictions.append(f"{name} is {stated} in {self.config_file}, but {actual} in the {self.what}")
 
     def sizes(
-        self, model: ModelConfig, table: str, layer: re.Pattern[str], intermediate: tuple[str, int]
+        self, model: ModelConfig, places: Mapping[str, tuple[str, int, int]], layer: re.Pattern[str] | None
     ) -> ModelConfig:
         """Record each size in ``model`` that contradicts the tensors, and return ``model``.
 
         If ``options.allow_mismatch`` is True, the returned config has the sizes of the tensors instead.
 
         Args:
-            table: format string for the names of the embedding tables; {} is replaced by "word", "position" and so
-                on.
-            layer: pattern for the names of the tensors in a layer; its group matches the index of the layer.
-            intermediate: name of a tensor, and the index of its dimension whose size is the feed-forward width.
+            places: field -> (name of a tensor, dimension, factor); the field is the size of the dimension divided
+                by the factor.
+            layer: pattern for the names of the tensors in a layer, whose group matches the index of the layer;
+                None: the layers share their parameters.
         """
         actual: dict[str, int] = {}
-        for kind, rows in _TABLES.items():
-            if shape := self.shape(table.format(kind)):
-                actual[rows] = shape[0]
-                actual.setdefault("hidden_size", shape[1])
-        layers = {int(match[1]) for name in self.tensors if (match := layer.match(name))}
-        if not layers or max(layers) >= len(self.tensors):
-            raise ValueError(
-                f"{self.path}: the {self.what} are not those of a BERT encoder: {listed([*self.tensors])}"
-            )
-        actual["num_layers"] = 1 + max(layers)
-        if shape := self.shape(intermediate[0]):
-            actual["intermediate_size"] = shape[intermediate[1]]
+        for field_name, (tensor, dimension, factor) in places.items():
+            if shape := self.shape(tensor):
+                actual[field_name] = shape[dimension] // factor
+        if layer is not None:
+            layers = {int(match[1]) for name in self.tensors if (match := layer.match(name))}
+            if not layers or max(layers) >= len(self.tensors):
+                raise ValueError(
+                    f"{self.path}: the {self.what} are not those of a BERT encoder: {listed([*self.tensors])}"
+                )
+            actual["num_layers"] = 1 + max(layers)
         differing = {name: size for name, size in actual.items() if size != getattr(model, name)}
         for name, size in differing.items():
             self.contradict(name, getattr(model, name), size)
@@ -180,7 +223,7 @@ class StoredModel:
         self._check(spec, names, left_over)
         if left_over:
             self.notes.append(f"unexpected and ignored: {listed(left_over)}")
-        params = {name: read_float32(self.tensors[entry.name], entry.transpose) for name, entry in names.items()}
+        params = {name: read_float32(self.tensors[entry.name], entry) for name, entry in names.items()}
         dtypes = collections.Counter(self.tensors[entry.name].dtype for entry in names.values())
         for dtype, count in dtypes.items():
             if dtype != "float32":
@@ -191,13 +234,13 @@ class StoredModel:
 
     def _check(self, spec: ModelSpec, names: Mapping[str, StoredName], left_over: Sequence[str]) -> None:
         shapes = parameter_shapes(spec)
-        missing = [entry.name for entry in names.values() if entry.name not in self.tensors]
+        missing = [name for name in dict.fromkeys(e.name for e in names.values()) if name not in self.tensors]
         problems = [f"missing {listed(missing)}"] if missing else []
         if left_over and not self.options.allow_mismatch:
             problems.append(f"unexpected {listed(left_over)}")
         unfit = []
         for canonical, entry in names.items():
-            expected = shapes[canonical][::-1] if entry.transpose else shapes[canonical]
+            expected = entry.stored_shape(shapes[canonical])
             tensor = self.tensors.get(entry.name)
             if tensor is not None and tensor.shape != expected:
                 unfit.append(f"{entry.name[:80]} has the shape {tensor.shape}, expected {expected}")

@@ -113,7 +113,7 @@ class MlmHead(Block):
         if config.mlm_transform:
             width, has_bias = config.embedding_width, config.mlm_transform_bias
             x_BxMxE = Dense(width, ("embed", "pooled"), config, dtype, has_bias, name="transform")(x_BxMxH)
-            x_BxMxE = Norm(config, dtype, name="layer_norm")(activation(config.activation, x_BxMxE))
+            x_BxMxE = Norm(config, dtype, name="layer_norm")(activation(config.head_activation, x_BxMxE))
         else:
             x_BxMxE = x_BxMxH
         rows = len(table_VxE)

@@ -1,88 +1,86 @@
-"""Names of the tensors of BERT and RoBERTa in Hugging Face folders, for both the reader and the writer.
+"""Names of the tensors of a model in Hugging Face folders, for both the reader and the writer.
 
-torch stores the weight of a linear layer as [out, in], so every stored kernel is the transpose of the canonical
-kernel.
+torch stores the weight of a linear layer as [out, in], so a stored kernel is the transpose of the canonical kernel.
 """
+
+from collections.abc import Mapping
 
 from bert_jax.config import ModelSpec
 from bert_jax.interop.exchange import parameter_shapes
+from bert_jax.interop.hf.families import FAMILIES
+from bert_jax.interop.hf.family import Place
 from bert_jax.interop.stored import StoredName
 
-# Modules of the masked-LM head by family: output bias and tied copies, transform, LayerNorm.
-_MLM = {
-    "bert": ("cls.predictions", "cls.predictions.transform.dense", "cls.predictions.transform.LayerNorm"),
-    "roberta": ("lm_head", "lm_head.dense", "lm_head.layer_norm"),
-}
-# Tied tensors: name of the copy -> canonical parameter that equals it.
-TIED = {
-    family: {
-        f"{head}.decoder.weight": "embeddings/word_embeddings/embedding",
-        f"{head}.decoder.bias": "mlm_head/output_bias",
-    }
-    for family, (head, *_) in _MLM.items()
-}
-# Buffers that old versions of transformers store. They contain constant ids, not weights.
-BUFFERS = ("embeddings.position_ids", "embeddings.token_type_ids")
+# Buffers that some versions of transformers store. They contain constants, not weights.
+BUFFERS = ("position_ids", "token_type_ids", "inv_freq")
 
-_LAYER = {
-    "attention/query": "attention.self.query",
-    "attention/key": "attention.self.key",
-    "attention/value": "attention.self.value",
-    "attention/output": "attention.output.dense",
-    "attention/layer_norm": "attention.output.LayerNorm",
-    "feed_forward/intermediate": "intermediate.dense",
-    "feed_forward/output": "output.dense",
-    "feed_forward/layer_norm": "output.LayerNorm",
-}
 _LEAF = {"kernel": "weight", "bias": "bias", "scale": "weight", "embedding": "weight", "output_bias": "bias"}
-# Heads whose layer is named "classifier": a folder can contain only one of them.
-_CLASSIFIERS = ("sequence", "token", "choice")
 
 
 def hf_names(spec: ModelSpec, prefix: str | None = None) -> dict[str, StoredName]:
     """Return a dict from canonical to stored parameter names, in the order of ``parameter_shapes``.
 
     Parameters of the sentence head are excluded. The names of encoder tensors begin with ``prefix``, which includes
-    its dot; None: the prefix that the transformers class with these heads uses. ``spec.model`` must have only
-    values that ``config_json.SUPPORTED`` allows. Raises ``ValueError`` for two heads whose tensors have the same
-    name, and for a sentence-pair head of RoBERTa.
+    its dot; None: the prefix that the transformers class with these heads uses. Raises ``ValueError`` for heads
+    whose tensors have the same name, and for a head that the family does not have.
     """
-    heads, family = spec.heads, spec.family
-    clash = [name for name in _CLASSIFIERS if name in heads.present()]
-    if len(clash) > 1:
+    family, heads = FAMILIES[spec.family], spec.heads
+    held = [head for head in heads.present() if head != "pooler"]
+    for head in held:
+        if head not in family.heads:
+            raise ValueError(f"{family.title} has no {head} head in Hugging Face folders")
+    owners: dict[str, list[str]] = {}
+    for head in held:
+        owners.setdefault(stored_head(family.heads[head]), []).append(head)
+    clash = next((names for names in owners.values() if len(names) > 1), None)
+    if clash:
         heads_found = f"{', '.join(clash)}, because their tensors have the same name"
         raise ValueError(f"a Hugging Face folder can contain only one of the heads {heads_found}; keep one of them")
-    if family == "roberta" and heads.nsp:
-        raise ValueError("RoBERTa has no sentence-pair (nsp) head in Hugging Face folders")
     if prefix is None:
         # Classes with a head name the encoder after the family.
-        prefix = f"{family}." if set(heads.present()) - {"pooler"} else ""
-    modules, names = module_names(spec, prefix), {}
+        prefix = family.prefix if held else ""
+    places, names = module_places(spec, prefix), {}
     for name in parameter_shapes(spec):
         module, _, leaf = name.rpartition("/")
-        if not name.startswith("sentence_head/"):
-            names[name] = StoredName(f"{modules[module]}.{_LEAF[leaf]}", transpose=leaf == "kernel")
+        if name.startswith("sentence_head/"):
+            continue
+        place = places[module]
+        names[name] = StoredName(
+            f"{place.module}.{_LEAF[leaf]}",
+            leaf == "kernel" and not place.input_first,
+            place.part,
+            place.parts,
+            spec.model.num_attention_heads if place.per_head else 1,
+            spec.model.head_size if place.interleaved else 0,
+        )
     return names
 
 
-def module_names(spec: ModelSpec, prefix: str) -> dict[str, str]:
-    """Return a dict from canonical to stored module names. The stored names of encoder modules begin with
-    ``prefix``, which includes its dot."""
-    modules = {
-        f"embeddings/{table}_embeddings": f"{prefix}embeddings.{table}_embeddings"
-        for table in ("word", "token_type", "position")
-    }
-    modules["embeddings/layer_norm"] = f"{prefix}embeddings.LayerNorm"
+def stored_head(modules: Mapping[str, str | Place]) -> str:
+    """Return the stored name of the output layer of a head, the last of its modules whose name ends in _head."""
+    return next(as_place(place).module for name, place in reversed(modules.items()) if name.endswith("_head"))
+
+
+def module_places(spec: ModelSpec, prefix: str) -> dict[str, Place]:
+    """Return a dict from canonical to stored modules. The stored names of encoder modules begin with ``prefix``,
+    which includes its dot."""
+    family = FAMILIES[spec.family]
+    places = {ours: _at(prefix, place) for ours, place in family.encoder.items()}
     for i in range(spec.model.num_layers):
-        modules |= {f"encoder/layer_{i}/{ours}": f"{prefix}encoder.layer.{i}.{hf}" for ours, hf in _LAYER.items()}
-    modules |= zip(("mlm_head", "mlm_head/transform", "mlm_head/layer_norm"), _MLM[spec.family], strict=True)
-    modules |= {f"{head}_head": "classifier" for head in _CLASSIFIERS}
-    modules |= {
-        "pooler": f"{prefix}pooler.dense",
-        "nsp_head": "cls.seq_relationship",
-        "span_head": "qa_outputs",
-    }
-    if spec.family == "roberta" and spec.heads.sequence_labels:
-        # In RoBERTa tanh(dense(first token)) belongs to the head, and the encoder has no pooler.
-        modules |= {"pooler": "classifier.dense", "sequence_head": "classifier.out_proj"}
-    return modules
+        inner = prefix + family.layer.format(i=i)
+        places |= {f"encoder/layer_{i}/{ours}": _at(inner, place) for ours, place in family.layers.items()}
+    for head in ("pooler", *(head for head in spec.heads.present() if head != "pooler")):
+        for ours, place in family.heads.get(head, {}).items():
+            place = as_place(place)
+            places[ours] = place._replace(module=place.module.format(prefix=prefix))
+    return places
+
+
+def _at(prefix: str, place: str | Place) -> Place:
+    place = as_place(place)
+    return place._replace(module=prefix + place.module)
+
+
+def as_place(place: str | Place) -> Place:
+    """Return ``place``, or the whole of the stored module that it names."""
+    return Place(place) if isinstance(place, str) else place

@@ -1,4 +1,4 @@
-"""Reader of Hugging Face folders of BERT and RoBERTa; the tensors are checked against config.json."""
+"""Reader of Hugging Face folders; the tensors are checked against config.json."""
 
 import dataclasses
 import re
@@ -10,18 +10,15 @@ import numpy as np
 
 from bert_jax.config import HeadsConfig, ModelConfig, ModelSpec, TokenizerConfig
 from bert_jax.interop.exchange import ModelBundle, ReadOptions
-from bert_jax.interop.hf.config_json import CLASSES, CONFIG_FILE, HfConfig, model_parts, read_config
-from bert_jax.interop.hf.names import BUFFERS, TIED, hf_names
+from bert_jax.interop.hf.config_json import CONFIG_FILE, HfConfig, model_parts, read_config
+from bert_jax.interop.hf.names import BUFFERS, as_place, hf_names, stored_head
 from bert_jax.interop.hf.tensors import open_tensors
 from bert_jax.interop.stored import FLOATS, StoredModel, Tensor, read_float32
 from bert_jax.interop.tokenizers.folder_files import read_tokenizer_files
 from bert_jax.io.untrusted_folder import needed
 from bert_jax.tokenization import build_tokenizer
 
-_LAYER = re.compile(r"(?:bert\.|roberta\.)?encoder\.layer\.(\d{1,6})\.")
-_UNTIED = "an untied MLM output layer is not supported; remove the tensors of the MLM head to read the rest"
-# Part of the name of a class -> head whose layer is named "classifier".
-_KINDS = {"SequenceClassification": "sequence", "TokenClassification": "token", "MultipleChoice": "choice"}
+_UNTIED = "set tie_word_embeddings to false, or remove the tensors of the MLM head"
 
 
 def is_hf(path: Path) -> bool:
@@ -30,16 +27,17 @@ def is_hf(path: Path) -> bool:
 
 
 def read_hf(path: Path, options: ReadOptions) -> ModelBundle:
-    """Read a Hugging Face folder of BERT or RoBERTa: encoder, tokenizer, and all heads whose tensors are present.
+    """Read a Hugging Face folder: encoder, tokenizer, and all heads whose tensors are present.
 
     Raises ``ValueError`` with a one-line message for other types of models, damaged files, missing or unexpected
     tensors, tensors of the wrong shape, and (unless ``options.allow_mismatch`` is True) a contradiction between
     config.json and the tensors.
     """
-    config = model_parts(read_config(needed(path, CONFIG_FILE)), str(path / CONFIG_FILE))
+    raw = read_config(needed(path, CONFIG_FILE))
+    config = model_parts(raw, str(path / CONFIG_FILE), allow_unknown=options.allow_mismatch)
     reader = _FolderReader(path, options, config=config)
     reader.open()
-    spec = ModelSpec(model=reader.model(), heads=reader.heads(), family=config.family)
+    spec = ModelSpec(model=reader.model(), heads=reader.heads(), family=config.model.family)
     reader.settle()
     params = reader.parameters(spec)
     tokenizer, content, tokenizer_notes = read_tokenizer_files(path, options)
@@ -101,100 +99,123 @@ class _FolderReader(StoredModel):
             if 0 in tensor.shape:
                 raise ValueError(f"{self.path / source}: {clean[:80]!r} is empty (shape {tensor.shape})")
             self.tensors[clean] = tensor
-        family = f"{self.config.family}."
-        self.prefix = family if self.has(family) else ""
+        family = self.config.family
+        self.prefix = family.prefix if self.has(family.prefix) else ""
         self._take_tied_embeddings()
 
     def _take_tied_embeddings(self) -> None:
         """If the word embeddings or the MLM output bias are missing, use the tensor that is tied to them."""
-        original = f"{self.prefix}embeddings.word_embeddings.weight"
-        weight, bias = TIED[self.config.family]
-        kept = weight.replace("decoder.weight", "bias")
-        if self.config.tied and original not in self.tensors and weight in self.tensors:
-            self.tensors[original] = self.tensors[weight]
-            self.notes.append(f"word embeddings are read from {weight}, to which they are tied")
-        if kept not in self.tensors and bias in self.tensors:
-            self.tensors[kept] = self.tensors.pop(bias)
+        family = self.config.family
+        original = f"{self.prefix}{family.sizes['vocab_size'][0]}"
+        for copy, canonical in family.tied.items():
+            if canonical.startswith("embeddings/"):
+                if self.config.model.tied_output and original not in self.tensors and copy in self.tensors:
+                    self.tensors[original] = self.tensors[copy]
+                    self.notes.append(f"word embeddings are read from {copy}, to which they are tied")
+                continue
+            kept = f"{as_place(family.heads['mlm']['mlm_head']).module}.bias"
+            # transformers ties the two biases only with the weights; if they are apart, the copy is the one in use.
+            apart = not self.config.model.tied_output and copy in self.tensors
+            if copy in self.tensors and (kept not in self.tensors or apart):
+                self.tensors[kept] = self.tensors.pop(copy)
 
     def model(self) -> ModelConfig:
         """Return the model config after comparing it with the sizes of the tensors (:meth:`sizes`)."""
-        prefix = self.prefix
-        table, width = f"{prefix}embeddings.{{}}_embeddings.weight", "encoder.layer.0.intermediate.dense.weight"
-        return self.sizes(self.config.model, table, _LAYER, (f"{prefix}{width}", 0))
+        family = self.config.family
+        places = {field: (f"{self.prefix}{name}", *other) for field, (name, *other) in family.sizes.items()}
+        layer = re.compile(re.escape(self.prefix + family.layer).replace(r"\{i\}", r"(\d{1,6})"))
+        return self.sizes(self.config.model, places, layer if layer.groups else None)
 
     def heads(self) -> HeadsConfig:
         """Return the heads whose tensors are present. Add a note for every head of the transformers class whose
         tensors are missing."""
-        roberta, pooler_prefix = self.config.family == "roberta", f"{self.prefix}pooler."
-        kind = self._classifier_kind()
-        if roberta and kind == "sequence" and self.has(pooler_prefix):
-            self.tensors = {n: tensor for n, tensor in self.tensors.items() if not n.startswith(pooler_prefix)}
-            self.notes.append("the pooler is omitted: the sequence head of RoBERTa has its own dense layer")
-        nsp = self.has("cls.seq_relationship.")
-        mlm = self.has("lm_head." if roberta else "cls.predictions.")
-        if mlm and roberta and self.config.model.activation != "gelu":
-            raise ValueError(
-                f"{self.path}: the MLM head of RoBERTa always uses gelu, but hidden_act selects "
-                f"{self.config.model.activation}"
-            )
-        labels = self._class_names() if kind in ("sequence", "token") else ()
+        family = self.config.family
+        found = self._present()
+        kind = next((head for head in found if head in ("sequence", "token", "choice")), None)
+        labels = self._class_names(kind) if kind in ("sequence", "token") else ()
         problem = self.config.problem or ("regression" if len(labels) == 1 else "single_label")
         if kind == "sequence" and problem == "regression" and len(labels) > 1:
             outputs = f"the classifier has {len(labels)} outputs"
             raise ValueError(f"{self.path}: problem_type is regression, but {outputs}; allowed: one output")
+        pooler = self._pooler()
+        own = next((head for head in found if "pooler" in family.heads[head]), None)
+        has_pooler = any(map(self.has, pooler))
+        if own and has_pooler:
+            self.tensors = {n: tensor for n, tensor in self.tensors.items() if not n.startswith(pooler)}
+            self.notes.append(f"the pooler is omitted: the {own} head of {family.title} has its own dense layer")
+        needs = {head for heads in family.classes.values() if "pooler" in heads for head in heads if head in found}
         heads = HeadsConfig(
-            pooler=self.has(pooler_prefix) or nsp or kind in ("sequence", "choice"),
-            mlm=mlm,
-            nsp=nsp,
+            pooler=has_pooler or bool(needs - {"mlm"}),
+            mlm="mlm" in found,
+            nsp="nsp" in found,
             sequence_labels=labels if kind == "sequence" else (),
             problem=problem if kind == "sequence" else "single_label",
             token_labels=labels if kind == "token" else (),
-            span=self.has("qa_outputs."),
+            span="span" in found,
             choice=kind == "choice",
             dropout=self.config.dropout,
         )
         known = self.config.architecture
-        for name in CLASSES[known] if known else ():
+        for name in family.classes[known] if known else ():
             if name not in heads.present():
                 what = "pooled output is" if name == "pooler" else f"{name} outputs are"
                 self.notes.append(f"{known} has a {name} layer, but its tensors are missing: {what} omitted")
         return heads
 
-    def _classifier_kind(self) -> str | None:
-        """Return the head to which the layer "classifier" belongs: sequence, token or choice. Return None if there
-        is no such layer."""
-        if not self.has("classifier."):
-            return None
-        if self.has("classifier.out_proj."):
-            return "sequence"
-        known = next((kind for word, kind in _KINDS.items() if word in (self.config.architecture or "")), None)
-        if known is None and not self.has(f"{self.prefix}pooler."):
-            return "token"  # the other two heads need the pooler
-        if known is None:
-            classes = ", ".join(name for name in CLASSES if any(kind in name for kind in _KINDS))
-            file = self.path / CONFIG_FILE
-            raise ValueError(f"{file}: architectures does not determine the kind of classifier; allowed: {classes}")
-        return known
+    def _pooler(self) -> tuple[str, ...]:
+        """Return the prefixes of the tensors of the encoder's own pooler."""
+        places = map(as_place, self.config.family.heads.get("pooler", {}).values())
+        return tuple(f"{place.module.format(prefix=self.prefix)}." for place in places)
 
-    def _class_names(self) -> tuple[str, ...]:
-        inner = ".out_proj" if self.has("classifier.out_proj.") else ""
-        shape, labels = self.shape(f"classifier{inner}.weight"), self.config.labels
+    def _present(self) -> list[str]:
+        """Return the heads whose output layers are among the tensors, at most one for each stored layer."""
+        family, found, used = self.config.family, list[str](), set[str]()
+        owners: dict[str, list[str]] = {}
+        for head, modules in family.heads.items():
+            if head != "pooler":
+                owners.setdefault(stored_head(modules), []).append(head)
+        # "classifier.out_proj" before "classifier", whose tensors begin alike.
+        for module in sorted(owners, key=len, reverse=True):
+            names = {name for name in self.tensors if name.startswith(f"{module}.")} - used
+            if names:
+                head = self._owner(module, owners[module])
+                own = tuple(f"{as_place(place).module}." for place in family.heads[head].values())
+                used |= {name for name in self.tensors if name.startswith(own)}
+                found.append(head)
+        return found
+
+    def _owner(self, module: str, heads: list[str]) -> str:
+        """Return the head to which the layer ``module`` belongs."""
+        family, known = self.config.family, self.config.architecture
+        if len(heads) == 1:
+            return heads[0]
+        stated = [head for head in heads if known and head in family.classes[known]]
+        if stated:
+            return stated[0]
+        pooler = self._pooler()
+        if "token" in heads and pooler and not any(map(self.has, pooler)):
+            return "token"  # the other heads need the pooler
+        classes = ", ".join(name for name, held in family.classes.items() if set(held) & set(heads))
+        file = self.path / CONFIG_FILE
+        raise ValueError(f"{file}: architectures does not determine the kind of {module}; allowed: {classes}")
+
+    def _class_names(self, kind: str) -> tuple[str, ...]:
+        shape = self.shape(f"{stored_head(self.config.family.heads[kind])}.weight")
+        labels = self.config.labels
         return self.labels(labels, shape[0] if shape is not None else len(labels or "01"))
 
     def parameters(self, spec: ModelSpec) -> dict[str, np.ndarray]:
         """Return every canonical parameter of ``spec``. Raises ``ValueError`` if a tied copy differs from its
         original."""
-        names, tied = hf_names(spec, self.prefix), TIED[self.config.family]
-        params = self.read(spec, names, tied if spec.heads.mlm else ())
+        names, tied = hf_names(spec, self.prefix), self.config.family.tied
+        copies = {name: ours for name, ours in tied.items() if name not in {e.name for e in names.values()}}
+        params = self.read(spec, names, copies if spec.heads.mlm else ())
         stored = ", ".join(dict.fromkeys(self.tensors[entry.name].dtype for entry in names.values()))
         if self.config.dtype not in (None, stored):
             self.notes.append(f"{CONFIG_FILE} states the dtype {self.config.dtype}, but the tensors are {stored}")
-        for name, original in tied.items():
+        for name, original in copies.items():
             if name in self.tensors and original in params and not _is_equal(self.tensors[name], params[original]):
-                raise ValueError(f"{self.path}: {name} differs from {original}: {_UNTIED}")
-        untied = not self.config.tied and "mlm_head/output_bias" in params
-        if untied and not any(name in self.tensors for name in tied if name.endswith("weight")):
-            raise ValueError(f"{self.path}: tie_word_embeddings is false: {_UNTIED}")
+                raise ValueError(f"{self.path}: {name} differs from {original}, to which it is tied; {_UNTIED}")
         return params
 
 

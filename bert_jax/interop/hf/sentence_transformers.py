@@ -215,7 +215,7 @@ def _dense(folder: Path, width: int) -> tuple[SentenceModule, dict[str, np.ndarr
     shapes = {name: tensor.shape for name, tensor in tensors.items()}
     if shapes != expected or any(tensor.dtype not in FLOATS for tensor in tensors.values()):
         raise ValueError(f"{folder / source}: contains {listed(list(shapes))}; expected {expected}")
-    values = {"kernel": read_float32(tensors["linear.weight"], transpose=True)}
+    values = {"kernel": read_float32(tensors["linear.weight"], StoredName("linear.weight", True))}
     if bias:
         values["bias"] = read_float32(tensors["linear.bias"])
     return SentenceModule(kind="dense", features=features, bias=bias, activation=activation), values

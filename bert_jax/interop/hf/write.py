@@ -12,7 +12,7 @@ import numpy as np
 from bert_jax.interop.exchange import ModelBundle, StoredDtype, check_shapes
 from bert_jax.interop.hf.config_json import CONFIG_FILE, hf_class, hf_config
 from bert_jax.interop.hf.names import hf_names
-from bert_jax.interop.stored import StoredName
+from bert_jax.interop.stored import StoredName, stored_array
 from bert_jax.interop.tokenizers.folder_files import write_tokenizer_files
 
 WEIGHTS_FILE = "model.safetensors"
@@ -54,16 +54,19 @@ def write_safetensors(
     tensors in memory.
     """
     kind, stored = _STORED[dtype]
+    places: dict[str, list[str]] = {}
+    for canonical, entry in names.items():
+        places.setdefault(entry.name, []).append(canonical)
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     end = 0
-    for canonical, entry in names.items():
-        shape = params[canonical].shape[::-1] if entry.transpose else params[canonical].shape
+    for name, parts in places.items():
+        shape = names[parts[0]].stored_shape(params[parts[0]].shape)
         start, end = end, end + math.prod(shape) * stored.itemsize
-        header[entry.name] = {"dtype": kind, "shape": list(shape), "data_offsets": [start, end]}
+        header[name] = {"dtype": kind, "shape": list(shape), "data_offsets": [start, end]}
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)  # the data begins at a multiple of 8
     with file.open("wb") as stream:
         stream.write(len(text).to_bytes(8, "little") + text)
-        for canonical, entry in names.items():
-            values = params[canonical].T if entry.transpose else params[canonical]
+        for parts in places.values():
+            values = stored_array([(names[canonical], params[canonical]) for canonical in parts])
             stream.write(np.ascontiguousarray(values, stored).view(np.uint8).data)

@@ -22,6 +22,7 @@ FLOAT, INT64 = 1, 7  # onnx.TensorProto.DataType
 SUPPORTED: Supported = SIZES | {
     "position_offset": ANY,
     "activation": ("gelu", "gelu_tanh", "gelu_sigmoid", "relu"),
+    "mlm_activation": ANY,
     "norm_position": ("post", "pre"),
     "norm_epsilon": ANY,
     "position_embeddings": ("learned", "sinusoidal", "rotary"),
@@ -130,7 +131,7 @@ def _position_rows(graph: Graph) -> str:
     """
     offset = graph.spec.model.position_offset
     last = graph.constant(1, np.int64)
-    if graph.spec.family == "roberta":
+    if graph.spec.skips_padding:
         padding = graph.op("Equal", "input_ids", graph.constant(offset - 1, np.int64))
         real_BxS = graph.op("Cast", graph.op("Not", padding), to=INT64)
         counted_BxS = graph.op("Mul", graph.op("CumSum", real_BxS, last), real_BxS)
@@ -235,7 +236,7 @@ def _outputs(graph: Graph, x_BxSxH: str, seen_BxS: str) -> dict[str, Callable[[]
         return pooled[0]
 
     def mlm() -> str:
-        transformed = graph.activation(graph.dense(x_BxSxH, "mlm_head/transform"), graph.spec.model.activation)
+        transformed = graph.activation(graph.dense(x_BxSxH, "mlm_head/transform"), graph.spec.model.head_activation)
         normed = graph.layer_norm(transformed, "mlm_head/layer_norm")
         table_HxV = graph.op("Transpose", graph.weight("embeddings/word_embeddings/embedding"), perm=[1, 0])
         return graph.op("Add", graph.op("MatMul", normed, table_HxV), graph.weight("mlm_head/output_bias"))

@@ -76,7 +76,7 @@ def position_ids(spec: ModelSpec, input_ids: jax.Array) -> jax.Array:
 
     BERT counts every token. RoBERTa counts only the tokens that are not padding; padding has position -1.
     """
-    if spec.family == "roberta":
+    if spec.skips_padding:
         real = (input_ids != spec.model.position_offset - 1).astype(jnp.int32)
         return jnp.cumsum(real, axis=1) * real - 1
     return jnp.cumsum(jnp.ones_like(input_ids, jnp.int32), axis=1) - 1
@@ -139,13 +139,13 @@ def sample_inputs(spec: ModelSpec, shapes: tuple[tuple[int, int], ...] = ()) -> 
     longest = spec.model.max_length
     for batch, length in shapes or ((1, 1), (3, min(17, longest)), (2, longest)):
         ids = rng.integers(0, spec.model.vocab_size, (batch, length))
-        types = rng.integers(0, spec.model.type_vocab_size, (batch, length))
+        types = rng.integers(0, max(spec.model.type_vocab_size, 1), (batch, length))
         mask = np.ones((batch, length), np.int64)
         for row in range(1, batch):
             used = int(rng.integers(1, length + 1))
             hidden = slice(used, None) if row % 2 else slice(None, length - used)
             mask[row, hidden] = types[row, hidden] = 0
-            if spec.family == "roberta":
+            if spec.skips_padding:
                 ids[row, hidden] = spec.model.position_offset - 1
         yield {"input_ids": ids, "attention_mask": mask, "token_type_ids": types}
 

@@ -38,6 +38,14 @@ _SLOT = re.compile(
     r"|(^|/)(global_step|beta[12]_power))$"
 )
 _LAYER = re.compile(r"bert/encoder/layer_(\d{1,6})/")
+# Field -> variable and dimension from which its value follows, and a factor.
+_SIZES = {
+    "vocab_size": ("bert/embeddings/word_embeddings", 0, 1),
+    "hidden_size": ("bert/embeddings/word_embeddings", 1, 1),
+    "max_position_embeddings": ("bert/embeddings/position_embeddings", 0, 1),
+    "type_vocab_size": ("bert/embeddings/token_type_embeddings", 0, 1),
+    "intermediate_size": ("bert/encoder/layer_0/intermediate/dense/kernel", 1, 1),
+}
 
 
 def _tensorflow() -> Any:
@@ -82,8 +90,7 @@ def read_tf1(path: Path, options: ReadOptions) -> ModelBundle:
     config, notes = tf1_model(read_config(needed(folder, CONFIG_FILE)), folder / CONFIG_FILE)
     reader = _CheckpointReader(prefix, options, notes=notes)
     reader.open()
-    width = ("bert/encoder/layer_0/intermediate/dense/kernel", 1)
-    model = reader.sizes(config, "bert/embeddings/{}_embeddings", _LAYER, width)
+    model = reader.sizes(config, _SIZES, _LAYER)
     reader.settle()
     details = _details(folder, model)
     activation = options.activation or (details and details.model.activation)

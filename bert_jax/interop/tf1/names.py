@@ -11,8 +11,9 @@ from typing import Any
 from bert_jax.config import ModelConfig, ModelSpec
 from bert_jax.config.switches import SIZES, Supported, check_fields
 from bert_jax.interop.exchange import parameter_shapes
-from bert_jax.interop.hf.config_json import model_config, numbers_of
-from bert_jax.interop.hf.names import module_names
+from bert_jax.interop.hf.config_json import keys_of, model_config
+from bert_jax.interop.hf.families import bert
+from bert_jax.interop.hf.names import module_places
 from bert_jax.interop.stored import StoredName
 
 CONFIG_FILE = "bert_config.json"
@@ -30,10 +31,17 @@ _DEFAULTS: dict[str, Any] = {
     "max_position_embeddings": 512, "type_vocab_size": 16, "hidden_dropout_prob": 0.1,
     "attention_probs_dropout_prob": 0.1, "initializer_range": 0.02, "hidden_act": "gelu",
 }  # fmt: skip
+# The numbers in bert_config.json.
+_KEYS = {
+    key: entry._replace(default=_DEFAULTS.get(key))
+    for key, entry in bert.KEYS.items()
+    if key not in ("hidden_act", "layer_norm_eps")
+}
 _ACTIVATIONS_OUT = {"gelu": "gelu", "gelu_tanh": "gelu", "relu": "relu"}
 SUPPORTED: Supported = SIZES | {
     "position_offset": (0,),
     "activation": tuple(_ACTIVATIONS_OUT),
+    "mlm_activation": ("same",),
     "norm_position": ("post",),
     "norm_epsilon": (NORM_EPSILON,),
     "position_embeddings": ("learned",),
@@ -45,7 +53,7 @@ def tf1_names(spec: ModelSpec) -> dict[str, StoredName]:
 
     ``spec`` may have only heads in :data:`HEADS`, and its model only values that :data:`SUPPORTED` allows.
     """
-    modules = module_names(spec, "bert.")
+    modules = {ours: place.module for ours, place in module_places(spec, "bert.").items()}
     return {name: _variable(name, modules) for name in parameter_shapes(spec)}
 
 
@@ -63,7 +71,7 @@ def tf1_config(model: ModelConfig) -> dict[str, Any]:
     """Return the content of ``bert_config.json`` (eleven keys). Raises ``ValueError`` for a model that
     google-research/bert cannot compute."""
     check_fields(model, SUPPORTED, "tf1")
-    return dict(sorted({**numbers_of(model), "hidden_act": _ACTIVATIONS_OUT[model.activation]}.items()))
+    return dict(sorted({**keys_of(model, _KEYS), "hidden_act": _ACTIVATIONS_OUT[model.activation]}.items()))
 
 
 def tf1_model(config: Mapping[str, Any], file: Path) -> tuple[ModelConfig, list[str]]:
@@ -83,4 +91,4 @@ def tf1_model(config: Mapping[str, Any], file: Path) -> tuple[ModelConfig, list[
     elif stated != "relu":
         raise ValueError(f"{file}: hidden_act is {str(stated)[:60]!r}; allowed: gelu, relu")
     activation = "gelu_tanh" if stated == "gelu" else "relu"
-    return model_config(config, str(file), _DEFAULTS, activation=activation, norm_epsilon=NORM_EPSILON), notes
+    return model_config(config, str(file), _KEYS, activation=activation, norm_epsilon=NORM_EPSILON), notes

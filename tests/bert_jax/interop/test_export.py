@@ -25,10 +25,12 @@ DOCS = Path(__file__).resolve().parents[3] / "docs" / "weights.md"
 
 
 def model(heads=None, family="bert", **values) -> ModelSpec:
-    return ModelSpec(model=dataclasses.replace(MODEL, **values), heads=heads or HeadsConfig(), family=family)
+    return ModelSpec(
+        model=dataclasses.replace(MODEL, family=family, **values), heads=heads or HeadsConfig(), family=family
+    )
 
 
-ROBERTA = {"position_offset": 2, "type_vocab_size": 1}
+ROBERTA = {"position_offset": 2, "type_vocab_size": 1, "mlm_activation": "gelu"}
 # A model for every row of the table, with nothing that another row refuses.
 SAMPLES = {
     "no head": SPECS["plain"],
@@ -45,7 +47,8 @@ SAMPLES = {
     "sentence": SPECS["sentence_dense"],
     "several heads": model(HeadsConfig(mlm=True, span=True)),
     "roberta": model(family="roberta", **ROBERTA),
-    "roberta mlm": model(HeadsConfig(mlm=True), "roberta", activation="relu", **ROBERTA),
+    "family": model(family="xlm-roberta", **ROBERTA),
+    "roberta mlm": model(HeadsConfig(mlm=True), "roberta", **ROBERTA | {"mlm_activation": "relu"}),
     "pre-norm": model(norm_position="pre"),
     "sinusoidal": model(position_embeddings="sinusoidal"),
     "offset": model(position_offset=3),

@@ -1,0 +1,190 @@
+"""ModernBERT (Warner et al. 2024) and Ettin: ``ModernBertConfig`` and ``modeling_modernbert`` of transformers.
+
+Releases 4.48 to 4.57 and releases from 5 on write different keys for the windows and the bases of rotary positions;
+the reader accepts both, and the writer writes both.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from bert_jax.config import ModelConfig
+from bert_jax.interop.hf.family import (
+    ACTIVATION_NAMES,
+    Family,
+    Key,
+    Place,
+    activation,
+    flag,
+    integer,
+    number,
+    short,
+    words,
+)
+
+_POOLER = {"pooler": "head.dense", "pooler_norm": "head.norm"}
+_GLOBAL, _LOCAL = "full_attention", "sliding_attention"
+
+
+def read(config: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """Return windows, bases of rotary positions and the heads' switches."""
+    layers = integer(config, "num_hidden_layers", name, 22)
+    window = integer(config, "local_attention", name, 128) // 2
+    kinds = config.get("layer_types")
+    if kinds is None:
+        every = integer(config, "global_attn_every_n_layers", name, 3)
+        if every < 1:
+            raise ValueError(f"{name}: global_attn_every_n_layers is {every}; allowed: 1 or more")
+        kinds = [_LOCAL if i % every else _GLOBAL for i in range(layers)]
+    if not isinstance(kinds, list) or len(kinds) != layers or not set(kinds) <= {_GLOBAL, _LOCAL}:
+        allowed = f"a list of {layers} entries, each {_GLOBAL} or {_LOCAL}"
+        raise ValueError(f"{name}: layer_types is {short(kinds)}; allowed: {allowed}")
+    base, local_base = _bases(config, name)
+    pooling = config.get("classifier_pooling", "cls")
+    if pooling not in ("cls", "mean"):
+        raise ValueError(f"{name}: classifier_pooling is {short(pooling)}; allowed: cls, mean")
+    bias = flag(config, "attention_bias", name, False)
+    head_bias = flag(config, "classifier_bias", name, False)
+    head_activation = activation(config, "classifier_activation", name, "gelu")
+    rate = number(config, "attention_dropout", name, 0.0)
+    return {
+        "attention_windows": _pattern([0 if kind == _GLOBAL else window for kind in kinds]),
+        "rotary_base": base, "rotary_window_base": local_base,
+        "qkv_bias": bias, "attention_output_bias": bias,
+        "attention_dropout": rate, "attention_output_dropout": rate,
+        "pooler_activation": head_activation, "mlm_activation": head_activation,
+        "pooling": "first" if pooling == "cls" else "mean",
+        "pooler_bias": head_bias, "mlm_transform_bias": head_bias,
+    }  # fmt: skip
+
+
+def _bases(config: Mapping[str, Any], name: str) -> tuple[float, float]:
+    """Return the bases of rotary positions in layers without and with a window."""
+    by_kind = config.get("rope_parameters")
+    if by_kind is None:
+        base = number(config, "global_rope_theta", name, 160_000.0)
+        local = config.get("local_rope_theta", 10_000.0)
+        # null and -1 (some converted checkpoints): the base of the other layers.
+        return base, base if local in (None, -1) else number(config, "local_rope_theta", name, 10_000.0)
+    bases = []
+    for kind, default in ((_GLOBAL, 160_000.0), (_LOCAL, 10_000.0)):
+        values = by_kind.get(kind, {}) if isinstance(by_kind, dict) else by_kind
+        where = f"{name}: rope_parameters: {kind}"
+        if not isinstance(values, dict) or values.get("rope_type", "default") != "default":
+            raise ValueError(f"{where} is {short(values)}; allowed: rope_type default with a rope_theta")
+        bases.append(number(values, "rope_theta", where, default))
+    return bases[0], bases[1]
+
+
+def _pattern(windows: list[int]) -> tuple[int, ...]:
+    """Return the shortest list whose repetition yields ``windows``; empty if no layer has a window."""
+    if not any(windows):
+        return ()
+    lengths = range(1, len(windows) + 1)
+    length = next(n for n in lengths if all(windows[i] == windows[i % n] for i in range(len(windows))))
+    return tuple(windows[:length])
+
+
+def write(model: ModelConfig) -> dict[str, Any]:
+    """Return the keys of both groups of releases."""
+    windows = model.layer_windows
+    pattern = _pattern(list(windows))
+    every = len(pattern) if pattern and not pattern[0] and all(pattern[1:]) else 1
+    local = model.rotary_window_base or model.rotary_base
+    return {
+        "local_attention": 2 * max(windows) or 128,
+        "layer_types": [_LOCAL if window else _GLOBAL for window in windows],
+        "global_attn_every_n_layers": every,
+        "global_rope_theta": model.rotary_base,
+        "local_rope_theta": local,
+        "rope_parameters": {
+            kind: {"rope_type": "default", "rope_theta": base}
+            for kind, base in ((_GLOBAL, model.rotary_base), (_LOCAL, local))
+        },
+        "classifier_pooling": "cls" if model.pooling == "first" else "mean",
+        "attention_bias": model.qkv_bias,
+        "attention_dropout": model.attention_dropout,
+        "classifier_bias": model.pooler_bias,
+        "classifier_activation": ACTIVATION_NAMES[model.pooler_activation][0],
+        "embedding_dropout": model.dropout_at("embedding"),
+        "initializer_cutoff_factor": 2.0,
+        "position_embedding_type": "absolute",
+    }
+
+
+FAMILY = Family(
+    name="modernbert",
+    title="ModernBERT",
+    class_prefix="ModernBert",
+    classes={
+        "ModernBertModel": (),
+        "ModernBertForMaskedLM": ("mlm",),
+        "ModernBertForSequenceClassification": ("pooler", "sequence"),
+        "ModernBertForTokenClassification": ("pooler", "token"),
+        "ModernBertForQuestionAnswering": ("pooler", "span"),
+        "ModernBertForMultipleChoice": ("pooler", "choice"),
+    },
+    prefix="model.",
+    keys={
+        "vocab_size": Key("vocab_size", "integer", 50368),
+        "hidden_size": Key("hidden_size", "integer", 768),
+        "num_hidden_layers": Key("num_layers", "integer", 22),
+        "num_attention_heads": Key("num_attention_heads", "integer", 12),
+        "intermediate_size": Key("intermediate_size", "integer", 1152),
+        "max_position_embeddings": Key("max_position_embeddings", "integer", 8192),
+        "hidden_activation": Key("activation", "activation", "gelu"),
+        "norm_eps": Key("norm_epsilon", "number", 1e-5),
+        "norm_bias": Key("norm_bias", "flag", False),
+        "mlp_bias": Key("feed_forward_bias", "flag", False),
+        "decoder_bias": Key("mlm_output_bias", "flag", True),
+        "initializer_range": Key("initializer_range", "number", 0.02),
+        "mlp_dropout": Key("feed_forward_dropout", "number", 0.0),
+        "embedding_dropout": Key("embedding_dropout", "number", 0.0),
+    },
+    fixed={
+        "type_vocab_size": 0, "feed_forward": "gated", "norm_position": "pre_skip_first", "embedding_norm": "yes",
+        "position_embeddings": "rotary", "pooler_norm": True, "token_pooler": True,
+        "hidden_dropout": 0.0, "initialization": "megatron",
+    },
+    other_keys=words(
+        """local_attention layer_types global_attn_every_n_layers global_rope_theta local_rope_theta
+        rope_parameters classifier_pooling attention_bias attention_dropout classifier_bias
+        classifier_activation"""
+    ),
+    read=read,
+    write=write,
+    harmless=words(
+        """initializer_cutoff_factor layer_norm_eps deterministic_flash_attn sparse_prediction
+        sparse_pred_ignore_index reference_compile repad_logits_with_grad position_embedding_type"""
+    ),
+    refused={"rope_scaling": (None, {})},
+    encoder={
+        "embeddings/word_embeddings": "embeddings.tok_embeddings",
+        "embeddings/layer_norm": "embeddings.norm",
+        "encoder/final_layer_norm": "final_norm",
+    },
+    layer="layers.{i}.",
+    layers={
+        "attention/layer_norm": "attn_norm",
+        **{f"attention/{name}": Place("attn.Wqkv", i, 3) for i, name in enumerate(("query", "key", "value"))},
+        "attention/output": "attn.Wo",
+        "feed_forward/layer_norm": "mlp_norm",
+        "feed_forward/gate": Place("mlp.Wi", 0, 2),
+        "feed_forward/intermediate": Place("mlp.Wi", 1, 2),
+        "feed_forward/output": "mlp.Wo",
+    },
+    heads={
+        "mlm": {
+            "mlm_head/transform": "head.dense", "mlm_head/layer_norm": "head.norm", "mlm_head": "decoder",
+            "mlm_head/output_embeddings": "decoder",
+        },
+        **{
+            kind: {**_POOLER, f"{kind}_head": "classifier"} for kind in ("sequence", "token", "span", "choice")
+        },
+    },
+    tied={"decoder.weight": "embeddings/word_embeddings/embedding"},
+    sizes={
+        "vocab_size": ("embeddings.tok_embeddings.weight", 0, 1),
+        "hidden_size": ("embeddings.tok_embeddings.weight", 1, 1),
+        "intermediate_size": ("layers.0.mlp.Wo.weight", 1, 1),
+    },
+)  # fmt: skip

@@ -1,0 +1,176 @@
+"""Hugging Face folders of every family: outputs, gradients, names and config as transformers recorded them."""
+
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from golden.family_cases import CASES, classes, inputs, values
+from hf_folders import FIXTURES, save
+
+from bert_jax.config.architecture import FamilyName
+from bert_jax.interop.exchange import ModelBundle, ReadOptions
+from bert_jax.interop.hf.config_json import hf_class, hf_config, model_parts
+from bert_jax.interop.hf.families import FAMILIES
+from bert_jax.interop.hf.names import hf_names
+from bert_jax.interop.hf.write import write_hf
+from bert_jax.interop.programs.serving import INPUTS, forward
+from bert_jax.interop.readers import read_weights
+from bert_jax.interop.stored import stored_array
+from bert_jax.io.safetensors_file import read_header, read_values
+
+ALL = [(case, name) for case in CASES for name in classes(case)]
+
+
+def recorded(case, name):
+    told = json.loads((FIXTURES / "families" / f"{case}.json").read_text())[name]
+    with np.load(FIXTURES / "families" / f"{case}.npz") as arrays:
+        return told, {key.partition("/")[2]: arrays[key] for key in arrays if key.startswith(f"{name}/")}
+
+
+def make_folder(folder, case, name, config=None, change=None):
+    told, _ = recorded(case, name)
+    folder.mkdir(parents=True, exist_ok=True)
+    stated = {key: value for key, value in (told["config"] | (config or {})).items() if value is not ...}
+    (folder / "config.json").write_text(json.dumps(stated))
+    tensors = {key: values(key, tuple(shape)) for key, shape in told["tensors"].items()}
+    if change is not None:
+        change(tensors)
+    save(folder, tensors)
+    return folder
+
+
+def read(folder, **options) -> ModelBundle:
+    return read_weights(folder, ReadOptions(**options))
+
+
+def run(weights, batch, params=None):
+    zeros = np.zeros_like(batch["input_ids"])
+    arrays = [jnp.asarray(batch.get(key, zeros), jnp.int32) for key in INPUTS]
+    return forward(weights.spec, weights.params if params is None else params, *arrays)
+
+
+def close(actual, expected, key):
+    expected = np.asarray(expected)
+    np.testing.assert_allclose(
+        np.asarray(actual).reshape(expected.shape), expected, atol=2e-5 * max(1, np.abs(expected).max()), rtol=0,
+        err_msg=key,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(("case", "name"), ALL)
+def test_outputs_and_gradients_are_those_of_transformers(tmp_path, case, name):
+    weights = read(make_folder(tmp_path, case, name))
+    told, arrays = recorded(case, name)
+    for side in ("right", "left"):
+        expected = {key.partition("/")[2]: array for key, array in arrays.items() if key.startswith(f"{side}/")}
+        if expected:
+            batch = inputs(case, side == "left")
+            outputs, mask = run(weights, batch), batch["attention_mask"]
+            assert set(outputs) == set(expected)
+            for key, values_ in expected.items():
+                real = mask.astype(bool) if values_.shape[:2] == mask.shape else slice(None)
+                close(np.asarray(outputs[key]).reshape(values_.shape)[real], values_[real], f"{side} {key}")
+
+    batch = inputs(case, left=False)
+    mask = jnp.asarray(batch["attention_mask"], jnp.float32)
+
+    def loss(params):
+        total = 0
+        for key, value in run(weights, batch, params).items():
+            value = value.reshape(arrays[f"right/{key}"].shape)
+            real = mask.reshape(*mask.shape, *[1] * (value.ndim - 2)) if value.shape[:2] == mask.shape else 1
+            total += jnp.mean(jnp.square(value * real))
+        return total
+
+    gradients = jax.grad(loss)({name: jnp.asarray(array) for name, array in weights.params.items()})
+    found, names = {}, hf_names(weights.spec)
+    for stored in {entry.name for entry in names.values()}:
+        parts = [(entry, np.asarray(gradients[ours])) for ours, entry in names.items() if entry.name == stored]
+        found[stored] = stored_array(parts)
+    # torch lists a tied tensor once, under either name.
+    tied = {copy: names[ours].name for copy, ours in FAMILIES[weights.spec.family].tied.items() if ours in names}
+    place = {key: key if key in found else tied[key] for key in told["gradients"]}
+    assert set(found) == set(place.values())
+    largest = max(1, arrays["gradients"][:, 0].max())
+    for key, (norm, product) in zip(told["gradients"], arrays["gradients"], strict=True):
+        gradient = np.float64(found[place[key]])
+        probe = np.float64(values(f"probe {key}", gradient.shape))
+        assert abs(np.linalg.norm(gradient) - norm) <= 2e-5 * largest, key
+        assert abs((gradient * probe).sum() - product) <= 2e-4 * largest, key
+
+
+@pytest.mark.parametrize(("case", "name"), ALL)
+def test_what_is_read_is_written_bit_by_bit(tmp_path, case, name):
+    source = make_folder(tmp_path / "source", case, name)
+    weights = read(source)
+    assert hf_class(weights.spec) == name and weights.spec.family == CASES[case].get("family", case.split("_")[0])
+    (tmp_path / "written").mkdir()
+    write_hf(tmp_path / "written", weights)
+    stored, written = (read_header(path / "model.safetensors") for path in (source, tmp_path / "written"))
+    assert set(stored) == set(written)
+    for key, entry in stored.items():
+        assert np.array_equal(read_values(entry), read_values(written[key])), key
+    again = read(tmp_path / "written")
+    assert again.spec == weights.spec and again.notes == weights.notes
+    assert all(np.array_equal(again.params[key], array) for key, array in weights.params.items())
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_keys_of_the_config_class_are_known(name):
+    """Each key that a class of a release stores is read, without effect, or refused unless it has its default."""
+    fields = json.loads((FIXTURES / "families" / "config_fields.json").read_text())
+    for release, defaults in fields[name].items():
+        model_parts({"model_type": name, **defaults}, f"{name} of {release}")
+
+
+def test_an_unknown_key_is_refused_by_name(tmp_path):
+    config = {"attention_twist": 2, "nothing": None}
+    folder = make_folder(tmp_path, "modernbert", "ModernBertModel", config=config)
+    with pytest.raises(ValueError, match=r"config\.json: unknown keys for ModernBERT: attention_twist 2; remove"):
+        read(folder)
+    weights = read(folder, allow_mismatch=True)
+    assert any("attention_twist 2" in note for note in weights.notes)
+
+
+def test_every_family_is_an_option():
+    assert tuple(FAMILIES) == FamilyName.__args__
+    for name, family in FAMILIES.items():
+        assert family.name == name and all(kind.startswith(family.class_prefix) for kind in family.classes)
+
+
+class TestModernBert:
+    def bases(self, tmp_path, **config):
+        model = read(make_folder(tmp_path, "modernbert", "ModernBertModel", config=config)).spec.model
+        return model.rotary_base, model.rotary_base_of(1)
+
+    @pytest.mark.parametrize("local", [None, -1, -1.0])
+    def test_no_local_base_means_the_global_one(self, tmp_path, local):
+        old = {"rope_parameters": ..., "global_rope_theta": 5e4, "local_rope_theta": local, "layer_types": ...}
+        assert self.bases(tmp_path, **old) == (5e4, 5e4)
+        # Where the key is missing, the releases that wrote it used 10,000.
+        assert self.bases(tmp_path, **old | {"local_rope_theta": ...}) == (5e4, 1e4)
+
+    def test_both_dialects_are_the_same_model(self, tmp_path):
+        weights = read(make_folder(tmp_path / "new", "modernbert", "ModernBertModel"))
+        written = hf_config(weights.spec, "float32")
+        newer = {"layer_types", "rope_parameters"}
+        older = {"global_attn_every_n_layers", "global_rope_theta", "local_rope_theta"}
+        assert written.keys() >= newer | older
+        for dialect in (newer, older):
+            config = {key: value for key, value in written.items() if key not in dialect}
+            assert model_parts(config, "config.json").model == weights.spec.model
+
+    @pytest.mark.parametrize(
+        ("config", "words"),
+        [
+            ({"layer_types": ["full_attention"]}, "layer_types is .* allowed: a list of 3 entries"),
+            ({"rope_parameters": {"full_attention": {"rope_type": "yarn"}}}, "allowed: rope_type default"),
+            ({"classifier_pooling": "max"}, "classifier_pooling is .* allowed: cls, mean"),
+            ({"rope_scaling": {"factor": 2.0}}, "rope_scaling is .* supported"),
+        ],
+    )
+    def test_other_functions_are_refused(self, tmp_path, config, words):
+        with pytest.raises(ValueError, match=words):
+            read(make_folder(tmp_path, "modernbert", "ModernBertModel", config=config))

@@ -1,0 +1,71 @@
+"""Families of transformers beyond BERT, tiny and of odd sizes, with weights that follow from their names.
+
+numpy only: the tests import it.
+"""
+
+import zlib
+
+import numpy as np
+
+LABELS = {"id2label": {0: "zero", 1: "one", 2: "two"}, "label2id": {"zero": 0, "one": 1, "two": 2}}
+HEADS = (
+    "Model", "ForMaskedLM", "ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering",
+    "ForMultipleChoice",
+)  # fmt: skip
+_SIZES = {
+    "vocab_size": 40, "hidden_size": 20, "num_hidden_layers": 3, "num_attention_heads": 2, "intermediate_size": 14,
+    "max_position_embeddings": 26,
+}  # fmt: skip
+# Name of the case -> prefix of the classes, config, classes (None: HEADS), releases of transformers that have them.
+CASES: dict[str, dict] = {
+    "modernbert": {
+        "prefix": "ModernBert",
+        "config": _SIZES | {
+            "local_attention": 6, "global_attn_every_n_layers": 2, "classifier_pooling": "mean", "norm_eps": 1e-3,
+            "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "cls_token_id": 1, "sep_token_id": 2,
+        },
+    },
+    "modernbert_biases": {
+        "prefix": "ModernBert",
+        "config": _SIZES | {
+            "num_hidden_layers": 4, "local_attention": 4,
+            "attention_bias": True, "mlp_bias": True, "norm_bias": True,
+            "classifier_bias": True, "decoder_bias": False, "classifier_activation": "relu",
+            "hidden_activation": "silu", "tie_word_embeddings": False, "pad_token_id": 0, "bos_token_id": 1,
+            "eos_token_id": 2, "cls_token_id": 1, "sep_token_id": 2,
+        },
+        "classes": ("ForMaskedLM", "ForSequenceClassification"),
+    },
+    "xlm-roberta": {
+        "prefix": "XLMRoberta",
+        "config": _SIZES | {"type_vocab_size": 1, "layer_norm_eps": 1e-5, "hidden_act": "relu"},
+    },
+    "camembert": {"prefix": "Camembert", "config": _SIZES | {"type_vocab_size": 1}, "classes": ("ForMaskedLM",)},
+}  # fmt: skip
+
+
+def classes(case: str) -> tuple[str, ...]:
+    """Names of the classes of ``case``."""
+    entry = CASES[case]
+    return tuple(entry["prefix"] + suffix for suffix in entry.get("classes", HEADS))
+
+
+def values(name: str, shape: tuple[int, ...]) -> np.ndarray:
+    """float32 values of a tensor: normal, around 1 for the scale of a normalization."""
+    drawn = np.random.default_rng(zlib.crc32(name.encode())).standard_normal(shape)
+    is_scale = len(shape) == 1 and name.endswith("weight")
+    return (1 + 0.2 * drawn if is_scale else 0.3 * drawn).astype(np.float32)
+
+
+def inputs(case: str, left: bool) -> dict[str, np.ndarray]:
+    """Three rows with padding of unequal length on the right or on the left."""
+    pad = CASES[case]["config"].get("pad_token_id", 1)
+    length = 19
+    ids = np.random.default_rng(1).integers(3, 40, (3, length))
+    mask = (np.arange(length) < np.array([[length], [11], [2]])).astype(np.int64)
+    mask = mask[:, ::-1].copy() if left else mask
+    types = CASES[case]["config"].get("type_vocab_size", 1)
+    batch = {"input_ids": np.where(mask, ids, pad), "attention_mask": mask}
+    if types > 1:
+        batch["token_type_ids"] = (np.arange(length) >= 6) * mask
+    return batch
