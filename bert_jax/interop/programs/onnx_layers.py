@@ -6,104 +6,30 @@ names.
 
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import NamedTuple
 
 import numpy as np
 
-from bert_jax.config import ModelSpec
 from bert_jax.config.switches import ANY, SIZES, Supported
+from bert_jax.interop.programs.onnx_nodes import FLOAT, INT64, Graph
+from bert_jax.interop.programs.onnx_scores import ScoreGraph
 from bert_jax.interop.programs.serving import FIELDS, output_names
 from bert_jax.model.attention import MASKED_SCORE
 from bert_jax.model.positions import rotary_tables, sinusoidal_positions
 
-FLOAT, INT64 = 1, 7  # onnx.TensorProto.DataType
-
-
-SUPPORTED: Supported = SIZES | {
-    "position_offset": ANY,
-    "activation": ("gelu", "gelu_tanh", "gelu_sigmoid", "relu"),
-    "mlm_activation": ANY,
-    "norm_position": ("post", "pre"),
-    "norm_epsilon": ANY,
-    "position_embeddings": ("learned", "sinusoidal", "rotary"),
-    "rotary_base": ANY,
-}
-
-
-class Graph:
-    """An ONNX graph under construction: nodes, constants and weights. Every method returns the name of a graph
-    value."""
-
-    def __init__(self, spec: ModelSpec, *, cast_weights: bool) -> None:
-        self.spec = spec
-        self.cast_weights = cast_weights
-        self.nodes: list[Any] = []
-        self.constants: dict[str, np.ndarray] = {}
-        self.weights: dict[str, str] = {}
-        # Names of the cosines and sines of rotary positions, float32[B, S, 1, D / 2].
-        self.turns: list[str] = []
-
-    def op(self, kind: str, *inputs: str, **attributes: Any) -> str:
-        """Append a node with one output."""
-        from onnx import helper
-
-        name = f"{kind}_{len(self.nodes)}"
-        self.nodes.append(helper.make_node(kind, list(inputs), [name], name=name, **attributes))
-        return name
-
-    def constant(self, value: Any, dtype: type) -> str:
-        """Add a small constant, unless the graph already contains an equal one."""
-        array = np.asarray(value, dtype)
-        for name, known in self.constants.items():
-            if known.dtype == array.dtype and known.shape == array.shape and np.array_equal(known, array):
-                return name
-        name = f"constant_{len(self.constants)}"
-        self.constants[name] = array
-        return name
-
-    def scalar(self, value: float) -> str:
-        """Add a scalar float32 constant."""
-        return self.constant(value, np.float32)
-
-    def axes(self, *axes: int) -> str:
-        """Add an int64 vector that lists axes or the dimensions of a shape. In a shape, 0 keeps the input
-        dimension."""
-        return self.constant(axes, np.int64)
-
-    def weight(self, name: str) -> str:
-        """Return the parameter ``name`` as float32; at most one Cast node is added per parameter."""
-        if name not in self.weights:
-            self.weights[name] = self.op("Cast", name, to=FLOAT) if self.cast_weights else name
-        return self.weights[name]
-
-    def dense(self, x: str, name: str, bias: bool = True) -> str:
-        """Append ``x @ kernel + bias``."""
-        product = self.op("MatMul", x, self.weight(f"{name}/kernel"))
-        return self.op("Add", product, self.weight(f"{name}/bias")) if bias else product
-
-    def layer_norm(self, x: str, name: str) -> str:
-        """Append LayerNorm over the last axis."""
-        scale, bias = self.weight(f"{name}/scale"), self.weight(f"{name}/bias")
-        return self.op("LayerNormalization", x, scale, bias, axis=-1, epsilon=self.spec.model.norm_epsilon)
-
-    def activation(self, x: str, kind: str) -> str:
-        """Append the activation function ``kind``, a name that ``ModelConfig`` or ``SentenceModule`` allows."""
-        match kind:
-            case "identity":
-                return x
-            case "gelu":
-                erf = self.op("Erf", self.op("Div", x, self.scalar(math.sqrt(2))))
-                return self.op("Mul", self.op("Mul", x, self.op("Add", erf, self.scalar(1))), self.scalar(0.5))
-            case "gelu_tanh":
-                cube = self.op("Mul", self.op("Mul", x, self.op("Mul", x, x)), self.scalar(0.044715))
-                inner = self.op("Mul", self.op("Add", x, cube), self.scalar(math.sqrt(2 / math.pi)))
-                raised = self.op("Add", self.op("Tanh", inner), self.scalar(1))
-                return self.op("Mul", self.op("Mul", x, raised), self.scalar(0.5))
-            case "gelu_sigmoid":
-                return self.op("Mul", x, self.op("Sigmoid", self.op("Mul", x, self.scalar(1.702))))
-            case "relu" | "tanh" | "sigmoid":
-                return self.op(kind.title(), x)
-        raise AssertionError(kind)
+# Standard operators cover every field, so a new field is refused by name until it is added here.
+SUPPORTED: Supported = SIZES | dict.fromkeys(
+    (
+        "position_offset", "embedding_size", "shared_layers", "embedding_dropout", "attention_output_dropout",
+        "feed_forward_dropout", "activation", "feed_forward", "norm", "norm_position", "norm_epsilon", "norm_bias",
+        "embedding_norm", "final_norm", "qkv_bias", "attention_output_bias", "feed_forward_bias",
+        "position_embeddings", "rotary_base", "rotary_window_base", "relative_positions", "relative_buckets",
+        "relative_max_distance", "attention", "attention_windows", "pooling", "pooler_dense", "pooler_bias",
+        "pooler_activation", "pooler_norm", "token_pooler", "sequence_head_bias", "mlm_transform",
+        "mlm_activation", "mlm_transform_bias", "mlm_output_bias", "tied_output", "initialization",
+    ),
+    ANY,
+)  # fmt: skip
 
 
 def add_network(graph: Graph) -> list[str]:
@@ -112,12 +38,16 @@ def add_network(graph: Graph) -> list[str]:
 
     # A token is visible if its attention_mask is not 0.
     seen_BxS = graph.op("Cast", graph.op("Cast", "attention_mask", to=9), to=FLOAT)
+    model = graph.spec.model
     x_BxSxH = _embeddings(graph)
-    bias_Bx1x1xS = _attention_bias(graph)
-    for i in range(graph.spec.model.num_layers):
-        x_BxSxH = _layer(graph, x_BxSxH, bias_Bx1x1xS, f"encoder/layer_{i}")
-    if graph.spec.model.norm_position == "pre":
-        x_BxSxH = graph.layer_norm(x_BxSxH, "encoder/final_layer_norm")
+    hidden_Bx1x1xS = _attention_bias(graph)
+    scores = ScoreGraph(graph)
+    biases = {window: scores.bias(hidden_Bx1x1xS, window) for window in dict.fromkeys(model.layer_windows)}
+    for i, window in enumerate(model.layer_windows):
+        name = "encoder/layer_0" if model.shared_layers else f"encoder/layer_{i}"
+        x_BxSxH = _layer(graph, x_BxSxH, Layer(name, i, window, biases[window], scores))
+    if model.has_final_norm:
+        x_BxSxH = graph.norm(x_BxSxH, "encoder/final_layer_norm")
     values = _outputs(graph, x_BxSxH, seen_BxS)
     names = output_names(graph.spec)
     graph.nodes += [helper.make_node("Identity", [values[field]()], [name]) for name, field in names.items()]
@@ -146,23 +76,28 @@ def _position_rows(graph: Graph) -> str:
 
 def _embeddings(graph: Graph) -> str:
     model = graph.spec.model
-    words = graph.op("Gather", graph.weight("embeddings/word_embeddings/embedding"), "input_ids", axis=0)
-    types = graph.op("Gather", graph.weight("embeddings/token_type_embeddings/embedding"), "token_type_ids", axis=0)
+    x = graph.op("Gather", graph.weight("embeddings/word_embeddings/embedding"), "input_ids", axis=0)
+    if model.type_vocab_size:
+        table = graph.weight("embeddings/token_type_embeddings/embedding")
+        x = graph.op("Add", x, graph.op("Gather", table, "token_type_ids", axis=0))
     if model.position_embeddings == "learned":
         table = graph.weight("embeddings/position_embeddings/embedding")
+        x = graph.op("Add", x, graph.op("Gather", table, _position_rows(graph), axis=0))
     elif model.position_embeddings == "sinusoidal":
-        table = graph.constant(sinusoidal_positions(model.max_position_embeddings, model.hidden_size), np.float32)
-    x_BxSxH = graph.op("Add", words, types)
-    rows = _position_rows(graph)
-    if model.position_embeddings == "rotary":
+        values = sinusoidal_positions(model.max_position_embeddings, model.embedding_width)
+        rows = graph.op("Gather", graph.constant(values, np.float32), _position_rows(graph), axis=0)
+        x = graph.op("Add", x, rows)
+    elif model.position_embeddings == "rotary":
         # Rows before the first position, which belong to padding, have the angles of the first position.
         positions = np.maximum(np.arange(model.max_position_embeddings) - model.position_offset, 0)
-        for values in rotary_tables(model.max_position_embeddings, model.head_size, model.rotary_base):
-            turns = graph.op("Gather", graph.constant(values[positions], np.float32), rows, axis=0)
-            graph.turns.append(graph.op("Unsqueeze", turns, graph.axes(2)))
-    else:
-        x_BxSxH = graph.op("Add", x_BxSxH, graph.op("Gather", table, rows, axis=0))
-    return graph.layer_norm(x_BxSxH, "embeddings/layer_norm") if model.norm_position == "post" else x_BxSxH
+        rows = _position_rows(graph)
+        for base in {model.rotary_base_of(window) for window in model.layer_windows}:
+            graph.turns[base] = []
+            for values in rotary_tables(model.max_position_embeddings, model.head_size, base):
+                turns = graph.op("Gather", graph.constant(values[positions], np.float32), rows, axis=0)
+                graph.turns[base].append(graph.op("Unsqueeze", turns, graph.axes(2)))
+    x = graph.norm(x, "embeddings/layer_norm") if model.has_embedding_norm else x
+    return graph.dense(x, "embeddings/projection") if model.embedding_size else x
 
 
 def _attention_bias(graph: Graph) -> str:
@@ -176,73 +111,116 @@ def _attention_bias(graph: Graph) -> str:
     return graph.op("Mul", hidden_Bx1x1xS, graph.scalar(MASKED_SCORE))
 
 
-def _layer(graph: Graph, x_BxSxH: str, bias_Bx1x1xS: str, name: str) -> str:
+class Layer(NamedTuple):
+    """One encoder layer of the graph: prefix of its weights, index, window, bias of its scores, distances."""
+
+    name: str
+    index: int
+    window: int
+    bias: str
+    scores: ScoreGraph
+
+
+def _layer(graph: Graph, x_BxSxH: str, layer: Layer) -> str:
     model = graph.spec.model
     for part, inner in (("attention", _attention), ("feed_forward", _feed_forward)):
-        norm = f"{name}/{part}/layer_norm"
-        if model.norm_position == "pre":
-            x_BxSxH = graph.op("Add", inner(graph, graph.layer_norm(x_BxSxH, norm), bias_Bx1x1xS, name), x_BxSxH)
-        else:
-            x_BxSxH = graph.layer_norm(graph.op("Add", inner(graph, x_BxSxH, bias_Bx1x1xS, name), x_BxSxH), norm)
+        norm = f"{layer.name}/{part}/layer_norm"
+        if model.norm_position == "post":
+            x_BxSxH = graph.norm(graph.op("Add", inner(graph, x_BxSxH, layer), x_BxSxH), norm)
+            continue
+        skips = model.norm_position == "pre_skip_first" and layer.index == 0 and part == "attention"
+        normed = x_BxSxH if skips else graph.norm(x_BxSxH, norm)
+        x_BxSxH = graph.op("Add", inner(graph, normed, layer), x_BxSxH)
     return x_BxSxH
 
 
-def _rotate(graph: Graph, x_BxSxAxD: str) -> str:
+def _rotate(graph: Graph, x_BxSxAxD: str, base: float) -> str:
     """Append the nodes that rotate queries or keys according to their positions, as in ``positions.rotate``."""
     size = graph.spec.model.head_size
     first, second = (
         graph.op("Slice", x_BxSxAxD, graph.axes(begin), graph.axes(begin + size // 2), graph.axes(3))
         for begin in (0, size // 2)
     )
-    cos, sin = graph.turns
+    cos, sin = graph.turns[base]
     lower = graph.op("Sub", graph.op("Mul", first, cos), graph.op("Mul", second, sin))
     upper = graph.op("Add", graph.op("Mul", second, cos), graph.op("Mul", first, sin))
     return graph.op("Concat", lower, upper, axis=-1)
 
 
-def _attention(graph: Graph, x_BxSxH: str, bias_Bx1x1xS: str, name: str) -> str:
+def _attention(graph: Graph, x_BxSxH: str, layer: Layer) -> str:
     model = graph.spec.model
     split = graph.axes(0, 0, model.num_attention_heads, model.head_size)
 
     def projected(part: str, order: list[int]) -> str:
-        y_BxSxAxD = graph.op("Reshape", graph.dense(x_BxSxH, f"{name}/attention/{part}"), split)
+        dense = graph.dense(x_BxSxH, f"{layer.name}/attention/{part}", model.qkv_bias)
+        y_BxSxAxD = graph.op("Reshape", dense, split)
         if graph.turns and part != "value":
-            y_BxSxAxD = _rotate(graph, y_BxSxAxD)
+            y_BxSxAxD = _rotate(graph, y_BxSxAxD, model.rotary_base_of(layer.window))
         return graph.op("Transpose", y_BxSxAxD, perm=order)
 
     query, value = projected("query", [0, 2, 1, 3]), projected("value", [0, 2, 1, 3])
-    scores_BxAxSxS = graph.op("MatMul", query, projected("key", [0, 2, 3, 1]))
-    scaled_BxAxSxS = graph.op("Div", scores_BxAxSxS, graph.scalar(math.sqrt(model.head_size)))
-    weights_BxAxSxS = graph.op("Softmax", graph.op("Add", scaled_BxAxSxS, bias_Bx1x1xS), axis=-1)
+    key = projected("key", [0, 2, 3, 1])
+    scores_BxAxSxS = graph.op("MatMul", query, key)
+    terms = 1
+    if model.relative_positions == "disentangled":
+        scores_BxAxSxS = graph.op("Add", scores_BxAxSxS, layer.scores.products(query, key, layer.name))
+        terms = 3
+    scaled_BxAxSxS = graph.op("Div", scores_BxAxSxS, graph.scalar(math.sqrt(terms * model.head_size)))
+    weights_BxAxSxS = graph.op("Softmax", graph.op("Add", scaled_BxAxSxS, layer.bias), axis=-1)
     context = graph.op("Transpose", graph.op("MatMul", weights_BxAxSxS, value), perm=[0, 2, 1, 3])
-    return graph.dense(
-        graph.op("Reshape", context, graph.axes(0, 0, model.hidden_size)), f"{name}/attention/output"
-    )
+    context_BxSxH = graph.op("Reshape", context, graph.axes(0, 0, model.hidden_size))
+    return graph.dense(context_BxSxH, f"{layer.name}/attention/output", model.attention_output_bias)
 
 
-def _feed_forward(graph: Graph, x_BxSxH: str, bias_Bx1x1xS: str, name: str) -> str:
-    hidden = graph.dense(x_BxSxH, f"{name}/feed_forward/intermediate")
-    return graph.dense(graph.activation(hidden, graph.spec.model.activation), f"{name}/feed_forward/output")
+def _feed_forward(graph: Graph, x_BxSxH: str, layer: Layer) -> str:
+    model, name = graph.spec.model, f"{layer.name}/feed_forward"
+    hidden = graph.dense(x_BxSxH, f"{name}/intermediate", model.feed_forward_bias)
+    if model.feed_forward == "mlp":
+        hidden = graph.activation(hidden, model.activation)
+    else:
+        gate = graph.dense(x_BxSxH, f"{name}/gate", model.feed_forward_bias)
+        hidden = graph.op("Mul", graph.activation(gate, model.activation), hidden)
+    return graph.dense(hidden, f"{name}/output", model.feed_forward_bias)
 
 
 def _outputs(graph: Graph, x_BxSxH: str, seen_BxS: str) -> dict[str, Callable[[], str]]:
     """Return a dict from each name in ``serving.FIELDS`` to a function that appends that output to the graph."""
-    pooled: list[str] = []
+    model, pooled = graph.spec.model, dict[str, str]()
+
+    def pooler_layers(x: str) -> str:
+        if not model.pooler_dense:
+            return x
+        x = graph.activation(graph.dense(x, "pooler", model.pooler_bias), model.pooler_activation)
+        return graph.norm(x, "pooler_norm") if model.pooler_norm else x
 
     def pooler() -> str:
-        if not pooled:
-            first_BxH = graph.op("Gather", x_BxSxH, graph.constant(0, np.int64), axis=1)
-            pooled.append(graph.op("Tanh", graph.dense(first_BxH, "pooler")))
-        return pooled[0]
+        if "rows" not in pooled:
+            if model.pooling == "first":
+                read_BxH = graph.op("Gather", x_BxSxH, graph.constant(0, np.int64), axis=1)
+            else:
+                read_BxH = _pool(graph, x_BxSxH, seen_BxS, model.pooling)
+            pooled["rows"] = pooler_layers(read_BxH)
+        return pooled["rows"]
+
+    def of_tokens() -> str:
+        """Return the vectors that the token and span heads read."""
+        if "tokens" not in pooled:
+            has_layers = model.token_pooler and graph.spec.heads.pooler
+            pooled["tokens"] = pooler_layers(x_BxSxH) if has_layers else x_BxSxH
+        return pooled["tokens"]
 
     def mlm() -> str:
-        transformed = graph.activation(graph.dense(x_BxSxH, "mlm_head/transform"), graph.spec.model.head_activation)
-        normed = graph.layer_norm(transformed, "mlm_head/layer_norm")
-        table_HxV = graph.op("Transpose", graph.weight("embeddings/word_embeddings/embedding"), perm=[1, 0])
-        return graph.op("Add", graph.op("MatMul", normed, table_HxV), graph.weight("mlm_head/output_bias"))
+        x = x_BxSxH
+        if model.mlm_transform:
+            dense = graph.dense(x, "mlm_head/transform", model.mlm_transform_bias)
+            x = graph.norm(graph.activation(dense, model.head_activation), "mlm_head/layer_norm")
+        table = "embeddings/word_embeddings" if model.tied_output else "mlm_head/output_embeddings"
+        table_ExV = graph.op("Transpose", graph.weight(f"{table}/embedding"), perm=[1, 0])
+        logits = graph.op("MatMul", x, table_ExV)
+        return graph.op("Add", logits, graph.weight("mlm_head/output_bias")) if model.mlm_output_bias else logits
 
     def span(column: int) -> str:
-        both_BxSx2 = graph.dense(x_BxSxH, "span_head")
+        both_BxSx2 = graph.dense(of_tokens(), "span_head")
         return graph.op("Gather", both_BxSx2, graph.constant(column, np.int64), axis=2)
 
     made: dict[str, Callable[[], str]] = {
@@ -250,8 +228,8 @@ def _outputs(graph: Graph, x_BxSxH: str, seen_BxS: str) -> dict[str, Callable[[]
         "pooler_output": pooler,
         "prediction_logits": mlm,
         "seq_relationship_logits": lambda: graph.dense(pooler(), "nsp_head"),
-        "sequence_logits": lambda: graph.dense(pooler(), "sequence_head"),
-        "token_logits": lambda: graph.dense(x_BxSxH, "token_head"),
+        "sequence_logits": lambda: graph.dense(pooler(), "sequence_head", model.sequence_head_bias),
+        "token_logits": lambda: graph.dense(of_tokens(), "token_head"),
         "start_logits": lambda: span(0),
         "end_logits": lambda: span(1),
         "choice_logits": lambda: graph.dense(pooler(), "choice_head"),
@@ -280,8 +258,9 @@ def _sentence(graph: Graph, x_BxSxH: str, seen_BxS: str) -> str:
 
 
 def _pool(graph: Graph, x_BxSxH: str, seen_BxS: str, kind: str) -> str:
-    if kind == "cls":
-        return graph.op("GatherND", x_BxSxH, graph.op("ArgMax", seen_BxS, axis=1, keepdims=1), batch_dims=1)
+    if kind in ("cls", "last"):
+        place = graph.op("ArgMax", seen_BxS, axis=1, keepdims=1, select_last_index=int(kind == "last"))
+        return graph.op("GatherND", x_BxSxH, place, batch_dims=1)
     seen_BxSx1 = graph.op("Unsqueeze", seen_BxS, graph.axes(2))
     if kind == "max":
         shown = graph.op("Where", graph.op("Cast", seen_BxSx1, to=9), x_BxSxH, graph.scalar(-1e9))

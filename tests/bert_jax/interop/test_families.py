@@ -15,7 +15,9 @@ from bert_jax.interop.hf.config_json import hf_class, hf_config, model_parts
 from bert_jax.interop.hf.families import FAMILIES
 from bert_jax.interop.hf.names import hf_names
 from bert_jax.interop.hf.write import write_hf
+from bert_jax.interop.programs.onnx_graph import check_onnx, write_onnx
 from bert_jax.interop.programs.serving import INPUTS, forward
+from bert_jax.interop.programs.stablehlo import check_stablehlo, write_stablehlo
 from bert_jax.interop.readers import read_weights
 from bert_jax.interop.stored import stored_array
 from bert_jax.io.safetensors_file import read_header, read_values
@@ -174,3 +176,18 @@ class TestModernBert:
     def test_other_functions_are_refused(self, tmp_path, config, words):
         with pytest.raises(ValueError, match=words):
             read(make_folder(tmp_path, "modernbert", "ModernBertModel", config=config))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("case", "name"), ALL)
+def test_programs_compute_the_same(tmp_path, case, name):
+    weights = read(make_folder(tmp_path / "source", case, name))
+    longest = weights.spec.model.max_length
+    shapes = ((1, 1), (3, 17), (5, longest))
+    for format, write, check, bar in (
+        ("onnx", write_onnx, check_onnx, 1e-4), ("stablehlo", write_stablehlo, check_stablehlo, 1e-5),
+    ):  # fmt: skip
+        (tmp_path / format).mkdir()
+        write(tmp_path / format, weights)
+        found = check(tmp_path / format, weights, shapes)
+        assert found and max(found.values()) <= bar, (format, found)

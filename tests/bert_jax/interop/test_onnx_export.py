@@ -9,11 +9,12 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
+from architectures import SIZES, SWITCHES
 from builders import content, words
 from exported import MODEL, PLAIN, SPECS, mostly_slow, random_weights
 from onnxruntime.quantization import quantize_dynamic
 
-from bert_jax.config import HeadsConfig, TokenizerConfig
+from bert_jax.config import HeadsConfig, ModelConfig, ModelSpec, TokenizerConfig
 from bert_jax.interop.exchange import ModelBundle, parameter_shapes
 from bert_jax.interop.programs import onnx_graph, serving
 from bert_jax.interop.programs.onnx_graph import check_onnx, write_onnx
@@ -44,6 +45,15 @@ def test_outputs_equal_those_of_the_model(tmp_path, name):
     found = check_onnx(tmp_path, weights, SHAPES)
     assert found
     assert max(found.values()) <= BAR, found
+
+
+@pytest.mark.parametrize("family", SWITCHES)
+def test_switches_of_the_network(tmp_path, family):
+    heads = HeadsConfig(mlm=True, pooler=True, sequence_labels=("a", "b"), token_labels=("x", "y", "z"))
+    weights = random_weights(ModelSpec(model=ModelConfig(**SIZES | SWITCHES[family]), heads=heads))
+    write_onnx(tmp_path, weights)
+    found = check_onnx(tmp_path, weights, ((1, 1), (3, 17), (8, 24)))
+    assert len(found) == 5 and max(found.values()) <= 1e-4, found
 
 
 @pytest.mark.parametrize(

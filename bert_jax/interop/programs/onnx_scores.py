@@ -1,0 +1,90 @@
+"""Attention scores in an ONNX graph: hidden keys, windows, causality, and terms that depend on distances.
+
+Dimensions: B rows, S tokens, A heads, D head size, R rows of a table of distances.
+"""
+
+import numpy as np
+
+from bert_jax.interop.programs.onnx_nodes import FLOAT, Graph
+from bert_jax.model.attention import MASKED_SCORE
+from bert_jax.model.positions import alibi_slopes, bucket_index, disentangled_index
+
+
+class ScoreGraph:
+    """Terms of the attention scores, which the layers share."""
+
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
+        self._ahead = ""
+        self._table = ""
+
+    def bias(self, hidden_Bx1x1xS: str, window: int) -> str:
+        """Append the sum of ``hidden`` and all terms that do not depend on queries and keys, float32[B, 1 or A,
+        1 or S, S]."""
+        graph, model = self.graph, self.graph.spec.model
+        bias = hidden_Bx1x1xS
+        zero = graph.constant(0, np.int64)
+        if model.attention == "causal":
+            bias = graph.op("Min", bias, self._masked(graph.op("Greater", self._distances(), zero)))
+        if window:
+            far = graph.op("Greater", graph.op("Abs", self._distances()), graph.constant(window, np.int64))
+            bias = graph.op("Min", bias, self._masked(far))
+        if model.relative_positions == "alibi":
+            slopes_Ax1x1 = graph.constant(-alibi_slopes(model.num_attention_heads)[:, None, None], np.float32)
+            away_SxS = graph.op("Cast", graph.op("Abs", self._distances()), to=FLOAT)
+            bias = graph.op("Add", bias, graph.op("Mul", away_SxS, slopes_Ax1x1))
+        if model.relative_positions == "buckets":
+            table_RxA = graph.weight("encoder/relative_attention_bias/embedding")
+            values_SxSxA = graph.op("Gather", table_RxA, self._rows(), axis=0)
+            bias = graph.op("Add", bias, graph.op("Transpose", values_SxSxA, perm=[2, 0, 1]))
+        return bias
+
+    def products(self, query_BxAxSxD: str, key_BxAxDxS: str, layer: str) -> str:
+        """Append the products of queries and keys with the embeddings of distances, as in
+        ``positions.RelativeScores``."""
+        graph, model = self.graph, self.graph.spec.model
+        if not self._table:
+            self._table = graph.norm(
+                graph.weight("encoder/relative_embeddings/embedding"), "encoder/relative_layer_norm"
+            )
+
+        def table_AxDxR(part: str) -> str:
+            dense_RxH = graph.dense(self._table, f"{layer}/attention/{part}", model.qkv_bias)
+            split = graph.axes(model.relative_buckets, model.num_attention_heads, model.head_size)
+            return graph.op("Transpose", graph.op("Reshape", dense_RxH, split), perm=[1, 2, 0])
+
+        def chosen(products_BxAxSxR: str, rows_SxS: str) -> str:
+            outer = graph.op("Shape", products_BxAxSxR, start=0, end=3)
+            shape = graph.op("Concat", outer, graph.op("Shape", products_BxAxSxR, start=2, end=3), axis=0)
+            return graph.op("GatherElements", products_BxAxSxR, graph.op("Expand", rows_SxS, shape), axis=3)
+
+        rows = self._rows()
+        of_queries = chosen(graph.op("MatMul", query_BxAxSxD, table_AxDxR("key")), rows)
+        key_BxAxSxD = graph.op("Transpose", key_BxAxDxS, perm=[0, 1, 3, 2])
+        rows_of_keys = graph.op("Transpose", rows, perm=[1, 0])
+        of_keys = chosen(graph.op("MatMul", key_BxAxSxD, table_AxDxR("query")), rows_of_keys)
+        return graph.op("Add", of_queries, graph.op("Transpose", of_keys, perm=[0, 1, 3, 2]))
+
+    def _masked(self, hidden_SxS: str) -> str:
+        graph = self.graph
+        return graph.op("Mul", graph.op("Cast", hidden_SxS, to=FLOAT), graph.scalar(MASKED_SCORE))
+
+    def _distances(self) -> str:
+        """Append the index of the key minus that of the query, int64[S, S]."""
+        if not self._ahead:
+            graph = self.graph
+            length = graph.op("Squeeze", graph.op("Shape", "input_ids", start=1, end=2), graph.axes(0))
+            zero, one = (graph.constant(value, np.int64) for value in (0, 1))
+            places_S = graph.op("Range", zero, length, one)
+            keys_1xS, queries_Sx1 = (graph.op("Unsqueeze", places_S, graph.axes(axis)) for axis in (0, 1))
+            self._ahead = graph.op("Sub", keys_1xS, queries_Sx1)
+        return self._ahead
+
+    def _rows(self) -> str:
+        """Append the row of the table of distances for each query and key, int64[S, S]."""
+        graph, model = self.graph, self.graph.spec.model
+        index = bucket_index if model.relative_positions == "buckets" else disentangled_index
+        most = model.max_length - 1
+        rows = index(np.arange(-most, most + 1), model.relative_buckets, model.relative_max_distance)
+        places = graph.op("Add", self._distances(), graph.constant(most, np.int64))
+        return graph.op("Gather", graph.constant(rows, np.int64), places, axis=0)

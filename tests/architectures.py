@@ -1,0 +1,27 @@
+"""Groups of switches of the network, as families of encoders combine them, at tiny sizes."""
+
+SIZES = dict(
+    vocab_size=40, hidden_size=24, num_layers=3, num_attention_heads=3, intermediate_size=20,
+    max_position_embeddings=24, initializer_range=0.3,
+)  # fmt: skip
+# One group of switches per family of encoders.
+SWITCHES = {
+    "albert": dict(embedding_size=10, shared_layers=True, activation="gelu_tanh"),
+    "electra": dict(embedding_size=10, pooler_activation="gelu"),
+    "gated": dict(
+        feed_forward="gated",
+        activation="silu",
+        qkv_bias=False,
+        feed_forward_bias=False,
+        mlm_transform_bias=False,
+        pooler_bias=False,
+        final_norm="yes",
+    ),
+    "rms": dict(norm="rms_norm", norm_position="pre", attention_output_bias=False, position_embeddings="none"),
+    "alibi": dict(relative_positions="alibi", position_embeddings="none", tied_output=False),
+    "buckets": dict(relative_positions="buckets", relative_buckets=8, relative_max_distance=12),
+    "disentangled": dict(relative_positions="disentangled", relative_buckets=16, relative_max_distance=24),
+    "windows": dict(attention_windows=(3,), pooling="mean", pooler_norm=True, token_pooler=True),
+    "gpt": dict(embedding_norm="no", pooling="last", pooler_dense=False, sequence_head_bias=False),
+    "head": dict(mlm_transform=False, mlm_output_bias=False, norm_bias=False, type_vocab_size=0),
+}
