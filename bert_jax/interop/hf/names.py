@@ -4,6 +4,9 @@ torch stores the weight of a linear layer as [out, in], so every stored kernel i
 kernel.
 """
 
+import re
+from collections.abc import Iterable
+
 from bert_jax.config import ModelSpec
 from bert_jax.interop.exchange import parameter_shapes
 from bert_jax.interop.stored import StoredName
@@ -37,6 +40,21 @@ _LAYER = {
 _LEAF = {"kernel": "weight", "bias": "bias", "scale": "weight", "embedding": "weight", "output_bias": "bias"}
 # Heads whose layer is named "classifier": a folder can contain only one of them.
 _CLASSIFIERS = ("sequence", "token", "choice")
+
+
+# Family -> beginning of the names of tensors that only the classes of this family with heads have.
+_RECOGNIZED = {
+    "bert": re.compile(r"(module\.)?bert\.(embeddings|encoder)\."),
+    "roberta": re.compile(r"(module\.)?roberta\.(embeddings|encoder)\."),
+}
+
+
+def recognized_family(names: Iterable[str]) -> str | None:
+    """Return the family to which tensors with these names belong. Return None if no family or several families
+    match: the classes without heads have no prefix, so their names do not determine the family."""
+    names = [*names]
+    families = [family for family, begin in _RECOGNIZED.items() if any(map(begin.match, names))]
+    return families[0] if len(families) == 1 else None
 
 
 def hf_names(spec: ModelSpec, prefix: str | None = None) -> dict[str, StoredName]:
