@@ -3,7 +3,7 @@
 Two formats exist. Since torch 1.6 a file is an uncompressed zip file of one folder: ``data.pkl`` (the pickle),
 ``data/KEY`` (the values of a storage), ``byteorder`` (since torch 2.1). Before, it consists of five pickles (magic
 number, version, sizes of types, the value, the keys of the storages), and for every key the number of elements in 8
-bytes and the values. Checksums in the zip file are not verified, because torch can be told not to compute them.
+bytes and the values. Checksums in the zip file are not verified, because an option of torch omits them.
 """
 
 import io
