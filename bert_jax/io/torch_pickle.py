@@ -20,8 +20,6 @@ from typing import IO, Any, NamedTuple
 
 # A tensor needs about 45 opcodes, its module's version included; a model of 11,000 tensors can be read.
 MOST_STEPS = 1 << 19
-# The largest integers that torch writes are the magic number of old files (77 bits) and sizes.
-_MOST_BITS = 128
 _MOST_DIMENSIONS = 8
 # Class of a storage in torch -> dtype, named as in safetensors files.
 _STORAGES = {
@@ -114,8 +112,6 @@ class _Machine:
     storages: dict[str, Storage] = field(default_factory=dict)
 
     def push(self, value: Any) -> None:
-        if type(value) is int and value.bit_length() > _MOST_BITS:
-            raise Refused(f"an integer of {value.bit_length()} bits")
         self.stack.append(value)
 
     def pop(self) -> Any:
