@@ -455,7 +455,8 @@ def test_fields_of_the_zip_file(file, refused):
         (entry + 8, b"\1\0"), (entry + 10, b"\x63\0"), (entry + 20, huge), (entry + 24, huge), (entry + 42, huge),
         (entry + 42, struct.pack("<I", 5)), (end + 12, huge), (end + 16, huge), (0, b"PK\3\5"),
         (26, b"\xff\xff"), (28, b"\xff\xff"), (entry + 28, b"\xff\xff"), (entry + 30, b"\xff\xff"),
-        (content.rindex(b"PK\3\4") + 28, b"\xff\xff"), (entry + 20, b"\xff" * 8), (entry + 42, b"\xff" * 4), (entry + 6, b"\xff"),
+        (content.rindex(b"PK\3\4") + 28, b"\xff\xff"), (entry + 20, b"\xff" * 8),
+        (entry + 42, b"\xff" * 4), (entry + 6, b"\xff"),
     ):  # fmt: skip
         file.write_bytes(content[:position] + value + content[position + len(value) :])
         refused(file)
