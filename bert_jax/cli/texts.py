@@ -15,7 +15,7 @@ _POOLED = ("pooling", "normalize", "prompt", "prompt_name")
 def embed_command(arguments: argparse.Namespace) -> None:
     """Compute one vector per text or, with --per_token, one vector per token and selected layer."""
     from bert_jax.inference.embed import LAST_FOUR, embed, extract_features
-    from bert_jax.inference.text_files import write_json_lines, write_npy
+    from bert_jax.inference.text_files import write_json_lines, write_vectors
 
     clash = [name for name in _POOLED if getattr(arguments, name) is not None] if arguments.per_token else []
     if clash or (arguments.layers and not arguments.per_token):
@@ -23,7 +23,7 @@ def embed_command(arguments: argparse.Namespace) -> None:
         raise ValueError(f"{what}; the output is one vector per text or, with --per_token, one per token and layer")
     inputs, options = streaming(arguments)
     texts = (_text_of(value) for value in inputs)
-    to_array = arguments.output is not None and arguments.output.suffix == ".npy"
+    to_array = arguments.output is not None and arguments.output.suffix in (".npy", ".npz")
     if arguments.per_token:
         if to_array:
             raise ValueError(
@@ -36,7 +36,7 @@ def embed_command(arguments: argparse.Namespace) -> None:
     chosen = {name: getattr(arguments, name) for name in _POOLED}
     vectors = embed(load_model(arguments), texts, **chosen, **options)
     if to_array:
-        count, width = write_npy(vectors, arguments.output)
+        count, width = write_vectors(vectors, arguments.output)
         say(f"{arguments.output}: float32[{count}, {width}]")
         return
     write_json_lines(({"embedding": [round(float(x), 7) for x in vector]} for vector in vectors), arguments.output)
@@ -162,7 +162,10 @@ def _prompts(parser: argparse.ArgumentParser) -> None:
 COMMANDS = (
     Command("embed", "texts to vectors", embed_command, (
         model("texts to embed"),
-        option("--output", type=Path, metavar="FILE", help=".npy: float32[texts, E]; else JSON lines"),
+        option(
+            "--output", type=Path, metavar="FILE",
+            help=".npy: float32[texts, E]; .npz: this array, called embeddings; else JSON lines",
+        ),
         pooling,
         _prompts,
         option(

@@ -18,6 +18,7 @@ from bert_jax.inference.zero_shot import Labels, zero_shot
 from bert_jax.interop.exchange import ModelBundle, ReadOptions
 from bert_jax.interop.readers import read_weights
 from bert_jax.model import BertModel
+from bert_jax.process.accelerators import keep_to_cpu_without_accelerator
 from bert_jax.tokenization import build_tokenizer
 
 
@@ -74,6 +75,7 @@ def load(
     """
     if dtype not in ("float32", "bfloat16"):
         raise ValueError(f"dtype: {dtype!r} is not allowed; allowed: float32, bfloat16")
+    keep_to_cpu_without_accelerator()
     return prepare(read_weights(Path(path), options), dtype=dtype, name=str(path))
 
 

@@ -3,10 +3,12 @@ texts nor the results have to fit in memory."""
 
 import contextlib
 import json
+import shutil
 import sys
+import zipfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 
@@ -15,6 +17,7 @@ from bert_jax.io.untrusted_folder import json_object
 
 # Size of the header of an npy file, which is written last, because it contains the number of rows.
 _HEADER = 128
+_BLOCK = 1 << 22
 _PAIR = '; write {"text": "..."}, with "text_pair" for a pair'
 
 
@@ -66,19 +69,37 @@ def write_json_lines(rows: Iterable[Mapping[str, Any]], target: Path | None) -> 
             file.write(json.dumps(row, ensure_ascii=False) + "\n")
 
 
-def write_npy(rows: Iterable[np.ndarray], target: Path) -> tuple[int, int]:
-    """Write ``rows``, which have the same width, as float32[rows, width] in numpy's npy format; return this shape.
+def write_vectors(rows: Iterable[np.ndarray], target: Path) -> tuple[int, int]:
+    """Write ``rows``, which have the same width, as float32[rows, width]; return this shape.
 
-    Rows are written one by one, and the file ``target`` appears only when it is complete.
+    The format is numpy's npy, or, if the suffix of ``target`` is .npz, npz with one array, ``embeddings``. Rows are
+    written one by one, and the file ``target`` appears only when it is complete.
     """
+    with whole_file(target) as partial:
+        if target.suffix != ".npz":
+            with partial.open("wb") as file:
+                return _write_npy(rows, file)
+        array = partial.with_name(f"{partial.name}.npy")
+        try:
+            with array.open("w+b") as file, zipfile.ZipFile(partial, "w") as archive:
+                shape = _write_npy(rows, file)
+                file.seek(0)
+                # The header of a zip member contains a checksum, so that the array must be complete.
+                with archive.open("embeddings.npy", "w", force_zip64=True) as member:
+                    shutil.copyfileobj(file, member, _BLOCK)
+        finally:
+            array.unlink(missing_ok=True)
+        return shape
+
+
+def _write_npy(rows: Iterable[np.ndarray], file: IO[bytes]) -> tuple[int, int]:
     count = width = 0
-    with whole_file(target) as partial, partial.open("wb") as file:
-        file.write(bytes(_HEADER))
-        for row in rows:
-            count, width = count + 1, row.size
-            file.write(np.ascontiguousarray(row, "<f4").tobytes())
-        file.seek(0)
-        header = {"descr": "<f4", "fortran_order": False, "shape": (count, width)}
-        np.lib.format.write_array_header_1_0(file, header)
-        assert file.tell() == _HEADER, "the header of an npy file has another length"
+    file.write(bytes(_HEADER))
+    for row in rows:
+        count, width = count + 1, row.size
+        file.write(np.ascontiguousarray(row, "<f4").tobytes())
+    file.seek(0)
+    header = {"descr": "<f4", "fortran_order": False, "shape": (count, width)}
+    np.lib.format.write_array_header_1_0(file, header)
+    assert file.tell() == _HEADER, "the header of an npy file has another length"
     return count, width

@@ -15,7 +15,7 @@ import numpy as np
 from bert_jax.config import ModelSpec
 from bert_jax.interop.exchange import ModelBundle, ReadOptions
 from bert_jax.interop.export_table import only_heads
-from bert_jax.interop.hf.config_json import CLASSES, CONFIG_FILE, model_parts, read_config
+from bert_jax.interop.hf.config_json import CLASSES, CONFIG_FILE, model_parts, names_family, read_config
 from bert_jax.interop.hf.read import is_hf
 from bert_jax.interop.hf.sentence_transformers import encoder_folder, is_sentence_transformers
 from bert_jax.interop.readers import read_weights
@@ -105,7 +105,11 @@ def _compare_outputs(source: Path, saved: Path, peer_python: str | None, report:
     if not is_hf(encoder):
         report("outputs not compared: transformers does not read this format")
         return
-    config = model_parts(read_config(needed(encoder, CONFIG_FILE)), str(encoder / CONFIG_FILE))
+    content = read_config(needed(encoder, CONFIG_FILE))
+    if not names_family(content):
+        report(f"outputs not compared: {CONFIG_FILE} names neither model_type nor architectures")
+        return
+    config = model_parts(content, str(encoder / CONFIG_FILE))
     weights = read_native(saved, ReadOptions())
     if not all(np.isfinite(values).all() for values in weights.params.values()):
         report("outputs not compared: some weights are NaN or infinite")

@@ -29,8 +29,7 @@ from bert_jax.model.kernels.common import on_tpu, shard_mapped, token_key, use_k
 from bert_jax.model.matmul import add_bias, matmul_f32_grad
 from bert_jax.model.positions import (
     RelativeScores,
-    disentangled_index,
-    distances,
+    distance_rows,
     rotary_tables,
     rotate,
 )
@@ -274,7 +273,7 @@ class SelfAttention(Block):
             return None if relative is None else RelativeScores(bias_AxSxT=relative)
         assert relative is not None
         shape = (-1, config.num_attention_heads, config.head_size)
-        rows = disentangled_index(distances(length), config.relative_buckets, config.relative_max_distance)
+        rows = distance_rows(config, length)
         # The projections of queries and keys also project the embeddings of distances (share_att_key of DeBERTa).
         keys, queries = (dense[name](relative).reshape(shape) for name in ("key", "query"))
         return RelativeScores(keys_RxAxD=keys, queries_RxAxD=queries, rows_SxT=rows)

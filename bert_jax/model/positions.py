@@ -41,9 +41,9 @@ def rotate(x_BxSxAxD: jax.Array, cos_BxSx1xE: jax.Array, sin_BxSx1xE: jax.Array)
     return jnp.concatenate(parts, axis=-1).astype(x_BxSxAxD.dtype)
 
 
-def distances(length: int) -> np.ndarray:
-    """Return key index minus query index, int64[S, T]."""
-    places = np.arange(length)
+def distances(length: int) -> jax.Array:
+    """Return key index minus query index, int32[S, T]."""
+    places = jnp.arange(length, dtype=jnp.int32)
     return places[None, :] - places[:, None]
 
 
@@ -90,6 +90,15 @@ def disentangled_index(distance: np.ndarray, buckets: int, max_distance: int) ->
     return np.clip(rows + span, 0, buckets - 1)
 
 
+def distance_rows(config: ModelConfig, length: int) -> jax.Array:
+    """Return the row of the table of distances for each pair of query and key, int32[S, T]."""
+    index = bucket_index if config.relative_positions == "buckets" else disentangled_index
+    limit = max(config.relative_max_distance, config.relative_buckets)  # larger distances have the same row
+    rows = index(np.arange(-limit, limit + 1), config.relative_buckets, config.relative_max_distance)
+    places = jnp.clip(distances(length), -limit, limit) + limit
+    return jnp.take(jnp.asarray(rows, jnp.int32), places, axis=0)
+
+
 @struct.dataclass
 class RelativeScores:
     """Terms that the distance of query and key adds to the attention scores of a layer."""
@@ -99,8 +108,8 @@ class RelativeScores:
     # Projections of the embeddings of distances (disentangled), [R, A, D].
     keys_RxAxD: jax.Array | None = None
     queries_RxAxD: jax.Array | None = None
-    # Row of each pair of query and key, int64[S, T].
-    rows_SxT: np.ndarray | None = struct.field(pytree_node=False, default=None)
+    # Row of each pair of query and key, int32[S, T].
+    rows_SxT: jax.Array | None = None
 
     @property
     def terms(self) -> int:
@@ -121,7 +130,7 @@ class RelativeScores:
         batch, _, heads, head_size = query_BxSxAxD.shape
         shape = (batch, heads, *self.rows_SxT.shape)
 
-        def product(x_BxSxAxD: jax.Array, table_RxAxD: jax.Array, rows: np.ndarray) -> jax.Array:
+        def product(x_BxSxAxD: jax.Array, table_RxAxD: jax.Array, rows: jax.Array) -> jax.Array:
             all_BxAxSxR = jnp.einsum("BSAD,RAD->BASR", x_BxSxAxD, table_RxAxD, preferred_element_type=jnp.float32)
             return jnp.take_along_axis(all_BxAxSxR, jnp.broadcast_to(rows, shape), axis=-1)
 
@@ -135,8 +144,7 @@ def relative_bias(config: ModelConfig, length: int, table_RxA: jax.Array | None)
     ``table`` of buckets, with buckets."""
     if table_RxA is None:
         slopes = alibi_slopes(config.num_attention_heads)
-        return jnp.asarray(-slopes[:, None, None] * np.abs(distances(length)).astype(np.float32))
-    rows = bucket_index(distances(length), config.relative_buckets, config.relative_max_distance)
+        return -slopes[:, None, None] * jnp.abs(distances(length)).astype(jnp.float32)
     # A product with one-hot rows, whose gradient is a matrix product instead of a scatter into few rows.
-    chosen = jax.nn.one_hot(rows, config.relative_buckets, dtype=jnp.float32)
+    chosen = jax.nn.one_hot(distance_rows(config, length), config.relative_buckets, dtype=jnp.float32)
     return jnp.einsum("STR,RA->AST", chosen, table_RxA)

@@ -1,7 +1,8 @@
-"""Detection of accelerators before JAX is imported. This module imports only the standard library."""
+"""Detection of accelerators before JAX starts. This module imports only the standard library."""
 
 import importlib.util
 import os
+import sys
 from pathlib import Path
 
 # Device files of TPU (accel, vfio), NVIDIA (dxg: Windows Subsystem for Linux) and AMD (kfd).
@@ -12,11 +13,15 @@ def keep_to_cpu_without_accelerator() -> None:
     """Restrict JAX to the CPU on a machine that has libtpu (for planning) but no accelerator.
 
     Without this restriction, JAX would start libtpu, which would fail with a page of errors. Must be called before
-    JAX is imported. Does nothing if JAX_PLATFORMS is set, or if a device file or an environment variable indicates
-    an accelerator.
+    JAX starts its backends. Does nothing if JAX_PLATFORMS or ``jax_platforms`` is set, or if a device file or an
+    environment variable indicates an accelerator.
     """
     is_chosen = any(name in os.environ for name in ("JAX_PLATFORMS", "JAX_FORCE_TPU_INIT", "TPU_WORKER_HOSTNAMES"))
     if is_chosen or importlib.util.find_spec("libtpu") is None:
         return
     if not any(any(Path("/").glob(pattern)) for pattern in DEVICE_FILES):
-        os.environ["JAX_PLATFORMS"] = "cpu"
+        jax = sys.modules.get("jax")
+        if jax is None:
+            os.environ["JAX_PLATFORMS"] = "cpu"
+        elif not jax.config.jax_platforms:  # JAX reads the variable only when it is imported
+            jax.config.update("jax_platforms", "cpu")

@@ -1,9 +1,11 @@
 """``bert-jax import | export | embed | predict | forward`` as a person calls them."""
 
+import importlib.util
 import io
 import json
 import os
 import signal
+import subprocess
 import sys
 from pathlib import Path
 
@@ -16,6 +18,7 @@ from bert_jax.cli import main as cli
 from bert_jax.config import HeadsConfig, SentenceConfig, SentenceModule
 from bert_jax.interop import export, import_model
 from bert_jax.interop.saved_model import write_saved
+from bert_jax.process.accelerators import DEVICE_FILES
 
 TEXTS = ["w1 w2 w3", "w4", "w5 w6 w7 w8 w9 , w1"]
 
@@ -58,6 +61,19 @@ def refused(call):
     return run
 
 
+@pytest.mark.parametrize("first", ["", pytest.param("import jax", marks=pytest.mark.slow)])
+def test_loading_is_silent_where_libtpu_finds_no_tpu(folder, first):
+    """libtpu, which is installed for planning, prints a page of errors when it finds no TPU."""
+    if importlib.util.find_spec("libtpu") is None or any(any(Path("/").glob(name)) for name in DEVICE_FILES):
+        pytest.skip("needs libtpu and a machine without accelerators")
+    chosen = ("JAX_PLATFORMS", "JAX_FORCE_TPU_INIT", "TPU_WORKER_HOSTNAMES")
+    environment = {name: value for name, value in os.environ.items() if name not in chosen}
+    script = f"{first}\nimport sys, bert_jax\nprint(bert_jax.load(sys.argv[1]).embed('w1').shape)"
+    command = [sys.executable, "-c", script, str(folder / "sentence")]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "(16,)\n", "")
+
+
 def test_embed_writes_what_the_library_gives(folder, call, tmp_path):
     vectors = bert_jax.load(folder / "sentence").embed(TEXTS)
     assert np.allclose(np.linalg.norm(vectors, axis=1), 1)
@@ -66,7 +82,13 @@ def test_embed_writes_what_the_library_gives(folder, call, tmp_path):
     code, out, err = call("embed", "--model", folder / "sentence", "--input", source, "--output", target)
     assert (code, out) == (0, "") and "float32[3, 16]" in err
     assert np.array_equal(np.load(target), vectors)
-    assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
+    npz = tmp_path / "vectors.npz"
+    code, out, err = call("embed", "--model", folder / "sentence", "--input", source, "--output", npz)
+    assert (code, out) == (0, "") and "vectors.npz: float32[3, 16]" in err
+    with np.load(npz) as arrays:
+        assert arrays.files == ["embeddings"] and arrays["embeddings"].dtype == np.float32
+        assert np.array_equal(arrays["embeddings"], vectors)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["texts.txt", "vectors.npy", "vectors.npz"]
     code, out, err = call("embed", "--model", folder / "sentence", stdin="\n".join(TEXTS))
     lines = [json.loads(line)["embedding"] for line in out.splitlines()]
     assert (code, err) == (0, "") and np.allclose(lines, vectors, atol=1e-6)
@@ -125,7 +147,8 @@ def test_refusals(folder, call, refused, tmp_path):
         "embed", *model, "--per_token", "--pooling", "cls", "w1"
     )
     assert "--layers: 'a' is not allowed" in refused("embed", *model, "--per_token", "--layers", "a", "w1")
-    assert ".jsonl file" in refused("embed", *model, "--per_token", "--output", tmp_path / "x.npy", "w1")
+    for name in ("x.npy", "x.npz"):
+        assert ".jsonl file" in refused("embed", *model, "--per_token", "--output", tmp_path / name, "w1")
     assert "--batch_tokens: 0 is not allowed" in refused("embed", *model, "--batch_tokens", "0", "w1")
     assert "no text given" in refused("embed", *model)
     assert "give only one of them" in refused("embed", *model, "--input", tmp_path / "x", "w1")
@@ -139,7 +162,8 @@ def test_refusals(folder, call, refused, tmp_path):
     assert "latin.txt:2: not valid UTF-8" in refused(
         "embed", *model, "--input", tmp_path / "latin.txt", "--output", tmp_path / "v.npy"
     )
-    assert not (tmp_path / "v.npy").exists()
+    refused("embed", *model, "--input", tmp_path / "latin.txt", "--output", tmp_path / "v.npz")
+    assert [path.name for path in tmp_path.iterdir()] == ["latin.txt"]
     assert "not a file" in refused("embed", *model, "--output", tmp_path, "w1")
     assert "not a file" in refused("embed", *model, "--output", "/dev/null", "w1")
     assert Path("/dev/null").is_char_device()

@@ -64,6 +64,12 @@ def read_config(file: Path) -> dict[str, Any]:
     return json_object(read_small(file, "a model's description"), file)
 
 
+def names_family(config: Mapping[str, Any]) -> bool:
+    """Return False for the content of a ``config.json`` of 2019, which has neither ``model_type`` nor
+    ``architectures``."""
+    return config.get("model_type") is not None or bool(config.get("architectures"))
+
+
 def model_parts(config: Mapping[str, Any], name: str, *, allow_unknown: bool = False) -> HfConfig:
     """Parse ``config``, the content of a ``config.json``. Error messages begin with ``name``.
 

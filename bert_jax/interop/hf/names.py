@@ -3,7 +3,8 @@
 torch stores the weight of a linear layer as [out, in], so a stored kernel is the transpose of the canonical kernel.
 """
 
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Mapping
 
 from bert_jax.config import ModelSpec
 from bert_jax.interop.exchange import parameter_shapes
@@ -15,6 +16,22 @@ from bert_jax.interop.stored import StoredName
 BUFFERS = ("position_ids", "token_type_ids", "inv_freq")
 
 _LEAF = {"kernel": "weight", "bias": "bias", "scale": "weight", "embedding": "weight", "output_bias": "bias"}
+
+
+# Beginning of the names of tensors that classes with a head have, if the family has the name of its encoder.
+_RECOGNIZED = {
+    family.name: re.compile(rf"(module\.)?{re.escape(family.prefix)}(embeddings|encoder|transformer)\.")
+    for family in FAMILIES.values()
+    if family.prefix == f"{family.name}."
+}
+
+
+def recognized_family(names: Iterable[str]) -> str | None:
+    """Return the family to which tensors with these names belong. Return None if no family or several families
+    match: the classes without heads have no prefix, so their names do not determine the family."""
+    names = [*names]
+    families = [family for family, begin in _RECOGNIZED.items() if any(map(begin.match, names))]
+    return families[0] if len(families) == 1 else None
 
 
 def hf_names(spec: ModelSpec, prefix: str | None = None) -> dict[str, StoredName]:

@@ -10,8 +10,8 @@ import numpy as np
 
 from bert_jax.config import HeadsConfig, ModelConfig, ModelSpec, TokenizerConfig
 from bert_jax.interop.exchange import ModelBundle, ReadOptions
-from bert_jax.interop.hf.config_json import CONFIG_FILE, HfConfig, model_parts, read_config
-from bert_jax.interop.hf.names import BUFFERS, as_place, hf_names, stored_head
+from bert_jax.interop.hf.config_json import CONFIG_FILE, HfConfig, model_parts, names_family, read_config
+from bert_jax.interop.hf.names import BUFFERS, as_place, hf_names, recognized_family, stored_head
 from bert_jax.interop.hf.tensors import open_tensors
 from bert_jax.interop.stored import FLOATS, StoredModel, Tensor, read_float32
 from bert_jax.interop.tokenizers.folder_files import read_tokenizer_files
@@ -33,20 +33,34 @@ def read_hf(path: Path, options: ReadOptions) -> ModelBundle:
     tensors, tensors of the wrong shape, and (unless ``options.allow_mismatch`` is True) a contradiction between
     config.json and the tensors.
     """
-    raw = read_config(needed(path, CONFIG_FILE))
-    config = model_parts(raw, str(path / CONFIG_FILE), allow_unknown=options.allow_mismatch)
+    content = read_config(needed(path, CONFIG_FILE))
+    family, family_notes = (None, ()) if names_family(content) else _family_of_tensors(path)
+    content = content if family is None else {**content, "model_type": family}
+    config = model_parts(content, str(path / CONFIG_FILE), allow_unknown=options.allow_mismatch)
     reader = _FolderReader(path, options, config=config)
     reader.open()
     spec = ModelSpec(model=reader.model(), heads=reader.heads(), family=config.model.family)
     reader.settle()
     params = reader.parameters(spec)
-    tokenizer, content, tokenizer_notes = read_tokenizer_files(path, options)
+    tokenizer, pieces, tokenizer_notes = read_tokenizer_files(path, options)
     origin: dict[str, Any] = {"format": "Hugging Face folder", "name": path.absolute().name}
     if config.architecture:
         origin["class"] = config.architecture
     reader.notes += tokenizer_notes
-    weights = ModelBundle(spec=spec, params=params, notes=(*config.notes, *reader.notes), origin=origin)
-    return with_tokenizer(weights, path, tokenizer, content)
+    weights = ModelBundle(
+        spec=spec, params=params, notes=(*family_notes, *config.notes, *reader.notes), origin=origin
+    )
+    return with_tokenizer(weights, path, tokenizer, pieces)
+
+
+def _family_of_tensors(path: Path) -> tuple[str, tuple[str, ...]]:
+    """Return the family of a folder of 2019, whose config.json does not name it, and a note. Raises ``ValueError``
+    if the names of the tensors do not determine the family."""
+    family, what = recognized_family(open_tensors(path)[1]), "has neither model_type nor architectures"
+    if family is None:
+        problem = f"{what}, and the names of the tensors do not determine the family"
+        raise ValueError(f"{path / CONFIG_FILE}: {problem}; add model_type (bert or roberta) to this file")
+    return family, (f"{CONFIG_FILE} {what}: the names of the tensors are those of {family}",)
 
 
 def with_tokenizer(

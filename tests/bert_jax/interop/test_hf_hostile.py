@@ -2,12 +2,10 @@
 
 import json
 import math
-import pickle
 import resource
 import struct
 import subprocess
 import sys
-import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +13,6 @@ import pytest
 from hf_folders import load, make_folder, save
 
 from bert_jax.interop.exchange import ReadOptions
-from bert_jax.interop.hf import tensors as hf_tensors
 from bert_jax.interop.import_model import import_model
 from bert_jax.interop.readers import read_weights
 from bert_jax.io.safetensors_file import LARGEST_HEADER, read_header, read_values
@@ -269,100 +266,6 @@ def test_values_that_are_no_numbers_are_reported(tmp_path, value):
 
     notes = read_weights(make_folder(tmp_path, change=change), ReadOptions()).notes
     assert any("WARNING: NaN or infinite values in cls.predictions.bias" in note for note in notes)
-
-
-class Evil:
-    def __reduce__(self):
-        return Path.touch, (Path(EVIL_FILE),)
-
-
-EVIL_FILE = ""
-
-
-def evil_bin(folder: Path) -> Path:
-    """A torch file whose pickle touches a file; returns that file's name."""
-    global EVIL_FILE
-    make_folder(folder)
-    (folder / "model.safetensors").unlink()
-    EVIL_FILE = str(folder.parent / "touched")
-    content = pickle.dumps({"bert.embeddings.LayerNorm.weight": Evil()})
-    with zipfile.ZipFile(folder / "pytorch_model.bin", "w") as archive:
-        archive.writestr("archive/data.pkl", content)
-        archive.writestr("archive/version", "3\n")
-    pickle.loads(content)
-    assert Path(EVIL_FILE).exists(), "the pickle does no harm, so it proves nothing"
-    Path(EVIL_FILE).unlink()
-    return Path(EVIL_FILE)
-
-
-@pytest.mark.filterwarnings("ignore:Detected pickle protocol")
-def test_torch_file_with_code(tmp_path):
-    touched = evil_bin(tmp_path / "model")
-    refused(tmp_path / "model", "pytorch_model.bin")
-    assert not touched.exists()
-
-
-def test_torch_file_without_torch(tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "torch", None)
-    evil_bin(tmp_path / "model")
-    refused(tmp_path / "model", "torch is not installed")
-
-
-class FakeTorch:
-    """What ``hf_tensors`` uses of torch, so that its own checks run where torch is not installed."""
-
-    @staticmethod
-    def load(file, *, map_location, weights_only, mmap):
-        assert weights_only and mmap == zipfile.is_zipfile(file)
-        raise pickle.UnpicklingError("Weights only load failed.\nUnsupported global")
-
-
-@pytest.mark.parametrize(
-    ("compression", "words"),
-    [
-        (zipfile.ZIP_STORED, "not a torch file of plain tensors (UnpicklingError"),
-        (zipfile.ZIP_DEFLATED, "compressed"),
-    ],
-)
-def test_torch_file_is_loaded_without_code(tmp_path, monkeypatch, compression, words):
-    monkeypatch.setitem(sys.modules, "torch", FakeTorch)
-    evil_bin(tmp_path / "model")
-    with zipfile.ZipFile(tmp_path / "model" / "pytorch_model.bin", "w", compression) as archive:
-        archive.writestr("archive/data.pkl", b"\0" * 10_000)
-    refused(tmp_path / "model", words)
-
-
-@pytest.mark.filterwarnings("ignore:Detected pickle protocol")
-def test_torch_files_where_torch_is_installed(tmp_path):
-    torch = pytest.importorskip("torch", reason="torch is optional")
-    expected = read_weights(make_folder(tmp_path / "a"), ReadOptions()).params
-    folder = make_folder(tmp_path / "b")
-    state = {name: torch.from_numpy(values) for name, values in load(folder).items()}
-    (folder / "model.safetensors").unlink()
-    file = folder / "pytorch_model.bin"
-    state["cls.predictions.decoder.weight"] = state["bert.embeddings.word_embeddings.weight"]
-    for new_format in (True, False):
-        torch.save(state, file, _use_new_zipfile_serialization=new_format)
-        params = read_weights(folder, ReadOptions()).params
-        assert all(np.array_equal(params[name], values) for name, values in expected.items())
-    huge = torch.zeros(1).expand(10**9)
-    for content, words in (
-        ({"a": huge}, "which exceeds the size of the file"),
-        ({"a": 3}, "not a tensor"),
-        ([1], "a list"),
-    ):
-        torch.save(content, file)
-        refused(folder, words)
-    torch.save(state, file)
-    for size in (0, 100, file.stat().st_size // 2, file.stat().st_size - 10):
-        file.write_bytes(file.read_bytes()[:size] if size else b"")
-        refused(folder, "not a torch file of plain tensors")
-        torch.save(state, file)
-
-
-def test_unpickling_is_restricted_in_the_only_place_that_loads(tmp_path):
-    source = Path(hf_tensors.__file__).read_text()
-    assert source.count("torch.load(") == 1 and "weights_only=True" in source
 
 
 def test_import_of_a_damaged_folder_leaves_nothing(tmp_path, capsys):

@@ -9,10 +9,11 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
+from architectures import SIZES, SWITCHES
 from exported import MODEL, PLAIN, SPECS, mostly_slow, random_weights
 from safetensors.numpy import load_file
 
-from bert_jax.config import HeadsConfig
+from bert_jax.config import HeadsConfig, ModelConfig, ModelSpec
 from bert_jax.interop.exchange import ModelBundle
 from bert_jax.interop.programs import serving
 from bert_jax.interop.programs.stablehlo import check_stablehlo, write_stablehlo
@@ -161,3 +162,12 @@ def test_parameters_that_do_not_fit_are_refused(tmp_path):
     with pytest.raises(ValueError, match="unexpected pooler/bias"):
         write_stablehlo(tmp_path, dataclasses.replace(weights, params=params))
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("family", ["buckets", "disentangled", "alibi", "windows", "gpt"])
+def test_switches_of_the_network(tmp_path, family):
+    heads = HeadsConfig(mlm=True, pooler=True, sequence_labels=("a", "b"))
+    weights = random_weights(ModelSpec(model=ModelConfig(**SIZES | SWITCHES[family]), heads=heads))
+    write_stablehlo(tmp_path, weights)
+    found = check_stablehlo(tmp_path, weights, ((1, 1), (3, 17), (5, 24)))
+    assert found and max(found.values()) <= 1e-5, found
