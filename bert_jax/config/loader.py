@@ -128,7 +128,8 @@ def read_settings(argv: Sequence[str]) -> list[Setting]:
 def parse_settings(
     config_type: type, settings: Sequence[Setting], also: Sequence[str] = ()
 ) -> dict[str, tuple[Any, str]]:
-    """Return key -> (typed value, source); the last setting of a key wins. For ``also`` see :func:`build_config`.
+    """Return key -> (typed value, source) in the order of the last setting of each key, which wins. For ``also``
+    see :func:`build_config`.
 
     Raises ``ValueError`` for an unknown key or a value of the wrong type.
     """
@@ -139,6 +140,7 @@ def parse_settings(
             continue  # in the stored config of an older version
         if key not in types:
             raise ValueError(f"{source}: {key}: {_unknown(key, types, also)}")
+        parsed.pop(key, None)  # so that the keys stay in the order of their last settings
         parsed[key] = (_convert(types[key], value, f"{source}: {key}"), source)
     return parsed
 
@@ -159,6 +161,8 @@ def build_config(
         mode = parsed.get("training.mode", ("standard", ""))[0]
         for key, text in PRESETS[mode].items():
             parsed.setdefault(key, (_convert(types[key], text, f"preset {mode}: {key}"), f"preset {mode}"))
+    if not stored and (complete := getattr(config_type, "complete", None)):
+        parsed = complete(parsed)
     values = {key: value for key, (value, _) in parsed.items()}
     options = options_of(config_type)  # type: ignore[arg-type]
     for key, (value, source) in parsed.items():
