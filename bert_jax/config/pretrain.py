@@ -22,6 +22,7 @@ from bert_jax.config.schema import (
     Section,
     TrainingConfig,
     Weighted,
+    only,
     require,
 )
 
@@ -174,7 +175,7 @@ class DataConfig(Section, prefix="data."):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ObjectiveConfig:
+class ObjectiveConfig(Section, prefix="objective."):
     """The objective that pretraining minimizes."""
 
     # masked_lm: masked tokens, and sentence pairs unless data.next_sentence is none (Devlin et al. 2018).
@@ -183,6 +184,9 @@ class ObjectiveConfig:
     # Python file that defines a class Objective (bert_jax.objectives.objective.PretrainObjective), used instead of
     # objective.name; empty: none.
     module: str = ""
+    # Coefficient of the z-loss (Chowdhery et al. 2022: 1e-4), the mean square of the logarithm of the softmax
+    # normalizer of the predicted tokens, which keeps the logits from drifting; 0: off.
+    z_loss: AtLeast0[float] = only(0.0, {"objective.name": ("masked_lm", "causal_lm")})
 
 
 @dataclass(frozen=True, kw_only=True)
