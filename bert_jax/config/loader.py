@@ -36,7 +36,7 @@ class RunOptions(Section):
     # Folder for all output of the run; empty: runs/NAME-OF-THE-LAST-RECIPE.
     workdir: str = ""
     # Workdir of an earlier phase. The run continues from the parameters, optimizer moments, moving average and step
-    # of that phase.
+    # of that phase. Of the model, only dropout, rotary base and number of positions may change; the data may too.
     continue_from: str = ""
     # Start from the parameters of this model, at step 0 with a new optimizer state: a saved model, a workdir, or a
     # folder or checkpoint of any format that bert-jax reads. The run has the sizes and the vocabulary of this
@@ -49,7 +49,8 @@ class RunOptions(Section):
     # Store the added words in place of [unusedN] pieces instead of after the last piece.
     vocab_slots: bool = False
     # Method to extend the position table if data.seq_length or model.max_position_embeddings exceeds that of
-    # --init_from: tile (repeat the rows; old positions keep theirs) or interpolate (stretch the table).
+    # --init_from, or model.max_position_embeddings that of --continue_from: tile (repeat the rows; old positions
+    # keep theirs) or interpolate (stretch the table).
     extend_positions: Literal["", "tile", "interpolate"] = ""
     # Print the resolved config and exit.
     print_config: bool = False

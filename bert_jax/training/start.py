@@ -1,26 +1,28 @@
 """The state from which a run starts: its newest checkpoint, the last checkpoint of an earlier phase, or step 0."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import jax
 
-from bert_jax.config import differences
+from bert_jax.config import ModelConfig, differences
 from bert_jax.io.folder_lock import FolderTaken
 from bert_jax.process import exits
 from bert_jax.tokenization import Tokenizer
-from bert_jax.training.checkpoint.restore import NoCheckpoint, Restored, restore_newest, set_aside
+from bert_jax.training.checkpoint.restore import NoCheckpoint, Restored, Unfit, restore_newest, set_aside
 from bert_jax.training.job import Job
 from bert_jax.training.launch import Launch
 from bert_jax.training.logging.meter import IntervalMeter
 from bert_jax.training.memory import device_bytes, explain_memory, state_advice
 from bert_jax.training.programs import TrainPrograms
 from bert_jax.training.spikes import LossGuard, RollBack
-from bert_jax.training.state import TrainState, initial_state
+from bert_jax.training.state import POSITIONS, TrainState, extend_positions, initial_state
 
 # Model options that a new phase may change, because they do not affect the parameters.
-PHASE_MAY_CHANGE = {"model.hidden_dropout", "model.attention_dropout"}
+PHASE_MAY_CHANGE = {"model.hidden_dropout", "model.attention_dropout", "model.rotary_base"}
+# Option that a new phase may change if there is no position table, or if the launch extends it.
+TABLE_ROWS = "model.max_position_embeddings"
 
 
 @dataclass
@@ -84,12 +86,18 @@ def find_start(
 
 def _end_of_phase(job: Job, programs: TrainPrograms, launch: Launch, report: Callable[[str], None]) -> Restored:
     """Return the newest checkpoint of the earlier phase whose workdir is ``launch.continue_from``."""
-    folder, num_steps = launch.continue_from, job.config.training.num_steps
+    folder, num_steps, how = launch.continue_from, job.config.training.num_steps, launch.extend_positions
     assert folder is not None
-    before = restore_newest(
-        folder, job.config, programs.mesh, programs.model,
-        read_only=True, may_change=PHASE_MAY_CHANGE, report=report,
-    )  # fmt: skip
+    has_table = job.config.model.position_embeddings == "learned"
+    try:
+        before = restore_newest(
+            folder, job.config, programs.mesh, programs.model, read_only=True,
+            may_change=PHASE_MAY_CHANGE | ({TABLE_ROWS} if how or not has_table else set()), report=report,
+            convert=_extension(job.config.model, how) if how and has_table else None,
+        )  # fmt: skip
+    except Unfit as error:
+        remedy = "; --extend_positions extends the position table" if TABLE_ROWS in str(error) else ""
+        raise ValueError(f"{error}{remedy}") from None
     if before is None:
         raise NoCheckpoint(f"--continue_from {folder}: has no checkpoint; use the workdir of a run that has one")
     _check_vocabulary(before, job.tokenizer)
@@ -100,6 +108,24 @@ def _end_of_phase(job: Job, programs: TrainPrograms, launch: Launch, report: Cal
         )
     report(f"starting a new phase from step {before.step:,} of {folder}")
     return before
+
+
+def _extension(
+    model: ModelConfig, how: Literal["tile", "interpolate"]
+) -> Callable[[Mapping[str, jax.Array]], dict[str, jax.Array]]:
+    """Return a function that extends the position table in the canonical arrays of a state to the rows of
+    ``model``, and likewise its moments and its moving average."""
+    rows, offset = model.max_position_embeddings, model.position_offset
+
+    def extend(state: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
+        return {
+            name: extend_positions(leaf, rows, offset, how)
+            if name.endswith(POSITIONS) and len(leaf) < rows
+            else leaf
+            for name, leaf in state.items()
+        }
+
+    return extend
 
 
 def _resumed(
