@@ -68,7 +68,7 @@ def token_ramp(ramp: Sequence[int], rows: int, length: int) -> tuple[int, ...]:
 
     A batch has the size b until the number of tokens before it reaches ``tokens`` times the share of the sizes up
     to b in the sum of all sizes, rounded up (``BatchSizeWarmupScheduler`` of AnswerDotAI/ModernBERT,
-    ``src/sequence_packer.py``, where the increment is 1). So every size has nearly the same number of steps.
+    ``src/sequence_packer.py``, whose sizes count microbatches). So every size has nearly the same number of steps.
     """
     tokens, first, increment = ramp
     sizes, pairs, seen = range(first, rows, increment), list[int](), 0

@@ -192,7 +192,7 @@ class OptimizerConfig(Section, prefix="optimizer."):
     # Count the steps of the schedule, warmup included, from the first step of a new phase (--continue_from); false:
     # from the first step of the run.
     restart_schedule: bool = False
-    # Step at which the decay ends; 0: training.num_steps.
+    # Step of the schedule at which the decay ends; 0: training.num_steps.
     decay_steps: AtLeast0[int] = 0
     # Share of the peak learning rate that remains at the end of the decay.
     final_fraction: Share[float] = 0.0
