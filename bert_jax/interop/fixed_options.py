@@ -20,15 +20,11 @@ from bert_jax.io.errors import one_line
 from bert_jax.io.storage import Location, location
 from bert_jax.training.checkpoint.restore import saved_steps
 from bert_jax.training.launch import RECORD
-from bert_jax.training.start import PHASE_MAY_CHANGE, TABLE_ROWS
+from bert_jax.training.start import OF_PHASE, PHASE_MAY_CHANGE, TABLE_ROWS
 
 # Options that may differ between a run and its initial model, because they change no parameter. Vocabularies are
 # compared by their pieces, not by data.vocab.
 MAY_DIFFER = {"model.hidden_dropout", "model.attention_dropout", "model.initializer_range", "data.vocab"}
-# Options that count from the first step of a phase.
-_OF_PHASE = (
-    "training.num_tokens", "optimizer.warmup_tokens", "optimizer.wsd_decay_tokens", "optimizer.restart_schedule",
-)  # fmt: skip
 _FORMAT = 1
 _GENERATOR, _FIRST_STEP = "execution.prng", "training.first_step"
 
@@ -94,7 +90,7 @@ def plan_phase(name: str, given: Given) -> tuple[tuple[Setting, ...], str]:
     """
     folder, settings = location(name), ()
     steps = saved_steps(folder)
-    if steps and any(given[key][0] for key in _OF_PHASE if key in given):
+    if steps and any(given[key][0] for key in OF_PHASE if key in given):
         settings = (Setting(name, _FIRST_STEP, str(steps[-1])),)
     record = read_record(folder)
     if record is None:

@@ -1,12 +1,13 @@
 """The state from which a run starts: its newest checkpoint, the last checkpoint of an earlier phase, or step 0."""
 
+import operator
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import jax
 
-from bert_jax.config import ModelConfig, differences
+from bert_jax.config import ModelConfig, RunConfig, differences
 from bert_jax.io.folder_lock import FolderTaken
 from bert_jax.process import exits
 from bert_jax.tokenization import Tokenizer
@@ -23,6 +24,10 @@ from bert_jax.training.state import POSITIONS, TrainState, extend_positions, ini
 PHASE_MAY_CHANGE = {"model.hidden_dropout", "model.attention_dropout", "model.rotary_base"}
 # Option that a new phase may change if there is no position table, or if the launch extends it.
 TABLE_ROWS = "model.max_position_embeddings"
+# Options that count from the first step of a phase.
+OF_PHASE = (
+    "training.num_tokens", "optimizer.warmup_tokens", "optimizer.wsd_decay_tokens", "optimizer.restart_schedule",
+)  # fmt: skip
 
 
 @dataclass
@@ -138,11 +143,12 @@ def _resumed(
 ) -> Start:
     """Return the start of a run that continues from ``restored``, its own checkpoint.
 
-    Raises ``ValueError`` if the vocabulary differs from that of the checkpoint, or if ``execution.prng`` differs
-    without ``allow_numeric_change``.
+    Raises ``ValueError`` if the vocabulary or the first step of the phase differs from that of the checkpoint, or
+    if ``execution.prng`` differs without ``allow_numeric_change``.
     """
     prng = job.config.execution.prng
     _check_vocabulary(restored, job.tokenizer)
+    _check_first_step(restored, job.config)
     if restored.meta["prng"] != prng and not allow_numeric_change:
         raise ValueError(
             f"execution.prng: {prng} is not allowed for a checkpoint with {restored.meta['prng']}, because dropout "
@@ -158,6 +164,17 @@ def _resumed(
         guard.restore(meta["guard"])
     job.restore(meta.get("job", {}))
     return Start(restored.state, restored.step, meta["phase_start"], meter, guard, meta, changed)
+
+
+def _check_first_step(restored: Restored, config: RunConfig) -> None:
+    now, start = config.training.first_step, restored.meta["phase_start"]
+    expected = restored.config.training.first_step or start
+    counts = [key for key in OF_PHASE if operator.attrgetter(key)(config)]
+    if counts and now not in (expected, start):
+        raise ValueError(
+            f"training.first_step: {now}, but {counts[0]} counts from the first step of this phase; set "
+            f"training.first_step {expected}"
+        )
 
 
 def _check_vocabulary(restored: Restored, tokenizer: Tokenizer) -> None:

@@ -78,6 +78,22 @@ def test_phases_in_tokens_change_base_length_and_rate_and_resume_bitwise(tmp_pat
     np.testing.assert_allclose(rates, exact, rtol=1e-5)
 
 
+def test_a_phase_with_another_first_step_is_refused(tmp_path):
+    one, two = tmp_path / "one", tmp_path / "two"
+    train_synthetic(tiny_config("--training.num_steps 4"), one)
+    train_synthetic(tiny_config("--training.num_steps 6"), two, continue_from=one)
+    # The phase began with a number of steps, so its config has no first step.
+    words = f"--training.num_tokens {5 * TOKENS}"
+    with pytest.raises(ValueError, match=r"^training\.first_step: 0, but training\.num_tokens counts .* 4$"):
+        train_synthetic(planned(two, words), two)
+    longer = planned(two, f"{words} --training.first_step 4")
+    train_synthetic(longer, two)
+    assert saved_steps(two)[-1] == longer.training.num_steps == 9
+    (two / "config.yaml").write_text("damaged")
+    with pytest.raises(ValueError, match=r"set training\.first_step 4$"):
+        train_synthetic(planned(two, words), two)
+
+
 def rolled(workdir, to):
     """``workdir`` without the checkpoints after step ``to``."""
     for step in saved_steps(workdir):
