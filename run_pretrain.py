@@ -92,6 +92,7 @@ def train(options: RunOptions, arguments: list[str]) -> None:
         workdir=location(options.folder("pretrain")),
         stop=STOP,
         continue_from=location(options.continue_from) if options.continue_from else None,
+        extend_positions=options.extend_positions,
         initial_model=initial,
         allow_numeric_change=options.allow_numeric_change,
         host_timeout=options.host_timeout,

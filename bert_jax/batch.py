@@ -74,17 +74,20 @@ class RowShape:
     max_predictions: int
     sequences_per_row: int = 1
     sequences: float = 1.0
+    # True if batch sizes count rows.
+    counts_rows: bool = False
 
-    def rows(self, sequences: int) -> int:
-        """Return the number of rows of a batch of about ``sequences`` sequences.
+    def rows(self, size: int) -> int:
+        """Return the number of rows of a batch of the given size: that many rows, or rows of about that many
+        sequences.
 
-        With packed rows, it is the nearest multiple of the largest power of two that is at most a sixteenth of the
-        exact number, so that most meshes divide it; it differs from the exact number by at most 1/32, or by half a
-        row. It does not depend on the mesh.
+        With packed sequences, it is the nearest multiple of the largest power of two that is at most a sixteenth
+        of the exact number, so that most meshes divide it; it differs from the exact number by at most 1/32, or by
+        half a row. It does not depend on the mesh.
         """
-        if self.sequences_per_row == 1:
-            return sequences
-        exact = sequences / self.sequences
+        if self.counts_rows or self.sequences_per_row == 1:
+            return size
+        exact = size / self.sequences
         unit = 2 ** max(int(exact / 16).bit_length() - 1, 0)
         return max(round(exact / unit), 1) * unit
 

@@ -1,9 +1,11 @@
-"""Learning-rate schedules, the weight-decay mask, and the update rules AdamW, BERT's Adam, LAMB and Muon.
+"""Learning-rate schedules, the weight-decay mask, and the update rules AdamW, BERT's Adam, LAMB, Muon and
+StableAdamW.
 
 The optimizer returns the direction of the step, and the training step multiplies it by the learning rate. The
 learning rate depends only on ``TrainState.step``, because the counter of an optimizer does not count skipped steps.
 """
 
+import math
 import re
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -15,10 +17,13 @@ import optax
 
 from bert_jax.config import OptimizerConfig
 from bert_jax.config.finetune import FinetuneOptimizerConfig
-from bert_jax.model.canonical import STACKED, path_name
+from bert_jax.model.canonical import STACKED, VOCABULARY_ROWS, path_name
 
 # Ratio of the peak to the lowest learning rate of slanted_triangular.
 SLANTED_RATIO = 32
+# Shares of triangle: the first learning rate as a share of the peak, and the part of the run that falls
+# (budget-triangle2 of github.com/JonasGeiping/cramming).
+TRIANGLE_BASE, TRIANGLE_FALL = 0.25, 0.25
 
 Schedule = Callable[[jax.Array | int], jax.Array]
 
@@ -33,18 +38,22 @@ NEWTON_SCHULZ_STEPS = 5
 MUON_RMS = 0.2
 
 
-def make_schedule(config: OptimizerConfig, num_steps: int) -> Schedule:
+def make_schedule(config: OptimizerConfig, num_steps: int, first_step: int = 0) -> Schedule:
     """Return the learning rate as a function of the step (0 for the first update): linear warmup, then a decay.
 
+    With ``restart_schedule``, steps are counted from ``first_step``, the first step of the phase, and steps before
+    it have the learning rate of the first one.
     ``bert2018`` follows ``optimization.py`` of google-research/bert: linear decay counted from step 0, replaced by
     ``lr * step / warmup`` while ``step < warmup``, so the learning rate drops at the end of warmup.
     ``inverse_sqrt`` has no last step and does not fall below ``final_fraction`` of the peak; ``constant`` does not
     decay. ``slanted_triangular`` rises from 1/32 of the peak during warmup and falls back to 1/32 at the last step
-    (Howard and Ruder 2018, eq. 3).
+    (Howard and Ruder 2018, eq. 3). ``triangle`` has no warmup: it rises from 1/4 of the peak during the first 3/4
+    of the steps and then falls (Geiping and Goldstein 2022). The decay of ``wsd`` is linear or ``1 - sqrt``
+    (Haegele et al. 2024, section 3).
     """
-    peak, warmup = config.learning_rate, config.warmup_steps
-    end = config.decay_steps or num_steps
-    floor = config.final_fraction
+    peak, warmup, floor = config.learning_rate, config.warmup_steps, config.final_fraction
+    start = first_step if config.restart_schedule else 0
+    end = config.decay_steps or num_steps - start
 
     def after_warmup(step: jax.Array) -> jax.Array:
         if config.schedule == "bert2018":
@@ -54,8 +63,12 @@ def make_schedule(config: OptimizerConfig, num_steps: int) -> Schedule:
         if config.schedule == "inverse_sqrt":
             return jnp.maximum(floor, jnp.sqrt(max(warmup, 1) / jnp.maximum(step, max(warmup, 1))))
         if config.schedule == "wsd":
-            length = max(round(config.wsd_decay_fraction * end), 1)
-            return floor + (1 - floor) * jnp.clip((end - step) / length, 0, 1)
+            length = max(config.wsd_decay_steps or round(config.wsd_decay_fraction * end), 1)
+            left = jnp.clip((end - step) / length, 0, 1)
+            return floor + (1 - floor) * (1 - jnp.sqrt(1 - left) if config.wsd_decay == "one_minus_sqrt" else left)
+        if config.schedule == "triangle":
+            rising = TRIANGLE_BASE + step / end * (1 - TRIANGLE_BASE) / (1 - TRIANGLE_FALL)
+            return jnp.minimum(rising, floor + (1 - floor) * jnp.clip((end - step) / (TRIANGLE_FALL * end), 0, 1))
         done = jnp.clip((step - warmup) / max(end - warmup, 1), 0, 1)
         if config.schedule == "cosine":
             return floor + (1 - floor) * 0.5 * (1 + jnp.cos(jnp.pi * done))
@@ -64,12 +77,14 @@ def make_schedule(config: OptimizerConfig, num_steps: int) -> Schedule:
 
     def schedule(step: jax.Array | int) -> jax.Array:
         step = jnp.asarray(step, jnp.float32)
+        if start:
+            step = jnp.maximum(step - start, 0)
         if config.schedule == "slanted_triangular":
             rising, falling = step / max(warmup, 1), 1 - (step - warmup) / max(end - warmup, 1)
             part = jnp.where(step < warmup, rising, jnp.clip(falling, 0, 1))
             return peak * (1 + part * (SLANTED_RATIO - 1)) / SLANTED_RATIO
         factor = after_warmup(step)
-        if warmup:
+        if warmup and config.schedule != "triangle":
             factor = jnp.where(step < warmup, step / warmup, factor)
         return peak * factor
 
@@ -127,6 +142,56 @@ def scale_by_adam_with_start_step(
         return jax.tree.map(one, state.mu, state.nu, own), state
 
     return optax.GradientTransformation(adam.init, update)
+
+
+def scale_by_stable_adamw(
+    config: OptimizerConfig, weight_decay: float, vocab_size: int | None = None, unfreeze_at: Any = None
+) -> optax.GradientTransformation:
+    """Return StableAdamW: AdamW whose step is divided by the root mean square of the gradient relative to its
+    second moment, if this is above 1 (Wortsman et al. 2023, algorithm 2; optimi.StableAdamW of
+    github.com/warner-benjamin/optimi).
+
+    The moments have debiased decay rates, so they need no later correction. The root mean square is that of a
+    canonical parameter: each of the stacked layers has its own, and rows that pad the vocabulary to more than
+    ``vocab_size`` do not count. It also divides the weight decay. ``unfreeze_at``: see
+    :func:`scale_by_adam_with_start_step`. The state is that of ``optax.scale_by_adam``.
+    """
+    epsilon = config.epsilon
+
+    def gain(beta: float, count: jax.Array) -> jax.Array:
+        # (1 - beta) / (1 - beta**count), without the cancellation of 1 - beta**count in float32.
+        rate = math.log(beta) if beta else -math.inf
+        return jnp.minimum((1 - beta) / -jnp.expm1(rate * count), 1.0)
+
+    def update(grads: Any, state: optax.ScaleByAdamState, params: Any = None) -> tuple[Any, optax.ScaleByAdamState]:
+        count = optax.safe_increment(state.count)
+        first = jax.tree.map(lambda _: 0, grads) if unfreeze_at is None else unfreeze_at
+        own = jax.tree.map(lambda first: (count - first).astype(jnp.float32), first)
+        grads = jax.tree.map(lambda g, count: jnp.where(count > 0, g, 0.0), grads, own)
+
+        def moment(beta: float, order: int, old: Any) -> Any:
+            def one(x: jax.Array, g: jax.Array, count: jax.Array) -> jax.Array:
+                share = gain(beta, jnp.maximum(count, 1))
+                return (1 - share) * x + share * g**order
+
+            return jax.tree.map(one, old, grads, own)
+
+        def direction(path: tuple[Any, ...], g: Any, m: Any, v: Any, p: Any, decays: bool) -> jax.Array:
+            name, root = path_name(path), jnp.sqrt(v)
+            axes = tuple(range(1 if STACKED in f"{name}/" else 0, g.ndim))
+            sizes = [g.shape[axis] for axis in axes]
+            if vocab_size and name.endswith(VOCABULARY_ROWS):
+                sizes[0] = vocab_size
+            relative = jnp.where(g == 0, 0.0, g / jnp.maximum(root, epsilon))
+            mean = jnp.sum(jnp.square(relative), axes, keepdims=True) / math.prod(sizes)
+            step = m / (root + epsilon) + (weight_decay * p if decays and weight_decay else 0.0)
+            return step / jnp.maximum(1.0, jnp.sqrt(mean))
+
+        mu, nu = moment(config.beta1, 1, state.mu), moment(config.beta2, 2, state.nu)
+        updates = jax.tree_util.tree_map_with_path(direction, grads, mu, nu, params, decay_mask(grads))
+        return updates, optax.ScaleByAdamState(count, mu, nu)
+
+    return optax.GradientTransformation(optax.scale_by_adam().init, update)
 
 
 def scale_by_layer_trust_ratio() -> optax.GradientTransformation:
@@ -221,19 +286,28 @@ def clip_to_norm(max_norm: float) -> optax.GradientTransformation:
     return optax.GradientTransformation(lambda params: optax.EmptyState(), update)
 
 
-def make_optimizer(config: OptimizerConfig, unfreeze_at: Any = None) -> optax.GradientTransformation:
+def make_optimizer(
+    config: OptimizerConfig, unfreeze_at: Any = None, vocab_size: int | None = None
+) -> optax.GradientTransformation:
     """Return the transformation of gradients to the step direction d; the update is ``params - learning_rate * d``.
 
     Order of the operations: clipping by global norm, L2 decay in the gradients (if chosen), moments, decoupled
     decay, trust ratio (LAMB). ``unfreeze_at``: see :func:`unfreeze_updates`; it does not change the optimizer
-    state. BERT's Adam ignores ``unfreeze_at``, because it has no bias correction.
+    state. BERT's Adam ignores ``unfreeze_at``, because it has no bias correction. ``vocab_size`` is the number of
+    rows of the word embeddings without padding (None: there is no padding); only StableAdamW uses it.
     """
     parts: list[optax.GradientTransformation] = []
     if config.clip_norm:
         parts.append(clip_to_norm(config.clip_norm))
-    decay = optax.add_decayed_weights(config.weight_decay, mask=decay_mask)
-    if config.weight_decay and config.weight_decay_type == "l2":
+    is_apart, weight_decay = config.weight_decay_type != "l2", config.weight_decay
+    if config.weight_decay_type == "independent":  # the training step multiplies the direction by the rate
+        weight_decay = weight_decay / config.learning_rate if config.learning_rate else 0.0
+    decay = optax.add_decayed_weights(weight_decay, mask=decay_mask)
+    if weight_decay and not is_apart:
         parts.append(decay)
+    if config.name == "stable_adamw":
+        own_decay = weight_decay if is_apart else 0.0
+        return optax.chain(*parts, scale_by_stable_adamw(config, own_decay, vocab_size, unfreeze_at))
     if config.name == "muon":
         # Matrices need no count of updates: their momentum is 0 until they are unfrozen, and the scale of
         # the momentum has no effect.
@@ -247,7 +321,7 @@ def make_optimizer(config: OptimizerConfig, unfreeze_at: Any = None) -> optax.Gr
     else:
         moments = scale_by_adam_with_start_step(config.beta1, config.beta2, config.epsilon, unfreeze_at)
     parts.append(scale_by_muon(moments) if config.name == "muon" else moments)
-    if config.weight_decay and config.weight_decay_type == "decoupled":
+    if weight_decay and is_apart:
         parts.append(decay)
     if config.name == "lamb":
         parts.append(scale_by_layer_trust_ratio())

@@ -152,6 +152,8 @@ class FinetuneOptimizerConfig(OptimizerConfig):
         self._require("layer_decay", 0 < self.layer_decay <= 1, "above 0, at most 1")
         allowed = "false with lamb, whose trust ratio measures the weights themselves"
         self._require("decay_to_start", not self.decay_to_start or self.name != "lamb", allowed)
+        for name in ("warmup_tokens", "wsd_decay_tokens", "restart_schedule"):
+            self._require(name, not getattr(self, name), "only the default in fine-tuning")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -179,9 +181,11 @@ class FinetuneTrainingConfig(TrainingConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        # Fine-tuning evaluates whole splits in packed batches, so it would ignore these options.
-        for name in ("batch_ramp", "eval_batches", "eval_batch_size"):
+        # Fine-tuning evaluates whole splits in packed batches and has one phase, so it would ignore these options.
+        unused = "batch_ramp", "batch_ramp_tokens", "num_tokens", "first_step", "eval_batches", "eval_batch_size"
+        for name in unused:
             self._require(name, not getattr(self, name), "only the default in fine-tuning")
+        self._require("batch_unit", self.batch_unit == "sequences", "only the default in fine-tuning")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -36,7 +36,7 @@ class RunOptions(Section):
     # Folder for all output of the run; empty: runs/NAME-OF-THE-LAST-RECIPE.
     workdir: str = ""
     # Workdir of an earlier phase. The run continues from the parameters, optimizer moments, moving average and step
-    # of that phase.
+    # of that phase. Of the model, only dropout, rotary base and number of positions may change; the data may too.
     continue_from: str = ""
     # Start from the parameters of this model, at step 0 with a new optimizer state: a saved model, a workdir, or a
     # folder or checkpoint of any format that bert-jax reads. The run has the sizes and the vocabulary of this
@@ -49,7 +49,8 @@ class RunOptions(Section):
     # Store the added words in place of [unusedN] pieces instead of after the last piece.
     vocab_slots: bool = False
     # Method to extend the position table if data.seq_length or model.max_position_embeddings exceeds that of
-    # --init_from: tile (repeat the rows; old positions keep theirs) or interpolate (stretch the table).
+    # --init_from, or model.max_position_embeddings that of --continue_from: tile (repeat the rows; old positions
+    # keep theirs) or interpolate (stretch the table).
     extend_positions: Literal["", "tile", "interpolate"] = ""
     # Print the resolved config and exit.
     print_config: bool = False
@@ -128,7 +129,8 @@ def read_settings(argv: Sequence[str]) -> list[Setting]:
 def parse_settings(
     config_type: type, settings: Sequence[Setting], also: Sequence[str] = ()
 ) -> dict[str, tuple[Any, str]]:
-    """Return key -> (typed value, source); the last setting of a key wins. For ``also`` see :func:`build_config`.
+    """Return key -> (typed value, source) in the order of the last setting of each key, which wins. For ``also``
+    see :func:`build_config`.
 
     Raises ``ValueError`` for an unknown key or a value of the wrong type.
     """
@@ -139,6 +141,7 @@ def parse_settings(
             continue  # in the stored config of an older version
         if key not in types:
             raise ValueError(f"{source}: {key}: {_unknown(key, types, also)}")
+        parsed.pop(key, None)  # so that the keys stay in the order of their last settings
         parsed[key] = (_convert(types[key], value, f"{source}: {key}"), source)
     return parsed
 
@@ -159,6 +162,8 @@ def build_config(
         mode = parsed.get("training.mode", ("standard", ""))[0]
         for key, text in PRESETS[mode].items():
             parsed.setdefault(key, (_convert(types[key], text, f"preset {mode}: {key}"), f"preset {mode}"))
+    if not stored and (complete := getattr(config_type, "complete", None)):
+        parsed = complete(parsed)
     values = {key: value for key, (value, _) in parsed.items()}
     options = options_of(config_type)  # type: ignore[arg-type]
     for key, (value, source) in parsed.items():

@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Literal
 
 from bert_jax.config.architecture import ModelConfig
+from bert_jax.config.lengths import Parsed, with_steps
+from bert_jax.config.options import options_of
 from bert_jax.config.schema import (
     AtLeast0,
     ExecutionConfig,
@@ -20,6 +22,7 @@ from bert_jax.config.schema import (
     Section,
     TrainingConfig,
     Weighted,
+    only,
     require,
 )
 
@@ -85,7 +88,7 @@ class DataConfig(Section, prefix="data."):
     # Sentence-pair objective: nsp (random next), sop (swapped order), none (one segment).
     next_sentence: Literal["nsp", "sop", "none"] = "nsp"
     # Packing of instances into rows of data.seq_length tokens: none, or best_fit (several per row, longest first;
-    # they do not attend to each other). Batch sizes still count instances.
+    # they do not attend to each other). Batch sizes count instances unless training.batch_unit is rows.
     packing: Literal["none", "best_fit"] = "none"
     # Most instances in a packed row; 0: as few as possible with at most 1% more rows than without a limit.
     sequences_per_row: AtLeast0[int] = 0
@@ -172,7 +175,7 @@ class DataConfig(Section, prefix="data."):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ObjectiveConfig:
+class ObjectiveConfig(Section, prefix="objective."):
     """The objective that pretraining minimizes."""
 
     # masked_lm: masked tokens, and sentence pairs unless data.next_sentence is none (Devlin et al. 2018).
@@ -181,6 +184,9 @@ class ObjectiveConfig:
     # Python file that defines a class Objective (bert_jax.objectives.objective.PretrainObjective), used instead of
     # objective.name; empty: none.
     module: str = ""
+    # Coefficient of the z-loss (Chowdhery et al. 2022: 1e-4), the mean square of the logarithm of the softmax
+    # normalizer of the predicted tokens, which keeps the logits from drifting; 0: off.
+    z_loss: AtLeast0[float] = only(0.0, {"objective.name": ("masked_lm", "causal_lm")})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -206,10 +212,21 @@ class PretrainConfig:
         if data.next_sentence != "none":
             allowed = f"2 or more with data.next_sentence {data.next_sentence}"
             require(model.type_vocab_size >= 2, "model.type_vocab_size", model.type_vocab_size, allowed)
-        if data.lanes and data.packing == "none":  # the number of packed rows follows from the shards
+        if data.lanes and not self.has_unknown_rows:
             for size in (self.training.global_batch_size, *self.training.batch_ramp[1::2]):
                 allowed = f"a divisor of every batch size, including {size}"
                 require(size % data.lanes == 0, "data.lanes", data.lanes, allowed)
+
+    @classmethod
+    def complete(cls, parsed: Parsed) -> Parsed:
+        """Return ``parsed``, the settings of a config, with the settings that follow from them."""
+        return with_steps(parsed, options_of(cls))  # type: ignore[arg-type]
+
+    @property
+    def has_unknown_rows(self) -> bool:
+        """True if the shards determine the number of rows of a batch, because batch sizes count packed
+        sequences."""
+        return self.data.packing != "none" and self.training.batch_unit == "sequences"
 
     @property
     def parameter_layout(self) -> dict[str, object]:

@@ -106,28 +106,42 @@ class OptimizerConfig(Section, prefix="optimizer."):
     """Update rule and learning-rate schedule."""
 
     # adamw (bias-corrected), bert_adam (google-research/bert: no bias correction), lamb (You et al. 2019), muon
-    # (Jordan 2024: orthogonalized momentum for the encoder's matrices, adamw at the same rate for all others).
-    name: Literal["adamw", "bert_adam", "lamb", "muon"] = "adamw"
+    # (Jordan 2024: orthogonalized momentum for the encoder's matrices, adamw at the same rate for all others),
+    # stable_adamw (Wortsman et al. 2023: adamw with shorter steps where gradients grow; usually with clip_norm 0).
+    name: Literal["adamw", "bert_adam", "lamb", "muon", "stable_adamw"] = "adamw"
     # Peak learning rate.
     learning_rate: AtLeast0[float] = 1e-4
     # Number of steps of linear warmup from 0.
     warmup_steps: AtLeast0[int] = 10_000
+    # Tokens of linear warmup, from which optimizer.warmup_steps follows; 0: that option counts.
+    warmup_tokens: AtLeast0[int] = 0
     # Schedule after warmup: linear, cosine, constant, inverse_sqrt, wsd (warmup, stable, decay), bert2018 (linear
-    # decay counted from step 0, overwritten during warmup, so that the rate drops at the end of warmup), or
-    # slanted_triangular (Howard and Ruder 2018; the warmup is its rising part).
-    schedule: Literal["linear", "cosine", "constant", "inverse_sqrt", "wsd", "bert2018", "slanted_triangular"] = (
-        "linear"
-    )
-    # Step at which the decay ends; 0: training.num_steps.
+    # decay counted from step 0, overwritten during warmup, so that the rate drops at the end of warmup),
+    # slanted_triangular (Howard and Ruder 2018; the warmup is its rising part), or triangle (Geiping and Goldstein
+    # 2022: from 1/4 of the peak up to the peak during 3/4 of the steps, then down; no warmup).
+    schedule: Literal[
+        "linear", "cosine", "constant", "inverse_sqrt", "wsd", "bert2018", "slanted_triangular", "triangle"
+    ] = "linear"
+    # Count the steps of the schedule, warmup included, from the first step of a new phase (--continue_from); false:
+    # from the first step of the run.
+    restart_schedule: bool = False
+    # Step of the schedule at which the decay ends; 0: training.num_steps.
     decay_steps: AtLeast0[int] = 0
     # Share of the peak learning rate that remains at the end of the decay.
     final_fraction: Share[float] = 0.0
+    # Shape of the decay phase of wsd: linear, or one_minus_sqrt (of its elapsed share; Haegele et al. 2024).
+    wsd_decay: Literal["linear", "one_minus_sqrt"] = "linear"
     # Share of all steps in the decay phase of wsd.
     wsd_decay_fraction: Share[float] = 0.1
+    # Number of steps in the decay phase of wsd; 0: optimizer.wsd_decay_fraction of all steps.
+    wsd_decay_steps: AtLeast0[int] = 0
+    # Tokens in the decay phase of wsd, from which optimizer.wsd_decay_steps follows; 0: that option counts.
+    wsd_decay_tokens: AtLeast0[int] = 0
     # Weight decay on everything but LayerNorm and bias.
     weight_decay: AtLeast0[float] = 0.01
-    # decoupled (AdamW) or l2 (added to the gradient before the moments).
-    weight_decay_type: Literal["decoupled", "l2"] = "decoupled"
+    # decoupled (AdamW: times the learning rate), independent (times the learning rate's share of its peak, as in
+    # Composer and in ModernBERT) or l2 (added to the gradient before the moments).
+    weight_decay_type: Literal["decoupled", "independent", "l2"] = "decoupled"
     # Decay rate of the first moment.
     beta1: Probability = 0.9
     # Decay rate of the second moment.
@@ -141,8 +155,8 @@ class OptimizerConfig(Section, prefix="optimizer."):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        decays_apart = self.name != "muon" or self.weight_decay_type == "decoupled"
-        self._require("weight_decay_type", decays_apart, "decoupled with optimizer.name muon")
+        decays_apart = self.name != "muon" or self.weight_decay_type != "l2"
+        self._require("weight_decay_type", decays_apart, "decoupled or independent with optimizer.name muon")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -154,14 +168,25 @@ class TrainingConfig(Section, prefix="training."):
     mode: Literal["standard", "bert2018"] = "standard"
     # Total number of optimizer steps, including those of earlier phases.
     num_steps: Positive[int] = 1_000_000
-    # Sequences per optimizer step, over all devices.
+    # Tokens of this phase, from which training.num_steps follows; 0: that option counts. A batch has as many tokens
+    # as its rows have positions, padding included: (number of rows) x data.seq_length.
+    num_tokens: AtLeast0[int] = 0
+    # First step of this phase; a run with --continue_from sets it.
+    first_step: AtLeast0[int] = 0
+    # Sequences (see training.batch_unit) per optimizer step, over all devices.
     global_batch_size: Positive[int] = 256
+    # Unit of all batch sizes: sequences, or rows of data.seq_length tokens, which hold several sequences with
+    # data.packing.
+    batch_unit: Literal["sequences", "rows"] = "sequences"
     # Number of microbatches into which a batch is split; their gradients are summed.
     accumulation_steps: Positive[int] = 1
     # dtype in which gradients are summed over the replicas, once per optimizer step; bfloat16 halves the traffic.
     gradient_reduction_dtype: Literal["float32", "bfloat16"] = "float32"
     # Smaller batches at the start: pairs (number of steps, batch size); afterwards global_batch_size.
     batch_ramp: tuple[int, ...] = ()
+    # Smaller batches at the start, from which training.batch_ramp follows: tokens during which the batch size
+    # grows, first size, increment. Each size has nearly the same number of steps, and its own compiled step.
+    batch_ramp_tokens: tuple[int, ...] = ()
     # Seed of the initial parameters, dropout and the order of data.
     seed: AtLeast0[int] = 0
     # Steps between log lines.

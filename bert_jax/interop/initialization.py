@@ -2,49 +2,45 @@
 (``--continue_from``) or a checkpoint of the run itself.
 
 :func:`plan_start` runs before the options are loaded. An initial model fixes the ``model`` section of the
-config and the tokenizer; options on the command line must agree with the model. ``WORKDIR/warm_start.yaml`` records
-the fixed options, so that a resumed run needs neither these options nor the initial model.
+config and the tokenizer; options on the command line must agree with the model (``fixed_options``).
 """
 
 import dataclasses
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from bert_jax.config import HeadsConfig, ModelConfig, ModelSpec, PretrainConfig, TokenizerConfig
-from bert_jax.config.loader import RunOptions, Setting, flat_values, parse_settings, read_settings
+from bert_jax.config.loader import RunOptions, Setting, parse_settings, read_settings
 from bert_jax.config.options import field_types
-from bert_jax.config.schema import PRESETS
-from bert_jax.interop.exchange import ModelBundle, ReadOptions, parameter_shapes
-from bert_jax.interop.readers import leaves_activation_open, leaves_case_open, read_weights
+from bert_jax.interop.exchange import ModelBundle, parameter_shapes
+from bert_jax.interop.fixed_options import (
+    Given,
+    fixed_settings,
+    kept_settings,
+    model_section,
+    plan_phase,
+    read_options,
+    read_record,
+    record_text,
+    recorded_settings,
+    whole_name,
+)
+from bert_jax.interop.readers import read_weights
 from bert_jax.interop.vocabulary_extension import POSITIONS, extend_positions, extend_rows, plan_vocabulary
 from bert_jax.io.errors import one_line
-from bert_jax.io.storage import Location, location
+from bert_jax.io.storage import Location
 from bert_jax.tokenization import FILE_NAMES, Tokenizer, build_tokenizer
 from bert_jax.training.checkpoint.restore import saved_steps
-from bert_jax.training.launch import RECORD, InitialModel
+from bert_jax.training.launch import InitialModel
 
-# Options that may differ between a run and its initial model, because they change no parameter. Vocabularies are
-# compared by their pieces, not by data.vocab.
-MAY_DIFFER = {
-    "data.vocab", "model.initializer_range", "model.initialization", "model.hidden_dropout",
-    "model.attention_dropout", "model.embedding_dropout", "model.attention_output_dropout",
-    "model.feed_forward_dropout",
-}  # fmt: skip
 # File with the settings of the tokenizer in the workdir of a fine-tuning run.
 TOKENIZER_FILE = "tokenizer_settings.json"
-_FORMAT = 1
-_GENERATOR = "execution.prng"
 _EXTENSIONS = ("add_words", "vocab_slots", "extend_positions")
 _PRETRAINING_HEADS = ("mlm_head", "nsp_head")
 # Layers between the encoder and the task head.
 _TASK_LAYERS = ("feature_mix", "bilstm")
-
-# Key of an option -> its typed value, and the origin of the value for messages.
-Given = Mapping[str, tuple[Any, str]]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -141,24 +137,27 @@ def _plan_pretraining(options: RunOptions, workdir: Location, given: Given) -> S
         )
     if saved_steps(workdir):
         message = f"{', '.join(flags)}: ignored, because the run resumes from its own checkpoint"
-        settings = _recorded_settings(workdir, given) + _kept_generator(workdir, given)
+        settings = recorded_settings(workdir, given) + kept_settings(workdir, given)
         return Start(settings=settings, messages=(message,) if flags else ())
-    if options.continue_from:
-        return Start(settings=_recorded_settings(location(options.continue_from), given))
+    if options.continue_from and set(flags) <= {"--extend_positions"}:
+        settings, record = plan_phase(options.continue_from, given)
+        return Start(settings=settings, record=record)
     if options.init_from:
         return _pretraining_from(options, given)
     if record := read_record(workdir):
-        start = f"was started with --init_from {record['init_from']} and has no checkpoint"
-        raise ValueError(f"{workdir}: the run {start}; give the same --init_from, or another --workdir")
+        flag = "continue_from" if record["continue_from"] else "init_from"
+        start = f"was started with --{flag} {record[flag]} and has no checkpoint"
+        raise ValueError(f"{workdir}: the run {start}; give the same --{flag}, or another --workdir")
     if flags:
-        raise ValueError(f"{flags[0]}: requires --init_from, which names the model to extend")
+        first = next((flag for flag in flags if flag != "--extend_positions"), flags[0])
+        raise ValueError(f"{first}: requires --init_from, which names the model to extend")
     return Start()
 
 
 def _pretraining_from(options: RunOptions, given: Given) -> Start:
     """Plan the start of a pretraining run from ``--init_from``, with the words and positions that the run adds."""
     values, name = {key: value for key, (value, _) in given.items()}, options.init_from
-    weights = read_weights(Path(name), _read_options(Path(name), given))
+    weights = read_weights(Path(name), read_options(Path(name), given))
     source = weights.spec.model
     vocabulary = plan_vocabulary(options, weights, values)
     positions, position_notes = _positions(options, source, given)
@@ -172,12 +171,12 @@ def _pretraining_from(options: RunOptions, given: Given) -> Start:
     if table is not None and how and positions > len(table):
         params[POSITIONS] = extend_positions(table, positions, source.position_offset, how)
     fixed = {"data.vocab": vocabulary.path, **vocabulary.settings}
-    before, after = (_model_section(config) | fixed for config in (source, model))
+    before, after = (model_section(config) | fixed for config in (source, model))
     return Start(
-        settings=_fixed_settings(given, before, after, name),
+        settings=fixed_settings(given, before, after, name),
         messages=(f"starts from {name}", *weights.notes, *vocabulary.notes, *position_notes),
         weights=dataclasses.replace(weights, spec=dataclasses.replace(weights.spec, model=model), params=params),
-        record=_record_text(name, before, after),
+        record=record_text(name, before, after),
         source=whole_name(name),
         vocabulary=None if vocabulary.content is None else (vocabulary.path, vocabulary.content),
     )
@@ -223,8 +222,8 @@ def _plan_finetuning(options: RunOptions, workdir: Location, given: Given) -> St
             began = f"the run in {workdir} started from {source or 'random weights'}"
             raise ValueError(f"--init_from {options.init_from}: {began}; omit --init_from or change --workdir")
         config, content = _stored_tokenizer(workdir)
-        settings = _recorded_settings(workdir, given) if record else _vocabulary_size(config, content, given)
-        settings += _kept_generator(workdir, given)
+        settings = recorded_settings(workdir, given) if record else _vocabulary_size(config, content, given)
+        settings += kept_settings(workdir, given)
         return Start(
             settings=settings, source=source, resumes=True, tokenizer_config=config, tokenizer_content=content
         )
@@ -243,7 +242,7 @@ def _plan_finetuning(options: RunOptions, workdir: Location, given: Given) -> St
 
 
 def _finetuning_from(name: str, given: Given) -> Start:
-    weights = read_weights(Path(name), _read_options(Path(name), given))
+    weights = read_weights(Path(name), read_options(Path(name), given))
     notes = [f"starts from {name}", *weights.notes]
     config, content = weights.spec.tokenizer, weights.tokenizer_content
     if config is None or content is None:
@@ -256,12 +255,12 @@ def _finetuning_from(name: str, given: Given) -> Start:
     if pieces > model.vocab_size:
         rows = f"{model.vocab_size} word embeddings; use the vocabulary of this model"
         raise ValueError(f"{name}: the vocabulary has {pieces} pieces, but the model has only {rows}")
-    section = _model_section(model)
+    section = model_section(model)
     return Start(
-        settings=_fixed_settings(given, section, section, name),
+        settings=fixed_settings(given, section, section, name),
         messages=tuple(notes),
         weights=weights,
-        record=_record_text(whole_name(name), section, section),
+        record=record_text(whole_name(name), section, section),
         source=whole_name(name),
         tokenizer_config=config,
         tokenizer_content=content,
@@ -306,94 +305,3 @@ def _stored_tokenizer(workdir: Location) -> tuple[TokenizerConfig, bytes]:
     except (OSError, ValueError, TypeError) as error:
         problem = one_line(error)
         raise ValueError(f"{path}: not readable ({problem}); restore it, or give another --workdir") from None
-
-
-# ------------------------------------------------------------------ options that a model fixes
-
-
-def whole_name(source: str) -> str:
-    """Return ``source``, the value of ``--init_from``, as an absolute path with links resolved; a URL is
-    unchanged."""
-    return str(location(source).resolve()) if source else ""
-
-
-def _read_options(path: Path, given: Given) -> ReadOptions:
-    """Return ``ReadOptions`` with the case of the vocabulary and the GELU variant that the options specify.
-
-    Each of the two is set only if the files at ``path`` are in a format that does not always specify it.
-    """
-    values = {key: value for key, (value, _) in given.items()}
-    preset = PRESETS[values.get("training.mode", "standard")]
-    activation = values.get("model.activation", preset.get("model.activation"))
-    is_open = leaves_activation_open(path) and activation in ("gelu", "gelu_tanh")
-    # A model of this library records the case of its vocabulary, which the options must not replace.
-    lower_case = values.get("data.lower_case") if leaves_case_open(path) else None
-    return ReadOptions(lower_case=lower_case, activation=activation if is_open else None)
-
-
-def _model_section(model: ModelConfig) -> dict[str, Any]:
-    return {f"model.{key}": value for key, value in flat_values(model).items()}
-
-
-def _fixed_settings(
-    given: Given, source: Mapping[str, Any], resolved: Mapping[str, Any], name: str
-) -> tuple[Setting, ...]:
-    """Return a setting for each key of ``resolved``, except the keys in ``MAY_DIFFER`` that the command line sets.
-
-    Raises ``ValueError`` if the command line sets any other of these keys to a value that is neither in ``source``
-    nor in ``resolved``.
-    """
-    own = MAY_DIFFER & given.keys()
-    for key, (value, where) in given.items():
-        value = list(value) if isinstance(value, tuple) else value  # as a record stores it
-        if key in resolved and key not in own and value not in (source[key], resolved[key]):
-            raise ValueError(f"{where}: {key}: {value}, but {name} has {source[key]}; omit {key} or set that value")
-    texts = {k: [str(x) for x in v] if isinstance(v, list) else str(v) for k, v in resolved.items() if k not in own}
-    return tuple(Setting(name, key, text) for key, text in texts.items())
-
-
-def _recorded_settings(workdir: Location, given: Given) -> tuple[Setting, ...]:
-    record = read_record(workdir)
-    if record is None:
-        return ()
-    return _fixed_settings(given, record["source"], record["resolved"], f"{workdir / RECORD}")
-
-
-def _kept_generator(workdir: Location, given: Given) -> tuple[Setting, ...]:
-    """Return the setting ``execution.prng`` of the run in ``workdir``, because runs that began when its default was
-    threefry keep threefry.
-
-    Returns no setting if the command line sets the option, or if the config of the run is missing or damaged.
-    """
-    path = workdir / "config.yaml"
-    if _GENERATOR in given or not path.is_file():
-        return ()
-    try:
-        value = yaml.safe_load(path.read_text(encoding="utf-8"))["execution"]["prng"]
-    except (OSError, ValueError, TypeError, KeyError, yaml.YAMLError):
-        return ()  # restoring the checkpoint reports a generator that differs
-    return (Setting(f"{path}", _GENERATOR, str(value)),)
-
-
-def read_record(workdir: Location) -> dict[str, Any] | None:
-    """Return the content of ``WORKDIR/warm_start.yaml``: ``init_from``, and dicts of the options of the initial
-    model (``source``) and of the run (``resolved``). Return None if the file does not exist.
-
-    Raises ``ValueError`` if the file is damaged.
-    """
-    path = workdir / RECORD
-    if not path.is_file():
-        return None
-    try:
-        record = yaml.safe_load(path.read_text(encoding="utf-8"))
-        if record["format"] != _FORMAT:
-            raise ValueError(f"format {record['format']}")
-        return {name: record[name] for name in ("init_from", "source", "resolved")}
-    except (OSError, ValueError, TypeError, KeyError, yaml.YAMLError) as error:
-        remedy = f"delete it and give --config {workdir}/config.yaml"
-        raise ValueError(f"{path}: not readable ({one_line(error)}); {remedy}") from None
-
-
-def _record_text(name: str, source: Mapping[str, Any], resolved: Mapping[str, Any]) -> str:
-    record = {"format": _FORMAT, "init_from": name, "source": dict(source), "resolved": dict(resolved)}
-    return yaml.safe_dump(record, sort_keys=False)

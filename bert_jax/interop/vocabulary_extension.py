@@ -2,14 +2,14 @@
 words.
 
 The rows of an added word (word embedding, MLM output bias) are initialized with the mean of the rows of its pieces
-in the old vocabulary. All other rows are unchanged. This module also extends the position table.
+in the old vocabulary. All other rows are unchanged.
 """
 
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
@@ -19,9 +19,10 @@ from bert_jax.interop.exchange import ModelBundle
 from bert_jax.io.storage import location
 from bert_jax.tokenization import FILE_NAMES, Tokenizer, WordPieceTokenizer, build_tokenizer, load_tokenizer
 from bert_jax.tokenization.wordpiece import MAX_CHARS_PER_WORD, chunks, split_words
+from bert_jax.training.state import POSITIONS as POSITIONS
+from bert_jax.training.state import extend_positions as extend_positions
 
 WORD_ROWS = ("embeddings/word_embeddings/embedding", "mlm_head/output_bias")
-POSITIONS = "embeddings/position_embeddings/embedding"
 _SLOT = re.compile(r"\[unused\d+\]")
 _SHOWN = 3
 
@@ -264,24 +265,3 @@ def extend_rows(
             rows[i] = old[list(pieces)].mean(axis=0, dtype=np.float64)
         grown[name] = rows
     return grown
-
-
-def extend_positions(table: np.ndarray, rows: int, offset: int, how: Literal["tile", "interpolate"]) -> np.ndarray:
-    """Return a position table extended to ``rows`` rows.
-
-    The first ``offset`` rows belong to no position and are copied. If ``how`` is "tile", the rows of the positions
-    are repeated (Beltagy et al. 2020), so that the rows of the old positions are unchanged. If ``how`` is
-    "interpolate", the rows of the positions are interpolated linearly: the first position keeps its row, the new
-    last position gets the row of the old last position, and all positions between them get other rows.
-    """
-    before, positions = table[:offset], table[offset:]
-    count = rows - offset
-    assert count >= len(positions), "fewer rows than the table has"
-    if how == "tile":
-        return np.concatenate([before, positions[np.arange(count) % len(positions)]])
-    place = np.linspace(0, len(positions) - 1, count)
-    low = np.minimum(place.astype(np.int64), len(positions) - 1)
-    high = np.minimum(low + 1, len(positions) - 1)
-    weight = (place - low)[:, None]
-    stretched = positions[low] * (1 - weight) + positions[high] * weight
-    return np.concatenate([before, stretched.astype(np.float32)])

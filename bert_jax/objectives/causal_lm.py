@@ -23,6 +23,7 @@ from bert_jax.objectives.objective import (
     denominator,
     padding_sums,
     weighted_cross_entropy,
+    z_loss,
 )
 from bert_jax.parallel.axes import constrain
 from bert_jax.tokenization import Tokenizer
@@ -94,15 +95,16 @@ class CausalLm(PretrainObjective):
         return CausalModel(config.model, config.execution, HeadsConfig(), mesh=mesh)
 
     def denominators(self, batch: Batch) -> dict[str, jax.Array]:
-        return {"lm_loss": denominator(next_weights(batch["sequence_ids"]))}
+        total = denominator(next_weights(batch["sequence_ids"]))
+        return {"lm_loss": total} | ({"lm_z_loss": total} if self.config.objective.z_loss else {})
 
     def sums(self, params: Any, batch: Batch, key: Any, *, start: Any = None, axis: str | None = None) -> Sums:
         ids_BxS = original_ids(batch)
         logits_BxSxV = self.model.apply({"params": params}, batch | {"input_ids": ids_BxS}, key)
         weights = next_weights(batch["sequence_ids"])
-        return weighted_cross_entropy("lm", logits_BxSxV[:, :-1], ids_BxS[:, 1:], weights) | padding_sums(
-            batch["sequence_ids"]
-        )
+        sums = weighted_cross_entropy("lm", logits_BxSxV[:, :-1], ids_BxS[:, 1:], weights)
+        sums |= z_loss("lm", self.config.objective.z_loss, logits_BxSxV[:, :-1], weights)
+        return sums | padding_sums(batch["sequence_ids"])
 
     def evaluation(self, totals: Mapping[str, np.ndarray]) -> dict[str, Any]:
         values = super().evaluation(totals)

@@ -15,7 +15,14 @@ from bert_jax.config import PretrainConfig
 from bert_jax.model import BertForPretraining, BertModel
 from bert_jax.model.flops import training_flops_per_sequence
 from bert_jax.objectives.display import Column, Display, Panel, Tile
-from bert_jax.objectives.objective import Batch, PretrainObjective, Sums, padding_sums, weighted_cross_entropy
+from bert_jax.objectives.objective import (
+    Batch,
+    PretrainObjective,
+    Sums,
+    padding_sums,
+    weighted_cross_entropy,
+    z_loss,
+)
 from bert_jax.tokenization import Tokenizer
 
 # The reference adds this to the MLM weight, so that the loss of a batch without masked positions is 0.
@@ -65,6 +72,8 @@ class MaskedLm(PretrainObjective):
 
     def denominators(self, batch: Batch) -> dict[str, jax.Array]:
         denominators = {"mlm_loss": jnp.sum(batch["mlm_weights"]) + MLM_EPSILON}
+        if self.config.objective.z_loss:
+            denominators["mlm_z_loss"] = denominators["mlm_loss"]
         if self.model.heads.nsp:
             denominators["nsp_loss"] = jnp.maximum(jnp.sum(batch["nsp_weights"]), MLM_EPSILON)
         return denominators
@@ -73,6 +82,7 @@ class MaskedLm(PretrainObjective):
         output = self.model.apply({"params": params}, batch, key)
         with jax.named_scope("mlm_loss"):  # so that a plan attributes its time to the head
             sums = weighted_cross_entropy("mlm", output.mlm_logits, batch["mlm_labels"], batch["mlm_weights"])
+            sums |= z_loss("mlm", self.config.objective.z_loss, output.mlm_logits, batch["mlm_weights"])
         if output.nsp_logits is not None:
             sums |= weighted_cross_entropy("nsp", output.nsp_logits, batch["nsp_labels"], batch["nsp_weights"])
         return sums | padding_sums(batch["sequence_ids"])

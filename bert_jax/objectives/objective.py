@@ -147,6 +147,18 @@ def weighted_cross_entropy(name: str, logits: jax.Array, labels: jax.Array, weig
     }
 
 
+def z_loss(name: str, coefficient: float, logits: jax.Array, weights: jax.Array) -> Sums:
+    """Return the (sum, weight) pair ``{name}_z_loss`` of ``coefficient`` times the squared logarithm of the softmax
+    normalizer (Chowdhery et al. 2022, section 5), for float32 ``logits`` [..., classes] and ``weights`` [...].
+
+    Its denominator is that of the cross-entropy of the same logits. The result is empty if ``coefficient`` is 0.
+    """
+    if not coefficient:
+        return {}
+    squares = jnp.square(jax.nn.logsumexp(logits, axis=-1))
+    return {f"{name}_z_loss": (coefficient * jnp.sum(squares * weights), jnp.sum(weights))}
+
+
 def padding_sums(sequence_ids: jax.Array) -> Sums:
     """Return ``padding_fraction``, the share of padding among all tokens; ``sequence_ids`` is 0 at padding."""
     padding = (sequence_ids == 0).astype(jnp.float32)

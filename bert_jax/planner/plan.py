@@ -198,7 +198,7 @@ def _warnings(config: PretrainConfig, topology: Topology, shares: Mapping[str, f
     dropout, communication = shares.get("dropout", 0.0), shares.get("communication", 0.0)
     if topology.is_tpu and execution.prng == "threefry" and dropout > _MUCH_DROPOUT:
         lines.append(f"dropout takes {dropout:.0%} of the step; execution.prng hash needs fewer operations")
-    if config.data.packing != "none":
+    if config.has_unknown_rows:
         lines.append(
             "data.packing: the plan computes unpacked rows, so its sequences are rows; set "
             "training.global_batch_size to the number of rows in a batch"

@@ -2,7 +2,7 @@
 
 import dataclasses
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
@@ -43,6 +43,8 @@ class Launch:
     stop: StopRequest
     # Workdir of an earlier phase; this phase starts from the last state of that phase.
     continue_from: Location | None = None
+    # Method to extend the position table of that state if the phase has more positions; empty: none.
+    extend_positions: Literal["", "tile", "interpolate"] = ""
     # Model that sets the parameters at step 0. A run that has a checkpoint ignores these parameters.
     initial_model: InitialModel = field(default_factory=InitialModel)
     # Allow a resumed run to change execution.prng.

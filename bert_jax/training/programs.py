@@ -87,7 +87,7 @@ def make_programs(objective: Objective, *, unfreeze_updates: Any = None, **step_
     """
     config, model, mesh = objective.config, objective.model, objective.mesh
     assert mesh is not None
-    optimizer = make_optimizer(config.optimizer, unfreeze_updates)
+    optimizer = make_optimizer(config.optimizer, unfreeze_updates, config.model.vocab_size)
     abstract = abstract_state(config, model, optimizer, mesh)
     shardings = jax.tree.map(lambda leaf: leaf.sharding, abstract.params)
     step = make_train_step(objective, optimizer, shardings=shardings, **step_options)

@@ -1,26 +1,36 @@
 """The state from which a run starts: its newest checkpoint, the last checkpoint of an earlier phase, or step 0."""
 
-from collections.abc import Callable
+import operator
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import jax
 
-from bert_jax.config import differences
+from bert_jax.config import ModelConfig, RunConfig, differences
 from bert_jax.io.folder_lock import FolderTaken
 from bert_jax.process import exits
 from bert_jax.tokenization import Tokenizer
-from bert_jax.training.checkpoint.restore import NoCheckpoint, Restored, restore_newest, set_aside
+from bert_jax.training.checkpoint.restore import NoCheckpoint, Restored, Unfit, restore_newest, set_aside
 from bert_jax.training.job import Job
 from bert_jax.training.launch import Launch
 from bert_jax.training.logging.meter import IntervalMeter
 from bert_jax.training.memory import device_bytes, explain_memory, state_advice
 from bert_jax.training.programs import TrainPrograms
 from bert_jax.training.spikes import LossGuard, RollBack
-from bert_jax.training.state import TrainState, initial_state
+from bert_jax.training.state import POSITIONS, TrainState, extend_positions, initial_state
 
 # Model options that a new phase may change, because they do not affect the parameters.
-PHASE_MAY_CHANGE = {"model.hidden_dropout", "model.attention_dropout"}
+PHASE_MAY_CHANGE = {
+    "model.hidden_dropout", "model.attention_dropout", "model.embedding_dropout", "model.attention_output_dropout",
+    "model.feed_forward_dropout", "model.rotary_base", "model.rotary_window_base", "model.attention_windows",
+}  # fmt: skip
+# Option that a new phase may change if there is no position table, or if the launch extends it.
+TABLE_ROWS = "model.max_position_embeddings"
+# Options that count from the first step of a phase.
+OF_PHASE = (
+    "training.num_tokens", "optimizer.warmup_tokens", "optimizer.wsd_decay_tokens", "optimizer.restart_schedule",
+)  # fmt: skip
 
 
 @dataclass
@@ -84,12 +94,18 @@ def find_start(
 
 def _end_of_phase(job: Job, programs: TrainPrograms, launch: Launch, report: Callable[[str], None]) -> Restored:
     """Return the newest checkpoint of the earlier phase whose workdir is ``launch.continue_from``."""
-    folder, num_steps = launch.continue_from, job.config.training.num_steps
+    folder, num_steps, how = launch.continue_from, job.config.training.num_steps, launch.extend_positions
     assert folder is not None
-    before = restore_newest(
-        folder, job.config, programs.mesh, programs.model,
-        read_only=True, may_change=PHASE_MAY_CHANGE, report=report,
-    )  # fmt: skip
+    has_table = job.config.model.position_embeddings == "learned"
+    try:
+        before = restore_newest(
+            folder, job.config, programs.mesh, programs.model, read_only=True,
+            may_change=PHASE_MAY_CHANGE | ({TABLE_ROWS} if how or not has_table else set()), report=report,
+            convert=_extension(job.config.model, how) if how and has_table else None,
+        )  # fmt: skip
+    except Unfit as error:
+        remedy = "; --extend_positions extends the position table" if TABLE_ROWS in str(error) else ""
+        raise ValueError(f"{error}{remedy}") from None
     if before is None:
         raise NoCheckpoint(f"--continue_from {folder}: has no checkpoint; use the workdir of a run that has one")
     _check_vocabulary(before, job.tokenizer)
@@ -102,6 +118,24 @@ def _end_of_phase(job: Job, programs: TrainPrograms, launch: Launch, report: Cal
     return before
 
 
+def _extension(
+    model: ModelConfig, how: Literal["tile", "interpolate"]
+) -> Callable[[Mapping[str, jax.Array]], dict[str, jax.Array]]:
+    """Return a function that extends the position table in the canonical arrays of a state to the rows of
+    ``model``, and likewise its moments and its moving average."""
+    rows, offset = model.max_position_embeddings, model.position_offset
+
+    def extend(state: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
+        return {
+            name: extend_positions(leaf, rows, offset, how)
+            if name.endswith(POSITIONS) and len(leaf) < rows
+            else leaf
+            for name, leaf in state.items()
+        }
+
+    return extend
+
+
 def _resumed(
     restored: Restored,
     job: Job,
@@ -112,11 +146,12 @@ def _resumed(
 ) -> Start:
     """Return the start of a run that continues from ``restored``, its own checkpoint.
 
-    Raises ``ValueError`` if the vocabulary differs from that of the checkpoint, or if ``execution.prng`` differs
-    without ``allow_numeric_change``.
+    Raises ``ValueError`` if the vocabulary or the first step of the phase differs from that of the checkpoint, or
+    if ``execution.prng`` differs without ``allow_numeric_change``.
     """
     prng = job.config.execution.prng
     _check_vocabulary(restored, job.tokenizer)
+    _check_first_step(restored, job.config)
     if restored.meta["prng"] != prng and not allow_numeric_change:
         raise ValueError(
             f"execution.prng: {prng} is not allowed for a checkpoint with {restored.meta['prng']}, because dropout "
@@ -132,6 +167,17 @@ def _resumed(
         guard.restore(meta["guard"])
     job.restore(meta.get("job", {}))
     return Start(restored.state, restored.step, meta["phase_start"], meter, guard, meta, changed)
+
+
+def _check_first_step(restored: Restored, config: RunConfig) -> None:
+    now, start = config.training.first_step, restored.meta["phase_start"]
+    expected = restored.config.training.first_step or start
+    counts = [key for key in OF_PHASE if operator.attrgetter(key)(config)]
+    if counts and now not in (expected, start):
+        raise ValueError(
+            f"training.first_step: {now}, but {counts[0]} counts from the first step of this phase; set "
+            f"training.first_step {expected}"
+        )
 
 
 def _check_vocabulary(restored: Restored, tokenizer: Tokenizer) -> None:

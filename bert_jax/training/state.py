@@ -2,10 +2,11 @@
 
 import dataclasses
 from collections.abc import Container, Mapping
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from flax import linen as nn
 from flax import struct
@@ -16,6 +17,9 @@ from bert_jax.config import ExecutionConfig, RunConfig
 from bert_jax.model import BertModel, from_canonical, to_canonical
 from bert_jax.model.canonical import abstract_params, path_name
 from bert_jax.parallel import shardings
+
+# Name of the position table.
+POSITIONS = "embeddings/position_embeddings/embedding"
 
 
 @struct.dataclass
@@ -125,6 +129,28 @@ def initial_state(
         return TrainState(jnp.zeros((), jnp.int32), params, optimizer.init(params), ema, start)
 
     return jax.jit(make, out_shardings=jax.tree.map(lambda leaf: leaf.sharding, abstract))(dict(loaded or {}))
+
+
+def extend_positions(table: Any, rows: int, offset: int, how: Literal["tile", "interpolate"]) -> Any:
+    """Return a position table (numpy or jax, float32[positions, H]), or its moments, extended to ``rows`` rows.
+
+    The first ``offset`` rows belong to no position and are copied. If ``how`` is "tile", the rows of the positions
+    are repeated (Beltagy et al. 2020), so that the rows of the old positions are unchanged. If ``how`` is
+    "interpolate", the rows of the positions are interpolated linearly: the first position keeps its row, the new
+    last position gets the row of the old last position, and all positions between them get other rows.
+    """
+    xp = np if isinstance(table, np.ndarray) else jnp
+    before, positions = table[:offset], table[offset:]
+    count = rows - offset
+    assert count >= len(positions), "fewer rows than the table has"
+    if how == "tile":
+        return xp.concatenate([before, positions[np.arange(count) % len(positions)]])
+    place = np.linspace(0, len(positions) - 1, count)
+    low = np.minimum(place.astype(np.int64), len(positions) - 1)
+    high = np.minimum(low + 1, len(positions) - 1)
+    weight = (place - low)[:, None]
+    stretched = positions[low] * (1 - weight) + positions[high] * weight
+    return xp.concatenate([before, stretched.astype(np.float32)])
 
 
 def parameter_count(params: Any, vocab_size: int) -> int:

@@ -174,7 +174,7 @@ def make_train_step(
     """
     config, mesh, training = objective.config, objective.mesh, objective.config.training
     layouts = None if mesh is None else compute_shardings(objective.model, mesh)
-    schedule = make_schedule(config.optimizer, training.num_steps)
+    schedule = make_schedule(config.optimizer, training.num_steps, training.first_step)
     base_key = make_prng_key(config.execution, training.seed)
 
     def train_step(state: TrainState, batch: Batch) -> tuple[TrainState, dict[str, Any]]:

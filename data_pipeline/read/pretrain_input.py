@@ -50,7 +50,8 @@ class ShardSource:
         records = PartRecords(self._train)
         layout = check_layout(records.indexes[0], data, self._tokenizer)
         sizes = layout.predictions_per_row, layout.sequences_per_row
-        return RowShape(data.seq_length, *sizes, records.sequences(layout))
+        counts_rows = self._config.training.batch_unit == "rows"
+        return RowShape(data.seq_length, *sizes, records.sequences(layout), counts_rows)
 
     def train(self, rows: list[int]) -> BatchIterator:
         """Open the infinite stream of training batches; this host feeds ``rows``."""

@@ -1,6 +1,7 @@
 """Packed rows: the packing, builds, and models on them against unpacked rows of the same sequences."""
 
 import dataclasses
+import itertools
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -105,7 +106,7 @@ def test_a_batch_counts_sequences() -> None:
         rows = shape.rows(sequences)
         assert abs(rows - sequences / 1.7) <= max(sequences / 1.7 / 32, 0.5) + 1e-9 or rows == 1
     assert (shape.rows(256), shape.rows(4096)) == (152, 2432)
-    assert RowShape(128, 20).rows(250) == 250
+    assert RowShape(128, 20).rows(250) == RowShape(128, 20, 6, 1.7, counts_rows=True).rows(250) == 250
     training = tiny_config("--training.global_batch_size 256 --training.accumulation_steps 4").training
     with pytest.raises(
         ValueError, match=r"256 \(152 packed rows\) in 4 microbatches is not divisible by the 8"
@@ -376,6 +377,20 @@ def test_options_that_do_not_fit_are_refused(place: Path, both: Any) -> None:
     state = batches(16).state()
     with pytest.raises(ValueError, match=r"training\.global_batch_size \(in packed rows\) was \d+, now \d+"):
         batches(32).restore(state)
+
+
+def test_a_batch_of_rows_has_so_many_rows(both: Any) -> None:
+    run = tiny_config("--training.global_batch_size 6 --training.batch_ramp 1 3 --model.vocab_size 500")
+    training = dataclasses.replace(run.training, batch_unit="rows")
+    data = dataclasses.replace(both[1], lanes=3)
+    run = dataclasses.replace(run, data=data, model=MODEL.model, training=training)
+    source = ShardSource(run, load_tokenizer(Path(data.vocab)))
+    batches = source.train(list(range(6)))
+    sizes = [(len(batch["input_ids"]), info.sequences) for batch, info in itertools.islice(batches, 3)]
+    assert [rows for rows, _ in sizes] == [3, 6, 6]
+    assert sum(sequences for _, sequences in sizes) == round(15 * source.row_shape.sequences) > 15
+    with pytest.raises(ValueError, match=r"data\.lanes: 4 is not allowed"):
+        dataclasses.replace(run, data=dataclasses.replace(data, lanes=4))
 
 
 # ------------------------------------------------------------------ models

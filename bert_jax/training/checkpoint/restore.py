@@ -45,6 +45,10 @@ DAMAGED, ROLLED_BACK = QUARANTINE_FOLDERS = ("damaged_checkpoints", "rolled_back
 AGREEMENT_SECONDS = 900.0
 
 
+# Function of the canonical arrays of a state.
+Convert = Callable[[Mapping[str, jax.Array]], Mapping[str, jax.Array]]
+
+
 class NoCheckpoint(ValueError):
     """Raised if a required checkpoint is missing or unusable."""
 
@@ -96,12 +100,14 @@ def restore_newest(
     read_only: bool,
     may_change: set[str],
     report: Callable[[str], None],
+    convert: Convert | None = None,
 ) -> Restored | None:
     """Restore the newest checkpoint of ``workdir`` that passes every check, in the layout of ``config``.
 
-    Returns ``None`` for a run without checkpoints. A damaged checkpoint is quarantined (unless ``read_only``) and
-    reported, and the previous checkpoint is tried. Must be called by every process of a run. All processes restore
-    the same checkpoint: if one process rejects a checkpoint, all processes reject it.
+    ``convert`` changes the canonical arrays of the state (such as ``params/embeddings/layer_norm/scale``) after
+    verification. Returns ``None`` for a run without checkpoints. A damaged checkpoint is quarantined (unless
+    ``read_only``) and reported, and the previous checkpoint is tried. Must be called by every process of a run. All
+    processes restore the same checkpoint: if one process rejects a checkpoint, all processes reject it.
 
     Raises:
         ValueError: the checkpoint was saved with another ``model`` section (except options in ``may_change``) or
@@ -113,7 +119,7 @@ def restore_newest(
     steps = json.loads(hosts.all_gather_text("checkpoints", json.dumps(saved_steps(workdir)), AGREEMENT_SECONDS)[0])
     bad: list[str] = []
     for step in reversed(steps):
-        restored = _verified(workdir, step, config, mesh, model, may_change)
+        restored = _verified(workdir, step, config, mesh, model, may_change, convert)
         if isinstance(restored, Restored):
             return restored
         bad.append(f"step {step}: {restored}")
@@ -142,8 +148,9 @@ def raise_if_damaged(workdir: Location, bad: list[str]) -> None:
 
 
 def _verified(
-    workdir: Location, step: int, config: RunConfig, mesh: Mesh, model: BertModel, may_change: set[str]
-) -> Restored | str:
+    workdir: Location, step: int, config: RunConfig, mesh: Mesh, model: BertModel, may_change: set[str],
+    convert: Convert | None = None,
+) -> Restored | str:  # fmt: skip
     """Return the checkpoint of ``step`` or, if any process finds a problem, a description of the first problem."""
     folder = checkpoint_folder(workdir) / str(step)
     meta: dict[str, Any] = {}
@@ -169,7 +176,7 @@ def _verified(
             return problem
     # The digest does not cover the padding rows.
     state = clear_padding(state, stored.model.vocab_size)
-    return Restored(step, _adapt(state, stored, config, mesh, model), meta, stored)
+    return Restored(step, _adapt(state, stored, config, mesh, model, convert), meta, stored)
 
 
 def problem_of(check: Callable[[], str | None]) -> str | None:
@@ -322,7 +329,9 @@ def _abstract(config: RunConfig, mesh: Mesh, model: BertModel) -> TrainState:
     return abstract_state(config, model, make_optimizer(config.optimizer), mesh)
 
 
-def _adapt(state: TrainState, stored: RunConfig, config: RunConfig, mesh: Mesh, model: BertModel) -> TrainState:
+def _adapt(
+    state: TrainState, stored: RunConfig, config: RunConfig, mesh: Mesh, model: BertModel, convert: Convert | None
+) -> TrainState:
     """Convert the stored state to the layout of ``config``, and add or remove the moving average if necessary."""
     like = _abstract(config, mesh, model)
     layouts = {(each.execution.scan_layers, each.execution.vocab_multiple) for each in (stored, config)}
@@ -333,14 +342,17 @@ def _adapt(state: TrainState, stored: RunConfig, config: RunConfig, mesh: Mesh, 
     if like.start is None:
         state = state.replace(start=None)
     shardings = jax.tree.map(lambda leaf: leaf.sharding, like)
-    if len(layouts) == 1 and jax.tree.structure(state) == jax.tree.structure(like):
+    if convert is None and len(layouts) == 1 and jax.tree.structure(state) == jax.tree.structure(like):
         return jax.device_put(state, shardings)
     vocab_size = stored.model.vocab_size
+
+    def adapt(tree: TrainState) -> TrainState:
+        arrays = to_canonical(tree, vocab_size)
+        adapted: TrainState = from_canonical(convert(arrays) if convert else arrays, like, vocab_size)
+        return adapted
+
     try:
-        convert = jax.jit(
-            lambda tree: from_canonical(to_canonical(tree, vocab_size), like, vocab_size), out_shardings=shardings
-        )
-        return convert(state)
+        return jax.jit(adapt, out_shardings=shardings)(state)
     except ValueError as error:
         raise Unfit(
             f"the checkpoint does not fit the configured optimizer or heads ({error}); use the options with which "

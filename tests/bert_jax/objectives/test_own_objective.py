@@ -66,7 +66,7 @@ def test_its_loss_is_that_of_the_smoothed_targets():
 def test_masked_lm_is_the_default_and_of_configs_without_the_section():
     config = tiny_config()
     stored = to_dict(config)
-    assert stored.pop("objective") == {"name": "masked_lm", "module": ""}
+    assert stored.pop("objective") == {"name": "masked_lm", "module": "", "z_loss": 0.0}
     assert from_dict(PretrainConfig, stored) == config and "objective:\n" in dump_yaml(config)
     assert type(masked_lm(objective_of(config).model)) is objective_class(ObjectiveConfig())
 

@@ -1,0 +1,159 @@
+"""Options that the initial model of a run, or an earlier phase, fixes, and their record.
+
+``WORKDIR/warm_start.yaml`` records the options of the initial model, so that a resumed run and later phases need
+neither these options nor the initial model.
+"""
+
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from bert_jax.config import ModelConfig
+from bert_jax.config.loader import Setting, flat_values
+from bert_jax.config.schema import PRESETS
+from bert_jax.interop.exchange import ReadOptions
+from bert_jax.interop.readers import leaves_activation_open, leaves_case_open
+from bert_jax.io.errors import one_line
+from bert_jax.io.storage import Location, location
+from bert_jax.training.checkpoint.restore import saved_steps
+from bert_jax.training.launch import RECORD
+from bert_jax.training.start import OF_PHASE, PHASE_MAY_CHANGE, TABLE_ROWS
+
+# Options that may differ between a run and its initial model, because they change no parameter. Vocabularies are
+# compared by their pieces, not by data.vocab.
+MAY_DIFFER = {
+    "data.vocab", "model.initializer_range", "model.initialization", "model.hidden_dropout",
+    "model.attention_dropout", "model.embedding_dropout", "model.attention_output_dropout",
+    "model.feed_forward_dropout",
+}  # fmt: skip
+_FORMAT = 1
+_GENERATOR, _FIRST_STEP = "execution.prng", "training.first_step"
+
+# Key of an option -> its typed value, and the origin of the value for messages.
+Given = Mapping[str, tuple[Any, str]]
+
+
+def whole_name(source: str) -> str:
+    """Return ``source``, the value of ``--init_from``, as an absolute path with links resolved; a URL is
+    unchanged."""
+    return str(location(source).resolve()) if source else ""
+
+
+def read_options(path: Path, given: Given) -> ReadOptions:
+    """Return ``ReadOptions`` with the case of the vocabulary and the GELU variant that the options specify.
+
+    Each of the two is set only if the files at ``path`` are in a format that does not always specify it.
+    """
+    values = {key: value for key, (value, _) in given.items()}
+    preset = PRESETS[values.get("training.mode", "standard")]
+    activation = values.get("model.activation", preset.get("model.activation"))
+    is_open = leaves_activation_open(path) and activation in ("gelu", "gelu_tanh")
+    # A model of this library records the case of its vocabulary, which the options must not replace.
+    lower_case = values.get("data.lower_case") if leaves_case_open(path) else None
+    return ReadOptions(lower_case=lower_case, activation=activation if is_open else None)
+
+
+def model_section(model: ModelConfig) -> dict[str, Any]:
+    """Return the options of the section ``model`` by key."""
+    return {f"model.{key}": value for key, value in flat_values(model).items()}
+
+
+def fixed_settings(
+    given: Given, source: Mapping[str, Any], resolved: Mapping[str, Any], name: str,
+    may_differ: Collection[str] = MAY_DIFFER,
+) -> tuple[Setting, ...]:  # fmt: skip
+    """Return a setting for each key of ``resolved``, except the keys in ``may_differ`` that the command line sets.
+
+    Raises ``ValueError`` if the command line sets any other of these keys to a value that is neither in ``source``
+    nor in ``resolved``.
+    """
+    own = set(may_differ) & given.keys()
+    for key, (value, where) in given.items():
+        value = list(value) if isinstance(value, tuple) else value  # as a record stores it
+        if key in resolved and key not in own and value not in (source[key], resolved[key]):
+            raise ValueError(f"{where}: {key}: {value}, but {name} has {source[key]}; omit {key} or set that value")
+    texts = {k: [str(x) for x in v] if isinstance(v, list) else str(v) for k, v in resolved.items() if k not in own}
+    return tuple(Setting(name, key, text) for key, text in texts.items())
+
+
+def recorded_settings(workdir: Location, given: Given) -> tuple[Setting, ...]:
+    """Return :func:`fixed_settings` of the record of ``workdir``; no setting if it has no record."""
+    record = read_record(workdir)
+    if record is None:
+        return ()
+    return fixed_settings(given, record["source"], record["resolved"], f"{workdir / RECORD}")
+
+
+def plan_phase(name: str, given: Given) -> tuple[tuple[Setting, ...], str]:
+    """Return the settings of a new phase that continues the run in the workdir ``name``, and the text of its
+    record.
+
+    The record is that of the earlier phase with the options in ``PHASE_MAY_CHANGE`` that the command line sets. The
+    phase gets its first step if an option counts from it.
+    """
+    folder, settings = location(name), ()
+    steps = saved_steps(folder)
+    if steps and any(given[key][0] for key in OF_PHASE if key in given):
+        settings = (Setting(name, _FIRST_STEP, str(steps[-1])),)
+    record = read_record(folder)
+    if record is None:
+        return settings, ""
+    source, resolved, may_differ = (
+        record["source"],
+        record["resolved"],
+        MAY_DIFFER | PHASE_MAY_CHANGE | {TABLE_ROWS},
+    )
+    settings += fixed_settings(given, source, resolved, f"{folder / RECORD}", may_differ)
+    changed = {key: given[key][0] for key in may_differ & given.keys() & resolved.keys()}
+    return settings, record_text(record["init_from"], source, resolved | changed, continue_from=whole_name(name))
+
+
+def kept_settings(workdir: Location, given: Given) -> tuple[Setting, ...]:
+    """Return the settings that a resumed run in ``workdir`` keeps: ``training.first_step``, and ``execution.prng``
+    unless the command line sets it, because runs that began when its default was threefry keep threefry.
+
+    Returns no setting if the config of the run is missing or damaged.
+    """
+    path = workdir / "config.yaml"
+    if not path.is_file():
+        return ()
+    try:
+        stored = yaml.safe_load(path.read_text(encoding="utf-8"))
+        prng, first_step = stored["execution"]["prng"], stored["training"].get("first_step", 0)
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, yaml.YAMLError):
+        return ()  # restoring the checkpoint reports a generator that differs
+    kept = {} if _GENERATOR in given else {_GENERATOR: prng}
+    if first_step:
+        kept[_FIRST_STEP] = first_step
+    return tuple(Setting(f"{path}", key, str(value)) for key, value in kept.items())
+
+
+def read_record(workdir: Location) -> dict[str, Any] | None:
+    """Return the content of ``WORKDIR/warm_start.yaml``: ``init_from``, dicts of the options of the initial model
+    (``source``) and of the run (``resolved``), and ``continue_from``, the workdir of the earlier phase ("" in the
+    first phase). Return None if the file does not exist.
+
+    Raises ``ValueError`` if the file is damaged.
+    """
+    path = workdir / RECORD
+    if not path.is_file():
+        return None
+    try:
+        record = yaml.safe_load(path.read_text(encoding="utf-8"))
+        if record["format"] != _FORMAT:
+            raise ValueError(f"format {record['format']}")
+        continued = {"continue_from": record.get("continue_from", "")}
+        return {name: record[name] for name in ("init_from", "source", "resolved")} | continued
+    except (OSError, ValueError, TypeError, KeyError, yaml.YAMLError) as error:
+        remedy = f"delete it and give --config {workdir}/config.yaml"
+        raise ValueError(f"{path}: not readable ({one_line(error)}); {remedy}") from None
+
+
+def record_text(name: str, source: Mapping[str, Any], resolved: Mapping[str, Any], continue_from: str = "") -> str:
+    """Return the text of a record that :func:`read_record` returns; ``name`` is the initial model."""
+    record = {"format": _FORMAT, "init_from": name, "source": dict(source), "resolved": dict(resolved)}
+    if continue_from:
+        record["continue_from"] = continue_from
+    return yaml.safe_dump(record, sort_keys=False)
