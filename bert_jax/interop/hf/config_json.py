@@ -267,7 +267,9 @@ def hf_config(spec: ModelSpec, dtype: str) -> dict[str, Any]:
         **keys_of(model, family.keys),
         "pad_token_id": 0,
         **family.write(model),
-        family.dropout_key: heads.dropout,
+        family.dropout_key: heads.dropout
+        if family.has_optional_dropout or heads.dropout is not None
+        else model.hidden_dropout,
         "tie_word_embeddings": model.tied_output,
         "use_cache": False,
         "dtype": dtype,

@@ -142,6 +142,8 @@ class Family:
     rename: Callable[[str], str] = lambda name: name
     # Dropout before the task head: the key of config.json.
     dropout_key: str = "classifier_dropout"
+    # null is allowed for this key.
+    has_optional_dropout: bool = True
     # Prefix of the names of classes.
     class_prefix: str = ""
 

@@ -124,6 +124,7 @@ FAMILY = Family(
         "ModernBertForMultipleChoice": ("pooler", "choice"),
     },
     prefix="model.",
+    has_optional_dropout=False,
     keys={
         "vocab_size": Key("vocab_size", "integer", 50368),
         "hidden_size": Key("hidden_size", "integer", 768),
