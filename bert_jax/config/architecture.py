@@ -4,8 +4,9 @@ A family of encoders is a set of values of these options. Their defaults describ
 2018). This module does not import jax.
 """
 
+import dataclasses
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from bert_jax.config.schema import AtLeast0, Positive, Probability, Range, Section
 
@@ -16,6 +17,11 @@ Presence = Literal["auto", "yes", "no"]
 
 # Families of encoders that Hugging Face folders can hold.
 FamilyName = Literal["bert", "roberta", "xlm-roberta", "camembert", "modernbert"]
+# Fields without an effect on the outputs of a trained model.
+TRAINING_ONLY = (
+    "hidden_dropout", "attention_dropout", "embedding_dropout", "attention_output_dropout", "feed_forward_dropout",
+    "initializer_range", "initialization", "family",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -202,6 +208,12 @@ class ModelConfig(Section, prefix="model."):
         pattern = self.attention_windows or (0,)
         return tuple(pattern[i % len(pattern)] for i in range(self.num_layers))
 
+    @property
+    def padding_sees_tokens(self) -> bool:
+        """True if a padding token sees the tokens of its row, so that its output is defined."""
+        is_limited = any(self.layer_windows) or self.attention == "causal"
+        return not is_limited and self.relative_positions != "disentangled"
+
     def dropout_at(self, place: Literal["embedding", "attention_output", "feed_forward"]) -> float:
         """Return the rate of the dropout after the embeddings or at the end of a block."""
         rate: float = getattr(self, f"{place}_dropout")
@@ -210,3 +222,28 @@ class ModelConfig(Section, prefix="model."):
     def rotary_base_of(self, window: int) -> float:
         """Return the base of rotary positions in a layer with ``window``."""
         return self.rotary_window_base if window and self.rotary_window_base else self.rotary_base
+
+
+def function_of(model: ModelConfig) -> dict[str, Any]:
+    """Return the fields of ``model`` that determine its outputs, in a form that is equal for equal functions."""
+    values = dataclasses.asdict(model) | {
+        "embedding_norm": model.has_embedding_norm, "final_norm": model.has_final_norm,
+        "norm_bias": model.has_norm_bias, "mlm_activation": model.head_activation,
+        "attention_windows": model.layer_windows,
+    }  # fmt: skip
+    rotary = model.position_embeddings == "rotary"
+    values["rotary_base"] = model.rotary_base if rotary else 0
+    windowed = rotary and any(model.layer_windows)
+    values["rotary_window_base"] = model.rotary_base_of(1) if windowed else 0
+    if model.relative_positions not in ("buckets", "disentangled"):
+        values |= {"relative_buckets": 0, "relative_max_distance": 0}
+    return {field: value for field, value in values.items() if field not in TRAINING_ONLY}
+
+
+def training_values(model: ModelConfig) -> dict[str, Any]:
+    """Return the fields of ``model`` that have an effect only on training, with the rate of each dropout."""
+    places: tuple[Literal["embedding", "attention_output", "feed_forward"], ...]
+    places = ("embedding", "attention_output", "feed_forward")
+    rates = {f"{place}_dropout": model.dropout_at(place) for place in places}
+    others = ("attention_dropout", "initializer_range", "initialization")
+    return rates | {name: getattr(model, name) for name in others}

@@ -51,8 +51,10 @@ class ResolvedTask:
     def heads(self) -> HeadsConfig:
         """Output layers of the saved model."""
         heads, config = self.task.heads, self.config
+        of_tokens = bool(heads.token_labels or heads.span) and config.model.token_pooler
         return dataclasses.replace(
             heads,
+            pooler=heads.pooler or of_tokens,
             features=config.features.layers,
             bilstm=config.features.bilstm_size if heads.token_labels else 0,
             dropout=None if config.regularization.head_dropout < 0 else config.regularization.head_dropout,

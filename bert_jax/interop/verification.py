@@ -6,10 +6,12 @@ import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from bert_jax.config import SentenceConfig
+from bert_jax.config import ModelSpec, SentenceConfig
+from bert_jax.config.architecture import function_of, training_values
 from bert_jax.interop.exchange import ModelBundle
 from bert_jax.interop.hf.peer import peer_outputs
 from bert_jax.interop.programs.serving import largest_differences, output_names, sample_inputs
@@ -68,15 +70,27 @@ def fingerprints(bundle: ModelBundle) -> dict[str, tuple[tuple[int, ...], bytes]
     }
 
 
+def _description(spec: ModelSpec) -> dict[str, Any]:
+    """Return the fields of ``spec`` that determine the outputs of a model, by name."""
+    heads = {f"heads.{name}": value for name, value in dataclasses.asdict(spec.heads).items() if name != "dropout"}
+    return {f"model.{name}": value for name, value in function_of(spec.model).items()} | heads
+
+
 def check_read_back(folder: Path, bundle: ModelBundle, report: Callable[[str], None]) -> None:
     """Read the export in ``folder``; raise ``Stop`` if its config or parameters differ from those of ``bundle``.
 
     The values of ``bundle`` must already be rounded to the dtype of the export.
     """
     again = read_weights(folder)
-    if again.spec.model != bundle.spec.model or again.spec.heads != bundle.spec.heads:
-        problem = f"the spec is {again.spec}, expected {bundle.spec}"
+    wanted, found = (_description(one.spec) for one in (bundle, again))
+    if wanted != found:
+        differing = {name: (wanted.get(name), value) for name, value in found.items() if wanted.get(name) != value}
+        problem = ", ".join(f"{name} is {now}, expected {before}" for name, (before, now) in differing.items())
         raise Stop(VERIFICATION_FAILED, f"read back: {problem}; nothing was exported")
+    wanted, found = (training_values(one.spec.model) for one in (bundle, again))
+    for name, value in wanted.items():
+        if found[name] != value:
+            report(f"the format does not state model.{name} {value}; set it to train the exported model")
     expected, stored = fingerprints(bundle), fingerprints(again)
     differing = [name for name in expected if expected[name] != stored.get(name)]
     if differing:

@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import Any, Literal
 
 from bert_jax.config import HeadsConfig, ModelConfig, ModelSpec
+from bert_jax.config.architecture import function_of
 from bert_jax.interop.hf.families import FAMILIES
 from bert_jax.interop.hf.family import (
     ACTIVATION_NAMES,
     HARMLESS,
     READ,
     REFUSED,
-    TRAINING_ONLY,
     Family,
     Key,
     integer,
@@ -213,22 +213,6 @@ def heads_of_class(spec: ModelSpec) -> HeadsConfig:
     """Return the heads of ``spec``, without the pooler if the transformers class for these heads has none."""
     family = FAMILIES[spec.family]
     return dataclasses.replace(spec.heads, pooler=spec.heads.pooler and "pooler" in family.classes[hf_class(spec)])
-
-
-def function_of(model: ModelConfig) -> dict[str, Any]:
-    """Return the fields of ``model`` that determine its outputs, in a form that is equal for equal functions."""
-    values = dataclasses.asdict(model) | {
-        "embedding_norm": model.has_embedding_norm, "final_norm": model.has_final_norm,
-        "norm_bias": model.has_norm_bias, "mlm_activation": model.head_activation,
-        "attention_windows": model.layer_windows,
-    }  # fmt: skip
-    rotary = model.position_embeddings == "rotary"
-    values["rotary_base"] = model.rotary_base if rotary else 0
-    windowed = rotary and any(model.layer_windows)
-    values["rotary_window_base"] = model.rotary_base_of(1) if windowed else 0
-    if model.relative_positions not in ("buckets", "disentangled"):
-        values |= {"relative_buckets": 0, "relative_max_distance": 0}
-    return {field: value for field, value in values.items() if field not in TRAINING_ONLY}
 
 
 def unsupported(spec: ModelSpec, name: str) -> list[str]:

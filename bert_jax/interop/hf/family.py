@@ -63,11 +63,6 @@ REFUSED: dict[str, tuple[Any, ...]] = {
     "quantization_config": (None, {}),
     "auto_map": (None, {}),
 }
-# Fields of ModelConfig that have no effect on the outputs of a trained model.
-TRAINING_ONLY = words(
-    """hidden_dropout attention_dropout embedding_dropout attention_output_dropout feed_forward_dropout
-        initializer_range initialization family"""
-)
 
 
 class Key(NamedTuple):
