@@ -15,7 +15,7 @@ key, so that scanned, unrolled and rematerialized layers use the same bits.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from enum import IntEnum
 from typing import Any
 
@@ -76,6 +76,8 @@ class TokenKey:
 
 # Key for arrays of all rows, of some rows, or of tokens.
 DropoutKey = jax.Array | ShardKey | TokenKey
+# Function that selects tokens from an array [B, S].
+Selection = Callable[[jax.Array], jax.Array]
 
 
 def replica_key(key: jax.Array, replica: jax.Array, replicas: int, rows: int) -> DropoutKey:
@@ -192,12 +194,13 @@ def _hashed_values(key: TokenKey, shape: tuple[int, ...]) -> jax.Array:
     return jnp.concatenate(halves, axis=-1)[..., : shape[-1]]
 
 
-def _hashed_probabilities(key: TokenKey, heads: int) -> jax.Array:
-    """Return random values from 0 to 65535, int32[B, A, S, T]."""
-    first, second = (words[:, None, :, None] for words in key.words())
+def _hashed_probabilities(key: TokenKey, heads: int, queries: Selection, keys: Selection) -> jax.Array:
+    """Return random values from 0 to 65535, int32[B, A, S, T], for the tokens that ``queries`` and ``keys`` select
+    from [B, S]."""
+    first, second = (queries(words)[:, None, :, None] for words in key.words())
     head = jnp.arange(heads, dtype=jnp.int32)[:, None, None]
     # Each head hashes the word of its pair: a stack of two halves would cut the heads into pairs on tensor meshes.
-    words = probability_words(first, second, key.positions[:, None, None, :], head // 2)
+    words = probability_words(first, second, keys(key.positions)[:, None, None, :], head // 2)
     return jax.lax.shift_right_logical(words, jnp.broadcast_to(16 * (head % 2), words.shape)) & 0xFFFF
 
 
@@ -226,9 +229,19 @@ def dropout_of_probabilities(probabilities_BxAxSxT: jax.Array, rate: float, key:
     """Apply dropout, as :func:`dropout` does, to attention probabilities [batch, heads, queries, keys]."""
     if rate == 0.0 or not isinstance(key, TokenKey):
         return dropout(probabilities_BxAxSxT, rate, key)
+    return dropout_of_cut_probabilities(probabilities_BxAxSxT, rate, key, lambda x: x, lambda x: x)
+
+
+def dropout_of_cut_probabilities(
+    probabilities: jax.Array, rate: float, key: TokenKey, queries: Selection, keys: Selection
+) -> jax.Array:
+    """Apply the dropout of :func:`dropout_of_probabilities` to the ``probabilities`` [rows, heads, queries, keys]
+    of the tokens that ``queries`` and ``keys`` select from [B, S]."""
+    if rate == 0.0:
+        return probabilities
     with jax.named_scope("dropout"):
-        bits = _hashed_probabilities(key, probabilities_BxAxSxT.shape[1])
-        return _dropped(probabilities_BxAxSxT, bits, rate)
+        bits = _hashed_probabilities(key, probabilities.shape[1], queries, keys)
+        return _dropped(probabilities, bits, rate)
 
 
 def _dropped(x: jax.Array, bits: jax.Array, rate: float) -> jax.Array:

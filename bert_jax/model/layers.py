@@ -26,6 +26,7 @@ from bert_jax.model.attention import (
 from bert_jax.model.dropout import DropoutKey, Site, dropout, site_key
 from bert_jax.model.kernels import norm_kernel
 from bert_jax.model.kernels.common import on_tpu, shard_mapped, token_key, use_kernel
+from bert_jax.model.local_attention import is_shorter, local_attention
 from bert_jax.model.matmul import add_bias, matmul_f32_grad
 from bert_jax.model.positions import (
     RelativeScores,
@@ -240,6 +241,9 @@ class SelfAttention(Block):
                 heads[:2] = [rotate(y, *turns) for y in heads[:2]]
             scores = self._relative_scores(relative, dense, length)
             attend = functools.partial(dot_product_attention, dropout_rate=rate, visible=sees)
+            causal = config.attention == "causal"
+            if not plain and scores is None and is_shorter(length, self.window, causal, rate, probabilities_key):
+                attend = functools.partial(local_attention, dropout_rate=rate, window=self.window, causal=causal)
             operands = [*(constrain(y, axes, mesh) for y in heads), sequence_ids_BxS, scores]
         if self.execution.remat == "attention":
             attend = jax.checkpoint(attend)
