@@ -6,13 +6,11 @@ Outputs of padding tokens that see no token differ.
 Shapes: B rows, S tokens, A heads, D head size, N blocks per row, Q queries of a block, K keys of a block.
 """
 
-from collections.abc import Callable
-
 import jax
 import jax.numpy as jnp
 
 from bert_jax.model.attention import attention_probabilities
-from bert_jax.model.dropout import DropoutKey, TokenKey, dropout_of_cut_probabilities
+from bert_jax.model.dropout import DropoutKey, Selection, TokenKey, dropout_of_cut_probabilities
 
 # Least number of queries in a block of window attention: the width of the matrix unit of a TPU.
 MIN_BLOCK = 128
@@ -52,17 +50,18 @@ def local_attention(
     :func:`is_shorter`. Returns [batch, queries, heads, head size]."""
     assert relative is None
     operands = (query_BxSxAxD, key_BxSxAxD, value_BxSxAxD, sequence_ids_BxS)
-    rates = (dropout_rate, dropout_key)
     if window:
-        return _window_attention(*operands, window, causal, *rates)
+        return _window_attention(*operands, window, causal, dropout_rate, dropout_key)
     part = query_BxSxAxD.shape[1] // CAUSAL_PARTS
+    # Split once: the gradients of a part of the keys are added at its size, not at that of the row.
+    query, key, value, ids = (jnp.split(x, CAUSAL_PARTS, axis=1) for x in operands)
 
     def one(i: int) -> jax.Array:
         begin, end = i * part, (i + 1) * part
+        seen = (jnp.concatenate(parts[: i + 1], axis=1) for parts in (key, value, ids))
         ahead_QxK = jnp.arange(end)[None, :] - jnp.arange(begin, end)[:, None]
-        return _attend(
-            operands, lambda x: x[:, begin:end], lambda x: x[:, :end], ahead_QxK <= 0, dropout_rate, dropout_key
-        )
+        cuts = (lambda x: x[:, begin:end], lambda x: x[:, :end])
+        return _attend((query[i], ids[i]), (*seen,), ahead_QxK <= 0, cuts, dropout_rate, dropout_key)
 
     return jnp.concatenate([one(i) for i in range(CAUSAL_PARTS)], axis=1)
 
@@ -101,25 +100,26 @@ def _window_attention(
     ahead_QxK = jnp.arange(-window, block + window)[None, :] - jnp.arange(block)[:, None]
     near_QxK = jnp.abs(ahead_QxK) <= window
     near_QxK = near_QxK & (ahead_QxK <= 0) if causal else near_QxK
-    operands = (query_BxSxAxD, key_BxSxAxD, value_BxSxAxD, sequence_ids_BxS)
-    context = _attend(operands, queries, keys, near_QxK, dropout_rate, dropout_key)
+    seen = (keys(key_BxSxAxD), keys(value_BxSxAxD), keys(sequence_ids_BxS))
+    own = (queries(query_BxSxAxD), queries(sequence_ids_BxS))
+    context = _attend(own, seen, near_QxK, (queries, keys), dropout_rate, dropout_key)
     return context.reshape(batch, count * block, *context.shape[2:])[:, :length]
 
 
 def _attend(
-    operands: tuple[jax.Array, ...],
-    queries: Callable[[jax.Array], jax.Array],
-    keys: Callable[[jax.Array], jax.Array],
+    own: tuple[jax.Array, jax.Array],
+    seen: tuple[jax.Array, ...],
     near_QxK: jax.Array,
+    cuts: tuple[Selection, Selection],
     dropout_rate: float,
     dropout_key: DropoutKey | None,
 ) -> jax.Array:
-    """Return the attention of the tokens that ``queries`` selects from [B, S, ...] to those that ``keys`` selects,
-    where ``near`` is True and the sequence is the same."""
-    query, key, value, sequence_ids = operands
-    query_ids, key_ids = jnp.maximum(queries(sequence_ids), 1), keys(sequence_ids)
-    visible = (query_ids[:, :, None] == key_ids[:, None, :]) & near_QxK
-    probabilities = attention_probabilities(queries(query), keys(key), visible[:, None]).astype(value.dtype)
+    """Return the attention of ``own``, queries and their sequence ids, to ``seen``, keys, values and their sequence
+    ids, where ``near`` is True and the sequence is the same. ``cuts`` select the queries and the keys from
+    [B, S]."""
+    (query, query_ids), (key, value, key_ids) = own, seen
+    visible = (jnp.maximum(query_ids, 1)[:, :, None] == key_ids[:, None, :]) & near_QxK
+    probabilities = attention_probabilities(query, key, visible[:, None]).astype(value.dtype)
     if isinstance(dropout_key, TokenKey):
-        probabilities = dropout_of_cut_probabilities(probabilities, dropout_rate, dropout_key, queries, keys)
-    return jnp.einsum("BTAD,BAST->BSAD", keys(value), probabilities)
+        probabilities = dropout_of_cut_probabilities(probabilities, dropout_rate, dropout_key, *cuts)
+    return jnp.einsum("BTAD,BAST->BSAD", value, probabilities)
