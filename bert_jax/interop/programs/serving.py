@@ -133,16 +133,19 @@ def sample_inputs(spec: ModelSpec, shapes: tuple[tuple[int, int], ...] = ()) -> 
     """Yield batches of int64 inputs for testing a program.
 
     ``shapes`` are pairs (batch, length). Default: a single token, short rows, and rows of the maximum length. All
-    rows of a batch except the first may have padding on the right or left.
+    rows of a batch except the first may have padding on the right or left, in a model with windows at most as many
+    tokens as the smallest window.
     """
     rng = np.random.default_rng(0)
     longest = spec.model.max_length
+    # A padding token that sees no token has no defined output.
+    nearest = min((window for window in spec.model.layer_windows if window), default=longest)
     for batch, length in shapes or ((1, 1), (3, min(17, longest)), (2, longest)):
         ids = rng.integers(0, spec.model.vocab_size, (batch, length))
         types = rng.integers(0, max(spec.model.type_vocab_size, 1), (batch, length))
         mask = np.ones((batch, length), np.int64)
         for row in range(1, batch):
-            used = int(rng.integers(1, length + 1))
+            used = int(rng.integers(max(1, length - nearest), length + 1))
             hidden = slice(used, None) if row % 2 else slice(None, length - used)
             mask[row, hidden] = types[row, hidden] = 0
             if spec.skips_padding:
