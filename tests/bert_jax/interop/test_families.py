@@ -1,6 +1,10 @@
 """Hugging Face folders of every family: outputs, gradients, names and config as transformers recorded them."""
 
+import dataclasses
+import importlib.util
 import json
+from functools import cache
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -20,6 +24,7 @@ from bert_jax.interop.readers import read_weights
 from bert_jax.interop.stored import stored_array
 from bert_jax.io.safetensors_file import read_header, read_values
 
+REPOSITORY = Path(__file__).resolve().parents[3]
 ALL = [(case, name) for case in CASES for name in classes(case)]
 
 
@@ -123,6 +128,57 @@ def test_keys_of_the_config_class_are_known(name):
     fields = json.loads((FIXTURES / "families" / "config_fields.json").read_text())
     for release, defaults in fields[name].items():
         model_parts({"model_type": name, **defaults}, f"{name} of {release}")
+
+
+@cache
+def benchmark():
+    spec = importlib.util.spec_from_file_location("families", REPOSITORY / "benchmarks" / "families.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_written_folders_are_those_that_each_release_loaded(tmp_path, family):
+    """``benchmarks/families.py --record`` recorded the folders with which transformers had no problem."""
+    loaded = json.loads((FIXTURES / "families" / "loaded.json").read_text())[family]
+    for i, (name, bundle) in enumerate(benchmark().drawn_models(family)):
+        folder = tmp_path / str(i)
+        folder.mkdir()
+        write_hf(folder, bundle)
+        assert set(loaded[name].values()) == {benchmark().digest(folder)}, name
+        assert set(loaded[name]) == {"4.57", "5.23"}, name
+
+
+@pytest.mark.parametrize(
+    ("case", "name", "key", "rate"),
+    [
+        ("distilbert", "DistilBertForSequenceClassification", "seq_classif_dropout", 0.3),
+        ("distilbert", "DistilBertForTokenClassification", "seq_classif_dropout", None),
+        ("modernbert", "ModernBertForTokenClassification", "classifier_dropout", 0.0),
+        ("xlm-roberta", "XLMRobertaForSequenceClassification", "classifier_dropout", None),
+    ],
+)
+def test_dropout_before_a_head_is_that_of_the_class(tmp_path, case, name, key, rate):
+    weights = read(make_folder(tmp_path, case, name))
+    assert weights.spec.heads.dropout == rate
+    written = hf_config(weights.spec, "float32")
+    assert written.get(key, "absent") == (rate if name != "DistilBertForTokenClassification" else "absent")
+    unset = dataclasses.replace(weights.spec, heads=dataclasses.replace(weights.spec.heads, dropout=None))
+    has_default = case in ("distilbert", "modernbert")
+    expected = weights.spec.model.hidden_dropout if has_default else None
+    assert hf_config(unset, "float32").get(key, expected) == expected
+
+
+def test_an_untied_output_layer_is_written_with_both_biases(tmp_path):
+    spec = dict(benchmark().drawn_models("roberta"))["RobertaForMaskedLM, untied"]
+    write_hf(tmp_path, spec)
+    stored = read_header(tmp_path / "model.safetensors")
+    biases = [read_values(stored[f"lm_head.{name}"]) for name in ("bias", "decoder.bias")]
+    assert np.array_equal(*biases) and np.array_equal(biases[0], spec.params["mlm_head/output_bias"])
+    again = read(tmp_path)
+    assert again.spec == spec.spec
+    assert all(np.array_equal(again.params[key], array) for key, array in spec.params.items())
 
 
 def test_an_unknown_key_is_refused_by_name(tmp_path):
