@@ -5,8 +5,8 @@
 Draws a tiny model of odd sizes for every class of every family, with a tied output layer and, where there is an MLM
 head, with one of its own. Exports it, loads the folder with its class in each PYTHON (an environment with torch and
 one release of transformers), and runs it on rows with padding on the right and on the left. Prints one JSON line
-per family and release. Exit code 3 if transformers reports a missing, unexpected or mismatched tensor, or if an output
-differs by more than 2e-5 x max(1, largest). ``--record`` adds the digests of the folders that passed to
+per family and release. Exit code 3 if transformers reports a missing, unexpected or mismatched tensor, or if an
+output differs by more than 2e-5 x max(1, largest). ``--record`` adds the digests of the folders that passed to
 ``tests/golden/fixtures/families/loaded.json``, with which the tests compare the folders of later versions.
 """
 
