@@ -144,6 +144,8 @@ class Family:
     layer: str
     # Head -> modules; "{prefix}" is the prefix of the encoder. A head may redefine the pooler.
     heads: Mapping[str, Mapping[str, str | Place]]
+    # Output with several heads, as in ``serving.FIELDS`` -> its name in the family.
+    outputs: Mapping[str, str] = field(default_factory=dict)
     # Tied tensors: name of the copy -> canonical parameter that equals it.
     tied: Mapping[str, str] = field(default_factory=dict)
     # Field of ModelConfig -> (stored tensor without prefix, dimension, factor) from which its value follows.
