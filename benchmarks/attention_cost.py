@@ -105,7 +105,9 @@ def difference(name: str, length: int) -> float:
     largest value of each (at least 1)."""
     arguments = values(length)
     ours, whole = (jax.tree.leaves(jax.jit(program(kind))(*arguments)) for kind in (name, f"{name} whole"))
-    return max(float(jnp.abs(a - b).max() / max(1.0, float(jnp.abs(b).max()))) for a, b in zip(ours, whole, strict=True))
+    return max(
+        float(jnp.abs(a - b).max() / max(1.0, float(jnp.abs(b).max()))) for a, b in zip(ours, whole, strict=True)
+    )
 
 
 def main() -> int:

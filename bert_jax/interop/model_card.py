@@ -196,7 +196,10 @@ def _metrics(metrics: Mapping[str, Any]) -> str:
 
 def _loading(spec: ModelSpec, format: str, architecture: str | None) -> str:
     if format == "hf":
-        extra = "" if spec.heads.present() else ", add_pooling_layer=False"
+        lacks_pooler = not spec.heads.pooler and FAMILIES[spec.family].classes.get(architecture or "") == (
+            "pooler",
+        )
+        extra = ", add_pooling_layer=False" if lacks_pooler else ""
         code = (
             f"from transformers import AutoTokenizer, {architecture}\n\n"
             'tokenizer = AutoTokenizer.from_pretrained("DIR")\n'

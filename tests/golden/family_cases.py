@@ -16,6 +16,11 @@ _SIZES = {
     "vocab_size": 40, "hidden_size": 20, "num_hidden_layers": 3, "num_attention_heads": 2, "intermediate_size": 14,
     "max_position_embeddings": 26,
 }  # fmt: skip
+_DISTILBERT = {
+    "vocab_size": 40, "dim": 20, "n_layers": 3, "n_heads": 2, "hidden_dim": 14, "max_position_embeddings": 26,
+    "pad_token_id": 0,
+}  # fmt: skip
+_ALBERT = _SIZES | {"embedding_size": 12, "type_vocab_size": 2, "pad_token_id": 0}
 # Name of the case -> prefix of the classes, config, classes (None: HEADS), releases of transformers that have them.
 CASES: dict[str, dict] = {
     "modernbert": {
@@ -39,6 +44,25 @@ CASES: dict[str, dict] = {
     "xlm-roberta": {
         "prefix": "XLMRoberta",
         "config": _SIZES | {"type_vocab_size": 1, "layer_norm_eps": 1e-5, "hidden_act": "relu"},
+    },
+    "distilbert": {
+        "prefix": "DistilBert",
+        "config": _DISTILBERT | {"seq_classif_dropout": 0.3, "sinusoidal_pos_embds": True},
+    },
+    "distilbert_untied": {
+        "prefix": "DistilBert",
+        "config": _DISTILBERT | {"n_layers": 2, "activation": "relu", "tie_word_embeddings": False},
+        "classes": ("ForMaskedLM",),
+    },
+    "albert": {
+        "prefix": "Albert",
+        "config": _ALBERT | {"classifier_dropout_prob": 0.2, "hidden_dropout_prob": 0.15},
+        "classes": (*HEADS, "ForPreTraining"),
+    },
+    "albert_untied": {
+        "prefix": "Albert",
+        "config": _ALBERT | {"hidden_act": "gelu", "layer_norm_eps": 1e-5, "tie_word_embeddings": False},
+        "classes": ("ForMaskedLM", "ForPreTraining"),
     },
     "camembert": {"prefix": "Camembert", "config": _SIZES | {"type_vocab_size": 1}, "classes": ("ForMaskedLM",)},
 }  # fmt: skip

@@ -17,6 +17,7 @@ from bert_jax.interop.hf.family import (
     HARMLESS,
     READ,
     REFUSED,
+    TASK_HEADS,
     Family,
     Key,
     integer,
@@ -52,8 +53,8 @@ class HfConfig:
     labels: tuple[str, ...] | None
     # None: not stated; then one label means regression, and several labels mean single_label.
     problem: Literal["single_label", "multi_label", "regression"] | None
-    # Dropout before the task head; None: that of the encoder.
-    dropout: float | None
+    # Task head -> dropout before it; None: that of the encoder.
+    dropouts: Mapping[str, float | None]
     # Stored dtype (``dtype``, before transformers 5 ``torch_dtype``); None: not stated.
     dtype: str | None
     notes: tuple[str, ...] = ()
@@ -91,14 +92,17 @@ def model_parts(config: Mapping[str, Any], name: str, *, allow_unknown: bool = F
     problem = config.get("problem_type")
     if problem is not None and problem not in _PROBLEMS:
         raise ValueError(f"{name}: problem_type is {short(problem)}; allowed: {', '.join(_PROBLEMS)}")
-    dropout = config.get(family.dropout_key)
+    dropouts = {
+        head: default if config.get(key) is None else number(config, key, name)
+        for head, (key, default) in family.dropouts.items()
+    }
     return HfConfig(
         family=family,
         model=model,
         architecture=architecture,
         labels=_labels(config, name),
         problem=None if problem is None else _PROBLEMS[problem],
-        dropout=None if dropout is None else number(config, family.dropout_key, name),
+        dropouts=dropouts,
         dtype=_dtype(config),
         notes=tuple(notes),
     )
@@ -108,7 +112,8 @@ def _unknown_keys(family: Family, config: Mapping[str, Any], name: str, allow_un
     """Raise ``ValueError`` if ``config`` has keys whose meaning is unknown, except keys without a value. With
     ``allow_unknown``, return a note that names them."""
     known = {*family.keys, *family.other_keys, *family.harmless, *family.refused, *HARMLESS, *REFUSED}
-    unknown = {key: config[key] for key in config if key not in known | {family.dropout_key}}
+    known |= {entry.key for entry in family.dropouts.values()}
+    unknown = {key: config[key] for key in config if key not in known}
     unknown = {key: value for key, value in unknown.items() if value not in (None, False, "", [], {})}
     if not unknown:
         return []
@@ -236,6 +241,19 @@ def unsupported(spec: ModelSpec, name: str) -> list[str]:
     ]
 
 
+def _dropout_key(spec: ModelSpec) -> dict[str, float | None]:
+    """Return the key of the dropout before the task head of ``spec``, with its value. Return no key if the family
+    has the dropout of the encoder there."""
+    places = FAMILIES[spec.family].dropouts
+    head = next((name for name in TASK_HEADS if name in spec.heads.present()), TASK_HEADS[0])
+    if head not in places:
+        return {}
+    key, default = places[head]
+    rate = spec.heads.dropout
+    # Where a family has a default, its config class does not allow null.
+    return {key: spec.model.hidden_dropout if rate is None and default is not None else rate}
+
+
 def hf_config(spec: ModelSpec, dtype: str) -> dict[str, Any]:
     """Return the content of ``config.json`` for ``spec`` and weights stored as ``dtype`` (``float32`` or
     ``bfloat16``).
@@ -251,9 +269,7 @@ def hf_config(spec: ModelSpec, dtype: str) -> dict[str, Any]:
         **keys_of(model, family.keys),
         "pad_token_id": 0,
         **family.write(model),
-        family.dropout_key: heads.dropout
-        if family.has_optional_dropout or heads.dropout is not None
-        else model.hidden_dropout,
+        **_dropout_key(spec),
         "tie_word_embeddings": model.tied_output,
         "use_cache": False,
         "dtype": dtype,

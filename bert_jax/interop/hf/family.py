@@ -34,6 +34,8 @@ HEADED = {
     "ForQuestionAnswering": ("span",),
     "ForMultipleChoice": ("pooler", "choice"),
 }
+# Task heads that may have a dropout of their own.
+TASK_HEADS = ("sequence", "token", "choice")
 # Keys of every config class that have no effect on the outputs of an encoder.
 HARMLESS = words(
     """_name_or_path name_or_path architectures model_type transformers_version _commit_hash torch_dtype
@@ -74,6 +76,14 @@ class Key(NamedTuple):
     default: Any = None
     # Add a note if the key is absent.
     announced: bool = False
+
+
+class HeadDropout(NamedTuple):
+    """The dropout before a task head in ``config.json``."""
+
+    key: str
+    # Rate if the key is missing or null; None: that of the encoder.
+    default: float | None = None
 
 
 class Place(NamedTuple):
@@ -129,16 +139,18 @@ class Family:
     layer: str
     # Head -> modules; "{prefix}" is the prefix of the encoder. A head may redefine the pooler.
     heads: Mapping[str, Mapping[str, str | Place]]
+    # Output with several heads, as in ``serving.FIELDS`` -> its name in the family.
+    outputs: Mapping[str, str] = field(default_factory=dict)
     # Tied tensors: name of the copy -> canonical parameter that equals it.
     tied: Mapping[str, str] = field(default_factory=dict)
     # Field of ModelConfig -> (stored tensor without prefix, dimension, factor) from which its value follows.
     sizes: Mapping[str, tuple[str, int, int]] = field(default_factory=dict)
     # Changes to a stored name before it is used.
     rename: Callable[[str], str] = lambda name: name
-    # Dropout before the task head: the key of config.json.
-    dropout_key: str = "classifier_dropout"
-    # null is allowed for this key.
-    has_optional_dropout: bool = True
+    # Task head -> the dropout before it; other heads have the dropout of the encoder.
+    dropouts: Mapping[str, HeadDropout] = field(
+        default_factory=lambda: dict.fromkeys(TASK_HEADS, HeadDropout("classifier_dropout"))
+    )
     # Prefix of the names of classes.
     class_prefix: str = ""
 

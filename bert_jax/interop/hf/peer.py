@@ -3,6 +3,7 @@
 That process runs the source of this file. It needs torch, transformers and numpy, but no module of this library.
 """
 
+import inspect
 import json
 import os
 import shutil
@@ -72,14 +73,16 @@ def _batches(folder: Path, name: str) -> list[dict[str, np.ndarray]]:
 def main(folder: str, scratch: Path, sentences: bool) -> int:
     """Run the batches in the process that :func:`peer_outputs` starts; return the exit code."""
     try:
-        answer = _sentences(folder, scratch) if sentences else _transformers(folder, scratch)
+        answer = _sentences(folder, scratch) if sentences else run_transformers(folder, scratch)
     except ImportError:
         return _MISSING
     (scratch / "report.json").write_text(json.dumps(answer), encoding="utf-8")
     return 0
 
 
-def _transformers(folder: str, scratch: Path) -> dict[str, Any]:
+def run_transformers(folder: str, scratch: Path) -> dict[str, Any]:
+    """Run the batches in ``scratch`` with the class that the config.json in ``folder`` names, and write its outputs
+    beside them; return the version of transformers and the problems that it reports."""
     import torch
     import transformers
 
@@ -94,8 +97,10 @@ def _transformers(folder: str, scratch: Path) -> dict[str, Any]:
     problems = [f"{what}: {key}" for what, keys in info.items() for key in sorted(map(str, keys or []))]
     # Buffers are not weights.
     problems = [text for text in problems if not text.endswith(("position_ids", "token_type_ids"))]
+    # Some families have no token_type_ids.
+    accepted = inspect.signature(model.forward).parameters
     for i, batch in enumerate(_batches(scratch, "in")):
-        tensors = {key: torch.from_numpy(values) for key, values in batch.items()}
+        tensors = {key: torch.from_numpy(values) for key, values in batch.items() if key in accepted}
         if "MultipleChoice" in name:  # [B, choices, S]: each row is one choice
             tensors = {key: values[:, None] for key, values in tensors.items()}
         with torch.no_grad():

@@ -11,6 +11,7 @@ import numpy as np
 from bert_jax.config import HeadsConfig, ModelConfig, ModelSpec, TokenizerConfig
 from bert_jax.interop.exchange import ModelBundle, ReadOptions
 from bert_jax.interop.hf.config_json import CONFIG_FILE, HfConfig, model_parts, names_family, read_config
+from bert_jax.interop.hf.family import TASK_HEADS
 from bert_jax.interop.hf.names import BUFFERS, as_place, hf_names, recognized_family, stored_head
 from bert_jax.interop.hf.tensors import open_tensors
 from bert_jax.interop.stored import FLOATS, StoredModel, Tensor, read_float32
@@ -59,7 +60,7 @@ def _family_of_tensors(path: Path) -> tuple[str, tuple[str, ...]]:
     family, what = recognized_family(open_tensors(path)[1]), "has neither model_type nor architectures"
     if family is None:
         problem = f"{what}, and the names of the tensors do not determine the family"
-        raise ValueError(f"{path / CONFIG_FILE}: {problem}; add model_type (bert or roberta) to this file")
+        raise ValueError(f"{path / CONFIG_FILE}: {problem}; add model_type, such as bert or roberta, to this file")
     return family, (f"{CONFIG_FILE} {what}: the names of the tensors are those of {family}",)
 
 
@@ -145,7 +146,7 @@ class _FolderReader(StoredModel):
         tensors are missing."""
         family = self.config.family
         found = self._present()
-        kind = next((head for head in found if head in ("sequence", "token", "choice")), None)
+        kind = next((head for head in found if head in TASK_HEADS), None)
         labels = self._class_names(kind) if kind in ("sequence", "token") else ()
         problem = self.config.problem or ("regression" if len(labels) == 1 else "single_label")
         if kind == "sequence" and problem == "regression" and len(labels) > 1:
@@ -167,7 +168,7 @@ class _FolderReader(StoredModel):
             token_labels=labels if kind == "token" else (),
             span="span" in found,
             choice=kind == "choice",
-            dropout=self.config.dropout,
+            dropout=self.config.dropouts.get(kind or TASK_HEADS[0]),
         )
         known = self.config.architecture
         for name in family.classes[known] if known else ():

@@ -4,6 +4,7 @@ import json
 import math
 from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import ml_dtypes
@@ -11,6 +12,7 @@ import numpy as np
 
 from bert_jax.interop.exchange import ModelBundle, StoredDtype, check_shapes
 from bert_jax.interop.hf.config_json import CONFIG_FILE, hf_class, hf_config
+from bert_jax.interop.hf.families import FAMILIES
 from bert_jax.interop.hf.names import hf_names
 from bert_jax.interop.stored import StoredName, stored_array
 from bert_jax.interop.tokenizers.folder_files import write_tokenizer_files
@@ -28,15 +30,19 @@ def write_hf(folder: Path, weights: ModelBundle, *, dtype: StoredDtype = "float3
     """
     check_shapes(weights.spec, weights.params, folder)
     spec, notes = weights.spec, []
-    if not spec.heads.present():
-        name = hf_class(spec)
+    family = FAMILIES[spec.family]
+    if not spec.heads.present() and "pooler" in family.classes[name := hf_class(spec)]:
         notes.append(
             f"the model has no pooler: load it with {name}.from_pretrained(DIR, add_pooling_layer=False); "
             "without this argument transformers adds a pooler with random weights"
         )
     config = hf_config(spec, dtype)
     write_json(folder / CONFIG_FILE, config)
-    write_safetensors(folder / WEIGHTS_FILE, weights.params, hf_names(spec), dtype)
+    names = hf_names(spec)
+    # If the output layer is not tied, releases of transformers from 5 on have two biases, and add the second one.
+    has_two = spec.heads.mlm and not spec.model.tied_output
+    copies = {name: ours for name, ours in family.tied.items() if has_two and ours == "mlm_head/output_bias"}
+    write_safetensors(folder / WEIGHTS_FILE, weights.params, names, dtype, copies)
     return [*notes, *write_tokenizer_files(folder, weights.spec, weights.tokenizer_content)]
 
 
@@ -46,9 +52,14 @@ def write_json(file: Path, value: Any, indent: int = 2) -> None:
 
 
 def write_safetensors(
-    file: Path, params: Mapping[str, np.ndarray], names: Mapping[str, StoredName], dtype: str
+    file: Path,
+    params: Mapping[str, np.ndarray],
+    names: Mapping[str, StoredName],
+    dtype: str,
+    copies: Mapping[str, str] = MappingProxyType({}),
 ) -> None:
     """Write the parameters in ``names`` under their stored names; bfloat16 values are rounded to nearest even.
+    ``copies``: stored names of further copies of whole parameters -> their canonical names.
 
     Only one tensor at a time is copied, whereas ``safetensors.numpy.save_file`` needs transposed copies of all
     tensors in memory.
@@ -57,6 +68,7 @@ def write_safetensors(
     places: dict[str, list[str]] = {}
     for canonical, entry in names.items():
         places.setdefault(entry.name, []).append(canonical)
+    places |= {name: [canonical] for name, canonical in copies.items()}
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     end = 0
     for name, parts in places.items():

@@ -14,6 +14,7 @@ from flax import traverse_util
 from bert_jax.config import ExecutionConfig, ModelSpec
 from bert_jax.interop.exchange import ModelBundle, parameter_shapes
 from bert_jax.interop.hf.config_json import CONFIG_FILE, hf_config
+from bert_jax.interop.hf.families import FAMILIES
 from bert_jax.interop.hf.write import write_json
 from bert_jax.interop.tokenizers.folder_files import write_tokenizer_files
 from bert_jax.model import BertModel, BertOutput
@@ -51,7 +52,8 @@ def output_names(spec: ModelSpec) -> dict[str, str]:
         fields = ["last_hidden_state", *pooler, *fields, *sentence]
     if len(heads) == 1 and heads != ["span"]:
         return {"logits" if field == HEAD_OUTPUTS[heads[0]][0] else field: field for field in fields}
-    return {field: field for field in fields}
+    names = FAMILIES[spec.family].outputs
+    return {names.get(field, field): field for field in fields}
 
 
 def write_companions(folder: Path, weights: ModelBundle, dtype: str) -> list[str]:

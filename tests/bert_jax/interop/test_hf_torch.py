@@ -148,5 +148,5 @@ def test_recognition():
     assert recognized_family([bert, "cls.predictions.bias"]) == "bert"
     assert recognized_family(["lm_head.bias", f"module.{roberta}"]) == "roberta"
     assert recognized_family([bert, roberta]) is None
-    assert recognized_family(["distilbert.embeddings.x", "model.bert.embeddings.x"]) is None
+    assert recognized_family(["xlnet.embeddings.x", "model.bert.embeddings.x"]) is None
     assert recognized_family([]) is None

@@ -1,5 +1,7 @@
 """The export of a run: its moving average, and the model card of every format."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 from exported import SPECS, exported, source
@@ -70,6 +72,15 @@ def test_labels_and_their_meaning_stand_in_the_card(tmp_path):
     card = (tmp_path / "target/README.md").read_text(encoding="utf-8")
     assert "classes (softmax over the classes): 0 = no, 1 = yes, 2 = maybe" in card
     assert "pipeline_tag: text-classification" in card and "BertForSequenceClassification.from_pretrained" in card
+
+
+@pytest.mark.parametrize(
+    ("family", "name", "extra"),
+    [("bert", "BertModel", ", add_pooling_layer=False"), ("distilbert", "DistilBertModel", "")],
+)
+def test_only_a_class_with_a_pooler_is_loaded_without_it(family, name, extra):
+    weights = ModelBundle(spec=dataclasses.replace(SPECS["plain"], family=family), params={})
+    assert f'{name}.from_pretrained("DIR"{extra})' in model_card(weights, "hf", "float32", name, [])
 
 
 @pytest.mark.parametrize("format", ["onnx", "stablehlo"])

@@ -10,7 +10,9 @@ from typing import Any
 from bert_jax.config import ModelConfig
 from bert_jax.interop.hf.family import (
     ACTIVATION_NAMES,
+    TASK_HEADS,
     Family,
+    HeadDropout,
     Key,
     Place,
     activation,
@@ -124,7 +126,6 @@ FAMILY = Family(
         "ModernBertForMultipleChoice": ("pooler", "choice"),
     },
     prefix="model.",
-    has_optional_dropout=False,
     keys={
         "vocab_size": Key("vocab_size", "integer", 50368),
         "hidden_size": Key("hidden_size", "integer", 768),
@@ -188,4 +189,5 @@ FAMILY = Family(
         "hidden_size": ("embeddings.tok_embeddings.weight", 1, 1),
         "intermediate_size": ("layers.0.mlp.Wo.weight", 1, 1),
     },
+    dropouts=dict.fromkeys(TASK_HEADS, HeadDropout("classifier_dropout", 0.0)),
 )  # fmt: skip

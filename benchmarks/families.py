@@ -1,0 +1,187 @@
+"""Hugging Face folders that this library writes, loaded by transformers: every family and class.
+
+    python benchmarks/families.py --peer_python PYTHON ... [--families NAME ...] [--output JSONL] [--record]
+
+Draws a tiny model of odd sizes for every class of every family, with a tied output layer and, where there is an MLM
+head, with one of its own. Exports it, loads the folder with its class in each PYTHON (an environment with torch and
+one release of transformers), and runs it on rows with padding on the right and on the left. Prints one JSON line
+per family and release. Exit code 3 if transformers reports a missing, unexpected or mismatched tensor, or if an
+output differs by more than 2e-5 x max(1, largest). ``--record`` adds the digests of the folders that passed to
+``tests/golden/fixtures/families/loaded.json``, with which the tests compare the folders of later versions.
+"""
+
+import argparse
+import dataclasses
+import hashlib
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from bert_jax.config import HeadsConfig, ModelSpec
+from bert_jax.interop.exchange import ModelBundle, parameter_shapes
+from bert_jax.interop.hf import peer
+from bert_jax.interop.hf.config_json import model_parts
+from bert_jax.interop.hf.families import FAMILIES
+from bert_jax.interop.hf.write import WEIGHTS_FILE, write_hf
+from bert_jax.interop.programs.serving import largest_differences, output_names, sample_inputs
+from bert_jax.interop.verification import BAR
+from bert_jax.io.safetensors_file import read_header
+
+RECORDED = Path(__file__).resolve().parents[1] / "tests" / "golden" / "fixtures" / "families" / "loaded.json"
+SIZES = {
+    "vocab_size": 43, "hidden_size": 20, "num_layers": 3, "num_attention_heads": 2, "intermediate_size": 14,
+    "embedding_size": 12, "max_position_embeddings": 27,
+}  # fmt: skip
+# Family -> further keys of config.json.
+MORE: dict[str, dict[str, Any]] = {"modernbert": {"local_attention": 6}}
+# Runs in the environment of a release: one report and the outputs for each folder.
+RUN = """
+import importlib.util, json, sys
+from pathlib import Path
+import transformers
+place = importlib.util.spec_from_file_location("peer", sys.argv[1])
+peer = importlib.util.module_from_spec(place)
+place.loader.exec_module(peer)
+for folder in sorted(Path(sys.argv[2]).iterdir()):
+    (name,) = json.loads((folder / "model" / "config.json").read_text())["architectures"]
+    answer = {"version": transformers.__version__, "problems": []}
+    if hasattr(transformers, name):
+        try:
+            answer = peer.run_transformers(str(folder / "model"), folder)
+        except Exception as error:
+            answer["problems"] = [f"{type(error).__name__}: {error}"[:300]]
+    (folder / "report.json").write_text(json.dumps(answer | {"absent": not hasattr(transformers, name)}))
+"""
+
+
+def drawn_models(family: str) -> Iterator[tuple[str, ModelBundle]]:
+    """Yield a model with random weights for every class of ``family``, by name; the names of those with an output
+    layer of their own end in ", untied"."""
+    told = FAMILIES[family]
+    sizes = {key: SIZES[entry.field] for key, entry in told.keys.items() if entry.field in SIZES}
+    model = model_parts({"model_type": family, **sizes, **MORE.get(family, {})}, "config.json").model
+    for name, held in told.classes.items():
+        flags = {head: True for head in held if head not in ("sequence", "token")}
+        labels = {f"{head}_labels": ("a", "b", "c") for head in held if head in ("sequence", "token")}
+        heads = HeadsConfig(**flags, **labels)
+        for tied in (True, False) if "mlm" in held else (True,):
+            changed = dataclasses.replace(model, tied_output=tied)
+            spec = ModelSpec(model=changed, heads=heads, family=changed.family)
+            yield name if tied else f"{name}, untied", ModelBundle(spec=spec, params=drawn_params(spec))
+
+
+def drawn_params(spec: ModelSpec) -> dict[str, np.ndarray]:
+    """Return random parameters: normal, around 1 for the scale of a normalization."""
+    rng, params = np.random.default_rng(0), {}
+    for name, shape in parameter_shapes(spec).items():
+        drawn = 0.3 * rng.standard_normal(shape, np.float32)
+        params[name] = np.float32(1 if name.endswith("scale") else 0) + drawn
+    return params
+
+
+def digest(folder: Path) -> str:
+    """Return the SHA-256 digest of the config.json in ``folder`` and of the names and shapes of its tensors."""
+    shapes = {name: list(entry.shape) for name, entry in read_header(folder / WEIGHTS_FILE).items()}
+    config = json.loads((folder / "config.json").read_text())
+    return hashlib.sha256(json.dumps([config, shapes], sort_keys=True).encode()).hexdigest()
+
+
+def write_folders(root: Path, names: list[str]) -> dict[str, tuple[str, str, ModelBundle]]:
+    """Write the folders of the families ``names`` and the inputs; return family, class and model by folder."""
+    written = {}
+    for family in names:
+        for name, bundle in drawn_models(family):
+            folder = root / f"{len(written):04}"
+            (folder / "model").mkdir(parents=True)
+            write_hf(folder / "model", bundle)
+            for i, batch in enumerate(sample_inputs(bundle.spec)):
+                np.savez(folder / f"in_{i}.npz", **batch)
+            written[folder.name] = family, name, bundle
+    return written
+
+
+def check(folder: Path, bundle: ModelBundle) -> tuple[float, list[str]]:
+    """Return the largest difference of an output that transformers computed, divided by max(1, largest), and the
+    problems that it reports."""
+    problems = list(json.loads((folder / "report.json").read_text())["problems"])
+    batches = [dict(np.load(folder / f"in_{i}.npz")) for i in range(len(list(folder.glob("in_*.npz"))))]
+    found = [dict(np.load(file)) for file in sorted(folder.glob("out_*.npz"))]
+    names = list(output_names(bundle.spec))
+    lacking = sorted({name for batch in found for name in names if name not in batch})
+    if len(found) != len(batches) or lacking:
+        return float("inf"), [*problems, f"{len(found)} of {len(batches)} batches; no output {', '.join(lacking)}"]
+    answers = ({name: batch[name] for name in names} for batch in found)
+    differences = largest_differences(
+        bundle.spec, bundle.params, lambda _: next(answers), batches, names=names, compiled=True
+    )
+    largest = {name: max(1.0, *(float(np.abs(batch[name]).max()) for batch in found)) for name in names}
+    return max(value / largest[name] for name, value in differences.items()), problems
+
+
+def measure(python: str, names: list[str]) -> Iterator[tuple[dict[str, Any], dict[str, str]]]:
+    """Yield the figure of each family in the release of ``python``, and the digests of the folders that passed."""
+    with tempfile.TemporaryDirectory() as temporary:
+        root = Path(temporary)
+        written = write_folders(root, names)
+        environment = {**os.environ, "HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error"}
+        environment.pop("PYTHONPATH", None)
+        subprocess.run([python, "-c", RUN, peer.__file__, str(root)], env=environment, cwd=root, check=True)
+        for family in names:
+            differences, problems, digests, release = [0.0], list[str](), dict[str, str](), ""
+            for name, (owner, class_, bundle) in written.items():
+                report = json.loads((root / name / "report.json").read_text())
+                if owner != family or report["absent"]:
+                    continue
+                release = ".".join(report["version"].split(".")[:2])
+                difference, told = check(root / name, bundle)
+                differences.append(difference)
+                problems += [f"{class_}: {problem}" for problem in told]
+                if difference <= BAR and not told:
+                    digests[class_] = digest(root / name / "model")
+            figure = {
+                "family": family, "release": release, "folders": len(differences) - 1,
+                "largest_difference": float(f"{max(differences):.3g}"), "problems": problems,
+                "ok": max(differences) <= BAR and not problems,
+            }  # fmt: skip
+            yield figure, digests
+
+
+def record(family: str, release: str, digests: dict[str, str]) -> None:
+    """Add ``digests`` to the fixture of the tests."""
+    recorded = json.loads(RECORDED.read_text()) if RECORDED.exists() else {}
+    for class_, value in digests.items():
+        recorded.setdefault(family, {}).setdefault(class_, {})[release] = value
+    RECORDED.write_text(json.dumps(recorded, indent=0, sort_keys=True) + "\n")
+
+
+def main() -> int:
+    """Measure, print and judge; return the exit code."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--peer_python", nargs="+", required=True, help="Pythons with torch and transformers")
+    parser.add_argument("--families", nargs="+", choices=FAMILIES, default=list(FAMILIES))
+    parser.add_argument("--output", type=Path, help="file for the JSON lines")
+    parser.add_argument("--record", action="store_true", help="add the folders to the fixture of the tests")
+    options = parser.parse_args()
+    figures = []
+    for python in options.peer_python:
+        for figure, digests in measure(python, options.families):
+            figures.append({"command": "python benchmarks/families.py", **figure})
+            print(json.dumps(figures[-1]), flush=True)
+            if options.record:
+                record(figure["family"], figure["release"], digests)
+    if options.output:
+        options.output.write_text("".join(json.dumps(figure) + "\n" for figure in figures))
+    return 0 if all(figure["ok"] for figure in figures) else 3
+
+
+if __name__ == "__main__":
+    sys.exit(main())
