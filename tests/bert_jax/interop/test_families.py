@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from command import REPOSITORY
 from golden.family_cases import CASES, classes, inputs, values
 from hf_folders import FIXTURES, save
 
@@ -269,3 +270,9 @@ def test_programs_compute_the_same(tmp_path, case, name):
         write(tmp_path / format, weights)
         found = check(tmp_path / format, weights, shapes)
         assert found and max(found.values()) <= bar, (format, found)
+
+
+def test_the_families_in_the_docs_are_those_of_the_reader():
+    rows = [f"| `{name}` | {family.title} | {', '.join(family.classes)} |" for name, family in FAMILIES.items()]
+    text = (REPOSITORY / "docs" / "weights.md").read_text(encoding="utf-8")
+    assert [line for line in text.splitlines() if line.startswith("| `") and line.count("|") == 4] == rows
