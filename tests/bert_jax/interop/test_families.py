@@ -10,7 +10,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from command import REPOSITORY
 from golden.family_cases import CASES, classes, inputs, values
 from hf_folders import FIXTURES, save
 
