@@ -15,7 +15,7 @@ Inherited = Annotated[float, Range("-1 or a number from 0 to below 1", lambda va
 Presence = Literal["auto", "yes", "no"]
 
 # Families of encoders that Hugging Face folders can hold.
-FamilyName = Literal["bert", "roberta", "xlm-roberta", "camembert", "modernbert", "distilbert", "albert"]
+FamilyName = Literal["bert", "roberta", "xlm-roberta", "camembert", "modernbert", "distilbert", "albert", "electra"]
 
 
 @dataclass(frozen=True, kw_only=True)

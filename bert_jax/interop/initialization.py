@@ -39,7 +39,7 @@ TOKENIZER_FILE = "tokenizer_settings.json"
 _FORMAT = 1
 _GENERATOR = "execution.prng"
 _EXTENSIONS = ("add_words", "vocab_slots", "extend_positions")
-_PRETRAINING_HEADS = ("mlm_head", "nsp_head")
+_PRETRAINING_HEADS = ("mlm_head", "nsp_head", "rtd_head")
 # Layers between the encoder and the task head.
 _TASK_LAYERS = ("feature_mix", "bilstm")
 

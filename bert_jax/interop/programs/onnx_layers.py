@@ -241,6 +241,11 @@ def _outputs(graph: Graph, x_BxSxH: str, seen_BxS: str) -> dict[str, Callable[[]
         table_HxV = graph.op("Transpose", graph.weight("embeddings/word_embeddings/embedding"), perm=[1, 0])
         return graph.op("Add", graph.op("MatMul", normed, table_HxV), graph.weight("mlm_head/output_bias"))
 
+    def rtd() -> str:
+        dense_BxSxH = graph.dense(x_BxSxH, "rtd_head/transform")
+        score_BxSx1 = graph.dense(graph.activation(dense_BxSxH, graph.spec.model.activation), "rtd_head/output")
+        return graph.op("Gather", score_BxSx1, graph.constant(0, np.int64), axis=2)
+
     def span(column: int) -> str:
         both_BxSx2 = graph.dense(x_BxSxH, "span_head")
         return graph.op("Gather", both_BxSx2, graph.constant(column, np.int64), axis=2)
@@ -250,6 +255,7 @@ def _outputs(graph: Graph, x_BxSxH: str, seen_BxS: str) -> dict[str, Callable[[]
         "pooler_output": pooler,
         "prediction_logits": mlm,
         "seq_relationship_logits": lambda: graph.dense(pooler(), "nsp_head"),
+        "rtd_logits": rtd,
         "sequence_logits": lambda: graph.dense(pooler(), "sequence_head"),
         "token_logits": lambda: graph.dense(x_BxSxH, "token_head"),
         "start_logits": lambda: span(0),
