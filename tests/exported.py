@@ -79,6 +79,11 @@ SPECS = {
     "roberta_sequence": ModelSpec(
         model=ROBERTA, heads=HeadsConfig(pooler=True, sequence_labels=("a", "b")), family="roberta"
     ),
+    "rtd": ModelSpec(
+        model=dataclasses.replace(MODEL, family="electra", pooler_activation="gelu", mlm_activation="gelu"),
+        heads=HeadsConfig(rtd=True),
+        family="electra",
+    ),
     "sentence": dataclasses.replace(PLAIN, sentence=SentenceConfig(modules=(SentenceModule(kind="normalize"),))),
     "sentence_dense": ModelSpec(model=MODEL, heads=HeadsConfig(pooler=True), sentence=DENSE),
 }

@@ -32,6 +32,8 @@ class HeadsConfig:
     mlm: bool = False
     # Sentence pair: label 0 = B follows A, 1 = it does not.
     nsp: bool = False
+    # Replaced token detection (ELECTRA): one score per token, positive for a replaced token.
+    rtd: bool = False
     # Names of the classes of the sequence head, in id order; empty: no such head. A regression head has one name.
     sequence_labels: tuple[str, ...] = ()
     # Meaning of the sequence head's logits: softmax, independent sigmoids, or values.
@@ -70,10 +72,12 @@ class HeadsConfig:
             raise ValueError(f"heads.problem: regression is not allowed with {outputs} outputs; allowed: 1")
 
     def present(self) -> tuple[str, ...]:
-        """Return the names of the present heads, in the order pooler, mlm, nsp, sequence, token, span, choice."""
+        """Return the names of the present heads, in the order pooler, mlm, nsp, rtd, sequence, token, span,
+        choice."""
         flags = {
-            "pooler": self.pooler, "mlm": self.mlm, "nsp": self.nsp, "sequence": bool(self.sequence_labels),
-            "token": bool(self.token_labels), "span": self.span, "choice": self.choice,
+            "pooler": self.pooler, "mlm": self.mlm, "nsp": self.nsp, "rtd": self.rtd,
+            "sequence": bool(self.sequence_labels), "token": bool(self.token_labels), "span": self.span,
+            "choice": self.choice,
         }  # fmt: skip
         return tuple(name for name, is_present in flags.items() if is_present)
 

@@ -24,6 +24,7 @@ _TABLE = {
     "pooler": ("pooled output", "yyyyyy"),
     "mlm": ("masked language model", "yeyyyy"),
     "nsp": ("sentence pair", "yeyyyy"),
+    "rtd": ("replaced tokens (families with such a class: electra)", "yeryyy"),
     "sequence": ("classes or a value per text", "yeyyyy"),
     "token": ("a tag per token", "yeeyyy"),
     "span": ("start and end of an answer", "yeyyyy"),
@@ -49,9 +50,9 @@ _TABLE = {
 ROWS = {row: meaning for row, (meaning, _) in _TABLE.items()}
 # Head -> fields of HeadsConfig that describe it.
 _FIELDS_OF = {
-    "pooler": ("pooler",), "mlm": ("mlm",), "nsp": ("nsp",), "sequence": ("sequence_labels", "problem"),
-    "token": ("token_labels", "bilstm"), "span": ("span",), "choice": ("choice",), "crf": ("crf",),
-    "pair": ("pair_labels", "pair_hidden"),
+    "pooler": ("pooler",), "mlm": ("mlm",), "nsp": ("nsp",), "rtd": ("rtd",),
+    "sequence": ("sequence_labels", "problem"), "token": ("token_labels", "bilstm"), "span": ("span",),
+    "choice": ("choice",), "crf": ("crf",), "pair": ("pair_labels", "pair_hidden"),
 }  # fmt: skip
 
 # Row that tests one field of ModelConfig -> (field, value); its verdicts come from the tables of the writers.

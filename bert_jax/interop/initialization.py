@@ -38,7 +38,7 @@ from bert_jax.training.launch import InitialModel
 # File with the settings of the tokenizer in the workdir of a fine-tuning run.
 TOKENIZER_FILE = "tokenizer_settings.json"
 _EXTENSIONS = ("add_words", "vocab_slots", "extend_positions")
-_PRETRAINING_HEADS = ("mlm_head", "nsp_head")
+_PRETRAINING_HEADS = ("mlm_head", "nsp_head", "rtd_head")
 # Layers between the encoder and the task head.
 _TASK_LAYERS = ("feature_mix", "bilstm")
 

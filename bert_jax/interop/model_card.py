@@ -129,6 +129,7 @@ def _meanings(spec: ModelSpec) -> dict[str, str]:
             "seq_relationship_logits": "sentence pair: two logits, 0 = the second text follows the first, 1 = it "
             "does not"
         },
+        "rtd": {"rtd_logits": "replaced tokens: one score per token, positive for a token that was replaced"},
         "sequence": {"sequence_logits": f"classes ({_PROBLEMS[heads.problem]}): {_labels(heads.sequence_labels)}"},
         "token": {"token_logits": f"tags per token (softmax): {_labels(heads.token_labels)}"},
         "span": {

@@ -28,7 +28,7 @@ from bert_jax.model.layers import (
 from bert_jax.model.matmul import matmul_f32_grad
 from bert_jax.model.pooling import SentenceHead, pool
 from bert_jax.model.positions import relative_bias
-from bert_jax.model.task_layers import BiLstm, Crf, PairHead, ScalarMix, pair_features
+from bert_jax.model.task_layers import BiLstm, Crf, PairHead, RtdHead, ScalarMix, pair_features
 from bert_jax.parallel.axes import constrain, with_logical_axes
 
 
@@ -144,6 +144,7 @@ class BertOutput:
     pooled_output: jax.Array | None = None  # [B, C, H], compute dtype
     mlm_logits: jax.Array | None = None  # [B, M, V]
     nsp_logits: jax.Array | None = None  # [B, C, 2]
+    rtd_logits: jax.Array | None = None  # [B, S]
     sequence_logits: jax.Array | None = None  # [B, C, labels]
     token_logits: jax.Array | None = None  # [B, S, labels]
     start_logits: jax.Array | None = None  # [B, S]
@@ -203,6 +204,8 @@ class BertModel(nn.Module):
             self.pair_head = PairHead(heads, config)
         if heads.mlm:
             self.mlm_head = MlmHead(config, self.execution, self.mesh)
+        if heads.rtd:
+            self.rtd_head = RtdHead(config, dtype)
         if heads.pooler and config.pooler_dense:
             self.pooler = Dense(config.hidden_size, ("embed", "pooled"), config, dtype, config.pooler_bias)
             if config.pooler_norm:
@@ -236,6 +239,8 @@ class BertModel(nn.Module):
             positions = features.get("mlm_positions")
             inputs = x_BxSxH if positions is None else gather_positions(x_BxSxH, positions)
             outputs["mlm_logits"] = self.mlm_head(inputs, table_VxH)
+        if heads.rtd:
+            outputs["rtd_logits"] = self.rtd_head(x_BxSxH)
         if heads.features != "last":
             x_BxSxH = self.feature_mix(all_LxBxSxH)
         if heads.pooler:

@@ -9,7 +9,7 @@ from flax import linen as nn
 
 from bert_jax.config import HeadsConfig, ModelConfig
 from bert_jax.config.spec import Features
-from bert_jax.model.layers import Dense
+from bert_jax.model.layers import Dense, activation
 from bert_jax.parallel.axes import with_logical_axes
 
 # Hidden states (0: embeddings, then the layers) of each kind of features.
@@ -41,6 +41,22 @@ class ScalarMix(nn.Module):
         weights = self.param("weights", with_logical_axes(nn.initializers.zeros_init(), (None,)), (parts.shape[0],))
         gamma = self.param("gamma", with_logical_axes(nn.initializers.ones_init(), (None,)), (1,))
         return gamma * jnp.einsum("n,nbsh->bsh", jax.nn.softmax(weights), parts)
+
+
+class RtdHead(nn.Module):
+    """Head of replaced token detection (Clark et al. 2020, section 2): a dense layer, the activation of the encoder
+    and a dense layer with one output."""
+
+    config: ModelConfig
+    dtype: jnp.dtype
+
+    @nn.compact
+    def __call__(self, x_BxSxH: jax.Array) -> jax.Array:
+        """Return one score per token, float32[B, S], positive for a token that was replaced."""
+        config = self.config
+        x_BxSxH = Dense(config.hidden_size, ("embed", "pooled"), config, self.dtype, name="transform")(x_BxSxH)
+        x_BxSxH = activation(config.activation, x_BxSxH).astype(jnp.float32)
+        return Dense(1, ("embed", "classes"), config, jnp.dtype("float32"), name="output")(x_BxSxH)[..., 0]
 
 
 class BiLstm(nn.Module):

@@ -453,7 +453,8 @@ def test_no_gradient_crosses_from_one_sequence_to_another(batches: Any) -> None:
     x = jax.random.normal(jax.random.key(1), (*packed["input_ids"].shape, MODEL.model.hidden_size))
 
     def vectors(x: jax.Array) -> jax.Array:
-        encode = lambda model: model.encoder(x, packed["sequence_ids"], packed["position_ids"], key)[0]  # noqa: E731
+        tokens = {name: packed[name] for name in ("sequence_ids", "position_ids")}
+        encode = lambda model: model.encoder(x, tokens, key)[0]  # noqa: E731
         return model.apply({"params": params}, method=encode)
 
     for slot in (1, 2):

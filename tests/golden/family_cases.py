@@ -64,6 +64,18 @@ CASES: dict[str, dict] = {
         "config": _ALBERT | {"hidden_act": "gelu", "layer_norm_eps": 1e-5, "tie_word_embeddings": False},
         "classes": ("ForMaskedLM", "ForPreTraining"),
     },
+    "electra": {
+        "prefix": "Electra",
+        "config": _ALBERT | {"classifier_dropout": 0.2, "summary_last_dropout": 0.3},
+        "classes": (*HEADS, "ForPreTraining"),
+    },
+    "electra_wide": {
+        "prefix": "Electra",
+        "config": _ALBERT | {
+            "embedding_size": 20, "hidden_act": "relu", "layer_norm_eps": 1e-5, "tie_word_embeddings": False,
+        },
+        "classes": ("ForMaskedLM", "ForPreTraining", "ForMultipleChoice"),
+    },
     "camembert": {"prefix": "Camembert", "config": _SIZES | {"type_vocab_size": 1}, "classes": ("ForMaskedLM",)},
 }  # fmt: skip
 

@@ -163,6 +163,7 @@ class _FolderReader(StoredModel):
             pooler=has_pooler or bool(needs - {"mlm"}),
             mlm="mlm" in found,
             nsp="nsp" in found,
+            rtd="rtd" in found,
             sequence_labels=labels if kind == "sequence" else (),
             problem=problem if kind == "sequence" else "single_label",
             token_labels=labels if kind == "token" else (),
@@ -207,6 +208,12 @@ class _FolderReader(StoredModel):
         stated = [head for head in heads if known and head in family.classes[known]]
         if stated:
             return stated[0]
+        own = {head: [f"{as_place(place).module}." for place in family.heads[head].values()] for head in heads}
+        complete = [head for head in heads if all(map(self.has, own[head]))]
+        most = max((len(own[head]) for head in complete), default=0)
+        fullest = [head for head in complete if len(own[head]) == most]
+        if len(fullest) == 1:
+            return fullest[0]
         pooler = self._pooler()
         if "token" in heads and pooler and not any(map(self.has, pooler)):
             return "token"  # the other heads need the pooler

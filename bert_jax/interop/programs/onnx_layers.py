@@ -219,6 +219,11 @@ def _outputs(graph: Graph, x_BxSxH: str, seen_BxS: str) -> dict[str, Callable[[]
         logits = graph.op("MatMul", x, table_ExV)
         return graph.op("Add", logits, graph.weight("mlm_head/output_bias")) if model.mlm_output_bias else logits
 
+    def rtd() -> str:
+        dense_BxSxH = graph.dense(x_BxSxH, "rtd_head/transform")
+        score_BxSx1 = graph.dense(graph.activation(dense_BxSxH, graph.spec.model.activation), "rtd_head/output")
+        return graph.op("Gather", score_BxSx1, graph.constant(0, np.int64), axis=2)
+
     def span(column: int) -> str:
         both_BxSx2 = graph.dense(of_tokens(), "span_head")
         return graph.op("Gather", both_BxSx2, graph.constant(column, np.int64), axis=2)
@@ -232,6 +237,7 @@ def _outputs(graph: Graph, x_BxSxH: str, seen_BxS: str) -> dict[str, Callable[[]
         "token_logits": lambda: graph.dense(of_tokens(), "token_head"),
         "start_logits": lambda: span(0),
         "end_logits": lambda: span(1),
+        "rtd_logits": rtd,
         "choice_logits": lambda: graph.dense(pooler(), "choice_head"),
         "sentence_embedding": lambda: _sentence(graph, x_BxSxH, seen_BxS),
     }

@@ -23,14 +23,16 @@ INPUTS = ("input_ids", "attention_mask", "token_type_ids")
 # Name of an output of a model with several heads -> field of BertOutput.
 FIELDS = {
     "last_hidden_state": "sequence_output", "pooler_output": "pooled_output", "prediction_logits": "mlm_logits",
-    "seq_relationship_logits": "nsp_logits", "sequence_logits": "sequence_logits", "token_logits": "token_logits",
+    "seq_relationship_logits": "nsp_logits", "rtd_logits": "rtd_logits", "sequence_logits": "sequence_logits",
+    "token_logits": "token_logits",
     "start_logits": "start_logits", "end_logits": "end_logits", "choice_logits": "choice_logits",
     "sentence_embedding": "sentence_embedding",
 }  # fmt: skip
 # Fields of BertOutput that have one entry for each sequence of a row.
 _OF_SEQUENCES = ("pooled_output", "nsp_logits", "sequence_logits")
 HEAD_OUTPUTS = {
-    "mlm": ("prediction_logits",), "nsp": ("seq_relationship_logits",), "sequence": ("sequence_logits",),
+    "mlm": ("prediction_logits",), "nsp": ("seq_relationship_logits",), "rtd": ("rtd_logits",),
+    "sequence": ("sequence_logits",),
     "token": ("token_logits",), "span": ("start_logits", "end_logits"), "choice": ("choice_logits",),
 }  # fmt: skip
 

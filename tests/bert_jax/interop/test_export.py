@@ -37,6 +37,7 @@ SAMPLES = {
     "pooler": SPECS["pooler"],
     "mlm": SPECS["mlm"],
     "nsp": SPECS["nsp"],
+    "rtd": SPECS["rtd"],
     "sequence": SPECS["sequence"],
     "token": SPECS["token"],
     "span": SPECS["span"],

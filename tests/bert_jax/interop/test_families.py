@@ -164,6 +164,8 @@ def test_written_folders_are_those_that_each_release_loaded(tmp_path, family):
         ("distilbert", "DistilBertForTokenClassification", "seq_classif_dropout", None),
         ("modernbert", "ModernBertForTokenClassification", "classifier_dropout", 0.0),
         ("albert", "AlbertForSequenceClassification", "classifier_dropout_prob", 0.2),
+        ("electra", "ElectraForTokenClassification", "classifier_dropout", 0.2),
+        ("electra", "ElectraForMultipleChoice", "summary_last_dropout", 0.3),
         ("xlm-roberta", "XLMRobertaForSequenceClassification", "classifier_dropout", None),
     ],
 )
@@ -173,7 +175,7 @@ def test_dropout_before_a_head_is_that_of_the_class(tmp_path, case, name, key, r
     written = hf_config(weights.spec, "float32")
     assert written.get(key, "absent") == (rate if name != "DistilBertForTokenClassification" else "absent")
     unset = dataclasses.replace(weights.spec, heads=dataclasses.replace(weights.spec.heads, dropout=None))
-    has_default = case != "xlm-roberta"
+    has_default = case != "xlm-roberta" and (case, key) != ("electra", "classifier_dropout")
     expected = weights.spec.model.hidden_dropout if has_default else None
     assert hf_config(unset, "float32").get(key, expected) == expected
 
@@ -205,8 +207,33 @@ def test_every_family_is_an_option():
 
 
 @pytest.mark.parametrize(
+    ("case", "name"),
+    [
+        ("electra", "ElectraForMultipleChoice"),
+        ("electra", "ElectraForTokenClassification"),
+        ("distilbert", "DistilBertForTokenClassification"),
+    ],
+)
+def test_the_tensors_of_a_head_say_whose_classifier_it_is(tmp_path, case, name):
+    weights = read(make_folder(tmp_path / "stated", case, name))
+    again = read(make_folder(tmp_path / "unstated", case, name, config={"architectures": None}))
+    assert again.spec.heads.present() == weights.spec.heads.present()
+
+
+def test_a_classifier_of_two_heads_is_not_guessed(tmp_path):
+    case = "distilbert", "DistilBertForSequenceClassification"
+    with pytest.raises(ValueError, match="architectures does not determine the kind of classifier"):
+        read(make_folder(tmp_path, *case, config={"architectures": None}))
+
+
+@pytest.mark.parametrize(
     ("case", "name", "config", "words"),
     [
+        ("electra", "ElectraForMultipleChoice", {"summary_type": "mean"}, 'summary_type is "mean"; supported'),
+        ("electra", "ElectraForMultipleChoice", {"summary_activation": None}, "summary_activation is null; supp"),
+        ("electra", "ElectraForMultipleChoice", {"summary_use_proj": False}, "summary_use_proj is false; supp"),
+        ("electra", "ElectraForPreTraining", {"embedding_size": 20}, "embedding_size is 0 in config.json, but 12"),
+        ("electra", "ElectraForPreTraining", {"hidden_size": 30}, "hidden_size is 30 in config.json, but 20"),
         ("albert", "AlbertForMaskedLM", {"num_hidden_groups": 3}, "num_hidden_groups is 3; supported: encoders of"),
         ("albert", "AlbertForMaskedLM", {"inner_group_num": 2}, "inner_group_num is 2; supported: encoders of"),
         ("albert", "AlbertForMaskedLM", {"embedding_size": 13}, "embedding_size is 13 in config.json, but 12"),

@@ -137,7 +137,7 @@ def test_families_that_are_not_recognized(tmp_path, capsys):
     """Tensors without the prefix of a family may be of BERT or of RoBERTa."""
     folder = make_folder(tmp_path / "model", config=UNNAMED, change=rename("bert.", ""))
     refused(folder, capsys, "config.json", "neither model_type nor architectures", "add model_type")
-    folder = make_folder(tmp_path / "model", config=UNNAMED, change=rename("bert.", "electra."))
+    folder = make_folder(tmp_path / "model", config=UNNAMED, change=rename("bert.", "bart."))
     refused(folder, capsys, "neither model_type nor architectures")
     folder = make_folder(tmp_path / "model", config=UNNAMED | {"architectures": ["GPT2Model"]})
     refused(folder, capsys, "neither model_type nor a known class")
