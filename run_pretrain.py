@@ -5,6 +5,7 @@ python run_pretrain.py --config configs/quickstart.yaml [--workdir DIR] [--secti
 On a TPU pod or in a SLURM job, start the same command on every host; together, the hosts train one run.
 """
 
+import dataclasses
 import sys
 import time
 
@@ -87,6 +88,7 @@ def train(options: RunOptions, arguments: list[str]) -> None:
             vocabulary = require_shards(config, arguments)
     tokenizer = load_tokenizer(vocabulary, lower_case=config.data.lower_case)
     initial = initial_model(start, pretraining_spec(config, model))
+    initial = dataclasses.replace(initial, params=dict(objective.placed(config, initial.params)))
     del start  # so that its host arrays can be freed once they are on the devices
     launch = Launch(
         workdir=location(options.folder("pretrain")),

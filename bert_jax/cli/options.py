@@ -86,6 +86,10 @@ def reading(*, with_labels: bool = True) -> Options:
             "(default for TF1 checkpoints)",
         )  # fmt: skip
         group.add_argument(
+            "--network", default="", metavar="NAME",
+            help="network of a pretraining run that trains several: discriminator (default) or generator",
+        )  # fmt: skip
+        group.add_argument(
             "--allow_mismatch", action="store_true",
             help="continue even if config and tensors contradict each other; the tensors are used",
         )  # fmt: skip
@@ -143,6 +147,7 @@ def read_options(arguments: argparse.Namespace) -> Any:
         labels=arguments.class_names,
         allow_mismatch=arguments.allow_mismatch,
         ema=arguments.ema,
+        network=arguments.network,
         activation=arguments.activation,
     )
 

@@ -90,6 +90,11 @@ class HeadsConfig:
         }  # fmt: skip
         return {name: size for name, size in sizes.items() if size}
 
+    def unread_fields(self) -> tuple[str, ...]:
+        """Return prefixes of the fields of ``ModelConfig`` that only absent heads read."""
+        unread = () if self.mlm else ("mlm_", "tied_output")
+        return unread if self.pooler else (*unread, "pool", "token_pooler", "sequence_head_bias")
+
     def check_features(self, model: ModelConfig) -> None:
         """Raise ``ValueError`` if ``model`` has fewer layers than the features use."""
         if self.features.endswith("last_four") and model.num_layers < 4:

@@ -25,6 +25,8 @@ class ReadOptions:
     # True: read the moving average of the parameters. False: read the parameters. None: read the moving average if
     # the source is a pretraining run that has one; otherwise read the parameters.
     ema: bool | None = None
+    # Network of a pretraining run that trains several; empty: the one to fine-tune.
+    network: str = ""
     # Feed-forward activation if the source is ambiguous ("gelu" of TF1 checkpoints); None: the reader's default.
     activation: Literal["gelu", "gelu_tanh"] | None = None
 

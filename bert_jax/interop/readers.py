@@ -104,6 +104,8 @@ def _check_options(path: Path, options: ReadOptions, read: Reader) -> None:
     if options.ema and read not in (read_native, read_tf1):
         sources = "only pretraining runs and TF1 checkpoints may have one"
         raise ValueError(f"{path}: no moving average; {sources}; omit --ema")
+    if options.network and read is not read_native:
+        raise ValueError(f"{path}: one network; only pretraining runs may have several; omit --network")
     if options.activation is not None and read is not read_tf1:
         remedy = "omit --activation, which applies to TF1 checkpoints only"
         raise ValueError(f"{path}: the model states its activation; {remedy}")

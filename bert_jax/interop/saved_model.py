@@ -60,6 +60,8 @@ def read_native(path: Path, options: ReadOptions) -> ModelBundle:
             raise ValueError(f"{path}: the fine-tuning run has no evaluated model yet; continue the run")
         else:
             return _read_run(path, options)
+    if options.network:
+        raise ValueError(f"{path}: --network {options.network}: a saved model is one network; omit --network")
     if options.ema:
         raise ValueError(f"{path}: a saved model has no moving average; omit --ema")
     return _read_saved(path)
@@ -155,22 +157,26 @@ def _read_run(workdir: Path, options: ReadOptions) -> ModelBundle:
     tokenizer = load_tokenizer(vocabularies[0], lower_case=config.data.lower_case)
     # The file of objective.module is not executed: the model can be read if its parameters are those of the
     # masked-LM objective.
-    model = objective_class(dataclasses.replace(config.objective, module="")).make_model(config, None)
+    objective = objective_class(dataclasses.replace(config.objective, module=""))
+    if options.network and options.network not in objective.networks:
+        raise ValueError(f"{workdir}: --network {options.network}: {_networks(objective.networks)}")
+    model = objective.make_model(config, None)
     report = functools.partial(print, file=sys.stderr)
     stored = read_parameters(workdir, config, model, average=options.ema, report=report)
     if stored is None:
         raise NoCheckpoint(f"{workdir}: no checkpoint yet")
     if stored.meta["tokenizer"] != tokenizer.fingerprint:
         raise ValueError(f"{vocabularies[0]}: not the vocabulary of the run; restore the original file")
-    name = FILE_NAMES[tokenizer.kind]
+    name = options.network or next(iter(objective.networks), "")
+    architecture, heads, params = objective.network(config, model, stored.arrays, name)
     spec = ModelSpec(
-        model=config.model,
-        heads=model.heads,
+        model=architecture,
+        heads=heads,
         # A run that starts from a RoBERTa model keeps the position embeddings before the first position.
-        family=config.model.family_name,
-        tokenizer=TokenizerConfig(file=name, lower_case=tokenizer.lower_case),
+        family=architecture.family_name,
+        tokenizer=TokenizerConfig(file=FILE_NAMES[tokenizer.kind], lower_case=tokenizer.lower_case),
     )
-    check_shapes(spec, stored.arrays, workdir)
+    check_shapes(spec, params, workdir)
     evaluations = [
         line for line in read_metrics(workdir) if line.get("split") == "eval" and line["step"] <= stored.step
     ]
@@ -183,7 +189,11 @@ def _read_run(workdir: Path, options: ReadOptions) -> ModelBundle:
         # The newest evaluation up to this step, of the moving average if the run has one.
         "metrics": dict(evaluations[-1]) if evaluations else {},
     }
-    return ModelBundle(spec=spec, params=stored.arrays, tokenizer_content=content, origin=origin)
+    return ModelBundle(spec=spec, params=params, tokenizer_content=content, origin=origin)
+
+
+def _networks(names: tuple[str, ...]) -> str:
+    return f"allowed: {', '.join(names)}" if names else "the run trained one network; omit --network"
 
 
 def replace_saved(folder: Path, weights: ModelBundle, step: int) -> None:

@@ -23,6 +23,7 @@ from bert_jax.objectives.objective import (
     denominator,
     padding_sums,
     weighted_cross_entropy,
+    with_predictions,
     z_loss,
 )
 from bert_jax.parallel.axes import constrain
@@ -50,10 +51,7 @@ class CausalModel(BertModel):
 
 def original_ids(batch: Batch) -> jax.Array:
     """Return int32[B, S], the token ids of ``batch`` before masking."""
-    ids_BxS, positions_BxM = batch["input_ids"], batch["mlm_positions"]
-    masked_BxM = jnp.take_along_axis(ids_BxS, positions_BxM, axis=1)
-    tokens_BxM = jnp.where(batch["mlm_weights"] > 0, batch["mlm_labels"], masked_BxM)
-    return jnp.put_along_axis(ids_BxS, positions_BxM, tokens_BxM, axis=1, inplace=False)
+    return with_predictions(batch["input_ids"], batch, batch["mlm_labels"])
 
 
 def next_weights(sequence_ids_BxS: jax.Array) -> jax.Array:

@@ -11,7 +11,7 @@ from flax import linen as nn
 from jax.sharding import Mesh
 
 from bert_jax.batch import PRETRAIN_FEATURES, PretrainSource, RowShape
-from bert_jax.config import PretrainConfig, RunConfig
+from bert_jax.config import HeadsConfig, ModelConfig, PretrainConfig, RunConfig
 from bert_jax.model.dropout import TOKEN_FEATURES
 from bert_jax.objectives.display import Display
 from bert_jax.tokenization import Tokenizer
@@ -73,6 +73,8 @@ class PretrainObjective(Objective):
     config: PretrainConfig
     # Features of ``bert_jax.batch.PRETRAIN_FEATURES`` that are sent to the devices; those of dropout are added.
     features: Sequence[str] = tuple(PRETRAIN_FEATURES)
+    # Names of the networks that are trained together, the one to fine-tune first; empty: one network.
+    networks: ClassVar[tuple[str, ...]] = ()
 
     def __init__(self, config: PretrainConfig, mesh: Mesh | None) -> None:
         super().__init__(config, self.make_model(config, mesh))
@@ -84,6 +86,22 @@ class PretrainObjective(Objective):
     @abstractmethod
     def make_model(config: PretrainConfig, mesh: Mesh | None) -> nn.Module:
         """Return the module whose parameters are trained."""
+
+    @classmethod
+    def network(
+        cls, config: PretrainConfig, model: nn.Module, params: Mapping[str, np.ndarray], name: str
+    ) -> tuple[ModelConfig, HeadsConfig, Mapping[str, np.ndarray]]:
+        """Return the architecture, the heads and the parameters of the network ``name`` (of :attr:`networks`).
+
+        ``params`` are the canonical parameters of ``model``. By default, they are those of the only network.
+        """
+        return config.model, getattr(model, "heads", HeadsConfig()), params
+
+    @classmethod
+    def placed(cls, config: PretrainConfig, params: Mapping[str, np.ndarray]) -> Mapping[str, np.ndarray]:
+        """Return the parameters of a loaded network with the names that they have in the model. Raises
+        ``ValueError`` if the model cannot start from a network."""
+        return params
 
     def batch_shapes(self, batch_size: int) -> dict[str, jax.ShapeDtypeStruct]:
         """Return the shape and dtype of each feature of a global batch of ``batch_size`` rows."""
@@ -129,6 +147,16 @@ def denominator(weights: jax.Array) -> jax.Array:
     """
     total = jnp.sum(weights)
     return jnp.where(total > 0, total, 1.0)
+
+
+def with_predictions(ids_BxS: jax.Array, batch: Batch, tokens_BxM: jax.Array) -> jax.Array:
+    """Return int32[B, S], ``ids`` with ``tokens`` int32[B, M] at the masked positions of ``batch``."""
+    positions_BxM = batch["mlm_positions"]
+    changes_BxM = tokens_BxM - jnp.take_along_axis(ids_BxS, positions_BxM, axis=1)
+    # A sum, so that the fillers (position 0) change nothing if the token at position 0 is masked as well.
+    changes_BxM = jnp.where(batch["mlm_weights"] > 0, changes_BxM, 0)
+    rows_Bx1 = jnp.arange(len(ids_BxS))[:, None]
+    return jnp.asarray(ids_BxS).at[rows_Bx1, positions_BxM].add(changes_BxM)
 
 
 def weighted_cross_entropy(name: str, logits: jax.Array, labels: jax.Array, weights: jax.Array) -> Sums:

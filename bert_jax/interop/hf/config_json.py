@@ -224,8 +224,6 @@ def unsupported(spec: ModelSpec, name: str) -> list[str]:
     """Return a line for each field of the model that the config class of its family cannot express; ``name`` is the
     format. Fields of absent heads do not matter."""
     model, family = spec.model, spec.family
-    absent = () if spec.heads.mlm else ("mlm_", "tied_output")
-    absent += () if spec.heads.pooler else ("pool", "token_pooler", "sequence_head_bias")
     names = FAMILIES[family]
     written = keys_of(model, names.keys) | names.write(model) | {"tie_word_embeddings": model.tied_output}
     try:
@@ -237,7 +235,7 @@ def unsupported(spec: ModelSpec, name: str) -> list[str]:
         f"model.{field}: {getattr(model, field)} is not supported by {name} for {names.title} (supported: "
         f"{again[field]})"
         for field, value in function_of(model).items()
-        if value != again[field] and not field.startswith(absent)
+        if value != again[field] and not field.startswith(spec.heads.unread_fields())
     ]
 
 
