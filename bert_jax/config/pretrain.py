@@ -180,13 +180,27 @@ class ObjectiveConfig(Section, prefix="objective."):
 
     # masked_lm: masked tokens, and sentence pairs unless data.next_sentence is none (Devlin et al. 2018).
     # causal_lm: every next token, with model.attention causal and data.next_sentence none (Radford et al. 2018).
+    # replaced_tokens: the model detects which tokens a generator replaced, with data.next_sentence none (ELECTRA:
+    # Clark et al. 2020).
     name: str = "masked_lm"
     # Python file that defines a class Objective (bert_jax.objectives.objective.PretrainObjective), used instead of
     # objective.name; empty: none.
     module: str = ""
     # Coefficient of the z-loss (Chowdhery et al. 2022: 1e-4), the mean square of the logarithm of the softmax
     # normalizer of the predicted tokens, which keeps the logits from drifting; 0: off.
-    z_loss: AtLeast0[float] = only(0.0, {"objective.name": ("masked_lm", "causal_lm")})
+    z_loss: AtLeast0[float] = only(0.0, {"objective.name": ("masked_lm", "causal_lm", "replaced_tokens")})
+    # Weight of the loss of the discriminator; that of the generator is 1 (ELECTRA: 50; DeBERTa-v3: 10).
+    discriminator_weight: Positive[float] = only(50.0, {"objective.name": ("replaced_tokens",)})
+    # Width of the generator (hidden_size and intermediate_size), as a share of that of the model and rounded
+    # (ELECTRA small: 0.25, base: 0.3333).
+    generator_width: Positive[float] = only(0.25, {"objective.name": ("replaced_tokens",)})
+    # Layers of the generator, as a share of those of the model and rounded (DeBERTa-v3: 0.5, with the full width).
+    generator_depth: Positive[float] = only(1.0, {"objective.name": ("replaced_tokens",)})
+    # Embeddings of the generator and the model: shared (ELECTRA), none in common, or disentangled (those of the
+    # model are those of the generator, without gradients, plus a learned difference; He et al. 2021, section 3.2).
+    embedding_sharing: Literal["shared", "none", "disentangled"] = only(
+        "shared", {"objective.name": ("replaced_tokens",)}
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -232,7 +246,11 @@ class PretrainConfig:
     def parameter_layout(self) -> dict[str, object]:
         """Values outside the model section that determine which parameters exist."""
         objective = Path(self.objective.module).name or self.objective.name
-        return {"objective": objective, "data.next_sentence (the sentence-pair head)": self.has_nsp}
+        layout = {"objective": objective, "data.next_sentence (the sentence-pair head)": self.has_nsp}
+        if objective == "replaced_tokens":
+            names = ("generator_width", "generator_depth", "embedding_sharing")
+            layout |= {f"objective.{name}": getattr(self.objective, name) for name in names}
+        return layout
 
     @property
     def stores_start_params(self) -> bool:

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 OBJECTIVES = {
     "masked_lm": ("bert_jax.objectives.masked_lm", "MaskedLm"),
     "causal_lm": ("bert_jax.objectives.causal_lm", "CausalLm"),
+    "replaced_tokens": ("bert_jax.objectives.replaced_tokens", "ReplacedTokens"),
 }
 
 

@@ -211,3 +211,56 @@ def learning_rate(step: int, *, bert2018: bool) -> float:
 def is_decayed(name: str) -> bool:
     """Whether weight decay applies to the parameter with this canonical name."""
     return not (name.endswith("bias") or "/layer_norm/" in name)
+
+
+# ------------------------------------------------------------------ replaced token detection
+
+SHARINGS = ("shared", "none", "disentangled")
+# The generator has half the width of the discriminator (CURVE_MODEL), and one head.
+GENERATOR_MODEL = CURVE_MODEL | {"hidden_size": 16, "intermediate_size": 32, "num_attention_heads": 1}
+
+
+def rtd_weights(sharing: str) -> dict[str, np.ndarray]:
+    """float32 parameters of generator and discriminator under canonical names, scaled as in :func:`weights`."""
+    width, narrow, vocab = CURVE_MODEL["hidden_size"], GENERATOR_MODEL["hidden_size"], CURVE_MODEL["vocab_size"]
+    result = {}
+    for network, model in (("discriminator", CURVE_MODEL), ("generator", GENERATOR_MODEL)):
+        for name, value in weights(model).items():
+            if name.startswith("encoder/"):
+                result[f"{network}/{name}"] = value
+    tables = {name: value for name, value in weights(CURVE_MODEL).items() if name.startswith("embeddings/")}
+    small = {name: value for name, value in weights(GENERATOR_MODEL).items() if name.startswith("embeddings/")}
+    of_discriminator = dict(tables)
+    if sharing == "disentangled":
+        for part in ("word", "position"):
+            name = f"embeddings/{part}_embeddings/embedding"
+            of_discriminator[name] = np.zeros_like(tables[name])
+    result |= {f"discriminator/{name}": value for name, value in of_discriminator.items()}
+    if sharing != "shared":
+        of_generator = small if sharing == "none" else tables
+        result |= {f"generator/{name}": value for name, value in of_generator.items()}
+
+    def dense(name: str, inputs: int, outputs: int) -> None:
+        kernel = 2 * uniform(f"{name}/kernel", (inputs, outputs)) - 1
+        result[f"{name}/kernel"] = (kernel * (3 / inputs) ** 0.5).astype(np.float32)
+        result[f"{name}/bias"] = (0.2 * (2 * uniform(f"{name}/bias", (outputs,)) - 1)).astype(np.float32)
+
+    embedding = narrow if sharing == "none" else width
+    if embedding != narrow:
+        dense("generator/embeddings/projection", embedding, narrow)
+    dense("generator/mlm_head/transform", narrow, embedding)
+    head = "generator/mlm_head"
+    result[f"{head}/layer_norm/scale"] = (0.8 + 0.4 * uniform(f"{head}/scale", (embedding,))).astype(np.float32)
+    result[f"{head}/layer_norm/bias"] = (0.4 * uniform(f"{head}/norm_bias", (embedding,)) - 0.2).astype(np.float32)
+    result[f"{head}/output_bias"] = (0.4 * uniform(f"{head}/output_bias", (vocab,)) - 0.2).astype(np.float32)
+    dense("discriminator/rtd_head/transform", width, width)
+    dense("discriminator/rtd_head/output", width, 1)
+    return result
+
+
+def rtd_batch(step: int) -> dict[str, np.ndarray]:
+    """The batch of one step, with Gumbel noise float32[B, M, V] for the samples of the generator as ``noise``."""
+    features = causal_batch(step)
+    shape = (*features["mlm_positions"].shape, CURVE_MODEL["vocab_size"])
+    noise = -np.log(-np.log(uniform(f"gumbel/{step}", shape) * (1 - 2e-7) + 1e-7))
+    return features | {"noise": noise.astype(np.float32)}
