@@ -74,7 +74,7 @@ def test_header_names_command_hardware_time_and_result(name):
 @pytest.mark.parametrize("name", RECIPES)
 def test_values_stand_in_the_order_of_the_schema(name):
     given = yaml.safe_load((CONFIGS / name).read_text())
-    full = yaml.safe_load(dump_yaml(PretrainConfig()))
+    full = yaml.safe_load(dump_yaml(resolve(["--config", f"configs/{name}"])))
     assert list(given) == [section for section in full if section in given]
     for section, values in given.items():
         assert list(values) == [key for key in full[section] if key in values]
