@@ -16,7 +16,9 @@ Inherited = Annotated[float, Range("-1 or a number from 0 to below 1", lambda va
 Presence = Literal["auto", "yes", "no"]
 
 # Families of encoders that Hugging Face folders can hold.
-FamilyName = Literal["bert", "roberta", "xlm-roberta", "camembert", "modernbert", "distilbert", "albert", "electra"]
+FamilyName = Literal[
+    "bert", "roberta", "xlm-roberta", "camembert", "modernbert", "distilbert", "albert", "electra", "mpnet",
+]  # fmt: skip
 # Fields without an effect on the outputs of a trained model.
 TRAINING_ONLY = (
     "hidden_dropout", "attention_dropout", "embedding_dropout", "attention_output_dropout", "feed_forward_dropout",

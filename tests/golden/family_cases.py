@@ -76,6 +76,15 @@ CASES: dict[str, dict] = {
         },
         "classes": ("ForMaskedLM", "ForPreTraining", "ForMultipleChoice"),
     },
+    "mpnet": {
+        "prefix": "MPNet",
+        "config": _SIZES | {"max_position_embeddings": 40, "hidden_act": "relu", "layer_norm_eps": 1e-5},
+    },
+    "mpnet_untied": {
+        "prefix": "MPNet",
+        "config": _SIZES | {"hidden_dropout_prob": 0.15, "tie_word_embeddings": False},
+        "classes": ("ForMaskedLM",),
+    },
     "camembert": {"prefix": "Camembert", "config": _SIZES | {"type_vocab_size": 1}, "classes": ("ForMaskedLM",)},
 }  # fmt: skip
 

@@ -234,6 +234,8 @@ def test_a_classifier_of_two_heads_is_not_guessed(tmp_path):
         ("electra", "ElectraForMultipleChoice", {"summary_use_proj": False}, "summary_use_proj is false; supp"),
         ("electra", "ElectraForPreTraining", {"embedding_size": 20}, "embedding_size is 0 in config.json, but 12"),
         ("electra", "ElectraForPreTraining", {"hidden_size": 30}, "hidden_size is 30 in config.json, but 20"),
+        ("mpnet", "MPNetModel", {"relative_attention_num_buckets": 64}, "num_buckets is 64; supported"),
+        ("mpnet", "MPNetModel", {"pad_token_id": 0}, "pad_token_id is 0; supported: encoders of model_type mpnet"),
         ("albert", "AlbertForMaskedLM", {"num_hidden_groups": 3}, "num_hidden_groups is 3; supported: encoders of"),
         ("albert", "AlbertForMaskedLM", {"inner_group_num": 2}, "inner_group_num is 2; supported: encoders of"),
         ("albert", "AlbertForMaskedLM", {"embedding_size": 13}, "embedding_size is 13 in config.json, but 12"),
