@@ -51,7 +51,8 @@ class ModelConfig(Section, prefix="model."):
     type_vocab_size: AtLeast0[int] = 2
     # One set of layer parameters, which every layer uses (ALBERT).
     shared_layers: bool = False
-    # Dropout after the embeddings, the attention output and the feed-forward output.
+    # Dropout after the embeddings, the attention output and the feed-forward output, and on the embeddings of
+    # distances (relative_positions disentangled).
     hidden_dropout: Probability = 0.1
     # Dropout on the attention probabilities.
     attention_dropout: Probability = 0.1

@@ -4,7 +4,6 @@ transformers.
 Scores contain products of queries and keys with embeddings of the distance, which the projections of queries and
 keys also project. Sequence and choice heads have a pooler. The MLM head has two sets of names (``legacy``): both
 are read, and those of ``legacy`` true are written, because release 4.57 replaces weights of the other head.
-Training has no dropout on the embeddings of distances.
 """
 
 from collections.abc import Mapping
