@@ -42,7 +42,14 @@ SIZES = {
     "embedding_size": 12, "max_position_embeddings": 27,
 }  # fmt: skip
 # Family -> further keys of config.json.
-MORE: dict[str, dict[str, Any]] = {"modernbert": {"local_attention": 6}}
+MORE: dict[str, dict[str, Any]] = {
+    "modernbert": {"local_attention": 6},
+    "deberta-v2": {
+        "relative_attention": True, "norm_rel_ebd": "layer_norm", "share_att_key": True,
+        "position_biased_input": False,
+        "pos_att_type": "p2c|c2p", "position_buckets": 4,
+    },
+}  # fmt: skip
 # Runs in the environment of a release: one report and the outputs for each folder.
 RUN = """
 import importlib.util, json, sys

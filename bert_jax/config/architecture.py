@@ -16,7 +16,10 @@ Inherited = Annotated[float, Range("-1 or a number from 0 to below 1", lambda va
 Presence = Literal["auto", "yes", "no"]
 
 # Families of encoders that Hugging Face folders can hold.
-FamilyName = Literal["bert", "roberta", "xlm-roberta", "camembert", "modernbert", "distilbert", "albert", "electra"]
+FamilyName = Literal[
+    "bert", "roberta", "xlm-roberta", "camembert", "modernbert", "distilbert", "albert", "electra", "mpnet",
+    "deberta-v2",
+]  # fmt: skip
 # Fields without an effect on the outputs of a trained model.
 TRAINING_ONLY = (
     "hidden_dropout", "attention_dropout", "embedding_dropout", "attention_output_dropout", "feed_forward_dropout",
@@ -48,7 +51,8 @@ class ModelConfig(Section, prefix="model."):
     type_vocab_size: AtLeast0[int] = 2
     # One set of layer parameters, which every layer uses (ALBERT).
     shared_layers: bool = False
-    # Dropout after the embeddings, the attention output and the feed-forward output.
+    # Dropout after the embeddings, the attention output and the feed-forward output, and on the embeddings of
+    # distances (relative_positions disentangled).
     hidden_dropout: Probability = 0.1
     # Dropout on the attention probabilities.
     attention_dropout: Probability = 0.1

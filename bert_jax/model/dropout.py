@@ -96,6 +96,7 @@ class Site(IntEnum):
     ATTENTION_OUTPUT = 2
     FEED_FORWARD_OUTPUT = 3
     TASK_HEAD = 4
+    RELATIVE_POSITIONS = 5
 
 
 def site_key(key: DropoutKey | None, layer: int | jax.Array, site: Site) -> DropoutKey | None:

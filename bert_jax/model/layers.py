@@ -23,7 +23,7 @@ from bert_jax.model.attention import (
     use_kernel_attention,
     visible_keys,
 )
-from bert_jax.model.dropout import DropoutKey, Site, dropout, site_key
+from bert_jax.model.dropout import DropoutKey, Site, dropout, site_key, whole_key
 from bert_jax.model.kernels import norm_kernel
 from bert_jax.model.kernels.common import on_tpu, shard_mapped, token_key, use_kernel
 from bert_jax.model.local_attention import is_shorter, local_attention
@@ -330,6 +330,11 @@ class EncoderLayer(Block):
         attention = SelfAttention(
             self.config, self.execution, self.mesh, self.window, self.skip_norm, name="attention"
         )
+        table_key = site_key(dropout_key, layer, Site.RELATIVE_POSITIONS)
+        if self.config.relative_positions == "disentangled" and table_key is not None:
+            assert relative is not None
+            # The embeddings belong to no token: all rows have the same bits.
+            relative = dropout(relative, self.config.hidden_dropout, whole_key(table_key))
         x_BxSxH = attention(
             x_BxSxH,
             tokens,

@@ -21,6 +21,7 @@ _DISTILBERT = {
     "pad_token_id": 0,
 }  # fmt: skip
 _ALBERT = _SIZES | {"embedding_size": 12, "type_vocab_size": 2, "pad_token_id": 0}
+_DISTANCES = {"relative_attention": True, "norm_rel_ebd": "layer_norm", "share_att_key": True, "pad_token_id": 0}
 # Name of the case -> prefix of the classes, config, classes (None: HEADS), releases of transformers that have them.
 CASES: dict[str, dict] = {
     "modernbert": {
@@ -75,6 +76,38 @@ CASES: dict[str, dict] = {
             "embedding_size": 20, "hidden_act": "relu", "layer_norm_eps": 1e-5, "tie_word_embeddings": False,
         },
         "classes": ("ForMaskedLM", "ForPreTraining", "ForMultipleChoice"),
+    },
+    "mpnet": {
+        "prefix": "MPNet",
+        "config": _SIZES | {"max_position_embeddings": 40, "hidden_act": "relu", "layer_norm_eps": 1e-5},
+    },
+    "mpnet_untied": {
+        "prefix": "MPNet",
+        "config": _SIZES | {"hidden_dropout_prob": 0.15, "tie_word_embeddings": False},
+        "classes": ("ForMaskedLM",),
+    },
+    # Rows have more tokens than there are buckets of distances, so that large distances share rows.
+    "deberta-v2": {
+        "prefix": "DebertaV2",
+        "config": _SIZES | _DISTANCES | {
+            "pos_att_type": "p2c|c2p", "position_buckets": 4, "position_biased_input": False, "legacy": False,
+            "cls_dropout": 0.2,
+        },
+    },
+    "deberta-v2_legacy": {
+        "prefix": "DebertaV2",
+        "config": _SIZES | _DISTANCES | {
+            "pos_att_type": ["p2c", "c2p"], "max_relative_positions": 8, "type_vocab_size": 2, "hidden_act": "relu",
+            "pooler_hidden_act": "tanh", "layer_norm_eps": 1e-5,
+        },
+        "classes": ("Model", "ForMaskedLM", "ForSequenceClassification"),
+    },
+    "deberta-v2_untied": {
+        "prefix": "DebertaV2",
+        "config": _SIZES | _DISTANCES | {
+            "pos_att_type": ["c2p", "p2c"], "position_buckets": 6, "tie_word_embeddings": False,
+        },
+        "classes": ("ForMaskedLM",),
     },
     "camembert": {"prefix": "Camembert", "config": _SIZES | {"type_vocab_size": 1}, "classes": ("ForMaskedLM",)},
 }  # fmt: skip

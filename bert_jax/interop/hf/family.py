@@ -147,6 +147,8 @@ class Family:
     sizes: Mapping[str, tuple[str, int, int]] = field(default_factory=dict)
     # Changes to a stored name before it is used.
     rename: Callable[[str], str] = lambda name: name
+    # Beginnings of the names of tensors that are omitted, with a note, unless a parameter has the name.
+    omitted: tuple[str, ...] = ()
     # Task head -> the dropout before it; other heads have the dropout of the encoder.
     dropouts: Mapping[str, HeadDropout] = field(
         default_factory=lambda: dict.fromkeys(TASK_HEADS, HeadDropout("classifier_dropout"))

@@ -14,7 +14,7 @@ from bert_jax.interop.hf.config_json import CONFIG_FILE, HfConfig, model_parts, 
 from bert_jax.interop.hf.family import TASK_HEADS
 from bert_jax.interop.hf.names import BUFFERS, as_place, hf_names, recognized_family, stored_head
 from bert_jax.interop.hf.tensors import open_tensors
-from bert_jax.interop.stored import FLOATS, StoredModel, Tensor, read_float32
+from bert_jax.interop.stored import FLOATS, StoredModel, Tensor, listed, read_float32
 from bert_jax.interop.tokenizers.folder_files import read_tokenizer_files
 from bert_jax.io.untrusted_folder import needed
 from bert_jax.tokenization import build_tokenizer
@@ -107,6 +107,7 @@ class _FolderReader(StoredModel):
             clean = name.removeprefix("module.")
             clean = re.sub(r"(LayerNorm|layer_norm)\.gamma$", r"\1.weight", clean)
             clean = re.sub(r"(LayerNorm|layer_norm)\.beta$", r"\1.bias", clean)
+            clean = self.config.family.rename(clean)
             if clean.endswith(BUFFERS):
                 continue
             if clean in self.tensors:
@@ -230,8 +231,14 @@ class _FolderReader(StoredModel):
         """Return every canonical parameter of ``spec``. Raises ``ValueError`` if a tied copy differs from its
         original."""
         names, tied = hf_names(spec, self.prefix), self.config.family.tied
-        copies = {name: ours for name, ours in tied.items() if name not in {e.name for e in names.values()}}
-        params = self.read(spec, names, copies if spec.heads.mlm else ())
+        stored_names = {entry.name for entry in names.values()}
+        copies = {name: ours for name, ours in tied.items() if name not in stored_names}
+        omitted = [n for n in self.tensors if n.startswith(self.config.family.omitted) and n not in stored_names]
+        if omitted:
+            self.notes.append(
+                f"tensors that no class of {self.config.family.title} has are omitted: {listed(omitted)}"
+            )
+        params = self.read(spec, names, [*omitted, *(copies if spec.heads.mlm else ())])
         stored = ", ".join(dict.fromkeys(self.tensors[entry.name].dtype for entry in names.values()))
         if self.config.dtype not in (None, stored):
             self.notes.append(f"{CONFIG_FILE} states the dtype {self.config.dtype}, but the tensors are {stored}")

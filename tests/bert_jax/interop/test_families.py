@@ -98,7 +98,8 @@ def test_outputs_and_gradients_are_those_of_transformers(tmp_path, case, name):
         found[stored] = stored_array(parts)
     # torch lists a tied tensor once, under either name.
     tied = {copy: names[ours].name for copy, ours in FAMILIES[weights.spec.family].tied.items() if ours in names}
-    place = {key: key if key in found else tied[key] for key in told["gradients"]}
+    current = {key: FAMILIES[weights.spec.family].rename(key) for key in told["gradients"]}
+    place = {key: name if name in found else tied[name] for key, name in current.items()}
     assert set(found) == set(place.values())
     largest = max(1, arrays["gradients"][:, 0].max())
     for key, (norm, product) in zip(told["gradients"], arrays["gradients"], strict=True):
@@ -116,6 +117,7 @@ def test_what_is_read_is_written_bit_by_bit(tmp_path, case, name):
     (tmp_path / "written").mkdir()
     write_hf(tmp_path / "written", weights)
     stored, written = (read_header(path / "model.safetensors") for path in (source, tmp_path / "written"))
+    stored = {FAMILIES[weights.spec.family].rename(key): entry for key, entry in stored.items()}
     assert set(stored) == set(written)
     if not weights.spec.model.tied_output:
         # transformers has a second bias in its place, which is written under both names.
@@ -166,6 +168,7 @@ def test_written_folders_are_those_that_each_release_loaded(tmp_path, family):
         ("albert", "AlbertForSequenceClassification", "classifier_dropout_prob", 0.2),
         ("electra", "ElectraForTokenClassification", "classifier_dropout", 0.2),
         ("electra", "ElectraForMultipleChoice", "summary_last_dropout", 0.3),
+        ("deberta-v2", "DebertaV2ForSequenceClassification", "cls_dropout", 0.2),
         ("xlm-roberta", "XLMRobertaForSequenceClassification", "classifier_dropout", None),
     ],
 )
@@ -175,7 +178,7 @@ def test_dropout_before_a_head_is_that_of_the_class(tmp_path, case, name, key, r
     written = hf_config(weights.spec, "float32")
     assert written.get(key, "absent") == (rate if name != "DistilBertForTokenClassification" else "absent")
     unset = dataclasses.replace(weights.spec, heads=dataclasses.replace(weights.spec.heads, dropout=None))
-    has_default = case != "xlm-roberta" and (case, key) != ("electra", "classifier_dropout")
+    has_default = case not in ("xlm-roberta", "deberta-v2") and (case, key) != ("electra", "classifier_dropout")
     expected = weights.spec.model.hidden_dropout if has_default else None
     assert hf_config(unset, "float32").get(key, expected) == expected
 
@@ -234,6 +237,8 @@ def test_a_classifier_of_two_heads_is_not_guessed(tmp_path):
         ("electra", "ElectraForMultipleChoice", {"summary_use_proj": False}, "summary_use_proj is false; supp"),
         ("electra", "ElectraForPreTraining", {"embedding_size": 20}, "embedding_size is 0 in config.json, but 12"),
         ("electra", "ElectraForPreTraining", {"hidden_size": 30}, "hidden_size is 30 in config.json, but 20"),
+        ("mpnet", "MPNetModel", {"relative_attention_num_buckets": 64}, "num_buckets is 64; supported"),
+        ("mpnet", "MPNetModel", {"pad_token_id": 0}, "pad_token_id is 0; supported: encoders of model_type mpnet"),
         ("albert", "AlbertForMaskedLM", {"num_hidden_groups": 3}, "num_hidden_groups is 3; supported: encoders of"),
         ("albert", "AlbertForMaskedLM", {"inner_group_num": 2}, "inner_group_num is 2; supported: encoders of"),
         ("albert", "AlbertForMaskedLM", {"embedding_size": 13}, "embedding_size is 13 in config.json, but 12"),
@@ -281,6 +286,44 @@ class TestModernBert:
     def test_other_functions_are_refused(self, tmp_path, config, words):
         with pytest.raises(ValueError, match=words):
             read(make_folder(tmp_path, "modernbert", "ModernBertModel", config=config))
+
+
+class TestDebertaV2:
+    def test_a_head_that_no_class_has_is_omitted_by_name(self, tmp_path):
+        def add(tensors):
+            tensors["mask_predictions.dense.weight"] = np.zeros((20, 20), np.float32)
+            tensors["deberta.embeddings.position_embeddings.weight"] = np.zeros((26, 20), np.float32)
+
+        weights = read(make_folder(tmp_path / "more", "deberta-v2", "DebertaV2ForMaskedLM", change=add))
+        plain = read(make_folder(tmp_path / "plain", "deberta-v2", "DebertaV2ForMaskedLM"))
+        assert weights.spec == plain.spec and weights.params.keys() == plain.params.keys()
+        (note,) = set(weights.notes) - set(plain.notes)
+        assert "omitted" in note and "mask_predictions.dense.weight" in note and "position_embeddings" in note
+
+    def test_every_distance_has_a_row_without_buckets(self, tmp_path):
+        model = read(make_folder(tmp_path, "deberta-v2_legacy", "DebertaV2Model")).spec.model
+        assert (model.relative_buckets, model.relative_max_distance) == (16, 8)
+        assert hf_config(read(tmp_path).spec, "float32")["position_buckets"] == -1
+
+    @pytest.mark.parametrize(
+        ("config", "words"),
+        [
+            ({"conv_kernel_size": 3}, "conv_kernel_size is 3; supported: encoders of"),
+            ({"share_att_key": False}, "share_att_key is false; supported: true"),
+            ({"pos_att_type": ["p2c"]}, r'pos_att_type is \["p2c"\]; supported: \["c2p", "p2c"\]'),
+            ({"norm_rel_ebd": "none"}, 'norm_rel_ebd is "none"; supported: "layer_norm"'),
+            ({"relative_attention": False}, "relative_attention is false with pos_att_type"),
+            ({"position_buckets": 26}, "position_buckets is 26 with 26 relative positions; supported: -1 or fewer"),
+            ({"position_buckets": 5}, "relative_buckets is 10 in config.json, but 8"),
+            ({"embedding_size": 10}, "embedding_size is 10; supported: hidden_size, 20"),
+            ({"attention_head_size": 5}, "attention_head_size is 5; supported: hidden_size / num_attention_heads"),
+            ({"pooler_hidden_act": "mish"}, 'pooler_hidden_act is "mish"; allowed: tanh'),
+            ({"pooler_dropout": 0.1}, "pooler_dropout is 0.1; supported"),
+        ],
+    )
+    def test_other_functions_are_refused(self, tmp_path, config, words):
+        with pytest.raises(ValueError, match=words):
+            read(make_folder(tmp_path, "deberta-v2", "DebertaV2Model", config=config))
 
 
 @pytest.mark.slow

@@ -10,6 +10,7 @@ from flax import linen as nn
 from bert_jax.config import ExecutionConfig, HeadsConfig, ModelConfig
 from bert_jax.model import BertModel, to_canonical
 from bert_jax.model.canonical import abstract_params, canonical_shapes, from_canonical
+from bert_jax.model.dropout import TOKEN_FEATURES, TokenKey
 from bert_jax.model.positions import alibi_slopes, bucket_index, disentangled_index
 
 HEADS = HeadsConfig(mlm=True, pooler=True, sequence_labels=("a", "b"), token_labels=("x", "y"))
@@ -133,6 +134,25 @@ def test_dropout_has_a_rate_per_place():
         )
         with_dropout = model.apply({"params": tree}, batch, key).mlm_logits
         assert not np.array_equal(with_dropout, plain.apply({"params": tree}, batch).mlm_logits), place
+
+
+@pytest.mark.parametrize("prng", ["threefry", "hash"])
+def test_embeddings_of_distances_have_the_dropout_of_the_encoder(prng):
+    elsewhere = dict.fromkeys(("attention", "embedding", "attention_output", "feed_forward"), 0.0)
+    batch = features() | {"sequence_keys": jnp.arange(3, dtype=jnp.uint32)[:, None]}
+    key = jax.random.key(3)
+    if prng == "hash":
+        key = TokenKey.of(key, *(batch[name] for name in TOKEN_FEATURES))
+    for family, differs in (("disentangled", True), ("buckets", False)):
+        rates = {"hidden_dropout": 0.5} | {f"{place}_dropout": rate for place, rate in elsewhere.items()}
+        plain, scanned = (network(scan, **SWITCHES[family], **rates) for scan in (False, True))
+        params = drawn(plain)
+        logits = []
+        for model, with_key in ((plain, None), (plain, key), (scanned, key)):
+            tree = from_canonical(params, nn.unbox(abstract_params(model)), 40)
+            logits.append(np.asarray(model.apply({"params": tree}, batch, with_key).mlm_logits[..., :40]))
+        assert (np.abs(logits[0] - logits[1]).max() > 1e-3) == differs
+        np.testing.assert_allclose(logits[1], logits[2], atol=1e-5)
 
 
 def test_rows_of_distances():
