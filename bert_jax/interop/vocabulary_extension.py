@@ -144,6 +144,7 @@ def require_wordpiece(tokenizer: Tokenizer, what: str) -> WordPieceTokenizer:
     reasons = {
         "sentencepiece": "a SentencePiece model splits text by scores of pieces, and an added word has no score",
         "byte_bpe": "byte-level BPE creates pieces by learned merges, and no merge creates an added word",
+        "json": "the rules of a tokenizer.json apply as they are, and no rule creates an added word",
     }
     raise ValueError(f"{what}: {reasons[tokenizer.kind]}; words can be added to WordPiece vocabularies only")
 

@@ -35,8 +35,7 @@ def encode_words(words: Iterable[str], tokenizer: Tokenizer, room: int) -> dict[
     A word without pieces, such as a variation selector, is encoded as the unknown piece, so that it can be tagged.
     """
     distinct = list(dict.fromkeys(words))
-    # In byte-level BPE the space before a word belongs to the first piece of the word.
-    before = " " if tokenizer.kind == "byte_bpe" else ""
+    before = " " if tokenizer.space_before_word else ""
     encoded = tokenizer.encode_batch([before + word for word in distinct])
     return {word: ids[:room] or [tokenizer.unk_id] for word, ids in zip(distinct, encoded, strict=True)}
 

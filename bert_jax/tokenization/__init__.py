@@ -1,21 +1,29 @@
 """Tokenizers, which convert text to ids and back: WordPiece (``.txt``), SentencePiece (``.model``), byte-level BPE
-(``tokenizer.json``)."""
+of RoBERTa and any other rules (``tokenizer.json``)."""
 
+import json
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
 from bert_jax.tokenization.byte_bpe import ByteBPETokenizer
+from bert_jax.tokenization.json_tokenizer import JsonTokenizer, is_general
 from bert_jax.tokenization.sentence_piece import SentencePieceTokenizer
 from bert_jax.tokenization.tokenizer import SPECIAL_PIECES, Tokenizer
 from bert_jax.tokenization.wordpiece import WordPieceTokenizer, read_pieces
 
 # File name of a tokenizer by its kind, in shards, workdirs and saved models.
-FILE_NAMES = {"wordpiece": "vocab.txt", "sentencepiece": "tokenizer.model", "byte_bpe": "tokenizer.json"}
+FILE_NAMES = {
+    "wordpiece": "vocab.txt",
+    "sentencepiece": "tokenizer.model",
+    "byte_bpe": "tokenizer.json",
+    "json": "tokenizer.json",
+}
 
 __all__ = [
     "FILE_NAMES",
     "SPECIAL_PIECES",
     "ByteBPETokenizer",
+    "JsonTokenizer",
     "SentencePieceTokenizer",
     "Tokenizer",
     "TokenizerSettings",
@@ -51,13 +59,16 @@ def build_tokenizer(settings: TokenizerSettings, content: bytes, name: str) -> T
     """Build a tokenizer from the ``content`` of its file; ``name`` appears in error messages.
 
     The suffix of ``settings.file`` selects the kind: ``.txt`` WordPiece, ``.model`` SentencePiece, ``.json``
-    byte-level BPE. The settings for case, accents and CJK apply to WordPiece; files of the other kinds contain
-    their own rules. Raises ``ValueError`` for invalid content.
+    byte-level BPE of RoBERTa or, if the content states other rules, :class:`JsonTokenizer`. The settings for case,
+    accents and CJK apply to WordPiece; files of the other kinds contain their own rules. Raises ``ValueError`` for
+    invalid content.
     """
     suffix = Path(settings.file).suffix
     if suffix == ".model":
         return SentencePieceTokenizer(content, name=name)
     if suffix == ".json":
+        if _is_general(content):
+            return JsonTokenizer(content, name=name)
         return ByteBPETokenizer(content, name=name)
     if suffix != ".txt":
         raise ValueError(
@@ -70,6 +81,13 @@ def build_tokenizer(settings: TokenizerSettings, content: bytes, name: str) -> T
         strip_accents=settings.strip_accents,
         split_cjk=settings.split_cjk,
     )
+
+
+def _is_general(content: bytes) -> bool:
+    try:
+        return is_general(json.loads(content))
+    except (ValueError, RecursionError):  # ByteBPETokenizer names the fault
+        return False
 
 
 def load_tokenizer(path: str | Path, *, lower_case: bool = True) -> Tokenizer:

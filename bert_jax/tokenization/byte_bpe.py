@@ -97,6 +97,7 @@ class ByteBPETokenizer(Tokenizer):
     # The mask piece includes the white space before it, because it replaces a word and the blank before the word.
     mask_pattern = re.compile(r"\s*<mask>")
     separators, second_type = 2, 0
+    space_before_word = True
 
     def __init__(self, content: bytes, *, name: str = "tokenizer.json") -> None:
         try:

@@ -43,13 +43,15 @@ class Tokenizer(ABC):
     piece). ``fingerprint`` (hex sha256) is a hash of the kind, the settings and all pieces in id order.
     """
 
-    kind: Literal["wordpiece", "sentencepiece", "byte_bpe"]
+    kind: Literal["wordpiece", "sentencepiece", "byte_bpe", "json"]
     # Padding, unknown, first token, separator, mask.
     special_pieces: tuple[str, ...] = SPECIAL_PIECES
     # Text that ``encode_with_masks`` replaces with the mask piece.
     mask_pattern: re.Pattern[str] = re.compile(re.escape("[MASK]"))
     # Number of separators between the texts of a pair, and token type of the second text.
     separators, second_type = 1, 1
+    # The space before a word belongs to the first piece of the word.
+    space_before_word = False
     lower_case: bool
     fingerprint: str
 

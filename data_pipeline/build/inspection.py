@@ -124,7 +124,7 @@ def _tokenizer(folder: Location, vocab: Location | None, lower_case: bool) -> To
     beside = [
         place / name
         for place in (folder, folder.parent)
-        for name in FILE_NAMES.values()
+        for name in dict.fromkeys(FILE_NAMES.values())
         if (place / name).is_file()
     ]
     path = vocab or (beside[0] if beside else None)

@@ -26,6 +26,7 @@ from bert_jax.interop.tokenizers.tokenizer_state import check_state, state_of
 from bert_jax.io.untrusted_folder import inside, json_object, read_small
 from bert_jax.tokenization import SPECIAL_PIECES, build_tokenizer
 from bert_jax.tokenization.byte_bpe import ROBERTA_PIECES, byte_bpe_content, pieces_by_id
+from bert_jax.tokenization.json_tokenizer import is_general
 from bert_jax.tokenization.wordpiece import MAX_CHARS_PER_WORD, read_pieces
 
 # A vocabulary is assumed to be cased if more than this fraction of its pieces have capitals, and to keep accents if
@@ -96,6 +97,8 @@ def write_tokenizer_files(folder: Path, spec: ModelSpec, content: bytes | None) 
         settings |= {"tokenizer_class": "RobertaTokenizer", "add_prefix_space": prefix, **tokens}
         inputs.remove("token_type_ids")
     else:
+        if tokenizer.second_type == 0:
+            inputs.remove("token_type_ids")
         # BertTokenizer would use its own rules, which replace words of more than 100 characters with [UNK].
         settings["tokenizer_class"] = "PreTrainedTokenizerFast"
     if tokenizer.kind == "wordpiece":
@@ -103,7 +106,7 @@ def write_tokenizer_files(folder: Path, spec: ModelSpec, content: bytes | None) 
     settings["model_input_names"] = inputs
     if config.file != "tokenizer.json":
         (folder / config.file).write_bytes(content)
-    (folder / "tokenizer.json").write_bytes(content if tokenizer.kind == "byte_bpe" else written)
+    (folder / "tokenizer.json").write_bytes(written if config.file != "tokenizer.json" else content)
     for name, value in (("tokenizer_config.json", settings), ("special_tokens_map.json", tokens)):
         text = json.dumps(value, indent=2, ensure_ascii=False) + "\n"
         (folder / name).write_text(text, encoding="utf-8")
@@ -156,12 +159,15 @@ class _Files:
         if kind is None and state is not None:  # older files have no type
             kind = "BPE" if "merges" in part_of(state, "model") else "WordPiece"
         vocabulary = self.content("vocab.txt")
+        if is_general(state):
+            # Kept byte for byte: every rule of the file applies.
+            return TokenizerConfig(file="tokenizer.json", lower_case=False), self.content("tokenizer.json")
         if kind == "BPE":
             return TokenizerConfig(file="tokenizer.json", lower_case=False), self.byte_bpe(state or {})
         if kind not in (None, "WordPiece"):
             raise ValueError(
                 f"{self.folder / 'tokenizer.json'}: a {str(kind)[:40]} tokenizer is not supported; allowed: "
-                "WordPiece, byte-level BPE like that of RoBERTa, tokenizer.model (SentencePiece) like that of BERT"
+                "WordPiece, BPE, Unigram, tokenizer.model (SentencePiece) like that of BERT"
             )
         if state is not None or vocabulary is not None:
             return self.wordpiece(settings, state, vocabulary)
@@ -172,7 +178,7 @@ class _Files:
             if inside(self.folder, name) is not None:
                 raise ValueError(
                     f"{self.folder / name}: this SentencePiece model is not supported; supported: tokenizer.model "
-                    "like that of BERT"
+                    "like that of BERT, or tokenizer.json of any family"
                 )
         return None, None
 

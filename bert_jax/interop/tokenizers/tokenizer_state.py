@@ -30,10 +30,10 @@ _LAST_LETTER = 0x20000
 def state_of(tokenizer: Tokenizer, config: TokenizerConfig, content: bytes) -> tuple[dict[str, Any], list[str]]:
     """Return the content of ``tokenizer.json`` for ``tokenizer``, and notes on how a Hugging Face tokenizer with
     this content differs from ``tokenizer``."""
-    if tokenizer.kind == "byte_bpe":
+    if tokenizer.kind in ("byte_bpe", "json"):
         return json.loads(content), [
-            '"<mask>" and the other special tokens in a text are plain text here, but special tokens in Hugging '
-            "Face"
+            f'"{tokenizer.special_pieces[4]}" and the other special tokens in a text are plain text here, but '
+            "special tokens in Hugging Face"
         ]
     notes = [
         '"[MASK]" and the other special tokens in a text are plain text here (except in fill-mask), but special '

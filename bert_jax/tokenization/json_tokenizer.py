@@ -1,0 +1,129 @@
+"""Tokenizers stored as a ``tokenizer.json`` of any kind, run by the ``tokenizers`` library."""
+
+import hashlib
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import tokenizers
+
+from bert_jax.tokenization.byte_bpe import ROBERTA_PIECES
+from bert_jax.tokenization.tokenizer import SPECIAL_PIECES, Offsets, Tokenizer, without_surrogates
+
+_MODELS = ("BPE", "Unigram", "WordPiece")
+
+
+def is_general(state: Any) -> bool:
+    """Return True if ``state``, a parsed ``tokenizer.json``, is neither BERT's WordPiece nor RoBERTa's byte-level
+    BPE, which have classes of their own."""
+    model = state.get("model") if isinstance(state, dict) else None
+    if not isinstance(model, dict) or model.get("type") not in _MODELS:
+        return False
+    if model["type"] == "BPE":
+        return _types(state.get("post_processor")).isdisjoint({"RobertaProcessing", "ByteLevel", None})
+    return (
+        model["type"] == "Unigram" or model.get("unk_token", "[UNK]") != "[UNK]" or _names(state) != SPECIAL_PIECES
+    )
+
+
+def _types(step: Any) -> set[Any]:
+    """Return the types of a step of ``tokenizer.json`` and of the steps in it."""
+    if not isinstance(step, dict):
+        return {None}
+    inner = [part for key in ("processors", "pretokenizers") for part in step.get(key) or []]
+    return {step.get("type")}.union(*map(_types, inner)) if inner else {step.get("type")}
+
+
+def _names(state: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the pieces for padding, unknown, first token, separator and mask. If ``state`` contains the pieces of
+    both BERT and RoBERTa, the inputs of its post-processor decide."""
+    text = json.dumps(state.get("post_processor"), ensure_ascii=False)
+    return ROBERTA_PIECES if '"<s>"' in text else SPECIAL_PIECES
+
+
+class JsonTokenizer(Tokenizer):
+    """The tokenizer of a ``tokenizer.json``, whose normalizer, pre-tokenizer, model and added tokens apply exactly.
+
+    The special pieces are those of BERT ([PAD], [UNK], [CLS], [SEP], [MASK]) or of RoBERTa (<pad>, <unk>, <s>,
+    </s>, <mask>), and the post-processor frames texts with the first token and the separator. It states the number
+    of separators and the token type of the second text. Added tokens that are not special are found in the text
+    before any rule applies. Raises ``ValueError`` for any other file; the message begins with ``name``.
+    """
+
+    kind = "json"
+
+    def __init__(self, content: bytes, *, name: str = "tokenizer.json") -> None:
+        try:
+            state = json.loads(content)
+            self._tokenizer: Any = tokenizers.Tokenizer.from_str(content.decode())
+        except Exception as error:  # the library raises no narrower type
+            raise ValueError(f"{name}: not a valid tokenizer ({' '.join(str(error).split())})") from None
+        self._tokenizer.encode_special_tokens = True  # "[MASK]" in a text is plain text
+        self._tokenizer.no_truncation()
+        self._tokenizer.no_padding()
+        table = self._tokenizer.get_vocab(with_added_tokens=True)
+        pieces: list[Any] = [self._tokenizer.id_to_token(i) for i in range(max(table.values(), default=-1) + 1)]
+        if None in pieces:
+            raise ValueError(f"{name}: no piece has the id {pieces.index(None)}; the ids must be 0 to N - 1")
+        self.special_pieces = _names(state)
+        if missing := [piece for piece in self.special_pieces if piece not in table]:
+            raise ValueError(
+                f"{name}: the vocabulary lacks {', '.join(missing)}; it must contain "
+                f"{', '.join(SPECIAL_PIECES)} or {', '.join(ROBERTA_PIECES)}"
+            )
+        super().__init__(pieces)
+        self._read_frame(name)
+        added = self._tokenizer.get_added_tokens_decoder()
+        self.special[[number for number, token in added.items() if token.special]] = True
+        self.special[self.unk_id] = False
+        mask = added.get(self.mask_id)
+        left, right = (r"\s*" if getattr(mask, side, False) else "" for side in ("lstrip", "rstrip"))
+        self.mask_pattern = re.compile(left + re.escape(self.special_pieces[4]) + right)
+        normalizer = self._tokenizer.normalizer
+        self.lower_case = normalizer is not None and "a" in normalizer.normalize_str("A")
+        types = _types(state.get("pre_tokenizer"))
+        mark = "\u0120" if "ByteLevel" in types else "\u2581" if "Metaspace" in types else ""
+        self.space_before_word = "ByteLevel" in types
+        starts = [piece.startswith(mark) if mark else not piece.startswith("##") for piece in pieces]
+        self.continuation[:] = np.logical_not(starts)
+        self.continuation[[*added, self.unk_id]] = False
+        self.fingerprint = hashlib.sha256(b"json\n" + content).hexdigest()
+
+    def _read_frame(self, name: str) -> None:
+        """Set ``separators`` and ``second_type`` to those of the post-processor."""
+        # One ordinary piece as the second text shows the token types.
+        probe = tokenizers.Tokenizer(tokenizers.models.WordLevel({"x": self.vocab_size}, unk_token="x"))
+        x = probe.encode("x")
+        single, joined = (self._tokenizer.post_process(x, other) for other in (None, probe.encode("x")))
+        self.separators = len(joined.ids) - 4
+        frame = [self.cls_id, self.vocab_size, *[self.sep_id] * self.separators, self.vocab_size, self.sep_id]
+        self.second_type = joined.type_ids[-1]
+        types = [0] * (2 + self.separators) + [self.second_type] * 2
+        right = single.ids == [self.cls_id, self.vocab_size, self.sep_id] and not any(single.type_ids)
+        if not right or joined.ids != frame or joined.type_ids != types:
+            first, separator = self.special_pieces[2:4]
+            raise ValueError(
+                f"{name}: the post-processor must make {first} A {separator} of one text and {first} A {separator} "
+                f"B {separator} of two, with one or more {separator} between them"
+            )
+
+    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+        safe = list(map(without_surrogates, texts))
+        return [row.ids for row in self._tokenizer.encode_batch_fast(safe, add_special_tokens=False)]
+
+    def encode_with_offsets(self, text: str) -> tuple[list[int], Offsets]:
+        row = self._tokenizer.encode(without_surrogates(text), add_special_tokens=False)
+        offsets: Offsets = []
+        for start, end in row.offsets:
+            # The range of a piece that begins with a space mark may include the white space before the word.
+            first = start
+            while first < end and text[first].isspace():
+                first += 1
+            offsets.append((first if first < end else start, end))
+        return row.ids, offsets
+
+    def decode(self, ids: Iterable[int]) -> str:
+        text: str = self._tokenizer.decode(list(map(int, ids)), skip_special_tokens=False)
+        return text
