@@ -49,6 +49,7 @@ MORE: dict[str, dict[str, Any]] = {
         "position_biased_input": False,
         "pos_att_type": "p2c|c2p", "position_buckets": 4,
     },
+    "gpt2": {"n_inner": 14},
 }  # fmt: skip
 # Runs in the environment of a release: one report and the outputs for each folder.
 RUN = """

@@ -20,6 +20,10 @@ _DISTILBERT = {
     "vocab_size": 40, "dim": 20, "n_layers": 3, "n_heads": 2, "hidden_dim": 14, "max_position_embeddings": 26,
     "pad_token_id": 0,
 }  # fmt: skip
+_GPT = {
+    "vocab_size": 40, "n_embd": 20, "n_layer": 3, "n_head": 2, "n_positions": 26, "pad_token_id": 0,
+    "bos_token_id": 39, "eos_token_id": 39,
+}  # fmt: skip
 _ALBERT = _SIZES | {"embedding_size": 12, "type_vocab_size": 2, "pad_token_id": 0}
 _DISTANCES = {"relative_attention": True, "norm_rel_ebd": "layer_norm", "share_att_key": True, "pad_token_id": 0}
 # Name of the case -> prefix of the classes, config, classes (None: HEADS), releases of transformers that have them.
@@ -108,6 +112,30 @@ CASES: dict[str, dict] = {
             "pos_att_type": ["c2p", "p2c"], "position_buckets": 6, "tie_word_embeddings": False,
         },
         "classes": ("ForMaskedLM",),
+    },
+    # Positions count the padding on the left, which is what transformers does unless position_ids are given.
+    "gpt2": {
+        "prefix": "GPT2",
+        "config": _GPT | {"n_inner": 14, "resid_pdrop": 0.15},
+        "classes": ("Model", "LMHeadModel", *HEADS[2:5]),
+    },
+    "gpt2_untied": {
+        "prefix": "GPT2",
+        "config": _GPT | {
+            "activation_function": "relu", "layer_norm_epsilon": 1e-3, "classifier_dropout": 0.2,
+            "tie_word_embeddings": False,
+        },
+        "classes": ("LMHeadModel", "ForTokenClassification"),
+    },
+    "openai-gpt": {
+        "prefix": "OpenAIGPT",
+        "config": _GPT | {"embd_pdrop": 0.15},
+        "classes": ("Model", "LMHeadModel", "ForSequenceClassification"),
+    },
+    "openai-gpt_untied": {
+        "prefix": "OpenAIGPT",
+        "config": _GPT | {"afn": "silu", "layer_norm_epsilon": 1e-3, "tie_word_embeddings": False},
+        "classes": ("LMHeadModel", "ForSequenceClassification"),
     },
     "camembert": {"prefix": "Camembert", "config": _SIZES | {"type_vocab_size": 1}, "classes": ("ForMaskedLM",)},
 }  # fmt: skip

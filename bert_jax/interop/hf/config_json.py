@@ -241,12 +241,12 @@ def unsupported(spec: ModelSpec, name: str) -> list[str]:
 
 def _dropout_key(spec: ModelSpec) -> dict[str, float | None]:
     """Return the key of the dropout before the task head of ``spec``, with its value. Return no key if the family
-    has the dropout of the encoder there."""
+    has no key for it."""
     places = FAMILIES[spec.family].dropouts
     head = next((name for name in TASK_HEADS if name in spec.heads.present()), TASK_HEADS[0])
-    if head not in places:
+    key, default = places.get(head, ("", None))
+    if not key:
         return {}
-    key, default = places[head]
     rate = spec.heads.dropout
     # Where a family has a default, its config class does not allow null.
     return {key: spec.model.hidden_dropout if rate is None and default is not None else rate}

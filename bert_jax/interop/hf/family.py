@@ -81,6 +81,7 @@ class Key(NamedTuple):
 class HeadDropout(NamedTuple):
     """The dropout before a task head in ``config.json``."""
 
+    # Empty: no key, the family always has the default rate.
     key: str
     # Rate if the key is missing or null; None: that of the encoder.
     default: float | None = None

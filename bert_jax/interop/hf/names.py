@@ -12,8 +12,9 @@ from bert_jax.interop.hf.families import FAMILIES
 from bert_jax.interop.hf.family import Place
 from bert_jax.interop.stored import StoredName
 
-# Buffers that some versions of transformers store. They contain constants, not weights.
-BUFFERS = ("position_ids", "token_type_ids", "inv_freq")
+# Buffers that some versions of transformers store. They contain constants, not weights. The last two are masks of
+# GPT and GPT-2.
+BUFFERS = ("position_ids", "token_type_ids", "inv_freq", ".attn.bias", ".attn.masked_bias")
 
 _LEAF = {"kernel": "weight", "bias": "bias", "scale": "weight", "embedding": "weight", "output_bias": "bias"}
 

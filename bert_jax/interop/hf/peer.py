@@ -98,7 +98,9 @@ def run_transformers(folder: str, scratch: Path) -> dict[str, Any]:
     # Buffers are not weights.
     problems = [text for text in problems if not text.endswith(("position_ids", "token_type_ids"))]
     # Some families have no token_type_ids.
-    accepted = inspect.signature(model.forward).parameters
+    accepted = set(inspect.signature(model.forward).parameters)
+    if not hasattr(config, "type_vocab_size"):
+        accepted -= {"token_type_ids"}  # GPT adds word embeddings for them
     for i, batch in enumerate(_batches(scratch, "in")):
         tensors = {key: torch.from_numpy(values) for key, values in batch.items() if key in accepted}
         if "MultipleChoice" in name:  # [B, choices, S]: each row is one choice

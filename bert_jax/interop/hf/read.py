@@ -199,7 +199,15 @@ class _FolderReader(StoredModel):
                 own = tuple(f"{as_place(place).module}." for place in family.heads[head].values())
                 used |= {name for name in self.tensors if name.startswith(own)}
                 found.append(head)
+        if "mlm" not in found and self._has_tied_output():
+            found.insert(0, "mlm")
         return found
+
+    def _has_tied_output(self) -> bool:
+        """Return True if the class of the model has an MLM head without parameters of its own."""
+        model, family, known = self.config.model, self.config.family, self.config.architecture
+        has_own = model.mlm_transform or model.mlm_output_bias or not model.tied_output
+        return known is not None and "mlm" in family.classes[known] and not has_own
 
     def _owner(self, module: str, heads: list[str]) -> str:
         """Return the head to which the layer ``module`` belongs."""

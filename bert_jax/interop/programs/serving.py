@@ -144,16 +144,22 @@ def sample_inputs(spec: ModelSpec, shapes: tuple[tuple[int, int], ...] = ()) -> 
     longest = spec.model.max_length
     if spec.model.position_embeddings != "learned":
         longest = min(longest, 1024)  # no table has a row for the last position, and attention costs length squared
+    # With the pooling last, transformers recognizes padding by its id.
+    padding = FAMILIES[spec.family].write(spec.model).get("pad_token_id", 0)
     for batch, length in shapes or ((1, 1), (3, min(17, longest)), (2, longest)):
         ids = rng.integers(0, spec.model.vocab_size, (batch, length))
         types = rng.integers(0, max(spec.model.type_vocab_size, 1), (batch, length))
         mask = np.ones((batch, length), np.int64)
+        if spec.model.pooling == "last":
+            ids = np.where(ids == padding, 1, ids)
         for row in range(1, batch):
             used = int(rng.integers(1, length + 1))
             hidden = slice(used, None) if row % 2 else slice(None, length - used)
             mask[row, hidden] = types[row, hidden] = 0
             if spec.skips_padding:
                 ids[row, hidden] = spec.model.position_offset - 1
+            if spec.model.pooling == "last":
+                ids[row, hidden] = padding
         yield {"input_ids": ids, "attention_mask": mask, "token_type_ids": types}
 
 

@@ -169,6 +169,8 @@ def test_written_folders_are_those_that_each_release_loaded(tmp_path, family):
         ("electra", "ElectraForTokenClassification", "classifier_dropout", 0.2),
         ("electra", "ElectraForMultipleChoice", "summary_last_dropout", 0.3),
         ("deberta-v2", "DebertaV2ForSequenceClassification", "cls_dropout", 0.2),
+        ("gpt2_untied", "GPT2ForTokenClassification", "classifier_dropout", 0.2),
+        ("gpt2", "GPT2ForTokenClassification", "classifier_dropout", 0.1),
         ("xlm-roberta", "XLMRobertaForSequenceClassification", "classifier_dropout", None),
     ],
 )
@@ -237,6 +239,18 @@ def test_a_classifier_of_two_heads_is_not_guessed(tmp_path):
         ("electra", "ElectraForMultipleChoice", {"summary_use_proj": False}, "summary_use_proj is false; supp"),
         ("electra", "ElectraForPreTraining", {"embedding_size": 20}, "embedding_size is 0 in config.json, but 12"),
         ("electra", "ElectraForPreTraining", {"hidden_size": 30}, "hidden_size is 30 in config.json, but 20"),
+        ("gpt2", "GPT2Model", {"scale_attn_weights": False}, "scale_attn_weights is false; supported"),
+        ("gpt2", "GPT2Model", {"scale_attn_by_inverse_layer_idx": True}, "by_inverse_layer_idx is true; supported"),
+        ("gpt2", "GPT2Model", {"add_cross_attention": True}, "add_cross_attention is true; supported"),
+        ("gpt2", "GPT2Model", {"n_inner": None}, "intermediate_size is 80 in config.json, but 14"),
+        ("gpt2", "GPT2Model", {"architectures": ["GPT2DoubleHeadsModel"]}, "DoubleHeadsModel.* with model_type"),
+        (
+            "openai-gpt",
+            "OpenAIGPTModel",
+            {"afn": "gelu_new"},
+            'afn is "gelu_new"; allowed: gelu, relu, silu, swish',
+        ),
+        ("openai-gpt", "OpenAIGPTModel", {"n_positions": 30}, "is 30 in config.json, but 26"),
         ("mpnet", "MPNetModel", {"relative_attention_num_buckets": 64}, "num_buckets is 64; supported"),
         ("mpnet", "MPNetModel", {"pad_token_id": 0}, "pad_token_id is 0; supported: encoders of model_type mpnet"),
         ("albert", "AlbertForMaskedLM", {"num_hidden_groups": 3}, "num_hidden_groups is 3; supported: encoders of"),
@@ -324,6 +338,43 @@ class TestDebertaV2:
     def test_other_functions_are_refused(self, tmp_path, config, words):
         with pytest.raises(ValueError, match=words):
             read(make_folder(tmp_path, "deberta-v2", "DebertaV2Model", config=config))
+
+
+class TestGpt:
+    def test_published_folders_have_neither_prefix_nor_head_but_masks(self, tmp_path):
+        """openai-community/gpt2: tensors of GPT2Model, buffers of its attention, and the class with the head."""
+
+        def published(tensors):
+            for key in [*tensors]:
+                tensors[key.removeprefix("transformer.")] = tensors.pop(key)
+            tensors["h.0.attn.bias"] = np.tril(np.ones((1, 1, 26, 26), np.float32))
+            tensors["h.0.attn.masked_bias"] = np.float32(-1e4).reshape(1)
+
+        weights = read(make_folder(tmp_path / "saved", "gpt2", "GPT2LMHeadModel"))
+        again = read(make_folder(tmp_path / "published", "gpt2", "GPT2LMHeadModel", change=published))
+        assert again.spec == weights.spec and again.spec.heads.mlm and again.notes == weights.notes
+        assert all(np.array_equal(again.params[key], array) for key, array in weights.params.items())
+
+    def test_a_stored_copy_of_the_tied_output_layer_must_equal_it(self, tmp_path):
+        def copied(tensors):
+            tensors["lm_head.weight"] = tensors["transformer.wte.weight"].copy()
+
+        def changed(tensors):
+            copied(tensors)
+            tensors["lm_head.weight"][3, 1] += 1
+
+        assert read(make_folder(tmp_path / "copy", "gpt2", "GPT2LMHeadModel", change=copied)).spec.heads.mlm
+        with pytest.raises(ValueError, match=r"lm_head\.weight differs from embeddings/word_embeddings/embedding"):
+            read(make_folder(tmp_path / "other", "gpt2", "GPT2LMHeadModel", change=changed))
+
+    def test_no_dropout_precedes_the_sequence_head(self, tmp_path):
+        weights = read(make_folder(tmp_path, "gpt2", "GPT2ForSequenceClassification"))
+        assert weights.spec.heads.dropout == 0 and weights.spec.model.hidden_dropout == 0.15
+
+    def test_ids_that_transformers_recognizes_padding_by(self, tmp_path):
+        for case, name, pad in (("gpt2", "GPT2Model", 39), ("openai-gpt", "OpenAIGPTModel", 0)):
+            spec = read(make_folder(tmp_path / case, case, name)).spec
+            assert hf_config(spec, "float32")["pad_token_id"] == pad
 
 
 @pytest.mark.slow
