@@ -70,8 +70,9 @@ class Engine:
         ids, types = self.need_tokenizer().build_inputs(a, b, self.spec.max_length)
         return Encoded(ids, types if self.spec.model.type_vocab_size > 1 else [0] * len(ids))
 
-    def program(self, key: Any, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Return the compiled ``function(params, ...)``, which is cached under ``key``.
+    def program(self, key: Any, function: Callable[..., Any], donated: tuple[int, ...] = ()) -> Callable[..., Any]:
+        """Return the compiled ``function(params, ...)``, which is cached under ``key``. The memory of the
+        ``donated`` arguments, by number, is used for the results.
 
         Products of float32 matrices are computed in float32 on every device (by default, accelerators round the
         operands)."""
@@ -82,7 +83,7 @@ class Engine:
                 with jax.default_matmul_precision("float32" if exact else "default"):
                     return function(*arguments)
 
-            self._programs[key] = jax.jit(traced)
+            self._programs[key] = jax.jit(traced, donate_argnums=donated)
         return self._programs[key]
 
     def windows(

@@ -38,6 +38,19 @@ def visible_keys(sequence_ids_BxS: jax.Array, causal: bool = False, window: int 
     return visible_BxSxT[:, None]
 
 
+def cached_keys(
+    sequence_ids_BxS: jax.Array, cache_ids_BxC: jax.Array, start: jax.Array, window: int = 0
+) -> jax.Array:
+    """Return a bool mask [batch, 1, queries, columns] that is True where a query sees a column of the cache.
+
+    Query i is the token of column ``start`` + i. It sees no later column and none whose ``cache_ids`` is 0. With
+    ``window``, it sees no column that is more than ``window`` columns before its own; 0: no limit.
+    """
+    back_SxC = start + jnp.arange(sequence_ids_BxS.shape[1])[:, None] - jnp.arange(cache_ids_BxC.shape[1])
+    near_SxC = (back_SxC >= 0) & (back_SxC <= window) if window else back_SxC >= 0
+    return ((cache_ids_BxC > 0)[:, None] & near_SxC)[:, None]
+
+
 def attention_probabilities(
     query_BxSxAxD: jax.Array,
     key_BxTxAxD: jax.Array,

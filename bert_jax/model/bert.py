@@ -17,6 +17,8 @@ from bert_jax.model.dropout import DropoutKey, Site, TokenKey, dropout, site_key
 from bert_jax.model.embeddings import Embedding, Embeddings
 from bert_jax.model.kernels.common import on_tpu
 from bert_jax.model.layers import (
+    CACHE,
+    CACHE_FEATURES,
     INTERMEDIATES,
     Block,
     Dense,
@@ -58,7 +60,7 @@ class Encoder(Block):
             is_shared = config.shared_layers
             scanned = nn.scan(
                 layer_type,
-                variable_axes={INTERMEDIATES: 0} if is_shared else {"params": 0, INTERMEDIATES: 0},
+                variable_axes={INTERMEDIATES: 0, CACHE: 0} | ({} if is_shared else {"params": 0}),
                 variable_broadcast="params" if is_shared else False,
                 split_rngs={"params": not is_shared},
                 in_axes=(0, nn.broadcast, nn.broadcast, nn.broadcast),
@@ -175,7 +177,8 @@ class BertModel(nn.Module):
 
     ``features`` follows ``bert_jax.batch.PRETRAIN_FEATURES``; labels and weights are not read. Without
     ``mlm_positions`` the MLM head runs on every position; without ``cls_positions`` each row is one sequence.
-    Without ``dropout_key`` there is no dropout.
+    Without ``dropout_key`` there is no dropout. With ``CACHE_FEATURES``, queries see the keys of the collection
+    ``CACHE``, to which the tokens of the batch are added; the scores must not depend on relative positions.
     """
 
     config: ModelConfig
@@ -228,6 +231,7 @@ class BertModel(nn.Module):
         if self.is_mutable_collection(INTERMEDIATES):
             self.sow(INTERMEDIATES, "hidden_states", x_BxSxH)
         tokens = {name: features[name] for name in ("sequence_ids", "position_ids")}
+        tokens |= {name: features[name] for name in CACHE_FEATURES if name in features}
         x_BxSxH, all_LxBxSxH = self.encoder(x_BxSxH, tokens, encoder_key)
         outputs: dict[str, Any] = {"sequence_output": x_BxSxH}
         if all_LxBxSxH is not None:

@@ -18,6 +18,7 @@ from jax.sharding import Mesh
 from bert_jax.config import ExecutionConfig, ModelConfig
 from bert_jax.model.attention import (
     attention_probabilities,
+    cached_keys,
     dot_product_attention,
     kernel_attention,
     use_kernel_attention,
@@ -39,6 +40,10 @@ from bert_jax.parallel.axes import Axes, constrain, with_logical_axes
 ACT = ("act_batch", "act_length", "act_embed")
 # Linen collection of hidden states and attention probabilities; filled if it is mutable.
 INTERMEDIATES = "intermediates"
+# Linen collection of the keys and values of earlier tokens, which the features in CACHE_FEATURES describe.
+CACHE = "cache"
+# sequence_ids int32[B, C] of the columns of the cache (0: padding), and the column of the first token, int32.
+CACHE_FEATURES = ("cache_ids", "cache_start")
 
 
 def compute_dtype(execution: ExecutionConfig) -> jnp.dtype:
@@ -224,7 +229,7 @@ class SelfAttention(Block):
         sees = functools.partial(visible_keys, causal=config.attention == "causal", window=self.window)
         attend: Callable[..., jax.Array]
         # Parameters are initialized with short rows, which kernels may not support.
-        plain = look_inside or self.is_initializing()
+        plain = look_inside or self.is_initializing() or "cache_start" in tokens
         if not plain and use_kernel_attention(self.execution.attention, mesh, config, length):
             products = [constrain(y, ("act_batch", "act_length", "act_heads"), mesh) for y in products]
             attend = functools.partial(kernel_attention, head_size=head_size, dropout_rate=rate, mesh=mesh)
@@ -239,6 +244,8 @@ class SelfAttention(Block):
                 tables = rotary_tables(config.max_position_embeddings, head_size, base)
                 turns = [jnp.take(x, tokens["position_ids"], axis=0, mode="clip")[:, :, None] for x in tables]
                 heads[:2] = [rotate(y, *turns) for y in heads[:2]]
+            if "cache_start" in tokens:
+                heads[1:], sees = self._cached(heads[1:], tokens["cache_ids"], tokens["cache_start"])
             scores = self._relative_scores(relative, dense, length)
             attend = functools.partial(dot_product_attention, dropout_rate=rate, visible=sees)
             causal = config.attention == "causal"
@@ -267,6 +274,19 @@ class SelfAttention(Block):
         # Stacked on a new axis, which no mesh axis partitions, so that heads stay on their devices.
         fused_BxSx3xH = matmul_f32_grad(x_BxSxH, jnp.stack([kernel for kernel, _ in pairs], axis=1))
         return [fused_BxSx3xH[:, :, i] for i in range(3)], biases
+
+    def _cached(
+        self, heads: list[jax.Array], cache_ids_BxC: jax.Array, start: jax.Array
+    ) -> tuple[list[jax.Array], functools.partial[jax.Array]]:
+        """Write keys and values [B, S, A, D] to the columns of the cache from ``start`` on; return those of all
+        columns, each [B, C, A, D], and the function of the mask."""
+        for i, name in enumerate(("cached_key", "cached_value")):
+            shape = (*cache_ids_BxC.shape, *heads[i].shape[2:])
+            stored = self.variable(CACHE, name, jnp.zeros, shape, heads[i].dtype)
+            stored.value = jax.lax.dynamic_update_slice(stored.value, heads[i], (0, start, 0, 0))
+            heads[i] = stored.value
+        place = {"cache_ids_BxC": cache_ids_BxC, "start": start}
+        return heads, functools.partial(cached_keys, window=self.window, **place)
 
     def _relative_scores(
         self, relative: jax.Array | None, dense: Mapping[str, Dense], length: int

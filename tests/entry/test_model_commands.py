@@ -1,5 +1,6 @@
-"""``bert-jax import | export | embed | predict | forward`` as a person calls them."""
+"""``bert-jax import | export | embed | predict | generate | forward`` as a person calls them."""
 
+import dataclasses
 import importlib.util
 import io
 import json
@@ -16,6 +17,7 @@ from inference_models import make_weights
 import bert_jax
 from bert_jax.cli import main as cli
 from bert_jax.config import HeadsConfig, SentenceConfig, SentenceModule
+from bert_jax.inference.generate import generate
 from bert_jax.interop import export, import_model
 from bert_jax.interop.saved_model import write_saved
 from bert_jax.process.accelerators import DEVICE_FILES
@@ -72,6 +74,35 @@ def test_loading_is_silent_where_libtpu_finds_no_tpu(folder, first):
     command = [sys.executable, "-c", script, str(folder / "sentence")]
     done = subprocess.run(command, capture_output=True, text=True, env=environment)
     assert (done.returncode, done.stdout, done.stderr) == (0, "(16,)\n", "")
+
+
+def test_generate(folder, call, refused, tmp_path):
+    weights = make_weights(HeadsConfig())
+    model = dataclasses.replace(weights.spec.model, attention="causal")
+    weights = dataclasses.replace(weights, spec=dataclasses.replace(weights.spec, model=model))
+    write_saved(tmp_path / "causal", weights)
+    loaded = bert_jax.load(tmp_path / "causal")
+    rows = list(generate(loaded, TEXTS, max_new_tokens=5))
+    expected = [
+        {"prompt": row.prompt, "text": row.text, "tokens": len(row.ids), "ended": row.ended} for row in rows
+    ]
+    words = ("generate", tmp_path / "causal", "--max_new_tokens", 5)
+    prompts = [word for text in TEXTS for word in ("--prompt", text)]
+    code, out, err = call(*words, *prompts)
+    assert (code, err) == (0, "") and [json.loads(line) for line in out.splitlines()] == expected
+    (tmp_path / "texts.txt").write_text("\n".join(TEXTS))
+    target = tmp_path / "out.jsonl"
+    code, out, err = call(*words, "--input", tmp_path / "texts.txt", "--output", target, "--batch_size", 2)
+    assert (code, out, err) == (0, "", "") and [json.loads(line) for line in target.open()] == expected
+    drawn = [call(*words, *prompts, "--temperature", 1, "--top_k", 9, "--seed", seed)[1] for seed in (1, 1, 2)]
+    assert drawn[0] == drawn[1] != drawn[2]
+
+    line = refused("generate", folder / "classifier", "--prompt", "w1")
+    assert "a bidirectional model cannot generate text" in line and "bert-jax fill-mask" in line
+    assert "--temperature" in refused(*words, "--prompt", "w1", "--top_k", 3)
+    assert "temperature: -1.0 is not allowed" in refused(*words, "--prompt", "w1", "--temperature", -1)
+    assert "at most 70 together" in refused(*words[:2], "--prompt", "w1", "--max_new_tokens", 69)
+    assert "no text given" in refused(*words)
 
 
 def test_embed_writes_what_the_library_gives(folder, call, tmp_path):
