@@ -100,7 +100,9 @@ def check_state(tokenizer: Tokenizer, written: bytes) -> list[str]:
     """
     other = tokenizers.Tokenizer.from_str(written.decode())
     other.encode_special_tokens = True
-    pieces = tokenizer.pieces(range(tokenizer.vocab_size))
+    # A Unigram tokenizer.json would find the names of special pieces in a text.
+    shown = (i for i in range(tokenizer.vocab_size) if tokenizer.kind != "json" or i != tokenizer.unk_id)
+    pieces = tokenizer.pieces(i for i in shown if tokenizer.kind != "json" or not tokenizer.special[i])
     starts = range(0, len(pieces), _PIECES_PER_SAMPLE)
     words = [" ".join(pieces[start : start + _PIECES_PER_SAMPLE]).replace(" ##", " ") for start in starts]
     texts = [*_SAMPLES, *words]
