@@ -142,6 +142,7 @@ class JsonTokenizer(Tokenizer):
         if not self.framed:
             if single.ids != [self.vocab_size] or joined.ids != [self.vocab_size] * 2:
                 raise ValueError(f"{name}: the post-processor must not add pieces to the texts of GPT and GPT-2")
+            self.second_type = 0
             return
         self.separators = len(joined.ids) - 4
         frame = [self.cls_id, self.vocab_size, *[self.sep_id] * self.separators, self.vocab_size, self.sep_id]

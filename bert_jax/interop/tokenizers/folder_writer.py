@@ -49,7 +49,7 @@ def write_tokenizer_files(folder: Path, spec: ModelSpec, content: bytes | None) 
         settings |= {"tokenizer_class": "RobertaTokenizer", "add_prefix_space": prefix, **tokens}
         inputs.remove("token_type_ids")
     else:
-        if tokenizer.second_type == 0 or not tokenizer.framed or spec.model.type_vocab_size < 2:
+        if tokenizer.second_type == 0 or spec.model.type_vocab_size < 2:
             inputs.remove("token_type_ids")
         # BertTokenizer would use its own rules, which replace words of more than 100 characters with [UNK].
         settings["tokenizer_class"] = "PreTrainedTokenizerFast"
