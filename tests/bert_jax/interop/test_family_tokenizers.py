@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ from golden.family_tokenizer_cases import FIXTURE, LENGTHS, PAIRS, TEXTS, cases,
 from golden.tokenizer_cases import byte_pieces
 
 from bert_jax.config import HeadsConfig, ModelConfig, ModelSpec
+from bert_jax.inference.engine import Engine
 from bert_jax.interop.exchange import ReadOptions
 from bert_jax.interop.tokenizers.folder_files import read_tokenizer_files
 from bert_jax.interop.tokenizers.folder_writer import write_tokenizer_files
@@ -65,6 +67,18 @@ def test_names_of_special_pieces_in_a_text_are_plain_text(tmp_path: Path, name: 
         "quick",
         tokenizer.special_pieces[3],
     ]
+
+
+@pytest.mark.parametrize("name", ["albert", "deberta", "mpnet", "xlm_roberta", "gpt2"])
+@pytest.mark.parametrize("types", [0, 1, 2])
+def test_no_token_type_exceeds_those_of_the_model(tmp_path: Path, name: str, types: int) -> None:
+    make_folder(tmp_path / name, name)
+    tokenizer, _, _ = read(tmp_path / name)
+    spec = SimpleNamespace(model=SimpleNamespace(type_vocab_size=types), max_length=40)
+    loaded: Any = SimpleNamespace(need_tokenizer=lambda: tokenizer, spec=spec)
+    pair = Engine.build(loaded, tokenizer.encode("the"), tokenizer.encode("quick"))
+    two = name in ("albert", "deberta") and types == 2
+    assert len(pair.types) == len(pair.ids) and pair.types[-1] == int(two) and max(pair.types) == int(two)
 
 
 @pytest.mark.parametrize("name", ["gpt2", "openai_gpt"])
