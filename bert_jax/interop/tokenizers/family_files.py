@@ -61,12 +61,7 @@ def sentencepiece_family_json(content: bytes, family: str, settings: Mapping[str
     ``split_by_punct`` (DeBERTa). Raises ``ValueError`` for a damaged model, and for one with byte fallback or of a
     type other than unigram and BPE; the message begins with ``name``.
     """
-    import sentencepiece
-
-    try:
-        sentencepiece.SentencePieceProcessor().LoadFromSerializedProto(content)
-    except RuntimeError:
-        raise ValueError(f"{name}: not a SentencePiece model") from None
+    require_sentencepiece(content, name)
     parsed, trainer, normalizer = parse_model(content)
     kind = {1: "Unigram", 2: "BPE"}.get(trainer.get(3, 1))  # model_type
     if kind is None or trainer.get(35, 0):  # byte_fallback
@@ -79,7 +74,7 @@ def sentencepiece_family_json(content: bytes, family: str, settings: Mapping[str
         scored = [(piece, score - 100 if _ends_in_digit_comma(piece) else score) for piece, score in scored]
     scored += [(piece, 0.0) for piece in rules.last]
     ids = {piece: i for i, (piece, _) in enumerate(scored)}
-    unknown = next((piece.text for piece in parsed if piece.type == _UNKNOWN), rules.special[1])
+    unknown = rules.special[1] if rules.first else next(piece.text for piece in parsed if piece.type == _UNKNOWN)
     if kind == "Unigram":
         model: Json = {"type": "Unigram", "unk_id": ids[unknown], "vocab": scored, "byte_fallback": False}
     else:
@@ -100,6 +95,16 @@ def sentencepiece_family_json(content: bytes, family: str, settings: Mapping[str
         _METASPACE,
         _template(rules.special, ids, rules.separators),
     )  # fmt: skip
+
+
+def require_sentencepiece(content: bytes, name: str) -> None:
+    """Raise ``ValueError`` with a message that begins with ``name`` if ``content`` is not a SentencePiece model."""
+    import sentencepiece
+
+    try:
+        sentencepiece.SentencePieceProcessor().LoadFromSerializedProto(content)
+    except RuntimeError:
+        raise ValueError(f"{name}: not a SentencePiece model") from None
 
 
 def gpt2_json(ids: Mapping[str, int], merges: Sequence[tuple[str, str]], *, add_prefix_space: bool = False) -> Json:

@@ -18,6 +18,7 @@ from bert_jax.interop.tokenizers.family_files import (
     gpt2_json,
     gpt_json,
     mpnet_json,
+    require_sentencepiece,
     sentencepiece_family_json,
     serialized,
     with_added_tokens,
@@ -149,10 +150,8 @@ class _Files:
         """Return True if ``tokenizer.json`` has rules of its own and was not made from ``tokenizer.model``."""
         if not is_general(state):
             return False
-        try:
-            pieces = [piece.text for piece in parse_model(model)[0]]
-        except (ValueError, KeyError, IndexError):  # the tokenizer of the model names the fault
-            return False
+        require_sentencepiece(model, str(self.folder / "tokenizer.model"))
+        pieces = [piece.text for piece in parse_model(model)[0]]
         table = part_of(state or {}, "model").get("vocab")
         listed = [item[0] for item in table] if isinstance(table, list) else list(table or ())
         if listed != pieces or not set(SPECIAL_PIECES) <= set(pieces):
